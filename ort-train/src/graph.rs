@@ -17,7 +17,8 @@ use crate::mixed::autocast;
 use crate::normalization::split_normalizations;
 use crate::options::Patterns;
 use crate::weights::{
-    EqualWeights, SharedWeight, TrainableGraph, equal_weights, shared_weights, sink_constants,
+    EqualWeights, SharedWeight, TrainableGraph, all_running_statistics, equal_weights, shared_weights,
+    sink_constants,
 };
 use crate::{OperatorPrecision, TrainingOptions};
 
@@ -451,6 +452,8 @@ impl Forward {
             );
         }
         let [trainable, frozen] = [&options.trainable, &options.frozen].map(|list| Patterns::new(list));
+        // Those that a training step updates are no constants any more.
+        let statistics = all_running_statistics(&self.graph);
         let mut candidates = Vec::new();
         for ((value, tensor), name) in constants.into_iter().zip(names) {
             let is_weight = self.weights.contains(&value);
@@ -458,7 +461,7 @@ impl Forward {
             let is_asked = trainable.names(&name) || is_weight && trainable.matches(&name);
             let is_continuous = TypeSet::FLOATS.contains(tensor.dtype());
             let by_default = options.trainable.is_empty() && is_weight && !tensor.shape().is_empty();
-            let is_frozen = frozen.matches(&name);
+            let is_frozen = frozen.matches(&name) || statistics.contains(&value) && !trainable.names(&name);
             if is_frozen || !is_continuous || !(is_asked || by_default) {
                 if is_continuous && is_weight {
                     let is_silent = options.trainable.is_empty() && !is_frozen;

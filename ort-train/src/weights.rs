@@ -63,12 +63,13 @@ impl TrainableGraph {
         let mut graph = model.graph().clone();
         let initializers = Initializers::of(model);
         lift_weights(&mut graph, &initializers);
+        merge_aliases(&mut graph, &initializers);
         let given = graph.constants.keys().chain(graph.input_defaults.keys());
         let weights = given.filter(|id| initializers.contains(&graph.value(**id).name)).copied().collect();
         let mut copies = Copies::of(&graph, weights);
         copies.separate_statistics(&mut graph);
         copies.untie(&mut graph, &options.untied)?;
-        Ok(TrainableGraph { graph: tie(graph, &options.tied)?, weights: copies.weights })
+        Ok(TrainableGraph { graph: tie(graph, &options.tied, &copies.separated)?, weights: copies.weights })
     }
 }
 
@@ -119,6 +120,26 @@ fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
         });
     }
     graph.nodes = nodes;
+}
+
+/// Has the readers of a weight's copies read the weight itself. Exporters merge equal initializers and
+/// write the others as `Identity` nodes, which loading resolves to constants in the weight's memory.
+fn merge_aliases(graph: &mut Graph, initializers: &Initializers<'_>) {
+    let (mut known, mut instead) = (HashMap::new(), HashMap::new());
+    let is_weight = |id: &ValueId| initializers.contains(&graph.value(*id).name);
+    for (id, tensor) in graph.constants.iter().filter(|(id, _)| is_weight(id)) {
+        if let Some(memory) = Memory::of(tensor) {
+            known.entry(memory).or_insert(*id);
+        }
+    }
+    // An output keeps its name.
+    let others = graph.constants.iter().filter(|(id, _)| !is_weight(id) && !graph.outputs.contains(id));
+    for (id, tensor) in others {
+        let weight = Memory::of(tensor).and_then(|memory| known.get(&memory));
+        instead.extend(weight.map(|weight| (*id, *weight)));
+    }
+    redirect(graph, &instead);
+    graph.constants.retain(|value, _| !instead.contains_key(value));
 }
 
 /// Gives bodies of control flow the constants that they capture, which kernels may pack and rules fold.
@@ -187,6 +208,17 @@ impl UniqueNames {
     }
 }
 
+/// The running statistics that normalizations of the graph read, those in bodies included.
+pub(crate) fn all_running_statistics(graph: &Graph) -> HashSet<ValueId> {
+    let mut all: HashSet<ValueId> = graph.nodes.iter().flat_map(running_statistics).collect();
+    for subgraph in graph.nodes.iter().flat_map(|node| &node.subgraphs) {
+        let inner = all_running_statistics(&subgraph.graph);
+        let captured = subgraph.captures.iter().filter(|capture| inner.contains(&capture.inner));
+        all.extend(captured.map(|capture| capture.outer));
+    }
+    all
+}
+
 /// The running statistics that a node reads.
 fn running_statistics(node: &Node) -> impl Iterator<Item = ValueId> {
     let positions = STATISTICS.into_iter().filter(|_| is_standard(node, "BatchNormalization"));
@@ -200,6 +232,8 @@ struct Copies {
     reads: Vec<usize>,
     /// The weights, their copies among them.
     weights: HashSet<ValueId>,
+    /// Weights that were untied, and their copies.
+    separated: HashSet<ValueId>,
 }
 
 impl Copies {
@@ -208,39 +242,28 @@ impl Copies {
         for read in graph.nodes.iter().flat_map(Node::reads).chain(graph.outputs.iter().copied()) {
             reads.get_mut(read.index()).into_iter().for_each(|count| *count += 1);
         }
-        Copies { names: UniqueNames::of(graph), reads, weights }
+        Copies { names: UniqueNames::of(graph), reads, weights, separated: HashSet::new() }
     }
 
     /// Gives each batch normalization statistics that nothing else reads: it updates them.
     fn separate_statistics(&mut self, graph: &mut Graph) {
         for index in 0..graph.nodes.len() {
-            for input in STATISTICS {
-                let node = graph.nodes.get(index).filter(|node| is_standard(node, "BatchNormalization"));
-                let Some(running) = node.and_then(|node| node.inputs.get(input).copied().flatten()) else {
-                    continue;
-                };
-                self.copy_for(graph, index, input, running);
-            }
+            let running: HashSet<ValueId> =
+                graph.nodes.get(index).into_iter().flat_map(running_statistics).collect();
+            self.copy_reads(graph, index, |_, read| running.contains(&read));
         }
     }
 
-    /// Gives each input that reads one of these weights a weight of its own.
+    /// Gives each reader of one of these weights a weight of its own.
     fn untie(&mut self, graph: &mut Graph, patterns: &[String]) -> Result<()> {
         for pattern in patterns {
             let asked = Patterns::new(std::slice::from_ref(pattern));
             let mut found = false;
             for index in 0..graph.nodes.len() {
-                let count = graph.nodes.get(index).map_or(0, |node| node.inputs.len());
-                for input in 0..count {
-                    let node = graph.nodes.get(index);
-                    let Some(read) = node.and_then(|node| node.inputs.get(input).copied().flatten()) else {
-                        continue;
-                    };
-                    let name = graph.value(read).name.clone();
-                    if asked.matches(&name) {
-                        found |= self.copy_for(graph, index, input, read);
-                    }
-                }
+                let is_asked = |graph: &Graph, read: ValueId| asked.matches(&graph.value(read).name);
+                let copied = self.copy_reads(graph, index, is_asked);
+                found |= !copied.is_empty();
+                self.separated.extend(copied.into_iter().flatten());
             }
             ensure!(
                 found,
@@ -252,49 +275,70 @@ impl Copies {
         Ok(())
     }
 
-    /// Has an input read a copy of a constant, if something else reads the constant as well.
-    fn copy_for(&mut self, graph: &mut Graph, node: usize, input: usize, value: ValueId) -> bool {
-        let Some(reads) = self.reads.get_mut(value.index()).filter(|reads| **reads > 1) else { return false };
-        let tensor = graph.constants.get(&value).or_else(|| graph.input_defaults.get(&value)).cloned();
-        let Some(tensor) = tensor else { return false };
+    /// Has the inputs and captures of a node read copies of the constants that `is_asked` chooses, as
+    /// far as something else reads them as well. Returns the constants and their copies.
+    fn copy_reads(
+        &mut self,
+        graph: &mut Graph,
+        index: usize,
+        is_asked: impl Fn(&Graph, ValueId) -> bool,
+    ) -> Vec<[ValueId; 2]> {
+        let reads: Vec<ValueId> = graph.nodes.get(index).into_iter().flat_map(Node::reads).collect();
+        let copies: Vec<Option<ValueId>> = reads
+            .iter()
+            .map(|read| if is_asked(graph, *read) { self.copy_of(graph, *read) } else { None })
+            .collect();
+        if let Some(node) = graph.nodes.get_mut(index) {
+            let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
+            let slots = node.inputs.iter_mut().flatten().chain(captures.map(|capture| &mut capture.outer));
+            slots.zip(&copies).for_each(|(slot, copy)| *slot = copy.unwrap_or(*slot));
+        }
+        reads.into_iter().zip(copies).filter_map(|(read, copy)| Some([read, copy?])).collect()
+    }
+
+    /// A copy of a constant for one of its readers, if it has others.
+    fn copy_of(&mut self, graph: &mut Graph, value: ValueId) -> Option<ValueId> {
+        let reads = self.reads.get_mut(value.index()).filter(|reads| **reads > 1)?;
+        let tensor = graph.constants.get(&value).or_else(|| graph.input_defaults.get(&value)).cloned()?;
         *reads -= 1;
         let name = self.names.unique(&graph.value(value).name.clone());
         let copy = graph.add_constant(name, tensor);
-        let slot = graph.nodes.get_mut(node).and_then(|node| node.inputs.get_mut(input));
-        slot.into_iter().for_each(|slot| *slot = Some(copy));
         if self.weights.contains(&value) {
             self.weights.insert(copy);
         }
         self.reads.resize(graph.value_count(), 0);
         self.reads.get_mut(copy.index()).into_iter().for_each(|reads| *reads = 1);
-        true
+        Some(copy)
     }
 }
 
-/// Has weights that match a pattern and hold the same numbers, transposed ones included, be one.
-fn tie(graph: Graph, patterns: &[String]) -> Result<Graph> {
+/// Has weights that match a pattern and hold the same numbers, transposed ones included, be one. Those
+/// that were `separated` stay apart.
+fn tie(graph: Graph, patterns: &[String], separated: &HashSet<ValueId>) -> Result<Graph> {
     if patterns.is_empty() {
         return Ok(graph);
     }
     // A node updates its running statistics, whatever they are equal to.
-    let updated: HashSet<ValueId> = graph.nodes.iter().flat_map(running_statistics).collect();
-    let weights = graph.constants.iter().filter(|(id, _)| !updated.contains(id));
+    let statistics = all_running_statistics(&graph);
+    let mut defaults: Vec<_> = graph.input_defaults.iter().collect();
+    defaults.sort_by_key(|(id, _)| **id);
+    let weights = graph.constants.iter().chain(defaults);
+    let weights = weights.filter(|(id, _)| !statistics.contains(id) && !separated.contains(id));
     let candidates: Vec<(ValueId, Tensor)> = weights.map(|(id, tensor)| (*id, tensor.clone())).collect();
-    let pairs = equal_pairs(&candidates, |_| true);
+    let asked = Patterns::new(patterns);
+    let is_asked = |id: ValueId| asked.matches(&graph.value(id).name);
+    let mut pairs = equal_pairs(&candidates, |_| true);
+    pairs.retain(|pair| is_asked(pair.first) && is_asked(pair.second));
     for pattern in patterns {
         let asked = Patterns::new(std::slice::from_ref(pattern));
         let is_asked = |id: ValueId| asked.matches(&graph.value(id).name);
         ensure!(
-            pairs.iter().any(|pair| is_asked(pair.first) && is_asked(pair.second)),
+            pairs.iter().any(|pair| is_asked(pair.first) || is_asked(pair.second)),
             InvalidArgument,
-            help = "give a pattern that two weights of equal numbers match",
-            "no two weights '{pattern}' hold the same numbers, so there is nothing to tie"
+            help = "give patterns that two weights of equal numbers match",
+            "no weight '{pattern}' holds the numbers of another one to tie it to"
         );
     }
-    let asked = Patterns::new(patterns);
-    let is_asked = |id: ValueId| asked.matches(&graph.value(id).name);
-    let pairs: Vec<Pair> =
-        pairs.into_iter().filter(|pair| is_asked(pair.first) && is_asked(pair.second)).collect();
     let outputs = graph.outputs.clone();
     let mut builder = GraphBuilder::extend(graph);
     builder.set_scope("tied");
@@ -307,6 +351,8 @@ fn tie(graph: Graph, patterns: &[String]) -> Result<Graph> {
     let mut graph = builder.finish(&outputs)?;
     redirect(&mut graph, &instead);
     graph.constants.retain(|value, _| !instead.contains_key(value));
+    graph.input_defaults.retain(|value, _| !instead.contains_key(value));
+    graph.inputs.retain(|value| !instead.contains_key(value));
     graph.sort()?;
     Ok(graph)
 }

@@ -336,6 +336,13 @@ fn flags_that_the_model_has_no_nodes_for_are_told_of() {
         assert!(said(&plain, &[flag]), "{flag} is ignored without a word");
         assert!(!said(&plain, &[]) && !said(&with_nodes, &[flag]), "{flag}: a warning without a reason");
     }
+    let told = run(&["train", &with_nodes, "--data", &file, "--epochs", "1", "--freeze-statistics", "-v"]);
+    let weights = |list: &str| {
+        let line = told.stderr.lines().find_map(|line| line.split_once(list)).unwrap_or_default().1;
+        line.split(", ").map(|name| name.trim().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(weights("trained: "), ["w", "b", "scale", "shift"], "{}", told.stderr);
+    assert_eq!(weights("frozen: "), ["mean", "variance"], "{}", told.stderr);
 }
 
 #[test]
@@ -351,10 +358,26 @@ fn tied_normalizations_keep_their_own_running_statistics() {
         let inputs: Vec<&str> = std::iter::once(from).chain(names.iter().map(String::as_str)).collect();
         inner.node.push(node("BatchNormalization", &inputs, &[to]));
     }
-    let path = folder.model("normalized.onnx", &model);
+    let mut with_inputs = model.clone();
+    let inner = with_inputs.graph.as_mut().unwrap();
+    inner.input.extend(["scale0", "scale1"].map(|name| value(name, 1, &["3"])));
+    let mut shared = model.clone();
+    shared.graph.as_mut().unwrap().node[2].input[1] = "scale0".into();
     let file = archive(&folder.path("data.npz"), &[x(), labels()]);
-    let trained = run(&["train", &path, "--data", &file, "--epochs", "1", "--tie", "*"]);
-    assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+    for (name, model) in [("constants.onnx", &model), ("inputs.onnx", &with_inputs)] {
+        let path = folder.model(name, model);
+        for ties in [&["--tie", "*"][..], &["--tie", "scale0", "--tie", "scale1"]] {
+            let arguments = [&["train", &path, "--data", &file, "--epochs", "1", "-v"], ties].concat();
+            let trained = run(&arguments);
+            assert_eq!(trained.code, Some(0), "{name}: {}", trained.stderr);
+            assert!(trained.stderr.contains("'scale0' serves"), "{name}, {ties:?}: {}", trained.stderr);
+        }
+    }
+    // What is untied stays apart.
+    let path = folder.model("shared.onnx", &shared);
+    let ties = ["--untie", "scale0", "--tie", "*"];
+    let trained = run(&[&["train", &path, "--data", &file, "--epochs", "1", "-v"][..], &ties].concat());
+    assert!(trained.stderr.contains("scale0, ") && trained.stderr.contains("scale0.2"), "{}", trained.stderr);
 }
 
 #[test]

@@ -43,8 +43,17 @@ pub(super) fn warn(model: &Model, training: &TrainingGraph, loss: &Loss) {
     let scalars = training.untrained_scalars();
     if !scalars.is_empty() {
         tracing::warn!(
-            "weights of rank 0 are not trained: {}; --train '*' trains them with all others",
+            "weights of rank 0 are not trained: {}; --train NAME beside patterns for the others trains one",
             listed(scalars)
+        );
+    }
+    let has_one = |shape: &[usize]| !shape.is_empty() && shape.iter().all(|size| *size == 1);
+    let single = training.parameters().iter().filter(|it| has_one(it.tensor.shape()));
+    let single: Vec<String> = single.map(|it| format!("'{}'", it.name)).collect();
+    if !single.is_empty() {
+        tracing::warn!(
+            "weights of one element are trained: {}; --freeze NAME keeps one that is a constant of the exporter",
+            listed(&single)
         );
     }
     for weight in training.shared_weights() {
