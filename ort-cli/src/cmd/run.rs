@@ -1,5 +1,6 @@
 //! `ort run`: one inference.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -51,9 +52,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     say!("{rows}")?;
     if let Some(path) = &args.outputs {
-        write_npz(path, &outputs)?;
+        write_npz(path, &distinct(outputs))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The outputs without repetitions: a graph may list a value twice, an archive has each name once.
+fn distinct(mut outputs: Vec<(String, Value)>) -> Vec<(String, Value)> {
+    let mut names = HashSet::new();
+    outputs.retain(|(name, _)| names.insert(name.clone()));
+    outputs
 }
 
 fn count(value: &Value) -> String {

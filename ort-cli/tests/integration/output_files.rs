@@ -130,6 +130,19 @@ fn what_a_killed_process_left_is_in_nobodys_way() {
 }
 
 #[test]
+fn an_output_that_the_model_lists_twice_is_written_once() {
+    let folder = Folder::new();
+    let outputs = vec![value("y", 1, &["2"]), value("y", 1, &["2"])];
+    let graph = graph(vec![node("Neg", &["x"], &["y"])], vec![value("x", 1, &["2"])], outputs, vec![]);
+    let path = folder.model("m.onnx", &model(graph));
+    let out = text(&folder.path("out.npz"));
+    let finished = run(&["run", &path, "--outputs", &out]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let archive = ort_numpy::Archive::open(File::open(&out).unwrap()).unwrap();
+    assert_eq!(archive.names().collect::<Vec<_>>(), ["y"]);
+}
+
+#[test]
 fn strings_sequences_and_maps_are_written() {
     let folder = Folder::new();
     let attribute = |name: &str, strings: &[&str]| AttributeProto {
