@@ -9,12 +9,13 @@
 mod hostile_support;
 
 use std::collections::HashMap;
+#[cfg(feature = "image")]
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flate2::Compression;
-use flate2::write::ZlibEncoder;
+#[cfg(feature = "image")]
+use flate2::{Compression, write::ZlibEncoder};
 use hostile_support::text;
 use ort_runtime::ep::CancelToken;
 use ort_runtime::ir::GraphBuilder;
@@ -185,7 +186,7 @@ fn nodes_end_at_their_deadline_and_when_they_are_cancelled() -> Result<()> {
     Ok(())
 }
 
-/// Black images of a side of `side` pixels.
+/// Grey images, black throughout, of `side` by `side` pixels.
 #[cfg(feature = "image")]
 fn images(side: usize) -> Vec<(&'static str, Vec<u8>)> {
     let pixels = vec![0u8; side * side];

@@ -2,10 +2,11 @@
 #![cfg(all(feature = "cpu", feature = "image"))]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
+mod image_support;
+
 use std::time::{Duration, Instant};
 
-use ort_runtime::ir::GraphBuilder;
-use ort_runtime::{DType, Model, Result, Session, Tensor};
+use image_support::{decode, session};
 
 /// A file, the size of its image, and a hash of its pixels.
 struct Image {
@@ -26,19 +27,6 @@ fn images() -> Vec<Image> {
         }
     };
     lines.map(image).collect()
-}
-
-fn session() -> Session {
-    let mut builder = GraphBuilder::new("decoder");
-    let file = builder.input("file", DType::U8, &["bytes"]);
-    let pixels = builder.node("ImageDecoder", &[file], &[]).unwrap();
-    let model = Model::from_graph(builder.finish(&[pixels]).unwrap());
-    Session::builder(&model).threads(1).memory_limit(64 << 20).build().unwrap()
-}
-
-fn decode(session: &Session, file: &[u8]) -> Result<Tensor> {
-    let outputs = session.run(&[("file", Tensor::from_slice(&[file.len()], file)?.into())])?;
-    outputs[0].1.tensor().cloned()
 }
 
 /// FNV-1a.

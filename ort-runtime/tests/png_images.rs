@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod hostile_support;
+mod image_support;
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -10,8 +11,8 @@ use std::sync::Mutex;
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use hostile_support::{peak_above, reset_peak};
-use ort_runtime::ir::GraphBuilder;
-use ort_runtime::{DType, Model, Result, Session, Tensor};
+use image_support::{decode, session};
+use ort_runtime::{Session, Tensor};
 
 /// A test image: its header, the chunks between header and pixels, and its rows, each with its
 /// filter byte first.
@@ -137,19 +138,6 @@ fn packed(parts: &[&[u8]]) -> Vec<u8> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
     parts.iter().for_each(|part| encoder.write_all(part).unwrap());
     encoder.finish().unwrap()
-}
-
-fn session() -> Session {
-    let mut builder = GraphBuilder::new("decoder");
-    let file = builder.input("file", DType::U8, &["bytes"]);
-    let pixels = builder.node("ImageDecoder", &[file], &[]).unwrap();
-    let model = Model::from_graph(builder.finish(&[pixels]).unwrap());
-    Session::builder(&model).threads(1).memory_limit(64 << 20).build().unwrap()
-}
-
-fn decode(session: &Session, file: &[u8]) -> Result<Tensor> {
-    let outputs = session.run(&[("file", Tensor::from_slice(&[file.len()], file)?.into())])?;
-    outputs[0].1.tensor().cloned()
 }
 
 fn check(session: &Session, name: &str, form: &Form, file: &[u8]) {
