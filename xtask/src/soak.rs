@@ -99,8 +99,8 @@ impl Report {
     /// How far the second half of the runs went over the first half's end.
     fn slope(&self) -> Option<u64> {
         let ran = self.cycles.last()?.ran.iter().copied().collect::<Option<Vec<u64>>>()?;
-        let middle = *ran.get(ran.len().checked_sub(1)? / 2)?;
-        Some(ran.into_iter().max()?.saturating_sub(middle))
+        let (middle, later) = ran.get(ran.len().checked_sub(1)? / 2..)?.split_first()?;
+        Some(later.iter().max()?.saturating_sub(*middle))
     }
 
     /// The most over the baseline while the model was loaded, and while the session was made.
@@ -288,7 +288,7 @@ impl Soak<'_> {
             Finding {
                 scenario: format!("minilm_l6: growth with {CALLERS} callers"),
                 ours: ours.growth(),
-                // Each caller has its own inputs and a stack; the first runs read a part of the file.
+                // Each caller has a stack and a heap; the first runs read a part of the file.
                 bound: ours.packed + ours.activations_peak + CALLERS * MIB / 4 + 24 * MIB,
                 reference: reference.as_ref().and_then(Report::growth),
                 same_bits: ours.same_bits,

@@ -6,7 +6,9 @@
 mod random_limits;
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::process::ExitCode;
+use std::sync::mpsc;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -153,22 +155,8 @@ fn one_cycle(args: &SoakArgs, report: &mut Report) -> Result<(Model, Vec<Session
     };
     let first = inputs_of(args, &model, 0)?;
     let expected = bits(session, &first)?;
-    let runs = args.runs.get();
-    let parts = runs.min(10);
-    for part in 0..parts {
-        let runs = runs * part / parts..runs * (part + 1) / parts;
-        std::thread::scope(|scope| -> Result<()> {
-            let callers = (0..args.callers.get()).map(|caller| {
-                let (runs, model) = (runs.clone(), &model);
-                scope.spawn(move || call(args, model, session, runs, caller))
-            });
-            for caller in callers.collect::<Vec<_>>() {
-                caller.join().map_err(|_| anyhow::anyhow!("a caller panicked"))??;
-            }
-            Ok(())
-        })?;
-        cycle.ran.push(anonymous());
-    }
+    let fixed = args.random_dims.is_empty().then_some(&first[..]);
+    cycle.ran = run_callers(args, &model, session, fixed)?;
     let memory = session.memory();
     (report.packed, report.activations_peak) = (memory.packed, memory.activations_peak);
     report.peak_rss = resident::measure().peak;
@@ -181,18 +169,63 @@ fn one_cycle(args: &SoakArgs, report: &mut Report) -> Result<(Model, Vec<Session
     Ok((model, sessions))
 }
 
-/// The runs of one caller.
+/// The runs of all callers in ten parts, and the memory after each of them.
+///
+/// The callers, and inputs that are `fixed`, live through all parts: new threads and inputs in between
+/// would look like growth of the session.
+fn run_callers(
+    args: &SoakArgs,
+    model: &Model,
+    session: &Session,
+    fixed: Option<&[(String, Value)]>,
+) -> Result<Vec<Option<u64>>> {
+    let runs = args.runs.get();
+    let parts = runs.min(10);
+    std::thread::scope(|scope| {
+        let callers = (0..args.callers.get()).map(|caller| {
+            let (give, parts) = mpsc::channel::<Range<usize>>();
+            let (finish, finished) = mpsc::channel();
+            let work = move || {
+                for runs in parts {
+                    let result = call(args, model, session, runs, caller, fixed);
+                    // Once nobody waits for the results, nobody gives a further part.
+                    drop(finish.send(result));
+                }
+            };
+            (give, finished, scope.spawn(work))
+        });
+        let callers: Vec<_> = callers.collect();
+        let ran = (0..parts).map(|part| {
+            let runs = runs * part / parts..runs * (part + 1) / parts;
+            for (give, ..) in &callers {
+                give.send(runs.clone()).context("a caller has ended")?;
+            }
+            for (_, finished, _) in &callers {
+                finished.recv().context("a caller has ended")??;
+            }
+            Ok(resident::measure().anonymous)
+        });
+        let ran: Result<Vec<Option<u64>>> = ran.collect();
+        for (give, finished, thread) in callers {
+            drop((give, finished));
+            thread.join().map_err(|_| anyhow::anyhow!("a caller panicked"))?;
+        }
+        ran
+    })
+}
+
+/// Some runs of one caller, on `fixed` inputs or on some that are drawn.
 fn call(
     args: &SoakArgs,
     model: &Model,
     session: &Session,
-    runs: std::ops::Range<usize>,
+    runs: Range<usize>,
     caller: usize,
+    fixed: Option<&[(String, Value)]>,
 ) -> Result<()> {
-    let fixed = args.random_dims.is_empty().then(|| inputs_of(args, model, 0)).transpose()?;
     for index in runs {
         let drawn;
-        let inputs = match &fixed {
+        let inputs = match fixed {
             Some(inputs) => inputs,
             None => {
                 drawn = inputs_of(args, model, 1 + index * args.callers.get() + caller)?;
