@@ -21,6 +21,9 @@ pub(crate) const LINE_BYTES: usize = 4096;
 /// The most bytes of a cell in a table.
 const CELL_BYTES: usize = 1024;
 
+/// The most names that one line lists.
+const MOST_NAMED: usize = 6;
+
 /// The reader of standard output has gone, as `head` does when it has seen enough: nothing is wrong.
 #[derive(Debug)]
 pub(crate) struct ReaderLeft;
@@ -88,6 +91,15 @@ fn without_steering(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, s
 /// A text out of a model in a line of results: it ends no line, and a long one is cut.
 pub(crate) fn in_line(text: &str) -> Cow<'_, str> {
     shown(text, CELL_BYTES)
+}
+
+/// The first of some names, and how many more there are.
+pub(crate) fn listed(names: &[String]) -> String {
+    let shown = names.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(MOST_NAMED) {
+        None | Some(0) => shown,
+        Some(more) => format!("{shown} and {more} more"),
+    }
 }
 
 /// A line of results on standard output. Unlike `println!` it is an error, not a panic, when nobody reads.

@@ -1,17 +1,18 @@
 //! `ort optimize`: writes the optimized model as standard ONNX.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use ort_runtime::Model;
-use ort_runtime::Session;
+use ort_runtime::ir::Graph;
 use ort_runtime::onnx::{FileAccess, Source, Weights, save};
 use ort_runtime::rewrite::{Level, Optimizer, Report};
+use ort_runtime::{Model, Session};
 
 use crate::args::{level, table};
-use crate::output::say;
+use crate::output::{in_line, listed, say};
 
 /// Writes the optimized model as standard ONNX, and lists what was rewritten.
 #[derive(Args)]
@@ -32,6 +33,10 @@ pub(crate) struct OptimizeArgs {
     /// Puts the weights into OUTPUT.data beside the model; needed beyond 2 GiB.
     #[arg(long)]
     external_data: bool,
+    /// Takes equal names of dimensions for equal sizes, which ONNX does not promise: fewer nodes, but
+    /// wrong results for runs that contradict the names.
+    #[arg(long)]
+    trust_dimension_names: bool,
     /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it.
     #[arg(long)]
     strict: bool,
@@ -44,7 +49,8 @@ pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
     let model = Model::from_source(Source::open(&args.input, FileAccess::default())?.strict(args.strict))?;
     let optimizer =
         Optimizer { level: args.level, disabled: args.without_rules.clone(), stop_after: args.rewrites };
-    let (graph, report) = Session::builder(&model).optimizer(optimizer).optimized()?;
+    let builder = Session::builder(&model).trust_dimension_names(args.trust_dimension_names);
+    let (graph, report) = builder.optimizer(optimizer).optimized()?;
     let weights = if args.external_data { Weights::Beside { least: 1024 } } else { Weights::Inside };
     save(&graph, model.info(), &args.output, &weights)?;
     print_report(&report)?;
@@ -54,7 +60,26 @@ pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
         graph.nodes.len(),
         args.output.display()
     )?;
+    let repeated = repeated_names(model.graph());
+    if !args.trust_dimension_names && !repeated.is_empty() {
+        say!(
+            "dimensions of one name ({}) were not taken to have one size; if all runs keep to the \
+             names, --trust-dimension-names may leave fewer nodes",
+            listed(&repeated)
+        )?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The names that several dimensions of the inputs have, in order.
+fn repeated_names(graph: &Graph) -> Vec<String> {
+    let shapes = graph.inputs.iter().filter_map(|id| graph.value(*id).ty.shape());
+    let mut counts = BTreeMap::<&str, usize>::new();
+    for name in shapes.flatten().filter_map(|dim| dim.as_symbol()?.name()) {
+        *counts.entry(name).or_default() += 1;
+    }
+    counts.retain(|_, count| *count > 1);
+    counts.into_keys().map(|name| in_line(name).into_owned()).collect()
 }
 
 fn print_report(report: &Report) -> Result<()> {

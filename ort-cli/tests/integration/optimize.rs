@@ -34,6 +34,32 @@ fn fewer_nodes_and_the_same_result() {
     assert!(without.stdout.contains("nodes became 2;"), "{}", without.stdout);
 }
 
+/// Whether `x` and `y` differ in size, both of a size that is called `n`.
+#[test]
+fn names_of_dimensions_are_trusted_only_if_asked() {
+    let folder = Folder::new();
+    let nodes = vec![
+        node("Shape", &["x"], &["of_x"]),
+        node("Shape", &["y"], &["of_y"]),
+        node("Equal", &["of_x", "of_y"], &["alike"]),
+        node("Not", &["alike"], &["differ"]),
+    ];
+    let inputs = vec![value("x", 1, &["n"]), value("y", 1, &["n"])];
+    let graph = graph(nodes, inputs, vec![value("differ", 9, &["1"])], vec![]);
+    let path = folder.model("differ.onnx", &model(graph));
+    let out = folder.path("out.onnx");
+    let out = out.to_str().unwrap();
+    let independent = run(&["optimize", &path, out]);
+    for word in ["4 nodes became 4;", "one name (n)", "--trust-dimension-names"] {
+        assert!(independent.stdout.contains(word), "{word}: {}", independent.stdout);
+    }
+    let inspected = run(&["inspect", out]).stdout;
+    assert!(inspected.contains("[n]") && !inspected.contains("x.0"), "{inspected}");
+    let trusted = run(&["optimize", &path, out, "--trust-dimension-names"]);
+    assert!(!trusted.stdout.contains("nodes became 4;"), "{}", trusted.stdout);
+    assert!(!trusted.stdout.contains("one name"), "{}", trusted.stdout);
+}
+
 #[test]
 fn a_rule_that_does_not_exist_is_an_error_with_the_nearest_name() {
     let folder = Folder::new();

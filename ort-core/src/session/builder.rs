@@ -57,6 +57,8 @@ pub struct SessionBuilder {
     idle_memory: IdleMemory,
     poison: bool,
     strict: bool,
+    /// Whether [`SessionBuilder::optimized`] takes equal names of dimensions for equal sizes.
+    trusts_names: bool,
 }
 
 /// A compiled program.
@@ -94,6 +96,7 @@ impl SessionBuilder {
             idle_memory: IdleMemory::default(),
             poison: poison::from_environment(),
             strict: model.is_strict(),
+            trusts_names: false,
         }
     }
 
@@ -363,8 +366,21 @@ impl SessionBuilder {
     }
 
     /// The graph as it would be compiled, and what was rewritten. What ONNX Runtime has no operator
-    /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be saved for any runtime.
+    /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be
+    /// saved for any runtime.
+    ///
+    /// The names of the inputs' dimensions are documentation, which a run may contradict. A session
+    /// sees such runs; who runs the graph elsewhere does not. So equal names are not taken for equal
+    /// sizes, unless [`trust_dimension_names`](Self::trust_dimension_names) says so.
     pub fn optimized(self) -> Result<(Graph, Report)> {
+        match !self.trusts_names && self.model.may_be_independent() {
+            true => self.optimized_with_independent_dims(),
+            false => self.optimized_as_named(),
+        }
+    }
+
+    /// As [`optimized`](Self::optimized), with equal names of dimensions taken for equal sizes.
+    pub(super) fn optimized_as_named(self) -> Result<(Graph, Report)> {
         let devices = self.open_devices()?.all;
         let budget = self.new_budget();
         let setting = self.setting(1, &devices, &budget)?;
@@ -374,6 +390,14 @@ impl SessionBuilder {
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_all_but(&mut graph, is_in_onnx_runtime)?;
         Ok((graph, report))
+    }
+
+    /// Lets [`optimized`](Self::optimized) take equal names of dimensions for equal sizes. The graph
+    /// may then have fewer nodes, and is wrong for runs whose inputs contradict the names.
+    #[must_use]
+    pub fn trust_dimension_names(mut self, trust: bool) -> SessionBuilder {
+        self.trusts_names = trust;
+        self
     }
 
     /// The graph as it is compiled: rewritten, and taken apart where no device has a kernel. A session on it with

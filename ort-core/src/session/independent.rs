@@ -5,12 +5,16 @@
 //! name of its own for each dimension of each input, and such runs take that session from then on. All others, and
 //! their plans, stay as they are. To the caller the two are one session: their runs share one
 //! budget and reuse each other's idle memory.
+//!
+//! A graph that is optimized to be run elsewhere has no such way out, so it is rewritten with
+//! independent dimensions, and has its names back when that is done.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::{Model, Session, SessionBuilder};
 use crate::dim::Dim;
 use crate::ir::{Graph, SymShape, ValueType};
+use crate::rewrite::Report;
 use crate::spec::infer_until;
 use crate::{Error, Result, Within};
 
@@ -71,6 +75,16 @@ impl SessionBuilder {
         !self.is_strict() && self.updates.is_empty() && self.model.may_be_independent()
     }
 
+    /// The optimized graph, in which no rewrite relied on names of dimensions, under those names.
+    pub(super) fn optimized_with_independent_dims(mut self) -> Result<(Graph, Report)> {
+        let named = self.model.clone();
+        self.model = named.with_independent_dims()?;
+        let (mut graph, report) = self.optimized_as_named()?;
+        restore_names(&mut graph, named.graph());
+        infer_until(&mut graph, named.limits().until())?;
+        Ok((graph, report))
+    }
+
     /// A session on the same devices and within the same budget. It reuses the idle memory of the
     /// first.
     fn with_independent_dims(&self, first: &Session) -> Result<Session> {
@@ -115,6 +129,17 @@ fn own_names(input: &str, shape: &[Dim]) -> SymShape {
         None => Dim::named(&format!("{input}.{axis}")),
     };
     shape.iter().enumerate().map(own).collect()
+}
+
+/// Gives inputs and outputs the types that they have in `named`; all others are to be inferred anew.
+fn restore_names(graph: &mut Graph, named: &Graph) {
+    forget_names(graph);
+    let values = |graph: &Graph| [&graph.inputs[..], &graph.outputs].concat();
+    for (id, named_id) in values(graph).into_iter().zip(values(named)) {
+        if !graph.constants.contains_key(&id) {
+            graph.value_mut(id).ty = named.value(named_id).ty.clone();
+        }
+    }
 }
 
 /// Takes out of the types and elements of all values what was inferred from the names of dimensions.

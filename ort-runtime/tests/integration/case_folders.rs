@@ -1,5 +1,6 @@
 //! Recorded cases: every folder below `data/cases` holds a model, inputs and the outputs that a reference computed, as ONNX's
-//! package stores its node tests. Each runs at every optimization level and on one to three threads.
+//! package stores its node tests. Each runs at every optimization level, on one to three threads, and as it is saved when
+//! it is optimized.
 //!
 //! Outputs come from the standard's reference evaluator or from exact formulas, never from this runtime. A folder is named
 //! by what it is a case of; `tol` holds the relative and the absolute tolerance.
@@ -14,8 +15,8 @@ use ort_runtime::{Error, ErrorKind, Model, Result, Session, Value, Within, onnx}
 /// The most threads that a case runs on.
 const MOST_THREADS: usize = 3;
 
-#[test]
-fn every_case_passes_at_every_level_and_on_any_threads() {
+/// The folders of all cases.
+fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cases");
     let mut folders: Vec<PathBuf> = std::fs::read_dir(&root)
         .expect("the cases are there")
@@ -24,17 +25,46 @@ fn every_case_passes_at_every_level_and_on_any_threads() {
         .collect();
     folders.sort();
     assert!(!folders.is_empty(), "{} holds no case", root.display());
+    folders
+}
+
+#[test]
+fn every_case_passes_at_every_level_and_on_any_threads() {
     let mut problems = Vec::new();
-    for folder in &folders {
+    for folder in folders() {
         for (name, level) in Level::NAMES {
             for threads in 1..=MOST_THREADS {
-                if let Err(problem) = check(folder, level, threads) {
+                let model = Model::load(folder.join("model.onnx"));
+                if let Err(problem) = model.and_then(|model| check(&folder, &model, level, threads)) {
                     problems.push(format!("{}, {name}, {threads} threads: {problem}", folder.display()));
                 }
             }
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn every_case_passes_as_the_optimizer_writes_it() {
+    let mut problems = Vec::new();
+    for folder in folders() {
+        for (name, level) in Level::NAMES {
+            if let Err(problem) = check_written(&folder, level) {
+                problems.push(format!("{}, {name}: {problem}", folder.display()));
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// Runs what is saved of the case's model at a level, as it stands.
+fn check_written(folder: &Path, level: Level) -> Result<()> {
+    let model = Model::load(folder.join("model.onnx"))?;
+    let (graph, _) = Session::builder(&model).optimizer(Optimizer::at(level)).optimized()?;
+    let written = tempfile::tempdir().expect("a folder can be made");
+    let path = written.path().join("model.onnx");
+    onnx::save(&graph, model.info(), &path, &onnx::Weights::Inside)?;
+    check(folder, &Model::load(path)?, Level::Disabled, 1)
 }
 
 /// ONNX Runtime loads what is written at level `extended`. Its kernels take no mask that broadcasts over the
@@ -57,9 +87,8 @@ fn level_extended_makes_only_what_onnx_runtime_has_kernels_for() -> Result<()> {
 }
 
 /// Runs one case and compares its outputs, shapes included.
-fn check(folder: &Path, level: Level, threads: usize) -> Result<()> {
-    let model = Model::load(folder.join("model.onnx"))?;
-    let session = Session::builder(&model).threads(threads).opt_level(level).build()?;
+fn check(folder: &Path, model: &Model, level: Level, threads: usize) -> Result<()> {
+    let session = Session::builder(model).threads(threads).opt_level(level).build()?;
     let data = folder.join("test_data_set_0");
     let specs: Vec<_> = session.inputs().into_iter().filter(|spec| !spec.has_default).collect();
     let mut inputs = Vec::with_capacity(specs.len());

@@ -5,9 +5,7 @@ use ort_runtime::ir::Graph;
 use ort_runtime::train::{Loss, TrainingGraph, TrainingOptions};
 
 use super::data::DataSet;
-
-/// The most names that one warning lists.
-const MOST_NAMED: usize = 6;
+use crate::output::listed;
 
 /// Logs the warnings of a training: activations before the loss, and weights that train as one, apart,
 /// or not at all.
@@ -85,15 +83,6 @@ fn has_node(graph: &Graph, op: &str) -> bool {
         let is_one = node.spec.domain.is_empty() && node.spec.name == op;
         is_one || node.subgraphs.iter().any(|body| has_node(&body.graph, op))
     })
-}
-
-/// The first of some names, and how many more there are.
-fn listed(names: &[String]) -> String {
-    let shown = names.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join(", ");
-    match names.len().checked_sub(MOST_NAMED) {
-        None | Some(0) => shown,
-        Some(more) => format!("{shown} and {more} more"),
-    }
 }
 
 /// Losses of logits apply the activation themselves; a second one makes gradients nearly vanish.
