@@ -85,8 +85,8 @@ pub(crate) fn unknown_attribute(spec: &OpSpec, name: &str) -> crate::Error {
 }
 
 impl Attributes {
-    /// Checks `given` against the record and fills in defaults. Unknown names, wrong kinds and missing
-    /// required attributes are errors.
+    /// Checks `given` against the record and fills in defaults, except those of internal attributes.
+    /// Unknown names, wrong kinds and missing required attributes are errors.
     pub fn new(spec: &OpSpec, given: Vec<(String, Attribute)>) -> Result<Attributes> {
         Attributes::checked(spec, given)
     }
@@ -96,7 +96,7 @@ impl Attributes {
         let mut attributes = Vec::with_capacity(spec.attrs.len());
         for (name, value) in given {
             let name = name.as_ref();
-            let known = spec.attrs.iter().find(|attr| attr.name == name);
+            let known = spec.attrs.iter().chain(spec.internal_attrs).find(|attr| attr.name == name);
             let known = known.ok_or_else(|| unknown_attribute(spec, name))?;
             ensure!(
                 known.kind == value.kind(),
@@ -199,6 +199,7 @@ mod tests {
             attr::required("to", AttrKind::Int),
             attr::optional("alpha", AttrKind::Float),
         ],
+        internal_attrs: &[attr::int("mark", 0)],
         ..OP
     };
 
@@ -211,6 +212,9 @@ mod tests {
         let attributes = given(&[("to", Attribute::Int(1))])?;
         assert_eq!(attributes.int("axis")?, -1);
         assert_eq!(attributes.find_float("alpha"), None);
+        assert_eq!(attributes.find_int("mark"), None, "an internal attribute has no default");
+        let marked = given(&[("to", Attribute::Int(1)), ("mark", Attribute::Int(1))])?;
+        assert_eq!(marked.find_int("mark"), Some(1));
         assert!(given(&[]).is_err(), "a required attribute is missing");
         assert!(given(&[("to", Attribute::Float(1.0))]).is_err(), "the kind is wrong");
         assert!(given(&[("to", Attribute::Int(1)), ("other", Attribute::Int(1))]).is_err(), "unknown name");

@@ -11,7 +11,7 @@ use super::tensor::{dense_from_proto, sparse_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
 use super::warnings::WarningKind;
 use crate::dim::Dim;
-use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId, ValueIds};
+use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId, ValueIds, unknown_attribute};
 use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
 use crate::tensor::Tensor;
 use crate::{Result, Within, advise, ensure, error};
@@ -123,6 +123,10 @@ impl<'m> Loader<'m> {
                 let text = format!("operator {op} has no attribute '{attr_name}', which is ignored");
                 self.warnings.add(WarningKind::Attribute, || format!("node '{name}'"), text)?;
                 continue;
+            }
+            let is_internal = spec.internal_attrs.iter().any(|attr| attr.name == attr_name);
+            if is_internal {
+                return Err(unknown_attribute(spec, attr_name));
             }
             match attribute_type(attribute, kind_in(spec, attr_name))? {
                 AttributeType::Graph => subgraphs.push(self.graph_attribute(spec, attr_name, attribute)?),

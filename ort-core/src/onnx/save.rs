@@ -318,7 +318,10 @@ impl Writer {
             ids.iter().map(|id| id.map_or(String::new(), |id| name_of(names, id).to_string())).collect()
         };
         // A default need not be written, and older versions of an operator may not have the attribute.
-        let telling = node.attrs.iter().filter(|(name, value)| !is_default(node.spec, name, value));
+        let telling = node.attrs.iter().filter(|(name, value)| {
+            let is_internal = node.spec.internal_attrs.iter().any(|attr| attr.name == *name);
+            !is_internal && !is_default(node.spec, name, value)
+        });
         let mut attribute =
             telling.map(|(name, value)| self.attribute(name, value)).collect::<Result<Vec<_>>>()?;
         for subgraph in &node.subgraphs {

@@ -78,6 +78,8 @@ pub struct OpSpec {
     pub types: &'static [TypeVar],
     /// Attributes in any order.
     pub attrs: &'static [AttrSpec],
+    /// Attributes that only rewrites set: files neither have them nor get them.
+    pub internal_attrs: &'static [AttrSpec],
     /// Properties that passes rely on.
     pub traits: Traits,
     /// What bounds its speed.
@@ -116,6 +118,7 @@ pub const OP: OpSpec = OpSpec {
     outputs: &[],
     types: &[],
     attrs: &[],
+    internal_attrs: &[],
     traits: Traits::NONE,
     cost: Cost::Memory,
     infer: |_| Ok(()),

@@ -2,7 +2,7 @@
 
 use crate::onnx_support::*;
 use ort_core::Result;
-use ort_core::ir::{Graph, ValueId};
+use ort_core::ir::{Attribute, Attributes, Graph, ValueId};
 use ort_core::onnx::proto::attribute_proto::AttributeType;
 use ort_core::onnx::proto::*;
 use ort_core::onnx::{FileAccess, ModelInfo, Source, Weights};
@@ -78,6 +78,27 @@ fn a_saved_graph_loads_as_it_was() {
     let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
     let temporary: Vec<_> = names.filter(|name| name.to_string_lossy().contains("tmp")).collect();
     assert!(temporary.is_empty(), "left behind: {temporary:?}");
+}
+
+/// Rewrites mark nodes with attributes that the standard does not have.
+#[test]
+fn internal_attributes_stay_out_of_files() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("model.onnx");
+    let mut graph = sample();
+    let plain = fingerprint(&graph);
+    let first = graph.nodes.first_mut().unwrap();
+    let mut attrs: Vec<(String, Attribute)> =
+        first.attrs.iter().map(|(name, value)| (name.to_owned(), value.clone())).collect();
+    attrs.push(("mark".to_owned(), Attribute::Int(1)));
+    first.attrs = Attributes::new(first.spec, attrs).unwrap();
+    assert_ne!(fingerprint(&graph), plain);
+    save(&graph, &path, &Weights::Inside).unwrap();
+    assert_eq!(fingerprint(&reload(&path)), plain);
+    let mark = AttributeProto { i: Some(1), ..attribute("mark", AttributeType::Int) };
+    let refused = load(model(vec![with(node("Pair", &["x"], &["y"]), mark)], &["x"], &["y"]));
+    let problem = refused.unwrap_err().to_string();
+    assert!(problem.contains("has no attribute 'mark'"), "{problem}");
 }
 
 #[test]

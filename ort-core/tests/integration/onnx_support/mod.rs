@@ -31,6 +31,7 @@ static PAIR: OpSpec = OpSpec {
         attr::optional("tensor", AttrKind::Tensor),
         attr::optional("type", AttrKind::Type),
     ],
+    internal_attrs: &[attr::int("mark", 0)],
     upgrades: &[
         Upgrade {
             before: 2,
