@@ -83,6 +83,7 @@ fn attend(
         mask: matches!(hides, Hides::ByKey | Hides::ByQuery)
             .then_some(Mask { write: &write, is_by_query: hides == Hides::ByQuery }),
         sinks: None,
+        hidden_is_nan: false,
     };
     let mut to = vec![0.0; q.len()];
     let mut scratch = vec![0.0; sizes.scratch_len(cpu, halves)];

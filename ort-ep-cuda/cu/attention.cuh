@@ -34,6 +34,8 @@ struct Attend {
     // Threads that read a row of keys, and one of values, where rows are few: powers of 2.
     int key_lanes, value_lanes;
     float scale, softcap, padded;
+    // What a query without weights gives: 0 or NaN.
+    float without_weights;
 };
 
 // The tensors besides queries, keys and values.
@@ -226,8 +228,8 @@ __device__ inline float score_of(float product, const int4& place, int batch, in
     return score;
 }
 
-// A query that sees no key has no result.
-__device__ inline float quotient(float result, float sum) { return sum == 0.0f ? 0.0f : result / sum; }
+// A query all of whose scores are -inf has no weights.
+__device__ inline float quotient(float result, float sum, const Attend& p) { return sum == 0.0f ? p.without_weights : result / sum; }
 
 __device__ inline int64 place_of_part(const Attend& p, int pair, int split, int row) {
     return (((int64)pair * p.splits + split) * p.rows + row) * (p.value_size + 2);
@@ -250,7 +252,7 @@ __device__ inline void put(const Block& block, const int4& place, int row, int c
     if (whole && p.y_kind == FLOAT) {
         Pack<float, COUNT> pack;
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) pack.of[i] = quotient(results[i], sum);
+        for (int i = 0; i < COUNT; i++) pack.of[i] = quotient(results[i], sum, p);
         *(Pack<float, COUNT>*)((float*)g.y + at) = pack;
         return;
     }
@@ -258,7 +260,7 @@ __device__ inline void put(const Block& block, const int4& place, int row, int c
         Pack<uint16, COUNT> pack;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            float value = quotient(results[i], sum);
+            float value = quotient(results[i], sum, p);
             pack.of[i] = p.y_kind == HALF ? bits_of(from_float<__half>(value)) : bits_of(from_float<__nv_bfloat16>(value));
         }
         *(Pack<uint16, COUNT>*)((uint16*)g.y + at) = pack;
@@ -266,7 +268,7 @@ __device__ inline void put(const Block& block, const int4& place, int row, int c
     }
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        if (column + i < p.value_size) write_as(g.y, p.y_kind, at + i, quotient(results[i], sum));
+        if (column + i < p.value_size) write_as(g.y, p.y_kind, at + i, quotient(results[i], sum, p));
     }
 }
 

@@ -20,5 +20,5 @@ extern "C" __global__ void attend_join(const float* parts, void* y, Attend p, in
         sum += share * part[p.value_size + 1];
     }
     int2 line = Block::line(p, row);
-    write_as(y, p.y_kind, place_of(p.y, of_pairs.x, of_pairs.y * p.sharing + line.x, line.y) + c, quotient(result, sum));
+    write_as(y, p.y_kind, place_of(p.y, of_pairs.x, of_pairs.y * p.sharing + line.x, line.y) + c, quotient(result, sum, p));
 }

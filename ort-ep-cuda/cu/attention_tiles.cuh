@@ -106,7 +106,7 @@ __device__ inline void tiles(const void* q, const T* k, const T* v, const Attend
             // Each thread turns the scores into weights that it wrote.
             float* line = (float*)g.scores + (((int64)block.batch * p.heads + place.x) * p.queries + place.y) * p.keys;
             for (int key = own; key < p.keys; key += key % 4 < 3 ? 1 : KEYS - 3) {
-                line[key] = quotient(expf(line[key] - base_of(top)), total);
+                line[key] = quotient(expf(line[key] - base_of(top)), total, p);
             }
         }
     }

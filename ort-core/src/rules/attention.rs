@@ -2,12 +2,16 @@
 //!
 //! Vaswani et al., "Attention Is All You Need", arXiv 1706.03762: `softmax(scale * Q * K^T + mask) * V`.
 //!
-//! The operator and the formula read masks in two ways. The operator pads a last axis that is too short with -inf, where
-//! the formula broadcasts it; and it gives zeros for a query that sees no key, where the softmax of the formula gives NaN.
-//! What the rules put in place gives what the formula gives: see [`mask_of_operator`].
+//! The operator and the formula read masks in two ways. The operator pads a last axis that is too
+//! short with -inf, where the formula broadcasts it; and it gives zeros for a query that sees no key,
+//! where the softmax of the formula gives NaN. The fused form gives what the formula gives.
+//! [`mask_of_operator`] sees to masks. Scores may also be -inf because they overflow, which no mask
+//! tells: [`HIDDEN_IS_NAN`] is for those. Files don't get that attribute, so the mask of NaN stays.
+//! ONNX Runtime's operator gives 0 for what the mask hides, but NaN for what overflows.
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, ValueId};
+use crate::ops::nn::HIDDEN_IS_NAN;
 use crate::rewrite::Then::{Build, Template};
 use crate::rewrite::{Found, Patch};
 use crate::tensor::Tensor;
@@ -131,7 +135,7 @@ fn attention(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         },
         None => None,
     };
-    let attrs = [("scale", Attribute::Float(scale))];
+    let attrs = [("scale", Attribute::Float(scale)), (HIDDEN_IS_NAN, Attribute::Int(1))];
     Ok(Some(vec![patch.emit(("", "Attention"), &[q, k, v, mask], &attrs)?]))
 }
 

@@ -216,7 +216,7 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// One attention: for each query `softmax(scale * query * keys + mask) * values`, and 0 where it sees no key.
+/// One attention: for each query `softmax(scale * query * keys + mask) * values`, and 0 or NaN where it sees no key.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
     /// How many of what.
@@ -237,6 +237,8 @@ pub struct Attention<'a> {
     pub mask: Option<Mask<'a>>,
     /// For each head the logarithm of what is added to the softmax's sum.
     pub sinks: Option<&'a [f32]>,
+    /// Whether a query all of whose scores are -inf gives NaN, as the softmax of the formula does. Else it gives 0.
+    pub hidden_is_nan: bool,
 }
 
 impl Attention<'_> {
@@ -284,6 +286,16 @@ impl Attention<'_> {
             false => Task::new(self, cpu, block).run(scratch),
         });
         Ok(())
+    }
+
+    /// What results are multiplied with in the end. The sum is 0 if all scores are -inf: a finite
+    /// maximum has a weight of 1. An empty softmax gives 0 either way.
+    fn final_factor(&self, sum: f32) -> f32 {
+        match sum == 0.0 {
+            true if self.hidden_is_nan && self.sizes.keys > 0 => f32::NAN,
+            true => 0.0,
+            false => 1.0 / sum,
+        }
     }
 
     /// The keys that a query sees by its place.
@@ -380,7 +392,7 @@ impl Attention<'_> {
         }
         for (line, (_, sum)) in seen.iter().take(count).enumerate() {
             let [_, head, query] = places.at(line);
-            let scale = if *sum == 0.0 { 0.0 } else { 1.0 / sum };
+            let scale = self.final_factor(*sum);
             unary_in_place(isa, Unary::Affine { scale, shift: 0.0 }, block.line([head, query]));
         }
     }
@@ -643,8 +655,7 @@ impl<'a, 'b> Task<'a, 'b> {
         turn(self.isa, [value_size, columns], (&*results, WIDTH), (&mut *rows, value_size));
         for ((column, line), row) in panel.lines.clone().enumerate().zip(rows.chunks_exact(value_size)) {
             let [_, head, query] = self.places.at(line);
-            let sum = panel.seen.sum[column];
-            let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+            let factor = self.attention.final_factor(panel.seen.sum[column]);
             let to = self.block.line([head, query]);
             to.iter_mut().zip(row).for_each(|(to, value)| *to = value * factor);
         }

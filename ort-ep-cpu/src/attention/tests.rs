@@ -143,6 +143,7 @@ impl Case {
             visible: &|[_, query]| self.visible(query),
             mask: (is_by_query || self.kind == Kind::ByKey).then_some(Mask { write: &write, is_by_query }),
             sinks: self.has_sinks.then_some(&inputs[3]),
+            hidden_is_nan: false,
         };
         let is_narrow = !matches!(keys, Elements::F32(_)) || !matches!(values, Elements::F32(_));
         // What is left in scratch from before must not matter.
@@ -308,10 +309,13 @@ fn extreme_scores_are_no_numbers_or_weights() {
         (&[0.0, infinity, 0.0], nan),
         (&[0.0, nan, 0.0], nan),
     ];
-    for (queries, precision) in
-        [1, 9].into_iter().flat_map(|queries| precisions().map(move |of| (queries, of)))
+    let of_queries = [1, 9].into_iter().flat_map(|queries| precisions().map(move |of| (queries, of)));
+    for ((queries, precision), hidden_is_nan) in
+        of_queries.flat_map(|of| [false, true].map(move |hidden_is_nan| (of, hidden_is_nan)))
     {
         for (added, expected) in cases {
+            let is_hidden = added.iter().all(|score| *score == -infinity);
+            let expected = if is_hidden && hidden_is_nan { nan } else { expected };
             let values = [0.0, 1.0, 2.0];
             let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 3, size: 1, value_size: 1 };
             let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
@@ -326,6 +330,7 @@ fn extreme_scores_are_no_numbers_or_weights() {
                 visible: &|_| 0..3,
                 mask: Some(Mask { write: &write, is_by_query: false }),
                 sinks: None,
+                hidden_is_nan,
             };
             let cpu = Cpu::with_threads(1).in_precision(precision);
             let (mut to, mut scratch) = ([5.0; 9], vec![0.0; sizes.scratch_len(cpu, false)]);
@@ -337,6 +342,75 @@ fn extreme_scores_are_no_numbers_or_weights() {
                 );
             }
         }
+    }
+}
+
+/// Scores without a mask that overflow, in some blocks of keys or in all: the first blocks may be
+/// -inf where later ones are not. Products of pairs round the values.
+#[test]
+fn hidden_queries_are_nan_where_all_blocks_are_hidden() {
+    // A query of 3e38 makes scores of keys of -2 -inf and of others 0 or +inf.
+    let (keys, hidden, zero, most) = (300, -2.0, 0.0, 2.0);
+    let at = |place: usize| (0..keys).map(|key| if key == place { zero } else { hidden }).collect();
+    let cases: [(Vec<f32>, f32); 5] = [
+        (vec![hidden; keys], f32::NAN),
+        (at(0), 0.0),
+        (at(150), 1.5),
+        (at(299), 2.99),
+        ((0..keys).map(|key| if key == 200 { most } else { hidden }).collect(), f32::NAN),
+    ];
+    let values: Vec<f32> = (0..keys).map(|key| key as f32 / 100.0).collect();
+    for (queries, precision) in
+        [1, 5, 60].into_iter().flat_map(|queries| precisions().map(move |of| (queries, of)))
+    {
+        for (of_keys, expected) in &cases {
+            let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys, size: 1, value_size: 1 };
+            let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
+            let attention = Attention {
+                sizes,
+                queries: Some(rows(&[3e38; 60])),
+                keys: rows(of_keys),
+                values: rows(&values),
+                scale: 1.0,
+                softcap: 0.0,
+                visible: &|_| 0..keys,
+                mask: None,
+                sinks: None,
+                hidden_is_nan: true,
+            };
+            let cpu = Cpu::with_threads(1).in_precision(precision);
+            let (mut to, mut scratch) = ([5.0; 60], vec![0.0; sizes.scratch_len(cpu, false)]);
+            assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
+            for got in &to[..queries] {
+                let is_near = (got - expected).abs() <= 0.02;
+                assert!(is_near || (got.is_nan() && expected.is_nan()), "{queries}: {got} {expected}");
+            }
+        }
+    }
+}
+
+/// The product of an empty softmax and no values is 0.
+#[test]
+fn no_keys_at_all_give_zero() {
+    for queries in [1, 9] {
+        let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 0, size: 1, value_size: 1 };
+        let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
+        let attention = Attention {
+            sizes,
+            queries: Some(rows(&[1.0; 9])),
+            keys: rows(&[]),
+            values: rows(&[]),
+            scale: 1.0,
+            softcap: 0.0,
+            visible: &|_| 0..0,
+            mask: None,
+            sinks: None,
+            hidden_is_nan: true,
+        };
+        let cpu = Cpu::with_threads(1);
+        let (mut to, mut scratch) = ([5.0; 9], vec![0.0; sizes.scratch_len(cpu, false)]);
+        assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
+        assert!(to[..queries].iter().all(|got| *got == 0.0), "{to:?}");
     }
 }
 
@@ -355,6 +429,7 @@ fn what_does_not_fit_is_refused() {
         visible: &|_| 0..4,
         mask: None,
         sinks: None,
+        hidden_is_nan: false,
     };
     let cpu = Cpu::with_threads(1);
     let run = |attention: &Attention<'_>, len: usize, strides: [usize; 3]| {

@@ -132,6 +132,8 @@ pub(super) struct Attend<'a> {
     pub(super) mask: Option<Mask<'a>>,
     pub(super) padding: Option<Padding<'a>>,
     pub(super) sinks: Sinks<'a>,
+    /// Whether a query all of whose scores are -inf gives NaN instead of 0.
+    pub(super) hidden_is_nan: bool,
     /// Scores that are written out, and at which stage: scaled, capped, masked, or as weights.
     pub(super) scores: Option<(&'a Operand, i64)>,
 }
@@ -297,15 +299,17 @@ impl Attend<'_> {
         }
         words.extend(cut.lanes.map(word));
         let padded = self.padding.map_or(0.0, |padding| padding.added);
+        let without_weights = if self.hidden_is_nan && keys > 0 { f32::NAN } else { 0.0 };
         words.extend(
-            [self.scale, self.softcap, padded].map(|number| i64::from(number.to_bits().cast_signed())),
+            [self.scale, self.softcap, padded, without_weights]
+                .map(|number| i64::from(number.to_bits().cast_signed())),
         );
         Ok(words)
     }
 }
 
 /// The words of the structure `Attend`.
-const WORDS: usize = 56;
+const WORDS: usize = 57;
 
 /// Elements of 16 bytes.
 fn vector_of(dtype: DType) -> Result<usize> {

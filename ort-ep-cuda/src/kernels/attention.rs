@@ -2,6 +2,7 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::nn::HIDDEN_IS_NAN;
 use ort_core::{Result, ensure, error};
 
 use super::attend::{Attend, Causal, Lengths, Mask, Sinks, Sizes};
@@ -209,6 +210,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         mask: cx.find_input(3).map(|mask| mask_of(mask, &sizes)).transpose()?,
         padding: None,
         sinks: Sinks::None,
+        hidden_is_nan: cx.attrs.find_int(HIDDEN_IS_NAN) == Some(1),
         scores: cx.find_output(3).map(|scores| (scores, mode)),
     };
     launches.extend(attend.launches(cx, plan.taken)?);

@@ -249,6 +249,7 @@ fn attend<'a>(
         mask: cx.find_input(10).map(|bias| bias_of(bias, &sizes)).transpose()?,
         padding: None,
         sinks,
+        hidden_is_nan: false,
         scores: None,
     })
 }

@@ -199,6 +199,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         mask: cx.find_input(5).map(|bias| bias_of(bias, &sizes)).transpose()?,
         padding: cx.find_input(4).map(|mask| padding_of(cx, mask, &sizes)).transpose()?.flatten(),
         sinks: Sinks::None,
+        hidden_is_nan: false,
         scores: None,
     };
     launches.extend(attend.launches(cx, plan.taken)?);

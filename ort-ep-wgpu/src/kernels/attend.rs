@@ -127,6 +127,8 @@ pub(super) struct Attend<'a> {
     pub(super) mask: Option<Mask<'a>>,
     pub(super) padding: Option<Padding<'a>>,
     pub(super) sinks: Sinks<'a>,
+    /// Whether a query all of whose scores are -inf gives NaN instead of 0.
+    pub(super) hidden_is_nan: bool,
     pub(super) scores: Option<Scores<'a>>,
 }
 
@@ -238,7 +240,7 @@ impl Attend<'_> {
         let blocks = self.sizes.blocks();
         let mut shader = self.q.read(Shader::new(cx), "q");
         shader = self.v.read(self.k.read(shader, "k"), "v").write("y", to);
-        shader = self.numbers(self.sizes.numbers(shader, splits, &self.y)).number("blocks", blocks);
+        shader = self.numbers(self.common_numbers(shader, splits)).number("blocks", blocks);
         for (name, constant) in [
             ("QUADS", cut.quads),
             ("ACROSS", LANES / cut.quads),
@@ -274,7 +276,7 @@ impl Attend<'_> {
     /// One result of the parts of each row.
     fn join(&self, cx: &OpCx<'_>, parts: &Operand, splits: usize) -> Result<Dispatch> {
         let shader = Shader::new(cx).read("part", parts).write("y", &self.y.operand);
-        let shader = self.sizes.numbers(shader, splits, &self.y);
+        let shader = self.common_numbers(shader, splits);
         let code = format!(
             "{COMMON}
             fn element(i: u32) {{
@@ -299,6 +301,13 @@ impl Attend<'_> {
         let Sizes { batch, key_heads, value_size, .. } = self.sizes;
         let lines = batch.saturating_mul(key_heads).saturating_mul(self.sizes.rows());
         shader.each(lines.saturating_mul(value_size), &code)
+    }
+
+    /// Adds the numbers of both programs: where results are, and what a query without weights gives. NaN
+    /// is a number of the program, as WGSL refuses constant expressions that are NaN.
+    fn common_numbers(&self, shader: Shader, splits: usize) -> Shader {
+        let without_weights = if self.hidden_is_nan && self.sizes.keys > 0 { f32::NAN } else { 0.0 };
+        self.sizes.numbers(shader, splits, &self.y).float("without_weights", without_weights)
     }
 
     fn numbers(&self, mut shader: Shader) -> Shader {

@@ -26,7 +26,7 @@ fn place_of_part(pair: u32, split: u32, row: u32) -> u32 {
     return ((pair * p.splits + split) * p.rows + row) * (p.value_size + 2u);
 }
 
-// A query that sees no key has no result.
+// A query all of whose scores are -inf has no weights: it gives 0, or NaN.
 fn quotient(result: f32, sum: f32) -> f32 {
-    return select(result / sum, 0.0, sum == 0.0);
+    return select(result / sum, p.without_weights, sum == 0.0);
 }

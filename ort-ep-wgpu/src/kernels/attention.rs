@@ -2,6 +2,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::nn::HIDDEN_IS_NAN;
 use ort_core::{Result, ensure, error};
 
 use super::attend::{Attend, Causal, Lengths, Mask, Scores, Sinks, Sizes, Stage};
@@ -203,6 +204,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         mask: cx.find_input(3).map(|mask| mask_of(mask, &sizes)).transpose()?,
         padding: None,
         sinks: Sinks::None,
+        hidden_is_nan: cx.attrs.find_int(HIDDEN_IS_NAN) == Some(1),
         scores: scores.map(|operand| Scores { operand, stage }),
     };
     dispatches.extend(attend.dispatches(cx, plan.taken)?);

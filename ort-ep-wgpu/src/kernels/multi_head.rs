@@ -233,6 +233,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         mask: cx.find_input(5).map(|bias| bias_of(bias, &sizes)).transpose()?,
         padding: cx.find_input(4).map(|mask| padding_of(cx, mask, &sizes)).transpose()?.flatten(),
         sinks: Sinks::None,
+        hidden_is_nan: false,
         scores: None,
     };
     dispatches.extend(attend.dispatches(cx, plan.taken)?);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ort_core::dtype::DType;
 use ort_core::ep::Device;
 use ort_core::ir::Attribute;
+use ort_core::ops::nn::HIDDEN_IS_NAN;
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::Tensor;
 
@@ -89,6 +90,8 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         let causal = ("is_causal", 1);
         cases.push(case(ATTENTION, inputs.clone(), &[]));
         cases.push(case(ATTENTION, with(&[mask(queries, keys)]), &[]).with("softcap", 1.5));
+        // As rules make it of the formula: the first query is NaN.
+        cases.push(case(ATTENTION, with(&[mask(queries, keys)]), &[(HIDDEN_IS_NAN, 1)]));
         cases.push(case(ATTENTION, with(&[added(keys)]), &[causal]).with("scale", 0.3));
         cases.push(case(ATTENTION, with(&[run(dtype, &[2, 1, 1, keys])]), &[]));
         let past = [size, value_size].map(|size| run(dtype, &[2, key_heads, 6, size]));

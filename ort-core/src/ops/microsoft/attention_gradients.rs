@@ -39,7 +39,7 @@ pub(super) fn multi_head_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
         added.push(causal(cx, places, dtype)?);
     }
     let scale = cx.attrs().find_float("scale").filter(|scale| *scale != 0.0);
-    let result = Heads { q, k, v, scale, softcap: 0.0, added }.attend(cx)?;
+    let result = Heads { q, k, v, scale, softcap: 0.0, added, hidden_is_nan: false }.attend(cx)?;
     Ok(vec![side_by_side(cx, result)?, k, v])
 }
 

@@ -45,6 +45,7 @@ static ATTENTION: OpSpec = OpSpec {
         attr::float("softcap", 0.0),
         attr::optional("softmax_precision", AttrKind::Int),
     ],
+    internal_attrs: &[attr::int(HIDDEN_IS_NAN, 0)],
     cost: Cost::Compute,
     infer,
     lower: Some(lower),
@@ -53,6 +54,10 @@ static ATTENTION: OpSpec = OpSpec {
 };
 
 ops![ATTENTION];
+
+/// An internal attribute of `Attention`: where it is 1, a query all of whose scores are -inf gives
+/// NaN, as the softmax of the formula does that a rule fused. Without it such a query gives 0.
+pub const HIDDEN_IS_NAN: &str = "hidden_is_nan";
 
 /// The code of `double` in `softmax_precision`.
 const DOUBLE: i64 = 11;

@@ -3,6 +3,7 @@
 //! The forward pass keeps its one kernel and no scores; backward computes the weights again from queries and keys, as Dao et al.,
 //! FlashAttention, 2022, 3.1 do.
 
+use super::attention::HIDDEN_IS_NAN;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
@@ -21,6 +22,8 @@ pub(in crate::ops) struct Heads {
     pub(in crate::ops) softcap: f32,
     /// What is added to the scores; what is minus infinity hides a key.
     pub(in crate::ops) added: Vec<ValueId>,
+    /// Whether a query without a key gives NaN instead of 0.
+    pub(in crate::ops) hidden_is_nan: bool,
 }
 
 fn axis(axis: i64) -> [(&'static str, Attribute); 1] {
@@ -100,9 +103,16 @@ impl Heads {
         cx.reshape(copies, shape)
     }
 
-    /// The softmax of the scores with what is added; a query that sees no key has weights of 0.
+    /// The softmax of the scores with what is added; a query that sees no key has weights of 0, or NaN.
     fn weigh(&self, cx: &mut GradCx<'_>, mut scores: ValueId) -> Result<ValueId> {
         let dtype = cx.dtype(scores)?;
+        if self.hidden_is_nan {
+            for &added in &self.added {
+                let added = cx.cast(added, dtype)?;
+                scores = cx.emit("Add", &[scores, added], &[])?;
+            }
+            return cx.emit("Softmax", &[scores], &axis(-1));
+        }
         // Far below every score, and far from where sums end.
         let least = cx.number(if dtype == DType::F64 { -1e300 } else { -1e38 }, dtype)?;
         let hidden = cx.number(f64::NEG_INFINITY, dtype)?;
@@ -171,7 +181,8 @@ pub(super) fn attention_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let [q, k, v] = sides[..] else { return Err(error!(Fail, "Attention has three sides")) };
     let added = hidden_keys(cx, q, k)?;
     let softcap = cx.attrs().float("softcap")?;
-    let heads = Heads { q, k, v, scale: cx.attrs().find_float("scale"), softcap, added };
+    let hidden_is_nan = cx.attrs().find_int(HIDDEN_IS_NAN) == Some(1);
+    let heads = Heads { q, k, v, scale: cx.attrs().find_float("scale"), softcap, added, hidden_is_nan };
     let result = heads.attend(cx)?;
     let result = if is_flat { side_by_side(cx, result)? } else { result };
     Ok(vec![result, k, v])

@@ -24,3 +24,5 @@ mod recurrent_gradients;
 pub(super) mod recurrent_steps;
 mod rotary;
 mod softmax;
+
+pub use attention::HIDDEN_IS_NAN;

@@ -387,6 +387,7 @@ impl Problem<'_> {
             mask: (self.bias.is_some() || self.padding.is_some())
                 .then_some(attention::Mask { write: &write, is_by_query }),
             sinks: self.sinks,
+            hidden_is_nan: false,
         };
         let row = sizes.heads * sizes.value_size;
         let strides = [sizes.queries * row, sizes.value_size, row];

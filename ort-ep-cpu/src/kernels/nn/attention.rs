@@ -4,6 +4,7 @@
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ir::Attributes;
+use ort_core::ops::nn::HIDDEN_IS_NAN;
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, ensure, error, for_each_type};
 use parking_lot::Mutex;
@@ -83,6 +84,8 @@ pub(super) struct Attention<T> {
     /// The least and the greatest distance that a key may lie before its query; negative where unbounded.
     windows: [i64; 2],
     score_mode: i64,
+    /// Whether a query all of whose scores are -inf gives NaN instead of 0.
+    pub(super) hidden_is_nan: bool,
     /// Whether the mask is of another type than what is computed in.
     widens_mask: bool,
     element: std::marker::PhantomData<fn() -> T>,
@@ -111,6 +114,7 @@ impl<T: Real> Attention<T> {
             is_causal: attrs.flag("is_causal")?,
             windows,
             score_mode,
+            hidden_is_nan: attrs.find_int(HIDDEN_IS_NAN) == Some(1),
             widens_mask: cx.node.dtype(3).is_some_and(|dtype| dtype != DType::Bool && dtype != T::DTYPE),
             element: std::marker::PhantomData::<fn() -> T>,
         })
@@ -596,7 +600,7 @@ impl<T: Real> Attention<T> {
                     Some((mask, row)) => mask.at(*row, key),
                     None => T::ZERO,
                 };
-                if added == hidden {
+                if added == hidden && !self.hidden_is_nan {
                     *score = hidden;
                 } else {
                     any = true;
@@ -609,9 +613,9 @@ impl<T: Real> Attention<T> {
         }
         store(2, scores);
         for (row, scores) in scores.chunks_mut(keys.max(1)).enumerate() {
-            // A row without a key that counts has weights of zero, where the softmax would have none.
+            // A row without a key that counts has weights of zero, where the softmax has NaN.
             if masked.contains(&row) || scores.iter().all(|score| *score == hidden) {
-                scores.fill(T::ZERO);
+                scores.fill(if self.hidden_is_nan { T::from_f64(f64::NAN) } else { T::ZERO });
             } else {
                 T::softmax(scores);
             }

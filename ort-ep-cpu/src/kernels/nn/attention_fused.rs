@@ -187,6 +187,7 @@ impl Executable for Fused {
                 .as_ref()
                 .map(|mask| attention::Mask { write: &write, is_by_query: mask.is_by_query() }),
             sinks: None,
+            hidden_is_nan: self.inner.hidden_is_nan,
         };
         let strides = Layout { size: sizes.v.size, ..sizes.q }.strides();
         let output = cx.output(0)?;
