@@ -4,7 +4,7 @@ use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::spec::ONNX_ML;
 use ort_core::{Result, ensure};
 
-use super::scores::{Labels, Transform, dot, doubles, floats, largest, matrix, probit, write_scores};
+use super::scores::{Labels, Transform, dot, doubles, floats, largest, matrix, write_scores};
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
 use crate::interrupt::{PIECE, pieces_mut, spend};
@@ -108,6 +108,31 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(WithHeap { bound, run: move |cx: &mut RunCx<'_>| classify(cx, &functions, &labels) }))
 }
 
+/// The class and the scores of a single function. For two labels the scores are opposite before the
+/// transform, as in the standard's evaluator; ONNX Runtime leaves the softmax out. Without a transform
+/// they are those of ONNX Runtime. A single label is chosen as the evaluator does, by the transformed
+/// score; ONNX Runtime refuses it.
+fn decide(score: f64, transform: Transform, labels: usize) -> (usize, (Option<f64>, f64)) {
+    match (transform, labels) {
+        (_, 1) => {
+            let transformed = transform.apply_to_one(score);
+            let least = if transform == Transform::None { 0.0 } else { 0.5 };
+            let is_chosen = transformed >= least;
+            (usize::from(!is_chosen), (None, transformed))
+        }
+        (Transform::None, 2) => {
+            let [first, second] = transform.pair(score, false);
+            (usize::from(score > 0.0), (Some(first), second))
+        }
+        (_, 2) => {
+            let mut pair = [-score, score];
+            transform.apply(&mut pair);
+            (usize::from(score > 0.0), (Some(pair[0]), pair[1]))
+        }
+        _ => (usize::from(score > 0.0), (None, transform.apply_to_one(score))),
+    }
+}
+
 fn classify(cx: &mut RunCx<'_>, functions: &Functions, labels: &Labels) -> Result<()> {
     let raw = functions.scores(cx)?;
     let rows = raw.len().checked_div(functions.count).unwrap_or(0);
@@ -116,12 +141,10 @@ fn classify(cx: &mut RunCx<'_>, functions: &Functions, labels: &Labels) -> Resul
     for row in raw.chunks(functions.count) {
         spend(16);
         if let [score] = *row {
-            classes.push(usize::from(score > 0.0));
-            match (functions.transform, labels.count()) {
-                (Transform::Probit, 2) => scores.extend([probit(-score), probit(score)]),
-                (transform, 2) => scores.extend(transform.pair(score, false)),
-                (transform, _) => scores.push(transform.apply_to_one(score)),
-            }
+            let (class, (first, second)) = decide(score, functions.transform, labels.count());
+            classes.push(class);
+            scores.extend(first);
+            scores.push(second);
             continue;
         }
         classes.push(largest(row));

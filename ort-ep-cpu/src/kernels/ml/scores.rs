@@ -31,13 +31,11 @@ impl Transform {
         })
     }
 
-    /// Transforms the only score of a row. There are no others that a softmax could weigh it against.
+    /// Transforms the only score of a row: the softmax of one score is 1.
     pub(super) fn apply_to_one(self, score: f64) -> f64 {
-        match self {
-            Transform::None | Transform::Softmax | Transform::SoftmaxZero => score,
-            Transform::Logistic => logistic(score),
-            Transform::Probit => probit(score),
-        }
+        let mut scores = [score];
+        self.apply(&mut scores);
+        scores[0]
     }
 
     /// Transforms the scores of one row.
@@ -114,8 +112,8 @@ impl Labels {
         }
     }
 
-    /// Writes the label of each row's class to output 0. A class without a label is its own number, as for a single function
-    /// without two labels.
+    /// Writes the label of each row's class to output 0. A class without a label, as what a single
+    /// function with a single label does not choose, is 0 or an empty text.
     pub(super) fn write(
         &self,
         cx: &mut RunCx<'_>,
@@ -128,12 +126,12 @@ impl Labels {
             Labels::Ints(labels) => {
                 let to = cx.output(0)?.as_mut_slice::<i64>()?;
                 for (to, class) in spending(1, to.iter_mut().zip(classes)) {
-                    *to = labels.get(class).copied().unwrap_or(class as i64);
+                    *to = labels.get(class).copied().unwrap_or(0);
                 }
                 Ok(())
             }
             Labels::Strings(labels) => {
-                let label = |class: usize| labels.get(class).cloned().unwrap_or_else(|| class.to_string());
+                let label = |class: usize| labels.get(class).cloned().unwrap_or_default();
                 let labels = cx.strings(&[classes.len()], classes.map(label))?;
                 cx.set(0, labels)
             }

@@ -1,0 +1,1 @@
+2five2five2five2five2fiveBl2

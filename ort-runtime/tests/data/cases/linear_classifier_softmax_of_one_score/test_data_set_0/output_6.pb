@@ -1,0 +1,1 @@
+2seven2five2seven2seven2sevenBl3
