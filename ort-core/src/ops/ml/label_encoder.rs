@@ -31,7 +31,10 @@ static LABEL_ENCODER: OpSpec = OpSpec {
         attr::optional("keys_tensor", AttrKind::Tensor),
     ],
     infer,
-    upgrades: &[Upgrade { before: 2, apply: classes_to_keys }],
+    upgrades: &[
+        Upgrade { before: 2, apply: classes_to_keys },
+        Upgrade { before: 4, apply: without_nan_keys },
+    ],
     ..OP
 };
 
@@ -66,6 +69,39 @@ fn classes_to_keys(draft: &mut Draft<'_>) -> Result<()> {
         draft.set_attr("keys_strings", classes);
         draft.set_attr("values_int64s", places);
     }
+    Ok(())
+}
+
+/// Before version 4 a key that is NaN matches nothing, in ONNX Runtime and the standard's evaluator;
+/// since then it matches every NaN.
+fn without_nan_keys(draft: &mut Draft<'_>) -> Result<()> {
+    let Some(Attribute::Floats(keys)) = draft.attr("keys_floats") else { return Ok(()) };
+    if !keys.iter().any(|key| key.is_nan()) {
+        return Ok(());
+    }
+    fn kept<T: Clone>(keys: &[f32], list: &[T]) -> Vec<T> {
+        let pairs = keys.iter().zip(list).filter(|(key, _)| !key.is_nan());
+        pairs.map(|(_, element)| element.clone()).collect()
+    }
+    let keys = keys.clone();
+    for name in ["values_int64s", "values_floats", "values_strings"] {
+        let values = match draft.attr(name) {
+            Some(Attribute::Ints(values)) if values.len() == keys.len() => {
+                Attribute::Ints(kept(&keys, values))
+            }
+            Some(Attribute::Floats(values)) if values.len() == keys.len() => {
+                Attribute::Floats(kept(&keys, values))
+            }
+            Some(Attribute::Strings(values)) if values.len() == keys.len() => {
+                Attribute::Strings(kept(&keys, values))
+            }
+            // Lists of two lengths stay as they are, which the kernel refuses.
+            Some(_) => return Ok(()),
+            None => continue,
+        };
+        draft.set_attr(name, values);
+    }
+    draft.set_attr("keys_floats", Attribute::Floats(kept(&keys, &keys)));
     Ok(())
 }
 
