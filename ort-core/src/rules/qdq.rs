@@ -51,7 +51,8 @@ rules! { "qdq", Extended;
     qdq_add: "QuantizeLinear(Add(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_alike => Template("QLinearAdd(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
         ["a=u8[2,40] as=f32:0.37 az=u8:128 b=u8[2,40] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9"], known Nothing;
-    /// A product of codes, element by element.
+    /// A product of codes, element by element. What lies halfway between two codes may go to the other
+    /// one, as in ONNX Runtime.
     qdq_mul: "QuantizeLinear(Mul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_alike => Template("QLinearMul(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
         ["a=u8[2,40] as=f32:0.5 az=u8:128 b=u8[2,40] bs=f32:0.25 bz=u8:7 ys=f32:16 yz=u8:9"], known Nothing;
