@@ -58,6 +58,12 @@ pub enum AllocError {
         /// The provider that owns the allocator, the call, and how it failed.
         reason: String,
     },
+    /// The caller cancelled the run that asked for the memory, or its deadline passed.
+    #[error("{reason}")]
+    Interrupted {
+        /// Which of the two.
+        reason: String,
+    },
 }
 
 impl AllocError {

@@ -227,8 +227,12 @@ impl std::error::Error for Error {}
 
 impl From<AllocError> for Error {
     fn from(error: AllocError) -> Error {
-        if let AllocError::Failed { reason } = error {
-            return Error::new(ErrorKind::RuntimeException, reason).help(DEFECT);
+        match error {
+            AllocError::Failed { reason } => {
+                return Error::new(ErrorKind::RuntimeException, reason).help(DEFECT);
+            }
+            AllocError::Interrupted { reason } => return Error::new(ErrorKind::Cancelled, reason),
+            _ => {}
         }
         let mut refusal = Error::new(ErrorKind::OutOfMemory, error.to_string());
         if let AllocError::BudgetExceeded { needed, available, limit, largest, .. } = error {

@@ -16,7 +16,7 @@ use super::{
     ProviderOptions, RunCx,
 };
 use crate::tensor::{TensorMut, TensorView};
-use crate::{Error, Result, error};
+use crate::{Error, ErrorKind, Result, error};
 
 /// Makes a call into a provider; `place` says which one, where it panics.
 pub(crate) fn call<T>(place: impl FnOnce() -> String, work: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -130,7 +130,13 @@ impl Allocator for GuardedAllocator {
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
         let allocate = || Ok(self.allocator.allocate(bytes, alignment));
         let allocated = call(|| self.place("an allocation"), allocate);
-        allocated.unwrap_or_else(|problem| Err(AllocError::Failed { reason: problem.message().to_owned() }))
+        allocated.unwrap_or_else(|problem| {
+            let reason = problem.message().to_owned();
+            Err(match problem.kind() {
+                ErrorKind::Cancelled => AllocError::Interrupted { reason },
+                _ => AllocError::Failed { reason },
+            })
+        })
     }
 
     fn stats(&self) -> Stats {
@@ -202,4 +208,48 @@ pub(crate) fn end_of_run(device: &dyn Device) {
 
 fn of(device: &dyn Device, what: &str) -> String {
     format!("provider {}: {what}", device.info().provider)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ep::CancelToken;
+    use crate::ep::interrupt::{Watch, enter, look};
+
+    /// Memory that takes long, and looks whether the run is over.
+    struct SlowMemory;
+
+    impl Allocator for SlowMemory {
+        fn device(&self) -> DeviceId {
+            DeviceId::HOST
+        }
+
+        fn allocate(&self, _: usize, _: usize) -> Result<Buffer, AllocError> {
+            look();
+            Ok(Buffer::empty(DeviceId::HOST))
+        }
+
+        fn stats(&self) -> Stats {
+            Stats::default()
+        }
+
+        fn trim(&self) -> usize {
+            0
+        }
+    }
+
+    #[test]
+    fn an_allocation_of_a_cancelled_run_is_no_failure_of_the_provider() {
+        let guarded =
+            GuardedAllocator { provider: "slow", id: DeviceId::HOST, allocator: Arc::new(SlowMemory) };
+        let cancel = CancelToken::new();
+        let _entered = enter(Watch { what: "the run", cancel: cancel.clone(), deadline: None });
+        assert!(guarded.allocate(8, 8).is_ok());
+        cancel.cancel();
+        let refused = guarded.allocate(8, 8).expect_err("the run is over");
+        assert!(matches!(refused, AllocError::Interrupted { .. }), "{refused}");
+        let problem = Error::from(refused);
+        assert_eq!(problem.kind(), ErrorKind::Cancelled, "{problem}");
+        assert!(!problem.to_string().contains("defect"), "{problem}");
+    }
 }

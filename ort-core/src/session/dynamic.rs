@@ -216,7 +216,9 @@ impl RunMemory<'_> {
             let missing = match &refusal {
                 AllocError::BudgetExceeded { needed, available, .. } => needed.saturating_sub(*available),
                 AllocError::OutOfMemory { requested, .. } => *requested,
-                AllocError::Unsupported { .. } | AllocError::Failed { .. } => 0,
+                AllocError::Unsupported { .. }
+                | AllocError::Failed { .. }
+                | AllocError::Interrupted { .. } => 0,
             };
             if missing == 0 || (self.evict)(missing) == 0 {
                 return Err(refusal.into());
