@@ -13,7 +13,10 @@ use ort_alloc::MappedFile;
 use super::build::{Loader, Opsets};
 use super::external::ExternalData;
 use super::order::{for_each_subgraph, node_label};
-use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
+use super::proto::{
+    FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    ValueInfoProto,
+};
 use super::source::Source;
 use super::warnings::{ModelWarning, WarningKind, Warnings};
 use crate::cache::{CompiledModel, Content, FileWatch};
@@ -68,6 +71,8 @@ pub struct ModelInfo {
     /// The names of the initializers of the graph and of its subgraphs, in order: the weights, as
     /// against constants that nodes give.
     pub initializers: Vec<String>,
+    /// Those of the graph that PyTorch's exporter marks as buffers or constants, as against parameters.
+    pub buffers: Vec<String>,
 }
 
 impl ModelInfo {
@@ -85,8 +90,27 @@ impl ModelInfo {
             metadata: model.metadata_props.iter().map(pair).collect(),
             functions: model.functions.len(),
             initializers: initializer_names(model),
+            buffers: buffer_names(model),
         }
     }
+}
+
+/// The metadata that says what an initializer was in PyTorch: `PARAMETER`, `BUFFER` or
+/// `CONSTANT_TENSOR`. See <https://docs.pytorch.org/docs/stable/onnx_export.html>.
+const INPUT_KIND: &str = "pkg.torch.export.graph_signature.InputSpec.kind";
+
+fn buffer_names(model: &ModelProto) -> Vec<String> {
+    let is_buffer = |info: &&ValueInfoProto| {
+        let mut kinds = info.metadata_props.iter().filter(|entry| entry.key() == INPUT_KIND);
+        kinds.any(|entry| matches!(entry.value(), "BUFFER" | "CONSTANT_TENSOR"))
+    };
+    let infos = model.graph.iter().flat_map(|graph| graph.value_info.iter().chain(&graph.input));
+    infos.filter(is_buffer).map(|info| info.name().to_string()).collect()
+}
+
+/// What marks an initializer as a buffer.
+pub(super) fn buffer_mark() -> StringStringEntryProto {
+    StringStringEntryProto { key: Some(INPUT_KIND.into()), value: Some("BUFFER".into()) }
 }
 
 fn initializer_names(model: &ModelProto) -> Vec<String> {

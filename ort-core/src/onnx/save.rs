@@ -7,9 +7,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use indexmap::IndexMap;
 use prost::Message;
 
-use super::load::{ModelInfo, canonical_domain};
+use super::load::{ModelInfo, buffer_mark, canonical_domain};
 use super::proto::attribute_proto::AttributeType;
 use super::proto::tensor_proto::DataLocation;
 use super::proto::{
@@ -139,6 +140,8 @@ fn cannot_write(path: &Path, problem: &std::io::Error) -> Error {
 /// The model message of a graph, weights inside and shared with the graph; see [`save`] for `info`.
 pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
     let mut writer = Writer {
+        initializers: info.initializers.iter().map(String::as_str).collect(),
+        buffers: info.buffers.iter().map(String::as_str).collect(),
         taken: HashSet::new(),
         shared: HashMap::new(),
         domains: BTreeMap::new(),
@@ -193,7 +196,11 @@ fn versions_with(newest: DType) -> (i64, i64) {
     }
 }
 
-struct Writer {
+struct Writer<'i> {
+    /// The names of the initializers of the file that the graph comes from.
+    initializers: HashSet<&'i str>,
+    /// Those that are marked as buffers, and stay so.
+    buffers: HashSet<&'i str>,
     /// Names in use, over all graphs: a subgraph's own names must not hide outer ones.
     taken: HashSet<String>,
     /// The names of constants of the graphs around, by their memory: loading gives subgraphs constants of their
@@ -215,7 +222,7 @@ fn memory_of(tensor: &Tensor) -> Option<Memory> {
 /// The name of each value of one graph.
 type NamesById = HashMap<ValueId, String>;
 
-impl Writer {
+impl Writer<'_> {
     /// Writes a graph; `captured` has the outer names of values that stand for outer ones.
     fn graph(&mut self, graph: &Graph, captured: &NamesById) -> Result<GraphProto> {
         let mut names = captured.clone();
@@ -226,11 +233,22 @@ impl Writer {
             }
         }
         // An output of a body must be computed in it: what is of a graph around goes through a node.
-        let handed_on: Vec<(ValueId, String)> =
+        let mut handed_on: Vec<(ValueId, String)> =
             graph.outputs.iter().filter_map(|id| Some((*id, names.remove(id)?))).collect();
+        let is_outer = |id| names.contains_key(&id) || handed_on.iter().any(|(handed, _)| *handed == id);
+        let copies = self.copies(graph, is_outer);
         // Inputs and outputs come first: their names are the caller's.
         for &id in graph.inputs.iter().chain(&graph.outputs) {
             self.name(graph, id, &mut names);
+        }
+        for (&copy, &original) in &copies {
+            self.name(graph, original, &mut names);
+            let name = name_of(&names, original).to_string();
+            if graph.outputs.contains(&copy) {
+                handed_on.push((copy, name));
+            } else {
+                names.insert(copy, name);
+            }
         }
         graph.value_ids().for_each(|id| self.name(graph, id, &mut names));
         let mut proto = GraphProto {
@@ -246,10 +264,15 @@ impl Writer {
             let name = name_of(&names, *id);
             let is_outer =
                 memory.as_ref().is_some_and(|memory| around.get(memory).is_some_and(|outer| outer == name));
-            if is_outer || handed_on.iter().any(|(handed, _)| handed == id) {
+            let is_handed_on = handed_on.iter().any(|(handed, _)| handed == id);
+            if is_outer || is_handed_on || copies.contains_key(id) {
                 continue;
             }
             proto.initializer.push(self.tensor(name, tensor)?);
+            if self.buffers.contains(&*graph.value(*id).name) {
+                let info = self.info(graph, *id, &names);
+                proto.value_info.push(ValueInfoProto { metadata_props: vec![buffer_mark()], ..info });
+            }
             let constant = graph.constants.contains_key(id);
             self.shared.extend(memory.filter(|_| constant).map(|memory| (memory, name.to_string())));
         }
@@ -264,6 +287,27 @@ impl Writer {
         }
         self.shared = around;
         Ok(proto)
+    }
+
+    /// The constants of a graph that are another one of it under a second name, each with the one that
+    /// is written. Loading makes them of an `Identity`, sharing the weight's memory. Constants that were
+    /// initializers of the file stay apart, whatever memory they share; what is of a graph around is
+    /// left out.
+    fn copies(&self, graph: &Graph, is_outer: impl Fn(ValueId) -> bool) -> IndexMap<ValueId, ValueId> {
+        let is_initializer = |id: &ValueId| self.initializers.contains(&*graph.value(*id).name);
+        let constants = || graph.constants.iter().filter(|(id, _)| !is_outer(**id));
+        let mut originals: HashMap<Memory, ValueId> = HashMap::new();
+        let (first, others): (Vec<_>, Vec<_>) = constants().partition(|(id, _)| is_initializer(id));
+        for (id, tensor) in first.into_iter().chain(others) {
+            if let Some(memory) = memory_of(tensor) {
+                originals.entry(memory).or_insert(*id);
+            }
+        }
+        let original_of = |(id, tensor): (&ValueId, &Tensor)| {
+            let original = *originals.get(&memory_of(tensor)?)?;
+            (original != *id && !is_initializer(id)).then_some((*id, original))
+        };
+        constants().filter_map(original_of).collect()
     }
 
     fn name(&mut self, graph: &Graph, id: ValueId, names: &mut NamesById) {

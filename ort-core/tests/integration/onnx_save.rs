@@ -5,7 +5,7 @@ use ort_core::Result;
 use ort_core::ir::{Attribute, Attributes, Graph, ValueId};
 use ort_core::onnx::proto::attribute_proto::AttributeType;
 use ort_core::onnx::proto::*;
-use ort_core::onnx::{FileAccess, ModelInfo, Source, Weights};
+use ort_core::onnx::{ExternalData, FileAccess, ModelInfo, Source, Weights, load_proto};
 use tempfile::TempDir;
 
 /// A graph with weights of several sizes, attributes, left-out values, captures and a default.
@@ -99,6 +99,81 @@ fn internal_attributes_stay_out_of_files() {
     let refused = load(model(vec![with(node("Pair", &["x"], &["y"]), mark)], &["x"], &["y"]));
     let problem = refused.unwrap_err().to_string();
     assert!(problem.contains("has no attribute 'mark'"), "{problem}");
+}
+
+#[test]
+fn a_second_name_of_a_weight_adds_no_bytes() {
+    // The copies are read by a node, read in a body, an output, and an output of a body.
+    let body = graph(
+        vec![node("Identity", &["w"], &["inner"]), node("Pair", &["inner", "copy"], &["r"])],
+        &[],
+        &["r", "inner"],
+    );
+    let nodes = vec![
+        node("Identity", &["w"], &["copy"]),
+        node("Identity", &["copy"], &["out"]),
+        with(node("Run", &[], &["y", "i"]), graph_attribute("body", body)),
+        node("Pair", &["x", "copy"], &["z"]),
+        node("Pair", &["x", "equal"], &["e"]),
+    ];
+    let numbers = [0.5; 5000];
+    let mut main = graph(nodes, &["x"], &["y", "i", "z", "out", "e"]);
+    // `equal` has bytes of its own.
+    main.initializer = vec![weight("w", &numbers), weight("equal", &numbers)];
+    let folder = TempDir::new().unwrap();
+    let (first, second) = (folder.path().join("first.onnx"), folder.path().join("second.onnx"));
+    let loaded = load_proto(model_of(main), ExternalData::unavailable()).unwrap();
+    let expected = fingerprint(&loaded.graph);
+    ort_core::onnx::save(&loaded.graph, &loaded.info, &first, &Weights::Inside).unwrap();
+    let names = |path: &std::path::Path| -> Vec<String> {
+        let model = Source::open(path, FileAccess::default()).unwrap().decode().unwrap();
+        model.graph.unwrap().initializer.iter().map(|it| it.name().to_string()).collect()
+    };
+    assert_eq!(names(&first), ["w", "equal"]);
+    let size = std::fs::metadata(&first).unwrap().len();
+    assert!((40_000..44_000).contains(&size), "{size} bytes for two weights of 20,000");
+    // Saved again, the file holds the same.
+    let again = ort_core::onnx::load(&Source::open(&first, FileAccess::default()).unwrap()).unwrap();
+    ort_core::onnx::save(&again.graph, &again.info, &second, &Weights::Inside).unwrap();
+    assert_eq!(names(&second), ["w", "equal"]);
+    for graph in [&again.graph, &reload(&second)] {
+        let outputs: Vec<&str> = graph.outputs.iter().map(|id| &*graph.value(*id).name).collect();
+        assert_eq!(outputs, ["y", "i", "z", "out", "e"]);
+        assert_eq!(graph.constants[&graph.outputs[3]].to_vec::<f32>().unwrap(), numbers);
+    }
+    assert!(expected.contains("out = 5000 elements"), "{expected}");
+}
+
+#[test]
+fn buffers_that_pytorch_marks_stay_marked() {
+    let mut main = graph(
+        vec![node("Pair", &["x", "w"], &["y"]), node("Pair", &["b", "c"], &["z"])],
+        &["x"],
+        &["y", "z"],
+    );
+    main.initializer = vec![weight("w", &[1.0]), weight("b", &[2.0]), weight("c", &[3.0])];
+    // As `torch.onnx.export(..., dynamo=True)` writes them.
+    main.value_info = [("w", "PARAMETER"), ("b", "BUFFER"), ("c", "CONSTANT_TENSOR")]
+        .map(|(name, kind)| {
+            let entry = |key: &str, value: &str| StringStringEntryProto {
+                key: Some(key.into()),
+                value: Some(value.into()),
+            };
+            let metadata_props = vec![
+                entry("pkg.torch.export.graph_signature.InputSpec.kind", kind),
+                entry("pkg.torch.export.graph_signature.InputSpec.persistent", "True"),
+            ];
+            ValueInfoProto { metadata_props, ..value(name, &["1"]) }
+        })
+        .to_vec();
+    let loaded = load_proto(model_of(main), ExternalData::unavailable()).unwrap();
+    assert_eq!(loaded.info.buffers, ["b", "c"]);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("model.onnx");
+    ort_core::onnx::save(&loaded.graph, &loaded.info, &path, &Weights::Inside).unwrap();
+    let again = ort_core::onnx::load(&Source::open(&path, FileAccess::default()).unwrap()).unwrap();
+    assert_eq!(again.info.buffers, ["b", "c"]);
+    assert_eq!(fingerprint(&again.graph), fingerprint(&loaded.graph));
 }
 
 #[test]
