@@ -105,8 +105,28 @@ fn convolutions_and_pools() {
                 b.node("ConvTranspose", x, &[same("SAME_UPPER"), ("strides", Attribute::Ints(vec![2, 2]))])
             },
             &[&[2, 2, 3, 2], &[2, 2, 3, 3]],
-        )
-        .symbolic_batch(),
+        ),
+        row(
+            "transposed conv with equal sizes, the odd one before",
+            |b, x| {
+                let (strides, extra) = (Attribute::Ints(vec![3, 2]), Attribute::Ints(vec![1, 0]));
+                let attrs = [
+                    same("SAME_LOWER"),
+                    ("strides", strides),
+                    ("output_padding", extra),
+                    ("dilations", Attribute::Ints(vec![2, 1])),
+                ];
+                b.node("ConvTranspose", x, &attrs)
+            },
+            &[&[2, 2, 3, 2], &[2, 3, 3, 3], &[3]],
+        ),
+        row(
+            "transposed conv with equal sizes and strides beyond the kernel",
+            |b, x| {
+                b.node("ConvTranspose", x, &[same("SAME_UPPER"), ("strides", Attribute::Ints(vec![3, 2]))])
+            },
+            &[&[1, 2, 3, 2], &[2, 2, 2, 1]],
+        ),
         row(
             "average pool with equal sizes",
             |b, x| {

@@ -5,7 +5,7 @@
 
 use super::geometry::Windows;
 use crate::dim::Dim;
-use crate::ir::{Attribute, Attributes, ValueId};
+use crate::ir::{Attribute, ValueId};
 use crate::spec::{GradCx, RUNTIME};
 use crate::{Result, error};
 
@@ -20,8 +20,8 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// As the attributes say. `SAME` padding with strides, and `output_shape`, depend on the image's
-    /// spatial sizes, which must then be numbers.
+    /// As the attributes say. `SAME` padding of a convolution with strides, and `output_shape`, depend
+    /// on the image's spatial sizes, which must then be numbers.
     fn of(cx: &GradCx<'_>, image: ValueId, kernel: &[i64], transposed: bool) -> Result<Geometry> {
         let attrs = cx.attrs();
         let rank = kernel.len();
@@ -38,7 +38,7 @@ impl Geometry {
             let windows = Windows::new(attrs, &kernel)?;
             let sizes = cx.shape(image)?.split_off(2);
             let pads = if transposed {
-                transposed_paddings(&windows, attrs, &sizes)?
+                windows.transposed_paddings(attrs, &sizes)?
             } else {
                 windows.paddings(&sizes)
             };
@@ -121,18 +121,6 @@ impl Geometry {
         let axes = cx.ints(&(2..rank as i64).collect::<Vec<_>>())?;
         cx.emit("Slice", &[all, starts, ends, axes], &[])
     }
-}
-
-/// The padding of a transposed convolution's result; none if a size of the image is not a number.
-fn transposed_paddings(
-    windows: &Windows,
-    attrs: &Attributes,
-    image: &[Dim],
-) -> Result<Option<Vec<[i64; 2]>>> {
-    let size = |dim: &Dim| dim.as_constant().and_then(|size| usize::try_from(size).ok());
-    let Some(sizes) = image.iter().map(size).collect::<Option<Vec<usize>>>() else { return Ok(None) };
-    let axes = windows.transposed_on(attrs, &sizes)?;
-    Ok(Some(axes.iter().map(|axis| axis.pads.map(|pad| pad as i64)).collect()))
 }
 
 /// The spatial sizes of weights.

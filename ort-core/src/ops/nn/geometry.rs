@@ -228,26 +228,19 @@ impl Windows {
     /// As [`Windows::transposed_outputs`] and [`Windows::on`].
     pub fn transposed_on(&self, attrs: &Attributes, image: &[usize]) -> Result<Vec<WindowAxis>> {
         ensure!(image.len() == self.axes.len(), InvalidArgument, "an image of another rank than the weight");
-        let explicit = self.output_shape(attrs)?.is_some();
         let sizes: Option<Vec<Dim>> =
             image.iter().map(|&size| i64::try_from(size).ok().map(Dim::constant)).collect();
         let sizes = sizes.ok_or_else(|| error!(InvalidArgument, "an image is too large"))?;
         let outputs = self.transposed_outputs(attrs, &sizes)?;
-        let extra = self.extra(attrs)?;
+        let pads = self.transposed_paddings(attrs, &sizes)?;
+        let pads = pads.unwrap_or_else(|| vec![[0, 0]; image.len()]);
         let mut result = Vec::with_capacity(image.len());
-        let sizes = image.iter().zip(sizes).zip(outputs.iter().zip(extra));
-        for (axis, ((&image, size), (output, extra))) in self.axes.iter().zip(sizes) {
+        let sizes = image.iter().zip(outputs.iter().zip(pads));
+        for (axis, (&image, (output, pads))) in self.axes.iter().zip(sizes) {
             let number = |dim: &Dim| {
                 let number = dim.as_constant().and_then(|number| usize::try_from(number).ok());
                 number.ok_or_else(|| error!(InvalidArgument, "the result's size {dim} is no size"))
             };
-            let whole = (size - 1) * axis.stride + extra + axis.extent();
-            let mut pads = axis.pads;
-            if explicit || self.auto_pad != AutoPad::NotSet {
-                let total = (whole - output).as_constant().unwrap_or(0).max(0);
-                let (less, more) = (total / 2, total - total / 2);
-                pads = if self.auto_pad == AutoPad::SameUpper { [less, more] } else { [more, less] };
-            }
             result.push(WindowAxis {
                 input: number(output)?,
                 output: image,
@@ -258,6 +251,29 @@ impl Windows {
             });
         }
         Ok(result)
+    }
+
+    /// The padding before and behind each axis of a transposed convolution's result; none if it
+    /// depends on a size that is not a number. `SAME` padding does not: the result has `stride` times
+    /// the size of the image, so that what is cut off is the same for all sizes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Windows::transposed_outputs`].
+    pub fn transposed_paddings(&self, attrs: &Attributes, image: &[Dim]) -> Result<Option<Vec<[i64; 2]>>> {
+        let is_explicit = self.output_shape(attrs)?.is_some();
+        let (outputs, extra) = (self.transposed_outputs(attrs, image)?, self.extra(attrs)?);
+        let sizes = image.iter().zip(outputs.iter().zip(extra));
+        let pads = self.axes.iter().zip(sizes).map(|(axis, (size, (output, extra)))| {
+            if !is_explicit && self.auto_pad == AutoPad::NotSet {
+                return Some(axis.pads);
+            }
+            let whole = (size - 1) * axis.stride + extra + axis.extent();
+            let total = (whole - output).as_constant()?.max(0);
+            let (less, more) = (total / 2, total - total / 2);
+            Some(if self.auto_pad == AutoPad::SameUpper { [less, more] } else { [more, less] })
+        });
+        Ok(pads.collect())
     }
 
     fn extra(&self, attrs: &Attributes) -> Result<Vec<i64>> {
