@@ -11,6 +11,17 @@ fn resize(b: &mut GraphBuilder, x: ValueId, scales: &[f32], mode: &str) -> Resul
     b.add(("", "Resize"), &[Some(x), None, Some(scales)], &mode, 1, vec![]).map(|y| y[0])
 }
 
+/// A list whose elements and length follow from the elements of `x`, all of which are below a million.
+fn at_run_time(b: &mut GraphBuilder, x: ValueId, list: Tensor) -> Result<ValueId> {
+    let (flat, many) = (b.constant(ints(&[-1])?), b.constant(Tensor::scalar(1e6f64)?));
+    let flat = b.node("Reshape", &[x, flat], &[])?;
+    let below = b.node("Less", &[flat, many], &[])?;
+    let (start, end) = (b.constant(ints(&[0])?), b.constant(ints(&[list.shape()[0] as i64])?));
+    let below = b.node("Slice", &[below, start, end], &[])?;
+    let list = b.constant(list);
+    b.node("Compress", &[list, below], &[("axis", Attribute::Int(0))])
+}
+
 fn einsum(b: &mut GraphBuilder, x: &[ValueId], equation: &str) -> Result<ValueId> {
     b.node("Einsum", x, &[("equation", Attribute::String(equation.into()))])
 }
@@ -62,6 +73,63 @@ fn movement() {
                 b.node("Slice", &[x[0], c0, c1, c2, c3], &[])
             },
             &[&[4, 5]],
+        ),
+        row(
+            "slice of axes in order, how many only the run knows",
+            |b, x| {
+                let starts = at_run_time(b, x[0], ints(&[1, -4])?)?;
+                let ends = at_run_time(b, x[0], ints(&[3, -1])?)?;
+                b.node("Slice", &[x[0], starts, ends], &[])
+            },
+            &[&[4, 5]],
+        ),
+        row(
+            "slice of the first axis alone, as only the run knows",
+            |b, x| {
+                let starts = at_run_time(b, x[0], Tensor::from_slice(&[1], &[1i32])?)?;
+                let ends = at_run_time(b, x[0], Tensor::from_slice(&[1], &[i32::MAX])?)?;
+                b.node("Slice", &[x[0], starts, ends], &[])
+            },
+            &[&[3, 2, 2]],
+        ),
+        row(
+            "slice along an axis that only the run knows",
+            |b, x| {
+                let (starts, ends) = (b.constant(ints(&[1])?), b.constant(ints(&[4])?));
+                let axes = at_run_time(b, x[0], ints(&[-1])?)?;
+                b.node("Slice", &[x[0], starts, ends, axes], &[])
+            },
+            &[&[4, 5]],
+        ),
+        row(
+            "slice with axes and steps that only the run knows",
+            |b, x| {
+                let lists: [&[i64]; 4] = [&[-1, 0], &[-100, 100], &[1, -2], &[-2, 3]];
+                let mut inputs = vec![x[0]];
+                for list in lists {
+                    inputs.push(at_run_time(b, x[0], ints(list)?)?);
+                }
+                b.node("Slice", &inputs, &[])
+            },
+            &[&[4, 5]],
+        ),
+        row(
+            "slice backwards without axes, how many only the run knows",
+            |b, x| {
+                let lists: [&[i64]; 3] = [&[3, 3], &[-100, 0], &[-1, -2]];
+                let [starts, ends, steps] = lists.map(|list| at_run_time(b, x[0], ints(list)?));
+                let inputs = [Some(x[0]), Some(starts?), Some(ends?), None, Some(steps?)];
+                b.add(("", "Slice"), &inputs, &[], 1, vec![]).map(|y| y[0])
+            },
+            &[&[4, 5]],
+        ),
+        row(
+            "slice of no axis, as only the run knows",
+            |b, x| {
+                let (starts, ends) = (at_run_time(b, x[0], ints(&[])?)?, at_run_time(b, x[0], ints(&[])?)?);
+                b.node("Slice", &[x[0], starts, ends], &[])
+            },
+            &[&[2, 3]],
         ),
         row(
             "slice of nothing",

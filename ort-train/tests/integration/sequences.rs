@@ -30,12 +30,14 @@ struct Form {
     build: fn(&mut Bags<'_>) -> Result<ValueId>,
 }
 
-const FORMS: [Form; 6] = [
+const FORMS: [Form; 8] = [
     Form { name: "map, rows joined", shape: [3, 2], build: |bags| map(bags, 1, true, (0, 0)) },
     Form { name: "map, rows stacked", shape: [3, 2], build: |bags| map(bags, 0, true, (0, 1)) },
     Form { name: "map, rows side by side", shape: [1, 6], build: |bags| map(bags, 1, true, (1, 0)) },
     Form { name: "map, positions without axis", shape: [3, 2], build: |bags| map(bags, 1, false, (0, 0)) },
-    Form { name: "loop that appends", shape: [3, 2], build: appended },
+    Form { name: "loop that appends", shape: [3, 2], build: |bags| appended(bags, sum_of) },
+    Form { name: "loop, slices without axes", shape: [3, 2], build: |bags| appended(bags, sum_without_axes) },
+    Form { name: "loop, axes of the run", shape: [3, 2], build: |bags| appended(bags, sum_along_given) },
     Form { name: "map, element by element", shape: [3, 2], build: one_by_one },
 ];
 
@@ -50,6 +52,39 @@ fn sum_of(body: &mut GraphBuilder, rows: ValueId, ends: [ValueId; 2], keeps: i64
     let [start, end] =
         [body.node("Reshape", &[start, minus], &[])?, body.node("Reshape", &[end, minus], &[])?];
     let bag = body.node("Slice", &[rows, start, end, zero], &[])?;
+    body.node("ReduceSum", &[bag, zero], &[("keepdims", Attribute::Int(keeps))])
+}
+
+/// A list of one whose length only the run knows.
+fn hidden(body: &mut GraphBuilder, number: ValueId) -> Result<ValueId> {
+    let (minus, many) = (ints(body, &[-1])?, ints(body, &[100])?);
+    let list = body.node("Reshape", &[number, minus], &[])?;
+    let is_below = body.node("Less", &[list, many], &[])?;
+    body.node("Compress", &[list, is_below], &[("axis", Attribute::Int(0))])
+}
+
+/// [`sum_of`] with a slice of the first axes, whose number only the run knows.
+fn sum_without_axes(
+    body: &mut GraphBuilder,
+    rows: ValueId,
+    [start, end]: [ValueId; 2],
+    keeps: i64,
+) -> Result<ValueId> {
+    let (start, end, zero) = (hidden(body, start)?, hidden(body, end)?, ints(body, &[0])?);
+    let bag = body.node("Slice", &[rows, start, end], &[])?;
+    body.node("ReduceSum", &[bag, zero], &[("keepdims", Attribute::Int(keeps))])
+}
+
+/// [`sum_of`] with a slice along axes and with steps that only the run knows.
+fn sum_along_given(
+    body: &mut GraphBuilder,
+    rows: ValueId,
+    [start, end]: [ValueId; 2],
+    keeps: i64,
+) -> Result<ValueId> {
+    let (zero, one, minus) = (ints(body, &[0])?, ints(body, &[1])?, ints(body, &[-2])?);
+    let inputs = [rows, hidden(body, start)?, hidden(body, end)?, hidden(body, minus)?, hidden(body, one)?];
+    let bag = body.node("Slice", &inputs, &[])?;
     body.node("ReduceSum", &[bag, zero], &[("keepdims", Attribute::Int(keeps))])
 }
 
@@ -86,8 +121,11 @@ fn one_by_one(bags: &mut Bags<'_>) -> Result<ValueId> {
     bags.b.node("Concat", &rows, &[("axis", Attribute::Int(0))])
 }
 
+/// The sum of the rows of a bag in a body.
+type SumOf = fn(&mut GraphBuilder, ValueId, [ValueId; 2], i64) -> Result<ValueId>;
+
 /// A loop that appends a row to a sequence in each iteration.
-fn appended(bags: &mut Bags<'_>) -> Result<ValueId> {
+fn appended(bags: &mut Bags<'_>, sum_of: SumOf) -> Result<ValueId> {
     let Bags { b, rows } = bags;
     let captured = [*rows, ints(b, &STARTS)?, ints(b, &ENDS)?];
     let mut body = GraphBuilder::extend(Graph::new("body"));

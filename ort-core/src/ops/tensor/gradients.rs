@@ -1,5 +1,6 @@
 //! Gradients of operators that move elements: what was moved there moves back, and what was read several times is added up.
 
+use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::spec::GradCx;
 use crate::{Result, ensure, error};
@@ -49,13 +50,13 @@ pub(super) fn of_split(cx: &mut GradCx<'_>) -> Result<()> {
 pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
     let rank = cx.rank(input)?;
-    let unknown =
-        |what: &str| error!(NotImplemented, "the gradient of a Slice whose {what} only the run knows");
-    let axes = match cx.find_input(3) {
-        Some(axes) => cx.known_ints(axes).ok_or_else(|| unknown("axes"))?,
+    let mut bounds =
+        SliceBounds { starts: Some(cx.input(1)?), ends: Some(cx.input(2)?), steps: cx.find_input(4) };
+    let axes = match known_slice_axes(cx)? {
+        Some(axes) => axes,
         None => {
-            let count = cx.constant_sizes(cx.input(1)?).and_then(|sizes| sizes.first().copied());
-            (0..count.ok_or_else(|| unknown("number of axes"))?).collect()
+            bounds = bounds.of_all_axes(cx, rank)?;
+            (0..rank as i64).collect()
         }
     };
     for (entry, axis) in axes.into_iter().enumerate() {
@@ -63,10 +64,10 @@ pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
         let size = cx.sizes(input, axis, axis + 1)?;
         let places = cx.range(size)?;
         let zero = cx.ints(&[0])?;
-        let step = entry_of(cx, 4, entry)?;
+        let step = entry_of(cx, bounds.steps, entry)?;
         let steps_of_one = step.is_none_or(|step| cx.known_ints(step).is_some_and(|step| step == [1]));
-        let bounds = [Some(places), entry_of(cx, 1, entry)?, entry_of(cx, 2, entry)?, Some(zero), step];
-        let places = cx.emit_some("Slice", &bounds, &[])?;
+        let (start, end) = (entry_of(cx, bounds.starts, entry)?, entry_of(cx, bounds.ends, entry)?);
+        let places = cx.emit_some("Slice", &[Some(places), start, end, Some(zero), step], &[])?;
         gradient = match steps_of_one {
             true => padded(cx, gradient, axis, places, size)?,
             false => {
@@ -79,13 +80,55 @@ pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// One entry of a list that is an input, as a list of one in `int64`.
-fn entry_of(cx: &mut GradCx<'_>, index: usize, entry: usize) -> Result<Option<ValueId>> {
-    let Some(list) = cx.find_input(index) else { return Ok(None) };
+/// The axes of a slice; none if only the run knows which they are, or how many.
+fn known_slice_axes(cx: &GradCx<'_>) -> Result<Option<Vec<i64>>> {
+    if let Some(axes) = cx.find_input(3) {
+        return Ok(cx.known_ints(axes));
+    }
+    let count = cx.constant_sizes(cx.input(1)?).and_then(|sizes| sizes.first().copied());
+    Ok(count.map(|count| (0..count).collect()))
+}
+
+/// The lists of a slice, with an entry for each of its axes.
+#[derive(Clone, Copy)]
+struct SliceBounds {
+    starts: Option<ValueId>,
+    ends: Option<ValueId>,
+    steps: Option<ValueId>,
+}
+
+impl SliceBounds {
+    /// The same slice with an entry for each axis of its input, of which there are `rank`. Axes that
+    /// it does not name are taken whole. This needs no axis to be known before the run.
+    fn of_all_axes(self, cx: &mut GradCx<'_>, rank: usize) -> Result<SliceBounds> {
+        let axes = match cx.find_input(3) {
+            Some(axes) => cx.cast(axes, DType::I64)?,
+            None => {
+                let count = cx.emit("Shape", &[cx.input(1)?], &[])?;
+                cx.range(count)?
+            }
+        };
+        let mut spread = |list: Option<ValueId>, whole: i64| -> Result<Option<ValueId>> {
+            let Some(list) = list else { return Ok(None) };
+            let list = cx.cast(list, DType::I64)?;
+            let all = cx.ints(&vec![whole; rank])?;
+            cx.emit("ScatterElements", &[all, axes, list], &[]).map(Some)
+        };
+        Ok(SliceBounds {
+            starts: spread(self.starts, 0)?,
+            ends: spread(self.ends, i64::MAX)?,
+            steps: spread(self.steps, 1)?,
+        })
+    }
+}
+
+/// One entry of a list, as a list of one in `int64`.
+fn entry_of(cx: &mut GradCx<'_>, list: Option<ValueId>, entry: usize) -> Result<Option<ValueId>> {
+    let Some(list) = list else { return Ok(None) };
     if let Some(&known) = cx.known_ints(list).as_deref().and_then(|list| list.get(entry)) {
         return cx.ints(&[known]).map(Some);
     }
-    let list = cx.cast(list, crate::dtype::DType::I64)?;
+    let list = cx.cast(list, DType::I64)?;
     let entry = cx.ints(&[entry as i64])?;
     cx.emit("Gather", &[list, entry], &[]).map(Some)
 }
