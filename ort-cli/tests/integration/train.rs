@@ -308,9 +308,54 @@ fn numbers_of_float16_are_checked_like_those_of_float32() {
         run(&["train", &path, "--data", &archive(&folder.path("data.npz"), &arrays), "--epochs", "1"])
     };
     assert_fails("nan", &with(f16::NAN), &["'halves' has NaN in row 8", "remove that sample"]);
-    assert_fails("infinity", &with(f16::NEG_INFINITY), &["'halves' has -inf in row 8"]);
+    assert_fails("infinity", &with(f16::INFINITY), &["'halves' has inf in row 8", "remove that sample"]);
+    // An input may be a mask, so that what -inf does to the loss decides.
+    let words =
+        ["the loss is", "in batch 1 of epoch 1", "after 0 updates", "'halves' has -inf in this batch"];
+    assert_fails("negative infinity", &with(f16::NEG_INFINITY), &words);
     let largest = with(f16::MAX);
     assert_eq!(largest.code, Some(0), "{}", largest.stderr);
+}
+
+#[test]
+fn masks_may_hold_negative_infinity() {
+    let folder = Folder::new();
+    let path = folder.model(
+        "masked.onnx",
+        &model(graph(
+            vec![
+                node("Mul", &["x", "w"], &["scores"]),
+                node("Add", &["scores", "mask"], &["masked"]),
+                with(node("Softmax", &["masked"], &["weights"]), int_attribute("axis", -1)),
+                node("Mul", &["weights", "x"], &["y"]),
+            ],
+            vec![value("x", 1, &["n", "3"]), value("mask", 1, &["n", "3"])],
+            vec![value("y", 1, &["n", "3"])],
+            vec![floats("w", &[3], &[0.5, 0.25, -0.5])],
+        )),
+    );
+    let x = [1.0f32, 2.0, 3.0];
+    let target = [0.5f32, 0.0, 1.0];
+    let data = |mask: f32, target: [f32; 3]| {
+        let arrays = [
+            ("x", Array::Floats(&[1, 3], x.to_vec())),
+            ("mask", Array::Floats(&[1, 3], vec![0.0, mask, 0.0])),
+            ("target", Array::Floats(&[1, 3], target.to_vec())),
+        ];
+        let file = archive(&folder.path("data.npz"), &arrays);
+        run(&["train", &path, "--data", &file, "--loss", "mse", "--epochs", "3", "--json"])
+    };
+    let losses = data(f32::NEG_INFINITY, target).json()["losses"].clone();
+    // The first and the third place alone: scores of 0.5 and -1.5.
+    let share = 1.0 / (1.0 + (-2.0f64).exp());
+    let expected = ((share - 0.5).powi(2) + (3.0 * (1.0 - share) - 1.0).powi(2)) / 3.0;
+    let first = losses[0].as_f64().unwrap();
+    assert!((first - expected).abs() <= 1e-6, "the loss is {first}, expected {expected}");
+    assert_eq!(losses, data(-1e9, target).json()["losses"], "-inf is not what a large negative number is");
+    let refused = data(0.0, [0.5, f32::NEG_INFINITY, 1.0]);
+    assert_fails("target", &refused, &["'target' has -inf in row 0", "remove that sample"]);
+    assert_fails("mask", &data(f32::NAN, target), &["'mask' has NaN in row 0"]);
+    assert_fails("positive", &data(f32::INFINITY, target), &["'mask' has inf in row 0"]);
 }
 
 #[test]
@@ -704,7 +749,11 @@ fn a_loss_that_is_no_number_ends_the_training() {
     let saved = text(&folder.path("out.onnx"));
     let args = ["--loss", "mse", "--optimizer", "sgd", "--lr", "1e30", "--save", &saved];
     let finished = run(&[&["train", &path, "--data", &file][..], &args].concat());
-    assert_fails("diverged", &finished, &["the loss is", "lower --lr", "--clip-norm"]);
+    assert_fails(
+        "diverged",
+        &finished,
+        &["the loss is", "after", "updates", "in the batch before", "lower --lr", "--clip-norm"],
+    );
     assert!(!folder.files().contains(&"out.onnx".to_string()));
 }
 

@@ -10,6 +10,9 @@ use rand_pcg::Pcg64;
 
 use crate::arrays::{Room, open_npz};
 
+/// The arrays that a loss is computed against.
+const TARGETS: [&str; 2] = ["target", "labels"];
+
 /// The arrays of an archive.
 pub(super) struct DataSet {
     pub(super) path: PathBuf,
@@ -70,10 +73,15 @@ impl DataSet {
         self.arrays.iter().map(|array| Ok((array.0.as_str(), gather(array)?))).collect()
     }
 
-    /// Refuses arrays with NaN or infinity.
+    /// Refuses arrays with NaN or infinity. An input may hold negative infinity: attention masks leave
+    /// places out with it.
     pub(super) fn check_numbers(&self) -> Result<()> {
         for (name, _) in &self.arrays {
-            self.check_each(name, f64::is_finite, "remove that sample")?;
+            let right: fn(f64) -> bool = match TARGETS.contains(&name.as_str()) {
+                true => f64::is_finite,
+                false => |number| number < f64::INFINITY,
+            };
+            self.check_each(name, right, "remove that sample")?;
         }
         Ok(())
     }
@@ -81,21 +89,25 @@ impl DataSet {
     /// Refuses an array of floats with a number that is not `right`; `advice` says what to do about it.
     pub(super) fn check_each(&self, name: &str, right: fn(f64) -> bool, advice: &str) -> Result<()> {
         let Some(array) = self.array(name) else { return Ok(()) };
-        let wrong = |number: f64| (!right(number)).then_some(number);
-        let view = array.view();
-        let found = match array.dtype() {
-            DType::F16 => first(view.as_slice::<f16>()?.iter().map(|&number| wrong(number.into()))),
-            DType::F32 => first(view.as_slice::<f32>()?.iter().map(|&number| wrong(number.into()))),
-            DType::F64 => first(view.as_slice::<f64>()?.iter().map(|&number| wrong(number))),
-            // `.npy` has no bfloat16 or 8-bit float type.
-            _ => None,
-        };
-        if let Some((place, number)) = found {
+        if let Some((place, number)) = first_wrong(array, right)? {
             let row = place / (array.element_count() / self.rows).max(1);
             bail!("{}: array '{name}' has {number} in row {row}; {advice}", self.path.display());
         }
         Ok(())
     }
+}
+
+/// The first number of an array of floats that is not `right`, and where.
+pub(super) fn first_wrong(array: &Tensor, right: fn(f64) -> bool) -> Result<Option<(usize, f64)>> {
+    let wrong = |number: f64| (!right(number)).then_some(number);
+    let view = array.view();
+    Ok(match array.dtype() {
+        DType::F16 => first(view.as_slice::<f16>()?.iter().map(|&number| wrong(number.into()))),
+        DType::F32 => first(view.as_slice::<f32>()?.iter().map(|&number| wrong(number.into()))),
+        DType::F64 => first(view.as_slice::<f64>()?.iter().map(|&number| wrong(number))),
+        // `.npy` has no bfloat16 or 8-bit float type.
+        _ => None,
+    })
 }
 
 /// The first of what was found, and where.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ort_runtime::Profile;
 use ort_runtime::files::NewFile;
 use ort_runtime::train::Trainer;
+use ort_runtime::{Profile, Value};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use super::arguments::TrainArgs;
-use super::data::{DataSet, Pace, order};
+use super::data::{DataSet, Pace, first_wrong, order};
 use super::evaluation::{Score, evaluate, is_all_ignored};
 use super::progress::Progress;
 use crate::resident;
@@ -65,6 +65,25 @@ pub(super) struct History {
 
 /// Updates in a row that are left out until nothing is to be hoped for: a loss scale has fallen by 2^32 then.
 const MOST_SKIPPED: u64 = 32;
+
+/// What may have made a loss infinite or NaN, and what to try.
+fn advice(updates: u64, batch: &[(&str, Value)]) -> Result<String> {
+    for (name, value) in batch {
+        // NaN and positive infinity were refused before the training.
+        if let Some((_, number)) = first_wrong(value.tensor()?, f64::is_finite)? {
+            return Ok(format!(
+                "array '{name}' has {number} in this batch; remove such samples, or if '{name}' is a mask, let it \
+                 leave at least one place of each row"
+            ));
+        }
+    }
+    Ok(match updates {
+        0 => "no update was made yet, so that it is not the learning rate: look for a division by 0, a logarithm \
+              of 0, or an exponential of large numbers in the model, and scale the data as the model expects it"
+            .to_string(),
+        _ => "lower --lr, or clip gradients with --clip-norm 1".to_string(),
+    })
+}
 
 /// A training on its way.
 pub(super) struct Training<'a> {
@@ -183,7 +202,7 @@ impl Training<'_> {
             self.trainer.apply()?;
         }
         let time = start.elapsed();
-        self.check_progress(loss, updates, skipped)?;
+        self.check_progress(loss, updates, skipped, &batch)?;
         if loss.is_finite() {
             self.position.loss_sum += f64::from(loss) * rows.len() as f64;
             self.position.samples += rows.len();
@@ -207,7 +226,13 @@ impl Training<'_> {
     }
 
     /// Refuses to go on where nothing is learned any more; `updates` and `skipped` are those before this batch.
-    fn check_progress(&mut self, loss: f32, updates: u64, skipped: u64) -> Result<()> {
+    fn check_progress(
+        &mut self,
+        loss: f32,
+        updates: u64,
+        skipped: u64,
+        batch: &[(&str, Value)],
+    ) -> Result<()> {
         if self.trainer.updates() > updates {
             self.skipped_in_a_row = 0;
         }
@@ -215,7 +240,11 @@ impl Training<'_> {
         let place = format!("in batch {} of epoch {}", self.position.batch + 1, self.position.epoch + 1);
         // With a loss scale gradients that are not finite are left out.
         if !loss.is_finite() && self.trainer.loss_scale().is_none() {
-            bail!("the loss is {loss} {place}; lower --lr, or clip gradients with --clip-norm 1");
+            let before = match self.history.losses.last() {
+                Some(last) => format!(", {last} in the batch before"),
+                None => String::new(),
+            };
+            bail!("the loss is {loss} {place}, after {updates} updates{before}: {}", advice(updates, batch)?);
         }
         if self.skipped_in_a_row >= MOST_SKIPPED {
             bail!(
