@@ -17,8 +17,8 @@ use crate::mixed::autocast;
 use crate::normalization::split_normalizations;
 use crate::options::Patterns;
 use crate::weights::{
-    EqualWeights, SharedWeight, TrainableGraph, all_running_statistics, equal_weights, shared_weights,
-    sink_constants,
+    EqualWeights, SharedWeight, TrainableGraph, all_running_statistics, doubtful_weights, equal_weights,
+    shared_weights, sink_constants,
 };
 use crate::{OperatorPrecision, TrainingOptions};
 
@@ -60,6 +60,8 @@ pub struct TrainingGraph {
     shared: Vec<SharedWeight>,
     equal: Vec<EqualWeights>,
     scalars: Vec<String>,
+    constants: Vec<String>,
+    doubtful: Vec<String>,
 }
 
 /// What the loss is multiplied by before it is differentiated, an input of graphs with a loss scale.
@@ -88,6 +90,10 @@ impl TrainingGraph {
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
         let shared = shared_weights(&forward.graph, &values);
         let equal = equal_weights(&forward.graph, &candidates);
+        let doubtful = match options.trainable.is_empty() {
+            true => doubtful_weights(&forward.graph, &values),
+            false => Vec::new(),
+        };
         forward.recognize(options)?;
         forward.graph = fuse_attention(forward.graph, &values)?;
         let precisions = forward.mix(options)?;
@@ -139,6 +145,8 @@ impl TrainingGraph {
             shared,
             equal,
             scalars: forward.scalars,
+            constants: forward.skipped,
+            doubtful,
         })
     }
 
@@ -205,6 +213,18 @@ impl TrainingGraph {
     /// gate, or a constant that an exporter made an initializer.
     pub fn untrained_scalars(&self) -> &[String] {
         &self.scalars
+    }
+
+    /// The buffers and constants among the initializers that are not trained because nothing asked for
+    /// them. PyTorch's exporter marks them, or they have the names that exporters give to constants.
+    pub fn untrained_constants(&self) -> &[String] {
+        &self.constants
+    }
+
+    /// The weights that are trained because nothing was asked for, and may be constants of the model's
+    /// code: exporters made up their names, and only elementwise arithmetic reads them.
+    pub fn doubtful_weights(&self) -> &[String] {
+        &self.doubtful
     }
 
     /// With mixed precision, how many nodes of each operator of the forward pass compute in 16 bits and in float32; otherwise nothing.
@@ -293,11 +313,15 @@ struct Forward {
     frozen: Vec<String>,
     /// Weights of rank 0 that the options neither train nor freeze.
     scalars: Vec<String>,
+    /// The weights that are no parameters.
+    buffers: HashSet<ValueId>,
+    /// The names of those that the options neither train nor freeze.
+    skipped: Vec<String>,
 }
 
 impl Forward {
     fn new(model: &Model, options: &TrainingOptions, mode: Mode) -> Result<Forward> {
-        let TrainableGraph { mut graph, weights } = TrainableGraph::of(model, options)?;
+        let TrainableGraph { mut graph, weights, buffers } = TrainableGraph::of(model, options)?;
         stack_sequences(&mut graph)?;
         // A weight that a caller may give in the place of the model's is a weight all the same.
         // In the order of the inputs: that of parameters follows from it, and that of sums over all gradients.
@@ -311,7 +335,9 @@ impl Forward {
         let output = output_of(&graph, options.output.as_deref())?;
         let inputs = graph.inputs.iter().map(|&input| graph.value(input).name.to_string()).collect();
         let (statistics, frozen) = (Vec::new(), Vec::new());
-        let mut forward = Forward { graph, weights, output, inputs, statistics, frozen, scalars: Vec::new() };
+        let (scalars, skipped) = (Vec::new(), Vec::new());
+        let mut forward =
+            Forward { graph, weights, output, inputs, statistics, frozen, scalars, buffers, skipped };
         forward.inputs.extend(options.loss.input().map(str::to_string));
         forward.normalize_batches(mode, options)?;
         forward.drop_out(if options.dropout { mode } else { Mode::Evaluate })?;
@@ -460,13 +486,17 @@ impl Forward {
             // A pattern asks for weights; what a node gives, an epsilon for example, is asked for by name.
             let is_asked = trainable.names(&name) || is_weight && trainable.matches(&name);
             let is_continuous = TypeSet::FLOATS.contains(tensor.dtype());
-            let by_default = options.trainable.is_empty() && is_weight && !tensor.shape().is_empty();
+            let is_buffer = self.buffers.contains(&value);
+            let by_default =
+                options.trainable.is_empty() && is_weight && !is_buffer && !tensor.shape().is_empty();
             let is_frozen = frozen.matches(&name) || statistics.contains(&value) && !trainable.names(&name);
             if is_frozen || !is_continuous || !(is_asked || by_default) {
                 if is_continuous && is_weight {
                     let is_silent = options.trainable.is_empty() && !is_frozen;
                     if is_silent && tensor.shape().is_empty() {
                         self.scalars.push(name.clone());
+                    } else if is_silent && is_buffer {
+                        self.skipped.push(name.clone());
                     }
                     self.frozen.push(name);
                 }

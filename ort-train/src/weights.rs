@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Node, Subgraph, ValueId};
+use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Node, NodeId, Subgraph, ValueId};
 use ort_core::session::Model;
 use ort_core::tensor::Tensor;
 use ort_core::{Result, ensure};
@@ -51,6 +51,8 @@ pub(crate) struct TrainableGraph {
     pub(crate) graph: Graph,
     /// Its weights, as against constants that nodes give.
     pub(crate) weights: HashSet<ValueId>,
+    /// Those of them that the file says are no parameters, by a mark or by their names.
+    pub(crate) buffers: HashSet<ValueId>,
 }
 
 impl TrainableGraph {
@@ -65,12 +67,59 @@ impl TrainableGraph {
         lift_weights(&mut graph, &initializers);
         merge_aliases(&mut graph, &initializers);
         let given = graph.constants.keys().chain(graph.input_defaults.keys());
-        let weights = given.filter(|id| initializers.contains(&graph.value(**id).name)).copied().collect();
-        let mut copies = Copies::of(&graph, weights);
+        let weights: HashSet<ValueId> =
+            given.filter(|id| initializers.contains(&graph.value(**id).name)).copied().collect();
+        let marked: HashSet<&str> = model.info().buffers.iter().map(String::as_str).collect();
+        let is_buffer = |name: &str| marked.contains(name) || is_name_of_constant(name);
+        let buffers = weights.iter().filter(|id| is_buffer(&graph.value(**id).name)).copied().collect();
+        let mut copies = Copies::of(&graph, weights, buffers);
         copies.separate_statistics(&mut graph);
         copies.untie(&mut graph, &options.untied)?;
-        Ok(TrainableGraph { graph: tie(graph, &options.tied, &copies.separated)?, weights: copies.weights })
+        let graph = tie(graph, &options.tied, &copies.separated)?;
+        Ok(TrainableGraph { graph, weights: copies.weights, buffers: copies.buffers })
     }
+}
+
+/// Whether PyTorch's exporters give this name to a tensor that the model's code holds, never to a
+/// parameter: the output of a node `Constant` that became an initializer, or a lifted tensor.
+fn is_name_of_constant(name: &str) -> bool {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    let node = last.strip_suffix("_output_0").filter(|_| name.starts_with('/'));
+    let is_node = |node: &str| {
+        let number = node.strip_prefix("ConstantOfShape").or_else(|| node.strip_prefix("Constant"));
+        number.is_some_and(|number| number.is_empty() || number.strip_prefix('_').is_some_and(is_number))
+    };
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let lifted = ["lifted_tensor_", "c_lifted_tensor_", "_lifted_tensor_constant", "_tensor_constant"];
+    node.is_some_and(is_node) || lifted.iter().any(|it| last.strip_prefix(it).is_some_and(is_number))
+}
+
+/// Whether an exporter made this name up: of the node that reads a folded value, or a number.
+fn is_made_up(name: &str) -> bool {
+    let of_reader = name.strip_prefix("onnx::").and_then(|name| name.rsplit_once('_'));
+    let number = of_reader.map(|(_, number)| number).or_else(|| name.strip_prefix("val_"));
+    number.is_some_and(is_number) || name.starts_with('/') && name.ends_with("_output_0")
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The weights among `trained` that may be constants of the model's code: exporters made up their
+/// names, and only elementwise arithmetic reads them. They may as well be folded parameters, such as a
+/// reshaped scale.
+pub(crate) fn doubtful_weights(graph: &Graph, trained: &[ValueId]) -> Vec<String> {
+    const ARITHMETIC: [&str; 7] = ["Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"];
+    let consumers = graph.consumers();
+    let is_arithmetic = |id: &NodeId| {
+        let node = graph.nodes.get(id.index());
+        node.is_some_and(|node| ARITHMETIC.iter().any(|op| is_standard(node, op)))
+    };
+    let is_doubtful = |id: &ValueId| {
+        let readers = consumers.get(id.index()).map_or(&[][..], Vec::as_slice);
+        is_made_up(&graph.value(*id).name) && !readers.is_empty() && readers.iter().all(is_arithmetic)
+    };
+    trained.iter().filter(|id| is_doubtful(id)).map(|id| graph.value(*id).name.to_string()).collect()
 }
 
 /// The names of a model's weights.
@@ -232,17 +281,19 @@ struct Copies {
     reads: Vec<usize>,
     /// The weights, their copies among them.
     weights: HashSet<ValueId>,
+    /// Those that are no parameters.
+    buffers: HashSet<ValueId>,
     /// Weights that were untied, and their copies.
     separated: HashSet<ValueId>,
 }
 
 impl Copies {
-    fn of(graph: &Graph, weights: HashSet<ValueId>) -> Copies {
+    fn of(graph: &Graph, weights: HashSet<ValueId>, buffers: HashSet<ValueId>) -> Copies {
         let mut reads = vec![0; graph.value_count()];
         for read in graph.nodes.iter().flat_map(Node::reads).chain(graph.outputs.iter().copied()) {
             reads.get_mut(read.index()).into_iter().for_each(|count| *count += 1);
         }
-        Copies { names: UniqueNames::of(graph), reads, weights, separated: HashSet::new() }
+        Copies { names: UniqueNames::of(graph), reads, weights, buffers, separated: HashSet::new() }
     }
 
     /// Gives each batch normalization statistics that nothing else reads: it updates them.
@@ -303,8 +354,10 @@ impl Copies {
         *reads -= 1;
         let name = self.names.unique(&graph.value(value).name.clone());
         let copy = graph.add_constant(name, tensor);
-        if self.weights.contains(&value) {
-            self.weights.insert(copy);
+        for kind in [&mut self.weights, &mut self.buffers] {
+            if kind.contains(&value) {
+                kind.insert(copy);
+            }
         }
         self.reads.resize(graph.value_count(), 0);
         self.reads.get_mut(copy.index()).into_iter().for_each(|reads| *reads = 1);
@@ -400,4 +453,33 @@ pub(crate) fn equal_weights(graph: &Graph, trained: &[(ValueId, Tensor)]) -> Vec
             transposed: pair.transposed,
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_constants_and_names_that_exporters_make_up() {
+        let constants = [
+            "/Constant_output_0",
+            "/encoder/layer.0/Constant_12_output_0",
+            "/mask/ConstantOfShape_output_0",
+            "lifted_tensor_0",
+            "decoder._tensor_constant3",
+        ];
+        let others = [
+            "fc.weight",
+            "Constant_output_0",
+            "/ConstantPadding_output_0",
+            "/Transpose_output_0",
+            "lifted_tensor_scale",
+            "onnx::MatMul_12",
+            "val_7",
+        ];
+        assert!(constants.iter().all(|name| is_name_of_constant(name)));
+        assert!(!others.iter().any(|name| is_name_of_constant(name)));
+        assert!(["onnx::Mul_12", "val_7", "/Transpose_output_0"].iter().all(|name| is_made_up(name)));
+        assert!(!["fc.weight", "val_scale", "onnx::Mul", "value_7"].iter().any(|name| is_made_up(name)));
+    }
 }

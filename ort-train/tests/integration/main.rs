@@ -5,6 +5,7 @@
 mod api;
 mod attention;
 mod captured_weights;
+mod constants;
 mod curves;
 mod limits;
 mod losses;

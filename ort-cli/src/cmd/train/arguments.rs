@@ -158,7 +158,8 @@ enum ScheduleKind {
 #[derive(Args)]
 pub(super) struct WeightArgs {
     /// Weights that are trained, by name; `*` is any characters, `?` one [default: all floats of rank 1
-    /// or more]. '*' trains scalars, too, but never constants that nodes give.
+    /// or more but buffers and constants of exporters]. '*' trains those and scalars, too, but never
+    /// constants that nodes give.
     #[arg(long, value_name = "PATTERN")]
     train: Vec<String>,
     /// Weights that stay as they are; they take no gradient and no state.

@@ -45,6 +45,20 @@ pub(super) fn warn(model: &Model, training: &TrainingGraph, loss: &Loss) {
             listed(scalars)
         );
     }
+    let constants = training.untrained_constants();
+    if !constants.is_empty() {
+        tracing::warn!(
+            "buffers and constants are not trained: {}; --train NAME beside patterns for the others trains one",
+            listed(constants)
+        );
+    }
+    let doubtful = training.doubtful_weights();
+    if !doubtful.is_empty() {
+        tracing::warn!(
+            "weights that may be constants are trained: {}; the exporter made up their names: --freeze NAME keeps one",
+            listed(doubtful)
+        );
+    }
     let has_one = |shape: &[usize]| !shape.is_empty() && shape.iter().all(|size| *size == 1);
     let single = training.parameters().iter().filter(|it| has_one(it.tensor.shape()));
     let single: Vec<String> = single.map(|it| format!("'{}'", it.name)).collect();
