@@ -9,7 +9,9 @@ use ort_core::ep::Device;
 use ort_core::ir::Graph;
 use ort_core::plan::PlanReport;
 use ort_core::rewrite::Level;
-use ort_core::session::{IoBinding, Model, OutputTarget, RunOptions, Session, SessionBuilder};
+use ort_core::session::{
+    BoundPeak, IoBinding, Model, OutputTarget, RunOptions, Session, SessionBuilder, ValueSpec,
+};
 use ort_core::tensor::Value;
 
 use crate::TrainingOptions;
@@ -76,6 +78,30 @@ impl Settings<'_> {
     }
 }
 
+/// The outputs of a stage that its binding keeps in memory of their own.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct KeptOutputs<'a> {
+    replaces: &'a [(String, String)],
+    outputs: &'a [String],
+}
+
+impl KeptOutputs<'_> {
+    /// What a run takes that keeps them.
+    pub(crate) fn peak(&self, session: &Session, dims: &[(&str, i64)]) -> Result<BoundPeak> {
+        let inputs = session.inputs();
+        let memories = memories_of(session, &inputs);
+        let memory_of = |name: &str| memories.get(name).copied().unwrap_or(DeviceId::HOST);
+        let replaces = self.replaces.iter().map(|(input, output)| (output.as_str(), memory_of(input)));
+        let others = self.outputs.iter().map(|output| (output.as_str(), DeviceId::HOST));
+        session.bound_peak(dims, &replaces.chain(others).collect::<Vec<_>>())
+    }
+}
+
+/// The memory in which a session reads each input.
+fn memories_of<'a>(session: &Session, inputs: &'a [ValueSpec]) -> HashMap<&'a str, DeviceId> {
+    inputs.iter().map(|input| input.name.as_str()).zip(session.input_memories()).collect()
+}
+
 pub(crate) struct Stage {
     session: Session,
     /// The bytes of constants that were folded before the session was built.
@@ -135,7 +161,9 @@ impl Stage {
             let builder = settings.builder(&Model::from_graph(graph)).opt_level(Level::Disabled);
             with_updates(builder, &stage.updates).build()
         };
-        let request = Request { kept: request.kept.saturating_add(folded), ..*request };
+        let kept = request.kept.saturating_add(folded);
+        let outputs = KeptOutputs { replaces: &stage.replaces, outputs: &stage.outputs };
+        let request = Request { kept, outputs, ..*request };
         let Planned { session, report, rows, patterns, .. } = planned(&graph, &build, &request)?;
         Ok(Stage { recompute: Some(report), rows, patterns, ..Stage::of(stage, session, folded) })
     }
@@ -165,6 +193,12 @@ impl Stage {
         self.recompute
     }
 
+    /// What a run takes beside what it updates, with these sizes of symbolic dimensions.
+    pub(crate) fn peak(&self, dims: &[(&str, i64)]) -> Result<BoundPeak> {
+        let outputs = KeptOutputs { replaces: &self.replaces, outputs: &self.outputs };
+        outputs.peak(&self.session, dims)
+    }
+
     /// The memory of a run, with these sizes of symbolic dimensions.
     pub(crate) fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         self.session.plan(dims)
@@ -176,10 +210,8 @@ impl Stage {
 
     /// Takes over the tensors that it needs.
     pub(crate) fn enter(&mut self, state: &mut State) -> Result<()> {
-        let memories = self.session.input_memories();
         let inputs = self.session.inputs();
-        let names = inputs.iter().map(|input| input.name.as_str());
-        let memories: HashMap<&str, DeviceId> = names.zip(memories).collect();
+        let memories = memories_of(&self.session, &inputs);
         let memory_of = |name: &str| memories.get(name).copied().unwrap_or(DeviceId::HOST);
         let updates = self.updates.iter().map(|(name, _)| name);
         let replaced = self.replaces.iter().map(|(name, _)| name);

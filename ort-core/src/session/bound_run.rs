@@ -27,7 +27,50 @@ pub(super) struct Prepared {
     independent: Option<Arc<Session>>,
 }
 
+/// What a run over a binding takes of memory, before it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundPeak {
+    /// Activations, workspaces and the buffers of outputs at the peak, without values of unknown size.
+    pub bytes: usize,
+    /// Whether the sizes of all values are known, so that it is all of it.
+    pub is_known: bool,
+}
+
 impl Session {
+    /// What a run over a binding takes with these sizes of symbolic dimensions, if it keeps the outputs
+    /// of these names in these memories. Their buffers are there from the beginning of the run, where
+    /// [`Session::plan`] is of a run that hands its outputs over and counts each from when it is
+    /// computed. A dimension that is not named counts as 1.
+    ///
+    /// # Errors
+    ///
+    /// The model has no such dimension or output.
+    pub fn bound_peak(&self, dims: &[(&str, i64)], kept: &[(&str, DeviceId)]) -> Result<BoundPeak> {
+        let bindings = self.bindings(dims)?;
+        let program = &self.compiled.program;
+        let mut bound = program.bound_values(self.planning);
+        bound.inputs.resize(program.given.len(), GivenMemory::HOST);
+        bound.outputs.resize(program.outputs.len(), OutputMemory::Own);
+        let specs = self.outputs();
+        for (name, memory) in kept {
+            let index = specs.iter().position(|spec| spec.name == *name);
+            let output = index.and_then(|index| bound.outputs.get_mut(index));
+            let output = output.ok_or_else(|| error!(InvalidArgument, "the model has no output '{name}'"))?;
+            *output = OutputMemory::Kept(*memory);
+        }
+        let plan = self.plan_bound(&bindings, &bound)?;
+        let mut bytes = plan.peak();
+        for (slot, output) in plan.outputs.iter().zip(&bound.outputs) {
+            let OutputMemory::Kept(memory) = output else { continue };
+            let is_elsewhere = program.slots.get(slot.index()).is_none_or(|slot| slot.memory != *memory);
+            let planned = plan.slots.get(slot.index()).and_then(|planned| kept_size(planned, is_elsewhere));
+            if let Some((dtype, shape)) = planned {
+                bytes = bytes.saturating_add(byte_count(dtype, shape)?);
+            }
+        }
+        Ok(BoundPeak { bytes, is_known: !plan.has_dynamic })
+    }
+
     /// Runs the model on what is bound, and leaves the outputs where they are bound to.
     ///
     /// # Errors

@@ -50,6 +50,7 @@ use std::time::Instant;
 use ort_alloc::{Allocator, Budget, DeviceId, HostAllocator, Stats};
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
+pub use bound_run::BoundPeak;
 pub use builder::SessionBuilder;
 pub(crate) use dynamic::{ValueMemory, ask_heap};
 pub(crate) use frame::in_words;

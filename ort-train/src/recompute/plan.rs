@@ -9,6 +9,7 @@ use super::choose::{Choice, between_cuts};
 use super::clusters::{PlanRequest, PlanRow, requested, rows};
 use super::patterns::{ActivationPattern, patterns};
 use super::{Joint, cheapest, least, recomputed, sliced};
+use crate::stage::KeptOutputs;
 
 /// What is computed again in the backward pass instead of being kept for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,6 +89,8 @@ pub(crate) struct Request<'a> {
     /// The bound on all bytes of a step.
     pub(crate) limit: Option<usize>,
     pub(crate) dims: &'a [(&'a str, i64)],
+    /// The outputs whose buffers are there throughout a step.
+    pub(crate) outputs: KeptOutputs<'a>,
 }
 
 /// What builds the session of a graph, within a limit of its own in bytes.
@@ -152,7 +155,8 @@ pub(crate) fn planned(graph: &Graph, build: Build<'_>, request: &Request<'_>) ->
 /// The refusal of a limit, with the least that does.
 fn refused(graph: &Graph, build: Build<'_>, needed: usize, request: &Request<'_>) -> Result<Error> {
     let limit = request.limit.unwrap_or(usize::MAX);
-    let is_known = build(graph.clone(), Some(usize::MAX))?.plan(request.dims)?.peak_bytes.is_some();
+    let session = build(graph.clone(), Some(usize::MAX))?;
+    let is_known = request.outputs.peak(&session, request.dims)?.is_known;
     let shortage = MemoryShortage { needed, available: limit, limit, largest: Vec::new() };
     let more = match is_known {
         true => "the least that a step keeps to",
@@ -216,7 +220,7 @@ fn search(
 ) -> Result<Planned, Refused> {
     let make = |graph: Graph| build(graph, own).map_err(Refused::of_build);
     let session = make(graph.clone())?;
-    let before = peak_of(&session, request.dims)?;
+    let before = peak_of(&session, request)?;
     let whole = chosen(graph, session, &make, before, request);
     let is_most = *request.recompute == Recompute::Most;
     let is_named = matches!(request.recompute, Recompute::Plans(_) | Recompute::Layers);
@@ -251,7 +255,7 @@ fn chosen(
     before: usize,
     request: &Request<'_>,
 ) -> Result<Planned, Refused> {
-    let own = peak_of(&session, request.dims)?;
+    let own = peak_of(&session, request)?;
     let held = request.kept.saturating_add(session.constant_bytes());
     let as_it_is = RecomputeReport { peak_before: before, peak: own, ..RecomputeReport::default() };
     let needed = held.saturating_add(own);
@@ -269,7 +273,7 @@ fn chosen(
     };
     let attempt = |choice: &Choice| -> Result<Planned, Refused> {
         let session = make(recomputed(&joint, &choice.dropped))?;
-        let peak = peak_of(&session, request.dims)?;
+        let peak = peak_of(&session, request)?;
         let values = choice.dropped.iter().filter(|dropped| **dropped).count();
         let extra_time = choice.outcome.seconds / joint.all_seconds().max(f64::MIN_POSITIVE);
         let report = RecomputeReport { peak_before: before, peak, values, extra_time, sliced: 0 };
@@ -352,8 +356,8 @@ fn lowest(
 }
 
 /// The bytes of activations at the peak; of those whose sizes depend on data only the run tells.
-fn peak_of(session: &Session, dims: &[(&str, i64)]) -> Result<usize> {
-    Ok(session.plan(dims)?.planned_bytes)
+fn peak_of(session: &Session, request: &Request<'_>) -> Result<usize> {
+    Ok(request.outputs.peak(session, request.dims)?.bytes)
 }
 
 fn sizes(graph: &Graph, bindings: &Bindings, id: ValueId) -> Option<Vec<usize>> {

@@ -3,7 +3,8 @@
 
 use ort_core::dtype::DType;
 use ort_core::plan::PlanReport;
-use ort_core::{Error, MemoryShortage, Result, error};
+use ort_core::session::BoundPeak;
+use ort_core::{Error, MemoryShortage, Result, ensure};
 
 use super::Trainer;
 use super::stages::Kind;
@@ -40,9 +41,8 @@ impl Trainer {
         let kind = self.main_kind();
         let stage = self.ready_at(kind, dims)?;
         let constants = stage.constants();
-        let activations = stage.plan(dims)?.peak_bytes.ok_or_else(|| {
-            error!(NotImplemented, "sizes of values depend on data, so that no plan tells the peak")
-        })?;
+        let BoundPeak { bytes: activations, is_known } = stage.peak(dims)?;
+        ensure!(is_known, NotImplemented, "sizes of values depend on data, so that no plan tells the peak");
         Ok(StepMemory { activations, constants, ..self.held() })
     }
 
@@ -108,7 +108,7 @@ impl Trainer {
         match report {
             Some(report) => Ok(report),
             None => {
-                let peak = self.plan(dims)?.planned_bytes;
+                let peak = self.ready_at(kind, dims)?.peak(dims)?.bytes;
                 Ok(RecomputeReport { peak_before: peak, peak, ..RecomputeReport::default() })
             }
         }
@@ -173,8 +173,13 @@ impl Trainer {
         let sizes: Vec<String> = dims.iter().map(|(name, size)| format!("{name} of {size}")).collect();
         let sizes = if sizes.is_empty() { "symbolic sizes of 1".to_string() } else { sizes.join(", ") };
         let others = "freeze weights, or take an optimizer with smaller states";
+        let is_known = || -> Result<bool> { Ok(self.made(self.main_kind(), None)?.peak(dims)?.is_known) };
+        let more = match needed.is_none() || is_known().unwrap_or(true) {
+            true => "",
+            false => "; the step itself may need more, as sizes of some values depend on data",
+        };
         let advice = match needed {
-            Some(needed) => format!("raise the memory limit to {needed} bytes (for {sizes}), {others}"),
+            Some(needed) => format!("raise the memory limit to {needed} bytes (for {sizes}), {others}{more}"),
             None => format!("raise the memory limit, {others}"),
         };
         let needed = needed.unwrap_or(kept);

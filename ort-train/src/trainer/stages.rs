@@ -8,7 +8,7 @@ use ort_core::{Error, MemoryShortage, Result, error};
 use super::Trainer;
 use crate::Recompute;
 use crate::recompute::Request;
-use crate::stage::{Settings, Stage};
+use crate::stage::{KeptOutputs, Settings, Stage};
 
 /// The stages of a training run. At most one of them holds the tensors.
 #[derive(Default)]
@@ -99,7 +99,9 @@ impl Trainer {
         let graph = if kind == Kind::Step { self.step_graph()? } else { self.accumulate_graph()? };
         let (recompute, tabulate) = (&self.options.recompute, self.tabulates);
         let (kept, limit) = (self.kept_bytes(), self.options.memory_limit);
-        Stage::recomputing(graph, &self.settings(limit), &Request { recompute, tabulate, kept, limit, dims })
+        let outputs = KeptOutputs::default();
+        let request = Request { recompute, tabulate, kept, limit, dims, outputs };
+        Stage::recomputing(graph, &self.settings(limit), &request)
     }
 
     /// The settings of the stages' sessions, within a limit in bytes.

@@ -225,7 +225,7 @@ fn is_near(actual: &[f32], expected: &[f64]) -> bool {
 }
 
 /// One step of gradient descent.
-fn options() -> TrainingOptions {
+pub(crate) fn options() -> TrainingOptions {
     let optimizer = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
     TrainingOptions { loss: Loss::Mse, optimizer, learning_rate: RATE as f32, ..TrainingOptions::default() }
 }
@@ -265,14 +265,23 @@ fn holders(graph: &GraphProto, shape: &[i64]) -> usize {
     own + bodies.map(|body| holders(body, shape)).sum::<usize>()
 }
 
+fn model_of(form: &Form) -> Result<Model> {
+    let w = Tensor::from_slice(&[form.rows, 2], &floats(&weight(form.rows)))?;
+    let mut builder = GraphBuilder::new(form.name);
+    let x = builder.typed_input("x", ValueType::tensor(DType::F32, Some(vec![Dim::constant(2); 2])));
+    let y = (form.build)(&mut builder, x, &w)?;
+    Ok(Model::from_graph(builder.finish(&[y])?))
+}
+
+/// The models by name: each takes `x[2,2]` and trains on a `target[2,2]`.
+pub(crate) fn models() -> Result<Vec<(&'static str, Model)>> {
+    FORMS.iter().map(|form| Ok((form.name, model_of(form)?))).collect()
+}
+
 #[test]
 fn weights_that_only_bodies_read_are_trained() -> Result<()> {
     for form in &FORMS {
-        let w = Tensor::from_slice(&[form.rows, 2], &floats(&weight(form.rows)))?;
-        let mut builder = GraphBuilder::new(form.name);
-        let x = builder.typed_input("x", ValueType::tensor(DType::F32, Some(vec![Dim::constant(2); 2])));
-        let y = (form.build)(&mut builder, x, &w)?;
-        let model = Model::from_graph(builder.finish(&[y])?);
+        let model = model_of(form)?;
         if form.name != COPY {
             check(form, &model)?;
         }

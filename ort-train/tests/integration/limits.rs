@@ -1,7 +1,13 @@
 //! Memory limits of a training: kept to with the same bits, or refused with the smallest limit that is.
 
+use crate::captured_weights::{models, options};
 use crate::support::{MODELS, Recording, given};
-use ort_core::{ErrorKind, Result};
+use ort_core::dim::Dim;
+use ort_core::dtype::DType;
+use ort_core::ir::{Attribute, GraphBuilder, ValueType};
+use ort_core::session::Model;
+use ort_core::tensor::{Tensor, Value};
+use ort_core::{Error, ErrorKind, Result};
 use ort_train::{Recompute, Trainer, TrainingOptions};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -106,5 +112,89 @@ fn a_limit_between_the_least_and_the_whole_takes_some_recomputation() -> Result<
         assert!(report.values > 0 && report.values < least.values, "{name}: {report:?} beside {least:?}");
         assert!(report.extra_time <= least.extra_time, "{name}: {report:?} beside {least:?}");
     }
+    Ok(())
+}
+
+/// How a first step with a memory limit ends.
+enum Outcome {
+    Runs,
+    /// Refused before anything ran.
+    Refused(Error),
+    /// Refused midway.
+    Ends(Error),
+}
+
+fn first_step(model: &Model, limit: usize) -> Result<Outcome> {
+    let options = TrainingOptions { memory_limit: Some(limit), ..options() };
+    let trainer = Trainer::new(model, options).and_then(|mut trainer| {
+        trainer.optimize_memory(&[])?;
+        Ok(trainer)
+    });
+    let mut trainer = match trainer {
+        Ok(trainer) => trainer,
+        Err(problem) if problem.shortage().is_some() => return Ok(Outcome::Refused(problem)),
+        Err(problem) => return Err(problem),
+    };
+    let tensor = |at: f32| -> Result<Value> {
+        Ok(Tensor::from_slice(&[2, 2], &[0.5 + at, at - 1.25, 2.0 - at, 0.75])?.into())
+    };
+    match trainer.train_step(&[("x", tensor(0.0)?), ("target", tensor(0.5)?)]) {
+        Ok(_) => Ok(Outcome::Runs),
+        Err(problem) if problem.shortage().is_some() => Ok(Outcome::Ends(problem)),
+        Err(problem) => Err(problem),
+    }
+}
+
+#[test]
+fn the_least_limit_of_control_flow_is_the_least_that_works() -> Result<()> {
+    for (name, model) in models()? {
+        let Outcome::Refused(problem) = first_step(&model, 1)? else { panic!("{name} runs in a byte") };
+        let least = problem.shortage().unwrap().needed;
+        assert!(matches!(first_step(&model, least)?, Outcome::Runs), "{name}: {least} bytes do not do");
+        let Outcome::Refused(problem) = first_step(&model, least - 1)? else {
+            panic!("{name}: a byte less than {least} is not refused before the step");
+        };
+        assert_eq!(problem.shortage().unwrap().needed, least, "{name}");
+    }
+    Ok(())
+}
+
+/// A model that sums those elements that are above zero.
+fn sum_of_some() -> Result<Model> {
+    let mut b = GraphBuilder::new("some");
+    let x = b.typed_input("x", ValueType::tensor(DType::F32, Some(vec![Dim::constant(2); 2])));
+    let w = b.graph_mut().add_constant("w", Tensor::from_slice(&[1, 2], &[0.5f32, 0.25])?);
+    let product = b.node("Mul", &[x, w], &[])?;
+    let (zero, flat) = (b.constant(Tensor::scalar(0.0f32)?), b.constant(Tensor::from_slice(&[1], &[-1i64])?));
+    let above = b.node("Greater", &[x, zero], &[])?;
+    let above = b.node("Reshape", &[above, flat], &[])?;
+    let some = b.node("Compress", &[product, above], &[])?;
+    let sum = b.node("ReduceSum", &[some], &[("keepdims", Attribute::Int(0))])?;
+    let y = b.node("Mul", &[x, sum], &[])?;
+    Ok(Model::from_graph(b.finish(&[y])?))
+}
+
+#[test]
+fn a_refusal_says_that_sizes_depend_on_data() -> Result<()> {
+    let model = sum_of_some()?;
+    let mut limit = 1;
+    let mut refusals = 0;
+    loop {
+        let needed = match first_step(&model, limit)? {
+            Outcome::Runs => break,
+            Outcome::Refused(problem) => {
+                let text = problem.to_string();
+                assert!(text.contains("sizes of some values depend on data"), "{limit}: {text}");
+                problem.shortage().unwrap().needed
+            }
+            Outcome::Ends(problem) => {
+                assert!(problem.to_string().contains("at least"), "{limit}: {problem}");
+                problem.shortage().unwrap().needed
+            }
+        };
+        assert!(needed > limit && refusals < 10, "{needed} after {refusals} refusals, {limit} the last");
+        (limit, refusals) = (needed, refusals + 1);
+    }
+    assert!(refusals > 1, "the step takes no more than is known before it");
     Ok(())
 }
