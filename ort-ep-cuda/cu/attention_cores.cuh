@@ -117,6 +117,7 @@ template <typename T, int SIZE>
 __device__ inline void put_vectors(const float (&results)[SIZE / 8][4], const float (&totals)[2], T (*tile)[SIZE + 8], const int4* places,
                                    int batch, const Attend& p, const Given& g) {
     int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+    uint without_weights = packed<T>(p.without_weights, p.without_weights);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float share = 1.0f / totals[half];
@@ -124,7 +125,7 @@ __device__ inline void put_vectors(const float (&results)[SIZE / 8][4], const fl
 #pragma unroll
         for (int j = 0; j < SIZE / 8; j++) {
             uint pair = packed<T>(results[j][2 * half] * share, results[j][2 * half + 1] * share);
-            *(uint*)&tile[warp_row + lane / 4 + 8 * half][8 * j + lane % 4 * 2] = sees ? pair : 0;
+            *(uint*)&tile[warp_row + lane / 4 + 8 * half][8 * j + lane % 4 * 2] = sees ? pair : without_weights;
         }
     }
     __syncwarp();

@@ -44,11 +44,17 @@ fn every_case_passes_at_every_level_and_on_any_threads() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
+/// Cases that files cannot state at level `extended`: the standard's `Attention` has no attribute for
+/// queries all of whose scores overflow. ONNX Runtime gives NaN there as the formula does, we give 0.
+const NOT_IN_FILES: &str = "attention_scores_overflow";
+
 #[test]
 fn every_case_passes_as_the_optimizer_writes_it() {
     let mut problems = Vec::new();
     for folder in folders() {
-        for (name, level) in Level::NAMES {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let most = if name.starts_with(NOT_IN_FILES) { Level::Basic } else { Level::All };
+        for (name, level) in Level::NAMES.into_iter().filter(|(_, level)| *level <= most) {
             if let Err(problem) = check_written(&folder, level) {
                 problems.push(format!("{}, {name}: {problem}", folder.display()));
             }
