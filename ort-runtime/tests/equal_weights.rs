@@ -155,13 +155,13 @@ fn every_budget_counts_all_that_its_sessions_use() -> Result<()> {
 }
 
 /// The columns of a weight that is too small, when packed, to be shared between programs.
-const SMALL: usize = 24;
+const SMALL: usize = 8;
 
 /// A MatMul for each of two inputs. Both row counts have the same dimension name.
 fn two_products(folder: &tempfile::TempDir) -> Result<Model> {
     let mut builder = GraphBuilder::new("two products");
     let a = builder.input("a", DType::F32, &["rows", "1024"]);
-    let b = builder.input("b", DType::F32, &["rows", "24"]);
+    let b = builder.input("b", DType::F32, &["rows", &SMALL.to_string()]);
     let large = builder.constant(weight(&[WIDTH, WIDTH], 3)?);
     let small = builder.constant(weight(&[SMALL, SMALL], 4)?);
     let products = [builder.node("MatMul", &[a, large], &[])?, builder.node("MatMul", &[b, small], &[])?];
