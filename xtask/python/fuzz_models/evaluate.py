@@ -253,8 +253,10 @@ def slack_of(own: np.ndarray, double: np.ndarray, rounding: np.ndarray, moves: M
     size = np.where(np.isfinite(double), np.abs(double.astype(np.float64)), 0)
     size = np.maximum(size, LEAST_NORMAL[own.dtype])
     slack = SPARE.get(roundoff, 1) * (FACTOR * np.maximum(error, typical(error)) + OWN * roundoff * size)
-    # Rounding errors cancel out here, and need not where values are computed in another order.
-    cancelled = (error == 0) & (size <= roundoff * moves.largest)
+    # Rounding errors cancel out here, and need not where values are computed in another order. Those
+    # of double precision are the evaluation's own.
+    negligible = OWN * ROUNDOFF[DOUBLE] * moves.largest
+    cancelled = (error <= (0 if roundoff == ROUNDOFF[DOUBLE] else negligible)) & (size <= roundoff * moves.largest)
     slack = np.where(cancelled, np.maximum(slack, SPARE.get(roundoff, 1) * OWN * roundoff * moves.largest), slack)
     # Near the end of the type's range the largest number and infinity are both right.
     return np.where(size + slack >= np.finfo(own.dtype).max, np.inf, slack)
