@@ -131,9 +131,16 @@ const FUNCTIONS: &[(&str, &str)] = &[
     (
         "mod_int",
         "fn mod_int(a: i32, b: i32) -> i32 {
-            if (b == 0) { return 0; }
-            let rest = a % b;
+            let rest = fmod_int(a, b);
             return select(rest, rest + b, rest != 0 && (rest < 0) != (b < 0));
+        }",
+    ),
+    // GLSL leaves `%` of negative numbers open, and some drivers of GL take it for unsigned.
+    (
+        "fmod_int",
+        "fn fmod_int(a: i32, b: i32) -> i32 {
+            if (b == 0) { return 0; }
+            return a - a / b * b;
         }",
     ),
     (

@@ -132,6 +132,7 @@ fn binary(function: BinaryFn, number: Number, a: &str, b: &str) -> String {
         BinaryFn::Mod if float => format!("mod_({a}, {b})"),
         BinaryFn::Fmod if float => format!("fmod_({a}, {b})"),
         BinaryFn::Mod if number == Number::Signed => format!("mod_int({a}, {b})"),
+        BinaryFn::Fmod if number == Number::Signed => format!("fmod_int({a}, {b})"),
         BinaryFn::Mod | BinaryFn::Fmod => operator("%"),
         BinaryFn::Less => truth(format!("{a} < {b}")),
         BinaryFn::LessOrEqual => truth(format!("{a} <= {b}")),

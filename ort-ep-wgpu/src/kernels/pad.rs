@@ -211,14 +211,17 @@ fn value(axes: &[Axis], mode: Mode, outside: &str) -> String {
         // Writing to a text does not fail.
         let _ =
             writeln!(code, "k = i32({place}) - i32(pad_before({index}u)); n = i32(pad_length({index}u));");
+        // GLSL leaves `%` of negative numbers open.
         let moved = match mode {
             _ if axis.is_plain() => String::new(),
             Mode::Constant => format!("if (k < 0 || k >= n) {{ return {outside}; }}"),
             Mode::Edge => "k = clamp(k, 0, n - 1);".to_owned(),
-            Mode::Wrap => "k = k % n; if (k < 0) { k += n; }".to_owned(),
-            Mode::Reflect => "last = max(n - 1, 1); k = k % (2 * last); if (k < 0) { k += 2 * last; }\n\
+            Mode::Wrap => "k -= k / n * n; if (k < 0) { k += n; }".to_owned(),
+            Mode::Reflect => {
+                "last = max(n - 1, 1); k -= k / (2 * last) * (2 * last); if (k < 0) { k += 2 * last; }\n\
                  k = min(min(k, 2 * last - k), n - 1);"
-                .to_owned(),
+                    .to_owned()
+            }
         };
         let _ = writeln!(code, "{moved}\nat += u32(k) * pad_step({index}u);");
         if index > 0 {

@@ -613,6 +613,7 @@ impl<T: Real> Attention<T> {
         }
         store(2, scores);
         for (row, scores) in scores.chunks_mut(keys.max(1)).enumerate() {
+            spend(4 * keys);
             // A row without a key that counts has weights of zero, where the softmax has NaN.
             if masked.contains(&row) || scores.iter().all(|score| *score == hidden) {
                 scores.fill(if self.hidden_is_nan { T::from_f64(f64::NAN) } else { T::ZERO });
