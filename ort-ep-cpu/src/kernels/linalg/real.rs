@@ -81,7 +81,7 @@ impl Real for f32 {
     }
 
     fn map(function: Unary, values: &mut [f32]) {
-        unary_in_place(Isa::current(), function, values);
+        pieces_mut(values).for_each(|piece| unary_in_place(Isa::current(), function, piece));
     }
 
     fn scale(factor: f64, values: &mut [f32]) {
