@@ -131,7 +131,7 @@ fn own_names(input: &str, shape: &[Dim]) -> SymShape {
     shape.iter().enumerate().map(own).collect()
 }
 
-/// Gives inputs and outputs the types that they have in `named`; all others are to be inferred anew.
+/// Gives inputs and outputs the types that they have in `named`. The caller infers all others.
 fn restore_names(graph: &mut Graph, named: &Graph) {
     forget_names(graph);
     let values = |graph: &Graph| [&graph.inputs[..], &graph.outputs].concat();

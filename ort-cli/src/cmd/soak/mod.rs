@@ -188,7 +188,7 @@ fn run_callers(
             let work = move || {
                 for runs in parts {
                     let result = call(args, model, session, runs, caller, fixed);
-                    // Once nobody waits for the results, nobody gives a further part.
+                    // The receiver is gone only after the last part.
                     drop(finish.send(result));
                 }
             };
