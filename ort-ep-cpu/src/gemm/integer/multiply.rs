@@ -1,6 +1,7 @@
 //! A product of two matrices of codes with zero points.
 
 use super::{ByteRows, Cpu, GemmError, IntegerGemm, PackedBytes, Target, Terms};
+use crate::interrupt::spending;
 use crate::simd::{Simd, SimdOp, dispatch};
 
 /// A left side: codes that lie row by row, and its zero points, one for all or one for each row.
@@ -109,7 +110,7 @@ pub(crate) fn multiply(
     // Those of columns take the sums of rows.
     let zero = uniform(product.right_zeros).map(|_| right_zero(0));
     if zero != Some(0) {
-        for (row, to) in of_rows.iter_mut().enumerate() {
+        for (row, to) in spending(4 + k / 4, of_rows.iter_mut()).enumerate() {
             let bytes = &bytes[row * operand.stride..][..operand.stride];
             let sum = dispatch(cpu.isa, Sum(bytes));
             *to = (k as i32).wrapping_mul(left_zero(row)).wrapping_sub(sum);
@@ -139,7 +140,7 @@ fn rows_of<'a>(left: &Left<'a>, k: usize, copy: &'a mut [u8]) -> &'a [u8] {
     let flip = if left.signed { 0x80 } else { 0 };
     let stride = 4 * k.div_ceil(4);
     if stride > 0 {
-        for (from, to) in left.codes.chunks_exact(k).zip(copy.chunks_exact_mut(stride)) {
+        for (from, to) in spending(4 + k / 4, left.codes.chunks_exact(k).zip(copy.chunks_exact_mut(stride))) {
             let (to, rest) = to.split_at_mut(k);
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from ^ flip);
             // What the right side multiplies with zeros must not count in the sum of the row.

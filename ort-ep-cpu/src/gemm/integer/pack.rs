@@ -2,6 +2,7 @@
 
 use super::super::kernels::{ByteKernel, column_sums};
 use super::{ByteColumns, ByteRows, Cpu, GemmError};
+use crate::interrupt::spending;
 use crate::parallel::for_each_chunk_mut;
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
@@ -57,7 +58,7 @@ pub(crate) fn pack_right(
     for_each_chunk_mut(cpu.threads, panels, panel_len, |panel, to| {
         let first = panel * width;
         let count = (columns - first).min(width);
-        for (group, to) in to.chunks_exact_mut(4 * width).enumerate() {
+        for (group, to) in spending(width, to.chunks_exact_mut(4 * width)).enumerate() {
             let step = 4 * group;
             let steps = (k - step).min(4);
             if steps == 4 && strides[1] == 1 {
@@ -107,7 +108,7 @@ pub(crate) fn pack_filters_last(
     for_each_chunk_mut(cpu.threads, panels, (width * k).max(1), |panel, to| {
         to.fill(0);
         let count = (filters - panel * width).min(width);
-        for column in 0..count {
+        for column in spending(channels * positions, 0..count) {
             let filter = &codes[(panel * width + column) * of_filter..][..of_filter];
             let mut groups = to.chunks_exact_mut(4 * width);
             for position in 0..positions {
@@ -140,7 +141,7 @@ fn sum_columns(
         return Ok(());
     }
     for (panel, sums) in panels.chunks_exact(width * groups * 4).zip(sums.chunks_exact_mut(width)) {
-        for bytes in panel.chunks(width * ONES) {
+        for bytes in spending(width * ONES / 4, panel.chunks(width * ONES)) {
             let groups = bytes.len() / (4 * width);
             let ones = ByteRows::new(&ones, [1, groups], 0)?;
             let starts = &[[0, 0]];

@@ -20,6 +20,18 @@ const LINE: usize = 16;
 /// Steps up to which writing C takes longer than reading strips of B.
 const FEW_STEPS: usize = 32;
 
+/// Terms of a tile for a unit of [`spend`]: a core does about eight in a nanosecond.
+const UNIT_TERMS: usize = 16;
+
+/// The same of a product with one row, which waits for memory.
+const UNIT_TERMS_OF_ONE_ROW: usize = 4;
+
+/// Terms of an inner product between two looks at the clock.
+const DOT_TERMS: usize = 1 << 22;
+
+/// Terms that take as long as writing an element of C.
+const WRITE_TERMS: usize = 16;
+
 /// How a batch of products is cut into tasks. A task computes a block of C over the whole of k, so
 /// the cut has no influence on any sum.
 #[derive(Clone, Copy, Debug)]
@@ -260,8 +272,6 @@ impl Block<'_> {
             for tile in tiles.clone().step_by(self.grid.tiles_at_once) {
                 let tiles = tile..(tile + self.grid.tiles_at_once).min(tiles.end);
                 let a = self.strips_of_a(&tiles, step..end, slot);
-                // The terms of a group, of which a core does about eight in a nanosecond.
-                spend(tiles.len() * self.height * panels.len() * self.kernel.width() * (end - step) / 16);
                 // SAFETY: passed on.
                 unsafe { self.run_strips(&Group { tiles, panels: panels.clone(), steps: step..end, a, b }) };
             }
@@ -381,15 +391,15 @@ impl Block<'_> {
         // B do not, which matters where they are long and were not packed.
         let long = !self.grid.packs && steps.len() > FEW_STEPS;
         let by_tile = matches!(self.gemm.a, AOperand::Packed(_)) && !long;
+        // The terms of a tile, and what writing it takes where they are few.
+        let units = self.height * self.kernel.width() * (steps.len() + WRITE_TERMS) / UNIT_TERMS;
         // SAFETY: passed on.
         unsafe {
             if by_tile {
-                tiles
-                    .clone()
+                spending(units * panels.len(), tiles.clone())
                     .for_each(|tile| panels.clone().for_each(|panel| self.run_tile(tile, panel, group)));
             } else {
-                panels
-                    .clone()
+                spending(units * tiles.len(), panels.clone())
                     .for_each(|panel| tiles.clone().for_each(|tile| self.run_tile(tile, panel, group)));
             }
         }
@@ -520,25 +530,31 @@ impl Block<'_> {
     unsafe fn add_weighted_rows(&self, a: &Strided, b: &Strided, columns: Range<usize>) {
         /// Columns summed at a time, which stay in the nearest cache.
         const AT_ONCE: usize = 1024;
+        /// Rows between two looks at the clock, a multiple of the four that are added together.
+        const ROWS: usize = 4096;
         let mut sums = [0.0_f32; AT_ONCE];
         for first in columns.clone().step_by(AT_ONCE) {
             let count = (columns.end - first).min(AT_ONCE);
             sums[..count].fill(0.0);
-            let call = AddRows {
-                factors: a.values.as_ptr(),
-                factor_step: a.column_stride,
-                rows: b.values.as_ptr().wrapping_add(first),
-                stride: b.row_stride,
-                count: self.grid.shape[2],
-                sums: sums.as_mut_ptr(),
-                columns: count,
-            };
-            // SAFETY: the operands were checked against their slices, the kernel was chosen for this
-            // CPU, and the caller vouches for C.
-            unsafe {
-                (self.kernel.add_rows)(&call);
-                self.put(0, first, &sums[..count]);
+            let k = self.grid.shape[2];
+            for row in (0..k).step_by(ROWS) {
+                let rows = (k - row).min(ROWS);
+                spend(count * rows / UNIT_TERMS_OF_ONE_ROW);
+                let call = AddRows {
+                    factors: a.values.as_ptr().wrapping_add(row * a.column_stride),
+                    factor_step: a.column_stride,
+                    rows: b.values.as_ptr().wrapping_add(row * b.row_stride + first),
+                    stride: b.row_stride,
+                    count: rows,
+                    sums: sums.as_mut_ptr(),
+                    columns: count,
+                };
+                // SAFETY: the operands were checked against their slices, and the kernel was chosen
+                // for this CPU.
+                unsafe { (self.kernel.add_rows)(&call) };
             }
+            // SAFETY: the caller answers for C.
+            unsafe { self.put(0, first, &sums[..count]) };
         }
     }
 
@@ -548,20 +564,41 @@ impl Block<'_> {
     unsafe fn dot_all(&self, rows: Range<usize>, columns: Range<usize>, a: &Strided, b: &Strided) {
         /// Columns finished at a time.
         const AT_ONCE: usize = 64;
+        let k = self.grid.shape[2];
+        let at_once = (DOT_TERMS / k.max(1)).clamp(1, AT_ONCE);
         let mut sums = [0.0_f32; AT_ONCE];
         for row in rows {
             let left = a.values.as_ptr().wrapping_add(row * a.row_stride);
-            for first in columns.clone().step_by(AT_ONCE) {
-                let count = (columns.end - first).min(AT_ONCE);
+            for first in columns.clone().step_by(at_once) {
+                let count = (columns.end - first).min(at_once);
+                spend(count * k.min(DOT_TERMS) / UNIT_TERMS_OF_ONE_ROW);
                 for (column, sum) in sums[..count].iter_mut().enumerate() {
                     let right = b.values.as_ptr().wrapping_add((first + column) * b.column_stride);
                     // SAFETY: both operands have this many steps.
-                    *sum = unsafe { (self.kernel.dot)(left, right, self.grid.shape[2]) };
+                    *sum = unsafe { self.dot(left, right, k) };
                 }
                 // SAFETY: the caller vouches for C.
                 unsafe { self.put(row, first, &sums[..count]) };
             }
         }
+    }
+
+    /// An inner product, in parts where it is so long that the clock must be looked at in between.
+    ///
+    /// # Safety
+    ///
+    /// Both runs must hold `k` values.
+    unsafe fn dot(&self, left: *const f32, right: *const f32, k: usize) -> f32 {
+        // SAFETY: passed on.
+        let part = |step: usize, count: usize| unsafe {
+            (self.kernel.dot)(left.wrapping_add(step), right.wrapping_add(step), count)
+        };
+        let mut sum = part(0, k.min(DOT_TERMS));
+        for step in (DOT_TERMS..k).step_by(DOT_TERMS) {
+            spend(DOT_TERMS / UNIT_TERMS_OF_ONE_ROW);
+            sum += part(step, (k - step).min(DOT_TERMS));
+        }
+        sum
     }
 
     /// Finishes the elements of a row from `column` on.
