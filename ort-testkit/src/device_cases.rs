@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, Reason, load_provider, provider};
+use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, load_provider, provider};
+use ort_core::placement::Reason;
 use ort_core::rewrite::Level;
 use ort_core::session::Session;
 use ort_core::{Result, error};

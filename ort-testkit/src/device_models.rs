@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{Device, ProviderOptions, Reason, provider};
+use ort_core::ep::{Device, ProviderOptions, provider};
+use ort_core::placement::Reason;
 use ort_core::session::{Model, Session};
 use ort_core::tensor::Value;
 use ort_core::{Result, ensure};

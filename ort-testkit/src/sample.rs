@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use ort_core::dim::Dim;
 use ort_core::dtype::{CastOptions, DType, TypeSet, convert};
-use ort_core::ep::{Device, NodeView, unclaimed};
+use ort_core::ep::{Device, NodeView};
 use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
+use ort_core::placement::unclaimed;
 use ort_core::session::Model;
 use ort_core::spec::{AttrDefault, AttrKind, AttrSpec, OpSpec, Param, Registry, Types};
 use ort_core::tensor::{OptionalValue, SequenceValue, Tensor, Value, element_count};

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use ort_core::Result;
 use ort_core::dtype::DType;
-use ort_core::ep::{Scope, partition};
 use ort_core::ir::{Graph, GraphBuilder, ValueId};
+use ort_core::placement::{Scope, partition};
 use ort_ep_cpu as _;
 use ort_testkit::{OpaqueDevice, Target};
 

@@ -119,7 +119,7 @@ fn find(args: &CheckArgs) -> Result<Report> {
         Ok(model) => model,
         Err(problem) => return Ok(Report::of(vec![broken(&problem)])),
     };
-    for unclaimed in ort_runtime::ep::unclaimed(model.graph(), &args.model.providers.devices()?)? {
+    for unclaimed in ort_runtime::placement::unclaimed(model.graph(), &args.model.providers.devices()?)? {
         findings.push(Finding {
             operator: Some(unclaimed.operator),
             problem: unclaimed.reason,

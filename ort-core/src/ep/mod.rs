@@ -5,20 +5,17 @@
 
 #[allow(unsafe_code, reason = "records of another library are read through their pointers")]
 pub mod abi;
-mod bodies;
-mod claim;
 mod compile;
-mod cost;
 #[cfg(feature = "provider-libraries")]
 #[allow(unsafe_code, reason = "functions of another library are called")]
 mod dylib;
+pub(crate) mod dynamic;
 pub(crate) mod guard;
 pub mod interrupt;
 mod kernel;
+mod node;
 pub mod operand;
 mod packed;
-mod reason;
-mod regions;
 mod run;
 
 use std::sync::Arc;
@@ -26,18 +23,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ort_alloc::{Allocator, DeviceId};
 
-pub(crate) use bodies::{Body, Captured, Flowing};
-pub(crate) use claim::lower_all_but;
-pub use claim::{NodeView, Partition, Unclaimed, partition, unclaimed};
 pub(crate) use compile::{Account, Packing};
 pub use compile::{CompileCx, Precision};
 #[cfg(feature = "provider-libraries")]
 pub use dylib::{PROVIDER_PATH, check_library, load_provider, provider_libraries};
 pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFrom};
+pub use node::NodeView;
 pub use packed::PackedWeights;
 pub(crate) use packed::{Owner, SharedBytes};
-pub use reason::{Island, Reason};
-pub use regions::{Scope, placement_cost};
 pub(crate) use run::LEAST_TENSOR;
 pub use run::{CancelToken, NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
 

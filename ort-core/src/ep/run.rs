@@ -7,11 +7,11 @@ use std::time::Instant;
 use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
+use super::dynamic::{ValueMemory, ask_heap};
 use super::interrupt::{self, UNITS_OF_A_TEXT, spend, spending};
 use super::{Device, guard};
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
-use crate::session::{ValueMemory, ask_heap};
 use crate::tensor::{
     DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count, element_count,
 };

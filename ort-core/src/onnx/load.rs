@@ -5,6 +5,7 @@
 //! becomes explicit, and each node is upgraded to the canonical form of its operator's record.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -22,6 +23,7 @@ use super::warnings::{ModelWarning, WarningKind, Warnings};
 use crate::cache::{CompiledModel, Content, FileWatch};
 use crate::ir::Graph;
 use crate::spec::{RUNTIME, Registry};
+use crate::tensor::Tensor;
 use crate::{Limits, Result, Within, ensure, error, nearest};
 
 /// A model as it was loaded: the canonical graph, not yet inferred, and what else the file says.
@@ -45,6 +47,41 @@ pub struct LoadedModel {
     pub warnings: Vec<ModelWarning>,
     /// Whether loading refuses what it could warn of.
     pub(crate) strict: bool,
+}
+
+impl LoadedModel {
+    /// An error if a mapped file of the model was changed in place; `now` looks however soon after the
+    /// last time.
+    pub(crate) fn check_files(&self, now: bool) -> Result<()> {
+        if now { self.watch.look() } else { self.watch.check() }
+    }
+
+    /// Lets go of the resident pages of a weight; they come back from the file when they are read. A
+    /// weight that is in no mapped file stays as it is.
+    pub(crate) fn release(&self, tensor: &Tensor) {
+        let Some(bytes) = tensor.bytes() else { return };
+        for mapping in &self.mappings {
+            if let Some(range) = mapping.range_of(bytes) {
+                release(mapping, range);
+            }
+        }
+    }
+
+    /// The same for all pages: reading what lies between the weights brings many of those in, too.
+    pub(crate) fn release_all(&self) {
+        for mapping in &self.mappings {
+            // Packed weights that lie in the same file stay.
+            let end =
+                self.compiled.as_ref().map_or(mapping.len(), |compiled| compiled.entry().source_bytes());
+            release(mapping, 0..end);
+        }
+    }
+}
+
+fn release(mapping: &MappedFile, range: Range<usize>) {
+    if let Err(problem) = mapping.release(range) {
+        tracing::debug!("pages of the model's file stay resident: {problem}");
+    }
 }
 
 /// What a model file says about itself.

@@ -14,6 +14,17 @@ use crate::ir::{Graph, Node, ValueId};
 use crate::spec::Traits;
 use crate::spec::batch::{BatchCx, BatchFact, apply};
 
+/// How a run is split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchSplit {
+    /// The symbolic dimension that counts the items.
+    pub dim: String,
+    /// The items of each part, in order.
+    pub parts: Vec<usize>,
+    /// Bytes that the run allocates at most: whole outputs, and activations and workspaces of one part.
+    pub planned_bytes: usize,
+}
+
 /// A proof that the items of a batch are computed apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchProof {

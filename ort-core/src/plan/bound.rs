@@ -14,7 +14,8 @@ use super::ends::Ends;
 use super::resolve::{Draft, Planner};
 use crate::dtype::DType;
 use crate::ep::OutputsFrom;
-use crate::session::{Program, SlotId, Step, in_words};
+use crate::program::{Program, SlotId, Step};
+use crate::tensor::in_words;
 use crate::tensor::{ValueView, byte_count};
 use crate::{Error, Result, error};
 

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 
 use super::bound::BoundValues;
 use super::resolve::{Draft, Planner};
-use crate::session::{Program, SlotId};
+use crate::program::{Program, SlotId};
 use crate::tensor::byte_count;
 
 /// The slots at both ends of a run.

@@ -11,7 +11,7 @@ use super::resolve::{Draft, Group, Planner};
 use super::{Place, Planning, RunPlan, SlotPlan};
 use crate::dtype::DType;
 use crate::ep::{LEAST_TENSOR, OutputsFrom};
-use crate::session::{Origin, Slot, SlotId};
+use crate::program::{Origin, Slot, SlotId};
 use crate::tensor::byte_count;
 use crate::{Result, error};
 

@@ -11,7 +11,7 @@
 use super::ValueKind;
 use super::resolve::{Draft, Heir, Planner};
 use crate::ep::OutputsFrom;
-use crate::session::{Origin, SlotId};
+use crate::program::{Origin, SlotId};
 use ort_alloc::DeviceId;
 
 /// Outputs that are tried, the largest.

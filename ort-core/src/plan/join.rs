@@ -7,7 +7,7 @@
 
 use super::resolve::{Draft, Planner};
 use crate::ep::OutputsFrom;
-use crate::session::{Origin, SlotId, Step};
+use crate::program::{Origin, SlotId, Step};
 use crate::spec::ViewCx;
 use crate::tensor::{Shape, byte_count};
 use crate::{Result, error};

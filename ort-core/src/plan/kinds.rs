@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use super::resolve::evaluate;
 use super::{Place, RunPlan, SlotPlan, ValueKind};
 use crate::dim::{Bindings, Dim};
-use crate::session::{Program, Slot};
+use crate::program::{Program, Slot};
 use crate::tensor::byte_count;
 
 /// What bytes are for.

@@ -7,6 +7,7 @@
 mod batch;
 mod batch_places;
 mod bound;
+mod cache;
 mod ends;
 mod finish;
 mod homes;
@@ -19,6 +20,7 @@ mod rounds;
 mod scratch;
 mod share;
 mod specialize;
+mod updates;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,11 +29,12 @@ use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
 use crate::dtype::DType;
-use crate::session::SlotId;
+use crate::program::SlotId;
 use crate::tensor::{Shape, Tensor};
 
-pub use batch::{BatchProof, BatchRefusal, batch_parallel, prove};
+pub use batch::{BatchProof, BatchRefusal, BatchSplit, batch_parallel, prove};
 pub(crate) use bound::{BoundValues, GivenMemory, OutputMemory, Planning, WorkspaceRoom};
+pub(crate) use cache::PlanCaches;
 pub(crate) use ends::Ends;
 pub use kinds::{KindBytes, MemoryKind};
 pub use order::{LiveBlock, LiveStep};

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use super::BatchSplit;
 use super::kinds::{KindBytes, alive_at, kinds, peak_step, symbolic_bytes};
 use super::resolve::resolve_in;
 use super::{Action, Place, RunPlan};
 use crate::dim::{Bindings, Dim};
-use crate::session::{BatchSplit, Origin, Program};
+use crate::program::{Origin, Program};
 use crate::tensor::byte_count;
 
 /// How a value gets its memory.

@@ -16,7 +16,7 @@ use crate::dim::{Bindings, Dim};
 use crate::dtype::DType;
 use crate::ep::OutputsFrom;
 use crate::ir::Graph;
-use crate::session::{Origin, Program, SlotId, Step};
+use crate::program::{Origin, Program, SlotId, Step};
 use crate::spec::SymTensor;
 use crate::tensor::{Shape, Tensor, byte_count};
 use crate::{Result, Within};

@@ -11,7 +11,7 @@ use super::Place;
 use super::resolve::Planner;
 use crate::ep::{LEAST_TENSOR, OutputsFrom};
 use crate::ir::Node;
-use crate::session::SlotId;
+use crate::program::SlotId;
 use crate::spec::{Flow, Rounds};
 use crate::tensor::byte_count;
 

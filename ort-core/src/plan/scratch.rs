@@ -15,7 +15,7 @@ use super::specialize::Known;
 use super::{BoundValues, RunPlan};
 use crate::Result;
 use crate::ep::{IoShapes, OutputsFrom};
-use crate::session::{SlotId, Step};
+use crate::program::{SlotId, Step};
 use crate::tensor::Shape;
 
 impl Planner<'_> {

@@ -7,7 +7,7 @@
 
 use super::ValueKind;
 use super::resolve::{Draft, Planner};
-use crate::session::{Origin, SlotId, Step};
+use crate::program::{Origin, SlotId, Step};
 use crate::spec::{ViewCx, ViewOf};
 use crate::tensor::{Shape, byte_count};
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::dim::{Bindings, Dim};
 use crate::dtype::DType;
 use crate::ir::{Graph, TensorType, ValueType};
-use crate::session::{Origin, Program};
+use crate::program::{Origin, Program};
 use crate::spec::{SymTensor, infer_graph};
 
 /// What is known of a given value: its type, and the elements of a small integer tensor.

@@ -23,12 +23,12 @@ use std::sync::Arc;
 use ort_alloc::{Budget, DeviceId};
 
 use super::bound_run::Prepared;
-use super::frame::Tables;
-use super::transfer::{Transfers, check_reachable, find, is_on_device, readable, value_on_host};
 use super::{Session, ValueSpec, check_type};
 use crate::dim::Dim;
 use crate::ep::{Device, guard};
 use crate::ir::ValueType;
+use crate::run::frame::Tables;
+use crate::run::transfer::{Transfers, check_reachable, find, is_on_device, readable, value_on_host};
 use crate::seeded::HashMap;
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
 use crate::{Error, Result, Within, advise, ensure, error};
@@ -166,7 +166,7 @@ impl Session {
     /// A binding without outputs, in which inputs have their defaults.
     pub fn io_binding(&self) -> IoBinding {
         let signature = self.signature.get_or_init(|| {
-            let graph = &self.compiled.program.graph;
+            let graph = &self.executor.compiled.program.graph;
             let default = |id| graph.input_defaults.get(id).map(|tensor| Value::Tensor(tensor.clone()));
             let (inputs, outputs) = (self.inputs(), self.outputs());
             Arc::new(Signature {
@@ -174,8 +174,8 @@ impl Session {
                 inputs,
                 outputs,
                 defaults: graph.inputs.iter().map(default).collect(),
-                devices: self.compiled.devices.clone(),
-                budget: self.budget.clone(),
+                devices: self.executor.compiled.devices.clone(),
+                budget: self.executor.budget.clone(),
             })
         });
         let outputs = signature.outputs.len();

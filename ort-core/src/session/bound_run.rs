@@ -6,16 +6,15 @@ use std::sync::Arc;
 use ort_alloc::DeviceId;
 
 use super::binding::{Bound, IoBinding};
-use super::frame::in_words;
-use super::given::{Given, bind};
-use super::run::RunWork;
 use super::{RunOptions, Session};
 use crate::dim::Bindings;
 use crate::dtype::DType;
 use crate::plan::{
     BoundValues, GivenMemory, OutputMemory, Place, Planning, RunPlan, SlotPlan, WorkspaceRoom,
 };
-use crate::tensor::{TensorBuffer, Value, ValueView, byte_count};
+use crate::run::grant::RunWork;
+use crate::run::inputs::{Given, bind};
+use crate::tensor::{TensorBuffer, Value, ValueView, byte_count, in_words};
 use crate::{Result, Within, ensure, error};
 
 /// What follows from a binding as long as nothing else is bound.
@@ -47,8 +46,8 @@ impl Session {
     /// The model has no such dimension or output.
     pub fn bound_peak(&self, dims: &[(&str, i64)], kept: &[(&str, DeviceId)]) -> Result<BoundPeak> {
         let bindings = self.bindings(dims)?;
-        let program = &self.compiled.program;
-        let mut bound = program.bound_values(self.planning);
+        let program = &self.executor.compiled.program;
+        let mut bound = program.bound_values(self.executor.planning);
         bound.inputs.resize(program.given.len(), GivenMemory::HOST);
         bound.outputs.resize(program.outputs.len(), OutputMemory::Own);
         let specs = self.outputs();
@@ -58,7 +57,7 @@ impl Session {
             let output = output.ok_or_else(|| error!(InvalidArgument, "the model has no output '{name}'"))?;
             *output = OutputMemory::Kept(*memory);
         }
-        let plan = self.plan_bound(&bindings, &bound)?;
+        let plan = self.executor.plan_bound(&bindings, &bound)?;
         let mut bytes = plan.peak();
         for (slot, output) in plan.outputs.iter().zip(&bound.outputs) {
             let OutputMemory::Kept(memory) = output else { continue };
@@ -112,7 +111,7 @@ impl Session {
         let IoBinding { inputs, outputs, buffers, results, tables, .. } = binding;
         let work = RunWork { plan, bindings, given: Given::Values(inputs) };
         let given = inputs.len();
-        self.execute(work, (buffers, tables), options, |mut frame| {
+        self.executor.execute(work, (buffers, tables), options, |mut frame| {
             frame.run_steps()?;
             for (index, (bound, result)) in outputs.iter().zip(&mut *results).enumerate() {
                 match bound {
@@ -146,13 +145,13 @@ impl Session {
         }
         check_apart(binding)?;
         let mut bindings = Bindings::new();
-        if let Some(conflict) = bind(&self.compiled.program, &given, &mut bindings)? {
+        if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
             let session = self.independent(conflict)?;
             let prepared = session.prepare(binding)?;
             return Ok(Prepared { independent: Some(session), ..prepared });
         }
-        let bound = BoundValues { planning: self.planning, ..bound_values(binding) };
-        let (plan, bindings) = self.plan_fitting(bindings, &given, &bound)?;
+        let bound = BoundValues { planning: self.executor.planning, ..bound_values(binding) };
+        let (plan, bindings) = self.executor.plan_fitting(bindings, &given, &bound)?;
         for (index, slot) in plan.outputs.iter().enumerate() {
             let (Some(Some(Bound::Buffer)), Some(planned)) =
                 (binding.outputs.get(index), plan.slots.get(slot.index()))
@@ -187,8 +186,13 @@ impl Session {
                     .within(|| format!("output '{name}'"))?;
                 continue;
             };
-            let is_elsewhere =
-                self.compiled.program.slots.get(slot.index()).is_none_or(|slot| slot.memory != memory);
+            let is_elsewhere = self
+                .executor
+                .compiled
+                .program
+                .slots
+                .get(slot.index())
+                .is_none_or(|slot| slot.memory != memory);
             let planned = plan.slots.get(slot.index()).and_then(|planned| kept_size(planned, is_elsewhere));
             let Some((dtype, shape)) = planned else {
                 *buffer = None;
@@ -199,7 +203,7 @@ impl Session {
             *buffer = match again.and_then(TensorBuffer::alone) {
                 Some(kept) => Some(kept.with_shape(shape)?),
                 None => {
-                    let memory = self.output_memory(memory, bytes)?;
+                    let memory = self.executor.output_memory(memory, bytes)?;
                     Some(TensorBuffer::from_buffer(dtype, shape, memory)?)
                 }
             };

@@ -4,35 +4,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort_alloc::{
-    ArenaConfig, Budget, Category, DeviceId, Recycler, Reservation, TrimOnDrop, free_memory_bytes,
-};
+use ort_alloc::{ArenaConfig, Budget, Category, Recycler, TrimOnDrop, free_memory_bytes};
 
-use super::cached::Setting;
-use super::compiled::{CacheUse, CompileKey, Compiled};
-use super::dynamic::DynamicMemory;
 use super::independent::Independent;
-use super::kept::{IdleMemory, Kept};
-use super::poison;
-use super::program::{BuildCx, Windowing, aligned};
+use super::pipeline::{Built, Setting};
 use super::providers::{Devices, ProviderRequest};
-use super::run::Need;
-use super::streamed::Streams;
-use super::updates;
-use super::windows::Windows;
-use super::{Model, Program, Session, SessionOptions};
+use super::shared::CompileKey;
+use super::{Model, Session, SessionOptions};
 use crate::dim::Bindings;
-use crate::ep::interrupt::{Watch, enter};
-use crate::ep::{
-    CancelToken, Device, NodeView, Owner, Packing, Precision, ProviderOptions, Scope, guard, lower_all_but,
-    partition,
-};
-use crate::ir::{Graph, Node};
-use crate::ops::fused::is_in_onnx_runtime;
+use crate::ep::dynamic::DynamicMemory;
+use crate::ep::{Device, Packing, Precision, ProviderOptions, guard};
+use crate::ir::Graph;
 use crate::plan::{BoundValues, Planning, WorkspaceRoom, resolve_bound};
-use crate::rewrite::{Environment, Level, Optimizer, Report, optimize};
-use crate::tensor::Tensor;
-use crate::{Error, Limits, MemoryShortage, Result, Within, ensure};
+use crate::rewrite::{Level, Optimizer, Report};
+use crate::run::grant::Need;
+use crate::run::poison;
+use crate::run::streaming::{Streams, Windows};
+use crate::run::{CacheUse, Compiled, Executor, IdleMemory, Kept};
+use crate::{Error, Limits, MemoryShortage, Result, ensure};
 
 /// Settings of a session.
 #[derive(Clone)]
@@ -48,7 +37,7 @@ pub struct SessionBuilder {
     /// Whether only the machine's free memory bounds `budget`.
     pub(super) follows_machine: bool,
     pub(super) precision: Precision,
-    limits: Limits,
+    pub(super) limits: Limits,
     pub(super) optimizer: Optimizer,
     arena: Option<ArenaConfig>,
     planning: Planning,
@@ -59,19 +48,6 @@ pub struct SessionBuilder {
     strict: bool,
     /// Whether [`SessionBuilder::optimized`] takes equal names of dimensions for equal sizes.
     trusts_names: bool,
-}
-
-/// A compiled program.
-pub(super) struct Built {
-    pub(super) program: Program,
-    /// The bytes of its packed weights that always stay, those in the compiled cache left out.
-    pub(super) packed_bytes: usize,
-    /// The bytes of those in the compiled cache.
-    pub(super) cached_bytes: usize,
-    pub(super) rewrites: Report,
-    pub(super) owner: Arc<Owner>,
-    /// What is counted without being held, with [`Packing::Reserved`].
-    pub(super) _reserved: Vec<Reservation>,
 }
 
 impl SessionBuilder {
@@ -310,7 +286,7 @@ impl SessionBuilder {
 
     /// Whether the caller set a limit or shares a budget. If not, the machine's free memory is the
     /// bound.
-    fn is_bounded(&self) -> bool {
+    pub(super) fn is_bounded(&self) -> bool {
         self.memory_limit.is_some() || (self.budget.is_some() && !self.follows_machine)
     }
 
@@ -379,63 +355,12 @@ impl SessionBuilder {
         }
     }
 
-    /// As [`optimized`](Self::optimized), with equal names of dimensions taken for equal sizes.
-    pub(super) fn optimized_as_named(self) -> Result<(Graph, Report)> {
-        let devices = self.open_devices()?.all;
-        let budget = self.new_budget();
-        let setting = self.setting(1, &devices, &budget)?;
-        // The graph goes elsewhere, where no checksum of the compiled model holds for it.
-        self.verify_files(setting.reading())?;
-        let (graph, report) = self.rewritten(setting, Packing::Now)?;
-        let mut graph = Arc::unwrap_or_clone(graph);
-        lower_all_but(&mut graph, is_in_onnx_runtime)?;
-        Ok((graph, report))
-    }
-
     /// Lets [`optimized`](Self::optimized) take equal names of dimensions for equal sizes. The graph
     /// may then have fewer nodes, and is wrong for runs whose inputs contradict the names.
     #[must_use]
     pub fn trust_dimension_names(mut self, trust: bool) -> SessionBuilder {
         self.trusts_names = trust;
         self
-    }
-
-    /// The graph as it is compiled: rewritten, and taken apart where no device has a kernel. A session on it with
-    /// [`Level::Disabled`] runs it as it stands, so that it can be edited in between.
-    pub fn prepared(self) -> Result<Graph> {
-        let budget = self.new_budget();
-        self.open_devices()?.attempt(|devices| {
-            let (mut graph, _) = self.rewritten(self.setting(1, devices, &budget)?, Packing::Now)?;
-            partition(&mut graph, devices, Scope::Model)?;
-            Ok(Arc::unwrap_or_clone(graph))
-        })
-    }
-
-    /// The model's graph after the rewrites that the optimizer allows, and what they were.
-    fn rewritten(
-        &self,
-        Setting { devices, budget, load_threads, until, .. }: Setting<'_>,
-        packing: Packing<'_>,
-    ) -> Result<(Arc<Graph>, Report)> {
-        let mut graph = self.model.shared_graph();
-        let compute =
-            |graph: Graph| evaluate(graph, load_threads, devices, budget, self.limits.ending(until));
-        let evaluate = |graph: Graph| match packing {
-            Packing::Cached(store) => store.folded(graph, compute),
-            _ => compute(graph),
-        };
-        let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
-        let channels_last = devices.iter().map(|device| guard::prefers_channels_last(&**device));
-        let channels_last = channels_last.collect::<Result<Vec<bool>>>()?;
-        // What a session updates is read in both directions of a training, whose gradients have the channels second.
-        let channels_last = if self.updates.is_empty() { &channels_last[..] } else { &[] };
-        let vector_bytes = devices.iter().map(|device| guard::vector_bytes(&**device));
-        let vector_bytes = vector_bytes.collect::<Result<Vec<usize>>>()?;
-        let (first_claim, vector_bytes) = (&first_claim, &vector_bytes);
-        let environment =
-            Environment { evaluate: &evaluate, first_claim, channels_last, vector_bytes, until };
-        let report = optimize(&mut graph, &self.optimizer, environment)?;
-        Ok((graph, report))
     }
 
     /// Compiles the model, or takes what a session built alike has compiled. An operator that no provider runs, or packed weights beyond the
@@ -454,15 +379,20 @@ impl SessionBuilder {
             updates: self.updates.clone(),
         };
         // What a limit of its own bounds is a session's own.
-        let compiled = match self.memory_limit {
-            None => self.model.compiled().get(key, |key| self.compile(threads, Some(key)))?,
-            Some(_) => Arc::new(self.compile(threads, None)?),
+        let shared = match self.memory_limit {
+            None => Some(self.model.compiled().get(key, || self.compile(threads))?),
+            Some(_) => None,
+        };
+        let compiled = match &shared {
+            Some(shared) => shared.compiled.clone(),
+            None => Arc::new(self.compile(threads)?),
         };
         // What was packed meanwhile is of another file then.
         self.model.check_files(true)?;
         let is_bounded = self.is_bounded();
         let budget = Budget::within(&compiled.budget, None);
-        Ok(Session {
+        let executor = Executor {
+            files: self.model.files(),
             kept: Kept::new(
                 DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref(), is_bounded)?,
                 (!is_bounded).then(Recycler::new),
@@ -476,10 +406,9 @@ impl SessionBuilder {
             planning: self.planning,
             batch_split: self.batch_split,
             limits: self.limits,
-            independent,
-            signature: OnceLock::new(),
-            model: self.model,
-        })
+        };
+        let signature = OnceLock::new();
+        Ok(Session { model: self.model, executor, _shared: shared, independent, signature })
     }
 
     fn thread_count(&self) -> Result<usize> {
@@ -487,7 +416,7 @@ impl SessionBuilder {
     }
 
     /// What the program is compiled with, for runs on so many threads.
-    fn setting<'a>(
+    pub(super) fn setting<'a>(
         &self,
         threads: usize,
         devices: &'a [Arc<dyn Device>],
@@ -497,7 +426,7 @@ impl SessionBuilder {
         Ok(Setting { threads, load_threads, devices, budget, until: self.limits.until() })
     }
 
-    fn compile(&self, threads: usize, key: Option<CompileKey>) -> Result<Compiled> {
+    fn compile(&self, threads: usize) -> Result<Compiled> {
         let mut devices = self.open_devices()?;
         let start = Instant::now();
         let budget = self.new_budget();
@@ -511,7 +440,7 @@ impl SessionBuilder {
         })?;
         let devices = devices.all;
         devices.iter().try_for_each(|device| guard::end_of_build(&**device))?;
-        let Built { program, packed_bytes, cached_bytes, rewrites, owner, .. } = built;
+        let Built { program, plans, packed_bytes, cached_bytes, rewrites, owner, .. } = built;
         let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
         self.model.release_all();
         let (nodes, copies) = program.counts(&devices);
@@ -532,6 +461,7 @@ impl SessionBuilder {
         let constant_bytes = budget.in_use();
         Ok(Compiled {
             program,
+            plans,
             streams,
             devices,
             packed_bytes,
@@ -540,62 +470,12 @@ impl SessionBuilder {
             batch,
             budget,
             cache,
-            key,
             _trim,
         })
     }
 
-    fn open_devices(&self) -> Result<Devices> {
+    pub(super) fn open_devices(&self) -> Result<Devices> {
         Devices::open(&self.devices, &self.providers)
-    }
-
-    /// The program, the bytes of its packed weights that always stay, and what was rewritten.
-    pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
-        // Rules that read long constants, and kernels that pack for long, end with the time that
-        // building may take.
-        let _watch =
-            enter(Watch { what: "compiling the model", cancel: CancelToken::new(), deadline: setting.until });
-        guard::call(|| "compiling the model".to_string(), || self.compile_program(setting, packing))
-    }
-
-    fn compile_program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
-        let (graph, rewrites) = self.rewritten(setting, packing)?;
-        let Setting { threads, load_threads, devices, budget, until } = setting;
-        let owner = Arc::<Owner>::default();
-        let is_bounded = self.is_bounded();
-        let mut cx = BuildCx {
-            devices,
-            budget,
-            owner: &owner,
-            threads,
-            load_threads,
-            precision: self.precision,
-            release: &|tensor| self.model.release(tensor),
-            packed_bytes: 0,
-            cached_bytes: 0,
-            reserved: Vec::new(),
-            is_aligned_in_file: &|tensor| self.model.is_aligned_in_file(tensor),
-            is_mapped: &|tensor| tensor.bytes().is_some_and(|bytes| self.model.is_mapped(bytes)),
-            // Without a limit all packed weights stay, and those in the cache count against none.
-            streams: is_bounded && !matches!(packing, Packing::Cached(_)),
-            windows: if is_bounded { Windowing::Always } else { Windowing::OfBounded },
-            packing,
-            cache_dir: self.cache_dir.as_deref(),
-            updates: updates::find(self.model.graph(), &self.updates)?,
-            until,
-        };
-        let mut program = Program::build(graph, &mut cx)?;
-        // Kernels read inputs as typed slices, and the file may hold a default anywhere.
-        if !program.graph.input_defaults.values().all(Tensor::is_aligned) {
-            let defaults = Arc::make_mut(&mut program.graph).input_defaults.values_mut();
-            for default in defaults.filter(|default| !default.is_aligned()) {
-                if let Some(copy) = aligned(default, &mut cx)? {
-                    *default = copy;
-                }
-            }
-        }
-        let BuildCx { packed_bytes, cached_bytes, reserved, .. } = cx;
-        Ok(Built { program, packed_bytes, cached_bytes, rewrites, owner, _reserved: reserved })
     }
 
     /// Names the limit that would do where the session's memory limit refused it: folded constants, packed weights and copies at their most, or what of
@@ -643,7 +523,7 @@ impl SessionBuilder {
     }
 
     /// What everything of the session counts against.
-    fn new_budget(&self) -> Arc<Budget> {
+    pub(super) fn new_budget(&self) -> Arc<Budget> {
         match &self.budget {
             Some(shared) => Budget::within(shared, self.memory_limit),
             None => Budget::new(self.memory_limit.or_else(free_memory_bytes)),
@@ -660,24 +540,4 @@ fn at_least_one(threads: Option<usize>) -> Result<usize> {
     let threads = threads.unwrap_or_else(cores);
     ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
     Ok(threads)
-}
-
-/// The place of the first device that claims a node.
-fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Option<usize> {
-    devices.iter().position(|device| guard::claim(&**device, &NodeView { graph, node }).is_ok())
-}
-
-/// Runs a graph of constants on the host's devices; without any of them on the CPU provider. The results count against `budget`.
-fn evaluate(
-    graph: Graph,
-    threads: usize,
-    devices: &[Arc<dyn Device>],
-    budget: &Arc<Budget>,
-    limits: Limits,
-) -> Result<Vec<Tensor>> {
-    let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(threads).load_threads(threads);
-    builder = builder.limits(limits).opt_level(Level::Disabled).budget(budget);
-    builder.devices = devices.iter().filter(|device| device.memory() == DeviceId::HOST).cloned().collect();
-    let outputs = builder.build()?.run(&[])?.into_iter();
-    outputs.map(|(name, value)| value.tensor().cloned().within(|| name)).collect()
 }

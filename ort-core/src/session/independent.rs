@@ -63,7 +63,7 @@ impl Session {
         tracing::warn!(
             "{conflict}; the model is compiled again with independent dimensions, for this and further such runs"
         );
-        self.follow_machine();
+        self.executor.follow_machine();
         let built = settings.with_independent_dims(self);
         let built = built.within(|| "compiling with independent dimensions")?;
         Ok(session.get_or_init(|| Arc::new(built)).clone())
@@ -90,17 +90,17 @@ impl SessionBuilder {
     fn with_independent_dims(&self, first: &Session) -> Result<Session> {
         let mut settings = self.clone();
         settings.model = self.model.with_independent_dims()?;
-        settings.devices.clone_from(&first.compiled.devices);
+        settings.devices.clone_from(&first.executor.compiled.devices);
         settings.providers.clear();
         // Entries of the compiled cache are found by the model's content, which is that of the first session.
         settings.cache_dir = None;
         settings.memory_limit = None;
-        settings.budget = Some(first.compiled.budget.clone());
-        settings.follows_machine = first.machine.is_some();
+        settings.budget = Some(first.executor.compiled.budget.clone());
+        settings.follows_machine = first.executor.machine.is_some();
         let mut session = settings.build()?;
-        session.budget = first.budget.clone();
-        session.kept = first.kept.clone();
-        session.machine = first.machine.clone();
+        session.executor.budget = first.executor.budget.clone();
+        session.executor.kept = first.executor.kept.clone();
+        session.executor.machine = first.executor.machine.clone();
         Ok(session)
     }
 }

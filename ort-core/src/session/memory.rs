@@ -77,7 +77,8 @@ impl ConstantBytes {
             sum.packed += session.packed_now();
             sum.on_devices += session.device_constants_now();
         }
-        let owners: Vec<_> = sessions.iter().map(|session| session.compiled.streams.owner()).collect();
+        let owners: Vec<_> =
+            sessions.iter().map(|session| session.executor.compiled.streams.owner()).collect();
         let shared = SharedBytes::of(&owners);
         sum.packed = sum.packed.saturating_sub(shared.among);
         sum.packed_shared = shared.with_others;
@@ -91,8 +92,10 @@ impl ConstantBytes {
 
     /// Adds the constants that runs read, except those in `counted`.
     fn add_read(&mut self, session: &Session, counted: &mut FxHashSet<(*const u8, usize)>) {
-        let cache = session.compiled.cache.as_ref();
-        for bytes in session.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes()) {
+        let cache = session.executor.compiled.cache.as_ref();
+        for bytes in
+            session.executor.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes())
+        {
             let place = match bytes {
                 bytes if cache.is_some_and(|cache| cache.entry.holds(bytes)) => &mut self.cached,
                 bytes if session.model.is_mapped(bytes) => &mut self.mapped,
@@ -108,7 +111,7 @@ impl Session {
     /// The memory of the session. It includes the program compiled for runs that contradict the
     /// names of dimensions.
     pub fn memory(&self) -> MemoryUse {
-        let held = |category| self.budget.in_use_of(category);
+        let held = |category| self.executor.budget.in_use_of(category);
         let constants = ConstantBytes::of(&self.parts());
         MemoryUse {
             weights: self.model.graph().weight_bytes(),
@@ -122,42 +125,43 @@ impl Session {
             workspace: held(Category::Workspace),
             outputs: held(Category::Output),
             dynamic: held(Category::Dynamic),
-            arena: self.kept.dynamic.held_bytes(),
-            outputs_waiting: self.kept.waiting_outputs(),
-            idle: self.kept.idle_bytes(),
-            limit: self.budget.limit().unwrap_or(usize::MAX),
-            activations: self.budget.activation_in_use(),
-            activations_peak: self.budget.activation_peak(),
+            arena: self.executor.kept.dynamic.held_bytes(),
+            outputs_waiting: self.executor.kept.waiting_outputs(),
+            idle: self.executor.kept.idle_bytes(),
+            limit: self.executor.budget.limit().unwrap_or(usize::MAX),
+            activations: self.executor.budget.activation_in_use(),
+            activations_peak: self.executor.budget.activation_peak(),
         }
     }
 
     /// The fewest bytes of constants that the session holds during a run and that count against its
     /// limit: folded ones, copies for alignment, packed weights, and of those that come and go the largest.
     pub fn constant_bytes(&self) -> usize {
-        let constants = self.parts().into_iter().map(|part| part.compiled.constant_bytes);
-        constants.fold(self.compiled.streams.least_bytes(), usize::saturating_add)
+        let constants = self.parts().into_iter().map(|part| part.executor.compiled.constant_bytes);
+        constants.fold(self.executor.compiled.streams.least_bytes(), usize::saturating_add)
     }
 
     /// The bytes of this program's packed weights that are in memory now.
     pub(super) fn packed_now(&self) -> usize {
-        self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program)
+        self.executor.compiled.packed_bytes
+            + self.executor.compiled.streams.resident_bytes(&self.executor.compiled.program)
     }
 
     pub(super) fn device_constants_now(&self) -> usize {
-        self.fixed_device_constants() + self.compiled.streams.windows.resident_bytes()
+        self.fixed_device_constants() + self.executor.compiled.streams.windows.resident_bytes()
     }
 
     /// The bytes of constants that always stay in the memory of devices.
     pub(super) fn fixed_device_constants(&self) -> usize {
-        let constants = self.compiled.program.constants().into_iter();
+        let constants = self.executor.compiled.program.constants().into_iter();
         constants.filter(|tensor| !tensor.view().is_host()).map(Tensor::byte_count).sum()
     }
 
     /// Gives back the memory that finished runs left for the next ones, and kept plans.
     pub fn trim(&self) {
-        self.kept.release();
-        self.kept.evicted.store(0, std::sync::atomic::Ordering::Relaxed);
-        self.parts().into_iter().for_each(|part| part.compiled.program.plans.clear());
+        self.executor.kept.release();
+        self.executor.kept.evicted.store(0, std::sync::atomic::Ordering::Relaxed);
+        self.parts().into_iter().for_each(|part| part.executor.compiled.plans.clear());
         HostAllocator::global().trim();
     }
 }

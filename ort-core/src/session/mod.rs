@@ -16,96 +16,66 @@
 mod binding;
 mod bound_run;
 mod builder;
-mod cache;
-mod cached;
-mod compiled;
-mod dynamic;
-mod frame;
-mod given;
+mod compile_cache;
 mod independent;
-mod kept;
-mod largest;
+mod max_batch;
 mod memory;
 mod model;
-mod nested;
 mod options;
-mod placement;
-mod places;
-mod poison;
-mod profile;
-mod program;
+mod pipeline;
 mod providers;
-mod room;
-mod run;
-mod split;
-mod streamed;
+mod shared;
 mod transfer;
-mod updates;
-mod window_choice;
-mod windows;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
-use ort_alloc::{Allocator, Budget, DeviceId, HostAllocator, Stats};
+use ort_alloc::{DeviceId, Stats};
+use rustc_hash::FxHashMap;
 
+pub use crate::ep::dynamic::ArenaDevice;
+pub use crate::placement::NodePlacement;
+pub use crate::plan::BatchSplit;
 pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use bound_run::BoundPeak;
 pub use builder::SessionBuilder;
-pub(crate) use dynamic::{ValueMemory, ask_heap};
-pub(crate) use frame::in_words;
-pub use kept::{IdleMemory, release_idle_memory};
 pub use memory::MemoryUse;
 pub use model::Model;
-pub use options::{ArenaDevice, ExecutionMode, SessionOptions};
-pub use placement::NodePlacement;
-pub use profile::{EventMemory, Profile, ProfileEvent};
-pub(crate) use program::{Origin, Program, Slot, SlotId, Step};
+pub use options::{ExecutionMode, SessionOptions};
 pub use providers::{ProviderRequest, open_devices};
-pub use split::BatchSplit;
-pub use transfer::SharedMemory;
 
 use crate::dim::{Bindings, Symbol};
-use crate::ep::CancelToken;
 use crate::ir::ValueType;
+use crate::placement;
 use crate::plan::{
-    BoundValues, GivenMemory, KindBytes, LiveStep, MemoryKind, PlanReport, Planning, RunPlan, live_steps,
-    report, resolve_bound,
+    BatchProof, BatchRefusal, BoundValues, KindBytes, LiveStep, MemoryKind, PlanReport, RunPlan, live_steps,
+    report,
+};
+use crate::program::{Program, SlotId, Step, Work};
+use crate::run::Executor;
+use crate::run::grant::Need;
+use crate::run::inputs::bind;
+use crate::run::microbatch::Asked;
+use crate::run::streaming::{Free, OnDevices};
+use crate::run::transfer::{self as transfers, check_reachable};
+pub use crate::run::{
+    EventMemory, IdleMemory, Profile, ProfileEvent, RunOptions, SharedMemory, release_idle_memory,
 };
 use crate::seeded::HashMap;
 use crate::tensor::{Value, ValueView};
-use crate::{Error, Limits, Result, Within, advise, ensure, error};
-use compiled::Compiled;
-use given::{bind, fits};
+use crate::{Error, Result, Within, advise, ensure, error};
 use independent::Independent;
-use kept::Kept;
 use memory::ConstantBytes;
-use run::Need;
-use split::Asked;
-use streamed::Free;
-use transfer::{check_reachable, is_on_device};
-use windows::OnDevices;
+use shared::Shared;
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
 pub struct Session {
     model: Model,
-    /// Shared with other sessions on the model that were built alike.
-    compiled: Arc<Compiled>,
-    /// What runs of this session hold, within the budget of what is compiled.
-    budget: Arc<Budget>,
-    threads: usize,
-    planning: Planning,
-    /// Whether runs may be split.
-    batch_split: bool,
-    limits: Limits,
-    /// What finished runs leave for the next ones.
-    kept: Arc<Kept>,
-    poison: bool,
+    /// What runs the program.
+    executor: Executor,
+    /// None where the program is the session's own.
+    _shared: Option<Arc<Shared>>,
     /// The session for runs that contradict the names of dimensions.
     independent: Independent,
-    /// The budget that follows the machine's free memory. None if the caller set a limit or shares
-    /// a budget.
-    machine: Option<Arc<Budget>>,
     /// What bindings know of the session, once there is one.
     signature: OnceLock<Arc<binding::Signature>>,
 }
@@ -119,39 +89,6 @@ pub struct ValueSpec {
     pub ty: ValueType,
     /// Whether the caller may leave it out.
     pub has_default: bool,
-}
-
-/// What bounds one run.
-#[derive(Clone, Debug, Default)]
-pub struct RunOptions<'a> {
-    /// Ends the run when it is cancelled.
-    pub cancel: CancelToken,
-    /// When the run gives up; by default after the session's [`Limits::deadline`].
-    pub deadline: Option<Instant>,
-    /// Collects the time of each node.
-    pub profile: Option<&'a Profile>,
-    /// Memories whose arenas give back their free regions after the run.
-    pub shrink_arenas: Vec<ArenaDevice>,
-}
-
-impl RunOptions<'_> {
-    /// Changes a setting of the run by its key, as ONNX Runtime's `add_run_config_entry` does. There is one:
-    /// `memory.enable_memory_arena_shrinkage`, a list as in `cpu:0;gpu:0` of the memories whose arenas give back their free regions after the
-    /// run; `gpu` counts the devices with memory of their own.
-    ///
-    /// # Errors
-    ///
-    /// A key or a device that does not exist. A run is refused that is to shrink an arena which the session does not have.
-    pub fn add_run_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
-        ensure!(
-            options::RUN_ENTRIES.contains(&key),
-            InvalidArgument,
-            help = advise("options of a run", key, options::RUN_ENTRIES),
-            "there is no option '{key}' of a run"
-        );
-        self.shrink_arenas = options::shrink_devices(value)?;
-        Ok(())
-    }
 }
 
 impl Session {
@@ -172,7 +109,7 @@ impl Session {
 
     /// The outputs, in the model's order.
     pub fn outputs(&self) -> Vec<ValueSpec> {
-        let graph = &self.compiled.program.graph;
+        let graph = &self.executor.compiled.program.graph;
         let outputs = graph.outputs.iter().zip(self.model.graph().outputs.iter());
         outputs
             .map(|(id, named)| ValueSpec {
@@ -195,7 +132,7 @@ impl Session {
         options: &RunOptions<'_>,
     ) -> Result<Vec<(String, Value)>> {
         ensure!(
-            self.compiled.program.updates.is_empty(),
+            self.executor.compiled.program.updates.is_empty(),
             InvalidArgument,
             help = "bind them and run with `run_with_binding`",
             "the session updates inputs in their memory"
@@ -203,47 +140,26 @@ impl Session {
         let readable = self.readable(inputs)?;
         let given = self.arrange(&readable)?;
         let mut bindings = Bindings::new();
-        if let Some(conflict) = bind(&self.compiled.program, &given, &mut bindings)? {
+        if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
             return self.independent(conflict)?.run_with(inputs, options);
         }
-        let (plan, bindings) = self.plan_fitting(bindings, &given, &self.given_values(&given))?;
-        let outputs = self.run_in_way(Asked { plan: &plan, bindings: &bindings }, &given, options)?;
+        let (plan, bindings) =
+            self.executor.plan_fitting(bindings, &given, &self.executor.given_values(&given))?;
+        let outputs = self.executor.run(Asked { plan: &plan, bindings: &bindings }, &given, options)?;
         let names = self.model.graph();
         let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
         Ok(names.zip(outputs).collect())
     }
 
-    /// The plan for these bindings; where what is given contradicts it, one that knows no sizes.
-    fn plan_fitting(
-        &self,
-        bindings: Bindings,
-        given: &[ValueView<'_>],
-        bound: &BoundValues,
-    ) -> Result<(Arc<RunPlan>, Bindings)> {
-        let plan = self.plan_bound(&bindings, bound)?;
-        if fits(&self.compiled.program, &plan, given) {
-            return Ok((plan, bindings));
-        }
-        Ok((self.plan_bound(&Bindings::new(), bound)?, Bindings::new()))
-    }
-
-    /// Where memory of the host for outputs comes from.
-    fn output_allocator(&self) -> &dyn Allocator {
-        match &self.kept.outputs {
-            Some(recycler) => &**recycler,
-            None => &**HostAllocator::global(),
-        }
-    }
-
     /// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.
     fn readable<'n>(&self, inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
-        let readable = |value: &Value| transfer::readable(value, self.transfers());
+        let readable = |value: &Value| transfers::readable(value, self.executor.transfers());
         inputs.iter().map(|(name, value)| Ok((*name, readable(value)?))).collect()
     }
 
     /// Puts named inputs in order; defaults stand in for what is left out.
     fn arrange<'v>(&'v self, inputs: &'v [(&str, Value)]) -> Result<Vec<ValueView<'v>>> {
-        let graph = &self.compiled.program.graph;
+        let graph = &self.executor.compiled.program.graph;
         let by_name = ByName::new(inputs);
         for (index, (name, _)) in inputs.iter().enumerate() {
             ensure!(by_name.find(name) == Some(index), InvalidArgument, "input '{name}' is given twice");
@@ -280,31 +196,11 @@ impl Session {
         Ok(given)
     }
 
-    /// What a plan knows of a run without a binding: what is given in memory of devices.
-    fn given_values(&self, given: &[ValueView<'_>]) -> BoundValues {
-        let mut values = self.compiled.program.bound_values(self.planning);
-        if values.inputs.is_empty() && given.iter().any(is_on_device) {
-            values.inputs = given.iter().map(|value| GivenMemory::of(Some(*value))).collect();
-        }
-        values
-    }
-
-    /// The plan for what is bound, as it was made before.
-    fn plan_kept(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
-        self.compiled.program.plans.get(bindings, bound, || {
-            let start = Instant::now();
-            let plan = resolve_bound(&self.compiled.program, bindings, self.threads, bound)?;
-            let milliseconds = start.elapsed().as_millis() as u64;
-            tracing::info!(dims = %bindings, peak_bytes = plan.peak(), milliseconds, "planned");
-            Ok(plan)
-        })
-    }
-
     /// The memory of a run with these sizes of symbolic dimensions; a dimension that is not named counts as 1.
     /// A name that the model does not have is an error.
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let bindings = self.bindings(dims)?;
-        let values = self.compiled.program.bound_values(self.planning);
+        let values = self.executor.compiled.program.bound_values(self.executor.planning);
         self.report(&bindings, &values, self.independent.built())
     }
 
@@ -317,16 +213,16 @@ impl Session {
     fn plan_beside(&self, other: Option<&Session>, inputs: &[(&str, Value)]) -> Result<PlanReport> {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
-        if let Some(conflict) = bind(&self.compiled.program, &given, &mut bindings)? {
+        if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
             return self.independent(conflict)?.plan_beside(Some(self), inputs);
         }
-        self.report(&bindings, &self.given_values(&given), other)
+        self.report(&bindings, &self.executor.given_values(&given), other)
     }
 
     /// What each step of a run takes and gives back, in their order, with these sizes of symbolic dimensions; for those who edit the graph to
     /// have fewer bytes alive at once.
     pub fn live_steps(&self, dims: &[(&str, i64)]) -> Result<Vec<LiveStep>> {
-        Ok(live_steps(&self.compiled.program, &self.bindings(dims)?, self.threads))
+        Ok(live_steps(&self.executor.compiled.program, &self.bindings(dims)?, self.executor.threads))
     }
 
     fn report(
@@ -335,30 +231,30 @@ impl Session {
         values: &BoundValues,
         other: Option<&Session>,
     ) -> Result<PlanReport> {
-        let plan = self.plan_bound(bindings, values)?;
-        let mut report = report(&self.compiled.program, &plan, bindings, self.threads);
+        let plan = self.executor.plan_bound(bindings, values)?;
+        let mut report = report(&self.executor.compiled.program, &plan, bindings, self.executor.threads);
         report.weights_bytes = self.model.graph().weight_bytes();
-        let available = self.free_bytes();
-        report.batch_split = self.would_split(Asked { plan: &plan, bindings }, available);
-        report.unsplit = self.why_whole(Asked { plan: &plan, bindings });
+        let available = self.executor.free_bytes();
+        report.batch_split = self.executor.would_split(Asked { plan: &plan, bindings }, available);
+        report.unsplit = self.executor.why_whole(Asked { plan: &plan, bindings });
         let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
         report.kinds.extend(self.constant_kinds(&plan, available.saturating_sub(peak), other));
-        report.available_bytes = available.saturating_sub(self.compiled.streams.least_bytes());
+        report.available_bytes = available.saturating_sub(self.executor.compiled.streams.least_bytes());
         Ok(report)
     }
 
     /// The constants during a run that leaves `bytes` for them, plus those that `other` holds.
     fn constant_kinds(&self, plan: &RunPlan, bytes: usize, other: Option<&Session>) -> [KindBytes; 7] {
-        let streams = &self.compiled.streams;
+        let streams = &self.executor.compiled.streams;
         // A run that a device's own limit refuses is planned as if it had none.
-        let Need { on_devices, is_open_ended, .. } = Need::of(&self.compiled.program, plan);
+        let Need { on_devices, is_open_ended, .. } = Need::of(&self.executor.compiled.program, plan);
         let free = |on_devices| Free { bytes, on_devices, eighths: 8, is_open_ended };
         let shares = streams.shares(&free(on_devices)).or_else(|_| streams.shares(&free(OnDevices::new())));
         let (shares, left) = shares.unwrap_or_default();
         let streamed = streams.streamed_bytes(left);
         let parts: Vec<&Session> = std::iter::once(self).chain(other).collect();
         let now = ConstantBytes::of(&parts);
-        let packed = self.compiled.packed_bytes + streams.packed_bytes() - streamed;
+        let packed = self.executor.compiled.packed_bytes + streams.packed_bytes() - streamed;
         let on_devices = self.fixed_device_constants() + shares.kept_bytes();
         let packed_by_other = now.packed.saturating_sub(self.packed_now());
         let on_devices_by_other = now.on_devices.saturating_sub(self.device_constants_now());
@@ -396,18 +292,84 @@ impl Session {
     ///
     /// Their names are those of ONNX Runtime's `GetStats`, and as text they read like it.
     pub fn allocator_stats(&self) -> Vec<(DeviceId, Stats)> {
-        self.kept.dynamic.stats()
+        self.executor.kept.dynamic.stats()
+    }
+
+    /// Where each node runs, in the order of the steps, why there, and why not on the providers that come before in the session's order. Copies
+    /// between memories, which are no nodes, are left out; [`Session::steps`] has them.
+    ///
+    /// ```
+    /// fn print(session: &ort_core::session::Session) {
+    ///     for placed in session.placement() {
+    ///         println!("{} ({}) on {}: {}", placed.node, placed.operator, placed.provider, placed.reason);
+    ///         for (provider, why) in &placed.refusals {
+    ///             println!("    not on {provider}: {why}");
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub fn placement(&self) -> Vec<NodePlacement> {
+        placement::placements(&self.executor.compiled.program, &self.executor.compiled.devices)
+    }
+
+    /// The steps in the order in which they run, copies between memories included: (node or copied
+    /// value, operator or `Copy`, provider).
+    pub fn steps(&self) -> Vec<(String, String, String)> {
+        placement::steps(&self.executor.compiled.program, &self.executor.compiled.devices)
+    }
+
+    /// By input, in the model's order, the memory from which runs read it without a copy; the host's where they read it there, too. ONNX Runtime's
+    /// `get_input_memory_infos`. An input that the session updates ([`SessionBuilder::update`](super::SessionBuilder::update)) is to be bound to a buffer in
+    /// this memory, in which its new value is computed.
+    pub fn input_memories(&self) -> Vec<DeviceId> {
+        let program = &self.executor.compiled.program;
+        let read = memories_of_reads(program);
+        let memory = |given: &SlotId| read.get(given).copied().flatten().unwrap_or(DeviceId::HOST);
+        let mut memories: Vec<DeviceId> = program.given.iter().map(memory).collect();
+        for (update, memory) in program.updates.iter().zip(program.memories_of_updates()) {
+            memories.get_mut(update.input).into_iter().for_each(|place| *place = memory);
+        }
+        memories
+    }
+
+    /// Whether each item of a batch is computed apart from the others, with the same bits in whatever batch it is, so that runs may be
+    /// split: the proof, or what stands in its way.
+    ///
+    /// # Errors
+    ///
+    /// The input, node or output for which it cannot be shown.
+    pub fn batch_parallel(&self) -> Result<&BatchProof, &BatchRefusal> {
+        self.executor.compiled.batch()
     }
 
     /// What was rewritten before the graph was compiled.
     pub fn rewrites(&self) -> &crate::rewrite::Report {
-        &self.compiled.rewrites
+        &self.executor.compiled.rewrites
     }
 
     /// The threads inside one operator.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.executor.threads
     }
+}
+
+/// For each value that steps read, the memory in which they read it. None if there are several.
+fn memories_of_reads(program: &Program) -> FxHashMap<SlotId, Option<DeviceId>> {
+    let memory = |step: &Step| match step.work {
+        Work::Copy => {
+            program.slots.get(step.outputs.first().copied().flatten()?.index()).map(|slot| slot.memory)
+        }
+        _ => None,
+    };
+    let mut memories: FxHashMap<SlotId, Option<DeviceId>> = FxHashMap::default();
+    for step in &program.steps {
+        let memory = Some(memory(step).unwrap_or(DeviceId::HOST));
+        for slot in step.reads() {
+            let only = memories.entry(slot).or_insert(memory);
+            *only = only.filter(|_| *only == memory);
+        }
+    }
+    memories
 }
 
 fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {

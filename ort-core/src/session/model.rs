@@ -1,13 +1,12 @@
 //! A loaded model: immutable, shared by every session on it.
 
 use std::io::Read;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use ort_alloc::{MappedFile, TrimOnDrop};
+use ort_alloc::TrimOnDrop;
 
 use crate::cache::{CompiledModel, Content, Reading, hash_of};
 use crate::dim::Symbol;
@@ -19,7 +18,7 @@ use crate::tensor::Tensor;
 use crate::{Result, Within};
 
 use super::ValueSpec;
-use super::compiled::CompiledPrograms;
+use super::shared::CompiledPrograms;
 
 /// A loaded model. Cloning shares it.
 #[derive(Clone)]
@@ -120,7 +119,7 @@ impl Model {
 
     /// An error if a mapped file of the model was changed in place; `now` looks however soon after the last time.
     pub(super) fn check_files(&self, now: bool) -> Result<()> {
-        if now { self.file.watch.look() } else { self.file.watch.check() }
+        self.file.check_files(now)
     }
 
     /// What it was loaded within.
@@ -208,26 +207,16 @@ impl Model {
     /// Lets go of the resident pages of a weight that was packed or copied; they come back from the file when they are read. A weight that is in no mapped
     /// file stays as it is.
     pub fn release(&self, tensor: &Tensor) {
-        let Some(bytes) = tensor.bytes() else { return };
-        for mapping in &self.file.mappings {
-            if let Some(range) = mapping.range_of(bytes) {
-                release(mapping, range);
-            }
-        }
+        self.file.release(tensor);
     }
 
     /// The same for all pages: reading what lies between the weights brings many of those in, too.
     pub(super) fn release_all(&self) {
-        for mapping in &self.file.mappings {
-            // Packed weights that lie in the same file stay.
-            let end = self.compiled_model().map_or(mapping.len(), |compiled| compiled.entry().source_bytes());
-            release(mapping, 0..end);
-        }
+        self.file.release_all();
     }
-}
 
-fn release(mapping: &MappedFile, range: Range<usize>) {
-    if let Err(problem) = mapping.release(range) {
-        tracing::debug!("pages of the model's file stay resident: {problem}");
+    /// The files that it was loaded from, for runs.
+    pub(super) fn files(&self) -> Arc<LoadedModel> {
+        self.file.clone()
     }
 }

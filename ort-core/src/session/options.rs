@@ -3,7 +3,7 @@
 use ort_alloc::{ArenaConfig, ExtendStrategy};
 
 use crate::rewrite::Level;
-use crate::{Result, advise, ensure, error};
+use crate::{Result, advise, error};
 
 /// Settings of a session, as ONNX Runtime's `SessionOptions` has them: [`SessionBuilder::options`](super::SessionBuilder::options)
 /// takes them. Sizes are in bytes.
@@ -255,36 +255,6 @@ fn set_max_mem(options: &mut SessionOptions, value: &str) -> Option<()> {
     Some(())
 }
 
-/// A memory with an arena, as ONNX Runtime names them: `cpu:0`, `gpu:0`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ArenaDevice {
-    /// Whether it is the host's, instead of that of a device.
-    pub is_host: bool,
-    /// Which of that kind, from 0.
-    pub number: usize,
-}
-
-/// Reads ONNX Runtime's list of arenas to shrink, such as `cpu:0;gpu:0`.
-pub(super) fn shrink_devices(list: &str) -> Result<Vec<ArenaDevice>> {
-    let mut devices = Vec::new();
-    for device in list.split(';') {
-        let (kind, number) = device.split_once(':').unwrap_or((device, "0"));
-        let number = number.parse().ok();
-        let known = matches!(kind, "cpu" | "gpu");
-        ensure!(
-            known && number.is_some(),
-            InvalidArgument,
-            help = "give devices as in cpu:0;gpu:0",
-            "Unsupported device specified in the memory arena shrink list: {device}"
-        );
-        devices.push(ArenaDevice { is_host: kind == "cpu", number: number.unwrap_or(0) });
-    }
-    Ok(devices)
-}
-
-/// The entries of a run.
-pub(super) const RUN_ENTRIES: [&str; 1] = ["memory.enable_memory_arena_shrinkage"];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -371,10 +341,6 @@ mod tests {
         ] {
             let text = with(key, value).err().map(|problem| problem.to_string()).unwrap_or_default();
             assert!(text.contains(words), "{text}");
-        }
-        assert!(shrink_devices("cpu").is_ok() && shrink_devices("cpu:0;gpu:1").is_ok());
-        for list in ["foo", "cpu:x", ""] {
-            assert!(shrink_devices(list).is_err(), "{list}");
         }
     }
 }

@@ -1,208 +1,21 @@
-//! Tensors on their way between the memories that a session works on.
+//! Tensors in the memories of a session's devices.
 
 use std::sync::Arc;
 
-use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in};
+use ort_alloc::DeviceId;
 
 use super::Session;
-use super::dynamic::{DEVICE_ALIGNMENT, RunMemory};
-use super::frame::Frame;
-use super::program::Origin;
+use crate::Result;
 use crate::dtype::DType;
-use crate::ep::{Device, guard};
-use crate::plan::Place;
-use crate::tensor::{
-    MapValue, OptionalValue, SequenceValue, SparseTensor, Tensor, TensorBuffer, TensorMut, TensorView, Value,
-    ValueView, byte_count,
-};
-use crate::{Result, Within, ensure, error};
-
-/// The devices that copy, and what a copy on the way between two of them counts against.
-#[derive(Clone, Copy)]
-pub(super) struct Transfers<'a> {
-    pub(super) devices: &'a [Arc<dyn Device>],
-    pub(super) budget: &'a Arc<Budget>,
-}
-
-impl Transfers<'_> {
-    /// Copies a tensor to one of its type and shape. Between two devices the way leads over the host.
-    pub(super) fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
-        ensure!(
-            from.dtype() == to.dtype() && from.shape() == to.shape(),
-            InvalidArgument,
-            help = "give a tensor of that type and shape, or bind the output to a device, where it may have any size",
-            "a {}{:?} does not fit into a {}{:?}",
-            from.dtype(),
-            from.shape(),
-            to.dtype(),
-            to.shape()
-        );
-        match (from.memory(), to.memory()) {
-            (DeviceId::HOST, DeviceId::HOST) => {
-                to.bytes_mut()?.copy_from_slice(from.bytes()?);
-                Ok(())
-            }
-            (one, other) if one == other || other == DeviceId::HOST => {
-                guard::copy(find(self.devices, one)?, from, to)
-            }
-            (DeviceId::HOST, other) => guard::copy(find(self.devices, other)?, from, to),
-            (one, other) => {
-                let (one, other) = (find(self.devices, one)?, find(self.devices, other)?);
-                let bytes = byte_count(from.dtype(), from.shape())?;
-                let host = &**HostAllocator::global();
-                let mut between = allocate_in(self.budget, Category::Workspace, host, bytes, 64)?;
-                let between = between.bytes_mut().ok_or_else(no_host_memory)?;
-                guard::copy(one, from, TensorMut::host(from.dtype(), from.shape(), &mut *between))?;
-                guard::copy(other, TensorView::host(from.dtype(), from.shape(), between), to)
-            }
-        }
-    }
-
-    /// A copy in memory of its own.
-    pub(super) fn copied(&self, from: TensorView<'_>, memory: Buffer) -> Result<Tensor> {
-        let mut copy = TensorBuffer::from_buffer(from.dtype(), from.shape(), memory)?;
-        self.copy(from, copy.view_mut()?)?;
-        copy.tensor()
-    }
-}
-
-/// Tensors in the memories of several devices and the host's, for what several sessions on these devices use in turn ([`open_devices`](super::open_devices)).
-/// They count in no session's budget.
-pub struct SharedMemory {
-    devices: Vec<Arc<dyn Device>>,
-    budget: Arc<Budget>,
-}
-
-impl SharedMemory {
-    /// The memories of these devices, and the host's.
-    pub fn of(devices: &[Arc<dyn Device>]) -> SharedMemory {
-        SharedMemory { devices: devices.to_vec(), budget: Budget::new(None) }
-    }
-
-    /// The devices.
-    pub fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.devices
-    }
-
-    /// Memory for a tensor. What it holds at first is unspecified, on the host it is zeros.
-    ///
-    /// # Errors
-    ///
-    /// The type has no fixed size, the memory is of another device, or there is not enough of it.
-    pub fn buffer(&self, memory: DeviceId, dtype: DType, shape: &[usize]) -> Result<TensorBuffer> {
-        if memory == DeviceId::HOST {
-            return TensorBuffer::new(dtype, shape);
-        }
-        let allocator = guard::allocator(find(&self.devices, memory)?)?;
-        let bytes = byte_count(dtype, shape)?;
-        let buffer = allocate_in(&self.budget, Category::Output, &*allocator, bytes, DEVICE_ALIGNMENT)?;
-        TensorBuffer::from_buffer(dtype, shape, buffer)
-    }
-
-    /// Writes a tensor into a buffer of its type and shape, wherever the two are.
-    ///
-    /// # Errors
-    ///
-    /// Type or shape differ, either memory is of another device, or a tensor still holds the buffer's.
-    pub fn copy(&self, from: &Tensor, to: &mut TensorBuffer) -> Result<()> {
-        let transfers = Transfers { devices: &self.devices, budget: &self.budget };
-        transfers.copy(from.view(), to.view_mut()?)
-    }
-
-    /// A copy of what a buffer holds, in this memory.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Self::buffer`] and [`Self::copy`].
-    pub fn copy_in(&self, memory: DeviceId, from: &TensorBuffer) -> Result<TensorBuffer> {
-        let mut copy = self.buffer(memory, from.dtype(), from.shape())?;
-        self.copy(&from.tensor()?, &mut copy)?;
-        Ok(copy)
-    }
-}
-
-/// The device whose memory this is.
-pub(super) fn find(devices: &[Arc<dyn Device>], memory: DeviceId) -> Result<&dyn Device> {
-    let device = devices.iter().find(|device| device.memory() == memory);
-    device.map(|device| &**device).ok_or_else(|| {
-        let own = devices.iter().filter(|device| device.memory() != DeviceId::HOST);
-        let own = own.map(|device| format!(", {} ({})", device.memory(), device.info().provider));
-        error!(
-            InvalidArgument,
-            "the memory of {memory} is none of the session's, which are: host{}",
-            own.collect::<String>()
-        )
-        .help("name one of these, or copy the tensor to the host with a session on its device: `Session::to_host`")
-    })
-}
-
-/// Refuses values in memory of devices that are not the session's.
-pub(super) fn check_reachable(devices: &[Arc<dyn Device>], value: ValueView<'_>) -> Result<()> {
-    match value.tensor() {
-        Ok(tensor) if !tensor.is_host() => find(devices, tensor.memory()).map(|_| ()),
-        _ => Ok(()),
-    }
-}
-
-/// Whether a value is a tensor in memory of a device.
-pub(super) fn is_on_device(value: &ValueView<'_>) -> bool {
-    value.tensor().is_ok_and(|tensor| !tensor.is_host())
-}
-
-/// The same value with all its tensors in memory of the host: those that `to_host` is asked for, and those that are there.
-fn on_host(value: &Value, to_host: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Value> {
-    let tensor = |tensor: &Tensor| if tensor.view().is_host() { Ok(tensor.clone()) } else { to_host(tensor) };
-    Ok(match value {
-        Value::Tensor(of) => Value::Tensor(tensor(of)?),
-        Value::Sequence(SequenceValue { element_type, elements }) => {
-            let elements = elements.iter().map(|element| on_host(element, to_host)).collect::<Result<_>>()?;
-            Value::Sequence(SequenceValue { element_type: element_type.clone(), elements })
-        }
-        Value::Optional(OptionalValue { element_type, element }) => {
-            let element = element.as_ref().map(|element| on_host(element, to_host).map(Box::new));
-            Value::Optional(OptionalValue {
-                element_type: element_type.clone(),
-                element: element.transpose()?,
-            })
-        }
-        Value::Map(MapValue { keys, values }) => {
-            Value::Map(MapValue { keys: keys.clone(), values: Box::new(on_host(values, to_host)?) })
-        }
-        Value::Sparse(SparseTensor { values, indices, shape }) => Value::Sparse(SparseTensor {
-            values: tensor(values)?,
-            indices: tensor(indices)?,
-            shape: shape.clone(),
-        }),
-    })
-}
-
-/// A value as runs read it: aligned, and on the host what is inside of something that is not a tensor.
-pub(super) fn readable(value: &Value, transfers: Transfers<'_>) -> Result<Value> {
-    match value {
-        Value::Tensor(_) => value.to_aligned(),
-        _ => value_on_host(value, transfers)?.to_aligned(),
-    }
-}
-
-/// The same value in memory of the host.
-pub(super) fn value_on_host(value: &Value, transfers: Transfers<'_>) -> Result<Value> {
-    on_host(value, &|tensor| {
-        let bytes = byte_count(tensor.dtype(), tensor.shape())?;
-        let host = &**HostAllocator::global();
-        let memory = allocate_in(transfers.budget, Category::Output, host, bytes, 64)?;
-        transfers.copied(tensor.view(), memory)
-    })
-}
-
-fn no_host_memory() -> crate::Error {
-    error!(Fail, "host memory is not the host's")
-}
+use crate::ep::Device;
+use crate::run::transfer::{check_reachable, on_host};
+use crate::tensor::{Tensor, TensorBuffer, Value, ValueView, byte_count};
 
 impl Session {
     /// The devices that it runs on, in the order of its providers. [`Device::memory`] names the memory of each, for [`Self::upload`] and
     /// [`IoBinding::bind_output`](super::IoBinding::bind_output).
     pub fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.compiled.devices
+        &self.executor.compiled.devices
     }
 
     /// A copy of a tensor in the memory of one of the session's devices, or of the host; ONNX Runtime's `OrtValue.ortvalue_from_numpy`. It
@@ -232,8 +45,8 @@ impl Session {
     /// The tensor is of strings, either memory is none of the session's, or there is not enough of it.
     pub fn upload(&self, tensor: &Tensor, device: DeviceId) -> Result<Tensor> {
         check_reachable(self.devices(), ValueView::Tensor(tensor.view()))?;
-        let memory = self.output_memory(device, byte_count(tensor.dtype(), tensor.shape())?)?;
-        self.transfers().copied(tensor.view(), memory)
+        let memory = self.executor.output_memory(device, byte_count(tensor.dtype(), tensor.shape())?)?;
+        self.executor.transfers().copied(tensor.view(), memory)
     }
 
     /// The value in memory of the host: what is there already is shared, what is in memory of one of the session's devices waited for and
@@ -254,7 +67,11 @@ impl Session {
     ///
     /// The type has no fixed size, the device is none of the session's, or has not enough memory.
     pub fn buffer_on(&self, device: DeviceId, dtype: DType, shape: &[usize]) -> Result<TensorBuffer> {
-        TensorBuffer::from_buffer(dtype, shape, self.output_memory(device, byte_count(dtype, shape)?)?)
+        TensorBuffer::from_buffer(
+            dtype,
+            shape,
+            self.executor.output_memory(device, byte_count(dtype, shape)?)?,
+        )
     }
 
     /// Writes a tensor into a buffer of its type and shape, wherever the two are; ONNX Runtime's `OrtValue.update_inplace`.
@@ -263,104 +80,6 @@ impl Session {
     ///
     /// Type or shape differ, either memory is none of the session's, or a tensor still holds the buffer's.
     pub fn update_inplace(&self, buffer: &mut TensorBuffer, tensor: &Tensor) -> Result<()> {
-        self.transfers().copy(tensor.view(), buffer.view_mut()?)
-    }
-
-    pub(super) fn transfers(&self) -> Transfers<'_> {
-        Transfers { devices: &self.compiled.devices, budget: &self.budget }
-    }
-
-    /// Memory for an output.
-    pub(super) fn output_memory(&self, device: DeviceId, bytes: usize) -> Result<Buffer> {
-        let budget = &self.budget;
-        let memory =
-            RunMemory { dynamic: &self.kept.dynamic, budget, evict: &|bytes| self.evict(bytes, false) };
-        if device == DeviceId::HOST {
-            let allocate = || allocate_in(budget, Category::Output, self.output_allocator(), bytes, 64);
-            return memory.reserve_for(allocate);
-        }
-        find(self.devices(), device)?;
-        memory.allocate_outside(device, Category::Output, bytes)
-    }
-}
-
-impl Frame<'_> {
-    fn transfers(&self) -> Transfers<'_> {
-        Transfers { devices: self.env.devices, budget: &self.env.control.budget }
-    }
-
-    /// Copies to the host what is given in memory of a device and read elsewhere, too.
-    pub(super) fn copy_given(&mut self) -> Result<()> {
-        for &slot in &self.program.given {
-            let (Some(planned), Some(known)) =
-                (self.plan.slots.get(slot.index()), self.program.slots.get(slot.index()))
-            else {
-                continue;
-            };
-            let (Place::Own | Place::Dynamic, Origin::Given(index)) = (&planned.place, &known.origin) else {
-                continue;
-            };
-            let name = || format!("input '{}'", self.program.graph.value(known.value).name);
-            let buffer = self.bound.get(*index).and_then(Option::as_ref);
-            let value = self.given.get(*index).or(buffer.map(|buffer| ValueView::Tensor(buffer.view())));
-            let from = value.ok_or_else(|| error!(Fail, "{} is not given", name()))?.tensor()?;
-            let category = match planned.is_output {
-                true => Category::Output,
-                false => Category::Slab,
-            };
-            let memory = self.value_memory(DeviceId::HOST, category, from)?;
-            let copy = self.transfers().copied(from, memory).within(name)?;
-            if let Some(owned) = self.owned.get_mut(slot.index()) {
-                *owned = Some(Value::Tensor(copy));
-            }
-        }
-        Ok(())
-    }
-
-    /// A copy in a memory, out of what is set aside for the run.
-    pub(super) fn copied_to(
-        &self,
-        from: TensorView<'_>,
-        device: DeviceId,
-        category: Category,
-    ) -> Result<Tensor> {
-        self.transfers().copied(from, self.value_memory(device, category, from)?)
-    }
-
-    /// Memory for a copy of a tensor, out of what is set aside for the run.
-    fn value_memory(&self, device: DeviceId, category: Category, of: TensorView<'_>) -> Result<Buffer> {
-        let bytes = byte_count(of.dtype(), of.shape())?;
-        let (budget, memory) = (&self.env.control.budget, self.env.memory);
-        if (device, category) == (DeviceId::HOST, Category::Output) {
-            return memory.reserve_for(|| allocate_in(budget, category, self.env.outputs, bytes, 64));
-        }
-        memory.allocate_outside(device, category, bytes)
-    }
-
-    /// Puts an output into its buffer unless it was computed there; without a buffer the value itself is returned, in the memory `wanted`.
-    pub(super) fn deliver(&mut self, output: usize, place: usize, wanted: DeviceId) -> Result<Option<Value>> {
-        let (program, plan) = (self.program, self.plan);
-        let slot = *plan.outputs.get(output).ok_or_else(|| error!(Fail, "there is no output {output}"))?;
-        let planned = plan.slots.get(slot.index()).map(|planned| &planned.place);
-        if matches!(planned, Some(Place::Bound(bound)) if *bound == place) {
-            return Ok(None);
-        }
-        let Some(mut buffer) = self.bound.get_mut(place).and_then(Option::take) else {
-            let memory = program.slots.get(slot.index()).map(|slot| slot.memory);
-            let is_computed = self.owned.get(slot.index()).is_some_and(Option::is_some);
-            if memory == Some(wanted) && (is_computed || wanted == DeviceId::HOST) {
-                return self.take_output(slot).and_then(|value| self.detach(value)).map(Some);
-            }
-            let from = self.output_view(slot)?.tensor()?;
-            let memory = self.value_memory(wanted, Category::Output, from)?;
-            return Ok(Some(Value::Tensor(self.transfers().copied(from, memory)?)));
-        };
-        let copied = self
-            .output_view(slot)
-            .and_then(|value| self.transfers().copy(value.tensor()?, buffer.view_mut()?));
-        if let Some(home) = self.bound.get_mut(place) {
-            *home = Some(buffer);
-        }
-        copied.map(|()| None)
+        self.executor.transfers().copy(tensor.view(), buffer.view_mut()?)
     }
 }

@@ -30,6 +30,11 @@ pub type Shape = SmallVec<[usize; 6]>;
 /// nothing to make.
 const EMPTY_EXTENT: usize = 1 << 31;
 
+/// The type and shape of an output for messages.
+pub(crate) fn in_words(known: &Option<(DType, Shape)>) -> String {
+    known.as_ref().map_or("of no known size".to_string(), |(dtype, shape)| format!("{dtype}{shape:?}"))
+}
+
 /// The number of elements of a shape, or an error where it overflows. An empty tensor whose other sizes are beyond all
 /// measure is one, too.
 pub fn element_count(shape: &[usize]) -> Result<usize> {

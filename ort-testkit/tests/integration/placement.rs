@@ -3,8 +3,8 @@
 use crate::support::{floats, layer, placed, round_trip, run_one};
 use ort_core::Result;
 use ort_core::dtype::DType;
-use ort_core::ep::Reason;
 use ort_core::ir::{Attribute, GraphBuilder};
+use ort_core::placement::Reason;
 use ort_core::session::Model;
 use ort_testkit::{OpaqueDevice, Target, Transfers};
 

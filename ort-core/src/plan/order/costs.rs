@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::ep::OutputsFrom;
 use crate::plan::Planning;
 use crate::plan::resolve::Planner;
-use crate::session::{Program, SlotId, Step};
+use crate::program::{Program, SlotId, Step};
 use crate::tensor::byte_count;
 
 /// A value with memory that a step makes. Views of a value are the same block: that of the slot they are part of.

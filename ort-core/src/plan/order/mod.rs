@@ -20,7 +20,7 @@ use network::Network;
 
 use super::resolve::{resolve, resolve_in};
 use crate::dim::Bindings;
-use crate::session::{Program, Step};
+use crate::program::{Program, Step};
 use crate::{Result, error};
 
 /// A step of a schedule as memory sees it. Blocks are values with memory of their own; views of a value are its block.

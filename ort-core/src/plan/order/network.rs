@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::session::Program;
+use crate::program::Program;
 
 /// Lists of numbers, one for each step, in one allocation.
 pub(super) struct Lists {

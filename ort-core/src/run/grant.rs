@@ -6,41 +6,42 @@ use std::time::Instant;
 
 use ort_alloc::{Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in, free_memory_bytes};
 
-use super::dynamic::RunMemory;
 use super::frame::{Frame, Memory, RunEnv, Slabs, Tables, device_slabs};
-use super::given::Given;
-use super::streamed::{Free, Room, Streaming, Turn};
-use super::windows::{OnDevices, RunWindows};
-use super::{Program, RunOptions, Session, Step};
+use super::inputs::Given;
+use super::streaming::{Free, Room, Streaming, Turn};
+use super::streaming::{OnDevices, RunWindows};
+use super::{Executor, RunOptions};
 use crate::dim::Bindings;
+use crate::ep::dynamic::RunMemory;
 use crate::ep::interrupt::{Watch, enter};
 use crate::ep::{OutputsFrom, RunControl, guard};
 use crate::plan::{Place, Planning, RunPlan, largest_at_peak};
+use crate::program::{Program, Step};
 use crate::tensor::{Tensor, TensorBuffer, byte_count};
 use crate::{Error, ErrorKind, MemoryShortage, Result, error};
 
 /// What one run of the program computes.
-pub(super) struct RunWork<'a> {
-    pub(super) plan: &'a RunPlan,
-    pub(super) bindings: &'a Bindings,
-    pub(super) given: Given<'a>,
+pub(crate) struct RunWork<'a> {
+    pub(crate) plan: &'a RunPlan,
+    pub(crate) bindings: &'a Bindings,
+    pub(crate) given: Given<'a>,
 }
 
 /// The bytes that a run takes.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Need {
+pub(crate) struct Need {
     /// Of the host's slab.
-    pub(super) slab: usize,
+    pub(crate) slab: usize,
     /// Of all that it allocates besides.
-    pub(super) rest: usize,
+    pub(crate) rest: usize,
     /// Of that, on each device: slabs, and values with buffers of their own.
-    pub(super) on_devices: OnDevices,
+    pub(crate) on_devices: OnDevices,
     /// Whether the run may take more, as the sizes of some values are only known then.
-    pub(super) is_open_ended: bool,
+    pub(crate) is_open_ended: bool,
 }
 
 impl Need {
-    pub(super) fn of(program: &Program, plan: &RunPlan) -> Need {
+    pub(crate) fn of(program: &Program, plan: &RunPlan) -> Need {
         let slabs = plan.slabs.iter().filter(|(memory, _)| *memory != DeviceId::HOST);
         let mut on_devices: OnDevices = slabs.copied().collect();
         for (memory, bytes) in &mut on_devices {
@@ -61,17 +62,17 @@ impl Need {
         Need { slab: plan.host_slab(), rest: plan.peak() - plan.host_slab(), on_devices, is_open_ended }
     }
 
-    pub(super) fn total(&self) -> usize {
+    pub(crate) fn total(&self) -> usize {
         self.slab.saturating_add(self.rest)
     }
 
     /// The bytes on a device.
-    pub(super) fn on(&self, memory: DeviceId) -> usize {
+    pub(crate) fn on(&self, memory: DeviceId) -> usize {
         self.on_devices.iter().filter(|(device, _)| *device == memory).map(|(_, bytes)| *bytes).sum()
     }
 
     /// The larger of each.
-    pub(super) fn or(self, other: Need) -> Need {
+    pub(crate) fn or(self, other: Need) -> Need {
         let mut on_devices = self.on_devices;
         for (memory, bytes) in other.on_devices {
             match on_devices.iter_mut().find(|(known, _)| *known == memory) {
@@ -89,7 +90,7 @@ impl Need {
 }
 
 /// What a run has of the budget from its first node on.
-pub(super) struct Grant<'s> {
+pub(crate) struct Grant<'s> {
     room: Room,
     slab: Buffer,
     windows: RunWindows,
@@ -103,7 +104,7 @@ pub(super) struct Grant<'s> {
 
 impl Grant<'_> {
     /// Whether weights are packed anew each time they are needed.
-    pub(super) fn streams(&self) -> bool {
+    pub(crate) fn streams(&self) -> bool {
         self.room.window > 0
     }
 
@@ -113,9 +114,9 @@ impl Grant<'_> {
     }
 }
 
-impl Session {
+impl Executor {
     /// One run of the program: is granted its memory, and lets `run` go through a frame.
-    pub(super) fn execute<T>(
+    pub(crate) fn execute<T>(
         &self,
         work: RunWork<'_>,
         memory: (&mut [Option<TensorBuffer>], &mut Tables),
@@ -136,12 +137,12 @@ impl Session {
     /// Waits for the run's turn at the weights and takes what it needs, which `choose` says of the bytes
     /// that there are, or refuses it before anything runs. Every run comes by here, so this is where
     /// the model's files are checked.
-    pub(super) fn grant<C>(
+    pub(crate) fn grant<C>(
         &self,
         options: &RunOptions<'_>,
         choose: impl Fn(usize) -> Result<(Need, C)>,
     ) -> Result<(Grant<'_>, C)> {
-        self.model.check_files(false)?;
+        self.files.check_files(false)?;
         self.kept.dynamic.check_shrink(&options.shrink_arenas)?;
         let deadline = options.deadline.or_else(|| self.limits.until());
         let windows = &self.compiled.streams.windows;
@@ -164,7 +165,7 @@ impl Session {
     }
 
     /// Raises the bound of a session without a limit of its own to what is free by now; returns whether that is more.
-    pub(super) fn follow_machine(&self) -> bool {
+    pub(crate) fn follow_machine(&self) -> bool {
         let Some((budget, free)) = self.machine.as_ref().zip(free_memory_bytes()) else { return false };
         budget.raise_limit(free.saturating_add(budget.in_use()))
     }
@@ -195,19 +196,19 @@ impl Session {
             Some(_) => None,
         };
         let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
-        let release = |tensor: &Tensor| self.model.release(tensor);
+        let release = |tensor: &Tensor| self.files.release(tensor);
         let windows = streams.windows.open(&room.shares, &need.on_devices, budget, &release)?;
         let may_evict = matches!(turn, Some(Turn::Alone { .. }));
         Ok((Grant { room, _turn: turn, slab, windows, advance, deadline, may_evict }, chosen))
     }
 
     /// What a granted run allocates from.
-    pub(super) fn budget_of<'b>(&'b self, grant: &'b Grant<'_>) -> &'b Arc<Budget> {
+    pub(crate) fn budget_of<'b>(&'b self, grant: &'b Grant<'_>) -> &'b Arc<Budget> {
         grant.advance.as_ref().map_or(&self.budget, Advance::budget)
     }
 
     /// Lets `run` go through one frame with what was granted.
-    pub(super) fn frame<T>(
+    pub(crate) fn frame<T>(
         &self,
         grant: &mut Grant<'_>,
         work: RunWork<'_>,
@@ -226,7 +227,7 @@ impl Session {
             budget: budget.clone(),
             threads: self.threads,
         };
-        let release = |tensor: &Tensor| self.model.release(tensor);
+        let release = |tensor: &Tensor| self.files.release(tensor);
         let streaming = (!self.compiled.streams.is_empty()).then_some(Streaming {
             streams: &self.compiled.streams,
             keep: &room.keep,
@@ -239,6 +240,7 @@ impl Session {
         let env = RunEnv {
             control: &control,
             devices: &self.compiled.devices,
+            plans: &self.compiled.plans,
             profile: options.profile,
             outputs: self.output_allocator(),
             planning: self.planning,
@@ -262,7 +264,7 @@ impl Session {
 
     /// Gives back at least `bytes` of what a run that goes on can do without, or all of it: slabs that wait, and packed weights where the run is
     /// alone with them. Returns how many bytes went.
-    pub(super) fn evict(&self, bytes: usize, may_evict_weights: bool) -> usize {
+    pub(crate) fn evict(&self, bytes: usize, may_evict_weights: bool) -> usize {
         let slabs = std::mem::take(&mut *self.kept.slabs.lock());
         let idle: usize = slabs.iter().map(Buffer::len).sum();
         drop(slabs);
@@ -275,10 +277,10 @@ impl Session {
     }
 
     /// Leaves what the run held to the next one.
-    pub(super) fn end(&self, grant: Grant<'_>, options: &RunOptions<'_>) {
+    pub(crate) fn end(&self, grant: Grant<'_>, options: &RunOptions<'_>) {
         if grant.reads_in_passing() {
             // What runs read of the file in passing would add up to all of it.
-            self.model.release_all();
+            self.files.release_all();
         }
         self.kept.run_ended(Some(grant.slab).filter(|_| self.planning != Planning::Off));
         self.kept.dynamic.shrink(&options.shrink_arenas);
@@ -286,7 +288,7 @@ impl Session {
     }
 
     /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed weights that may go.
-    pub(super) fn free_bytes(&self) -> usize {
+    pub(crate) fn free_bytes(&self) -> usize {
         let streams = &self.compiled.streams;
         let packed =
             streams.resident_bytes(&self.compiled.program).saturating_add(streams.windows.resident_bytes());
@@ -304,7 +306,7 @@ impl Session {
     }
 
     /// The refusal of a run that needs more than is available; `largest` is what takes most of it.
-    pub(super) fn shortage(
+    pub(crate) fn shortage(
         &self,
         (needed, available): (usize, usize),
         mut largest: Vec<(String, usize)>,

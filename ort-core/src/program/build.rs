@@ -1,8 +1,6 @@
-//! A graph compiled for its devices: kernels in schedule order over slots.
-//!
-//! A slot is a value in one memory. A value that two devices read has two slots, with a copy step between them.
+//! Compiles a placed graph: kernels, constants in the memories that read them, and copies between
+//! memories. Steps come out in the order of the graph's nodes.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,139 +9,29 @@ use ort_alloc::{Budget, Category, DeviceId, Reservation, allocate_in};
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::cache::PlanCache;
-use super::streamed::StreamedKernel;
-use super::updates::Update;
-use crate::cache::{Role, Store, tag};
-use crate::ep::{
-    Account, Body, Captured, Claim, CompileCx, Device, Executable, Flowing, NodeView, OutputsFrom, Owner,
-    Packing, Partition, Precision, Reason, Scope, guard, partition,
+use super::{
+    Body, Captured, Flowing, Nested, Origin, Partition, Program, Slot, SlotId, Step, StreamedKernel, Update,
+    Work,
 };
+use crate::cache::{Role, Store, tag};
+use crate::ep::{Account, Claim, CompileCx, Device, NodeView, OutputsFrom, Owner, Packing, Precision, guard};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
-use crate::plan::{better_order, order_of_updates};
 use crate::tensor::{Tensor, TensorMut};
 use crate::{Result, Within, error};
-
-/// A slot of one program: its place in [`Program::slots`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SlotId(pub(crate) u32);
-
-impl SlotId {
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// Where a slot's value comes from.
-#[derive(Debug)]
-pub(crate) enum Origin {
-    /// The caller, or the enclosing graph: the position among [`Program::given`].
-    Given(usize),
-    /// A weight that runs read.
-    Constant(Tensor),
-    /// A weight of the host that is brought to a device for runs: it stays there, or comes for the steps that read it.
-    Streamed(Tensor),
-    /// A weight that kernels packed: runs do not read it.
-    Consumed,
-    /// A step computes it.
-    Step,
-}
-
-/// A value in one memory.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    pub(crate) value: ValueId,
-    pub(crate) memory: DeviceId,
-    pub(crate) origin: Origin,
-}
-
-/// What a step does.
-pub(crate) enum Work {
-    /// Runs a kernel.
-    Kernel(Box<dyn Executable>),
-    /// Runs a kernel whose packed weights may have to be packed first.
-    Streamed(StreamedKernel),
-    /// Copies a value between the host's memory and the device's.
-    Copy,
-}
-
-impl Work {
-    /// The kernel, to ask for its workspace; none for a copy.
-    pub(crate) fn kernel(&self) -> Option<&dyn Executable> {
-        match self {
-            Work::Kernel(kernel) => Some(&**kernel),
-            Work::Streamed(kernel) => Some(&*kernel.counted),
-            Work::Copy => None,
-        }
-    }
-}
-
-/// One step of the schedule.
-pub(crate) struct Step {
-    pub(crate) name: Arc<str>,
-    pub(crate) op: &'static str,
-    /// The node it runs; none for a copy.
-    pub(crate) node: Option<usize>,
-    pub(crate) device: usize,
-    pub(crate) claim: Claim,
-    pub(crate) work: Work,
-    pub(crate) inputs: Vec<Option<SlotId>>,
-    pub(crate) outputs: Vec<Option<SlotId>>,
-    pub(crate) nested: Vec<Nested>,
-}
-
-/// A subgraph of a control-flow step.
-pub(crate) struct Nested {
-    pub(crate) program: Program,
-    /// The enclosing program's slots that it captures, in the order of the program's given values after its inputs.
-    pub(crate) captures: Vec<SlotId>,
-}
-
-impl Step {
-    /// All slots that the step reads, captures included.
-    pub(crate) fn reads(&self) -> impl Iterator<Item = SlotId> + '_ {
-        let captured = self.nested.iter().flat_map(|nested| nested.captures.iter().copied());
-        self.inputs.iter().flatten().copied().chain(captured)
-    }
-
-    /// How errors name it.
-    pub(crate) fn place(&self) -> String {
-        format!("node '{}' ({})", self.name, self.op)
-    }
-}
-
-/// A compiled graph.
-pub(crate) struct Program {
-    /// Shared with the model, where nothing was decomposed.
-    pub(crate) graph: Arc<Graph>,
-    pub(crate) slots: Vec<Slot>,
-    pub(crate) steps: Vec<Step>,
-    /// Slots that are given at each run: the graph's inputs, then captures.
-    pub(crate) given: Vec<SlotId>,
-    /// The slots of the graph's outputs: of a model in host memory.
-    pub(crate) outputs: Vec<SlotId>,
-    /// The steps in the order of the file; none where they stand in it.
-    pub(crate) file_order: Option<Vec<usize>>,
-    /// Outputs in the memory of inputs.
-    pub(crate) updates: Vec<Update>,
-    /// By node of the graph: why it runs where it does.
-    pub(crate) reasons: Vec<Reason>,
-    pub(crate) plans: PlanCache,
-}
 
 /// What compiling needs besides the graph.
 pub(crate) struct BuildCx<'a> {
     pub(crate) devices: &'a [Arc<dyn Device>],
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) owner: &'a Arc<Owner>,
-    /// Those of runs.
-    pub(crate) threads: usize,
     /// Those that pack.
     pub(crate) load_threads: usize,
     pub(crate) precision: Precision,
     /// Called with a weight whose pages of the file are not needed any more.
     pub(crate) release: &'a dyn Fn(&Tensor),
+    /// How many programs there are so far: the outermost one, and those of subgraphs.
+    pub(crate) programs: usize,
     pub(crate) packed_bytes: usize,
     /// Of packed weights in the compiled cache.
     pub(crate) cached_bytes: usize,
@@ -175,9 +63,8 @@ pub(crate) enum Windowing {
 }
 
 impl Program {
-    /// Compiles an inferred graph.
-    pub(crate) fn build(mut graph: Arc<Graph>, cx: &mut BuildCx<'_>) -> Result<Program> {
-        let partition = partition(&mut graph, cx.devices, Scope::Model)?;
+    /// Compiles the graph of a model, whose inputs and outputs are in the host's memory.
+    pub(crate) fn build(graph: Arc<Graph>, partition: Partition, cx: &mut BuildCx<'_>) -> Result<Program> {
         let given = graph.inputs.iter().map(|&value| (value, DeviceId::HOST)).collect();
         let outputs = vec![DeviceId::HOST; graph.outputs.len()];
         Program::placed(graph, partition, (given, outputs), cx)
@@ -225,67 +112,18 @@ impl Program {
         builder.forget_uploaded(&outputs, cx.is_mapped);
         builder.forget_consumed(&mut graph, cx.is_mapped);
         let Builder { slots, steps, .. } = builder;
-        let plans = PlanCache::default();
+        let number = cx.next_number();
         let file_order = None;
-        let mut program =
-            Program { graph, slots, steps, given, outputs, file_order, updates, reasons, plans };
-        if let Some(order) = order_of_updates(&program)? {
-            program.reorder(&order);
-            program.file_order = None;
-        }
-        if let Some(order) = better_order(&program, cx.threads) {
-            program.reorder(&order);
-        }
-        Ok(program)
-    }
-
-    /// Puts the steps in another order: the place of each in the order so far.
-    fn reorder(&mut self, order: &[usize]) {
-        let mut steps: Vec<Option<Step>> = std::mem::take(&mut self.steps).into_iter().map(Some).collect();
-        self.steps = order.iter().filter_map(|index| steps.get_mut(*index)?.take()).collect();
-        let mut file_order: Vec<usize> = (0..order.len()).collect();
-        file_order.sort_by_key(|place| order.get(*place));
-        self.file_order = Some(file_order);
-    }
-
-    /// A program without steps, for a branch that cannot run.
-    fn empty(graph: Arc<Graph>) -> Program {
-        let (slots, steps, given, outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (file_order, updates, reasons, plans) = (None, Vec::new(), Vec::new(), PlanCache::default());
-        Program { graph, slots, steps, given, outputs, file_order, updates, reasons, plans }
-    }
-
-    /// How many nodes each provider of `devices` runs, those of subgraphs included, and how many copies there are
-    /// between memories.
-    pub(crate) fn counts(&self, devices: &[Arc<dyn Device>]) -> (String, usize) {
-        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        let mut copies = 0;
-        let mut programs = vec![self];
-        while let Some(program) = programs.pop() {
-            for step in &program.steps {
-                programs.extend(step.nested.iter().map(|nested| &nested.program));
-                match (step.node, devices.get(step.device)) {
-                    (Some(_), Some(device)) => *counts.entry(device.info().provider).or_default() += 1,
-                    _ => copies += 1,
-                }
-            }
-        }
-        let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
-        (counts.join(", "), copies)
-    }
-
-    /// The constants that runs still read.
-    pub(crate) fn constants(&self) -> Vec<&Tensor> {
-        let own = self.slots.iter().filter_map(|slot| match &slot.origin {
-            Origin::Constant(tensor) => Some(tensor),
-            _ => None,
-        });
-        let inner = self.steps.iter().flat_map(|step| &step.nested);
-        own.chain(inner.flat_map(|nested| nested.program.constants())).collect()
+        Ok(Program { number, graph, slots, steps, given, outputs, file_order, updates, reasons })
     }
 }
 
 impl BuildCx<'_> {
+    fn next_number(&mut self) -> usize {
+        self.programs += 1;
+        self.programs - 1
+    }
+
     /// The context of one kernel's construction.
     fn kernel<'k>(
         &'k self,
@@ -543,7 +381,7 @@ impl Builder {
         let Body { graph: inner, captures: captured, partition, inputs, outputs } = body;
         if inner.broken.is_some() {
             // Nothing of it runs; taking it is the error that inference found.
-            return Ok(Nested { program: Program::empty(inner), captures: Vec::new() });
+            return Ok(Nested { program: Program::empty(inner, cx.next_number()), captures: Vec::new() });
         }
         for capture in &subgraph.captures {
             if graph.constants.contains_key(&capture.outer) {
@@ -635,7 +473,7 @@ impl Builder {
 }
 
 /// A constant where kernels can read it as a typed slice; none where nothing will run.
-pub(super) fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Tensor>> {
+pub(crate) fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Tensor>> {
     let Some(bytes) = tensor.bytes() else { return Ok(None) };
     if matches!(cx.packing, Packing::Reserved) {
         cx.reserved.push(cx.budget.reserve(Category::Weights, bytes.len())?);

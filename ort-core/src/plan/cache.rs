@@ -4,19 +4,47 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::{BoundValues, RunPlan};
 use crate::Result;
 use crate::dim::Bindings;
-use crate::plan::{BoundValues, RunPlan};
+use crate::program::Program;
 
 /// The bytes of plans that a program keeps.
 const LIMIT: usize = 4 << 20;
 
+/// The plans of all programs that were compiled together.
+pub(crate) struct PlanCaches(Vec<PlanCache>);
+
+impl PlanCaches {
+    /// For so many programs, numbered from 0.
+    pub(crate) fn new(programs: usize) -> PlanCaches {
+        PlanCaches((0..programs).map(|_| PlanCache::default()).collect())
+    }
+
+    /// The plan of a program for these bindings, made by `make` where it is not kept.
+    pub(crate) fn get(
+        &self,
+        program: &Program,
+        bindings: &Bindings,
+        bound: &BoundValues,
+        make: impl FnOnce() -> Result<RunPlan>,
+    ) -> Result<Arc<RunPlan>> {
+        match self.0.get(program.number) {
+            Some(cache) => cache.get(bindings, bound, make),
+            None => make().map(Arc::new),
+        }
+    }
+
+    pub(crate) fn clear(&self) {
+        self.0.iter().for_each(PlanCache::clear);
+    }
+}
+
 #[derive(Default)]
-pub(crate) struct PlanCache(Mutex<Vec<(Bindings, BoundValues, Arc<RunPlan>)>>);
+struct PlanCache(Mutex<Vec<(Bindings, BoundValues, Arc<RunPlan>)>>);
 
 impl PlanCache {
-    /// The plan for these bindings, made by `make` where it is not kept.
-    pub(crate) fn get(
+    fn get(
         &self,
         bindings: &Bindings,
         bound: &BoundValues,
@@ -41,7 +69,7 @@ impl PlanCache {
         Ok(plan)
     }
 
-    pub(crate) fn clear(&self) {
+    fn clear(&self) {
         self.0.lock().clear();
     }
 }

@@ -54,7 +54,7 @@ impl Session {
     fn fits_into(&self, dim: &str, size: i64, others: &[(&str, i64)], budget: usize) -> Result<bool> {
         let dims: Vec<(&str, i64)> = others.iter().copied().chain([(dim, size)]).collect();
         let bindings = self.bindings(&dims)?;
-        let plan = match self.least_plan(&bindings) {
+        let plan = match self.executor.least_plan(&bindings) {
             Ok(plan) => plan,
             // More bytes than there are numbers for.
             Err(problem) if problem.kind() == ErrorKind::OutOfMemory && size > 1 => return Ok(false),

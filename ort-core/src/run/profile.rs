@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::program::Step;
+use crate::program::Step;
 
 /// One node's run.
 #[derive(Clone, Debug)]

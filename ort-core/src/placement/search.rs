@@ -9,7 +9,7 @@
 //!
 //! An island is what hangs together of the nodes on one device that may move. Islands are tried on the other
 //! devices that claim all of their nodes, small ones first, until none gets cheaper. Products and convolutions never move: a device is there for
-//! them. Control flow is on a device where the values of its bodies lie there (`bodies.rs`).
+//! them. Control flow is on a device where the values of its bodies lie there (`control_flow.rs`).
 
 #![allow(
     clippy::indexing_slicing,
@@ -21,22 +21,12 @@ use std::sync::Arc;
 use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
-use super::bodies::{Flowing, ways};
-use super::claim::on_shapes;
+use super::Scope;
 use super::cost::{COPIED_BYTE, COPY, Estimates};
-use super::{Claim, Device, Island, NodeView, Partition, Reason, guard};
+use crate::ep::{Claim, Device};
 use crate::ir::{Graph, Node, NodeId, ValueId};
+use crate::program::{Flowing, Island, Partition, Reason};
 use crate::spec::Cost;
-use crate::{Result, Within, error};
-
-/// Whose a graph is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// The model's: what the caller gives and gets does not count as copied.
-    Model,
-    /// A node's: what it is given and gives are values of other nodes, in the host's memory.
-    Subgraph,
-}
 
 /// Where what a graph is given, and what it gives, lies.
 #[derive(Clone, Copy)]
@@ -71,20 +61,6 @@ pub(super) struct Choice {
 /// The ways to run one node, in the session's order of devices.
 pub(super) type Choices = SmallVec<[Choice; 2]>;
 
-/// Chooses the device of each node; `claimed` is the first that claims it.
-pub(super) fn settle(
-    graph: &Graph,
-    devices: &[Arc<dyn Device>],
-    scope: Scope,
-    claimed: Vec<(usize, Claim)>,
-) -> Result<Partition> {
-    let choices = choices(graph, devices, claimed)?;
-    Ok(match is_mixed(devices) {
-        true => place(graph, devices, scope.into(), choices).partition(),
-        false => first_choices(choices),
-    })
-}
-
 /// Each node where it is claimed first, as where nothing is ever copied.
 pub(super) fn first_choices(choices: Vec<Choices>) -> Partition {
     let mut partition = Partition::default();
@@ -96,25 +72,24 @@ pub(super) fn first_choices(choices: Vec<Choices>) -> Partition {
     partition
 }
 
-/// The ways to run each node.
-pub(super) fn choices(
+/// What it costs to have each node on the device at its place.
+pub(super) fn cost_in(
     graph: &Graph,
     devices: &[Arc<dyn Device>],
-    claimed: Vec<(usize, Claim)>,
-) -> Result<Vec<Choices>> {
-    let is_mixed = is_mixed(devices);
-    let nodes = graph.nodes.iter().zip(claimed);
-    let of_node = nodes.map(|(node, first)| {
-        let view = NodeView { graph, node };
-        let later = devices.iter().enumerate().skip(first.0 + 1).filter(|_| is_mixed);
-        let later = later.filter_map(|(index, device)| Some((index, guard::claim(&**device, &view).ok()?)));
-        let claims = std::iter::once(first).chain(later);
-        match node.subgraphs.is_empty() {
-            true => Ok(claims.map(|(device, claim)| Choice { device, claim, flow: None }).collect()),
-            false => ways(view, devices, &claims.collect::<SmallVec<[_; 2]>>()).within(|| node.place()),
-        }
-    });
-    of_node.collect()
+    scope: Scope,
+    choices: Vec<Choices>,
+    places: &[usize],
+) -> u64 {
+    let mut board = Board::new(graph, devices, scope.into(), choices);
+    for (node, &device) in (0..graph.nodes.len()).zip(places) {
+        board.put_all(&[node], device);
+    }
+    board.totals.score()
+}
+
+/// Whether a node is arithmetic on shapes. It stays on the host: the host needs the numbers, and they are few.
+fn on_shapes(graph: &Graph, node: &Node) -> bool {
+    node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some())
 }
 
 /// Whether the devices have several memories: else nothing is ever copied.
@@ -134,57 +109,6 @@ pub(super) fn place<'a>(
     let mut board = Board::new(graph, devices, ends, choices);
     board.improve();
     board
-}
-
-/// What it costs to run each node on the device at its place in `places`, in the bytes that the host could read or write meanwhile: what a
-/// session makes small. Compare it only with that of other places for the same nodes. The arithmetic of products and convolutions is left out, as
-/// a session never moves them.
-///
-/// ```
-/// # use ort_core::{Result, ep::{Device, Scope, placement_cost}, ir::Graph};
-/// # use std::sync::Arc;
-/// fn is_cheaper_on_the_second(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<bool> {
-///     let all_on = |device| placement_cost(graph, devices, Scope::Model, &vec![device; graph.nodes.len()]);
-///     Ok(all_on(1)? < all_on(0)?)
-/// }
-/// ```
-///
-/// # Errors
-///
-/// A node has no place, or one of a device that does not claim it.
-pub fn placement_cost(
-    graph: &Graph,
-    devices: &[Arc<dyn Device>],
-    scope: Scope,
-    places: &[usize],
-) -> Result<u64> {
-    let unclaimed = |device: Option<usize>, place: String| {
-        let problem = match device {
-            Some(device) => error!(InvalidArgument, "device {device} does not claim {place}"),
-            None => error!(InvalidArgument, "there is no place for {place}"),
-        };
-        problem.help("name a device for each node that claims it")
-    };
-    let mut claimed = Vec::with_capacity(graph.nodes.len());
-    for (index, node) in graph.nodes.iter().enumerate() {
-        let view = NodeView { graph, node };
-        let mut own = devices.iter().enumerate();
-        let first = own.find_map(|(device, opened)| Some((device, guard::claim(&**opened, &view).ok()?)));
-        let device = places.get(index).copied();
-        claimed.push(first.ok_or_else(|| unclaimed(device, node.place()))?);
-    }
-    let choices = choices(graph, devices, claimed)?;
-    for (index, (node, own)) in graph.nodes.iter().zip(&choices).enumerate() {
-        let device = places.get(index).copied();
-        if !own.iter().any(|choice| Some(choice.device) == device) {
-            return Err(unclaimed(device, node.place()));
-        }
-    }
-    let mut board = Board::new(graph, devices, scope.into(), choices);
-    for (node, &device) in (0..graph.nodes.len()).zip(places) {
-        board.put_all(&[node], device);
-    }
-    Ok(board.totals.score())
 }
 
 /// A node on the board.

@@ -1,114 +1,11 @@
-//! Which device runs which node.
+//! What no device claims is replaced with its decomposition, until each node has a claim.
 
 use std::sync::Arc;
 
-use super::bodies::Flowing;
-use super::regions::settle;
-use super::{Claim, Device, Reason, Scope, guard};
-use crate::dim::Dim;
-use crate::dtype::DType;
-use crate::ir::{Attributes, Graph, Node, NodeId, SymShape, ValueId, ValueType};
-use crate::spec::{Draft, bind_types, infer_graph};
-use crate::tensor::Tensor;
+use crate::ep::{Claim, Device, NodeView, guard};
+use crate::ir::{Graph, Node, NodeId};
+use crate::spec::{Draft, infer_graph};
 use crate::{Error, Result, Within, error};
-
-/// A node of an inferred graph, as providers see it.
-#[derive(Clone, Copy, Debug)]
-pub struct NodeView<'a> {
-    /// The graph it is in.
-    pub graph: &'a Graph,
-    /// The node.
-    pub node: &'a Node,
-}
-
-impl<'a> NodeView<'a> {
-    /// The attributes.
-    pub fn attrs(&self) -> &'a Attributes {
-        &self.node.attrs
-    }
-
-    /// The value given as an input.
-    pub fn input(&self, index: usize) -> Option<ValueId> {
-        self.node.inputs.get(index).copied().flatten()
-    }
-
-    /// The type of an input; unknown where it is left out.
-    pub fn input_type(&self, index: usize) -> ValueType {
-        self.input(index).map_or(ValueType::Unknown, |id| self.graph.value(id).ty.clone())
-    }
-
-    /// The type of an output; unknown where nobody wants it.
-    pub fn output_type(&self, index: usize) -> ValueType {
-        self.output(index).map_or(ValueType::Unknown, |id| self.graph.value(id).ty.clone())
-    }
-
-    fn output(&self, index: usize) -> Option<ValueId> {
-        self.node.outputs.get(index).copied().flatten()
-    }
-
-    /// The element type of an input.
-    pub fn dtype(&self, index: usize) -> Option<DType> {
-        self.input(index).and_then(|id| self.graph.value(id).ty.dtype())
-    }
-
-    /// The element type of an output.
-    pub fn output_dtype(&self, index: usize) -> Option<DType> {
-        self.output(index).and_then(|id| self.graph.value(id).ty.dtype())
-    }
-
-    /// The symbolic shape of an input, where its rank is known.
-    pub fn shape(&self, index: usize) -> Option<SymShape> {
-        self.input(index).and_then(|id| self.graph.value(id).ty.shape().map(<[Dim]>::to_vec))
-    }
-
-    /// The shape of an input, where every size is a number.
-    pub fn fixed_shape(&self, index: usize) -> Option<Vec<usize>> {
-        let sizes = self.shape(index)?;
-        sizes.iter().map(|size| size.as_constant().and_then(|s| usize::try_from(s).ok())).collect()
-    }
-
-    /// The rank of an input, where it is known.
-    pub fn rank(&self, index: usize) -> Option<usize> {
-        self.input(index).and_then(|id| self.graph.value(id).ty.shape().map(<[Dim]>::len))
-    }
-
-    /// The constant that an input is, where it is one.
-    pub fn constant(&self, index: usize) -> Option<&'a Tensor> {
-        self.input(index).and_then(|id| self.graph.constants.get(&id))
-    }
-
-    /// The element type that a type variable (or a fixed type) of the operator has at this node.
-    pub fn bound_dtype(&self, var: &str) -> Option<DType> {
-        static UNKNOWN: ValueType = ValueType::Unknown;
-        let type_of = |index| self.input(index).map_or(&UNKNOWN, |id| &self.graph.value(id).ty);
-        let bound = bind_types(self.node.spec, self.node, type_of).ok()?;
-        let from_inputs = bound.iter().find(|(name, _)| *name == var).and_then(|(_, ty)| ty.dtype());
-        from_inputs.or_else(|| {
-            let index = self.node.spec.outputs.iter().position(|param| param.ty == var)?;
-            self.output_dtype(index)
-        })
-    }
-}
-
-/// Which device runs each node, and what it claimed.
-#[derive(Clone, Debug, Default)]
-pub struct Partition {
-    /// By node: the index of the device, and its claim.
-    pub nodes: Vec<(usize, Claim)>,
-    /// By node: why it runs there.
-    pub reasons: Vec<Reason>,
-    /// By node: where the values of control flow are, and its bodies; none for other nodes.
-    pub(crate) flows: Vec<Option<Arc<Flowing>>>,
-}
-
-/// Gives every node of an inferred graph to a device: the first that claims it, but for shapes, which the host computes, and for
-/// islands that save less than copying their values costs. A node that no device claims is decomposed one step and its
-/// parts are offered again; what is left after that is one error that lists every such operator. A shared graph is
-/// copied only where something is decomposed.
-pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Scope) -> Result<Partition> {
-    let claimed = claim_all(graph, devices)?;
-    settle(graph, devices, scope, claimed)
-}
 
 /// The first claim for each node of a graph in which all that nobody claims is decomposed.
 pub(super) fn claim_all(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
@@ -119,11 +16,6 @@ pub(super) fn claim_all(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> 
         guard::check(&**device).within(|| format!("provider {}", device.info().provider))
     })?;
     claims
-}
-
-/// Whether a node is arithmetic on shapes. It stays on the host: the host needs the numbers, and they are few.
-pub(super) fn on_shapes(graph: &Graph, node: &Node) -> bool {
-    node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some())
 }
 
 fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usize, Claim), String> {

@@ -4,31 +4,31 @@ use std::sync::Arc;
 
 use ort_alloc::{Category, DeviceId};
 
-use super::dynamic::{Source, ValueMemory};
 use super::frame::{Frame, Memory, RunEnv, Slabs, Tables, device_slabs};
-use super::given::{Given, bind, fits};
-use super::program::{Nested, Program};
-use super::windows::Passing;
+use super::inputs::{Given, bind, fits};
+use super::streaming::Passing;
 use crate::dim::{Bindings, Dim, unify};
 use crate::ep::NestedRun;
+use crate::ep::dynamic::{Source, ValueMemory};
 use crate::ir::{SymShape, ValueType};
 use crate::plan::{BoundValues, Known, RunPlan, WorkspaceRoom, resolve_bound, specialize};
+use crate::program::{Nested, Program};
 use crate::tensor::{DeviceRange, Shape, Value, ValueView};
 use crate::{Result, ensure, error};
 
 /// Runs the subgraphs of one step.
-pub(super) struct NestedFrames<'a> {
+pub(crate) struct NestedFrames<'a> {
     /// The plans made with the node's own.
-    pub(super) plans: &'a [Arc<RunPlan>],
-    pub(super) nested: &'a [Nested],
+    pub(crate) plans: &'a [Arc<RunPlan>],
+    pub(crate) nested: &'a [Nested],
     /// What the subgraphs capture, one subgraph after the other.
-    pub(super) captures: Vec<Option<ValueView<'a>>>,
-    pub(super) bindings: &'a Bindings,
-    pub(super) env: RunEnv<'a>,
+    pub(crate) captures: Vec<Option<ValueView<'a>>>,
+    pub(crate) bindings: &'a Bindings,
+    pub(crate) env: RunEnv<'a>,
     /// The host's slab.
-    pub(super) workspace: Option<&'a mut [u8]>,
+    pub(crate) workspace: Option<&'a mut [u8]>,
     /// Those of devices.
-    pub(super) slabs: Vec<(DeviceId, DeviceRange<'a>)>,
+    pub(crate) slabs: Vec<(DeviceId, DeviceRange<'a>)>,
 }
 
 impl NestedFrames<'_> {
@@ -39,7 +39,7 @@ impl NestedFrames<'_> {
         program: &Program,
         given: &[ValueView<'_>],
     ) -> Result<(Bindings, Arc<RunPlan>)> {
-        let threads = self.env.control.threads;
+        let (threads, plans) = (self.env.control.threads, self.env.plans);
         // What no plan knows is to be as little as can be where every byte counts.
         let is_limited = self.env.control.budget.limit().is_some();
         let room = if is_limited { WorkspaceRoom::LEAST } else { WorkspaceRoom::ANY };
@@ -53,14 +53,14 @@ impl NestedFrames<'_> {
             return Ok((bindings, plan.clone()));
         }
         if known {
-            let plan = program.plans.get(&bindings, &unbound, || resolve(program, &bindings, threads))?;
+            let plan = plans.get(program, &bindings, &unbound, || resolve(program, &bindings, threads))?;
             if fits(program, &plan, given) {
                 return Ok((bindings, plan));
             }
         }
         // The shapes differ from what was inferred once: nothing about them is known ahead.
         bindings = Bindings::new();
-        let plan = program.plans.get(&bindings, &unbound, || resolve(program, &bindings, threads))?;
+        let plan = plans.get(program, &bindings, &unbound, || resolve(program, &bindings, threads))?;
         Ok((bindings, plan))
     }
 }

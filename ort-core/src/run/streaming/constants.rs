@@ -1,6 +1,6 @@
 //! Constants in the memory of devices, for sessions whose limit, or whose device's limit, may not hold all of them at once.
 //!
-//! Each run decides which stay ([`window_choice`](super::window_choice)). The others stay in the model's file, and each is uploaded into a window of the
+//! Each run decides which stay ([`residency`](super::residency)). The others stay in the model's file, and each is uploaded into a window of the
 //! run before a step that reads it. The window has two halves in turn: what the next step reads is asked for before the step that reads the other
 //! half, so that a device that copies beside what it computes does both. What is asked for in which order is the device's to keep.
 
@@ -10,9 +10,9 @@ use ort_alloc::{Allocator, Budget, Category, DeviceId, SharedBuffer, allocate_in
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::program::{Origin, Program, SlotId};
-use super::window_choice::{Chosen, Costs};
+use super::residency::{Chosen, Costs};
 use crate::ep::{Device, guard};
+use crate::program::{Origin, Program, SlotId};
 use crate::tensor::{DeviceRange, Tensor, TensorMut};
 use crate::{Error, MemoryShortage, Result, error};
 
@@ -20,7 +20,7 @@ use crate::{Error, MemoryShortage, Result, error};
 const ALIGNMENT: usize = 256;
 
 /// Bytes of a run on each device with memory of its own.
-pub(super) type OnDevices = SmallVec<[(DeviceId, usize); 1]>;
+pub(crate) type OnDevices = SmallVec<[(DeviceId, usize); 1]>;
 
 /// The constants of a program that may come and go, by device.
 #[derive(Default)]
@@ -48,7 +48,7 @@ struct Constant {
 
 /// What a run has of them: by lane what stays, and the window for the rest.
 #[derive(Default)]
-pub(super) struct Shares(Vec<Chosen>);
+pub(crate) struct Shares(Vec<Chosen>);
 
 /// The constants of a run.
 #[derive(Default)]
@@ -100,7 +100,7 @@ fn rounded(bytes: usize) -> usize {
 }
 
 impl Windows {
-    pub(super) fn of(program: &Program, devices: &[Arc<dyn Device>]) -> Result<Windows> {
+    pub(crate) fn of(program: &Program, devices: &[Arc<dyn Device>]) -> Result<Windows> {
         let mut lanes: Vec<Lane> = Vec::new();
         for device in devices {
             let memory = device.memory();
@@ -111,28 +111,28 @@ impl Windows {
         Ok(Windows { lanes })
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.lanes.is_empty()
     }
 
     /// The fewest bytes that a run takes beside its activations.
-    pub(super) fn least_bytes(&self) -> usize {
+    pub(crate) fn least_bytes(&self) -> usize {
         self.lanes.iter().map(|lane| lane.costs.least()).sum()
     }
 
     /// The bytes of all of them.
-    pub(super) fn total_bytes(&self) -> usize {
+    pub(crate) fn total_bytes(&self) -> usize {
         self.lanes.iter().map(|lane| lane.costs.total()).sum()
     }
 
     /// The bytes of all of them on a device.
-    pub(super) fn total_bytes_on(&self, memory: DeviceId) -> usize {
+    pub(crate) fn total_bytes_on(&self, memory: DeviceId) -> usize {
         let lanes = self.lanes.iter().filter(|lane| lane.memory.device() == memory);
         lanes.map(|lane| lane.costs.total()).sum()
     }
 
     /// The bytes that are on devices now.
-    pub(super) fn resident_bytes(&self) -> usize {
+    pub(crate) fn resident_bytes(&self) -> usize {
         self.lanes.iter().map(Lane::resident_bytes).sum()
     }
 
@@ -141,7 +141,7 @@ impl Windows {
     /// # Errors
     ///
     /// A device's own limit does not hold the least beside the run.
-    pub(super) fn choose(&self, free: usize, run: &OnDevices, eighths: usize) -> Result<Shares> {
+    pub(crate) fn choose(&self, free: usize, run: &OnDevices, eighths: usize) -> Result<Shares> {
         let mut left = free;
         let mut others = self.least_bytes();
         let mut chosen = Vec::with_capacity(self.lanes.len());
@@ -162,7 +162,7 @@ impl Windows {
     }
 
     /// The most that a run allocates of its share beside what is there already, and whether something has to go.
-    pub(super) fn to_bring(&self, shares: &Shares) -> (usize, bool) {
+    pub(crate) fn to_bring(&self, shares: &Shares) -> (usize, bool) {
         let (mut bytes, mut lets_go) = (0usize, false);
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
             bytes = bytes.saturating_add(chosen.window());
@@ -178,7 +178,7 @@ impl Windows {
     }
 
     /// Lets go of what does not stay.
-    pub(super) fn let_go(&self, shares: &Shares) {
+    pub(crate) fn let_go(&self, shares: &Shares) {
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
             let goes = lane.constants.iter().zip(&chosen.keep).filter(|(_, keep)| !**keep);
             goes.for_each(|(constant, _)| *constant.resident.lock() = None);
@@ -186,7 +186,7 @@ impl Windows {
     }
 
     /// Lets go of all; what the devices' memory keeps for later goes, too.
-    pub(super) fn let_all_go(&self) {
+    pub(crate) fn let_all_go(&self) {
         for lane in &self.lanes {
             lane.constants.iter().for_each(|constant| *constant.resident.lock() = None);
             lane.memory.trim();
@@ -194,12 +194,12 @@ impl Windows {
     }
 
     /// Whether a device has a limit of its own: its memory may be in pieces then, so that less fits than there is.
-    pub(super) fn have_limits(&self) -> bool {
+    pub(crate) fn have_limits(&self) -> bool {
         self.lanes.iter().any(|lane| lane.has_limit().unwrap_or(true))
     }
 
     /// Brings what stays to the devices, and takes the windows. Where a device has a limit, what the run takes on it is tried, too.
-    pub(super) fn open(
+    pub(crate) fn open(
         &self,
         shares: &Shares,
         run: &OnDevices,
@@ -225,7 +225,7 @@ impl Windows {
     }
 
     /// The constants of which a step reads the most, in words, with their bytes; of each device.
-    pub(super) fn largest(&self) -> impl Iterator<Item = (String, usize)> {
+    pub(crate) fn largest(&self) -> impl Iterator<Item = (String, usize)> {
         self.lanes.iter().filter_map(|lane| {
             let largest = lane.constants.iter().max_by_key(|constant| constant.bytes)?;
             Some((format!("constant {} on {}", largest.name, lane.device.info().name), largest.bytes))
@@ -234,15 +234,15 @@ impl Windows {
 }
 
 impl Shares {
-    pub(super) fn kept_bytes(&self) -> usize {
+    pub(crate) fn kept_bytes(&self) -> usize {
         self.0.iter().map(|chosen| chosen.kept).sum()
     }
 
-    pub(super) fn window_bytes(&self) -> usize {
+    pub(crate) fn window_bytes(&self) -> usize {
         self.0.iter().map(Chosen::window).sum()
     }
 
-    pub(super) fn streamed_bytes(&self) -> usize {
+    pub(crate) fn streamed_bytes(&self) -> usize {
         self.0.iter().map(|chosen| chosen.streamed).sum()
     }
 }
@@ -366,7 +366,7 @@ impl RunLane {
 
 impl RunWindows {
     /// A frame that begins.
-    pub(super) fn pass<'a>(&'a self, release: &'a (dyn Fn(&Tensor) + Sync)) -> Passing<'a> {
+    pub(crate) fn pass<'a>(&'a self, release: &'a (dyn Fn(&Tensor) + Sync)) -> Passing<'a> {
         let lanes = self.lanes.iter();
         let lanes = lanes.map(|lane| PassingLane { lane, release, next: 0, made: 0, ahead: None });
         Passing { residents: &self.residents, lanes: lanes.collect() }
@@ -375,17 +375,17 @@ impl RunWindows {
 
 impl<'a> Passing<'a> {
     /// Whether nothing comes for steps.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.lanes.is_empty()
     }
 
     /// What stays, with its slots.
-    pub(super) fn residents(&self) -> &'a [(SlotId, Tensor)] {
+    pub(crate) fn residents(&self) -> &'a [(SlotId, Tensor)] {
         self.residents
     }
 
     /// Uploads what a step reads, where that was not done ahead, and then what the next one reads of those that `runs` says of.
-    pub(super) fn arrive(&mut self, step: usize, runs: &dyn Fn(usize) -> bool) -> Result<Arrived> {
+    pub(crate) fn arrive(&mut self, step: usize, runs: &dyn Fn(usize) -> bool) -> Result<Arrived> {
         let mut arrived = Arrived::new();
         for passing in &mut self.lanes {
             if passing.ahead.as_ref().is_none_or(|(ahead, _)| *ahead != step) {

@@ -1,18 +1,18 @@
 //! Memory that is to be written holds what no right answer is: for finding kernels that read it first.
 
-use super::frame::Target;
+use super::outputs::Target;
 
 /// NaN in each floating-point type, a signalling one in `double`; no index, and no boolean.
 const PATTERN: [u8; 2] = 0x7ff5u16.to_le_bytes();
 
 /// Whether the environment asks for it.
-pub(super) fn from_environment() -> bool {
+pub(crate) fn from_environment() -> bool {
     std::env::var_os("ORT_POISON_MEMORY").is_some_and(|value| value == "1")
 }
 
 /// Overwrites a step's memory: what its outputs will be, unless they are in the place of inputs, and its workspace. `writes` are the parts of
 /// the host's slabs for the targets in them, and the workspace after those.
-pub(super) fn poison(targets: &mut [Target], writes: &mut [&mut [u8]], scratch: Option<&mut [u8]>) {
+pub(crate) fn poison(targets: &mut [Target], writes: &mut [&mut [u8]], scratch: Option<&mut [u8]>) {
     let mut writes = writes.iter_mut();
     for target in targets {
         match target {

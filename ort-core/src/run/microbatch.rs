@@ -9,29 +9,18 @@ use ort_alloc::{Allocator, Category, DeviceId, HostAllocator, allocate_in};
 use smallvec::SmallVec;
 
 use super::frame::Tables;
-use super::given::{Given, fits};
-use super::run::{Grant, Need, RunWork};
+use super::grant::{Grant, Need, RunWork};
+use super::inputs::{Given, fits};
 use super::transfer::is_on_device;
-use super::{RunOptions, Session};
+use super::{Executor, RunOptions};
 use crate::dim::{Bindings, Symbol};
 use crate::dtype::DType;
 use crate::plan::{
-    BatchProof, BatchRefusal, BoundValues, GivenMemory, OutputMemory, RunPlan, SlotPlan, WorkspaceRoom,
-    largest_at_peak,
+    BatchSplit, BoundValues, GivenMemory, OutputMemory, RunPlan, SlotPlan, WorkspaceRoom, largest_at_peak,
 };
+use crate::program::SlotId;
 use crate::tensor::{Shape, TensorBuffer, TensorView, Value, ValueView, byte_count};
 use crate::{Error, Result, ensure, error};
-
-/// How a run is split.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BatchSplit {
-    /// The symbolic dimension that counts the items.
-    pub dim: String,
-    /// The items of each part, in order.
-    pub parts: Vec<usize>,
-    /// Bytes that the run allocates at most: whole outputs, and activations and workspaces of one part.
-    pub planned_bytes: usize,
-}
 
 /// How a value holds its items.
 struct Items {
@@ -91,7 +80,7 @@ struct Part {
 }
 
 /// A run in parts.
-pub(super) struct Split<'a> {
+pub(crate) struct Split<'a> {
     layout: &'a Layout<'a>,
     /// The items of each part, in order.
     sizes: Vec<usize>,
@@ -102,9 +91,9 @@ pub(super) struct Split<'a> {
 
 /// What a run is asked for.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
-    pub(super) plan: &'a RunPlan,
-    pub(super) bindings: &'a Bindings,
+pub(crate) struct Asked<'a> {
+    pub(crate) plan: &'a RunPlan,
+    pub(crate) bindings: &'a Bindings,
 }
 
 /// How a run goes: the plan of the whole, or in parts.
@@ -130,17 +119,7 @@ fn even(count: usize, parts: usize) -> Vec<usize> {
     (0..parts).map(|part| count / parts + usize::from(part < count % parts)).collect()
 }
 
-impl Session {
-    /// Whether each item of a batch is computed apart from the others, with the same bits in whatever batch it is, so that runs may be
-    /// split: the proof, or what stands in its way.
-    ///
-    /// # Errors
-    ///
-    /// The input, node or output for which it cannot be shown.
-    pub fn batch_parallel(&self) -> Result<&BatchProof, &BatchRefusal> {
-        self.compiled.batch()
-    }
-
+impl Executor {
     /// How the items lie in a run; none where it may not be split, or has too few of them.
     fn items(&self, asked: Asked<'_>) -> Option<Layout<'_>> {
         let proof = self.compiled.batch().ok().filter(|_| self.batch_split)?;
@@ -149,7 +128,7 @@ impl Session {
             return None;
         }
         let program = &self.compiled.program;
-        let planned = |slot: &super::SlotId| asked.plan.slots.get(slot.index());
+        let planned = |slot: &SlotId| asked.plan.slots.get(slot.index());
         let mut inputs = Vec::with_capacity(program.given.len());
         for (slot, axis) in program.given.iter().zip(&proof.inputs) {
             inputs.push(match axis {
@@ -248,7 +227,7 @@ impl Session {
     }
 
     /// Why a batch of several items is not split where that would be needed.
-    pub(super) fn why_whole(&self, asked: Asked<'_>) -> Option<String> {
+    pub(crate) fn why_whole(&self, asked: Asked<'_>) -> Option<String> {
         let (symbol, why) = match self.compiled.batch() {
             Ok(proof) => (&proof.symbol, proof.check(asked.bindings).err()?),
             Err(refusal) => (refusal.symbol.as_ref()?, refusal.to_string()),
@@ -258,7 +237,7 @@ impl Session {
     }
 
     /// How a run would be split with so many bytes available; none where it would not be, or does not fit even so.
-    pub(super) fn would_split(&self, asked: Asked<'_>, available: usize) -> Option<BatchSplit> {
+    pub(crate) fn would_split(&self, asked: Asked<'_>, available: usize) -> Option<BatchSplit> {
         let layout = self.items(asked)?;
         match self.way(asked, Some(&layout), available).ok()? {
             Way::Whole(_) => None,
@@ -271,7 +250,7 @@ impl Session {
     }
 
     /// Runs the program on what is given, as a whole or in parts.
-    pub(super) fn run_in_way(
+    pub(crate) fn run(
         &self,
         asked: Asked<'_>,
         given: &[ValueView<'_>],

@@ -5,9 +5,9 @@
     reason = "ids of slots are made with the program, and each table of a program and plan has an entry for each"
 )]
 
-use super::program::Program;
 use crate::dim::{Bindings, unify};
 use crate::plan::RunPlan;
+use crate::program::Program;
 use crate::tensor::{Value, ValueView};
 use crate::{Error, Result, ensure, error};
 
@@ -20,7 +20,7 @@ pub(crate) enum Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    pub(super) fn get(self, index: usize) -> Option<ValueView<'a>> {
+    pub(crate) fn get(self, index: usize) -> Option<ValueView<'a>> {
         match self {
             Given::Views(views) => views.get(index).copied(),
             Given::Values(values) => values.get(index)?.as_ref().map(Value::view),

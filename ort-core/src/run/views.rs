@@ -10,27 +10,28 @@ use std::ops::Range;
 use ort_alloc::{Buffer, ReadSlices, WriteSlices, split_disjoint};
 use smallvec::SmallVec;
 
-use super::frame::{DeviceSlab, Target, no_shape};
-use super::given::Given;
-use super::program::{Origin, Program, SlotId};
+use super::frame::DeviceSlab;
+use super::inputs::Given;
+use super::outputs::{Target, no_shape};
 use crate::dtype::DType;
 use crate::ep::OutputSlot;
 use crate::plan::{Place, RunPlan};
+use crate::program::{Origin, Program, SlotId};
 use crate::tensor::{DeviceRange, Shape, TensorBuffer, TensorMut, TensorView, Value, ValueView, byte_count};
 use crate::{Result, error};
 
 /// Where a run finds values that are not in slabs.
-pub(super) struct Sources<'v> {
-    pub(super) program: &'v Program,
-    pub(super) plan: &'v RunPlan,
-    pub(super) owned: &'v [Option<Value>],
-    pub(super) given: Given<'v>,
-    pub(super) bound: &'v [Option<TensorBuffer>],
+pub(crate) struct Sources<'v> {
+    pub(crate) program: &'v Program,
+    pub(crate) plan: &'v RunPlan,
+    pub(crate) owned: &'v [Option<Value>],
+    pub(crate) given: Given<'v>,
+    pub(crate) bound: &'v [Option<TensorBuffer>],
 }
 
 /// A slot's value, where it is in memory that the host reads; none for consumed weights and device slabs. Ranges of
 /// the host's regions are asked of `bytes`.
-pub(super) fn view_of<'v>(
+pub(crate) fn view_of<'v>(
     sources: &Sources<'v>,
     slot: SlotId,
     bytes: &mut dyn FnMut(usize, Range<usize>) -> Option<&'v [u8]>,
@@ -85,7 +86,7 @@ fn part<'v>(root: ValueView<'v>, shape: &'v [usize], offset: usize) -> Result<Te
 }
 
 /// A slot's value in a device's slab.
-pub(super) fn device_view<'v>(
+pub(crate) fn device_view<'v>(
     plan: &'v RunPlan,
     slabs: &'v [Option<DeviceSlab>],
     slot: SlotId,
@@ -96,7 +97,7 @@ pub(super) fn device_view<'v>(
     Some(ValueView::Tensor(TensorView::device(planned.dtype?, planned.shape.as_deref()?, range)))
 }
 
-pub(super) fn output_slot<'v>(
+pub(crate) fn output_slot<'v>(
     target: &'v mut Target,
     shape: &'v Option<(DType, Shape)>,
     writes: &mut dyn Iterator<Item = &'v mut [u8]>,
@@ -137,10 +138,10 @@ pub(super) fn output_slot<'v>(
 }
 
 /// A part of the host's memory of a run: the region, and the bytes in it.
-pub(super) type Part = (usize, Range<usize>);
+pub(crate) type Part = (usize, Range<usize>);
 
 /// Borrows parts of the host's slab (region 0) and of the homes behind it together, in the order given.
-pub(super) fn split_regions<'s>(
+pub(crate) fn split_regions<'s>(
     slab: &'s mut [u8],
     homes: &'s mut [Option<Buffer>],
     reads: &[Part],

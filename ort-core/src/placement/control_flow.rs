@@ -16,51 +16,14 @@ use std::sync::Arc;
 use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
-use super::claim::claim_all;
 use super::cost::Estimates;
-use super::regions::{Board, Choice, Choices, Ends, choices, first_choices, is_mixed, place};
-use super::{Claim, Device, NodeView, Partition};
+use super::lowering::claim_all;
+use super::search::{Board, Choice, Choices, Ends, first_choices, is_mixed, place};
+use crate::ep::{Claim, Device, NodeView, guard};
 use crate::ir::{Graph, Node, Subgraph, ValueId, ValueType};
+use crate::program::{Body, Captured, Flowing, Partition};
 use crate::spec::{Flow, Rounds};
 use crate::{Result, Within};
-
-/// Control flow in one of its ways.
-#[derive(Clone, Debug)]
-pub(crate) struct Flowing {
-    /// The place of the device whose kernel runs the bodies.
-    pub(crate) conductor: usize,
-    /// Whether that is another device than the one on which the node is.
-    pub(crate) is_conducted: bool,
-    /// The memory of each input and output of the node.
-    pub(crate) inputs: Vec<DeviceId>,
-    pub(crate) outputs: Vec<DeviceId>,
-    /// One for each subgraph.
-    pub(crate) bodies: Vec<Body>,
-    /// What the placement of the bodies costs in all rounds.
-    pub(super) cost: u64,
-}
-
-/// A subgraph as it is compiled.
-#[derive(Clone, Debug)]
-pub(crate) struct Body {
-    /// With the captured constants as its own, and without what no device claims.
-    pub(crate) graph: Arc<Graph>,
-    /// What else it captures.
-    pub(crate) captures: Vec<Captured>,
-    pub(crate) partition: Partition,
-    /// The memory of each input and output.
-    pub(crate) inputs: Vec<DeviceId>,
-    pub(crate) outputs: Vec<DeviceId>,
-}
-
-/// A captured value.
-#[derive(Clone, Debug)]
-pub(crate) struct Captured {
-    pub(crate) outer: ValueId,
-    pub(crate) inner: ValueId,
-    /// The memories in which the body reads it; none where that is the same everywhere, as of its shape.
-    pub(crate) memories: SmallVec<[DeviceId; 2]>,
-}
 
 /// A subgraph of which each node is claimed.
 struct Claimed {
@@ -71,6 +34,27 @@ struct Claimed {
 
 /// The memories of the ends of all bodies: of the inputs, and of the outputs.
 type Memories = Vec<(Vec<DeviceId>, Vec<DeviceId>)>;
+
+/// The ways to run each node.
+pub(super) fn choices(
+    graph: &Graph,
+    devices: &[Arc<dyn Device>],
+    claimed: Vec<(usize, Claim)>,
+) -> Result<Vec<Choices>> {
+    let is_mixed = is_mixed(devices);
+    let nodes = graph.nodes.iter().zip(claimed);
+    let of_node = nodes.map(|(node, first)| {
+        let view = NodeView { graph, node };
+        let later = devices.iter().enumerate().skip(first.0 + 1).filter(|_| is_mixed);
+        let later = later.filter_map(|(index, device)| Some((index, guard::claim(&**device, &view).ok()?)));
+        let claims = std::iter::once(first).chain(later);
+        match node.subgraphs.is_empty() {
+            true => Ok(claims.map(|(device, claim)| Choice { device, claim, flow: None }).collect()),
+            false => ways(view, devices, &claims.collect::<SmallVec<[_; 2]>>()).within(|| node.place()),
+        }
+    });
+    of_node.collect()
+}
 
 /// The ways to run a node with subgraphs that these devices claim.
 pub(super) fn ways(

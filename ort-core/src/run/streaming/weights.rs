@@ -1,5 +1,5 @@
 //! Kernels whose packed weights come and go, for sessions whose memory limit cannot hold all of them at once, and the turns of runs at them and at the
-//! constants of devices that do ([`windows`](super::windows)).
+//! constants of devices that do ([`constants`](super::constants)).
 //!
 //! Each run decides which weights stay packed: the largest first, as far as they fit beside its activations. The others pass through a
 //! window, one at a time: packed from the model's file right before their step, and gone after it. Results have the same bits either way.
@@ -11,21 +11,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ort_alloc::Budget;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::program::{Program, Step, Work};
-use super::windows::{OnDevices, Shares, Windows};
-use crate::ep::{Account, CompileCx, Device, Executable, NodeView, Owner, Packing, Precision, RunCx, guard};
+use crate::ep::{Account, CompileCx, Device, Executable, NodeView, Owner, Packing, Precision, guard};
+use crate::program::{Program, Step, StreamedKernel, Work};
+use crate::run::streaming::{OnDevices, Shares, Windows};
 use crate::tensor::Tensor;
 use crate::{ErrorKind, Result, error};
-
-/// A kernel that can be made without its packed weights, and with them again.
-pub(crate) struct StreamedKernel {
-    /// Tells workspaces; its weights are counted, not packed.
-    pub(crate) counted: Box<dyn Executable>,
-    pub(crate) packed_bytes: usize,
-    resident: Mutex<Option<Arc<dyn Executable>>>,
-}
 
 /// What runs need to pack weights.
 #[derive(Clone, Copy)]
@@ -44,33 +36,33 @@ pub(crate) struct Streaming<'a> {
 
 /// What a run leaves packed.
 #[derive(Default)]
-pub(super) struct Room {
+pub(crate) struct Room {
     /// By step: whether its weights stay packed.
-    pub(super) keep: Vec<bool>,
+    pub(crate) keep: Vec<bool>,
     /// The bytes of the window; zero where all stay.
-    pub(super) window: usize,
+    pub(crate) window: usize,
     /// The most bytes that the run packs at once beside what is packed already.
-    pub(super) to_pack: usize,
+    pub(crate) to_pack: usize,
     /// Weights that are packed and have to go.
     lets_go: bool,
     /// What stays of the constants of devices, and their windows.
-    pub(super) shares: Shares,
+    pub(crate) shares: Shares,
 }
 
 /// What is free for weights in a run.
-pub(super) struct Free {
+pub(crate) struct Free {
     /// Bytes of the session's beside the run's activations.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
     /// What the run takes on devices.
-    pub(super) on_devices: OnDevices,
+    pub(crate) on_devices: OnDevices,
     /// How much of what devices' own limits leave may be taken.
-    pub(super) eighths: usize,
+    pub(crate) eighths: usize,
     /// Whether the run may take more than is known before it.
-    pub(super) is_open_ended: bool,
+    pub(crate) is_open_ended: bool,
 }
 
 /// A run's turn at the packed weights: beside others where all that it needs stays packed, else alone.
-pub(super) enum Turn<'a> {
+pub(crate) enum Turn<'a> {
     Shared { _guard: RwLockReadGuard<'a, ()> },
     Alone { _guard: RwLockWriteGuard<'a, ()> },
 }
@@ -84,45 +76,16 @@ pub(crate) struct Streams {
     /// Held for as long as a run: a run that packs weights or lets go of some is alone.
     turns: RwLock<()>,
     /// The constants of devices that come and go.
-    pub(super) windows: Windows,
-}
-
-impl StreamedKernel {
-    pub(super) fn new(counted: Box<dyn Executable>, packed_bytes: usize) -> StreamedKernel {
-        StreamedKernel { counted, packed_bytes, resident: Mutex::new(None) }
-    }
-
-    /// Runs the kernel of a step, packing its weights where they are not resident.
-    pub(super) fn run(
-        &self,
-        (index, view): (usize, NodeView<'_>),
-        device: &dyn Device,
-        streaming: Streaming<'_>,
-        cx: &mut RunCx<'_>,
-    ) -> Result<()> {
-        let mut resident = self.resident.lock();
-        if let Some(kernel) = resident.clone() {
-            drop(resident);
-            return kernel.run(cx);
-        }
-        if streaming.keeps(index) {
-            let kernel: Arc<dyn Executable> = Arc::from(streaming.make(view, device)?);
-            *resident = Some(kernel.clone());
-            drop(resident);
-            return kernel.run(cx);
-        }
-        drop(resident);
-        streaming.make(view, device)?.run(cx)
-    }
+    pub(crate) windows: Windows,
 }
 
 impl Streaming<'_> {
-    fn keeps(&self, index: usize) -> bool {
+    pub(crate) fn keeps(&self, index: usize) -> bool {
         self.keep.get(index).copied().unwrap_or(false)
     }
 
     /// The kernel with its weights packed. Values of unknown size may have taken what was set aside for them: then others go.
-    fn make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
+    pub(crate) fn make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
         loop {
             let problem = match self.try_make(view, device) {
                 Err(problem) if problem.kind() == ErrorKind::OutOfMemory => problem,
@@ -150,7 +113,7 @@ impl Streaming<'_> {
 }
 
 impl Streams {
-    pub(super) fn of(
+    pub(crate) fn of(
         program: &Program,
         (precision, owner): (Precision, &Arc<Owner>),
         windows: Windows,
@@ -163,25 +126,25 @@ impl Streams {
     }
 
     /// The owner of the program's packed weights.
-    pub(super) fn owner(&self) -> &Arc<Owner> {
+    pub(crate) fn owner(&self) -> &Arc<Owner> {
         &self.owner
     }
 
-    pub(super) fn precision(&self) -> Precision {
+    pub(crate) fn precision(&self) -> Precision {
         self.precision
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.steps.is_empty() && self.windows.is_empty()
     }
 
     /// The fewest bytes that a run takes beside its activations: the windows.
-    pub(super) fn least_bytes(&self) -> usize {
+    pub(crate) fn least_bytes(&self) -> usize {
         self.least_packed_bytes().saturating_add(self.windows.least_bytes())
     }
 
     /// The bytes of all weights that may come and go.
-    pub(super) fn total_bytes(&self) -> usize {
+    pub(crate) fn total_bytes(&self) -> usize {
         self.packed_bytes().saturating_add(self.windows.total_bytes())
     }
 
@@ -191,19 +154,19 @@ impl Streams {
     }
 
     /// The bytes of all packed weights that may come and go.
-    pub(super) fn packed_bytes(&self) -> usize {
+    pub(crate) fn packed_bytes(&self) -> usize {
         self.steps.iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// Of those, the bytes that a run with `free` bytes beside its activations packs anew.
-    pub(super) fn streamed_bytes(&self, free: usize) -> usize {
+    pub(crate) fn streamed_bytes(&self, free: usize) -> usize {
         let keep = self.choose(free);
         let streamed = self.steps.iter().filter(|(step, _)| keep.get(*step) != Some(&true));
         streamed.map(|(_, bytes)| bytes).sum()
     }
 
     /// The shares of devices' constants, and what is left for packed weights.
-    pub(super) fn shares(&self, free: &Free) -> Result<(Shares, usize)> {
+    pub(crate) fn shares(&self, free: &Free) -> Result<(Shares, usize)> {
         let bytes = free.bytes.saturating_sub(self.least_packed_bytes());
         let shares = self.windows.choose(bytes, &free.on_devices, free.eighths)?;
         let left = free.bytes.saturating_sub(shares.kept_bytes().saturating_add(shares.window_bytes()));
@@ -211,13 +174,13 @@ impl Streams {
     }
 
     /// The bytes that are packed now.
-    pub(super) fn resident_bytes(&self, program: &Program) -> usize {
+    pub(crate) fn resident_bytes(&self, program: &Program) -> usize {
         let kernels = self.kernels(program).filter(|kernel| kernel.resident.lock().is_some());
         kernels.map(|kernel| kernel.packed_bytes).sum()
     }
 
     /// By step, whether its weights stay packed, so that all that stay and the window take at most `free` bytes.
-    pub(super) fn choose(&self, free: usize) -> Vec<bool> {
+    pub(crate) fn choose(&self, free: usize) -> Vec<bool> {
         let mut left = free;
         let mut window = 0;
         let mut keep = vec![false; self.steps.iter().map(|(step, _)| step + 1).max().unwrap_or(0)];
@@ -239,7 +202,7 @@ impl Streams {
 
     /// Waits for the run's turn. `free` tells what there is beside its activations and what was decided for that, or refuses
     /// it; weights that there is no room for go. Nothing of `free` is known before the turn: other runs may pack meanwhile.
-    pub(super) fn turn<'s, C>(
+    pub(crate) fn turn<'s, C>(
         &'s self,
         program: &Program,
         free: impl Fn() -> Result<(Free, C)>,
@@ -272,7 +235,7 @@ impl Streams {
 
     /// Lets go of packed weights that no step is using, the smallest first, until `bytes` are free or none is left; returns how many went.
     /// Only for a run that is alone.
-    pub(super) fn evict(&self, program: &Program, bytes: usize) -> usize {
+    pub(crate) fn evict(&self, program: &Program, bytes: usize) -> usize {
         let mut gone = 0;
         for &(step, packed) in self.steps.iter().rev() {
             if gone >= bytes {
@@ -311,7 +274,7 @@ impl Streams {
     }
 
     /// The step that packs the most, and the largest constant of each device, in words, with their bytes.
-    pub(super) fn largest(&self, program: &Program) -> Vec<(String, usize)> {
+    pub(crate) fn largest(&self, program: &Program) -> Vec<(String, usize)> {
         let first = self.steps.first().and_then(|&(step, bytes)| {
             Some((format!("weights of {}", program.steps.get(step)?.name), bytes))
         });

@@ -13,8 +13,7 @@ use ort_alloc::{
     HUGE_PAGE_BYTES, HostAllocator, SharedBuffer, Stats, allocate_in,
 };
 
-use super::ArenaDevice;
-use crate::ep::{Device, guard};
+use super::{Device, guard};
 use crate::tensor::{MapValue, byte_count};
 use crate::tensor::{OptionalValue, SequenceValue, SparseTensor, Tensor, Value};
 use crate::{Result, ensure, error};
@@ -28,7 +27,16 @@ const KEPT: usize = 4 << 20;
 
 /// Alignment of values of the host, and of devices.
 const HOST_ALIGNMENT: usize = 64;
-pub(super) const DEVICE_ALIGNMENT: usize = 256;
+pub(crate) const DEVICE_ALIGNMENT: usize = 256;
+
+/// A memory with an arena, as ONNX Runtime names them: `cpu:0`, `gpu:0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArenaDevice {
+    /// Whether it is the host's, instead of that of a device.
+    pub is_host: bool,
+    /// Which of that kind, from 0.
+    pub number: usize,
+}
 
 /// The memory of one session for what cannot be planned.
 pub(crate) struct DynamicMemory {
@@ -50,11 +58,11 @@ pub(crate) struct RunMemory<'a> {
 
 /// Scratch memory of a step that no plan knew.
 #[derive(Default)]
-pub(super) struct ExtraScratch {
-    pub(super) host: Option<Buffer>,
-    pub(super) device: Option<SharedBuffer>,
+pub(crate) struct ExtraScratch {
+    pub(crate) host: Option<Buffer>,
+    pub(crate) device: Option<SharedBuffer>,
     /// Bytes that the kernel takes of the heap.
-    pub(super) heap: usize,
+    pub(crate) heap: usize,
 }
 
 /// Where a value goes.
@@ -84,7 +92,7 @@ struct Lane {
 impl DynamicMemory {
     /// Arenas over the host's memory and that of the devices; without a configuration there are none. Under a limit the host's is left
     /// out unless it was asked for with settings of its own.
-    pub(super) fn new(
+    pub(crate) fn new(
         budget: &Arc<Budget>,
         devices: &[Arc<dyn Device>],
         config: Option<&ArenaConfig>,
@@ -101,27 +109,27 @@ impl DynamicMemory {
     }
 
     /// The counters of each memory's arena.
-    pub(super) fn stats(&self) -> Vec<(DeviceId, Stats)> {
+    pub(crate) fn stats(&self) -> Vec<(DeviceId, Stats)> {
         self.arenas().map(|(id, arena)| (id, arena.stats())).collect()
     }
 
     /// Bytes of regions that are wholly free.
-    pub(super) fn idle_bytes(&self) -> usize {
+    pub(crate) fn idle_bytes(&self) -> usize {
         self.arenas().map(|(_, arena)| arena.idle_bytes()).sum()
     }
 
     /// Bytes of all regions.
-    pub(super) fn held_bytes(&self) -> usize {
+    pub(crate) fn held_bytes(&self) -> usize {
         self.arenas().map(|(_, arena)| arena.stats().total_allocated).sum()
     }
 
     /// Gives back all regions that are wholly free.
-    pub(super) fn trim(&self) -> usize {
+    pub(crate) fn trim(&self) -> usize {
         self.arenas().map(|(_, arena)| arena.trim()).sum()
     }
 
     /// What a finished run leaves: gives back the regions that the last runs did not use, and all where that is much.
-    pub(super) fn sweep(&self) {
+    pub(crate) fn sweep(&self) {
         for (_, arena) in self.arenas() {
             match arena.config().replace_free_regions && arena.idle_bytes() > KEPT {
                 true => arena.trim(),
@@ -131,7 +139,7 @@ impl DynamicMemory {
     }
 
     /// Refuses to shrink arenas that there are not.
-    pub(super) fn check_shrink(&self, devices: &[ArenaDevice]) -> Result<()> {
+    pub(crate) fn check_shrink(&self, devices: &[ArenaDevice]) -> Result<()> {
         for device in devices {
             let kind = if device.is_host { "cpu" } else { "gpu" };
             ensure!(
@@ -145,7 +153,7 @@ impl DynamicMemory {
         Ok(())
     }
 
-    pub(super) fn shrink(&self, devices: &[ArenaDevice]) {
+    pub(crate) fn shrink(&self, devices: &[ArenaDevice]) {
         for arena in devices.iter().filter_map(|device| self.arena_of(device)) {
             arena.trim();
         }
@@ -179,7 +187,7 @@ impl RunMemory<'_> {
     }
 
     /// Scratch memory of the host, or of the device that a step runs on.
-    pub(super) fn scratch(&self, device: DeviceId, bytes: usize, heap: usize) -> Result<ExtraScratch> {
+    pub(crate) fn scratch(&self, device: DeviceId, bytes: usize, heap: usize) -> Result<ExtraScratch> {
         if bytes == 0 {
             return Ok(ExtraScratch { heap, ..ExtraScratch::default() });
         }
@@ -227,7 +235,7 @@ impl RunMemory<'_> {
     }
 
     /// A value that leaves the run: what is in a region is copied out of it.
-    pub(super) fn detach(&self, value: Value, outputs: &dyn Allocator) -> Result<Value> {
+    pub(crate) fn detach(&self, value: Value, outputs: &dyn Allocator) -> Result<Value> {
         if self.dynamic.arenas().all(|(_, arena)| arena.stats().in_use == 0) {
             return Ok(value);
         }

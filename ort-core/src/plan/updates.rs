@@ -1,57 +1,12 @@
-//! Outputs that are the new values of inputs, as a training step has them for parameters and states: they are computed in the memory
-//! that a binding has for the input, so whoever else reads the old value runs before.
+//! The memories of updated inputs, and who reads them before they are overwritten.
 
 use ort_alloc::DeviceId;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::program::Work;
-use super::{Program, Session, SlotId, Step};
-use crate::ir::{Graph, ValueId};
-use crate::plan::{BoundValues, Ends, GivenMemory, OutputMemory, Planning};
-use crate::seeded::HashMap;
-use crate::{Result, advise, error};
-
-/// An output in the memory of an input, by their positions in the graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Update {
-    pub(crate) input: usize,
-    pub(crate) output: usize,
-}
-
-/// Finds inputs and outputs by their names.
-pub(super) fn find(graph: &Graph, names: &[(String, String)]) -> Result<Vec<Update>> {
-    let inputs = Names::new(graph, "input", &graph.inputs);
-    let outputs = Names::new(graph, "output", &graph.outputs);
-    let update = |(input, output): &(String, String)| {
-        Ok(Update { input: inputs.place(input)?, output: outputs.place(output)? })
-    };
-    names.iter().map(update).collect()
-}
-
-/// The positions of a graph's inputs or outputs by name.
-struct Names<'a> {
-    kind: &'static str,
-    names: Vec<&'a str>,
-    places: HashMap<&'a str, usize>,
-}
-
-impl<'a> Names<'a> {
-    fn new(graph: &'a Graph, kind: &'static str, ids: &[ValueId]) -> Names<'a> {
-        let names: Vec<&str> = ids.iter().map(|&id| &*graph.value(id).name).collect();
-        // Of equal names the first counts.
-        let places = names.iter().enumerate().rev().map(|(place, name)| (*name, place)).collect();
-        Names { kind, names, places }
-    }
-
-    fn place(&self, name: &str) -> Result<usize> {
-        self.places.get(name).copied().ok_or_else(|| {
-            let Names { kind, names, .. } = self;
-            let help = advise(&format!("{kind}s"), name, names.iter().copied());
-            error!(InvalidArgument, "the model has no {kind} '{name}'").help(help)
-        })
-    }
-}
+use super::{BoundValues, Ends, GivenMemory, OutputMemory, Planning};
+use crate::ir::ValueId;
+use crate::program::{Program, SlotId, Update, Work};
 
 impl Program {
     /// What a plan without a binding takes to be bound: inputs that are updated lie in buffers.
@@ -72,7 +27,7 @@ impl Program {
     }
 
     /// For each update the memory in which its new value is computed.
-    fn memories_of_updates(&self) -> Vec<DeviceId> {
+    pub(crate) fn memories_of_updates(&self) -> Vec<DeviceId> {
         let computed = self.steps.iter().filter(|step| !matches!(step.work, Work::Copy));
         let slots = computed.flat_map(|step| step.outputs.iter().flatten());
         let slots = slots.filter_map(|slot| self.slots.get(slot.index()));
@@ -82,25 +37,6 @@ impl Program {
             memories.get(&output.value).copied()
         };
         self.updates.iter().map(|update| memory(update).unwrap_or(DeviceId::HOST)).collect()
-    }
-
-    /// For each value that steps read, the memory in which they read it. None if there are several.
-    fn memories_of_reads(&self) -> FxHashMap<SlotId, Option<DeviceId>> {
-        let memory = |step: &Step| match step.work {
-            Work::Copy => {
-                self.slots.get(step.outputs.first().copied().flatten()?.index()).map(|slot| slot.memory)
-            }
-            _ => None,
-        };
-        let mut memories: FxHashMap<SlotId, Option<DeviceId>> = FxHashMap::default();
-        for step in &self.steps {
-            let memory = Some(memory(step).unwrap_or(DeviceId::HOST));
-            for slot in step.reads() {
-                let only = memories.entry(slot).or_insert(memory);
-                *only = only.filter(|_| *only == memory);
-            }
-        }
-        memories
     }
 
     /// For each value that is overwritten, the step that does it and, ascending, all others that read the value, views of it included.
@@ -195,21 +131,5 @@ impl Program {
             at = *source;
         }
         Vec::new()
-    }
-}
-
-impl Session {
-    /// By input, in the model's order, the memory from which runs read it without a copy; the host's where they read it there, too. ONNX Runtime's
-    /// `get_input_memory_infos`. An input that the session updates ([`SessionBuilder::update`](super::SessionBuilder::update)) is to be bound to a buffer in
-    /// this memory, in which its new value is computed.
-    pub fn input_memories(&self) -> Vec<DeviceId> {
-        let program = &self.compiled.program;
-        let read = program.memories_of_reads();
-        let memory = |given: &SlotId| read.get(given).copied().flatten().unwrap_or(DeviceId::HOST);
-        let mut memories: Vec<DeviceId> = program.given.iter().map(memory).collect();
-        for (update, memory) in program.updates.iter().zip(program.memories_of_updates()) {
-            memories.get_mut(update.input).into_iter().for_each(|place| *place = memory);
-        }
-        memories
     }
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ort_alloc::{DeviceId, arena};
 
-use super::Session;
-use super::run::Need;
-use super::windows::OnDevices;
+use super::Executor;
+use super::grant::Need;
+use super::streaming::OnDevices;
 use crate::Result;
 use crate::dim::Bindings;
 use crate::ep::guard;
@@ -18,10 +18,10 @@ struct Limits {
     on_devices: OnDevices,
 }
 
-impl Session {
+impl Executor {
     /// The plan where some inputs and outputs lie in buffers of a binding. Its workspaces are as large as kernels want them where that keeps to the
     /// limits beside all constants, else as large as these leave; never so large that the run takes more for it than it has to.
-    pub(super) fn plan_bound(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
+    pub(crate) fn plan_bound(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
         let plan = self.plan_kept(bindings, bound)?;
         if !plan.can_shrink {
             return Ok(plan);
@@ -40,7 +40,7 @@ impl Session {
     }
 
     /// The plan whose workspaces are no larger than kernels cannot do without.
-    pub(super) fn least_plan(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
+    pub(crate) fn least_plan(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
         let bound = self.compiled.program.bound_values(self.planning);
         let plan = self.plan_kept(bindings, &bound)?;
         match plan.can_shrink {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ort_alloc::{Allocator, Buffer, Recycler};
 use parking_lot::Mutex;
 
-use super::dynamic::DynamicMemory;
+use crate::ep::dynamic::DynamicMemory;
 
 /// How much idle memory a session keeps, and for how long.
 ///
@@ -39,15 +39,15 @@ impl Default for IdleMemory {
 }
 
 /// The idle memory of one session.
-pub(super) struct Kept {
+pub(crate) struct Kept {
     /// Slabs of finished runs, the oldest first.
-    pub(super) slabs: Mutex<Vec<Buffer>>,
+    pub(crate) slabs: Mutex<Vec<Buffer>>,
     /// Arenas for values whose size only the run tells.
-    pub(super) dynamic: DynamicMemory,
+    pub(crate) dynamic: DynamicMemory,
     /// Outputs that callers have dropped. None where a limit counts every byte.
-    pub(super) outputs: Option<Arc<Recycler>>,
+    pub(crate) outputs: Option<Arc<Recycler>>,
     /// Bytes of packed weights that runs have evicted for values of unknown size: that much less stays packed.
-    pub(super) evicted: AtomicUsize,
+    pub(crate) evicted: AtomicUsize,
     policy: IdleMemory,
     last_run: Mutex<Instant>,
 }
@@ -56,7 +56,7 @@ pub(super) struct Kept {
 static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
 
 impl Kept {
-    pub(super) fn new(
+    pub(crate) fn new(
         dynamic: DynamicMemory,
         outputs: Option<Arc<Recycler>>,
         policy: IdleMemory,
@@ -72,20 +72,20 @@ impl Kept {
     }
 
     /// Bytes that wait for the next run.
-    pub(super) fn idle_bytes(&self) -> usize {
+    pub(crate) fn idle_bytes(&self) -> usize {
         self.slab_bytes() + self.dynamic.idle_bytes() + self.waiting_outputs()
     }
 
-    pub(super) fn slab_bytes(&self) -> usize {
+    pub(crate) fn slab_bytes(&self) -> usize {
         self.slabs.lock().iter().map(Buffer::len).sum()
     }
 
-    pub(super) fn waiting_outputs(&self) -> usize {
+    pub(crate) fn waiting_outputs(&self) -> usize {
         self.outputs.as_ref().map_or(0, |recycler| recycler.waiting_bytes())
     }
 
     /// A run has ended and leaves its slab, if that may be used again.
-    pub(super) fn run_ended(&self, slab: Option<Buffer>) {
+    pub(crate) fn run_ended(&self, slab: Option<Buffer>) {
         self.slabs.lock().extend(slab);
         self.outputs.iter().for_each(|recycler| recycler.sweep());
         self.dynamic.sweep();
@@ -118,7 +118,7 @@ impl Kept {
     }
 
     /// Gives back everything; returns its bytes.
-    pub(super) fn release(&self) -> usize {
+    pub(crate) fn release(&self) -> usize {
         let bytes = self.idle_bytes();
         self.slabs.lock().clear();
         self.dynamic.trim();

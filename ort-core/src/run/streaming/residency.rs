@@ -12,7 +12,7 @@ const COPY: usize = 64 << 10;
 const MOST_HALVES: usize = 64;
 
 /// The constants of one device.
-pub(super) struct Costs {
+pub(crate) struct Costs {
     /// The bytes of each, rounded up to those of the device's allocator.
     sizes: Vec<usize>,
     /// For each the steps that read it, by their places in `sums`.
@@ -27,27 +27,27 @@ pub(super) struct Costs {
 
 /// What stays, and the window for the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Chosen {
+pub(crate) struct Chosen {
     /// By constant: whether it stays.
-    pub(super) keep: Vec<bool>,
+    pub(crate) keep: Vec<bool>,
     /// The bytes of those that stay.
-    pub(super) kept: usize,
+    pub(crate) kept: usize,
     /// The bytes of half the window: what one step reads at most of those that do not stay.
-    pub(super) half: usize,
+    pub(crate) half: usize,
     /// One half where a single step reads such constants; none where no step does.
-    pub(super) halves: usize,
+    pub(crate) halves: usize,
     /// The bytes that each run uploads.
-    pub(super) streamed: usize,
+    pub(crate) streamed: usize,
 }
 
 impl Chosen {
     /// The bytes of the window.
-    pub(super) fn window(&self) -> usize {
+    pub(crate) fn window(&self) -> usize {
         self.half.saturating_mul(self.halves)
     }
 
     /// All bytes on the device.
-    pub(super) fn total(&self) -> usize {
+    pub(crate) fn total(&self) -> usize {
         self.kept.saturating_add(self.window())
     }
 }
@@ -62,7 +62,7 @@ struct Trial<'a> {
 
 impl Costs {
     /// Of constants with their bytes and the steps that read them, out of so many.
-    pub(super) fn new(sizes: Vec<usize>, readers: Vec<Vec<usize>>, steps: usize) -> Costs {
+    pub(crate) fn new(sizes: Vec<usize>, readers: Vec<Vec<usize>>, steps: usize) -> Costs {
         let mut sums = vec![0usize; steps];
         for (size, readers) in sizes.iter().zip(&readers) {
             for step in readers {
@@ -89,23 +89,23 @@ impl Costs {
         costs
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.sizes.is_empty()
     }
 
     /// The bytes of all.
-    pub(super) fn total(&self) -> usize {
+    pub(crate) fn total(&self) -> usize {
         self.sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
     }
 
     /// The fewest bytes with which there is a choice.
-    pub(super) fn least(&self) -> usize {
+    pub(crate) fn least(&self) -> usize {
         let trials = self.halves.iter().map(|half| Trial::new(self, *half).chosen.total());
         trials.min().unwrap_or(0)
     }
 
     /// What stays where all that stays and the window may take so many bytes. Below the [least](Self::least) it is what the least takes.
-    pub(super) fn choose(&self, free: usize) -> Chosen {
+    pub(crate) fn choose(&self, free: usize) -> Chosen {
         let mut best: Option<(u128, Chosen)> = None;
         let mut smallest: Option<Chosen> = None;
         for half in &self.halves {

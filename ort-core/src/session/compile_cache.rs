@@ -4,32 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ort_alloc::{Budget, MappedFile};
+use ort_alloc::MappedFile;
 
-use super::builder::{Built, SessionBuilder};
+use super::SessionBuilder;
+use super::pipeline::{Built, Setting};
 use super::providers::ProviderRequest;
 use crate::cache::{Entry, Folder, Key, Reading, Store, begin, cannot_write};
-use crate::ep::{Device, Fingerprint, Packing, guard};
+use crate::ep::{Fingerprint, Packing, guard};
 use crate::files::Target;
 use crate::{ErrorKind, Result, error};
-
-/// What compiling takes besides the settings.
-#[derive(Clone, Copy)]
-pub(super) struct Setting<'a> {
-    /// Those of runs, and those that make the session.
-    pub(super) threads: usize,
-    pub(super) load_threads: usize,
-    pub(super) devices: &'a [Arc<dyn Device>],
-    pub(super) budget: &'a Arc<Budget>,
-    /// When all of it has to be done: the program may be built more than once.
-    pub(super) until: Option<Instant>,
-}
-
-impl Setting<'_> {
-    pub(super) fn reading(self) -> Reading {
-        Reading { threads: self.load_threads, until: self.until }
-    }
-}
 
 /// A compiled program, and the entry that its packed weights lie in.
 pub(super) type FromCache = (Built, Arc<Entry>);

@@ -1,0 +1,95 @@
+//! Which device runs which node.
+//!
+//! [`lowering`] makes a graph in which some device claims each node, [`search`] chooses among the
+//! devices that claim a node, and [`control_flow`] places the bodies of control flow.
+
+mod control_flow;
+mod cost;
+mod lowering;
+mod report;
+mod search;
+
+use std::sync::Arc;
+
+use control_flow::choices;
+use lowering::claim_all;
+use search::{cost_in, first_choices, is_mixed, place};
+
+use crate::ep::{Device, NodeView, guard};
+use crate::ir::Graph;
+use crate::{Result, error};
+
+pub use crate::program::{Island, Partition, Reason};
+pub(crate) use lowering::lower_all_but;
+pub use lowering::{Unclaimed, unclaimed};
+pub use report::NodePlacement;
+pub(crate) use report::{placements, steps};
+
+/// Whose a graph is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The model's: what the caller gives and gets does not count as copied.
+    Model,
+    /// A node's: what it is given and gives are values of other nodes, in the host's memory.
+    Subgraph,
+}
+
+/// Gives every node of an inferred graph to a device: the first that claims it, but for shapes, which the host computes, and for
+/// islands that save less than copying their values costs. A node that no device claims is decomposed one step and its
+/// parts are offered again; what is left after that is one error that lists every such operator. A shared graph is
+/// copied only where something is decomposed.
+pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Scope) -> Result<Partition> {
+    let claimed = claim_all(graph, devices)?;
+    let choices = choices(graph, devices, claimed)?;
+    Ok(match is_mixed(devices) {
+        true => place(graph, devices, scope.into(), choices).partition(),
+        false => first_choices(choices),
+    })
+}
+
+/// What it costs to run each node on the device at its place in `places`, in the bytes that the host could read or write meanwhile: what a
+/// session makes small. Compare it only with that of other places for the same nodes. The arithmetic of products and convolutions is left out, as
+/// a session never moves them.
+///
+/// ```
+/// # use ort_core::{Result, ep::Device, ir::Graph, placement::{Scope, placement_cost}};
+/// # use std::sync::Arc;
+/// fn is_cheaper_on_the_second(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<bool> {
+///     let all_on = |device| placement_cost(graph, devices, Scope::Model, &vec![device; graph.nodes.len()]);
+///     Ok(all_on(1)? < all_on(0)?)
+/// }
+/// ```
+///
+/// # Errors
+///
+/// A node has no place, or one of a device that does not claim it.
+pub fn placement_cost(
+    graph: &Graph,
+    devices: &[Arc<dyn Device>],
+    scope: Scope,
+    places: &[usize],
+) -> Result<u64> {
+    let unclaimed = |device: Option<usize>, place: String| {
+        let problem = match device {
+            Some(device) => error!(InvalidArgument, "device {device} does not claim {place}"),
+            None => error!(InvalidArgument, "there is no place for {place}"),
+        };
+        problem.help("name a device for each node that claims it")
+    };
+    let mut claimed = Vec::with_capacity(graph.nodes.len());
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let view = NodeView { graph, node };
+        let mut own = devices.iter().enumerate();
+        let first = own.find_map(|(device, opened)| Some((device, guard::claim(&**opened, &view).ok()?)));
+        let device = places.get(index).copied();
+        claimed.push(first.ok_or_else(|| unclaimed(device, node.place()))?);
+    }
+    let choices = choices(graph, devices, claimed)?;
+    for (index, (node, own)) in graph.nodes.iter().zip(&choices).enumerate() {
+        let device = places.get(index).copied();
+        if !own.iter().any(|choice| Some(choice.device) == device) {
+            return Err(unclaimed(device, node.place()));
+        }
+    }
+    Ok(cost_in(graph, devices, scope, choices, places))
+}

@@ -1,0 +1,256 @@
+//! The call of one step's kernel: what it reads, what it writes, and its scratch memory.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots and steps are made with the program, and each table of a frame and plan has an entry for each"
+)]
+
+use ort_alloc::{Buffer, Category, DeviceId, ReadSlices, Reservation};
+use smallvec::SmallVec;
+
+use super::frame::{DeviceSlab, Frame, RunEnv};
+use super::nested::NestedFrames;
+use super::outputs::{Handed, Target};
+use super::poison::poison;
+use super::views::{Part, Sources, device_view, output_slot, split_regions, view_of};
+use crate::dtype::DType;
+use crate::ep::dynamic::{ExtraScratch, Source, ValueMemory, ask_heap};
+use crate::ep::{IoShapes, NodeView, OutputSlot, OutputsFrom, RunCx, guard};
+use crate::ir::Graph;
+use crate::plan::{Place, StepPlan};
+use crate::program::{Origin, SlotId, Step, Work};
+use crate::tensor::{DeviceRange, Shape, ValueView};
+use crate::{Result, error};
+
+impl Frame<'_> {
+    /// Runs the kernel (or the copy) of a step; returns what it handed over.
+    pub(super) fn execute(
+        &mut self,
+        index: usize,
+        targets: &mut [Target],
+        shapes: &[Option<(DType, Shape)>],
+    ) -> Result<Handed> {
+        let step = &self.program.steps[index];
+        let outlives_run = self.outlives_run(step);
+        let source = self.source(step, outlives_run);
+        let extra = self.extra_scratch(index, shapes)?;
+        let (mut scratch, device_scratch) = (extra.host, extra.device);
+        let plan = &self.plan.steps[index];
+        let heap = plan.heap.saturating_add(extra.heap);
+        let _heap = if heap > 0 { Some(self.reserve_heap(heap)?) } else { None };
+
+        // The host's memory is split into what the step reads and what it writes.
+        let read = read_slots(step, plan);
+        let (reads, writes) = (self.read_parts(&read), written_parts(plan, targets));
+        let sources = Sources {
+            program: self.program,
+            plan: self.plan,
+            owned: self.owned,
+            given: self.given,
+            bound: self.bound,
+        };
+        let (reads, mut writes) = split_regions(self.slabs.host, &mut self.homes, &reads, &writes)?;
+        if self.env.poison {
+            poison(targets, &mut writes, scratch.as_mut().and_then(Buffer::bytes_mut));
+        }
+        let mut inputs = input_views(&sources, &read, reads, self.slabs.devices)?;
+        let captures: Vec<Option<ValueView<'_>>> = inputs.drain(step.inputs.len()..).collect();
+        let mut writes = writes.into_iter();
+        let mut outputs: SmallVec<[OutputSlot<'_>; 4]> = SmallVec::new();
+        for (target, shape) in targets.iter_mut().zip(shapes) {
+            outputs.push(output_slot(target, shape, &mut writes, self.slabs.devices)?);
+        }
+        let planned_scratch = writes.next();
+        // The iterator must not outlive what the kernel's context borrows.
+        drop(writes);
+        let workspace = match &mut scratch {
+            Some(buffer) => buffer.bytes_mut(),
+            None => planned_scratch,
+        };
+        let device_workspace = match &device_scratch {
+            Some(buffer) => Some(DeviceRange { buffer, offset: 0, len: buffer.len() }),
+            None => planned_device_workspace(plan, self.slabs.devices),
+        };
+        let env = RunEnv { outlives_run, depth: self.env.depth + 1, ..self.env };
+        let mut nested = NestedFrames {
+            plans: &plan.nested,
+            nested: &step.nested,
+            captures,
+            bindings: self.bindings,
+            env,
+            workspace: None,
+            slabs: planned_slabs(plan, self.slabs.devices),
+        };
+        let cx = RunCx {
+            inputs,
+            outputs,
+            workspace: None,
+            device_workspace,
+            control: self.env.control,
+            nested: None,
+            memory: Some(ValueMemory { memory: self.env.memory, source }),
+            devices: self.env.devices,
+        };
+        run_work((&self.program.graph, index, step), self.env, (cx, &mut nested), workspace)
+    }
+
+    /// The parts of the host's memory that a step reads.
+    pub(super) fn read_parts(&self, read: &[(Option<SlotId>, bool)]) -> SmallVec<[Part; 16]> {
+        let part = |&(slot, is_taken): &(Option<SlotId>, bool)| {
+            let Place::Slab { slab, range } = &self.plan.slots[slot.filter(|_| !is_taken)?.index()].place
+            else {
+                return None;
+            };
+            Some((self.plan.host_region(*slab)?, range.clone()))
+        };
+        read.iter().filter_map(part).collect()
+    }
+
+    /// Whether what the kernel hands over may be an output of the run.
+    pub(super) fn outlives_run(&self, step: &Step) -> bool {
+        let hands_over = step.claim.outputs != OutputsFrom::Plan || !step.nested.is_empty();
+        let is_output = |slot: &SlotId| self.plan.slots[slot.index()].is_output;
+        hands_over && self.env.outlives_run && step.outputs.iter().flatten().any(is_output)
+    }
+
+    /// Where what a step hands over comes from. The plan counts all of it, or none.
+    pub(super) fn source(&self, step: &Step, outlives_run: bool) -> Source {
+        let is_planned = |slot: &SlotId| matches!(self.plan.slots[slot.index()].place, Place::Own);
+        match outlives_run || step.outputs.iter().flatten().all(is_planned) {
+            true => Source::Outside,
+            false => Source::Arena,
+        }
+    }
+
+    /// Counts what a kernel takes of the heap.
+    pub(super) fn reserve_heap(&self, bytes: usize) -> Result<Reservation> {
+        self.env.memory.reserve_for(|| {
+            let reservation = self.env.control.budget.reserve(Category::Workspace, bytes)?;
+            ask_heap(bytes).map(|()| reservation)
+        })
+    }
+
+    /// Scratch memory for a step whose shapes were not known to the plan: of the host, or of the device that it runs on.
+    pub(super) fn extra_scratch(
+        &self,
+        index: usize,
+        outputs: &[Option<(DType, Shape)>],
+    ) -> Result<ExtraScratch> {
+        let step = &self.program.steps[index];
+        let planned = |slot: &SlotId| self.plan.slots[slot.index()].shape.is_some();
+        // What hands over its outputs has a workspace that follows from the inputs.
+        let sized = if step.claim.outputs == OutputsFrom::Plan { &step.outputs[..] } else { &[] };
+        let all_planned = step.inputs.iter().chain(sized).flatten().all(planned);
+        let kernel = step.work.kernel().filter(|_| !all_planned && step.nested.is_empty());
+        let Some(kernel) = kernel else { return Ok(ExtraScratch::default()) };
+        let mut inputs: Vec<Option<Shape>> = Vec::with_capacity(step.inputs.len());
+        for slot in &step.inputs {
+            let shape = slot.map(|slot| match self.value(slot).ok().and_then(|value| value.tensor().ok()) {
+                Some(view) => Some(view.shape().into()),
+                None => self.plan.slots[slot.index()].shape.clone(),
+            });
+            inputs.push(shape.flatten());
+        }
+        let outputs: Vec<Option<Shape>> =
+            outputs.iter().map(|known| known.as_ref().map(|(_, shape)| shape.clone())).collect();
+        let threads = self.env.control.threads;
+        // What no plan knows is to be as little as can be where every byte counts.
+        let room = if self.env.control.budget.limit().is_some() { 0 } else { usize::MAX };
+        let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads, room };
+        let (bytes, heap) = (kernel.workspace(&shapes)?, kernel.heap(&shapes)?);
+        self.env.memory.scratch(self.env.devices[step.device].memory(), bytes, heap)
+    }
+}
+
+/// What a step reads: its inputs, then its captures, each with whether an output takes its memory over.
+fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool); 16]> {
+    let is_taken = |position: usize| plan.in_place.iter().any(|(_, input)| *input as usize == position);
+    let inputs = step.inputs.iter().enumerate();
+    let inputs = inputs.map(|(position, slot)| (*slot, is_taken(position)));
+    let captures = step.nested.iter().flat_map(|nested| &nested.captures);
+    inputs.chain(captures.map(|slot| (Some(*slot), false))).collect()
+}
+
+/// The parts of the host's memory that a step writes: outputs, and last its workspace, if it is there.
+fn written_parts(plan: &StepPlan, targets: &[Target]) -> SmallVec<[Part; 4]> {
+    let mut parts = SmallVec::new();
+    for target in targets {
+        if let Target::Slab { region: Some(region), range, .. } = target {
+            parts.push((*region, range.clone()));
+        }
+    }
+    if plan.workspace_slab == 0 {
+        parts.push((0, plan.workspace.clone()));
+    }
+    parts
+}
+
+/// What a step reads, each where it lies; `reads` are the parts of the host's memory, in their order.
+fn input_views<'v>(
+    sources: &Sources<'v>,
+    read: &[(Option<SlotId>, bool)],
+    reads: ReadSlices<'v>,
+    devices: &'v [Option<DeviceSlab>],
+) -> Result<SmallVec<[Option<ValueView<'v>>; 16]>> {
+    let mut reads = reads.into_iter();
+    let view = |&(slot, is_taken): &(Option<SlotId>, bool)| {
+        let Some(slot) = slot.filter(|_| !is_taken) else { return Ok(None) };
+        let is_consumed = matches!(sources.program.slots[slot.index()].origin, Origin::Consumed);
+        match view_of(sources, slot, &mut |_, _| reads.next()) {
+            Some(view) => view.map(Some),
+            None if is_consumed => Ok(None),
+            None => Ok(device_view(sources.plan, devices, slot)),
+        }
+    };
+    read.iter().map(view).collect()
+}
+
+/// Does the work of a step.
+fn run_work<'a, 'n: 'a>(
+    (graph, index, step): (&'a Graph, usize, &'a Step),
+    env: RunEnv<'_>,
+    (mut cx, nested): (RunCx<'a>, &'a mut NestedFrames<'n>),
+    workspace: Option<&'n mut [u8]>,
+) -> Result<Handed> {
+    match &step.work {
+        Work::Copy => {
+            let (from, to) = (cx.input(0)?, cx.output(0)?);
+            guard::copy(&*env.devices[step.device], from, to)?;
+        }
+        Work::Kernel(kernel) if step.nested.is_empty() => {
+            cx.workspace = workspace;
+            kernel.run(&mut cx)?;
+        }
+        Work::Streamed(kernel) => {
+            cx.workspace = workspace;
+            let node = step.node.map(|node| &graph.nodes[node]);
+            let missing = || error!(Fail, "a streamed kernel outside of its session");
+            let (node, streaming) = node.zip(env.streaming).ok_or_else(missing)?;
+            let (view, device) = (NodeView { graph, node }, &*env.devices[step.device]);
+            kernel.run(streaming.keeps(index), || streaming.make(view, device), &mut cx)?;
+        }
+        Work::Kernel(kernel) => {
+            nested.workspace = workspace;
+            cx.nested = Some(nested);
+            kernel.run(&mut cx)?;
+        }
+    }
+    let handed = cx.outputs.into_iter().map(|slot| match slot {
+        OutputSlot::Handed(value) => value,
+        _ => None,
+    });
+    Ok(handed.collect())
+}
+
+/// The planned scratch memory of a step on a device with memory of its own.
+fn planned_device_workspace<'a>(step: &StepPlan, slabs: &'a [Option<DeviceSlab>]) -> Option<DeviceRange<'a>> {
+    let slab = slabs.get(step.workspace_slab)?.as_ref()?;
+    (!step.workspace.is_empty()).then(|| slab.range(&step.workspace))
+}
+
+/// The parts of the devices' slabs that are for the subgraphs of a step.
+fn planned_slabs<'a>(step: &StepPlan, slabs: &'a [Option<DeviceSlab>]) -> Vec<(DeviceId, DeviceRange<'a>)> {
+    let parts = step.nested_slabs.iter();
+    let parts = parts.filter_map(|(slab, range)| Some(slabs.get(*slab)?.as_ref()?.range(range)));
+    parts.map(|range| (range.buffer.device(), range)).collect()
+}

@@ -1,0 +1,304 @@
+//! One run of one program: steps through the schedule with every value where the plan put it.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots and steps are made with the program, and each table of a frame and plan has an entry for each"
+)]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ort_alloc::{Allocator, Buffer, Category, DeviceId, SharedBuffer};
+use smallvec::SmallVec;
+
+use super::Profile;
+use super::inputs::Given;
+use super::outputs::{KnownShapes, Target};
+use super::profile::EventMemory;
+use super::streaming::{Passing, Streaming};
+use super::views::{Sources, device_view, view_of};
+use crate::dim::Bindings;
+use crate::ep::dynamic::{RunMemory, Source, ValueMemory};
+use crate::ep::{Device, RunControl};
+use crate::plan::{Action, Place, PlanCaches, Planning, RunPlan};
+use crate::program::{Program, SlotId};
+use crate::tensor::{DeviceRange, TensorBuffer, Value, ValueView};
+use crate::{ErrorKind, Result, Within, error};
+
+/// What all frames of a run share.
+#[derive(Clone, Copy)]
+pub(crate) struct RunEnv<'a> {
+    pub(crate) control: &'a RunControl,
+    pub(crate) devices: &'a [Arc<dyn Device>],
+    /// Where plans of subgraphs are kept.
+    pub(crate) plans: &'a PlanCaches,
+    pub(crate) profile: Option<&'a Profile>,
+    /// Where memory of the host for outputs comes from.
+    pub(crate) outputs: &'a dyn Allocator,
+    pub(crate) planning: Planning,
+    /// How many subgraphs the frame is in.
+    pub(crate) depth: usize,
+    /// Whether kernels find patterns where they are to write.
+    pub(crate) poison: bool,
+    /// Memory for what cannot be planned.
+    pub(crate) memory: RunMemory<'a>,
+    /// Whether the outputs of the program may be outputs of the run.
+    pub(crate) outlives_run: bool,
+    /// How weights are packed during the run, where not all can stay packed.
+    pub(crate) streaming: Option<Streaming<'a>>,
+}
+
+/// The slabs of a run: the host's, which the frame borrows, and the devices'.
+pub(crate) struct Slabs<'a> {
+    pub(crate) host: &'a mut [u8],
+    /// By slab index of the plan; the host's entry is none.
+    pub(crate) devices: &'a [Option<DeviceSlab>],
+}
+
+/// A slab in the memory of a device: a buffer, or for a subgraph the part of one that its node has.
+#[derive(Clone)]
+pub(crate) struct DeviceSlab {
+    pub(crate) buffer: SharedBuffer,
+    pub(crate) offset: usize,
+}
+
+impl DeviceSlab {
+    pub(crate) fn range(&self, bytes: &Range<usize>) -> DeviceRange<'_> {
+        DeviceRange { buffer: &self.buffer, offset: self.offset + bytes.start, len: bytes.len() }
+    }
+}
+
+/// All memory of a run.
+pub(crate) struct Memory<'a> {
+    pub(crate) slabs: Slabs<'a>,
+    /// The constants of devices that come and go; none in subgraphs.
+    pub(crate) windows: Passing<'a>,
+    /// The buffers of a binding.
+    pub(crate) bound: &'a mut [Option<TensorBuffer>],
+    pub(crate) tables: &'a mut Tables,
+}
+
+/// The tables of a run, which the next one may use again.
+#[derive(Default)]
+pub(crate) struct Tables {
+    /// Values with memory of their own, by slot.
+    owned: Vec<Option<Value>>,
+    /// Where the outputs of a step go, and their types and shapes.
+    targets: Vec<Target>,
+    shapes: KnownShapes,
+}
+
+impl Tables {
+    /// Lets go of the values.
+    pub(crate) fn clear(&mut self) {
+        self.owned.fill(None);
+    }
+}
+
+pub(crate) struct Frame<'a> {
+    pub(super) program: &'a Program,
+    pub(super) plan: &'a RunPlan,
+    pub(super) bindings: &'a Bindings,
+    pub(super) env: RunEnv<'a>,
+    pub(super) given: Given<'a>,
+    pub(super) owned: &'a mut Vec<Option<Value>>,
+    pub(super) targets: &'a mut Vec<Target>,
+    pub(super) shapes: &'a mut KnownShapes,
+    pub(super) slabs: Slabs<'a>,
+    pub(super) windows: Passing<'a>,
+    /// Buffers of outputs that hold other values until the outputs are computed, in the order of the plan.
+    pub(super) homes: Vec<Option<Buffer>>,
+    pub(super) bound: &'a mut [Option<TensorBuffer>],
+}
+
+impl<'a> Frame<'a> {
+    pub(crate) fn new(
+        (program, plan, bindings): (&'a Program, &'a RunPlan, &'a Bindings),
+        env: RunEnv<'a>,
+        given: Given<'a>,
+        Memory { slabs, windows, bound, tables }: Memory<'a>,
+    ) -> Frame<'a> {
+        let Tables { owned, targets, shapes } = tables;
+        owned.clear();
+        owned.resize(program.slots.len(), None);
+        for (slot, tensor) in windows.residents() {
+            owned[slot.index()] = Some(Value::Tensor(tensor.clone()));
+        }
+        let homes = Vec::new();
+        Frame { program, plan, bindings, env, given, owned, targets, shapes, slabs, windows, homes, bound }
+    }
+
+    /// Runs every step and returns the outputs.
+    pub(crate) fn run(mut self) -> Result<Vec<Value>> {
+        self.run_steps()?;
+        let outputs = &self.plan.outputs;
+        let mut values = Vec::with_capacity(outputs.len());
+        for (index, slot) in outputs.iter().enumerate() {
+            let owned = &mut self.owned[slot.index()];
+            // A tensor is reference-counted and cheap to share. A clone of a sequence or map copies
+            // every element, so its last use moves it.
+            let is_copied = owned.as_ref().is_some_and(|value| !matches!(value, Value::Tensor(_)));
+            let moves = is_copied && !outputs[index + 1..].contains(slot);
+            let moved = owned.take_if(|_| moves);
+            values.push(self.detach(moved.map_or_else(|| self.take_output(*slot), Ok)?)?);
+        }
+        Ok(values)
+    }
+
+    /// Runs every step.
+    pub(crate) fn run_steps(&mut self) -> Result<()> {
+        self.open_homes()?;
+        self.copy_given()?;
+        for index in 0..self.program.steps.len() {
+            if self.plan.steps[index].action == Action::Run {
+                self.env.control.check()?;
+                let start = self.env.profile.map(|_| std::time::Instant::now());
+                self.step_with_constants(index)
+                    .map_err(|problem| match problem.kind() {
+                        // Its inputs are not to blame.
+                        ErrorKind::Cancelled | ErrorKind::OutOfMemory => problem,
+                        _ => problem.help(self.inputs_in_words(index)),
+                    })
+                    .within(|| self.program.steps[index].place())?;
+                if let (Some(profile), Some(start)) = (self.env.profile, start) {
+                    let memory = self.event_memory(index);
+                    profile.record(&self.program.steps[index], start, memory, self.env.depth);
+                }
+            }
+            for slot in &self.plan.steps[index].release {
+                self.owned[slot.index()] = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a step that has run did to the memory: what the plan says, and the values that it does not know.
+    fn event_memory(&self, index: usize) -> EventMemory {
+        let (plan, step) = (self.plan, &self.program.steps[index]);
+        let bytes = |slot: &SlotId| match plan.slots[slot.index()].place {
+            Place::Dynamic => self.owned[slot.index()].as_ref().map_or(0, Value::byte_count),
+            _ => 0,
+        };
+        let all = (0..self.owned.len() as u32).map(SlotId);
+        let dynamic: usize = if plan.has_dynamic { all.map(|slot| bytes(&slot)).sum() } else { 0 };
+        let made: usize = step.outputs.iter().flatten().map(bytes).sum();
+        let gone: usize = plan.steps[index].release.iter().map(bytes).sum();
+        EventMemory {
+            allocated: plan.begins.get(index).map_or(0, |begins| begins + made),
+            freed: plan.ends(index) + gone,
+            live: plan.live.get(index).map_or(0, |live| live + dynamic),
+        }
+    }
+
+    /// The host's bytes at a place of the plan.
+    pub(super) fn host_bytes(&self, region: usize, range: Range<usize>) -> Option<&[u8]> {
+        match region.checked_sub(1) {
+            None => self.slabs.host.get(range),
+            Some(home) => self.homes.get(home)?.as_ref()?.bytes()?.get(range),
+        }
+    }
+
+    /// What errors without an advice of their own say: what the step was given.
+    fn inputs_in_words(&self, index: usize) -> String {
+        let input = |slot: &Option<SlotId>| {
+            let slot = (*slot)?;
+            let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
+            let known = self.value(slot).ok().and_then(|value| value.tensor().ok());
+            let known = known.map(|view| format!(" {}{:?}", view.dtype(), view.shape()));
+            Some(format!("'{name}'{}", known.unwrap_or_default()))
+        };
+        let inputs = self.program.steps[index].inputs.iter();
+        let inputs: Vec<String> = inputs.filter_map(input).take(12).collect();
+        match inputs.as_slice() {
+            [] => "check its attributes; it has no inputs".to_string(),
+            inputs => format!("check its inputs: {}", inputs.join(", ")),
+        }
+    }
+
+    /// Where values outside of slabs are found.
+    pub(super) fn sources(&self) -> Sources<'_> {
+        let Frame { program, plan, owned, given, bound, .. } = self;
+        Sources { program, plan, owned, given: *given, bound }
+    }
+
+    /// Runs a step with the constants that come for it.
+    fn step_with_constants(&mut self, index: usize) -> Result<()> {
+        if self.windows.is_empty() {
+            return self.step(index);
+        }
+        let plan = self.plan;
+        let arrived = self.windows.arrive(index, &|step| plan.steps[step].action == Action::Run)?;
+        let slots: SmallVec<[SlotId; 2]> = arrived.iter().map(|(slot, _)| *slot).collect();
+        for (slot, tensor) in arrived {
+            self.owned[slot.index()] = Some(Value::Tensor(tensor));
+        }
+        let done = self.step(index);
+        slots.iter().for_each(|slot| self.owned[slot.index()] = None);
+        done
+    }
+
+    fn step(&mut self, index: usize) -> Result<()> {
+        let step = &self.program.steps[index];
+        if self.dynamic_view(step)? {
+            return Ok(());
+        }
+        let (mut targets, mut shapes) = (std::mem::take(self.targets), std::mem::take(self.shapes));
+        let found = self.find_targets(index, &mut targets, &mut shapes);
+        let done = found.and_then(|()| self.execute(index, &mut targets, &shapes));
+        let done = done.and_then(|handed| self.keep(step, (&mut targets, &shapes), handed));
+        // Bound buffers go back to their places, also after an error.
+        for target in targets.drain(..) {
+            if let Target::Bound { place, buffer, .. } = target {
+                self.bound[place] = Some(buffer);
+            }
+        }
+        shapes.clear();
+        (*self.targets, *self.shapes) = (targets, shapes);
+        done
+    }
+
+    pub(super) fn value(&self, slot: SlotId) -> Result<ValueView<'_>> {
+        let bytes = &mut |region, range| self.host_bytes(region, range);
+        if let Some(view) = view_of(&self.sources(), slot, bytes) {
+            return view;
+        }
+        self.device_value(slot)
+    }
+
+    pub(super) fn device_value(&self, slot: SlotId) -> Result<ValueView<'_>> {
+        device_view(self.plan, self.slabs.devices, slot).ok_or_else(|| {
+            let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
+            error!(Fail, "'{name}' was not computed")
+        })
+    }
+}
+
+/// The slabs of the devices that are not the host, by slab index. A subgraph has those of its node, which are `ready`, where they are long enough,
+/// and else what its sizes take that were not known to the plan.
+pub(crate) fn device_slabs(
+    plan: &RunPlan,
+    env: RunEnv<'_>,
+    ready: Option<&[(DeviceId, DeviceRange<'_>)]>,
+) -> Result<SmallVec<[Option<DeviceSlab>; 2]>> {
+    let mut slabs = SmallVec::new();
+    for (memory, bytes) in &plan.slabs {
+        let fits = |part: &&(DeviceId, DeviceRange<'_>)| part.0 == *memory && part.1.len >= *bytes;
+        let part = ready.and_then(|ready| ready.iter().find(fits));
+        // A slab of no bytes is the place of values without elements.
+        slabs.push(match part {
+            _ if *memory == DeviceId::HOST => None,
+            Some((_, part)) => Some(DeviceSlab { buffer: part.buffer.clone(), offset: part.offset }),
+            None => {
+                let buffer = match ready {
+                    Some(_) => {
+                        let values = ValueMemory { memory: env.memory, source: Source::Arena };
+                        values.allocate(*memory, Category::Dynamic, *bytes)?
+                    }
+                    None => env.memory.allocate_outside(*memory, Category::Slab, *bytes)?,
+                };
+                Some(DeviceSlab { buffer: buffer.freeze(), offset: 0 })
+            }
+        });
+    }
+    Ok(slabs)
+}

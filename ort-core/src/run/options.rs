@@ -1,0 +1,75 @@
+//! Options of one run.
+
+use std::time::Instant;
+
+use super::Profile;
+use crate::ep::CancelToken;
+use crate::ep::dynamic::ArenaDevice;
+use crate::{Result, advise, ensure};
+
+/// What bounds one run.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions<'a> {
+    /// Ends the run when it is cancelled.
+    pub cancel: CancelToken,
+    /// When the run gives up; by default after the session's [`Limits::deadline`](crate::Limits::deadline).
+    pub deadline: Option<Instant>,
+    /// Collects the time of each node.
+    pub profile: Option<&'a Profile>,
+    /// Memories whose arenas give back their free regions after the run.
+    pub shrink_arenas: Vec<ArenaDevice>,
+}
+
+impl RunOptions<'_> {
+    /// Changes a setting of the run by its key, as ONNX Runtime's `add_run_config_entry` does. There is one:
+    /// `memory.enable_memory_arena_shrinkage`, a list as in `cpu:0;gpu:0` of the memories whose arenas give back their free regions after the
+    /// run; `gpu` counts the devices with memory of their own.
+    ///
+    /// # Errors
+    ///
+    /// A key or a device that does not exist. A run is refused that is to shrink an arena which the session does not have.
+    pub fn add_run_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
+        ensure!(
+            RUN_ENTRIES.contains(&key),
+            InvalidArgument,
+            help = advise("options of a run", key, RUN_ENTRIES),
+            "there is no option '{key}' of a run"
+        );
+        self.shrink_arenas = shrink_devices(value)?;
+        Ok(())
+    }
+}
+
+/// Reads ONNX Runtime's list of arenas to shrink, such as `cpu:0;gpu:0`.
+pub(crate) fn shrink_devices(list: &str) -> Result<Vec<ArenaDevice>> {
+    let mut devices = Vec::new();
+    for device in list.split(';') {
+        let (kind, number) = device.split_once(':').unwrap_or((device, "0"));
+        let number = number.parse().ok();
+        let known = matches!(kind, "cpu" | "gpu");
+        ensure!(
+            known && number.is_some(),
+            InvalidArgument,
+            help = "give devices as in cpu:0;gpu:0",
+            "Unsupported device specified in the memory arena shrink list: {device}"
+        );
+        devices.push(ArenaDevice { is_host: kind == "cpu", number: number.unwrap_or(0) });
+    }
+    Ok(devices)
+}
+
+/// The entries of a run.
+pub(crate) const RUN_ENTRIES: [&str; 1] = ["memory.enable_memory_arena_shrinkage"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_arenas_names_memories() {
+        assert!(shrink_devices("cpu").is_ok() && shrink_devices("cpu:0;gpu:1").is_ok());
+        for list in ["foo", "cpu:x", ""] {
+            assert!(shrink_devices(list).is_err(), "{list}");
+        }
+    }
+}

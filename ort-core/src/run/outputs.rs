@@ -1,0 +1,357 @@
+//! Where the outputs of a step go, and what becomes of them after it.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots and steps are made with the program, and each table of a frame and plan has an entry for each"
+)]
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use ort_alloc::{Buffer, Category, DeviceId, SharedBuffer, allocate_in};
+use smallvec::SmallVec;
+
+use super::frame::Frame;
+use super::views::view_of;
+use crate::dtype::DType;
+use crate::ep::dynamic::{Source, ValueMemory};
+use crate::ep::{OutputsFrom, interrupt};
+use crate::plan::Place;
+use crate::program::{Origin, SlotId, Step};
+use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
+use crate::tensor::{Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count, in_words};
+use crate::{Result, ensure, error};
+
+/// For each output its type and shape, where they are known before the kernel runs.
+pub(crate) type KnownShapes = Vec<Option<(DType, Shape)>>;
+
+/// What a kernel hands over, by output.
+pub(crate) type Handed = SmallVec<[Option<Value>; 4]>;
+
+/// Where an output's memory comes from in this run.
+pub(crate) enum Target {
+    Unwanted,
+    /// `region` is that of the host, where it is the host's.
+    Slab {
+        slab: usize,
+        region: Option<usize>,
+        range: Range<usize>,
+        in_place: Option<usize>,
+    },
+    /// Memory of its own, and the input that it holds.
+    Buffer(Buffer, Option<usize>),
+    DeviceBuffer(SharedBuffer),
+    /// The binding's buffer at this place, which is there again after the step.
+    Bound {
+        place: usize,
+        buffer: TensorBuffer,
+        in_place: Option<usize>,
+    },
+    Handed,
+}
+
+impl Frame<'_> {
+    /// An output of the run has memory that is no part of an arena's.
+    pub(crate) fn detach(&self, value: Value) -> Result<Value> {
+        match self.env.outlives_run {
+            true => self.env.memory.detach(value, self.env.outputs),
+            false => Ok(value),
+        }
+    }
+
+    pub(super) fn open_homes(&mut self) -> Result<()> {
+        for &slot in &self.plan.homes {
+            let planned = &self.plan.slots[slot.index()];
+            let known = planned.dtype.zip(planned.shape.clone());
+            self.homes.push(match self.allocate(slot, known, Category::Output)?.0 {
+                Target::Buffer(buffer, _) => Some(buffer),
+                _ => None,
+            });
+        }
+        Ok(())
+    }
+
+    /// An output keeps nothing but its own memory alive.
+    pub(crate) fn take_output(&self, slot: SlotId) -> Result<Value> {
+        if let Some(value) = &self.owned[slot.index()] {
+            return Ok(value.clone());
+        }
+        self.copy_output(self.output_view(slot)?)
+    }
+
+    /// An output where it is.
+    pub(crate) fn output_view(&self, slot: SlotId) -> Result<ValueView<'_>> {
+        let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
+        let view = view_of(&self.sources(), slot, &mut |region, range| self.host_bytes(region, range));
+        view.ok_or_else(|| error!(Fail, "output '{name}' was not computed"))?
+    }
+
+    /// An output that is an input, a constant or folded gets memory of its own.
+    pub(super) fn copy_output(&self, value: ValueView<'_>) -> Result<Value> {
+        let tensor = value.tensor().ok();
+        if let Some(view) = tensor.filter(|view| !view.is_host()) {
+            return self.copied_to(view, view.memory(), Category::Output).map(Value::Tensor);
+        }
+        let Some((view, bytes)) = tensor.and_then(|view| Some((view, view.bytes().ok()?))) else {
+            return value.to_value();
+        };
+        let (budget, outputs) = (&self.env.control.budget, self.env.outputs);
+        let allocate = || allocate_in(budget, Category::Output, outputs, bytes.len(), 64);
+        let mut buffer = self.env.memory.reserve_for(allocate)?;
+        let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+        interrupt::copy(bytes, to);
+        Ok(Value::Tensor(Tensor::from_buffer(view.dtype(), view.shape(), buffer)?))
+    }
+
+    /// Keeps what a step has computed into memory of its own.
+    pub(super) fn keep(
+        &mut self,
+        step: &Step,
+        (targets, shapes): (&mut [Target], &[Option<(DType, Shape)>]),
+        handed: Handed,
+    ) -> Result<()> {
+        for (position, (target, value)) in targets.iter_mut().zip(handed).enumerate() {
+            let Some(slot) = step.outputs[position] else { continue };
+            if matches!(target, Target::Bound { .. }) {
+                continue;
+            }
+            let value = match (std::mem::replace(target, Target::Unwanted), value) {
+                (Target::Buffer(buffer, _), _) => Some(buffer_value(&shapes[position], buffer)?),
+                (Target::DeviceBuffer(buffer), _) => {
+                    let (dtype, shape) = shapes[position].as_ref().ok_or_else(no_shape)?;
+                    Some(Value::Tensor(Tensor::from_device(*dtype, shape, buffer)?))
+                }
+                (Target::Handed, Some(value)) => Some(self.check_handed(slot, value)?),
+                (Target::Handed, None) => return Err(error!(Fail, "output {position} was not computed")),
+                _ => None,
+            };
+            if value.is_some() {
+                self.owned[slot.index()] = value;
+            }
+        }
+        Ok(())
+    }
+
+    /// A handed value must be what the plan took it for, and where the program looks for it.
+    pub(super) fn check_handed(&self, slot: SlotId, value: Value) -> Result<Value> {
+        let planned = &self.plan.slots[slot.index()];
+        let memory = self.program.slots[slot.index()].memory;
+        let value = match value {
+            Value::Tensor(tensor) if tensor.memory() != memory => {
+                Value::Tensor(self.copied_to(tensor.view(), memory, Category::Output)?)
+            }
+            other => other,
+        };
+        if let (Place::Own, Some(shape), Value::Tensor(tensor)) = (&planned.place, &planned.shape, &value) {
+            // A loop that ran no iteration does not know the sizes of what it would have handed over; the plan does.
+            if tensor.element_count() == 0 && shape.contains(&0) {
+                return Ok(Value::Tensor(tensor.reshape(shape)?));
+            }
+            ensure!(
+                tensor.shape() == shape.as_slice(),
+                RuntimeException,
+                "an output has shape {:?}, the plan expected {:?}",
+                tensor.shape(),
+                shape
+            );
+        }
+        Ok(value)
+    }
+
+    /// Where each output goes, and its type and shape.
+    pub(super) fn find_targets(
+        &mut self,
+        index: usize,
+        targets: &mut Vec<Target>,
+        shapes: &mut KnownShapes,
+    ) -> Result<()> {
+        let (program, plan) = (self.program, self.plan);
+        let step = &program.steps[index];
+        let mut inferred: Option<OutputShapes> = None;
+        for (position, slot) in step.outputs.iter().enumerate() {
+            let Some(slot) = *slot else {
+                targets.push(Target::Unwanted);
+                shapes.push(None);
+                continue;
+            };
+            let planned = &plan.slots[slot.index()];
+            let known = planned.dtype.zip(planned.shape.clone());
+            let in_place = plan.steps[index].input_in_place_of(position);
+            let home = plan.homes.iter().position(|home| *home == slot);
+            let home = home.and_then(|home| self.homes.get_mut(home)?.take());
+            let (target, shape) = match &planned.place {
+                Place::Slab { slab, range } => {
+                    let region = plan.host_region(*slab);
+                    (Target::Slab { slab: *slab, region, range: range.clone(), in_place }, known)
+                }
+                Place::Bound(place) => {
+                    let buffer = self.bound.get_mut(*place).and_then(Option::take);
+                    let buffer = buffer.ok_or_else(|| error!(Fail, "a bound output has no buffer"))?;
+                    let shape = Some((buffer.dtype(), Shape::from(buffer.shape())));
+                    targets.push(Target::Bound { place: *place, buffer, in_place });
+                    if known.is_none() {
+                        self.check_bound(step, position, &shape)?;
+                    }
+                    shapes.push(shape);
+                    continue;
+                }
+                _ if step.claim.outputs != OutputsFrom::Plan => (Target::Handed, None),
+                Place::Own if let Some(buffer) = home => (Target::Buffer(buffer, in_place), known),
+                Place::Own => self.allocate(slot, known, Category::Output)?,
+                _ => {
+                    if inferred.is_none() {
+                        inferred = Some(self.infer(step)?);
+                    }
+                    let shape = inferred.as_ref().and_then(|all| all.get(position).cloned().flatten());
+                    match shape {
+                        Some((dtype, Some(shape))) if dtype != DType::String => {
+                            self.allocate(slot, Some((dtype, shape)), Category::Dynamic)?
+                        }
+                        _ => (Target::Handed, None),
+                    }
+                }
+            };
+            targets.push(target);
+            shapes.push(shape);
+        }
+        Ok(())
+    }
+
+    /// A bound output whose shape only the run tells must have that of its buffer.
+    pub(super) fn check_bound(
+        &self,
+        step: &Step,
+        position: usize,
+        bound: &Option<(DType, Shape)>,
+    ) -> Result<()> {
+        let inferred = self.infer(step)?.into_iter().nth(position).flatten();
+        let inferred = inferred.and_then(|(dtype, shape)| Some((dtype, shape?)));
+        ensure!(
+            inferred.is_some() && inferred == *bound,
+            InvalidArgument,
+            help = "bind the output to a device, where it may have any size",
+            "the output is {}, it is bound to {}",
+            in_words(&inferred),
+            in_words(bound)
+        );
+        Ok(())
+    }
+
+    pub(super) fn allocate(
+        &self,
+        slot: SlotId,
+        known: Option<(DType, Shape)>,
+        category: Category,
+    ) -> Result<(Target, Option<(DType, Shape)>)> {
+        let (dtype, shape) = known.ok_or_else(no_shape)?;
+        let bytes = byte_count(dtype, &shape)?;
+        let device = self.program.slots[slot.index()].memory;
+        let memory = self.env.memory;
+        let buffer = match category {
+            Category::Output if device == DeviceId::HOST => {
+                let (budget, outputs) = (&self.env.control.budget, self.env.outputs);
+                memory.reserve_for(|| allocate_in(budget, category, outputs, bytes, 64))?
+            }
+            Category::Output => memory.allocate_outside(device, category, bytes)?,
+            _ => {
+                let outlives_run = self.env.outlives_run && self.plan.slots[slot.index()].is_output;
+                let source = if outlives_run { Source::Outside } else { Source::Arena };
+                ValueMemory { memory, source }.allocate(device, category, bytes)?
+            }
+        };
+        let target = match device {
+            DeviceId::HOST => Target::Buffer(buffer, None),
+            _ => Target::DeviceBuffer(buffer.freeze()),
+        };
+        Ok((target, Some((dtype, shape))))
+    }
+
+    /// Output types and shapes from the inputs as they are now.
+    pub(super) fn infer(&self, step: &Step) -> Result<OutputShapes> {
+        let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else {
+            // A copy has its input's type and shape.
+            let view = self.value(step.inputs[0].ok_or_else(no_shape)?)?.tensor()?;
+            return Ok(vec![Some((view.dtype(), Some(view.shape().into())))]);
+        };
+        if !node.subgraphs.is_empty() {
+            return Ok(vec![None; step.outputs.len()]);
+        }
+        let mut facts = Vec::with_capacity(step.inputs.len());
+        for (position, slot) in step.inputs.iter().enumerate() {
+            facts.push(match slot {
+                None => None,
+                Some(slot) => Some(self.facts(node.inputs[position], *slot)?),
+            });
+        }
+        infer_concrete(node, &facts)
+    }
+
+    pub(super) fn facts(&self, value: Option<crate::ir::ValueId>, slot: SlotId) -> Result<InputFacts<'_>> {
+        if let (Origin::Consumed, Some(value)) = (&self.program.slots[slot.index()].origin, value) {
+            // A packed weight is not read at run time; its type and shape still count.
+            let info = self.program.graph.value(value);
+            let known = self.program.graph.constants.get(&value).map(|tensor| tensor.view());
+            return Ok(InputFacts { ty: Cow::Borrowed(&info.ty), known, symbolic: None });
+        }
+        Ok(match self.value(slot)? {
+            ValueView::Tensor(view) => InputFacts::concrete(view),
+            ValueView::Value(value) => {
+                InputFacts { ty: Cow::Owned(value.value_type()), known: None, symbolic: None }
+            }
+        })
+    }
+
+    /// Makes outputs of unknown size parts of an input that owns its memory, where the operator allows it.
+    pub(super) fn dynamic_view(&mut self, step: &Step) -> Result<bool> {
+        let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else { return Ok(false) };
+        let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };
+        // An output of the graph owns its memory, so it is copied rather than a view.
+        let shares = |slot: &SlotId| {
+            let dynamic = matches!(self.plan.slots[slot.index()].place, Place::Dynamic);
+            dynamic && !self.plan.slots[slot.index()].is_output
+        };
+        if !step.outputs.iter().flatten().all(shares) {
+            return Ok(false);
+        }
+        let outputs: Vec<Option<Shape>> =
+            self.infer(step)?.into_iter().map(|output| output.and_then(|(_, shape)| shape)).collect();
+        if outputs.iter().any(Option::is_none) {
+            return Ok(false);
+        }
+        let views: Vec<Option<TensorView<'_>>> = step
+            .inputs
+            .iter()
+            .map(|slot| slot.and_then(|slot| self.value(slot).ok()).and_then(|value| value.tensor().ok()))
+            .collect();
+        let inputs: Vec<Option<Shape>> =
+            views.iter().map(|view| view.map(|view| view.shape().into())).collect();
+        let ints: Vec<Option<Vec<i64>>> = views.iter().map(|view| known_ints(*view)).collect();
+        let cx = ViewCx { attrs: &node.attrs, inputs: &inputs, ints: &ints, outputs: &outputs };
+        let Some(of) = view(&cx) else { return Ok(false) };
+        let source = step.inputs.get(of.input).copied().flatten();
+        let source = source.and_then(|slot| self.owned[slot.index()].as_ref());
+        let Some(Value::Tensor(source)) = source else { return Ok(false) };
+        if !source.view().is_host() && of.offsets.iter().any(|offset| *offset > 0) {
+            return Ok(false);
+        }
+        let mut parts = Vec::new();
+        for ((slot, shape), offset) in step.outputs.iter().zip(&outputs).zip(&of.offsets) {
+            if let (Some(slot), Some(shape)) = (slot, shape) {
+                parts.push((*slot, source.slice(*offset, shape)?));
+            }
+        }
+        for (slot, part) in parts {
+            self.owned[slot.index()] = Some(Value::Tensor(part));
+        }
+        Ok(true)
+    }
+}
+
+fn buffer_value(shape: &Option<(DType, Shape)>, buffer: Buffer) -> Result<Value> {
+    let (dtype, shape) = shape.as_ref().ok_or_else(no_shape)?;
+    Ok(Value::Tensor(Tensor::from_buffer(*dtype, shape, buffer)?))
+}
+
+pub(crate) fn no_shape() -> crate::Error {
+    error!(Fail, "an output's shape is not known")
+}

@@ -1,0 +1,75 @@
+//! The programs that sessions on one model share: whoever asks for the same takes what is there.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use ort_alloc::Budget;
+use parking_lot::Mutex;
+
+use super::providers::ProviderRequest;
+use crate::Result;
+use crate::ep::{Device, Precision};
+use crate::rewrite::Optimizer;
+use crate::run::Compiled;
+
+/// What compiling depends on besides the model.
+pub(super) struct CompileKey {
+    pub(super) providers: Vec<ProviderRequest>,
+    /// The devices that the caller opened.
+    pub(super) devices: Vec<Arc<dyn Device>>,
+    pub(super) threads: usize,
+    pub(super) precision: Precision,
+    pub(super) optimizer: Optimizer,
+    /// The budget that the caller shares between sessions.
+    pub(super) budget: Option<Arc<Budget>>,
+    pub(super) cache_dir: Option<PathBuf>,
+    /// Inputs and the outputs that are their new values.
+    pub(super) updates: Vec<(String, String)>,
+}
+
+impl PartialEq for CompileKey {
+    fn eq(&self, other: &CompileKey) -> bool {
+        let devices = self.devices.iter().zip(&other.devices);
+        let same_budget = match (&self.budget, &other.budget) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        self.providers == other.providers
+            && self.devices.len() == other.devices.len()
+            && devices.into_iter().all(|(one, other)| std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other)))
+            && (self.threads, self.precision) == (other.threads, other.precision)
+            && self.optimizer == other.optimizer
+            && self.cache_dir == other.cache_dir
+            && self.updates == other.updates
+            && same_budget
+    }
+}
+
+/// A program that other sessions may take, and what it was made for.
+pub(super) struct Shared {
+    key: CompileKey,
+    pub(super) compiled: Arc<Compiled>,
+}
+
+/// What is compiled of one model, as long as some session has it.
+#[derive(Default)]
+pub(super) struct CompiledPrograms(Mutex<Vec<Weak<Shared>>>);
+
+impl CompiledPrograms {
+    /// What was compiled for `key`, or what `make` compiles. Whoever asks meanwhile waits: two copies would take twice the memory.
+    pub(super) fn get(
+        &self,
+        key: CompileKey,
+        make: impl FnOnce() -> Result<Compiled>,
+    ) -> Result<Arc<Shared>> {
+        let mut known = self.0.lock();
+        known.retain(|shared| shared.strong_count() > 0);
+        if let Some(shared) = known.iter().filter_map(Weak::upgrade).find(|shared| shared.key == key) {
+            return Ok(shared);
+        }
+        let shared = Arc::new(Shared { key, compiled: Arc::new(make()?) });
+        known.push(Arc::downgrade(&shared));
+        Ok(shared)
+    }
+}
