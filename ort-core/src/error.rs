@@ -4,8 +4,10 @@ use std::fmt;
 
 use ort_alloc::AllocError;
 
-use crate::ep::guard::DEFECT;
 use crate::text::{NAME_BYTES, into_shown, shown};
+
+/// The advice of an error about a provider that panicked.
+pub(crate) const DEFECT: &str = "this is a defect of the provider: please report it to who made it";
 
 /// The most bytes of a message, and of the advice after it. With the places an error takes less than 4 KiB, whatever names are in it.
 const MESSAGE_BYTES: usize = 2048;

@@ -22,6 +22,7 @@ pub mod dtype;
 pub mod ep;
 mod error;
 pub mod files;
+pub mod interrupt;
 pub mod ir;
 mod limits;
 mod nearest;

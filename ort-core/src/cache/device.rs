@@ -9,7 +9,22 @@ use ort_alloc::open_regular;
 use super::entry::blobs_of;
 use super::key::{Folder, Key};
 use crate::Result;
-use crate::ep::Fingerprint;
+
+/// What the weights depend on that a device's kernels pack, each as one line of text.
+///
+/// ```
+/// use ort_core::ep::Fingerprint;
+///
+/// let own = Fingerprint { code: "1.0".to_owned(), hardware: "16 lanes".to_owned() };
+/// assert_ne!(own, Fingerprint { hardware: "8 lanes".to_owned(), ..own.clone() });
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// The version of the code: an entry of the compiled cache takes the place of that of another version.
+    pub code: String,
+    /// What is found of the hardware: machines that differ in it have entries of their own.
+    pub hardware: String,
+}
 
 /// The largest file that is read: what a device keeps is small beside weights.
 const MOST_BYTES: u64 = 1 << 30;

@@ -18,7 +18,7 @@ mod store;
 mod watch;
 
 pub(crate) use content::{Content, Identity, hash_of};
-pub use device::DeviceCache;
+pub use device::{DeviceCache, Fingerprint};
 pub(crate) use entry::{Entry, Reading};
 pub(crate) use key::{Folder, Key};
 pub(crate) use model::{CompiledModel, begin, cannot_write};

@@ -15,6 +15,7 @@ use super::{
     Claim, CompileCx, Device, Executable, ExecutionProvider, Fingerprint, IoShapes, NodeView,
     ProviderOptions, RunCx,
 };
+use crate::error::DEFECT;
 use crate::tensor::{TensorMut, TensorView};
 use crate::{Error, ErrorKind, Result, error};
 
@@ -33,9 +34,6 @@ fn raised(payload: &(dyn Any + Send), place: impl FnOnce() -> String) -> Error {
     let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
     error!(RuntimeException, "{} panicked: {text}", place()).help(DEFECT)
 }
-
-/// The advice of an error about a provider that panicked.
-pub(crate) const DEFECT: &str = "this is a defect of the provider: please report it to who made it";
 
 fn at_node(device: &dyn Device, what: &str, node: &NodeView<'_>) -> String {
     let (provider, op) = (device.info().provider, node.node.spec.name);

@@ -11,7 +11,6 @@ mod compile;
 mod dylib;
 pub(crate) mod dynamic;
 pub(crate) mod guard;
-pub mod interrupt;
 mod kernel;
 mod node;
 pub mod operand;
@@ -32,9 +31,10 @@ pub use node::NodeView;
 pub use packed::PackedWeights;
 pub(crate) use packed::{Owner, SharedBytes};
 pub(crate) use run::LEAST_TENSOR;
-pub use run::{CancelToken, NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
+pub use run::{NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
 
-pub use crate::cache::DeviceCache;
+pub use crate::cache::{DeviceCache, Fingerprint};
+pub use crate::interrupt::{self, CancelToken};
 use crate::tensor::{TensorMut, TensorView};
 use crate::{Result, advise, error};
 
@@ -62,22 +62,6 @@ pub struct DeviceInfo {
     pub memory_bytes: Option<u64>,
     /// Further facts as (name, value).
     pub facts: Vec<(String, String)>,
-}
-
-/// What the weights depend on that a device's kernels pack, each as one line of text.
-///
-/// ```
-/// use ort_core::ep::Fingerprint;
-///
-/// let own = Fingerprint { code: "1.0".to_owned(), hardware: "16 lanes".to_owned() };
-/// assert_ne!(own, Fingerprint { hardware: "8 lanes".to_owned(), ..own.clone() });
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fingerprint {
-    /// The version of the code: an entry of the compiled cache takes the place of that of another version.
-    pub code: String,
-    /// What is found of the hardware: machines that differ in it have entries of their own.
-    pub hardware: String,
 }
 
 /// An opened device.

@@ -1,7 +1,6 @@
 //! What a kernel sees when it runs: inputs, outputs, workspace.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, SharedBuffer, allocate_in};
@@ -9,38 +8,12 @@ use smallvec::SmallVec;
 
 use super::dynamic::{ValueMemory, ask_heap};
 use super::interrupt::{self, UNITS_OF_A_TEXT, spend, spending};
-use super::{Device, guard};
+use super::{CancelToken, Device, guard};
 use crate::dtype::{DType, Element};
-use crate::limits::Raise;
 use crate::tensor::{
     DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count, element_count,
 };
 use crate::{Result, ensure, error};
-
-/// Cancels a run from another thread.
-#[derive(Clone, Debug, Default)]
-pub struct CancelToken(Arc<AtomicBool>);
-
-impl CancelToken {
-    /// A token that is not cancelled.
-    pub fn new() -> CancelToken {
-        CancelToken::default()
-    }
-
-    /// Ends every run that holds this token, inside of kernels as well.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Whether both are the same token.
-    pub(super) fn is(&self, other: &CancelToken) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
 
 /// What bounds a run: cancellation, a deadline, memory, threads.
 #[derive(Clone, Debug)]
@@ -58,16 +31,7 @@ pub struct RunControl {
 impl RunControl {
     /// An error once the run is cancelled or late. Long loops inside kernels ask this.
     pub fn check(&self) -> Result<()> {
-        check("the run", &self.cancel, self.deadline)
-    }
-}
-
-/// An error once a run is cancelled or late.
-pub(super) fn check(what: &str, cancel: &CancelToken, deadline: Option<Instant>) -> Result<()> {
-    ensure!(!cancel.is_cancelled(), Cancelled, "{what} was cancelled");
-    match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-        true => Err(error!(Cancelled, "{what} passed its deadline").raise("deadline")),
-        false => Ok(()),
+        interrupt::check("the run", &self.cancel, self.deadline)
     }
 }
 

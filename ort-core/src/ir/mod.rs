@@ -7,11 +7,10 @@ mod attribute;
 mod builder;
 mod display;
 mod graph;
-mod types;
 mod verify;
 
+pub use crate::tensor::types::{SymShape, TensorType, ValueType};
 pub(crate) use attribute::unknown_attribute;
 pub use attribute::{Attribute, Attributes};
 pub use builder::GraphBuilder;
 pub use graph::{Capture, Graph, Node, NodeId, Subgraph, ValueId, ValueIds, ValueInfo};
-pub use types::{SymShape, TensorType, ValueType};

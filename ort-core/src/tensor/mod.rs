@@ -4,6 +4,7 @@ mod array;
 mod buffer;
 mod compare;
 mod dlpack;
+pub(crate) mod types;
 mod value;
 mod view;
 

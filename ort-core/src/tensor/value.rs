@@ -1,8 +1,8 @@
 //! Values that are not tensors: sequences, optionals, maps and sparse tensors.
 
+use super::types::ValueType;
 use super::{Tensor, ValueView};
 use crate::dtype::DType;
-use crate::ir::ValueType;
 use crate::{Result, ensure, error};
 
 /// Any ONNX value.

@@ -7,7 +7,7 @@ use ort_alloc::{DeviceId, SharedBuffer};
 
 use super::{Data, Tensor, Value, element_count};
 use crate::dtype::{DType, Element};
-use crate::ep::interrupt::spending;
+use crate::interrupt::spending;
 use crate::{Result, ensure, error};
 
 /// A borrowed tensor to read.

@@ -8,16 +8,17 @@
 //! A block costs a subtraction, and now and then a look at the clock. Programs that abort on panics cannot unwind:
 //! their runs end between nodes.
 //!
-//! [`RunControl::check`]: super::RunControl::check
+//! [`RunControl::check`]: crate::ep::RunControl::check
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::CancelToken;
-use super::run::check;
-use crate::Result;
+use crate::limits::Raise;
+use crate::{Result, ensure, error};
 
 /// Units of work between two looks. A unit is an element of a cheap loop: a few nanoseconds at most.
 pub const UNITS_PER_LOOK: usize = 1 << 16;
@@ -32,6 +33,40 @@ thread_local! {
     // Apart from the watch, which needs a destructor: this one is a plain word of the thread.
     static LEFT: Cell<usize> = const { Cell::new(UNITS_PER_LOOK) };
     static CURRENT: RefCell<Option<Watch>> = const { RefCell::new(None) };
+}
+
+/// Cancels a run from another thread.
+#[derive(Clone, Debug, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// A token that is not cancelled.
+    pub fn new() -> CancelToken {
+        CancelToken::default()
+    }
+
+    /// Ends every run that holds this token, inside of kernels as well.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether both are the same token.
+    pub(crate) fn is(&self, other: &CancelToken) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// An error once a run is cancelled or late.
+pub(crate) fn check(what: &str, cancel: &CancelToken, deadline: Option<Instant>) -> Result<()> {
+    ensure!(!cancel.is_cancelled(), Cancelled, "{what} was cancelled");
+    match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        true => Err(error!(Cancelled, "{what} passed its deadline").raise("deadline")),
+        false => Ok(()),
+    }
 }
 
 /// What ends a run early.
