@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: the style rules that no compiler checks, over every file that git tracks or would track.
 
 mod code;
+mod layers;
 mod rules;
 
 use std::fs;
