@@ -1,5 +1,6 @@
-//! Gives a crate the hash of the code that it is made of as `ORT_CODE_HASH`: what other code has packed is not taken from a cache.
-//! Crates whose code decides what lies in the compiled cache have this as their build script.
+//! Gives a crate the hash of the code that it is made of as `ORT_CODE_HASH`: what other code has
+//! packed is not taken from a cache. Crates whose code decides what lies in the compiled cache have
+//! this as their build script.
 
 use std::fs;
 use std::io::Result;
@@ -7,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
-/// The crate's own files, the crate of memory that all build on, and the versions of what others wrote.
+/// The crate's own files, the crate of memory that all build on, and the versions of what others
+/// wrote.
 const CODE: [&str; 4] = ["Cargo.toml", "src", "../ort-alloc/src", "../Cargo.lock"];
 
 fn main() -> Result<()> {

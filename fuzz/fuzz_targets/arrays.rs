@@ -1,4 +1,5 @@
-//! Any bytes as a file of NumPy: an array, or an archive of arrays, is read within its bound, or is an error.
+//! Any bytes as a file of NumPy: an array, or an archive of arrays, is read within its bound, or is
+//! an error.
 #![no_main]
 
 use std::io::Cursor;

@@ -1,4 +1,5 @@
-//! Any bytes as the description of a checkpoint, or as its tensors: it is loaded, or is an error; and saving into its folder touches nothing outside.
+//! Any bytes as the description of a checkpoint, or as its tensors: it is loaded, or is an error;
+//! and saving into its folder touches nothing outside.
 #![no_main]
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! Entries of the compiled cache and compiled models, of any bytes or with damage: sessions compute what they compute
-//! without, or loading is an error.
+//! Entries of the compiled cache and compiled models, of any bytes or with damage: sessions compute
+//! what they compute without, or loading is an error.
 #![no_main]
 
 #[path = "../../ort-runtime/tests/support/mod.rs"]
@@ -19,7 +19,8 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// What a session may take for its buffers.
 const BUDGET: usize = 64 << 20;
-/// The header's bytes, of which the last eight are the checksum; the numbers before it say where the table is.
+/// The header's bytes, of which the last eight are the checksum; the numbers before it say where
+/// the table is.
 const HEADER: usize = 64;
 /// The bytes of a record: start, length and checksum of a blob, and its tag.
 const RECORD: usize = 32;

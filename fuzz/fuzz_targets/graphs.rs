@@ -1,5 +1,5 @@
-//! Small graphs that the bytes choose, as they are, without rewrites: run whole they give what they give node by node,
-//! and take the memory that was planned.
+//! Small graphs that the bytes choose, as they are, without rewrites: run whole they give what they
+//! give node by node, and take the memory that was planned.
 #![no_main]
 
 #[path = "../../ort-runtime/tests/integration/random_support/mod.rs"]

@@ -1,5 +1,5 @@
-//! Any bytes as a model file, and each operator on junk: types and shapes are inferred, the model is compiled and
-//! planned with sizes of 1 for its symbols, or that is an error. Nothing runs.
+//! Any bytes as a model file, and each operator on junk: types and shapes are inferred, the model
+//! is compiled and planned with sizes of 1 for its symbols, or that is an error. Nothing runs.
 #![no_main]
 
 #[path = "../../ort-runtime/tests/hostile_support/mod.rs"]

@@ -1,4 +1,5 @@
-//! One operator on inputs, attributes, types and shapes that the bytes choose: an answer or an error.
+//! One operator on inputs, attributes, types and shapes that the bytes choose: an answer or an
+//! error.
 #![no_main]
 
 #[path = "../../ort-runtime/tests/hostile_support/mod.rs"]

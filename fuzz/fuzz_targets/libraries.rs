@@ -1,4 +1,5 @@
-//! Any bytes as a provider library: its headers are whole, or it is refused before the system's loader maps it.
+//! Any bytes as a provider library: its headers are whole, or it is refused before the system's
+//! loader maps it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

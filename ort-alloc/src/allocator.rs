@@ -32,15 +32,16 @@ pub trait Allocator: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`AllocError::OutOfMemory`] or [`AllocError::BudgetExceeded`] where the memory cannot be had, and
-    /// [`AllocError::Unsupported`] where `alignment` is no power of two or is more than the device offers.
+    /// [`AllocError::OutOfMemory`] or [`AllocError::BudgetExceeded`] where the memory cannot be
+    /// had, and [`AllocError::Unsupported`] where `alignment` is no power of two or is more
+    /// than the device offers.
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError>;
 
     /// What has been handed out so far.
     fn stats(&self) -> Stats;
 
-    /// Gives memory that nobody holds back to the operating system (or to the allocator underneath) and
-    /// returns how many bytes went back.
+    /// Gives memory that nobody holds back to the operating system (or to the allocator underneath)
+    /// and returns how many bytes went back.
     fn trim(&self) -> usize;
 }
 
@@ -51,7 +52,8 @@ pub struct Stats {
     pub num_allocs: u64,
     /// Reservations: allocations that bypass an arena's regions.
     pub num_reserves: u64,
-    /// Regions an arena holds now: one more with each extension, one fewer with each region given back.
+    /// Regions an arena holds now: one more with each extension, one fewer with each region given
+    /// back.
     pub num_arena_extensions: u64,
     /// Times that free regions went back.
     pub num_arena_shrinkages: u64,

@@ -1,14 +1,16 @@
 //! Best fit with coalescing over any allocator, for sizes that nobody knew before the run.
 //!
-//! The behaviour is that of ONNX Runtime's arena: regions from the allocator underneath are divided into chunks
-//! in multiples of 256 bytes, a request takes the smallest free chunk that holds it and splits off what is left,
-//! a freed chunk joins its free neighbours, and regions grow by one of two strategies. It departs from it in
-//! four points, each of which lowers memory:
+//! The behaviour is that of ONNX Runtime's arena: regions from the allocator underneath are divided
+//! into chunks in multiples of 256 bytes, a request takes the smallest free chunk that holds it and
+//! splits off what is left, a freed chunk joins its free neighbours, and regions grow by one of two
+//! strategies. It departs from it in four points, each of which lowers memory:
 //!
 //! - a trim gives back *every* region that is wholly free, the first one too;
-//! - before a request fails for want of room, regions that are wholly free are given back and it is tried again;
+//! - before a request fails for want of room, regions that are wholly free are given back and it is
+//!   tried again;
 //! - reserved memory counts against the limit when it is taken, not only afterwards;
-//! - no side table per granule: chunks are kept by their start, which costs nothing for memory that is not used.
+//! - no side table per granule: chunks are kept by their start, which costs nothing for memory that
+//!   is not used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -48,14 +50,17 @@ pub struct ArenaConfig {
     pub limit: Option<usize>,
     /// Size of the first region, for [`ExtendStrategy::PowerOfTwo`]. 1 MiB.
     pub initial_chunk_bytes: usize,
-    /// A free chunk is handed out whole where less than this and less than the request would be left. 128 MiB.
+    /// A free chunk is handed out whole where less than this and less than the request would be
+    /// left. 128 MiB.
     pub max_dead_bytes_per_chunk: usize,
     /// The unit to grow by after a trim, for [`ExtendStrategy::PowerOfTwo`]. 2 MiB.
     pub initial_growth_chunk_bytes: usize,
-    /// The most that the unit grows to; larger requests are still rounded up to a power of two. 1 GiB.
+    /// The most that the unit grows to; larger requests are still rounded up to a power of two. 1
+    /// GiB.
     pub max_power_of_two_extend_bytes: usize,
-    /// Whether regions that are wholly free, but too small for a request, go back before there is a new one. Without it an arena whose
-    /// requests grow little by little holds all sizes that ever were. False, as in ONNX Runtime.
+    /// Whether regions that are wholly free, but too small for a request, go back before there is a
+    /// new one. Without it an arena whose requests grow little by little holds all sizes that
+    /// ever were. False, as in ONNX Runtime.
     pub replace_free_regions: bool,
 }
 
@@ -74,8 +79,8 @@ impl Default for ArenaConfig {
 }
 
 impl ArenaConfig {
-    /// Settings that hold as little as possible: regions as large as requested, chunks split to the granule, and no free region
-    /// kept that does not do.
+    /// Settings that hold as little as possible: regions as large as requested, chunks split to the
+    /// granule, and no free region kept that does not do.
     pub fn lean() -> Self {
         Self {
             extend: ExtendStrategy::SameAsRequested,
@@ -113,7 +118,8 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Slots are reused, so that a region's number stays true for as long as one of its chunks is live.
+    /// Slots are reused, so that a region's number stays true for as long as one of its chunks is
+    /// live.
     regions: Vec<Option<Region>>,
     /// Free chunks by size, then by region and offset.
     free: BTreeSet<(usize, usize, usize)>,
@@ -189,8 +195,8 @@ impl Arena {
         Self { shared: Arc::new(Shared { inner, config, state }) }
     }
 
-    /// Allocates straight from underneath, for what lives long and would pin a region. It counts against the limit
-    /// and goes back as soon as it is dropped.
+    /// Allocates straight from underneath, for what lives long and would pin a region. It counts
+    /// against the limit and goes back as soon as it is dropped.
     ///
     /// # Errors
     ///
@@ -216,8 +222,8 @@ impl Arena {
         Ok(Buffer::new(address, bytes, device, Origin::Reserved(block)))
     }
 
-    /// Gives back the regions that are wholly free and served no request since the call before the last; returns their bytes. Growth
-    /// does not start over.
+    /// Gives back the regions that are wholly free and served no request since the call before the
+    /// last; returns their bytes. Growth does not start over.
     pub fn sweep(&self) -> usize {
         let mut state = self.shared.state.lock();
         state.regions.iter_mut().flatten().for_each(|region| region.sweeps += 1);
@@ -307,8 +313,8 @@ impl Shared {
         self.config.limit.unwrap_or(usize::MAX).saturating_sub(state.stats.total_allocated)
     }
 
-    /// Gets a region that holds at least `need` bytes. Where that fails, what is free goes back first, and only the
-    /// second failure counts.
+    /// Gets a region that holds at least `need` bytes. Where that fails, what is free goes back
+    /// first, and only the second failure counts.
     fn extend(&self, state: &mut State, need: usize, alignment: usize) -> Result<(), AllocError> {
         match self.try_extend(state, need, alignment) {
             Err(_) if state.trim(&self.config) > 0 => self.try_extend(state, need, alignment),
@@ -335,7 +341,8 @@ impl Shared {
                     state.add_region(buffer, alignment);
                     return Ok(());
                 }
-                // A smaller region than the strategy's may still be had, as long as it holds the request.
+                // A smaller region than the strategy's may still be had, as long as it holds the
+                // request.
                 Err(_) if wanted > need => {
                     let less = wanted / 10 * 9 / GRANULE * GRANULE;
                     wanted = if less > SMALLEST_RETRY { less.max(need) } else { need };
@@ -385,7 +392,8 @@ impl State {
         })
     }
 
-    /// Hands a found chunk out, without what alignment skips in front and, where that is much, what is left behind.
+    /// Hands a found chunk out, without what alignment skips in front and, where that is much, what
+    /// is left behind.
     fn take(&mut self, found: Found, need: usize, max_dead: usize) -> Option<(usize, usize, Address)> {
         let Found { bytes, region: number, offset, skip } = found;
         let region = self.regions.get_mut(number)?.as_mut()?;

@@ -77,7 +77,8 @@ impl Gauge {
     }
 }
 
-/// Counts what is held against a limit. Reserving is a handful of atomic operations and takes no lock.
+/// Counts what is held against a limit. Reserving is a handful of atomic operations and takes no
+/// lock.
 ///
 /// ```
 /// use ort_alloc::{Budget, Category};
@@ -91,7 +92,8 @@ impl Gauge {
 /// # Ok::<(), ort_alloc::AllocError>(())
 /// ```
 ///
-/// A budget [`within`](Self::within) another counts there, too, so that several sessions keep to one limit and each still knows its own part:
+/// A budget [`within`](Self::within) another counts there, too, so that several sessions keep to
+/// one limit and each still knows its own part:
 ///
 /// ```
 /// use ort_alloc::{Budget, Category};
@@ -104,14 +106,16 @@ impl Gauge {
 /// # Ok::<(), ort_alloc::AllocError>(())
 /// ```
 ///
-/// Work that knows its need takes an [`advance`](Self::advance), so that nothing else can take it meanwhile.
+/// Work that knows its need takes an [`advance`](Self::advance), so that nothing else can take it
+/// meanwhile.
 #[derive(Debug)]
 pub struct Budget {
     /// `usize::MAX` where it only counts.
     limit: AtomicUsize,
     /// What its bytes count against, too.
     parent: Option<Arc<Budget>>,
-    /// What its bytes come out of first, for the budget of an [`Advance`]. Under a lock: what is drawn and what counts against limits change together.
+    /// What its bytes come out of first, for the budget of an [`Advance`]. Under a lock: what is
+    /// drawn and what counts against limits change together.
     advance: Option<Mutex<Drawn>>,
     /// What counts against the limit: reservations, and what advances have left.
     committed: AtomicUsize,
@@ -131,8 +135,9 @@ impl Budget {
         Self::make(limit, Some(Arc::clone(parent)), None)
     }
 
-    /// Sets `bytes` aside for as long as the advance lives: whatever others reserve meanwhile, they can be reserved from
-    /// [`Advance::budget`], given back and reserved again. That budget may reserve more; then it competes with the others.
+    /// Sets `bytes` aside for as long as the advance lives: whatever others reserve meanwhile, they
+    /// can be reserved from [`Advance::budget`], given back and reserved again. That budget may
+    /// reserve more; then it competes with the others.
     ///
     /// ```
     /// use ort_alloc::{Budget, Category};
@@ -168,7 +173,8 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// [`AllocError::BudgetExceeded`] where fewer bytes are left, here or in a budget that this one is within; nothing is taken then.
+    /// [`AllocError::BudgetExceeded`] where fewer bytes are left, here or in a budget that this one
+    /// is within; nothing is taken then.
     pub fn reserve(self: &Arc<Self>, category: Category, bytes: usize) -> Result<Reservation, AllocError> {
         self.take(category, bytes)?;
         Ok(Reservation { budget: Arc::clone(self), category, bytes })
@@ -209,8 +215,9 @@ impl Budget {
         AllocError::BudgetExceeded { needed, available, limit, in_use, category, largest: self.largest() }
     }
 
-    /// The opposite of [`commit`](Self::commit). By the order of the two, on any processor, whoever gets bytes that were given
-    /// back counts them after they were uncounted, so that no gauge passes the limit.
+    /// The opposite of [`commit`](Self::commit). By the order of the two, on any processor, whoever
+    /// gets bytes that were given back counts them after they were uncounted, so that no gauge
+    /// passes the limit.
     fn uncommit(&self, bytes: usize) {
         self.committed.fetch_sub(bytes, Ordering::Release);
         if let Some(parent) = &self.parent {
@@ -240,7 +247,8 @@ impl Budget {
         held
     }
 
-    /// The limit in bytes, the least of its own and of those it is within; `None` when all only count.
+    /// The limit in bytes, the least of its own and of those it is within; `None` when all only
+    /// count.
     pub fn limit(&self) -> Option<usize> {
         let above = self.parent.as_ref().and_then(|parent| parent.limit());
         let own = Some(self.own_limit()).filter(|limit| *limit < usize::MAX);
@@ -251,12 +259,14 @@ impl Budget {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Raises its own limit to at least `bytes`; returns whether that is more than it was. One that only counts stays so.
+    /// Raises its own limit to at least `bytes`; returns whether that is more than it was. One that
+    /// only counts stays so.
     pub fn raise_limit(&self, bytes: usize) -> bool {
         self.limit.fetch_max(bytes, Ordering::Relaxed) < bytes
     }
 
-    /// What leaves the least room, of this budget and those it is within: the bytes that it still has, and its limit.
+    /// What leaves the least room, of this budget and those it is within: the bytes that it still
+    /// has, and its limit.
     pub fn tightest(&self) -> (usize, usize) {
         let limit = self.own_limit();
         let own = (limit.saturating_sub(self.committed.load(Ordering::Relaxed)), limit);
@@ -275,7 +285,8 @@ impl Budget {
         self.total.in_use()
     }
 
-    /// The most bytes reserved at once since the start or the last [`reset_peak`](Self::reset_peak).
+    /// The most bytes reserved at once since the start or the last
+    /// [`reset_peak`](Self::reset_peak).
     pub fn peak(&self) -> usize {
         self.total.peak()
     }
@@ -341,7 +352,8 @@ pub struct Advance {
 }
 
 impl Advance {
-    /// The budget whose reservations come out of the bytes set aside. Reservations may outlive the advance.
+    /// The budget whose reservations come out of the bytes set aside. Reservations may outlive the
+    /// advance.
     pub fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
@@ -404,7 +416,8 @@ impl Reservation {
         self.category
     }
 
-    /// Takes over the bytes of another reservation of the same budget and category; hands back any other.
+    /// Takes over the bytes of another reservation of the same budget and category; hands back any
+    /// other.
     pub fn absorb(&mut self, mut other: Reservation) -> Option<Reservation> {
         if !Arc::ptr_eq(&self.budget, &other.budget) || self.category != other.category {
             return Some(other);

@@ -9,7 +9,8 @@ use crate::{AllocError, Allocator, Budget, Buffer, Category, DeviceId, Stats};
 ///
 /// # Errors
 ///
-/// [`AllocError::BudgetExceeded`] from the budget, or whatever the allocator answers; nothing stays reserved then.
+/// [`AllocError::BudgetExceeded`] from the budget, or whatever the allocator answers; nothing stays
+/// reserved then.
 pub fn allocate_in(
     budget: &Arc<Budget>,
     category: Category,

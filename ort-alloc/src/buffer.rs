@@ -16,14 +16,17 @@ use crate::{DeviceId, Reservation};
 /// Where the bytes of a buffer are.
 #[derive(Clone, Copy)]
 pub(crate) enum Address {
-    /// The first byte, in memory of this process that is initialised and that no other buffer covers.
+    /// The first byte, in memory of this process that is initialised and that no other buffer
+    /// covers.
     Host(NonNull<u8>),
-    /// A handle that only its device understands, and the distance of the first byte from its start.
+    /// A handle that only its device understands, and the distance of the first byte from its
+    /// start.
     Opaque { handle: u64, offset: usize },
 }
 
-// SAFETY: an address is only a number here. Every read goes through `Buffer::bytes` and every write through
-// `Buffer::bytes_mut`, whose borrows of the owning buffer give the usual guarantees to other threads.
+// SAFETY: an address is only a number here. Every read goes through `Buffer::bytes` and every write
+// through `Buffer::bytes_mut`, whose borrows of the owning buffer give the usual guarantees to
+// other threads.
 unsafe impl Send for Address {}
 // SAFETY: as above; a shared address gives shared reads only.
 unsafe impl Sync for Address {}
@@ -32,7 +35,8 @@ impl Address {
     /// The address `bytes` further on, which must still be inside the same region.
     pub(crate) fn advanced(self, bytes: usize) -> Self {
         match self {
-            // Wrapping arithmetic keeps this safe; a caller that leaves the region gets a pointer it may not read.
+            // Wrapping arithmetic keeps this safe; a caller that leaves the region gets a pointer
+            // it may not read.
             Self::Host(pointer) => {
                 let moved = pointer.as_ptr().wrapping_add(bytes);
                 Self::Host(NonNull::new(moved).unwrap_or(pointer))
@@ -69,10 +73,12 @@ impl Drop for DeviceRegion {
     }
 }
 
-/// An owned region of memory that nobody else reads or writes; dropping it returns it to where it came from.
+/// An owned region of memory that nobody else reads or writes; dropping it returns it to where it
+/// came from.
 ///
-/// Host memory shows its bytes, which are always initialised. Memory that the host cannot touch shows a
-/// handle, an offset in it and a length, and only its device's copy function moves bytes in and out.
+/// Host memory shows its bytes, which are always initialised. Memory that the host cannot touch
+/// shows a handle, an offset in it and a length, and only its device's copy function moves bytes in
+/// and out.
 pub struct Buffer {
     address: Address,
     len: usize,
@@ -96,7 +102,8 @@ impl Buffer {
         Self::new(address, 0, device, Origin::Empty)
     }
 
-    /// Wraps memory that the host cannot touch. `release` gets the handle back when the buffer is dropped.
+    /// Wraps memory that the host cannot touch. `release` gets the handle back when the buffer is
+    /// dropped.
     pub fn opaque(
         device: DeviceId,
         len: usize,
@@ -127,13 +134,14 @@ impl Buffer {
         let Address::Host(pointer) = self.address else {
             return None;
         };
-        // SAFETY: a host address is valid for `len` initialised bytes for as long as `origin` lives, and this
-        // buffer is the only one over them, so writing needs `&mut self`. An empty buffer's pointer is
-        // dangling but aligned, which a slice of no bytes allows.
+        // SAFETY: a host address is valid for `len` initialised bytes for as long as `origin`
+        // lives, and this buffer is the only one over them, so writing needs `&mut self`. An empty
+        // buffer's pointer is dangling but aligned, which a slice of no bytes allows.
         Some(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.len) })
     }
 
-    /// The bytes for writing, or `None` for memory that the host cannot touch or that its owner lends for reading only.
+    /// The bytes for writing, or `None` for memory that the host cannot touch or that its owner
+    /// lends for reading only.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let Address::Host(pointer) = self.address else {
             return None;
@@ -145,7 +153,8 @@ impl Buffer {
         Some(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.len) })
     }
 
-    /// The device's handle, or `None` for host memory. The buffer starts [`offset`](Self::offset) bytes into it.
+    /// The device's handle, or `None` for host memory. The buffer starts [`offset`](Self::offset)
+    /// bytes into it.
     pub fn handle(&self) -> Option<u64> {
         match self.address {
             Address::Host(_) => None,
@@ -210,10 +219,12 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A buffer that many can read and nobody can write. Cloning shares; the last one to go frees the memory.
+/// A buffer that many can read and nobody can write. Cloning shares; the last one to go frees the
+/// memory.
 ///
-/// It keeps its own memory alive and nothing else, except that a buffer from an [`Arena`](crate::Arena) keeps that
-/// arena, so what leaves a run for good should come from the device's allocator and not from an arena.
+/// It keeps its own memory alive and nothing else, except that a buffer from an
+/// [`Arena`](crate::Arena) keeps that arena, so what leaves a run for good should come from the
+/// device's allocator and not from an arena.
 #[derive(Clone, Debug)]
 pub struct SharedBuffer {
     buffer: Arc<Buffer>,
@@ -245,8 +256,8 @@ impl SharedBuffer {
         self.buffer.bytes()
     }
 
-    /// The bytes as an owned, cheaply cloned view that keeps this buffer alive, without a copy; `None` for memory
-    /// that the host cannot touch.
+    /// The bytes as an owned, cheaply cloned view that keeps this buffer alive, without a copy;
+    /// `None` for memory that the host cannot touch.
     pub fn bytes(&self) -> Option<Bytes> {
         self.buffer.bytes()?;
         Some(Bytes::from_owner(HostView(Arc::clone(&self.buffer))))

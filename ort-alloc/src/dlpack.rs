@@ -1,8 +1,9 @@
 //! DLPack: the structures by which libraries lend tensors to each other without a copy.
 //!
-//! The layouts are those of `dlpack.h`: [`DLManagedTensorVersioned`] of version 1, and [`DLManagedTensor`] from before it.
-//! Whoever takes such a structure over calls its `deleter` once when it is done; [`Managed`] does so when it is dropped.
-//! What the element types mean is not known here.
+//! The layouts are those of `dlpack.h`: [`DLManagedTensorVersioned`] of version 1, and
+//! [`DLManagedTensor`] from before it. Whoever takes such a structure over calls its `deleter` once
+//! when it is done; [`Managed`] does so when it is dropped. What the element types mean is not
+//! known here.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -96,18 +97,20 @@ pub enum Raw {
 pub enum Layout {
     /// [`DLManagedTensorVersioned`], which Python's capsules call `dltensor_versioned`.
     Versioned,
-    /// [`DLManagedTensor`], which they call `dltensor`. It cannot say that elements are only to be read.
+    /// [`DLManagedTensor`], which they call `dltensor`. It cannot say that elements are only to be
+    /// read.
     Unversioned,
 }
 
-/// A structure that is ours to give back: its deleter is called once, when this is dropped or what it became is.
+/// A structure that is ours to give back: its deleter is called once, when this is dropped or what
+/// it became is.
 #[derive(Debug)]
 pub struct Managed {
     raw: Raw,
 }
 
-// SAFETY: who calls `from_raw` promises that deleter and elements may be used from any thread; what is made here owns
-// buffers, which may.
+// SAFETY: who calls `from_raw` promises that deleter and elements may be used from any thread; what
+// is made here owns buffers, which may.
 unsafe impl Send for Managed {}
 // SAFETY: a shared reference reads fields that nobody changes while the structure lives.
 unsafe impl Sync for Managed {}
@@ -117,13 +120,15 @@ impl Managed {
     ///
     /// # Errors
     ///
-    /// [`AllocError::Unsupported`] for a null pointer inside or another major version; the structure is given back then.
+    /// [`AllocError::Unsupported`] for a null pointer inside or another major version; the
+    /// structure is given back then.
     ///
     /// # Safety
     ///
-    /// The pointer must be to a structure as `dlpack.h` describes it, which nobody else uses or deletes from now on, whose
-    /// shape and strides have `ndim` numbers, and whose deleter may be called from any thread. Until it is called, the
-    /// elements (as many bytes as shape, strides and type say) must be initialised and must not move, and are written by
+    /// The pointer must be to a structure as `dlpack.h` describes it, which nobody else uses or
+    /// deletes from now on, whose shape and strides have `ndim` numbers, and whose deleter may
+    /// be called from any thread. Until it is called, the elements (as many bytes as shape,
+    /// strides and type say) must be initialised and must not move, and are written by
     /// nobody while a reference to bytes of a buffer made of it exists.
     pub unsafe fn from_raw(raw: Raw) -> Result<Managed, AllocError> {
         let managed = Managed { raw };
@@ -143,8 +148,9 @@ impl Managed {
         Ok(managed)
     }
 
-    /// A structure of a tensor over memory of the host, which it keeps alive. `shape` has the sizes of a compact row-major
-    /// tensor of `dtype`, which `memory` holds; the elements begin at `pointer`, inside of it.
+    /// A structure of a tensor over memory of the host, which it keeps alive. `shape` has the sizes
+    /// of a compact row-major tensor of `dtype`, which `memory` holds; the elements begin at
+    /// `pointer`, inside of it.
     fn new(lent: Lent, layout: Layout) -> Managed {
         let mut lent = Box::new(lent);
         let tensor = DLTensor {
@@ -179,15 +185,15 @@ impl Managed {
         Managed { raw }
     }
 
-    /// A structure over bytes that are only read; it keeps them alive. `shape` are the sizes of a compact tensor that
-    /// takes exactly these bytes.
+    /// A structure over bytes that are only read; it keeps them alive. `shape` are the sizes of a
+    /// compact tensor that takes exactly these bytes.
     pub fn lend(bytes: bytes::Bytes, dtype: DLDataType, shape: &[usize]) -> Managed {
         let pointer = bytes.as_ptr().cast_mut();
         Managed::new(Lent::new(pointer, Box::new(bytes), dtype, shape, false), Layout::Versioned)
     }
 
-    /// A structure that takes a buffer of the host over, for reading and writing. `shape` are the sizes of a compact tensor
-    /// that the buffer holds.
+    /// A structure that takes a buffer of the host over, for reading and writing. `shape` are the
+    /// sizes of a compact tensor that the buffer holds.
     ///
     /// # Errors
     ///
@@ -214,7 +220,8 @@ impl Managed {
     }
 
     fn tensor(&self) -> &DLTensor {
-        // SAFETY: the structure lives until its deleter is called, which happens when `self` is dropped.
+        // SAFETY: the structure lives until its deleter is called, which happens when `self` is
+        // dropped.
         unsafe {
             match &self.raw {
                 Raw::Versioned(pointer) => &pointer.as_ref().dl_tensor,
@@ -260,13 +267,15 @@ impl Managed {
 
     fn numbers(&self, pointer: *const i64) -> &[i64] {
         match usize::try_from(self.tensor().ndim) {
-            // SAFETY: `from_raw` has the caller's promise that there are `ndim` numbers, and refuses a null shape.
+            // SAFETY: `from_raw` has the caller's promise that there are `ndim` numbers, and
+            // refuses a null shape.
             Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(pointer, count) },
             _ => &[],
         }
     }
 
-    /// Whether the lender allows no writing. The structure from before version 1 does not tell; it allows it.
+    /// Whether the lender allows no writing. The structure from before version 1 does not tell; it
+    /// allows it.
     pub fn is_read_only(&self) -> bool {
         match &self.raw {
             // SAFETY: as in `tensor`.
@@ -275,14 +284,16 @@ impl Managed {
         }
     }
 
-    /// The first `len` bytes of the elements for reading; the structure is given back when the last holder goes.
+    /// The first `len` bytes of the elements for reading; the structure is given back when the last
+    /// holder goes.
     ///
     /// # Errors
     ///
     /// [`AllocError::Unsupported`] where they are not in memory of the host, or at no address.
     pub fn into_shared(self, len: usize) -> Result<SharedBuffer, AllocError> {
         let pointer = self.first_byte()?;
-        // SAFETY: `from_raw` has the caller's promise for the elements; `self` keeps them until it is dropped.
+        // SAFETY: `from_raw` has the caller's promise for the elements; `self` keeps them until it
+        // is dropped.
         unsafe { SharedBuffer::foreign(pointer, len, self) }
     }
 
@@ -320,7 +331,8 @@ impl Managed {
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // SAFETY: the structure is ours, and `into_raw` does not come here, so that its deleter is called once.
+        // SAFETY: the structure is ours, and `into_raw` does not come here, so that its deleter is
+        // called once.
         unsafe {
             match self.raw {
                 Raw::Versioned(pointer) => {
@@ -368,8 +380,8 @@ impl Lent {
 }
 
 unsafe extern "C" fn delete_versioned(managed: *mut DLManagedTensorVersioned) {
-    // SAFETY: only `Managed::new` hands out this deleter, with a boxed structure whose context is a boxed `Lent`; who holds
-    // the structure calls it once.
+    // SAFETY: only `Managed::new` hands out this deleter, with a boxed structure whose context is a
+    // boxed `Lent`; who holds the structure calls it once.
     unsafe {
         let managed = Box::from_raw(managed);
         drop(Box::from_raw(managed.manager_ctx.cast::<Lent>()));

@@ -13,8 +13,8 @@ pub(crate) struct ForeignRegion {
 }
 
 impl Buffer {
-    /// A buffer over `len` bytes at `pointer` that `owner` keeps valid. The owner is dropped with the buffer, and no
-    /// earlier; nothing is copied or freed here.
+    /// A buffer over `len` bytes at `pointer` that `owner` keeps valid. The owner is dropped with
+    /// the buffer, and no earlier; nothing is copied or freed here.
     ///
     /// ```
     /// use ort_alloc::Buffer;
@@ -30,13 +30,15 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// [`AllocError::Unsupported`] for a null pointer with bytes, and for a length that no region can have.
+    /// [`AllocError::Unsupported`] for a null pointer with bytes, and for a length that no region
+    /// can have.
     ///
     /// # Safety
     ///
-    /// From this call until `owner` is dropped, the `len` bytes from `pointer` on must be initialised, readable and
-    /// writable from any thread, and must stay where they are. While a reference to bytes of the buffer exists (a run that
-    /// uses it holds such references), nobody reads or writes them in another way; between such uses their owner may.
+    /// From this call until `owner` is dropped, the `len` bytes from `pointer` on must be
+    /// initialised, readable and writable from any thread, and must stay where they are. While
+    /// a reference to bytes of the buffer exists (a run that uses it holds such references),
+    /// nobody reads or writes them in another way; between such uses their owner may.
     pub unsafe fn foreign(
         pointer: *mut u8,
         len: usize,
@@ -47,18 +49,20 @@ impl Buffer {
 }
 
 impl SharedBuffer {
-    /// A buffer to read over `len` bytes at `pointer` that `owner` keeps valid. The owner is dropped with the last clone or
-    /// view. It never becomes writable.
+    /// A buffer to read over `len` bytes at `pointer` that `owner` keeps valid. The owner is
+    /// dropped with the last clone or view. It never becomes writable.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Unsupported`] for a null pointer with bytes, and for a length that no region can have.
+    /// [`AllocError::Unsupported`] for a null pointer with bytes, and for a length that no region
+    /// can have.
     ///
     /// # Safety
     ///
-    /// From this call until `owner` is dropped, the `len` bytes from `pointer` on must be initialised, readable from any
-    /// thread, and must stay where they are. While a reference to bytes of the buffer exists (a run that uses it holds such
-    /// references), nobody writes them; between such uses their owner may.
+    /// From this call until `owner` is dropped, the `len` bytes from `pointer` on must be
+    /// initialised, readable from any thread, and must stay where they are. While a reference
+    /// to bytes of the buffer exists (a run that uses it holds such references), nobody writes
+    /// them; between such uses their owner may.
     pub unsafe fn foreign(
         pointer: *const u8,
         len: usize,

@@ -16,9 +16,9 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Memory of this process.
 ///
-/// Regions of [`HUGE_PAGE_BYTES`] or more are anonymous mappings that ask for huge pages (first touch of small
-/// pages costs several times as much) and are unmapped when dropped, so that resident memory falls at once.
-/// Smaller ones come zeroed from the heap.
+/// Regions of [`HUGE_PAGE_BYTES`] or more are anonymous mappings that ask for huge pages (first
+/// touch of small pages costs several times as much) and are unmapped when dropped, so that
+/// resident memory falls at once. Smaller ones come zeroed from the heap.
 #[derive(Clone, Debug, Default)]
 pub struct HostAllocator {
     counters: Arc<Counters>,
@@ -73,8 +73,8 @@ impl Allocator for HostAllocator {
     }
 }
 
-/// Has the heap return its free pages when it is dropped. As the last field of a structure it does so after all others are gone:
-/// glibc keeps pages between what is still in use.
+/// Has the heap return its free pages when it is dropped. As the last field of a structure it does
+/// so after all others are gone: glibc keeps pages between what is still in use.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct TrimOnDrop {}
@@ -106,12 +106,14 @@ fn resident_bytes() -> usize {
     pages.saturating_mul(page_bytes())
 }
 
-/// Has writes beyond the limit on the size of files (`ulimit -f`) fail with an error, where the system would end the process with `SIGXFSZ`. It changes the
-/// whole process, so that it is for programs, at their start.
+/// Has writes beyond the limit on the size of files (`ulimit -f`) fail with an error, where the
+/// system would end the process with `SIGXFSZ`. It changes the whole process, so that it is for
+/// programs, at their start.
 pub fn fail_writes_beyond_file_size_limit() {
     #[cfg(unix)]
     {
-        // SAFETY: ignoring a signal runs no code of ours, and nothing else in this process relies on that signal.
+        // SAFETY: ignoring a signal runs no code of ours, and nothing else in this process relies
+        // on that signal.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     }
 }
@@ -145,7 +147,8 @@ pub(crate) struct HeapRegion {
     counters: Arc<Counters>,
 }
 
-// SAFETY: the heap may be freed from any thread, and the pointer is used for nothing but freeing here.
+// SAFETY: the heap may be freed from any thread, and the pointer is used for nothing but freeing
+// here.
 unsafe impl Send for HeapRegion {}
 // SAFETY: a shared reference to the region gives no access to its memory.
 unsafe impl Sync for HeapRegion {}
@@ -153,7 +156,8 @@ unsafe impl Sync for HeapRegion {}
 impl HeapRegion {
     fn allocate(bytes: usize, alignment: usize, counters: Arc<Counters>) -> Option<Self> {
         let layout = Layout::from_size_align(bytes, alignment).ok()?;
-        // SAFETY: the caller has answered requests of no bytes already, so the layout's size is not 0.
+        // SAFETY: the caller has answered requests of no bytes already, so the layout's size is not
+        // 0.
         let pointer = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         counters.allocated(bytes);
         Some(Self { pointer, layout, counters })
@@ -175,7 +179,8 @@ pub(crate) struct PageRegion {
     counters: Arc<Counters>,
 }
 
-// SAFETY: a mapping may be unmapped from any thread, and the pointer is used for nothing but unmapping here.
+// SAFETY: a mapping may be unmapped from any thread, and the pointer is used for nothing but
+// unmapping here.
 unsafe impl Send for PageRegion {}
 // SAFETY: a shared reference to the region gives no access to its memory.
 unsafe impl Sync for PageRegion {}
@@ -185,13 +190,15 @@ impl PageRegion {
     /// Maps at least `bytes` bytes at a multiple of a huge page.
     fn map(bytes: usize, alignment: usize, counters: Arc<Counters>) -> Option<Self> {
         let alignment = alignment.max(HUGE_PAGE_BYTES);
-        // The last, partial huge page is completed only where that wastes little: memory matters more than speed.
+        // The last, partial huge page is completed only where that wastes little: memory matters
+        // more than speed.
         let whole = round_up(bytes, HUGE_PAGE_BYTES)?;
         let bytes = if whole - bytes <= bytes / 64 { whole } else { round_up(bytes, page_bytes())? };
         let mapped = bytes.checked_add(alignment).filter(|&mapped| mapped <= isize::MAX as usize)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
-        // SAFETY: a new anonymous mapping at an address that the system picks touches nothing that exists.
+        // SAFETY: a new anonymous mapping at an address that the system picks touches nothing that
+        // exists.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), mapped, protection, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             return None;
@@ -200,8 +207,9 @@ impl PageRegion {
         let head = base.align_offset(alignment);
         let tail = mapped - head - bytes;
         let start = base.wrapping_add(head);
-        // SAFETY: head and tail are whole pages of the mapping just made (base, alignment and bytes are multiples of
-        // a page), and nothing refers to them yet. Where unmapping fails, address space stays taken, nothing worse.
+        // SAFETY: head and tail are whole pages of the mapping just made (base, alignment and bytes
+        // are multiples of a page), and nothing refers to them yet. Where unmapping fails, address
+        // space stays taken, nothing worse.
         unsafe {
             if head > 0 {
                 libc::munmap(base.cast(), head);
@@ -211,7 +219,8 @@ impl PageRegion {
             }
         }
         #[cfg(target_os = "linux")]
-        // SAFETY: advice about pages that this function owns. It is a wish: a kernel without huge pages refuses.
+        // SAFETY: advice about pages that this function owns. It is a wish: a kernel without huge
+        // pages refuses.
         unsafe {
             libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE);
         }
@@ -223,7 +232,8 @@ impl PageRegion {
 #[cfg(unix)]
 impl Drop for PageRegion {
     fn drop(&mut self) {
-        // SAFETY: the pages were mapped by `map`, belong to this region alone, and are unmapped once.
+        // SAFETY: the pages were mapped by `map`, belong to this region alone, and are unmapped
+        // once.
         unsafe { libc::munmap(self.pointer.as_ptr().cast(), self.bytes) };
         self.counters.freed(self.bytes);
     }

@@ -1,11 +1,16 @@
-//! Memory for ort-runtime. This crate knows bytes, devices and time steps; it knows no graphs and no operators.
+//! Memory for ort-runtime. This crate knows bytes, devices and time steps; it knows no graphs and
+//! no operators.
 //!
-//! - [`Allocator`], [`Buffer`] and [`SharedBuffer`]: owned regions of host memory, and of devices whose memory the
-//!   host cannot touch. [`HostAllocator`] is the host's.
-//! - [`Heap`]: the heap that a program may take, by cargo feature; trimming knows how to ask it for its free pages.
-//! - [`Arena`]: best fit with coalescing over any allocator, for sizes that are not known before the run.
-//! - [`plan`](fn@plan): life spans and sizes to offsets in one slab per lane, with a proof that nothing overlaps.
-//! - [`split_disjoint`]: the parts of such a slab that one operation reads and writes, borrowed at once.
+//! - [`Allocator`], [`Buffer`] and [`SharedBuffer`]: owned regions of host memory, and of devices
+//!   whose memory the host cannot touch. [`HostAllocator`] is the host's.
+//! - [`Heap`]: the heap that a program may take, by cargo feature; trimming knows how to ask it for
+//!   its free pages.
+//! - [`Arena`]: best fit with coalescing over any allocator, for sizes that are not known before
+//!   the run.
+//! - [`plan`](fn@plan): life spans and sizes to offsets in one slab per lane, with a proof that
+//!   nothing overlaps.
+//! - [`split_disjoint`]: the parts of such a slab that one operation reads and writes, borrowed at
+//!   once.
 //! - [`Buffer::foreign`] and [`dlpack`]: memory that somebody else owns.
 //! - [`MappedFile`]: weights that are read from the file's own pages.
 //! - [`Budget`]: the one limit that everything counts against.

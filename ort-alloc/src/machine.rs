@@ -1,22 +1,25 @@
-//! The memory of the machine, and of the control groups (cgroups v1 and v2) that this process is in.
+//! The memory of the machine, and of the control groups (cgroups v1 and v2) that this process is
+//! in.
 //!
-//! A process is bounded by its own group and by every group around it: systemd and Slurm set limits on slices and jobs, and processes run in nested groups
-//! without one. So all ancestors are asked, as far as they are mounted here, and the tightest counts.
+//! A process is bounded by its own group and by every group around it: systemd and Slurm set limits
+//! on slices and jobs, and processes run in nested groups without one. So all ancestors are asked,
+//! as far as they are mounted here, and the tightest counts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The memory that this process can have at most, in bytes: the machine's, or less where a control group around it sets a bound.
-/// None if the system does not tell.
+/// The memory that this process can have at most, in bytes: the machine's, or less where a control
+/// group around it sets a bound. None if the system does not tell.
 pub fn host_memory_bytes() -> Option<usize> {
     static BYTES: OnceLock<Option<usize>> = OnceLock::new();
     *BYTES
         .get_or_init(|| HostMemory::under(Path::new("/")).map(|memory| memory.total).or_else(physical_bytes))
 }
 
-/// The memory that is free now, in bytes: what the machine can hand out without swapping, or less where a control group around this process leaves less.
-/// Pages of files that the system can drop count as free. None if the system does not tell.
+/// The memory that is free now, in bytes: what the machine can hand out without swapping, or less
+/// where a control group around this process leaves less. Pages of files that the system can drop
+/// count as free. None if the system does not tell.
 ///
 /// ```
 /// let (free, all) = (ort_alloc::free_memory_bytes(), ort_alloc::host_memory_bytes());
@@ -130,7 +133,8 @@ struct Mount<'a> {
 }
 
 impl<'a> Mount<'a> {
-    /// A line of `mountinfo`, if it is of this kind of file system; of version 1 the one with the memory's controller.
+    /// A line of `mountinfo`, if it is of this kind of file system; of version 1 the one with the
+    /// memory's controller.
     fn of(line: &'a str, kind: &str) -> Option<Mount<'a>> {
         let (mount, system) = line.split_once(" - ")?;
         let mut system = system.split(' ');
@@ -142,7 +146,8 @@ impl<'a> Mount<'a> {
         fits.then_some(Mount { root, point })
     }
 
-    /// A group's path below the mount point. What is not below it, as in a container that sees its own group as the top, is the mount point itself.
+    /// A group's path below the mount point. What is not below it, as in a container that sees its
+    /// own group as the top, is the mount point itself.
     fn below(self, path: &'a str) -> &'a Path {
         let inside = if self.root == "/" { Some(path) } else { path.strip_prefix(self.root) };
         let inside = inside.filter(|inside| !inside.split('/').any(|part| part == ".."));

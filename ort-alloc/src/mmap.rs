@@ -1,9 +1,10 @@
 //! Files mapped read-only, handed out as owned slices of their own pages.
 //!
-//! A mapping shows the file as it is, not as it was. Whoever writes to the file changes the bytes under every
-//! slice, and whoever truncates it takes the pages beyond the new end away: reading one of those then ends the
-//! process with `SIGBUS`. Model files must therefore be replaced (written elsewhere, then renamed over the old
-//! name, which leaves existing mappings intact) and never be rewritten in place while they are in use.
+//! A mapping shows the file as it is, not as it was. Whoever writes to the file changes the bytes
+//! under every slice, and whoever truncates it takes the pages beyond the new end away: reading one
+//! of those then ends the process with `SIGBUS`. Model files must therefore be replaced (written
+//! elsewhere, then renamed over the old name, which leaves existing mappings intact) and never be
+//! rewritten in place while they are in use.
 
 use std::fs::File;
 use std::io;
@@ -52,14 +53,15 @@ pub enum MapError {
     },
 }
 
-/// Opens a regular file for reading. A pipe, a socket, a device and a folder are errors: opening a pipe would wait for a writer, and a device may
-/// never end.
+/// Opens a regular file for reading. A pipe, a socket, a device and a folder are errors: opening a
+/// pipe would wait for a writer, and a device may never end.
 ///
 /// # Errors
 ///
 /// There is no such file, it may not be read, or it is no regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    // Before, because opening a device can have effects of its own; and after, because what the path leads to can change in between.
+    // Before, because opening a device can have effects of its own; and after, because what the
+    // path leads to can change in between.
     check_regular(&std::fs::metadata(path)?)?;
     let mut options = std::fs::OpenOptions::new();
     options.read(true);
@@ -153,8 +155,9 @@ impl MappedFile {
             .ok_or(MapError::TooLarge { bytes: metadata.len() })?;
         let map = match len {
             0 => None,
-            // SAFETY: the mapping is read-only and outlives every slice of it. That nobody writes to or truncates
-            // the file meanwhile is the caller's part, as the head of this module says: no program can enforce it.
+            // SAFETY: the mapping is read-only and outlives every slice of it. That nobody writes
+            // to or truncates the file meanwhile is the caller's part, as the head of this module
+            // says: no program can enforce it.
             _ => Some(unsafe { MmapOptions::new().len(len).map(file) }.map_err(open_error)?),
         };
         let mapping = Arc::new(Mapping { map });
@@ -187,7 +190,8 @@ impl MappedFile {
         Ok(self.bytes.slice(range))
     }
 
-    /// Whether `slice` lies in this mapping, so that reading it costs no memory but the file's pages.
+    /// Whether `slice` lies in this mapping, so that reading it costs no memory but the file's
+    /// pages.
     pub fn contains(&self, slice: &[u8]) -> bool {
         self.range_of(slice).is_some()
     }
@@ -203,7 +207,8 @@ impl MappedFile {
     ///
     /// # Errors
     ///
-    /// [`MapError::OutOfBounds`], or [`MapError::Pages`] where the system knows no such advice: it may be ignored.
+    /// [`MapError::OutOfBounds`], or [`MapError::Pages`] where the system knows no such advice: it
+    /// may be ignored.
     pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), MapError> {
         self.check(&range)?;
         let Some(map) = self.mapping.map.as_ref().filter(|_| !range.is_empty()) else {
@@ -212,8 +217,9 @@ impl MappedFile {
         advise(map, range, advice).map_err(|source| MapError::Pages { action: "advise on", source })
     }
 
-    /// Lets go of the whole pages inside `range`: they stop counting as this process's memory. Reading them again
-    /// is right and reads them anew. Weights that have been packed do not stay resident twice this way.
+    /// Lets go of the whole pages inside `range`: they stop counting as this process's memory.
+    /// Reading them again is right and reads them anew. Weights that have been packed do not
+    /// stay resident twice this way.
     ///
     /// # Errors
     ///
@@ -227,8 +233,9 @@ impl MappedFile {
         release(map, pages).map_err(|source| MapError::Pages { action: "release", source })
     }
 
-    /// How many bytes of `range` are resident in this process, by pages: a page that `range` only touches counts
-    /// for the bytes in `range`. Where the system hides a process's own pages this is what the page cache holds.
+    /// How many bytes of `range` are resident in this process, by pages: a page that `range` only
+    /// touches counts for the bytes in `range`. Where the system hides a process's own pages
+    /// this is what the page cache holds.
     ///
     /// # Errors
     ///
@@ -256,8 +263,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// The part of `range` made of whole pages. The file's last page counts as whole from its start on, as nothing
-    /// else can be in it.
+    /// The part of `range` made of whole pages. The file's last page counts as whole from its start
+    /// on, as nothing else can be in it.
     fn whole_pages(&self, range: &Range<usize>) -> Range<usize> {
         let page = page_bytes();
         let start = range.start.div_ceil(page) * page;
@@ -288,8 +295,8 @@ fn advise(_map: &Mmap, _range: Range<usize>, _advice: Advice) -> io::Result<()> 
 /// `pages` starts at a page, as the mapping does.
 #[cfg(unix)]
 fn release(map: &Mmap, pages: Range<usize>) -> io::Result<()> {
-    // SAFETY: dropping pages of a read-only mapping of a file loses nothing: the next read brings the same bytes
-    // back from the file. The range was checked to be inside the mapping.
+    // SAFETY: dropping pages of a read-only mapping of a file loses nothing: the next read brings
+    // the same bytes back from the file. The range was checked to be inside the mapping.
     unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, pages.start, pages.len()) }
 }
 
@@ -301,7 +308,8 @@ fn release(_map: &Mmap, _pages: Range<usize>) -> io::Result<()> {
 /// Whether each of the mapping's pages numbered `pages` is resident.
 #[cfg(target_os = "linux")]
 fn resident_pages(map: &Mmap, pages: Range<usize>) -> io::Result<Vec<bool>> {
-    // What is wanted is this process's share, and mincore tells of the page cache, which keeps released pages.
+    // What is wanted is this process's share, and mincore tells of the page cache, which keeps
+    // released pages.
     page_table(map, &pages).or_else(|_| page_cache(map, &pages))
 }
 
@@ -318,7 +326,8 @@ fn page_table(map: &Mmap, pages: &Range<usize>) -> io::Result<Vec<bool>> {
         let count = (pages.len() - present.len()).min(512);
         let part = entries.split_at_mut(count * 8).0;
         table.read_exact_at(part, first + present.len() as u64 * 8)?;
-        // The entries are in native byte order; the top bit is in the last byte of a little-endian one.
+        // The entries are in native byte order; the top bit is in the last byte of a little-endian
+        // one.
         let top = if cfg!(target_endian = "little") { 7 } else { 0 };
         present.extend(part.chunks_exact(8).map(|entry| entry.get(top).is_some_and(|byte| byte & 0x80 != 0)));
     }
@@ -330,7 +339,8 @@ fn page_cache(map: &Mmap, pages: &Range<usize>) -> io::Result<Vec<bool>> {
     let mut present = vec![0u8; pages.len()];
     let start = map.as_ptr().wrapping_add(pages.start * page_bytes()).cast_mut();
     let bytes = pages.len() * page_bytes();
-    // SAFETY: the pages are inside the mapping, and mincore writes one byte for each into a vector of that length.
+    // SAFETY: the pages are inside the mapping, and mincore writes one byte for each into a vector
+    // of that length.
     match unsafe { libc::mincore(start.cast(), bytes, present.as_mut_ptr()) } {
         0 => Ok(present.into_iter().map(|state| state & 1 == 1).collect()),
         _ => Err(io::Error::last_os_error()),

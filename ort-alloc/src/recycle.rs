@@ -20,11 +20,12 @@ const PATIENCE: u32 = 2;
 
 /// Host memory for buffers that come and go in equal sizes, such as the outputs of runs.
 ///
-/// The system clears new pages one by one as they are first touched, which takes longer than to fill them. So a dropped
-/// buffer of 64 KiB up to [`HUGE_PAGE_BYTES`] waits for the next request, which finds its bytes as they were left; all
-/// others are the [`HostAllocator`]'s. At most 32 MiB wait. A request that finds nothing takes the room of what waits, so that
-/// changing sizes do not add up; what nobody takes goes back with [`sweep`](Self::sweep). A buffer does not keep the recycler
-/// alive: without it, it goes back at once.
+/// The system clears new pages one by one as they are first touched, which takes longer than to
+/// fill them. So a dropped buffer of 64 KiB up to [`HUGE_PAGE_BYTES`] waits for the next request,
+/// which finds its bytes as they were left; all others are the [`HostAllocator`]'s. At most 32 MiB
+/// wait. A request that finds nothing takes the room of what waits, so that changing sizes do not
+/// add up; what nobody takes goes back with [`sweep`](Self::sweep). A buffer does not keep the
+/// recycler alive: without it, it goes back at once.
 pub struct Recycler {
     this: Weak<Recycler>,
     most_waiting: AtomicUsize,
@@ -73,7 +74,8 @@ impl Recycler {
         Some(waiting.swap_remove(place).region)
     }
 
-    /// Lets go of regions, those that wait longest first, until a new one of so many bytes adds nothing.
+    /// Lets go of regions, those that wait longest first, until a new one of so many bytes adds
+    /// nothing.
     fn make_room(&self, bytes: usize) {
         let mut waiting = self.waiting.lock();
         waiting.sort_by_key(|waiting| Reverse(waiting.sweeps));
@@ -94,8 +96,8 @@ impl Recycler {
     }
 }
 
-/// Sizes that grow from request to request, as those of caches do, find what was there before: up to a sixteenth is left
-/// open.
+/// Sizes that grow from request to request, as those of caches do, find what was there before: up
+/// to a sixteenth is left open.
 fn rounded(bytes: usize) -> usize {
     bytes.next_multiple_of(1 << (bytes / 16).max(1).ilog2())
 }
@@ -119,7 +121,8 @@ impl Allocator for Recycler {
                 Box::new(host.allocate(bytes, alignment)?)
             }
         };
-        // The region is as long as `bytes` or longer, and nobody reads or writes it but through the buffer over it.
+        // The region is as long as `bytes` or longer, and nobody reads or writes it but through the
+        // buffer over it.
         let (address, home) = (region.address(), self.this.clone());
         let origin = Origin::Recycled(Recycled { region: Some(region), home });
         Ok(Buffer::new(address, bytes, DeviceId::HOST, origin))

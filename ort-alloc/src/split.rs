@@ -36,8 +36,8 @@ pub enum OverlapError {
 
 /// Borrows `reads` and `writes` of `slab` together, in the order given.
 ///
-/// Ranges to read may overlap each other. A range to write may overlap nothing; an operation in place names its
-/// range once, to write. Empty ranges overlap nothing.
+/// Ranges to read may overlap each other. A range to write may overlap nothing; an operation in
+/// place names its range once, to write. Empty ranges overlap nothing.
 ///
 /// ```
 /// let mut slab = [1u8, 2, 3, 4];
@@ -62,8 +62,8 @@ pub fn split_disjoint<'slab>(
     let base = slab.as_mut_ptr();
     let reads = reads
         .iter()
-        // SAFETY: `check` found the range inside the slab and apart from every range to write, and `slab` is
-        // borrowed exclusively for as long as the slices live.
+        // SAFETY: `check` found the range inside the slab and apart from every range to write, and
+        // `slab` is borrowed exclusively for as long as the slices live.
         .map(|range| unsafe { std::slice::from_raw_parts(base.add(range.start), range.len()) })
         .collect();
     let writes = writes
@@ -88,7 +88,8 @@ fn check(len: usize, reads: &[Range<usize>], writes: &[Range<usize>]) -> Result<
         }
     }
     for read in reads.iter().filter(|range| !range.is_empty()) {
-        // The writes are sorted and apart, so the first one that ends after the read's start decides.
+        // The writes are sorted and apart, so the first one that ends after the read's start
+        // decides.
         let index = sorted.partition_point(|write| write.end <= read.start);
         if let Some(write) = sorted.get(index).filter(|write| write.start < read.end) {
             return Err(OverlapError::Overlap { write: Range::clone(write), other: read.clone() });

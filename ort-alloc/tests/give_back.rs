@@ -1,4 +1,5 @@
-//! Memory that is dropped leaves the process. Alone in its file, so that no other test moves the numbers.
+//! Memory that is dropped leaves the process. Alone in its file, so that no other test moves the
+//! numbers.
 
 #![cfg(target_os = "linux")]
 

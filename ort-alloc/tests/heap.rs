@@ -1,5 +1,5 @@
-//! Freed pages of the heap leave the process, whichever heap it is. Alone in its file, so that no other
-//! test moves the numbers.
+//! Freed pages of the heap leave the process, whichever heap it is. Alone in its file, so that no
+//! other test moves the numbers.
 
 #![cfg(target_os = "linux")]
 

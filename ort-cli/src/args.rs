@@ -29,8 +29,8 @@ pub(crate) struct ModelArgs {
     /// Seed of made-up inputs: those not given are random.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// The size of a symbolic dimension, for made-up inputs and for planning; 1 where it is not given. `ort plan` also
-    /// takes several sizes, NAME=1,2,4.
+    /// The size of a symbolic dimension, for made-up inputs and for planning; 1 where it is not
+    /// given. `ort plan` also takes several sizes, NAME=1,2,4.
     #[arg(long = "dim", value_name = "NAME=N", value_parser = sized)]
     pub(crate) dims: Vec<(String, Vec<i64>)>,
     /// The whole shape of one made-up input.
@@ -41,7 +41,8 @@ pub(crate) struct ModelArgs {
     /// Threads inside one operator [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
-    /// Threads that load: they pack weights and fold constants [default: the cores this process may use].
+    /// Threads that load: they pack weights and fold constants [default: the cores this process may
+    /// use].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) load_threads: Option<usize>,
     /// How the CPU provider multiplies float matrices; bf16 needs a CPU with AVX512-BF16.
@@ -62,14 +63,15 @@ pub(crate) struct ModelArgs {
     /// Do not run a batch that the memory limit cannot hold in parts.
     #[arg(long)]
     pub(crate) no_batch_split: bool,
-    /// Keep packed weights in files of this folder and map them: loading again packs nothing, and processes share them. The folder may be
-    /// removed at any time.
+    /// Keep packed weights in files of this folder and map them: loading again packs nothing, and
+    /// processes share them. The folder may be removed at any time.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
     /// Seconds that loading, compiling and each run may take, each by itself [default: an hour].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) deadline: Option<Duration>,
-    /// How the arena grows that holds values whose size only the run tells [default: same-as-requested].
+    /// How the arena grows that holds values whose size only the run tells [default:
+    /// same-as-requested].
     #[arg(long, value_enum, value_name = "STRATEGY", conflicts_with = "no_arena")]
     pub(crate) arena_strategy: Option<ArenaStrategy>,
     /// No arena: such values come straight from the heap.
@@ -78,10 +80,12 @@ pub(crate) struct ModelArgs {
     /// Do not plan memory ahead: every value is allocated as it comes.
     #[arg(long)]
     pub(crate) no_mem_pattern: bool,
-    /// Read model files into memory instead of mapping them: a private copy, which whoever changes the files cannot change.
+    /// Read model files into memory instead of mapping them: a private copy, which whoever changes
+    /// the files cannot change.
     #[arg(long)]
     pub(crate) no_mmap: bool,
-    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it; `ort check` lists it.
+    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it; `ort check`
+    /// lists it.
     #[arg(long)]
     pub(crate) strict: bool,
 }

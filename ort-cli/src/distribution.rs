@@ -5,7 +5,8 @@ use ort_runtime::Tensor;
 
 /// How often an output without a seed is drawn.
 const DRAWS: usize = 400;
-/// How many standard deviations a count may be off where many are drawn, and where a seed gives only one draw.
+/// How many standard deviations a count may be off where many are drawn, and where a seed gives
+/// only one draw.
 const MANY: f64 = 5.0;
 const SINGLE: f64 = 3.0;
 
@@ -41,7 +42,8 @@ impl Bernoulli {
         if self.seeded { 2 } else { DRAWS }
     }
 
-    /// Why the outputs of all runs are not what the probabilities in `input` give; none where they are.
+    /// Why the outputs of all runs are not what the probabilities in `input` give; none where they
+    /// are.
     pub(crate) fn problem(
         self,
         input: &Tensor,

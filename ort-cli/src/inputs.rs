@@ -43,7 +43,8 @@ pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Val
     Ok(given)
 }
 
-/// The inputs that files give. What a file holds beside inputs of the model is refused before any of its data is read.
+/// The inputs that files give. What a file holds beside inputs of the model is refused before any
+/// of its data is read.
 fn read(
     args: &ModelArgs,
     (specs, known): (&[ValueSpec], &HashSet<&str>),

@@ -1,4 +1,5 @@
-//! Warnings and more on standard error: one line each, bounded, with nothing in it that steers a terminal but our own colour of the level.
+//! Warnings and more on standard error: one line each, bounded, with nothing in it that steers a
+//! terminal but our own colour of the level.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -12,7 +13,8 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::output::LINE_BYTES;
 
-/// Sends what is logged from this level on to standard error, coloured on a terminal unless `NO_COLOR` says otherwise.
+/// Sends what is logged from this level on to standard error, coloured on a terminal unless
+/// `NO_COLOR` says otherwise.
 pub(crate) fn start(level: LevelFilter) {
     let is_coloured =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());

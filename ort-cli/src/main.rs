@@ -42,7 +42,8 @@ static HEAP: ort_runtime::Heap = ort_runtime::Heap;
 
 /// An ONNX runtime that knows its memory before it runs.
 ///
-/// Without a command it runs the demo: a small model and a few pictures that ship inside the program.
+/// Without a command it runs the demo: a small model and a few pictures that ship inside the
+/// program.
 #[derive(Parser)]
 #[command(name = "ort", version, about, after_help = help::ALL, max_term_width = 100)]
 struct Cli {
@@ -132,8 +133,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// What clap says of arguments, and the status to end with. It shows them as they are, so those that steer a
-/// terminal are spelled out.
+/// What clap says of arguments, and the status to end with. It shows them as they are, so those
+/// that steer a terminal are spelled out.
 fn refuse(problem: &clap::Error) -> ExitCode {
     let text = problem.render().to_string();
     // A closed stream has no reader to tell.

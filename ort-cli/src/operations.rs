@@ -1,4 +1,5 @@
-//! How many operations the products of a run take: what its time is held against a processor's peak with.
+//! How many operations the products of a run take: what its time is held against a processor's peak
+//! with.
 
 use ort_runtime::ir::{Graph, Node, ValueId, ValueType};
 use ort_runtime::spec::infer_graph;
@@ -6,22 +7,23 @@ use ort_runtime::{Model, Value};
 
 /// How the multiplications of an operator follow from its shapes.
 enum Count {
-    /// The elements of the output, each a sum over the last dimension of the first input, or over the last but one where this
-    /// attribute is 1.
+    /// The elements of the output, each a sum over the last dimension of the first input, or over
+    /// the last but one where this attribute is 1.
     Product(Option<&'static str>),
     /// The elements of the output, each a sum over what one output channel of this input holds.
     Convolution(usize),
-    /// What the first input makes of each pixel with the second, and a sum over what one output channel of the third holds for each element
-    /// of the output.
+    /// What the first input makes of each pixel with the second, and a sum over what one output
+    /// channel of the third holds for each element of the output.
     Separable,
     /// The elements of the input, each times what one input channel of this input holds.
     Transposed(usize),
-    /// Each weight of the second and the third input once for each step of each sequence of the first.
+    /// Each weight of the second and the third input once for each step of each sequence of the
+    /// first.
     Recurrent,
 }
 
-/// The operators that multiply; all else is small beside them. Names are unique over the domains, but for the two forms of `QLinearConv`, which
-/// agree.
+/// The operators that multiply; all else is small beside them. Names are unique over the domains,
+/// but for the two forms of `QLinearConv`, which agree.
 const COUNTS: &[(&str, Count)] = &[
     ("MatMul", Count::Product(None)),
     ("MatMulInteger", Count::Product(None)),
@@ -46,8 +48,8 @@ const COUNTS: &[(&str, Count)] = &[
     ("DynamicQuantizeLSTM", Count::Recurrent),
 ];
 
-/// The multiplications and additions of the products in one run on these inputs; none where some shape only the run tells. Of branches the larger
-/// counts, of loops one round.
+/// The multiplications and additions of the products in one run on these inputs; none where some
+/// shape only the run tells. Of branches the larger counts, of loops one round.
 pub(crate) fn count(model: &Model, given: &[(&str, Value)]) -> Option<u64> {
     let mut graph = Graph::clone(model.graph());
     for (name, value) in given {

@@ -1,7 +1,9 @@
-//! All that leaves the program: lines and tables on standard output, whose reader may leave early, and files that are whole or not there.
+//! All that leaves the program: lines and tables on standard output, whose reader may leave early,
+//! and files that are whole or not there.
 //!
-//! Names come from model files, so text passes one door: [`print()`] spells out what would steer a terminal, and so do the cells of a [`Table`], which are
-//! cut as well. JSON is the same with the escapes that JSON has.
+//! Names come from model files, so text passes one door: [`print()`] spells out what would steer a
+//! terminal, and so do the cells of a [`Table`], which are cut as well. JSON is the same with the
+//! escapes that JSON has.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -24,7 +26,8 @@ const CELL_BYTES: usize = 1024;
 /// The most names that one line lists.
 const MOST_NAMED: usize = 6;
 
-/// The reader of standard output has gone, as `head` does when it has seen enough: nothing is wrong.
+/// The reader of standard output has gone, as `head` does when it has seen enough: nothing is
+/// wrong.
 #[derive(Debug)]
 pub(crate) struct ReaderLeft;
 
@@ -102,7 +105,8 @@ pub(crate) fn listed(names: &[String]) -> String {
     }
 }
 
-/// A line of results on standard output. Unlike `println!` it is an error, not a panic, when nobody reads.
+/// A line of results on standard output. Unlike `println!` it is an error, not a panic, when nobody
+/// reads.
 macro_rules! say {
     () => {
         $crate::output::print(format_args!("\n"))

@@ -13,11 +13,12 @@ const OPTIONAL: &str = "optional:";
 /// Which execution providers, and what is said to them.
 #[derive(Args, Clone)]
 pub(crate) struct ProviderArgs {
-    /// An execution provider, by name or as the path of a provider library; the first is preferred [default: cpu]. optional:NAME
-    /// does without it, with a warning, where it cannot be used.
+    /// An execution provider, by name or as the path of a provider library; the first is preferred
+    /// [default: cpu]. optional:NAME does without it, with a warning, where it cannot be used.
     #[arg(long = "ep", value_name = "NAME")]
     providers: Vec<String>,
-    /// An option of a provider that --ep names, such as wgpu.limits=minimum; its documentation lists them.
+    /// An option of a provider that --ep names, such as wgpu.limits=minimum; its documentation
+    /// lists them.
     #[arg(long = "ep-option", value_name = "NAME.OPTION=VALUE", value_parser = option)]
     options: Vec<ProviderOption>,
 }

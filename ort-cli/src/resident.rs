@@ -36,8 +36,9 @@ pub(crate) fn measure() -> Resident {
     Resident::default()
 }
 
-/// Does some work and returns with its result the most memory that belonged to no file meanwhile, in bytes: a look each millisecond, since
-/// systems keep a high-water mark only of all that is resident.
+/// Does some work and returns with its result the most memory that belonged to no file meanwhile,
+/// in bytes: a look each millisecond, since systems keep a high-water mark only of all that is
+/// resident.
 pub(crate) fn most_anonymous<T>(work: impl FnOnce() -> T) -> (T, Option<u64>) {
     let most = AtomicU64::new(0);
     let look = || measure().anonymous.map(|bytes| most.fetch_max(bytes, Ordering::Relaxed));

@@ -9,7 +9,8 @@ use crate::text::{NAME_BYTES, into_shown, shown};
 /// The advice of an error about a provider that panicked.
 pub(crate) const DEFECT: &str = "this is a defect of the provider: please report it to who made it";
 
-/// The most bytes of a message, and of the advice after it. With the places an error takes less than 4 KiB, whatever names are in it.
+/// The most bytes of a message, and of the advice after it. With the places an error takes less
+/// than 4 KiB, whatever names are in it.
 const MESSAGE_BYTES: usize = 2048;
 const ADVICE_BYTES: usize = 768;
 /// The most bytes of all places together.
@@ -131,14 +132,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error of `kind` with a message that says what was found and what was expected.
     ///
-    /// Messages, places and advice hold names from model files: what steers a terminal in them becomes escapes, and a long one is cut, so that no error
-    /// takes more than 4 KiB.
+    /// Messages, places and advice hold names from model files: what steers a terminal in them
+    /// becomes escapes, and a long one is cut, so that no error takes more than 4 KiB.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         let message = into_shown(message.into(), MESSAGE_BYTES);
         Error(Box::new(Inner { kind, message, places: Vec::new(), help: None, shortage: None }))
     }
 
-    /// An error of the kind [`ErrorKind::OutOfMemory`]: `subject`, such as "the run", needs more than there is.
+    /// An error of the kind [`ErrorKind::OutOfMemory`]: `subject`, such as "the run", needs more
+    /// than there is.
     pub fn out_of_memory(subject: &str, shortage: MemoryShortage) -> Error {
         let mut error = Error::new(ErrorKind::OutOfMemory, format!("{subject} needs {shortage}"));
         error.0.shortage = Some(Box::new(shortage));
@@ -266,8 +268,9 @@ macro_rules! error {
     };
 }
 
-/// Returns an [`Error`] when the condition does not hold: `ensure!(rank < 9, InvalidGraph, "rank {rank}")`, or with
-/// advice `ensure!(rank < 9, InvalidGraph, help = "use fewer axes", "rank {rank}")`.
+/// Returns an [`Error`] when the condition does not hold: `ensure!(rank < 9, InvalidGraph, "rank
+/// {rank}")`, or with advice `ensure!(rank < 9, InvalidGraph, help = "use fewer axes", "rank
+/// {rank}")`.
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $kind:ident, help = $help:expr, $($message:tt)*) => {

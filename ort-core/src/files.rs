@@ -1,12 +1,15 @@
-//! Output files: written whole or not at all, by the one writer that every output of every command goes through.
+//! Output files: written whole or not at all, by the one writer that every output of every command
+//! goes through.
 //!
-//! A [`NewFile`] is written under a name of its own, which no other process can have, in the folder of its target. It is flushed to the disk and renamed
-//! last, so that a full disk, a limit or a kill leaves what was there before. The name is drawn at random and created exclusively: what a killed process
-//! left behind is in no other's way, whatever its process id was, and the next output in its folder removes it.
+//! A [`NewFile`] is written under a name of its own, which no other process can have, in the folder
+//! of its target. It is flushed to the disk and renamed last, so that a full disk, a limit or a
+//! kill leaves what was there before. The name is drawn at random and created exclusively: what a
+//! killed process left behind is in no other's way, whatever its process id was, and the next
+//! output in its folder removes it.
 //!
-//! A symbolic link stays and the file that it leads to is replaced. What is no file (a device, a pipe, an open descriptor under `/dev/fd`) cannot be
-//! replaced: the whole output is copied into it at the end. Output to the null device is discarded,
-//! without a temporary file.
+//! A symbolic link stays and the file that it leads to is replaced. What is no file (a device, a
+//! pipe, an open descriptor under `/dev/fd`) cannot be replaced: the whole output is copied into it
+//! at the end. Output to the null device is discarded, without a temporary file.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata, OpenOptions};
@@ -20,11 +23,12 @@ use tempfile::{NamedTempFile, TempPath};
 /// How the names of files that are being written begin and end.
 const UNFINISHED: (&str, &str) = (".ort-", ".unfinished");
 
-/// How the name of a file ends that steps aside for another. If its process ends before it is put back or replaced, it is all that is left of it: it
-/// stays.
+/// How the name of a file ends that steps aside for another. If its process ends before it is put
+/// back or replaced, it is all that is left of it: it stays.
 const REPLACED: &str = ".replaced";
 
-/// Files without a writer that were changed longer ago than this are what a process left that was ended.
+/// Files without a writer that were changed longer ago than this are what a process left that was
+/// ended.
 pub(crate) const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// When each folder was last scanned for leftovers. One scan per [`LEFT_BEHIND`] is enough: a
@@ -54,7 +58,8 @@ impl Target {
             let name = place.file_name().ok_or_else(|| invalid("it names no file"))?.to_os_string();
             let folder = folder_of(&place).canonicalize()?;
             place = folder.join(name);
-            // Links to open descriptors lead to no path; `/proc` has nothing that could be replaced.
+            // Links to open descriptors lead to no path; `/proc` has nothing that could be
+            // replaced.
             if ["/proc", "/dev/fd"].iter().any(|system| place.starts_with(system)) {
                 return Ok(Target::Into(place));
             }
@@ -216,7 +221,8 @@ impl NewFile {
         NewFile::at(Target::of(path)?)
     }
 
-    /// Begins a file of this folder, whatever is there under its name: a link is replaced and not followed, so that nothing is written outside of the folder.
+    /// Begins a file of this folder, whatever is there under its name: a link is replaced and not
+    /// followed, so that nothing is written outside of the folder.
     ///
     /// # Errors
     ///
@@ -232,7 +238,8 @@ impl NewFile {
         Ok(NewFile { file: BufWriter::with_capacity(1 << 16, target.begin()?), target })
     }
 
-    /// The path of the unfinished file, for writers that take one. It must not have been written to otherwise.
+    /// The path of the unfinished file, for writers that take one. It must not have been written to
+    /// otherwise.
     pub fn unfinished_path(&self) -> &Path {
         self.file.get_ref().path()
     }
@@ -283,10 +290,11 @@ impl Complete {
     }
 }
 
-/// Puts two files in place, of which `main` refers to `data`: both are new then, or both as they were.
+/// Puts two files in place, of which `main` refers to `data`: both are new then, or both as they
+/// were.
 ///
-/// The old data steps aside first. A kill between the renames leaves a file that lacks its data, which
-/// is an error to load, and never one with the data of another.
+/// The old data steps aside first. A kill between the renames leaves a file that lacks its data,
+/// which is an error to load, and never one with the data of another.
 ///
 /// # Errors
 ///
@@ -330,7 +338,8 @@ pub fn write_whole<E: From<io::Error>>(
     Ok(file.complete()?.publish()?)
 }
 
-/// Reads a regular file of at most `most` bytes. Memory grows with what is there, and a lack of it is an error.
+/// Reads a regular file of at most `most` bytes. Memory grows with what is there, and a lack of it
+/// is an error.
 ///
 /// # Errors
 ///
@@ -448,7 +457,8 @@ fn keep_mode(_file: &File, _replaced: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// What is written into. The process's own streams are taken as they are: opened again, a redirected one would begin at the start of its file.
+/// What is written into. The process's own streams are taken as they are: opened again, a
+/// redirected one would begin at the start of its file.
 #[cfg(unix)]
 fn open_sink(path: &Path) -> io::Result<File> {
     use std::os::fd::AsFd;

@@ -1,12 +1,13 @@
 //! Cooperative interruption of kernels: deadlines and cancellation inside of them.
 //!
-//! A run [enters](enter) its [`Watch`], which then is the thread's. Loops call [`spend`] once for each block of work;
-//! after [`UNITS_PER_LOOK`] units it looks at the token and the clock. Where the run is over it unwinds with
-//! [`Interrupted`], without a panic's message, up to the step, which turns that into the error of [`RunControl::check`].
-//! So no kernel needs a path of its own for results that it does not finish, and nothing reads half a result.
+//! A run [enters](enter) its [`Watch`], which then is the thread's. Loops call [`spend`] once for
+//! each block of work; after [`UNITS_PER_LOOK`] units it looks at the token and the clock. Where
+//! the run is over it unwinds with [`Interrupted`], without a panic's message, up to the step,
+//! which turns that into the error of [`RunControl::check`]. So no kernel needs a path of its own
+//! for results that it does not finish, and nothing reads half a result.
 //!
-//! A block costs a subtraction, and now and then a look at the clock. Programs that abort on panics cannot unwind:
-//! their runs end between nodes.
+//! A block costs a subtraction, and now and then a look at the clock. Programs that abort on panics
+//! cannot unwind: their runs end between nodes.
 //!
 //! [`RunControl::check`]: crate::ep::RunControl::check
 
@@ -20,10 +21,12 @@ use std::time::Instant;
 use crate::limits::Raise;
 use crate::{Result, ensure, error};
 
-/// Units of work between two looks. A unit is an element of a cheap loop: a few nanoseconds at most.
+/// Units of work between two looks. A unit is an element of a cheap loop: a few nanoseconds at
+/// most.
 pub const UNITS_PER_LOOK: usize = 1 << 16;
 
-/// What a task of a parallel loop counts for besides what it spends itself: a few microseconds at least.
+/// What a task of a parallel loop counts for besides what it spends itself: a few microseconds at
+/// least.
 pub const TASK_UNITS: usize = UNITS_PER_LOOK / 16;
 
 /// What a text counts for that is copied, read or written.
@@ -203,8 +206,8 @@ pub fn current() -> Option<Watch> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Takes this watch for the thread until it takes another one: what workers do for each region. That of the region
-/// before stays where it is the same.
+/// Takes this watch for the thread until it takes another one: what workers do for each region.
+/// That of the region before stays where it is the same.
 pub fn follow(watch: &Option<Watch>) {
     CURRENT.with_borrow_mut(|current| match (&*current, watch) {
         (None, None) => {}

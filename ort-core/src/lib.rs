@@ -1,9 +1,9 @@
 //! Tensors, graph IR, operator records, provider contract, plan and session of ort-runtime.
 //!
-//! The way through, in folder order: [`onnx`] loads a model into the canonical graph of [`ir`], whose operators
-//! are the records of [`spec`] (written in [`mod@ops`]); shapes are inferred on symbolic dimensions ([`dim`]);
-//! [`pass`] and [`rewrite`] change it; [`placement`] chooses a device of [`ep`] for each node; [`plan`]
-//! places every byte; [`session`] runs.
+//! The way through, in folder order: [`onnx`] loads a model into the canonical graph of [`ir`],
+//! whose operators are the records of [`spec`] (written in [`mod@ops`]); shapes are inferred on
+//! symbolic dimensions ([`dim`]); [`pass`] and [`rewrite`] change it; [`placement`] chooses a
+//! device of [`ep`] for each node; [`plan`] places every byte; [`session`] runs.
 
 // In tests such a panic is a failure like any other; here it would be a defect.
 #![warn(

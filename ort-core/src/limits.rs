@@ -1,7 +1,8 @@
 //! Bounds on what a model may cost before it has proved to be worth it.
 //!
-//! A file of a few bytes can name any number of nodes, any depth and any size. These bounds refuse what no sensible
-//! model needs; each error says which bound it was, and a caller who trusts the model raises that one.
+//! A file of a few bytes can name any number of nodes, any depth and any size. These bounds refuse
+//! what no sensible model needs; each error says which bound it was, and a caller who trusts the
+//! model raises that one.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +11,21 @@ use crate::{Error, Result, error};
 /// Bounds for loading a model and for running sessions on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes that the messages of a model may take in memory once they are decoded, where that is more than 64 times
-    /// the file. Weights inside the file are not counted: they stay where they are.
+    /// Bytes that the messages of a model may take in memory once they are decoded, where that is
+    /// more than 64 times the file. Weights inside the file are not counted: they stay where
+    /// they are.
     pub bytes: u64,
     /// Nodes in all, those of subgraphs and of inlined functions included.
     pub nodes: usize,
-    /// Subgraphs and function calls inside one another. Of subgraphs alone a file can hold about 30, however much is
-    /// allowed: the decoder goes no deeper.
+    /// Subgraphs and function calls inside one another. Of subgraphs alone a file can hold about
+    /// 30, however much is allowed: the decoder goes no deeper.
     pub nesting: usize,
     /// Nodes that inlined functions may add.
     pub function_nodes: usize,
     /// Bytes of constants that are written out while loading: the zeros of sparse initializers.
     pub folded_bytes: usize,
-    /// How long loading, building a session and each run may take, each by itself; for ever where it is none.
+    /// How long loading, building a session and each run may take, each by itself; for ever where
+    /// it is none.
     pub deadline: Option<Duration>,
 }
 

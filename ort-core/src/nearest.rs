@@ -9,8 +9,9 @@ const MOST: usize = 20_000;
 /// So many names are listed at most.
 const FEW: usize = 24;
 
-/// The one of `known` that `name` is a slip of: a third of its characters differ at most, or only the
-/// case. What two names share at their ends is no evidence: `p1.weight` is no slip of `dw.weight`.
+/// The one of `known` that `name` is a slip of: a third of its characters differ at most, or only
+/// the case. What two names share at their ends is no evidence: `p1.weight` is no slip of
+/// `dw.weight`.
 ///
 /// ```
 /// use ort_core::nearest;
@@ -54,8 +55,8 @@ fn differing(a: &str, b: &str) -> usize {
     long.chars().count() - begin - end
 }
 
-/// What to tell someone who asked for `name`: the nearest of `known`, and all of them where they are few. `what` is
-/// what they are, in the plural.
+/// What to tell someone who asked for `name`: the nearest of `known`, and all of them where they
+/// are few. `what` is what they are, in the plural.
 pub fn advise<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     let near = nearest(name, known.clone()).map(|near| format!("did you mean '{near}'?"));
     // Names that are listed come from files as well: a list of long ones would be megabytes.

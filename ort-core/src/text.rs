@@ -1,7 +1,9 @@
-//! Text from outside, made fit for messages, logs and tables: nothing in it steers a terminal, and its length is bounded.
+//! Text from outside, made fit for messages, logs and tables: nothing in it steers a terminal, and
+//! its length is bounded.
 //!
-//! Names come from model files, and a model may come from anyone. Escape sequences change colours and titles, clear the
-//! screen or move the cursor; bidirectional marks show a line in another order than it is in. [`shown`] spells them out.
+//! Names come from model files, and a model may come from anyone. Escape sequences change colours
+//! and titles, clear the screen or move the cursor; bidirectional marks show a line in another
+//! order than it is in. [`shown`] spells them out.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -9,7 +11,8 @@ use std::fmt::Write;
 /// The most bytes of a name in a table or a list.
 pub const NAME_BYTES: usize = 256;
 
-/// `text` with control characters, bidirectional marks and other invisible characters as escapes, and cut in the middle if it has more than `most` bytes.
+/// `text` with control characters, bidirectional marks and other invisible characters as escapes,
+/// and cut in the middle if it has more than `most` bytes.
 ///
 /// ```
 /// use ort_core::shown;
@@ -70,7 +73,8 @@ fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a character does something to a terminal, or to the order in which a line is shown, instead of being shown itself.
+/// Whether a character does something to a terminal, or to the order in which a line is shown,
+/// instead of being shown itself.
 ///
 /// ```
 /// use ort_core::steers;

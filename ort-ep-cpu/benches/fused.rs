@@ -1,4 +1,5 @@
-//! Fused operators beside the separate ones, in turn in one process: the least times of both and their ratio.
+//! Fused operators beside the separate ones, in turn in one process: the least times of both and
+//! their ratio.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 

@@ -1,5 +1,5 @@
-//! Matrix products of transformer sizes: GFLOP/s by instruction set and threads, beside the peak that
-//! a loop of multiply-adds in registers reaches in the same run.
+//! Matrix products of transformer sizes: GFLOP/s by instruction set and threads, beside the peak
+//! that a loop of multiply-adds in registers reaches in the same run.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 

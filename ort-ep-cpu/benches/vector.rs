@@ -1,4 +1,5 @@
-//! Speed of the vector functions on one thread, the best of several runs: `cargo bench --bench vector [-- filter]`.
+//! Speed of the vector functions on one thread, the best of several runs: `cargo bench --bench
+//! vector [-- filter]`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -204,8 +205,8 @@ fn pools(filter: &str, isa: Isa) {
     }
 }
 
-/// Steps on tensors that the second cache holds and on such that no cache does, in elements; a step of Adam reads four of
-/// them and writes three.
+/// Steps on tensors that the second cache holds and on such that no cache does, in elements; a step
+/// of Adam reads four of them and writes three.
 fn training(filter: &str, isa: Isa) {
     let adam_step = Adam {
         scale: 0.5,

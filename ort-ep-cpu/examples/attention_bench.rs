@@ -1,4 +1,5 @@
-//! Attention and decoding: GFLOP/s of fused attention, and GB/s of a step of decoding, over the shapes of models.
+//! Attention and decoding: GFLOP/s of fused attention, and GB/s of a step of decoding, over the
+//! shapes of models.
 //!
 //! `cargo run --release -p ort-ep-cpu --example attention_bench [THREADS]`
 
@@ -90,7 +91,8 @@ fn attend(
     time(|| attention.run(cpu, &mut to, [0, size, heads * size], &mut scratch).unwrap())
 }
 
-/// The layers of a decode step of GPT-2: rows on the left, columns, length of the sums. Weights are fresh for each call.
+/// The layers of a decode step of GPT-2: rows on the left, columns, length of the sums. Weights are
+/// fresh for each call.
 const LAYERS: [(&str, [usize; 3]); 8] = [
     ("gpt2 qkv", [1, 2304, 768]),
     ("gpt2 attention out", [1, 768, 768]),
@@ -175,7 +177,8 @@ fn main() {
             Hides::Causal => queries * (queries + 1) / 2,
             _ => queries * keys,
         };
-        // Caches are narrow where one query reads them; products are of bfloat16 where many share them.
+        // Caches are narrow where one query reads them; products are of bfloat16 where many share
+        // them.
         let few = queries == 1;
         let ways = [
             ("", false, Precision::Fp32, true),

@@ -1,4 +1,5 @@
-//! Environment variables of the provider. A value that is none of a variable's own is an error when the provider is opened, never ignored.
+//! Environment variables of the provider. A value that is none of a variable's own is an error when
+//! the provider is opened, never ignored.
 
 use ort_core::{Result, error};
 

@@ -1,11 +1,12 @@
-//! Cooperative interruption, as `pool.rs` and the kernels see it; the models of `ort-loom` have the same names.
+//! Cooperative interruption, as `pool.rs` and the kernels see it; the models of `ort-loom` have the
+//! same names.
 
 pub(crate) use ort_core::ep::interrupt::{
     Interrupted, Pace, TASK_UNITS, UNITS_OF_A_TEXT, Watch, copy, current, fill, follow, spend, spending,
 };
 
-/// How much of a long slice is done between two counts of work. A shorter one costs nothing, and blocks of a power of two stay
-/// whole.
+/// How much of a long slice is done between two counts of work. A shorter one costs nothing, and
+/// blocks of a power of two stay whole.
 pub(crate) const PIECE: usize = 1 << 14;
 
 /// The pieces of a long slice, counted as work.
@@ -36,8 +37,8 @@ pub(crate) fn spend_text(text: &str) {
 /// Work between two counts of a loop whose steps are too short to be counted each.
 const BLOCK: usize = 1 << 12;
 
-/// Calls `step` this many times, some nanoseconds each, and counts whole blocks of them as work. The
-/// caller counts what is less than a block.
+/// Calls `step` this many times, some nanoseconds each, and counts whole blocks of them as work.
+/// The caller counts what is less than a block.
 #[inline(always)]
 pub(crate) fn in_blocks(steps: usize, mut step: impl FnMut()) {
     let mut left = steps;

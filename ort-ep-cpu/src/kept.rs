@@ -1,5 +1,5 @@
-//! Small scratch memory that each thread keeps from call to call: what kernels need besides the planned workspace, so that
-//! a run like the one before it takes nothing from the heap.
+//! Small scratch memory that each thread keeps from call to call: what kernels need besides the
+//! planned workspace, so that a run like the one before it takes nothing from the heap.
 
 use std::any::Any;
 use std::cell::RefCell;

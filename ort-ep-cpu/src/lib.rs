@@ -1,7 +1,7 @@
 //! The CPU execution provider of ort-runtime.
 //!
-//! `simd`, `vector`, `gemm`, `conv` and `attention` are plain functions over slices; `kernels` wraps them as
-//! kernels of the graph's operators, each registered next to its code.
+//! `simd`, `vector`, `gemm`, `conv` and `attention` are plain functions over slices; `kernels`
+//! wraps them as kernels of the graph's operators, each registered next to its code.
 
 // In tests such a panic is a failure like any other; here it would be a defect.
 #![warn(

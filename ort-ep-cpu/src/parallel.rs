@@ -110,7 +110,8 @@ fn chunking(threads: usize, len: usize, min_chunk: usize) -> (usize, usize) {
     (chunk, len.div_ceil(chunk))
 }
 
-/// Runs of `len` elements along three axes, at equal distances along each: the rows of the heads of a batch, say.
+/// Runs of `len` elements along three axes, at equal distances along each: the rows of the heads of
+/// a batch, say.
 #[derive(Debug)]
 pub struct Lines<'a, T> {
     values: &'a mut [T],
@@ -121,8 +122,8 @@ pub struct Lines<'a, T> {
 
 #[allow(clippy::indexing_slicing, reason = "axes are counted, and scratch is cut to its own length")]
 impl<'a, T: Send> Lines<'a, T> {
-    /// Lines that begin at `i * strides[0] + j * strides[1] + k * strides[2]`, for `i`, `j` and `k` below the extents;
-    /// `None` where lines overlap or one reaches beyond `values`.
+    /// Lines that begin at `i * strides[0] + j * strides[1] + k * strides[2]`, for `i`, `j` and `k`
+    /// below the extents; `None` where lines overlap or one reaches beyond `values`.
     pub fn new(values: &'a mut [T], extents: [usize; 3], strides: [usize; 3], len: usize) -> Option<Self> {
         let mut axes = [0, 1, 2].map(|axis| (strides[axis], extents[axis]));
         axes.sort_unstable();
@@ -146,8 +147,9 @@ impl<'a, T: Send> Lines<'a, T> {
         extents[0] * extents[1].div_ceil(block[0].max(1)) * extents[2].div_ceil(block[1].max(1))
     }
 
-    /// Cuts the lines into blocks of one place along the first axis and at most `block` places along the other two, and
-    /// calls `task` with each block and with scratch of `scratch_len` values, of which there is some for each thread.
+    /// Cuts the lines into blocks of one place along the first axis and at most `block` places
+    /// along the other two, and calls `task` with each block and with scratch of `scratch_len`
+    /// values, of which there is some for each thread.
     pub fn for_each_block<S: Send>(
         self,
         threads: usize,
@@ -191,12 +193,13 @@ impl<T> LineBlock<'_, T> {
         let is_inside = self.ranges.iter().zip(places).all(|(range, place)| range.contains(&place));
         let [first, second, third] = self.strides;
         let start = self.outer * first + places[0] * second + places[1] * third;
-        // SAFETY: lines do not overlap, as `Lines::new` found, no two blocks share one, and this borrows the block.
+        // SAFETY: lines do not overlap, as `Lines::new` found, no two blocks share one, and this
+        // borrows the block.
         unsafe { self.pieces.range(start, if is_inside { self.len } else { 0 }) }
     }
 
-    /// All lines of the block at one place along the last axis; nothing where they do not lie one behind the other, or the place is not in the
-    /// block.
+    /// All lines of the block at one place along the last axis; nothing where they do not lie one
+    /// behind the other, or the place is not in the block.
     pub fn adjacent_lines(&mut self, place: usize) -> &mut [T] {
         let [first, second, third] = self.strides;
         let lines = self.ranges[0].clone();

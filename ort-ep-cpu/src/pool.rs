@@ -5,9 +5,9 @@
 //! its region alone, so no combination of callers can wait on each other for ever. A region opened
 //! inside a region runs inline on the thread that opens it.
 //!
-//! Every thread begins with its own share of the tasks, the same one each time: what an operator left in the
-//! cache of a core is then found there by the next, which cuts the same channels the same way. Who has
-//! finished takes tasks from the others.
+//! Every thread begins with its own share of the tasks, the same one each time: what an operator
+//! left in the cache of a core is then found there by the next, which cuts the same channels the
+//! same way. Who has finished takes tasks from the others.
 //!
 //! Idle workers spin for some tens of microseconds, which covers the gap between two kernels of a
 //! model, and then park in the operating system.
@@ -37,8 +37,8 @@ pub struct Shares {
 /// The most shares that tasks are cut into; more takers than that begin with the same ones.
 const MOST_SHARES: usize = 16;
 
-/// How many tasks of a share are taken. On a cache line of its own: takers of different shares do not wait for
-/// each other.
+/// How many tasks of a share are taken. On a cache line of its own: takers of different shares do
+/// not wait for each other.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Next(AtomicUsize);
@@ -75,7 +75,8 @@ pub struct Pool {
 /// The pool of this process, once somebody has wanted it.
 static GLOBAL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
 
-/// In the child of a `fork`: the pool is the parent's, whose threads are not here. It is left as it is.
+/// In the child of a `fork`: the pool is the parent's, whose threads are not here. It is left as it
+/// is.
 #[cfg(unix)]
 extern "C" fn forget_pool() {
     GLOBAL.store(std::ptr::null_mut(), std::sync::atomic::Ordering::Release);
@@ -109,13 +110,15 @@ unsafe impl Send for RegionPointer {}
 struct Region {
     task: *const (dyn Fn(usize) + Sync),
     shares: Shares,
-    /// Workers inside this region, the caller not counted. It only grows under the lock of the queue.
+    /// Workers inside this region, the caller not counted. It only grows under the lock of the
+    /// queue.
     active: AtomicUsize,
     caller: thread::Thread,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// The run that the region is of.
     watch: Option<interrupt::Watch>,
-    /// The run is over, and what is left of its tasks is not begun. An advice that orders nothing, so loom need not know it.
+    /// The run is over, and what is left of its tasks is not begun. An advice that orders nothing,
+    /// so loom need not know it.
     is_over: AtomicBool,
 }
 
@@ -152,22 +155,23 @@ impl Pool {
         unsafe { pool.as_ref() }.unwrap_or_else(Pool::make_global)
     }
 
-    /// Makes the pool of this process: of a child of `fork` as well, which has none of the parent's threads, and may
-    /// find its pool's locks held by them.
+    /// Makes the pool of this process: of a child of `fork` as well, which has none of the parent's
+    /// threads, and may find its pool's locks held by them.
     #[cold]
     fn make_global() -> &'static Pool {
         use std::sync::atomic::Ordering::{AcqRel, Acquire};
         static WATCHES_FORKS: AtomicBool = AtomicBool::new(false);
         #[cfg(unix)]
         if !WATCHES_FORKS.load(Acquire) {
-            // Before anybody can fork with a pool. Twice does no harm.
-            // SAFETY: the handler stores a null pointer, which is all right between `fork` and `exec`.
+            // Before anybody can fork with a pool. Twice does no harm. SAFETY: the handler stores a
+            // null pointer, which is all right between `fork` and `exec`.
             unsafe { libc::pthread_atfork(None, None, Some(forget_pool)) };
             WATCHES_FORKS.store(true, std::sync::atomic::Ordering::Release);
         }
         let made: &'static Pool =
             Box::leak(Box::new(Pool::new(std::thread::available_parallelism().map_or(1, usize::from))));
-        // Two threads may both make one; threads start when they are wanted, so that the other is only some bytes.
+        // Two threads may both make one; threads start when they are wanted, so that the other is
+        // only some bytes.
         let pool = std::ptr::from_ref(made).cast_mut();
         match GLOBAL.compare_exchange(std::ptr::null_mut(), pool, AcqRel, Acquire) {
             Ok(_) => made,
@@ -199,8 +203,9 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// When a task panics, the first panic goes on in the caller after all tasks have ended. When the run is over, the
-    /// caller unwinds with [`interrupt::Interrupted`] once the tasks that have begun have seen it; the others never begin.
+    /// When a task panics, the first panic goes on in the caller after all tasks have ended. When
+    /// the run is over, the caller unwinds with [`interrupt::Interrupted`] once the tasks that
+    /// have begun have seen it; the others never begin.
     pub fn run(&self, threads: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let helpers = threads.min(self.capacity).min(tasks).saturating_sub(1);
         if helpers == 0 || INSIDE_REGION.with(Cell::get) {
@@ -303,8 +308,8 @@ impl Shared {
         }
     }
 
-    /// Works in a region, or waits for one. The caller of a region has the first share, so the `number`-th worker has the
-    /// next but `number`.
+    /// Works in a region, or waits for one. The caller of a region has the first share, so the
+    /// `number`-th worker has the next but `number`.
     fn turn(&self, number: usize) {
         sync::spin_until(|| self.open.load(Ordering::Acquire) != 0);
         let region = {
@@ -313,7 +318,8 @@ impl Shared {
                 self.parked.fetch_add(1, Ordering::Relaxed);
                 self.wake.wait(&mut queue);
                 self.parked.fetch_sub(1, Ordering::Relaxed);
-                // A short region may be over before this thread is awake, but where there was one the next is near.
+                // A short region may be over before this thread is awake, but where there was one
+                // the next is near.
                 return;
             };
             region

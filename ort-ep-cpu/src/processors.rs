@@ -1,10 +1,12 @@
 //! Keeps the pool's workers off the processor of the caller that wakes them, in virtual machines.
 //!
-//! There Linux may put a woken thread beside the one that woke it although another processor is idle: a processor that halts counts as one that
-//! the host has taken away (`vcpu_is_preempted` in the kernel's `available_idle_cpu`). The two then take turns for milliseconds. So before workers are
-//! woken their affinity becomes the caller's own without the processor that it is on. That is done where the processor says that there is
-//! a hypervisor, and where workers are few: of many the one beside the caller hardly counts, the others take its tasks.
-//! `ORT_CPU_AFFINITY=off` in the environment leaves affinities alone; `on` is the default.
+//! There Linux may put a woken thread beside the one that woke it although another processor is
+//! idle: a processor that halts counts as one that the host has taken away (`vcpu_is_preempted` in
+//! the kernel's `available_idle_cpu`). The two then take turns for milliseconds. So before workers
+//! are woken their affinity becomes the caller's own without the processor that it is on. That is
+//! done where the processor says that there is a hypervisor, and where workers are few: of many the
+//! one beside the caller hardly counts, the others take its tasks. `ORT_CPU_AFFINITY=off` in the
+//! environment leaves affinities alone; `on` is the default.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -54,7 +56,8 @@ mod linux {
             self.avoided.store(NONE, Ordering::Relaxed);
         }
 
-        /// Keeps the workers off the processor that the calling thread is on. Costs a few nanoseconds as long as that is the same one.
+        /// Keeps the workers off the processor that the calling thread is on. Costs a few
+        /// nanoseconds as long as that is the same one.
         pub(crate) fn leave_this_one_to_the_caller(&self) {
             if is_wanted() {
                 self.keep_off(sched_getcpu());

@@ -1,5 +1,5 @@
-//! What the pool's threads share and how they wait, in one place: the models in `ort-loom` have the same names and try
-//! all orders.
+//! What the pool's threads share and how they wait, in one place: the models in `ort-loom` have the
+//! same names and try all orders.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use std::{thread, thread_local};
 
-/// The standard library's, with the signatures of `parking_lot`. That one queues all waiting threads of the process in
-/// one table, whose locks a `fork` may find held by threads that the child lacks; here all is in the pool's own words,
-/// and a child has a pool of its own.
+/// The standard library's, with the signatures of `parking_lot`. That one queues all waiting
+/// threads of the process in one table, whose locks a `fork` may find held by threads that the
+/// child lacks; here all is in the pool's own words, and a child has a pool of its own.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
 
@@ -67,7 +67,8 @@ impl Condvar {
     }
 }
 
-/// How long an idle worker looks for new work before it parks, and a caller for the end of its region.
+/// How long an idle worker looks for new work before it parks, and a caller for the end of its
+/// region.
 const SPIN: Duration = Duration::from_micros(40);
 
 /// Looks between two looks at the clock.

@@ -1,4 +1,5 @@
-//! Children of `fork` have a thread pool of their own, whatever the parent's threads did at that moment.
+//! Children of `fork` have a thread pool of their own, whatever the parent's threads did at that
+//! moment.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, reason = "forking is unsafe")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -55,7 +56,8 @@ fn child(session: &Session, expected: &[f32]) -> i32 {
 
 /// Forks once; how the child ended, or nothing if it did not.
 fn fork_once(session: &Session, expected: &[f32]) -> Option<i32> {
-    // SAFETY: the child uses what survives a fork: the session, which no other thread uses, and memory of the C library.
+    // SAFETY: the child uses what survives a fork: the session, which no other thread uses, and
+    // memory of the C library.
     let id = unsafe { libc::fork() };
     assert!(id >= 0, "{}", std::io::Error::last_os_error());
     if id == 0 {

@@ -1,5 +1,6 @@
-//! No element of a vector function depends on its neighbours: on how many there are, on which side of the last whole
-//! vector it is, nor on their values. Threads cut tensors anywhere, so that all else would give bits that depend on their number.
+//! No element of a vector function depends on its neighbours: on how many there are, on which side
+//! of the last whole vector it is, nor on their values. Threads cut tensors anywhere, so that all
+//! else would give bits that depend on their number.
 
 use ort_ep_cpu::simd::Isa;
 use ort_ep_cpu::vector::elementwise::{
@@ -64,8 +65,8 @@ const BINARY: [Binary; 8] = [
 /// Lengths around one, two and four of the widest vectors.
 const LONGEST: usize = 67;
 
-/// Numbers of all sizes, with special ones strewn in: zeros, infinities, NaN, denormals, the largest, whole ones, and arguments
-/// that trigonometric functions reduce another way.
+/// Numbers of all sizes, with special ones strewn in: zeros, infinities, NaN, denormals, the
+/// largest, whole ones, and arguments that trigonometric functions reduce another way.
 fn numbers(seed: u64) -> Vec<f32> {
     let special = [
         0.0,

@@ -1,9 +1,12 @@
-//! Runs cases in ONNX's layout on a CUDA device, with the CPU for what it does not claim, and says how many ran on the device alone.
-//! Products of float32 are of float32, as the expected outputs are.
+//! Runs cases in ONNX's layout on a CUDA device, with the CPU for what it does not claim, and says
+//! how many ran on the device alone. Products of float32 are of float32, as the expected outputs
+//! are.
 //!
-//! The arguments are folders of cases; `--only TEXT` takes those whose names contain it, `--library` the provider in the library that cargo built beside
-//! this example. Kernels are the provider's own, whatever the machine has; `--libraries` takes NVIDIA's libraries where they are found,
-//! `--library-path FOLDER` those of a folder. A first line says which they are. The other lines are those of [`run_device_cases`].
+//! The arguments are folders of cases; `--only TEXT` takes those whose names contain it,
+//! `--library` the provider in the library that cargo built beside this example. Kernels are the
+//! provider's own, whatever the machine has; `--libraries` takes NVIDIA's libraries where they are
+//! found, `--library-path FOLDER` those of a folder. A first line says which they are. The other
+//! lines are those of [`run_device_cases`].
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Which of several ways to compute a node is the fastest, as it was found when its shapes were first met.
+//! Which of several ways to compute a node is the fastest, as it was found when its shapes were
+//! first met.
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -10,7 +11,8 @@ const MOST_KEPT: usize = 4096;
 /// The part of the time of the fastest way so far that a later one must stay below, as times vary.
 const CLEARLY: f32 = 0.97;
 
-/// What a device found. Nodes with the same ways take the same one, so that they have the same bits.
+/// What a device found. Nodes with the same ways take the same one, so that they have the same
+/// bits.
 #[derive(Default)]
 pub(crate) struct Choices {
     /// By the launches of all ways in words: the place of the way that is taken.

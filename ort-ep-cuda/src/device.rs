@@ -79,11 +79,13 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Opens the device at `index` of [`CudaProvider::devices`](crate::CudaProvider), or that of the option `device_id`.
+    /// Opens the device at `index` of [`CudaProvider::devices`](crate::CudaProvider), or that of
+    /// the option `device_id`.
     ///
     /// # Errors
     ///
-    /// There is no driver, one that is too old, no such device, or an option is unknown or its value not one.
+    /// There is no driver, one that is too old, no such device, or an option is unknown or its
+    /// value not one.
     pub fn open(index: usize, options: &ProviderOptions) -> Result<Arc<CudaDevice>> {
         let options = Options::parse(index, options)?;
         let driver = Driver::get()?;

@@ -1,8 +1,10 @@
-//! The driver's library, as far as the provider calls it: safe functions whose errors say what was asked and what the driver answered.
+//! The driver's library, as far as the provider calls it: safe functions whose errors say what was
+//! asked and what the driver answered.
 //!
-//! The library is found when it is first asked for, so that a build needs nothing of CUDA and a machine without a GPU gets an error
-//! instead of a process that does not start. `cudarc` has the declarations; it panics where it does not find the library or a function of
-//! it, so both are looked for here before.
+//! The library is found when it is first asked for, so that a build needs nothing of CUDA and a
+//! machine without a GPU gets an error instead of a process that does not start. `cudarc` has the
+//! declarations; it panics where it does not find the library or a function of it, so both are
+//! looked for here before.
 
 mod context;
 mod graph;
@@ -89,7 +91,8 @@ const FUNCTIONS: [&str; 49] = [
     "cuGetErrorName",
     "cuGetErrorString",
 ];
-/// The oldest driver that takes the kernels, as `cuDriverGetVersion` tells it: PTX 8.1 came with CUDA 12.1.
+/// The oldest driver that takes the kernels, as `cuDriverGetVersion` tells it: PTX 8.1 came with
+/// CUDA 12.1.
 const OLDEST: i32 = 12010;
 
 /// What bounds a device.
@@ -117,7 +120,8 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// The driver of this process, loaded at the first call; the error says what was looked for and found.
+    /// The driver of this process, loaded at the first call; the error says what was looked for and
+    /// found.
     pub(crate) fn get() -> Result<&'static Driver> {
         static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
         DRIVER.get_or_init(Driver::load).as_ref().map_err(Error::clone)
@@ -209,7 +213,8 @@ fn find() -> Result<(String, Library)> {
     )))
 }
 
-/// Whether the variable leaves the driver to be that of the system, or names it: NVIDIA's other libraries work with no other one.
+/// Whether the variable leaves the driver to be that of the system, or names it: NVIDIA's other
+/// libraries work with no other one.
 pub(crate) fn takes_the_systems_driver() -> bool {
     let own = std::env::var(DRIVER_VARIABLE).unwrap_or_default();
     let file = Path::new(&own).file_name().unwrap_or_default().to_string_lossy();
@@ -253,7 +258,8 @@ impl PhysicalDevice {
     /// Its own name.
     pub(crate) fn name(self) -> Result<String> {
         let mut name = [0 as c_char; 256];
-        // SAFETY: the driver writes at most so many characters; the last one of the buffer stays zero.
+        // SAFETY: the driver writes at most so many characters; the last one of the buffer stays
+        // zero.
         let code = unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, self.0) };
         check(code, "cuDeviceGetName")?;
         // SAFETY: the buffer ends with a zero at the latest.

@@ -1,7 +1,8 @@
-//! Scalar formulas as PTX: a whole module with one entry, so that the driver compiles it without any compiler of CUDA.
+//! Scalar formulas as PTX: a whole module with one entry, so that the driver compiles it without
+//! any compiler of CUDA.
 //!
-//! A thread computes one element of the result, or four side by side. Simple functions are instructions; the others are calls of what
-//! `cu/math.cu` was compiled to.
+//! A thread computes one element of the result, or four side by side. Simple functions are
+//! instructions; the others are calls of what `cu/math.cu` was compiled to.
 
 mod functions;
 mod math;
@@ -88,7 +89,8 @@ pub(crate) enum Place {
     Same,
     /// It is one for all.
     One,
-    /// By steps along the axes of the walk, which are parameters; along the last one by one place, or by none.
+    /// By steps along the axes of the walk, which are parameters; along the last one by one place,
+    /// or by none.
     Steps { last: bool },
 }
 
@@ -101,8 +103,9 @@ pub(crate) struct Source {
     pub(crate) start: usize,
 }
 
-/// An entry `elementwise`: its parameters are the tensors of the inputs, that of the result, the count of its elements, and where an
-/// input has steps the sizes of the axes and those steps, in structures of eight numbers.
+/// An entry `elementwise`: its parameters are the tensors of the inputs, that of the result, the
+/// count of its elements, and where an input has steps the sizes of the axes and those steps, in
+/// structures of eight numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry<'a> {
     pub(crate) formula: &'a ScalarExpr,
@@ -223,7 +226,8 @@ fn stepped(
     place
 }
 
-/// Instructions and their registers. What was computed once is known: equal parts of a formula are computed once.
+/// Instructions and their registers. What was computed once is known: equal parts of a formula are
+/// computed once.
 #[derive(Debug, Default)]
 struct Writer {
     text: String,

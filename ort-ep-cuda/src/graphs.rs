@@ -1,7 +1,8 @@
 //! Sequences of calls that come again, as CUDA graphs.
 //!
-//! Between two points at which the host waits or writes, a run asks for the same calls on the same memory whenever its inputs have the shapes
-//! of an earlier run: then they are one graph. A sequence is compared with all its parameters and addresses, so that nothing but what was
+//! Between two points at which the host waits or writes, a run asks for the same calls on the same
+//! memory whenever its inputs have the shapes of an earlier run: then they are one graph. A
+//! sequence is compared with all its parameters and addresses, so that nothing but what was
 //! captured is ever replayed.
 
 use std::collections::VecDeque;
@@ -44,7 +45,8 @@ impl Graphs {
         Ok(Graphs { stream: Stream::new(context)?, kept: VecDeque::new(), seen: VecDeque::new() })
     }
 
-    /// The graph of these calls, captured where they come for the second time; none where they are to be asked for one by one.
+    /// The graph of these calls, captured where they come for the second time; none where they are
+    /// to be asked for one by one.
     pub(crate) fn find(&mut self, calls: &[Call]) -> Option<&Graph> {
         if calls.len() < SHORTEST {
             return None;

@@ -13,7 +13,8 @@ use crate::driver::{Boxes, Limits, Routine};
 use crate::libraries::Libraries;
 use crate::modules;
 
-/// A node with the shapes of a run. Kernels answer with launches, which are kept for runs of the same shapes.
+/// A node with the shapes of a run. Kernels answer with launches, which are kept for runs of the
+/// same shapes.
 pub(crate) type OpCx<'a> = operand::OpCx<'a, Bounds<'a>>;
 
 /// What bounds a kernel's answers: the device's limits, and the libraries that it may take.
@@ -24,7 +25,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) libraries: Option<&'a Libraries>,
     /// The bytes of workspace that a library may have, from the first on.
     pub(crate) room: usize,
-    /// Whether kernels may read tensors by maps: the device has them, and all tensors begin at multiples of 16 bytes.
+    /// Whether kernels may read tensors by maps: the device has them, and all tensors begin at
+    /// multiples of 16 bytes.
     pub(crate) has_maps: bool,
     /// Which of the algorithms that a library has is asked for, where they are tried.
     pub(crate) turn: usize,
@@ -60,8 +62,8 @@ pub(crate) enum Param {
     Bytes(SmallVec<[u8; 8]>),
 }
 
-/// One launch of an entry: its code, blocks, threads of a block, bytes of a block's memory beside those that the entry declares, and
-/// parameters.
+/// One launch of an entry: its code, blocks, threads of a block, bytes of a block's memory beside
+/// those that the entry declares, and parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) code: Code,
@@ -72,8 +74,8 @@ pub(crate) struct Launch {
     pub(crate) params: Vec<Param>,
 }
 
-/// The bytes of workspace that a kernel's launches take: a library's, or those of kernels of our own, whichever is more, as only a run tells
-/// whether its tensors lie as libraries want them.
+/// The bytes of workspace that a kernel's launches take: a library's, or those of kernels of our
+/// own, whichever is more, as only a run tells whether its tensors lie as libraries want them.
 pub(crate) fn scratch(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> Result<usize> {
     let has_library = cx.limits.libraries.is_some_and(Libraries::any);
     if !has_library && !cx.limits.has_warpgroups() {
@@ -86,8 +88,9 @@ pub(crate) fn scratch(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launc
     Ok(ways.iter().map(|launches| workspace_of(launches)).max().unwrap_or(0))
 }
 
-/// The launches of each way to compute a node: one, unless a library's call has rivals. These are its other algorithms, what other libraries
-/// have, and at last kernels of our own, so that with libraries no node is slower than without.
+/// The launches of each way to compute a node: one, unless a library's call has rivals. These are
+/// its other algorithms, what other libraries have, and at last kernels of our own, so that with
+/// libraries no node is slower than without.
 pub(crate) fn ways(
     cx: &OpCx<'_>,
     launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
@@ -164,7 +167,8 @@ impl Launch {
 
     /// With these numbers of blocks.
     pub(crate) fn grid(self, blocks: [usize; 3]) -> Result<Launch> {
-        // CUDA C++ Programming Guide, "Compute Capabilities": 2^31 - 1 blocks along x, 65535 along y and z.
+        // CUDA C++ Programming Guide, "Compute Capabilities": 2^31 - 1 blocks along x, 65535 along
+        // y and z.
         const MOST: [usize; 3] = [i32::MAX as usize, 65535, 65535];
         let mut grid = [1; 3];
         for ((to, blocks), most) in grid.iter_mut().zip(blocks).zip(MOST) {
@@ -240,7 +244,8 @@ impl Launch {
         self
     }
 
-    /// With an array of numbers of 32 bits, `LEN` of them, as the next parameter: a structure with one array. What is missing is zero.
+    /// With an array of numbers of 32 bits, `LEN` of them, as the next parameter: a structure with
+    /// one array. What is missing is zero.
     pub(crate) fn uints<const LEN: usize>(self, numbers: &[usize]) -> Result<Launch> {
         let mut words = [0i32; LEN];
         if numbers.len() > LEN {

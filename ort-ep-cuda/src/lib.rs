@@ -1,10 +1,15 @@
 //! The CUDA provider of ort-runtime: NVIDIA's GPUs, with nothing on the machine but their driver.
 //!
-//! - `driver` has the calls of the driver's library, which is looked for when it is first asked for.
-//! - `libraries` has NVIDIA's libraries over the driver, where they are found; with `driver` it is what has unsafe code.
-//! - `queue` has the order of what a device is asked for: its streams, `staging` between host and device, and `graphs` of what comes again.
-//! - `memory` is the device's memory, `modules` its code: PTX of the families in `cu/`, and what `formula` renders of scalar formulas.
-//! - `launch` is what a kernel sees of its node and answers with, `node` runs it; `kernels` has the operators by family.
+//! - `driver` has the calls of the driver's library, which is looked for when it is first asked
+//!   for.
+//! - `libraries` has NVIDIA's libraries over the driver, where they are found; with `driver` it is
+//!   what has unsafe code.
+//! - `queue` has the order of what a device is asked for: its streams, `staging` between host and
+//!   device, and `graphs` of what comes again.
+//! - `memory` is the device's memory, `modules` its code: PTX of the families in `cu/`, and what
+//!   `formula` renders of scalar formulas.
+//! - `launch` is what a kernel sees of its node and answers with, `node` runs it; `kernels` has the
+//!   operators by family.
 //!
 //! # Example
 //!

@@ -1,8 +1,11 @@
-//! NVIDIA's libraries over the driver, where they are found: cuBLASLt for products, cuDNN for convolutions. Nothing needs them, and a build needs nothing of them.
+//! NVIDIA's libraries over the driver, where they are found: cuBLASLt for products, cuDNN for
+//! convolutions. Nothing needs them, and a build needs nothing of them.
 //!
-//! They are looked for when a device is opened (`search`). What is found and cannot be used, because it is too old, broken or for another
-//! driver, is a warning with the reason, and the provider's own kernels serve. Their declarations are here and not those of `cudarc`, which
-//! panics where a library or a function is missing, and whose enumerations a later library may go beyond.
+//! They are looked for when a device is opened (`search`). What is found and cannot be used,
+//! because it is too old, broken or for another driver, is a warning with the reason, and the
+//! provider's own kernels serve. Their declarations are here and not those of `cudarc`, which
+//! panics where a library or a function is missing, and whose enumerations a later library may go
+//! beyond.
 
 mod dnn;
 mod load;
@@ -57,7 +60,8 @@ pub(crate) struct Libraries {
 }
 
 impl Libraries {
-    /// Those that options ask for and that work with the device of a context. A folder that was named and has one not is an error.
+    /// Those that options ask for and that work with the device of a context. A folder that was
+    /// named and has one not is an error.
     pub(crate) fn open(context: &Arc<Context>, options: &LibraryOptions) -> Result<Libraries> {
         let (lt, report) = open(&lt::KIND, options.cublas, options, &|loaded| Lt::open(loaded, context))?;
         // cuDNN needs cuBLASLt itself: one that is loaded before is the one that it takes.
@@ -148,7 +152,8 @@ fn workspace_of((address, bytes): (u64, u64)) -> (u64, usize) {
     (start, bytes.saturating_sub(start - address) as usize)
 }
 
-/// Whether products of float32 may be computed with shorter fractions on tensor cores, where the library knows how.
+/// Whether products of float32 may be computed with shorter fractions on tensor cores, where the
+/// library knows how.
 pub(crate) fn allows_tf32(limits: &Limits) -> bool {
     limits.tf32
 }

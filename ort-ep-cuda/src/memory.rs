@@ -1,4 +1,5 @@
-//! The device's memory: regions of the driver's, and where a tensor lies in them. The arena over it is that of `ort-alloc`.
+//! The device's memory: regions of the driver's, and where a tensor lies in them. The arena over it
+//! is that of `ort-alloc`.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use parking_lot::Mutex;
 
 use crate::queue::Queue;
 
-/// What the driver's memory begins at multiples of (CUDA C++ Programming Guide, "Device Memory Accesses": 256 bytes at least).
+/// What the driver's memory begins at multiples of (CUDA C++ Programming Guide, "Device Memory
+/// Accesses": 256 bytes at least).
 pub(crate) const ALIGNMENT: usize = 256;
 
 /// The memory of one device: an arena over regions of the driver's.

@@ -1,5 +1,5 @@
-//! Code on the device: the families of kernels, which are compiled by the driver when one of them is first launched, and what was rendered
-//! for a node, compiled once for each text.
+//! Code on the device: the families of kernels, which are compiled by the driver when one of them
+//! is first launched, and what was rendered for a node, compiled once for each text.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use rustc_hash::FxHashMap;
 use crate::driver::{Context, Function, Module};
 use crate::launch::{Code, Launch};
 
-/// The families: compressed PTX for compute capabilities 7.5, 8.0 and 9.0, each for its own and newer devices; of those that need tensor
-/// cores for floats, from 8.0 on; and of those that need warpgroups, for 9.0 alone.
+/// The families: compressed PTX for compute capabilities 7.5, 8.0 and 9.0, each for its own and
+/// newer devices; of those that need tensor cores for floats, from 8.0 on; and of those that need
+/// warpgroups, for 9.0 alone.
 macro_rules! families {
     (
         all: [$($all:literal),* $(,)?],
@@ -167,9 +168,11 @@ const FAMILIES: &[Family] = families![
 
 /// The oldest compute capability that kernels are compiled for.
 pub(crate) const OLDEST: u32 = 75;
-/// The compute capability from which on tensor cores take the types that kernels multiply with them.
+/// The compute capability from which on tensor cores take the types that kernels multiply with
+/// them.
 pub(crate) const TENSOR_CORES: u32 = 80;
-/// The one compute capability whose warps multiply in groups of four: PTX of `sm_90a` does not run on newer devices.
+/// The one compute capability whose warps multiply in groups of four: PTX of `sm_90a` does not run
+/// on newer devices.
 pub(crate) const WARPGROUPS: u32 = 90;
 
 /// The modules that are loaded on a device.
@@ -213,8 +216,8 @@ impl Modules {
         Ok(Some(Entry { function, _module: module }))
     }
 
-    /// Allows a function so much shared memory, which may be more than the 48 KiB that all may have, and never less than before: launches of all
-    /// sizes are kept.
+    /// Allows a function so much shared memory, which may be more than the 48 KiB that all may
+    /// have, and never less than before: launches of all sizes are kept.
     fn allow_shared(&self, module: &Module, function: Function, bytes: u32) -> Result<()> {
         let mut loaded = self.loaded.lock();
         let allowed = loaded.allowed.entry(function).or_default();
@@ -264,7 +267,8 @@ fn find(name: &str) -> Result<&'static Family> {
     found.ok_or_else(|| error!(Fail, "there is no family of kernels '{name}'"))
 }
 
-/// A family of one type of elements: what there is for all types is many families, so that only what is used is compiled.
+/// A family of one type of elements: what there is for all types is many families, so that only
+/// what is used is compiled.
 pub(crate) fn of_type(name: &str, suffix: &str) -> Result<&'static str> {
     Ok(find(&format!("{name}_{suffix}"))?.0)
 }

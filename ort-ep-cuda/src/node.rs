@@ -48,7 +48,8 @@ pub(crate) struct Met {
     phase: Phase,
 }
 
-/// Which launches: all that there are, or those before and behind the count where only the run tells the sizes of outputs.
+/// Which launches: all that there are, or those before and behind the count where only the run
+/// tells the sizes of outputs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     First,
@@ -107,8 +108,9 @@ impl Executable for Node {
 }
 
 impl Node {
-    /// The bytes of workspace that a library may have at most: what the plan leaves, and the device. What other nodes keep on a device that has no
-    /// limit, the plan does not hold against what is free: there it may have half of what is left without this one's tensors.
+    /// The bytes of workspace that a library may have at most: what the plan leaves, and the
+    /// device. What other nodes keep on a device that has no limit, the plan does not hold
+    /// against what is free: there it may have half of what is left without this one's tensors.
     fn room(&self, shapes: &IoShapes<'_>) -> usize {
         let Some(Left { bytes: left, is_of_limit }) = self.parts.left() else { return shapes.room };
         let all = self.input_types.iter().zip(shapes.inputs);
@@ -121,7 +123,8 @@ impl Node {
         shapes.room.min(if is_of_limit { left } else { left / 2 })
     }
 
-    /// The workspace that libraries may have in a run; none where they cannot read its tensors as they lie.
+    /// The workspace that libraries may have in a run; none where they cannot read its tensors as
+    /// they lie.
     fn room_of(&self, given: &Given<'_>) -> Result<Option<usize>> {
         if !self.parts.libraries.any() || self.kernel.workspace.is_none() {
             return Ok(None);
@@ -139,7 +142,8 @@ impl Node {
         Ok(true)
     }
 
-    /// Whether kernels of the node may read its tensors by maps, if these are aligned: halves, where warpgroups multiply them.
+    /// Whether kernels of the node may read its tensors by maps, if these are aligned: halves,
+    /// where warpgroups multiply them.
     fn has_maps(&self) -> bool {
         let mut types = self.output_types.iter().flatten();
         self.parts.limits.has_warpgroups() && types.any(|dtype| matches!(dtype, DType::F16 | DType::BF16))
@@ -167,7 +171,8 @@ impl Node {
         Ok(())
     }
 
-    /// What the launches have counted, once they are done. What was asked for up to here is a graph of its own.
+    /// What the launches have counted, once they are done. What was asked for up to here is a graph
+    /// of its own.
     fn read_count(&self, given: &Given<'_>) -> Result<usize> {
         let count = kernels::count(&self.op_cx(given, None), &mut 0);
         let (address, _) = self.place(count.arg, given)?;
@@ -224,8 +229,9 @@ impl Node {
         launches.into_iter().map(step).collect()
     }
 
-    /// The place of the fastest of several ways, by trying them on what is given. The first one where an input is in the place of an output and
-    /// there is no room for another one: it would be written over.
+    /// The place of the fastest of several ways, by trying them on what is given. The first one
+    /// where an input is in the place of an output and there is no room for another one: it
+    /// would be written over.
     fn find_fastest(&self, ways: &[Vec<Launch>], given: &Given<'_>, run: &RunCx<'_>) -> Result<usize> {
         let is_output = |input: &Operand| matches!(input.arg, Arg::Output(_));
         let times = if !given.inputs.iter().flatten().any(is_output) {

@@ -1,7 +1,8 @@
-//! The device's memory out of a pool of the driver's: it is allocated and freed in the order of the compute stream, and nobody waits.
+//! The device's memory out of a pool of the driver's: it is allocated and freed in the order of the
+//! compute stream, and nobody waits.
 //!
-//! It takes the place of the arena. What one run frees the next gets at once; what stays free goes back to the system by the rules of the pool's
-//! options, which are ONNX Runtime's.
+//! It takes the place of the arena. What one run frees the next gets at once; what stays free goes
+//! back to the system by the rules of the pool's options, which are ONNX Runtime's.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -77,7 +78,8 @@ impl Shared {
         stats.max_alloc_size = stats.max_alloc_size.max(bytes);
     }
 
-    /// Waits for what was freed, and gives back what is free beyond so many bytes; returns how many went.
+    /// Waits for what was freed, and gives back what is free beyond so many bytes; returns how many
+    /// went.
     fn trim_to(&self, bytes: usize) -> usize {
         let held = || self.pool.reserved().unwrap_or(0);
         let before = held();
@@ -90,8 +92,10 @@ impl Shared {
         gone
     }
 
-    /// Gives back what is free beyond the limit, as far as the pool can: it holds whole blocks of the driver's granularity (32 MiB), each of which
-    /// stays as long as any of it is in use. What a trim leaves is not trimmed again until the pool grows, as each one waits for the device.
+    /// Gives back what is free beyond the limit, as far as the pool can: it holds whole blocks of
+    /// the driver's granularity (32 MiB), each of which stays as long as any of it is in use.
+    /// What a trim leaves is not trimmed again until the pool grows, as each one waits for the
+    /// device.
     fn trim_to_limit(&self, limit: usize) {
         let Ok(held) = self.pool.reserved() else { return };
         if held > limit && held > self.held_beyond.load(Ordering::Relaxed) {

@@ -58,7 +58,8 @@ impl ExecutionProvider for CudaProvider {
     }
 
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
-        // Sessions share a device, so that they share its modules and the memory that waits to be used again.
+        // Sessions share a device, so that they share its modules and the memory that waits to be
+        // used again.
         static OPEN: Mutex<Vec<(Options, Weak<CudaDevice>)>> = Mutex::new(Vec::new());
         let parsed = Options::parse(index, options)?;
         let mut open = OPEN.lock();
@@ -154,7 +155,8 @@ impl Options {
                 .help(format!("leave this option of ONNX Runtime's out; there are {}", KNOWN.join(", "))));
         }
         check_options(NAME, options, KNOWN)?;
-        // What no request fits is given back before there is more: shapes that grow from run to run hold what the last one takes.
+        // What no request fits is given back before there is more: shapes that grow from run to run
+        // hold what the last one takes.
         let arena = ArenaConfig { replace_free_regions: true, ..ArenaConfig::default() };
         let mut parsed = Options {
             device_id: index,

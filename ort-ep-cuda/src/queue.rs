@@ -1,5 +1,6 @@
-//! What a device is asked for, in the order of the calls: launches and copies on the compute stream, copies between host and device on streams
-//! of their own where the options say so, and sequences that come again as CUDA graphs.
+//! What a device is asked for, in the order of the calls: launches and copies on the compute
+//! stream, copies between host and device on streams of their own where the options say so, and
+//! sequences that come again as CUDA graphs.
 
 use std::sync::Arc;
 
@@ -36,7 +37,8 @@ struct Copies {
 
 /// What is changed while the order of calls is decided.
 struct Order {
-    /// Where they are asked for: calls wait in `recorded` then, until somebody waits for them or the host writes to their memory.
+    /// Where they are asked for: calls wait in `recorded` then, until somebody waits for them or
+    /// the host writes to their memory.
     graphs: Option<Graphs>,
     recorded: Vec<Call>,
     /// What the compute stream does not wait for yet.
@@ -94,8 +96,8 @@ impl Queue {
         if order.recorded.len() >= MOST_RECORDED { self.flush(&mut order) } else { Ok(()) }
     }
 
-    /// Milliseconds of each of several sequences of calls that do the same, after all that was asked for before; none of one that the device
-    /// cannot do. They are done over and over.
+    /// Milliseconds of each of several sequences of calls that do the same, after all that was
+    /// asked for before; none of one that the device cannot do. They are done over and over.
     pub(crate) fn time(&self, ways: &[Vec<Call>]) -> Result<Vec<Option<f32>>> {
         let mut order = self.order.lock();
         self.flush(&mut order)?;
@@ -119,7 +121,8 @@ impl Queue {
         ways.iter().map(&mut time).collect()
     }
 
-    /// Copies bytes to the device after all that was asked for before. They may be changed when it returns.
+    /// Copies bytes to the device after all that was asked for before. They may be changed when it
+    /// returns.
     pub(crate) fn upload(&self, from: &[u8], to: u64) -> Result<()> {
         let stream = self.stream_for_upload(to, from.len())?;
         let sent = self.staging.upload(from, to, stream);
@@ -136,7 +139,8 @@ impl Queue {
 
     fn stream_for_upload(&self, to: u64, bytes: usize) -> Result<&Stream> {
         let mut order = self.order.lock();
-        // Before recorded calls that have nothing to do with the memory it is as good as after them, and they stay together.
+        // Before recorded calls that have nothing to do with the memory it is as good as after
+        // them, and they stay together.
         if order.recorded.iter().any(|call| call.touches(to, bytes as u64)) {
             self.flush(&mut order)?;
         }
@@ -180,7 +184,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Sees to it that all that was asked for gets to the device. The next call tells what went wrong.
+    /// Sees to it that all that was asked for gets to the device. The next call tells what went
+    /// wrong.
     pub(crate) fn end_of_run(&self) {
         let mut order = self.order.lock();
         if let Err(problem) = self.submit(&mut order) {
@@ -276,7 +281,8 @@ impl Queue {
         self.compute.ask(call)
     }
 
-    /// Lets the compute stream wait for the uploads to the memory that is told, and for no later ones.
+    /// Lets the compute stream wait for the uploads to the memory that is told, and for no later
+    /// ones.
     fn compute_after_uploads(&self, order: &mut Order, of: impl Fn(u64, u64) -> bool) -> Result<()> {
         order.uploads.take(of, |event| self.compute.wait_for(event))
     }

@@ -1,5 +1,5 @@
-//! Copies between the host and the device through pinned memory, so that the host waits for nothing but memory to be free again, or for what
-//! it reads.
+//! Copies between the host and the device through pinned memory, so that the host waits for nothing
+//! but memory to be free again, or for what it reads.
 
 use std::sync::Arc;
 
@@ -51,7 +51,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Copies from the device, once what the stream was asked for before is done. While one part is read the next one comes.
+    /// Copies from the device, once what the stream was asked for before is done. While one part is
+    /// read the next one comes.
     pub(crate) fn download(&self, from: u64, to: &mut [u8], stream: &Stream) -> Result<()> {
         let mut coming: Option<(Staged, &mut [u8])> = None;
         let mut from = from;
@@ -82,7 +83,8 @@ impl Staging {
 }
 
 impl Ring {
-    /// A piece with room for some of so many bytes: where all are full, the one that was filled first, once the device has read it.
+    /// A piece with room for some of so many bytes: where all are full, the one that was filled
+    /// first, once the device has read it.
     fn piece_for(&mut self, bytes: usize, context: &Arc<Context>) -> Result<&mut Staged> {
         let fits = |piece: &Staged| piece.room() >= bytes.min(LEAST_PART);
         if !self.pieces.get(self.current).is_some_and(fits) {

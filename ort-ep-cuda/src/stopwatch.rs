@@ -6,17 +6,20 @@ use ort_core::Result;
 
 use crate::driver::{Call, Context, Event, Graph, Stream};
 
-/// Milliseconds of a burst: single calls of a few microseconds take as long as it takes to ask for them.
+/// Milliseconds of a burst: single calls of a few microseconds take as long as it takes to ask for
+/// them.
 const BURST: f32 = 0.5;
 /// How often a sequence is done in a burst at most.
 const MOST_REPEATS: usize = 16;
 /// Bursts, of which the shortest counts: clocks rise, and others use the device.
 const BURSTS: usize = 3;
-/// How many times as long as another one a sequence may take, and the milliseconds that it may have waited for the host, before it is timed only once.
+/// How many times as long as another one a sequence may take, and the milliseconds that it may have
+/// waited for the host, before it is timed only once.
 const HOPELESS: f32 = 4.0;
 const LATE: f32 = 0.2;
 
-/// Times sequences on the stream that computes, as runs ask for them: where they replay graphs, in a graph.
+/// Times sequences on the stream that computes, as runs ask for them: where they replay graphs, in
+/// a graph.
 pub(crate) struct Stopwatch<'a> {
     compute: &'a Stream,
     captures: Option<&'a Stream>,

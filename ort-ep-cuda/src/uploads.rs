@@ -1,5 +1,5 @@
-//! Uploads on a stream of their own that the compute stream does not wait for yet: what is computed waits for those to its own memory, and a later one
-//! may go on beside it.
+//! Uploads on a stream of their own that the compute stream does not wait for yet: what is computed
+//! waits for those to its own memory, and a later one may go on beside it.
 
 use std::collections::VecDeque;
 

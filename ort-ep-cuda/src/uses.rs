@@ -1,9 +1,10 @@
-//! What of the device's memory may still be read or written by calls that were asked for: a copy on a stream of its own waits for these
-//! calls where it writes there, and for nothing elsewhere.
+//! What of the device's memory may still be read or written by calls that were asked for: a copy on
+//! a stream of its own waits for these calls where it writes there, and for nothing elsewhere.
 
 use std::collections::BTreeMap;
 
-/// Bytes that are one thing here. Copies wait without need where a neighbour in the same page is in use.
+/// Bytes that are one thing here. Copies wait without need where a neighbour in the same page is in
+/// use.
 const PAGE: u64 = 256 << 10;
 
 /// The last calls on the memory of one device.

@@ -1,4 +1,5 @@
-//! What is told where CUDA cannot be used, or an option is not one: errors with what was looked for and found.
+//! What is told where CUDA cannot be used, or an option is not one: errors with what was looked for
+//! and found.
 
 mod support;
 
@@ -7,7 +8,8 @@ use ort_core::{Error, ErrorKind, Result};
 use ort_ep_cuda::{CudaDevice, CudaProvider};
 use support::{DRIVER, emulator, run};
 
-/// Opens the first device, or says why it cannot: in the processes that the others start, and in this one.
+/// Opens the first device, or says why it cannot: in the processes that the others start, and in
+/// this one.
 #[test]
 fn opens_a_device() {
     match CudaDevice::open(0, &ProviderOptions::new()) {

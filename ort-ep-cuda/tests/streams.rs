@@ -1,5 +1,6 @@
-//! The host's side: pinned copies that wait for nothing, streams of their own, the caller's stream, CUDA graphs, and the end in any order; memory
-//! within limits and out of pools, and the provider as a library.
+//! The host's side: pinned copies that wait for nothing, streams of their own, the caller's stream,
+//! CUDA graphs, and the end in any order; memory within limits and out of pools, and the provider
+//! as a library.
 
 #[path = "streams/library.rs"]
 mod library;
@@ -133,7 +134,8 @@ fn more_goes_up_than_the_ring_holds() -> Result<()> {
     Ok(())
 }
 
-/// Runs follow each other on the same memory, also before the device has done what it was asked for.
+/// Runs follow each other on the same memory, also before the device has done what it was asked
+/// for.
 #[test]
 fn runs_have_the_same_bits_in_every_way() -> Result<()> {
     if with_device("runs_have_the_same_bits_in_every_way")?.is_none() {

@@ -1,4 +1,5 @@
-//! Trainings on a CUDA device: their losses are the CPU's, their tensors lie on the device, and they go on where they were saved.
+//! Trainings on a CUDA device: their losses are the CPU's, their tensors lie on the device, and
+//! they go on where they were saved.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails where it cannot go on")]
 
@@ -13,13 +14,15 @@ use recordings::{Recording, given};
 use serde_json::Map;
 use support::with_device;
 
-/// The device first, with products of float32 as the CPU has them, and the CPU for what it does not claim.
+/// The device first, with products of float32 as the CPU has them, and the CPU for what it does not
+/// claim.
 fn on_device(options: TrainingOptions) -> TrainingOptions {
     let providers = vec![ProviderRequest::new("cuda").option("use_tf32", "0"), ProviderRequest::new("cpu")];
     TrainingOptions { providers, ..options }
 }
 
-/// Sums of another order: losses differ by some units in the last place of float32, which each update carries on.
+/// Sums of another order: losses differ by some units in the last place of float32, which each
+/// update carries on.
 const TOLERANCE: f32 = 1e-4;
 
 fn assert_near(actual: f32, expected: f32, what: &str) {

@@ -1,4 +1,5 @@
-//! Trainings on the device: every node of a step is the device's, and its gradients are those of the CPU.
+//! Trainings on the device: every node of a step is the device's, and its gradients are those of
+//! the CPU.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what is not as it should be fails the test")]
 
@@ -19,7 +20,8 @@ use ort_train::{
 };
 use support::{options, with_device};
 
-/// A model, and what its recorded training was. Tests run where there is no repository, so that they hold what they read.
+/// A model, and what its recorded training was. Tests run where there is no repository, so that
+/// they hold what they read.
 struct Recording {
     name: &'static str,
     model: &'static [u8],
@@ -38,13 +40,15 @@ macro_rules! recordings {
 
 const RECORDINGS: [Recording; 6] = recordings!["bert", "gpt", "lstm", "mobilenet_v3", "resnet18", "unet"];
 const DIGITS: &[u8] = include_bytes!("../../ort-train/tests/data/digits.onnx");
-/// The model whose recurrent layers have control flow as their backward pass, which the host conducts.
+/// The model whose recurrent layers have control flow as their backward pass, which the host
+/// conducts.
 const WITH_CONTROL_FLOW: &str = "lstm";
 const CONTROL_FLOW: &str = "Scan";
-/// How far gradients of float32 may be from the CPU's, as a part of the largest of a tensor: sums of some thousands of terms in another order,
-/// through as many layers as the models have.
+/// How far gradients of float32 may be from the CPU's, as a part of the largest of a tensor: sums
+/// of some thousands of terms in another order, through as many layers as the models have.
 const NEAR: f64 = 1e-3;
-/// Below this part of the largest of all gradients a tensor's are what is left where terms cancel out, as of a bias before a normalization.
+/// Below this part of the largest of all gradients a tensor's are what is left where terms cancel
+/// out, as of a bias before a normalization.
 const NOTHING: f64 = 1e-5;
 
 impl Recording {
@@ -94,7 +98,8 @@ fn described(others: &[NodePlacement]) -> String {
     others.map(|placed| format!("\n    {} {}: {:?}", placed.node, placed.operator, placed.refusals)).collect()
 }
 
-/// What a run is given: parameters as they are, and numbers without a pattern; sequences are so long.
+/// What a run is given: parameters as they are, and numbers without a pattern; sequences are so
+/// long.
 fn inputs(session: &Session, training: &TrainingGraph, length: usize) -> Result<Vec<(String, Value)>> {
     let mut values: Vec<(String, Value)> = Vec::new();
     for (index, input) in session.inputs().iter().enumerate() {

@@ -1,7 +1,8 @@
-//! Runs cases in ONNX's layout on a wgpu device, with the CPU for what it does not claim, and says how many ran on the device alone.
+//! Runs cases in ONNX's layout on a wgpu device, with the CPU for what it does not claim, and says
+//! how many ran on the device alone.
 //!
-//! The arguments and the lines are those of [`device_cases_as_told`]. `ORT_WGPU_LIMITS=minimum` runs within the limits that every implementation of
-//! WebGPU has.
+//! The arguments and the lines are those of [`device_cases_as_told`]. `ORT_WGPU_LIMITS=minimum`
+//! runs within the limits that every implementation of WebGPU has.
 
 use ort_core::Result;
 use ort_core::ep::ProviderOptions;

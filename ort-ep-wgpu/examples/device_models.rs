@@ -1,10 +1,13 @@
-//! Holds models on a wgpu device, with the CPU for what it does not claim, against the CPU alone, and times both.
+//! Holds models on a wgpu device, with the CPU for what it does not claim, against the CPU alone,
+//! and times both.
 //!
-//! Each run has other inputs, and the next of the sizes that are given: integers are below 100 (but 1 for masks, and
-//! positions that count up), other inputs are from -1 to 1. A line for each model tells the largest difference as a part of the largest
-//! value of its output, the nodes on the host, milliseconds of building the session, of the first run and the median of the others on the device and
-//! on the CPU, the pipelines that were ready before the first run and those that it made, and what the last run made on the device.
-//! `ORT_WGPU_LIMITS=minimum` as for the example `device_cases`; `ORT_WGPU_PIPELINE_CACHE` names a folder for pipelines of later processes.
+//! Each run has other inputs, and the next of the sizes that are given: integers are below 100 (but
+//! 1 for masks, and positions that count up), other inputs are from -1 to 1. A line for each model
+//! tells the largest difference as a part of the largest value of its output, the nodes on the
+//! host, milliseconds of building the session, of the first run and the median of the others on the
+//! device and on the CPU, the pipelines that were ready before the first run and those that it
+//! made, and what the last run made on the device. `ORT_WGPU_LIMITS=minimum` as for the example
+//! `device_cases`; `ORT_WGPU_PIPELINE_CACHE` names a folder for pipelines of later processes.
 
 use std::sync::Arc;
 
@@ -31,8 +34,8 @@ struct Options {
     /// Whether the host may run shape arithmetic alone.
     #[arg(long)]
     only_shapes_on_host: bool,
-    /// Models, each followed by what is given for it: SYMBOL=SIZE,SIZE... for a size of its inputs, INPUT=3x16,4x16... for the shape of one, or
-    /// INPUT=@VALUE for one that has this value.
+    /// Models, each followed by what is given for it: SYMBOL=SIZE,SIZE... for a size of its inputs,
+    /// INPUT=3x16,4x16... for the shape of one, or INPUT=@VALUE for one that has this value.
     #[arg(required = true, value_name = "MODEL [NAME=...]...")]
     models: Vec<String>,
 }

@@ -28,7 +28,8 @@ type Key = SmallVec<[(u64, usize, usize); 8]>;
 /// The layouts by number of storage bindings, and the groups in use.
 pub(crate) struct BindGroups {
     gpu: Arc<Gpu>,
-    /// Each is made for the first program that takes it: few counts are used of the many that a device may have.
+    /// Each is made for the first program that takes it: few counts are used of the many that a
+    /// device may have.
     layouts: Vec<OnceLock<Layout>>,
     numbers: wgpu::Buffer,
     groups: Mutex<FxHashMap<Key, wgpu::BindGroup>>,
@@ -96,7 +97,8 @@ impl BindGroups {
 
 fn layout(device: &wgpu::Device, count: usize) -> Layout {
     let entry = |place: usize| {
-        // Ranges of one buffer may be read and written in one dispatch: all storage is of the kind that both goes with.
+        // Ranges of one buffer may be read and written in one dispatch: all storage is of the kind
+        // that both goes with.
         let (ty, has_dynamic_offset) = match place {
             0 => (wgpu::BufferBindingType::Uniform, true),
             _ => (wgpu::BufferBindingType::Storage { read_only: false }, false),

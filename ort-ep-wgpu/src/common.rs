@@ -1,13 +1,15 @@
 //! Functions that programs may call: each is added to a program whose text names it.
 //!
-//! The built-in functions of WGSL may be off by some units in the last place, and are undefined where results are no numbers; these are
-//! exact to a few units, and have the values of IEEE 754 at the edges.
+//! The built-in functions of WGSL may be off by some units in the last place, and are undefined
+//! where results are no numbers; these are exact to a few units, and have the values of IEEE 754 at
+//! the edges.
 
 /// Each function by name. A function comes before those that it calls.
 const FUNCTIONS: &[(&str, &str)] = &[
     (
         "half_bits",
-        // Rounds to nearest, ties to even; too large numbers become infinite. Adding 2^-14 x 2^k rounds subnormals.
+        // Rounds to nearest, ties to even; too large numbers become infinite. Adding 2^-14 x 2^k
+        // rounds subnormals.
         "fn half_bits(x: f32) -> u32 {
             let bits = bitcast<u32>(x);
             let sign = (bits >> 16u) & 0x8000u;
@@ -44,7 +46,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("gelu_erf", "fn gelu_erf(x: f32) -> f32 { return 0.5 * x * (1.0 + erf_(x * 0.7071067811865476)); }"),
     (
         "erf_",
-        // Abramowitz and Stegun 7.1.26 is too coarse: the series below 1 (7.1.5), above it the complement of numerical recipes (erfcc).
+        // Abramowitz and Stegun 7.1.26 is too coarse: the series below 1 (7.1.5), above it the
+        // complement of numerical recipes (erfcc).
         "fn erf_(x: f32) -> f32 {
             if (is_nan(x)) { return x; }
             let a = abs(x);
@@ -218,7 +221,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "log_",
-        // The logarithm of the mantissa in [sqrt(1/2), sqrt(2)) by 2 artanh((m - 1) / (m + 1)), and that of the power of two in two parts.
+        // The logarithm of the mantissa in [sqrt(1/2), sqrt(2)) by 2 artanh((m - 1) / (m + 1)), and
+        // that of the power of two in two parts.
         "fn log_(x: f32) -> f32 {
             if (is_nan(x) || x < 0.0) { return nan(); }
             if (x == 0.0) { return -infinity(); }

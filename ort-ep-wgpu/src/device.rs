@@ -44,7 +44,8 @@ pub struct Counters {
     pub bind_groups: usize,
     /// Compiled pipelines.
     pub pipelines: usize,
-    /// Of the pipelines those that were compiled ahead of the run that takes them: the others were compiled in a run.
+    /// Of the pipelines those that were compiled ahead of the run that takes them: the others were
+    /// compiled in a run.
     pub pipelines_ahead: usize,
     /// Of those compiled ahead the ones that a cache says an earlier device took.
     pub pipelines_listed: usize,
@@ -69,7 +70,8 @@ impl WgpuDevice {
     ///
     /// # Errors
     ///
-    /// There is no such adapter, an option is unknown or its value not one, or the adapter gives no device.
+    /// There is no such adapter, an option is unknown or its value not one, or the adapter gives no
+    /// device.
     pub fn open(index: usize, options: &ProviderOptions) -> Result<Arc<WgpuDevice>> {
         let options = Options::parse(options)?;
         let found = adapters();
@@ -98,7 +100,8 @@ impl WgpuDevice {
         &self.info.name
     }
 
-    /// What was made on the device so far: a run like one before makes nothing but submissions and dispatches.
+    /// What was made on the device so far: a run like one before makes nothing but submissions and
+    /// dispatches.
     pub fn counters(&self) -> Counters {
         let made = &self.parts.gpu.made;
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
@@ -118,7 +121,8 @@ impl WgpuDevice {
         self.parts.gpu.is_lost()
     }
 
-    /// Gives the device up, as a driver does that resets it: every run on it is refused from then on.
+    /// Gives the device up, as a driver does that resets it: every run on it is refused from then
+    /// on.
     pub fn destroy(&self) {
         let _exclusive = self.parts.gpu.exclusive();
         self.parts.gpu.device.destroy();
@@ -232,7 +236,8 @@ impl Parts {
         check_range(from.dtype(), bytes)?;
         ensure!(bytes.len() == to.len && to.offset.is_multiple_of(4), Fail, "a copy to an odd place");
         let at = |offset| At { buffer: &to.buffer, offset };
-        // Values begin at multiples of more than a word, so that the rest of their last word is nobody's.
+        // Values begin at multiples of more than a word, so that the rest of their last word is
+        // nobody's.
         let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
         self.recorder.write(whole, at(to.offset))?;
         if rest.is_empty() {

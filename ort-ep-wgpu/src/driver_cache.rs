@@ -1,7 +1,9 @@
-//! The driver's own cache of pipelines, with what it had learned in an earlier process: the one place of unsafe code in this crate.
+//! The driver's own cache of pipelines, with what it had learned in an earlier process: the one
+//! place of unsafe code in this crate.
 //!
-//! Only Vulkan has one, and not all of its drivers put anything into it: what is no more than a new cache's data is not kept. The file is named by vendor,
-//! device and adapter, and made anew for another driver or other code.
+//! Only Vulkan has one, and not all of its drivers put anything into it: what is no more than a new
+//! cache's data is not kept. The file is named by vendor, device and adapter, and made anew for
+//! another driver or other code.
 
 use ort_core::ep::{DeviceCache, Fingerprint};
 
@@ -21,7 +23,8 @@ pub(crate) struct DriverCache {
 }
 
 impl DriverCache {
-    /// The driver's cache with the data of the file, where the file is whole and of this driver; none where the device has no such cache.
+    /// The driver's cache with the data of the file, where the file is whole and of this driver;
+    /// none where the device has no such cache.
     pub(crate) fn open(gpu: &Gpu, files: &DeviceCache) -> Option<DriverCache> {
         if !gpu.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
             return None;
@@ -82,10 +85,12 @@ fn made_for(adapter: &wgpu::AdapterInfo) -> Option<Fingerprint> {
 fn make(gpu: &Gpu, data: Option<&[u8]>) -> ort_core::Result<wgpu::PipelineCache> {
     let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
     gpu.validated(|| {
-        // SAFETY: data have to come from `get_data` of an earlier cache. They do: `save` alone writes files of this kind and they appear whole; their
-        // checksum was compared after they were read into memory that nobody else has; the key in the file says that adapter, driver and
-        // the code that wrote them, wgpu's version included, are the same. wgpu holds its header against the device besides. That nobody
-        // forges a file with a right checksum is the part of whoever chooses the folder, as it is for the packed weights there.
+        // SAFETY: data have to come from `get_data` of an earlier cache. They do: `save` alone
+        // writes files of this kind and they appear whole; their checksum was compared after they
+        // were read into memory that nobody else has; the key in the file says that adapter, driver
+        // and the code that wrote them, wgpu's version included, are the same. wgpu holds its
+        // header against the device besides. That nobody forges a file with a right checksum is the
+        // part of whoever chooses the folder, as it is for the packed weights there.
         unsafe { gpu.device.create_pipeline_cache(&descriptor) }
     })
 }

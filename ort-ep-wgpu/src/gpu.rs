@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use ort_core::{Result, ensure, error};
 use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
 
-/// How long a submission may take before the device counts as lost. A software adapter needs seconds for a large model.
+/// How long a submission may take before the device counts as lost. A software adapter needs
+/// seconds for a large model.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The bytes of the numbers of one dispatch at most.
 pub(crate) const NUMBERS: u64 = 512;
-/// The storage buffers of one dispatch at most: each tensor has a word of [`NUMBERS`], and few need several bindings. Drivers name up to a million.
+/// The storage buffers of one dispatch at most: each tensor has a word of [`NUMBERS`], and few need
+/// several bindings. Drivers name up to a million.
 const MOST_STORAGE_BUFFERS: u32 = 256;
 
 /// What bounds a dispatch and its bindings.
@@ -80,7 +82,8 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Opens a device on an adapter, with its own limits or with those that every implementation of WebGPU has.
+    /// Opens a device on an adapter, with its own limits or with those that every implementation of
+    /// WebGPU has.
     pub(crate) fn open(adapter: &wgpu::Adapter, minimum: bool) -> Result<Gpu> {
         let own = adapter.limits();
         let required_limits = match minimum {
@@ -117,9 +120,11 @@ impl Gpu {
 
     /// What a thread holds while it uses a device of GL; nothing on other backends.
     ///
-    /// Such a device has one context. wgpu-hal takes it for each command, and panics if it has to wait some seconds for it: a thread that
-    /// submits work to a software adapter, or waits for it, holds it for longer than that. So threads take turns here, where waiting has no
-    /// limit. Every way from outside into the device takes its turn first, and no other lock before it.
+    /// Such a device has one context. wgpu-hal takes it for each command, and panics if it has to
+    /// wait some seconds for it: a thread that submits work to a software adapter, or waits for
+    /// it, holds it for longer than that. So threads take turns here, where waiting has no
+    /// limit. Every way from outside into the device takes its turn first, and no other lock before
+    /// it.
     pub(crate) fn exclusive(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
         self.turn.as_ref().map(ReentrantMutex::lock)
     }

@@ -1,11 +1,15 @@
-//! What a folder keeps of a device's work for later processes: the programs that nodes took, and the driver's own cache.
+//! What a folder keeps of a device's work for later processes: the programs that nodes took, and
+//! the driver's own cache.
 //!
-//! Which programs a node takes follows from its shapes, which only runs know. So each run tells them, by node, and a later process compiles those of its
-//! nodes before its first run. A node is known by what it computes, not by its model or name: equal layers of one model, and of others, are one.
-//! Of a file that is damaged or of other code nothing is taken, and it is written anew.
+//! Which programs a node takes follows from its shapes, which only runs know. So each run tells
+//! them, by node, and a later process compiles those of its nodes before its first run. A node is
+//! known by what it computes, not by its model or name: equal layers of one model, and of others,
+//! are one. Of a file that is damaged or of other code nothing is taken, and it is written anew.
 //!
-//! The file's first blob is numbers of 64 bits, little-endian: for each node its hash, how many programs follow, and their places among the other
-//! blobs. Those are programs: the number of bindings in 32 bits, and the text. A text is only ever compiled, and used where a kernel writes the same one.
+//! The file's first blob is numbers of 64 bits, little-endian: for each node its hash, how many
+//! programs follow, and their places among the other blobs. Those are programs: the number of
+//! bindings in 32 bits, and the text. A text is only ever compiled, and used where a kernel writes
+//! the same one.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -101,7 +105,8 @@ impl Kept {
         }
     }
 
-    /// Writes the files where they lack something. What cannot be written is compiled again by the next process.
+    /// Writes the files where they lack something. What cannot be written is compiled again by the
+    /// next process.
     pub(crate) fn save(&self) {
         let is_new = self.is_new.swap(false, Ordering::Relaxed);
         let driver_is_new = self.driver_is_new.swap(false, Ordering::Relaxed) || is_new;
@@ -119,7 +124,8 @@ impl Kept {
         let mut lists = self.lists.lock();
         let (found, taken) = &mut *lists;
         let mut all = taken.clone();
-        // Of what another process writes right now only one stays: the other's is taken and told again.
+        // Of what another process writes right now only one stays: the other's is taken and told
+        // again.
         let others = read(&self.files, &self.made_for).unwrap_or_default();
         for (node, programs) in found.iter().chain(&others) {
             if all.len() < MOST_NODES || all.contains_key(node) {
@@ -143,7 +149,8 @@ fn add<'a>(to: &mut Vec<Program>, programs: impl IntoIterator<Item = &'a Program
     }
 }
 
-/// What programs depend on besides the node: the code that writes them, and the limits of the device.
+/// What programs depend on besides the node: the code that writes them, and the limits of the
+/// device.
 fn made_for(gpu: &Gpu) -> Fingerprint {
     let wgpu::AdapterInfo { name, backend, .. } = &gpu.adapter;
     Fingerprint {

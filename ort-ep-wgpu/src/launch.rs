@@ -8,7 +8,8 @@ use crate::pipelines::Program;
 
 pub(crate) use ort_core::ep::operand::{Operand, Walk, strides};
 
-/// A node with the shapes of a run. Kernels answer with dispatches, which are kept for runs of the same shapes.
+/// A node with the shapes of a run. Kernels answer with dispatches, which are kept for runs of the
+/// same shapes.
 pub(crate) type OpCx<'a> = operand::OpCx<'a, Limits>;
 
 /// A tensor of a dispatch, as it is bound.
@@ -19,7 +20,8 @@ pub(crate) struct TensorArg {
     pub(crate) windows: usize,
     /// Bits of an element.
     pub(crate) bits: u32,
-    /// The place among the numbers where the element stands at which it begins in its first binding.
+    /// The place among the numbers where the element stands at which it begins in its first
+    /// binding.
     pub(crate) base: usize,
 }
 

@@ -1,10 +1,14 @@
-//! The portable GPU provider of ort-runtime: any GPU that Vulkan, Metal, D3D12 or GL reaches, through wgpu.
+//! The portable GPU provider of ort-runtime: any GPU that Vulkan, Metal, D3D12 or GL reaches,
+//! through wgpu.
 //!
-//! - `gpu` opens an adapter; `memory` is its memory, `staging` and `recorder` are the way of bytes and commands to it.
-//! - `shader` writes WGSL around a kernel's code: tensors of every element type are read and written through functions, so that a kernel
-//!   is written once for all of them. `formula` renders scalar formulas, `pipelines` compiles, once for each text, and `kept` keeps what a later
+//! - `gpu` opens an adapter; `memory` is its memory, `staging` and `recorder` are the way of bytes
+//!   and commands to it.
+//! - `shader` writes WGSL around a kernel's code: tensors of every element type are read and
+//!   written through functions, so that a kernel is written once for all of them. `formula` renders
+//!   scalar formulas, `pipelines` compiles, once for each text, and `kept` keeps what a later
 //!   process compiles ahead, with the driver's own data (`driver_cache`).
-//! - `launch` is what a kernel sees of its node, `node` runs it; `kernels` has the operators by family.
+//! - `launch` is what a kernel sees of its node, `node` runs it; `kernels` has the operators by
+//!   family.
 //!
 //! # Example
 //!

@@ -13,7 +13,8 @@ use crate::gpu::Gpu;
 
 /// Buffers begin at multiples of it, as every device demands of bindings at most.
 const ALIGNMENT: usize = 256;
-/// Idle buffers hold at most so many times the bytes of what is used again and again, or of the largest buffer among them and the one that is made.
+/// Idle buffers hold at most so many times the bytes of what is used again and again, or of the
+/// largest buffer among them and the one that is made.
 const MOST_IDLE: usize = 2;
 
 /// The memory of one device.
@@ -32,7 +33,8 @@ struct Table {
     idle: Vec<(u64, wgpu::Buffer)>,
     next: u64,
     stats: Stats,
-    /// Bytes of live buffers that were idle before, and the most that there were: constants, which stay, are not among them.
+    /// Bytes of live buffers that were idle before, and the most that there were: constants, which
+    /// stay, are not among them.
     recycled: usize,
     most_recycled: usize,
 }
@@ -73,7 +75,8 @@ impl Memory {
         Ok(Some(Region { handle, buffer, offset, len: range.len }))
     }
 
-    /// Gives idle buffers back to the device, those that wait longest first, until the others may stay.
+    /// Gives idle buffers back to the device, those that wait longest first, until the others may
+    /// stay.
     fn give_back(&self, table: &mut Table, keep: impl Fn(&Table) -> bool) -> usize {
         let mut freed = 0;
         while !table.idle.is_empty() && !keep(table) {
@@ -85,7 +88,8 @@ impl Memory {
         freed
     }
 
-    /// Makes a buffer, and room for it: what waits stays within its bound, and everything within the limit.
+    /// Makes a buffer, and room for it: what waits stays within its bound, and everything within
+    /// the limit.
     fn make(&self, table: &mut Table, size: usize) -> Result<wgpu::Buffer, AllocError> {
         let limit = table.stats.limit.unwrap_or(usize::MAX);
         let largest = table.idle.iter().map(|(_, buffer)| buffer.size() as usize).fold(size, usize::max);

@@ -89,11 +89,13 @@ impl Drop for Node {
     }
 }
 
-/// What sizes that are not known before the run are taken for, to foresee programs: one item of a batch, of some length.
+/// What sizes that are not known before the run are taken for, to foresee programs: one item of a
+/// batch, of some length.
 const FORESEEN: (i64, i64) = (1, 64);
 
 impl Node {
-    /// Compiles ahead on up to so many threads what such a node took in an earlier process; without one what a run probably takes.
+    /// Compiles ahead on up to so many threads what such a node took in an earlier process; without
+    /// one what a run probably takes.
     pub(crate) fn compile_ahead(&self, view: &NodeView<'_>, threads: usize) {
         let (pipelines, kept) = (&self.parts.pipelines, self.remembered.as_ref());
         let listed = kept.map(|(kept, likeness)| kept.programs(*likeness)).unwrap_or_default();
@@ -185,8 +187,9 @@ impl Node {
     }
 }
 
-/// A hash of all that the programs of a node follow from before the shapes are known: its operator, attributes, types, fixed sizes, and the constants that
-/// the host holds. Sizes that are not known count alike, whatever symbols they are made of.
+/// A hash of all that the programs of a node follow from before the shapes are known: its operator,
+/// attributes, types, fixed sizes, and the constants that the host holds. Sizes that are not known
+/// count alike, whatever symbols they are made of.
 pub(crate) fn likeness(view: &NodeView<'_>, def: &KernelDef) -> u64 {
     let node = view.node;
     let mut text = format!("{} {} {:?}", node.spec.domain, node.spec.name, node.attrs);
@@ -223,7 +226,8 @@ fn foreseen(arg: Arg, dtype: Option<DType>, ty: &ValueType) -> Option<Operand> {
 }
 
 impl Parts {
-    /// Adds the bindings of a tensor and returns the place of its first element in the first of them.
+    /// Adds the bindings of a tensor and returns the place of its first element in the first of
+    /// them.
     fn windows(
         &self,
         region: Option<Region>,

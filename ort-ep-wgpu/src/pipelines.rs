@@ -1,7 +1,8 @@
-//! Pipeline cache: each program is compiled once. Threads compile ahead of the first run what is foreseen, or what an earlier process took.
+//! Pipeline cache: each program is compiled once. Threads compile ahead of the first run what is
+//! foreseen, or what an earlier process took.
 //!
-//! A compiler that panics is an error of the run that takes the program. No thread waits for one that has panicked: all counts are given back by
-//! destructors.
+//! A compiler that panics is an error of the run that takes the program. No thread waits for one
+//! that has panicked: all counts are given back by destructors.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -149,7 +150,8 @@ impl<C: Compile> Pipelines<C> {
         self.compiled(program, kept, When::Run).map_err(|problem| error!(EpFail, "{problem}"))
     }
 
-    /// Compiles programs that are new on up to so many threads, without waiting for them. What is wrong with one shows when it is asked for.
+    /// Compiles programs that are new on up to so many threads, without waiting for them. What is
+    /// wrong with one shows when it is asked for.
     pub(crate) fn prefetch(
         self: &Arc<Self>,
         programs: Vec<Program>,
@@ -204,7 +206,8 @@ impl<C: Compile> Pipelines<C> {
         }
     }
 
-    /// Compiles nothing more ahead, and waits for what is being compiled: a process must not end in the middle of the driver's compiler.
+    /// Compiles nothing more ahead, and waits for what is being compiled: a process must not end in
+    /// the middle of the driver's compiler.
     pub(crate) fn stop(&self) {
         let mut ahead = self.ahead.lock();
         ahead.listed_left -= ahead.listed.len();
@@ -251,7 +254,8 @@ impl<C: Compile> Pipelines<C> {
             }
             made.map_err(|problem| problem.to_string())
         };
-        // Before the slot: who waits for a slot may hold the device, which the thread that fills the slot needs.
+        // Before the slot: who waits for a slot may hold the device, which the thread that fills
+        // the slot needs.
         let _exclusive = self.compiler.exclusive();
         self.slot(program).get_or_init(make).clone()
     }

@@ -45,7 +45,8 @@ impl ExecutionProvider for WgpuProvider {
     }
 
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
-        // Sessions share a device, so that they share its pipelines and the memory that waits to be used again.
+        // Sessions share a device, so that they share its pipelines and the memory that waits to be
+        // used again.
         static OPEN: Mutex<Vec<(usize, Options, Weak<WgpuDevice>)>> = Mutex::new(Vec::new());
         let parsed = Options::parse(options)?;
         let mut open = OPEN.lock();
@@ -106,9 +107,10 @@ pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
     let mut found = computing(INSTANCE.get_or_init(|| instance(others)), others);
     // GL shows the same GPUs once more, and is asked only if nothing else shows one.
     if found.is_empty() {
-        // An instance of GL has one EGL context for all its adapters and devices, and a context is of one thread at a time: whoever asks gets
-        // adapters of an instance of their own. This one stays, so that the last of the others does not terminate the display, which is
-        // the whole process's.
+        // An instance of GL has one EGL context for all its adapters and devices, and a context is
+        // of one thread at a time: whoever asks gets adapters of an instance of their own. This one
+        // stays, so that the last of the others does not terminate the display, which is the whole
+        // process's.
         GL_DISPLAY.get_or_init(|| instance(wgpu::Backends::GL));
         found = computing(&instance(wgpu::Backends::GL), wgpu::Backends::GL);
     }

@@ -1,4 +1,5 @@
-//! Commands in the order in which they were given, submitted together when somebody waits for what they compute.
+//! Commands in the order in which they were given, submitted together when somebody waits for what
+//! they compute.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,8 +1,11 @@
-//! Programs: WGSL around a kernel's code, with a function for each tensor that reads or writes an element of any type.
+//! Programs: WGSL around a kernel's code, with a function for each tensor that reads or writes an
+//! element of any type.
 //!
-//! A tensor `x` is read as `x(i)` and written as `set_x(i, value)`, where `i` counts elements and `x_t` is the type of an element in the
-//! program: `f32`, `i32` or `u32`. Types narrower than a word share words, which are written atomically; of 64-bit integers the lower word
-//! counts, as larger numbers are refused on the way to the device. A number `n` is `p.n`, sizes `shape` are `shape(axis)`.
+//! A tensor `x` is read as `x(i)` and written as `set_x(i, value)`, where `i` counts elements and
+//! `x_t` is the type of an element in the program: `f32`, `i32` or `u32`. Types narrower than a
+//! word share words, which are written atomically; of 64-bit integers the lower word counts, as
+//! larger numbers are refused on the way to the device. A number `n` is `p.n`, sizes `shape` are
+//! `shape(axis)`.
 
 use std::fmt::Write as _;
 
@@ -111,10 +114,11 @@ impl Element {
 pub(crate) enum Access {
     /// It reads it: `x(i)`.
     Read,
-    /// It reads and writes it: `x(i)` and `set_x(i, value)`. Elements that no invocation writes stay.
+    /// It reads and writes it: `x(i)` and `set_x(i, value)`. Elements that no invocation writes
+    /// stay.
     Write,
-    /// The same, and `combine_x(i, value)` sets an element to `combine(element, value)`, a function of the kernel's, whoever else does so
-    /// at the same time. Not for 64-bit types.
+    /// The same, and `combine_x(i, value)` sets an element to `combine(element, value)`, a function
+    /// of the kernel's, whoever else does so at the same time. Not for 64-bit types.
     Combine,
 }
 
@@ -235,8 +239,8 @@ impl Shader {
         self
     }
 
-    /// The places of tensors along a walk: for each of the names `x` a function `at_x(i: u32) -> u32` that says where the element `i` of the
-    /// walk is in the tensor.
+    /// The places of tensors along a walk: for each of the names `x` a function `at_x(i: u32) ->
+    /// u32` that says where the element `i` of the walk is in the tensor.
     pub(crate) fn walk(self, walk: &Walk, names: &[&str]) -> Shader {
         self.walk_over("walk", walk, names)
     }
@@ -278,7 +282,8 @@ impl Shader {
         self.finish(count, count.div_ceil(EACH as usize), code, &main)
     }
 
-    /// A dispatch of `group(index: u32, lane: u32)` for each `index` below `count`, by a workgroup of `LANES` invocations.
+    /// A dispatch of `group(index: u32, lane: u32)` for each `index` below `count`, by a workgroup
+    /// of `LANES` invocations.
     pub(crate) fn groups(mut self, count: usize, lanes: usize, code: &str) -> Result<Dispatch> {
         self = self.constant("LANES", lanes);
         let main = "@compute @workgroup_size(LANES)\n\

@@ -1,4 +1,5 @@
-//! The device itself: what a second run makes, limits of memory and of bindings, integers that do not fit.
+//! The device itself: what a second run makes, limits of memory and of bindings, integers that do
+//! not fit.
 
 mod support;
 
@@ -72,7 +73,8 @@ fn shapes_in_turn_make_no_buffers_after_the_first_of_each() -> Result<()> {
         let both = |round: usize| turn.iter().try_for_each(|rows| check(&session, *rows, rows + round));
         both(0)?;
         let (groups, held) = (device.counters().bind_groups, device.allocator().stats().total_allocated);
-        // Staging buffers come back when the device is done with them, which may be later than the next one is needed.
+        // Staging buffers come back when the device is done with them, which may be later than the
+        // next one is needed.
         both(1)?;
         let buffers = device.counters().buffers;
         (2..=20).try_for_each(both)?;

@@ -1,4 +1,5 @@
-//! The provider as a library: the same bits as the same code inside this program, in memory that comes back.
+//! The provider as a library: the same bits as the same code inside this program, in memory that
+//! comes back.
 
 mod support;
 

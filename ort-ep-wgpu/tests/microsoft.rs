@@ -1,4 +1,5 @@
-//! Quantized products, dynamic quantization and recurrent layers on the device against those of the CPU.
+//! Quantized products, dynamic quantization and recurrent layers on the device against those of the
+//! CPU.
 
 mod support;
 

@@ -114,7 +114,8 @@ fn attention() -> Result<Graph> {
     builder.finish(&outputs)
 }
 
-/// Some tokens one after the other, over caches in memory of the session's first device; what each attends to.
+/// Some tokens one after the other, over caches in memory of the session's first device; what each
+/// attends to.
 fn decode(session: &Session) -> Result<Vec<Value>> {
     let memory = session.devices()[0].memory();
     let outputs: Vec<String> = session.outputs().into_iter().map(|output| output.name).collect();

@@ -1,4 +1,5 @@
-//! Pipelines across devices and processes: what a folder keeps of a first run is compiled before the next one's, and damage is never used.
+//! Pipelines across devices and processes: what a folder keeps of a first run is compiled before
+//! the next one's, and damage is never used.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod support;
@@ -18,7 +19,8 @@ use support::{cpu, numbers, open};
 /// Names the folder to the second process.
 const FOLDER: &str = "ORT_TEST_PIPELINE_CACHE";
 
-/// `exp` of the cumulative sums of x along an axis that only the run tells: nobody foresees the program.
+/// `exp` of the cumulative sums of x along an axis that only the run tells: nobody foresees the
+/// program.
 fn sums(op: &str) -> Result<Graph> {
     let mut builder = GraphBuilder::new("sums");
     let x = builder.input("x", DType::F32, &["rows", "64"]);

@@ -1,4 +1,5 @@
-//! Devices and sessions on many threads at once, on whatever backend there is and on GL, whose devices have one context each.
+//! Devices and sessions on many threads at once, on whatever backend there is and on GL, whose
+//! devices have one context each.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod support;
@@ -17,7 +18,8 @@ use support::{also_on_gl, assert_close, cpu, numbers, open, outputs};
 const THREADS: usize = 16;
 const ROUNDS: usize = 2;
 
-/// A product with weights, its softmax, and the sums of squares of the rows; the sizes follow from the number of the model.
+/// A product with weights, its softmax, and the sums of squares of the rows; the sizes follow from
+/// the number of the model.
 fn model(number: usize) -> Result<Model> {
     let width = 24 + number;
     let mut builder = GraphBuilder::new("threads");
@@ -31,7 +33,8 @@ fn model(number: usize) -> Result<Model> {
 }
 
 fn inputs(seed: usize) -> Result<Vec<(String, Value)>> {
-    // Staging buffers are of 16 KiB at least: some fit, others are allocated while threads wait for theirs.
+    // Staging buffers are of 16 KiB at least: some fit, others are allocated while threads wait for
+    // theirs.
     let rows = 5 + seed % 5 * 120;
     Ok(vec![("x".to_owned(), Tensor::from_vec(&[rows, 48], numbers(rows * 48, seed))?.into())])
 }
@@ -62,7 +65,8 @@ fn on_threads(work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
     })
 }
 
-/// Runs models on the devices that `device` gives: the threads open and drop devices and sessions in any order.
+/// Runs models on the devices that `device` gives: the threads open and drop devices and sessions
+/// in any order.
 fn run_on_threads(device: impl Fn() -> Result<Arc<dyn Device>> + Sync) -> Result<()> {
     on_threads(|number| {
         let model = model(number % 4)?;
@@ -75,7 +79,8 @@ fn run_on_threads(device: impl Fn() -> Result<Arc<dyn Device>> + Sync) -> Result
     })
 }
 
-/// A device for each session; then devices that sessions share, and lists of the adapters meanwhile.
+/// A device for each session; then devices that sessions share, and lists of the adapters
+/// meanwhile.
 #[test]
 fn sessions_on_many_threads_are_right() -> Result<()> {
     also_on_gl("sessions_on_many_threads_are_right", || {

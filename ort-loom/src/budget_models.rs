@@ -1,4 +1,5 @@
-//! The budget: whoever reserves, gives back or takes an advance at the same time, no limit is passed and no byte is lost.
+//! The budget: whoever reserves, gives back or takes an advance at the same time, no limit is
+//! passed and no byte is lost.
 
 use std::sync::Arc;
 
@@ -10,8 +11,9 @@ use crate::{AllocError, explore};
 /// What a thread of a model does with a budget.
 type Step = fn(&Arc<Budget>);
 
-/// Runs `steps` at the same time on budgets that `make` makes, the first of them the outermost, and holds all of them
-/// against their limits: while it runs by their peaks, afterwards by what is left.
+/// Runs `steps` at the same time on budgets that `make` makes, the first of them the outermost, and
+/// holds all of them against their limits: while it runs by their peaks, afterwards by what is
+/// left.
 fn check<const THREADS: usize>(
     preemptions: Option<usize>,
     make: fn() -> Vec<Arc<Budget>>,
@@ -52,7 +54,8 @@ fn take_50_and_shrink(budget: &Arc<Budget>) {
     }
 }
 
-/// Takes an advance of 40 bytes, which are then there, and reserves more than it, which may be refused.
+/// Takes an advance of 40 bytes, which are then there, and reserves more than it, which may be
+/// refused.
 fn advance_40(budget: &Arc<Budget>) {
     let Ok(advance) = budget.advance(40) else { return };
     for _ in 0..2 {
@@ -67,7 +70,8 @@ fn advance_40(budget: &Arc<Budget>) {
     drop(more);
 }
 
-/// Ends an advance of 40 bytes while another thread reserves from it and gives back 60 bytes, 20 of them beyond it.
+/// Ends an advance of 40 bytes while another thread reserves from it and gives back 60 bytes, 20 of
+/// them beyond it.
 fn end_while_used(budget: &Arc<Budget>) {
     let Ok(advance) = budget.advance(40) else { return };
     let from = Arc::clone(advance.budget());
@@ -77,7 +81,8 @@ fn end_while_used(budget: &Arc<Budget>) {
         from
     });
     drop(advance);
-    // The advance's budget goes after that: loom does not know what an `Arc` of the standard library orders.
+    // The advance's budget goes after that: loom does not know what an `Arc` of the standard
+    // library orders.
     drop(other.join().unwrap());
 }
 

@@ -1,7 +1,9 @@
-//! Models of the budget and of the thread pool: their own files, over loom's atomics, locks and threads.
+//! Models of the budget and of the thread pool: their own files, over loom's atomics, locks and
+//! threads.
 //!
-//! Loom runs a model again and again, each time in another order of the threads' steps, with all values that a load may
-//! see. The files take what threads share from `crate::sync`, which is loom's here; nothing else of their crates is built.
+//! Loom runs a model again and again, each time in another order of the threads' steps, with all
+//! values that a load may see. The files take what threads share from `crate::sync`, which is
+//! loom's here; nothing else of their crates is built.
 #![cfg(test)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "models are tests")]
 
@@ -26,7 +28,8 @@ pub use budget::Category;
 pub use error::AllocError;
 pub use ort_alloc::DeviceId;
 
-/// Runs a model in all orders in which a thread is interrupted at most `preemptions` times, or in all there are.
+/// Runs a model in all orders in which a thread is interrupted at most `preemptions` times, or in
+/// all there are.
 fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let orders = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&orders);

@@ -1,5 +1,5 @@
-//! The thread pool: every task runs once, a call returns when no worker is in its region any more, and no worker sleeps
-//! while it is wanted.
+//! The thread pool: every task runs once, a call returns when no worker is in its region any more,
+//! and no worker sleeps while it is wanted.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::explore;
 use crate::pool::Pool;
 use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, end_worker};
 
-/// Runs `tasks` tasks. That all has happened before `run` returns is known from loads, which else may miss it, and from
-/// the ends of the atomics, here and in the region, which else fail.
+/// Runs `tasks` tasks. That all has happened before `run` returns is known from loads, which else
+/// may miss it, and from the ends of the atomics, here and in the region, which else fail.
 fn region(pool: &Pool, tasks: usize) {
     let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
     pool.run(pool.capacity(), tasks, &|task| {
@@ -20,8 +20,8 @@ fn region(pool: &Pool, tasks: usize) {
     assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "a task did not run once");
 }
 
-/// A region that only all threads together can finish: a worker that misses it leaves the others waiting for ever, which
-/// loom reports. The workers end with it.
+/// A region that only all threads together can finish: a worker that misses it leaves the others
+/// waiting for ever, which loom reports. The workers end with it.
 fn all_together(pool: &Pool) {
     let (arrived, all_arrived) = (Mutex::new(0), Condvar::new());
     let (threads, caller) = (pool.capacity(), thread::current().id());
@@ -38,7 +38,8 @@ fn all_together(pool: &Pool) {
     });
 }
 
-/// Regions of so many tasks one after the other, for each of several callers at once, on a pool of `capacity` threads.
+/// Regions of so many tasks one after the other, for each of several callers at once, on a pool of
+/// `capacity` threads.
 fn check<const CALLERS: usize>(preemptions: usize, capacity: usize, regions: [&'static [usize]; CALLERS]) {
     explore(Some(preemptions), move || {
         let pool = Arc::new(Pool::new(capacity));

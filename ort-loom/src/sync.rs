@@ -85,7 +85,8 @@ impl Condvar {
 }
 
 pub(crate) mod thread {
-    //! Loom's threads, and parking of our own: loom's `unpark` orders more than the standard library's promises.
+    //! Loom's threads, and parking of our own: loom's `unpark` orders more than the standard
+    //! library's promises.
 
     use std::sync::Arc;
 

@@ -14,7 +14,8 @@ use crate::read::read_data;
 /// What a name of an entry ends in.
 const SUFFIX: &str = ".npy";
 
-/// How the directory at the end of an archive begins, and where it is looked for: its comment has at most 65,535 bytes.
+/// How the directory at the end of an archive begins, and where it is looked for: its comment has
+/// at most 65,535 bytes.
 const END: &[u8; 4] = b"PK\x05\x06";
 const END_BYTES: u64 = 22 + 65_535;
 
@@ -112,7 +113,8 @@ impl<R: Read + Seek> Archive<R> {
     }
 }
 
-/// Refuses what does not begin and end as an archive does; returns its bytes. Looked for further in front, the directory would be searched in all of a file.
+/// Refuses what does not begin and end as an archive does; returns its bytes. Looked for further in
+/// front, the directory would be searched in all of a file.
 fn check_ends(reader: &mut (impl Read + Seek)) -> Result<u64> {
     let unread = |problem: std::io::Error| error!(Fail, "it cannot be read: {problem}");
     let length = reader.seek(SeekFrom::End(0)).map_err(unread)?;

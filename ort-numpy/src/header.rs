@@ -1,4 +1,5 @@
-//! The header of a `.npy` file: a Python literal, `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`.
+//! The header of a `.npy` file: a Python literal, `{'descr': '<f4', 'fortran_order': False,
+//! 'shape': (3, 4), }`.
 
 use std::io::Read;
 
@@ -9,7 +10,8 @@ use ort_core::{Result, ensure, error, shown};
 /// How a file begins.
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
-/// The longest header that is read. NumPy itself refuses more than 10,000 bytes, as Python's parser is not safe beyond that.
+/// The longest header that is read. NumPy itself refuses more than 10,000 bytes, as Python's parser
+/// is not safe beyond that.
 pub const HEADER_BYTES: usize = 1 << 14;
 
 /// More axes than this NumPy's arrays do not have.
@@ -75,8 +77,8 @@ impl Header {
         bytes.ok_or_else(|| error!(InvalidArgument, "shape {:?} has too many bytes to address", self.shape))
     }
 
-    /// The memory that its tensor takes, of texts at least what an empty one does; with a copy in the
-    /// other order if the first axis is the innermost.
+    /// The memory that its tensor takes, of texts at least what an empty one does; with a copy in
+    /// the other order if the first axis is the innermost.
     pub(crate) fn memory(&self) -> Result<usize> {
         let (count, bytes) = (element_count(&self.shape)?, self.data_bytes()?);
         let copies = if self.is_fortran && self.shape.len() > 1 { 2 } else { 1 };
@@ -92,7 +94,8 @@ impl Header {
     ///
     /// # Errors
     ///
-    /// The file is no `.npy` file, its header is longer than [`HEADER_BYTES`], or the array is of a type that tensors do not have.
+    /// The file is no `.npy` file, its header is longer than [`HEADER_BYTES`], or the array is of a
+    /// type that tensors do not have.
     pub fn read(file: &mut (impl Read + ?Sized)) -> Result<Header> {
         let mut start = [0; 8];
         file.read_exact(&mut start).map_err(|_| not_npy())?;
@@ -179,7 +182,8 @@ fn malformed(found: &str) -> ort_core::Error {
     .help(SAVE)
 }
 
-/// A Python literal of the few forms that headers have, taken from its front. Nothing in it is nested, so that nothing recurs.
+/// A Python literal of the few forms that headers have, taken from its front. Nothing in it is
+/// nested, so that nothing recurs.
 struct Literal<'a> {
     rest: &'a str,
 }

@@ -1,7 +1,8 @@
 //! NumPy's `.npy` files and `.npz` archives, to and from tensors.
 //!
-//! Both come from anyone, so nothing in them is trusted: a header has at most [`HEADER_BYTES`], memory is asked for only once the data that is there can fill
-//! it, and never more than the caller allows. Pickled objects are not read at all: reading them would run code.
+//! Both come from anyone, so nothing in them is trusted: a header has at most [`HEADER_BYTES`],
+//! memory is asked for only once the data that is there can fill it, and never more than the caller
+//! allows. Pickled objects are not read at all: reading them would run code.
 
 // In tests such a panic is a failure like any other; here it would be a defect.
 #![warn(

@@ -90,7 +90,8 @@ fn numbers(header: &Header, dtype: DType, mut file: impl Read) -> Result<Tensor>
     sorted.tensor()
 }
 
-/// Where the elements of an array with the first axis innermost lie, in the order with the last axis innermost.
+/// Where the elements of an array with the first axis innermost lie, in the order with the last
+/// axis innermost.
 struct Places<'a> {
     shape: &'a [usize],
     index: Vec<usize>,

@@ -46,8 +46,9 @@ impl<W: Write + Seek> ArchiveWriter<W> {
         }
     }
 
-    /// Writes a value: a tensor under its name, a sequence as `NAME[0]`, `NAME[1]` and so on, a map as `NAME.keys` and `NAME.values`, an optional as what it
-    /// holds, or not at all if it holds nothing, a sparse tensor as a dense one.
+    /// Writes a value: a tensor under its name, a sequence as `NAME[0]`, `NAME[1]` and so on, a map
+    /// as `NAME.keys` and `NAME.values`, an optional as what it holds, or not at all if it
+    /// holds nothing, a sparse tensor as a dense one.
     ///
     /// # Errors
     ///
@@ -160,8 +161,8 @@ impl<W: Write + Seek> ArchiveWriter<W> {
     }
 }
 
-/// What an archive is written into. After a failure nothing more is written and nothing more fails: dropping an archive ends it once more, and would print
-/// the same failure on standard error.
+/// What an archive is written into. After a failure nothing more is written and nothing more fails:
+/// dropping an archive ends it once more, and would print the same failure on standard error.
 struct Sink<W> {
     file: W,
     /// Where the archive takes itself to be, which goes on after a failure.

@@ -1,4 +1,5 @@
-//! Knowledge distillation: a small student learns from the scores of a trained teacher, not from labels.
+//! Knowledge distillation: a small student learns from the scores of a trained teacher, not from
+//! labels.
 //!
 //!     cargo run -p ort-runtime --release --features train --example distillation
 

@@ -1,4 +1,5 @@
-//! Fine-tuning: the convolutions stay as they are, the layers behind them are trained. What is frozen takes no gradient and no state.
+//! Fine-tuning: the convolutions stay as they are, the layers behind them are trained. What is
+//! frozen takes no gradient and no state.
 //!
 //!     cargo run -p ort-runtime --release --features train --example fine_tuning
 

@@ -1,4 +1,5 @@
-//! Gradient accumulation: four batches of 8 make the update that one batch of 32 makes, with the activations of 8.
+//! Gradient accumulation: four batches of 8 make the update that one batch of 32 makes, with the
+//! activations of 8.
 //!
 //!     cargo run -p ort-runtime --release --features train --example gradient_accumulation
 
@@ -23,7 +24,8 @@ pub(crate) fn main() -> Result<()> {
         let loss = whole.train_step(&stripes::batch(first, PARTS * PART)?)?;
         let mut sum = 0.0;
         for part in 0..PARTS {
-            // Divided by their number, gradients of parts are those of the whole; the last batch applies them.
+            // Divided by their number, gradients of parts are those of the whole; the last batch
+            // applies them.
             sum += parts.train_step(&stripes::batch(first + part * PART, PART)?)?;
         }
         println!("update {}: loss {loss:.5} at once, {:.5} in parts", whole.updates(), sum / PARTS as f32);

@@ -1,4 +1,5 @@
-//! Zero-copy inference: input and output are bound to memory once and used for every picture of a data set.
+//! Zero-copy inference: input and output are bound to memory once and used for every picture of a
+//! data set.
 //!
 //!     cargo run -p ort-runtime --release --example io_binding
 
@@ -19,7 +20,8 @@ pub(crate) fn main() -> Result<()> {
         println!("{name}: {:?}", value.tensor()?.shape());
     }
 
-    // Both are buffers: the picture is written where the model reads it, the result computed where it is read.
+    // Both are buffers: the picture is written where the model reads it, the result computed where
+    // it is read.
     let mut binding = session.io_binding();
     binding.bind_input("image", TensorBuffer::new(DType::F32, &digits::SHAPE)?)?;
     binding.bind_output("probabilities", TensorBuffer::new(DType::F32, &[1, 10])?)?;

@@ -1,4 +1,5 @@
-//! Decodes with one copy of the key and value caches: they are bound as `past` and written in place as `present`.
+//! Decodes with one copy of the key and value caches: they are bound as `past` and written in place
+//! as `present`.
 //!
 //!     cargo run -p ort-runtime --release --example kv_cache_decode
 

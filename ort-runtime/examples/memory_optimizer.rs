@@ -1,4 +1,5 @@
-//! Less memory for more time: values of the forward pass are computed again in the backward pass instead of being kept for it.
+//! Less memory for more time: values of the forward pass are computed again in the backward pass
+//! instead of being kept for it.
 //!
 //!     cargo run -p ort-runtime --release --features train --example memory_optimizer
 

@@ -1,4 +1,5 @@
-//! The memory of 100 runs: what the plan says, what the session held, and what the process had resident.
+//! The memory of 100 runs: what the plan says, what the session held, and what the process had
+//! resident.
 //!
 //!     cargo run -p ort-runtime --release --example memory_profiling
 

@@ -1,4 +1,5 @@
-//! The memory of training: what the plan says before the first step, by what it is for, and what the steps took.
+//! The memory of training: what the plan says before the first step, by what it is for, and what
+//! the steps took.
 //!
 //!     cargo run -p ort-runtime --release --features train --example training_memory
 

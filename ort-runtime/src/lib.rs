@@ -14,10 +14,12 @@
 //! # Ok::<(), ort_runtime::Error>(())
 //! ```
 //!
-//! Each execution provider is a cargo feature: `cpu`, which is on by default, `cuda` and `wgpu`. With the feature `train`, the module `train` trains models.
+//! Each execution provider is a cargo feature: `cpu`, which is on by default, `cuda` and `wgpu`.
+//! With the feature `train`, the module `train` trains models.
 //!
-//! With the feature `mimalloc` or `jemalloc`, `Heap` is that allocator, and a trim gives back its free pages, too. A program takes it with
-//! `#[global_allocator] static HEAP: ort_runtime::Heap = ort_runtime::Heap;`; a library leaves that to the program.
+//! With the feature `mimalloc` or `jemalloc`, `Heap` is that allocator, and a trim gives back its
+//! free pages, too. A program takes it with `#[global_allocator] static HEAP: ort_runtime::Heap =
+//! ort_runtime::Heap;`; a library leaves that to the program.
 
 // In tests such a panic is a failure like any other; here it would be a defect.
 #![warn(

@@ -1,4 +1,5 @@
-//! After its first runs a bound session allocates nothing, and a cache that is decoded with exists once.
+//! After its first runs a bound session allocates nothing, and a cache that is decoded with exists
+//! once.
 #![cfg(feature = "cpu")]
 
 mod support;
@@ -101,8 +102,8 @@ fn kept_outputs_keep_only_themselves() -> Result<()> {
 /// The runs after which each thread has what it keeps.
 const WARM_UP: usize = 4;
 
-/// A domain and an operator, the shapes of its `float` inputs, what it takes besides as constants, its attributes, and
-/// the number of its outputs.
+/// A domain and an operator, the shapes of its `float` inputs, what it takes besides as constants,
+/// its attributes, and the number of its outputs.
 type Operator =
     (&'static str, &'static str, &'static [&'static [usize]], fn() -> Result<Vec<Tensor>>, Attributes, usize);
 type Attributes = &'static [(&'static str, &'static [i64])];

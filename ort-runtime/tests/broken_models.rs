@@ -1,10 +1,10 @@
-//! Broken and hostile models and inputs, and what is said of each, word for word: `tests/golden/broken_models.txt` and
-//! `tests/golden/hostile_inputs.txt`.
+//! Broken and hostile models and inputs, and what is said of each, word for word:
+//! `tests/golden/broken_models.txt` and `tests/golden/hostile_inputs.txt`.
 //!
-//! A case is `## name`, the lines of a model (see `hostile_support/text.rs`), and `=> ` with the error, `=> an answer`, or
-//! `=> any end`.
-//! `GOLDEN_UPDATE=1` writes what is said now into the files, to be read before it is kept; `GOLDEN_ONLY=words` tries the
-//! cases whose names have these words, and writes nothing.
+//! A case is `## name`, the lines of a model (see `hostile_support/text.rs`), and `=> ` with the
+//! error, `=> an answer`, or `=> any end`.
+//! `GOLDEN_UPDATE=1` writes what is said now into the files, to be read before it is kept;
+//! `GOLDEN_ONLY=words` tries the cases whose names have these words, and writes nothing.
 #![cfg(all(feature = "cpu", target_os = "linux"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -33,8 +33,8 @@ const HANG: Duration = Duration::from_secs(15);
 /// Loads, compiles and runs a model on what its lines feed, and ones.
 fn attempt(lines: &str) -> Result<()> {
     let bytes = text::model(lines).encode_to_vec();
-    // Few nodes, and a deadline only where nothing else ends the run, so that what runs out first does not depend on
-    // the machine.
+    // Few nodes, and a deadline only where nothing else ends the run, so that what runs out first
+    // does not depend on the machine.
     let limits = Limits { deadline: None, function_nodes: 2_000, ..Limits::default() };
     let model = Model::from_source(Source::from_bytes(bytes).limits(limits))?;
     let session = Session::builder(&model).threads(2).memory_limit(BUDGET).build()?;

@@ -1,8 +1,10 @@
-//! Deadlines and cancellation inside of kernels: a node that takes seconds ends within milliseconds.
+//! Deadlines and cancellation inside of kernels: a node that takes seconds ends within
+//! milliseconds.
 //!
-//! The nodes are in `golden/long_nodes.txt`. No thread may work for more than [`LATE`] once the run should end. That is processor
-//! time, which other work on the machine does not add to; by the clock a node may run on for `DEADLINE_SLACK` milliseconds.
-//! `DEADLINE_ONLY` takes the nodes whose names contain it. The times are printed.
+//! The nodes are in `golden/long_nodes.txt`. No thread may work for more than [`LATE`] once the run
+//! should end. That is processor time, which other work on the machine does not add to; by the
+//! clock a node may run on for `DEADLINE_SLACK` milliseconds. `DEADLINE_ONLY` takes the nodes whose
+//! names contain it. The times are printed.
 #![cfg(all(feature = "cpu", target_os = "linux"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -106,7 +108,8 @@ fn cases() -> Vec<(String, String)> {
     nodes.split("## ").skip(1).flat_map(of_case).collect()
 }
 
-/// How a run ended: how long after its time, how long a thread worked after it, and what is wrong, if anything.
+/// How a run ended: how long after its time, how long a thread worked after it, and what is wrong,
+/// if anything.
 struct Overrun {
     late: Duration,
     worked: Duration,
@@ -244,8 +247,8 @@ fn decoding_an_image_ends_at_its_deadline() -> Result<()> {
     Ok(())
 }
 
-/// A matrix product of quantized numbers with scales and zero points for each of many columns, which
-/// rewrite rules read.
+/// A matrix product of quantized numbers with scales and zero points for each of many columns,
+/// which rewrite rules read.
 fn quantized_product(columns: usize) -> Result<Model> {
     let mut b = GraphBuilder::new("quantized");
     let x = b.input("x", DType::U8, &["1", "1"]);

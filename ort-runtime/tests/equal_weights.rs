@@ -132,7 +132,8 @@ fn sessions_that_are_made_at_the_same_time_share() -> Result<()> {
     Ok(())
 }
 
-/// A limit holds for what a session uses, shared or not, so that it never depends on others that go.
+/// A limit holds for what a session uses, shared or not, so that it never depends on others that
+/// go.
 #[test]
 fn every_budget_counts_all_that_its_sessions_use() -> Result<()> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,6 @@
-//! Files that no honest writer makes, and data files that lead elsewhere: each ends in an answer or a typed error that
-//! says what it is, in under 2 seconds and under 64 MiB beyond what the model needs.
+//! Files that no honest writer makes, and data files that lead elsewhere: each ends in an answer or
+//! a typed error that says what it is, in under 2 seconds and under 64 MiB beyond what the model
+//! needs.
 #![cfg(all(feature = "cpu", target_os = "linux"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -34,8 +35,8 @@ fn attempt(path: &Path, map: bool) -> Result<()> {
     session.run(&inputs).map(|_| ())
 }
 
-/// What is wrong with how a file is taken, mapped and read. Nothing in `words` means any typed end will do, and a first
-/// word `an answer` that there is one.
+/// What is wrong with how a file is taken, mapped and read. Nothing in `words` means any typed end
+/// will do, and a first word `an answer` that there is one.
 fn judge(path: &Path, words: &[&str]) -> Vec<String> {
     let mut wrong = Vec::new();
     for map in [true, false] {
@@ -77,7 +78,8 @@ fn wrap(field: u8, inner: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A model with graphs inside one another: an attribute with a graph with a node with an attribute ...
+/// A model with graphs inside one another: an attribute with a graph with a node with an attribute
+/// ...
 fn nested_graphs(depth: usize) -> Vec<u8> {
     let graph = (0..depth).fold(Vec::new(), |graph, _| {
         let attribute = [wrap(1, b"then_branch"), wrap(6, &graph), vec![0xa0, 0x01, 5]].concat();

@@ -1,5 +1,5 @@
-//! Tables that are keyed by what a model or an input holds: keys that all fell into one place of an unseeded table take no longer
-//! than others, and very many names take time in proportion.
+//! Tables that are keyed by what a model or an input holds: keys that all fell into one place of an
+//! unseeded table take no longer than others, and very many names take time in proportion.
 #![cfg(all(feature = "cpu", target_os = "linux"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -18,7 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 const KEYS: u64 = 200_000;
 
-/// Keys whose products with the multiplier of the hash `rustc-hash` are the first numbers, so that all have one place in its tables.
+/// Keys whose products with the multiplier of the hash `rustc-hash` are the first numbers, so that
+/// all have one place in its tables.
 fn colliding() -> Vec<i64> {
     const MULTIPLIER: u64 = 0xf135_7aea_2e62_a9c5;
     // Newton's iteration doubles the bits that are right.

@@ -1,9 +1,11 @@
-//! Every operator of the registry on junk: attributes, types, shapes, constants and run-time inputs drawn from what
-//! breaks arithmetic. Each node ends in an answer or a typed error: no panic, no hang, no memory beyond the budget.
+//! Every operator of the registry on junk: attributes, types, shapes, constants and run-time inputs
+//! drawn from what breaks arithmetic. Each node ends in an answer or a typed error: no panic, no
+//! hang, no memory beyond the budget.
 //!
 //! Nodes that are right, edited until they are not, get further.
 //!
-//! `HOSTILE_ROUNDS` sets the cases per operator, `HOSTILE_ONLY` one operator, `HOSTILE_CASE` one case, which is printed.
+//! `HOSTILE_ROUNDS` sets the cases per operator, `HOSTILE_ONLY` one operator, `HOSTILE_CASE` one
+//! case, which is printed.
 #![cfg(all(feature = "cpu", target_os = "linux"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -86,7 +88,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok())
 }
 
-/// Runs a case, a second time where it takes long, on a machine that does other work by chance; what is wrong.
+/// Runs a case, a second time where it takes long, on a machine that does other work by chance;
+/// what is wrong.
 fn judge_named(name: &str, model: &ModelProto, inputs: &[(String, Value)]) -> Option<String> {
     // A process that dies tells here of what.
     let note = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile_case");

@@ -1,4 +1,5 @@
-//! A model of 10 GiB loads at once and in little memory: its weights stay in their file, also where a session is built that cannot hold them.
+//! A model of 10 GiB loads at once and in little memory: its weights stay in their file, also where
+//! a session is built that cannot hold them.
 #![cfg(all(feature = "cpu", target_os = "linux"))]
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,4 +1,5 @@
-//! The time from a file's bytes to a planned session grows as the model does, whatever the shape of its graph.
+//! The time from a file's bytes to a planned session grows as the model does, whatever the shape of
+//! its graph.
 #![cfg(feature = "cpu")]
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +15,8 @@ use prost::Message;
 /// A small model's nodes, and how many times larger the large one is.
 const NODES: usize = 3_000;
 const GROWTH: usize = 8;
-/// How much more slowly the large model may load than by its size: with quadratic work it would be `GROWTH`.
+/// How much more slowly the large model may load than by its size: with quadratic work it would be
+/// `GROWTH`.
 const SLACK: f64 = 3.0;
 
 /// A name, and what makes a graph of about so many nodes.

@@ -1,5 +1,5 @@
-//! What CONTRIBUTING.md builds: an operator of a domain of its own with a CPU kernel, one that is decomposed, and a
-//! provider.
+//! What CONTRIBUTING.md builds: an operator of a domain of its own with a CPU kernel, one that is
+//! decomposed, and a provider.
 #![cfg(feature = "cpu")]
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -1,4 +1,5 @@
-//! A provider that is linked into the process and panics, in each of its calls: an error that names it, never a panic of the caller.
+//! A provider that is linked into the process and panics, in each of its calls: an error that names
+//! it, never a panic of the caller.
 #![cfg(feature = "cpu")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

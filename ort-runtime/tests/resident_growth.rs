@@ -1,5 +1,6 @@
-//! A memory limit bounds what a process really holds: kernels whose tables, plans of transforms or texts grow with their data count them. Each case runs in a
-//! process of its own, whose resident memory is what the system says.
+//! A memory limit bounds what a process really holds: kernels whose tables, plans of transforms or
+//! texts grow with their data count them. Each case runs in a process of its own, whose resident
+//! memory is what the system says.
 #![cfg(all(feature = "cpu", target_os = "linux"))]
 #![allow(clippy::expect_used, clippy::panic)]
 
@@ -11,7 +12,8 @@ use ort_runtime::ir::{Attribute, Graph, GraphBuilder};
 use ort_runtime::{DType, Model, Result, Session, Tensor, Value};
 use support::{axis, floats, ints};
 
-/// What a process may take besides: code, the graph, threads' stacks, pages of the heap that are only partly used.
+/// What a process may take besides: code, the graph, threads' stacks, pages of the heap that are
+/// only partly used.
 const SLACK: usize = 16 << 20;
 
 const MIB: usize = 1 << 20;
@@ -164,7 +166,8 @@ const CASES: &[Case] = &[
                 [place, place, place + 1.0, place + 1.0]
             });
             let boxes = Tensor::from_vec(&[1, 200_000, 4], boxes.collect())?;
-            // Nothing overlaps beyond all measure: the search for that is quadratic, so that few are asked for.
+            // Nothing overlaps beyond all measure: the search for that is quadratic, so that few
+            // are asked for.
             one(("", "NonMaxSuppression"), vec![boxes, numbers(&[1, 1, 200_000])?, ints(&[100])?], &[], 1)
         },
     },
@@ -247,7 +250,8 @@ fn child() -> Result<()> {
     let inputs: Vec<(&str, Value)> =
         names.iter().map(String::as_str).zip(inputs.into_iter().map(Value::from)).collect();
     let limit = least_limit(&model, &inputs)?;
-    // The most that was ever resident is from here on that of the run; without the file the kernel is too old to tell.
+    // The most that was ever resident is from here on that of the run; without the file the kernel
+    // is too old to tell.
     let before = status("VmRSS");
     if std::fs::write("/proc/self/clear_refs", "5").is_err() {
         return Ok(());

@@ -1,5 +1,6 @@
-//! Runs the cases in folders in ONNX's layout whose operators have both a kernel and a decomposition, decomposed, against
-//! what the cases expect in their tolerance; `ort test` runs the kernels. The arguments are the folders.
+//! Runs the cases in folders in ONNX's layout whose operators have both a kernel and a
+//! decomposition, decomposed, against what the cases expect in their tolerance; `ort test` runs the
+//! kernels. The arguments are the folders.
 
 #[path = "../tests/integration/both_ways_support/mod.rs"]
 mod both_ways_support;

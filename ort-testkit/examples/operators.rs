@@ -1,5 +1,5 @@
-//! Prints as JSON what each operator of the registry is and which types each provider takes: what `cargo xtask ops`
-//! makes its page of.
+//! Prints as JSON what each operator of the registry is and which types each provider takes: what
+//! `cargo xtask ops` makes its page of.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use serde_json::{Value as Json, json};
 
 fn main() -> Result<()> {
     let mut devices: Vec<(&str, Vec<Arc<dyn Device>>)> = Vec::new();
-    // The opaque provider is for tests only; what wgpu takes follows from its kernels, whatever adapters are here.
+    // The opaque provider is for tests only; what wgpu takes follows from its kernels, whatever
+    // adapters are here.
     let own = |name: &str| name != "opaque" && name != "wgpu";
     for provider in providers().into_iter().filter(|provider| own(provider.name())) {
         if provider.devices().is_ok_and(|found| !found.is_empty()) {

@@ -319,8 +319,8 @@ fn bits_of(outputs: &Outputs) -> Result<Vec<Vec<u8>>> {
     outputs.iter().map(|(_, value)| value_to_bytes("", &with_one_nan(value)?)).collect()
 }
 
-/// The value with the same bits in each NaN: IEEE 754 (6.2.3, 6.3) leaves the sign and the payload of
-/// a NaN that an operation makes to the implementation, and compilers exchange the factors of a
+/// The value with the same bits in each NaN: IEEE 754 (6.2.3, 6.3) leaves the sign and the payload
+/// of a NaN that an operation makes to the implementation, and compilers exchange the factors of a
 /// product.
 fn with_one_nan(value: &Value) -> Result<Value> {
     let Value::Tensor(tensor) = value else { return Ok(value.clone()) };

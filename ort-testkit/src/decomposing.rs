@@ -8,8 +8,8 @@ use ort_core::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, NodeView};
 use ort_core::spec::OpSpec;
 use ort_core::tensor::{TensorMut, TensorView};
 
-/// Another device without the kernels of some operators. Sessions then decompose these, so that the parts can be held
-/// against the kernel.
+/// Another device without the kernels of some operators. Sessions then decompose these, so that the
+/// parts can be held against the kernel.
 pub struct DecomposingDevice {
     device: Arc<dyn Device>,
     refused: Vec<&'static OpSpec>,

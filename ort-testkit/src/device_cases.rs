@@ -1,4 +1,5 @@
-//! Cases in ONNX's layout on a device, with the CPU for what it does not claim: which ran on the device alone.
+//! Cases in ONNX's layout on a device, with the CPU for what it does not claim: which ran on the
+//! device alone.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,10 @@ use ort_core::{Result, error};
 
 use crate::read_case;
 
-/// Runs cases as the arguments of this example say: folders, `--only TEXT` for those whose names contain it, and `--library` for the provider in the
-/// library of this name, which cargo built beside the example, instead of the one in the program. The lines are those of [`run_device_cases`].
+/// Runs cases as the arguments of this example say: folders, `--only TEXT` for those whose names
+/// contain it, and `--library` for the provider in the library of this name, which cargo built
+/// beside the example, instead of the one in the program. The lines are those of
+/// [`run_device_cases`].
 ///
 /// # Errors
 ///
@@ -54,14 +57,17 @@ fn built_library(name: &str) -> Result<PathBuf> {
     Ok(built.join(format!("{prefix}{name}{suffix}")))
 }
 
-/// Runs the cases of folders, those whose names contain `only`, on a provider's first device and the CPU, and prints a line for each.
+/// Runs the cases of folders, those whose names contain `only`, on a provider's first device and
+/// the CPU, and prints a line for each.
 ///
-/// Each line is `PASS name: device`; `PASS name: moved OPERATORS`, which are those that the CPU had a part in because that is cheaper, or
-/// `host OPERATORS` where the device does not claim some of them; or `FAIL name: why`; `NONE why` where there is no device.
+/// Each line is `PASS name: device`; `PASS name: moved OPERATORS`, which are those that the CPU had
+/// a part in because that is cheaper, or `host OPERATORS` where the device does not claim some of
+/// them; or `FAIL name: why`; `NONE why` where there is no device.
 ///
 /// # Errors
 ///
-/// The device cannot be opened, there is no CPU provider in the program, or a folder cannot be read.
+/// The device cannot be opened, there is no CPU provider in the program, or a folder cannot be
+/// read.
 pub fn run_device_cases(
     on: &dyn ExecutionProvider,
     options: &ProviderOptions,

@@ -1,4 +1,5 @@
-//! Sessions whose constants a device cannot hold all at once: the same bits within every limit, and refusals that name the limit that would do.
+//! Sessions whose constants a device cannot hold all at once: the same bits within every limit, and
+//! refusals that name the limit that would do.
 
 #![allow(
     clippy::panic,
@@ -65,7 +66,8 @@ fn planned(session: &Session, rows: usize, kind: MemoryKind) -> Result<usize> {
     Ok(report.kinds.iter().filter(|entry| entry.kind == kind).map(|entry| entry.bytes).sum())
 }
 
-/// Runs [`products`] on a device of this kind within limits of the session, from all that it takes down to the least, and one byte below.
+/// Runs [`products`] on a device of this kind within limits of the session, from all that it takes
+/// down to the least, and one byte below.
 pub fn session_keeps_to_limits(model: &Model, open: Open<'_>) -> Result<()> {
     let rows = 5;
     let counted = Budget::new(None);
@@ -104,7 +106,8 @@ pub fn session_keeps_to_limits(model: &Model, open: Open<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same within limits of the device's own, which holds its memory in multiples of `granule` bytes.
+/// The same within limits of the device's own, which holds its memory in multiples of `granule`
+/// bytes.
 pub fn device_keeps_to_limits(model: &Model, granule: usize, open: Open<'_>) -> Result<()> {
     let rows = 5;
     let device = open(None)?;

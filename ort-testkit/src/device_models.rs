@@ -1,4 +1,5 @@
-//! Models on a device, with the CPU for what it does not claim, held against the CPU alone: run after run with other inputs and other sizes.
+//! Models on a device, with the CPU for what it does not claim, held against the CPU alone: run
+//! after run with other inputs and other sizes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Made-up inputs of models: positions count up, masks are 1, types 0, other integers below 100, and floats from -1 to 1.
+//! Made-up inputs of models: positions count up, masks are 1, types 0, other integers below 100,
+//! and floats from -1 to 1.
 
 use half::{bf16, f16};
 use ort_core::dim::{Bindings, Symbol};
@@ -7,7 +8,8 @@ use ort_core::session::{Model, ValueSpec};
 use ort_core::tensor::{Tensor, Value};
 use ort_core::{Result, ensure, error};
 
-/// What runs take in turn, by the name of a symbol or an input: `16` is the size of a symbol, `3x16` the shape of an input, `@16` its value.
+/// What runs take in turn, by the name of a symbol or an input: `16` is the size of a symbol,
+/// `3x16` the shape of an input, `@16` its value.
 pub type Given = Vec<(String, Vec<String>)>;
 
 /// What is given in words, each `NAME=ONE,OTHER...`.
@@ -25,7 +27,8 @@ pub fn given<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Given> {
 ///
 /// # Errors
 ///
-/// A name is neither a symbol of the model nor an input, or an input has a type that is not made up.
+/// A name is neither a symbol of the model nor an input, or an input has a type that is not made
+/// up.
 pub fn inputs(model: &Model, given: &Given, run: usize) -> Result<Vec<(String, Value)>> {
     let turn = |list: &[String]| list.get(run % list.len().max(1)).cloned().unwrap_or_default();
     let given: Vec<(&str, String)> = given.iter().map(|(name, list)| (name.as_str(), turn(list))).collect();

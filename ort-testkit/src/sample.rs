@@ -1,7 +1,9 @@
-//! Sample nodes, one or more per operator, that are asked and run with every type that the operator's record allows.
+//! Sample nodes, one or more per operator, that are asked and run with every type that the
+//! operator's record allows.
 //!
-//! `data/samples.json`, `data/microsoft_samples.json` and `data/runtime_samples.json` hold the shapes, the attributes and such elements as matter. The type of each type variable
-//! is free: a sample is turned into a graph of that one node for each choice of types.
+//! `data/samples.json`, `data/microsoft_samples.json` and `data/runtime_samples.json` hold the
+//! shapes, the attributes and such elements as matter. The type of each type variable is free: a
+//! sample is turned into a graph of that one node for each choice of types.
 
 use std::sync::Arc;
 
@@ -152,8 +154,8 @@ impl Sample {
         Ok(lines.into_iter().filter_map(known).collect())
     }
 
-    /// Its type variables that can be chosen, each with what it may be: those of its inputs, and those that an
-    /// attribute decides.
+    /// Its type variables that can be chosen, each with what it may be: those of its inputs, and
+    /// those that an attribute decides.
     pub fn variables(&self) -> Vec<(&'static str, Vec<Choice>)> {
         let given = |name: &str| {
             self.operands().any(|(param, operand)| operand.is_some() && param.ty == name)
@@ -363,8 +365,8 @@ impl Sample {
     }
 }
 
-/// A tensor of the same type and shape: standard normal floats, integers from 0 to 100 or, of 8 bits, of any value. Of
-/// other types it is the tensor itself.
+/// A tensor of the same type and shape: standard normal floats, integers from 0 to 100 or, of 8
+/// bits, of any value. Of other types it is the tensor itself.
 fn drawn(tensor: &Tensor, random: &mut Pcg64) -> Result<Tensor> {
     let dtype = tensor.dtype();
     let mut number = || -> f64 {
@@ -438,7 +440,8 @@ fn branch(attr: &'static str, outer: ValueId) -> Result<Subgraph> {
 }
 
 impl Operand {
-    /// Its elements in a type. Where none are written they are 1, 0, 1 and so on, which every type can hold.
+    /// Its elements in a type. Where none are written they are 1, 0, 1 and so on, which every type
+    /// can hold.
     fn tensor(&self, dtype: DType) -> Result<Tensor> {
         let count = element_count(&self.shape)?;
         let written = |index: usize| self.values.as_ref().and_then(|values| values.get(index));
@@ -476,8 +479,8 @@ fn attribute(kind: AttrKind, json: &Json) -> Option<Attribute> {
     })
 }
 
-/// Every choice of types for these variables, where they are not too many; else each variable's choices with the
-/// others at `own`, and all variables at one type.
+/// Every choice of types for these variables, where they are not too many; else each variable's
+/// choices with the others at `own`, and all variables at one type.
 pub fn bindings(variables: &[(&'static str, Vec<Choice>)], own: &[(&'static str, Choice)]) -> Vec<Binding> {
     const MANY: usize = 1000;
     let count = variables.iter().try_fold(1usize, |count, (_, choices)| count.checked_mul(choices.len()));

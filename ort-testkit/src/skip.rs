@@ -1,9 +1,11 @@
-//! Tests that cannot run on this machine: their runner prints "ok" for them, so they say on their own that they did not run.
+//! Tests that cannot run on this machine: their runner prints "ok" for them, so they say on their
+//! own that they did not run.
 
 use std::io::Write;
 
-/// Says that the calling test does not run, why, and what to install. The line, `SKIPPED PROGRAM::TEST: WHY`, goes where no test runner captures
-/// it; `cargo xtask test` counts these lines, and closes with them.
+/// Says that the calling test does not run, why, and what to install. The line, `SKIPPED
+/// PROGRAM::TEST: WHY`, goes where no test runner captures it; `cargo xtask test` counts these
+/// lines, and closes with them.
 pub fn skip_test(why: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");

@@ -45,8 +45,8 @@ impl Target {
         Ok(Target { name: "opaque and cpu", devices, level: Level::All })
     }
 
-    /// The same devices without the kernels of some operators, which are decomposed. Nothing is rewritten: a rule might take
-    /// such an operator away before.
+    /// The same devices without the kernels of some operators, which are decomposed. Nothing is
+    /// rewritten: a rule might take such an operator away before.
     pub fn without(&self, operators: &[&'static OpSpec]) -> Target {
         let without = |device: &Arc<dyn Device>| -> Arc<dyn Device> {
             DecomposingDevice::new(device.clone(), operators)
@@ -101,7 +101,8 @@ impl Case {
 }
 
 /// Reads a case as ONNX's package stores it: `model.onnx`, and `input_N.pb` and `output_N.pb` in
-/// `test_data_set_0`. The file `tol`, where there is one, has the relative and the absolute tolerance.
+/// `test_data_set_0`. The file `tol`, where there is one, has the relative and the absolute
+/// tolerance.
 pub fn read_case(folder: &Path) -> Result<Case> {
     let model = Model::load(folder.join("model.onnx"))?;
     let data = folder.join("test_data_set_0");

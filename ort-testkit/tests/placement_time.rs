@@ -13,7 +13,8 @@ use ort_testkit::{OpaqueDevice, Target};
 /// A small graph's nodes, and how many times larger the large one is.
 const NODES: usize = 2_000;
 const GROWTH: usize = 8;
-/// How much more slowly the large graph may be placed than by its size: with quadratic work it would be `GROWTH`.
+/// How much more slowly the large graph may be placed than by its size: with quadratic work it
+/// would be `GROWTH`.
 const SLACK: f64 = 3.0;
 
 /// The next value of a graph from its values so far.

@@ -1,4 +1,5 @@
-//! Artifacts: the files that a training by the calls of ONNX Runtime's on-device training ([`crate::api`]) begins with.
+//! Artifacts: the files that a training by the calls of ONNX Runtime's on-device training
+//! ([`crate::api`]) begins with.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -25,7 +26,8 @@ pub struct ArtifactOptions {
     pub frozen_params: Vec<String>,
     /// The loss. Without one the model's first output is the loss, which must be one number.
     pub loss: Option<Loss>,
-    /// How parameters follow their gradients, as [`Optimizer::onnxruntime_adamw`]. Without one there is no optimizer model.
+    /// How parameters follow their gradients, as [`Optimizer::onnxruntime_adamw`]. Without one
+    /// there is no optimizer model.
     pub optimizer: Option<Optimizer>,
     /// The largest norm of all gradients together, `ClipGradNorm` of ONNX Runtime's optimizers.
     pub clip_grad: Option<f32>,
@@ -37,7 +39,8 @@ pub struct ArtifactOptions {
     pub additional_output_names: Vec<String>,
     /// Whether a checkpoint without the values of trained parameters is written as well.
     pub nominal_checkpoint: bool,
-    /// The model's output that the loss is of, by default the first; it may be followed by the loss's own input, `labels` or `target`.
+    /// The model's output that the loss is of, by default the first; it may be followed by the
+    /// loss's own input, `labels` or `target`.
     pub loss_input_names: Vec<String>,
 }
 
@@ -56,16 +59,19 @@ pub struct Artifacts {
     pub optimizer_model: Option<PathBuf>,
 }
 
-/// Writes what a training by [`crate::api`] begins with: `training_model.onnx`, `eval_model.onnx`, `checkpoint`, and as asked for `optimizer_model.onnx` and
-/// `nominal_checkpoint`.
+/// Writes what a training by [`crate::api`] begins with: `training_model.onnx`, `eval_model.onnx`,
+/// `checkpoint`, and as asked for `optimizer_model.onnx` and `nominal_checkpoint`.
 ///
-/// The names of files and options are those of ONNX Runtime's `generate_artifacts`, the contents are this runtime's own. The training model holds the forward
-/// pass; its backward pass is derived when a [`Module`](crate::api::Module) is made, so that the memory limit and recomputation of that moment apply. The
-/// checkpoint is one `safetensors` file. Parameters are in the checkpoint alone, so that models of any size have artifacts.
+/// The names of files and options are those of ONNX Runtime's `generate_artifacts`, the contents
+/// are this runtime's own. The training model holds the forward pass; its backward pass is derived
+/// when a [`Module`](crate::api::Module) is made, so that the memory limit and recomputation of
+/// that moment apply. The checkpoint is one `safetensors` file. Parameters are in the checkpoint
+/// alone, so that models of any size have artifacts.
 ///
 /// # Errors
 ///
-/// A name is unknown, or both trained and frozen; a node on the way to the loss has no gradient; a file cannot be written. Each file is written whole or not at all.
+/// A name is unknown, or both trained and frozen; a node on the way to the loss has no gradient; a
+/// file cannot be written. Each file is written whole or not at all.
 ///
 /// ```no_run
 /// use ort_core::session::Model;

@@ -1,4 +1,5 @@
-//! The graphs of a training's stages: a whole step, a batch whose gradients are added up, an update, an evaluation.
+//! The graphs of a training's stages: a whole step, a batch whose gradients are added up, an
+//! update, an evaluation.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +23,8 @@ pub(crate) const FINITE: &str = "optimizer.finite";
 pub(crate) const OVERWRITE: &str = "gradient.overwrite";
 
 impl Trainer {
-    /// Forward, backward and update at once: each gradient is gone as soon as its parameter is updated.
+    /// Forward, backward and update at once: each gradient is gone as soon as its parameter is
+    /// updated.
     pub(crate) fn step_graph(&self) -> Result<StageGraph> {
         let mut builder = GraphBuilder::extend(self.training.graph.clone());
         builder.set_scope("optimizer");
@@ -158,7 +160,8 @@ impl<'a> Updates<'a> {
         Updates { training, options, no_decay, builder, updates: Vec::new(), outputs: Vec::new() }
     }
 
-    /// Adds the update of each parameter, by its index, value and gradient. `scale` is what gradients are multiplied by before they are clipped.
+    /// Adds the update of each parameter, by its index, value and gradient. `scale` is what
+    /// gradients are multiplied by before they are clipped.
     fn emit(&mut self, gradients: &[(usize, ValueId, ValueId)], scale: Option<ValueId>) -> Result<()> {
         let (learning_rate, step) = shared_inputs(self.builder);
         let all: Vec<ValueId> = gradients.iter().map(|(_, _, gradient)| *gradient).collect();
@@ -190,7 +193,8 @@ impl<'a> Updates<'a> {
         Ok(finite)
     }
 
-    /// What gradients are multiplied by so that their norm, after `scale`, is `most` at the most, as PyTorch's `clip_grad_norm_` has it.
+    /// What gradients are multiplied by so that their norm, after `scale`, is `most` at the most,
+    /// as PyTorch's `clip_grad_norm_` has it.
     fn clipped(&mut self, gradients: &[ValueId], scale: Option<ValueId>, most: f32) -> Result<ValueId> {
         let inputs: Vec<Option<ValueId>> = gradients.iter().copied().map(Some).collect();
         let norm = self.builder.add((RUNTIME, "GlobalNorm"), &inputs, &[], 1, Vec::new())?;
@@ -246,7 +250,8 @@ fn rename(builder: &mut GraphBuilder, output: ValueId, of: &str) -> String {
     name
 }
 
-/// Puts the nodes from `first` on right behind what they wait for among those before: their inputs, and the other readers of these.
+/// Puts the nodes from `first` on right behind what they wait for among those before: their inputs,
+/// and the other readers of these.
 fn update_early(graph: &mut Graph, first: usize) {
     let producers = graph.producers();
     let mut last_reader: HashMap<ValueId, usize> = HashMap::new();

@@ -1,7 +1,9 @@
-//! Attention as exporters write it, made one operator before gradients are added: the backward pass then keeps no scores.
+//! Attention as exporters write it, made one operator before gradients are added: the backward pass
+//! then keeps no scores.
 //!
-//! `MatMul(dropout(Softmax(masked(MatMul(q, k^T) * scale))), v)`, where the mask is `Add` or `Where`, the scale `Mul` or `Div` by one number, and
-//! all but the products and the softmax may be missing.
+//! `MatMul(dropout(Softmax(masked(MatMul(q, k^T) * scale))), v)`, where the mask is `Add` or
+//! `Where`, the scale `Mul` or `Div` by one number, and all but the products and the softmax may be
+//! missing.
 
 use std::collections::HashSet;
 
@@ -12,7 +14,8 @@ use ort_core::spec::RUNTIME;
 
 use crate::graph::is_standard;
 
-/// The graph with attention as `TrainingAttention`, where no mask follows from `trained` values, as masks get no gradient.
+/// The graph with attention as `TrainingAttention`, where no mask follows from `trained` values, as
+/// masks get no gradient.
 pub(crate) fn fuse_attention(mut graph: Graph, trained: &[ValueId]) -> Result<Graph> {
     let finder = Finder::new(&graph, trained);
     let found: Vec<Option<Found>> = (0..graph.nodes.len()).map(|index| finder.find(index)).collect();

@@ -1,7 +1,9 @@
-//! Checkpoints: a folder with the tensors of a training as `safetensors`, and `training.json`, which says what they are of.
+//! Checkpoints: a folder with the tensors of a training as `safetensors`, and `training.json`,
+//! which says what they are of.
 //!
-//! The tensors are written under a name of their own first, then `training.json` takes the place of the one before. Whatever ends the writing,
-//! the folder holds one whole checkpoint, the old or the new one. A folder may come from anyone: saving into it writes and removes nothing but files of
+//! The tensors are written under a name of their own first, then `training.json` takes the place of
+//! the one before. Whatever ends the writing, the folder holds one whole checkpoint, the old or the
+//! new one. A folder may come from anyone: saving into it writes and removes nothing but files of
 //! our own names in it, and loading refuses numbers that no training could have had.
 
 use std::borrow::Cow;
@@ -116,7 +118,8 @@ pub(crate) fn check_rate(rate: f32) -> Result<()> {
 }
 
 impl Trainer {
-    /// Writes all that the training needs to go on as if it had not ended, and properties of the caller's, such as where it is in its data.
+    /// Writes all that the training needs to go on as if it had not ended, and properties of the
+    /// caller's, such as where it is in its data.
     ///
     /// # Errors
     ///
@@ -133,7 +136,8 @@ impl Trainer {
     fn save_in(&mut self, folder: &Path, properties: &Map<String, Json>) -> Result<()> {
         self.leave();
         fs::create_dir_all(folder).map_err(|problem| system("the folder cannot be made", &problem))?;
-        // What the folder says may come from anyone: only a file that a checkpoint of ours could have written is taken for an old one and removed.
+        // What the folder says may come from anyone: only a file that a checkpoint of ours could
+        // have written is taken for an old one and removed.
         let before = read_manifest(folder).ok().map(|manifest| manifest.tensors).filter(|name| is_own(name));
         let tensors = self.write_tensors(folder, before.as_deref())?;
         let manifest = Manifest {
@@ -186,11 +190,13 @@ impl Trainer {
         Ok(name(index))
     }
 
-    /// Goes on from a checkpoint of a training with the same parameters and optimizer; returns the properties that were saved with it.
+    /// Goes on from a checkpoint of a training with the same parameters and optimizer; returns the
+    /// properties that were saved with it.
     ///
     /// # Errors
     ///
-    /// There is no checkpoint, it is damaged, or it is of another training: then the training is as it was.
+    /// There is no checkpoint, it is damaged, or it is of another training: then the training is as
+    /// it was.
     pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<Map<String, Json>> {
         let folder = folder.as_ref();
         self.load_from(folder).within(|| format!("checkpoint '{}'", folder.display()))
@@ -310,7 +316,8 @@ impl View for Stored<'_> {
     }
 }
 
-/// A tensor of the training, which comes from its device when it is written: the host has one at a time.
+/// A tensor of the training, which comes from its device when it is written: the host has one at a
+/// time.
 struct Kept<'a> {
     dtype: Dtype,
     buffer: &'a TensorBuffer,

@@ -1,4 +1,5 @@
-//! The graph of a training step: a model's forward pass in training mode, a loss, and the gradients of its parameters.
+//! The graph of a training step: a model's forward pass in training mode, a loss, and the gradients
+//! of its parameters.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -34,7 +35,8 @@ pub struct Parameter {
     pub(crate) gradient: ValueId,
 }
 
-/// A statistic that the forward pass itself brings up to date, as the running mean of `BatchNormalization`.
+/// A statistic that the forward pass itself brings up to date, as the running mean of
+/// `BatchNormalization`.
 #[derive(Clone, Debug)]
 pub(crate) struct Statistic {
     pub(crate) name: String,
@@ -64,7 +66,8 @@ pub struct TrainingGraph {
     doubtful: Vec<String>,
 }
 
-/// What the loss is multiplied by before it is differentiated, an input of graphs with a loss scale.
+/// What the loss is multiplied by before it is differentiated, an input of graphs with a loss
+/// scale.
 pub(crate) const LOSS_SCALE: &str = "loss.scale";
 /// The seed of random numbers, an input of graphs that drop.
 pub(crate) const SEED: &str = "dropout.seed";
@@ -81,8 +84,8 @@ pub(crate) enum Mode {
 impl TrainingGraph {
     /// The graph of a training step without its update.
     ///
-    /// Errors: the output or a pattern of weights is not in the model, the output does not suit the loss, or a node on the way from the parameters
-    /// to the loss has no gradient.
+    /// Errors: the output or a pattern of weights is not in the model, the output does not suit the
+    /// loss, or a node on the way from the parameters to the loss has no gradient.
     pub fn new(model: &Model, options: &TrainingOptions) -> Result<TrainingGraph> {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(options)?;
@@ -152,7 +155,8 @@ impl TrainingGraph {
 
     /// The operators on the way from the weights to the loss that have no gradient, all of them.
     ///
-    /// Errors: the output or a pattern of weights is not in the model, or the output does not suit the loss.
+    /// Errors: the output or a pattern of weights is not in the model, or the output does not suit
+    /// the loss.
     pub fn blocking(model: &Model, options: &TrainingOptions) -> Result<Vec<Blocking>> {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(options)?;
@@ -189,7 +193,8 @@ impl TrainingGraph {
         &self.frozen
     }
 
-    /// The names of the inputs that a caller gives for each step: those of the model, then that of the loss.
+    /// The names of the inputs that a caller gives for each step: those of the model, then that of
+    /// the loss.
     pub fn inputs(&self) -> &[String] {
         &self.inputs
     }
@@ -209,25 +214,27 @@ impl TrainingGraph {
         &self.equal
     }
 
-    /// The weights of rank 0 that are not trained because nothing asked for them: a temperature or a
-    /// gate, or a constant that an exporter made an initializer.
+    /// The weights of rank 0 that are not trained because nothing asked for them: a temperature or
+    /// a gate, or a constant that an exporter made an initializer.
     pub fn untrained_scalars(&self) -> &[String] {
         &self.scalars
     }
 
-    /// The buffers and constants among the initializers that are not trained because nothing asked for
-    /// them. PyTorch's exporter marks them, or they have the names that exporters give to constants.
+    /// The buffers and constants among the initializers that are not trained because nothing asked
+    /// for them. PyTorch's exporter marks them, or they have the names that exporters give to
+    /// constants.
     pub fn untrained_constants(&self) -> &[String] {
         &self.constants
     }
 
-    /// The weights that are trained because nothing was asked for, and may be constants of the model's
-    /// code: exporters made up their names, and only elementwise arithmetic reads them.
+    /// The weights that are trained because nothing was asked for, and may be constants of the
+    /// model's code: exporters made up their names, and only elementwise arithmetic reads them.
     pub fn doubtful_weights(&self) -> &[String] {
         &self.doubtful
     }
 
-    /// With mixed precision, how many nodes of each operator of the forward pass compute in 16 bits and in float32; otherwise nothing.
+    /// With mixed precision, how many nodes of each operator of the forward pass compute in 16 bits
+    /// and in float32; otherwise nothing.
     pub fn precisions(&self) -> &[OperatorPrecision] {
         &self.precisions
     }
@@ -245,7 +252,8 @@ fn scaled(graph: &mut Graph, loss: ValueId) -> Result<ValueId> {
     Ok(scaled)
 }
 
-/// A gradient as it was before it was cast to the type of its parameter: updates read gradients of any type of floats.
+/// A gradient as it was before it was cast to the type of its parameter: updates read gradients of
+/// any type of floats.
 fn narrowest(graph: &Graph, producers: &[Option<NodeId>], gradient: ValueId) -> ValueId {
     let maker = producers.get(gradient.index()).copied().flatten();
     let cast = maker.and_then(|id| graph.nodes.get(id.index())).filter(|node| is_standard(node, "Cast"));
@@ -254,7 +262,8 @@ fn narrowest(graph: &Graph, producers: &[Option<NodeId>], gradient: ValueId) -> 
     from.filter(is_half).unwrap_or(gradient)
 }
 
-/// The forward pass and loss alone, for evaluation, with the output that the loss is of; parameters are inputs as in the training graph.
+/// The forward pass and loss alone, for evaluation, with the output that the loss is of; parameters
+/// are inputs as in the training graph.
 pub(crate) fn evaluation(
     model: &Model,
     training: &TrainingGraph,
@@ -324,7 +333,8 @@ impl Forward {
         let TrainableGraph { mut graph, weights, buffers } = TrainableGraph::of(model, options)?;
         stack_sequences(&mut graph)?;
         // A weight that a caller may give in the place of the model's is a weight all the same.
-        // In the order of the inputs: that of parameters follows from it, and that of sums over all gradients.
+        // In the order of the inputs: that of parameters follows from it, and that of sums over all
+        // gradients.
         let mut defaults = std::mem::take(&mut graph.input_defaults);
         for input in std::mem::take(&mut graph.inputs) {
             match defaults.remove(&input) {
@@ -344,8 +354,8 @@ impl Forward {
         Ok(forward)
     }
 
-    /// Has each `BatchNormalization` take the statistics of its batch and update its running ones, or
-    /// read the running ones only: in evaluation, and if the options freeze them.
+    /// Has each `BatchNormalization` take the statistics of its batch and update its running ones,
+    /// or read the running ones only: in evaluation, and if the options freeze them.
     fn normalize_batches(&mut self, mode: Mode, options: &TrainingOptions) -> Result<()> {
         let mut kept = Vec::new();
         let frozen = Patterns::new(&options.frozen);
@@ -408,7 +418,8 @@ impl Forward {
         Ok(())
     }
 
-    /// Has each `Dropout` drop by numbers that follow from a seed and the step, so that backward needs no mask, or drop nothing.
+    /// Has each `Dropout` drop by numbers that follow from a seed and the step, so that backward
+    /// needs no mask, or drop nothing.
     fn drop_out(&mut self, mode: Mode) -> Result<()> {
         let drops = |node: &Node| is_standard(node, "Dropout");
         if mode == Mode::Evaluate {
@@ -483,7 +494,8 @@ impl Forward {
         let mut candidates = Vec::new();
         for ((value, tensor), name) in constants.into_iter().zip(names) {
             let is_weight = self.weights.contains(&value);
-            // A pattern asks for weights; what a node gives, an epsilon for example, is asked for by name.
+            // A pattern asks for weights; what a node gives, an epsilon for example, is asked for
+            // by name.
             let is_asked = trainable.names(&name) || is_weight && trainable.matches(&name);
             let is_continuous = TypeSet::FLOATS.contains(tensor.dtype());
             let is_buffer = self.buffers.contains(&value);
@@ -517,7 +529,8 @@ impl Forward {
         Ok(candidates)
     }
 
-    /// Has activations and normalizations that are written as formulas be operators of their own, whose gradients need their inputs alone.
+    /// Has activations and normalizations that are written as formulas be operators of their own,
+    /// whose gradients need their inputs alone.
     fn recognize(&mut self, options: &TrainingOptions) -> Result<()> {
         let outputs = self.graph.outputs.clone();
         self.graph.outputs.extend(named_values(&self.graph, &options.additional_outputs)?);
@@ -536,7 +549,8 @@ impl Forward {
         Ok(precisions)
     }
 
-    /// The graph with the loss behind it, inferred; `more` are outputs beside the loss and statistics.
+    /// The graph with the loss behind it, inferred; `more` are outputs beside the loss and
+    /// statistics.
     fn finish(&mut self, options: &TrainingOptions, more: &[ValueId]) -> Result<(Graph, ValueId)> {
         let mut builder = GraphBuilder::extend(std::mem::replace(&mut self.graph, Graph::new("")));
         builder.set_scope("loss");
@@ -556,7 +570,8 @@ pub(crate) fn is_standard(node: &Node, op: &str) -> bool {
     node.spec.domain.is_empty() && node.spec.name == op
 }
 
-/// The value that the loss is of: an output of the model, or what a node computes on the way to one.
+/// The value that the loss is of: an output of the model, or what a node computes on the way to
+/// one.
 fn output_of(graph: &Graph, asked: Option<&str>) -> Result<ValueId> {
     let named = |id: &&ValueId| asked.is_none_or(|name| &*graph.value(**id).name == name);
     if let Some(output) = graph.outputs.iter().find(named) {

@@ -1,7 +1,8 @@
 //! Training of ONNX models.
 //!
-//! A plain inference model becomes one graph: its forward pass, a loss, the backward pass, and an optimizer's update of each parameter.
-//! The graph runs as any other does: it is planned before it runs, so that the memory of a step is known before the first one.
+//! A plain inference model becomes one graph: its forward pass, a loss, the backward pass, and an
+//! optimizer's update of each parameter. The graph runs as any other does: it is planned before it
+//! runs, so that the memory of a step is known before the first one.
 //!
 //! ```no_run
 //! use ort_core::session::Model;

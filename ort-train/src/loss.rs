@@ -17,17 +17,21 @@ pub enum Loss {
     L1,
     /// The mean cross entropy of scores (logits) with an input `labels`, which are `int64` classes.
     CrossEntropy {
-        /// The share of the target that all classes have alike, 0 to below 1 (Szegedy et al. 2016, section 7).
+        /// The share of the target that all classes have alike, 0 to below 1 (Szegedy et al. 2016,
+        /// section 7).
         label_smoothing: f32,
         /// A label that does not count.
         ignore_index: Option<i64>,
-        /// The axis of classes; by default 1 for matrices and images, and the last for scores of rank 3, as language models give them.
+        /// The axis of classes; by default 1 for matrices and images, and the last for scores of
+        /// rank 3, as language models give them.
         class_axis: Option<i64>,
     },
-    /// The mean binary cross entropy of scores (logits) with an input `target` of probabilities of the same shape.
+    /// The mean binary cross entropy of scores (logits) with an input `target` of probabilities of
+    /// the same shape.
     BceWithLogits,
-    /// The Kullback-Leibler divergence of the scores' distribution from that of an input `target` of a teacher's scores, both divided by a
-    /// temperature; mean over all but the last axis, times the square of the temperature (Hinton et al. 2015, section 2).
+    /// The Kullback-Leibler divergence of the scores' distribution from that of an input `target`
+    /// of a teacher's scores, both divided by a temperature; mean over all but the last axis,
+    /// times the square of the temperature (Hinton et al. 2015, section 2).
     KlDivergence {
         /// The temperature, above 0.
         temperature: f32,
@@ -51,7 +55,8 @@ impl Loss {
         }
     }
 
-    /// The axis of classes of scores of this rank, counted from the first; none where the loss has no classes, or the rank no such axis.
+    /// The axis of classes of scores of this rank, counted from the first; none where the loss has
+    /// no classes, or the rank no such axis.
     pub fn class_axis(&self, rank: usize) -> Option<usize> {
         match self {
             Loss::CrossEntropy { class_axis, .. } => class_axis_of(*class_axis, rank).ok(),
@@ -133,7 +138,8 @@ impl Loss {
                 nodes.emit("Abs", &[difference])?
             }
             Loss::KlDivergence { temperature } => return nodes.divergence(output, target, *temperature),
-            // log(1 + exp(x)) - x t is - t log s(x) - (1 - t) log(1 - s(x)), and finite wherever x is.
+            // log(1 + exp(x)) - x t is - t log s(x) - (1 - t) log(1 - s(x)), and finite wherever x
+            // is.
             _ => {
                 let softplus = nodes.emit("Softplus", &[output])?;
                 let product = nodes.emit("Mul", &[output, target])?;
@@ -144,7 +150,8 @@ impl Loss {
     }
 }
 
-/// Says which node is why the rank of a value is not known: the first whose inputs have ranks and whose outputs have none.
+/// Says which node is why the rank of a value is not known: the first whose inputs have ranks and
+/// whose outputs have none.
 fn unknown_rank(graph: &Graph, output: ValueId) -> Error {
     let producers = graph.producers();
     let mut cause = None;

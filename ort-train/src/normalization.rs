@@ -1,5 +1,6 @@
-//! Batch normalizations in training as what a batch tells of each channel, and a formula of elements. Statistics are then computed once for both
-//! passes, and the formula becomes a part of what reads it: what is normalized is not kept for the backward pass.
+//! Batch normalizations in training as what a batch tells of each channel, and a formula of
+//! elements. Statistics are then computed once for both passes, and the formula becomes a part of
+//! what reads it: what is normalized is not kept for the backward pass.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,8 @@ use crate::graph::is_standard;
 /// `(X - mean) * factor + bias`.
 const NORMALIZE: &str = "add(mul(sub(x0, x1), x2), x3)";
 
-/// The graph, which has its gradients, with each normalization in parts whose tensors are all float32 or all float64.
+/// The graph, which has its gradients, with each normalization in parts whose tensors are all
+/// float32 or all float64.
 pub(crate) fn split_normalizations(mut graph: Graph) -> Result<Graph> {
     let (nodes, outputs) = (std::mem::take(&mut graph.nodes), graph.outputs.clone());
     let mut builder = GraphBuilder::extend(graph);

@@ -14,7 +14,8 @@ pub enum AdamForm {
     Adam,
     /// `torch.optim.AdamW` (Loshchilov & Hutter 2019): the parameter decays first.
     Torch,
-    /// The AdamW of Hugging Face's `transformers` and of ONNX Runtime's `adam_mode` 1: the parameter decays last.
+    /// The AdamW of Hugging Face's `transformers` and of ONNX Runtime's `adam_mode` 1: the
+    /// parameter decays last.
     HuggingFace,
 }
 
@@ -34,7 +35,8 @@ pub enum Optimizer {
     AdamW8bit { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32 },
     /// LAMB (You et al. 2020).
     Lamb { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32 },
-    /// Adafactor (Shazeer & Stern 2018): the second moment of a matrix is kept as a row and a column.
+    /// Adafactor (Shazeer & Stern 2018): the second moment of a matrix is kept as a row and a
+    /// column.
     Adafactor { beta2_decay: f32, clip_threshold: f32, weight_decay: f32 },
 }
 
@@ -79,7 +81,8 @@ impl Optimizer {
         }
     }
 
-    /// AdamW as ONNX Runtime's artifacts have it by default: epsilon 1e-6, no weight decay, which would come last.
+    /// AdamW as ONNX Runtime's artifacts have it by default: epsilon 1e-6, no weight decay, which
+    /// would come last.
     pub fn onnxruntime_adamw() -> Optimizer {
         Optimizer::Adam {
             beta1: 0.9,
@@ -286,7 +289,8 @@ fn moments(beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32) -> Vec<(&'st
     ]
 }
 
-/// The inputs that all updates read, added to a graph: the learning rate and the number of the update.
+/// The inputs that all updates read, added to a graph: the learning rate and the number of the
+/// update.
 pub(crate) fn shared_inputs(builder: &mut GraphBuilder) -> (ValueId, ValueId) {
     let scalar = |dtype| ValueType::tensor(dtype, Some(Vec::new()));
     (builder.typed_input(LEARNING_RATE, scalar(DType::F32)), builder.typed_input(STEP, scalar(DType::I64)))

@@ -15,8 +15,8 @@ use crate::{Loss, LossScale, MixedPrecision, Optimizer, Recompute, Schedule};
 pub struct TrainingOptions {
     /// What becomes smaller.
     pub loss: Loss,
-    /// The model's output that the loss is of, or any value that one of its nodes computes; by default
-    /// the first output.
+    /// The model's output that the loss is of, or any value that one of its nodes computes; by
+    /// default the first output.
     pub output: Option<String>,
     /// How parameters follow their gradients.
     pub optimizer: Optimizer,
@@ -26,8 +26,9 @@ pub struct TrainingOptions {
     pub schedule: Schedule,
     /// Patterns of the weights that are trained; by default all floats of rank 1 or more that have
     /// gradients, but what an exporter marks as a buffer or names as a constant
-    /// ([`TrainingGraph::untrained_constants`](crate::TrainingGraph::untrained_constants)). A pattern
-    /// matches initializers; a constant that a node gives is trained only if it is named in full.
+    /// ([`TrainingGraph::untrained_constants`](crate::TrainingGraph::untrained_constants)). A
+    /// pattern matches initializers; a constant that a node gives is trained only if it is
+    /// named in full.
     pub trainable: Vec<String>,
     /// Patterns of weights that stay as they are. They take no gradient and no state.
     pub frozen: Vec<String>,
@@ -35,7 +36,8 @@ pub struct TrainingOptions {
     pub no_decay: Vec<String>,
     /// Patterns of weights that several nodes read, each of which then trains a copy of its own.
     pub untied: Vec<String>,
-    /// Patterns of weights that hold the same numbers, transposed ones included, and then train as one.
+    /// Patterns of weights that hold the same numbers, transposed ones included, and then train as
+    /// one.
     pub tied: Vec<String>,
     /// The largest norm of all gradients together; what is longer is scaled down.
     pub clip_norm: Option<f32>,
@@ -52,19 +54,21 @@ pub struct TrainingOptions {
     pub memory_limit: Option<usize>,
     /// What is computed again in the backward pass instead of being kept.
     pub recompute: Recompute,
-    /// The execution providers that steps run on, in order of preference; by default the CPU. A tensor of the training lies in the memory of the device that
-    /// updates it.
+    /// The execution providers that steps run on, in order of preference; by default the CPU. A
+    /// tensor of the training lies in the memory of the device that updates it.
     pub providers: Vec<ProviderRequest>,
     /// The threads inside one operator; by default the cores that this process may use.
     pub threads: Option<usize>,
     /// How the CPU provider multiplies matrices.
     pub precision: Precision,
-    /// The type of 16 bits that forward and backward passes are partly computed in; by default all is float32. Evaluation and prediction are in float32,
-    /// as the model that is exported is.
+    /// The type of 16 bits that forward and backward passes are partly computed in; by default all
+    /// is float32. Evaluation and prediction are in float32, as the model that is exported is.
     pub mixed_precision: Option<MixedPrecision>,
-    /// What the loss is multiplied by before it is differentiated; by default [`LossScale::dynamic`] for float16, and nothing otherwise.
+    /// What the loss is multiplied by before it is differentiated; by default
+    /// [`LossScale::dynamic`] for float16, and nothing otherwise.
     pub loss_scale: Option<LossScale>,
-    /// Values of the model that a batch gives beside its loss ([`Trainer::output`](crate::Trainer::output)).
+    /// Values of the model that a batch gives beside its loss
+    /// ([`Trainer::output`](crate::Trainer::output)).
     pub additional_outputs: Vec<String>,
 }
 

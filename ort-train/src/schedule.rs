@@ -3,8 +3,8 @@
 use ort_core::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-/// The learning rate of each update as a share of the optimizer's own, as the schedules of Hugging Face's `transformers` and
-/// PyTorch's `StepLR` have it. Updates count from 0.
+/// The learning rate of each update as a share of the optimizer's own, as the schedules of Hugging
+/// Face's `transformers` and PyTorch's `StepLR` have it. Updates count from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Schedule {

@@ -1,4 +1,5 @@
-//! A part of a training that runs as one graph: a whole step, a batch whose gradients are added up, an update, an evaluation.
+//! A part of a training that runs as one graph: a whole step, a batch whose gradients are added up,
+//! an update, an evaluation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,12 +34,13 @@ pub(crate) struct StageGraph {
 }
 
 impl StageGraph {
-    /// The graph as a session would rewrite it, its outputs by their names, with casts repeated in the backward pass; and the
-    /// bytes of the constants that were folded for it.
+    /// The graph as a session would rewrite it, its outputs by their names, with casts repeated in
+    /// the backward pass; and the bytes of the constants that were folded for it.
     fn prepared(&mut self, settings: &Settings<'_>) -> Result<(Graph, usize)> {
         let graph = std::mem::replace(&mut self.graph, Graph::new(""));
         let names: Vec<_> = graph.outputs.iter().map(|&id| graph.value(id).name.clone()).collect();
-        // What is folded does not follow from the limit, so that a limit that is named as sufficient is.
+        // What is folded does not follow from the limit, so that a limit that is named as
+        // sufficient is.
         let folded = Budget::new(None);
         let settings = Settings { own: None, ..*settings };
         let builder = settings.builder(&Model::from_graph(graph)).budget(&folded);
@@ -173,7 +175,8 @@ impl Stage {
         self.folded
     }
 
-    /// The bytes of constants that the stage holds beside the model's: folded ones, copies for alignment, packed weights.
+    /// The bytes of constants that the stage holds beside the model's: folded ones, copies for
+    /// alignment, packed weights.
     pub(crate) fn constants(&self) -> usize {
         self.folded.saturating_add(self.session.constant_bytes())
     }
@@ -215,7 +218,8 @@ impl Stage {
         let memory_of = |name: &str| memories.get(name).copied().unwrap_or(DeviceId::HOST);
         let updates = self.updates.iter().map(|(name, _)| name);
         let replaced = self.replaces.iter().map(|(name, _)| name);
-        // All are brought before the first is taken, so that none is lost where there is no room for another.
+        // All are brought before the first is taken, so that none is lost where there is no room
+        // for another.
         let needed = || self.reads.iter().chain(updates.clone()).chain(replaced.clone());
         needed().try_for_each(|name| state.bring(name, memory_of(name)))?;
         for name in needed() {

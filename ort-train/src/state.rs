@@ -1,6 +1,8 @@
-//! What a training keeps from step to step: parameters, statistics, the optimizer's states, sums of gradients.
+//! What a training keeps from step to step: parameters, statistics, the optimizer's states, sums of
+//! gradients.
 //!
-//! Each tensor lies where the stage that had it last wanted it: in memory of the host, or of the device that updates it.
+//! Each tensor lies where the stage that had it last wanted it: in memory of the host, or of the
+//! device that updates it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The weights of a model, as training needs them: each one a constant of the main graph.
 //!
-//! A file may hold one parameter in several places: bodies of `Loop`, `If` and `Scan` have copies of
-//! what they capture, and exporters fold the transpose of a tied embedding. Or it may hold several
-//! parameters in one: exporters merge initializers of equal numbers, such as the statistics and scales
-//! of fresh normalizations. This file undoes the first for captures and the second for statistics, says
-//! where else either may have happened, and ties or unties weights on request.
+//! A file may hold one parameter in several places: bodies of `Loop`, `If` and `Scan` have copies
+//! of what they capture, and exporters fold the transpose of a tied embedding. Or it may hold
+//! several parameters in one: exporters merge initializers of equal numbers, such as the statistics
+//! and scales of fresh normalizations. This file undoes the first for captures and the second for
+//! statistics, says where else either may have happened, and ties or unties weights on request.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -106,8 +106,8 @@ fn is_number(text: &str) -> bool {
 }
 
 /// The weights among `trained` that may be constants of the model's code: exporters made up their
-/// names, and only elementwise arithmetic reads them. They may as well be folded parameters, such as a
-/// reshaped scale.
+/// names, and only elementwise arithmetic reads them. They may as well be folded parameters, such
+/// as a reshaped scale.
 pub(crate) fn doubtful_weights(graph: &Graph, trained: &[ValueId]) -> Vec<String> {
     const ARITHMETIC: [&str; 7] = ["Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"];
     let consumers = graph.consumers();
@@ -130,14 +130,15 @@ impl<'m> Initializers<'m> {
         Initializers(model.info().initializers.iter().map(String::as_str).collect())
     }
 
-    /// Whether a constant of this name is a weight. A model that names no initializer has weights all
-    /// the same: its constants.
+    /// Whether a constant of this name is a weight. A model that names no initializer has weights
+    /// all the same: its constants.
     fn contains(&self, name: &str) -> bool {
         self.0.is_empty() || self.0.contains(name)
     }
 }
 
-/// Moves the weights that bodies of control flow hold to the graph around them; the bodies capture them.
+/// Moves the weights that bodies of control flow hold to the graph around them; the bodies capture
+/// them.
 fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
     if graph.nodes.iter().all(|node| node.subgraphs.is_empty()) {
         return;
@@ -150,8 +151,8 @@ fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
     let mut nodes = std::mem::take(&mut graph.nodes);
     let mut bodies: Vec<&mut Subgraph> = nodes.iter_mut().flat_map(|node| &mut node.subgraphs).collect();
     bodies.iter_mut().for_each(|subgraph| lift_weights(&mut subgraph.graph, initializers));
-    // First all names: a copy under another name, as of an `Identity` that loading resolved, may come
-    // before the one that is called by the weight's.
+    // First all names: a copy under another name, as of an `Identity` that loading resolved, may
+    // come before the one that is called by the weight's.
     for subgraph in &bodies {
         for (inner, tensor) in &subgraph.graph.constants {
             let name = &subgraph.graph.value(*inner).name;
@@ -171,8 +172,9 @@ fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
     graph.nodes = nodes;
 }
 
-/// Has the readers of a weight's copies read the weight itself. Exporters merge equal initializers and
-/// write the others as `Identity` nodes, which loading resolves to constants in the weight's memory.
+/// Has the readers of a weight's copies read the weight itself. Exporters merge equal initializers
+/// and write the others as `Identity` nodes, which loading resolves to constants in the weight's
+/// memory.
 fn merge_aliases(graph: &mut Graph, initializers: &Initializers<'_>) {
     let (mut known, mut instead) = (HashMap::new(), HashMap::new());
     let is_weight = |id: &ValueId| initializers.contains(&graph.value(*id).name);
@@ -191,7 +193,8 @@ fn merge_aliases(graph: &mut Graph, initializers: &Initializers<'_>) {
     graph.constants.retain(|value, _| !instead.contains_key(value));
 }
 
-/// Gives bodies of control flow the constants that they capture, which kernels may pack and rules fold.
+/// Gives bodies of control flow the constants that they capture, which kernels may pack and rules
+/// fold.
 pub(crate) fn sink_constants(graph: &mut Graph) {
     let constants = &graph.constants;
     for subgraph in graph.nodes.iter_mut().flat_map(|node| &mut node.subgraphs) {
@@ -326,8 +329,8 @@ impl Copies {
         Ok(())
     }
 
-    /// Has the inputs and captures of a node read copies of the constants that `is_asked` chooses, as
-    /// far as something else reads them as well. Returns the constants and their copies.
+    /// Has the inputs and captures of a node read copies of the constants that `is_asked` chooses,
+    /// as far as something else reads them as well. Returns the constants and their copies.
     fn copy_reads(
         &mut self,
         graph: &mut Graph,
@@ -365,8 +368,8 @@ impl Copies {
     }
 }
 
-/// Has weights that match a pattern and hold the same numbers, transposed ones included, be one. Those
-/// that were `separated` stay apart.
+/// Has weights that match a pattern and hold the same numbers, transposed ones included, be one.
+/// Those that were `separated` stay apart.
 fn tie(graph: Graph, patterns: &[String], separated: &HashSet<ValueId>) -> Result<Graph> {
     if patterns.is_empty() {
         return Ok(graph);

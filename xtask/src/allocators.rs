@@ -1,7 +1,9 @@
-//! `cargo xtask allocators`: what a process holds and how long it takes with each heap that `ort` can be built with.
+//! `cargo xtask allocators`: what a process holds and how long it takes with each heap that `ort`
+//! can be built with.
 //!
-//! Each binary has a target folder of its own, so that none is built again for another. All candidates run in turn, each in a process of its own; of
-//! several rounds the most memory and the least time count.
+//! Each binary has a target folder of its own, so that none is built again for another. All
+//! candidates run in turn, each in a process of its own; of several rounds the most memory and the
+//! least time count.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -29,8 +31,8 @@ pub(crate) struct Options {
     seconds: f64,
 }
 
-/// The tunables of glibc that OpenVINO's guide on memory names, with values that hold little; and none. `MALLOC_ARENA_MAX` and its like are
-/// older names of the same.
+/// The tunables of glibc that OpenVINO's guide on memory names, with values that hold little; and
+/// none. `MALLOC_ARENA_MAX` and its like are older names of the same.
 const TUNABLES: [(&str, &str); 5] = [
     ("glibc", ""),
     ("glibc, arena_max=1", "glibc.malloc.arena_max=1"),
@@ -103,7 +105,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The system's heap, with glibc's tunables where it is glibc's, and each heap that is a cargo feature.
+/// The system's heap, with glibc's tunables where it is glibc's, and each heap that is a cargo
+/// feature.
 fn candidates(workspace: &Workspace) -> Result<Vec<Candidate>> {
     let system = workspace.build_ort()?;
     let count = if cfg!(all(target_os = "linux", target_env = "gnu")) { TUNABLES.len() } else { 1 };

@@ -1,5 +1,6 @@
-//! `cargo xtask compare`: our outputs against ONNX Runtime's, on every model, at 1 and 2 threads; with rewrites against
-//! without; and ONNX Runtime's outputs of the models that `ort optimize` writes against those of the models.
+//! `cargo xtask compare`: our outputs against ONNX Runtime's, on every model, at 1 and 2 threads;
+//! with rewrites against without; and ONNX Runtime's outputs of the models that `ort optimize`
+//! writes against those of the models.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,7 +38,8 @@ pub(crate) struct Chosen {
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) cases: Chosen,
-    /// Run on these execution providers, the first preferred, instead of the CPU; the binary is built with them.
+    /// Run on these execution providers, the first preferred, instead of the CPU; the binary is
+    /// built with them.
     #[arg(long = "ep", value_name = "NAME")]
     pub(crate) providers: Vec<String>,
     /// An option of one of them.
@@ -51,7 +53,8 @@ pub(crate) struct Options {
     pub(crate) emulated: bool,
 }
 
-/// A model with the shapes and values of its inputs; the fields for those are the scripts' business.
+/// A model with the shapes and values of its inputs; the fields for those are the scripts'
+/// business.
 #[derive(Deserialize)]
 pub(crate) struct Case {
     /// The case's name, also that of its folder.
@@ -64,7 +67,8 @@ pub(crate) struct Case {
     /// Whether an emulator of a GPU runs it in seconds: some models of several kinds.
     #[serde(default)]
     pub(crate) emulated: bool,
-    /// How far the process may grow, as a multiple of weights and planned activations; no bound where absent.
+    /// How far the process may grow, as a multiple of weights and planned activations; no bound
+    /// where absent.
     pub(crate) most_growth: Option<f64>,
 }
 
@@ -191,7 +195,8 @@ impl Options {
         Options { providers, quick: true, ..Options::default() }
     }
 
-    /// Some cases on the provider cuda, with the CPU for what it does not claim. Without a GPU, kernels run on an emulator.
+    /// Some cases on the provider cuda, with the CPU for what it does not claim. Without a GPU,
+    /// kernels run on an emulator.
     pub(crate) fn on_cuda() -> Options {
         let providers = ["cuda", "cpu"].map(str::to_owned).into();
         Options { providers, emulated: true, ..Options::default() }
@@ -275,7 +280,8 @@ struct FoundProvider {
     error: Option<String>,
 }
 
-/// What runs a case: the binary, and the execution providers that it is told; the CPU where there are none.
+/// What runs a case: the binary, and the execution providers that it is told; the CPU where there
+/// are none.
 #[derive(Clone, Copy)]
 struct On<'a> {
     ort: &'a Path,
@@ -306,8 +312,8 @@ impl On<'_> {
     }
 }
 
-/// Runs our binary once per number of threads, and once without rewrites. The optimized model of the first case of each
-/// model runs in ONNX Runtime.
+/// Runs our binary once per number of threads, and once without rewrites. The optimized model of
+/// the first case of each model runs in ONNX Runtime.
 fn run_case<'a>(
     on: On<'_>,
     python: &Python,

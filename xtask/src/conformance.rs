@@ -1,7 +1,7 @@
 //! `cargo xtask conformance`: the onnx package's test cases, against a list of those known to fail.
 //!
-//! The list must be exactly right: a case that fails and is not in it fails the run, and so does one that is in it
-//! and passes.
+//! The list must be exactly right: a case that fails and is not in it fails the run, and so does
+//! one that is in it and passes.
 
 mod device;
 
@@ -41,14 +41,17 @@ pub(crate) struct Options {
     /// Rewrite the list of known failures from this run.
     #[arg(long, conflicts_with = "poisoned")]
     pub(crate) bless: bool,
-    /// Let kernels find NaN wherever they are to write: what reads memory before it is written fails.
+    /// Let kernels find NaN wherever they are to write: what reads memory before it is written
+    /// fails.
     #[arg(long)]
     pub(crate) poisoned: bool,
-    /// Run the node suite on a GPU that wgpu reaches, with the CPU for what it does not claim, against conformance_wgpu.ignore.
+    /// Run the node suite on a GPU that wgpu reaches, with the CPU for what it does not claim,
+    /// against conformance_wgpu.ignore.
     #[arg(long, conflicts_with_all = ["poisoned", "suites"])]
     pub(crate) wgpu: bool,
-    /// Run the node suite on CUDA, with the CPU for what it does not claim, against conformance_cuda.ignore: on an emulator of the NVIDIA driver,
-    /// or on the driver's library that ORT_CUDA_DRIVER names.
+    /// Run the node suite on CUDA, with the CPU for what it does not claim, against
+    /// conformance_cuda.ignore: on an emulator of the NVIDIA driver, or on the driver's library
+    /// that ORT_CUDA_DRIVER names.
     #[arg(long, conflicts_with_all = ["poisoned", "suites", "wgpu"])]
     pub(crate) cuda: bool,
     /// With the provider of `--wgpu` or `--cuda` loaded as a library.
@@ -147,7 +150,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     Ok(closing)
 }
 
-/// Writes the cases to target/conformance unless they are there, made by the same script and packages.
+/// Writes the cases to target/conformance unless they are there, made by the same script and
+/// packages.
 pub(crate) fn dump(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target.join("conformance");
     let made_by = fs::read_to_string(workspace.own("python/dump_cases.py"))?
@@ -164,14 +168,15 @@ pub(crate) fn dump(workspace: &Workspace) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Runs the cases in these folders again whose operators have both a kernel and a decomposition, decomposed.
+/// Runs the cases in these folders again whose operators have both a kernel and a decomposition,
+/// decomposed.
 pub(crate) fn check_decompositions(workspace: &Workspace, folders: &[PathBuf]) -> Result<()> {
     run_command(Command::new(workspace.build_example("decomposed_cases")?).args(folders))
 }
 
-/// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with the cases
-/// that have no outcome yet, and one that dies before its first outcome did so of its first case. `ort` is the binary, and whether memory is
-/// poisoned.
+/// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with
+/// the cases that have no outcome yet, and one that dies before its first outcome did so of its
+/// first case. `ort` is the binary, and whether memory is poisoned.
 pub(crate) fn run_suite(ort: (&Path, bool), cases: &Path, suite: &str) -> Result<Vec<Outcome>> {
     let folder = cases.join(suite);
     let place = format!("{}/", cases.display());
@@ -186,7 +191,8 @@ pub(crate) fn run_suite(ort: (&Path, bool), cases: &Path, suite: &str) -> Result
         for (name, verdict, why) in run_cases(ort, &folders)? {
             // A line about something that is no case, or a second one about the same, says nothing.
             if left.remove(&name) {
-                // Messages name the model's file; where the cases lie on this machine is not worth keeping.
+                // Messages name the model's file; where the cases lie on this machine is not worth
+                // keeping.
                 let why = why.replace(&place, "");
                 outcomes.push(Outcome { name: format!("{suite}/{name}"), verdict, why });
             }
@@ -258,8 +264,8 @@ pub(crate) fn count(outcomes: &[Outcome]) -> Summary {
     }
 }
 
-/// Prints which operators the failures have to do with. A case of several operators is put down to those of
-/// them that never pass.
+/// Prints which operators the failures have to do with. A case of several operators is put down to
+/// those of them that never pass.
 fn print_operators(cases: &Path, outcomes: &[Outcome]) -> Result<()> {
     let path = cases.join("index.tsv");
     let index = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -300,8 +306,8 @@ fn print_operators(cases: &Path, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
-/// Reads the list: `suite/case  # reason` a line; a reason that begins with `random:` allows the case to pass, too.
-/// A missing file is an empty list.
+/// Reads the list: `suite/case  # reason` a line; a reason that begins with `random:` allows the
+/// case to pass, too. A missing file is an empty list.
 fn read_list(path: &Path) -> Result<BTreeMap<String, String>> {
     if !path.exists() {
         return Ok(BTreeMap::new());

@@ -1,4 +1,5 @@
-//! The driver that the provider `cuda` runs on: an emulator, unless the environment names another one, as that of a machine with a GPU.
+//! The driver that the provider `cuda` runs on: an emulator, unless the environment names another
+//! one, as that of a machine with a GPU.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,8 @@ use crate::workspace::Workspace;
 /// The variable that names the driver's library.
 const VARIABLE: &str = "ORT_CUDA_DRIVER";
 
-/// What the environment of a command has to have beside its own so that it finds a driver. The emulator is built.
+/// What the environment of a command has to have beside its own so that it finds a driver. The
+/// emulator is built.
 pub(crate) fn cuda_driver(workspace: &Workspace) -> Result<Option<(&'static str, PathBuf)>> {
     if std::env::var_os(VARIABLE).is_some() {
         return Ok(None);

@@ -1,7 +1,9 @@
-//! `cargo xtask cuda-kernels`: compiles the CUDA C of `ort-ep-cuda/cu` to the PTX of `ort-ep-cuda/ptx`, and holds one to the other.
+//! `cargo xtask cuda-kernels`: compiles the CUDA C of `ort-ep-cuda/cu` to the PTX of
+//! `ort-ep-cuda/ptx`, and holds one to the other.
 //!
-//! The PTX is committed, so that a build needs nothing of CUDA; the file `SOURCES` beside it has the hashes of what each was made from, so
-//! that every test run sees what is stale. The compiler is an old one on purpose: newer drivers take its PTX, older ones not that of a new one.
+//! The PTX is committed, so that a build needs nothing of CUDA; the file `SOURCES` beside it has
+//! the hashes of what each was made from, so that every test run sees what is stale. The compiler
+//! is an old one on purpose: newer drivers take its PTX, older ones not that of a new one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -23,7 +25,8 @@ const EXACT: &str = "90a";
 const CHOICE: &str = "// compute:";
 /// The capabilities of the table in docs/cuda.md.
 const DOCUMENTED: [&str; 3] = ["80", "90", EXACT];
-/// Families whose kernels must keep everything in registers: a spill there is a large part of the time.
+/// Families whose kernels must keep everything in registers: a spill there is a large part of the
+/// time.
 const WITHOUT_SPILLS: [&str; 7] =
     ["gemm", "conv", "attention", "integer", "nbits", "training_attention", "training_conv"];
 /// The hashes, beside the PTX.
@@ -40,10 +43,12 @@ pub(crate) struct Options {
     /// Compile all families, not only those that are stale.
     #[arg(long, conflicts_with_all = ["verify", "markdown"])]
     pub(crate) all: bool,
-    /// Compile all again and fail where the PTX differs; assemble it, and fail where a kernel that must not spills registers.
+    /// Compile all again and fail where the PTX differs; assemble it, and fail where a kernel that
+    /// must not spills registers.
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Assemble, and print the table of docs/cuda.md: only what must not spill, on sm_80, sm_90 and sm_90a.
+    /// Assemble, and print the table of docs/cuda.md: only what must not spill, on sm_80, sm_90 and
+    /// sm_90a.
     #[arg(long)]
     pub(crate) markdown: bool,
 }
@@ -73,7 +78,8 @@ impl Family {
     }
 }
 
-/// Compiles what is stale; with `check` fails where something is, with `verify` where PTX is not what its source compiles to.
+/// Compiles what is stale; with `check` fails where something is, with `verify` where PTX is not
+/// what its source compiles to.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let folder = workspace.root.join("ort-ep-cuda/ptx");
     let families = families(workspace)?;
@@ -91,7 +97,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     assemble(&python, &families, &folder, options.markdown)
 }
 
-/// Compiles the families that are stale, or all. The hashes are written after each: where a later one does not compile, it alone is stale.
+/// Compiles the families that are stale, or all. The hashes are written after each: where a later
+/// one does not compile, it alone is stale.
 fn compile_stale(workspace: &Workspace, families: &[Family], folder: &Path, all: bool) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut known = read_sources(folder);
@@ -162,7 +169,8 @@ fn families(workspace: &Workspace) -> Result<Vec<Family>> {
         .collect()
 }
 
-/// A source and the headers of its folder that it includes, and those that they include: so that a new header makes nothing stale.
+/// A source and the headers of its folder that it includes, and those that they include: so that a
+/// new header makes nothing stale.
 fn with_headers(source: &Path) -> Result<BTreeSet<PathBuf>> {
     let (mut found, mut waiting) = (BTreeSet::new(), vec![source.to_owned()]);
     while let Some(path) = waiting.pop() {
@@ -271,8 +279,8 @@ impl Resources {
     }
 }
 
-/// Assembles all PTX for the devices that it is for, and prints what kernels take: all of them, or those of the documentation. Fails where one
-/// spills that must not.
+/// Assembles all PTX for the devices that it is for, and prints what kernels take: all of them, or
+/// those of the documentation. Fails where one spills that must not.
 fn assemble(python: &Python, families: &[Family], folder: &Path, documented: bool) -> Result<()> {
     let mut rows =
         table::new(&["kernel", "sm", "registers", "shared bytes", "spill stores", "spill loads", "stack"]);
@@ -302,7 +310,8 @@ fn assemble(python: &Python, families: &[Family], folder: &Path, documented: boo
     Ok(())
 }
 
-/// The kernels whose `wgmma` the assembler lets wait for each other: "(C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized".
+/// The kernels whose `wgmma` the assembler lets wait for each other: "(C7515) Potential Performance
+/// Loss: wgmma.mma_async instructions are serialized".
 fn serialized_in(said: &str) -> impl Iterator<Item = &str> {
     let lines = said.lines().filter(|line| line.contains("wgmma.mma_async instructions are serialized"));
     lines.map(|line| line.rsplit('\'').nth(1).unwrap_or(line))
@@ -323,7 +332,8 @@ fn assembled(python: &Python, family: &Family, folder: &Path) -> Result<String> 
     Ok(said)
 }
 
-/// Reads the lines of `ptxas -v`. The functions that a kernel calls stand below it with lines of their own, and count with it.
+/// Reads the lines of `ptxas -v`. The functions that a kernel calls stand below it with lines of
+/// their own, and count with it.
 fn resources(said: &str) -> Vec<Resources> {
     let (mut all, mut sm) = (Vec::<Resources>::new(), String::new());
     for line in said.lines() {

@@ -1,4 +1,5 @@
-//! `cargo xtask device-runs`: each model many times on a GPU, with other inputs and other shapes each time, held against the CPU.
+//! `cargo xtask device-runs`: each model many times on a GPU, with other inputs and other shapes
+//! each time, held against the CPU.
 
 use std::fs;
 use std::process::Command;
@@ -25,7 +26,8 @@ pub(crate) struct Options {
     /// Within the limits that every implementation of WebGPU has.
     #[arg(long)]
     minimum_limits: bool,
-    /// On the provider cuda instead of wgpu; without a GPU its kernels run on an emulator, which takes long.
+    /// On the provider cuda instead of wgpu; without a GPU its kernels run on an emulator, which
+    /// takes long.
     #[arg(long, conflicts_with = "minimum_limits")]
     cuda: bool,
 }
@@ -40,7 +42,8 @@ struct Table {
 struct Row {
     model: String,
     given: Vec<String>,
-    /// How far apart the results may be, as a part of the largest value; the example's own bound where absent.
+    /// How far apart the results may be, as a part of the largest value; the example's own bound
+    /// where absent.
     tolerance: Option<f64>,
     /// Whether the host may run shape arithmetic alone.
     #[serde(default)]

@@ -1,5 +1,5 @@
-//! `cargo xtask features`: every combination of the facade's cargo features is checked, some of them are tested, and every crate is
-//! checked alone.
+//! `cargo xtask features`: every combination of the facade's cargo features is checked, some of
+//! them are tested, and every crate is checked alone.
 
 use std::time::Instant;
 
@@ -12,7 +12,8 @@ const FACADE: &str = "ort-runtime";
 /// Up to this many features all combinations are checked; beyond it those that are tested.
 const MOST_FOR_ALL_COMBINATIONS: usize = 6;
 
-/// Features that choose the heap: no two of them go together, and they are checked, not tested, as they change no result.
+/// Features that choose the heap: no two of them go together, and they are checked, not tested, as
+/// they change no result.
 pub(crate) const HEAPS: [&str; 2] = ["mimalloc", "jemalloc"];
 
 /// Checks and tests each combination.
@@ -20,7 +21,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let Some(facade) = workspace.packages.iter().find(|package| package.name == FACADE) else {
         bail!("there is no crate {FACADE}");
     };
-    // A feature that a dependency made (`dep:`) has no name of its own; `default` is a combination of others.
+    // A feature that a dependency made (`dep:`) has no name of its own; `default` is a combination
+    // of others.
     let names = facade.features.keys().map(String::as_str);
     let features: Vec<&str> = names.filter(|name| *name != "default" && !HEAPS.contains(name)).collect();
     let (checked, tested) = (combinations(&features), edges(&features));

@@ -1,8 +1,10 @@
-//! `cargo xtask fuzz`: the targets in `fuzz/`, each for a while, with what is known to be telling as a start.
+//! `cargo xtask fuzz`: the targets in `fuzz/`, each for a while, with what is known to be telling
+//! as a start.
 //!
-//! Sanitizers need a nightly compiler and cargo-fuzz. Without them the same generators run on the stable compiler, without
-//! coverage to guide them: `HOSTILE_ROUNDS=1000 cargo test -p ort-runtime --test hostile_operators` and
-//! `PROPTEST_CASES=100000 cargo test -p ort-runtime --test integration random_graphs`.
+//! Sanitizers need a nightly compiler and cargo-fuzz. Without them the same generators run on the
+//! stable compiler, without coverage to guide them: `HOSTILE_ROUNDS=1000 cargo test -p ort-runtime
+//! --test hostile_operators` and `PROPTEST_CASES=100000 cargo test -p ort-runtime --test
+//! integration random_graphs`.
 
 use anyhow::{Result, bail};
 
@@ -28,7 +30,8 @@ pub(crate) struct Options {
     seconds: u32,
 }
 
-/// Runs the targets one after the other; the first finding ends the run, and its input is in `fuzz/artifacts`.
+/// Runs the targets one after the other; the first finding ends the run, and its input is in
+/// `fuzz/artifacts`.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let version = std::process::Command::new("cargo").args(["+nightly", "fuzz", "--version"]).output();
     if !version.is_ok_and(|output| output.status.success()) {
@@ -39,7 +42,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     for target in TARGETS.into_iter().filter(chosen) {
         let mut command = std::process::Command::new("cargo");
         command.current_dir(&workspace.root).args(["+nightly", "fuzz", "run", "-O", target]);
-        // What is found goes to target/, what is in the repository stays as it is: the second folder is only read.
+        // What is found goes to target/, what is in the repository stays as it is: the second
+        // folder is only read.
         let found = workspace.target.join("fuzz").join(target);
         std::fs::create_dir_all(&found)?;
         command.arg(found).arg(workspace.root.join("fuzz/corpus").join(target)).arg("--");

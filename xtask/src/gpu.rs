@@ -1,7 +1,9 @@
-//! `cargo xtask gpu`: packs what is carried to a machine that has an NVIDIA GPU, and neither network, nor Rust, nor this repository.
+//! `cargo xtask gpu`: packs what is carried to a machine that has an NVIDIA GPU, and neither
+//! network, nor Rust, nor this repository.
 //!
-//! The folder has programs, cases, models without their weights, and `run.py`, which unpacks, fills and runs them there and prints a
-//! table of results and bounds. What is run, and how long, is that script's business: `xtask/python/gpu_run.py`.
+//! The folder has programs, cases, models without their weights, and `run.py`, which unpacks, fills
+//! and runs them there and prints a table of results and bounds. What is run, and how long, is that
+//! script's business: `xtask/python/gpu_run.py`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

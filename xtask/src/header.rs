@@ -1,4 +1,5 @@
-//! `cargo xtask header`: writes `ort_provider.h`, the C header of provider libraries, from the records of the interface.
+//! `cargo xtask header`: writes `ort_provider.h`, the C header of provider libraries, from the
+//! records of the interface.
 
 use std::fs;
 

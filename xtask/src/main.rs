@@ -53,8 +53,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Everything that must hold, what fails early first: format, style, lints, tests, models, conformance,
-    /// comparison, memory.
+    /// Everything that must hold, what fails early first: format, style, lints, tests, models,
+    /// conformance, comparison, memory.
     Test(test::Options),
     /// Make the models that the other commands run, in target/models.
     Models(models::Options),
@@ -66,27 +66,33 @@ enum Command {
     Conformance(conformance::Options),
     /// Compile the CUDA kernels of ort-ep-cuda to PTX, or hold the PTX to their sources.
     CudaKernels(cuda_kernels::Options),
-    /// Pack what runs on a machine with an NVIDIA GPU and nothing else, tests and measurements, into one folder.
+    /// Pack what runs on a machine with an NVIDIA GPU and nothing else, tests and measurements,
+    /// into one folder.
     Gpu(gpu::Options),
-    /// Run each model many times on a GPU, with other inputs and shapes each time, and compare with the CPU.
+    /// Run each model many times on a GPU, with other inputs and shapes each time, and compare with
+    /// the CPU.
     DeviceRuns(device_runs::Options),
-    /// Run operators on our own cases, and models of scikit-learn, and compare with ONNX Runtime, the onnx package, NumPy or
-    /// scikit-learn.
+    /// Run operators on our own cases, and models of scikit-learn, and compare with ONNX Runtime,
+    /// the onnx package, NumPy or scikit-learn.
     Reference(reference::Options),
-    /// Check each combination of the facade's cargo features, test some of them, and check each crate alone.
+    /// Check each combination of the facade's cargo features, test some of them, and check each
+    /// crate alone.
     Features,
     /// Write docs/OPS.md: operator by type by provider, from the registry.
     Ops(ops::Options),
-    /// Write ort-core/include/ort_provider.h, the C header of provider libraries, from the records of the interface.
+    /// Write ort-core/include/ort_provider.h, the C header of provider libraries, from the records
+    /// of the interface.
     Header(header::Options),
     /// Run the fuzz targets on a nightly compiler, each for a while.
     Fuzz(fuzz::Options),
-    /// Run random models at every optimisation level, with several threads and under memory limits, and compare with the onnx
-    /// package's reference evaluator; models that fail are reduced.
+    /// Run random models at every optimisation level, with several threads and under memory limits,
+    /// and compare with the onnx package's reference evaluator; models that fail are reduced.
     FuzzModels(fuzz_models::Options),
-    /// Load, run and drop models many times, in many shapes, from many callers, and hold what stays against bounds.
+    /// Load, run and drop models many times, in many shapes, from many callers, and hold what stays
+    /// against bounds.
     Soak(soak::Options),
-    /// Build `ort` with each heap that it can have, and measure what stays, the peaks and the times with each.
+    /// Build `ort` with each heap that it can have, and measure what stays, the peaks and the times
+    /// with each.
     Allocators(allocators::Options),
     /// Check the style rules that no compiler checks.
     Tidy,
@@ -94,7 +100,8 @@ enum Command {
     Bench(bench::Options),
     /// Time ours and ONNX Runtime in turn on ensembles of trees that scikit-learn fits.
     Trees(trees::Options),
-    /// Write the tests' models of training and what PyTorch's training of them comes to, in ort-train/tests/data.
+    /// Write the tests' models of training and what PyTorch's training of them comes to, in
+    /// ort-train/tests/data.
     TrainReference,
 }
 

@@ -1,7 +1,7 @@
 //! `cargo xtask memory`: whether the plan told the truth, on every case.
 //!
-//! The predicted peak of the activations may not be below what was measured, nor much above it; and where a case says
-//! how far, the process may not grow beyond what weights and plan account for.
+//! The predicted peak of the activations may not be below what was measured, nor much above it; and
+//! where a case says how far, the process may not grow beyond what weights and plan account for.
 
 use std::path::Path;
 use std::process::Command;
@@ -28,7 +28,8 @@ pub(crate) struct Options {
     reference: bool,
 }
 
-/// Runs the cases and prints a table; an error where a prediction is wrong or a process grows too far.
+/// Runs the cases and prints a table; an error where a prediction is wrong or a process grows too
+/// far.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let set = Cases::standard(workspace);
     let cases = chosen_cases(&set, &options.cases.only)?;

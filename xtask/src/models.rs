@@ -72,7 +72,8 @@ struct Conversions {
     models: Vec<Converted>,
 }
 
-/// Converts the models of a table that are wanted, into `to`; those that they are made from are made first.
+/// Converts the models of a table that are wanted, into `to`; those that they are made from are
+/// made first.
 pub(crate) fn convert(
     workspace: &Workspace,
     python: &Python,

@@ -1,7 +1,8 @@
 //! `cargo xtask ops`: writes docs/OPS.md, operator by type by provider, from the registry.
 //!
-//! The facts come from an example of `ort-testkit`, which asks each provider for a sample node of each operator with
-//! each type; the versions come from the schemas, and the cases from their tables. Nothing is listed by hand.
+//! The facts come from an example of `ort-testkit`, which asks each provider for a sample node of
+//! each operator with each type; the versions come from the schemas, and the cases from their
+//! tables. Nothing is listed by hand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -121,7 +122,8 @@ fn cases(workspace: &Workspace) -> Result<ByOperator<i64>> {
     Ok(opsets)
 }
 
-/// Each version of an operator with whether a case covers it: one whose opset is in it and before the next.
+/// Each version of an operator with whether a case covers it: one whose opset is in it and before
+/// the next.
 fn covered(operator: &Operator, versions: &ByOperator<i64>, cases: &ByOperator<i64>) -> Vec<(i64, bool)> {
     let key = (operator.domain.clone(), operator.op.clone());
     let opsets = cases.get(&key);

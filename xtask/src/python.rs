@@ -1,4 +1,5 @@
-//! The private Python environments, made on demand and kept: one with the ONNX packages, one with PyTorch to train with.
+//! The private Python environments, made on demand and kept: one with the ONNX packages, one with
+//! PyTorch to train with.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,8 @@ impl Python {
         Self::open_in(workspace.target.join("python"), workspace, "python/requirements.txt")
     }
 
-    /// Opens the environment with PyTorch and ONNX Runtime for training, which want older packages than the other has.
+    /// Opens the environment with PyTorch and ONNX Runtime for training, which want older packages
+    /// than the other has.
     pub(crate) fn open_for_training(workspace: &Workspace) -> Result<Self> {
         Self::open_in(workspace.target.join("python_train"), workspace, "python/train_requirements.txt")
     }
@@ -35,7 +37,8 @@ impl Python {
         Self::open_in(workspace.target.join("python_cuda"), workspace, "python/cuda_requirements.txt")
     }
 
-    /// The same with what ORTModule needs to run at all: extensions that are compiled for the installed PyTorch, once, in minutes.
+    /// The same with what ORTModule needs to run at all: extensions that are compiled for the
+    /// installed PyTorch, once, in minutes.
     pub(crate) fn open_for_train_bench(workspace: &Workspace) -> Result<Self> {
         let python = Self::open_for_training(workspace)?;
         // A new environment begins without it.
@@ -48,13 +51,15 @@ impl Python {
         Ok(python)
     }
 
-    /// Opens an environment, making it first where it is missing or was made from other requirements.
-    /// An error says why there is none: no interpreter, or the packages cannot be had.
+    /// Opens an environment, making it first where it is missing or was made from other
+    /// requirements. An error says why there is none: no interpreter, or the packages cannot be
+    /// had.
     fn open_in(folder: PathBuf, workspace: &Workspace, requirements: &str) -> Result<Self> {
         let requirements = workspace.own(requirements);
         let wanted = fs::read_to_string(&requirements)
             .with_context(|| format!("cannot read {}", requirements.display()))?;
-        // The requirements as installed are kept inside, written last: a cut-off installation is made anew.
+        // The requirements as installed are kept inside, written last: a cut-off installation is
+        // made anew.
         let stamp = folder.join("requirements.installed");
         let binaries = folder.join(if cfg!(windows) { "Scripts" } else { "bin" });
         let interpreter = binaries.join(format!("python{}", std::env::consts::EXE_SUFFIX));
@@ -68,7 +73,8 @@ impl Python {
         Ok(python)
     }
 
-    /// The same with the packages of `python/bench_requirements.txt`, which only timing needs, put into it on demand.
+    /// The same with the packages of `python/bench_requirements.txt`, which only timing needs, put
+    /// into it on demand.
     pub(crate) fn open_for_bench(workspace: &Workspace) -> Result<Self> {
         let python = Self::open(workspace)?;
         let requirements = workspace.own("python/bench_requirements.txt");

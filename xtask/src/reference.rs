@@ -1,7 +1,9 @@
-//! `cargo xtask reference`: operators and converted models against other implementations, on cases from tables.
+//! `cargo xtask reference`: operators and converted models against other implementations, on cases
+//! from tables.
 //!
-//! The tables of operators are `data/reference/*.json`, those of scikit-learn's models `data/sklearn/*.json`; the scripts that
-//! make the cases, `python/reference_cases.py` and `python/sklearn_cases.py`, say what an entry may hold.
+//! The tables of operators are `data/reference/*.json`, those of scikit-learn's models
+//! `data/sklearn/*.json`; the scripts that make the cases, `python/reference_cases.py` and
+//! `python/sklearn_cases.py`, say what an entry may hold.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,10 +29,12 @@ pub(crate) struct Options {
     /// Only these tables, named as their files are without `.json`.
     #[arg(long = "table", value_name = "NAME")]
     tables: Vec<String>,
-    /// Rewrite data/package_cases.json: which versions of operators the onnx package's own cases cover.
+    /// Rewrite data/package_cases.json: which versions of operators the onnx package's own cases
+    /// cover.
     #[arg(long)]
     bless: bool,
-    /// Let kernels find NaN wherever they are to write: what reads memory before it is written fails.
+    /// Let kernels find NaN wherever they are to write: what reads memory before it is written
+    /// fails.
     #[arg(long)]
     poisoned: bool,
 }
@@ -47,7 +51,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// How many cases it makes: with function bodies for a reference, one of the body for each of the operator.
+    /// How many cases it makes: with function bodies for a reference, one of the body for each of
+    /// the operator.
     fn cases(&self) -> usize {
         let len = |list: &Option<Vec<String>>| list.as_ref().map_or(1, Vec::len);
         let each = if self.reference == "function" { 2 } else { 1 };
@@ -63,7 +68,8 @@ struct Table {
     cases: usize,
 }
 
-/// Makes the cases that are not there yet and runs all; an error where one fails, or where a version of an operator has none.
+/// Makes the cases that are not there yet and runs all; an error where one fails, or where a
+/// version of an operator has none.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let tables = chosen_tables(workspace, options)?;
     if options.tables.is_empty() {
@@ -97,7 +103,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Fails unless each version of each operator of the standard has a case, here or in the onnx package.
+/// Fails unless each version of each operator of the standard has a case, here or in the onnx
+/// package.
 fn check_versions(workspace: &Workspace, tables: &[Table], bless: bool) -> Result<()> {
     let mut script = Python::open(workspace)?.script("version_coverage.py");
     if bless {
@@ -141,7 +148,8 @@ fn read(path: &Path) -> Result<usize> {
     Ok(entries.iter().map(Entry::cases).sum())
 }
 
-/// Makes the cases of a table unless they are there, made from the same table by the same scripts and packages.
+/// Makes the cases of a table unless they are there, made from the same table by the same scripts
+/// and packages.
 fn make(workspace: &Workspace, table: &Table, out: &Path) -> Result<()> {
     let mut made_by = fs::read_to_string(&table.path)?;
     let script = format!("python/{}", table.script);

@@ -1,6 +1,8 @@
-//! `cargo xtask soak`: whether memory keeps still over many loads, shapes, runs, callers and processes, and comes back.
+//! `cargo xtask soak`: whether memory keeps still over many loads, shapes, runs, callers and
+//! processes, and comes back.
 //!
-//! Each scenario has a bound that fails. What ONNX Runtime holds in the same situation stands beside ours, where it has the thing.
+//! Each scenario has a bound that fails. What ONNX Runtime holds in the same situation stands
+//! beside ours, where it has the thing.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -183,7 +185,8 @@ fn conclude(findings: &[Finding]) -> Result<Summary> {
 }
 
 impl Soak<'_> {
-    /// Loading takes memory for the graph, a session for what it packs, and hardly any where that is mapped.
+    /// Loading takes memory for the graph, a session for what it packs, and hardly any where that
+    /// is mapped.
     fn loading(&self) -> Result<Vec<Finding>> {
         let models: &[&str] = self.options.of(
             &["minilm_l6_b1_s128"][..],
@@ -296,8 +299,8 @@ impl Soak<'_> {
             Finding {
                 scenario: format!("minilm_l6: left by a trim after {CALLERS} callers"),
                 ours: ours.trimmed(),
-                // glibc gives each caller's thread a heap of its own, and a trim leaves the upper ends of those: with one heap
-                // (MALLOC_ARENA_MAX=1) nearly nothing stays.
+                // glibc gives each caller's thread a heap of its own, and a trim leaves the upper
+                // ends of those: with one heap (MALLOC_ARENA_MAX=1) nearly nothing stays.
                 bound: ours.packed + 8 * MIB + CALLERS * MIB / 4,
                 reference: reference.and_then(|report| report.trimmed()),
                 same_bits: ours.same_bits,
@@ -323,7 +326,8 @@ impl Soak<'_> {
         }])
     }
 
-    /// Eight processes on a model share its file's pages, and the packed weights where these lie in a compiled cache.
+    /// Eight processes on a model share its file's pages, and the packed weights where these lie in
+    /// a compiled cache.
     fn processes(&self) -> Result<Vec<Finding>> {
         let case = self.options.of("minilm_l6_b1_s128", "bert_base_b1_s128");
         let folder = tempfile::tempdir().context("a folder for the cache")?;
@@ -349,7 +353,8 @@ impl Soak<'_> {
         ])
     }
 
-    /// Processes that hold a session open: the sum of their shares of files' pages, and the most that a trim left over the baseline.
+    /// Processes that hold a session open: the sum of their shares of files' pages, and the most
+    /// that a trim left over the baseline.
     fn held(&self, case: &str, arguments: &[&str]) -> Result<(u64, Option<u64>)> {
         let mut command = self.command(case, true, &[arguments, &["--hold"]].concat())?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -367,7 +372,8 @@ impl Soak<'_> {
         Ok((shares?.into_iter().sum(), trimmed.and_then(|trimmed| trimmed.into_iter().max())))
     }
 
-    /// Sessions with random memory limits keep to them, or say truly what would do; what is wrong there is an error of the command.
+    /// Sessions with random memory limits keep to them, or say truly what would do; what is wrong
+    /// there is an error of the command.
     fn random_limits(&self) -> Result<Vec<Finding>> {
         let trials = self.options.of("8", "100");
         let batches = |most: usize| format!("batch=1..{most}");

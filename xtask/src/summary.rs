@@ -53,7 +53,8 @@ impl Summary {
         })
     }
 
-    /// Takes a test that ended well without running, as it says itself, from those that passed. Programs that lack the same are listed together.
+    /// Takes a test that ended well without running, as it says itself, from those that passed.
+    /// Programs that lack the same are listed together.
     pub(crate) fn leave_out(&mut self, skipped: &SkippedTest) {
         self.passed = self.passed.saturating_sub(1);
         self.skipped += 1;

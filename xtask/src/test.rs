@@ -18,7 +18,8 @@ use crate::{
 const ON_CPU_KERNELS: [&str; 6] =
     ["ort-core", "ort-ep-cpu", "ort-runtime", "ort-train", "ort-testkit", "ort-cli"];
 
-/// Makes a machine without an adapter a failure of the tests of ort-ep-wgpu, which are skipped otherwise.
+/// Makes a machine without an adapter a failure of the tests of ort-ep-wgpu, which are skipped
+/// otherwise.
 const NEEDS_ADAPTER: (&str, &str) = ("ORT_TEST_NEEDS_ADAPTER", "1");
 
 /// What to run.
@@ -29,7 +30,8 @@ pub(crate) struct Options {
     wgpu: bool,
 }
 
-/// Runs all of it; the first suite that fails ends the run. What this machine lacks something for is skipped, and listed in the last lines.
+/// Runs all of it; the first suite that fails ends the run. What this machine lacks something for
+/// is skipped, and listed in the last lines.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let summary = if options.wgpu { wgpu_suites(workspace)? } else { all(workspace)? };
     println!("{summary}");
@@ -155,7 +157,8 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
     Ok(summary)
 }
 
-/// Narrower instruction sets than the one that the unit tests run with, which have code of their own.
+/// Narrower instruction sets than the one that the unit tests run with, which have code of their
+/// own.
 fn narrower_isas() -> Vec<&'static str> {
     // Who chooses one has chosen.
     if std::env::var_os("ORT_ISA").is_some_and(|isa| !isa.is_empty()) {
@@ -178,8 +181,8 @@ fn unit_tests(workspace: &Workspace) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Runs the tests in these folders of crates with a variable in their environment. The programs are those of all tests: cargo would build others for some
-/// of the crates alone.
+/// Runs the tests in these folders of crates with a variable in their environment. The programs are
+/// those of all tests: cargo would build others for some of the crates alone.
 fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &str)) -> Result<Summary> {
     let mut build = workspace.cargo();
     build.args(["test", "--quiet", "--workspace", "--no-run", "--message-format=json"]);

@@ -1,4 +1,5 @@
-//! `cargo xtask train-reference`: what the tests of training hold ours against, made anew by PyTorch and ONNX Runtime.
+//! `cargo xtask train-reference`: what the tests of training hold ours against, made anew by
+//! PyTorch and ONNX Runtime.
 
 use anyhow::Result;
 

@@ -1,7 +1,8 @@
 //! `cargo xtask trees`: ensembles of trees, ours and ONNX Runtime in turn.
 //!
-//! Each run takes other rows than the one before: on the same row again and again, a processor learns the ways through trees that
-//! are followed by branches, which no user's rows allow. `--same` times that, too.
+//! Each run takes other rows than the one before: on the same row again and again, a processor
+//! learns the ways through trees that are followed by branches, which no user's rows allow.
+//! `--same` times that, too.
 
 use std::fs;
 
@@ -50,8 +51,9 @@ pub(crate) struct Options {
     same: bool,
 }
 
-/// Fits the models that are missing, times them, and prints a table. Times are of one call of a session's `run`: in this process's child
-/// for ours, from Python for ONNX Runtime; the model `identity` shows what that costs without a model.
+/// Fits the models that are missing, times them, and prints a table. Times are of one call of a
+/// session's `run`: in this process's child for ours, from Python for ONNX Runtime; the model
+/// `identity` shows what that costs without a model.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     check(options.rounds, options.seconds)?;
     let path = workspace.own(TABLE);

@@ -56,8 +56,9 @@ impl Workspace {
         command
     }
 
-    /// Builds an example of a member for development and returns its path. The whole workspace chooses the features of what it is built from, as it
-    /// does for the tests: of these nothing is built a second time.
+    /// Builds an example of a member for development and returns its path. The whole workspace
+    /// chooses the features of what it is built from, as it does for the tests: of these
+    /// nothing is built a second time.
     pub(crate) fn build_example(&self, name: &str) -> Result<PathBuf> {
         run(self.cargo().args(["build", "--quiet", "--workspace", "--example", name]))?;
         Ok(self.target.join("debug/examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
@@ -72,8 +73,8 @@ impl Workspace {
         Ok(self.target.join("release").join(format!("ort{}", std::env::consts::EXE_SUFFIX)))
     }
 
-    /// The same, with the execution providers of devices that it is not built with otherwise where one of these is asked for: with all of them, so
-    /// that there are two builds and no more.
+    /// The same, with the execution providers of devices that it is not built with otherwise where
+    /// one of these is asked for: with all of them, so that there are two builds and no more.
     pub(crate) fn build_ort_with(&self, providers: &[String]) -> Result<PathBuf> {
         if self.ort.is_some() || providers.iter().all(|provider| provider == "cpu") {
             return self.build_ort();

@@ -13,7 +13,8 @@ struct Matrix {
     elements: Vec<f32>,
 }
 
-/// A kernel: what sessions need to know of it, and its function from inputs to the output's elements.
+/// A kernel: what sessions need to know of it, and its function from inputs to the output's
+/// elements.
 pub(crate) struct TemplateKernel {
     pub(crate) def: KernelDef,
     compute: fn(&[Matrix]) -> Result<Vec<f32>>,

@@ -1,7 +1,8 @@
 //! A provider library in Rust, to start one's own from: a small device with memory of its own.
 //!
-//! The device stands for an accelerator: the host cannot touch its memory, only [`Device::copy`] moves bytes in and out. It adds, multiplies
-//! matrices and cuts off below zero, in float32. `memory` is its memory, `kernels` is what it computes; to add an operator, write its
+//! The device stands for an accelerator: the host cannot touch its memory, only [`Device::copy`]
+//! moves bytes in and out. It adds, multiplies matrices and cuts off below zero, in float32.
+//! `memory` is its memory, `kernels` is what it computes; to add an operator, write its
 //! function there and a row.
 //!
 //! ```text

@@ -9,7 +9,8 @@ use ort_core::tensor::DeviceRange;
 use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 
-/// The largest alignment that the device gives; blocks here begin nowhere in particular, so that any will do.
+/// The largest alignment that the device gives; blocks here begin nowhere in particular, so that
+/// any will do.
 const ALIGNMENT: usize = 256;
 
 /// The memory of one device.

@@ -1,24 +1,27 @@
 //! The static planner: intervals of life and their sizes to offsets, before anything runs.
 //!
-//! Four strategies are tried for each lane, until one reaches the lower bound, and the smallest result is kept:
+//! Four strategies are tried for each lane, until one reaches the lower bound, and the smallest
+//! result is kept:
 //!
-//! - **greedy by size**, as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference"
-//!   (2020, arXiv:2001.03288, algorithm 3): largest first, each into the tightest gap between those already
-//!   placed that live at the same time;
-//! - **greedy by area**: the same, in descending order of bytes times steps, which puts what lives long down first;
-//! - **best fit over time**: a first-come simulation of the run with a free list that joins neighbours;
-//! - **greedy by trouble**: greedy by size, then a few times again with those first that ended above the lower bound, as in
-//!   squeaky wheel optimization (Joslin and Clements,
-//!   Journal of Artificial Intelligence Research 10, 1999).
+//! - **greedy by size**, as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
+//!   Inference" (2020, arXiv:2001.03288, algorithm 3): largest first, each into the tightest gap
+//!   between those already placed that live at the same time;
+//! - **greedy by area**: the same, in descending order of bytes times steps, which puts what lives
+//!   long down first;
+//! - **best fit over time**: a first-come simulation of the run with a free list that joins
+//!   neighbours;
+//! - **greedy by trouble**: greedy by size, then a few times again with those first that ended
+//!   above the lower bound, as in squeaky wheel optimization (Joslin and Clements, Journal of
+//!   Artificial Intelligence Research 10, 1999).
 //!
-//! The greedy ones compare each interval with those placed that live at the same time. Where that is too much work, as
-//! in a graph of 200,000 nodes, best fit alone decides.
+//! The greedy ones compare each interval with those placed that live at the same time. Where that
+//! is too much work, as in a graph of 200,000 nodes, best fit alone decides.
 //!
-//! None is always the smallest. Finding the optimum is NP-hard (dynamic storage allocation, Garey and Johnson
-//! 1979, SR2), so [`LanePlan::lower_bound`] says how far away it can be.
+//! None is always the smallest. Finding the optimum is NP-hard (dynamic storage allocation, Garey
+//! and Johnson 1979, SR2), so [`LanePlan::lower_bound`] says how far away it can be.
 //!
-//! Whatever the strategies did, [`verify`] then proves by an independent sweep that no two live intervals share a
-//! byte, and the plan carries that [`Proof`].
+//! Whatever the strategies did, [`verify`] then proves by an independent sweep that no two live
+//! intervals share a byte, and the plan carries that [`Proof`].
 
 #![allow(
     clippy::indexing_slicing,
@@ -98,8 +101,8 @@ pub struct LanePlan {
     pub bytes: usize,
     /// The alignment that the slab's start needs for all offsets to be aligned.
     pub alignment: usize,
-    /// The largest sum of bytes that are live at one step, an interval and its aliases counted once: no plan is
-    /// smaller.
+    /// The largest sum of bytes that are live at one step, an interval and its aliases counted
+    /// once: no plan is smaller.
     pub lower_bound: usize,
     /// What gave this layout.
     pub strategy: Strategy,
@@ -173,11 +176,13 @@ struct Root {
 
 /// Gives every interval an offset such that no two that are live at the same step share a byte.
 ///
-/// An alias lies in its target, whose life lasts as long as the alias is live. Chains of aliases lead to one root.
+/// An alias lies in its target, whose life lasts as long as the alias is live. Chains of aliases
+/// lead to one root.
 ///
 /// # Errors
 ///
-/// [`PlanError`] where an interval is malformed, an alias does not fit its target, or sizes overflow.
+/// [`PlanError`] where an interval is malformed, an alias does not fit its target, or sizes
+/// overflow.
 pub fn plan(intervals: &[Interval]) -> Result<Plan, PlanError> {
     let aliases = resolve(intervals)?;
     for (index, (interval, &(_, distance))) in intervals.iter().zip(&aliases).enumerate() {
@@ -206,7 +211,8 @@ pub fn plan(intervals: &[Interval]) -> Result<Plan, PlanError> {
 /// Places roots whose lower bound is given.
 type Place = fn(&[Root], usize) -> Option<place::Placement>;
 
-/// What is tried, cheapest first, until nothing is left to gain, and how often each places all greedily at the most.
+/// What is tried, cheapest first, until nothing is left to gain, and how often each places all
+/// greedily at the most.
 const STRATEGIES: [(Strategy, Place, usize); 4] = [
     (Strategy::BestFit, |roots, _| place::best_fit(roots), 0),
     (Strategy::GreedyBySize, |roots, _| place::greedy_by_size(roots), 1),
@@ -217,8 +223,8 @@ const STRATEGIES: [(Strategy, Place, usize); 4] = [
 /// The comparisons that a greedy strategy may take: a fraction of a second.
 const MOST_GREEDY_WORK: usize = 1 << 26;
 
-/// About how many comparisons a greedy strategy takes: the pairs of roots that live at the same time, and a list of all
-/// that is moved at each insertion.
+/// About how many comparisons a greedy strategy takes: the pairs of roots that live at the same
+/// time, and a list of all that is moved at each insertion.
 fn greedy_work(roots: &[Root]) -> usize {
     let mut firsts: Vec<usize> = roots.iter().map(|root| root.first).collect();
     let mut lasts: Vec<usize> = roots.iter().map(|root| root.last).collect();
@@ -264,7 +270,8 @@ fn plan_lane(roots: &[Root], offsets: &mut [usize]) -> Result<LanePlan, PlanErro
     Ok(LanePlan { lane, bytes: placement.bytes, alignment, lower_bound, strategy })
 }
 
-/// For each interval, the one whose memory it lies in (itself where it is no alias) and the distance from its start.
+/// For each interval, the one whose memory it lies in (itself where it is no alias) and the
+/// distance from its start.
 fn resolve(intervals: &[Interval]) -> Result<Vec<(usize, usize)>, PlanError> {
     let mut resolved: Vec<Option<(usize, usize)>> = vec![None; intervals.len()];
     let mut chain = Vec::new();

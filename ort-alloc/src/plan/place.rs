@@ -17,7 +17,8 @@ pub(super) struct Placement {
     pub(super) bytes: usize,
 }
 
-/// Largest first, each into the tightest gap between those placed that live at the same time. `None` on overflow.
+/// Largest first, each into the tightest gap between those placed that live at the same time.
+/// `None` on overflow.
 pub(super) fn greedy_by_size(roots: &[Root]) -> Option<Placement> {
     greedy(roots, |root| root.bytes as u128)
 }
@@ -40,8 +41,8 @@ fn ranked(roots: &[Root], rank: impl Fn(&Root) -> u128) -> Vec<usize> {
 /// How often [`greedy_by_trouble`] begins anew.
 pub(super) const ROUNDS: usize = 16;
 
-/// As [`greedy_by_size`], again and again: what ended above the lower bound goes first the next time. The best of all
-/// rounds.
+/// As [`greedy_by_size`], again and again: what ended above the lower bound goes first the next
+/// time. The best of all rounds.
 pub(super) fn greedy_by_trouble(roots: &[Root], lower_bound: usize) -> Option<Placement> {
     let mut order = ranked(roots, |root| root.bytes as u128);
     let mut best: Option<Placement> = None;
@@ -80,7 +81,8 @@ fn place_in_order(roots: &[Root], order: &[usize]) -> Option<Placement> {
     Some(placement)
 }
 
-/// The start of the smallest gap that holds the root, or the end of all rivals. `rivals` ascend by start.
+/// The start of the smallest gap that holds the root, or the end of all rivals. `rivals` ascend by
+/// start.
 fn tightest_gap(rivals: &[(usize, usize)], root: &Root) -> Option<usize> {
     let mut best = None;
     let mut top = 0;
@@ -99,16 +101,18 @@ fn tightest_gap(rivals: &[(usize, usize)], root: &Root) -> Option<usize> {
     }
 }
 
-/// What has been placed, found again by time. Two ways to answer the same question, as each is quadratic where
-/// the other is not: a tree over starts for short lives, and a list ordered by offset for long ones.
+/// What has been placed, found again by time. Two ways to answer the same question, as each is
+/// quadratic where the other is not: a tree over starts for short lives, and a list ordered by
+/// offset for long ones.
 struct Placed {
-    /// Starts and ends of life of all roots, placed or not, each ascending: how many can overlap in time.
+    /// Starts and ends of life of all roots, placed or not, each ascending: how many can overlap in
+    /// time.
     firsts: Vec<usize>,
     lasts: Vec<usize>,
     /// Position in `firsts` of each root.
     position: Vec<usize>,
-    /// A binary tree over positions: the latest end of life below each node, of placed roots only. The leaves begin
-    /// at `leaves`.
+    /// A binary tree over positions: the latest end of life below each node, of placed roots only.
+    /// The leaves begin at `leaves`.
     latest: Vec<Option<usize>>,
     leaves: usize,
     /// Start and end in memory by position.
@@ -159,7 +163,8 @@ impl Placed {
         self.by_offset.insert(place, PlacedRoot { start, end, first: root.first, last: root.last });
     }
 
-    /// Fills `rivals` with the extents of what is placed and lives at the same time, ascending by start.
+    /// Fills `rivals` with the extents of what is placed and lives at the same time, ascending by
+    /// start.
     fn collect_rivals(&self, root: &Root, rivals: &mut Vec<(usize, usize)>) {
         rivals.clear();
         let started = self.firsts.partition_point(|&first| first <= root.last);
@@ -197,8 +202,8 @@ impl Placed {
     }
 }
 
-/// Walks through time and serves each root from the smallest free block that holds it, else from the top.
-/// `None` on overflow.
+/// Walks through time and serves each root from the smallest free block that holds it, else from
+/// the top. `None` on overflow.
 pub(super) fn best_fit(roots: &[Root]) -> Option<Placement> {
     // Sizes in multiples of the strictest alignment keep every block aligned.
     let alignment = roots.iter().map(|root| root.alignment).max().unwrap_or(1);

@@ -11,8 +11,9 @@ use thiserror::Error;
 
 use super::{Interval, LanePlan, Plan};
 
-/// That a plan was checked: every interval fits its lane, is aligned, lies in its target where it is an alias,
-/// and shares no byte with another that is live at the same step. Only [`verify`] and [`plan`](super::plan) make one.
+/// That a plan was checked: every interval fits its lane, is aligned, lies in its target where it
+/// is an alias, and shares no byte with another that is live at the same step. Only [`verify`] and
+/// [`plan`](super::plan) make one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     intervals: usize,
@@ -114,8 +115,8 @@ fn check_place(
     }
 }
 
-/// First and last step of each interval's memory. Aliases hand their lives to their targets, outermost first, and
-/// keep none: the target's bytes cover theirs.
+/// First and last step of each interval's memory. Aliases hand their lives to their targets,
+/// outermost first, and keep none: the target's bytes cover theirs.
 fn lives(intervals: &[Interval]) -> Result<Vec<Option<(usize, usize)>>, Overlap> {
     let mut lives: Vec<_> = intervals.iter().map(|interval| Some((interval.first, interval.last))).collect();
     let mut waiting = vec![0usize; intervals.len()];
@@ -146,8 +147,8 @@ fn lives(intervals: &[Interval]) -> Result<Vec<Option<(usize, usize)>>, Overlap>
     }
 }
 
-/// Walks through time with the live extents of each lane, which are apart as long as no error is found: a new one
-/// then overlaps some other only if it overlaps a neighbour.
+/// Walks through time with the live extents of each lane, which are apart as long as no error is
+/// found: a new one then overlaps some other only if it overlaps a neighbour.
 fn sweep(intervals: &[Interval], offsets: &[usize], lives: &[Option<(usize, usize)>]) -> Result<(), Overlap> {
     let life = |index: usize| lives[index].unwrap_or_default();
     let mut starts: Vec<usize> =

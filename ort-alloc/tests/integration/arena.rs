@@ -1,4 +1,5 @@
-//! The arena against a naive model, its growth against ONNX Runtime's, and its way with threads and device memory.
+//! The arena against a naive model, its growth against ONNX Runtime's, and its way with threads and
+//! device memory.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -187,7 +188,8 @@ fn growth_is_that_of_onnx_runtime() -> Result<(), AllocError> {
 fn a_chunk_is_split_where_much_would_be_left() -> Result<(), AllocError> {
     let whole = ArenaConfig::default();
     let lean = ArenaConfig::lean();
-    // 1.5 of the request is handed out whole by default, and split to the granule by the lean settings.
+    // 1.5 of the request is handed out whole by default, and split to the granule by the lean
+    // settings.
     for (config, in_use) in [(whole, 768_000), (lean, 512_000)] {
         let arena = Arena::new(
             Arc::<HostAllocator>::default(),

@@ -1,4 +1,5 @@
-//! Budgets: nothing passes the limit, everything comes back, and a refusal says what holds the memory.
+//! Budgets: nothing passes the limit, everything comes back, and a refusal says what holds the
+//! memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -56,7 +57,8 @@ proptest! {
 }
 
 proptest! {
-    /// Any sequence over a budget and an advance in it agrees with plain sums: what was set aside can always be had.
+    /// Any sequence over a budget and an advance in it agrees with plain sums: what was set aside
+    /// can always be had.
     #[test]
     fn an_advance_is_its_owners(
         set_aside in 0..600usize,

@@ -1,4 +1,5 @@
-//! Host buffers and what is common to all buffers: alignment, zeros, sharing, and release exactly once.
+//! Host buffers and what is common to all buffers: alignment, zeros, sharing, and release exactly
+//! once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,6 @@
-//! The integration tests of this crate in one program, because each test program links the whole crate.
-//! Tests that read the state of their process or measure time are programs of their own, in `tests/`.
+//! The integration tests of this crate in one program, because each test program links the whole
+//! crate. Tests that read the state of their process or measure time are programs of their own, in
+//! `tests/`.
 
 mod arena;
 mod budget;

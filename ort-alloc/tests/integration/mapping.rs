@@ -1,4 +1,5 @@
-//! Mapped files: the file's bytes without a copy, alive as long as any slice, and pages that can be let go.
+//! Mapped files: the file's bytes without a copy, alive as long as any slice, and pages that can be
+//! let go.
 
 use std::error::Error;
 use std::fs::File;
@@ -88,8 +89,9 @@ fn released_pages_are_no_longer_resident_and_read_the_same() -> Outcome {
     assert_eq!(&mapped.bytes()[..], &content[..]);
     assert_eq!(mapped.resident_bytes(0..mapped.len())?, content.len());
     assert_eq!(mapped.resident_bytes(10..5010)?, 5000);
-    // Only whole pages go, so both ends of the range may stay. A kernel that maps files by huge pages may also drop
-    // the rest of one, hence nothing is said of the first and the third two MiB outside the range.
+    // Only whole pages go, so both ends of the range may stay. A kernel that maps files by huge
+    // pages may also drop the rest of one, hence nothing is said of the first and the third two MiB
+    // outside the range.
     mapped.release(100..(4 << 20) + 100)?;
     let page = 64 << 10;
     assert_eq!(mapped.resident_bytes(page..4 << 20)?, 0);

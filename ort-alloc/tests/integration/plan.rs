@@ -1,4 +1,5 @@
-//! The static planner: sound on random intervals by a check of its own, tight on known cases, and errors on nonsense.
+//! The static planner: sound on random intervals by a check of its own, tight on known cases, and
+//! errors on nonsense.
 
 use std::time::{Duration, Instant};
 
@@ -176,7 +177,8 @@ fn lanes_share_nothing_and_are_listed_in_order() -> Result<(), PlanError> {
 
 #[test]
 fn each_strategy_wins_somewhere() -> Result<(), PlanError> {
-    // In order of time the 2s leave a hole that the 3 does not fit in; largest first puts the 3 down before them.
+    // In order of time the 2s leave a hole that the 3 does not fit in; largest first puts the 3
+    // down before them.
     let greedy = [interval(2, 0, 1), interval(2, 0, 3), interval(3, 2, 3), interval(1, 1, 3)];
     // A chain at its lower bound, where the free list is enough.
     let fitted: Vec<_> = (0..10).map(|step| interval(64, step, step + 1)).collect();

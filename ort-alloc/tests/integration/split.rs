@@ -1,4 +1,5 @@
-//! Borrowing parts of a slab: what is granted is right, and granted exactly where nothing written overlaps.
+//! Borrowing parts of a slab: what is granted is right, and granted exactly where nothing written
+//! overlaps.
 
 use std::ops::Range;
 

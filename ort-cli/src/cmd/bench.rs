@@ -33,7 +33,8 @@ pub(crate) struct BenchArgs {
     /// Callers that run on the one session at the same time.
     #[arg(long, value_name = "N", default_value = "1")]
     concurrency: NonZeroUsize,
-    /// Each run takes the next N rows of all inputs, places of their first dimensions, and begins anew after the last
+    /// Each run takes the next N rows of all inputs, places of their first dimensions, and begins
+    /// anew after the last
     #[arg(long, value_name = "N")]
     rows: Option<NonZeroUsize>,
     /// Each caller begins N runs a second, or as many as it can, instead of one after another
@@ -58,7 +59,8 @@ fn rate(text: &str) -> Result<f64, String> {
 struct Measured {
     /// The time of each run, from the shortest to the longest.
     times: Vec<Duration>,
-    /// The rates of all callers together, each over its own time: while the last of them ends its run, the others wait.
+    /// The rates of all callers together, each over its own time: while the last of them ends its
+    /// run, the others wait.
     runs_per_second: f64,
     /// Of all threads.
     processor: Option<Duration>,

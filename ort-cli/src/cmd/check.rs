@@ -11,8 +11,8 @@ use serde::Serialize;
 use crate::args::{ModelArgs, table};
 use crate::output::{say, say_json};
 
-/// Lists everything in a model that is unsupported or broken; exit code 1 if there is anything. Warnings, which are
-/// about what runs all the same, are listed after it.
+/// Lists everything in a model that is unsupported or broken; exit code 1 if there is anything.
+/// Warnings, which are about what runs all the same, are listed after it.
 #[derive(Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]

@@ -13,7 +13,8 @@ use crate::args::{PrecisionArg, human_bytes, level, threads};
 use crate::output::say;
 use crate::providers::ProviderArgs;
 
-/// Writes the model with its packed weights and folded constants into one file, which is mapped when it is loaded.
+/// Writes the model with its packed weights and folded constants into one file, which is mapped
+/// when it is loaded.
 #[derive(Args)]
 pub(crate) struct CompileArgs {
     /// The model file.

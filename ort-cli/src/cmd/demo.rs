@@ -1,8 +1,8 @@
 //! `ort demo`: the embedded model reads the embedded pictures.
 //!
-//! The pictures are held-out samples of the Optical Recognition of Handwritten Digits data set (E. Alpaydin and
-//! C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0) as scikit-learn ships it; the model was trained on
-//! the rest of it by `demo/train.py` of this crate.
+//! The pictures are held-out samples of the Optical Recognition of Handwritten Digits data set (E.
+//! Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0) as scikit-learn ships
+//! it; the model was trained on the rest of it by `demo/train.py` of this crate.
 
 #![allow(
     clippy::indexing_slicing,

@@ -23,7 +23,8 @@ pub(crate) struct InspectArgs {
     /// The canonical graph as text, with inferred types.
     #[arg(long)]
     graph: bool,
-    /// Which provider runs which operators, why it does, and why those before it in the order of --ep do not.
+    /// Which provider runs which operators, why it does, and why those before it in the order of
+    /// --ep do not.
     #[arg(long, conflicts_with = "graph")]
     claims: bool,
 }

@@ -1,4 +1,5 @@
-//! `ort limits`, which the help does not list: what this processor can do at the most, for the tables that hold times against it.
+//! `ort limits`, which the help does not list: what this processor can do at the most, for the
+//! tables that hold times against it.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -13,7 +14,8 @@ use serde_json::json;
 use crate::args::threads;
 use crate::output::say;
 
-/// Measures multiply-adds in registers, and copies within working sets of several sizes; prints one JSON object.
+/// Measures multiply-adds in registers, and copies within working sets of several sizes; prints one
+/// JSON object.
 #[derive(Args)]
 pub(crate) struct LimitsArgs {
     /// Threads that work at the same time.
@@ -32,11 +34,14 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sums that do not wait for each other: enough to hide a latency of four cycles on two units, and few enough for 16 registers.
+/// Sums that do not wait for each other: enough to hide a latency of four cycles on two units, and
+/// few enough for 16 registers.
 const SUMS: usize = 12;
-/// Bytes of the working sets, about half the second-level cache, of a share of the third, and much more than both.
+/// Bytes of the working sets, about half the second-level cache, of a share of the third, and much
+/// more than both.
 const SETS: [usize; 3] = [512 << 10, 8 << 20, 128 << 20];
-/// Time of one attempt, and how many there are. On a busy machine the best counts, and a short one is the likelier to be left alone.
+/// Time of one attempt, and how many there are. On a busy machine the best counts, and a short one
+/// is the likelier to be left alone.
 const BUDGET: Duration = Duration::from_millis(2);
 const ATTEMPTS: usize = 150;
 
@@ -64,7 +69,8 @@ impl SimdOp for MultiplyAdds {
     }
 }
 
-/// The most work per second, of all threads together, that `work` did in one attempt; a call says how much it did.
+/// The most work per second, of all threads together, that `work` did in one attempt; a call says
+/// how much it did.
 fn best<W: FnMut() -> f64>(threads: usize, make: impl Fn() -> W + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let rates = std::thread::scope(|scope| {

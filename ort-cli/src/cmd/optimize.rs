@@ -21,7 +21,8 @@ pub(crate) struct OptimizeArgs {
     input: PathBuf,
     /// The file to write; it appears whole or not at all.
     output: PathBuf,
-    /// How much may be rewritten. Other runtimes load what `basic` writes, ONNX Runtime what `extended` writes, too.
+    /// How much may be rewritten. Other runtimes load what `basic` writes, ONNX Runtime what
+    /// `extended` writes, too.
     #[arg(long, value_name = "LEVEL", default_value = "extended", value_parser = level)]
     level: Level,
     /// A rewrite rule that is left out.
@@ -33,8 +34,8 @@ pub(crate) struct OptimizeArgs {
     /// Puts the weights into OUTPUT.data beside the model; needed beyond 2 GiB.
     #[arg(long)]
     external_data: bool,
-    /// Takes equal names of dimensions for equal sizes, which ONNX does not promise: fewer nodes, but
-    /// wrong results for runs that contradict the names.
+    /// Takes equal names of dimensions for equal sizes, which ONNX does not promise: fewer nodes,
+    /// but wrong results for runs that contradict the names.
     #[arg(long)]
     trust_dimension_names: bool,
     /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it.

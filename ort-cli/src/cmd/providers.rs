@@ -10,7 +10,8 @@ use serde_json::json;
 use crate::args::table;
 use crate::output::{say, say_json};
 
-/// Lists the execution providers of this program and of the libraries in the folders of ORT_PROVIDER_PATH, and which of them work here.
+/// Lists the execution providers of this program and of the libraries in the folders of
+/// ORT_PROVIDER_PATH, and which of them work here.
 #[derive(Args)]
 pub(crate) struct ProvidersArgs {
     /// One JSON object.

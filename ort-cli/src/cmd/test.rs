@@ -159,8 +159,8 @@ fn run_set(session: &Session, set: &Path, tolerance: Tolerance) -> Result<Option
     Ok(None)
 }
 
-/// Runs a set as often as its check asks for; returns why the draws in the only output are not distributed as the
-/// probabilities in the only input say.
+/// Runs a set as often as its check asks for; returns why the draws in the only output are not
+/// distributed as the probabilities in the only input say.
 fn draw_set(session: &Session, set: &Path, check: Bernoulli) -> Result<Option<String>> {
     let inputs = read_inputs(&session.inputs(), set)?;
     let files = numbered(set, "output_")?;
@@ -200,8 +200,9 @@ fn distribution(case: &Path) -> Result<Option<Bernoulli>> {
     check.map(Some).with_context(|| format!("reading {}", file.display()))
 }
 
-/// The inputs of a set, each bound to the input that bears the tensor's own name, or by the number of its file to
-/// the inputs that have no value in the model. Old models list their weights among their inputs.
+/// The inputs of a set, each bound to the input that bears the tensor's own name, or by the number
+/// of its file to the inputs that have no value in the model. Old models list their weights among
+/// their inputs.
 fn read_inputs(specs: &[ValueSpec], set: &Path) -> Result<Vec<(String, Value)>> {
     let files = numbered(set, "input_")?;
     let required: Vec<&ValueSpec> = specs.iter().filter(|spec| !spec.has_default).collect();
@@ -238,7 +239,8 @@ fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(usize, PathBuf)>> {
     Ok(found)
 }
 
-/// The tolerance of a case: the command line's, else its file `tol` with `RTOL ATOL`, else the default.
+/// The tolerance of a case: the command line's, else its file `tol` with `RTOL ATOL`, else the
+/// default.
 fn tolerance(args: &TestArgs, case: &Path) -> Result<Tolerance> {
     let mut tolerance = Tolerance::default();
     let file = case.join("tol");

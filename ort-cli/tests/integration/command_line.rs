@@ -1,4 +1,5 @@
-//! What the command line promises whatever the command: exit codes, help, unknown flags, a reader that leaves.
+//! What the command line promises whatever the command: exit codes, help, unknown flags, a reader
+//! that leaves.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

@@ -1,4 +1,5 @@
-//! `--cache` and `ort compile`: weights are mapped, processes share them, and what was made elsewhere is packed again with a word.
+//! `--cache` and `ort compile`: weights are mapped, processes share them, and what was made
+//! elsewhere is packed again with a word.
 
 use std::process::{Output, Stdio};
 

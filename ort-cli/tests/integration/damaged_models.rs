@@ -1,4 +1,5 @@
-//! Files that are no models, models that cannot be, and inputs that do not fit: each is one clear error, soon.
+//! Files that are no models, models that cannot be, and inputs that do not fit: each is one clear
+//! error, soon.
 
 use std::time::Duration;
 

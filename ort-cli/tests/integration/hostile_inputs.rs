@@ -1,5 +1,6 @@
-//! Files and folders that no honest writer makes, given to the commands that read them: each ends with an answer or an error that says why, within five
-//! seconds and a gibibyte, and nothing that is printed steers a terminal.
+//! Files and folders that no honest writer makes, given to the commands that read them: each ends
+//! with an answer or an error that says why, within five seconds and a gibibyte, and nothing that
+//! is printed steers a terminal.
 #![cfg(target_os = "linux")]
 
 use std::io::{Cursor, Read, Write};

@@ -1,4 +1,5 @@
-//! The integration tests of this crate in one program, because each test program links the whole crate.
+//! The integration tests of this crate in one program, because each test program links the whole
+//! crate.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod command_line;

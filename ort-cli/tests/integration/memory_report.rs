@@ -8,8 +8,9 @@ use ort_runtime::onnx::tensor_to_proto;
 
 const MIB: u64 = 1 << 20;
 
-/// The code that runs, the graph, the kernels' tables and the stacks of threads, and what the heap keeps between: no more than so much,
-/// most of it code, which unoptimised builds have two or three times as much of.
+/// The code that runs, the graph, the kernels' tables and the stacks of threads, and what the heap
+/// keeps between: no more than so much, most of it code, which unoptimised builds have two or three
+/// times as much of.
 const BESIDES: u64 = 16 * MIB;
 
 fn weights(name: &str, shape: &[usize]) -> TensorProto {
@@ -25,7 +26,8 @@ fn packed() -> ModelProto {
     model(graph(nodes, vec![x], vec![y], vec![weights("w", &[4096, 4096])]))
 }
 
-/// A sum with 64 MiB of weights, which are read where the file is mapped: bytes, which may be anywhere in it.
+/// A sum with 64 MiB of weights, which are read where the file is mapped: bytes, which may be
+/// anywhere in it.
 fn mapped() -> ModelProto {
     let nodes = vec![node("Add", &["x", "w"], &["s"]), node("ReduceMax", &["s"], &["y"])];
     let (x, y) = (value("x", 2, &["16384"]), value("y", 2, &["1", "1"]));

@@ -1,8 +1,10 @@
-//! `ort optimize`: what it writes computes the same in fewer nodes; a rule can be left out, and its name misspelt.
+//! `ort optimize`: what it writes computes the same in fewer nodes; a rule can be left out, and its
+//! name misspelt.
 
 use crate::support::*;
 
-/// `x * sigmoid(x + -0)`, through an identity. Adding 0 would turn a negative zero into a positive one.
+/// `x * sigmoid(x + -0)`, through an identity. Adding 0 would turn a negative zero into a positive
+/// one.
 fn silu(folder: &Folder) -> String {
     let nodes = vec![
         node("Add", &["x", "zero"], &["a"]),

@@ -1,4 +1,5 @@
-//! Output files of all commands: whole or not there, whatever the target is and wherever the disk ends.
+//! Output files of all commands: whole or not there, whatever the target is and wherever the disk
+//! ends.
 #![cfg(target_os = "linux")]
 
 use std::fs::File;
@@ -19,7 +20,8 @@ const WRITERS: [(&str, &str); 6] = [
     ("trained", "train t.onnx --data t.npz --loss mse --epochs 1 --save"),
 ];
 
-/// A folder with what the commands read. The models have weights, so that each file is larger than a limit of a few kilobytes.
+/// A folder with what the commands read. The models have weights, so that each file is larger than
+/// a limit of a few kilobytes.
 fn folder() -> Folder {
     let folder = Folder::new();
     let weights: Vec<f32> = (0..4096).map(|index| index as f32 / 4096.0).collect();

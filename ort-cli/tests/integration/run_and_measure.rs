@@ -194,7 +194,8 @@ fn bench_keeps_to_a_rate() {
     assert!(json["runs_per_second"].as_f64().unwrap() <= 20.5, "{json}");
 }
 
-/// A node of `com.microsoft`, whose operator set the model does not import, and an output of another declared shape.
+/// A node of `com.microsoft`, whose operator set the model does not import, and an output of
+/// another declared shape.
 #[test]
 fn what_onnx_does_not_allow_is_warned_of_or_refused() {
     let folder = Folder::new();
@@ -258,7 +259,8 @@ fn inspect_and_check_tell_what_a_model_is() {
     assert_eq!((&findings[0]["count"], &findings[0]["first_node"]), (&2.into(), &"frobnicate_a".into()));
 }
 
-/// The line about an output is made without a copy of it: doubles of these bytes alone would take a gibibyte.
+/// The line about an output is made without a copy of it: doubles of these bytes alone would take a
+/// gibibyte.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_large_output_is_summed_up_where_it_is() {

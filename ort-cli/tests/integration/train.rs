@@ -686,7 +686,8 @@ fn each_optimizer_learns() {
     }
 }
 
-/// Three layers of 64 features with an activation that is computed again from what the layer before it made.
+/// Three layers of 64 features with an activation that is computed again from what the layer before
+/// it made.
 fn layered() -> ModelProto {
     let weight = |name: &str, rows: usize, columns: usize| {
         let numbers: Vec<f32> =

@@ -1,9 +1,11 @@
 //! What a model's files hold, as a hash, and how not to read them each time.
 //!
-//! Hashing a file takes about as long as reading it. So a folder of the cache also keeps stamps, as the index of a version control system does:
-//! for a file of these numbers (device, inode, length, times of the last changes) and of these bytes at a few places the hash is this. A file that
-//! changed in the two seconds before it was opened gets no stamp, as it may change again without its times telling. Nor does one on a file system whose
-//! times are no witness: in memory, of another machine, of a program, or read-only, as images made alike have the same numbers.
+//! Hashing a file takes about as long as reading it. So a folder of the cache also keeps stamps, as
+//! the index of a version control system does: for a file of these numbers (device, inode, length,
+//! times of the last changes) and of these bytes at a few places the hash is this. A file that
+//! changed in the two seconds before it was opened gets no stamp, as it may change again without
+//! its times telling. Nor does one on a file system whose times are no witness: in memory, of
+//! another machine, of a program, or read-only, as images made alike have the same numbers.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Write};
@@ -59,8 +61,9 @@ impl Content {
         self.bytes.as_ref()
     }
 
-    /// Lets go of bytes in memory that nothing else holds. Their hash stays where there are few, or somebody asks for it: of many it takes a part of
-    /// the time to load, and most sessions have no cache.
+    /// Lets go of bytes in memory that nothing else holds. Their hash stays where there are few, or
+    /// somebody asks for it: of many it takes a part of the time to load, and most sessions
+    /// have no cache.
     pub(crate) fn forget_unshared(&mut self, keep_hash: bool, reading: Reading) -> Result<()> {
         if self.mapping.is_some() || !self.bytes.as_ref().is_some_and(Bytes::is_unique) {
             return Ok(());
@@ -141,7 +144,8 @@ pub(crate) fn hash_of(contents: &[Content], stamps: Option<&Path>, reading: Read
     Ok((!contents.is_empty()).then(|| hasher.finalize()))
 }
 
-/// The hash of the hashes of parts, which several threads take. Pages of a mapping that were read for it go.
+/// The hash of the hashes of parts, which several threads take. Pages of a mapping that were read
+/// for it go.
 fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>, reading: Reading) -> Result<Hash> {
     let parts: Vec<&[u8]> = bytes.chunks(PART).collect();
     let hashes = Mutex::new(vec![None; parts.len()]);
@@ -193,7 +197,8 @@ impl Identity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     numbers: [i128; 6],
-    /// Whether a change would show: it had not changed for a while, and its file system keeps the times of changes.
+    /// Whether a change would show: it had not changed for a while, and its file system keeps the
+    /// times of changes.
     is_witness: bool,
 }
 
@@ -228,7 +233,8 @@ impl Stamp {
         [device, inode]
     }
 
-    /// Whether this is the same file with another length or another time of its last change. Its mode, its owner and its links may change.
+    /// Whether this is the same file with another length or another time of its last change. Its
+    /// mode, its owner and its links may change.
     pub(super) fn was_changed_in_place(&self, found: &Metadata) -> bool {
         let Some(found) = Stamp::of(found) else { return false };
         let [_, _, len, modified, ..] = self.numbers;
@@ -267,7 +273,8 @@ impl Stamp {
     }
 }
 
-/// A hash of a few pages, evenly spread: where the times of changes err, another model shows by these.
+/// A hash of a few pages, evenly spread: where the times of changes err, another model shows by
+/// these.
 fn sample(bytes: &[u8]) -> u64 {
     const PAGES: usize = 64;
     const PAGE: usize = 4096;
@@ -277,8 +284,9 @@ fn sample(bytes: &[u8]) -> u64 {
     hash.digest()
 }
 
-/// Whether a file's numbers and times show that it was changed: on file systems of a local disk that may be written. Images that are made alike have
-/// the same numbers for other bytes, and those are mounted read-only.
+/// Whether a file's numbers and times show that it was changed: on file systems of a local disk
+/// that may be written. Images that are made alike have the same numbers for other bytes, and those
+/// are mounted read-only.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn tells_changes(file: &File) -> bool {
     // As `linux/magic.h` has them: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs and overlayfs.
@@ -350,7 +358,8 @@ mod tests {
             std::fs::write(&stamp, &text[..index]).unwrap();
             assert_eq!(of_file.look_up(folder, &bytes), None, "{index} bytes");
         }
-        // Another file under the name, other times, or other bytes under the same numbers ask for another stamp.
+        // Another file under the name, other times, or other bytes under the same numbers ask for
+        // another stamp.
         std::fs::write(&stamp, &text).unwrap();
         assert_eq!(of_file.look_up(folder, &bytes), Some(other));
         assert_eq!(

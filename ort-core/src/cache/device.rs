@@ -1,4 +1,5 @@
-//! What a device keeps for itself in the folder of the compiled cache: files of blobs as entries are, but read into memory.
+//! What a device keeps for itself in the folder of the compiled cache: files of blobs as entries
+//! are, but read into memory.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ use crate::Result;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// The version of the code: an entry of the compiled cache takes the place of that of another version.
+    /// The version of the code: an entry of the compiled cache takes the place of that of another
+    /// version.
     pub code: String,
     /// What is found of the hardware: machines that differ in it have entries of their own.
     pub hardware: String,
@@ -31,9 +33,11 @@ const MOST_BYTES: u64 = 1 << 30;
 
 /// A folder where a device keeps files of its own, beside the entries of the compiled cache.
 ///
-/// A file has a kind, which is its extension, and a fingerprint: `hardware` gives it its name, and one of another `code` is refused and then replaced.
-/// It appears whole or not at all, of two writers the last one stays. What is read are bytes of this process alone: nobody changes them after their
-/// checksums were compared. Checksums tell damage, not malice: whoever may write to the folder decides what the device is given.
+/// A file has a kind, which is its extension, and a fingerprint: `hardware` gives it its name, and
+/// one of another `code` is refused and then replaced. It appears whole or not at all, of two
+/// writers the last one stays. What is read are bytes of this process alone: nobody changes them
+/// after their checksums were compared. Checksums tell damage, not malice: whoever may write to the
+/// folder decides what the device is given.
 ///
 /// ```
 /// use ort_core::ep::{DeviceCache, Fingerprint};

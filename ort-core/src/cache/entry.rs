@@ -9,8 +9,9 @@
 //! | blobs | each at a multiple of 64 bytes, large ones at a page |
 //! | table | for each blob its start, bytes, checksum and tag |
 //!
-//! Nothing in the file is trusted: a length is compared with the file before anything is read through it. Checksums tell damage, not malice:
-//! whoever may write to the folder of a cache decides what sessions compute.
+//! Nothing in the file is trusted: a length is compared with the file before anything is read
+//! through it. Checksums tell damage, not malice: whoever may write to the folder of a cache
+//! decides what sessions compute.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -39,7 +40,8 @@ const HEADER: usize = 64;
 /// The bytes of one blob in the table.
 const RECORD: usize = 32;
 
-/// The longest key in bytes: one has a line for each device and provider, and the optimizer's settings.
+/// The longest key in bytes: one has a line for each device and provider, and the optimizer's
+/// settings.
 const MOST_KEY: usize = 64 << 10;
 
 /// Blobs of at least this many bytes begin at a page.
@@ -173,7 +175,8 @@ impl Entry {
         self.file.range_of(bytes).is_some_and(|range| range.start >= self.source_bytes())
     }
 
-    /// Compares the blobs of the model itself with their checksums, a part at a time: their pages do not stay resident.
+    /// Compares the blobs of the model itself with their checksums, a part at a time: their pages
+    /// do not stay resident.
     pub(crate) fn verify_sources(&self) -> Result<(), Refusal> {
         const PART: usize = 8 << 20;
         for (index, record) in self.records.iter().enumerate().take(self.sources) {
@@ -256,7 +259,8 @@ impl Table {
     }
 }
 
-/// The key and the blobs of a file that was read into memory, all of them compared with their checksums.
+/// The key and the blobs of a file that was read into memory, all of them compared with their
+/// checksums.
 pub(super) fn blobs_of(bytes: &Bytes) -> Result<(String, Vec<Bytes>), Refusal> {
     let Table { key, records, .. } = Table::of(bytes)?;
     let blob = |(index, record): (usize, &Record)| {
@@ -273,7 +277,8 @@ fn damaged(blob: usize) -> Refusal {
     format!("the checksum of blob {blob} is wrong")
 }
 
-/// Whether blobs lie one behind the other between `start` and `end`, each where kernels can read it.
+/// Whether blobs lie one behind the other between `start` and `end`, each where kernels can read
+/// it.
 fn check(records: &[Record], start: u64, end: u64) -> Result<(), Refusal> {
     let mut free = start;
     for (index, record) in records.iter().enumerate() {
@@ -334,7 +339,8 @@ impl EntryWriter {
         self.sources = self.records.len();
     }
 
-    /// Ends the entry under its name, where it appears whole; whoever has mapped another of that name keeps it.
+    /// Ends the entry under its name, where it appears whole; whoever has mapped another of that
+    /// name keeps it.
     pub(crate) fn finish(self, path: &Path) -> io::Result<File> {
         self.finish_at(&Target::File(path.to_path_buf()))
     }
@@ -386,8 +392,9 @@ impl Reading {
         self.check().is_err()
     }
 
-    /// Does `work` on no more threads than there are parts, this one included, and no more than may run at once. Each has to take its parts from what all
-    /// share: where the system refuses a thread, the others do all.
+    /// Does `work` on no more threads than there are parts, this one included, and no more than may
+    /// run at once. Each has to take its parts from what all share: where the system refuses a
+    /// thread, the others do all.
     pub(super) fn on_threads(self, parts: usize, work: impl Fn() + Sync) {
         let threads =
             self.threads.min(parts).min(std::thread::available_parallelism().map_or(1, usize::from));

@@ -1,4 +1,5 @@
-//! A compiled model: an entry that holds the model's own files as well, so that one file is all that a session needs.
+//! A compiled model: an entry that holds the model's own files as well, so that one file is all
+//! that a session needs.
 
 use std::io;
 use std::path::Path;
@@ -54,8 +55,9 @@ impl CompiledModel {
         &self.files
     }
 
-    /// Compares the model's own files with the hashes that the compiled model says they have. Until then those only tell whether the packed weights
-    /// beside them fit: nothing may be found by them, or written under them.
+    /// Compares the model's own files with the hashes that the compiled model says they have. Until
+    /// then those only tell whether the packed weights beside them fit: nothing may be found by
+    /// them, or written under them.
     pub(crate) fn verify_files(&self, reading: Reading) -> Result<()> {
         for file in &self.files {
             ensure!(
@@ -72,8 +74,9 @@ impl CompiledModel {
 
 const COMPILE: &str = "compile the model again";
 
-/// The files of the model that an entry holds: a label and the content of each, all compared with their checksums. What compiling packed is compared when
-/// it is used; weights that are not packed are read from here, and a changed one would be a wrong answer without a word.
+/// The files of the model that an entry holds: a label and the content of each, all compared with
+/// their checksums. What compiling packed is compared when it is used; weights that are not packed
+/// are read from here, and a changed one would be a wrong answer without a word.
 fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
     entry.verify_sources()?;
     let mut files = Vec::new();

@@ -1,7 +1,8 @@
 //! What a session puts into an entry while it is compiled, or takes out of it in the same order.
 //!
-//! Compiling is a fixed sequence: the same graph asks for the same weights and folds the same constants in the same order. So a blob is found by
-//! its place in the sequence, and its tag and length say that it is the one. The first that is not ends the use of the entry.
+//! Compiling is a fixed sequence: the same graph asks for the same weights and folds the same
+//! constants in the same order. So a blob is found by its place in the sequence, and its tag and
+//! length say that it is the one. The first that is not ends the use of the entry.
 
 use std::io;
 use std::path::Path;
@@ -70,7 +71,8 @@ impl Store {
         Store { state: Mutex::new(State { mode: Mode::Read { entry, next }, problem: None }) }
     }
 
-    /// The next blob; none where the entry is being written, and the caller has to [`put`](Self::put) it.
+    /// The next blob; none where the entry is being written, and the caller has to
+    /// [`put`](Self::put) it.
     pub(crate) fn take(&self, tag: u64, len: usize) -> Result<Option<Bytes>> {
         let state = &mut *self.state.lock();
         let Mode::Read { entry, next } = &mut state.mode else { return Ok(None) };
@@ -165,7 +167,8 @@ impl Store {
         Ok(tensors)
     }
 
-    /// Constants could not be folded: so it will be next time, unless it was for a lack of memory or time.
+    /// Constants could not be folded: so it will be next time, unless it was for a lack of memory
+    /// or time.
     fn failed(&self, problem: &Error, tag: u64) {
         if matches!(problem.kind(), ErrorKind::OutOfMemory | ErrorKind::Cancelled) {
             self.end(problem);
@@ -200,7 +203,8 @@ impl Output {
         tag(Role::Folded, &[&self.name, self.dtype.name(), &format!("{:?}", self.shape)])
     }
 
-    /// The constant of these bytes. Memory that is read as a bool must hold 0 or 1, whatever a file has there.
+    /// The constant of these bytes. Memory that is read as a bool must hold 0 or 1, whatever a file
+    /// has there.
     fn tensor(&self, bytes: Bytes) -> Result<Tensor> {
         let is_sound = self.dtype != DType::Bool || bytes.iter().all(|byte| *byte <= 1);
         ensure!(is_sound, Fail, "the folded constant '{}' has bytes that are no booleans", self.name);

@@ -13,12 +13,14 @@ struct Interval {
 const ANY: Interval = Interval { low: None, high: None };
 
 impl Dim {
-    /// A number that the expression is never below, with symbols at least 0; `None` where none is known.
+    /// A number that the expression is never below, with symbols at least 0; `None` where none is
+    /// known.
     pub fn lower_bound(&self) -> Option<i64> {
         self.interval().low
     }
 
-    /// A number that the expression is never above, with symbols at least 0; `None` where none is known.
+    /// A number that the expression is never above, with symbols at least 0; `None` where none is
+    /// known.
     pub fn upper_bound(&self) -> Option<i64> {
         self.interval().high
     }
@@ -100,7 +102,8 @@ fn quotient_interval(a: &Dim, b: &Dim, divide: fn(i64, i64) -> i64) -> Interval 
             let bound = |value: Option<i64>| value.filter(|v| *v > i64::MIN).map(|value| divide(value, c));
             Interval { low: bound(a.low), high: bound(a.high) }
         }
-        // A divisor is not 0, so one that is not negative is at least 1 and the quotient stays inside 0..=a.
+        // A divisor is not 0, so one that is not negative is at least 1 and the quotient stays
+        // inside 0..=a.
         None if low.is_some_and(|low| low >= 0) && a.low.is_some_and(|low| low >= 0) => {
             Interval { low: Some(0), high: a.high }
         }
@@ -108,7 +111,8 @@ fn quotient_interval(a: &Dim, b: &Dim, divide: fn(i64, i64) -> i64) -> Interval 
     }
 }
 
-/// Of a maximum one known lower bound is enough, and all upper bounds must be known; of a minimum the reverse.
+/// Of a maximum one known lower bound is enough, and all upper bounds must be known; of a minimum
+/// the reverse.
 fn extreme_interval(list: &[Dim], choose: fn(i64, i64) -> i64, is_max: bool) -> Interval {
     // Each argument is looked at once: twice would double the work with each level of nesting.
     let intervals: Vec<Interval> = list.iter().map(Dim::interval).collect();

@@ -1,4 +1,5 @@
-//! Numbers for expressions: evaluation, substitution, and solving a declared dimension for its symbols.
+//! Numbers for expressions: evaluation, substitution, and solving a declared dimension for its
+//! symbols.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,8 @@ pub enum EvaluateError {
 pub enum Unified {
     /// The declared dimension equals the actual size, a symbol perhaps having been bound for it.
     Solved,
-    /// More than one symbol is open, or one inside a function: evaluate when more symbols are bound.
+    /// More than one symbol is open, or one inside a function: evaluate when more symbols are
+    /// bound.
     Deferred,
 }
 
@@ -50,7 +52,8 @@ impl Dim {
     /// The value with these numbers for the symbols.
     ///
     /// # Errors
-    /// A symbol is not bound, a divisor is 0, or the value leaves 64 bits (products are formed in 128 bits).
+    /// A symbol is not bound, a divisor is 0, or the value leaves 64 bits (products are formed in
+    /// 128 bits).
     pub fn evaluate(&self, bindings: &Bindings) -> Result<i64, EvaluateError> {
         if let Repr::Constant(value) = self.0 {
             return Ok(value);
@@ -139,7 +142,8 @@ fn substitute_atom(atom: &Atom, replace: &dyn Fn(&Symbol) -> Option<Dim>) -> Dim
     }
 }
 
-/// Makes a declared dimension equal to a size found in an input, binding the symbol that is still open.
+/// Makes a declared dimension equal to a size found in an input, binding the symbol that is still
+/// open.
 ///
 /// Solved are constants, expressions whose symbols are bound already, and `k*symbol + c`.
 ///

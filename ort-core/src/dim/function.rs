@@ -7,8 +7,8 @@ use super::polynomial::{Atom, Terms, accumulate, build, from_atom, greatest_comm
 const ARGUMENT_LIMIT: usize = 32;
 
 impl Dim {
-    /// The quotient rounded towards minus infinity. Dividing by the constant 0 gives an expression whose
-    /// evaluation is an error.
+    /// The quotient rounded towards minus infinity. Dividing by the constant 0 gives an expression
+    /// whose evaluation is an error.
     ///
     /// ```
     /// use ort_core::dim::Dim;
@@ -91,8 +91,8 @@ fn ceil_div(numerator: &Dim, divisor: &Dim) -> Option<Dim> {
     }
 }
 
-/// `floor(numerator / divisor)` for a positive divisor: whole multiples move out of the fraction, which is then
-/// reduced, and a division of a division becomes one.
+/// `floor(numerator / divisor)` for a positive divisor: whole multiples move out of the fraction,
+/// which is then reduced, and a division of a division becomes one.
 fn floor_div_constant(numerator: &Dim, divisor: i64) -> Option<Dim> {
     let (mut whole, mut rest, mut constant) = (Terms::new(), Terms::new(), 0);
     let mut common = divisor.unsigned_abs();
@@ -130,8 +130,8 @@ fn floor_div_constant(numerator: &Dim, divisor: i64) -> Option<Dim> {
     whole.checked_add(&from_atom(Atom::FloorDiv(rest, Dim::constant(divisor)))?)
 }
 
-/// A quotient by an expression: exact where it can be; otherwise common factors cancel and multiples of a
-/// single-term divisor move out of the fraction.
+/// A quotient by an expression: exact where it can be; otherwise common factors cancel and
+/// multiples of a single-term divisor move out of the fraction.
 fn divide_by_expression(numerator: &Dim, divisor: &Dim, function: fn(Dim, Dim) -> Atom) -> Option<Dim> {
     if let Some(quotient) = numerator.exact_quotient(divisor) {
         return Some(quotient);
@@ -185,7 +185,8 @@ fn modulo(numerator: &Dim, divisor: &Dim) -> Option<Dim> {
     if is_proper { Some(rest) } else { from_atom(Atom::Modulo(rest, divisor.clone())) }
 }
 
-/// Maximum or minimum: nested ones are flattened, and arguments that another is known to cover are left out.
+/// Maximum or minimum: nested ones are flattened, and arguments that another is known to cover are
+/// left out.
 fn extreme(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
     let mut flat: Vec<Dim> = Vec::new();
     for argument in arguments {
@@ -213,8 +214,8 @@ fn extreme(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
         let difference = if is_max { kept.checked_sub(other) } else { other.checked_sub(kept) };
         difference.is_some_and(|difference| difference.is_known_nonneg())
     };
-    // Equal arguments are gone, so two that cover each other cannot both be dropped unless bounds say they are
-    // equal; keeping the first of such a pair needs the list of those kept so far.
+    // Equal arguments are gone, so two that cover each other cannot both be dropped unless bounds
+    // say they are equal; keeping the first of such a pair needs the list of those kept so far.
     let mut kept: Vec<Dim> = Vec::new();
     for candidate in flat {
         if kept.iter().any(|other| covers(other, &candidate)) {

@@ -1,10 +1,11 @@
-//! Symbolic dimensions: integer expressions over named symbols, kept in a normal form so that equal expressions
-//! compare equal.
+//! Symbolic dimensions: integer expressions over named symbols, kept in a normal form so that equal
+//! expressions compare equal.
 //!
-//! An expression is an integer polynomial over symbols and over the functions floor division, ceiling division,
-//! modulo, maximum and minimum. It is simplified under the assumption that symbols are at least 0 (as sizes are)
-//! and that divisors are not 0. Arithmetic never fails: where a coefficient would overflow or an expression would
-//! grow past fixed limits, the result is a fresh unknown symbol, equal to nothing else, which is always sound.
+//! An expression is an integer polynomial over symbols and over the functions floor division,
+//! ceiling division, modulo, maximum and minimum. It is simplified under the assumption that
+//! symbols are at least 0 (as sizes are) and that divisors are not 0. Arithmetic never fails: where
+//! a coefficient would overflow or an expression would grow past fixed limits, the result is a
+//! fresh unknown symbol, equal to nothing else, which is always sound.
 
 mod bounds;
 mod display;

@@ -1,5 +1,5 @@
-//! Reads dimension expressions as exporters write them into `dim_param`: `batch*2`, `past_seq + seq`,
-//! `floor(seq/2)`, `Max(1, s0)`, `(s0 - 1)//2 + 1`.
+//! Reads dimension expressions as exporters write them into `dim_param`: `batch*2`, `past_seq +
+//! seq`, `floor(seq/2)`, `Max(1, s0)`, `(s0 - 1)//2 + 1`.
 
 use super::Dim;
 
@@ -13,10 +13,11 @@ const EXPONENT_LIMIT: i64 = 16;
 impl Dim {
     /// The expression that the text spells, or the symbol of that name where it spells none.
     ///
-    /// Understood are integers, names, `+ - * / // % **`, parentheses, and the functions `floor`, `ceil`
-    /// (`ceiling`), `max`, `min`, `mod`, `floor_div`, `ceil_div` in any capitals. `/` is exact inside `floor(..)` and
-    /// `ceil(..)` and rounds down elsewhere. A hyphen without spaces between two letters is part of a name
-    /// (`batch-size`). Empty text and `?` give a fresh unknown size.
+    /// Understood are integers, names, `+ - * / // % **`, parentheses, and the functions `floor`,
+    /// `ceil` (`ceiling`), `max`, `min`, `mod`, `floor_div`, `ceil_div` in any capitals. `/` is
+    /// exact inside `floor(..)` and `ceil(..)` and rounds down elsewhere. A hyphen without
+    /// spaces between two letters is part of a name (`batch-size`). Empty text and `?` give a
+    /// fresh unknown size.
     pub fn parse(text: &str) -> Dim {
         let text = text.trim();
         if text.is_empty() || text == "?" {

@@ -1,7 +1,8 @@
 //! The normal form behind [`Dim`]: an integer polynomial over atoms, its terms sorted and merged.
 //!
-//! Every function that builds an expression returns `None` where a coefficient leaves `i64` or the expression
-//! grows past the limits below, which keep a hostile model from making planning slow or overflowing the stack.
+//! Every function that builds an expression returns `None` where a coefficient leaves `i64` or the
+//! expression grows past the limits below, which keep a hostile model from making planning slow or
+//! overflowing the stack.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -16,7 +17,8 @@ const WEIGHT_LIMIT: u32 = 1024;
 /// Deepest nesting of functions.
 const DEPTH_LIMIT: u32 = 48;
 
-/// What a polynomial is made over: a symbol, or a function of other expressions that has no simpler form.
+/// What a polynomial is made over: a symbol, or a function of other expressions that has no simpler
+/// form.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Atom {
     Symbol(Symbol),
@@ -132,8 +134,8 @@ impl Monomial {
     }
 }
 
-/// Graded lexicographic order, highest degree first: the order of printing, and one under which the first term of
-/// a product is the product of the first terms, which division of polynomials needs.
+/// Graded lexicographic order, highest degree first: the order of printing, and one under which the
+/// first term of a product is the product of the first terms, which division of polynomials needs.
 impl Ord for Monomial {
     fn cmp(&self, other: &Monomial) -> Ordering {
         let by_degree = other.degree().cmp(&self.degree());
@@ -266,13 +268,14 @@ impl Dim {
         build(terms)
     }
 
-    /// `self / divisor` where that is a polynomial with integer coefficients; the divisor is taken not to be 0.
+    /// `self / divisor` where that is a polynomial with integer coefficients; the divisor is taken
+    /// not to be 0.
     pub(super) fn exact_quotient(&self, divisor: &Dim) -> Option<Dim> {
         let (lead, lead_coefficient) = divisor.terms().next()?;
         let mut rest = self.clone();
         let mut quotient = Dim::constant(0);
-        // Long division by the leading term. Each step removes the leading term of the rest, so the steps are
-        // bounded by the quotient's terms, which the limit of size bounds.
+        // Long division by the leading term. Each step removes the leading term of the rest, so the
+        // steps are bounded by the quotient's terms, which the limit of size bounds.
         for _ in 0..=TERM_LIMIT {
             if rest.as_constant() == Some(0) {
                 return Some(quotient);
@@ -289,7 +292,8 @@ impl Dim {
         None
     }
 
-    /// Both expressions divided by their greatest common single-term divisor, so that ratios have one form.
+    /// Both expressions divided by their greatest common single-term divisor, so that ratios have
+    /// one form.
     pub(super) fn cancel_common(&self, other: &Dim) -> Option<(Dim, Dim)> {
         let mut common: Option<(Monomial, u64)> = None;
         for (monomial, coefficient) in self.terms().chain(other.terms()) {

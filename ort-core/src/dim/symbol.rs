@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A name that stands for an integer which is known only when a model runs.
 ///
-/// Two named symbols are the same where their names are. A fresh symbol from [`Symbol::unknown`] equals only its
-/// own clones: it stands for a size that depends on data and cannot be planned.
+/// Two named symbols are the same where their names are. A fresh symbol from [`Symbol::unknown`]
+/// equals only its own clones: it stands for a size that depends on data and cannot be planned.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Symbol(Kind);
 
@@ -30,7 +30,8 @@ impl Symbol {
         Symbol(Kind::Unknown { number: NEXT_UNKNOWN.fetch_add(1, Ordering::Relaxed), is_size: true })
     }
 
-    /// A fresh symbol for an integer value (an axis, an index) that depends on data and may be negative.
+    /// A fresh symbol for an integer value (an axis, an index) that depends on data and may be
+    /// negative.
     pub fn unknown_value() -> Symbol {
         Symbol(Kind::Unknown { number: NEXT_UNKNOWN.fetch_add(1, Ordering::Relaxed), is_size: false })
     }
@@ -70,7 +71,8 @@ impl fmt::Debug for Symbol {
     }
 }
 
-/// Symbols and the numbers they stand for in one run, sorted, so that equal bindings are equal cache keys.
+/// Symbols and the numbers they stand for in one run, sorted, so that equal bindings are equal
+/// cache keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Bindings(Vec<(Symbol, i64)>);
 

@@ -1,8 +1,9 @@
 //! Conversion between the numeric element types with the meaning of the ONNX `Cast` operator.
 //!
-//! Values pass in blocks through `f64` (all floats, exactly) or `i64` (all integers), so that each is rounded once.
-//! Where the specification leaves a result open, it is what numpy and ONNX Runtime give on x86: a float out of a
-//! 32-bit integer's range becomes its smallest number, narrower ones take the low bits of that.
+//! Values pass in blocks through `f64` (all floats, exactly) or `i64` (all integers), so that each
+//! is rounded once. Where the specification leaves a result open, it is what numpy and ONNX Runtime
+//! give on x86: a float out of a 32-bit integer's range becomes its smallest number, narrower ones
+//! take the low bits of that.
 
 use bytemuck::AnyBitPattern;
 use half::{bf16, f16};
@@ -140,7 +141,8 @@ pub(super) fn first_of<T>(block: &mut [T], count: usize) -> &mut [T] {
 }
 
 fn by_blocks(from: DType, src: &[u8], to: DType, dst: &mut [u8], elements: usize, options: CastOptions) {
-    // Lengths were checked and neither type is a string, so a block's size is the same on every path.
+    // Lengths were checked and neither type is a string, so a block's size is the same on every
+    // path.
     let block_bytes = |dtype: DType| dtype.byte_len(BLOCK).unwrap_or(BLOCK);
     let (mut floats, mut integers) = ([0.0; BLOCK], [0; BLOCK]);
     let blocks = src.chunks(block_bytes(from)).zip(dst.chunks_mut(block_bytes(to)));
@@ -270,7 +272,8 @@ pub(super) fn write_integers(to: DType, block: &[i64], dst: &mut [u8]) {
     }
 }
 
-/// Towards zero; what does not fit becomes the smallest number, as the x86 conversion instructions have it.
+/// Towards zero; what does not fit becomes the smallest number, as the x86 conversion instructions
+/// have it.
 fn truncate_32(value: f64) -> i32 {
     let whole = value.trunc();
     if (-2_147_483_648.0..2_147_483_648.0).contains(&whole) { whole as i32 } else { i32::MIN }
@@ -286,8 +289,9 @@ fn truncate_unsigned_64(value: f64) -> u64 {
     if value >= LIMIT { truncate_64(value - LIMIT) as u64 ^ (1 << 63) } else { truncate_64(value) as u64 }
 }
 
-/// Rounds to single precision so that rounding on to a half-width float is as if done in one step: an inexact
-/// result gets an odd last bit (Boldo and Melquiond, "When double rounding is odd", 2005).
+/// Rounds to single precision so that rounding on to a half-width float is as if done in one step:
+/// an inexact result gets an odd last bit (Boldo and Melquiond, "When double rounding is odd",
+/// 2005).
 fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
     let back = f64::from(nearest);

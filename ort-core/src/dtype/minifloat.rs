@@ -1,7 +1,9 @@
-//! Floats of 8, 6 and 4 bits: one codec driven by a description of the format, and the power-of-two scale E8M0.
+//! Floats of 8, 6 and 4 bits: one codec driven by a description of the format, and the power-of-two
+//! scale E8M0.
 //!
-//! Formats are those of the ONNX specification (the FN kinds of "FP8 Formats for Deep Learning", arXiv:2209.05433,
-//! the FNUZ kinds of arXiv:2206.02915, the narrower ones of the OCP Microscaling specification 1.0).
+//! Formats are those of the ONNX specification (the FN kinds of "FP8 Formats for Deep Learning",
+//! arXiv:2209.05433, the FNUZ kinds of arXiv:2206.02915, the narrower ones of the OCP Microscaling
+//! specification 1.0).
 
 use super::convert::RoundMode;
 use super::{DType, Element};
@@ -85,7 +87,8 @@ impl Format {
         }
     }
 
-    /// The number that a code stands for; every one fits a float exactly. Bits above the format's are ignored.
+    /// The number that a code stands for; every one fits a float exactly. Bits above the format's
+    /// are ignored.
     pub fn decode(self, code: u8) -> f32 {
         let is_negative = (code >> self.magnitude_bits()) & 1 == 1;
         let magnitude = u32::from(code) & ((1 << self.magnitude_bits()) - 1);
@@ -106,8 +109,9 @@ impl Format {
 
     /// The code of a number rounded to nearest, ties to even, as the ONNX `Cast` operator says.
     ///
-    /// With `saturate`, numbers out of range and infinities become the largest finite ones; without it they become
-    /// infinity or NaN where the format has one. A format without NaN encodes it as a zero.
+    /// With `saturate`, numbers out of range and infinities become the largest finite ones; without
+    /// it they become infinity or NaN where the format has one. A format without NaN encodes it
+    /// as a zero.
     pub fn encode(self, value: f64, saturate: bool) -> u8 {
         let sign = u32::from(value.is_sign_negative()) << self.magnitude_bits();
         if value.is_nan() {
@@ -121,8 +125,8 @@ impl Format {
         if value.is_infinite() {
             return overflow();
         }
-        // In units of the last place the number is a small integer. Adding the exponent's distance from the
-        // lowest one lets a carry out of the mantissa run on into the exponent.
+        // In units of the last place the number is a small integer. Adding the exponent's distance
+        // from the lowest one lets a carry out of the mantissa run on into the exponent.
         let lowest = 1 - self.bias;
         let exponent = exponent_of(value).max(lowest);
         if exponent > lowest + (1 << self.exponent_bits) {
@@ -162,8 +166,9 @@ pub fn decode_scale(code: u8) -> f32 {
 
 /// The E8M0 code of a number's magnitude, rounded to a power of two.
 ///
-/// With `saturate`, magnitudes out of range become the nearest code in range; without it zero, infinity and
-/// magnitudes out of range become NaN, as the table in ONNX's `Cast` has it. The format has no sign.
+/// With `saturate`, magnitudes out of range become the nearest code in range; without it zero,
+/// infinity and magnitudes out of range become NaN, as the table in ONNX's `Cast` has it. The
+/// format has no sign.
 pub fn encode_scale(value: f64, saturate: bool, mode: RoundMode) -> u8 {
     let magnitude = value.abs();
     if magnitude.is_nan() || (magnitude.is_infinite() && !saturate) {

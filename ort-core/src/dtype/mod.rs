@@ -1,8 +1,9 @@
-//! Element types: the ONNX `TensorProto.DataType` codes, sets of them, and the Rust types that hold one element.
+//! Element types: the ONNX `TensorProto.DataType` codes, sets of them, and the Rust types that hold
+//! one element.
 //!
-//! Number formats narrower than a byte or without a Rust type of their own live in [`minifloat`] and [`packed`];
-//! [`convert()`] turns buffers of one type into another with the rules of the ONNX `Cast` operator, and [`text`]
-//! does the same to and from strings.
+//! Number formats narrower than a byte or without a Rust type of their own live in [`minifloat`]
+//! and [`packed`]; [`convert()`] turns buffers of one type into another with the rules of the ONNX
+//! `Cast` operator, and [`text`] does the same to and from strings.
 
 pub mod convert;
 pub mod minifloat;
@@ -138,7 +139,8 @@ impl DType {
         &RECORDS[self as usize - 1]
     }
 
-    /// The type with an ONNX `TensorProto.DataType` code; `None` for 0 (undefined) and for unknown codes.
+    /// The type with an ONNX `TensorProto.DataType` code; `None` for 0 (undefined) and for unknown
+    /// codes.
     pub fn from_onnx(code: i32) -> Option<DType> {
         let index = usize::try_from(code).ok()?.checked_sub(1)?;
         RECORDS.get(index).map(|record| record.dtype)
@@ -170,13 +172,14 @@ impl DType {
         self.record().bits
     }
 
-    /// Bytes of one element where an element is a whole number of bytes: not for packed types and strings.
+    /// Bytes of one element where an element is a whole number of bytes: not for packed types and
+    /// strings.
     pub fn byte_size(self) -> Option<usize> {
         self.bits().filter(|bits| bits % 8 == 0).map(|bits| bits as usize / 8)
     }
 
-    /// Bytes that `elements` elements take, packed types rounded up; `None` for strings and where the number
-    /// of bytes does not fit in a `usize`.
+    /// Bytes that `elements` elements take, packed types rounded up; `None` for strings and where
+    /// the number of bytes does not fit in a `usize`.
     ///
     /// ```
     /// use ort_core::dtype::DType;
@@ -209,7 +212,8 @@ impl DType {
         TypeSet::INTEGERS.union(TypeSet::SUB_BYTE_INTEGERS).contains(self)
     }
 
-    /// Whether negative numbers can be held: signed integers, floats (except the power-of-two scale), complex.
+    /// Whether negative numbers can be held: signed integers, floats (except the power-of-two
+    /// scale), complex.
     pub const fn is_signed(self) -> bool {
         let signed = TypeSet::SIGNED.union(TypeSet::ALL_FLOATS).union(TypeSet::COMPLEX);
         signed
@@ -232,8 +236,9 @@ impl fmt::Display for DType {
 
 /// A Rust type that holds one element of a tensor.
 ///
-/// Implemented for types whose bytes are the tensor's bytes. Of these only `bool` has invalid bytes: kernels
-/// may view a bool tensor as `bool` by a checked cast, or as `u8` with values 0 and 1.
+/// Implemented for types whose bytes are the tensor's bytes. Of these only `bool` has invalid
+/// bytes: kernels may view a bool tensor as `bool` by a checked cast, or as `u8` with values 0 and
+/// 1.
 pub trait Element:
     Copy + NoUninit + CheckedBitPattern + Send + Sync + PartialEq + fmt::Debug + 'static
 {
@@ -264,7 +269,8 @@ elements! {
     F8E5M2: minifloat::F8E5M2, F8E5M2FNUZ: minifloat::F8E5M2FNUZ, F8E8M0: minifloat::F8E8M0,
 }
 
-/// Compiles an expression once per element type and runs the one for a [`DType`] known only at run time.
+/// Compiles an expression once per element type and runs the one for a [`DType`] known only at run
+/// time.
 ///
 /// The types are a list of [`DType`] variants in brackets or one of `FLOATS` (f16, bf16, f32, f64),
 /// `INTEGERS` (8 to 64 bits), `NUMERIC` (both).
@@ -299,8 +305,8 @@ macro_rules! for_each_type {
     };
 }
 
-/// Compiles an expression once per element size, for kernels that only move elements, and runs the one for a
-/// size in bytes known only at run time: 1, 2, 4, 8 or 16.
+/// Compiles an expression once per element size, for kernels that only move elements, and runs the
+/// one for a size in bytes known only at run time: 1, 2, 4, 8 or 16.
 ///
 /// ```
 /// use ort_core::for_each_size;

@@ -1,4 +1,5 @@
-//! Elements of 2, 4 and 6 bits: a stream of bits, first element in the lowest bits of the first byte.
+//! Elements of 2, 4 and 6 bits: a stream of bits, first element in the lowest bits of the first
+//! byte.
 
 /// Reads codes of `bits` bits each, one to a byte; stops where `packed` or `codes` ends.
 ///
@@ -23,7 +24,8 @@ pub fn unpack(packed: &[u8], bits: u32, codes: &mut [u8]) {
     }
 }
 
-/// Writes the low `bits` bits of each code; unused bits of the last byte are 0. Stops where `packed` ends.
+/// Writes the low `bits` bits of each code; unused bits of the last byte are 0. Stops where
+/// `packed` ends.
 pub fn pack(codes: &[u8], bits: u32, packed: &mut [u8]) {
     let mask = (1_u32 << bits) - 1;
     let (mut window, mut filled) = (0_u32, 0);

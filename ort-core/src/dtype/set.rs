@@ -50,7 +50,8 @@ impl TypeSet {
     /// 32- and 64-bit integers with floats: what ONNX calls high-precision numeric types.
     pub const HIGH_PRECISION: TypeSet =
         Self::FLOATS.union(TypeSet::of(&[DType::U32, DType::U64, DType::I32, DType::I64]));
-    /// `NUMERIC`, `COMPLEX`, `bool` and `string`: ONNX's tensor types of IR version 4, with bfloat16.
+    /// `NUMERIC`, `COMPLEX`, `bool` and `string`: ONNX's tensor types of IR version 4, with
+    /// bfloat16.
     pub const ALL_TENSOR: TypeSet =
         Self::NUMERIC.union(Self::COMPLEX).union(TypeSet::of(&[DType::Bool, DType::String]));
     /// `ALL_TENSOR` and the float8 types: IR version 9.

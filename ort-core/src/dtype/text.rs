@@ -1,7 +1,7 @@
 //! Numbers as strings and back, for `Cast` from and to `string`.
 //!
-//! Floats are printed as ONNX Runtime prints them: eight significant digits in the shorter of plain and scientific
-//! notation without trailing zeros (C's `%.8g`), `NaN`, `INF` and `-INF`.
+//! Floats are printed as ONNX Runtime prints them: eight significant digits in the shorter of plain
+//! and scientific notation without trailing zeros (C's `%.8g`), `NaN`, `INF` and `-INF`.
 
 use super::DType;
 use super::convert::{
@@ -67,11 +67,13 @@ fn without_trailing_zeros(digits: &str) -> &str {
     if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits }
 }
 
-/// Reads strings as numbers of a type into a buffer: plain and scientific notation, `INF`, `+INF`, `-INF`, `NaN`
-/// in any capitals. Fractions are cut off for integer types, and integers wrap as in a numeric cast.
+/// Reads strings as numbers of a type into a buffer: plain and scientific notation, `INF`, `+INF`,
+/// `-INF`, `NaN` in any capitals. Fractions are cut off for integer types, and integers wrap as in
+/// a numeric cast.
 ///
 /// # Errors
-/// A string that spells no number, a buffer of the wrong length, strings and complex numbers as the target.
+/// A string that spells no number, a buffer of the wrong length, strings and complex numbers as the
+/// target.
 pub fn parse_elements<S: AsRef<str>>(
     strings: &[S],
     to: DType,

@@ -19,7 +19,8 @@ pub enum Precision {
     /// In float32.
     #[default]
     Fp32,
-    /// In bfloat16 with float32 sums, which needs a CPU with AVX512-BF16: others refuse the session.
+    /// In bfloat16 with float32 sums, which needs a CPU with AVX512-BF16: others refuse the
+    /// session.
     Bf16,
 }
 
@@ -50,7 +51,8 @@ pub(crate) enum Packing<'a> {
     Counted,
     /// The same, and the budget counts them as if they were there.
     Reserved,
-    /// They are taken from an entry of the compiled cache, or packed into it: then the kernel never runs.
+    /// They are taken from an entry of the compiled cache, or packed into it: then the kernel never
+    /// runs.
     Cached(&'a Store),
 }
 
@@ -102,21 +104,24 @@ impl<'a> CompileCx<'a> {
         self.node.attrs()
     }
 
-    /// The folder of the session's compiled cache, where a device may keep files of its own ([`DeviceCache`](super::DeviceCache)); none where the
-    /// session has no cache.
+    /// The folder of the session's compiled cache, where a device may keep files of its own
+    /// ([`DeviceCache`](super::DeviceCache)); none where the session has no cache.
     pub fn cache_dir(&self) -> Option<&'a Path> {
         self.cache_dir
     }
 
-    /// The constant that an input is, where it is one. Weights come straight from the file: unaligned.
+    /// The constant that an input is, where it is one. Weights come straight from the file:
+    /// unaligned.
     pub fn constant(&self, index: usize) -> Option<TensorView<'a>> {
         self.node.constant(index).map(Tensor::view)
     }
 
-    /// A packed weight of `bytes` bytes, written by `fill` into memory at a 64-byte boundary that the budget counts. `fill` is not called where
-    /// the session only asks how much memory the kernel would take, or where the compiled cache has the bytes: what is packed may only be read by runs,
-    /// and must follow from the node, its constants, the precision and the [fingerprint](Device::fingerprint), on any number of threads. Where
-    /// this process holds the same bytes already, packed for whatever node, there is one copy for both.
+    /// A packed weight of `bytes` bytes, written by `fill` into memory at a 64-byte boundary that
+    /// the budget counts. `fill` is not called where the session only asks how much memory the
+    /// kernel would take, or where the compiled cache has the bytes: what is packed may only be
+    /// read by runs, and must follow from the node, its constants, the precision and the
+    /// [fingerprint](Device::fingerprint), on any number of threads. Where this process holds
+    /// the same bytes already, packed for whatever node, there is one copy for both.
     pub fn pack(
         &mut self,
         bytes: usize,
@@ -170,8 +175,8 @@ impl<'a> CompileCx<'a> {
         self.consumed.get(index).copied().unwrap_or(false)
     }
 
-    /// Says that runs will not read the constant input `index` any more: it is packed, or folded into the kernel.
-    /// The run then finds no such input, and the pages of the file may go.
+    /// Says that runs will not read the constant input `index` any more: it is packed, or folded
+    /// into the kernel. The run then finds no such input, and the pages of the file may go.
     pub fn consume(&mut self, index: usize) {
         if let Some(consumed) = self.consumed.get_mut(index) {
             *consumed = true;

@@ -1,10 +1,13 @@
-//! Memory for values whose size only the run tells: an arena for each memory that the session works on.
+//! Memory for values whose size only the run tells: an arena for each memory that the session works
+//! on.
 //!
-//! Regions count in the budget, free or not. What leaves a run is copied out of them, so that an output keeps no region.
+//! Regions count in the budget, free or not. What leaves a run is copied out of them, so that an
+//! output keeps no region.
 //!
-//! Under a limit the host's arena is bypassed: a region that is only partly used would pin bytes, and how many depends on the order of
-//! requests, so that a run could fail with more memory where it succeeds with less. There each value is an allocation of its own, and what a
-//! refused request needs comes out of what can be evicted ([`RunMemory::reserve_for`]).
+//! Under a limit the host's arena is bypassed: a region that is only partly used would pin bytes,
+//! and how many depends on the order of requests, so that a run could fail with more memory where
+//! it succeeds with less. There each value is an allocation of its own, and what a refused request
+//! needs comes out of what can be evicted ([`RunMemory::reserve_for`]).
 
 use std::sync::Arc;
 
@@ -18,11 +21,12 @@ use crate::tensor::{MapValue, byte_count};
 use crate::tensor::{OptionalValue, SequenceValue, SparseTensor, Tensor, Value};
 use crate::{Result, ensure, error};
 
-/// Smaller values of the host come from the heap, which keeps such sizes at hand and rounds them less.
+/// Smaller values of the host come from the heap, which keeps such sizes at hand and rounds them
+/// less.
 const LEAST: usize = 4 << 10;
 
-/// Free bytes that arenas which replace free regions keep between runs. Sizes of the next run that do not fit what the last one left
-/// then cost no more than this.
+/// Free bytes that arenas which replace free regions keep between runs. Sizes of the next run that
+/// do not fit what the last one left then cost no more than this.
 const KEPT: usize = 4 << 20;
 
 /// Alignment of values of the host, and of devices.
@@ -52,7 +56,8 @@ pub(crate) struct RunMemory<'a> {
     pub(crate) dynamic: &'a DynamicMemory,
     /// What the run counts against: bytes set aside for it come first.
     pub(crate) budget: &'a Arc<Budget>,
-    /// Frees memory that the run can do without, at least the bytes asked for if there are any; returns how many.
+    /// Frees memory that the run can do without, at least the bytes asked for if there are any;
+    /// returns how many.
     pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
 }
 
@@ -90,8 +95,9 @@ struct Lane {
 }
 
 impl DynamicMemory {
-    /// Arenas over the host's memory and that of the devices; without a configuration there are none. Under a limit the host's is left
-    /// out unless it was asked for with settings of its own.
+    /// Arenas over the host's memory and that of the devices; without a configuration there are
+    /// none. Under a limit the host's is left out unless it was asked for with settings of its
+    /// own.
     pub(crate) fn new(
         budget: &Arc<Budget>,
         devices: &[Arc<dyn Device>],
@@ -128,7 +134,8 @@ impl DynamicMemory {
         self.arenas().map(|(_, arena)| arena.trim()).sum()
     }
 
-    /// What a finished run leaves: gives back the regions that the last runs did not use, and all where that is much.
+    /// What a finished run leaves: gives back the regions that the last runs did not use, and all
+    /// where that is much.
     pub(crate) fn sweep(&self) {
         for (_, arena) in self.arenas() {
             match arena.config().replace_free_regions && arena.idle_bytes() > KEPT {
@@ -175,7 +182,8 @@ impl DynamicMemory {
 }
 
 impl RunMemory<'_> {
-    /// Memory of unknown size: from the arena, or from the allocator under it where the arena cannot grow or the value is small.
+    /// Memory of unknown size: from the arena, or from the allocator under it where the arena
+    /// cannot grow or the value is small.
     fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
         let lane = self.dynamic.lane(device)?;
         let in_arena = device != DeviceId::HOST || (bytes >= LEAST && !self.dynamic.exact);
@@ -209,8 +217,9 @@ impl RunMemory<'_> {
         self.reserve_for(|| allocate_in(self.budget, category, &*lane.allocator, bytes, lane.alignment()))
     }
 
-    /// What takes something out of the budget. Where there is too little, free regions go back, then what can be evicted, the least that may do,
-    /// and it is tried again: a request fails only if it does not fit beside what the run cannot do without.
+    /// What takes something out of the budget. Where there is too little, free regions go back,
+    /// then what can be evicted, the least that may do, and it is tried again: a request fails
+    /// only if it does not fit beside what the run cannot do without.
     pub(crate) fn reserve_for<T>(&self, take: impl Fn() -> Result<T, AllocError>) -> Result<T> {
         if let Ok(taken) = take() {
             return Ok(taken);
@@ -274,8 +283,8 @@ impl RunMemory<'_> {
     }
 }
 
-/// Asks the heap once for bytes that the budget grants. Tables and libraries allocate without a way to fail: where the system has less than a
-/// limit allows, the process would end.
+/// Asks the heap once for bytes that the budget grants. Tables and libraries allocate without a way
+/// to fail: where the system has less than a limit allows, the process would end.
 pub(crate) fn ask_heap(bytes: usize) -> Result<(), AllocError> {
     if bytes >= HUGE_PAGE_BYTES {
         HostAllocator::global().allocate(bytes, HOST_ALIGNMENT)?;

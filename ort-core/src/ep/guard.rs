@@ -1,8 +1,9 @@
-//! Panic isolation: calls that have a provider compute, allocate or wait are made here, and a panic in one is an error that
-//! names the provider.
+//! Panic isolation: calls that have a provider compute, allocate or wait are made here, and a panic
+//! in one is an error that names the provider.
 //!
-//! A panic in a provider is a defect, of ours or of whoever wrote it; a server that runs other models must survive it.
-//! What unwinds because the run is over ([`Interrupted`]) is the error of the run's own check.
+//! A panic in a provider is a defect, of ours or of whoever wrote it; a server that runs other
+//! models must survive it. What unwinds because the run is over ([`Interrupted`]) is the error of
+//! the run's own check.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -9,14 +9,17 @@ use crate::tensor::Shape;
 
 /// A compiled node.
 pub trait Executable: Send + Sync {
-    /// The bytes of scratch memory that a run with these shapes needs, at a 64-byte boundary: more than [`IoShapes::room`] only where it cannot do
-    /// with less. Outputs that it hands over itself ([`OutputsFrom::Kernel`]) may have no shape yet.
+    /// The bytes of scratch memory that a run with these shapes needs, at a 64-byte boundary: more
+    /// than [`IoShapes::room`] only where it cannot do with less. Outputs that it hands over
+    /// itself ([`OutputsFrom::Kernel`]) may have no shape yet.
     fn workspace(&self, _shapes: &IoShapes<'_>) -> Result<usize> {
         Ok(0)
     }
 
-    /// The bytes of the heap that a run with these shapes takes at most beside its workspace and outputs: tables, and what libraries allocate. The plan
-    /// counts them for the step, and they are reserved while it runs. What no data makes larger, up to some 64 KiB, may be left out.
+    /// The bytes of the heap that a run with these shapes takes at most beside its workspace and
+    /// outputs: tables, and what libraries allocate. The plan counts them for the step, and
+    /// they are reserved while it runs. What no data makes larger, up to some 64 KiB, may be left
+    /// out.
     fn heap(&self, _shapes: &IoShapes<'_>) -> Result<usize> {
         Ok(0)
     }
@@ -24,7 +27,8 @@ pub trait Executable: Send + Sync {
     /// Computes the outputs. May be called from several threads at once.
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()>;
 
-    /// What computed the outputs in a recent run, for profiles: kernels, or a library and its algorithm. None where there is no choice to tell.
+    /// What computed the outputs in a recent run, for profiles: kernels, or a library and its
+    /// algorithm. None where there is no choice to tell.
     fn kernels(&self) -> Option<String> {
         None
     }
@@ -48,8 +52,9 @@ pub struct IoShapes<'a> {
     pub outputs: &'a [Option<Shape>],
     /// The threads that the run may use.
     pub threads: usize,
-    /// The bytes that a workspace is to have at most where the kernel has ways to do with less, as algorithms of libraries are: what the limits leave
-    /// beside all that is alive then. `usize::MAX` where nothing bounds it.
+    /// The bytes that a workspace is to have at most where the kernel has ways to do with less, as
+    /// algorithms of libraries are: what the limits leave beside all that is alive then.
+    /// `usize::MAX` where nothing bounds it.
     pub room: usize,
 }
 
@@ -70,8 +75,9 @@ impl IoShapes<'_> {
 pub enum OutputsFrom {
     /// The plan: the kernel writes where it is told.
     Plan,
-    /// The kernel: it hands over values, as loops, sequences, strings and sizes that only the run tells need it. What it
-    /// [allocates](RunCx::allocate_in) is best in the memory of its device, where the next node looks for it.
+    /// The kernel: it hands over values, as loops, sequences, strings and sizes that only the run
+    /// tells need it. What it [allocates](RunCx::allocate_in) is best in the memory of its
+    /// device, where the next node looks for it.
     Kernel,
     /// A subgraph, whose outputs the kernel hands over as they are.
     Subgraph,
@@ -84,21 +90,23 @@ pub struct KernelDef {
     pub domain: &'static str,
     /// The operator.
     pub op: &'static str,
-    /// The types that each type variable of the operator may have; a variable not listed may have any.
+    /// The types that each type variable of the operator may have; a variable not listed may have
+    /// any.
     pub types: &'static [(&'static str, TypeSet)],
     /// Which of several matching kernels is taken: the highest.
     pub rank: i32,
     /// Pairs (input, output) that may share memory where they are equally long.
     pub in_place: &'static [(usize, usize)],
-    /// Pairs (input, output) of [`Self::in_place`], such as a cache's past and present, for which the kernel itself refuses a
-    /// run whose output would be longer than the input: they may share a buffer although only the run tells how long the
-    /// output is.
+    /// Pairs (input, output) of [`Self::in_place`], such as a cache's past and present, for which
+    /// the kernel itself refuses a run whose output would be longer than the input: they may
+    /// share a buffer although only the run tells how long the output is.
     pub shared_buffers: &'static [(usize, usize)],
     /// Inputs that must be in host memory.
     pub host_inputs: &'static [usize],
     /// Inputs that it reads at any alignment, such as weights straight from the file.
     pub unaligned: &'static [usize],
-    /// Outputs that it leaves out where nobody reads them: they then take no memory. Any other that the node has is computed.
+    /// Outputs that it leaves out where nobody reads them: they then take no memory. Any other that
+    /// the node has is computed.
     pub left_out: &'static [usize],
     /// Who provides the outputs' memory.
     pub outputs: OutputsFrom,

@@ -1,7 +1,7 @@
 //! The contract with execution providers: what they claim, compile and run.
 //!
-//! A provider sees canonical nodes with their types and shapes; never an opset, never a file. Memory is planned by
-//! the session: a kernel finds its outputs and its workspace ready.
+//! A provider sees canonical nodes with their types and shapes; never an opset, never a file.
+//! Memory is planned by the session: a kernel finds its outputs and its workspace ready.
 
 #[allow(unsafe_code, reason = "records of another library are read through their pointers")]
 pub mod abi;
@@ -76,39 +76,44 @@ pub trait Device: Send + Sync {
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String>;
     /// Makes the kernel of a claimed node; weights are packed here.
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
-    /// What the weights that its kernels pack depend on beside the node and the precision. Where there is none, sessions with a compiled cache
-    /// are refused.
+    /// What the weights that its kernels pack depend on beside the node and the precision. Where
+    /// there is none, sessions with a compiled cache are refused.
     fn fingerprint(&self) -> Option<Fingerprint> {
         None
     }
-    /// An error once it can run nothing any more, because it was lost, or is of a library that said what cannot be. Asked after claims, and by
-    /// whoever wants to know.
+    /// An error once it can run nothing any more, because it was lost, or is of a library that said
+    /// what cannot be. Asked after claims, and by whoever wants to know.
     fn check(&self) -> Result<()> {
         Ok(())
     }
-    /// Called by a session that has compiled all of its nodes, before its first run: returns once what the device compiles in the background, and knows
-    /// to be needed, is done. What went wrong shows when it runs.
+    /// Called by a session that has compiled all of its nodes, before its first run: returns once
+    /// what the device compiles in the background, and knows to be needed, is done. What went
+    /// wrong shows when it runs.
     fn end_of_build(&self) {}
-    /// Called by a session after each run that ended well: what the device keeps for later processes may be written now.
+    /// Called by a session after each run that ended well: what the device keeps for later
+    /// processes may be written now.
     fn end_of_run(&self) {}
-    /// Waits until what it was given to do is done. A device that is done when its calls return has nothing to wait for.
+    /// Waits until what it was given to do is done. A device that is done when its calls return has
+    /// nothing to wait for.
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
-    /// Copies a tensor between this device's memory and the host's, in either direction, or within this device's memory.
+    /// Copies a tensor between this device's memory and the host's, in either direction, or within
+    /// this device's memory.
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()>;
-    /// Whether convolutions and what stands between them are to be of images with the channels last: `NhwcConv` and the like,
-    /// where it claims these.
+    /// Whether convolutions and what stands between them are to be of images with the channels
+    /// last: `NhwcConv` and the like, where it claims these.
     fn prefers_channels_last(&self) -> bool {
         false
     }
-    /// The bytes of the vectors in which it reads matrices: a weight of products whose rows are no multiple of that is transposed while a session is
-    /// built, if its columns are. 1 where weights are read as they are, or packed.
+    /// The bytes of the vectors in which it reads matrices: a weight of products whose rows are no
+    /// multiple of that is transposed while a session is built, if its columns are. 1 where
+    /// weights are read as they are, or packed.
     fn vector_bytes(&self) -> usize {
         1
     }
-    /// Copies within this device's memory begin and end at multiples of so many bytes. Slices of element types that such a copy would cut are not
-    /// put together there.
+    /// Copies within this device's memory begin and end at multiples of so many bytes. Slices of
+    /// element types that such a copy would cut are not put together there.
     fn copy_alignment(&self) -> usize {
         4
     }
@@ -126,8 +131,9 @@ pub fn providers() -> Vec<&'static dyn ExecutionProvider> {
     providers
 }
 
-/// The provider called `name`: one of this build, else, with the feature `provider-libraries`, one of the libraries in the folders of the variable
-/// `ORT_PROVIDER_PATH`. The path of a library (with a separator, or the ending that libraries have here) is a name, too.
+/// The provider called `name`: one of this build, else, with the feature `provider-libraries`, one
+/// of the libraries in the folders of the variable `ORT_PROVIDER_PATH`. The path of a library (with
+/// a separator, or the ending that libraries have here) is a name, too.
 ///
 /// # Errors
 ///

@@ -1,6 +1,8 @@
-//! What kernels of devices with memory of their own see of a node: operands with shapes and places, walks over them.
+//! What kernels of devices with memory of their own see of a node: operands with shapes and places,
+//! walks over them.
 //!
-//! Such a kernel answers for the shapes of a run with what its device is to do; a provider keeps the answers by [`Key`].
+//! Such a kernel answers for the shapes of a run with what its device is to do; a provider keeps
+//! the answers by [`Key`].
 
 use smallvec::SmallVec;
 
@@ -145,7 +147,8 @@ pub fn strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// A walk over a shape with, for each tensor, the step along each axis; adjacent axes that all tensors walk as one are one.
+/// A walk over a shape with, for each tensor, the step along each axis; adjacent axes that all
+/// tensors walk as one are one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Walk {
     /// The sizes of the axes.
@@ -198,7 +201,8 @@ impl Walk {
     }
 }
 
-/// What the answers of a kernel follow from: types, shapes, what is in place, and what the host holds.
+/// What the answers of a kernel follow from: types, shapes, what is in place, and what the host
+/// holds.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Key {
     words: SmallVec<[u64; 48]>,
@@ -224,8 +228,8 @@ pub struct Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    /// The tensors of a run. An input in place of an output is that output. `host_inputs` are the positions of inputs in the host's memory,
-    /// `input_types` the types of all.
+    /// The tensors of a run. An input in place of an output is that output. `host_inputs` are the
+    /// positions of inputs in the host's memory, `input_types` the types of all.
     pub fn new(
         cx: &mut RunCx<'a>,
         host_inputs: &[usize],
@@ -260,7 +264,8 @@ impl<'a> Given<'a> {
         Ok(Given { outputs, output_ranges, ..given })
     }
 
-    /// The tensors of a run but for its outputs, of a kernel that hands these over: it adds them [once it has them](Self::with_outputs).
+    /// The tensors of a run but for its outputs, of a kernel that hands these over: it adds them
+    /// [once it has them](Self::with_outputs).
     pub fn of_inputs(cx: &RunCx<'a>, host_inputs: &[usize]) -> Result<Given<'a>> {
         let (mut inputs, mut input_ranges, mut host) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
         for index in 0..cx.input_count() {

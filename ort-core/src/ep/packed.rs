@@ -1,8 +1,11 @@
-//! Packed weights, which are in this process once where they are equal, whatever models they are of.
+//! Packed weights, which are in this process once where they are equal, whatever models they are
+//! of.
 //!
-//! Variants of one encoder, a model that was exported twice, one model in sessions of other settings: their kernels pack the same bytes. So what a
-//! kernel has packed is looked up by a hash of a few of its lines, and where there is such a thing already, the two are compared byte by byte. Equal, the
-//! new one goes, and both have the one that was first. A model alone pays for the lines. No hash decides.
+//! Variants of one encoder, a model that was exported twice, one model in sessions of other
+//! settings: their kernels pack the same bytes. So what a kernel has packed is looked up by a hash
+//! of a few of its lines, and where there is such a thing already, the two are compared byte by
+//! byte. Equal, the new one goes, and both have the one that was first. A model alone pays for the
+//! lines. No hash decides.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock, Weak};
@@ -14,7 +17,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Weights that a kernel rearranged for speed, in memory that the session counts or in the mapped cache.
+/// Weights that a kernel rearranged for speed, in memory that the session counts or in the mapped
+/// cache.
 #[derive(Debug)]
 pub struct PackedWeights(Held);
 
@@ -36,7 +40,8 @@ impl PackedWeights {
         PackedWeights(Held::Mapped(bytes))
     }
 
-    /// What was packed into a buffer, for an owner whose budget holds the reservation; where the same bytes exist, those.
+    /// What was packed into a buffer, for an owner whose budget holds the reservation; where the
+    /// same bytes exist, those.
     pub(super) fn in_memory(buffer: Buffer, reservation: Reservation, owner: &Arc<Owner>) -> PackedWeights {
         let region = TABLE.one_of(Arc::new(Region { buffer, owners: Mutex::default() }));
         region.owners.lock().push(owner.clone());
@@ -142,11 +147,13 @@ static TABLE: LazyLock<Table> =
 /// Less is not worth an entry.
 const SMALLEST: usize = 4096;
 
-/// So many of one hash are compared, the newest first: a file may hold many weights that differ only between the lines.
+/// So many of one hash are compared, the newest first: a file may hold many weights that differ
+/// only between the lines.
 const MOST_COMPARED: usize = 8;
 
 impl Table {
-    /// The region, or one of the same bytes that there is already. Of two that are packed at the same time the first to come here stays.
+    /// The region, or one of the same bytes that there is already. Of two that are packed at the
+    /// same time the first to come here stays.
     fn one_of(&self, region: Arc<Region>) -> Arc<Region> {
         let bytes = region.bytes();
         if bytes.len() < SMALLEST {

@@ -40,8 +40,9 @@ pub trait NestedRun {
     /// Runs the subgraph at `index` on these inputs and returns its outputs.
     fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>>;
 
-    /// The shape of an output of the subgraph at `index` for inputs of these shapes, without running it; sizes that do not follow
-    /// from them are 0. None if not even the rank is known.
+    /// The shape of an output of the subgraph at `index` for inputs of these shapes, without
+    /// running it; sizes that do not follow from them are 0. None if not even the rank is
+    /// known.
     fn output_shape(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape>;
 }
 
@@ -160,7 +161,8 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// The input whose elements the output at `index` already holds, because both are the same memory.
+    /// The input whose elements the output at `index` already holds, because both are the same
+    /// memory.
     pub fn in_place(&self, index: usize) -> Option<usize> {
         match self.outputs.get(index) {
             Some(OutputSlot::Ready { in_place, .. }) => *in_place,
@@ -189,8 +191,9 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// The shape of an output of the subgraph at `index` for inputs of these shapes, without running it; sizes that do not follow
-    /// from them are 0. None if not even the rank is known.
+    /// The shape of an output of the subgraph at `index` for inputs of these shapes, without
+    /// running it; sizes that do not follow from them are 0. None if not even the rank is
+    /// known.
     pub fn subgraph_output(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape> {
         self.nested.as_ref()?.output_shape(index, inputs, output)
     }
@@ -224,7 +227,8 @@ impl<'a> RunCx<'a> {
         Ok(NewTensor { dtype, shape: shape.into(), memory: NewMemory::Device(buffer), len })
     }
 
-    /// Copies a tensor to a byte of a new one in the same memory, where its elements lie from there on.
+    /// Copies a tensor to a byte of a new one in the same memory, where its elements lie from there
+    /// on.
     pub fn write(&self, from: &TensorView<'_>, to: &mut NewTensor, start: usize) -> Result<()> {
         let len = byte_count(from.dtype(), from.shape())?;
         let end = start.checked_add(len).filter(|end| *end <= to.len);
@@ -258,12 +262,13 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// A tensor of strings, which the budget counts as they come and for as long as the tensor lives. The iterator is asked for no more once the
-    /// budget refuses.
+    /// A tensor of strings, which the budget counts as they come and for as long as the tensor
+    /// lives. The iterator is asked for no more once the budget refuses.
     ///
     /// # Errors
     ///
-    /// The iterator does not give as many as the shape has elements, or the budget leaves too little.
+    /// The iterator does not give as many as the shape has elements, or the budget leaves too
+    /// little.
     pub fn strings(&self, shape: &[usize], texts: impl IntoIterator<Item = String>) -> Result<Tensor> {
         let count = element_count(shape)?;
         let mut held = self.reserve(count.saturating_mul(size_of::<String>()))?;
@@ -293,7 +298,8 @@ impl<'a> RunCx<'a> {
         Tensor::from_held_strings(shape, elements, Some(held))
     }
 
-    /// Counts the bytes of one text. A refusal names what all that follow take as well, so that whoever raises the limit does not meet each of them.
+    /// Counts the bytes of one text. A refusal names what all that follow take as well, so that
+    /// whoever raises the limit does not meet each of them.
     fn reserve_texts(&self, bytes: usize, rest: &mut impl Iterator<Item = String>) -> Result<Reservation> {
         self.reserve(bytes).or_else(|_| {
             let rest = rest.fold(0, |sum: usize, text| sum.saturating_add(heap_bytes(&text)));
@@ -321,7 +327,8 @@ impl<'a> RunCx<'a> {
         self.workspace.take().ok_or_else(|| error!(Fail, "the workspace was taken before"))
     }
 
-    /// The scratch memory that a kernel on a device with memory of its own asked for; none where it asked for none.
+    /// The scratch memory that a kernel on a device with memory of its own asked for; none where it
+    /// asked for none.
     pub fn device_workspace(&self) -> Option<DeviceRange<'a>> {
         self.device_workspace
     }
@@ -349,13 +356,15 @@ impl<'a> RunCx<'a> {
     }
 }
 
-/// What a tensor of a kernel's own counts for at least: without bytes of its own it still takes a header, and a sequence may hold millions.
+/// What a tensor of a kernel's own counts for at least: without bytes of its own it still takes a
+/// header, and a sequence may hold millions.
 pub(crate) const LEAST_TENSOR: usize = 64;
 
 /// How many bytes of strings are counted at once.
 const STRINGS_AHEAD: usize = 4 << 10;
 
-/// What a text takes of the heap beside its handle: heaps hand out multiples of 16 bytes with a header of 8, and 32 at least.
+/// What a text takes of the heap beside its handle: heaps hand out multiples of 16 bytes with a
+/// header of 8, and 32 at least.
 fn heap_bytes(text: &String) -> usize {
     match text.capacity() {
         0 => 0,

@@ -49,7 +49,8 @@ impl Attribute {
     }
 }
 
-/// The attributes of a node, defaults filled in. Reading one that the record does not list is an error.
+/// The attributes of a node, defaults filled in. Reading one that the record does not list is an
+/// error.
 #[derive(Clone, Debug, Default)]
 pub struct Attributes(Vec<(&'static str, Attribute)>);
 
@@ -85,8 +86,8 @@ pub(crate) fn unknown_attribute(spec: &OpSpec, name: &str) -> crate::Error {
 }
 
 impl Attributes {
-    /// Checks `given` against the record and fills in defaults, except those of internal attributes.
-    /// Unknown names, wrong kinds and missing required attributes are errors.
+    /// Checks `given` against the record and fills in defaults, except those of internal
+    /// attributes. Unknown names, wrong kinds and missing required attributes are errors.
     pub fn new(spec: &OpSpec, given: Vec<(String, Attribute)>) -> Result<Attributes> {
         Attributes::checked(spec, given)
     }
@@ -161,8 +162,9 @@ impl Attributes {
     accessors!(/// A type.
         value_type, find_type, Type, &ValueType, std::convert::identity);
 
-    /// The number that a float attribute was written as: the shortest decimal that is this float, as a double. What is
-    /// computed in doubles needs it: `1 - beta` of the float nearest 0.999 is 1e-5 off.
+    /// The number that a float attribute was written as: the shortest decimal that is this float,
+    /// as a double. What is computed in doubles needs it: `1 - beta` of the float nearest 0.999
+    /// is 1e-5 off.
     ///
     /// # Errors
     ///

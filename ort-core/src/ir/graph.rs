@@ -65,8 +65,8 @@ pub struct Subgraph {
     pub captures: Vec<Capture>,
 }
 
-/// What a node reads or writes, by position; what is left out is none. Two lie in the node itself: a large graph would
-/// spend more on lists of their own than on its nodes.
+/// What a node reads or writes, by position; what is left out is none. Two lie in the node itself:
+/// a large graph would spend more on lists of their own than on its nodes.
 pub type ValueIds = SmallVec<[Option<ValueId>; 2]>;
 
 /// One operation.
@@ -87,7 +87,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// All values of the enclosing graph that the node reads: inputs, and captures of its subgraphs.
+    /// All values of the enclosing graph that the node reads: inputs, and captures of its
+    /// subgraphs.
     pub fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
         let captured = self.subgraphs.iter().flat_map(|sub| sub.captures.iter().map(|capture| capture.outer));
         self.inputs.iter().flatten().copied().chain(captured)
@@ -120,7 +121,8 @@ pub struct Graph {
     pub constants: IndexMap<ValueId, Tensor, FxBuildHasher>,
     /// Inputs that the caller may leave out, with the value they then have.
     pub input_defaults: HashMap<ValueId, Tensor>,
-    /// Why inference refused it, where it is a branch that another may stand in for: an error only once it is taken.
+    /// Why inference refused it, where it is a branch that another may stand in for: an error only
+    /// once it is taken.
     pub broken: Option<Error>,
 }
 
@@ -207,8 +209,8 @@ impl Graph {
         consumers
     }
 
-    /// Sorts the nodes so that each reads only what comes before it, keeping the given order where it can.
-    /// A cycle is an error that names its nodes.
+    /// Sorts the nodes so that each reads only what comes before it, keeping the given order where
+    /// it can. A cycle is an error that names its nodes.
     #[allow(
         clippy::indexing_slicing,
         reason = "nodes are counted here, and tables by value have an entry for each"

@@ -1,7 +1,8 @@
 //! The graph that everything after loading speaks: nodes over values, in topological order.
 //!
-//! A graph holds canonical nodes only: their operators are records of this build ([`crate::spec`]), upgraded to
-//! the newest version, with typed attributes. Names and opsets of the file matter no more.
+//! A graph holds canonical nodes only: their operators are records of this build ([`crate::spec`]),
+//! upgraded to the newest version, with typed attributes. Names and opsets of the file matter no
+//! more.
 
 mod attribute;
 mod builder;

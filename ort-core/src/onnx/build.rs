@@ -34,12 +34,14 @@ pub(super) struct OpenGraph {
     /// The scope that opened with it, by its place among the open ones.
     scope: usize,
     node_names: Names,
-    /// Names of values that are not among those of the scope: of inlined functions, captured, or renamed.
+    /// Names of values that are not among those of the scope: of inlined functions, captured, or
+    /// renamed.
     other_names: Names,
 }
 
-/// Names that are taken, and how often each was asked for, in order: large graphs read names soon after they were
-/// written, while those are in the cache. The texts are shared with the graph that has the names.
+/// Names that are taken, and how often each was asked for, in order: large graphs read names soon
+/// after they were written, while those are in the cache. The texts are shared with the graph that
+/// has the names.
 #[derive(Default)]
 struct Names(IndexMap<Arc<str>, usize>);
 
@@ -170,7 +172,8 @@ impl<'m> Loader<'m> {
             let id = self.declare(name, ty, None).within(|| format!("input '{name}'"));
             let id = id.map_err(|problem| problem.help("rename one of the two, or leave it out"))?;
             match default {
-                // Before IR version 4 every constant had to be among the inputs; it was no less constant.
+                // Before IR version 4 every constant had to be among the inputs; it was no less
+                // constant.
                 Some(tensor) if self.ir_version < 4 => {
                     let declared = self.top().graph.value(id).ty.clone();
                     self.set_constant(id, tensor);
@@ -268,7 +271,8 @@ impl<'m> Loader<'m> {
         &mut self.graphs[last]
     }
 
-    /// The initializers of a graph, by name. Of those that are defined twice the last one counts, as in ONNX Runtime.
+    /// The initializers of a graph, by name. Of those that are defined twice the last one counts,
+    /// as in ONNX Runtime.
     fn read_constants(
         &mut self,
         graph: &GraphProto,
@@ -305,7 +309,8 @@ impl<'m> Loader<'m> {
         Ok(constants)
     }
 
-    /// Warns of an initializer that is none of the standard's. Whether it is taken: one without a name has no readers.
+    /// Warns of an initializer that is none of the standard's. Whether it is taken: one without a
+    /// name has no readers.
     fn takes_initializer(&mut self, name: &str, is_known: bool, is_segment: bool) -> Result<bool> {
         let problems = [
             (name.is_empty(), "it has no name, and is ignored"),
@@ -328,7 +333,8 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// Gives a name in the innermost scope a new value, or the value that a function's caller waits for.
+    /// Gives a name in the innermost scope a new value, or the value that a function's caller waits
+    /// for.
     fn declare(&mut self, name: &str, ty: ValueType, writer: Option<u32>) -> Result<ValueId> {
         ensure!(!name.is_empty(), InvalidGraph, "a value has no name");
         let (Some((scope, around)), Some(open)) = (self.scopes.split_last_mut(), self.graphs.last_mut())
@@ -390,8 +396,9 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// Builds nodes as they come, up to the first that reads what is not declared in the scope before it, or that
-    /// brings a graph or a function body, which may see all names of the scope. Returns how many were built.
+    /// Builds nodes as they come, up to the first that reads what is not declared in the scope
+    /// before it, or that brings a graph or a function body, which may see all names of the
+    /// scope. Returns how many were built.
     fn build_while_in_order(&mut self, nodes: &'m [NodeProto]) -> Result<usize> {
         for (index, node) in nodes.iter().enumerate() {
             let names = &self.scope().names;
@@ -486,8 +493,9 @@ impl<'m> Loader<'m> {
         error!(InvalidGraph, "{what}'{name}' is no node's output, and no input or initializer").help(advice)
     }
 
-    /// What a name means in a scope: no such name, an input left out, or a value of the scope's graph. A name from
-    /// around a subgraph is made a capture on the way, or a constant of its own, which shares the memory.
+    /// What a name means in a scope: no such name, an input left out, or a value of the scope's
+    /// graph. A name from around a subgraph is made a capture on the way, or a constant of its
+    /// own, which shares the memory.
     #[allow(
         clippy::indexing_slicing,
         reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
@@ -542,8 +550,8 @@ fn prefixed(prefix: &str, name: &Arc<str>) -> Arc<str> {
     if prefix.is_empty() { name.clone() } else { format!("{prefix}{name}").into() }
 }
 
-/// Whether a node of the graph, or of a graph inside it, reads a name, or the graph's outputs have it. All names that
-/// are read are gathered once.
+/// Whether a node of the graph, or of a graph inside it, reads a name, or the graph's outputs have
+/// it. All names that are read are gathered once.
 fn is_read<'g>(graph: &'g GraphProto, name: &str, read: &mut Option<HashSet<&'g str>>) -> bool {
     let names = read.get_or_insert_with(|| {
         let mut names = HashSet::new();

@@ -1,8 +1,9 @@
 //! What a message takes in memory once it is decoded, counted before it is.
 //!
-//! An empty message is two bytes in a file and hundreds in memory, so a small file could claim a hundred times its
-//! size. The count walks the messages as the decoder would, over the table below, and skips all data. On the way it
-//! sees how deep graphs lie in one another, which is the stack that decoding and loading take.
+//! An empty message is two bytes in a file and hundreds in memory, so a small file could claim a
+//! hundred times its size. The count walks the messages as the decoder would, over the table below,
+//! and skips all data. On the way it sees how deep graphs lie in one another, which is the stack
+//! that decoding and loading take.
 
 use bytes::Buf;
 use prost::encoding::{WireType, decode_key, decode_varint};
@@ -15,15 +16,16 @@ use super::proto::{
 use crate::limits::{Raise, at_most};
 use crate::{Limits, Result, ensure, error};
 
-/// What a model may take besides its file, for each byte of the file. A node with short names and small attributes, of
-/// which large generated models consist, takes up to 55.
+/// What a model may take besides its file, for each byte of the file. A node with short names and
+/// small attributes, of which large generated models consist, takes up to 55.
 const FACTOR: u64 = 64;
 /// Messages inside one another that the decoder goes through.
 const DECODER_DEPTH: usize = 100;
 /// Graphs inside one another that are counted; the count itself takes stack, too.
 const COUNTED_GRAPHS: usize = 256;
 
-/// A message: its size in memory, and its fields that are messages, with their places in [`MESSAGES`].
+/// A message: its size in memory, and its fields that are messages, with their places in
+/// [`MESSAGES`].
 struct Message(usize, &'static [(u32, usize)]);
 
 const MODEL: usize = 0;
@@ -67,8 +69,8 @@ const MESSAGES: [Message; 17] = [
     Message(0, &[(2, TYPE)]),
 ];
 
-/// Refuses a model whose messages would take out of all proportion to its file, or are nested too deep. Tells how many nodes
-/// its graph has, those of inner graphs left out.
+/// Refuses a model whose messages would take out of all proportion to its file, or are nested too
+/// deep. Tells how many nodes its graph has, those of inner graphs left out.
 pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<usize> {
     let mut count = Count { graph_bound: limits.nesting.min(COUNTED_GRAPHS), ..Count::default() };
     count.message(bytes, MODEL, 0, 0);
@@ -110,7 +112,8 @@ struct Count {
 }
 
 impl Count {
-    /// Counts a message at this depth, inside so many graphs. Damage ends the count; the decoder reports it.
+    /// Counts a message at this depth, inside so many graphs. Damage ends the count; the decoder
+    /// reports it.
     fn message(&mut self, mut bytes: &[u8], message: usize, depth: usize, graphs: usize) {
         self.depth = self.depth.max(depth);
         self.graphs = self.graphs.max(graphs.saturating_sub(1));

@@ -1,14 +1,16 @@
 //! External data: weights in files beside the model, and the rules that keep them there.
 //!
-//! A model names its data files, and a model may come from anyone. So a location is a relative path that `..` does
-//! not lead out of the folder, and the file that it leads to must lie, with every symbolic link followed, inside the model's folder.
-//! One layout is allowed beyond that: in a Hugging Face cache, `snapshots/<revision>/model.onnx` and its data
-//! are symbolic links into the `blobs` folder of the same repository; where the model itself is such a link,
-//! its data may be, too.
+//! A model names its data files, and a model may come from anyone. So a location is a relative path
+//! that `..` does not lead out of the folder, and the file that it leads to must lie, with every
+//! symbolic link followed, inside the model's folder. One layout is allowed beyond that: in a
+//! Hugging Face cache, `snapshots/<revision>/model.onnx` and its data are symbolic links into the
+//! `blobs` folder of the same repository; where the model itself is such a link, its data may be,
+//! too.
 //!
-//! Hard links show no path to follow. A data file with more than one is accepted only when all of its links lie
-//! inside the model's folder (or the caller allows others, see [`FileAccess::hard_links`]): the link that lies
-//! elsewhere could be any file of the disk that the model's maker wanted read.
+//! Hard links show no path to follow. A data file with more than one is accepted only when all of
+//! its links lie inside the model's folder (or the caller allows others, see
+//! [`FileAccess::hard_links`]): the link that lies elsewhere could be any file of the disk that the
+//! model's maker wanted read.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, Metadata};
@@ -30,7 +32,8 @@ pub struct ExternalData {
     files: HashMap<PathBuf, FileBytes>,
     /// The paths by which the model names the files, as they were first asked for.
     names: IndexMap<PathBuf, PathBuf>,
-    /// Whether there are no other files than `files`, under the names by which the model calls them.
+    /// Whether there are no other files than `files`, under the names by which the model calls
+    /// them.
     is_closed: bool,
     access: FileAccess,
 }
@@ -56,9 +59,11 @@ pub struct Location {
 }
 
 impl Location {
-    /// Reads the entries `location`, `offset` and `length`. `checksum` and unknown keys are passed over.
+    /// Reads the entries `location`, `offset` and `length`. `checksum` and unknown keys are passed
+    /// over.
     ///
-    /// Errors: no location, a location that is absolute or leads out of the folder by `..`, a number that is none, a key given twice.
+    /// Errors: no location, a location that is absolute or leads out of the folder by `..`, a
+    /// number that is none, a key given twice.
     pub fn parse(entries: &[StringStringEntryProto]) -> Result<Location> {
         let find = |key: &str| {
             entries.iter().find(|entry| entry.key() == key).map(|entry| entry.value().to_string())
@@ -105,8 +110,8 @@ impl Location {
     }
 }
 
-/// `a/../b` as `b`, whatever `a` is, so that no link is followed on the way; none if nothing is to change, or the path
-/// leads out of the folder.
+/// `a/../b` as `b`, whatever `a` is, so that no link is followed on the way; none if nothing is to
+/// change, or the path leads out of the folder.
 fn without_parents(path: &str) -> Option<String> {
     if path.starts_with('/') || path.contains('\\') || !path.split('/').any(|part| part == "..") {
         return None;
@@ -201,7 +206,8 @@ impl ExternalData {
 
     /// The bytes at `location`, which must be `expected` bytes long; they share the file's mapping.
     ///
-    /// Errors: the file is missing or leads elsewhere, the range does not lie inside it, the length differs.
+    /// Errors: the file is missing or leads elsewhere, the range does not lie inside it, the length
+    /// differs.
     pub fn read(&mut self, location: &Location, expected: usize) -> Result<Bytes> {
         self.read_range(location, expected)
             .within(|| format!("external data '{}'", clip(&location.path.to_string_lossy())))
@@ -250,8 +256,9 @@ impl ExternalData {
         }
     }
 
-    /// The content of a file that [`resolve`](Self::resolve) found. What the path leads to may have changed since, so that the file is opened without following
-    /// links, and what was found of its links is compared with the open file.
+    /// The content of a file that [`resolve`](Self::resolve) found. What the path leads to may have
+    /// changed since, so that the file is opened without following links, and what was found of
+    /// its links is compared with the open file.
     fn read_opened(&self, path: &Path) -> Result<FileBytes> {
         let folder = self.folder.as_ref();
         let blobs =
@@ -319,7 +326,8 @@ impl ExternalData {
     }
 }
 
-/// The `blobs` folder of a repository cache, where `model` lies in it and `root` in its `snapshots`.
+/// The `blobs` folder of a repository cache, where `model` lies in it and `root` in its
+/// `snapshots`.
 fn cache_blobs(model: &Path, root: &Path) -> Option<PathBuf> {
     let blobs = model.parent()?;
     let repository = blobs.parent()?;
@@ -338,7 +346,8 @@ struct Opened {
 
 #[cfg(unix)]
 impl Opened {
-    /// Opens `path` below `root`, folder by folder and without following a link: both were resolved, so that a link on the way was put there since.
+    /// Opens `path` below `root`, folder by folder and without following a link: both were
+    /// resolved, so that a link on the way was put there since.
     fn beneath(root: &Path, path: &Path) -> Result<Opened> {
         use rustix::fs::{CWD, Mode, OFlags, openat};
         // Only to go through, which takes no permission to list.
@@ -370,8 +379,9 @@ impl Opened {
     /// Refuses the file if it has, or had for a moment, hard links outside of `root`.
     ///
     /// Each change of a file's links sets its ctime, so equal times before and after mean that the
-    /// links stood still while they were counted. File systems stamp with a clock that ticks every few
-    /// milliseconds, and two changes within a tick show once: a ctime that young has to settle first.
+    /// links stood still while they were counted. File systems stamp with a clock that ticks every
+    /// few milliseconds, and two changes within a tick show once: a ctime that young has to
+    /// settle first.
     fn check_hard_links(&self, root: &Path) -> Result<()> {
         use std::os::unix::fs::MetadataExt;
         let look = || self.file.metadata().map_err(|problem| cannot_open(&problem));
@@ -399,7 +409,8 @@ impl Opened {
 #[cfg(unix)]
 const CLOCK_TICK: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Whether the file's last change lies more than a tick away, so that the next one sets another time.
+/// Whether the file's last change lies more than a tick away, so that the next one sets another
+/// time.
 #[cfg(unix)]
 fn is_settled(metadata: &Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;

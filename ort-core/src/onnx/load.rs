@@ -1,8 +1,9 @@
 //! From a model file to the canonical graph.
 //!
-//! On the way the file's habits end: functions local to the model are inlined, `Constant` nodes and `Identity`
-//! of constants become constants, nodes are put in order and get unique names, what subgraphs read from outside
-//! becomes explicit, and each node is upgraded to the canonical form of its operator's record.
+//! On the way the file's habits end: functions local to the model are inlined, `Constant` nodes and
+//! `Identity` of constants become constants, nodes are put in order and get unique names, what
+//! subgraphs read from outside becomes explicit, and each node is upgraded to the canonical form of
+//! its operator's record.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -50,14 +51,14 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// An error if a mapped file of the model was changed in place; `now` looks however soon after the
-    /// last time.
+    /// An error if a mapped file of the model was changed in place; `now` looks however soon after
+    /// the last time.
     pub(crate) fn check_files(&self, now: bool) -> Result<()> {
         if now { self.watch.look() } else { self.watch.check() }
     }
 
-    /// Lets go of the resident pages of a weight; they come back from the file when they are read. A
-    /// weight that is in no mapped file stays as it is.
+    /// Lets go of the resident pages of a weight; they come back from the file when they are read.
+    /// A weight that is in no mapped file stays as it is.
     pub(crate) fn release(&self, tensor: &Tensor) {
         let Some(bytes) = tensor.bytes() else { return };
         for mapping in &self.mappings {
@@ -108,7 +109,8 @@ pub struct ModelInfo {
     /// The names of the initializers of the graph and of its subgraphs, in order: the weights, as
     /// against constants that nodes give.
     pub initializers: Vec<String>,
-    /// Those of the graph that PyTorch's exporter marks as buffers or constants, as against parameters.
+    /// Those of the graph that PyTorch's exporter marks as buffers or constants, as against
+    /// parameters.
     pub buffers: Vec<String>,
 }
 
@@ -181,7 +183,8 @@ pub struct UnknownOperator {
 }
 
 impl UnknownOperator {
-    /// What it may have been meant to be: an operator of nearly the same name, or of another domain.
+    /// What it may have been meant to be: an operator of nearly the same name, or of another
+    /// domain.
     pub fn advice(&self) -> Result<String> {
         let records = Registry::global()?.records();
         let of_domain = || records.iter().filter(|record| record.domain == self.domain);
@@ -202,8 +205,9 @@ impl UnknownOperator {
 
 /// Loads the model that `source` holds.
 ///
-/// Errors: the bytes are no model; it uses unknown operators (all are named at once); it contradicts the standard
-/// (cycles, dangling or doubly defined values, wrong attributes, data that does not fill its shape).
+/// Errors: the bytes are no model; it uses unknown operators (all are named at once); it
+/// contradicts the standard (cycles, dangling or doubly defined values, wrong attributes, data that
+/// does not fill its shape).
 pub fn load(source: &Source) -> Result<LoadedModel> {
     let mut warnings = Warnings::new(source.is_strict());
     let mut loaded = load_warning(source, &mut warnings)?;
@@ -297,8 +301,8 @@ pub(super) fn canonical_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
-/// The version of each domain; of a domain that is imported twice the last one, as in ONNX Runtime. Models older than
-/// IR version 3 have no list and mean version 1.
+/// The version of each domain; of a domain that is imported twice the last one, as in ONNX Runtime.
+/// Models older than IR version 3 have no list and mean version 1.
 pub(super) fn opsets_of(
     imports: &[OperatorSetIdProto],
     ir_version: i64,
@@ -357,8 +361,8 @@ fn functions_of(model: &ModelProto) -> Result<Functions<'_>> {
     Ok(functions)
 }
 
-/// Whether a function has the name of an operator that the model imports. ONNX leaves to the runtime which of the two a
-/// node means; in ONNX Runtime it is the operator.
+/// Whether a function has the name of an operator that the model imports. ONNX leaves to the
+/// runtime which of the two a node means; in ONNX Runtime it is the operator.
 fn is_operator(
     registry: &Registry,
     imports: &[OperatorSetIdProto],
@@ -374,7 +378,8 @@ pub(super) fn function_key(node: &NodeProto) -> FunctionKey<'_> {
     (canonical_domain(node.domain()), node.op_type(), node.overload())
 }
 
-/// Every operator of the model, in subgraphs and functions that are called, too, that no record describes.
+/// Every operator of the model, in subgraphs and functions that are called, too, that no record
+/// describes.
 pub fn unknown_operators(model: &ModelProto) -> Result<Vec<UnknownOperator>> {
     let mut survey = Survey {
         registry: Registry::global()?,

@@ -1,4 +1,5 @@
-//! Builds single nodes: attributes, constants, upgrades to the canonical form, and calls of functions.
+//! Builds single nodes: attributes, constants, upgrades to the canonical form, and calls of
+//! functions.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -88,8 +89,8 @@ impl<'m> Loader<'m> {
         Ok(inputs)
     }
 
-    /// The attributes, references to those of the function around resolved. One that refers to an attribute which
-    /// the caller left out is left out, too.
+    /// The attributes, references to those of the function around resolved. One that refers to an
+    /// attribute which the caller left out is left out, too.
     fn given_attributes(&mut self, node: &'m NodeProto) -> Vec<Given<'m>> {
         let bound = self.scope().attributes.clone();
         let given = |attribute: &'m AttributeProto| match attribute.ref_attr_name() {
@@ -162,8 +163,9 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// The version that the model imports of a domain. What it uses without importing it is taken to be of the newest
-    /// version, as in ONNX Runtime; a model without any imports does not say what it means.
+    /// The version that the model imports of a domain. What it uses without importing it is taken
+    /// to be of the newest version, as in ONNX Runtime; a model without any imports does not
+    /// say what it means.
     fn version_of(&mut self, domain: &str, node: &str) -> Result<i64> {
         let opsets = &self.scope().opsets;
         if let Some(version) = opsets.get(domain) {
@@ -325,7 +327,8 @@ impl<'m> Loader<'m> {
             outputs.len()
         );
         let attributes = self.bind_attributes(function, name, &given)?;
-        // A function imports what it uses; for a domain that its writer forgot, the model's version is meant.
+        // A function imports what it uses; for a domain that its writer forgot, the model's version
+        // is meant.
         let mut opsets = (*self.scope().opsets).clone();
         opsets.extend(opsets_of(&function.opset_import, i64::MAX, self.warnings)?);
         let arguments = inputs.into_iter().chain(std::iter::repeat(None));
@@ -362,8 +365,8 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// The attributes of a function for one call: those given, and the defaults of the others. Those that the function
-    /// does not have are ignored, as in ONNX Runtime.
+    /// The attributes of a function for one call: those given, and the defaults of the others.
+    /// Those that the function does not have are ignored, as in ONNX Runtime.
     fn bind_attributes(
         &mut self,
         function: &'m FunctionProto,
@@ -384,8 +387,8 @@ impl<'m> Loader<'m> {
         Ok(bound)
     }
 
-    /// Copies those outputs of a function that no node of its body wrote to the caller's value itself: inputs
-    /// handed through, and values that are two outputs at once.
+    /// Copies those outputs of a function that no node of its body wrote to the caller's value
+    /// itself: inputs handed through, and values that are two outputs at once.
     fn deliver(&mut self, name: &str, wanted: &[(&'m str, ValueId)]) -> Result<()> {
         for &(output, id) in wanted {
             let found = self.scope().names.get(output).and_then(|meaning| meaning.value);
@@ -425,8 +428,8 @@ fn kind_in(spec: &OpSpec, name: &str) -> Option<AttrKind> {
     spec.attrs.iter().find(|attr| attr.name == name).map(|attr| attr.kind)
 }
 
-/// Which field of an attribute is meant. Files of IR version 1 do not say; then it is the field that is set, or,
-/// as empty lists leave no trace, what the operator's record expects.
+/// Which field of an attribute is meant. Files of IR version 1 do not say; then it is the field
+/// that is set, or, as empty lists leave no trace, what the operator's record expects.
 fn attribute_type(attribute: &AttributeProto, expected: Option<AttrKind>) -> Result<AttributeType> {
     let code = attribute.r#type();
     let ty = AttributeType::try_from(code).map_err(|_| {

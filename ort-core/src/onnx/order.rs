@@ -1,4 +1,5 @@
-//! The order of a graph's nodes: each after what it reads, as near to the file's order as that allows.
+//! The order of a graph's nodes: each after what it reads, as near to the file's order as that
+//! allows.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -34,8 +35,8 @@ impl Order {
     }
 }
 
-/// The order in which nodes are built; `writer` says which node writes the value of a name, where one of them does. The
-/// first `built` nodes come first: they need none that comes after them.
+/// The order in which nodes are built; `writer` says which node writes the value of a name, where
+/// one of them does. The first `built` nodes come first: they need none that comes after them.
 ///
 /// Errors: a cycle, with its nodes.
 pub(super) fn schedule(

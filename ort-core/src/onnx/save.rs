@@ -30,7 +30,8 @@ use crate::{Error, Result, Within, ensure, error};
 const MESSAGE_LIMIT: usize = i32::MAX as usize;
 /// Where small tensors start in a data file: at multiples of a cache line.
 const ALIGNMENT: u64 = 64;
-/// Where tensors of at least one page start: at a page, so that mapping and advice can tell them apart.
+/// Where tensors of at least one page start: at a page, so that mapping and advice can tell them
+/// apart.
 const PAGE: u64 = 4096;
 
 /// Where the weights go.
@@ -40,18 +41,20 @@ pub enum Weights {
     Inside,
     /// Into the model's file name followed by `.data`, beside it.
     Beside {
-        /// Tensors of fewer bytes than this stay in the model file. Other readers infer shapes from small
-        /// constants and want them there: 1024 is a good bound.
+        /// Tensors of fewer bytes than this stay in the model file. Other readers infer shapes from
+        /// small constants and want them there: 1024 is a good bound.
         least: usize,
     },
 }
 
 /// Writes `graph` as a model file at `path`.
 ///
-/// `info` is what the file said that the graph was loaded from: its metadata is kept, and its operator sets are
-/// raised only as far as operators were upgraded or are new. The default is for graphs that come from no file.
+/// `info` is what the file said that the graph was loaded from: its metadata is kept, and its
+/// operator sets are raised only as far as operators were upgraded or are new. The default is for
+/// graphs that come from no file.
 ///
-/// Errors: the folder cannot be written to, a weight is in device memory, the message would exceed 2 GiB.
+/// Errors: the folder cannot be written to, a weight is in device memory, the message would exceed
+/// 2 GiB.
 pub fn save(graph: &Graph, info: &ModelInfo, path: impl AsRef<Path>, weights: &Weights) -> Result<()> {
     let path = path.as_ref();
     save_at(graph, info, path, weights).within(|| format!("saving '{}'", path.display()))
@@ -89,7 +92,8 @@ fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> R
     .map_err(|problem| cannot_write(path, &problem))
 }
 
-/// Takes the data of large constants out of the model. Returns each with its offset in the data file.
+/// Takes the data of large constants out of the model. Returns each with its offset in the data
+/// file.
 fn move_out(model: &mut ModelProto, location: &str, least: usize) -> Vec<(u64, Bytes)> {
     let mut parts = Vec::new();
     let mut end = 0u64;
@@ -180,12 +184,14 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
 struct OpsetNeeds {
     /// The newest record's version, which suits all.
     newest: i64,
-    /// The version in which all of them are there, and that the last upgrade of any of them leads to.
+    /// The version in which all of them are there, and that the last upgrade of any of them leads
+    /// to.
     upgraded: i64,
 }
 
-/// The oldest IR version and standard operator set in which operators take the element type; ONNX numbers types
-/// in the order they came. Below 21, operators take fewer of the older types than their records say.
+/// The oldest IR version and standard operator set in which operators take the element type; ONNX
+/// numbers types in the order they came. Below 21, operators take fewer of the older types than
+/// their records say.
 fn versions_with(newest: DType) -> (i64, i64) {
     match newest.onnx_code() {
         ..=22 => (10, 21),
@@ -203,8 +209,8 @@ struct Writer<'i> {
     buffers: HashSet<&'i str>,
     /// Names in use, over all graphs: a subgraph's own names must not hide outer ones.
     taken: HashSet<String>,
-    /// The names of constants of the graphs around, by their memory: loading gives subgraphs constants of their
-    /// own that share it, and saving must not write them twice.
+    /// The names of constants of the graphs around, by their memory: loading gives subgraphs
+    /// constants of their own that share it, and saving must not write them twice.
     shared: HashMap<Memory, String>,
     /// The domains in use.
     domains: BTreeMap<&'static str, OpsetNeeds>,
@@ -232,7 +238,8 @@ impl Writer<'_> {
                 names.insert(*id, name.clone());
             }
         }
-        // An output of a body must be computed in it: what is of a graph around goes through a node.
+        // An output of a body must be computed in it: what is of a graph around goes through a
+        // node.
         let mut handed_on: Vec<(ValueId, String)> =
             graph.outputs.iter().filter_map(|id| Some((*id, names.remove(id)?))).collect();
         let is_outer = |id| names.contains_key(&id) || handed_on.iter().any(|(handed, _)| *handed == id);
@@ -289,10 +296,10 @@ impl Writer<'_> {
         Ok(proto)
     }
 
-    /// The constants of a graph that are another one of it under a second name, each with the one that
-    /// is written. Loading makes them of an `Identity`, sharing the weight's memory. Constants that were
-    /// initializers of the file stay apart, whatever memory they share; what is of a graph around is
-    /// left out.
+    /// The constants of a graph that are another one of it under a second name, each with the one
+    /// that is written. Loading makes them of an `Identity`, sharing the weight's memory.
+    /// Constants that were initializers of the file stay apart, whatever memory they share;
+    /// what is of a graph around is left out.
     fn copies(&self, graph: &Graph, is_outer: impl Fn(ValueId) -> bool) -> IndexMap<ValueId, ValueId> {
         let is_initializer = |id: &ValueId| self.initializers.contains(&*graph.value(*id).name);
         let constants = || graph.constants.iter().filter(|(id, _)| !is_outer(**id));
@@ -361,7 +368,8 @@ impl Writer<'_> {
         let listed = |ids: &[Option<ValueId>]| {
             ids.iter().map(|id| id.map_or(String::new(), |id| name_of(names, id).to_string())).collect()
         };
-        // A default need not be written, and older versions of an operator may not have the attribute.
+        // A default need not be written, and older versions of an operator may not have the
+        // attribute.
         let telling = node.attrs.iter().filter(|(name, value)| {
             let is_internal = node.spec.internal_attrs.iter().any(|attr| attr.name == *name);
             !is_internal && !is_default(node.spec, name, value)

@@ -1,7 +1,7 @@
 //! Where a model's bytes come from: a mapped file, a file read whole, memory, or a reader.
 //!
-//! A file that is no model gets one error that says what it is instead and what to do about it. Lengths
-//! inside the file are never trusted beyond the file's own length.
+//! A file that is no model gets one error that says what it is instead and what to do about it.
+//! Lengths inside the file are never trusted beyond the file's own length.
 
 use std::fs::File;
 use std::io::Read;
@@ -28,13 +28,15 @@ const EMPTY: &str = "download or copy it again";
 /// How files are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileAccess {
-    /// Map files instead of reading them: weights then stay in the page cache, shared between processes.
-    /// A mapped file must not be changed or truncated while the model is in use: replace it by renaming a new one over it. What is changed in place is found
-    /// before a run, which then is an error; what is truncated may end the process before that. A model that is read is a private copy.
+    /// Map files instead of reading them: weights then stay in the page cache, shared between
+    /// processes. A mapped file must not be changed or truncated while the model is in use:
+    /// replace it by renaming a new one over it. What is changed in place is found
+    /// before a run, which then is an error; what is truncated may end the process before that. A
+    /// model that is read is a private copy.
     pub map: bool,
-    /// Accept external data whose file has hard links outside of the model's folder. Off by default: such a
-    /// link can show a program any file of the same disk. Package managers that link files from their cache
-    /// need it.
+    /// Accept external data whose file has hard links outside of the model's folder. Off by
+    /// default: such a link can show a program any file of the same disk. Package managers that
+    /// link files from their cache need it.
     pub hard_links: bool,
 }
 
@@ -62,9 +64,11 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens a file; its folder is where external data is looked for. A compiled model holds its own.
+    /// Opens a file; its folder is where external data is looked for. A compiled model holds its
+    /// own.
     ///
-    /// Errors: the file is missing, can't be read, is a folder or another special file, or is empty.
+    /// Errors: the file is missing, can't be read, is a folder or another special file, or is
+    /// empty.
     pub fn open(path: impl AsRef<Path>, access: FileAccess) -> Result<Source> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -94,8 +98,8 @@ impl Source {
         })
     }
 
-    /// Takes bytes that are in memory already; nothing is copied. External data is not available unless
-    /// [`Source::in_folder`] says where.
+    /// Takes bytes that are in memory already; nothing is copied. External data is not available
+    /// unless [`Source::in_folder`] says where.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Source {
         let access = FileAccess::default();
         Source {
@@ -139,16 +143,17 @@ impl Source {
         Source { limits, ..self }
     }
 
-    /// Has the model keep the hash of its bytes, which the compiled cache finds it by: for models of more than a mebibyte that lie in memory and not in a mapped
-    /// file, where loading copies what it needs and lets go of the rest.
+    /// Has the model keep the hash of its bytes, which the compiled cache finds it by: for models
+    /// of more than a mebibyte that lie in memory and not in a mapped file, where loading
+    /// copies what it needs and lets go of the rest.
     #[must_use]
     pub fn keep_hash(self, keep_hash: bool) -> Source {
         Source { keep_hash, ..self }
     }
 
-    /// Has loading refuse what ONNX does not allow but ONNX Runtime runs, which otherwise is a warning
-    /// ([`Model::warnings`](crate::session::Model::warnings)), and sessions refuse inputs that give one dimension name
-    /// two sizes.
+    /// Has loading refuse what ONNX does not allow but ONNX Runtime runs, which otherwise is a
+    /// warning ([`Model::warnings`](crate::session::Model::warnings)), and sessions refuse
+    /// inputs that give one dimension name two sizes.
     #[must_use]
     pub fn strict(self, strict: bool) -> Source {
         Source { strict, ..self }

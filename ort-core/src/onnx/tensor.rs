@@ -1,7 +1,8 @@
 //! Tensors between a file and memory: `TensorProto` in every element type and form of storage.
 //!
-//! `raw_data` and external data stay where they are and are shared; typed fields are taken over where their
-//! elements have the tensor's own width, and narrowed where protocol buffers hold them wider.
+//! `raw_data` and external data stay where they are and are shared; typed fields are taken over
+//! where their elements have the tensor's own width, and narrowed where protocol buffers hold them
+//! wider.
 
 use bytes::Bytes;
 
@@ -16,7 +17,8 @@ use crate::{Error, Result, Within, ensure, error};
 
 /// Reads a tensor; its data may lie in one of the model's `external` files.
 ///
-/// Errors: an unknown element type, a negative dimension, data that does not fill the shape exactly.
+/// Errors: an unknown element type, a negative dimension, data that does not fill the shape
+/// exactly.
 pub fn tensor_from_proto(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor> {
     let name = proto.name.clone().unwrap_or_default();
     read_tensor(proto, external).within(|| format!("tensor '{name}'"))
@@ -121,7 +123,8 @@ fn read_typed(dtype: DType, shape: &[usize], proto: TensorProto) -> Result<Tenso
             let narrow = |&value: &i32| low_bits(dtype, value, 16).map(|bits| bits as u16);
             whole(dtype, shape, count, proto.int32_data.iter().map(narrow).collect::<Result<Vec<u16>>>()?)
         }
-        // One entry is one byte: one element of 8 bits, or several narrower ones packed as in raw data.
+        // One entry is one byte: one element of 8 bits, or several narrower ones packed as in raw
+        // data.
         _ => {
             let narrow = |&value: &i32| low_bits(dtype, value, 8).map(|bits| bits as u8);
             let bytes = dtype.byte_len(count).unwrap_or(count);
@@ -228,8 +231,8 @@ fn read_sparse(proto: SparseTensorProto, external: &mut ExternalData) -> Result<
     Ok(SparseTensor { values, indices, shape })
 }
 
-/// The dense form of a sparse tensor of a file. A few bytes in a file can claim any shape, so it is taken off the bytes
-/// that are `left` for all of them.
+/// The dense form of a sparse tensor of a file. A few bytes in a file can claim any shape, so it is
+/// taken off the bytes that are `left` for all of them.
 pub(super) fn dense_from_proto(
     proto: SparseTensorProto,
     external: &mut ExternalData,

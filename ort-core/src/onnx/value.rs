@@ -1,4 +1,5 @@
-//! Values of every kind between test data files and memory: tensor, sparse tensor, sequence, optional, map.
+//! Values of every kind between test data files and memory: tensor, sparse tensor, sequence,
+//! optional, map.
 
 use bytes::Bytes;
 use prost::Message;
@@ -13,8 +14,8 @@ use crate::ir::{TensorType, ValueType};
 use crate::tensor::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, Tensor, Value};
 use crate::{Result, Within, ensure, error};
 
-/// Reads the value of type `ty` from the bytes of a test data file. Which message a file holds is not
-/// written in it, so the type says; of an unknown type a tensor is assumed.
+/// Reads the value of type `ty` from the bytes of a test data file. Which message a file holds is
+/// not written in it, so the type says; of an unknown type a tensor is assumed.
 ///
 /// ```
 /// use ort_core::ir::ValueType;
@@ -36,7 +37,8 @@ pub fn value_from_bytes(bytes: Bytes, ty: &ValueType) -> Result<Value> {
     }
 }
 
-/// The name that a tensor in the bytes of a test data file bears; none where it has none or is no tensor.
+/// The name that a tensor in the bytes of a test data file bears; none where it has none or is no
+/// tensor.
 pub fn tensor_name(bytes: Bytes) -> Option<String> {
     TensorProto::decode(bytes).ok()?.name.filter(|name| !name.is_empty())
 }

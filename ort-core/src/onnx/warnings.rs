@@ -1,7 +1,9 @@
-//! Compatibility warnings: what a model file has against the standard and what does not keep it from running.
+//! Compatibility warnings: what a model file has against the standard and what does not keep it
+//! from running.
 //!
-//! The loader collects them, equal ones counted once, and [`Model::warnings`](crate::session::Model::warnings) lists
-//! them. A strict [`Source`](super::Source) turns the first one into an error.
+//! The loader collects them, equal ones counted once, and
+//! [`Model::warnings`](crate::session::Model::warnings) lists them. A strict
+//! [`Source`](super::Source) turns the first one into an error.
 
 use std::fmt;
 
@@ -26,7 +28,8 @@ pub enum WarningKind {
     OperatorVersion,
     /// An attribute that the operator or function does not have, or more than it takes.
     Attribute,
-    /// An initializer that is defined twice, has no name, or whose data are missing while no node reads it.
+    /// An initializer that is defined twice, has no name, or whose data are missing while no node
+    /// reads it.
     Initializer,
     /// A function that stands behind an operator of the same name.
     Function,
@@ -55,7 +58,8 @@ pub struct ModelWarning {
     pub kind: WarningKind,
     /// What is off, and what is made of it.
     pub text: String,
-    /// The first place where it was found: a node, value or initializer. Empty for the model as a whole.
+    /// The first place where it was found: a node, value or initializer. Empty for the model as a
+    /// whole.
     pub place: String,
     /// In how many places it was found.
     pub count: usize,
@@ -144,7 +148,8 @@ impl Warnings {
     }
 }
 
-/// Whether two types cannot be of one value: element types, ranks, or sizes that are numbers differ.
+/// Whether two types cannot be of one value: element types, ranks, or sizes that are numbers
+/// differ.
 fn contradict(declared: &ValueType, computed: &ValueType) -> bool {
     let (ValueType::Tensor(declared), ValueType::Tensor(computed)) = (declared, computed) else {
         return false;

@@ -1,10 +1,12 @@
-//! Rules of families of operators for where the items of a batch are in their outputs: see `spec/batch.rs`.
+//! Rules of families of operators for where the items of a batch are in their outputs: see
+//! `spec/batch.rs`.
 
 use crate::dim::Dim;
 use crate::ops::axes;
 use crate::spec::batch::{BatchCx, BatchFact, BatchResult, broadcasts};
 
-/// Fewer rows than this are multiplied with a matrix that is not packed in another order of sums than more.
+/// Fewer rows than this are multiplied with a matrix that is not packed in another order of sums
+/// than more.
 const SAME_ORDER: usize = 2;
 
 /// The axis that the attribute `axis` names, of a shape of this rank.
@@ -17,7 +19,8 @@ fn refuse_if(mixes: bool, why: &str) -> BatchResult {
     if mixes { Err(why.to_string()) } else { Ok(()) }
 }
 
-/// Operators of images: the first axis of the first input is that of all outputs, and no other input holds items.
+/// Operators of images: the first axis of the first input is that of all outputs, and no other
+/// input holds items.
 pub(super) fn images(cx: &mut BatchCx<'_>) -> BatchResult {
     refuse_if(cx.items(0)? != 0, "the batch is not the first axis of its images")?;
     cx.others_are_independent(&[0])?;
@@ -25,7 +28,8 @@ pub(super) fn images(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// The same with weights (the second input, at `weight`), by whose packing the computation is chosen once for all sizes.
+/// The same with weights (the second input, at `weight`), by whose packing the computation is
+/// chosen once for all sizes.
 fn convolution(cx: &mut BatchCx<'_>, weight: usize) -> BatchResult {
     images(cx)?;
     refuse_if(
@@ -66,7 +70,8 @@ pub(super) fn batch_norm(cx: &mut BatchCx<'_>) -> BatchResult {
     images(cx)
 }
 
-/// Along the attribute `axis` alone elements meet; outputs have the shape of the input, or another size there.
+/// Along the attribute `axis` alone elements meet; outputs have the shape of the input, or another
+/// size there.
 pub(super) fn along_axis(cx: &mut BatchCx<'_>) -> BatchResult {
     let items = cx.items(0)?;
     refuse_if(axis_of(cx, cx.shape(0)?.len())? == items, "it goes along the axis of the items")?;
@@ -144,8 +149,8 @@ pub(super) fn skip_norm(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// Elements keep their order and number: items are apart where as many places stand in front of their axis as before, and it
-/// counts them.
+/// Elements keep their order and number: items are apart where as many places stand in front of
+/// their axis as before, and it counts them.
 pub(super) fn reshaped(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, from, to) = (cx.items(0)?, cx.shape(0)?, cx.output(0)?);
     let count = |sizes: &[Dim]| sizes.iter().product::<Dim>();
@@ -239,7 +244,8 @@ pub(super) fn gather(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `GatherElements`: both hold the items along the same axis, which is not the one that is gathered along.
+/// `GatherElements`: both hold the items along the same axis, which is not the one that is gathered
+/// along.
 pub(super) fn gather_elements(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, indices) = (cx.items(0)?, cx.items(1)?);
     refuse_if(items != indices, "its inputs hold the items along different axes")?;
@@ -259,7 +265,8 @@ pub(super) fn repeated(cx: &mut BatchCx<'_>) -> BatchResult {
         return Ok(());
     }
     let own = cx.shape(0)?;
-    // Where the input has size 1 the result repeats it, for as many items as there are. The prover finds that axis.
+    // Where the input has size 1 the result repeats it, for as many items as there are. The prover
+    // finds that axis.
     let grown = (0..to.len()).filter(|&place| {
         let size = (place + own.len()).checked_sub(to.len()).and_then(|place| own.get(place));
         size.is_none_or(|size| size.as_constant() == Some(1)) && cx.counts_items(to.get(place))
@@ -351,8 +358,8 @@ pub(super) fn gemm(cx: &mut BatchCx<'_>) -> BatchResult {
     matmul_with_addends(cx)
 }
 
-/// The axis of the items in a product. A single matrix on the right that is packed is multiplied in one order, whatever is on the
-/// left; without packing a single row is not.
+/// The axis of the items in a product. A single matrix on the right that is packed is multiplied in
+/// one order, whatever is on the left; without packing a single row is not.
 fn product(cx: &mut BatchCx<'_>, exchanged: [bool; 2]) -> Result<usize, String> {
     let (left, right, result) = (cx.shape(0)?, cx.shape(1)?, cx.output(0)?);
     let packed = cx.is_constant(1) && right.len() <= 2;
@@ -389,7 +396,8 @@ fn product(cx: &mut BatchCx<'_>, exchanged: [bool; 2]) -> Result<usize, String> 
         };
         refuse_if(!fits, "a side has neither a matrix for each item nor one for all")?;
     }
-    // Several matrices of an item never become one product, as those of a single item otherwise might.
+    // Several matrices of an item never become one product, as those of a single item otherwise
+    // might.
     let several = right.iter().take(steps).any(|size| size.as_constant().is_some_and(|size| size > 1));
     if !packed && !several {
         cx.at_least(SAME_ORDER);
@@ -397,8 +405,8 @@ fn product(cx: &mut BatchCx<'_>, exchanged: [bool; 2]) -> Result<usize, String> 
     Ok(items)
 }
 
-/// Operators whose inputs hold an item in each row of their first axis, and their outputs as well. Inputs at `shared` may be the
-/// same for all; the others are of single items.
+/// Operators whose inputs hold an item in each row of their first axis, and their outputs as well.
+/// Inputs at `shared` may be the same for all; the others are of single items.
 fn rows(cx: &mut BatchCx<'_>, shared: &[usize]) -> BatchResult {
     for index in cx.given() {
         match cx.fact(index) {
@@ -414,7 +422,8 @@ fn rows(cx: &mut BatchCx<'_>, shared: &[usize]) -> BatchResult {
     Ok(())
 }
 
-/// Refuses a mask that is neither the same for all items nor holds one for each: of rank 4, or less.
+/// Refuses a mask that is neither the same for all items nor holds one for each: of rank 4, or
+/// less.
 fn mask(cx: &BatchCx<'_>, index: usize) -> BatchResult {
     if cx.fact(index).is_none() {
         return Ok(());

@@ -15,8 +15,8 @@ pub struct Blocking {
     pub nodes: Vec<String>,
 }
 
-/// All nodes on the way from `xs` to `y` that have no gradient, by operator and reason; none where `add_backward` succeeds. The
-/// graph must be inferred; it is left as it is.
+/// All nodes on the way from `xs` to `y` that have no gradient, by operator and reason; none where
+/// `add_backward` succeeds. The graph must be inferred; it is left as it is.
 ///
 /// ```no_run
 /// use ort_core::dtype::DType;

@@ -1,4 +1,5 @@
-//! Puts the parts of composite nodes in their place where a gradient goes through them and they have no rule of their own.
+//! Puts the parts of composite nodes in their place where a gradient goes through them and they
+//! have no rule of their own.
 
 use std::collections::HashMap;
 
@@ -11,8 +12,9 @@ use crate::{ErrorKind, Result, Within};
 /// How deep composites may lie within composites.
 const MAX_STEPS: usize = 16;
 
-/// Takes apart the composite nodes on the way from `xs` to `y`, and says whether there were any. A forward pass of parts keeps
-/// what backward needs of them; others stay whole. The graph stays inferred.
+/// Takes apart the composite nodes on the way from `xs` to `y`, and says whether there were any. A
+/// forward pass of parts keeps what backward needs of them; others stay whole. The graph stays
+/// inferred.
 pub(super) fn take_apart(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Result<bool> {
     let mut changed = false;
     for _ in 0..MAX_STEPS {
@@ -43,7 +45,8 @@ fn is_composite(node: &Node) -> bool {
     matches!(node.spec.grad, Grad::Derived) && node.spec.scalar.is_none() && node.spec.lower.is_some()
 }
 
-/// Replaces these nodes, in the order of the graph, by their parts. One that cannot be taken apart stays, and is an obstacle later.
+/// Replaces these nodes, in the order of the graph, by their parts. One that cannot be taken apart
+/// stays, and is an obstacle later.
 fn replace(graph: &mut Graph, ids: &[NodeId], readers: Vec<(NodeId, Vec<Node>)>) -> Result<bool> {
     let mut changed = !readers.is_empty();
     let mut readers: HashMap<NodeId, Vec<Node>> = readers.into_iter().collect();

@@ -1,9 +1,10 @@
 //! Replaces `Gradient` nodes by the backward nodes of the graph that they name.
 //!
-//! Reverse accumulation (Griewank & Walther, Evaluating Derivatives, chapter 3): the nodes between the independent
-//! tensors and `y` are visited last to first; each adds its share to the gradients of its inputs. Where the node's
-//! inputs are other values than the tensors named, the part of the graph that depends on them is computed again
-//! from those values; the rest of the forward pass is reused.
+//! Reverse accumulation (Griewank & Walther, Evaluating Derivatives, chapter 3): the nodes between
+//! the independent tensors and `y` are visited last to first; each adds its share to the gradients
+//! of its inputs. Where the node's inputs are other values than the tensors named, the part of the
+//! graph that depends on them is computed again from those values; the rest of the forward pass is
+//! reused.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,16 +15,17 @@ use crate::{Result, Within, ensure, error};
 
 const DOMAIN: &str = "ai.onnx.preview.training";
 
-/// The most `Gradient` nodes of one graph, and the most nodes that it may grow to: gradients of gradients multiply,
-/// and a small file must not claim all memory.
+/// The most `Gradient` nodes of one graph, and the most nodes that it may grow to: gradients of
+/// gradients multiply, and a small file must not claim all memory.
 const MOST_GRADIENTS: usize = 256;
 const MOST_NODES: usize = 300_000;
 
-/// Replaces the `Gradient` nodes of an inferred graph, those of subgraphs included, by nodes of the standard domain.
-/// The graph is sorted and inferred afterwards. The gradient of a `y` of several elements is that of their sum.
+/// Replaces the `Gradient` nodes of an inferred graph, those of subgraphs included, by nodes of the
+/// standard domain. The graph is sorted and inferred afterwards. The gradient of a `y` of several
+/// elements is that of their sum.
 ///
-/// Errors: a tensor that a node names is not in its graph; nodes on the way from the independent tensors to `y` have
-/// no gradient, all of which the error names.
+/// Errors: a tensor that a node names is not in its graph; nodes on the way from the independent
+/// tensors to `y` have no gradient, all of which the error names.
 pub fn expand_gradients(graph: &mut Graph) -> Result<()> {
     if !holds_gradient(graph) {
         return Ok(());
@@ -117,8 +119,9 @@ impl Request {
     }
 }
 
-/// Adds the nodes that compute the gradient of the sum of `y` by each of `xs`, and returns the values that they end in; none where `y`
-/// does not depend on a tensor. The graph must be inferred and stays so; the nodes come last, in an order in which they can run.
+/// Adds the nodes that compute the gradient of the sum of `y` by each of `xs`, and returns the
+/// values that they end in; none where `y` does not depend on a tensor. The graph must be inferred
+/// and stays so; the nodes come last, in an order in which they can run.
 ///
 /// ```no_run
 /// use ort_core::dtype::DType;
@@ -136,7 +139,8 @@ impl Request {
 ///
 /// Composite nodes on the way are replaced by their parts. After an error the graph is of no use.
 ///
-/// Errors: nodes on the way from `xs` to `y` have no gradient, all of which the error names; `blocking_nodes` lists them.
+/// Errors: nodes on the way from `xs` to `y` have no gradient, all of which the error names;
+/// `blocking_nodes` lists them.
 pub fn add_backward(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Result<Vec<Option<ValueId>>> {
     let mut obstacles = Vec::new();
     let gradients = backward(graph, y, xs, &mut obstacles)?;
@@ -192,7 +196,8 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
     deliver(graph, gradient, xs, &totals)
 }
 
-/// Adds the backward nodes of a forward pass: the gradients of the sum of `y` by its values, where there is one.
+/// Adds the backward nodes of a forward pass: the gradients of the sum of `y` by its values, where
+/// there is one.
 fn accumulate(
     graph: &mut Graph,
     course: Course<'_>,
@@ -214,8 +219,8 @@ struct Pass {
     y: ValueId,
 }
 
-/// The forward pass from the values that are given. Nodes that depend on a value other than the tensor it stands for
-/// are added again; the others are those of the graph.
+/// The forward pass from the values that are given. Nodes that depend on a value other than the
+/// tensor it stands for are added again; the others are those of the graph.
 fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[ValueId]) -> Result<Pass> {
     let mut stands_for: HashMap<ValueId, ValueId> = HashMap::new();
     let mut point = Vec::with_capacity(given.len());
@@ -224,7 +229,8 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
             point.push(given);
             continue;
         }
-        // Each gets a value of its own: one value may be given for two tensors, or have another part in the graph.
+        // Each gets a value of its own: one value may be given for two tensors, or have another
+        // part in the graph.
         let mut pen = Pen { graph: &mut *graph, name: gradient.name.clone() };
         let own = pen.emit("Identity", &[given], &[])?;
         stands_for.insert(original, own);

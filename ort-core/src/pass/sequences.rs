@@ -1,4 +1,5 @@
-//! Sequences of known length on the way of a gradient, as the tensors that they hold: exporters write `chunk`, `unbind` and `stack` with them.
+//! Sequences of known length on the way of a gradient, as the tensors that they hold: exporters
+//! write `chunk`, `unbind` and `stack` with them.
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId};
@@ -11,7 +12,8 @@ pub(super) fn is_reader(node: &Node) -> bool {
     node.spec.domain.is_empty() && matches!(node.spec.name, "SequenceAt" | "ConcatFromSequence")
 }
 
-/// What the node computes without the sequence; none where the sequence or the position is not known.
+/// What the node computes without the sequence; none where the sequence or the position is not
+/// known.
 pub(super) fn without_sequence(graph: &mut Graph, node: &Node) -> Result<Option<Vec<Node>>> {
     let Some(maker) = maker_of(graph, node) else { return Ok(None) };
     match (node.spec.name, maker.spec.name) {

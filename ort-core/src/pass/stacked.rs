@@ -1,8 +1,9 @@
-//! Sequences that control flow makes element by element, as stacked tensors: exporters write `EmbeddingBag` with them.
+//! Sequences that control flow makes element by element, as stacked tensors: exporters write
+//! `EmbeddingBag` with them.
 //!
-//! A `SequenceMap` over tensors that are split is a `Scan`, and what each iteration of a `Loop` appends to a sequence is a
-//! scan output. Both have gradients, and shapes where a sequence has none. Elements of different sizes cannot be stacked:
-//! the run refuses them.
+//! A `SequenceMap` over tensors that are split is a `Scan`, and what each iteration of a `Loop`
+//! appends to a sequence is a scan output. Both have gradients, and shapes where a sequence has
+//! none. Elements of different sizes cannot be stacked: the run refuses them.
 
 use std::collections::HashMap;
 
@@ -15,8 +16,9 @@ use crate::{Result, error};
 
 use super::sequences::is_reader;
 
-/// Has `ConcatFromSequence` and `SequenceAt` read stacked tensors if a `SequenceMap` or `Loop` of the graph makes their
-/// sequence, as far as ranks are known. The graph must be inferred and stays so.
+/// Has `ConcatFromSequence` and `SequenceAt` read stacked tensors if a `SequenceMap` or `Loop` of
+/// the graph makes their sequence, as far as ranks are known. The graph must be inferred and stays
+/// so.
 pub fn stack_sequences(graph: &mut Graph) -> Result<()> {
     let mut stacks = Stacks::default();
     let mut changed = false;
@@ -161,8 +163,9 @@ fn of_elements(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
     Ok(Some(Stack { value, axis: 0 }))
 }
 
-/// Of a sequence that a `Loop` carries from an empty one on, to which each iteration appends an element and which it does not
-/// read otherwise: those elements become a scan output, and nothing is carried.
+/// Of a sequence that a `Loop` carries from an empty one on, to which each iteration appends an
+/// element and which it does not read otherwise: those elements become a scan output, and nothing
+/// is carried.
 fn of_loop(graph: &mut Graph, id: NodeId, position: usize) -> Result<Option<Stack>> {
     let Some(mut node) = graph.nodes.get(id.index()).cloned() else { return Ok(None) };
     let Some(sequence) = node.outputs.get(position).copied().flatten() else { return Ok(None) };
@@ -194,8 +197,8 @@ fn of_loop(graph: &mut Graph, id: NodeId, position: usize) -> Result<Option<Stac
     Ok(Some(Stack { value, axis: 0 }))
 }
 
-/// Takes a sequence that is only appended to out of what a loop's body carries; returns the element that it appends. None, and
-/// nothing is changed, where the body does something else with it.
+/// Takes a sequence that is only appended to out of what a loop's body carries; returns the element
+/// that it appends. None, and nothing is changed, where the body does something else with it.
 fn take_appended(body: &mut Graph, position: usize) -> Option<ValueId> {
     let (carried, output) = (*body.inputs.get(2 + position)?, *body.outputs.get(1 + position)?);
     let reads = |value: ValueId| {

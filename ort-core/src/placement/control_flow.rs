@@ -1,9 +1,11 @@
 //! Where the values of control flow lie, and where its bodies run.
 //!
-//! A node with subgraphs is claimed by a device of the host, which runs them one after the other: it reads conditions, and hands values on without
-//! looking at them. So they may lie in the memory of another device: what an iteration carries on stays there for the next one, scanned slices are
-//! parts of a tensor there, and what iterations give is put together there. That is a second way to run the node, taken for one on that device. It is
-//! there where the bodies cost less so than with all of their values on the host. The values on the device are those that bodies compute or
+//! A node with subgraphs is claimed by a device of the host, which runs them one after the other:
+//! it reads conditions, and hands values on without looking at them. So they may lie in the memory
+//! of another device: what an iteration carries on stays there for the next one, scanned slices are
+//! parts of a tensor there, and what iterations give is put together there. That is a second way to
+//! run the node, taken for one on that device. It is there where the bodies cost less so than with
+//! all of their values on the host. The values on the device are those that bodies compute or
 //! read there; numbers of iterations, conditions, and what is no tensor of numbers, are the host's.
 
 #![allow(
@@ -134,8 +136,8 @@ fn placed(bodies: &[Claimed], devices: &[Arc<dyn Device>], memories: &Memories) 
     (placed.collect(), cost)
 }
 
-/// A device that bodies are on where their ends are open, and the memories of their ends if the values that they compute or read there
-/// stay there.
+/// A device that bodies are on where their ends are open, and the memories of their ends if the
+/// values that they compute or read there stay there.
 fn on_device(
     node: &Node,
     flow: Flow,

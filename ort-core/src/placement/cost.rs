@@ -1,22 +1,26 @@
-//! What placements are weighed by: the cost of copies and of work, and sizes where they are symbols.
+//! What placements are weighed by: the cost of copies and of work, and sizes where they are
+//! symbols.
 //!
-//! The unit is the time in which the host reads or writes one byte of a tensor, about an eighth of a nanosecond. All
-//! numbers are estimates of a usual machine; only their ratios count.
+//! The unit is the time in which the host reads or writes one byte of a tensor, about an eighth of
+//! a nanosecond. All numbers are estimates of a usual machine; only their ratios count.
 
 use crate::dim::{Bindings, Dim, EvaluateError};
 use crate::ir::{Graph, Node, ValueId};
 use crate::spec::{Cost, Rounds, SymTensor, ViewCx, known_ints};
 use crate::tensor::Shape;
 
-/// A copy between two memories, however small it is: the call, and the wait until the device has come so far. About 20 µs.
+/// A copy between two memories, however small it is: the call, and the wait until the device has
+/// come so far. About 20 µs.
 pub(super) const COPY: u64 = 160 << 10;
-/// A byte that is copied between two memories: a bus moves about as much as one core reads and writes.
+/// A byte that is copied between two memories: a bus moves about as much as one core reads and
+/// writes.
 pub(super) const COPIED_BYTE: u64 = 1;
-/// What a node costs on the host however small it is: finding its tensors and calling its kernel. About 2 µs.
+/// What a node costs on the host however small it is: finding its tensors and calling its kernel.
+/// About 2 µs.
 const NODE: u64 = 16 << 10;
 
-/// What a size is taken for that only the caller or the run tells: one item of a batch, which is the first axis of an
-/// input with several, and 64 of anything else, such as the words of a text.
+/// What a size is taken for that only the caller or the run tells: one item of a batch, which is
+/// the first axis of an input with several, and 64 of anything else, such as the words of a text.
 const ITEMS: i64 = 1;
 const LENGTH: i64 = 64;
 /// The most bytes that a value is taken for, so that no sum overflows.
@@ -45,7 +49,8 @@ impl<'a> Estimates<'a> {
         Estimates { graph, bindings }
     }
 
-    /// The bytes of a value. What is no tensor, or one of unknown rank, is taken for a line of elements.
+    /// The bytes of a value. What is no tensor, or one of unknown rank, is taken for a line of
+    /// elements.
     pub(super) fn bytes(&mut self, value: ValueId) -> u64 {
         let dtype = self.graph.value(value).ty.dtype();
         let elements = self.shape(value).map_or(LENGTH as usize, |shape| product(&shape));
@@ -54,8 +59,9 @@ impl<'a> Estimates<'a> {
         (bytes as u64).min(MOST_BYTES)
     }
 
-    /// What the host needs for a node: nothing for one that only describes or looks at a part of its input; else a call, and
-    /// the bytes that are read and written. Those of constants are left out, as of a table of words only some rows are read.
+    /// What the host needs for a node: nothing for one that only describes or looks at a part of
+    /// its input; else a call, and the bytes that are read and written. Those of constants are
+    /// left out, as of a table of words only some rows are read.
     pub(super) fn work(&mut self, node: &Node) -> u64 {
         if node.spec.cost == Cost::Free || self.is_view(node) {
             return 0;

@@ -29,8 +29,8 @@ fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usiz
     Err(reasons.join("; "))
 }
 
-/// Decomposes what nobody claims until everything is claimed or nothing more can be decomposed; returns the claim for
-/// each node.
+/// Decomposes what nobody claims until everything is claimed or nothing more can be decomposed;
+/// returns the claim for each node.
 fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
     const MAX_STEPS: usize = 16;
     for _ in 0..MAX_STEPS {
@@ -51,7 +51,8 @@ fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Resul
     Err(error!(Fail, "decomposing operators does not come to an end"))
 }
 
-/// Decomposes the nodes that are not `kept`, those of subgraphs included, until none is left that can be decomposed.
+/// Decomposes the nodes that are not `kept`, those of subgraphs included, until none is left that
+/// can be decomposed.
 pub(crate) fn lower_all_but(graph: &mut Graph, kept: fn(&Node) -> bool) -> Result<()> {
     for node in &mut graph.nodes {
         for subgraph in &mut node.subgraphs {
@@ -72,8 +73,8 @@ pub(crate) fn lower_all_but(graph: &mut Graph, kept: fn(&Node) -> bool) -> Resul
     Ok(())
 }
 
-/// Has what control flow scans along other axes lie so that each slice is one piece, of which a device can take a part, and what is moved is in the
-/// plan.
+/// Has what control flow scans along other axes lie so that each slice is one piece, of which a
+/// device can take a part, and what is moved is in the plan.
 fn bring_slices_to_front(graph: &mut Arc<Graph>) -> Result<()> {
     let is_across = |node: &Node| node.spec.flow.is_some_and(|flow| !(flow.in_front)(&node.attrs));
     if !graph.nodes.iter().any(is_across) {
@@ -123,8 +124,8 @@ pub struct Unclaimed {
     pub first_node: String,
 }
 
-/// Every operator of an inferred graph and its subgraphs that no device runs, decompositions tried: each with its
-/// count and first node.
+/// Every operator of an inferred graph and its subgraphs that no device runs, decompositions tried:
+/// each with its count and first node.
 pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Unclaimed>> {
     let mut graph = graph.clone();
     let mut found = Vec::new();

@@ -34,10 +34,11 @@ pub enum Scope {
     Subgraph,
 }
 
-/// Gives every node of an inferred graph to a device: the first that claims it, but for shapes, which the host computes, and for
-/// islands that save less than copying their values costs. A node that no device claims is decomposed one step and its
-/// parts are offered again; what is left after that is one error that lists every such operator. A shared graph is
-/// copied only where something is decomposed.
+/// Gives every node of an inferred graph to a device: the first that claims it, but for shapes,
+/// which the host computes, and for islands that save less than copying their values costs. A node
+/// that no device claims is decomposed one step and its parts are offered again; what is left after
+/// that is one error that lists every such operator. A shared graph is copied only where something
+/// is decomposed.
 pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Scope) -> Result<Partition> {
     let claimed = claim_all(graph, devices)?;
     let choices = choices(graph, devices, claimed)?;
@@ -47,8 +48,9 @@ pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Sco
     })
 }
 
-/// What it costs to run each node on the device at its place in `places`, in the bytes that the host could read or write meanwhile: what a
-/// session makes small. Compare it only with that of other places for the same nodes. The arithmetic of products and convolutions is left out, as
+/// What it costs to run each node on the device at its place in `places`, in the bytes that the
+/// host could read or write meanwhile: what a session makes small. Compare it only with that of
+/// other places for the same nodes. The arithmetic of products and convolutions is left out, as
 /// a session never moves them.
 ///
 /// ```

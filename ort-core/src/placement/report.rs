@@ -19,9 +19,11 @@ pub struct NodePlacement {
     pub provider: &'static str,
     /// Why it runs there: as text, what it is by `to_string`.
     pub reason: Reason,
-    /// The providers that the session prefers to that one, each with the reason why it does not run the node.
+    /// The providers that the session prefers to that one, each with the reason why it does not run
+    /// the node.
     pub refusals: Vec<(&'static str, String)>,
-    /// Whether it reads nothing but the shapes of the session's inputs, and constants: its result follows from the sizes.
+    /// Whether it reads nothing but the shapes of the session's inputs, and constants: its result
+    /// follows from the sizes.
     pub of_shapes: bool,
 }
 
@@ -64,8 +66,8 @@ fn placement_of(
     })
 }
 
-/// The steps in the order in which they run, copies between memories included: (node or copied value,
-/// operator or `Copy`, provider).
+/// The steps in the order in which they run, copies between memories included: (node or copied
+/// value, operator or `Copy`, provider).
 pub(crate) fn steps(program: &Program, devices: &[Arc<dyn Device>]) -> Vec<(String, String, String)> {
     let step = |step: &Step| {
         let provider = devices.get(step.device).map_or("", |device| device.info().provider);

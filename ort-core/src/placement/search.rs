@@ -1,15 +1,19 @@
-//! Where each node runs, of the devices that claim it: islands move where that saves more copies than it costs work.
+//! Where each node runs, of the devices that claim it: islands move where that saves more copies
+//! than it costs work.
 //!
-//! Each node begins where the session prefers it: on the first device that claims it, or on the host where it computes
-//! shapes. A placement costs the work of the nodes that are not where they are preferred, and the copies of values that
-//! nodes of one memory make and nodes of another read; a value is copied once into each memory. What the caller gives and gets does not
-//! count: it comes from the host and goes there wherever the nodes are, so that a device keeps a model that it can run alone. Constants are
-//! uploaded once, when the session is built. What a subgraph gets and gives does count: other nodes make and read it, in each round of a loop. What
-//! it captures is brought once to each memory in which it is read, before the node runs.
+//! Each node begins where the session prefers it: on the first device that claims it, or on the
+//! host where it computes shapes. A placement costs the work of the nodes that are not where they
+//! are preferred, and the copies of values that nodes of one memory make and nodes of another read;
+//! a value is copied once into each memory. What the caller gives and gets does not count: it comes
+//! from the host and goes there wherever the nodes are, so that a device keeps a model that it can
+//! run alone. Constants are uploaded once, when the session is built. What a subgraph gets and
+//! gives does count: other nodes make and read it, in each round of a loop. What it captures is
+//! brought once to each memory in which it is read, before the node runs.
 //!
-//! An island is what hangs together of the nodes on one device that may move. Islands are tried on the other
-//! devices that claim all of their nodes, small ones first, until none gets cheaper. Products and convolutions never move: a device is there for
-//! them. Control flow is on a device where the values of its bodies lie there (`control_flow.rs`).
+//! An island is what hangs together of the nodes on one device that may move. Islands are tried on
+//! the other devices that claim all of their nodes, small ones first, until none gets cheaper.
+//! Products and convolutions never move: a device is there for them. Control flow is on a device
+//! where the values of its bodies lie there (`control_flow.rs`).
 
 #![allow(
     clippy::indexing_slicing,
@@ -87,7 +91,8 @@ pub(super) fn cost_in(
     board.totals.score()
 }
 
-/// Whether a node is arithmetic on shapes. It stays on the host: the host needs the numbers, and they are few.
+/// Whether a node is arithmetic on shapes. It stays on the host: the host needs the numbers, and
+/// they are few.
 fn on_shapes(graph: &Graph, node: &Node) -> bool {
     node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some())
 }
@@ -114,7 +119,8 @@ pub(super) fn place<'a>(
 /// A node on the board.
 struct Piece {
     choices: Choices,
-    /// The choice that the session prefers, and the one that is taken so far: their places in `choices`.
+    /// The choice that the session prefers, and the one that is taken so far: their places in
+    /// `choices`.
     preferred: usize,
     at: usize,
     /// What it costs anywhere but where it is preferred.
@@ -187,7 +193,8 @@ impl Totals {
 /// A value on the board.
 #[derive(Clone, Default)]
 struct Held {
-    /// The memory that it is made in; none for what the caller gives and for constants, whose copies do not count.
+    /// The memory that it is made in; none for what the caller gives and for constants, whose
+    /// copies do not count.
     memory: Option<usize>,
     bytes: u64,
     /// Whether the caller gets it from the host's memory, so that it is copied there in any case.
@@ -334,7 +341,8 @@ impl<'a> Board<'a> {
         devices.filter(|device| self.memories[*device] != HOST).min()
     }
 
-    /// Whether a value is computed in a memory; one that no node computes, whether it is read there.
+    /// Whether a value is computed in a memory; one that no node computes, whether it is read
+    /// there.
     pub(super) fn is_made_in(&self, value: ValueId, memory: DeviceId) -> bool {
         let held = &self.values[value.index()];
         let memory = self.index_of(memory);
@@ -414,12 +422,13 @@ impl<'a> Board<'a> {
 
     /// Moves islands until none gets cheaper.
     fn improve(&mut self) {
-        // Small islands come first, so that those between them have grown together when it is their turn: a few rounds do.
-        // More could take time beyond proportion to the nodes.
+        // Small islands come first, so that those between them have grown together when it is their
+        // turn: a few rounds do. More could take time beyond proportion to the nodes.
         const MOST_ROUNDS: usize = 8;
         for _ in 0..MOST_ROUNDS {
             let before = self.totals.score();
-            // What can come to a device that the session prefers comes first: it may be what keeps others there.
+            // What can come to a device that the session prefers comes first: it may be what keeps
+            // others there.
             for way in [Way::Earlier, Way::Later] {
                 for grouping in [Grouping::Chains, Grouping::Readers] {
                     if self.totals.copies == 0 {
@@ -436,7 +445,8 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// Moves an island to the device where the placement costs least, if that is less than where it is.
+    /// Moves an island to the device where the placement costs least, if that is less than where it
+    /// is.
     fn move_if_cheaper(&mut self, island: &[usize], way: Way) {
         let Some(&first) = island.first() else { return };
         let (home, before) = (self.pieces[first].device(), self.totals);

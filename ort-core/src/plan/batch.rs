@@ -1,8 +1,10 @@
-//! The proof that a graph computes each item of a batch apart from the others, so that a run may be split.
+//! The proof that a graph computes each item of a batch apart from the others, so that a run may be
+//! split.
 //!
-//! Items are what a symbol of the inputs' shapes counts. From the inputs on, each value is shown to be the same for all items, to
-//! tell sizes, or to hold the items one behind the other along one axis; each operator's record says how (`OpSpec::batch`), and the
-//! inferred shape must agree. What cannot be shown is refused, with the node that stands in the way.
+//! Items are what a symbol of the inputs' shapes counts. From the inputs on, each value is shown to
+//! be the same for all items, to tell sizes, or to hold the items one behind the other along one
+//! axis; each operator's record says how (`OpSpec::batch`), and the inferred shape must agree. What
+//! cannot be shown is refused, with the node that stands in the way.
 
 use std::fmt;
 
@@ -21,7 +23,8 @@ pub struct BatchSplit {
     pub dim: String,
     /// The items of each part, in order.
     pub parts: Vec<usize>,
-    /// Bytes that the run allocates at most: whole outputs, and activations and workspaces of one part.
+    /// Bytes that the run allocates at most: whole outputs, and activations and workspaces of one
+    /// part.
     pub planned_bytes: usize,
 }
 
@@ -30,13 +33,16 @@ pub struct BatchSplit {
 pub struct BatchProof {
     /// What counts the items.
     pub symbol: Symbol,
-    /// For each input of the graph the axis along which it holds items; none where it is the same for all.
+    /// For each input of the graph the axis along which it holds items; none where it is the same
+    /// for all.
     pub inputs: Vec<Option<usize>>,
     /// For each output the axis along which it holds items.
     pub outputs: Vec<usize>,
-    /// The fewest items of a part that give the bits of the whole: 2 where kernels compute a single row in another order.
+    /// The fewest items of a part that give the bits of the whole: 2 where kernels compute a single
+    /// row in another order.
     pub least: usize,
-    /// Pairs of sizes of which the first must not be the larger one: an index would reach over its item.
+    /// Pairs of sizes of which the first must not be the larger one: an index would reach over its
+    /// item.
     pub conditions: Vec<(Dim, Dim)>,
 }
 
@@ -80,8 +86,8 @@ impl fmt::Display for BatchRefusal {
 /// The most sizes of an output that are tried.
 const MOST_SYMBOLS: usize = 4;
 
-/// Proves it for the first symbol for which that can be done, of those that are a size of the first output. The refusal is that
-/// of the first symbol.
+/// Proves it for the first symbol for which that can be done, of those that are a size of the first
+/// output. The refusal is that of the first symbol.
 ///
 /// # Errors
 ///
@@ -274,7 +280,8 @@ impl Prover<'_> {
     }
 }
 
-/// Inputs that decide shapes may tell the number of items, others may not: it would be among the data.
+/// Inputs that decide shapes may tell the number of items, others may not: it would be among the
+/// data.
 fn check_sizes(cx: &BatchCx<'_>, node: &Node) -> Result<(), String> {
     for index in cx.given() {
         let is_host = node.spec.input_param(index).is_some_and(|param| param.host);
@@ -294,7 +301,8 @@ fn check_sizes(cx: &BatchCx<'_>, node: &Node) -> Result<(), String> {
     Ok(())
 }
 
-/// How often each item is counted in a size: `size` is that number times the symbol, and the number knows nothing of it.
+/// How often each item is counted in a size: `size` is that number times the symbol, and the number
+/// knows nothing of it.
 fn items_in(size: &Dim, symbol: &Symbol) -> Option<Dim> {
     let one = [(symbol.clone(), Dim::constant(1))].into_iter().collect();
     let each = size.substitute(&one);

@@ -1,12 +1,13 @@
-//! Integers that tell the places of items, as exporters number them to pick a mask's rows: in a flat mask, row `r` of item `i` of `k` rows
-//! is at `k * i + r`. Whatever part of a batch runs, its items are numbered from 0, and so is what they pick from.
+//! Integers that tell the places of items, as exporters number them to pick a mask's rows: in a
+//! flat mask, row `r` of item `i` of `k` rows is at `k * i + r`. Whatever part of a batch runs, its
+//! items are numbered from 0, and so is what they pick from.
 
 use crate::dim::{Dim, Symbol};
 use crate::dtype::DType;
 use crate::ir::{Graph, Node, ValueId};
 
-/// Elements `step * item + rest`: the item is the element's place along `axis`, and `0 <= rest < below` is the same for all items.
-/// Without an axis there is the rest alone.
+/// Elements `step * item + rest`: the item is the element's place along `axis`, and `0 <= rest <
+/// below` is the same for all items. Without an axis there is the rest alone.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) axis: Option<usize>,
@@ -18,7 +19,8 @@ pub(super) struct Places {
 pub(super) type Condition = (Dim, Dim);
 
 impl Places {
-    /// What keeps an element within the `step` rows of its item; none where it does whatever the sizes are.
+    /// What keeps an element within the `step` rows of its item; none where it does whatever the
+    /// sizes are.
     pub(super) fn within_item(&self) -> Option<Condition> {
         let known = (&self.step - &self.below).is_known_nonneg();
         (!known).then(|| (self.below.clone(), self.step.clone()))

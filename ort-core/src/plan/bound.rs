@@ -1,6 +1,7 @@
 //! What a plan knows of a binding: which values lie in buffers that outlive the run.
 //!
-//! The buffers of a binding stand in one row: one place for each given value, then one for each output.
+//! The buffers of a binding stand in one row: one place for each given value, then one for each
+//! output.
 
 #![allow(
     clippy::indexing_slicing,
@@ -96,7 +97,8 @@ impl Default for WorkspaceRoom {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BoundValues {
     pub(crate) planning: Planning,
-    /// Where the given value at each position lies; with the caller on the host where nothing is said.
+    /// Where the given value at each position lies; with the caller on the host where nothing is
+    /// said.
     pub(crate) inputs: Vec<GivenMemory>,
     /// The memory of each output.
     pub(crate) outputs: Vec<OutputMemory>,
@@ -138,8 +140,8 @@ impl BoundValues {
         }
     }
 
-    /// For each slot that is an output its memory and its buffer: those of its first place among the outputs. What an update in place goes
-    /// through is in the same buffer.
+    /// For each slot that is an output its memory and its buffer: those of its first place among
+    /// the outputs. What an update in place goes through is in the same buffer.
     pub(super) fn buffers(&self, program: &Program, ends: &Ends) -> Vec<Option<(OutputMemory, usize)>> {
         let mut buffers = vec![None; program.slots.len()];
         let mut makers = None;
@@ -162,7 +164,8 @@ impl BoundValues {
 }
 
 impl Planner<'_> {
-    /// Gives outputs the shape of the input whose buffer they take over, where the kernel allows that whatever the run finds.
+    /// Gives outputs the shape of the input whose buffer they take over, where the kernel allows
+    /// that whatever the run finds.
     pub(super) fn find_shared_shapes(&mut self) {
         for step in &self.program.steps {
             for &(input, output) in step.claim.shared_buffers {

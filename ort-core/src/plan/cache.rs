@@ -1,4 +1,5 @@
-//! Plans by the bindings of the dimensions and what lies in bound buffers, the most recent kept within a bound of bytes.
+//! Plans by the bindings of the dimensions and what lies in bound buffers, the most recent kept
+//! within a bound of bytes.
 
 use std::sync::Arc;
 

@@ -1,7 +1,9 @@
-//! Where a run begins and ends: the slots of given values and outputs in the memories that they lie in.
+//! Where a run begins and ends: the slots of given values and outputs in the memories that they lie
+//! in.
 //!
-//! A program takes what is given from the host's memory and leaves its outputs there, with copies to and from the devices. What is given in a
-//! device's memory takes the place of such a copy, and an output that is to stay there is what would have been copied.
+//! A program takes what is given from the host's memory and leaves its outputs there, with copies
+//! to and from the devices. What is given in a device's memory takes the place of such a copy, and
+//! an output that is to stay there is what would have been copied.
 
 #![allow(
     clippy::indexing_slicing,
@@ -18,9 +20,11 @@ use crate::tensor::byte_count;
 
 /// The slots at both ends of a run.
 pub(crate) struct Ends {
-    /// For each given value its slot in the memory that it lies in; that of the host where no step reads it there.
+    /// For each given value its slot in the memory that it lies in; that of the host where no step
+    /// reads it there.
     pub(crate) given: Vec<SlotId>,
-    /// For each output its slot in the memory that it is to be in; that of the host where no step computes it there.
+    /// For each output its slot in the memory that it is to be in; that of the host where no step
+    /// computes it there.
     pub(crate) outputs: Vec<SlotId>,
 }
 
@@ -48,7 +52,8 @@ impl Ends {
 }
 
 impl Planner<'_> {
-    /// The given values that are in the memory of a device: their position, and their slot on the host.
+    /// The given values that are in the memory of a device: their position, and their slot on the
+    /// host.
     fn given_on_devices(&self) -> impl Iterator<Item = (usize, SlotId)> {
         let given = self.program.given.iter().copied().enumerate();
         given.filter(|(index, _)| self.bound.input(*index).memory != DeviceId::HOST)
@@ -66,7 +71,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Who else reads what is given on a device reads a copy in memory of the host, made before the first step.
+    /// Who else reads what is given on a device reads a copy in memory of the host, made before the
+    /// first step.
     pub(super) fn place_copies_of_given(&mut self, wanted: &[bool]) {
         let given: Vec<(usize, SlotId)> = self.given_on_devices().collect();
         for (_, slot) in given {

@@ -131,8 +131,8 @@ impl Planner<'_> {
         outputs.fold(0, |sum: usize, index| sum.saturating_add(self.own_bytes(SlotId(index as u32))))
     }
 
-    /// The bytes of the outputs that are inputs, constants or folded: the end of a run copies them, because an
-    /// output owns its memory. Also whether the size of one is not known.
+    /// The bytes of the outputs that are inputs, constants or folded: the end of a run copies them,
+    /// because an output owns its memory. Also whether the size of one is not known.
     pub(super) fn copied_outputs(&self) -> (usize, bool) {
         let mut copied = 0;
         let mut unknown = false;
@@ -203,8 +203,8 @@ impl Planner<'_> {
         begins
     }
 
-    /// The most bytes of own buffers at once, where those of `homes` are there from the beginning, and the bytes alive after
-    /// each step.
+    /// The most bytes of own buffers at once, where those of `homes` are there from the beginning,
+    /// and the bytes alive after each step.
     pub(super) fn measure(&self, homes: &[SlotId]) -> (usize, Vec<usize>) {
         let count = self.steps.len();
         let mut own = vec![0i128; count + 1];

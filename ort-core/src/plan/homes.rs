@@ -1,7 +1,8 @@
 //! Outputs whose buffers hold other values until they are computed themselves.
 //!
-//! An output owns its memory, so it cannot be in the slab, and the slab is there as long as the run. Where an output is computed
-//! late, its buffer is taken at the beginning instead and serves the values before it, so that the slab is smaller by them.
+//! An output owns its memory, so it cannot be in the slab, and the slab is there as long as the
+//! run. Where an output is computed late, its buffer is taken at the beginning instead and serves
+//! the values before it, so that the slab is smaller by them.
 
 #![allow(
     clippy::indexing_slicing,
@@ -31,7 +32,8 @@ struct Guest {
 }
 
 impl Planner<'_> {
-    /// Moves values to the buffers of outputs. The numbers of those buffers as slabs follow those of the memories.
+    /// Moves values to the buffers of outputs. The numbers of those buffers as slabs follow those
+    /// of the memories.
     pub(super) fn find_homes(&mut self) -> Vec<SlotId> {
         let mut homes: Vec<SlotId> = (0..self.drafts.len() as u32).map(SlotId).collect();
         homes.retain(|slot| self.can_be_home(*slot));
@@ -56,7 +58,8 @@ impl Planner<'_> {
             && self.schedule[self.first[index]].claim.outputs == OutputsFrom::Plan
     }
 
-    /// Finds room for guests in a home, the largest first, each in the tightest gap; returns whether there are any.
+    /// Finds room for guests in a home, the largest first, each in the tightest gap; returns
+    /// whether there are any.
     fn settle(&mut self, home: SlotId, number: usize) -> bool {
         let (bytes, until) = (self.own_bytes(home), self.first[home.index()]);
         let mut is_scratch = vec![false; self.groups.len()];
@@ -86,7 +89,8 @@ impl Planner<'_> {
         !guests.is_empty()
     }
 
-    /// The input whose place an output takes, where both are equally long and nothing else wants it.
+    /// The input whose place an output takes, where both are equally long and nothing else wants
+    /// it.
     fn inheritance(&self, home: SlotId) -> Option<&Heir> {
         let fits = |heir: &&Heir| {
             let group = &self.groups[heir.group];
@@ -96,8 +100,8 @@ impl Planner<'_> {
         self.heirs.iter().find(fits)
     }
 
-    /// Notes which outputs are computed in place, after values have moved to the buffers of outputs, and that both are the same
-    /// bytes of those alive at each step.
+    /// Notes which outputs are computed in place, after values have moved to the buffers of
+    /// outputs, and that both are the same bytes of those alive at each step.
     pub(super) fn inherit(&mut self, homes: &[SlotId], live: &mut [usize]) {
         for heir in &self.heirs {
             let home = homes.iter().position(|home| *home == heir.output);

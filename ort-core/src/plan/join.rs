@@ -46,7 +46,8 @@ impl Planner<'_> {
         found
     }
 
-    /// The output that a step joins its inputs to, and the bytes at which each begins, where they lie one behind the other.
+    /// The output that a step joins its inputs to, and the bytes at which each begins, where they
+    /// lie one behind the other.
     fn parts(&self, step: &Step) -> Option<(SlotId, Vec<usize>)> {
         let node = &self.program.graph.nodes[step.node?];
         let join = node.spec.join?;

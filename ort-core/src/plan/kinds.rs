@@ -16,7 +16,8 @@ use crate::tensor::byte_count;
 /// What bytes are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Values between nodes, at the step with the most bytes alive; those in the buffer of a later output count there.
+    /// Values between nodes, at the step with the most bytes alive; those in the buffer of a later
+    /// output count there.
     Activations,
     /// Scratch memory of that step.
     Workspaces,

@@ -1,8 +1,9 @@
 //! The plan of a run: where each value lives, decided before anything runs.
 //!
-//! For one binding of the symbolic dimensions every size is a number. Values whose elements follow from the shapes
-//! alone are folded; views and in-place results share memory; the rest gets offsets in one slab per memory by
-//! [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on data stay dynamic and are told apart.
+//! For one binding of the symbolic dimensions every size is a number. Values whose elements follow
+//! from the shapes alone are folded; views and in-place results share memory; the rest gets offsets
+//! in one slab per memory by [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on
+//! data stay dynamic and are told apart.
 
 mod batch;
 mod batch_places;
@@ -116,8 +117,8 @@ pub(crate) struct RunPlan {
     pub(crate) steps: Vec<StepPlan>,
     /// The bytes of each slab, the host's first.
     pub(crate) slabs: Vec<(DeviceId, usize)>,
-    /// Outputs whose buffers are there from the beginning and hold other values until they are computed. As slabs they have
-    /// the numbers behind those of `slabs`.
+    /// Outputs whose buffers are there from the beginning and hold other values until they are
+    /// computed. As slabs they have the numbers behind those of `slabs`.
     pub(crate) homes: Vec<SlotId>,
     /// The most bytes of own buffers alive at once, where all are known.
     pub(crate) own_peak: usize,
@@ -129,7 +130,8 @@ pub(crate) struct RunPlan {
     pub(crate) begins: Vec<usize>,
     /// Of those, the bytes that outlive the last step: outputs.
     pub(crate) left: usize,
-    /// The slots of the outputs, each in the memory that it is wanted in where a step computes it there.
+    /// The slots of the outputs, each in the memory that it is wanted in where a step computes it
+    /// there.
     pub(crate) outputs: Vec<SlotId>,
     /// Whether some value is dynamic.
     pub(crate) has_dynamic: bool,
@@ -140,7 +142,8 @@ pub(crate) struct RunPlan {
 impl StepPlan {
     /// All bytes of scratch memory.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        // The heap's bytes are bounds from sizes that a model asks for: up to all that can be counted.
+        // The heap's bytes are bounds from sizes that a model asks for: up to all that can be
+        // counted.
         let nested = self.nested_slabs.iter().map(|(_, range)| range.len());
         nested.fold(self.workspace.len().saturating_add(self.heap), usize::saturating_add)
     }
@@ -158,7 +161,8 @@ impl RunPlan {
         self.own_peak + self.slabs.iter().map(|slab| slab.1).sum::<usize>()
     }
 
-    /// Which of the host's regions a slab is: 0 for its slab, then the homes; none for a slab of a device.
+    /// Which of the host's regions a slab is: 0 for its slab, then the homes; none for a slab of a
+    /// device.
     pub(crate) fn host_region(&self, slab: usize) -> Option<usize> {
         match slab {
             0 => Some(0),

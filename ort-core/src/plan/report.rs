@@ -42,7 +42,8 @@ pub struct PlannedValue {
     pub name: String,
     /// Its bytes; none where only the run tells.
     pub bytes: Option<usize>,
-    /// Its offset in its slab; behind all slabs where it is in the buffer of an output that others use before it; else none.
+    /// Its offset in its slab; behind all slabs where it is in the buffer of an output that others
+    /// use before it; else none.
     pub offset: Option<usize>,
     /// Its slab among [`PlanReport::slabs`], where it is in one.
     pub slab: Option<usize>,
@@ -63,14 +64,16 @@ pub struct PlannedStep {
     pub op: String,
     /// Bytes of activations and workspace alive while it runs.
     pub live_bytes: usize,
-    /// Where its scratch memory is in the slab of the memory that it computes in; the host's slab is the first.
+    /// Where its scratch memory is in the slab of the memory that it computes in; the host's slab
+    /// is the first.
     pub workspace: std::ops::Range<usize>,
 }
 
 /// The memory of a run, before it runs.
 #[derive(Debug, Clone)]
 pub struct PlanReport {
-    /// Bytes of activations, workspaces and outputs that a run allocates at most; none where some are dynamic.
+    /// Bytes of activations, workspaces and outputs that a run allocates at most; none where some
+    /// are dynamic.
     pub peak_bytes: Option<usize>,
     /// The same without the dynamic ones.
     pub planned_bytes: usize,
@@ -80,10 +83,11 @@ pub struct PlanReport {
     pub kinds: Vec<KindBytes>,
     /// What the memory limit leaves for a run; without a limit, what the machine has.
     pub available_bytes: usize,
-    /// How the batch is split so that the run keeps to that; none where it is not. The other fields are of the whole.
+    /// How the batch is split so that the run keeps to that; none where it is not. The other fields
+    /// are of the whole.
     pub batch_split: Option<BatchSplit>,
-    /// Why a batch of several items would not be split, in words; none where it would be, where that is switched off, or where no size
-    /// counts items.
+    /// Why a batch of several items would not be split, in words; none where it would be, where
+    /// that is switched off, or where no size counts items.
     pub unsplit: Option<String>,
     /// Bytes of each slab, the host's first.
     pub slabs: Vec<usize>,
@@ -207,7 +211,8 @@ fn file_order_bytes(program: &Program, plan: &RunPlan, bindings: &Bindings, thre
     resolve_in(program, schedule, bindings, threads).map_or(plan.peak(), |plan| plan.peak())
 }
 
-/// The bytes alive at the peak as an expression: the sum of the symbolic sizes of what is alive there.
+/// The bytes alive at the peak as an expression: the sum of the symbolic sizes of what is alive
+/// there.
 fn symbolic_peak(program: &Program, plan: &RunPlan, bindings: &Bindings) -> Option<String> {
     let peak = peak_step(plan);
     let mut sum = Dim::constant(plan.steps.get(peak)?.scratch_bytes() as i64);

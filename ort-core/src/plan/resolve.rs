@@ -39,8 +39,8 @@ pub(crate) fn resolve_bound(
 /// What a plan knows besides the program and the sizes.
 #[derive(Clone, Copy)]
 pub(super) struct Surroundings<'a> {
-    /// Given values that are known better than the program's own inference knew them: those of a subgraph, from the
-    /// plan of its node.
+    /// Given values that are known better than the program's own inference knew them: those of a
+    /// subgraph, from the plan of its node.
     pub(super) known: &'a [Known],
     pub(super) bound: &'a BoundValues,
 }
@@ -84,8 +84,8 @@ pub(super) fn resolve_given(
     plan(|| Planner::new((program, graph), bindings, threads, around.bound))
 }
 
-/// The plan with joined values in the place of their parts, or without, where that takes less: what is joined may live
-/// long before all its parts do.
+/// The plan with joined values in the place of their parts, or without, where that takes less: what
+/// is joined may live long before all its parts do.
 fn plan<'a>(planner: impl Fn() -> Planner<'a>) -> Result<RunPlan> {
     let mut joining = planner();
     joining.find();
@@ -158,7 +158,8 @@ pub(super) struct Planner<'a> {
     pub(super) first: Vec<usize>,
     pub(super) is_output: Vec<bool>,
     pub(super) needed: Vec<bool>,
-    /// For each slot that is computed in a part of another: that one, and the byte at which it begins there.
+    /// For each slot that is computed in a part of another: that one, and the byte at which it
+    /// begins there.
     pub(super) joined: Vec<Option<(SlotId, usize)>>,
     /// The steps whose inputs are parts of their output.
     pub(super) joins: Vec<bool>,
@@ -171,7 +172,8 @@ pub(super) struct Planner<'a> {
     pub(super) workspaces: Vec<Option<usize>>,
     /// The groups that are the slabs of subgraphs on devices, each with its step.
     pub(super) nested_slabs: Vec<(usize, usize)>,
-    /// For each step, the bytes that its subgraphs own, slabs not included, beyond the outputs they hand over.
+    /// For each step, the bytes that its subgraphs own, slabs not included, beyond the outputs they
+    /// hand over.
     pub(super) nested_own: Vec<usize>,
     /// What the kernel whose scratch memory was last asked for takes of the heap.
     pub(super) heap: usize,
@@ -278,7 +280,8 @@ impl<'a> Planner<'a> {
         self.place_given();
     }
 
-    /// Whether what a step would compute is there before anything runs: known from the shapes, or given where it is read.
+    /// Whether what a step would compute is there before anything runs: known from the shapes, or
+    /// given where it is read.
     pub(super) fn is_there(&self, slot: SlotId) -> bool {
         match self.drafts[slot.index()] {
             Draft::Folded(_) | Draft::Given(_) => true,

@@ -36,7 +36,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Makes the subgraphs' slabs on devices parts of this plan's: as large as the largest needs it.
+    /// Makes the subgraphs' slabs on devices parts of this plan's: as large as the largest needs
+    /// it.
     fn place_nested_slabs(&mut self, step: &Step, index: usize, plans: &[Arc<RunPlan>]) {
         for slab in 1..self.slabs.len() {
             let memory = self.slabs[slab];
@@ -51,7 +52,8 @@ impl Planner<'_> {
         }
     }
 
-    /// The slab of the memory that the step's kernel computes in, which is that of its outputs; the host's for one that runs subgraphs.
+    /// The slab of the memory that the step's kernel computes in, which is that of its outputs; the
+    /// host's for one that runs subgraphs.
     fn slab_of_step(&self, step: &Step) -> usize {
         if !step.nested.is_empty() {
             return 0;

@@ -12,7 +12,8 @@ use crate::spec::{ViewCx, ViewOf};
 use crate::tensor::{Shape, byte_count};
 
 impl Planner<'_> {
-    /// The input that a step's outputs are parts of, where the operator's record says so and nothing must move.
+    /// The input that a step's outputs are parts of, where the operator's record says so and
+    /// nothing must move.
     pub(super) fn view_of(&self, step: &Step) -> Option<(SlotId, ViewOf)> {
         let node = &self.program.graph.nodes[step.node?];
         let view = node.spec.view?;
@@ -29,7 +30,8 @@ impl Planner<'_> {
         let root = step.inputs.get(of.input).copied().flatten()?;
         let (root_slot, output) =
             (&self.program.slots[root.index()], &self.program.slots[outputs.first()?.index()]);
-        // A view of an unaligned weight could not be read as a slice; the kernel copies it to aligned memory.
+        // A view of an unaligned weight could not be read as a slice; the kernel copies it to
+        // aligned memory.
         let unaligned = matches!(&root_slot.origin, Origin::Constant(tensor) if !tensor.is_aligned());
         let unknown =
             matches!(self.drafts[root.index()], Draft::Dynamic) && self.shapes[root.index()].is_none();

@@ -1,7 +1,8 @@
 //! Inference once more, under one binding of the dimensions.
 //!
-//! Some shapes follow from the sizes but not from their symbols: a branch taken because a size is 1 may have another
-//! rank than its sibling. Where inference on symbols left something open, inference on numbers may close it.
+//! Some shapes follow from the sizes but not from their symbols: a branch taken because a size is 1
+//! may have another rank than its sibling. Where inference on symbols left something open,
+//! inference on numbers may close it.
 
 use std::sync::Arc;
 
@@ -14,8 +15,9 @@ use crate::spec::{SymTensor, infer_graph};
 /// What is known of a given value: its type, and the elements of a small integer tensor.
 pub(crate) type Known = (ValueType, Option<Arc<SymTensor>>);
 
-/// The program's graph inferred under the bindings; none where its own inference tells as much, or where the sizes
-/// contradict the graph, which the run then says. `given` is what is known of the program's given values, or empty.
+/// The program's graph inferred under the bindings; none where its own inference tells as much, or
+/// where the sizes contradict the graph, which the run then says. `given` is what is known of the
+/// program's given values, or empty.
 pub(crate) fn specialize(program: &Program, bindings: &Bindings, given: &[Known]) -> Option<Graph> {
     if program.graph.broken.is_some() || is_resolved(program, bindings) {
         return None;

@@ -39,7 +39,8 @@ impl Program {
         self.updates.iter().map(|update| memory(update).unwrap_or(DeviceId::HOST)).collect()
     }
 
-    /// For each value that is overwritten, the step that does it and, ascending, all others that read the value, views of it included.
+    /// For each value that is overwritten, the step that does it and, ascending, all others that
+    /// read the value, views of it included.
     pub(crate) fn readers_before_updates(&self) -> Vec<(usize, Vec<usize>)> {
         if self.updates.is_empty() {
             return Vec::new();
@@ -102,8 +103,9 @@ impl Program {
         outputs.collect()
     }
 
-    /// The values between an input and an output that is computed in its place by several steps, each in the place of the one before:
-    /// none where a single step does it, or where there is no such way, or no other.
+    /// The values between an input and an output that is computed in its place by several steps,
+    /// each in the place of the one before: none where a single step does it, or where there is
+    /// no such way, or no other.
     pub(crate) fn between(
         &self,
         makers: &FxHashMap<SlotId, (usize, usize)>,

@@ -43,7 +43,8 @@ pub(crate) struct BuildCx<'a> {
     pub(crate) is_mapped: &'a dyn Fn(&Tensor) -> bool,
     /// Whether packed weights may come and go.
     pub(crate) streams: bool,
-    /// Whether constants in the memory of devices may: of all devices where a limit bounds the session, else of those with a limit of their own.
+    /// Whether constants in the memory of devices may: of all devices where a limit bounds the
+    /// session, else of those with a limit of their own.
     pub(crate) windows: Windowing,
     pub(crate) packing: Packing<'a>,
     /// The folder of the compiled cache, for what devices keep there themselves.
@@ -70,8 +71,8 @@ impl Program {
         Program::placed(graph, partition, (given, outputs), cx)
     }
 
-    /// Compiles a graph whose nodes have their devices. `given` are the values that each run is given, with their memories, `outputs` the memories
-    /// of the outputs.
+    /// Compiles a graph whose nodes have their devices. `given` are the values that each run is
+    /// given, with their memories, `outputs` the memories of the outputs.
     fn placed(
         mut graph: Arc<Graph>,
         Partition { nodes: claims, reasons, flows }: Partition,
@@ -147,7 +148,8 @@ struct Builder {
     stays: FxHashSet<ValueId>,
 }
 
-/// Smaller constants stay on devices: a copy of their own in each run would cost more than they take.
+/// Smaller constants stay on devices: a copy of their own in each run would cost more than they
+/// take.
 const LEAST_STREAMED: usize = 4 << 10;
 
 /// What is an output, or read by a node that may hand on its memory or has subgraphs.
@@ -324,7 +326,8 @@ impl Builder {
         Ok(work)
     }
 
-    /// The kernel without its packed weights, where it has some and all of them can be packed again.
+    /// The kernel without its packed weights, where it has some and all of them can be packed
+    /// again.
     fn streamed(
         &self,
         view: NodeView<'_>,
@@ -413,7 +416,8 @@ impl Builder {
         memories.find(|memory| self.by_value.contains_key(&(value, *memory))).unwrap_or(DeviceId::HOST)
     }
 
-    /// Lets go of constants in memory of their own that devices have and nothing reads on the host, such as weights that were folded for them.
+    /// Lets go of constants in memory of their own that devices have and nothing reads on the host,
+    /// such as weights that were folded for them.
     fn forget_uploaded(&mut self, outputs: &[SlotId], is_mapped: &dyn Fn(&Tensor) -> bool) {
         let captures = self.steps.iter().flat_map(|step| &step.nested).flat_map(|nested| &nested.captures);
         let read = self.steps.iter().flat_map(|step| step.inputs.iter().flatten());
@@ -432,7 +436,8 @@ impl Builder {
         }
     }
 
-    /// Lets go of weights in memory of their own that kernels packed: raw and packed would both stay resident.
+    /// Lets go of weights in memory of their own that kernels packed: raw and packed would both
+    /// stay resident.
     fn forget_consumed(&self, graph: &mut Arc<Graph>, is_mapped: &dyn Fn(&Tensor) -> bool) {
         let consumed = self.slots.iter().filter(|slot| matches!(slot.origin, Origin::Consumed));
         let consumed: FxHashSet<ValueId> = consumed.map(|slot| slot.value).collect();
@@ -442,7 +447,8 @@ impl Builder {
         }
     }
 
-    /// Copies constants that are not aligned for their type and that some kernel reads as typed slices.
+    /// Copies constants that are not aligned for their type and that some kernel reads as typed
+    /// slices.
     fn align_constants(&mut self, graph: &Graph, cx: &mut BuildCx<'_>) -> Result<()> {
         let mut typed_reads = vec![false; self.slots.len()];
         for step in &self.steps {
@@ -456,7 +462,8 @@ impl Builder {
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
             let Origin::Constant(tensor) = &slot.origin else { continue };
             let copy = match cx.packing {
-                // Not by the address: the same model may lie elsewhere in memory when the entry is read.
+                // Not by the address: the same model may lie elsewhere in memory when the entry is
+                // read.
                 Packing::Cached(store) if !(cx.is_aligned_in_file)(tensor) => {
                     cached_copy(&graph.value(slot.value).name, tensor, store)?
                 }
@@ -487,7 +494,8 @@ pub(crate) fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Te
     Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer).map(Some)
 }
 
-/// The copy of a constant in the compiled cache; none where it is being written, as nothing will run then.
+/// The copy of a constant in the compiled cache; none where it is being written, as nothing will
+/// run then.
 fn cached_copy(name: &str, tensor: &Tensor, store: &Store) -> Result<Option<Tensor>> {
     let Some(bytes) = tensor.bytes() else { return Ok(None) };
     let tag = tag(Role::Aligned, &[name, tensor.dtype().name(), &format!("{:?}", tensor.shape())]);

@@ -42,7 +42,8 @@ pub(crate) enum Origin {
     Given(usize),
     /// A weight that runs read.
     Constant(Tensor),
-    /// A weight of the host that is brought to a device for runs: it stays there, or comes for the steps that read it.
+    /// A weight of the host that is brought to a device for runs: it stays there, or comes for the
+    /// steps that read it.
     Streamed(Tensor),
     /// A weight that kernels packed: runs do not read it.
     Consumed,
@@ -96,7 +97,8 @@ pub(crate) struct Step {
 /// A subgraph of a control-flow step.
 pub(crate) struct Nested {
     pub(crate) program: Program,
-    /// The enclosing program's slots that it captures, in the order of the program's given values after its inputs.
+    /// The enclosing program's slots that it captures, in the order of the program's given values
+    /// after its inputs.
     pub(crate) captures: Vec<SlotId>,
 }
 
@@ -150,8 +152,8 @@ impl Program {
         Program { number, graph, slots, steps, given, outputs, file_order, updates, reasons }
     }
 
-    /// How many nodes each provider of `devices` runs, those of subgraphs included, and how many copies there are
-    /// between memories.
+    /// How many nodes each provider of `devices` runs, those of subgraphs included, and how many
+    /// copies there are between memories.
     pub(crate) fn counts(&self, devices: &[Arc<dyn Device>]) -> (String, usize) {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         let mut copies = 0;

@@ -1,4 +1,5 @@
-//! What placement decides: the device of each node, and for control flow the memories of its values.
+//! What placement decides: the device of each node, and for control flow the memories of its
+//! values.
 
 use std::sync::Arc;
 
@@ -54,6 +55,7 @@ pub(crate) struct Body {
 pub(crate) struct Captured {
     pub(crate) outer: ValueId,
     pub(crate) inner: ValueId,
-    /// The memories in which the body reads it; none where that is the same everywhere, as of its shape.
+    /// The memories in which the body reads it; none where that is the same everywhere, as of its
+    /// shape.
     pub(crate) memories: SmallVec<[DeviceId; 2]>,
 }

@@ -10,7 +10,8 @@ pub enum Reason {
     FirstClaim,
     /// It computes shapes, which the host does.
     Shapes,
-    /// It is control flow that the host conducts, whose bodies run there, with their values in the memory of its device.
+    /// It is control flow that the host conducts, whose bodies run there, with their values in the
+    /// memory of its device.
     Bodies,
     /// It went where its neighbours are, as copies are saved.
     Island(Island),

@@ -1,5 +1,6 @@
-//! Outputs that are the new values of inputs, as a training step has them for parameters and states: they are computed in the memory
-//! that a binding has for the input, so whoever else reads the old value runs before.
+//! Outputs that are the new values of inputs, as a training step has them for parameters and
+//! states: they are computed in the memory that a binding has for the input, so whoever else reads
+//! the old value runs before.
 
 use crate::ir::{Graph, ValueId};
 use crate::seeded::HashMap;

@@ -1,8 +1,10 @@
-//! Attention with a cache of keys and values, as one operator: `Attention` with `past_key` and `present_key`.
+//! Attention with a cache of keys and values, as one operator: `Attention` with `past_key` and
+//! `present_key`.
 //!
-//! Decoders write new keys and values behind those of a past (`Concat`), give the result to the caller and attend to it. Here heads are split off
-//! queries, keys and values and joined again by transpositions around all of this. The operator reads and writes heads where they lie, and new rows go
-//! straight to their places. No rule says this, because the caches are results, too.
+//! Decoders write new keys and values behind those of a past (`Concat`), give the result to the
+//! caller and attend to it. Here heads are split off queries, keys and values and joined again by
+//! transpositions around all of this. The operator reads and writes heads where they lie, and new
+//! rows go straight to their places. No rule says this, because the caches are results, too.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -155,7 +157,8 @@ impl Finder<'_> {
 }
 
 impl Cached {
-    /// The nodes that take the place of the attention; `None` if they would move it to a later device.
+    /// The nodes that take the place of the attention; `None` if they would move it to a later
+    /// device.
     fn replacement(
         &self,
         graph: &mut Graph,

@@ -1,4 +1,5 @@
-//! Chains of elementwise operators become one operator each: what lies between them is never written to memory.
+//! Chains of elementwise operators become one operator each: what lies between them is never
+//! written to memory.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -13,8 +14,8 @@ use crate::spec::{BinaryFn, OpSpec, RUNTIME, Registry, ScalarExpr};
 const MOST_INPUTS: usize = 8;
 /// The most functions in one formula, each node's counted once.
 const MOST_FUNCTIONS: usize = 64;
-/// The most functions that the text of a formula applies. A value that is used twice is written twice, so
-/// that a chain in which every node reads its predecessor twice would double at each.
+/// The most functions that the text of a formula applies. A value that is used twice is written
+/// twice, so that a chain in which every node reads its predecessor twice would double at each.
 const MOST_WRITTEN: usize = 256;
 
 /// A value as a formula of others.
@@ -29,7 +30,8 @@ struct Chain {
     nodes: Vec<usize>,
 }
 
-/// Fuses every chain of two or more elementwise operators of floats whose inner values nobody else reads.
+/// Fuses every chain of two or more elementwise operators of floats whose inner values nobody else
+/// reads.
 pub(super) fn fuse(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut Report) -> Result<()> {
     let Some(spec) = Registry::global()?.find(RUNTIME, "FusedElementwise") else { return Ok(()) };
     // What a first round has made one node may be a cheap formula for its readers.
@@ -81,13 +83,15 @@ fn fuse_chains(
     Ok(())
 }
 
-/// The most functions of a formula that is rather computed for each of its readers than written to memory.
+/// The most functions of a formula that is rather computed for each of its readers than written to
+/// memory.
 const CHEAP: usize = 4;
 
-/// Has elementwise readers of a cheap formula be the only ones, by copies of its node: they become parts of their readers, and what it
-/// computes is not kept for them.
+/// Has elementwise readers of a cheap formula be the only ones, by copies of its node: they become
+/// parts of their readers, and what it computes is not kept for them.
 ///
-/// That is done where it takes no memory: the formula has one input of the size of its result, which is alive until the reader anyway.
+/// That is done where it takes no memory: the formula has one input of the size of its result,
+/// which is alive until the reader anyway.
 fn repeat_for_readers(graph: &mut Graph) {
     let readers = graph.consumers();
     let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
@@ -178,8 +182,8 @@ fn read_by_one_node(graph: &Graph) -> Vec<bool> {
     once
 }
 
-/// The chain that ends at a node, and the value it computes, where the node is elementwise. Chains that become part of it
-/// are taken out of `chains`.
+/// The chain that ends at a node, and the value it computes, where the node is elementwise. Chains
+/// that become part of it are taken out of `chains`.
 fn chain_of(
     graph: &Graph,
     index: usize,
@@ -250,7 +254,8 @@ fn chain_of(
     Some((output, chain))
 }
 
-/// How often a formula uses each of its inputs; of a value that is given several times, at its first place.
+/// How often a formula uses each of its inputs; of a value that is given several times, at its
+/// first place.
 fn uses_of_inputs(formula: &ScalarExpr, given: &[ValueId]) -> Vec<usize> {
     let mut uses = vec![0; given.len()];
     formula.visit_inputs(&mut |index| {
@@ -288,7 +293,8 @@ fn rank_without_constants(graph: &Graph, inputs: &[ValueId]) -> usize {
     others.filter_map(|id| graph.value(*id).ty.shape()).map(<[_]>::len).max().unwrap_or(0)
 }
 
-/// The number that a constant of one element holds, where it does not add axes to a result of this rank.
+/// The number that a constant of one element holds, where it does not add axes to a result of this
+/// rank.
 fn constant(graph: &Graph, id: ValueId, rank: usize) -> Option<f64> {
     let tensor = graph.constants.get(&id)?;
     let number = scalar(tensor).filter(|_| tensor.shape().len() <= rank);
@@ -312,7 +318,8 @@ fn substitute(formula: ScalarExpr, parts: Vec<ScalarExpr>) -> ScalarExpr {
     replace_inputs(formula, &mut parts)
 }
 
-/// Each part is there with how often it is still to be used: the last use takes it, instead of a copy.
+/// Each part is there with how often it is still to be used: the last use takes it, instead of a
+/// copy.
 fn replace_inputs(formula: ScalarExpr, parts: &mut [(ScalarExpr, usize)]) -> ScalarExpr {
     let mut part = |formula: Box<ScalarExpr>| Box::new(replace_inputs(*formula, parts));
     match formula {

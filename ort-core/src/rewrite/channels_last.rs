@@ -1,8 +1,10 @@
-//! Images with the channels of a pixel side by side, on devices that prefer it ([`Device::prefers_channels_last`]).
+//! Images with the channels of a pixel side by side, on devices that prefer it
+//! ([`Device::prefers_channels_last`]).
 //!
-//! Nodes are gone through in their order. A convolution becomes one of an image with the channels last; so does what reads
-//! its result and does not care for the order of axes, or names axes that can be counted anew. An image with the channels
-//! second is made again only where something else reads it.
+//! Nodes are gone through in their order. A convolution becomes one of an image with the channels
+//! last; so does what reads its result and does not care for the order of axes, or names axes that
+//! can be counted anew. An image with the channels second is made again only where something else
+//! reads it.
 //!
 //! [`Device::prefers_channels_last`]: crate::ep::Device::prefers_channels_last
 
@@ -17,7 +19,8 @@ use crate::ir::{Attribute, Attributes, Graph, Node, ValueId, ValueType};
 use crate::spec::{MICROSOFT, ONNX, RUNTIME, Registry, infer_at};
 use crate::tensor::Tensor;
 
-/// Moves the channels of the images that devices work on whose place in `prefers` says so; returns whether there are any.
+/// Moves the channels of the images that devices work on whose place in `prefers` says so; returns
+/// whether there are any.
 pub(super) fn apply(
     graph: &mut Graph,
     first_claim: FirstClaim<'_>,
@@ -57,7 +60,8 @@ fn to_last(rank: usize) -> Vec<usize> {
     std::iter::once(0).chain(2..rank).chain([1]).collect()
 }
 
-/// The axes of an image with the channels last in the order in which they are with the channels second.
+/// The axes of an image with the channels last in the order in which they are with the channels
+/// second.
 fn to_second(rank: usize) -> Vec<usize> {
     (0..rank).map(|axis| place_of(axis, rank)).collect()
 }
@@ -157,7 +161,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Of an image whose channels the model itself moves to the second place, the form with them last is what it moves.
+    /// Of an image whose channels the model itself moves to the second place, the form with them
+    /// last is what it moves.
     fn note_transposition(&mut self, node: &Node) {
         let (&[Some(input)], &[Some(output)]) = (node.inputs.as_slice(), node.outputs.as_slice()) else {
             return;
@@ -194,7 +199,8 @@ impl Pass<'_> {
         self.shape(id).map(<[_]>::len)
     }
 
-    /// The node with the channels last, where it has such a form. What it cannot be is left to the caller to take back.
+    /// The node with the channels last, where it has such a form. What it cannot be is left to the
+    /// caller to take back.
     fn moved(&mut self, node: &Node) -> Result<Option<Moved>> {
         if is_convolution(node) {
             return self.convolution(node);
@@ -259,7 +265,8 @@ impl Pass<'_> {
         let places = axes.iter().map(|axis| moved_axis(*axis, rank)).collect::<Option<Vec<i64>>>();
         let Some(mut places) = places else { return Ok(None) };
         places.sort_unstable();
-        // What is left of an image without its channels, or without its spatial axes, is the same in both orders.
+        // What is left of an image without its channels, or without its spatial axes, is the same
+        // in both orders.
         let channels = rank as i64 - 1;
         let is_same = places.contains(&channels) || (1..channels).all(|axis| places.contains(&axis));
         if !keeps && !is_same {
@@ -311,7 +318,8 @@ impl Pass<'_> {
         Ok(Some(Moved::Last(self.emit_many(operator, &inputs, attributes(node), node)?)))
     }
 
-    /// A constant list of numbers for each axis, or of two such lists, in the order of axes with the channels last.
+    /// A constant list of numbers for each axis, or of two such lists, in the order of axes with
+    /// the channels last.
     fn list_in_order(&mut self, id: ValueId, rank: usize) -> Result<Option<ValueId>> {
         let Some(tensor) = self.graph.constants.get(&id).cloned() else { return Ok(None) };
         let order: Vec<usize> = match tensor.shape() {
@@ -367,8 +375,8 @@ impl Pass<'_> {
         Ok(Some(Moved::Last(vec![y])))
     }
 
-    /// An operand of an elementwise operator on images of this rank, where it has a form with the channels last, or
-    /// one costs little.
+    /// An operand of an elementwise operator on images of this rank, where it has a form with the
+    /// channels last, or one costs little.
     fn operand(&mut self, id: ValueId, rank: usize) -> Result<Option<ValueId>> {
         let Some(own) = self.shape(id).map(<[Dim]>::to_vec) else { return Ok(None) };
         if let Some(last) = self.last.get(&id).filter(|_| own.len() == rank) {
@@ -405,8 +413,8 @@ impl Pass<'_> {
         Ok(last)
     }
 
-    /// Makes the form with the channels second of an image that has the other one alone. An output of the graph for which another value stands
-    /// keeps its name, as a copy.
+    /// Makes the form with the channels second of an image that has the other one alone. An output
+    /// of the graph for which another value stands keeps its name, as a copy.
     fn make(&mut self, id: ValueId) -> Result<()> {
         if let Some(source) = self.same.get(&id).copied().filter(|_| self.graph.outputs.contains(&id)) {
             self.same.remove(&id);
@@ -432,7 +440,8 @@ impl Pass<'_> {
         self.emit_as((ONNX, op), &inputs, attrs, &name)
     }
 
-    /// The operator that brings axes into this order: a reshape where only axes of one element change places.
+    /// The operator that brings axes into this order: a reshape where only axes of one element
+    /// change places.
     fn movement(
         &mut self,
         id: ValueId,
@@ -555,7 +564,8 @@ fn picked<T: Copy>(list: &[T], order: &[usize]) -> Vec<T> {
     order.iter().filter_map(|index| list.get(*index).copied()).collect()
 }
 
-/// The sizes of a reshape that brings axes into this order; none where elements would move, or too many sizes are not known.
+/// The sizes of a reshape that brings axes into this order; none where elements would move, or too
+/// many sizes are not known.
 fn reshape_of(shape: &[Dim], order: &[usize]) -> Option<Vec<i64>> {
     let is_one = |axis: &usize| shape.get(*axis).and_then(Dim::as_constant) == Some(1);
     let mut moving = order.iter().filter(|axis| !is_one(axis));

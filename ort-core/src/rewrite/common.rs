@@ -17,7 +17,8 @@ const SMALL: usize = 1024;
 /// Which value stands for which.
 type Same = FxHashMap<ValueId, ValueId>;
 
-/// Lets one node stand for all that do the same to the same values, or to small constants of the same bytes.
+/// Lets one node stand for all that do the same to the same values, or to small constants of the
+/// same bytes.
 pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
     let mut same = Same::default();
     let constants = equal_constants(graph);
@@ -98,7 +99,8 @@ fn inputs(node: &Node, constants: &Same) -> impl Iterator<Item = Option<ValueId>
     node.inputs.iter().map(|input| input.map(|id| constants.get(&id).copied().unwrap_or(id)))
 }
 
-/// A hash of what a node does; none for nodes that may do something else each time, or that are too large to compare.
+/// A hash of what a node does; none for nodes that may do something else each time, or that are too
+/// large to compare.
 fn key(node: &Node, constants: &Same) -> Option<u64> {
     if node.spec.traits.has(Traits::RANDOM) || !node.subgraphs.is_empty() {
         return None;

@@ -1,9 +1,9 @@
 //! Applies rules to a graph until none applies any more.
 //!
-//! A sweep goes through the nodes in their order and offers each as the root of a pattern. What a rule puts in place
-//! of a match is inferred at once: it must have the types and shapes of what it replaces, or tell more of them, else
-//! the match stays and the rule is reported. A match of which less is known than its rule asks for stays, too. Sweeps end
-//! when one changes nothing.
+//! A sweep goes through the nodes in their order and offers each as the root of a pattern. What a
+//! rule puts in place of a match is inferred at once: it must have the types and shapes of what it
+//! replaces, or tell more of them, else the match stays and the rule is reported. A match of which
+//! less is known than its rule asks for stays, too. Sweeps end when one changes nothing.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -126,7 +126,8 @@ impl<'g> Sweep<'g> {
                 check_deadline(until, "optimizing")?;
             }
             let mut visits: SmallVec<[NodeId; 8]> = SmallVec::from_slice(&[NodeId(index as u32)]);
-            // A rule may apply to what another made; a bound keeps two that undo each other from going on for ever.
+            // A rule may apply to what another made; a bound keeps two that undo each other from
+            // going on for ever.
             for _ in 0..MOST_SWEEPS {
                 let Some(id) = visits.pop() else { break };
                 if self.dead.get(id.index()).is_none_or(|dead| *dead) {
@@ -213,8 +214,8 @@ impl<'g> Sweep<'g> {
         })
     }
 
-    /// Puts the right side of a rule in the place of a match, if it fits. A rule that fails leaves the match as it is: the graph
-    /// runs without it as well.
+    /// Puts the right side of a rule in the place of a match, if it fits. A rule that fails leaves
+    /// the match as it is: the graph runs without it as well.
     fn replace(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> bool {
         let Some(node) = self.graph.nodes.get(root.index()) else { return false };
         let key = (compiled.rule.name, node.name.clone());
@@ -250,8 +251,8 @@ impl<'g> Sweep<'g> {
         true
     }
 
-    /// Builds the right side of a rule; what it makes must take the place of the root, or values that exist stand for it. None
-    /// where the rule makes nothing of this match.
+    /// Builds the right side of a rule; what it makes must take the place of the root, or values
+    /// that exist stand for it. None where the rule makes nothing of this match.
     fn replace_by_nodes(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<Option<bool>> {
         let Some(node) = self.graph.nodes.get(root.index()).cloned() else { return Ok(None) };
         let mut patch = Patch::new(self.graph, found, &node, self.optimizer.level);
@@ -278,7 +279,8 @@ impl<'g> Sweep<'g> {
         Ok(Some(none_made && self.alias(root, &values)))
     }
 
-    /// Adds the nodes that take a root's place, unless their outputs contradict it or they would not run on its device.
+    /// Adds the nodes that take a root's place, unless their outputs contradict it or they would
+    /// not run on its device.
     fn accept(&mut self, replaced: Replaced<'_>, nodes: Vec<Node>) -> bool {
         let Replaced { node: old, id: root, known, device } = replaced;
         let first = self.graph.nodes.len();
@@ -319,7 +321,8 @@ impl<'g> Sweep<'g> {
         true
     }
 
-    /// Whether a device that comes no later claims a node. What no device claimed before, none need claim now.
+    /// Whether a device that comes no later claims a node. What no device claimed before, none need
+    /// claim now.
     fn runs_on(&self, node: &Node, device: Option<usize>) -> bool {
         let claimed = (self.first_claim)(self.graph, node);
         device.is_none_or(|device| claimed.is_some_and(|claimed| claimed <= device))
@@ -340,8 +343,8 @@ impl<'g> Sweep<'g> {
         }
     }
 
-    /// Lets values that exist stand for a root's outputs. An output of the graph keeps its name, so only a value that a
-    /// node computes, and that is no output itself, can stand for it.
+    /// Lets values that exist stand for a root's outputs. An output of the graph keeps its name, so
+    /// only a value that a node computes, and that is no output itself, can stand for it.
     fn alias(&mut self, root: NodeId, values: &[ValueId]) -> bool {
         let Some(old) = self.graph.nodes.get(root.index()) else { return false };
         if values.len() < wanted_outputs(old) {
@@ -469,7 +472,8 @@ fn wanted_outputs(node: &Node) -> usize {
     node.outputs.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
 }
 
-/// Joins what is known of a value before and after a rewrite; false where they contradict each other.
+/// Joins what is known of a value before and after a rewrite; false where they contradict each
+/// other.
 fn refine(info: &mut ValueInfo, before: &ValueInfo) -> bool {
     let fits = match (&mut info.ty, &before.ty) {
         (_, ValueType::Unknown) => true,

@@ -1,7 +1,8 @@
 //! Constant folding: what depends on constants alone is computed while the session is built.
 //!
-//! Folding never makes the constants of a graph larger, but for results of at most [`SMALL`] bytes each, of which all
-//! together take at most [`GROWTH`] bytes. Equal results of graphs within one another are one tensor.
+//! Folding never makes the constants of a graph larger, but for results of at most [`SMALL`] bytes
+//! each, of which all together take at most [`GROWTH`] bytes. Equal results of graphs within one
+//! another are one tensor.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -14,7 +15,8 @@ use crate::ir::{Graph, Node, ValueId};
 use crate::spec::{SymTensor, Traits};
 use crate::tensor::{Tensor, byte_count};
 
-/// Results of up to this many bytes are kept even where nothing is saved: scalars, shapes, scales of channels.
+/// Results of up to this many bytes are kept even where nothing is saved: scalars, shapes, scales
+/// of channels.
 pub(super) const SMALL: usize = 1024;
 
 /// What small results may add to the constants of a graph in one round.
@@ -52,9 +54,10 @@ pub(super) fn known_values(graph: &mut Graph, report: &mut Report) -> Result<()>
     Ok(())
 }
 
-/// Computes nodes whose inputs are constants, results of up to `most` bytes each; returns whether there were any. A
-/// node that fails stays: the failure is the run's. A memory limit that does not suffice is an error, because a graph that is rewritten otherwise
-/// gives other bits: they must not depend on the limit.
+/// Computes nodes whose inputs are constants, results of up to `most` bytes each; returns whether
+/// there were any. A node that fails stays: the failure is the run's. A memory limit that does not
+/// suffice is an error, because a graph that is rewritten otherwise gives other bits: they must not
+/// depend on the limit.
 pub(super) fn constants(
     graph: &mut Graph,
     evaluate: Evaluate<'_>,
@@ -122,7 +125,8 @@ impl Shared {
 /// How often nodes are chosen anew where a constant turned out to stay.
 const MOST_CHOICES: usize = 8;
 
-/// The nodes to compute, by index. What they free is first guessed, then known from the choice before.
+/// The nodes to compute, by index. What they free is first guessed, then known from the choice
+/// before.
 fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
     let count = |ids: &mut dyn Iterator<Item = ValueId>| {
         let mut reads = vec![0usize; graph.value_count()];
@@ -152,8 +156,8 @@ fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
     choose_with(graph, most, &single)
 }
 
-/// The nodes to compute where constants and results that are `freed` go away with the last node that reads them, so that
-/// results may take their place.
+/// The nodes to compute where constants and results that are `freed` go away with the last node
+/// that reads them, so that results may take their place.
 fn choose_with(graph: &Graph, most: usize, freed: &[bool]) -> FxHashSet<usize> {
     let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut bytes: FxHashMap<ValueId, usize> =

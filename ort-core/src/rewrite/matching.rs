@@ -14,7 +14,8 @@ pub struct Match {
     pub(super) named: SmallVec<[(&'static str, NodeId); 4]>,
     /// The nodes of the match, the root first.
     pub(super) nodes: SmallVec<[NodeId; 8]>,
-    /// The greatest rank of the pattern's constants of numbers, which may add axes to what they are broadcast with.
+    /// The greatest rank of the pattern's constants of numbers, which may add axes to what they are
+    /// broadcast with.
     pub(super) constant_rank: usize,
 }
 
@@ -54,7 +55,8 @@ pub(super) struct Finder<'a> {
 }
 
 impl<'a> Finder<'a> {
-    /// The match of a pattern whose root is at `root`. Each bit of `orientation` swaps the inputs of one node.
+    /// The match of a pattern whose root is at `root`. Each bit of `orientation` swaps the inputs
+    /// of one node.
     pub(super) fn find(&self, pattern: &NodeTerm, root: NodeId, orientation: u32) -> Option<Match> {
         let mut search = Search { finder: *self, found: Match::default(), orientation };
         search.node(pattern, root).then_some(search.found)
@@ -167,8 +169,9 @@ fn attrs_match(term: &NodeTerm, node: &Node) -> bool {
     })
 }
 
-/// How far from a tolerant number a constant may be, as a part of it: more than the digits that exporters write, and
-/// for half types what one rounding costs. Doubles are taken at their word: a fused operator computes with the number itself.
+/// How far from a tolerant number a constant may be, as a part of it: more than the digits that
+/// exporters write, and for half types what one rounding costs. Doubles are taken at their word: a
+/// fused operator computes with the number itself.
 const TOLERANCE: f64 = 1e-4;
 const HALF_TOLERANCE: f64 = 4e-3;
 const DOUBLE_TOLERANCE: f64 = 4.0 * f64::EPSILON;

@@ -1,10 +1,12 @@
-//! Rewrites of the canonical graph: constants folded, what is common computed once, what nobody needs left out, and
-//! tables of rules ([`mod@crate::rules`]) that replace patterns of nodes by better ones.
+//! Rewrites of the canonical graph: constants folded, what is common computed once, what nobody
+//! needs left out, and tables of rules ([`mod@crate::rules`]) that replace patterns of nodes by
+//! better ones.
 //!
-//! A rule is data: a pattern and a template, both as text, with a guard or a function where text cannot say it. The
-//! driver finds patterns from their root, refuses a match whose inner values are read elsewhere, and puts a result in
-//! place only if its types and shapes are those of what it replaces. Each rule has samples, from which a test builds
-//! the pattern and runs it with and without the rule.
+//! A rule is data: a pattern and a template, both as text, with a guard or a function where text
+//! cannot say it. The driver finds patterns from their root, refuses a match whose inner values are
+//! read elsewhere, and puts a result in place only if its types and shapes are those of what it
+//! replaces. Each rule has samples, from which a test builds the pattern and runs it with and
+//! without the rule.
 
 mod attention_cache;
 mod chains;
@@ -106,7 +108,8 @@ impl Report {
 /// Runs a graph without inputs and gives its outputs.
 pub(crate) type Evaluate<'a> = &'a dyn Fn(Graph) -> Result<Vec<Tensor>>;
 
-/// The place, in a session's order, of the first device that claims a node; none where no device does.
+/// The place, in a session's order, of the first device that claims a node; none where no device
+/// does.
 pub(crate) type FirstClaim<'a> = &'a dyn Fn(&Graph, &Node) -> Option<usize>;
 
 /// What rewriting asks of the session.
@@ -128,7 +131,8 @@ pub fn rule_sets() -> &'static [&'static RuleSet] {
     crate::rules::ALL
 }
 
-/// The rules, parsed once. One that does not parse is left out with a warning: a graph runs without it as well.
+/// The rules, parsed once. One that does not parse is left out with a warning: a graph runs without
+/// it as well.
 fn compiled() -> &'static [Compiled] {
     static COMPILED: OnceLock<Vec<Compiled>> = OnceLock::new();
     let parse = |(rule, level)| match Compiled::new(rule, level) {
@@ -144,7 +148,8 @@ fn compiled() -> &'static [Compiled] {
     })
 }
 
-/// Applies the rules of these families alone to an inferred graph, and computes nothing. What the graph has as outputs stays.
+/// Applies the rules of these families alone to an inferred graph, and computes nothing. What the
+/// graph has as outputs stays.
 pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
     let others = rule_sets().iter().filter(|set| !families.contains(&set.family));
     let disabled = others.flat_map(|set| set.rules).map(|rule| rule.name.to_string()).collect();
@@ -187,7 +192,8 @@ pub(crate) fn optimize(
     Ok(report)
 }
 
-/// What the fusion of attention with its cache, which has more than one result, is called among the rules.
+/// What the fusion of attention with its cache, which has more than one result, is called among the
+/// rules.
 const ATTENTION_CACHE: &str = "attention_cache";
 
 /// What the fusion of elementwise operators, which no pattern can say, is called among the rules.
@@ -248,7 +254,8 @@ impl Driver<'_> {
         !self.optimizer.disabled.iter().any(|disabled| disabled == name)
     }
 
-    /// Fuses attention with its cache; what that leaves of reshapes and transpositions is for the rules.
+    /// Fuses attention with its cache; what that leaves of reshapes and transpositions is for the
+    /// rules.
     fn fuse_caches(&mut self, graph: &mut Graph) -> Result<()> {
         if attention_cache::apply(graph, self.environment.first_claim, self.report)? {
             eliminate::unread(graph, self.report);
@@ -361,7 +368,8 @@ fn new_node(
     Ok(Node { name: name.into(), spec, inputs: inputs.into(), outputs: outputs.into(), attrs, subgraphs })
 }
 
-/// Whether the second node would be claimed by the device that claims the first one, or by one before it.
+/// Whether the second node would be claimed by the device that claims the first one, or by one
+/// before it.
 fn is_no_later(graph: &Graph, first_claim: FirstClaim<'_>, nodes: [&Node; 2]) -> bool {
     let claims = nodes.map(|node| first_claim(graph, node));
     matches!(claims, [Some(before), Some(after)] if after <= before)

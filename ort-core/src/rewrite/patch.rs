@@ -67,8 +67,9 @@ impl<'a> Found<'a> {
         self.shape(name).map(<[_]>::len)
     }
 
-    /// A number as a float attribute of an operator on the value called `name`, whose attributes are of single precision. None if
-    /// that operator computes in double precision and the attribute would round the number, or if there is no such number.
+    /// A number as a float attribute of an operator on the value called `name`, whose attributes
+    /// are of single precision. None if that operator computes in double precision and the
+    /// attribute would round the number, or if there is no such number.
     pub fn attribute(&self, name: &str, number: f64) -> Option<f32> {
         let rounded = number as f32;
         let is_exact = self.dtype(name)? != DType::F64 || f64::from(rounded) == number;
@@ -140,7 +141,8 @@ impl<'g> Patch<'g> {
         self.draft.constant(tensor)
     }
 
-    /// Adds a constant with one number of the element type of the value called `name`; none for types other than floats.
+    /// Adds a constant with one number of the element type of the value called `name`; none for
+    /// types other than floats.
     pub fn number_like(&mut self, name: &str, number: f32) -> Result<Option<ValueId>> {
         let tensor = match self.found().dtype(name) {
             Some(DType::F32) => Tensor::scalar(number)?,
@@ -152,7 +154,8 @@ impl<'g> Patch<'g> {
         Ok(Some(self.constant(tensor)))
     }
 
-    /// The constant called `name` without dimensions, as ONNX Runtime wants scales and zero points, if it has one element.
+    /// The constant called `name` without dimensions, as ONNX Runtime wants scales and zero points,
+    /// if it has one element.
     ///
     /// Errors: as [`Patch::value`].
     pub fn without_axes(&mut self, name: &str) -> Result<ValueId> {

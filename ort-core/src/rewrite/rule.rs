@@ -14,8 +14,8 @@ use crate::{Result, Within, ensure, error};
 pub enum Level {
     /// The graph runs as it was loaded.
     Disabled,
-    /// What is exact and needs no special kernel: constants folded, what is common computed once, what nobody needs
-    /// left out, algebra.
+    /// What is exact and needs no special kernel: constants folded, what is common computed once,
+    /// what nobody needs left out, algebra.
     Basic,
     /// Fused operators.
     Extended,
@@ -50,8 +50,9 @@ pub enum Known {
     /// The rank of every value that the pattern names, and of what it computes.
     #[default]
     Ranks,
-    /// The element types. What the pattern computes has the shape of the value it starts from. If the rank of that value is
-    /// unknown, constants of the pattern must have no dimensions, because others may add axes by broadcasting.
+    /// The element types. What the pattern computes has the shape of the value it starts from. If
+    /// the rank of that value is unknown, constants of the pattern must have no dimensions,
+    /// because others may add axes by broadcasting.
     Types,
     /// Nothing: the rule holds for any shapes, because it broadcasts nothing and names no axes.
     Nothing,
@@ -85,8 +86,8 @@ pub struct Rule {
     pub then: Then,
     /// Whether values inside the pattern may be read by others. Those stay.
     pub keep: bool,
-    /// Inputs that it applies to: an example of the pattern, for the test of the rule. Values are `name=type[sizes]`,
-    /// constants too; attributes of named nodes are `node.attribute=value`.
+    /// Inputs that it applies to: an example of the pattern, for the test of the rule. Values are
+    /// `name=type[sizes]`, constants too; attributes of named nodes are `node.attribute=value`.
     pub samples: &'static [&'static str],
 }
 
@@ -95,8 +96,8 @@ pub struct Rule {
 pub enum Then {
     /// A template.
     Template(&'static str),
-    /// Adds nodes, and returns the values that stand for the outputs of the pattern's root; none where it does not
-    /// apply after all.
+    /// Adds nodes, and returns the values that stand for the outputs of the pattern's root; none
+    /// where it does not apply after all.
     Build(fn(&mut Patch<'_>) -> Result<Option<Vec<ValueId>>>),
 }
 
@@ -123,8 +124,8 @@ pub struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// Whether ONNX Runtime has to run the result: it loads what is written up to level `extended`, and
-    /// its kernels take less than the standard allows.
+    /// Whether ONNX Runtime has to run the result: it loads what is written up to level `extended`,
+    /// and its kernels take less than the standard allows.
     pub fn must_be_portable(&self) -> bool {
         self.level < Level::All
     }
@@ -171,15 +172,16 @@ impl Compiled {
         parse().within(|| format!("rule '{}'", rule.name))
     }
 
-    /// Whether a root with these operators before it can match, from what takes no search: most rules end here.
+    /// Whether a root with these operators before it can match, from what takes no search: most
+    /// rules end here.
     pub(crate) fn may_match(&self, before: &[&'static OpSpec], has_constant: bool) -> bool {
         let stands = |op: &&'static OpSpec| before.iter().any(|spec| std::ptr::eq(*spec, *op));
         (has_constant || !self.needs_constant) && self.before.iter().all(|ops| ops.iter().any(stands))
     }
 }
 
-/// Refuses a template that the pattern cannot fill in: a value that no match binds, or that some leave out while the
-/// template does not, a number, attributes of an unknown node.
+/// Refuses a template that the pattern cannot fill in: a value that no match binds, or that some
+/// leave out while the template does not, a number, attributes of an unknown node.
 fn check_template(pattern: &Term, template: &Term) -> Result<()> {
     let mut bound = FxHashMap::default();
     // What the root computes is what the template takes the place of.
@@ -236,8 +238,9 @@ fn note_values(pattern: &Term, bound: &mut FxHashMap<&'static str, bool>) {
     }
 }
 
-/// Writes a table of rules: documentation, name, pattern, an optional guard, either a template or a function, and samples;
-/// then `keep true` if others may read inner values, and `known Types` or `known Nothing` if ranks need not be known.
+/// Writes a table of rules: documentation, name, pattern, an optional guard, either a template or a
+/// function, and samples; then `keep true` if others may read inner values, and `known Types` or
+/// `known Nothing` if ranks need not be known.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! rules {

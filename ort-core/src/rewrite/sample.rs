@@ -1,11 +1,13 @@
 //! Graphs that a rule applies to, from its pattern and a sample: what the test of every rule runs.
 //!
-//! A sample is a list of `name=value` apart by spaces. For a value of the pattern it is `type[sizes]` (an input, or a
-//! constant where the pattern asks for one), `type:number` (a constant of no dimensions; `type[1,1]:number` has such) or
-//! `[integers]` (a constant); `const:type[sizes]` makes a constant of any value. `node.attribute=value` gives an attribute of
-//! a named node, `node.op=Name` chooses among its operators, `node.outputs=2` gives it more outputs. Numbers of the pattern
-//! take the type that `numbers=type` says, or its sizes with `numbers=type[1,1]`, else `f32`. The places of `_` are `_0`, `_1`
-//! and so on; left out where not given.
+//! A sample is a list of `name=value` apart by spaces. For a value of the pattern it is
+//! `type[sizes]` (an input, or a constant where the pattern asks for one), `type:number` (a
+//! constant of no dimensions; `type[1,1]:number` has such) or `[integers]` (a constant);
+//! `const:type[sizes]` makes a constant of any value. `node.attribute=value` gives an attribute of
+//! a named node, `node.op=Name` chooses among its operators, `node.outputs=2` gives it more
+//! outputs. Numbers of the pattern take the type that `numbers=type` says, or its sizes with
+//! `numbers=type[1,1]`, else `f32`. The places of `_` are `_0`, `_1` and so on; left out where not
+//! given.
 
 use rustc_hash::FxHashMap;
 
@@ -51,7 +53,8 @@ fn build(rule: &'static Rule, text: &'static str, declared: Declared) -> Result<
     };
     let root = pattern.root().ok_or_else(|| error!(Fail, "the pattern has no root"))?;
     let outputs = sampler.node(root)?;
-    // Behind the pattern stands another node: an output of the graph keeps its name, which some rules cannot give it.
+    // Behind the pattern stands another node: an output of the graph keeps its name, which some
+    // rules cannot give it.
     let axes = sampler.builder.constant(Tensor::from_slice(&[1], &[0i64])?);
     let follow = |output: &ValueId| sampler.builder.node("Unsqueeze", &[*output, axes], &[]);
     let outputs = outputs.iter().map(follow).collect::<Result<Vec<_>>>()?;
@@ -231,7 +234,8 @@ fn scalar(dtype: DType, value: f64) -> Result<Tensor> {
     }
 }
 
-/// A constant of numbers between 0.25 and 1.25: positive, so that it may be a variance, and no two alike.
+/// A constant of numbers between 0.25 and 1.25: positive, so that it may be a variance, and no two
+/// alike.
 fn weights(dtype: DType, sizes: &[usize], seed: u32) -> Result<Tensor> {
     let count = element_count(sizes)?;
     let mut state = seed.wrapping_mul(2_654_435_761);

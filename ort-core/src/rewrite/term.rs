@@ -12,8 +12,8 @@
 //!         | '..' name                in templates: the attributes of a matched node
 //! ```
 //!
-//! A name that occurs twice means the same value twice; the name of a node is also that of the value it computes. Operators are of the standard's domain, else of ours, else of
-//! ONNX Runtime's.
+//! A name that occurs twice means the same value twice; the name of a node is also that of the
+//! value it computes. Operators are of the standard's domain, else of ours, else of ONNX Runtime's.
 
 use crate::spec::{MICROSOFT, ONNX, OpSpec, RUNTIME, Registry};
 use crate::{Result, ensure, error};

@@ -1,8 +1,11 @@
-//! Weights of matrix products that lie transposed on devices that read matrices in vectors ([`Device::vector_bytes`]).
+//! Weights of matrix products that lie transposed on devices that read matrices in vectors
+//! ([`Device::vector_bytes`]).
 //!
-//! Where rows are no whole vectors, each begins at another offset, and kernels and libraries load single elements: the logits of a vocabulary of 50257
-//! words take three times what the weight's bytes do. If its columns are whole vectors, the weight is transposed while the session is built. That takes no
-//! more memory: products are all that reads such a weight, and there is still one of it.
+//! Where rows are no whole vectors, each begins at another offset, and kernels and libraries load
+//! single elements: the logits of a vocabulary of 50257 words take three times what the weight's
+//! bytes do. If its columns are whole vectors, the weight is transposed while the session is built.
+//! That takes no more memory: products are all that reads such a weight, and there is still one of
+//! it.
 //!
 //! [`Device::vector_bytes`]: crate::ep::Device::vector_bytes
 
@@ -20,7 +23,8 @@ const LEAST: usize = 64 << 10;
 /// The place of the weight among a product's inputs.
 const WEIGHT: usize = 1;
 
-/// Transposes weights of products by the bytes of a vector of each device; returns whether there are any.
+/// Transposes weights of products by the bytes of a vector of each device; returns whether there
+/// are any.
 pub(super) fn apply(
     graph: &mut Graph,
     first_claim: FirstClaim<'_>,
@@ -50,7 +54,8 @@ pub(super) fn apply(
     Ok(has_any)
 }
 
-/// Weights that are better read transposed, in the order of their ids, with the products that read them: nothing else does.
+/// Weights that are better read transposed, in the order of their ids, with the products that read
+/// them: nothing else does.
 fn candidates(
     graph: &Graph,
     first_claim: FirstClaim<'_>,
@@ -106,7 +111,8 @@ fn transposed_form(node: &Node) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// A product with another weight, the transposition of its own; `None` if that would move it to a later device.
+/// A product with another weight, the transposition of its own; `None` if that would move it to a
+/// later device.
 fn product(
     graph: &Graph,
     index: usize,

@@ -1,7 +1,8 @@
 //! Activations that exporters write as formulas.
 //!
-//! Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv 1606.08415, for Gelu, its approximation by tanh and
-//! `x * sigmoid(1.702 x)`; Howard et al., "Searching for MobileNetV3", arXiv 1905.02244, for HardSwish.
+//! Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv 1606.08415, for Gelu, its
+//! approximation by tanh and `x * sigmoid(1.702 x)`; Howard et al., "Searching for MobileNetV3",
+//! arXiv 1905.02244, for HardSwish.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};

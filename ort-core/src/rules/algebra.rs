@@ -79,7 +79,8 @@ fn subtracts_nothing(found: &Found<'_>) -> bool {
     is_zero(found, false)
 }
 
-/// Whether the value called `x` holds floats: the power of integers may be computed in another type than their product.
+/// Whether the value called `x` holds floats: the power of integers may be computed in another type
+/// than their product.
 fn is_float(found: &Found<'_>) -> bool {
     found.dtype("x").is_some_and(|dtype| dtype.is_float())
 }

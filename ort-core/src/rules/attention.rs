@@ -1,10 +1,11 @@
 //! Attention as exporters write it, as one operator that need not hold all scores at once.
 //!
-//! Vaswani et al., "Attention Is All You Need", arXiv 1706.03762: `softmax(scale * Q * K^T + mask) * V`.
+//! Vaswani et al., "Attention Is All You Need", arXiv 1706.03762: `softmax(scale * Q * K^T + mask)
+//! * V`.
 //!
 //! The operator and the formula read masks in two ways. The operator pads a last axis that is too
-//! short with -inf, where the formula broadcasts it; and it gives zeros for a query that sees no key,
-//! where the softmax of the formula gives NaN. The fused form gives what the formula gives.
+//! short with -inf, where the formula broadcasts it; and it gives zeros for a query that sees no
+//! key, where the softmax of the formula gives NaN. The fused form gives what the formula gives.
 //! [`mask_of_operator`] sees to masks. Scores may also be -inf because they overflow, which no mask
 //! tells: [`HIDDEN_IS_NAN`] is for those. Files don't get that attribute, so the mask of NaN stays.
 //! ONNX Runtime's operator gives 0 for what the mask hides, but NaN for what overflows.
@@ -57,7 +58,8 @@ rules! { "attention", Extended;
     mask_of_finite: "Where(Equal(ReduceMax(m@Where(_, #shown, #hidden), _), #least), _, m)" if hides_no_query
         => Template("m"),
         ["_0=bool[2,1,5,7] shown=f32:0 hidden=f32:-10000 _1=[-1] least=f32:-inf _2=f32:nan"], keep true;
-    /// Attention between transpositions that bring the heads to the front and back reads and writes them where they lie.
+    /// Attention between transpositions that bring the heads to the front and back reads and writes
+    /// them where they lie.
     attention_in_place: "Reshape(Transpose(a@Attention(Transpose(Reshape(q, _); perm=[0,2,1,3]), Transpose(Reshape(k, _); perm=[0,2,1,3]), Transpose(Reshape(v, _); perm=[0,2,1,3]), mask?; qk_matmul_output_mode=0); perm=[0,2,1,3]), _)"
         if joins_heads => Build(attention_in_place),
         ["q=f32[2,5,24] _0=[2,5,3,8] k=f32[2,7,24] _1=[2,7,3,8] v=f32[2,7,24] _2=[2,7,3,8] mask=f32[2,1,5,7] _3=[2,5,24]"],
@@ -100,7 +102,8 @@ fn scale_scores(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     Ok(Some(vec![patch.emit((crate::spec::RUNTIME, "FusedMatMul"), &inputs, &attrs)?]))
 }
 
-/// Whether queries, keys and values have four axes, and as many heads each, and the mask adds to neither.
+/// Whether queries, keys and values have four axes, and as many heads each, and the mask adds to
+/// neither.
 fn are_heads(found: &Found<'_>) -> bool {
     let (Some([b, h, _, _]), Some([kb, kh, keys, _]), Some([vb, vh, values, _])) =
         (found.shape("q"), found.shape("k"), found.shape("v"))
@@ -112,8 +115,8 @@ fn are_heads(found: &Found<'_>) -> bool {
     b == kb && b == vb && h == kh && h == vh && mask_fits
 }
 
-/// Whether a mask leaves batch, heads and queries of the scores as they are. Of the last axis see [`mask_of_operator`].
-/// ONNX Runtime's kernel broadcasts no mask over the queries.
+/// Whether a mask leaves batch, heads and queries of the scores as they are. Of the last axis see
+/// [`mask_of_operator`]. ONNX Runtime's kernel broadcasts no mask over the queries.
 fn mask_fits(found: &Found<'_>) -> bool {
     let (Some([scores @ .., _]), Some([sums @ .., _])) = (found.shape("m"), found.shape("sum")) else {
         return false;
@@ -139,8 +142,9 @@ fn attention(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     Ok(Some(vec![patch.emit(("", "Attention"), &[q, k, v, mask], &attrs)?]))
 }
 
-/// A mask with which the operator gives what the formula gives with `mask`: its last axis has a number for each key, and a row
-/// of -inf alone, which hides all keys, is NaN instead. None for types that have no such numbers.
+/// A mask with which the operator gives what the formula gives with `mask`: its last axis has a
+/// number for each key, and a row of -inf alone, which hides all keys, is NaN instead. None for
+/// types that have no such numbers.
 ///
 /// Masks are small beside scores, and layers share what is made of one mask.
 fn mask_of_operator(patch: &mut Patch<'_>, mask: ValueId) -> Result<Option<ValueId>> {
@@ -183,7 +187,8 @@ fn has_hidden_row(mask: &Tensor) -> bool {
     })
 }
 
-/// Whether queries, keys, values and the result have three axes, the last of which is that of all heads.
+/// Whether queries, keys, values and the result have three axes, the last of which is that of all
+/// heads.
 fn joins_heads(found: &Found<'_>) -> bool {
     let (Some([b, l, _]), Some([qb, ql, _]), Some(3), Some(3)) =
         (found.output_shape(), found.shape("q"), found.rank("k"), found.rank("v"))
@@ -196,8 +201,9 @@ fn joins_heads(found: &Found<'_>) -> bool {
     plain && b == qb && l == ql && heads(found).is_some()
 }
 
-/// The heads of queries and of keys, if each of queries, keys and values is cut into heads of its last axis, and keeps batch and
-/// positions: a reshape may also move positions into the batch, as divided attention and windows do.
+/// The heads of queries and of keys, if each of queries, keys and values is cut into heads of its
+/// last axis, and keeps batch and positions: a reshape may also move positions into the batch, as
+/// divided attention and windows do.
 fn heads(found: &Found<'_>) -> Option<(i64, i64)> {
     let node = found.node("a")?;
     let heads_of = |name: &str, index: usize| {

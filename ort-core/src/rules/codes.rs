@@ -15,8 +15,8 @@ rules! { "codes", Basic;
         known Types;
 }
 
-/// Whether the least and the greatest code are what the bounds become: then all beyond the bounds becomes that, too,
-/// since rounding never changes an order. A rectifier has no upper bound.
+/// Whether the least and the greatest code are what the bounds become: then all beyond the bounds
+/// becomes that, too, since rounding never changes an order. A rectifier has no upper bound.
 fn range_is_inside(found: &Found<'_>) -> bool {
     let (least, greatest) = match found.dtype("z") {
         Some(DType::U8) => (0.0, 255.0),

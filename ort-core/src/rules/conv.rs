@@ -1,5 +1,5 @@
-//! Convolutions with what stands around them: padding, scales and biases of channels, batch normalization, residual and
-//! activation.
+//! Convolutions with what stands around them: padding, scales and biases of channels, batch
+//! normalization, residual and activation.
 
 use crate::ir::{Attribute, ValueId};
 use crate::ops::fused::activation::Activation;
@@ -51,7 +51,8 @@ rules! { "conv", Extended;
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3] min=f32:0 max=f32:6"], known Nothing;
 }
 
-/// Whether only the normalized images are wanted, and each parameter is a list with one number for each filter.
+/// Whether only the normalized images are wanted, and each parameter is a list with one number for
+/// each filter.
 fn is_normalization_of_filters(found: &Found<'_>) -> bool {
     let is_list = |name: &str| {
         let filters = found.fixed_shape("w").and_then(|shape| shape.first().copied());
@@ -68,7 +69,8 @@ fn bias_is_constant(found: &Found<'_>) -> bool {
     found.value("b").is_none() || found.tensor("b").is_some_and(|bias| bias.shape().len() == 1)
 }
 
-/// Whether the constant called `name` has one number, or one for each of the filters on the axis of channels.
+/// Whether the constant called `name` has one number, or one for each of the filters on the axis of
+/// channels.
 fn per_channel(found: &Found<'_>, name: &str) -> bool {
     let (Some(constant), Some(filters)) = (found.tensor(name), found.fixed_shape("w")) else { return false };
     let [count, kernel @ ..] = filters.as_slice() else { return false };

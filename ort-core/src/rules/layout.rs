@@ -1,6 +1,7 @@
-//! The channels of a pixel side by side, for operators of codes: convolutions then read and write whole vectors of channels,
-//! however small the image. Each convolution is put between transpositions; those move behind what does not care for
-//! the order of axes, until they meet and nothing is moved between one convolution and the next.
+//! The channels of a pixel side by side, for operators of codes: convolutions then read and write
+//! whole vectors of channels, however small the image. Each convolution is put between
+//! transpositions; those move behind what does not care for the order of axes, until they meet and
+//! nothing is moved between one convolution and the next.
 
 use crate::Result;
 use crate::dtype::DType;

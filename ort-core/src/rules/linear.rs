@@ -47,7 +47,8 @@ fn are_matrices(found: &Found<'_>) -> bool {
     ["a", "b"].into_iter().all(|side| found.rank(side).is_some_and(|rank| rank >= 2))
 }
 
-/// Whether the bias has one value for each column of the product, which it leaves as large as it is.
+/// Whether the bias has one value for each column of the product, which it leaves as large as it
+/// is.
 fn bias_is_vector(found: &Found<'_>) -> bool {
     // A Gemm stands at the root, and has the shape of its product.
     let product = found.shape("m").or(found.output_shape());

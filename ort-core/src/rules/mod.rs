@@ -1,5 +1,5 @@
-//! The rewrite rules, one table per family. A table reads as its file's documentation: what each rule looks for, and what
-//! stands there afterwards.
+//! The rewrite rules, one table per family. A table reads as its file's documentation: what each
+//! rule looks for, and what stands there afterwards.
 
 /// The operators that products and convolutions end in, for patterns.
 macro_rules! activations {

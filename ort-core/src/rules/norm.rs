@@ -1,7 +1,8 @@
-//! Normalizations that exporters write as formulas, and softmax over the last axis of a flattened tensor.
+//! Normalizations that exporters write as formulas, and softmax over the last axis of a flattened
+//! tensor.
 //!
-//! Ba, Kiros and Hinton, "Layer Normalization", arXiv 1607.06450; Zhang and Sennrich, "Root Mean Square Layer
-//! Normalization", arXiv 1910.07467.
+//! Ba, Kiros and Hinton, "Layer Normalization", arXiv 1607.06450; Zhang and Sennrich, "Root Mean
+//! Square Layer Normalization", arXiv 1910.07467.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
@@ -16,10 +17,12 @@ rules! { "norm", Extended;
     /// The same with a reciprocal.
     rms_norm_reciprocal: "Mul(Mul(x, Reciprocal(Sqrt(Add(ReduceMean(Mul(x, x), axes; keepdims=1), #epsilon)))), scale)"
         if is_rms_norm => Build(rms_norm), ["x=f32[2,3,40] axes=[-1] epsilon=f32:0.00001 scale=f32[40]"];
-    /// What is centred first, and shifted afterwards, is `(x - mean) / sqrt(variance + epsilon) * scale + bias`.
+    /// What is centred first, and shifted afterwards, is `(x - mean) / sqrt(variance + epsilon) *
+    /// scale + bias`.
     layer_norm: "Add(r@RMSNormalization(Sub(x, ReduceMean(x, axes; keepdims=1)), scale; axis=-1; stash_type=1), bias)"
         if is_layer_norm => Build(layer_norm), ["x=f32[2,3,40] axes=[-1] scale=f32[40] bias=f32[40]"];
-    /// Softmax of old operator sets flattens to a matrix first; over the last axis alone it need not.
+    /// Softmax of old operator sets flattens to a matrix first; over the last axis alone it need
+    /// not.
     softmax_flattened: "Reshape(Softmax(f@Flatten(x); axis=-1), _)" if flattens_to_last_axis
         => Template("Softmax(x; axis=-1)"), ["x=f32[2,3,40] f.axis=2 _0=[2,3,40]"];
 }
@@ -38,8 +41,8 @@ fn per_last_axis(found: &Found<'_>, name: &str) -> bool {
     }
 }
 
-/// Whether the type is not double, of which the epsilon is an attribute of single precision and the first stage computes in
-/// that, too.
+/// Whether the type is not double, of which the epsilon is an attribute of single precision and the
+/// first stage computes in that, too.
 fn is_not_double(found: &Found<'_>) -> bool {
     found.dtype("x") != Some(DType::F64)
 }

@@ -1,8 +1,9 @@
-//! Operators of numbers between `DequantizeLinear` and `QuantizeLinear` become operators of codes; products of codes that
-//! were quantized on the way become numbers at once.
+//! Operators of numbers between `DequantizeLinear` and `QuantizeLinear` become operators of codes;
+//! products of codes that were quantized on the way become numbers at once.
 //!
-//! Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", arXiv
-//! 1712.05877, for the arithmetic. Sums are exact in integers, where numbers round, so a code may differ by one.
+//! Jacob et al., "Quantization and Training of Neural Networks for Efficient
+//! Integer-Arithmetic-Only Inference", arXiv 1712.05877, for the arithmetic. Sums are exact in
+//! integers, where numbers round, so a code may differ by one.
 
 use crate::dim::Dim;
 use crate::dtype::DType;
@@ -47,12 +48,13 @@ rules! { "qdq", Extended;
     qdq_matmul: "QuantizeLinear(MatMul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_single => Template("QLinearMatMul(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
         ["a=u8[2,3,8] as=f32:0.015625 az=u8:128 b=i8[2,8,5] bs=f32:0.03125 bz=i8:0 ys=f32:0.25 yz=u8:9"];
-    /// A sum of codes. What lies halfway between two codes may go to the other one, as in ONNX Runtime.
+    /// A sum of codes. What lies halfway between two codes may go to the other one, as in ONNX
+    /// Runtime.
     qdq_add: "QuantizeLinear(Add(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_alike => Template("QLinearAdd(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
         ["a=u8[2,40] as=f32:0.37 az=u8:128 b=u8[2,40] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9"], known Nothing;
-    /// A product of codes, element by element. What lies halfway between two codes may go to the other
-    /// one, as in ONNX Runtime.
+    /// A product of codes, element by element. What lies halfway between two codes may go to the
+    /// other one, as in ONNX Runtime.
     qdq_mul: "QuantizeLinear(Mul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_alike => Template("QLinearMul(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
         ["a=u8[2,40] as=f32:0.5 az=u8:128 b=u8[2,40] bs=f32:0.25 bz=u8:7 ys=f32:16 yz=u8:9"], known Nothing;
@@ -93,7 +95,8 @@ fn is_single(found: &Found<'_>, name: &str) -> bool {
 /// The names of scales that are there.
 const SCALES: [&str; 5] = ["s", "as", "bs", "xs", "ys"];
 
-/// Whether codes become the same codes again: all numbers of codes are finite and in the order of their codes.
+/// Whether codes become the same codes again: all numbers of codes are finite and in the order of
+/// their codes.
 fn scale_is_single(found: &Found<'_>) -> bool {
     let is_usual = found.scalar("s").is_some_and(|scale| (1e-30..1e30).contains(&scale));
     is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
@@ -102,7 +105,8 @@ fn scale_is_single(found: &Found<'_>) -> bool {
 /// The names of zero points that are there.
 const ZEROS: [&str; 5] = ["z", "az", "bz", "xz", "yz"];
 
-/// Whether all scales are single numbers in single precision, all zero points single, and all codes bytes.
+/// Whether all scales are single numbers in single precision, all zero points single, and all codes
+/// bytes.
 fn all_single(found: &Found<'_>) -> bool {
     let single = |name: &str| is_single(found, name) && found.dtype(name) == Some(DType::F32);
     SCALES.into_iter().filter(|name| found.value(name).is_some()).all(single)
@@ -156,7 +160,8 @@ fn weights_are_scaled(found: &Found<'_>, axis: usize, rank: usize) -> bool {
     shape.len() == rank && !blocked && (is_single(found, "ws") || per_place)
 }
 
-/// What convolutions and products with weights share: bytes and single scales but for those of the weights.
+/// What convolutions and products with weights share: bytes and single scales but for those of the
+/// weights.
 fn sides_fit(found: &Found<'_>) -> bool {
     let scales = ["xs", "ys"].into_iter().all(|name| is_single(found, name));
     let floats = ["xs", "ys", "ws"].into_iter().all(|name| found.dtype(name) == Some(DType::F32));
@@ -168,8 +173,8 @@ fn sides_fit(found: &Found<'_>) -> bool {
         && ["x", "w", "yz"].into_iter().all(|name| of_bytes(found, name))
 }
 
-/// Whether the types are ones that we have a kernel for, or that ONNX Runtime has one for if it is to run the result:
-/// inputs and outputs of one type, and no weights of uint8 for inputs of int8.
+/// Whether the types are ones that we have a kernel for, or that ONNX Runtime has one for if it is
+/// to run the result: inputs and outputs of one type, and no weights of uint8 for inputs of int8.
 fn have_kernel(found: &Found<'_>) -> bool {
     let [x, w, y] = ["x", "w", "yz"].map(|name| found.dtype(name));
     !found.must_be_portable() || (x == y && (x == Some(DType::U8) || w == x))
@@ -185,7 +190,8 @@ fn is_gemm(found: &Found<'_>) -> bool {
     sides_fit(found) && weights_are_scaled(found, if transposed { 0 } else { 1 }, 2)
 }
 
-/// Whether a constant bias has one number for each of `count` places of the last axis, and no more axes than two.
+/// Whether a constant bias has one number for each of `count` places of the last axis, and no more
+/// axes than two.
 fn is_bias_of_columns(found: &Found<'_>, count: usize) -> bool {
     matches!(found.fixed_shape("b").as_deref(), Some([size] | [1, size]) if *size == count)
 }
@@ -215,8 +221,8 @@ fn bias_numbers(found: &Found<'_>) -> Result<Option<Vec<f64>>> {
     }
 }
 
-/// The bias in units of the accumulator, one for each of `count` columns; none if the pattern has no bias. No result
-/// says that it cannot be had so.
+/// The bias in units of the accumulator, one for each of `count` columns; none if the pattern has
+/// no bias. No result says that it cannot be had so.
 fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> {
     let found = patch.found();
     if found.value("b").is_none() {
@@ -240,12 +246,13 @@ fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> 
     Ok(Some(Some(patch.constant(steps))))
 }
 
-/// A number of the bias as a whole number of steps of the accumulator. None if rounding it to one could be seen in the
-/// result's codes, which are `code` apart.
+/// A number of the bias as a whole number of steps of the accumulator. None if rounding it to one
+/// could be seen in the result's codes, which are `code` apart.
 fn whole_steps(number: f64, step: f64, code: f64) -> Option<i32> {
     /// What a product of two scales in single precision is off by.
     const SINGLE: f64 = 1.0 / (1 << 22) as f64;
-    /// The largest part of a code that rounding may take. It turns the code of an element as seldom.
+    /// The largest part of a code that rounding may take. It turns the code of an element as
+    /// seldom.
     const UNSEEN: f64 = 1.0 / (1 << 10) as f64;
     let exact = number / step;
     let whole = exact.round_ties_even();

@@ -8,7 +8,8 @@ use crate::spec::RUNTIME;
 use crate::{Result, rules};
 
 rules! { "separable", Extended;
-    /// A pointwise convolution that only a depthwise one with an activation reads: what lies between is never whole in memory.
+    /// A pointwise convolution that only a depthwise one with an activation reads: what lies
+    /// between is never whole in memory.
     pointwise_depthwise: "d@FusedConv(p@Conv|FusedConv(x, #w1, b1?), #w2, b2?)" if pays => Build(pointwise_depthwise),
         [
             "x=f32[1,16,112,112] w1=f32[24,16,1,1] w2=f32[24,1,3,3] b1=const:f32[24] b2=const:f32[24] d.group=24 d.activation=Relu d.pads=[1,1,1,1] d.strides=[2,2] p.op=Conv",
@@ -16,13 +17,16 @@ rules! { "separable", Extended;
         ];
 }
 
-/// Bytes of what lies between, for one image, from which on the two are one: those of a second-level cache. The time of the two to that of the
-/// one, measured with AVX-512 and 1 MiB of such cache for each core (`ort-ep-cpu/benches/fused.rs`): from here on 1.00 to 1.07 on one thread,
-/// 0.92 to 1.08 on two; below, 0.98 to 1.08 at 28 by 28 pixels, and 0.6 to 1.04 at 14 by 14 and 7 by 7, with a panel of weights for each task.
+/// Bytes of what lies between, for one image, from which on the two are one: those of a
+/// second-level cache. The time of the two to that of the one, measured with AVX-512 and 1 MiB of
+/// such cache for each core (`ort-ep-cpu/benches/fused.rs`): from here on 1.00 to 1.07 on one
+/// thread, 0.92 to 1.08 on two; below, 0.98 to 1.08 at 28 by 28 pixels, and 0.6 to 1.04 at 14 by 14
+/// and 7 by 7, with a panel of weights for each task.
 const LEAST_BYTES: usize = 1 << 20;
 
-/// Whether the two are faster as one: the windows are of the usual kind, and what lies between is too large to stay in a near
-/// cache until it is read. An image of unknown size is taken to be large.
+/// Whether the two are faster as one: the windows are of the usual kind, and what lies between is
+/// too large to stay in a near cache until it is read. An image of unknown size is taken to be
+/// large.
 fn pays(found: &Found<'_>) -> bool {
     is_pointwise(found)
         && is_depthwise(found)
@@ -47,7 +51,8 @@ fn is_pointwise(found: &Found<'_>) -> bool {
         && all_are(found, "p", "pads", 0)
 }
 
-/// Whether each channel has a square filter of its own, and an activation: what ends without one may still get one.
+/// Whether each channel has a square filter of its own, and an activation: what ends without one
+/// may still get one.
 fn is_depthwise(found: &Found<'_>) -> bool {
     let Some([filters, 1, height, width]) =
         found.fixed_shape("w2").and_then(|shape| <[usize; 4]>::try_from(shape).ok())

@@ -130,7 +130,8 @@ impl Frame<'_> {
         })
     }
 
-    /// Scratch memory for a step whose shapes were not known to the plan: of the host, or of the device that it runs on.
+    /// Scratch memory for a step whose shapes were not known to the plan: of the host, or of the
+    /// device that it runs on.
     pub(super) fn extra_scratch(
         &self,
         index: usize,
@@ -162,7 +163,8 @@ impl Frame<'_> {
     }
 }
 
-/// What a step reads: its inputs, then its captures, each with whether an output takes its memory over.
+/// What a step reads: its inputs, then its captures, each with whether an output takes its memory
+/// over.
 fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool); 16]> {
     let is_taken = |position: usize| plan.in_place.iter().any(|(_, input)| *input as usize == position);
     let inputs = step.inputs.iter().enumerate();
@@ -171,7 +173,8 @@ fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool);
     inputs.chain(captures.map(|slot| (Some(*slot), false))).collect()
 }
 
-/// The parts of the host's memory that a step writes: outputs, and last its workspace, if it is there.
+/// The parts of the host's memory that a step writes: outputs, and last its workspace, if it is
+/// there.
 fn written_parts(plan: &StepPlan, targets: &[Target]) -> SmallVec<[Part; 4]> {
     let mut parts = SmallVec::new();
     for target in targets {
@@ -185,7 +188,8 @@ fn written_parts(plan: &StepPlan, targets: &[Target]) -> SmallVec<[Part; 4]> {
     parts
 }
 
-/// What a step reads, each where it lies; `reads` are the parts of the host's memory, in their order.
+/// What a step reads, each where it lies; `reads` are the parts of the host's memory, in their
+/// order.
 fn input_views<'v>(
     sources: &Sources<'v>,
     read: &[(Option<SlotId>, bool)],

@@ -21,8 +21,8 @@ pub(crate) struct Compiled {
     pub(crate) devices: Vec<Arc<dyn Device>>,
     /// The bytes of packed weights that always stay.
     pub(crate) packed_bytes: usize,
-    /// All bytes that building left in the budget: packed weights that always stay, folded constants,
-    /// copies.
+    /// All bytes that building left in the budget: packed weights that always stay, folded
+    /// constants, copies.
     pub(crate) constant_bytes: usize,
     /// The entry of the compiled cache that packed weights lie in instead.
     pub(crate) cache: Option<CacheUse>,
@@ -31,7 +31,8 @@ pub(crate) struct Compiled {
     pub(crate) batch: OnceLock<Result<BatchProof, BatchRefusal>>,
     /// What the packed weights count against, and the runs of every session on it.
     pub(crate) budget: Arc<Budget>,
-    /// Last: the heap gives back what the weights leave. None for programs too small to matter, as folding makes by the hundred.
+    /// Last: the heap gives back what the weights leave. None for programs too small to matter, as
+    /// folding makes by the hundred.
     pub(crate) _trim: Option<TrimOnDrop>,
 }
 
@@ -39,7 +40,8 @@ impl Compiled {
     /// From this many bytes of packed weights on the heap is trimmed.
     pub(crate) const WORTH_A_TRIM: usize = 1 << 20;
 
-    /// The proof that each item of a batch has the same bits in whatever batch it is, or why there is none.
+    /// The proof that each item of a batch has the same bits in whatever batch it is, or why there
+    /// is none.
     pub(crate) fn batch(&self) -> Result<&BatchProof, &BatchRefusal> {
         let proof = self.batch.get_or_init(|| match self.streams.precision() {
             Precision::Fp32 => batch_parallel(&self.program.graph),

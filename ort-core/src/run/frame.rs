@@ -106,7 +106,8 @@ pub(crate) struct Frame<'a> {
     pub(super) shapes: &'a mut KnownShapes,
     pub(super) slabs: Slabs<'a>,
     pub(super) windows: Passing<'a>,
-    /// Buffers of outputs that hold other values until the outputs are computed, in the order of the plan.
+    /// Buffers of outputs that hold other values until the outputs are computed, in the order of
+    /// the plan.
     pub(super) homes: Vec<Option<Buffer>>,
     pub(super) bound: &'a mut [Option<TensorBuffer>],
 }
@@ -172,7 +173,8 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// What a step that has run did to the memory: what the plan says, and the values that it does not know.
+    /// What a step that has run did to the memory: what the plan says, and the values that it does
+    /// not know.
     fn event_memory(&self, index: usize) -> EventMemory {
         let (plan, step) = (self.plan, &self.program.steps[index]);
         let bytes = |slot: &SlotId| match plan.slots[slot.index()].place {
@@ -273,8 +275,9 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The slabs of the devices that are not the host, by slab index. A subgraph has those of its node, which are `ready`, where they are long enough,
-/// and else what its sizes take that were not known to the plan.
+/// The slabs of the devices that are not the host, by slab index. A subgraph has those of its node,
+/// which are `ready`, where they are long enough, and else what its sizes take that were not known
+/// to the plan.
 pub(crate) fn device_slabs(
     plan: &RunPlan,
     env: RunEnv<'_>,

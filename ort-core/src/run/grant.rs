@@ -134,9 +134,9 @@ impl Executor {
         Ok(done)
     }
 
-    /// Waits for the run's turn at the weights and takes what it needs, which `choose` says of the bytes
-    /// that there are, or refuses it before anything runs. Every run comes by here, so this is where
-    /// the model's files are checked.
+    /// Waits for the run's turn at the weights and takes what it needs, which `choose` says of the
+    /// bytes that there are, or refuses it before anything runs. Every run comes by here, so
+    /// this is where the model's files are checked.
     pub(crate) fn grant<C>(
         &self,
         options: &RunOptions<'_>,
@@ -154,7 +154,8 @@ impl Executor {
                 granted => granted,
             };
             match granted {
-                // A device's memory may be in pieces, so that less of it is had than its limit leaves.
+                // A device's memory may be in pieces, so that less of it is had than its limit
+                // leaves.
                 Err(problem) if is_in_pieces(&problem) && eighths > 0 && windows.have_limits() => {
                     windows.let_all_go();
                 }
@@ -164,13 +165,15 @@ impl Executor {
         Err(error!(Fail, "a run was granted nothing"))
     }
 
-    /// Raises the bound of a session without a limit of its own to what is free by now; returns whether that is more.
+    /// Raises the bound of a session without a limit of its own to what is free by now; returns
+    /// whether that is more.
     pub(crate) fn follow_machine(&self) -> bool {
         let Some((budget, free)) = self.machine.as_ref().zip(free_memory_bytes()) else { return false };
         budget.raise_limit(free.saturating_add(budget.in_use()))
     }
 
-    /// The same where so many eighths may be taken of what the limits of devices leave beyond the least.
+    /// The same where so many eighths may be taken of what the limits of devices leave beyond the
+    /// least.
     fn try_grant<C>(
         &self,
         deadline: Option<Instant>,
@@ -181,7 +184,8 @@ impl Executor {
         let free = || {
             let available = self.free_bytes();
             let (need, chosen) = choose(available)?;
-            // Earlier runs have told how much less stays packed, so that weights are not packed only to be evicted.
+            // Earlier runs have told how much less stays packed, so that weights are not packed
+            // only to be evicted.
             let open_end = if need.is_open_ended { self.kept.evicted.load(Ordering::Relaxed) } else { 0 };
             let bytes = available.saturating_sub(need.total());
             let bytes = bytes.saturating_sub(open_end).max(streams.least_bytes().min(bytes));
@@ -190,7 +194,8 @@ impl Executor {
         };
         let (room, (need, chosen), turn) = streams.turn(program, free, deadline)?;
         let slab = self.take_slab(&need, room.to_pack)?;
-        // Where a limit counts every byte, what the run takes besides is its own from here on: other runs cannot make it fail midway.
+        // Where a limit counts every byte, what the run takes besides is its own from here on:
+        // other runs cannot make it fail midway.
         let advance = match self.kept.outputs {
             None => Some(self.budget.advance(need.rest.saturating_add(room.to_pack))?),
             Some(_) => None,
@@ -257,13 +262,15 @@ impl Executor {
         let frame = Frame::new((&self.compiled.program, plan, bindings), env, given, memory);
         let (cancel, deadline) = (control.cancel.clone(), control.deadline);
         let _watch = enter(Watch { what: "the run", cancel, deadline });
-        // Kernels are guarded each by itself; a panic beside them is a defect, too, and drops the slab all the same.
+        // Kernels are guarded each by itself; a panic beside them is a defect, too, and drops the
+        // slab all the same.
         let done = guard::call(|| "a run".to_string(), || run(frame));
         done.map_err(with_least_limit)
     }
 
-    /// Gives back at least `bytes` of what a run that goes on can do without, or all of it: slabs that wait, and packed weights where the run is
-    /// alone with them. Returns how many bytes went.
+    /// Gives back at least `bytes` of what a run that goes on can do without, or all of it: slabs
+    /// that wait, and packed weights where the run is alone with them. Returns how many bytes
+    /// went.
     pub(crate) fn evict(&self, bytes: usize, may_evict_weights: bool) -> usize {
         let slabs = std::mem::take(&mut *self.kept.slabs.lock());
         let idle: usize = slabs.iter().map(Buffer::len).sum();
@@ -287,7 +294,8 @@ impl Executor {
         self.compiled.devices.iter().for_each(|device| guard::end_of_run(&**device));
     }
 
-    /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed weights that may go.
+    /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed
+    /// weights that may go.
     pub(crate) fn free_bytes(&self) -> usize {
         let streams = &self.compiled.streams;
         let packed =
@@ -342,7 +350,8 @@ impl Executor {
             // What does not fit this run would only add to the resident size.
             idle.pop();
         }
-        // Idle slabs make room where the budget is short, at last the one that is larger than this run needs.
+        // Idle slabs make room where the budget is short, at last the one that is larger than this
+        // run needs.
         while self.budget.available() < rest && idle.pop().is_some() {}
         if self.budget.available() < rest {
             found = None;
@@ -356,7 +365,8 @@ impl Executor {
     }
 }
 
-/// Adds to what a run takes of each device the most that a step's subgraphs have there beside their slabs, which are parts of the run's.
+/// Adds to what a run takes of each device the most that a step's subgraphs have there beside their
+/// slabs, which are parts of the run's.
 fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
     if on_devices.is_empty() {
         return;

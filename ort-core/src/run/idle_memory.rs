@@ -1,7 +1,7 @@
 //! What finished runs leave for the next ones, and when it goes back.
 //!
-//! There is no thread that watches: whenever a run ends it looks after its own session, and after the other sessions of the process that
-//! have not run for a while.
+//! There is no thread that watches: whenever a run ends it looks after its own session, and after
+//! the other sessions of the process that have not run for a while.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
@@ -25,10 +25,12 @@ use crate::ep::dynamic::DynamicMemory;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleMemory {
-    /// The most bytes that wait for the next run once one has ended: slabs, free regions of arenas, dropped outputs. No bound by default.
+    /// The most bytes that wait for the next run once one has ended: slabs, free regions of arenas,
+    /// dropped outputs. No bound by default.
     pub most_bytes: usize,
-    /// How long a session that does not run keeps them. They go back when another session's run ends after that time, or with
-    /// [`release_idle_memory`]. A minute by default; none for ever.
+    /// How long a session that does not run keeps them. They go back when another session's run
+    /// ends after that time, or with [`release_idle_memory`]. A minute by default; none for
+    /// ever.
     pub after: Option<Duration>,
 }
 
@@ -46,7 +48,8 @@ pub(crate) struct Kept {
     pub(crate) dynamic: DynamicMemory,
     /// Outputs that callers have dropped. None where a limit counts every byte.
     pub(crate) outputs: Option<Arc<Recycler>>,
-    /// Bytes of packed weights that runs have evicted for values of unknown size: that much less stays packed.
+    /// Bytes of packed weights that runs have evicted for values of unknown size: that much less
+    /// stays packed.
     pub(crate) evicted: AtomicUsize,
     policy: IdleMemory,
     last_run: Mutex<Instant>,
@@ -100,8 +103,8 @@ impl Kept {
         }
     }
 
-    /// Gives back until no more than so many bytes wait: regions of arenas and dropped outputs, then the oldest slabs. What the caller drops
-    /// later waits only within what is left.
+    /// Gives back until no more than so many bytes wait: regions of arenas and dropped outputs,
+    /// then the oldest slabs. What the caller drops later waits only within what is left.
     fn keep_within(&self, most: usize) {
         if self.idle_bytes() > most {
             self.dynamic.trim();
@@ -145,8 +148,9 @@ fn release(all: &[Weak<Kept>], now: Instant) -> usize {
     due.map(|kept| kept.release()).sum()
 }
 
-/// Gives back the idle memory of every session of this process that has not run for as long as its [`IdleMemory::after`]; returns the bytes.
-/// Runs do so, too, when they end: this is for processes in which none may come for long.
+/// Gives back the idle memory of every session of this process that has not run for as long as its
+/// [`IdleMemory::after`]; returns the bytes. Runs do so, too, when they end: this is for processes
+/// in which none may come for long.
 pub fn release_idle_memory() -> usize {
     release(&ALL.lock(), Instant::now())
 }

@@ -1,7 +1,9 @@
-//! Runs that are split: where the budget cannot hold a batch at once, its parts run one after the other, with the same bits.
+//! Runs that are split: where the budget cannot hold a batch at once, its parts run one after the
+//! other, with the same bits.
 //!
-//! A proof (`plan/batch.rs`) says that items are computed apart. Inputs are read, and outputs computed, where they lie in the whole
-//! batch; what does not hold its items one behind the other in memory is copied part by part.
+//! A proof (`plan/batch.rs`) says that items are computed apart. Inputs are read, and outputs
+//! computed, where they lie in the whole batch; what does not hold its items one behind the other
+//! in memory is copied part by part.
 
 use std::sync::Arc;
 
@@ -35,7 +37,8 @@ struct Items {
 }
 
 impl Items {
-    /// What the plan says of a value with `count` items along `axis`; none where that is not known, or it is of strings.
+    /// What the plan says of a value with `count` items along `axis`; none where that is not known,
+    /// or it is of strings.
     fn of(planned: &SlotPlan, axis: usize, count: usize) -> Option<Items> {
         let (dtype, shape) = (planned.dtype?, planned.shape.clone()?);
         dtype.byte_size()?;
@@ -105,8 +108,9 @@ enum Way<'a> {
 /// The most parts of a run: sizes may be any number where a tensor is empty.
 const MOST_PARTS: usize = 1 << 16;
 
-/// The numbers of parts that are tried: all small ones, then fewer and fewer, at last as many as there may be, 65,536 at most. They do not depend on the
-/// budget, so that a refusal can name what would do.
+/// The numbers of parts that are tried: all small ones, then fewer and fewer, at last as many as
+/// there may be, 65,536 at most. They do not depend on the budget, so that a refusal can name what
+/// would do.
 fn part_counts(count: usize, least: usize) -> impl Iterator<Item = usize> {
     let most = (count / least.max(1)).min(MOST_PARTS);
     let counts = std::iter::successors(Some(2usize), |parts| Some(parts + (parts / 4).max(1)));
@@ -176,8 +180,9 @@ impl Executor {
         Ok(split)
     }
 
-    /// How a run goes for which there are `available` bytes: as a whole with all weights packed; in the fewest parts for which that is so; as
-    /// a whole with weights that are streamed; in the fewest parts so.
+    /// How a run goes for which there are `available` bytes: as a whole with all weights packed; in
+    /// the fewest parts for which that is so; as a whole with weights that are streamed; in the
+    /// fewest parts so.
     fn way<'a>(&self, asked: Asked<'_>, layout: Option<&'a Layout<'a>>, available: usize) -> Result<Way<'a>> {
         let (all, window) = (self.compiled.streams.total_bytes(), self.compiled.streams.least_bytes());
         let whole = Need::of(&self.compiled.program, asked.plan);
@@ -236,7 +241,8 @@ impl Executor {
         (several && self.batch_split).then(|| format!("'{symbol}' is not split: {why}"))
     }
 
-    /// How a run would be split with so many bytes available; none where it would not be, or does not fit even so.
+    /// How a run would be split with so many bytes available; none where it would not be, or does
+    /// not fit even so.
     pub(crate) fn would_split(&self, asked: Asked<'_>, available: usize) -> Option<BatchSplit> {
         let layout = self.items(asked)?;
         match self.way(asked, Some(&layout), available).ok()? {
@@ -328,7 +334,8 @@ impl Executor {
             )?;
             first += size;
             if grant.streams() {
-                // The heap keeps what packed weights leave between its other pages, and would with each part keep more.
+                // The heap keeps what packed weights leave between its other pages, and would with
+                // each part keep more.
                 HostAllocator::global().trim();
             }
         }
@@ -441,7 +448,8 @@ fn copy_inputs(
     Ok(())
 }
 
-/// Copies `count` runs of `len` bytes. A side has the distance from one run to the next, and where the first one begins.
+/// Copies `count` runs of `len` bytes. A side has the distance from one run to the next, and where
+/// the first one begins.
 fn copy_runs(
     (from, [from_step, from_first]): (&[u8], [usize; 2]),
     (to, [to_step, to_first]): (&mut [u8], [usize; 2]),

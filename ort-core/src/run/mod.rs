@@ -2,8 +2,8 @@
 //! the steps with it.
 //!
 //! [`Executor::run`] is the entry. It takes a grant ([`grant`]), for the whole batch or in parts
-//! ([`microbatch`]); each part goes through a [`frame`], in which every value is where the plan put it.
-//! Weights and constants that the limit cannot hold all at once come and go ([`streaming`]).
+//! ([`microbatch`]); each part goes through a [`frame`], in which every value is where the plan put
+//! it. Weights and constants that the limit cannot hold all at once come and go ([`streaming`]).
 
 mod call;
 pub(crate) mod compiled;

@@ -32,7 +32,8 @@ pub(crate) struct NestedFrames<'a> {
 }
 
 impl NestedFrames<'_> {
-    /// The plan that was made with the node's own, where what is given fits it; else one for these shapes.
+    /// The plan that was made with the node's own, where what is given fits it; else one for these
+    /// shapes.
     fn plan(
         &self,
         index: usize,
@@ -65,8 +66,8 @@ impl NestedFrames<'_> {
     }
 }
 
-/// Refuses tensors that contradict what the subgraph was built for: element types, ranks, and sizes that are numbers.
-/// Symbols bind anew with each run.
+/// Refuses tensors that contradict what the subgraph was built for: element types, ranks, and sizes
+/// that are numbers. Symbols bind anew with each run.
 fn check_types(program: &Program, given: &[ValueView<'_>]) -> Result<()> {
     for (slot, value) in program.given.iter().zip(given) {
         let Some(slot) = program.slots.get(slot.index()) else { continue };

@@ -12,7 +12,8 @@ use crate::{Result, advise, ensure};
 pub struct RunOptions<'a> {
     /// Ends the run when it is cancelled.
     pub cancel: CancelToken,
-    /// When the run gives up; by default after the session's [`Limits::deadline`](crate::Limits::deadline).
+    /// When the run gives up; by default after the session's
+    /// [`Limits::deadline`](crate::Limits::deadline).
     pub deadline: Option<Instant>,
     /// Collects the time of each node.
     pub profile: Option<&'a Profile>,
@@ -21,13 +22,15 @@ pub struct RunOptions<'a> {
 }
 
 impl RunOptions<'_> {
-    /// Changes a setting of the run by its key, as ONNX Runtime's `add_run_config_entry` does. There is one:
-    /// `memory.enable_memory_arena_shrinkage`, a list as in `cpu:0;gpu:0` of the memories whose arenas give back their free regions after the
-    /// run; `gpu` counts the devices with memory of their own.
+    /// Changes a setting of the run by its key, as ONNX Runtime's `add_run_config_entry` does.
+    /// There is one: `memory.enable_memory_arena_shrinkage`, a list as in `cpu:0;gpu:0` of the
+    /// memories whose arenas give back their free regions after the run; `gpu` counts the
+    /// devices with memory of their own.
     ///
     /// # Errors
     ///
-    /// A key or a device that does not exist. A run is refused that is to shrink an arena which the session does not have.
+    /// A key or a device that does not exist. A run is refused that is to shrink an arena which the
+    /// session does not have.
     pub fn add_run_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
         ensure!(
             RUN_ENTRIES.contains(&key),

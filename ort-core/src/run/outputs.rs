@@ -143,7 +143,8 @@ impl Frame<'_> {
             other => other,
         };
         if let (Place::Own, Some(shape), Value::Tensor(tensor)) = (&planned.place, &planned.shape, &value) {
-            // A loop that ran no iteration does not know the sizes of what it would have handed over; the plan does.
+            // A loop that ran no iteration does not know the sizes of what it would have handed
+            // over; the plan does.
             if tensor.element_count() == 0 && shape.contains(&0) {
                 return Ok(Value::Tensor(tensor.reshape(shape)?));
             }
@@ -301,7 +302,8 @@ impl Frame<'_> {
         })
     }
 
-    /// Makes outputs of unknown size parts of an input that owns its memory, where the operator allows it.
+    /// Makes outputs of unknown size parts of an input that owns its memory, where the operator
+    /// allows it.
     pub(super) fn dynamic_view(&mut self, step: &Step) -> Result<bool> {
         let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else { return Ok(false) };
         let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };

@@ -1,4 +1,5 @@
-//! Memory that is to be written holds what no right answer is: for finding kernels that read it first.
+//! Memory that is to be written holds what no right answer is: for finding kernels that read it
+//! first.
 
 use super::outputs::Target;
 
@@ -10,8 +11,9 @@ pub(crate) fn from_environment() -> bool {
     std::env::var_os("ORT_POISON_MEMORY").is_some_and(|value| value == "1")
 }
 
-/// Overwrites a step's memory: what its outputs will be, unless they are in the place of inputs, and its workspace. `writes` are the parts of
-/// the host's slabs for the targets in them, and the workspace after those.
+/// Overwrites a step's memory: what its outputs will be, unless they are in the place of inputs,
+/// and its workspace. `writes` are the parts of the host's slabs for the targets in them, and the
+/// workspace after those.
 pub(crate) fn poison(targets: &mut [Target], writes: &mut [&mut [u8]], scratch: Option<&mut [u8]>) {
     let mut writes = writes.iter_mut();
     for target in targets {

@@ -19,7 +19,8 @@ pub struct ProfileEvent {
     pub duration: Duration,
     /// What it did to the memory of the run.
     pub memory: EventMemory,
-    /// How many subgraphs it is in; what those hold is in a part of the memory of the node that they belong to.
+    /// How many subgraphs it is in; what those hold is in a part of the memory of the node that
+    /// they belong to.
     pub depth: usize,
     /// What computed it, where its provider tells: kernels, or a library and its algorithm.
     pub kernels: Option<String>,
@@ -28,7 +29,8 @@ pub struct ProfileEvent {
 /// Bytes of values, workspaces and outputs: of the graph that the node is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventMemory {
-    /// What begins to live with the node: its outputs, unless they are in the place of inputs, and its workspace.
+    /// What begins to live with the node: its outputs, unless they are in the place of inputs, and
+    /// its workspace.
     pub allocated: usize,
     /// What lives no longer than it.
     pub freed: usize,

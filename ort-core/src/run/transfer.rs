@@ -25,7 +25,8 @@ pub(crate) struct Transfers<'a> {
 }
 
 impl Transfers<'_> {
-    /// Copies a tensor to one of its type and shape. Between two devices the way leads over the host.
+    /// Copies a tensor to one of its type and shape. Between two devices the way leads over the
+    /// host.
     pub(crate) fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         ensure!(
             from.dtype() == to.dtype() && from.shape() == to.shape(),
@@ -66,8 +67,8 @@ impl Transfers<'_> {
     }
 }
 
-/// Tensors in the memories of several devices and the host's, for what several sessions on these devices use in turn ([`open_devices`](super::open_devices)).
-/// They count in no session's budget.
+/// Tensors in the memories of several devices and the host's, for what several sessions on these
+/// devices use in turn ([`open_devices`](super::open_devices)). They count in no session's budget.
 pub struct SharedMemory {
     devices: Vec<Arc<dyn Device>>,
     budget: Arc<Budget>,
@@ -103,7 +104,8 @@ impl SharedMemory {
     ///
     /// # Errors
     ///
-    /// Type or shape differ, either memory is of another device, or a tensor still holds the buffer's.
+    /// Type or shape differ, either memory is of another device, or a tensor still holds the
+    /// buffer's.
     pub fn copy(&self, from: &Tensor, to: &mut TensorBuffer) -> Result<()> {
         let transfers = Transfers { devices: &self.devices, budget: &self.budget };
         transfers.copy(from.view(), to.view_mut()?)
@@ -149,7 +151,8 @@ pub(crate) fn is_on_device(value: &ValueView<'_>) -> bool {
     value.tensor().is_ok_and(|tensor| !tensor.is_host())
 }
 
-/// The same value with all its tensors in memory of the host: those that `to_host` is asked for, and those that are there.
+/// The same value with all its tensors in memory of the host: those that `to_host` is asked for,
+/// and those that are there.
 pub(crate) fn on_host(value: &Value, to_host: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Value> {
     let tensor = |tensor: &Tensor| if tensor.view().is_host() { Ok(tensor.clone()) } else { to_host(tensor) };
     Ok(match value {
@@ -176,7 +179,8 @@ pub(crate) fn on_host(value: &Value, to_host: &dyn Fn(&Tensor) -> Result<Tensor>
     })
 }
 
-/// A value as runs read it: aligned, and on the host what is inside of something that is not a tensor.
+/// A value as runs read it: aligned, and on the host what is inside of something that is not a
+/// tensor.
 pub(crate) fn readable(value: &Value, transfers: Transfers<'_>) -> Result<Value> {
     match value {
         Value::Tensor(_) => value.to_aligned(),
@@ -270,7 +274,8 @@ impl Frame<'_> {
         memory.allocate_outside(device, category, bytes)
     }
 
-    /// Puts an output into its buffer unless it was computed there; without a buffer the value itself is returned, in the memory `wanted`.
+    /// Puts an output into its buffer unless it was computed there; without a buffer the value
+    /// itself is returned, in the memory `wanted`.
     pub(crate) fn deliver(&mut self, output: usize, place: usize, wanted: DeviceId) -> Result<Option<Value>> {
         let (program, plan) = (self.program, self.plan);
         let slot = *plan.outputs.get(output).ok_or_else(|| error!(Fail, "there is no output {output}"))?;

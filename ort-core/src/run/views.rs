@@ -29,8 +29,8 @@ pub(crate) struct Sources<'v> {
     pub(crate) bound: &'v [Option<TensorBuffer>],
 }
 
-/// A slot's value, where it is in memory that the host reads; none for consumed weights and device slabs. Ranges of
-/// the host's regions are asked of `bytes`.
+/// A slot's value, where it is in memory that the host reads; none for consumed weights and device
+/// slabs. Ranges of the host's regions are asked of `bytes`.
 pub(crate) fn view_of<'v>(
     sources: &Sources<'v>,
     slot: SlotId,
@@ -140,7 +140,8 @@ pub(crate) fn output_slot<'v>(
 /// A part of the host's memory of a run: the region, and the bytes in it.
 pub(crate) type Part = (usize, Range<usize>);
 
-/// Borrows parts of the host's slab (region 0) and of the homes behind it together, in the order given.
+/// Borrows parts of the host's slab (region 0) and of the homes behind it together, in the order
+/// given.
 pub(crate) fn split_regions<'s>(
     slab: &'s mut [u8],
     homes: &'s mut [Option<Buffer>],

@@ -1,4 +1,5 @@
-//! Plans whose workspaces keep to what limits leave: kernels that have a choice, as that of a library's algorithms, get less where there is less.
+//! Plans whose workspaces keep to what limits leave: kernels that have a choice, as that of a
+//! library's algorithms, get less where there is less.
 
 use std::sync::Arc;
 
@@ -19,8 +20,9 @@ struct Limits {
 }
 
 impl Executor {
-    /// The plan where some inputs and outputs lie in buffers of a binding. Its workspaces are as large as kernels want them where that keeps to the
-    /// limits beside all constants, else as large as these leave; never so large that the run takes more for it than it has to.
+    /// The plan where some inputs and outputs lie in buffers of a binding. Its workspaces are as
+    /// large as kernels want them where that keeps to the limits beside all constants, else as
+    /// large as these leave; never so large that the run takes more for it than it has to.
     pub(crate) fn plan_bound(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
         let plan = self.plan_kept(bindings, bound)?;
         if !plan.can_shrink {
@@ -33,7 +35,8 @@ impl Executor {
         }
         let within = |room| self.plan_kept(bindings, &BoundValues { room, ..bound.clone() });
         let least = within(WorkspaceRoom::LEAST)?;
-        // Where even that is too much it is what is taken, of which workspaces may fill what is free.
+        // Where even that is too much it is what is taken, of which workspaces may fill what is
+        // free.
         let limits = limits.or(&need(&least));
         let plan = within(limits.room(&least, &need(&least)))?;
         Ok(if limits.hold(&need(&plan)) { plan } else { least })

@@ -70,7 +70,8 @@ impl Signature {
 /// What an input is bound to.
 #[derive(Debug)]
 pub enum InputSource {
-    /// A value, which is read where it lies: nodes on the device whose memory that is read it there, for others it is copied once in each run.
+    /// A value, which is read where it lies: nodes on the device whose memory that is read it
+    /// there, for others it is copied once in each run.
     Value(Value),
     /// A tensor that the binding holds and lets be written between runs.
     Buffer(TensorBuffer),
@@ -79,13 +80,15 @@ pub enum InputSource {
 /// Where an output goes.
 #[derive(Debug)]
 pub enum OutputTarget {
-    /// Into this tensor, in memory of the host or of a device, whose type and shape must be the output's.
+    /// Into this tensor, in memory of the host or of a device, whose type and shape must be the
+    /// output's.
     Buffer(TensorBuffer),
-    /// Into memory of this device, of whatever size the run finds; from there the caller may bind it as an input. The session allocates it,
-    /// and uses it again in the next run where the caller holds nothing of it any more.
+    /// Into memory of this device, of whatever size the run finds; from there the caller may bind
+    /// it as an input. The session allocates it, and uses it again in the next run where the
+    /// caller holds nothing of it any more.
     Device(DeviceId),
-    /// Into the memory of the input of this name, which is bound to a [`TensorBuffer`]: a cache that is read as `past` and
-    /// written as `present`.
+    /// Into the memory of the input of this name, which is bound to a [`TensorBuffer`]: a cache
+    /// that is read as `past` and written as `present`.
     Input(String),
 }
 
@@ -131,17 +134,21 @@ pub(super) enum Bound {
 
 /// The memory that runs of one session read and write.
 ///
-/// Values in memory of a device stay there: an input is read, and an output left, where it lies, so that runs whose outputs are the inputs of the
-/// next, of the same or of another session on the device, copy nothing and wait for nothing. What the host reads of such an input, and what the
-/// host computes of such an output, is copied once in each run ([`Session::upload`], [`Session::buffer_on`], [`Session::to_host`]).
+/// Values in memory of a device stay there: an input is read, and an output left, where it lies, so
+/// that runs whose outputs are the inputs of the next, of the same or of another session on the
+/// device, copy nothing and wait for nothing. What the host reads of such an input, and what the
+/// host computes of such an output, is copied once in each run ([`Session::upload`],
+/// [`Session::buffer_on`], [`Session::to_host`]).
 ///
-/// On the CPU nothing is copied: inputs are read where they lie and outputs computed where they go. The exceptions are
-/// inputs that are not aligned for their type, which are copied once when they are bound, and outputs that are themselves
-/// an input, a constant or known from the shapes, or whose kernel allocates (control flow), which are copied at the end.
+/// On the CPU nothing is copied: inputs are read where they lie and outputs computed where they go.
+/// The exceptions are inputs that are not aligned for their type, which are copied once when they
+/// are bound, and outputs that are themselves an input, a constant or known from the shapes, or
+/// whose kernel allocates (control flow), which are copied at the end.
 ///
-/// After the first runs a run allocates nothing, as long as shapes stay, no output has a size that only the run tells, and the
-/// caller keeps the [`RunOptions`](super::RunOptions), whose token is a small allocation. Another shape is planned anew, once
-/// for each: a cache that grows by concatenation has another shape in each step, one in a buffer of its greatest length has
+/// After the first runs a run allocates nothing, as long as shapes stay, no output has a size that
+/// only the run tells, and the caller keeps the [`RunOptions`](super::RunOptions), whose token is a
+/// small allocation. Another shape is planned anew, once for each: a cache that grows by
+/// concatenation has another shape in each step, one in a buffer of its greatest length has
 /// not. Buffers of the caller are not counted in the session's budget.
 ///
 /// A run that fails may have written to bound memory, a cache included.
@@ -194,12 +201,13 @@ impl Session {
 }
 
 impl IoBinding {
-    /// Binds an input to a value, or to a buffer that can be written between runs ([`Self::input_mut`]). What it was bound
-    /// to before is let go of.
+    /// Binds an input to a value, or to a buffer that can be written between runs
+    /// ([`Self::input_mut`]). What it was bound to before is let go of.
     ///
     /// # Errors
     ///
-    /// There is no such input, its type or a size differs from the model's, its memory is none of the session's, or an output is bound to it.
+    /// There is no such input, its type or a size differs from the model's, its memory is none of
+    /// the session's, or an output is bound to it.
     pub fn bind_input(&mut self, name: &str, source: impl Into<InputSource>) -> Result<()> {
         let index = self.signature.input(name)?;
         ensure!(
@@ -228,13 +236,14 @@ impl IoBinding {
         Ok(())
     }
 
-    /// Binds an output to a tensor, to the memory of a device, or to that of an input. Outputs that are not bound are not
-    /// computed.
+    /// Binds an output to a tensor, to the memory of a device, or to that of an input. Outputs that
+    /// are not bound are not computed.
     ///
     /// # Errors
     ///
-    /// There is no such output, it is bound already, its type or a size differs from the model's, the device is none of the
-    /// session's or the output no tensor of numbers that it could hold, or the input has no [`TensorBuffer`] or holds an output already.
+    /// There is no such output, it is bound already, its type or a size differs from the model's,
+    /// the device is none of the session's or the output no tensor of numbers that it could
+    /// hold, or the input has no [`TensorBuffer`] or holds an output already.
     pub fn bind_output(&mut self, name: &str, target: impl Into<OutputTarget>) -> Result<()> {
         let index = self.signature.output(name)?;
         ensure!(
@@ -353,8 +362,9 @@ impl IoBinding {
         }
     }
 
-    /// The bound outputs of the last run, in the model's order. They share the memory that is bound: while one of a
-    /// caller's buffer lives, the next run is refused; memory of the session is left to it and new memory taken.
+    /// The bound outputs of the last run, in the model's order. They share the memory that is
+    /// bound: while one of a caller's buffer lives, the next run is refused; memory of the
+    /// session is left to it and new memory taken.
     ///
     /// # Errors
     ///
@@ -384,7 +394,8 @@ impl IoBinding {
         Ok(Value::Tensor(buffer.tensor()?))
     }
 
-    /// The bound outputs of the last run, in the model's order, copied to memory of the host of their own. What is on a device is waited for.
+    /// The bound outputs of the last run, in the model's order, copied to memory of the host of
+    /// their own. What is on a device is waited for.
     ///
     /// # Errors
     ///
@@ -414,8 +425,8 @@ impl IoBinding {
         Ok(values)
     }
 
-    /// Lets go of what inputs are bound to; those with a default have it again. Outputs in the memory of inputs are let go
-    /// of, too.
+    /// Lets go of what inputs are bound to; those with a default have it again. Outputs in the
+    /// memory of inputs are let go of, too.
     pub fn clear_binding_inputs(&mut self) {
         self.inputs.clone_from(&self.signature.defaults);
         let count = self.inputs.len();
@@ -427,8 +438,8 @@ impl IoBinding {
         self.prepared = None;
     }
 
-    /// Takes the buffers out that inputs are bound to, by name; nothing is bound afterwards, and inputs with defaults have those. For buffers
-    /// that several sessions use in turn.
+    /// Takes the buffers out that inputs are bound to, by name; nothing is bound afterwards, and
+    /// inputs with defaults have those. For buffers that several sessions use in turn.
     pub fn take_buffers(&mut self) -> Vec<(String, TensorBuffer)> {
         let inputs = self.buffers.iter_mut().zip(&self.signature.inputs);
         let taken = inputs.filter_map(|(buffer, spec)| Some((spec.name.clone(), buffer.take()?))).collect();
@@ -448,8 +459,9 @@ impl IoBinding {
         self.has_run = false;
     }
 
-    /// Waits until bound inputs are where the session's devices read them: copies to and computations on a device may still be under way.
-    /// Runs on the device come after them in any case.
+    /// Waits until bound inputs are where the session's devices read them: copies to and
+    /// computations on a device may still be under way. Runs on the device come after them in
+    /// any case.
     ///
     /// # Errors
     ///
@@ -458,7 +470,8 @@ impl IoBinding {
         self.signature.devices.iter().try_for_each(|device| guard::synchronize(&**device))
     }
 
-    /// Waits until the session's devices have written the outputs. Whoever reads them on the device, or copies them from there, need not.
+    /// Waits until the session's devices have written the outputs. Whoever reads them on the
+    /// device, or copies them from there, need not.
     ///
     /// # Errors
     ///
@@ -489,7 +502,8 @@ fn check_dtype(name: &str, expected: &ValueType, dtype: crate::dtype::DType) -> 
     }
 }
 
-/// Refuses ranks and fixed sizes that differ from the declared ones. Symbolic sizes are compared when it runs.
+/// Refuses ranks and fixed sizes that differ from the declared ones. Symbolic sizes are compared
+/// when it runs.
 fn check_sizes((kind, name): (&str, &str), expected: &ValueType, value: ValueView<'_>) -> Result<()> {
     let (Some(formal), Ok(tensor)) = (expected.shape(), value.tensor()) else { return Ok(()) };
     let agree = |(dim, &size): (&Dim, &usize)| dim.as_constant().is_none_or(|n| n == size as i64);

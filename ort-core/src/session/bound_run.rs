@@ -21,25 +21,26 @@ use crate::{Result, Within, ensure, error};
 pub(super) struct Prepared {
     plan: Arc<RunPlan>,
     bindings: Bindings,
-    /// The session that the plan is of, where it is not the binding's own: what is bound contradicts the names of
-    /// dimensions.
+    /// The session that the plan is of, where it is not the binding's own: what is bound
+    /// contradicts the names of dimensions.
     independent: Option<Arc<Session>>,
 }
 
 /// What a run over a binding takes of memory, before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundPeak {
-    /// Activations, workspaces and the buffers of outputs at the peak, without values of unknown size.
+    /// Activations, workspaces and the buffers of outputs at the peak, without values of unknown
+    /// size.
     pub bytes: usize,
     /// Whether the sizes of all values are known, so that it is all of it.
     pub is_known: bool,
 }
 
 impl Session {
-    /// What a run over a binding takes with these sizes of symbolic dimensions, if it keeps the outputs
-    /// of these names in these memories. Their buffers are there from the beginning of the run, where
-    /// [`Session::plan`] is of a run that hands its outputs over and counts each from when it is
-    /// computed. A dimension that is not named counts as 1.
+    /// What a run over a binding takes with these sizes of symbolic dimensions, if it keeps the
+    /// outputs of these names in these memories. Their buffers are there from the beginning of
+    /// the run, where [`Session::plan`] is of a run that hands its outputs over and counts each
+    /// from when it is computed. A dimension that is not named counts as 1.
     ///
     /// # Errors
     ///
@@ -74,9 +75,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// An input without a default or every output is not bound, what is bound does not fit the model, an output cannot be
-    /// in the memory of an input, or somebody still holds an output of an earlier run: all this before any node runs. Then
-    /// those of [`Session::run`].
+    /// An input without a default or every output is not bound, what is bound does not fit the
+    /// model, an output cannot be in the memory of an input, or somebody still holds an output
+    /// of an earlier run: all this before any node runs. Then those of [`Session::run`].
     pub fn run_with_binding(&self, binding: &mut IoBinding, options: &RunOptions<'_>) -> Result<()> {
         let ours = self.signature.get().is_some_and(|ours| Arc::ptr_eq(ours, &binding.signature));
         ensure!(
@@ -166,8 +167,8 @@ impl Session {
         Ok(Prepared { plan, bindings, independent: None })
     }
 
-    /// Memory for the outputs whose size the plan knows, that of the last run where nobody holds it; refuses buffers of the
-    /// caller that somebody holds.
+    /// Memory for the outputs whose size the plan knows, that of the last run where nobody holds
+    /// it; refuses buffers of the caller that somebody holds.
     fn provide(&self, plan: &RunPlan, binding: &mut IoBinding) -> Result<()> {
         let given = binding.inputs.len();
         for (index, (bound, slot)) in binding.outputs.iter().zip(&plan.outputs).enumerate() {
@@ -279,8 +280,9 @@ impl<'a> Region<'a> {
     }
 }
 
-/// Refuses memory that is written under one name and used under another, which only memory of others can be: the rest is
-/// shared for reading alone. An output in the place of an input is bound to it.
+/// Refuses memory that is written under one name and used under another, which only memory of
+/// others can be: the rest is shared for reading alone. An output in the place of an input is bound
+/// to it.
 fn check_apart(binding: &IoBinding) -> Result<()> {
     let IoBinding { signature, inputs, outputs, buffers, .. } = binding;
     let mut regions = Vec::new();

@@ -76,7 +76,8 @@ impl SessionBuilder {
         }
     }
 
-    /// Adds an execution provider; those added first are preferred. Without any, `cpu` runs everything.
+    /// Adds an execution provider; those added first are preferred. Without any, `cpu` runs
+    /// everything.
     #[must_use]
     pub fn provider(self, name: &str) -> SessionBuilder {
         self.provider_with(name, ProviderOptions::new())
@@ -95,8 +96,9 @@ impl SessionBuilder {
         self
     }
 
-    /// Adds an execution provider that the session does without, with a warning, where it cannot be used: it is not in this build, its library cannot be
-    /// loaded, there is no device, or the device breaks while the session is built. Without this, each of them is an error.
+    /// Adds an execution provider that the session does without, with a warning, where it cannot be
+    /// used: it is not in this build, its library cannot be loaded, there is no device, or the
+    /// device breaks while the session is built. Without this, each of them is an error.
     ///
     /// ```no_run
     /// use ort_core::ep::ProviderOptions;
@@ -125,8 +127,10 @@ impl SessionBuilder {
         self
     }
 
-    /// The threads that making the session uses, which packs weights, folds constants and holds files of a compiled cache against their hashes, apart from
-    /// [those of runs](Self::threads); by default the cores that this process may use. The session is the same on any number.
+    /// The threads that making the session uses, which packs weights, folds constants and holds
+    /// files of a compiled cache against their hashes, apart from
+    /// [those of runs](Self::threads); by default the cores that this process may use. The session
+    /// is the same on any number.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -141,14 +145,17 @@ impl SessionBuilder {
         self
     }
 
-    /// A folder that keeps packed weights and folded constants in files, which sessions map: processes share them, loading packs nothing, and they do
-    /// not count against limits. Devices that compile programs keep there what a later process compiles before its first run. An entry is found by the
-    /// content of the model's files and by all that the packing depends on; where there is none, or
-    /// it is damaged or of other code, it is written first. The folder is made where there is none; what lies in it may be removed at any time, but is
+    /// A folder that keeps packed weights and folded constants in files, which sessions map:
+    /// processes share them, loading packs nothing, and they do not count against limits.
+    /// Devices that compile programs keep there what a later process compiles before its first run.
+    /// An entry is found by the content of the model's files and by all that the packing
+    /// depends on; where there is none, or it is damaged or of other code, it is written first.
+    /// The folder is made where there is none; what lies in it may be removed at any time, but is
     /// never to be changed. Whoever may write there decides what sessions compute.
     ///
-    /// Building fails where the path leads to a file, where the folder cannot be made, and for a graph that was built by hand, which has no
-    /// content to be found by. A folder that cannot be written leaves packed weights in memory, with a warning.
+    /// Building fails where the path leads to a file, where the folder cannot be made, and for a
+    /// graph that was built by hand, which has no content to be found by. A folder that cannot
+    /// be written leaves packed weights in memory, with a warning.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -164,17 +171,18 @@ impl SessionBuilder {
         self
     }
 
-    /// A bound in bytes on what the session allocates: packed weights, activations, workspaces and outputs.
-    /// Weights read from a mapped file are not allocated. Without a limit the bound is what is free when the session is built, on the machine and in the
-    /// control groups around the process; a run that this would refuse looks again what is free then.
+    /// A bound in bytes on what the session allocates: packed weights, activations, workspaces and
+    /// outputs. Weights read from a mapped file are not allocated. Without a limit the bound is
+    /// what is free when the session is built, on the machine and in the control groups around
+    /// the process; a run that this would refuse looks again what is free then.
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> SessionBuilder {
         self.memory_limit = Some(bytes);
         self
     }
 
-    /// A budget that several sessions share: what each of them packs and runs counts against it. A [`memory_limit`](Self::memory_limit)
-    /// bounds this session besides.
+    /// A budget that several sessions share: what each of them packs and runs counts against it. A
+    /// [`memory_limit`](Self::memory_limit) bounds this session besides.
     ///
     /// ```
     /// use ort_alloc::Budget;
@@ -216,8 +224,9 @@ impl SessionBuilder {
         self
     }
 
-    /// How the session holds memory for values whose size only the run tells: in arenas with this configuration, whose regions count in the
-    /// budget, or without one straight from the heap. By default [`ArenaConfig::lean`].
+    /// How the session holds memory for values whose size only the run tells: in arenas with this
+    /// configuration, whose regions count in the budget, or without one straight from the heap.
+    /// By default [`ArenaConfig::lean`].
     #[must_use]
     pub fn arena(mut self, config: Option<ArenaConfig>) -> SessionBuilder {
         self.arena = config;
@@ -231,16 +240,18 @@ impl SessionBuilder {
         self
     }
 
-    /// For finding kernels that read memory before they write it: everything that a kernel is to write holds patterns first that are NaN in
-    /// each floating-point type. By default the environment variable `ORT_POISON_MEMORY` decides: 1 is yes.
+    /// For finding kernels that read memory before they write it: everything that a kernel is to
+    /// write holds patterns first that are NaN in each floating-point type. By default the
+    /// environment variable `ORT_POISON_MEMORY` decides: 1 is yes.
     #[must_use]
     pub fn poison(mut self, poison: bool) -> SessionBuilder {
         self.poison = poison;
         self
     }
 
-    /// Whether a run that the memory limit, or the machine, cannot hold at once may run in parts of its batch, one after the other; by default
-    /// it may. That is done where each item is proved to be computed apart, with the same bits ([`Session::batch_parallel`]), by
+    /// Whether a run that the memory limit, or the machine, cannot hold at once may run in parts of
+    /// its batch, one after the other; by default it may. That is done where each item is
+    /// proved to be computed apart, with the same bits ([`Session::batch_parallel`]), by
     /// [`Session::run`]; what an [`IoBinding`](super::IoBinding) binds is not split.
     #[must_use]
     pub fn batch_split(mut self, allowed: bool) -> SessionBuilder {
@@ -248,9 +259,11 @@ impl SessionBuilder {
         self
     }
 
-    /// Has the output `output` be the new value of the input `input`, in the same memory: the step that computes it runs after whoever
-    /// else reads the input, and plans take the memory to be there. Such a session runs over a binding alone ([`Session::io_binding`]),
-    /// in which the output is bound to the input ([`OutputTarget::Input`](super::OutputTarget::Input)).
+    /// Has the output `output` be the new value of the input `input`, in the same memory: the step
+    /// that computes it runs after whoever else reads the input, and plans take the memory to
+    /// be there. Such a session runs over a binding alone ([`Session::io_binding`]),
+    /// in which the output is bound to the input
+    /// ([`OutputTarget::Input`](super::OutputTarget::Input)).
     ///
     /// ```no_run
     /// use ort_core::dtype::DType;
@@ -265,15 +278,17 @@ impl SessionBuilder {
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     ///
-    /// Building fails where there is no such input or output, and where the old value is read after the new one.
+    /// Building fails where there is no such input or output, and where the old value is read after
+    /// the new one.
     #[must_use]
     pub fn update(mut self, input: &str, output: &str) -> SessionBuilder {
         self.updates.push((input.to_string(), output.to_string()));
         self
     }
 
-    /// Has runs refuse inputs that give one dimension name two sizes, which otherwise compile the model again with a
-    /// warning; by default what the model was loaded with ([`Source::strict`](crate::onnx::Source::strict)).
+    /// Has runs refuse inputs that give one dimension name two sizes, which otherwise compile the
+    /// model again with a warning; by default what the model was loaded with
+    /// ([`Source::strict`](crate::onnx::Source::strict)).
     #[must_use]
     pub fn strict(mut self, strict: bool) -> SessionBuilder {
         self.strict = strict;
@@ -290,7 +305,8 @@ impl SessionBuilder {
         self.memory_limit.is_some() || (self.budget.is_some() && !self.follows_machine)
     }
 
-    /// How long building the session and each run may take; by default what the model was loaded within.
+    /// How long building the session and each run may take; by default what the model was loaded
+    /// within.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> SessionBuilder {
         self.limits = limits;
@@ -318,8 +334,10 @@ impl SessionBuilder {
         self
     }
 
-    /// Writes the model and what compiling it packs and folds into one file, whole or not at all, that [`Model::load`] takes like any other: where these
-    /// providers, settings and CPU are found again, nothing is packed. Elsewhere the weights that the file holds are packed again, with a warning.
+    /// Writes the model and what compiling it packs and folds into one file, whole or not at all,
+    /// that [`Model::load`] takes like any other: where these providers, settings and CPU are
+    /// found again, nothing is packed. Elsewhere the weights that the file holds are packed again,
+    /// with a warning.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -331,7 +349,8 @@ impl SessionBuilder {
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     ///
-    /// Fails where building a session would, where the file cannot be written, and for a graph that was built by hand: save it first.
+    /// Fails where building a session would, where the file cannot be written, and for a graph that
+    /// was built by hand: save it first.
     pub fn save_compiled(&self, path: impl AsRef<Path>) -> Result<()> {
         let budget = self.new_budget();
         let threads = self.thread_count()?;
@@ -346,8 +365,8 @@ impl SessionBuilder {
     /// saved for any runtime.
     ///
     /// The names of the inputs' dimensions are documentation, which a run may contradict. A session
-    /// sees such runs; who runs the graph elsewhere does not. So equal names are not taken for equal
-    /// sizes, unless [`trust_dimension_names`](Self::trust_dimension_names) says so.
+    /// sees such runs; who runs the graph elsewhere does not. So equal names are not taken for
+    /// equal sizes, unless [`trust_dimension_names`](Self::trust_dimension_names) says so.
     pub fn optimized(self) -> Result<(Graph, Report)> {
         match !self.trusts_names && self.model.may_be_independent() {
             true => self.optimized_with_independent_dims(),
@@ -355,16 +374,17 @@ impl SessionBuilder {
         }
     }
 
-    /// Lets [`optimized`](Self::optimized) take equal names of dimensions for equal sizes. The graph
-    /// may then have fewer nodes, and is wrong for runs whose inputs contradict the names.
+    /// Lets [`optimized`](Self::optimized) take equal names of dimensions for equal sizes. The
+    /// graph may then have fewer nodes, and is wrong for runs whose inputs contradict the
+    /// names.
     #[must_use]
     pub fn trust_dimension_names(mut self, trust: bool) -> SessionBuilder {
         self.trusts_names = trust;
         self
     }
 
-    /// Compiles the model, or takes what a session built alike has compiled. An operator that no provider runs, or packed weights beyond the
-    /// memory limit, are errors.
+    /// Compiles the model, or takes what a session built alike has compiled. An operator that no
+    /// provider runs, or packed weights beyond the memory limit, are errors.
     pub fn build(self) -> Result<Session> {
         let independent = Independent::new(self.clone());
         let threads = self.thread_count()?;
@@ -478,9 +498,10 @@ impl SessionBuilder {
         Devices::open(&self.devices, &self.providers)
     }
 
-    /// Names the limit that would do where the session's memory limit refused it: folded constants, packed weights and copies at their most, or what of
-    /// them stays beside a run, as far as sizes are known. To know that, the session is built once more without memory for what it packs; constants
-    /// are folded for good, within a bound that follows from the model's size.
+    /// Names the limit that would do where the session's memory limit refused it: folded constants,
+    /// packed weights and copies at their most, or what of them stays beside a run, as far as
+    /// sizes are known. To know that, the session is built once more without memory for what it
+    /// packs; constants are folded for good, within a bound that follows from the model's size.
     fn explain(&self, problem: Error, setting: Setting<'_>) -> Error {
         if problem.shortage().is_none() {
             return problem;
@@ -512,7 +533,8 @@ impl SessionBuilder {
         Error::out_of_memory("building the session", shortage).help(advice)
     }
 
-    /// The fewest bytes that a run takes beside what stays, as far as sizes do not depend on its inputs.
+    /// The fewest bytes that a run takes beside what stays, as far as sizes do not depend on its
+    /// inputs.
     fn least_run(&self, built: &Built, Setting { threads, devices, .. }: Setting<'_>) -> Result<usize> {
         let Built { program, owner, .. } = built;
         let room = WorkspaceRoom::LEAST;
@@ -531,7 +553,8 @@ impl SessionBuilder {
     }
 }
 
-/// How much more than the limit and twice the model's weights folding may take while the limit that would do is looked for.
+/// How much more than the limit and twice the model's weights folding may take while the limit that
+/// would do is looked for.
 const EXPLAINING: usize = 64 << 20;
 
 /// A number of threads; by default the cores that this process may use.

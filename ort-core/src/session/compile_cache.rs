@@ -18,8 +18,9 @@ use crate::{ErrorKind, Result, error};
 pub(super) type FromCache = (Built, Arc<Entry>);
 
 impl SessionBuilder {
-    /// The program with its packed weights mapped: from the compiled model, or from the folder, where they are put first if they are not there. None
-    /// where that cannot be: then they are packed into memory.
+    /// The program with its packed weights mapped: from the compiled model, or from the folder,
+    /// where they are put first if they are not there. None where that cannot be: then they are
+    /// packed into memory.
     pub(super) fn cached(&self, setting: Setting<'_>) -> Result<Option<FromCache>> {
         if let Some(compiled) = self.model.compiled_model() {
             match self.with_compiled(compiled.entry(), setting)? {
@@ -101,7 +102,8 @@ impl SessionBuilder {
         store.finish_at(&target).map(drop).map_err(|problem| cannot_write(path, &problem))
     }
 
-    /// Packs everything into an entry; nothing of it stays in memory. The inner error says why it could not be written.
+    /// Packs everything into an entry; nothing of it stays in memory. The inner error says why it
+    /// could not be written.
     fn write_entry(
         &self,
         folder: &Folder,

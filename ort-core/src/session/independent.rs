@@ -1,10 +1,11 @@
 //! Runs whose inputs give one dimension name several sizes.
 //!
-//! Exporters use names of dimensions as documentation, and ONNX Runtime does not compare them. Here inference, rewrites
-//! and plans rely on equal names being equal sizes. So the first run that contradicts compiles the model again, with a
-//! name of its own for each dimension of each input, and such runs take that session from then on. All others, and
-//! their plans, stay as they are. To the caller the two are one session: their runs share one
-//! budget and reuse each other's idle memory.
+//! Exporters use names of dimensions as documentation, and ONNX Runtime does not compare them. Here
+//! inference, rewrites and plans rely on equal names being equal sizes. So the first run that
+//! contradicts compiles the model again, with a name of its own for each dimension of each input,
+//! and such runs take that session from then on. All others, and their plans, stay as they are. To
+//! the caller the two are one session: their runs share one budget and reuse each other's idle
+//! memory.
 //!
 //! A graph that is optimized to be run elsewhere has no such way out, so it is rewritten with
 //! independent dimensions, and has its names back when that is done.
@@ -18,7 +19,8 @@ use crate::rewrite::Report;
 use crate::spec::infer_until;
 use crate::{Error, Result, Within};
 
-/// The session with independent dimensions, from the first run on that needs it, and what it is built with.
+/// The session with independent dimensions, from the first run on that needs it, and what it is
+/// built with.
 pub(super) struct Independent {
     settings: SessionBuilder,
     session: OnceLock<Arc<Session>>,
@@ -45,12 +47,14 @@ impl Session {
         std::iter::once(self).chain(self.independent.built()).collect()
     }
 
-    /// The session for a run whose inputs contradict the names of dimensions, which `conflict` says.
+    /// The session for a run whose inputs contradict the names of dimensions, which `conflict`
+    /// says.
     ///
     /// # Errors
     ///
-    /// `conflict` itself if the session or its model is strict, or nothing but the names tells which sizes are equal:
-    /// for graphs that were built by hand, with gradients, and for sessions that update inputs.
+    /// `conflict` itself if the session or its model is strict, or nothing but the names tells
+    /// which sizes are equal: for graphs that were built by hand, with gradients, and for
+    /// sessions that update inputs.
     pub(super) fn independent(&self, conflict: Error) -> Result<Arc<Session>> {
         let Independent { settings, session, building } = &self.independent;
         if !settings.may_be_independent() {
@@ -92,7 +96,8 @@ impl SessionBuilder {
         settings.model = self.model.with_independent_dims()?;
         settings.devices.clone_from(&first.executor.compiled.devices);
         settings.providers.clear();
-        // Entries of the compiled cache are found by the model's content, which is that of the first session.
+        // Entries of the compiled cache are found by the model's content, which is that of the
+        // first session.
         settings.cache_dir = None;
         settings.memory_limit = None;
         settings.budget = Some(first.executor.compiled.budget.clone());
@@ -142,7 +147,8 @@ fn restore_names(graph: &mut Graph, named: &Graph) {
     }
 }
 
-/// Takes out of the types and elements of all values what was inferred from the names of dimensions.
+/// Takes out of the types and elements of all values what was inferred from the names of
+/// dimensions.
 fn forget_names(graph: &mut Graph) {
     for id in graph.value_ids() {
         let value = graph.value_mut(id);

@@ -1,4 +1,5 @@
-//! The largest size of a dimension that fits into a number of bytes, from plans alone: nothing runs.
+//! The largest size of a dimension that fits into a number of bytes, from plans alone: nothing
+//! runs.
 
 use super::Session;
 use crate::{ErrorKind, Result, ensure};
@@ -7,11 +8,11 @@ use crate::{ErrorKind, Result, ensure};
 const MOST: i64 = 1 << 48;
 
 impl Session {
-    /// The largest size of the symbolic dimension `dim` (in elements, such as a batch) with which the
-    /// session keeps to `budget` bytes: packed weights, folded constants, activations, workspaces and
-    /// outputs. Other dimensions count as 1. None if not even 1 fits. It is the largest that runs as a
-    /// whole: a run that is split ([`SessionBuilder::batch_split`](super::SessionBuilder::batch_split))
-    /// may be larger.
+    /// The largest size of the symbolic dimension `dim` (in elements, such as a batch) with which
+    /// the session keeps to `budget` bytes: packed weights, folded constants, activations,
+    /// workspaces and outputs. Other dimensions count as 1. None if not even 1 fits. It is the
+    /// largest that runs as a whole: a run that is split
+    /// ([`SessionBuilder::batch_split`](super::SessionBuilder::batch_split)) may be larger.
     ///
     /// ```no_run
     /// # use ort_core::session::{Model, Session};
@@ -23,8 +24,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] where the model has no such dimension; [`ErrorKind::NotImplemented`] where the sizes of values depend on
-    /// data, so that no plan tells the peak.
+    /// [`ErrorKind::InvalidArgument`] where the model has no such dimension;
+    /// [`ErrorKind::NotImplemented`] where the sizes of values depend on data, so that no plan
+    /// tells the peak.
     pub fn largest_batch(&self, dim: &str, budget: usize) -> Result<Option<i64>> {
         self.largest_size(dim, &[], budget)
     }

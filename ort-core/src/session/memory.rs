@@ -7,22 +7,26 @@ use super::Session;
 use crate::ep::SharedBytes;
 use crate::tensor::Tensor;
 
-/// The memory of a session, by what it is for, in bytes. What sessions share that were built alike on one model is in each of theirs.
+/// The memory of a session, by what it is for, in bytes. What sessions share that were built alike
+/// on one model is in each of theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     /// All weights of the model.
     pub weights: usize,
     /// Of those, what runs read straight from the mapped file.
     pub weights_mapped: usize,
-    /// Constants in memory of their own: those of models that are not mapped, folded ones, and copies for alignment.
+    /// Constants in memory of their own: those of models that are not mapped, folded ones, and
+    /// copies for alignment.
     pub weights_copied: usize,
     /// Weights packed for speed, in memory of this process.
     pub packed: usize,
-    /// Of those, what sessions on other models, or built otherwise, hold as well: equal bytes are in this process once, and each session counts them.
+    /// Of those, what sessions on other models, or built otherwise, hold as well: equal bytes are
+    /// in this process once, and each session counts them.
     pub packed_shared: usize,
     /// Constants in the memory of devices; where not all of them stay there, those of the last run.
     pub device_constants: usize,
-    /// Packed weights and folded constants in the mapped file of a compiled cache, which processes share.
+    /// Packed weights and folded constants in the mapped file of a compiled cache, which processes
+    /// share.
     pub cached: usize,
     /// Planned activations: the slabs of runs, those that wait for the next ones included.
     pub slabs: usize,
@@ -34,9 +38,11 @@ pub struct MemoryUse {
     pub dynamic: usize,
     /// Of those, the arena's regions, free ones included.
     pub arena: usize,
-    /// Dropped outputs that wait for the next ones of their size. They are in no budget: with a limit there are none.
+    /// Dropped outputs that wait for the next ones of their size. They are in no budget: with a
+    /// limit there are none.
     pub outputs_waiting: usize,
-    /// Of all that is above, what waits for the next run and a trim gives back: slabs, free regions, dropped outputs.
+    /// Of all that is above, what waits for the next run and a trim gives back: slabs, free
+    /// regions, dropped outputs.
     pub idle: usize,
     /// The bound on what the session allocates.
     pub limit: usize,
@@ -47,7 +53,8 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// All bytes that the session holds once it has run: mapped weights, which runs have read by then, and everything that is allocated.
+    /// All bytes that the session holds once it has run: mapped weights, which runs have read by
+    /// then, and everything that is allocated.
     ///
     /// The process holds a few MiB more, for its code, the graph and the threads' stacks.
     pub fn total(&self) -> usize {
@@ -135,7 +142,8 @@ impl Session {
     }
 
     /// The fewest bytes of constants that the session holds during a run and that count against its
-    /// limit: folded ones, copies for alignment, packed weights, and of those that come and go the largest.
+    /// limit: folded ones, copies for alignment, packed weights, and of those that come and go the
+    /// largest.
     pub fn constant_bytes(&self) -> usize {
         let constants = self.parts().into_iter().map(|part| part.executor.compiled.constant_bytes);
         constants.fold(self.executor.compiled.streams.least_bytes(), usize::saturating_add)

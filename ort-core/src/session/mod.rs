@@ -67,7 +67,8 @@ use independent::Independent;
 use memory::ConstantBytes;
 use shared::Shared;
 
-/// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
+/// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of
+/// threads.
 pub struct Session {
     model: Model,
     /// What runs the program.
@@ -151,7 +152,8 @@ impl Session {
         Ok(names.zip(outputs).collect())
     }
 
-    /// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.
+    /// The inputs with memory that kernels can read as typed slices: those that are not aligned are
+    /// copied.
     fn readable<'n>(&self, inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
         let readable = |value: &Value| transfers::readable(value, self.executor.transfers());
         inputs.iter().map(|(name, value)| Ok((*name, readable(value)?))).collect()
@@ -196,8 +198,8 @@ impl Session {
         Ok(given)
     }
 
-    /// The memory of a run with these sizes of symbolic dimensions; a dimension that is not named counts as 1.
-    /// A name that the model does not have is an error.
+    /// The memory of a run with these sizes of symbolic dimensions; a dimension that is not named
+    /// counts as 1. A name that the model does not have is an error.
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let bindings = self.bindings(dims)?;
         let values = self.executor.compiled.program.bound_values(self.executor.planning);
@@ -219,8 +221,8 @@ impl Session {
         self.report(&bindings, &self.executor.given_values(&given), other)
     }
 
-    /// What each step of a run takes and gives back, in their order, with these sizes of symbolic dimensions; for those who edit the graph to
-    /// have fewer bytes alive at once.
+    /// What each step of a run takes and gives back, in their order, with these sizes of symbolic
+    /// dimensions; for those who edit the graph to have fewer bytes alive at once.
     pub fn live_steps(&self, dims: &[(&str, i64)]) -> Result<Vec<LiveStep>> {
         Ok(live_steps(&self.executor.compiled.program, &self.bindings(dims)?, self.executor.threads))
     }
@@ -270,8 +272,8 @@ impl Session {
         .map(|(kind, bytes)| KindBytes { kind, bytes, symbolic: None })
     }
 
-    /// Sizes for all symbolic dimensions of the inputs: those that are named, and 1 for the others. A name that the model does not have is an
-    /// error.
+    /// Sizes for all symbolic dimensions of the inputs: those that are named, and 1 for the others.
+    /// A name that the model does not have is an error.
     pub fn bindings(&self, dims: &[(&str, i64)]) -> Result<Bindings> {
         let symbols = self.model.symbols();
         let mut bindings = Bindings::new();
@@ -287,16 +289,18 @@ impl Session {
         Ok(bindings)
     }
 
-    /// The counters of the session's arenas, which hold values whose size only the run tells: one for the host and one for each
-    /// device with memory of its own. Empty where the session has none.
+    /// The counters of the session's arenas, which hold values whose size only the run tells: one
+    /// for the host and one for each device with memory of its own. Empty where the session has
+    /// none.
     ///
     /// Their names are those of ONNX Runtime's `GetStats`, and as text they read like it.
     pub fn allocator_stats(&self) -> Vec<(DeviceId, Stats)> {
         self.executor.kept.dynamic.stats()
     }
 
-    /// Where each node runs, in the order of the steps, why there, and why not on the providers that come before in the session's order. Copies
-    /// between memories, which are no nodes, are left out; [`Session::steps`] has them.
+    /// Where each node runs, in the order of the steps, why there, and why not on the providers
+    /// that come before in the session's order. Copies between memories, which are no nodes,
+    /// are left out; [`Session::steps`] has them.
     ///
     /// ```
     /// fn print(session: &ort_core::session::Session) {
@@ -318,9 +322,10 @@ impl Session {
         placement::steps(&self.executor.compiled.program, &self.executor.compiled.devices)
     }
 
-    /// By input, in the model's order, the memory from which runs read it without a copy; the host's where they read it there, too. ONNX Runtime's
-    /// `get_input_memory_infos`. An input that the session updates ([`SessionBuilder::update`](super::SessionBuilder::update)) is to be bound to a buffer in
-    /// this memory, in which its new value is computed.
+    /// By input, in the model's order, the memory from which runs read it without a copy; the
+    /// host's where they read it there, too. ONNX Runtime's `get_input_memory_infos`. An input
+    /// that the session updates ([`SessionBuilder::update`](super::SessionBuilder::update)) is to
+    /// be bound to a buffer in this memory, in which its new value is computed.
     pub fn input_memories(&self) -> Vec<DeviceId> {
         let program = &self.executor.compiled.program;
         let read = memories_of_reads(program);
@@ -332,8 +337,8 @@ impl Session {
         memories
     }
 
-    /// Whether each item of a batch is computed apart from the others, with the same bits in whatever batch it is, so that runs may be
-    /// split: the proof, or what stands in its way.
+    /// Whether each item of a batch is computed apart from the others, with the same bits in
+    /// whatever batch it is, so that runs may be split: the proof, or what stands in its way.
     ///
     /// # Errors
     ///
@@ -400,7 +405,8 @@ fn check_type(name: &str, expected: &ValueType, value: &ValueView<'_>) -> Result
     Ok(())
 }
 
-/// Given inputs by name. Few are looked through, which takes nothing from the heap; of many there is a table.
+/// Given inputs by name. Few are looked through, which takes nothing from the heap; of many there
+/// is a table.
 struct ByName<'v> {
     inputs: &'v [(&'v str, Value)],
     places: HashMap<&'v str, usize>,

@@ -38,7 +38,8 @@ pub struct Model {
 /// What the names of the inputs' dimensions say.
 #[derive(Clone, Copy, PartialEq)]
 enum DimNames {
-    /// Equal names are equal sizes, and that is all that says so: of graphs built by hand, and with gradients.
+    /// Equal names are equal sizes, and that is all that says so: of graphs built by hand, and with
+    /// gradients.
     Binding,
     /// They are documentation, which a run may contradict.
     Documentation,
@@ -47,7 +48,8 @@ enum DimNames {
 }
 
 impl Model {
-    /// Loads a model from a file, which is mapped: weights stay in the file until something reads them.
+    /// Loads a model from a file, which is mapped: weights stay in the file until something reads
+    /// them.
     pub fn load(path: impl AsRef<Path>) -> Result<Model> {
         Model::from_source(Source::open(path, FileAccess::default())?)
     }
@@ -107,7 +109,8 @@ impl Model {
         self.dims == DimNames::Documentation
     }
 
-    /// What in the model's file ONNX does not allow, and loading made good. A strict [`Source`] refuses it instead.
+    /// What in the model's file ONNX does not allow, and loading made good. A strict [`Source`]
+    /// refuses it instead.
     pub fn warnings(&self) -> &[ModelWarning] {
         &self.file.warnings
     }
@@ -117,7 +120,8 @@ impl Model {
         self.file.strict
     }
 
-    /// An error if a mapped file of the model was changed in place; `now` looks however soon after the last time.
+    /// An error if a mapped file of the model was changed in place; `now` looks however soon after
+    /// the last time.
     pub(super) fn check_files(&self, now: bool) -> Result<()> {
         self.file.check_files(now)
     }
@@ -189,8 +193,8 @@ impl Model {
         self.file.mappings.iter().any(|mapping| mapping.contains(bytes))
     }
 
-    /// Whether a constant is aligned for its type by its place in the model's file, wherever that lies in memory; where it is in memory of its own,
-    /// as it lies there.
+    /// Whether a constant is aligned for its type by its place in the model's file, wherever that
+    /// lies in memory; where it is in memory of its own, as it lies there.
     pub(super) fn is_aligned_in_file(&self, tensor: &Tensor) -> bool {
         let (Some(bytes), Some(size)) = (tensor.bytes(), tensor.dtype().byte_size()) else { return true };
         let start = bytes.as_ptr().addr();
@@ -204,8 +208,8 @@ impl Model {
         !self.file.mappings.is_empty()
     }
 
-    /// Lets go of the resident pages of a weight that was packed or copied; they come back from the file when they are read. A weight that is in no mapped
-    /// file stays as it is.
+    /// Lets go of the resident pages of a weight that was packed or copied; they come back from the
+    /// file when they are read. A weight that is in no mapped file stays as it is.
     pub fn release(&self, tensor: &Tensor) {
         self.file.release(tensor);
     }

@@ -5,8 +5,8 @@ use ort_alloc::{ArenaConfig, ExtendStrategy};
 use crate::rewrite::Level;
 use crate::{Result, advise, error};
 
-/// Settings of a session, as ONNX Runtime's `SessionOptions` has them: [`SessionBuilder::options`](super::SessionBuilder::options)
-/// takes them. Sizes are in bytes.
+/// Settings of a session, as ONNX Runtime's `SessionOptions` has them:
+/// [`SessionBuilder::options`](super::SessionBuilder::options) takes them. Sizes are in bytes.
 ///
 /// ```
 /// use ort_core::session::SessionOptions;
@@ -21,13 +21,16 @@ use crate::{Result, advise, error};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionOptions {
-    /// Whether values whose size only the run tells lie in an arena, instead of coming straight from the heap (true).
+    /// Whether values whose size only the run tells lie in an arena, instead of coming straight
+    /// from the heap (true).
     pub enable_cpu_mem_arena: bool,
-    /// Whether each run's memory is planned ahead, in one slab that waits for the next run (true). Without it each value is allocated as it
-    /// comes, and a run that does not fit into a limit fails in its midst.
+    /// Whether each run's memory is planned ahead, in one slab that waits for the next run (true).
+    /// Without it each value is allocated as it comes, and a run that does not fit into a limit
+    /// fails in its midst.
     pub enable_mem_pattern: bool,
-    /// Whether values that are not alive together share memory in the plan (true). Without it each has bytes of its own for the whole
-    /// run, which helps to find what reads memory that is no longer its own.
+    /// Whether values that are not alive together share memory in the plan (true). Without it each
+    /// has bytes of its own for the whole run, which helps to find what reads memory that is no
+    /// longer its own.
     pub enable_mem_reuse: bool,
     /// How much of the graph may be rewritten (`all`).
     pub graph_optimization_level: Level,
@@ -35,22 +38,25 @@ pub struct SessionOptions {
     pub disabled_rules: Vec<String>,
     /// Threads inside one operator; 0 for the cores that the process may use (0).
     pub intra_op_num_threads: usize,
-    /// Threads that make the session, apart from those of runs: see [`SessionBuilder::load_threads`](super::SessionBuilder::load_threads); 0 for the
+    /// Threads that make the session, apart from those of runs: see
+    /// [`SessionBuilder::load_threads`](super::SessionBuilder::load_threads); 0 for the
     /// cores that the process may use (0). OpenVINO calls it `compilation_num_threads`.
     pub load_threads: usize,
-    /// Moot: nodes run one after another, so that their memory can be planned, and each uses all threads. ONNX Runtime reads it only with
-    /// [`ExecutionMode::Parallel`].
+    /// Moot: nodes run one after another, so that their memory can be planned, and each uses all
+    /// threads. ONNX Runtime reads it only with [`ExecutionMode::Parallel`].
     pub inter_op_num_threads: usize,
     /// Moot, see there.
     pub execution_mode: ExecutionMode,
-    /// A bound on everything that the session allocates: see [`SessionBuilder::memory_limit`](super::SessionBuilder::memory_limit).
+    /// A bound on everything that the session allocates: see
+    /// [`SessionBuilder::memory_limit`](super::SessionBuilder::memory_limit).
     pub memory_limit: Option<usize>,
     /// How arenas grow ([`ArenaConfig::lean`]).
     pub arena: ArenaConfig,
 }
 
-/// Whether nodes may run side by side. Moot: both run one node after another with the same results, because nodes side by side would need the
-/// memory of both at once. It is here so that programs which choose one need no change.
+/// Whether nodes may run side by side. Moot: both run one node after another with the same results,
+/// because nodes side by side would need the memory of both at once. It is here so that programs
+/// which choose one need no change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExecutionMode {
     /// ONNX Runtime's `ORT_SEQUENTIAL`.
@@ -85,8 +91,9 @@ struct Entry {
     set: fn(&mut SessionOptions, &str) -> Option<()>,
 }
 
-/// Keys with a point are ONNX Runtime's configuration entries; the others are those of its `OrtArenaCfg` and of its providers' options, but for
-/// `memory_limit` and `load_threads`, which are ours.
+/// Keys with a point are ONNX Runtime's configuration entries; the others are those of its
+/// `OrtArenaCfg` and of its providers' options, but for `memory_limit` and `load_threads`, which
+/// are ours.
 const ENTRIES: &[Entry] = &[
     Entry {
         key: "session.enable_cpu_mem_arena",
@@ -163,12 +170,14 @@ const NUMBER: &str = "a whole number";
 const SIZE: &str = "a number of bytes, -1 for what it is without the entry";
 
 impl SessionOptions {
-    /// Changes a setting by its key, as ONNX Runtime's `add_session_config_entry` does. Besides its configuration entries it takes
-    /// the keys of its arenas' settings, such as `arena_extend_strategy`.
+    /// Changes a setting by its key, as ONNX Runtime's `add_session_config_entry` does. Besides its
+    /// configuration entries it takes the keys of its arenas' settings, such as
+    /// `arena_extend_strategy`.
     ///
     /// # Errors
     ///
-    /// A key that does not exist, with the nearest that does, or a value that the key does not take, with those that it takes.
+    /// A key that does not exist, with the nearest that does, or a value that the key does not
+    /// take, with those that it takes.
     pub fn add_session_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
         let entry = ENTRIES.iter().find(|entry| entry.key == key).ok_or_else(|| {
             let keys = ENTRIES.iter().map(|entry| entry.key);

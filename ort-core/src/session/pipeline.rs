@@ -1,10 +1,10 @@
 //! From a model to the program that runs it, in five stages: rewrite, place, compile, order, plan.
 //!
 //! [`SessionBuilder::prepare`] is the whole of it, but for two ends. Loading a model
-//! ([`Model::from_source`]) has inferred its types and shapes before the first stage. Plans depend on
-//! the sizes of inputs: [`Session::plan_kept`] makes one for each combination of sizes, at its first
-//! run. [`SessionBuilder::optimized`] ends after the rewrites, [`SessionBuilder::prepared`] after the
-//! placement.
+//! ([`Model::from_source`]) has inferred its types and shapes before the first stage. Plans depend
+//! on the sizes of inputs: [`Session::plan_kept`] makes one for each combination of sizes, at its
+//! first run. [`SessionBuilder::optimized`] ends after the rewrites, [`SessionBuilder::prepared`]
+//! after the placement.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -71,8 +71,9 @@ impl SessionBuilder {
         Ok((graph, report))
     }
 
-    /// The graph as it is compiled: rewritten, and taken apart where no device has a kernel. A session on it with
-    /// [`Level::Disabled`] runs it as it stands, so that it can be edited in between.
+    /// The graph as it is compiled: rewritten, and taken apart where no device has a kernel. A
+    /// session on it with [`Level::Disabled`] runs it as it stands, so that it can be edited in
+    /// between.
     pub fn prepared(self) -> Result<Graph> {
         let budget = self.new_budget();
         self.open_devices()?.attempt(|devices| {
@@ -83,8 +84,8 @@ impl SessionBuilder {
         })
     }
 
-    /// All stages, within the time that building may take: rules that read long constants, and kernels
-    /// that pack for long, end with it.
+    /// All stages, within the time that building may take: rules that read long constants, and
+    /// kernels that pack for long, end with it.
     pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
         let what = "compiling the model";
         let _watch = enter(Watch { what, cancel: CancelToken::new(), deadline: setting.until });
@@ -117,7 +118,8 @@ impl SessionBuilder {
         let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
         let channels_last = devices.iter().map(|device| guard::prefers_channels_last(&**device));
         let channels_last = channels_last.collect::<Result<Vec<bool>>>()?;
-        // What a session updates is read in both directions of a training, whose gradients have the channels second.
+        // What a session updates is read in both directions of a training, whose gradients have the
+        // channels second.
         let channels_last = if self.updates.is_empty() { &channels_last[..] } else { &[] };
         let vector_bytes = devices.iter().map(|device| guard::vector_bytes(&**device));
         let vector_bytes = vector_bytes.collect::<Result<Vec<usize>>>()?;
@@ -184,8 +186,8 @@ fn align_defaults(program: &mut Program, cx: &mut BuildCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Stage 4: the steps in an order that has fewer bytes alive at once. Subgraphs come first: what they
-/// take counts for their node.
+/// Stage 4: the steps in an order that has fewer bytes alive at once. Subgraphs come first: what
+/// they take counts for their node.
 fn order(program: &mut Program, threads: usize) -> Result<()> {
     for nested in program.steps.iter_mut().flat_map(|step| &mut step.nested) {
         order(&mut nested.program, threads)?;
@@ -205,7 +207,8 @@ fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Optio
     devices.iter().position(|device| guard::claim(&**device, &NodeView { graph, node }).is_ok())
 }
 
-/// Runs a graph of constants on the host's devices; without any of them on the CPU provider. The results count against `budget`.
+/// Runs a graph of constants on the host's devices; without any of them on the CPU provider. The
+/// results count against `budget`.
 fn evaluate(
     graph: Graph,
     threads: usize,

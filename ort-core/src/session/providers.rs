@@ -1,4 +1,5 @@
-//! The devices of a session: those that were opened before, then the first ones of providers by name.
+//! The devices of a session: those that were opened before, then the first ones of providers by
+//! name.
 
 use std::sync::Arc;
 
@@ -44,7 +45,8 @@ impl ProviderRequest {
     }
 }
 
-/// Opens the first device of each provider, for several sessions that share tensors in the devices' memories; the CPU where no provider is asked for.
+/// Opens the first device of each provider, for several sessions that share tensors in the devices'
+/// memories; the CPU where no provider is asked for.
 ///
 /// # Errors
 ///
@@ -61,7 +63,8 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// The devices that are open, then the first one of each requested provider; the CPU where there are none.
+    /// The devices that are open, then the first one of each requested provider; the CPU where
+    /// there are none.
     ///
     /// # Errors
     ///
@@ -96,7 +99,8 @@ impl Devices {
         Ok(())
     }
 
-    /// Does some work with the devices; where it fails and an optional device turns out to be broken, once more without that.
+    /// Does some work with the devices; where it fails and an optional device turns out to be
+    /// broken, once more without that.
     pub(super) fn attempt<T>(&mut self, work: impl Fn(&[Arc<dyn Device>]) -> Result<T>) -> Result<T> {
         loop {
             let problem = match work(&self.all) {

@@ -57,7 +57,8 @@ pub(super) struct Shared {
 pub(super) struct CompiledPrograms(Mutex<Vec<Weak<Shared>>>);
 
 impl CompiledPrograms {
-    /// What was compiled for `key`, or what `make` compiles. Whoever asks meanwhile waits: two copies would take twice the memory.
+    /// What was compiled for `key`, or what `make` compiles. Whoever asks meanwhile waits: two
+    /// copies would take twice the memory.
     pub(super) fn get(
         &self,
         key: CompileKey,

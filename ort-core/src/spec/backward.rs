@@ -1,4 +1,5 @@
-//! Reverse accumulation over nodes of a graph: what a backward pass and the rules of operators with graphs of their own share.
+//! Reverse accumulation over nodes of a graph: what a backward pass and the rules of operators with
+//! graphs of their own share.
 
 use std::collections::{HashMap, HashSet};
 
@@ -49,8 +50,9 @@ impl Course<'_> {
         varying
     }
 
-    /// Adds the nodes that compute the gradients of the sum of all seeds, each a value and its gradient. Returns the gradients, by
-    /// value, where there is one. Nodes that stand in the way go to `obstacles`, and the pass goes on as if their gradient were 0.
+    /// Adds the nodes that compute the gradients of the sum of all seeds, each a value and its
+    /// gradient. Returns the gradients, by value, where there is one. Nodes that stand in the
+    /// way go to `obstacles`, and the pass goes on as if their gradient were 0.
     pub(crate) fn accumulate(
         &self,
         graph: &mut Graph,
@@ -108,8 +110,8 @@ fn zeros(graph: &mut Graph, node: &Node, varying: &HashSet<ValueId>) -> Result<V
     values.into_iter().map(|value| Ok((value, pen.filled(0.0, value)?))).collect()
 }
 
-/// Whether a value can carry a gradient: floats do, integers and booleans do not. Of what is no tensor it is not
-/// known, and its operators will say so.
+/// Whether a value can carry a gradient: floats do, integers and booleans do not. Of what is no
+/// tensor it is not known, and its operators will say so.
 pub(crate) fn is_continuous(graph: &Graph, id: ValueId) -> bool {
     match &graph.value(id).ty {
         ValueType::Tensor(tensor) => TypeSet::FLOATS.contains(tensor.dtype),

@@ -1,8 +1,10 @@
-//! How a batch goes through an operator: what a rule sees and says, and the rule that follows from the traits.
+//! How a batch goes through an operator: what a rule sees and says, and the rule that follows from
+//! the traits.
 //!
-//! A value either is the same for all items of the batch, or holds them one behind the other along one axis, each as long as
-//! the others. A rule says where the items are in the outputs, or why they are not apart there: an operator that mixes items
-//! has no rule that holds, and one without a rule is taken to mix them.
+//! A value either is the same for all items of the batch, or holds them one behind the other along
+//! one axis, each as long as the others. A rule says where the items are in the outputs, or why
+//! they are not apart there: an operator that mixes items has no rule that holds, and one without a
+//! rule is taken to mix them.
 
 use smallvec::SmallVec;
 
@@ -17,7 +19,8 @@ pub enum BatchFact {
     Independent,
     /// Sizes, of which some tell the number of items: for inputs that decide shapes.
     Sizes,
-    /// The places of items in the batch, for an index that picks what is theirs and for nothing else.
+    /// The places of items in the batch, for an index that picks what is theirs and for nothing
+    /// else.
     Places,
     /// The items one behind the other along this axis.
     Along(usize),
@@ -161,7 +164,8 @@ impl<'a> BatchCx<'a> {
         self.constants.get(index) == Some(&true)
     }
 
-    /// Says that the items of the output at `index` lie along `axis`. An output that nobody wants may be set, too.
+    /// Says that the items of the output at `index` lie along `axis`. An output that nobody wants
+    /// may be set, too.
     pub fn set(&mut self, index: usize, axis: usize) {
         if let Some(output) = self.outputs.get_mut(index) {
             *output = Some(BatchFact::Along(axis));
@@ -188,8 +192,9 @@ pub(crate) fn apply(cx: &mut BatchCx<'_>) -> BatchResult {
     }
 }
 
-/// Where elements at one place of the broadcast inputs give the element at that place of the output: items lie along the same
-/// axis of the broadcast shape in all inputs that have it, and what is the same for all items has size 1 there.
+/// Where elements at one place of the broadcast inputs give the element at that place of the
+/// output: items lie along the same axis of the broadcast shape in all inputs that have it, and
+/// what is the same for all items has size 1 there.
 pub fn elementwise(cx: &mut BatchCx<'_>) -> BatchResult {
     let output = cx.output(0)?;
     let given: SmallVec<[usize; 8]> = cx.given().collect();
@@ -207,8 +212,8 @@ pub fn elementwise(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// Refuses an input that does not broadcast to items along an axis of `shape`: one with items has the same size there, another
-/// one has none or 1.
+/// Refuses an input that does not broadcast to items along an axis of `shape`: one with items has
+/// the same size there, another one has none or 1.
 pub fn broadcasts(cx: &BatchCx<'_>, index: usize, (shape, axis): (&[Dim], usize)) -> BatchResult {
     let own = cx.shape(index)?;
     let place = (axis + own.len()).checked_sub(shape.len());

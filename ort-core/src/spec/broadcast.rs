@@ -35,8 +35,8 @@ pub fn shapes(shapes: &[&[usize]]) -> Result<Shape> {
     Ok(result)
 }
 
-/// The broadcast of symbolic shapes. Where two symbolic sizes differ, the result is the size that cannot be 1,
-/// or else an expression for their broadcast, which the run checks.
+/// The broadcast of symbolic shapes. Where two symbolic sizes differ, the result is the size that
+/// cannot be 1, or else an expression for their broadcast, which the run checks.
 pub fn dims(shapes: &[&[Dim]]) -> Result<Vec<Dim>> {
     let rank = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
     let mut result = vec![Dim::constant(1); rank];

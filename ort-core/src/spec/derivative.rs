@@ -8,9 +8,9 @@ const ERF_SLOPE: f64 = std::f64::consts::FRAC_2_SQRT_PI;
 impl ScalarExpr {
     /// The partial derivative with respect to the element of the input at `index`.
     ///
-    /// What is piecewise constant has derivative 0. Where a formula has a kink the derivative is that of one side:
-    /// `max(x, 0)` has 0 at 0. Rules are those of Abramowitz & Stegun, Handbook of Mathematical Functions, 3.3, 4
-    /// and 7.1.
+    /// What is piecewise constant has derivative 0. Where a formula has a kink the derivative is
+    /// that of one side: `max(x, 0)` has 0 at 0. Rules are those of Abramowitz & Stegun,
+    /// Handbook of Mathematical Functions, 3.3, 4 and 7.1.
     ///
     /// ```
     /// use ort_core::spec::ScalarExpr;
@@ -164,8 +164,8 @@ fn binary(
     }
 }
 
-/// The derivative of `a^b`. Where `b` is 0 nothing depends on `a`, and where `a` is 0 the limit in `b` is 0: both
-/// are said, since the formulas would multiply 0 by infinity there.
+/// The derivative of `a^b`. Where `b` is 0 nothing depends on `a`, and where `a` is 0 the limit in
+/// `b` is 0: both are said, since the formulas would multiply 0 by infinity there.
 fn power((a, b): (ScalarExpr, ScalarExpr), (da, db): (ScalarExpr, ScalarExpr)) -> ScalarExpr {
     let zero = |x: &ScalarExpr| ScalarExpr::binary(BinaryFn::Equal, x.clone(), constant(0.0));
     let raise = |b| ScalarExpr::binary(BinaryFn::Pow, a.clone(), b);

@@ -8,8 +8,8 @@ use crate::ir::{Attribute, Attributes, Graph, Node, Subgraph, SymShape, ValueId,
 use crate::tensor::Tensor;
 use crate::{Result, Within, error};
 
-/// A node before it is canonical. Helpers emit further nodes in front of it; in the end either the draft itself
-/// becomes a node, or [`Draft::replace`] hands its outputs to emitted ones.
+/// A node before it is canonical. Helpers emit further nodes in front of it; in the end either the
+/// draft itself becomes a node, or [`Draft::replace`] hands its outputs to emitted ones.
 #[derive(Debug)]
 pub struct Draft<'g> {
     graph: &'g mut Graph,
@@ -146,8 +146,9 @@ impl<'g> Draft<'g> {
         self.inputs.get_mut(index).into_iter().for_each(|input| *input = Some(value));
     }
 
-    /// Turns an attribute of integers into a constant `int64` input at `index`, as many operators did in time.
-    /// A list becomes one dimension, a single integer a scalar. Without the attribute nothing changes.
+    /// Turns an attribute of integers into a constant `int64` input at `index`, as many operators
+    /// did in time. A list becomes one dimension, a single integer a scalar. Without the
+    /// attribute nothing changes.
     pub fn attr_to_input(&mut self, name: &str, index: usize) -> Result<()> {
         let tensor = match self.take_attr(name) {
             None => return Ok(()),
@@ -179,7 +180,8 @@ impl<'g> Draft<'g> {
         outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
     }
 
-    /// Emits a node of the standard domain with left-out inputs or several outputs in front of this one.
+    /// Emits a node of the standard domain with left-out inputs or several outputs in front of this
+    /// one.
     pub fn emit_many(
         &mut self,
         op: &str,

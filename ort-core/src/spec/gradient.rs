@@ -1,7 +1,8 @@
 //! Gradient rules: from the gradient of a node's outputs to those of its inputs, as nodes.
 //!
-//! Reverse accumulation as in Griewank & Walther, Evaluating Derivatives, chapter 3: a value's gradient has the
-//! value's shape and type. Elementwise operators need no rule, their formula is differentiated.
+//! Reverse accumulation as in Griewank & Walther, Evaluating Derivatives, chapter 3: a value's
+//! gradient has the value's shape and type. Elementwise operators need no rule, their formula is
+//! differentiated.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,15 +20,17 @@ use crate::{Result, Within, ensure, error};
 /// Where the gradient of an operator comes from.
 #[derive(Debug, Clone, Copy)]
 pub enum Grad {
-    /// The derivative of its scalar formula; of an operator without formula that of its parts (`lower`). One that has neither
-    /// has no gradient.
+    /// The derivative of its scalar formula; of an operator without formula that of its parts
+    /// (`lower`). One that has neither has no gradient.
     Derived,
     /// A rule, which sets the gradient of each wanted input that the outputs depend on.
     Rule(fn(&mut GradCx<'_>) -> Result<()>),
-    /// The derivative of other nodes that compute the same: added to the backward pass, which computes again what it needs
-    /// of them. The function returns what stands for the outputs, in order; outputs behind those have no gradient.
+    /// The derivative of other nodes that compute the same: added to the backward pass, which
+    /// computes again what it needs of them. The function returns what stands for the outputs,
+    /// in order; outputs behind those have no gradient.
     Parts(fn(&mut GradCx<'_>) -> Result<Vec<ValueId>>),
-    /// Zero for all inputs, and why: the outputs do not change, or jump, when an input's elements change a little.
+    /// Zero for all inputs, and why: the outputs do not change, or jump, when an input's elements
+    /// change a little.
     Zero(&'static str),
     /// There is none, and why.
     None(&'static str),
@@ -177,7 +180,8 @@ impl Pen<'_> {
         shape.ok_or_else(|| error!(NotImplemented, "the rank of '{}' is not known", value.name))
     }
 
-    /// Undoes broadcasting: the sum of `value` over what `target` was repeated along, in the shape of `target`.
+    /// Undoes broadcasting: the sum of `value` over what `target` was repeated along, in the shape
+    /// of `target`.
     fn sum_to(&mut self, value: ValueId, target: ValueId) -> Result<ValueId> {
         let (from, to) = (self.shape(value)?, self.shape(target)?);
         if from == to {
@@ -259,7 +263,8 @@ impl<'a> GradCx<'a> {
         Ok(shares)
     }
 
-    /// Sets the gradients from those of nodes that `build` adds: they compute the outputs again, which it returns in order.
+    /// Sets the gradients from those of nodes that `build` adds: they compute the outputs again,
+    /// which it returns in order.
     pub fn through(&mut self, build: impl FnOnce(&mut GradCx<'a>) -> Result<Vec<ValueId>>) -> Result<()> {
         let start = self.pen.graph.nodes.len();
         let outputs = build(self)?;
@@ -455,7 +460,8 @@ impl<'a> GradCx<'a> {
         self.pen.sum_to(value, target)
     }
 
-    /// A formula over operands of one type, as one node: an operator of the standard where one will do.
+    /// A formula over operands of one type, as one node: an operator of the standard where one will
+    /// do.
     pub fn formula(&mut self, formula: &ScalarExpr, operands: &[ValueId]) -> Result<ValueId> {
         use ScalarExpr::{Binary, Input, Unary};
         let standard = match formula {
@@ -516,7 +522,8 @@ pub fn of_broadcast(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_broadcast(0, upstream)
 }
 
-/// The gradient of an elementwise operator: upstream times the derivative of the formula, in one pass.
+/// The gradient of an elementwise operator: upstream times the derivative of the formula, in one
+/// pass.
 fn from_scalar(cx: &mut GradCx<'_>, formula: &ScalarExpr) -> Result<()> {
     let upstream = cx.upstream()?;
     for index in cx.wanted() {
@@ -534,8 +541,8 @@ fn from_scalar(cx: &mut GradCx<'_>, formula: &ScalarExpr) -> Result<()> {
     Ok(())
 }
 
-/// A derivative whose inputs are places among `operands`, which come to be there, in the type of the first. Where it has the operator's formula
-/// itself, it reads the operator's output.
+/// A derivative whose inputs are places among `operands`, which come to be there, in the type of
+/// the first. Where it has the operator's formula itself, it reads the operator's output.
 fn over_operands(
     cx: &mut GradCx<'_>,
     derivative: &ScalarExpr,
@@ -564,8 +571,8 @@ fn over_operands(
     })))
 }
 
-/// The first operand times `factor`. Choices stay outside of the product: what is not chosen may be infinite, and infinity times
-/// zero is no number.
+/// The first operand times `factor`. Choices stay outside of the product: what is not chosen may be
+/// infinite, and infinity times zero is no number.
 fn times(factor: &ScalarExpr) -> ScalarExpr {
     let upstream = ScalarExpr::Input(0);
     match factor {

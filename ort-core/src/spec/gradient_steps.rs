@@ -14,7 +14,8 @@ impl GradCx<'_> {
         self.upstream.get(index).copied().flatten()
     }
 
-    /// The gradient of the first output; that of the others does not count, for they say how the first came about.
+    /// The gradient of the first output; that of the others does not count, for they say how the
+    /// first came about.
     pub fn first_upstream(&self) -> Result<ValueId> {
         self.find_upstream(0).ok_or_else(|| {
             error!(NotImplemented, "{} has a gradient for its first output only", self.node.spec.name)
@@ -172,7 +173,8 @@ impl GradCx<'_> {
         self.emit("Expand", &[zero, shape], &[])
     }
 
-    /// What `Gather` along `axis` with these indices did to `data`, undone: `updates` is added up at the places that it came from.
+    /// What `Gather` along `axis` with these indices did to `data`, undone: `updates` is added up
+    /// at the places that it came from.
     pub fn sum_at(
         &mut self,
         data: ValueId,

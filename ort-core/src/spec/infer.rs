@@ -1,7 +1,7 @@
 //! Shape inference: types, symbolic shapes and symbolic elements, node by node.
 //!
-//! The same rules run twice: on symbolic dimensions when a model is loaded, and on concrete shapes at run time
-//! for values whose shape depends on data.
+//! The same rules run twice: on symbolic dimensions when a model is loaded, and on concrete shapes
+//! at run time for values whose shape depends on data.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -173,7 +173,8 @@ impl<'a> InferCx<'a> {
         self.subgraphs.len()
     }
 
-    /// Infers the subgraph at `index` with these types of its inputs; returns the types of its outputs.
+    /// Infers the subgraph at `index` with these types of its inputs; returns the types of its
+    /// outputs.
     pub fn infer_subgraph(&mut self, index: usize, inputs: &[ValueType]) -> Result<Vec<ValueType>> {
         let Some(subgraph) = self.subgraphs.get_mut(index) else {
             return Err(error!(InvalidGraph, "subgraph {index} is missing"));
@@ -188,8 +189,8 @@ impl<'a> InferCx<'a> {
         Ok(graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect())
     }
 
-    /// Infers a branch that may never be taken: where it contradicts itself the result is none, and taking it is the
-    /// error.
+    /// Infers a branch that may never be taken: where it contradicts itself the result is none, and
+    /// taking it is the error.
     pub fn infer_branch(&mut self, index: usize) -> Option<Vec<ValueType>> {
         let inferred = self.infer_subgraph(index, &[]);
         let graph = &mut self.subgraphs.get_mut(index)?.graph;
@@ -264,7 +265,8 @@ pub(crate) fn infer_until(graph: &mut Graph, until: Option<Instant>) -> Result<(
     infer_comparing(graph, until, &mut |_, _| Ok(()))
 }
 
-/// What is told of each value whose type is inferred: the value as it was declared, and the inferred type.
+/// What is told of each value whose type is inferred: the value as it was declared, and the
+/// inferred type.
 pub(crate) type Compare<'c> = &'c mut dyn FnMut(&ValueInfo, &ValueType) -> Result<()>;
 
 /// The same; `compare` sees the declared types before the inferred ones take their place.
@@ -345,10 +347,12 @@ fn pass_captures(graph: &Graph, subgraph: &mut Subgraph) {
     }
 }
 
-/// For each output of a node its element type and, where it is known, its shape; none for what is no tensor.
+/// For each output of a node its element type and, where it is known, its shape; none for what is
+/// no tensor.
 pub type OutputShapes = Vec<Option<(DType, Option<Shape>)>>;
 
-/// The type and shape of each output at run time; the shape is none where it depends on more than inference sees.
+/// The type and shape of each output at run time; the shape is none where it depends on more than
+/// inference sees.
 pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<OutputShapes> {
     let outputs = infer_node(node, inputs, &mut [])?;
     let concrete = |ty: &ValueType| -> Result<Option<(DType, Option<Shape>)>> {

@@ -1,8 +1,8 @@
 //! Operator records: one `static OpSpec` per operator, and what is derived from them.
 //!
-//! A record lists names, types, attributes, traits, shape inference, upgrades from older opsets, the scalar
-//! formula of an elementwise operator, and the decomposition. Registry, inference, documentation and tests all
-//! read the record; there is no second list of operators.
+//! A record lists names, types, attributes, traits, shape inference, upgrades from older opsets,
+//! the scalar formula of an elementwise operator, and the decomposition. Registry, inference,
+//! documentation and tests all read the record; there is no second list of operators.
 
 mod backward;
 pub mod batch;
@@ -67,8 +67,8 @@ pub struct OpSpec {
     pub first: i64,
     /// The opset version in which its canonical form appeared.
     pub since: i64,
-    /// Before this version of the domain a node may carry attributes that the operator does not have: ONNX Runtime
-    /// does not check those of operators that it had before the standard.
+    /// Before this version of the domain a node may carry attributes that the operator does not
+    /// have: ONNX Runtime does not check those of operators that it had before the standard.
     pub unchecked_before: i64,
     /// Inputs in order.
     pub inputs: &'static [Param],
@@ -88,7 +88,8 @@ pub struct OpSpec {
     pub infer: fn(&mut InferCx<'_>) -> Result<()>,
     /// For each output, the part of an input it is without any element moving.
     pub view: Option<fn(&ViewCx<'_>) -> Option<ViewOf>>,
-    /// The elements of the one output at which its inputs begin, where it is nothing but them, one behind the other.
+    /// The elements of the one output at which its inputs begin, where it is nothing but them, one
+    /// behind the other.
     pub join: Option<fn(&ViewCx<'_>) -> Option<Vec<usize>>>,
     /// Steps from older opset versions to this form, oldest first.
     pub upgrades: &'static [Upgrade],
@@ -98,7 +99,8 @@ pub struct OpSpec {
     pub lower: Option<fn(&mut Draft<'_>) -> Result<()>>,
     /// Where its gradient comes from.
     pub grad: Grad,
-    /// Where the items of a batch are in the outputs, for runs that are split. By default not known, but for elementwise operators.
+    /// Where the items of a batch are in the outputs, for runs that are split. By default not
+    /// known, but for elementwise operators.
     pub batch: BatchRule,
     /// How its values are those of its subgraphs.
     pub flow: Option<Flow>,
@@ -157,7 +159,8 @@ pub struct Param {
     pub ty: &'static str,
     /// How many values it takes.
     pub arity: Arity,
-    /// Whether output shapes depend on its elements (axes, shapes, counts), which then must be host memory.
+    /// Whether output shapes depend on its elements (axes, shapes, counts), which then must be host
+    /// memory.
     pub host: bool,
 }
 

@@ -6,7 +6,8 @@ use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::tensor::Tensor;
 
-/// The value of a formula over the inputs of a draft, which have this type of floats. A formula that is an input gives that.
+/// The value of a formula over the inputs of a draft, which have this type of floats. A formula
+/// that is an input gives that.
 pub(crate) fn render(draft: &mut Draft<'_>, dtype: DType, formula: &ScalarExpr) -> Result<ValueId> {
     Render { draft, dtype, known: Vec::new() }.number(formula)
 }

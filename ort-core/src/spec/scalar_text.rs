@@ -1,7 +1,8 @@
 //! Scalar formulas as text: `mul(x0, sigmoid(x0))`.
 //!
-//! `x0`, `x1`, ... are the elements of the inputs; numbers are decimal, or `inf`, `-inf`, `nan`; everything else is a function with its
-//! operands in brackets, named as in the tables below. Blanks between the parts mean nothing.
+//! `x0`, `x1`, ... are the elements of the inputs; numbers are decimal, or `inf`, `-inf`, `nan`;
+//! everything else is a function with its operands in brackets, named as in the tables below.
+//! Blanks between the parts mean nothing.
 
 use std::fmt;
 use std::str::FromStr;

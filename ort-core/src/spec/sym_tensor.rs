@@ -39,8 +39,8 @@ impl SymTensor {
         count <= LIMIT && matches!(dtype, DType::I64 | DType::I32 | DType::Bool)
     }
 
-    /// The element count of a shape whose zeros count as 1, which bounds every loop over it: the other sizes of an
-    /// empty tensor may be as large as they like.
+    /// The element count of a shape whose zeros count as 1, which bounds every loop over it: the
+    /// other sizes of an empty tensor may be as large as they like.
     pub fn extent(sizes: &[usize]) -> usize {
         sizes.iter().fold(1, |count, &size| count.saturating_mul(size.max(1)))
     }
@@ -59,7 +59,8 @@ impl SymTensor {
         self.elements.iter().map(Dim::as_constant).collect()
     }
 
-    /// The tensor of type `dtype` with the elements as numbers; none where one is not, or does not fit.
+    /// The tensor of type `dtype` with the elements as numbers; none where one is not, or does not
+    /// fit.
     pub fn to_tensor(&self, dtype: DType, ints: &[i64]) -> Option<Tensor> {
         match dtype {
             DType::I64 => Tensor::from_slice(&self.shape, ints).ok(),

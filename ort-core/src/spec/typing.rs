@@ -97,8 +97,8 @@ fn map_name(ty: &ValueType) -> String {
 /// The type variables of a node that its inputs tell, and the types they stand for.
 pub type Bound<'a> = SmallVec<[(&'static str, &'a ValueType); 4]>;
 
-/// What each type variable of a node stands for, from its inputs. A type that the operator does not allow, or
-/// two types for one variable, are errors that name the input.
+/// What each type variable of a node stands for, from its inputs. A type that the operator does not
+/// allow, or two types for one variable, are errors that name the input.
 pub fn bind_types<'a>(
     spec: &'static OpSpec,
     node: &Node,

@@ -26,8 +26,8 @@ pub struct ViewOf {
 }
 
 impl ViewOf {
-    /// One output that is all of the first input under another shape. Where only the sizes of a run show that it is
-    /// more or less than all, the kernel is left to refuse it.
+    /// One output that is all of the first input under another shape. Where only the sizes of a run
+    /// show that it is more or less than all, the kernel is left to refuse it.
     pub fn whole(cx: &ViewCx<'_>) -> Option<ViewOf> {
         let count = |shapes: &[Option<Shape>]| shapes.first()?.as_deref().map(element_count);
         let fits = match (count(cx.inputs), count(cx.outputs)) {

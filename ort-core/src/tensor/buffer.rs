@@ -8,7 +8,8 @@ use super::{Data, DeviceRange, Shape, Tensor, TensorMut, TensorView, byte_count}
 use crate::dtype::{DType, Element};
 use crate::{Result, ensure, error};
 
-/// A tensor that can be written, as long as nobody else holds its memory: by the host, or by kernels of the device whose memory it is
+/// A tensor that can be written, as long as nobody else holds its memory: by the host, or by
+/// kernels of the device whose memory it is
 /// ([`Session::buffer_on`](crate::session::Session::buffer_on)).
 ///
 /// ```
@@ -45,7 +46,8 @@ impl TensorBuffer {
         TensorBuffer::from_buffer(dtype, shape, buffer)
     }
 
-    /// A tensor that takes over a buffer, which may be longer than the tensor; of [`Buffer::foreign`], for example.
+    /// A tensor that takes over a buffer, which may be longer than the tensor; of
+    /// [`Buffer::foreign`], for example.
     ///
     /// # Errors
     ///
@@ -130,7 +132,8 @@ impl TensorBuffer {
     ///
     /// # Errors
     ///
-    /// The type is another, a tensor made by [`Self::tensor`] still holds the memory, or it is a device's.
+    /// The type is another, a tensor made by [`Self::tensor`] still holds the memory, or it is a
+    /// device's.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.view_mut()?.as_mut_slice()
     }
@@ -184,7 +187,8 @@ impl TensorBuffer {
         self.start..self.start + self.len
     }
 
-    /// A tensor of this shape from byte `start` of the memory on, in the place of this one: another part, or all of it again.
+    /// A tensor of this shape from byte `start` of the memory on, in the place of this one: another
+    /// part, or all of it again.
     pub(crate) fn part(self, start: usize, shape: &[usize]) -> Result<TensorBuffer> {
         let len = byte_count(self.dtype, shape)?;
         let memory = self.memory.as_slice().map_or(0, <[u8]>::len);

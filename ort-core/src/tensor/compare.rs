@@ -20,8 +20,8 @@ impl Default for Tolerance {
     }
 }
 
-/// Checks that `actual` is `expected` within a tolerance; the error says where they differ first and by how much.
-/// NaN equals NaN; integers, booleans and strings must be equal.
+/// Checks that `actual` is `expected` within a tolerance; the error says where they differ first
+/// and by how much. NaN equals NaN; integers, booleans and strings must be equal.
 ///
 /// ```
 /// use ort_core::tensor::{Tensor, Tolerance, compare};

@@ -6,8 +6,8 @@ use super::{Shape, Tensor, TensorBuffer, byte_count};
 use crate::dtype::DType;
 use crate::{Result, ensure, error};
 
-/// Our types with DLPack's codes and bits of one lane. Types that are packed below a byte have none: DLPack does not say
-/// which half of a byte comes first.
+/// Our types with DLPack's codes and bits of one lane. Types that are packed below a byte have
+/// none: DLPack does not say which half of a byte comes first.
 const TYPES: &[(DType, u8, u8)] = &[
     (DType::I8, 0, 8),
     (DType::I16, 0, 16),
@@ -71,11 +71,13 @@ fn describe(managed: &Managed) -> Result<(DType, Shape)> {
 }
 
 impl Tensor {
-    /// A tensor over memory that another library lends to be read. It is given back when the last tensor over it goes.
+    /// A tensor over memory that another library lends to be read. It is given back when the last
+    /// tensor over it goes.
     ///
     /// # Errors
     ///
-    /// The tensor is not compact, not in memory of the host, or of a type that ONNX does not have. It is given back then.
+    /// The tensor is not compact, not in memory of the host, or of a type that ONNX does not have.
+    /// It is given back then.
     pub fn from_dlpack(managed: Managed) -> Result<Tensor> {
         let (dtype, shape) = describe(&managed)?;
         let memory = managed.into_shared(byte_count(dtype, &shape)?)?;
@@ -83,7 +85,8 @@ impl Tensor {
         Tensor::from_bytes(dtype, &shape, bytes)
     }
 
-    /// Lends the tensor to another library, which must not write it and gives it back when it is done. No bytes move.
+    /// Lends the tensor to another library, which must not write it and gives it back when it is
+    /// done. No bytes move.
     ///
     /// ```
     /// use ort_core::tensor::Tensor;
@@ -109,11 +112,13 @@ impl Tensor {
 }
 
 impl TensorBuffer {
-    /// A tensor to write over memory that another library lends; results of a run bound to it are there at once.
+    /// A tensor to write over memory that another library lends; results of a run bound to it are
+    /// there at once.
     ///
     /// # Errors
     ///
-    /// As [`Tensor::from_dlpack`], and where the lender allows no writing or the memory is not aligned for its type.
+    /// As [`Tensor::from_dlpack`], and where the lender allows no writing or the memory is not
+    /// aligned for its type.
     pub fn from_dlpack(managed: Managed) -> Result<TensorBuffer> {
         let (dtype, shape) = describe(&managed)?;
         let buffer = managed.into_buffer(byte_count(dtype, &shape)?)?;

@@ -27,8 +27,8 @@ use crate::{Result, ensure, error};
 /// The sizes of a tensor's dimensions, outermost first.
 pub type Shape = SmallVec<[usize; 6]>;
 
-/// What the other sizes of an empty tensor may multiply to. Kernels may go through them, and such a tensor costs
-/// nothing to make.
+/// What the other sizes of an empty tensor may multiply to. Kernels may go through them, and such a
+/// tensor costs nothing to make.
 const EMPTY_EXTENT: usize = 1 << 31;
 
 /// The type and shape of an output for messages.
@@ -36,8 +36,8 @@ pub(crate) fn in_words(known: &Option<(DType, Shape)>) -> String {
     known.as_ref().map_or("of no known size".to_string(), |(dtype, shape)| format!("{dtype}{shape:?}"))
 }
 
-/// The number of elements of a shape, or an error where it overflows. An empty tensor whose other sizes are beyond all
-/// measure is one, too.
+/// The number of elements of a shape, or an error where it overflows. An empty tensor whose other
+/// sizes are beyond all measure is one, too.
 pub fn element_count(shape: &[usize]) -> Result<usize> {
     let mut others = shape.iter().filter(|&&size| size != 0);
     let extent = others.try_fold(1usize, |count, &size| count.checked_mul(size));
@@ -49,8 +49,8 @@ pub fn element_count(shape: &[usize]) -> Result<usize> {
     }
 }
 
-/// The product of sizes, or the largest number where it overflows: for parts of shapes, which may multiply to more
-/// than the whole where that has a size of 0.
+/// The product of sizes, or the largest number where it overflows: for parts of shapes, which may
+/// multiply to more than the whole where that has a size of 0.
 pub(crate) fn saturating_product(sizes: &[usize]) -> usize {
     sizes.iter().fold(1, |product, &size| product.saturating_mul(size))
 }
@@ -275,7 +275,8 @@ impl Tensor {
         Ok(doubles)
     }
 
-    /// Calls `visit` with the elements as doubles in their order, complex ones as their parts, without a copy of all of them.
+    /// Calls `visit` with the elements as doubles in their order, complex ones as their parts,
+    /// without a copy of all of them.
     ///
     /// # Errors
     /// Strings, and tensors that are not in host memory.
@@ -322,7 +323,8 @@ impl Tensor {
         TensorView::of(self.dtype, &self.shape, &self.data)
     }
 
-    /// A view of this memory's elements from `element_offset` on, under another shape, sharing the memory.
+    /// A view of this memory's elements from `element_offset` on, under another shape, sharing the
+    /// memory.
     pub(crate) fn slice(&self, element_offset: usize, shape: &[usize]) -> Result<Tensor> {
         let count = element_count(shape)?;
         let data = match &self.data {
@@ -344,9 +346,11 @@ impl Tensor {
         Ok(Tensor { dtype: self.dtype, shape: shape.into(), data })
     }
 
-    /// Whether the memory is aligned for slices of the element type; true for what is not in host memory.
+    /// Whether the memory is aligned for slices of the element type; true for what is not in host
+    /// memory.
     pub fn is_aligned(&self) -> bool {
-        // Complex numbers, too, by their whole size: kernels that only move elements read them as integers of that size.
+        // Complex numbers, too, by their whole size: kernels that only move elements read them as
+        // integers of that size.
         let alignment = self.dtype.byte_size().unwrap_or(1);
         self.bytes().is_none_or(|bytes| (bytes.as_ptr() as usize).is_multiple_of(alignment))
     }

@@ -95,8 +95,9 @@ impl<'a> TensorView<'a> {
         TensorView { dtype: self.dtype, shape, data: self.data }
     }
 
-    /// The elements as a slice. Errors where the type differs, the memory is not the host's, or it is not
-    /// aligned for `T` (kernels that read weights straight from the file use [`Self::to_cow`]).
+    /// The elements as a slice. Errors where the type differs, the memory is not the host's, or it
+    /// is not aligned for `T` (kernels that read weights straight from the file use
+    /// [`Self::to_cow`]).
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         ensure!(
             self.dtype == T::DTYPE,
@@ -149,7 +150,8 @@ impl<'a> TensorView<'a> {
         self.collect_ints()
     }
 
-    /// The same in any collection, such as one that holds a few elements without memory of the heap.
+    /// The same in any collection, such as one that holds a few elements without memory of the
+    /// heap.
     pub fn collect_ints<C: FromIterator<i64>>(&self) -> Result<C> {
         fn each<const N: usize, C: FromIterator<i64>>(bytes: &[u8], read: impl Fn([u8; N]) -> i64) -> C {
             spending(1, bytes.as_chunks::<N>().0).map(|element| read(*element)).collect()
@@ -251,7 +253,8 @@ enum MutData<'a> {
 }
 
 impl<'a> TensorMut<'a> {
-    /// A tensor to write in host memory. The bytes are aligned and exactly as long as the shape needs.
+    /// A tensor to write in host memory. The bytes are aligned and exactly as long as the shape
+    /// needs.
     pub fn host(dtype: DType, shape: &'a [usize], bytes: &'a mut [u8]) -> TensorMut<'a> {
         TensorMut { dtype, shape, data: MutData::Host(bytes) }
     }
@@ -276,8 +279,9 @@ impl<'a> TensorMut<'a> {
         self.shape.iter().product()
     }
 
-    /// The elements as a slice to write; what they hold before is unspecified unless the output is in place.
-    /// Booleans are written as bytes, with [`Self::bytes_mut`], because unspecified bytes are no booleans.
+    /// The elements as a slice to write; what they hold before is unspecified unless the output is
+    /// in place. Booleans are written as bytes, with [`Self::bytes_mut`], because unspecified
+    /// bytes are no booleans.
     pub fn as_mut_slice<T: Element>(self) -> Result<&'a mut [T]> {
         ensure!(
             self.dtype == T::DTYPE,

@@ -1,4 +1,5 @@
-//! Which graphs are proved to compute the items of a batch apart, and what stands in the way of the others.
+//! Which graphs are proved to compute the items of a batch apart, and what stands in the way of the
+//! others.
 
 use ort_core::Result;
 use ort_core::dim::Symbol;
@@ -7,11 +8,12 @@ use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, V
 use ort_core::plan::{BatchProof, BatchRefusal, batch_parallel, prove};
 use ort_core::tensor::Tensor;
 
-/// What is proved for the symbol `n`: the axis of the items in each output and the fewest of a part, or a piece of the refusal.
+/// What is proved for the symbol `n`: the axis of the items in each output and the fewest of a
+/// part, or a piece of the refusal.
 type Expected = Result<(&'static [usize], usize), &'static str>;
 
-/// Inputs as text: `x n 3` is an input, `ids n s` one of int64 and `i32 n` of int32; `w 3 4` is a constant, `= 0 -1` one of these
-/// integers; nothing is left out.
+/// Inputs as text: `x n 3` is an input, `ids n s` one of int64 and `i32 n` of int32; `w 3 4` is a
+/// constant, `= 0 -1` one of these integers; nothing is left out.
 type Given = &'static [&'static str];
 
 #[derive(Clone, Copy)]

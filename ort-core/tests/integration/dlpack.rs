@@ -1,4 +1,5 @@
-//! Tensors that go to another library and come back through DLPack: the same type, shape, bytes and address.
+//! Tensors that go to another library and come back through DLPack: the same type, shape, bytes and
+//! address.
 
 use bytes::Bytes;
 use ort_alloc::dlpack::{DLDataType, Layout, Managed};

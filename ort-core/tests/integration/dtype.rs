@@ -1,4 +1,5 @@
-//! Element types against the `onnx` and `ml_dtypes` packages; the scripts beside the data files made them.
+//! Element types against the `onnx` and `ml_dtypes` packages; the scripts beside the data files
+//! made them.
 
 use ort_core::dtype::minifloat::{Format, decode_scale, encode_scale};
 use ort_core::dtype::text::{format_elements, format_float, parse_elements};
@@ -93,7 +94,8 @@ fn bytes_of(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Elements as their own type compares them: codes of zero and NaN may differ in sign for narrow floats.
+/// Elements as their own type compares them: codes of zero and NaN may differ in sign for narrow
+/// floats.
 fn comparable(dtype: DType, bytes: &[u8], elements: usize) -> Vec<u64> {
     let mut floats = vec![0; elements * 8];
     if dtype.is_float() {

@@ -1,4 +1,5 @@
-//! Shape inference of operators of `com.microsoft`: symbolic shapes of outputs, and what is refused.
+//! Shape inference of operators of `com.microsoft`: symbolic shapes of outputs, and what is
+//! refused.
 
 use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, Graph, GraphBuilder, ValueId};

@@ -8,7 +8,8 @@ use ort_core::onnx::{Source, load, to_proto};
 use proptest::prelude::*;
 use prost::Message;
 
-/// A model with a bit of everything: weights in three forms, a subgraph, a function, constants, types.
+/// A model with a bit of everything: weights in three forms, a subgraph, a function, constants,
+/// types.
 fn sample() -> ModelProto {
     let body = graph(vec![node("Pair", &["x", "w"], &["i"]), node("Pair", &["i", "a"], &["r"])], &[], &["r"]);
     let value = AttributeProto { ints: vec![4, 5], ..attribute("value_ints", AttributeType::Ints) };

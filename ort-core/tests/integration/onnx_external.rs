@@ -170,7 +170,8 @@ fn a_file_that_is_swapped_while_it_is_opened_shows_nothing_from_outside() {
     assert_eq!(read(&model, &[("location", "sub/more.data")], 6).unwrap(), b"abcdef");
 }
 
-/// `models--x/snapshots/abc/model.onnx` and its data link into `models--x/blobs`, as in a Hugging Face cache.
+/// `models--x/snapshots/abc/model.onnx` and its data link into `models--x/blobs`, as in a Hugging
+/// Face cache.
 fn cache() -> (TempDir, PathBuf) {
     let top = TempDir::new().unwrap();
     let repository = top.path().join("models--x");

@@ -1,4 +1,5 @@
-//! Each message has every field of the `onnx` package's, under the same number, name, type and label.
+//! Each message has every field of the `onnx` package's, under the same number, name, type and
+//! label.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -55,7 +56,8 @@ fn fields(mut wire: &[u8]) -> Vec<&[u8]> {
     fields
 }
 
-/// Decodes a sample, checks that each named field holds what the sample put there, and encodes it again.
+/// Decodes a sample, checks that each named field holds what the sample put there, and encodes it
+/// again.
 fn check<M: Message + Default + Debug>(message: &str, sample: &Sample) {
     let wire = from_hex(&sample.hex);
     let decoded = M::decode(wire.clone()).unwrap_or_else(|error| panic!("{message}: {error}"));

@@ -178,7 +178,8 @@ fn what_is_no_file_is_not_opened() {
     }
 }
 
-/// A message nested in itself, `depth` times: an attribute with a graph with a node with an attribute ...
+/// A message nested in itself, `depth` times: an attribute with a graph with a node with an
+/// attribute ...
 fn nested(depth: usize) -> Vec<u8> {
     let wrap = |tag: u8, inner: Vec<u8>| {
         let mut bytes = vec![tag << 3 | 2];

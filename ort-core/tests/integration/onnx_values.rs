@@ -1,4 +1,5 @@
-//! Tensors of every element type and form of storage, and values of every kind, against the `onnx` package.
+//! Tensors of every element type and form of storage, and values of every kind, against the `onnx`
+//! package.
 
 use std::collections::BTreeMap;
 
@@ -180,7 +181,8 @@ fn values_of_every_kind_are_read_and_written_as_the_onnx_package_does() {
         let value = value_from_bytes(Bytes::from(wire.clone()), &ty)
             .unwrap_or_else(|error| panic!("{kind}: {error}"));
         let back = value_to_bytes(name, &value).unwrap();
-        // The order of fields on the wire carries no meaning, so what is read from both is compared.
+        // The order of fields on the wire carries no meaning, so what is read from both is
+        // compared.
         let again = value_from_bytes(Bytes::from(back.clone()), &ty).unwrap();
         assert_eq!(format!("{again:?}"), format!("{value:?}"), "{kind}");
         assert_eq!(back.len(), wire.len(), "{kind}: {back:x?}");

@@ -1,6 +1,7 @@
 //! Every operator record against the schemas of ONNX's own package (`data/onnx_schemas.json`).
 //!
-//! Those of `com.microsoft` are held against what ONNX Runtime registers (`data/microsoft_schemas.json`). All differences are printed at once, a line for each.
+//! Those of `com.microsoft` are held against what ONNX Runtime registers
+//! (`data/microsoft_schemas.json`). All differences are printed at once, a line for each.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,8 @@ use ort_core::spec::{Arity, AttrDefault, AttrKind, AttrSpec, OpSpec, Param, Regi
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-/// Operators of the newest standard that have no record yet. An operator that has one must not stand here.
+/// Operators of the newest standard that have no record yet. An operator that has one must not
+/// stand here.
 const WITHOUT_RECORD: &[&str] = &[];
 
 /// Operators that ONNX Runtime registers in the standard's domain and the standard does not have.
@@ -64,7 +66,8 @@ fn parse(text: &str) -> Vec<Schema> {
 
 type Schemas = BTreeMap<(String, String), Schema>;
 
-/// For each operator its newest schema, where that is withdrawn the one before; and whether it is withdrawn.
+/// For each operator its newest schema, where that is withdrawn the one before; and whether it is
+/// withdrawn.
 fn schemas() -> BTreeMap<(String, String), (Schema, bool)> {
     let all = parse(include_str!("../data/onnx_schemas.json"));
     let mut newest: Schemas = BTreeMap::new();

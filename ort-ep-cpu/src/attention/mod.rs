@@ -1,15 +1,17 @@
 //! Scaled dot-product attention over heads that lie anywhere, without a matrix of scores.
 //!
-//! A task is a block of queries of one head. It takes the keys and values in blocks that stay in the nearest caches, and
-//! keeps for each query the greatest score, the sum of the weights and the weighted sum of the values so far; see
-//! [`simd::attention`](crate::simd::attention) for the loops and for where the method comes from. A few queries (a step
-//! of decoding) go another way: the cache of keys and values is read once, a row at a time.
+//! A task is a block of queries of one head. It takes the keys and values in blocks that stay in
+//! the nearest caches, and keeps for each query the greatest score, the sum of the weights and the
+//! weighted sum of the values so far; see [`simd::attention`](crate::simd::attention) for the loops
+//! and for where the method comes from. A few queries (a step of decoding) go another way: the
+//! cache of keys and values is read once, a row at a time.
 //!
-//! In [`Precision::Bf16`](crate::gemm::Precision) queries, keys, values and weights are rounded to bfloat16, while scores and sums
-//! are `f32`; keys and values are then made pairs block by block. A few queries are not, as reading takes longer than multiplying.
+//! In [`Precision::Bf16`](crate::gemm::Precision) queries, keys, values and weights are rounded to
+//! bfloat16, while scores and sums are `f32`; keys and values are then made pairs block by block. A
+//! few queries are not, as reading takes longer than multiplying.
 //!
-//! Nothing here allocates: [`Sizes::scratch_len`] tells what to bring. A result has the same bits for any number of
-//! threads, since what a query gets depends on its own keys only, in their order.
+//! Nothing here allocates: [`Sizes::scratch_len`] tells what to bring. A result has the same bits
+//! for any number of threads, since what a query gets depends on its own keys only, in their order.
 
 #![allow(
     clippy::indexing_slicing,
@@ -167,8 +169,8 @@ impl Sizes {
         [1, queries]
     }
 
-    /// Values of scratch that [`Attention::run`] needs, the same for any number of keys; `is_narrow` where keys or
-    /// values are not of single precision.
+    /// Values of scratch that [`Attention::run`] needs, the same for any number of keys;
+    /// `is_narrow` where keys or values are not of single precision.
     pub fn scratch_len(&self, cpu: Cpu, is_narrow: bool) -> usize {
         cpu.threads.max(1) * self.part_len(cpu, is_narrow)
     }
@@ -216,12 +218,14 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// One attention: for each query `softmax(scale * query * keys + mask) * values`, and 0 or NaN where it sees no key.
+/// One attention: for each query `softmax(scale * query * keys + mask) * values`, and 0 or NaN
+/// where it sees no key.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
     /// How many of what.
     pub sizes: Sizes,
-    /// (batch, heads, queries), of single precision; none where the results take their place, and hold them so far.
+    /// (batch, heads, queries), of single precision; none where the results take their place, and
+    /// hold them so far.
     pub queries: Option<Rows<'a>>,
     /// (batch, key heads, keys).
     pub keys: Rows<'a>,
@@ -237,7 +241,8 @@ pub struct Attention<'a> {
     pub mask: Option<Mask<'a>>,
     /// For each head the logarithm of what is added to the softmax's sum.
     pub sinks: Option<&'a [f32]>,
-    /// Whether a query all of whose scores are -inf gives NaN, as the softmax of the formula does. Else it gives 0.
+    /// Whether a query all of whose scores are -inf gives NaN, as the softmax of the formula does.
+    /// Else it gives 0.
     pub hidden_is_nan: bool,
 }
 
@@ -246,7 +251,8 @@ impl Attention<'_> {
     ///
     /// # Errors
     ///
-    /// When sizes do not go together, rows lie outside their slices, results overlap, or scratch is too short.
+    /// When sizes do not go together, rows lie outside their slices, results overlap, or scratch is
+    /// too short.
     pub fn run(
         &self,
         cpu: Cpu,
@@ -517,7 +523,8 @@ impl<'a, 'b> Task<'a, 'b> {
         }
     }
 
-    /// Packs the queries of a panel, by way of `stage` as pairs and of `rows` in place, and finds what they see.
+    /// Packs the queries of a panel, by way of `stage` as pairs and of `rows` in place, and finds
+    /// what they see.
     fn panel(&mut self, index: usize, packed: &mut [f32], stage: &mut [f32], rows: &mut [f32]) -> Panel {
         let Sizes { size, keys, .. } = self.attention.sizes;
         let lines = index * self.width..((index + 1) * self.width).min(self.places.len());

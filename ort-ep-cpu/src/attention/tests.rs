@@ -251,8 +251,8 @@ fn bits_do_not_depend_on_threads_nor_on_neighbours() {
 
 #[test]
 fn pairs_round_factors_alone() {
-    // A weight is off by half a place of bfloat16, and values are less than 1: a mean with such weights, of differences of less
-    // than 2.
+    // A weight is off by half a place of bfloat16, and values are less than 1: a mean with such
+    // weights, of differences of less than 2.
     let tolerance = 2.0 / 256.0;
     for mut case in cases() {
         // Powers of two, so that scaled queries are still of bfloat16.

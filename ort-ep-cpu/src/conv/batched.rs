@@ -1,4 +1,5 @@
-//! The forward convolution of small images with weights that are not packed: all images are one product.
+//! The forward convolution of small images with weights that are not packed: all images are one
+//! product.
 
 use super::gradient::{LARGE, check};
 use super::windows::{Lines, give_rows, take_windows};
@@ -21,8 +22,8 @@ pub fn batched_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     lines.lens(filters).iter().sum::<usize>() + product
 }
 
-/// Computes the convolution of `image` (N, C, D1, ...) with `weights` (M, C/group, k1, ...) into `output` (N, M, D1, ...). The epilogue is as
-/// that of [`super::forward`].
+/// Computes the convolution of `image` (N, C, D1, ...) with `weights` (M, C/group, k1, ...) into
+/// `output` (N, M, D1, ...). The epilogue is as that of [`super::forward`].
 ///
 /// # Errors
 ///

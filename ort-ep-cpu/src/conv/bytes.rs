@@ -1,14 +1,15 @@
 //! Convolutions of 8-bit codes with zero points, over planes.
 //!
-//! With one channel in each group a filter meets its windows directly; all others are products of packed filters with
-//! the windows of the image, see [`ByteWindows`].
+//! With one channel in each group a filter meets its windows directly; all others are products of
+//! packed filters with the windows of the image, see [`ByteWindows`].
 
 use crate::gemm::integer::{ByteRows, ByteWindows, Factors, IntegerGemm, Target, Terms};
 use crate::gemm::{Cpu, GemmError, Window};
 use crate::parallel::for_each_chunk_mut;
 use crate::vector::depthwise_codes::{CodeTaps, Requantize, Sums, convolve_plane, plane_len};
 
-/// Filters as rows of signed bytes: for each position of the kernel the channels, in whole groups of four.
+/// Filters as rows of signed bytes: for each position of the kernel the channels, in whole groups
+/// of four.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedFilters<'a> {
     rows: &'a [u8],
@@ -20,7 +21,8 @@ pub(crate) struct PackedFilters<'a> {
     unsigned: bool,
 }
 
-/// Bytes of a row, and of all that is packed, for filters of shape `[filters, channels of a group, positions]`.
+/// Bytes of a row, and of all that is packed, for filters of shape `[filters, channels of a group,
+/// positions]`.
 fn lens([filters, channels, positions]: [usize; 3]) -> [usize; 2] {
     let row = channels.div_ceil(4).saturating_mul(4).saturating_mul(positions);
     [row, row.saturating_mul(filters.saturating_add(1)).saturating_add(filters.saturating_mul(4))]
@@ -118,7 +120,8 @@ pub(crate) enum ConvTarget<'a> {
     Codes { codes: &'a mut [u8], factors: &'a [f32], zero: i32, signed: bool },
 }
 
-/// Bytes of workspace for a convolution of filters of this shape, on images of so many groups of channels.
+/// Bytes of workspace for a convolution of filters of this shape, on images of so many groups of
+/// channels.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! The forward convolution.
 //!
 //! Usually filters are the rows of the product and pixels its columns, so that the result lies as
-//! ONNX has it. Where an image has too few pixels to fill the vectors of its last panel (7 by 7 is 49,
-//! one more than three vectors of 16), the sides change places and the result is transposed at
+//! ONNX has it. Where an image has too few pixels to fill the vectors of its last panel (7 by 7 is
+//! 49, one more than three vectors of 16), the sides change places and the result is transposed at
 //! the end, which costs little because such layers have long sums.
 
 use smallvec::SmallVec;
@@ -23,7 +23,8 @@ pub enum WeightSide {
     Left,
     /// Pixels are rows, filters are columns.
     Right,
-    /// The right side of the products between Winograd's transforms: only for kernels of 3 by 3 with strides of 1.
+    /// The right side of the products between Winograd's transforms: only for kernels of 3 by 3
+    /// with strides of 1.
     Transformed(Tile),
 }
 
@@ -62,8 +63,8 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     }
 }
 
-/// Whether the image is turned into pairs of channels before its windows are taken: values of several windows are then converted
-/// once, and half as many are copied.
+/// Whether the image is turned into pairs of channels before its windows are taken: values of
+/// several windows are then converted once, and half as many are copied.
 fn pairs_channels(cpu: Cpu, geometry: &ConvGeometry) -> bool {
     let (positions, stride) = (geometry.window.kernel_len(), geometry.window.stride.iter().product());
     Pairing::of(cpu).is_some()
@@ -172,9 +173,9 @@ pub struct Input<'a> {
     /// The side of the product that the weights were packed for; a transposed convolution has only
     /// the left one.
     pub side: WeightSide,
-    /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels, and
-    /// [`Step::Residual`] an array of the size of the output with a row stride of its spatial size. [`Step::Held`] is for
-    /// weights on the left side.
+    /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels,
+    /// and [`Step::Residual`] an array of the size of the output with a row stride of its
+    /// spatial size. [`Step::Held`] is for weights on the left side.
     pub epilogue: &'a [Step<'a>],
 }
 
@@ -317,8 +318,8 @@ fn forward_right(
     Ok(())
 }
 
-/// The steps at the front of an epilogue as they are with pixels as rows, and the steps that are left. The bias of the first
-/// filter is at `first`.
+/// The steps at the front of an epilogue as they are with pixels as rows, and the steps that are
+/// left. The bias of the first filter is at `first`.
 fn turned<'a>(steps: &'a [Step<'a>], first: usize) -> (SmallVec<[Step<'a>; 2]>, &'a [Step<'a>]) {
     let (mut turned, mut rest) = (SmallVec::new(), steps);
     while let [step, others @ ..] = rest {

@@ -1,8 +1,8 @@
 //! The gradients of a convolution by its image and by its weights, as products of matrices.
 //!
-//! Weights are read and written where they lie: they change with each step of a training, and packing them takes longer than small
-//! images. Windows are written out a few lines of results at a time, whose number depends on sizes alone: sums have the same order
-//! on any number of threads.
+//! Weights are read and written where they lie: they change with each step of a training, and
+//! packing them takes longer than small images. Windows are written out a few lines of results at a
+//! time, whose number depends on sizes alone: sums have the same order on any number of threads.
 
 use super::transpose::{
     pack_transposed_weights, packed_transposed_weights_len, transposed, transposed_workspace_len,
@@ -46,7 +46,8 @@ pub fn weights_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usiz
     lines.lens(filters).iter().sum::<usize>() + product
 }
 
-/// The gradient by the weights (M, C/group, k1, ...) from the image (N, C, D1, ...) and the upstream gradient (N, M, d1, ...).
+/// The gradient by the weights (M, C/group, k1, ...) from the image (N, C, D1, ...) and the
+/// upstream gradient (N, M, d1, ...).
 ///
 /// # Errors
 ///
@@ -130,7 +131,8 @@ pub fn image_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize 
     lines.lens(filters).iter().sum::<usize>() + product
 }
 
-/// The gradient by the image (N, C, D1, ...) from the weights (M, C/group, k1, ...) and the upstream gradient (N, M, d1, ...).
+/// The gradient by the image (N, C, D1, ...) from the weights (M, C/group, k1, ...) and the
+/// upstream gradient (N, M, d1, ...).
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
 //! Convolutions of `f32` images in one to three dimensions, as matrix products over windows.
 //!
-//! Images lie as ONNX has them: batch, channels, then the spatial axes. Weights are packed once, per
-//! group, as the left side of a product whose right side is the virtual matrix of windows; a
+//! Images lie as ONNX has them: batch, channels, then the spatial axes. Weights are packed once,
+//! per group, as the left side of a product whose right side is the virtual matrix of windows; a
 //! pointwise convolution reads the image itself. Nothing here allocates.
 
 #![allow(
@@ -71,7 +71,8 @@ pub struct ConvGeometry {
 }
 
 impl ConvGeometry {
-    /// The geometry of a convolution of `image` (N, C, D1, ...) with `weight` (M, C/group, k1, ...).
+    /// The geometry of a convolution of `image` (N, C, D1, ...) with `weight` (M, C/group, k1,
+    /// ...).
     ///
     /// # Errors
     ///
@@ -245,8 +246,8 @@ fn part<'a>(what: &'static str, values: &'a [f32], first: usize, len: usize) -> 
     values.get(first..needed).ok_or(GemmError::TooShort { what, needed, len: values.len() })
 }
 
-/// How many parts of its rows several threads cut a result of `height` by `width` pixels into. Where there are images for all threads, or rows
-/// are few, it is not cut.
+/// How many parts of its rows several threads cut a result of `height` by `width` pixels into.
+/// Where there are images for all threads, or rows are few, it is not cut.
 pub(crate) fn parts_of_image(threads: usize, batch: usize, [height, width]: [usize; 2]) -> usize {
     let is_cut = threads > 1 && batch < threads && by_columns(threads, height * width);
     if is_cut { threads.min(height).max(1) } else { 1 }

@@ -1,7 +1,9 @@
-//! Convolutions of 8-bit codes whose channels lie together, which is how the results of one are best read by the next.
+//! Convolutions of 8-bit codes whose channels lie together, which is how the results of one are
+//! best read by the next.
 //!
-//! Filters are the columns of a product, windows its rows, see [`PixelWindows`]; with one filter for each channel a filter
-//! meets its windows directly. Filters have no zero points here, and are constant.
+//! Filters are the columns of a product, windows its rows, see [`PixelWindows`]; with one filter
+//! for each channel a filter meets its windows directly. Filters have no zero points here, and are
+//! constant.
 
 use crate::gemm::integer::{
     Factors, IntegerGemm, PackedBytes, PixelWindows, Target, Terms, are_small, pack_filters_last,
@@ -98,7 +100,8 @@ impl FilterShape {
         self.padded(cpu).saturating_mul(8)
     }
 
-    /// Writes, for each filter that [`pack`](Self::pack) packed, what is added to its sums and what multiplies them then.
+    /// Writes, for each filter that [`pack`](Self::pack) packed, what is added to its sums and what
+    /// multiplies them then.
     ///
     /// # Errors
     ///

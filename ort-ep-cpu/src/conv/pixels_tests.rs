@@ -70,7 +70,8 @@ fn convolutions_of_many_shapes() {
         Case { counts: [1, 1, 12, 48], input: [5, 7], ..PLAIN },
         Case { counts: [1, 1, 16, 70], input: [3, 11], ..PLAIN },
         Case { counts: [1, 1, 16, 129], input: [14, 15], kernel: [3, 3], pad: [1, 1], ..PLAIN },
-        // Padding on one side only of what windows reach, and windows that do not reach the last pixels.
+        // Padding on one side only of what windows reach, and windows that do not reach the last
+        // pixels.
         Case { counts: [1, 1, 3, 5], input: [23, 20], kernel: [7, 7], stride: [2, 2], pad: [3, 3], ..PLAIN },
         Case { counts: [1, 1, 8, 12], input: [9, 12], stride: [2, 2], ..PLAIN },
         Case { counts: [1, 1, 8, 12], input: [9, 12], kernel: [2, 3], stride: [1, 3], ..PLAIN },

@@ -1,9 +1,12 @@
-//! A pointwise convolution and the depthwise one that reads it, as one: what lies between is never whole in memory.
+//! A pointwise convolution and the depthwise one that reads it, as one: what lies between is never
+//! whole in memory.
 //!
-//! A task has some channels of one image, or of a part of its rows, and goes down it in bands of rows. For a band the product makes the rows
-//! between that its windows reach first, behind those that stay from the band before; then the filter of each channel reads them.
-//! Several threads cut an image across, as those of the products before and behind do: what a core has written is then in its own cache for
-//! what comes next. The few rows between that windows of two parts reach are computed for both.
+//! A task has some channels of one image, or of a part of its rows, and goes down it in bands of
+//! rows. For a band the product makes the rows between that its windows reach first, behind those
+//! that stay from the band before; then the filter of each channel reads them. Several threads cut
+//! an image across, as those of the products before and behind do: what a core has written is then
+//! in its own cache for what comes next. The few rows between that windows of two parts reach are
+//! computed for both.
 
 use std::ops::Range;
 
@@ -30,8 +33,8 @@ struct Sizes {
     tasks: usize,
 }
 
-/// A panel of weights for much of an image. With half as many columns the calls of products show: a fiftieth of the time for
-/// images of 112 by 112, measured with AVX-512.
+/// A panel of weights for much of an image. With half as many columns the calls of products show: a
+/// fiftieth of the time for images of 112 by 112, measured with AVX-512.
 const OF_NUMBERS: Sizes = Sizes { columns: 3200, values: 25 << 10, tasks: 4 };
 
 /// Each product turns its part of the image into pairs, so that it had better have many rows.
@@ -40,10 +43,12 @@ const OF_PAIRS: Sizes = Sizes { columns: 800, values: 100 << 10, tasks: 1 };
 /// Rows of results that are computed together: a band has a multiple of them.
 const ROWS: usize = 4;
 
-/// Bands of an image at most: padding has no bound, and each band is looked at when memory is planned.
+/// Bands of an image at most: padding has no bound, and each band is looked at when memory is
+/// planned.
 const MOST_BANDS: usize = 4096;
 
-/// Multiplications of a product worth a thread of their own, and how many of them take as long as one of a filter.
+/// Multiplications of a product worth a thread of their own, and how many of them take as long as
+/// one of a filter.
 const WORTH_A_THREAD: usize = 1 << 19;
 const STEPS_IN_A_TAP: usize = 4;
 
@@ -82,7 +87,8 @@ pub(crate) struct SeparableInput<'a> {
 struct Band {
     rows: Range<usize>,
     between: Range<usize>,
-    /// Of those between, the ones that the band before did not reach; all for the first band of a task.
+    /// Of those between, the ones that the band before did not reach; all for the first band of a
+    /// task.
     fresh: Range<usize>,
     /// How many rows the others move up.
     moved: usize,
@@ -128,7 +134,8 @@ impl Cut {
         let mut cut =
             Cut { geometry, cpu: one, rows, part, plane: 0, panels: 1, channels: 0, threads, slot: [0; 3] };
         let tallest = cut.bands().map(|band| band.between.len()).max().unwrap_or(0);
-        // A distance of whole lines, and not of a power of two: that would put all channels in the same sets of a cache.
+        // A distance of whole lines, and not of a power of two: that would put all channels in the
+        // same sets of a cache.
         cut.plane = (tallest * window.input[1]).next_multiple_of(16) + 16;
         let tasks = if threads > 1 { (threads * sizes.tasks).div_ceil(batch.max(1) * parts) } else { 1 };
         let fair = filters.div_ceil(height).div_ceil(tasks);

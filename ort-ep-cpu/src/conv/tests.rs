@@ -59,7 +59,8 @@ fn reference(geometry: &ConvGeometry, image: &[f32], weights: &[f32], transposed
     output
 }
 
-/// Numbers whose sums of a few, and quarters of them, a precision has too, so that only the sums of their products are rounded.
+/// Numbers whose sums of a few, and quarters of them, a precision has too, so that only the sums of
+/// their products are rounded.
 fn exact(precision: Precision, values: Vec<f32>) -> Vec<f32> {
     match precision {
         Precision::Fp32 => values,

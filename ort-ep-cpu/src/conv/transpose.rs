@@ -1,6 +1,6 @@
 //! The transposed convolution: a product that gives each image value's contribution at every kernel
-//! position, then a sum of the contributions that meet (col2im). Where kernels lie side by side none meet, and each is
-//! written to its place.
+//! position, then a sum of the contributions that meet (col2im). Where kernels lie side by side
+//! none meet, and each is written to its place.
 
 use super::{ConvGeometry, Input, part};
 use crate::gemm::{
@@ -141,7 +141,8 @@ fn lies_side_by_side(window: &Window) -> bool {
     })
 }
 
-/// Writes one of the lines of a channel of the result, from the contributions of kernels that lie side by side.
+/// Writes one of the lines of a channel of the result, from the contributions of kernels that lie
+/// side by side.
 fn place_line(window: &Window, contributions: &[f32], row: usize, line: &mut [f32]) {
     let ([_, height, _], [_, rows, len]) = (window.input, window.output);
     let [depths, heights, widths] = window.kernel;

@@ -1,5 +1,5 @@
-//! The windows of a batch of images as the rows of a matrix, one image behind the other: a small image alone would not fill
-//! the vectors of a product.
+//! The windows of a batch of images as the rows of a matrix, one image behind the other: a small
+//! image alone would not fill the vectors of a product.
 
 use std::ops::Range;
 
@@ -10,7 +10,8 @@ use crate::gemm::{Cpu, Window};
 use crate::interrupt::spend;
 use crate::parallel::{WORTH_A_THREAD, for_each_row_chunk_mut};
 
-/// Values of windows and gradients that are written out at a time, unless one line has more: some of the caches.
+/// Values of windows and gradients that are written out at a time, unless one line has more: some
+/// of the caches.
 const AT_ONCE: usize = 384 << 10;
 
 /// The lines of results of a batch, and how many of them are done at a time.
@@ -134,7 +135,8 @@ pub(super) fn take_windows(
     });
 }
 
-/// Adds windows, as [`take_windows`] orders them, to the places of the image that they were taken from.
+/// Adds windows, as [`take_windows`] orders them, to the places of the image that they were taken
+/// from.
 pub(super) fn add_windows(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -189,7 +191,8 @@ impl<'a> LineOfWindows<'a> {
         LineOfWindows { window, rows: taps.map(row).collect() }
     }
 
-    /// The kernel positions across that window `index` has in the image, and where the first of them is.
+    /// The kernel positions across that window `index` has in the image, and where the first of
+    /// them is.
     fn across(&self, index: usize) -> (Range<usize>, usize) {
         let [dilation, pad, input] =
             [self.window.dilation, self.window.pad, self.window.input].map(|of| of[2]);

@@ -1,12 +1,15 @@
-//! Convolutions with kernels of 3 by 3 and strides of 1, by Winograd's transforms (see [`crate::vector::winograd`]).
+//! Convolutions with kernels of 3 by 3 and strides of 1, by Winograd's transforms (see
+//! [`crate::vector::winograd`]).
 //!
-//! A block of tiles at a time goes through three steps: its places are transformed, a product for each point of a tile sums over the
-//! channels, with tiles as rows and filters as columns, and the sums are transformed to results. Blocks are sized so that
-//! both sides of the products stay in the second-level cache. Where the transformed weights stay there, too, each thread takes
+//! A block of tiles at a time goes through three steps: its places are transformed, a product for
+//! each point of a tile sums over the channels, with tiles as rows and filters as columns, and the
+//! sums are transformed to results. Blocks are sized so that both sides of the products stay in the
+//! second-level cache. Where the transformed weights stay there, too, each thread takes
 //! whole blocks through all steps; else the threads share each step of a block.
 //!
-//! Products of pairs of bfloat16 are of transformed places and weights that are rounded: for tiles of 2 by 2, whose transforms are
-//! sums of 4 places, that takes about as much accuracy as rounding the places does. For larger tiles it would take far more.
+//! Products of pairs of bfloat16 are of transformed places and weights that are rounded: for tiles
+//! of 2 by 2, whose transforms are sums of 4 places, that takes about as much accuracy as rounding
+//! the places does. For larger tiles it would take far more.
 
 use std::ops::Range;
 
@@ -25,10 +28,12 @@ use crate::vector::winograd::{self, Finish, MOST_REACH, Points, Tile, lanes};
 /// Values of the points of a block that stay in the second-level cache of each thread.
 const BLOCK: usize = 192 << 10;
 
-/// Where the transformed weights are no more than twice that, reading them for twice as many blocks takes no time by measurement.
+/// Where the transformed weights are no more than twice that, reading them for twice as many blocks
+/// takes no time by measurement.
 const BLOCK_OF_FEW_WEIGHTS: usize = BLOCK / 2;
 
-/// The fewest tiles of a block, so that the transformed weights are read for several rows of products.
+/// The fewest tiles of a block, so that the transformed weights are read for several rows of
+/// products.
 const FEWEST_TILES: usize = 16;
 
 /// Blocks for each thread where blocks are a thread's own, at least.
@@ -38,7 +43,8 @@ const BLOCKS_PER_THREAD: usize = 6;
 const RUN: usize = 16;
 const RUN_COLUMNS: usize = RUN * (MOST_REACH - 2) + 2;
 
-/// Columns that a row of places has in front of the next one, so that whole squares can be transposed.
+/// Columns that a row of places has in front of the next one, so that whole squares can be
+/// transposed.
 const SQUARE: usize = 8;
 
 /// The places of a run of tiles, of as many channels as there are lanes.
@@ -71,7 +77,8 @@ pub(super) fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Option<Tile> {
     const FEWEST_IN_PAIRS: usize = 64;
     /// Transformed weights are 4 times as many, or 16/9 times: the former only where they are few.
     const MOST_FOR_FOUR: usize = 128 * 128;
-    /// Where weights are more than this, they must be read for many tiles, as reading them takes longest.
+    /// Where weights are more than this, they must be read for many tiles, as reading them takes
+    /// longest.
     const MOST_FOR_FEW_TILES: usize = 256 * 256;
     const MANY_TILES: usize = 32;
     let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
@@ -123,7 +130,8 @@ impl Tiling {
         let terms = if Pairing::of(cpu).is_some() { 2 } else { 1 };
         let (point, sums) =
             (channels.next_multiple_of(MAX_LANES) / terms, filters.next_multiple_of(MAX_LANES));
-        // Rows of products that lie a multiple of a page apart would compete for the same cache sets.
+        // Rows of products that lie a multiple of a page apart would compete for the same cache
+        // sets.
         let stride = tile.points() * point + MAX_LANES;
         let mut tiling = Tiling {
             tile,
@@ -188,7 +196,8 @@ pub(super) fn group_len(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> usize 
     tile.points() * PackedB::len(cpu, geometry.group_channels(), geometry.group_filters())
 }
 
-/// Transforms and packs the weights of one group: for each point a right side of channels by filters.
+/// Transforms and packs the weights of one group: for each point a right side of channels by
+/// filters.
 pub(super) fn pack<T: Weight>(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -370,7 +379,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Reads the places of some channels that a run reaches over, channel by channel side by side, with zeros beyond the image.
+    /// Reads the places of some channels that a run reaches over, channel by channel side by side,
+    /// with zeros beyond the image.
     fn read_places(&self, run: &Run, image: &[f32], channel: usize, (pixels, columns): (&mut Pixels, usize)) {
         let Tiling { tile, channels, .. } = self.tiling;
         let ([_, height, width], [_, top, left]) = (self.geometry.window.input, self.geometry.window.pad);

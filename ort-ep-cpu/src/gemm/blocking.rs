@@ -4,16 +4,17 @@ use super::blocks::STEPS_ALIGNED;
 use super::kernels::{Grid, Kernel, SlotLens};
 use super::{BSource, Cpu};
 
-/// The most steps in a block, by how many are in an element: a panel of B then fits the second-level cache many times over, and C
-/// is visited seldom enough.
+/// The most steps in a block, by how many are in an element: a panel of B then fits the
+/// second-level cache many times over, and C is visited seldom enough.
 pub(crate) const STEPS: usize = 384;
 
 /// Values in the blocks of A and of B that should stay in the second-level cache together.
 const BLOCK_A: usize = 64 << 10;
 const BLOCK_B: usize = 96 << 10;
 
-/// The same of B where A has at most as many values as `FEW_WEIGHTS`: such a product waits for memory in any case, and the block may be most of what a small
-/// convolution takes. It is a multiple of the widths of all kernels.
+/// The same of B where A has at most as many values as `FEW_WEIGHTS`: such a product waits for
+/// memory in any case, and the block may be most of what a small convolution takes. It is a
+/// multiple of the widths of all kernels.
 const BLOCK_B_OF_FEW_WEIGHTS: usize = 36 << 10;
 const FEW_WEIGHTS: usize = 8 << 10;
 
@@ -51,8 +52,8 @@ pub(crate) fn workspace_len_beside_ready(
     grid.threads * grid.slot.len()
 }
 
-/// Chooses blocks and parts. The steps of a block depend on K alone, so that sums do too. Left sides that are not ready are
-/// converted in the workspace where elements are pairs.
+/// Chooses blocks and parts. The steps of a block depend on K alone, so that sums do too. Left
+/// sides that are not ready are converted in the workspace where elements are pairs.
 pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source): (bool, BSource)) -> Grid {
     let [m, n, k] = shape;
     let kernel = Kernel::of(cpu);
@@ -112,18 +113,20 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
     }
 }
 
-/// Pixels of an image for each thread from which on products and depthwise convolutions cut it across. Planes of fewer pixels begin and end
-/// within cache lines that two threads would then write: at 14 by 14 pixels that takes longer than what it saves.
+/// Pixels of an image for each thread from which on products and depthwise convolutions cut it
+/// across. Planes of fewer pixels begin and end within cache lines that two threads would then
+/// write: at 14 by 14 pixels that takes longer than what it saves.
 const LEAST_PIXELS: usize = 1024;
 
-/// Whether each thread had better have columns of its own, the pixels of a part of an image. What one operator writes there is what the next
-/// reads there, so that it comes from the core's own cache.
+/// Whether each thread had better have columns of its own, the pixels of a part of an image. What
+/// one operator writes there is what the next reads there, so that it comes from the core's own
+/// cache.
 pub(crate) fn by_columns(threads: usize, columns: usize) -> bool {
     columns / threads.max(1) >= LEAST_PIXELS
 }
 
-/// Whether threads had better have rows of their own than columns: where they share the smaller operand, and where what they
-/// write, channel by channel or row by row, is what they read next.
+/// Whether threads had better have rows of their own than columns: where they share the smaller
+/// operand, and where what they write, channel by channel or row by row, is what they read next.
 fn prefers_rows([m, n, k]: [usize; 3], source: BSource) -> bool {
     match source {
         BSource::Packed => m > n,

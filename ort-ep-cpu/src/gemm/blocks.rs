@@ -74,7 +74,8 @@ pub enum Zeros<'a> {
     Numbers(Numbers<'a>),
 }
 
-/// Weights of `columns` columns and `k` rows. The codes of a column lie together in blocks, and so do scales and zero points.
+/// Weights of `columns` columns and `k` rows. The codes of a column lie together in blocks, and so
+/// do scales and zero points.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     codes: &'a [u8],
@@ -88,14 +89,16 @@ pub struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// Rows on the left up to which widening the weights for them alone is less work than packing panels.
+    /// Rows on the left up to which widening the weights for them alone is less work than packing
+    /// panels.
     pub const FEW: usize = FEW;
 
     /// Weights of `shape` (k, columns).
     ///
     /// # Errors
     ///
-    /// When the layout is none of those that exist, or a slice does not have the length that the shape says.
+    /// When the layout is none of those that exist, or a slice does not have the length that the
+    /// shape says.
     pub fn new(
         layout: BlockLayout,
         [k, columns]: [usize; 2],
@@ -124,7 +127,8 @@ impl<'a> Blocks<'a> {
         Ok(Blocks { codes, scales, zeros, groups: &[], layout, k, columns })
     }
 
-    /// The same weights with a group for each of the k rows, whose scale and zero point it has instead of its block's.
+    /// The same weights with a group for each of the k rows, whose scale and zero point it has
+    /// instead of its block's.
     ///
     /// # Errors
     ///
@@ -199,8 +203,9 @@ impl<'a> Blocks<'a> {
         BlockLayout { block: self.layout.block.min(CODES), ..self.layout }
     }
 
-    /// Packs `steps` and `columns` (at most a panel's `width`) into a panel: step by step, the columns side by side.
-    /// `steps` starts at a multiple of [`STEPS_ALIGNED`]. What lies behind the last column is left as it was.
+    /// Packs `steps` and `columns` (at most a panel's `width`) into a panel: step by step, the
+    /// columns side by side. `steps` starts at a multiple of [`STEPS_ALIGNED`]. What lies
+    /// behind the last column is left as it was.
     pub(super) fn pack(
         &self,
         isa: Isa,
@@ -286,8 +291,9 @@ impl<'a> Blocks<'a> {
         self.layout
     }
 
-    /// `to[column * rows + row]` = the product of the row of `sides` and the column, for a few rows, each of
-    /// [`Blocks::side_len`] values as [`crate::simd::blocks::arrange`] leaves them. Each weight is read once.
+    /// `to[column * rows + row]` = the product of the row of `sides` and the column, for a few
+    /// rows, each of [`Blocks::side_len`] values as [`crate::simd::blocks::arrange`] leaves
+    /// them. Each weight is read once.
     ///
     /// # Errors
     ///
@@ -326,8 +332,9 @@ impl<'a> Blocks<'a> {
         numbers.div_ceil(4) + 2 * scales
     }
 
-    /// `to[column * rows + row]` = the product of the row of `left` (each of k values) and the column, where the left side
-    /// is quantized to 8 bits block by block. `memory` holds [`Blocks::bytes_side_len`] values for each row.
+    /// `to[column * rows + row]` = the product of the row of `left` (each of k values) and the
+    /// column, where the left side is quantized to 8 bits block by block. `memory` holds
+    /// [`Blocks::bytes_side_len`] values for each row.
     ///
     /// # Errors
     ///
@@ -410,13 +417,15 @@ impl<'a> Blocks<'a> {
 /// Codes of a column widened at a time.
 const CODES: usize = 128;
 
-/// Blocks of steps start at multiples of this, which are whole bytes and, unless a block is larger, whole blocks.
+/// Blocks of steps start at multiples of this, which are whole bytes and, unless a block is larger,
+/// whole blocks.
 pub(super) const STEPS_ALIGNED: usize = CODES;
 
 /// Columns widened at a time.
 const SIDE: usize = 8;
 
-/// Rows on the left up to which widening the weights for them alone is less work than packing panels.
+/// Rows on the left up to which widening the weights for them alone is less work than packing
+/// panels.
 const FEW: usize = 8;
 
 /// Multiplications worth a task of their own.
@@ -434,7 +443,8 @@ fn check(what: &'static str, needed: Option<usize>, len: usize) -> Result<(), Ge
     }
 }
 
-/// Writes the transpose of a matrix of `shape` (columns of the panel, steps), whose columns start [`CODES`] apart.
+/// Writes the transpose of a matrix of `shape` (columns of the panel, steps), whose columns start
+/// [`CODES`] apart.
 fn spread(isa: Isa, (columns, steps): (usize, usize), from: &[f32], to: &mut [f32], stride: usize) {
     let (source, target) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
     let (done, done_steps) = transpose_tiles(isa, (columns, steps), source, CODES, target, stride);

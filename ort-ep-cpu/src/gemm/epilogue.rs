@@ -22,9 +22,9 @@ fn ending(activation: Activation) -> Option<Ending> {
 
 /// One step, applied to every element of the result. Steps run in the order they are listed.
 ///
-/// Lists that keep to the order row bias, column bias, residual (or what is held), activation run in registers; what
-/// follows the first step out of that order, and an activation of more than a few instructions, runs
-/// on the finished block while it is in a near cache.
+/// Lists that keep to the order row bias, column bias, residual (or what is held), activation run
+/// in registers; what follows the first step out of that order, and an activation of more than a
+/// few instructions, runs on the finished block while it is in a near cache.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {
     /// Adds one value per row.
@@ -38,8 +38,8 @@ pub enum Step<'a> {
         /// From one row to the next.
         row_stride: usize,
     },
-    /// Adds what the result holds, each element of which is read before it is written. Only where all steps of the sums are
-    /// in one block (`STEPS`), and the left side is packed.
+    /// Adds what the result holds, each element of which is read before it is written. Only where
+    /// all steps of the sums are in one block (`STEPS`), and the left side is packed.
     Held,
     /// Multiplies by a number.
     Scale(f32),
@@ -114,13 +114,15 @@ fn refuse_held(steps: &[Step]) -> Result<(), GemmError> {
     }
 }
 
-/// Checks steps that are applied to finished results against the rows of a bias, the rows of a residual, and the columns.
+/// Checks steps that are applied to finished results against the rows of a bias, the rows of a
+/// residual, and the columns.
 pub(crate) fn check(steps: &[Step], lengths: [usize; 3]) -> Result<(), GemmError> {
     refuse_held(steps)?;
     check_lengths(steps, lengths)
 }
 
-/// Checks the slices of `steps` against the rows of a bias, the rows of a residual, and the columns.
+/// Checks the slices of `steps` against the rows of a bias, the rows of a residual, and the
+/// columns.
 fn check_lengths(steps: &[Step], [bias, residual, columns]: [usize; 3]) -> Result<(), GemmError> {
     let short = |what, needed, len| match len < needed {
         true => Err(GemmError::TooShort { what, needed, len }),

@@ -22,7 +22,8 @@ pub struct View<'a, T> {
 }
 
 impl<'a, T: Copy> View<'a, T> {
-    /// A matrix of `[rows, columns]` whose element (i, j) is `values[i * strides[0] + j * strides[1]]`.
+    /// A matrix of `[rows, columns]` whose element (i, j) is `values[i * strides[0] + j *
+    /// strides[1]]`.
     ///
     /// # Errors
     ///

@@ -5,8 +5,8 @@
 
 use super::GemmError;
 
-/// Where the windows of a convolution lie, over three spatial axes (depth, height, width). Images of
-/// fewer axes set the leading ones to 1.
+/// Where the windows of a convolution lie, over three spatial axes (depth, height, width). Images
+/// of fewer axes set the leading ones to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The size of the image.
@@ -89,12 +89,13 @@ impl<'a> Im2col<'a> {
         Ok(Im2col { image, channels, window, terms: 1 })
     }
 
-    /// The windows over an image whose elements are pairs of `channels`, as [`super::pair_rows`] writes them: their rows are
-    /// ordered by pair, kernel position and channel of the pair.
+    /// The windows over an image whose elements are pairs of `channels`, as [`super::pair_rows`]
+    /// writes them: their rows are ordered by pair, kernel position and channel of the pair.
     ///
     /// # Errors
     ///
-    /// When `image` is too short, there are not as many channels as two to a pair, or a stride is zero.
+    /// When `image` is too short, there are not as many channels as two to a pair, or a stride is
+    /// zero.
     pub(crate) fn of_pairs(image: &'a [f32], channels: usize, window: Window) -> Result<Self, GemmError> {
         if !channels.is_multiple_of(2) {
             return Err(GemmError::Shape("a channel has no other to pair with"));

@@ -8,8 +8,9 @@
 //! Nothing here allocates: the caller gives the workspace, whose size [`workspace_len`] tells from
 //! the shapes alone. A result has the same bits for any number of threads.
 //!
-//! In [`Precision::Bf16`] the factors are rounded to bfloat16, two consecutive steps of a sum to an element of a strip, while sums
-//! and everything after them are `f32`; loops, blocks and tiles are the same.
+//! In [`Precision::Bf16`] the factors are rounded to bfloat16, two consecutive steps of a sum to an
+//! element of a strip, while sums and everything after them are `f32`; loops, blocks and tiles are
+//! the same.
 //!
 //! ```
 //! use ort_ep_cpu::gemm::{
@@ -69,19 +70,22 @@ use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::isa::Isa;
 use kernels::{Kernel, Output, execute};
 
-/// What to compute with: an instruction set, how many threads, the calling one included, and the type of the factors.
+/// What to compute with: an instruction set, how many threads, the calling one included, and the
+/// type of the factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     /// The instruction set to use. One that this CPU lacks falls back to the widest below it.
     pub isa: Isa,
     /// The most threads to use.
     pub threads: usize,
-    /// What products of `f32` matrices round their factors to. Without [`Isa::has_bf16_products`] it is float32.
+    /// What products of `f32` matrices round their factors to. Without [`Isa::has_bf16_products`]
+    /// it is float32.
     pub precision: Precision,
 }
 
-/// What packed matrices depend on beside the code and the numbers in them: the shapes of the tiles that this CPU multiplies with. CPUs of one instruction
-/// set differ in it, as not all have products of bytes or of bfloat16.
+/// What packed matrices depend on beside the code and the numbers in them: the shapes of the tiles
+/// that this CPU multiplies with. CPUs of one instruction set differ in it, as not all have
+/// products of bytes or of bfloat16.
 pub(crate) fn packed_layout(isa: Isa) -> String {
     let float = |precision| Kernel::of(Cpu { isa, threads: 1, precision }).layout();
     let [fp32, bf16] = [Precision::Fp32, Precision::Bf16].map(float);
@@ -207,8 +211,8 @@ pub struct Batch<'a> {
     pub batch_stride: usize,
 }
 
-/// Computes a batch of products, all of one shape and with operands of the same kind; `problem` gives
-/// each of them. `workspace` has at least the length that [`workspace_len`] tells.
+/// Computes a batch of products, all of one shape and with operands of the same kind; `problem`
+/// gives each of them. `workspace` has at least the length that [`workspace_len`] tells.
 ///
 /// # Errors
 ///
@@ -328,8 +332,9 @@ impl Pairing {
         (kernel.terms() > 1).then_some(Pairing(kernel))
     }
 
-    /// Writes rows of pairs without gaps: row `i` holds those of rows `2 * i` and `2 * i + 1` of `from`, whose rows of `columns`
-    /// values start `stride` apart; 0 where there is no second row.
+    /// Writes rows of pairs without gaps: row `i` holds those of rows `2 * i` and `2 * i + 1` of
+    /// `from`, whose rows of `columns` values start `stride` apart; 0 where there is no second
+    /// row.
     ///
     /// # Panics
     ///
@@ -343,7 +348,8 @@ impl Pairing {
         self.0.pair_rows((from, stride), [rows, columns], to);
     }
 
-    /// Writes rows of half the length without gaps, of pairs of neighbours in the rows of `from`; 0 where there is no second one.
+    /// Writes rows of half the length without gaps, of pairs of neighbours in the rows of `from`; 0
+    /// where there is no second one.
     ///
     /// # Panics
     ///

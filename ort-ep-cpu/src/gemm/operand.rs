@@ -22,7 +22,8 @@ pub struct Strided<'a> {
 }
 
 impl<'a> Strided<'a> {
-    /// A matrix of `[rows, columns]` whose element (i, j) is `values[i * strides[0] + j * strides[1]]`.
+    /// A matrix of `[rows, columns]` whose element (i, j) is `values[i * strides[0] + j *
+    /// strides[1]]`.
     ///
     /// # Errors
     ///
@@ -34,8 +35,8 @@ impl<'a> Strided<'a> {
         Ok(Strided { values, rows, columns, row_stride, column_stride, terms: 1 })
     }
 
-    /// A left side of `[rows, columns]` whose values are pairs of neighbours, as [`super::Pairing`] makes them: those of a row lie side
-    /// by side, and rows start `row_stride` apart.
+    /// A left side of `[rows, columns]` whose values are pairs of neighbours, as [`super::Pairing`]
+    /// makes them: those of a row lie side by side, and rows start `row_stride` apart.
     ///
     /// # Errors
     ///
@@ -238,7 +239,8 @@ pub fn pack_a<T: Weight>(
     Ok(())
 }
 
-/// [`pack_a`] of a matrix whose element (i, j) is `values[i * row_stride + place(j)]`. Every place must be inside of `values`.
+/// [`pack_a`] of a matrix whose element (i, j) is `values[i * row_stride + place(j)]`. Every place
+/// must be inside of `values`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Broadcasting for kernels: operands of an output walked block by block, with adjacent dimensions merged.
+//! Broadcasting for kernels: operands of an output walked block by block, with adjacent dimensions
+//! merged.
 
 #![allow(clippy::indexing_slicing, reason = "strides and sizes are made together, one for each dimension")]
 
@@ -21,8 +22,9 @@ const LEAST_CHUNK: usize = 16 * 1024;
 /// Elements of a block where every operand of a step should stay in the first-level cache.
 pub const BLOCK: usize = 1024;
 
-/// How operands lie under an output: sizes and strides after dropping dimensions of size 1 and merging neighbours
-/// that every operand walks in one stride. The innermost stride of an operand is 0 or 1.
+/// How operands lie under an output: sizes and strides after dropping dimensions of size 1 and
+/// merging neighbours that every operand walks in one stride. The innermost stride of an operand is
+/// 0 or 1.
 ///
 /// ```
 /// use ort_ep_cpu::kernels::broadcast::{Block, Broadcast};
@@ -79,8 +81,8 @@ pub enum Block<'a, T> {
 }
 
 impl Broadcast {
-    /// The walk of contiguous operands of these shapes under an output of shape `output`; an operand whose shape
-    /// does not broadcast to it is an error.
+    /// The walk of contiguous operands of these shapes under an output of shape `output`; an
+    /// operand whose shape does not broadcast to it is an error.
     pub fn new(output: &[usize], operands: &[&[usize]]) -> Result<Broadcast> {
         let mut full: SmallVec<[Sizes; 3]> = SmallVec::new();
         for shape in operands {
@@ -148,14 +150,15 @@ impl Broadcast {
         self.sizes[self.sizes.len() - 1]
     }
 
-    /// The length of the next block from output element `start` on: at most `limit`, and within a row where rows are long.
+    /// The length of the next block from output element `start` on: at most `limit`, and within a
+    /// row where rows are long.
     pub fn block_len(&self, start: usize, limit: usize) -> usize {
         let inner = self.inner();
         if self.is_flat() || inner < LONG_ROW { limit } else { limit.min(inner - start % inner) }
     }
 
-    /// The elements of an operand for output elements `start..start + len`, through `buffer` where they do not lie
-    /// side by side. `data` is all of the operand.
+    /// The elements of an operand for output elements `start..start + len`, through `buffer` where
+    /// they do not lie side by side. `data` is all of the operand.
     pub fn block<'b, T: Copy>(
         &self,
         operand: usize,
@@ -190,7 +193,8 @@ impl Broadcast {
         self.dense[operand]
     }
 
-    /// The operand over a block of more than one row, where it has one element for each and they lie side by side.
+    /// The operand over a block of more than one row, where it has one element for each and they
+    /// lie side by side.
     pub fn repeated<'b, T>(
         &self,
         operand: usize,
@@ -256,8 +260,9 @@ impl Broadcast {
         }
     }
 
-    /// Cuts `output` into blocks of at most `limit` elements and calls `task` with scratch memory that the blocks of one thread
-    /// share, the first element, and the block. Large outputs are parted among `threads`.
+    /// Cuts `output` into blocks of at most `limit` elements and calls `task` with scratch memory
+    /// that the blocks of one thread share, the first element, and the block. Large outputs are
+    /// parted among `threads`.
     pub fn for_each_block<T: Send, S: Keep>(
         &self,
         threads: usize,

@@ -1,16 +1,18 @@
 //! The loops of attention over a panel: up to [`WIDTH`] queries side by side, one to a lane.
 //!
-//! Everything is transposed: scores are `K Q^T` and results `V^T P^T`, so that a query is a column. Keys and values are
-//! then read where they lie, an element at a time for a whole row of queries, and need no packing; the softmax runs down
-//! the columns and needs no sums across lanes. Only the queries are packed, once, and the results turned back at the end.
+//! Everything is transposed: scores are `K Q^T` and results `V^T P^T`, so that a query is a column.
+//! Keys and values are then read where they lie, an element at a time for a whole row of queries,
+//! and need no packing; the softmax runs down the columns and needs no sums across lanes. Only the
+//! queries are packed, once, and the results turned back at the end.
 //!
-//! The softmax is computed block by block of keys with a running maximum and a running sum (M. Milakov and
-//! N. Gimelshein, *Online normalizer calculation for softmax*, arXiv 1805.02867), as in FlashAttention (T. Dao et al.,
-//! arXiv 2205.14135). Sums run over the keys in order with one fused multiply-add each, so that a query's bits depend on
-//! nothing but its own keys.
+//! The softmax is computed block by block of keys with a running maximum and a running sum (M.
+//! Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, arXiv 1805.02867), as in
+//! FlashAttention (T. Dao et al., arXiv 2205.14135). Sums run over the keys in order with one fused
+//! multiply-add each, so that a query's bits depend on nothing but its own keys.
 //!
-//! The two products can be of pairs of bfloat16 (see [`steps`](super::steps)): elements of keys and queries pair up along
-//! their size, weights and values from one key to the next. Scores, the softmax and all sums are in single precision.
+//! The two products can be of pairs of bfloat16 (see [`steps`](super::steps)): elements of keys and
+//! queries pair up along their size, weights and values from one key to the next. Scores, the
+//! softmax and all sums are in single precision.
 
 use super::steps::{Elements, Steps, StepsOp, dispatch_steps};
 use super::{Isa, Simd, SimdOp, dispatch, math};
@@ -21,7 +23,8 @@ pub const WIDTH: usize = 48;
 /// The most vectors in a row of a tile.
 const VECTORS: usize = 3;
 
-/// A product whose right side is a panel. Steps are those of elements: of single numbers or of pairs.
+/// A product whose right side is a panel. Steps are those of elements: of single numbers or of
+/// pairs.
 #[derive(Debug, Clone, Copy)]
 pub struct Product<'a> {
     /// The left side.
@@ -34,11 +37,13 @@ pub struct Product<'a> {
     pub panel: &'a [f32],
     /// Columns in use.
     pub columns: usize,
-    /// What the former result is multiplied with before the product is added; without it there is none.
+    /// What the former result is multiplied with before the product is added; without it there is
+    /// none.
     pub factors: Option<&'a [f32; WIDTH]>,
 }
 
-/// `to[row][column] = sum of left[row][step] * panel[step][column]`, plus the former value times its column's factor.
+/// `to[row][column] = sum of left[row][step] * panel[step][column]`, plus the former value times
+/// its column's factor.
 ///
 /// Both sides hold pairs if `paired`. Values behind the columns in use are not specified.
 ///
@@ -135,7 +140,8 @@ impl Multiply<'_> {
         for index in 0..ROWS {
             for vector in 0..N {
                 let column = at + vector * T::Base::LANES;
-                // SAFETY: the result holds `WIDTH` values for each row, and there are as many factors.
+                // SAFETY: the result holds `WIDTH` values for each row, and there are as many
+                // factors.
                 unsafe {
                     let to = self.to.add((row + index) * WIDTH + column);
                     let mut sum = sums[index][vector];
@@ -169,14 +175,15 @@ impl Seen {
 /// What happens to scores before the softmax.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Change<'a> {
-    /// Where above 0, scores become `softcap * tanh(score)`: the division by it is part of the scale.
+    /// Where above 0, scores become `softcap * tanh(score)`: the division by it is part of the
+    /// scale.
     pub softcap: f32,
     /// Added to the scores of each key.
     pub by_key: Option<&'a [f32]>,
     /// Added to the scores, a row of [`WIDTH`] values for each key.
     pub by_query: Option<&'a [f32]>,
-    /// For each query the first key that it sees and the first that it does not see any more, counted from the block's
-    /// first; other scores become -inf.
+    /// For each query the first key that it sees and the first that it does not see any more,
+    /// counted from the block's first; other scores become -inf.
     pub visible: Option<&'a [[f32; WIDTH]; 2]>,
 }
 
@@ -240,10 +247,12 @@ impl SimdOp for Changed<'_> {
     }
 }
 
-/// Turns the scores of a block of keys into `exp(score - greatest)`, and counts them in what has been seen.
+/// Turns the scores of a block of keys into `exp(score - greatest)`, and counts them in what has
+/// been seen.
 ///
-/// A query whose scores were all -inf so far has weights of 0. If `paired`, rows of pairs of weights are what is left, and the
-/// rounded weights are what is counted: a result is then a mean of values, with weights that are off in the last place.
+/// A query whose scores were all -inf so far has weights of 0. If `paired`, rows of pairs of
+/// weights are what is left, and the rounded weights are what is counted: a result is then a mean
+/// of values, with weights that are off in the last place.
 ///
 /// # Panics
 /// If there is no row of scores for each key, or there are no pairs.
@@ -301,7 +310,8 @@ impl Weigh<'_> {
         let mut shift = [s.splat(0.0); N];
         for vector in 0..N {
             greatest[vector] = s.max_or_second(greatest[vector], odd[vector]);
-            // Where everything was -inf, nothing is subtracted: the difference of two infinities is no number.
+            // Where everything was -inf, nothing is subtracted: the difference of two infinities is
+            // no number.
             let none = s.eq(greatest[vector], s.splat(f32::NEG_INFINITY));
             shift[vector] = s.select(none, s.splat(0.0), greatest[vector]);
         }
@@ -342,7 +352,8 @@ unsafe fn weight<S: Simd>(s: S, score: *const f32, shift: S::F32) -> S::F32 {
     math::exp_shifted(s, s.sub(unsafe { s.load_ptr(score) }, shift))
 }
 
-/// The weights of one query, as [`weigh`] makes them of a column: gives the factor for what was before.
+/// The weights of one query, as [`weigh`] makes them of a column: gives the factor for what was
+/// before.
 pub fn weigh_row(isa: Isa, scores: &mut [f32], greatest: &mut f32, sum: &mut f32) -> f32 {
     dispatch(isa, WeighRow { scores, greatest, sum })
 }
@@ -431,7 +442,8 @@ impl SimdOp for Dots<'_> {
     }
 }
 
-/// `to[i] = to[i] * factor + sum of weights[row] * rows[row][i]` for rows that start `stride` apart.
+/// `to[i] = to[i] * factor + sum of weights[row] * rows[row][i]` for rows that start `stride`
+/// apart.
 ///
 /// # Panics
 /// If there is no row for each weight.

@@ -85,7 +85,8 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32) {
         intrinsic!({
-            // The shuffle works within 128-bit halves, so its result is put in order as 64-bit quarters.
+            // The shuffle works within 128-bit halves, so its result is put in order as 64-bit
+            // quarters.
             let even = _mm256_castps_pd(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
             let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0b11_01_11_01>(low, high));
             (

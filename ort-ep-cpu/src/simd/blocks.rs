@@ -1,7 +1,9 @@
-//! Rows of weights in blocks: codes of 2, 4 or 8 bits, with a scale and a zero point for each block.
+//! Rows of weights in blocks: codes of 2, 4 or 8 bits, with a scale and a zero point for each
+//! block.
 //!
-//! A byte holds `P = 8 / bits` codes, the first in its lowest bits. A vector of bytes gives one vector for each of these
-//! places, so what the codes meet is arranged by places, too: see [`arrange`].
+//! A byte holds `P = 8 / bits` codes, the first in its lowest bits. A vector of bytes gives one
+//! vector for each of these places, so what the codes meet is arranged by places, too: see
+//! [`arrange`].
 
 use super::{Isa, Simd, SimdOp, dispatch};
 
@@ -54,8 +56,9 @@ impl BlockLayout {
     }
 }
 
-/// Rearranges values that meet the codes: within each block first those that meet the first code of a byte, then those
-/// that meet the second. `to` is as long as the blocks that `from` fills or begins; the rest of it becomes 0.
+/// Rearranges values that meet the codes: within each block first those that meet the first code of
+/// a byte, then those that meet the second. `to` is as long as the blocks that `from` fills or
+/// begins; the rest of it becomes 0.
 pub fn arrange(layout: BlockLayout, from: &[f32], to: &mut [f32]) {
     let (places, bytes) = (layout.places(), layout.bytes());
     let mut rest = from;
@@ -74,8 +77,8 @@ pub fn arrange(layout: BlockLayout, from: &[f32], to: &mut [f32]) {
 /// The most rows of weights that [`dot`] takes at once, and the most rows of values.
 pub const TILE: [usize; 2] = [4, 4];
 
-/// Adds to `sums[row][side]` the sum of the products of the weights of a row and the values of a side, as [`arrange`] left
-/// them. At most [`TILE`] rows and sides.
+/// Adds to `sums[row][side]` the sum of the products of the weights of a row and the values of a
+/// side, as [`arrange`] left them. At most [`TILE`] rows and sides.
 ///
 /// # Panics
 /// If there are more, or not as many values as codes.
@@ -159,8 +162,8 @@ impl<const BITS: u32, const ROWS: usize, const SIDES: usize> SimdOp for Dot<'_, 
         let (block, bytes) = (self.layout.block, self.layout.bytes());
         let mut totals = [[s.splat(0.0); SIDES]; ROWS];
         for index in 0..self.rows[0].scales.len() {
-            // Loops instead of `map`: a closure passed to the standard library is compiled without the instruction
-            // set, and each instruction becomes a call.
+            // Loops instead of `map`: a closure passed to the standard library is compiled without
+            // the instruction set, and each instruction becomes a call.
             let mut parameters = [(s.splat(0.0), s.splat(0.0), s.splat(0.0)); ROWS];
             for (parameters, row) in parameters.iter_mut().zip(self.rows) {
                 *parameters = block_parameters::<S, BITS>(s, row, index);
@@ -168,7 +171,8 @@ impl<const BITS: u32, const ROWS: usize, const SIDES: usize> SimdOp for Dot<'_, 
             for at in (0..bytes).step_by(S::LANES) {
                 let mut codes = [s.splat_i32(0); ROWS];
                 for (codes, row) in codes.iter_mut().zip(self.rows) {
-                    // SAFETY: the codes of each row fill its blocks, and a block is whole vectors of bytes.
+                    // SAFETY: the codes of each row fill its blocks, and a block is whole vectors
+                    // of bytes.
                     *codes = unsafe { s.load_u8_ptr(row.codes.as_ptr().add(index * bytes + at)) };
                 }
                 for place in 0..8 / BITS as usize {
@@ -219,7 +223,8 @@ fn at_place<S: Simd, const BITS: u32>(s: S, bytes: S::I32, place: usize) -> S::I
     }
 }
 
-/// Writes the weights of each row at `to[row * stride..]`, arranged within their blocks as [`arrange`] does.
+/// Writes the weights of each row at `to[row * stride..]`, arranged within their blocks as
+/// [`arrange`] does.
 ///
 /// # Panics
 /// If the rows are not equally long, or `to` is too short.

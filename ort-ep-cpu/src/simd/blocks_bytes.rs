@@ -1,11 +1,13 @@
-//! Products of 4-bit weights in blocks with values of 8 bits: whole numbers within a block, `f32` across blocks.
+//! Products of 4-bit weights in blocks with values of 8 bits: whole numbers within a block, `f32`
+//! across blocks.
 //!
-//! Values are quantized block by block: `value = scale * number` with numbers of -127 to 127. A weight is
-//! `(code - zero) * scale`, so that a block gives
-//! `scale * value_scale * (sum of code * number) - scale * zero * (value_scale * sum of numbers)`; the last factor is
-//! known once for all columns. A product of a code and a number needs 12 bits, so that two of them are added in 16 bits
-//! without saturation where the CPU has no instruction that adds four in 32 bits. All instruction sets keep 16 sums in the
-//! same order, with one rounding for each block: they give the same bits.
+//! Values are quantized block by block: `value = scale * number` with numbers of -127 to 127. A
+//! weight is `(code - zero) * scale`, so that a block gives
+//! `scale * value_scale * (sum of code * number) - scale * zero * (value_scale * sum of numbers)`;
+//! the last factor is known once for all columns. A product of a code and a number needs 12 bits,
+//! so that two of them are added in 16 bits without saturation where the CPU has no instruction
+//! that adds four in 32 bits. All instruction sets keep 16 sums in the same order, with one
+//! rounding for each block: they give the same bits.
 
 use super::{Isa, Simd, SimdOp, dispatch};
 
@@ -18,8 +20,8 @@ const LANES: usize = 16;
 /// Columns that share what is loaded of the values.
 const COLUMNS: usize = 4;
 
-/// How far ahead codes and scales are asked for, in bytes. Columns are short, so that those of a tile, which are read side
-/// by side, end before the CPU has seen where they go.
+/// How far ahead codes and scales are asked for, in bytes. Columns are short, so that those of a
+/// tile, which are read side by side, end before the CPU has seen where they go.
 const AHEAD: usize = 4096;
 
 /// How many blocks of `block` codes lie in a unit, at least 1.
@@ -59,7 +61,8 @@ pub fn side_lens(block: usize, blocks: usize) -> [usize; 2] {
     [padded.saturating_mul(block), padded]
 }
 
-/// Quantizes a row of values. Within a unit the values at even places come first. What is behind the values becomes 0.
+/// Quantizes a row of values. Within a unit the values at even places come first. What is behind
+/// the values becomes 0.
 ///
 /// # Panics
 /// If the targets do not have the lengths of [`side_lens`].
@@ -173,14 +176,15 @@ pub fn multiply(isa: Isa, columns: &Columns<'_>, sides: &[Side<'_>], to: &mut [f
 /// Sixteen numbers, however many registers they take.
 ///
 /// # Safety
-/// All methods need a CPU with the instructions of the type; pointers need no alignment and must be valid for what is
-/// read.
+/// All methods need a CPU with the instructions of the type; pointers need no alignment and must be
+/// valid for what is read.
 trait Sixteen: Copy {
     type F32: Copy;
     unsafe fn zero(self) -> Self::F32;
     /// Asks for a cache line that will be read soon; any address will do.
     unsafe fn prefetch(self, _address: *const u8) {}
-    /// For each four codes the sum of their products with four numbers; reads 32 bytes of codes and 64 numbers.
+    /// For each four codes the sum of their products with four numbers; reads 32 bytes of codes and
+    /// 64 numbers.
     unsafe fn dots(self, codes: *const u8, numbers: *const i8) -> Self::F32;
     /// The first `count` floats at the places of `pattern`.
     unsafe fn spread(self, from: *const u8, count: usize, pattern: &[i32; LANES]) -> Self::F32;
@@ -237,7 +241,8 @@ impl Multiply<'_> {
 }
 
 /// # Safety
-/// `N` columns from `first` on are there, lengths are checked, and the CPU has the instructions of `V`.
+/// `N` columns from `first` on are there, lengths are checked, and the CPU has the instructions of
+/// `V`.
 #[inline(always)]
 unsafe fn dot<V: Sixteen, const N: usize>(
     v: V,
@@ -249,7 +254,8 @@ unsafe fn dot<V: Sixteen, const N: usize>(
     let Columns { block, blocks, codes, scales, zeros } = *columns;
     let per_unit = blocks_of_unit(block);
     let (codes_len, whole) = (blocks * block / 2, blocks * block / UNIT);
-    // SAFETY: units are within the codes of their column and the numbers of the side, as the caller vouches.
+    // SAFETY: units are within the codes of their column and the numbers of the side, as the caller
+    // vouches.
     unsafe {
         let mut totals = [v.zero(); N];
         for unit in 0..whole {
@@ -548,8 +554,8 @@ mod x86 {
 mod tests {
     use super::*;
 
-    /// Blocks of all sizes, with and without zero points, against sums in double precision of what the numbers mean;
-    /// and the same bits from every instruction set.
+    /// Blocks of all sizes, with and without zero points, against sums in double precision of what
+    /// the numbers mean; and the same bits from every instruction set.
     #[test]
     fn products_are_those_of_the_rounded_values() {
         for (block, blocks) in

@@ -1,7 +1,8 @@
-//! Lanes of 32 bits that hold four bytes each: what products of 8-bit integers need beyond [`Simd`].
+//! Lanes of 32 bits that hold four bytes each: what products of 8-bit integers need beyond
+//! [`Simd`].
 //!
-//! Sums are exact in every implementation: AVX-512 uses the four-way product of VNNI, which does not saturate, and AVX2
-//! widens bytes to 16 bits first. So all give the same bits.
+//! Sums are exact in every implementation: AVX-512 uses the four-way product of VNNI, which does
+//! not saturate, and AVX2 widens bytes to 16 bits first. So all give the same bits.
 
 use super::{Isa, Portable, Simd};
 
@@ -28,12 +29,13 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     /// `to` is valid for writing `count` bytes.
     unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: Lanes<Self>);
 
-    /// Groups of four: byte `i` of each of the four vectors, for all `i`. Group `i` is in lane `i / 16 * 4 + i % 4` of
-    /// vector `i % 16 / 4`.
+    /// Groups of four: byte `i` of each of the four vectors, for all `i`. Group `i` is in lane `i /
+    /// 16 * 4 + i % 4` of vector `i % 16 / 4`.
     fn interleave_bytes(self, rows: [Lanes<Self>; 4]) -> [Lanes<Self>; 4];
 
-    /// The lanes of four vectors as bytes, in the order of which [`interleave_bytes`](ByteLanes::interleave_bytes) makes
-    /// groups, after `zero`, itself such a byte, is added to each: nearest in the range of bytes, which are signed where
+    /// The lanes of four vectors as bytes, in the order of which
+    /// [`interleave_bytes`](ByteLanes::interleave_bytes) makes groups, after `zero`, itself
+    /// such a byte, is added to each: nearest in the range of bytes, which are signed where
     /// `signed`.
     fn pack_interleaved(self, values: [Lanes<Self>; 4], zero: i32, signed: bool) -> Lanes<Self>;
 
@@ -99,8 +101,8 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
         unsafe { self.store_low_bytes_ptr(to.as_mut_ptr().add(at), count, value) }
     }
 
-    /// Loads `count` bytes (at most `LANES`) from `from[at..]` as numbers, with a sign where `SIGNED`; the other lanes
-    /// hold any.
+    /// Loads `count` bytes (at most `LANES`) from `from[at..]` as numbers, with a sign where
+    /// `SIGNED`; the other lanes hold any.
     ///
     /// # Panics
     /// If the slice ends before that.
@@ -136,14 +138,15 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
 
 /// Vectors that take up to 64 codes of several vectors of sums at once.
 pub trait CodeLanes: ByteLanes {
-    /// The lanes of `N` vectors (1 to 4) as bytes one after the other, after `zero`, itself such a byte, is added to each:
-    /// nearest in the range of bytes, which are signed where `signed`.
+    /// The lanes of `N` vectors (1 to 4) as bytes one after the other, after `zero`, itself such a
+    /// byte, is added to each: nearest in the range of bytes, which are signed where `signed`.
     fn pack_codes<const N: usize>(self, values: [Lanes<Self>; N], zero: i32, signed: bool) -> Lanes<Self>;
 
     /// Stores those bytes of a vector whose bits are set in `mask`, each at its place behind `to`.
     ///
     /// # Safety
-    /// The places of these bytes are valid for writing. The others are not touched and need not be there.
+    /// The places of these bytes are valid for writing. The others are not touched and need not be
+    /// there.
     unsafe fn store_bytes_ptr(self, to: *mut u8, bytes: Lanes<Self>, mask: u64);
 }
 
@@ -254,7 +257,8 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn windows_ptr<const STRIDE: usize>(self, from: *const u8) -> __m512i {
-            // SAFETY: the caller vouches for 64 bytes; for neighbours at stride 1 the first 32 suffice.
+            // SAFETY: the caller vouches for 64 bytes; for neighbours at stride 1 the first 32
+            // suffice.
             unsafe {
                 let low = STRIDE == 1;
                 let bytes = match low {

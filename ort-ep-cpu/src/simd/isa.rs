@@ -18,8 +18,9 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The widest instruction set this CPU has, at most what `ORT_ISA` allows: `scalar`, `neon`, `avx2` or `avx512`, as far as the kind of
-    /// processor has them. Opening the provider refuses any other value.
+    /// The widest instruction set this CPU has, at most what `ORT_ISA` allows: `scalar`, `neon`,
+    /// `avx2` or `avx512`, as far as the kind of processor has them. Opening the provider
+    /// refuses any other value.
     pub fn current() -> Isa {
         static CURRENT: OnceLock<Isa> = OnceLock::new();
         *CURRENT.get_or_init(|| {
@@ -55,7 +56,8 @@ impl Isa {
             .filter(move |isa| *isa <= Isa::widest() && Some(*isa) != foreign)
     }
 
-    /// Whether products of bfloat16 with `f32` sums are there (AVX512-BF16), beside an instruction set at least this wide.
+    /// Whether products of bfloat16 with `f32` sums are there (AVX512-BF16), beside an instruction
+    /// set at least this wide.
     pub fn has_bf16_products(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {

@@ -1,15 +1,17 @@
 //! Vector mathematics: exp, log, erf, tanh, sine, cosine and the activations made of them.
 //!
 //! Each function says its greatest error in ULP (units in the last place of the correctly rounded
-//! result), as the tests bound it on every instruction set against `libm` in double precision. NaN gives NaN.
+//! result), as the tests bound it on every instruction set against `libm` in double precision. NaN
+//! gives NaN.
 //!
-//! Methods: range reduction after W. J. Cody and W. Waite, *Software Manual for the Elementary Functions*
-//! (1980); the splitting of erf at 0.92 into an odd polynomial and `1 - exp(polynomial)` follows the
-//! structure usual since Abramowitz and Stegun, *Handbook of Mathematical Functions*, 7.1. The polynomial
-//! coefficients are minimax fits made for this file by C. L. Lawson's iterated weighted least squares,
-//! with the coefficients rounded to f32 one by one from the lowest.
+//! Methods: range reduction after W. J. Cody and W. Waite, *Software Manual for the Elementary
+//! Functions* (1980); the splitting of erf at 0.92 into an odd polynomial and `1 - exp(polynomial)`
+//! follows the structure usual since Abramowitz and Stegun, *Handbook of Mathematical Functions*,
+//! 7.1. The polynomial coefficients are minimax fits made for this file by C. L. Lawson's iterated
+//! weighted least squares, with the coefficients rounded to f32 one by one from the lowest.
 
-// Coefficients are written with the digits that name an f32; clippy's shorter forms hide that they are fits.
+// Coefficients are written with the digits that name an f32; clippy's shorter forms hide that they
+// are fits.
 #![allow(clippy::excessive_precision)]
 
 use super::Simd;
@@ -48,8 +50,9 @@ pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
 const EXP_2: [f32; 6] =
     [1.0, -6.931470037e-01, 2.402224541e-01, -5.550710857e-02, 9.671393782e-03, -1.326974132e-03];
 
-/// `e^x` for an `x` of at most 0, such as a score less the greatest score: 1 at 0, at most 21 ULP above -87 (70 where there is no
-/// fused multiply-add; the fewer, the greater it is), and 0 below -104. It takes two thirds of the instructions of [`exp`].
+/// `e^x` for an `x` of at most 0, such as a score less the greatest score: 1 at 0, at most 21 ULP
+/// above -87 (70 where there is no fused multiply-add; the fewer, the greater it is), and 0 below
+/// -104. It takes two thirds of the instructions of [`exp`].
 #[inline(always)]
 pub fn exp_shifted<S: Simd>(s: S, x: S::F32) -> S::F32 {
     // NaN is kept as the second operand.
@@ -186,9 +189,11 @@ pub fn softplus<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.add(s.max(x, s.splat(0.0)), tail)
 }
 
-/// The Gaussian error linear unit `x / 2 * (1 + erf(x / sqrt(2)))` of D. Hendrycks and K. Gimpel (2016).
+/// The Gaussian error linear unit `x / 2 * (1 + erf(x / sqrt(2)))` of D. Hendrycks and K. Gimpel
+/// (2016).
 ///
-/// Its error is at most 3 units of 2^-24 relative to `|x|`: `1 + erf` cancels for negative `x`, as in the formula.
+/// Its error is at most 3 units of 2^-24 relative to `|x|`: `1 + erf` cancels for negative `x`, as
+/// in the formula.
 #[inline(always)]
 pub fn gelu<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let inner = erf(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2)));
@@ -196,7 +201,8 @@ pub fn gelu<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.mul(half, s.add(s.splat(1.0), inner))
 }
 
-/// Its approximation `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, with the same kind of error.
+/// Its approximation `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, with the same kind of
+/// error.
 #[inline(always)]
 pub fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     const SQRT_2_OVER_PI: f32 = 0.797_884_560_8;
@@ -206,7 +212,8 @@ pub fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.mul(half, s.add(s.splat(1.0), tanh(s, scaled)))
 }
 
-/// pi/2 in three parts; the first two have 12 significant bits, so their products with up to 2^12 are exact.
+/// pi/2 in three parts; the first two have 12 significant bits, so their products with up to 2^12
+/// are exact.
 const HALF_PI: [f32; 3] = [1.570_556_640_625, 2.396_106_719_970_703e-4, 7.549_789_954_891e-8];
 /// The greatest magnitude for which that reduction keeps sine and cosine within their bounds.
 const TRIGONOMETRIC_LIMIT: f32 = 4096.0;
@@ -227,8 +234,8 @@ pub fn cos<S: Simd>(s: S, x: S::F32) -> S::F32 {
     beyond_limit(s, x, quarter_wave(s, x, 1), libm::cosf)
 }
 
-/// `wave`, but `function(x)` in each lane whose `x` is too large for it. The other lanes keep their bits, so that no result
-/// depends on its neighbours, which differ with the number of threads.
+/// `wave`, but `function(x)` in each lane whose `x` is too large for it. The other lanes keep their
+/// bits, so that no result depends on its neighbours, which differ with the number of threads.
 #[inline(always)]
 fn beyond_limit<S: Simd>(s: S, x: S::F32, wave: S::F32, function: impl Fn(f32) -> f32) -> S::F32 {
     let large = s.le(s.splat(TRIGONOMETRIC_LIMIT), s.abs(x));

@@ -1,10 +1,11 @@
 //! Portable vectors with run-time dispatch.
 //!
-//! [`Simd`] is a set of vector operations; a value of a type that implements it proves that the CPU has
-//! those instructions, so its operations are safe to call. Code is written once, generic over `S: Simd`,
-//! in a [`SimdOp`], and [`dispatch`] compiles it for each instruction set and enters the right copy.
-//! Everything between the entry point and the operations is `#[inline(always)]`, so that the whole
-//! loop is compiled with the instruction set of the entry point; call `dispatch` once per slice, not once per vector.
+//! [`Simd`] is a set of vector operations; a value of a type that implements it proves that the CPU
+//! has those instructions, so its operations are safe to call. Code is written once, generic over
+//! `S: Simd`, in a [`SimdOp`], and [`dispatch`] compiles it for each instruction set and enters the
+//! right copy. Everything between the entry point and the operations is `#[inline(always)]`, so
+//! that the whole loop is compiled with the instruction set of the entry point; call `dispatch`
+//! once per slice, not once per vector.
 //!
 //! All unsafe code of the vector kernels lives in this folder: entry points, loads and stores
 //! ([`Simd`]), and the loops over slices that check lengths once ([`slices`], [`stencil`]).
@@ -134,7 +135,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn ceil(self, a: Self::F32) -> Self::F32;
     /// The integer part.
     fn trunc(self, a: Self::F32) -> Self::F32;
-    /// `a * 2^n` for an `n` of integers, rounded once in the range of denormals and infinite above the range.
+    /// `a * 2^n` for an `n` of integers, rounded once in the range of denormals and infinite above
+    /// the range.
     fn scale_by_power_of_two(self, a: Self::F32, n: Self::F32) -> Self::F32;
 
     /// `a < b`.
@@ -175,14 +177,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `a >> BITS`, keeping the sign.
     fn shr_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32;
 
-    /// What [`decode`](Simd::decode) needs besides scale and zero point, for codes of `BITS` bits: a table of
-    /// `(code - zero) * scale`, where the CPU looks such things up faster than it computes them.
+    /// What [`decode`](Simd::decode) needs besides scale and zero point, for codes of `BITS` bits:
+    /// a table of `(code - zero) * scale`, where the CPU looks such things up faster than it
+    /// computes them.
     #[inline(always)]
     fn decoder<const BITS: u32>(self, scale: Self::F32, _zero: Self::F32) -> Self::F32 {
         scale
     }
-    /// `(code - zero) * scale` of the lowest `BITS` bits of each lane. `table` is of [`decoder`](Simd::decoder) for this
-    /// scale and zero point; lanes have no bits above the lowest 8.
+    /// `(code - zero) * scale` of the lowest `BITS` bits of each lane. `table` is of
+    /// [`decoder`](Simd::decoder) for this scale and zero point; lanes have no bits above the
+    /// lowest 8.
     #[inline(always)]
     fn decode<const BITS: u32>(
         self,

@@ -1,5 +1,5 @@
-//! Depthwise convolution of a plane where it lies: what a window meets beyond the plane is masked out of the loads, so
-//! that nothing is copied to be padded.
+//! Depthwise convolution of a plane where it lies: what a window meets beyond the plane is masked
+//! out of the loads, so that nothing is copied to be padded.
 
 use super::slices::UnaryOp;
 use super::stencil::{Filter, store_in_order};
@@ -47,7 +47,8 @@ pub fn square<S: Simd, E: UnaryOp, const K: usize, const STRIDE: usize>(
     // The last block is moved back over rows that are computed twice.
     let mut next = 0;
     while next < output[0] {
-        // SAFETY: the plane and the result have the lengths that the window says, and the block's rows are in the result.
+        // SAFETY: the plane and the result have the lengths that the window says, and the block's
+        // rows are in the result.
         next += unsafe {
             match output[0] >= ROWS {
                 true => rows.block::<E, STRIDE, ROWS>(s, next.min(output[0] - ROWS), epilogue, out),
@@ -86,7 +87,8 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
         while next < width {
             let at = if next + S::LANES > width { width.saturating_sub(S::LANES) } else { next };
             let first = (at * STRIDE).wrapping_sub(left) as isize;
-            // SAFETY: loads within the columns of a row need no mask; the others have it. The rows are in the result.
+            // SAFETY: loads within the columns of a row need no mask; the others have it. The rows
+            // are in the result.
             unsafe {
                 let sums = if first >= 0 && first as usize + span <= columns {
                     self.sums::<STRIDE, R, false>(s, row, first)
@@ -103,7 +105,8 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
         R
     }
 
-    /// The sums of a vector of each of `R` rows from `row` on, whose windows begin in column `first`.
+    /// The sums of a vector of each of `R` rows from `row` on, whose windows begin in column
+    /// `first`.
     ///
     /// # Safety
     /// `from` is a whole plane, and without masks all columns that are read are in it.
@@ -121,14 +124,16 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
             false => [s.mask_of_bits(0); LARGEST],
         };
         let mut sums = [self.bias; R];
-        // Written out, as the compiler does not unroll a loop of this size, and only constant places stay in registers.
+        // Written out, as the compiler does not unroll a loop of this size, and only constant
+        // places stay in registers.
         macro_rules! input_rows {
             ($($index:literal)+) => {
                 $(if $index < (R - 1) * STRIDE + K {
                     let y = (row * STRIDE + $index).wrapping_sub(top);
                     if y < height {
                         let start = self.from.wrapping_add(y * columns).wrapping_offset(first);
-                        // SAFETY: the row is in the plane; as to its columns, the caller vouches or there are masks.
+                        // SAFETY: the row is in the plane; as to its columns, the caller vouches or
+                        // there are masks.
                         unsafe {
                             let values = shifted::<S, K, STRIDE, MASKED>(s, Line { start, first, columns }, &masks);
                             self.add_input_row::<STRIDE, R>(s, &values, $index, &mut sums);
@@ -160,7 +165,8 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
     }
 }
 
-/// Which lanes of the loads of [`shifted`] are in a row of `columns`, where the first begins in column `first`.
+/// Which lanes of the loads of [`shifted`] are in a row of `columns`, where the first begins in
+/// column `first`.
 #[inline(always)]
 fn masks<S: Simd, const K: usize, const STRIDE: usize>(s: S, first: isize, columns: usize) -> Masks<S> {
     let mut masks = [s.mask_of_bits(0); LARGEST];
@@ -196,8 +202,9 @@ struct Line {
     columns: usize,
 }
 
-/// `K` vectors: of each `STRIDE`th value of a line from its first on, from one behind it on, and so on. At a stride of 2 the middle ones
-/// are loaded, usually from whole cache lines, and the others made of them by shifts.
+/// `K` vectors: of each `STRIDE`th value of a line from its first on, from one behind it on, and so
+/// on. At a stride of 2 the middle ones are loaded, usually from whole cache lines, and the others
+/// made of them by shifts.
 ///
 /// # Safety
 /// All that is read is readable; with masks, where these are true and in the columns of the row.
@@ -235,8 +242,9 @@ unsafe fn shifted<S: Simd, const K: usize, const STRIDE: usize, const MASKED: bo
     values
 }
 
-/// How planes are convolved as single rows, which wastes no lanes where rows are much narrower than a vector. The strides are 1 and a row
-/// of results is as wide as a row of the plane, so that each tap reads at a constant distance.
+/// How planes are convolved as single rows, which wastes no lanes where rows are much narrower than
+/// a vector. The strides are 1 and a row of results is as wide as a row of the plane, so that each
+/// tap reads at a constant distance.
 #[derive(Debug, Clone)]
 pub struct FlatPlan {
     input_len: usize,
@@ -299,7 +307,8 @@ impl FlatPlan {
         let vectors = self.output_len.div_ceil(S::LANES);
         let mut vector = 0;
         while vector < vectors {
-            // SAFETY: the plane is the one that the masks are for, and the vectors begin in the result.
+            // SAFETY: the plane is the one that the masks are for, and the vectors begin in the
+            // result.
             vector += unsafe {
                 match vectors - vector {
                     1 => self.vectors::<S, E, 1>(s, vector, from, (filter, epilogue), out),

@@ -1,7 +1,7 @@
 //! Vectors of four lanes in plain Rust, for any target.
 //!
-//! This is also the code for NEON: AArch64 always has it, so the compiler turns these arrays into its 128-bit
-//! registers without a dispatch.
+//! This is also the code for NEON: AArch64 always has it, so the compiler turns these arrays into
+//! its 128-bit registers without a dispatch.
 
 use half::f16;
 
@@ -13,7 +13,8 @@ pub struct Portable;
 
 const LANES: usize = 4;
 
-/// Whether the target has a fused multiply-add without run-time detection; elsewhere `f32::mul_add` is a slow library call.
+/// Whether the target has a fused multiply-add without run-time detection; elsewhere `f32::mul_add`
+/// is a slow library call.
 const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
 #[inline(always)]

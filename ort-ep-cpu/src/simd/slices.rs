@@ -90,8 +90,8 @@ impl<O: UnaryOp> SimdOp for MapLoop<O> {
     fn run<S: Simd>(self, s: S) {
         let mut at = 0;
         while at + S::LANES <= self.len {
-            // SAFETY: `at + LANES` is within both, which hold `len` values. `from` may be `to`: each
-            // vector is read before it is written, and no other overlap is made.
+            // SAFETY: `at + LANES` is within both, which hold `len` values. `from` may be `to`:
+            // each vector is read before it is written, and no other overlap is made.
             unsafe {
                 let x = s.load_ptr(self.from.add(at));
                 s.store_ptr(self.to.add(at), self.op.apply(s, x));
@@ -268,8 +268,8 @@ impl<M: UnaryOp, C: BinaryOp> SimdOp for FoldLoop<'_, M, C> {
         let mut lanes = s.to_array(combine.apply(s, low, high));
         lanes[S::LANES..].fill(identity);
         if at < len {
-            // The identity of `combine` need not be one after `map`, so a partial vector is mapped and then cut.
-            // SAFETY: `len - at` values are left, fewer than a vector.
+            // The identity of `combine` need not be one after `map`, so a partial vector is mapped
+            // and then cut. SAFETY: `len - at` values are left, fewer than a vector.
             let x = unsafe { s.load_partial_ptr(start.add(at), len - at, 0.0) };
             let mapped = s.to_array(map.apply(s, x));
             let mut rest = [identity; super::MAX_LANES];
@@ -282,8 +282,8 @@ impl<M: UnaryOp, C: BinaryOp> SimdOp for FoldLoop<'_, M, C> {
     }
 }
 
-/// Combines `map(x)` of all values into up to [`MAX_LANES`](super::MAX_LANES) partial results (the others are `identity`).
-/// The order depends only on the length and the instruction set.
+/// Combines `map(x)` of all values into up to [`MAX_LANES`](super::MAX_LANES) partial results (the
+/// others are `identity`). The order depends only on the length and the instruction set.
 pub fn fold(
     isa: Isa,
     map: impl UnaryOp,

@@ -1,9 +1,10 @@
-//! Kernels that read several neighbouring places for each result, in registers: the inside of depthwise convolution.
+//! Kernels that read several neighbouring places for each result, in registers: the inside of
+//! depthwise convolution.
 //!
-//! Masked stores are slow on some CPUs. These loops avoid them: where a row has at least a vector, its last vector
-//! is moved back over results that are computed twice; where it has less, whole vectors are stored in row order, and
-//! what lies beyond a row is overwritten by the next. Reads go a little beyond what a result needs, so inputs
-//! have slack at their end.
+//! Masked stores are slow on some CPUs. These loops avoid them: where a row has at least a vector,
+//! its last vector is moved back over results that are computed twice; where it has less, whole
+//! vectors are stored in row order, and what lies beyond a row is overwritten by the next. Reads go
+//! a little beyond what a result needs, so inputs have slack at their end.
 
 use super::Simd;
 use super::slices::UnaryOp;
@@ -29,7 +30,8 @@ pub struct Filter<'a> {
     pub bias: f32,
 }
 
-/// Stores a vector of a row of which `rest` values from `at` on are wanted: whole where the slice goes on.
+/// Stores a vector of a row of which `rest` values from `at` on are wanted: whole where the slice
+/// goes on.
 ///
 /// # Safety
 /// `out` has `len` values, and `at + rest <= len`.
@@ -51,8 +53,8 @@ pub(super) unsafe fn store_in_order<S: Simd>(
     }
 }
 
-/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i])`. It may write all of `out`, of which `len` values
-/// are results.
+/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i])`. It may write all
+/// of `out`, of which `len` values are results.
 ///
 /// # Panics
 /// If `input` or `out` does not hold [`SLACK`] more than what `len` results need.
@@ -129,8 +131,8 @@ unsafe fn tap_sums<S: Simd, const N: usize>(
     sums
 }
 
-/// `R` rows: `out[r * width + i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + r * stride + i])` for `i < width`.
-/// It may write beyond these rows, within `out`.
+/// `R` rows: `out[r * width + i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + r
+/// * stride + i])` for `i < width`. It may write beyond these rows, within `out`.
 ///
 /// # Panics
 /// If `input` does not hold [`SLACK`] more than what is needed, or `out` not its rows.
@@ -151,7 +153,8 @@ pub fn tap_rows<S: Simd, E: UnaryOp, const R: usize>(
     let mut next = 0;
     while next < width {
         let at = if next + S::LANES > width { width.saturating_sub(S::LANES) } else { next };
-        // SAFETY: the input holds each row and slack behind the last; `at + rest` is within each row of the output.
+        // SAFETY: the input holds each row and slack behind the last; `at + rest` is within each
+        // row of the output.
         unsafe {
             let sums = tap_sums::<S, R>(s, from.add(at), input.stride, offsets, filter);
             for (row, sum) in sums.into_iter().enumerate() {
@@ -162,9 +165,11 @@ pub fn tap_rows<S: Simd, E: UnaryOp, const R: usize>(
     }
 }
 
-/// `N` adjacent results for as many channels as a vector has lanes; places, weights and results are vectors of one value for each channel.
+/// `N` adjacent results for as many channels as a vector has lanes; places, weights and results are
+/// vectors of one value for each channel.
 ///
-/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i * step])`, all places counting vectors.
+/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i * step])`, all places
+/// counting vectors.
 ///
 /// # Panics
 /// If a slice does not hold what is read or written.
@@ -184,7 +189,8 @@ pub fn channel_taps<S: Simd, E: UnaryOp, const N: usize>(
     let (from, weights) = (input.as_ptr(), weights.as_ptr());
     let mut sums = [s.load(bias, 0); N];
     for (tap, offset) in offsets.iter().enumerate() {
-        // SAFETY: each offset has a vector of weights, and the input holds all places that it reaches.
+        // SAFETY: each offset has a vector of weights, and the input holds all places that it
+        // reaches.
         unsafe {
             let weight = s.load_ptr(weights.add(tap * S::LANES));
             for (part, sum) in sums.iter_mut().enumerate() {
@@ -198,7 +204,8 @@ pub fn channel_taps<S: Simd, E: UnaryOp, const N: usize>(
     }
 }
 
-/// Writes `left` times `fill`, `source`, and `fill` up to `columns`, at the start of `target`, and up to a vector more.
+/// Writes `left` times `fill`, `source`, and `fill` up to `columns`, at the start of `target`, and
+/// up to a vector more.
 ///
 /// # Panics
 /// If `target` does not hold `columns` and [`SLACK`].
@@ -215,7 +222,8 @@ pub fn pad_row<S: Simd>(
     let padding = s.splat(fill);
     let left = left.min(columns);
     let used = source.len().min(columns - left);
-    // SAFETY: every vector starts before `columns`, so it ends within the slack; the loads are within the source.
+    // SAFETY: every vector starts before `columns`, so it ends within the slack; the loads are
+    // within the source.
     unsafe {
         for at in (0..left).step_by(S::LANES) {
             s.store_ptr(to.add(at), padding);
@@ -236,7 +244,8 @@ pub fn pad_row<S: Simd>(
     }
 }
 
-/// [`pad_row`] with zeros for a stride of 2: the places at even distance from the first padding go to `even`, the others to `odd`, `columns` each.
+/// [`pad_row`] with zeros for a stride of 2: the places at even distance from the first padding go
+/// to `even`, the others to `odd`, `columns` each.
 ///
 /// # Panics
 /// If a target does not hold `columns` and [`SLACK`].
@@ -255,7 +264,8 @@ pub fn pad_row_by_two<S: Simd>(
     let (first, second) = if left.is_multiple_of(2) { (even, odd) } else { (odd, even) };
     let (first, second) = (first.as_mut_ptr(), second.as_mut_ptr());
     let zero = s.splat(0.0);
-    // SAFETY: every vector starts before `columns`, so it ends within the slack; the loads are within the source.
+    // SAFETY: every vector starts before `columns`, so it ends within the slack; the loads are
+    // within the source.
     unsafe {
         for at in (0..second_start.min(columns)).step_by(S::LANES) {
             s.store_ptr(first.add(at), zero);
@@ -298,7 +308,8 @@ pub fn close_rows<S: Simd>(s: S, from: &[f32], stride: usize, (out, width): (&mu
     let (to, len) = (out.as_mut_ptr(), out.len());
     for row in 0..rows {
         for at in (0..width).step_by(S::LANES) {
-            // SAFETY: the vector starts within its row, so it ends within the slack; the rest is within the output.
+            // SAFETY: the vector starts within its row, so it ends within the slack; the rest is
+            // within the output.
             unsafe {
                 let values = s.load_ptr(from.as_ptr().add(row * stride + at));
                 let rest = (width - at).min(S::LANES);

@@ -1,7 +1,8 @@
-//! How the elements of vectors hold the steps of sums of products: one in single precision, or a pair in bfloat16.
+//! How the elements of vectors hold the steps of sums of products: one in single precision, or a
+//! pair in bfloat16.
 //!
-//! Code over [`Steps`] is the same for both: an element is 32 bits, and only what is made of factors, and how they are
-//! multiplied, differs. Sums are always in single precision.
+//! Code over [`Steps`] is the same for both: an element is 32 bits, and only what is made of
+//! factors, and how they are multiplied, differs. Sums are always in single precision.
 
 use super::{Isa, Simd, SimdOp, dispatch};
 
@@ -108,7 +109,8 @@ impl<S: Simd> Steps for Singles<S> {
     }
 }
 
-/// An element is a pair of steps, the first in its lower half: proof that the CPU has AVX-512 F, BW, DQ, VL and BF16.
+/// An element is a pair of steps, the first in its lower half: proof that the CPU has AVX-512 F,
+/// BW, DQ, VL and BF16.
 #[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy)]
 struct Pairs(Avx512);
@@ -139,8 +141,8 @@ mod x86 {
         }
         #[inline(always)]
         fn accumulate(self, left: __m512, right: __m512, sums: __m512) -> __m512 {
-            // SAFETY: a value of `Pairs` is made only where the CPU has BF16; the types are as large, and all bits are numbers
-            // in both.
+            // SAFETY: a value of `Pairs` is made only where the CPU has BF16; the types are as
+            // large, and all bits are numbers in both.
             unsafe {
                 let left = std::mem::transmute::<__m512, __m512bh>(left);
                 let right = std::mem::transmute::<__m512, __m512bh>(right);
@@ -151,8 +153,8 @@ mod x86 {
         fn join(self, [first, second]: [__m512; 2]) -> __m512 {
             // The lower halves of the elements are those of the first steps.
             let order: [u16; 32] = std::array::from_fn(|at| (at / 2 + at % 2 * 16) as u16);
-            // SAFETY: a value of `Pairs` is made only where the CPU has BF16 and BW; the types are as large, and all bits are
-            // numbers in each.
+            // SAFETY: a value of `Pairs` is made only where the CPU has BF16 and BW; the types are
+            // as large, and all bits are numbers in each.
             unsafe {
                 let order = std::mem::transmute::<[u16; 32], __m512i>(order);
                 let halves = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
@@ -161,8 +163,8 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_ptr(self, to: *mut f32, factors: __m512) {
-            // SAFETY: a value of `Pairs` is made only where the CPU has BF16; the types are as large, and the caller vouches
-            // for 8 elements.
+            // SAFETY: a value of `Pairs` is made only where the CPU has BF16; the types are as
+            // large, and the caller vouches for 8 elements.
             unsafe {
                 let halves = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(factors));
                 _mm256_storeu_si256(to.cast(), halves);

@@ -5,10 +5,11 @@ use super::Isa;
 /// The side of a tile.
 const SIDE: usize = 8;
 
-/// Transposes the whole tiles of 8 by 8 of a matrix of 32-bit values: `to[column][row] = from[row][column]`.
+/// Transposes the whole tiles of 8 by 8 of a matrix of 32-bit values: `to[column][row] =
+/// from[row][column]`.
 ///
-/// The strides say how many values the rows of each side are apart. Gives the rows and columns that were
-/// done, both multiples of 8; they are 0 where this CPU has no fast way.
+/// The strides say how many values the rows of each side are apart. Gives the rows and columns that
+/// were done, both multiples of 8; they are 0 where this CPU has no fast way.
 ///
 /// # Panics
 /// If a slice is shorter than its matrix.

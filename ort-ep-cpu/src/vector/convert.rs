@@ -1,7 +1,7 @@
 //! Conversions of slices between number types.
 //!
-//! Integers are made as ONNX's Cast does on ordinary values: towards zero. Values out of range saturate and NaN gives
-//! 0, as Rust's `as`; ONNX leaves both undefined.
+//! Integers are made as ONNX's Cast does on ordinary values: towards zero. Values out of range
+//! saturate and NaN gives 0, as Rust's `as`; ONNX leaves both undefined.
 
 use half::{bf16, f16};
 
@@ -76,7 +76,8 @@ pub fn bf16_from_f32(isa: Isa, from: &[f32], to: &mut [bf16]) {
         #[inline(always)]
         |x: f32| {
             let bits = x.to_bits();
-            // Half of the last kept place, less one where that place is even, carries exactly when to round up.
+            // Half of the last kept place, less one where that place is even, carries exactly when
+            // to round up.
             let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
             let quiet = (bits >> 16) | 0x40;
             bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)

@@ -1,10 +1,10 @@
 //! Depthwise convolution of one channel's plane.
 //!
-//! Square kernels of the usual sizes and rows much narrower than a vector are read where the plane lies. For the rest
-//! the plane is first copied into scratch with its padding, parted by the strides into phases (the places with
-//! equal remainder), so that whatever the stride each tap of the kernel reads a run of adjacent values. There, too, rows
-//! much narrower than a vector are computed as one long row over the padded width, and the
-//! places between rows are dropped.
+//! Square kernels of the usual sizes and rows much narrower than a vector are read where the plane
+//! lies. For the rest the plane is first copied into scratch with its padding, parted by the
+//! strides into phases (the places with equal remainder), so that whatever the stride each tap of
+//! the kernel reads a run of adjacent values. There, too, rows much narrower than a vector are
+//! computed as one long row over the padded width, and the places between rows are dropped.
 
 use super::activation::{Activation, Clamp};
 use super::elementwise::{Unary, unary_in_place};
@@ -15,7 +15,8 @@ use crate::simd::slices::UnaryOp;
 use crate::simd::stencil::{Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
-/// The most results of a plane that is read as one row: the plan has a mask for each vector of them and each tap.
+/// The most results of a plane that is read as one row: the plan has a mask for each vector of them
+/// and each tap.
 const LARGEST_FLAT: usize = 1024;
 
 /// How all planes of one convolution are computed.

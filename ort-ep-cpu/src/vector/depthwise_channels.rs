@@ -1,7 +1,8 @@
 //! Depthwise convolution of as many channels at once as a vector has lanes.
 //!
-//! The planes are interleaved, so that a vector holds one place of all channels: every load is aligned and no lane is idle,
-//! whatever the width. Large kernels and small planes repay the cost of interleaving and parting them.
+//! The planes are interleaved, so that a vector holds one place of all channels: every load is
+//! aligned and no lane is idle, whatever the width. Large kernels and small planes repay the cost
+//! of interleaving and parting them.
 
 use super::activation::Activation;
 use super::depthwise::{HardSwish, Silu};
@@ -61,8 +62,8 @@ impl DepthwiseBlockPlan {
         DepthwiseBlockPlan { window, isa, lanes, padded, offsets }
     }
 
-    /// Whether this is the faster way for a window, by measurement, if a block has enough channels; else take
-    /// [`DepthwisePlan`](super::depthwise::DepthwisePlan).
+    /// Whether this is the faster way for a window, by measurement, if a block has enough channels;
+    /// else take [`DepthwisePlan`](super::depthwise::DepthwisePlan).
     pub fn pays(window: &Window) -> bool {
         window.kernel[0] * window.kernel[1] >= 16 || window.output[1] < 24
     }
@@ -100,11 +101,12 @@ impl DepthwiseBlockPlan {
         Areas { dense, padded, results, weights, bias: &mut rest[..bias] }
     }
 
-    /// Convolves up to [`channels`](Self::channels) planes. `scratch` holds at least [`scratch_len`](Self::scratch_len)
-    /// values of any content.
+    /// Convolves up to [`channels`](Self::channels) planes. `scratch` holds at least
+    /// [`scratch_len`](Self::scratch_len) values of any content.
     ///
     /// # Panics
-    /// If a slice does not have the length that the window and the number of channels (from the bias or the planes) say.
+    /// If a slice does not have the length that the window and the number of channels (from the
+    /// bias or the planes) say.
     pub fn run(&self, block: ChannelBlock<'_>, activation: Activation, to: &mut [f32], scratch: &mut [f32]) {
         let Window { input, output, .. } = self.window;
         let (plane, result, taps) = (input[0] * input[1], output[0] * output[1], self.offsets.len());

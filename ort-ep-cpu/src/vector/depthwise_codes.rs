@@ -1,4 +1,5 @@
-//! Convolutions of one plane of bytes with one filter: four neighbours along a row are one product of groups of four.
+//! Convolutions of one plane of bytes with one filter: four neighbours along a row are one product
+//! of groups of four.
 
 use crate::gemm::Window;
 use crate::interrupt::spend;
@@ -48,7 +49,8 @@ fn groups(window: &Window) -> usize {
 }
 
 impl CodeTaps {
-    /// Whether windows can be computed here: over planes, with neighbours next to each other, at stride 1 or 2.
+    /// Whether windows can be computed here: over planes, with neighbours next to each other, at
+    /// stride 1 or 2.
     pub(crate) fn fits(window: &Window) -> bool {
         let is_flat =
             window.input[0] == 1 && window.kernel[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
@@ -91,8 +93,8 @@ pub(crate) fn plane_len(window: &Window) -> usize {
     rows.saturating_mul(bytes).saturating_add(3 * WINDOWS_REACH).next_multiple_of(64)
 }
 
-/// Convolves one plane. Bytes of the image are flipped by `flip`. `scratch` was filled with the padding before the first
-/// plane; each plane then leaves its padding as it is.
+/// Convolves one plane. Bytes of the image are flipped by `flip`. `scratch` was filled with the
+/// padding before the first plane; each plane then leaves its padding as it is.
 ///
 /// # Panics
 ///
@@ -184,7 +186,8 @@ impl ByteOp for Plane<'_> {
                     |at, count, sum| {
                         let value = simd.mul(simd.to_f32(sum), factor);
                         let value = simd.min_or_second(simd.max_or_second(value, least), greatest);
-                        // Codes beyond a row are written over by the next one, and whole vectors stored faster.
+                        // Codes beyond a row are written over by the next one, and whole vectors
+                        // stored faster.
                         let whole = L::Base::LANES;
                         let count = if to.len().saturating_sub(at) >= whole { whole } else { count };
                         lanes.store_low_bytes(to, at, count, simd.add_i32(simd.to_i32(value), zero));

@@ -1,7 +1,7 @@
 //! The gradients of a depthwise convolution, plane by plane.
 //!
-//! They are plain loops that the compiler vectorises for each instruction set. Sums have [`LANES`] parts on all of them, so that the
-//! bits are the same.
+//! They are plain loops that the compiler vectorises for each instruction set. Sums have [`LANES`]
+//! parts on all of them, so that the bits are the same.
 
 use super::window::Window;
 use crate::interrupt::spend;
@@ -10,8 +10,8 @@ use crate::simd::{Isa, Simd, SimdOp, dispatch};
 /// Parts of a sum.
 pub const LANES: usize = 16;
 
-/// Adds to the parts of each tap's sum, [`LANES`] one behind the other, what one plane and the upstream gradient of its results
-/// give it.
+/// Adds to the parts of each tap's sum, [`LANES`] one behind the other, what one plane and the
+/// upstream gradient of its results give it.
 ///
 /// # Panics
 /// If a slice does not have the length that the window says.
@@ -20,7 +20,8 @@ pub fn add_filter_gradient(isa: Isa, window: &Window, from: &[f32], upstream: &[
     dispatch(isa, Filter { window, from, upstream, sums });
 }
 
-/// Writes the gradient of one plane from the filter and the upstream gradient of the plane's results.
+/// Writes the gradient of one plane from the filter and the upstream gradient of the plane's
+/// results.
 ///
 /// # Panics
 /// If a slice does not have the length that the window says.

@@ -1,7 +1,9 @@
-//! Convolutions of codes with one filter for each channel, where the channels of a pixel lie together.
+//! Convolutions of codes with one filter for each channel, where the channels of a pixel lie
+//! together.
 //!
-//! A vector of bytes holds the channels of one pixel. Those of four rows are interleaved, so that four taps along a column of
-//! the kernel are one product of groups of four, and lanes are channels: none is idle, however small the plane.
+//! A vector of bytes holds the channels of one pixel. Those of four rows are interleaved, so that
+//! four taps along a column of the kernel are one product of groups of four, and lanes are
+//! channels: none is idle, however small the plane.
 
 use crate::gemm::Window;
 use crate::interrupt::spend;
@@ -52,8 +54,9 @@ impl ChannelBlocks {
         self.padded().saturating_mul(kernel[1].div_ceil(4)).saturating_mul(kernel[2])
     }
 
-    /// Packs filters, codes of shape `[channels, rows, columns]` whose bits are flipped by `flip`: for each block, column and four
-    /// rows, the groups of all channels. Returns nothing; the sums of the filters go to their places in `sums`.
+    /// Packs filters, codes of shape `[channels, rows, columns]` whose bits are flipped by `flip`:
+    /// for each block, column and four rows, the groups of all channels. Returns nothing; the
+    /// sums of the filters go to their places in `sums`.
     ///
     /// # Panics
     ///

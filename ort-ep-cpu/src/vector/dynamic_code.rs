@@ -1,13 +1,16 @@
-//! Numbers of 8 bits whose exponent is coded in unary, so that small ones keep an exponent and large ones more digits
-//! (Dettmers, 8-bit Approximations for Parallelism in Deep Learning, 2016; without a sign in the paper of 2022).
+//! Numbers of 8 bits whose exponent is coded in unary, so that small ones keep an exponent and
+//! large ones more digits (Dettmers, 8-bit Approximations for Parallelism in Deep Learning, 2016;
+//! without a sign in the paper of 2022).
 
 use std::sync::OnceLock;
 
 /// Exponents of ten: from 10^-6 to 10^0.
 const EXPONENTS: i32 = 7;
-/// The bits of a float that choose an entry: sign apart, its exponent and seven digits of its fraction.
+/// The bits of a float that choose an entry: sign apart, its exponent and seven digits of its
+/// fraction.
 const SHIFT: u32 = 16;
-/// The first entry is that of 2^-23 and of all that is less: it is nearer to 0 than to any other number.
+/// The first entry is that of 2^-23 and of all that is less: it is nearer to 0 than to any other
+/// number.
 const LOWEST: u32 = (127 - 23) << 7;
 /// The last is that of 1.
 const HIGHEST: u32 = 127 << 7;
@@ -19,8 +22,8 @@ pub struct DynamicCode {
     values: [f32; 256],
     /// Between each number and the next; beyond the last there is none.
     middles: [f32; 256],
-    /// For the least number of each entry how many middles are below it, of positive numbers and of negative ones. No two
-    /// middles are in one entry.
+    /// For the least number of each entry how many middles are below it, of positive numbers and of
+    /// negative ones. No two middles are in one entry.
     below: [[u8; ENTRIES]; 2],
 }
 
@@ -40,7 +43,8 @@ impl DynamicCode {
     fn new(signed: bool) -> DynamicCode {
         let mut numbers = vec![0.0, 1.0];
         for exponent in 0..EXPONENTS {
-            // The middles of equal parts of 0.1 to 1; twice as many where none is needed for the sign.
+            // The middles of equal parts of 0.1 to 1; twice as many where none is needed for the
+            // sign.
             let parts = 1u32 << (exponent + i32::from(!signed));
             for part in 0..parts {
                 let fraction = 0.1 + 0.9 * (f64::from(part) + 0.5) / f64::from(parts);
@@ -63,7 +67,8 @@ impl DynamicCode {
         let count = |least: f32| middles.iter().filter(|middle| **middle < least).count() as u8;
         let entry = |index: usize, sign: u32| {
             let bits = (LOWEST + index as u32) << SHIFT;
-            // The least number of an entry has the greatest magnitude where it is negative; the first reaches to 0.
+            // The least number of an entry has the greatest magnitude where it is negative; the
+            // first reaches to 0.
             match (sign, index) {
                 (0, 0) => 0.0,
                 (0, _) => f32::from_bits(bits),
@@ -80,7 +85,8 @@ impl DynamicCode {
         self.values[usize::from(code)]
     }
 
-    /// The code of the number nearest to one of magnitude up to 1, the lesser of two that are as near.
+    /// The code of the number nearest to one of magnitude up to 1, the lesser of two that are as
+    /// near.
     #[inline(always)]
     pub fn nearest(&self, number: f32) -> u8 {
         let magnitude = (number.to_bits() & 0x7fff_ffff) >> SHIFT;

@@ -1,6 +1,7 @@
 //! Functions of one, two or three values, applied to each place of slices.
 //!
-//! The tables below are the only lists of these functions: a row is a name, its parameters and its formula.
+//! The tables below are the only lists of these functions: a row is a name, its parameters and its
+//! formula.
 
 use crate::simd::slices::{BinaryOp, Swapped, UnaryOp, map, map_in_place, zip, zip_in_place};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
@@ -250,8 +251,9 @@ binary_functions! {
     };
 }
 
-/// `a^b` through the platform's function; the exponents 2 and 3 by multiplication, as loops for one exponent have them: how
-/// a tensor is cut into blocks may not decide which of the two computes an element.
+/// `a^b` through the platform's function; the exponents 2 and 3 by multiplication, as loops for one
+/// exponent have them: how a tensor is cut into blocks may not decide which of the two computes an
+/// element.
 #[inline]
 fn power(a: f32, b: f32) -> f32 {
     match b {

@@ -1,7 +1,7 @@
 //! The gradient of a normalization, row by row.
 //!
-//! Plain loops that the compiler vectorises for each instruction set. Sums have as many parts on all of them, so that the bits are
-//! the same.
+//! Plain loops that the compiler vectorises for each instruction set. Sums have as many parts on
+//! all of them, so that the bits are the same.
 
 use num_traits::Float;
 
@@ -62,8 +62,8 @@ impl<T: Float> SimdOp for Sums<'_, T> {
     }
 }
 
-/// `to = (upstream - level - (x - mean) * slope) * factor`, with the numbers `[mean, level, slope, factor]` of each row of `length`. Without
-/// an upstream gradient `to` holds it.
+/// `to = (upstream - level - (x - mean) * slope) * factor`, with the numbers `[mean, level, slope,
+/// factor]` of each row of `length`. Without an upstream gradient `to` holds it.
 ///
 /// # Panics
 /// If the lengths differ.

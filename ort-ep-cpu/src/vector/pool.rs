@@ -1,7 +1,7 @@
 //! Maximum and average pooling of one channel's plane.
 //!
-//! In two dimensions both are separable: the rows of a window are combined into one row first, then places of that row.
-//! [`pool_nd`] is the plain loop over any number of axes.
+//! In two dimensions both are separable: the rows of a window are combined into one row first, then
+//! places of that row. [`pool_nd`] is the plain loop over any number of axes.
 
 use super::places::{load, store};
 use super::reduce;
@@ -106,7 +106,8 @@ fn combine<S: Simd, const MAX: bool>(s: S, a: S::F32, b: S::F32) -> S::F32 {
     if MAX { s.max(a, b) } else { s.add(a, b) }
 }
 
-/// Output rows that go through both steps together, so that what the first stores has reached the cache when the second loads it.
+/// Output rows that go through both steps together, so that what the first stores has reached the
+/// cache when the second loads it.
 const BAND: usize = 8;
 
 #[inline(always)]
@@ -155,8 +156,8 @@ fn combine_rows<S: Simd, const MAX: bool>(
     }
 }
 
-/// Combines the taps of each output from a padded row with slack, and divides by the counted places (of the row, of each column).
-/// It may write up to a vector beyond the row.
+/// Combines the taps of each output from a padded row with slack, and divides by the counted places
+/// (of the row, of each column). It may write up to a vector beyond the row.
 #[inline(always)]
 fn pool_columns<S: Simd, const MAX: bool>(
     s: S,
@@ -222,15 +223,18 @@ pub struct PoolAxis {
 /// Where the maxima were found.
 #[derive(Debug)]
 pub struct Indices<'a> {
-    /// The index of each output's maximum (the first of equals) in the flat input; `base` for a window of padding.
+    /// The index of each output's maximum (the first of equals) in the flat input; `base` for a
+    /// window of padding.
     pub values: &'a mut [i64],
     /// What is added to the index within this plane.
     pub base: i64,
-    /// Whether the first axis, not the last, is the one whose places are adjacent (ONNX's `storage_order` 1).
+    /// Whether the first axis, not the last, is the one whose places are adjacent (ONNX's
+    /// `storage_order` 1).
     pub column_major: bool,
 }
 
-/// Pools one plane of any number of axes, one value at a time. Indices are filled by [`Pool::Max`] only.
+/// Pools one plane of any number of axes, one value at a time. Indices are filled by [`Pool::Max`]
+/// only.
 ///
 /// # Panics
 /// If a slice does not have the length that the axes say.
@@ -287,7 +291,8 @@ fn unflatten(
     }
 }
 
-/// The flat input index that a tap reads, last axis fastest and first axis fastest, unless it is padding.
+/// The flat input index that a tap reads, last axis fastest and first axis fastest, unless it is
+/// padding.
 fn input_place(axes: &[PoolAxis], position: &[usize], mut tap: usize) -> Option<[usize; 2]> {
     let (mut flat, mut step) = (0, 1);
     let mut column_major = 0;
@@ -373,7 +378,8 @@ mod tests {
 
     #[test]
     fn maxima_and_their_indices() {
-        // Values of onnxruntime for MaxPool of [[1, 5, 2], [7, 3, 4]] with a 2 x 2 kernel and padding of 1 at the start.
+        // Values of onnxruntime for MaxPool of [[1, 5, 2], [7, 3, 4]] with a 2 x 2 kernel and
+        // padding of 1 at the start.
         let axis = |input| PoolAxis { input, output: input, kernel: 2, stride: 1, dilation: 1, pads: [1, 0] };
         let axes = [axis(2), axis(3)];
         let from = [1.0, 5.0, 2.0, 7.0, 3.0, 4.0];
@@ -388,7 +394,8 @@ mod tests {
 
     #[test]
     fn places_beyond_the_padding_are_never_counted() {
-        // Values of onnxruntime for AveragePool with ceil_mode: the last window reaches beyond the padding.
+        // Values of onnxruntime for AveragePool with ceil_mode: the last window reaches beyond the
+        // padding.
         let window = Window {
             input: [1, 6],
             output: [1, 4],

@@ -1,7 +1,8 @@
 //! The maxima of one channel's plane, and where they are.
 //!
-//! As maximum pooling alone, in two steps: of each column of a window the greatest value and its row, then of these the greatest. Of equal
-//! values the one in the first row counts, and in that row the first column, as in a loop over the places of the window.
+//! As maximum pooling alone, in two steps: of each column of a window the greatest value and its
+//! row, then of these the greatest. Of equal values the one in the first row counts, and in that
+//! row the first column, as in a loop over the places of the window.
 
 use super::places::{load, store};
 use super::pool::{Indices, row_len};

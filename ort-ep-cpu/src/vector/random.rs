@@ -1,7 +1,8 @@
 //! Random numbers that follow from a counter and a key, and dropout by them.
 //!
-//! Philox4x32-10 of J. Salmon, M. Moraes, R. Dror and D. Shaw, Parallel Random Numbers: As Easy as 1, 2, 3, 2011: ten rounds of
-//! multiplications and exclusive ors. Nothing depends on what was drawn before, so that loops may be split anywhere.
+//! Philox4x32-10 of J. Salmon, M. Moraes, R. Dror and D. Shaw, Parallel Random Numbers: As Easy as
+//! 1, 2, 3, 2011: ten rounds of multiplications and exclusive ors. Nothing depends on what was
+//! drawn before, so that loops may be split anywhere.
 
 use num_traits::Float;
 
@@ -38,9 +39,11 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Drops a share of `ratio` (from 0 to below 1) by the numbers of a seed, of one of its streams, at a step.
+    /// Drops a share of `ratio` (from 0 to below 1) by the numbers of a seed, of one of its
+    /// streams, at a step.
     pub fn new(ratio: f32, seed: i64, stream: i64, step: i64) -> Dropout {
-        // Any two streams of a seed have different keys: each of these steps can be undone (it is how splitmix64 ends).
+        // Any two streams of a seed have different keys: each of these steps can be undone (it is
+        // how splitmix64 ends).
         let mut key = (seed as u64).wrapping_add((stream as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         key = (key ^ (key >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         key = (key ^ (key >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -79,8 +82,8 @@ impl<T: Float> SimdOp for Drop<'_, T> {
     }
 }
 
-/// Sets the elements that are dropped to 0 and divides the others by `kept`; `data` are those from place `first` of a tensor
-/// on.
+/// Sets the elements that are dropped to 0 and divides the others by `kept`; `data` are those from
+/// place `first` of a tensor on.
 pub fn dropout<T: Float>(isa: Isa, rule: &Dropout, first: u64, kept: T, data: &mut [T]) {
     dispatch(isa, Drop { rule: *rule, first, kept, data });
 }

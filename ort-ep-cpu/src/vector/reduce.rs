@@ -1,7 +1,8 @@
 //! Reductions of a contiguous row, and of many rows into one.
 //!
-//! Sums are taken in blocks whose results are added in double precision, so the error grows with the size of a block and
-//! not of the row. The order depends only on the length and the instruction set.
+//! Sums are taken in blocks whose results are added in double precision, so the error grows with
+//! the size of a block and not of the row. The order depends only on the length and the instruction
+//! set.
 
 use super::elementwise::{Binary, Operand, binary_in_place};
 use crate::interrupt::pieces;
@@ -129,7 +130,8 @@ pub fn mean(isa: Isa, row: &[f32]) -> f32 {
     (sum(isa, row) / row.len() as f64) as f32
 }
 
-/// The mean, from the sum of differences from the first value: a common offset of the values costs no precision.
+/// The mean, from the sum of differences from the first value: a common offset of the values costs
+/// no precision.
 pub fn mean_by_differences(isa: Isa, row: &[f32]) -> f32 {
     let first = row.first().copied().unwrap_or(0.0);
     (f64::from(first) + sum_of(isa, Deviation(first), row) / row.len() as f64) as f32
@@ -161,8 +163,8 @@ pub fn min(isa: Isa, row: &[f32]) -> f32 {
     pieces(row).map(of_piece).fold(highest, min_or_nan)
 }
 
-/// `out[i] = function(out[i], row[i])`: one step of a reduction over rows. For sums of many rows, add blocks
-/// of rows apart to keep the error small.
+/// `out[i] = function(out[i], row[i])`: one step of a reduction over rows. For sums of many rows,
+/// add blocks of rows apart to keep the error small.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -1,6 +1,7 @@
 //! Softmax and log-softmax of rows and of blocks with the axis before other axes.
 //!
-//! `softmax(x) = exp(x - max) / sum(exp(x - max))`. As in numpy, a row of only -inf, or with +inf or NaN, gives NaN.
+//! `softmax(x) = exp(x - max) / sum(exp(x - max))`. As in numpy, a row of only -inf, or with +inf
+//! or NaN, gives NaN.
 
 use super::elementwise::{Unary, unary_in_place};
 use super::places::{Places, load};
@@ -184,7 +185,8 @@ impl Columns<'_> {
     }
 }
 
-/// Softmax over the first axis of a block of `[axis, inner]`: of each column of a matrix with `inner` columns.
+/// Softmax over the first axis of a block of `[axis, inner]`: of each column of a matrix with
+/// `inner` columns.
 ///
 /// # Panics
 /// If the lengths differ or are no multiple of `inner`.

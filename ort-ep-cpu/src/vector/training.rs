@@ -1,7 +1,7 @@
 //! Steps of optimizers over slices, in the parameter's own type.
 //!
-//! They are plain loops that the compiler vectorises for each instruction set. Nothing in them is fused or reordered, so
-//! that every instruction set gives the same bits.
+//! They are plain loops that the compiler vectorises for each instruction set. Nothing in them is
+//! fused or reordered, so that every instruction set gives the same bits.
 
 use num_traits::Float;
 
@@ -435,8 +435,9 @@ impl<T: Float> SimdOp for AdafactorApply<'_, T> {
     }
 }
 
-/// From the gradients of weights to those of the scores whose softmax they are, in rows of `columns`:
-/// `gradient = dropped * gradient - weight * sum(dropped * gradient)`, where `dropped` are the weights that the gradients are of.
+/// From the gradients of weights to those of the scores whose softmax they are, in rows of
+/// `columns`: `gradient = dropped * gradient - weight * sum(dropped * gradient)`, where `dropped`
+/// are the weights that the gradients are of.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -488,7 +489,8 @@ mod tests {
         (0..len).map(|index| ((index as f64 + seed) * 12.989).sin() * 3.0).collect()
     }
 
-    /// Runs a step with each instruction set on lists of numbers of many lengths, the last of which is positive.
+    /// Runs a step with each instruction set on lists of numbers of many lengths, the last of which
+    /// is positive.
     fn all_bits_are_the_same<T: Float + std::fmt::Debug>(step: impl Fn(Isa, &mut [Vec<T>; 3], &[T])) {
         for len in 0..100 {
             let list = |seed| -> Vec<T> { numbers(len, seed).into_iter().filter_map(T::from).collect() };

@@ -1,7 +1,8 @@
 //! Transposition and permutation of elements of 1, 2, 4, 8 or 16 bytes.
 //!
-//! A permutation is first normalised: axes of size 1 go, and axes that stay neighbours become one. What is
-//! left is a copy of runs where the last axis stays last, and otherwise transpositions of matrices.
+//! A permutation is first normalised: axes of size 1 go, and axes that stay neighbours become one.
+//! What is left is a copy of runs where the last axis stays last, and otherwise transpositions of
+//! matrices.
 
 use crate::interrupt::{self, Pace, TASK_UNITS, spend};
 use crate::simd::{Isa, transpose_tiles};
@@ -14,7 +15,8 @@ pub(crate) struct Strided {
     pub(crate) to_stride: usize,
 }
 
-/// Rows and columns that are transposed at a time, so that both sides stay in the first-level cache.
+/// Rows and columns that are transposed at a time, so that both sides stay in the first-level
+/// cache.
 const BLOCK: usize = 32;
 /// Columns of a band between two calls of [`spend`]: a multiple of the tile width.
 const COLUMNS: usize = 1 << 12;
@@ -93,8 +95,8 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation whose output axis `i` is the input's axis `perm[i]`; none if `perm` is no permutation of the axes of
-    /// `shape`.
+    /// The permutation whose output axis `i` is the input's axis `perm[i]`; none if `perm` is no
+    /// permutation of the axes of `shape`.
     pub fn new(shape: &[usize], perm: &[usize]) -> Option<Permutation> {
         let mut seen = vec![false; shape.len()];
         for axis in perm {
@@ -163,7 +165,8 @@ impl Permutation {
             });
             return;
         }
-        // The output's last axis and the input's last axis span matrices; the other axes count them.
+        // The output's last axis and the input's last axis span matrices; the other axes count
+        // them.
         let last = loops.remove(rank - 1);
         let Some(inner) = loops.iter().position(|axis| axis[1] == 1 && axis[0] > 1) else { return };
         let inner = loops.remove(inner);
@@ -174,7 +177,8 @@ impl Permutation {
     /// Permutes elements given as bytes.
     ///
     /// # Panics
-    /// If a slice does not hold as many elements as the shape, or `element_size` is not 1, 2, 4, 8 or 16.
+    /// If a slice does not hold as many elements as the shape, or `element_size` is not 1, 2, 4, 8
+    /// or 16.
     pub fn apply_bytes(&self, isa: Isa, element_size: usize, from: &[u8], to: &mut [u8]) {
         // Arrays of bytes have no alignment, so these casts fail only on a wrong length.
         match element_size {

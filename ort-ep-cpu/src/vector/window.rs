@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-/// The geometry of a convolution or pooling of one plane; each pair is height, width (in 1-D the height is 1).
+/// The geometry of a convolution or pooling of one plane; each pair is height, width (in 1-D the
+/// height is 1).
 ///
-/// Padding after the input is implied: places beyond the input count as padding as far as `output` reaches.
+/// Padding after the input is implied: places beyond the input count as padding as far as `output`
+/// reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// The size of the input plane.
@@ -28,7 +30,8 @@ impl Window {
         last + self.kernel[axis].saturating_sub(1) * self.dilations[axis] + 1
     }
 
-    /// These rows of the output as those of a plane of their own: the input rows that their windows reach, and the windows over these.
+    /// These rows of the output as those of a plane of their own: the input rows that their windows
+    /// reach, and the windows over these.
     pub fn band(&self, rows: Range<usize>) -> (Range<usize>, Window) {
         let reach = self.kernel[0].saturating_sub(1) * self.dilations[0] + 1;
         let place = |padded: usize| padded.saturating_sub(self.pads[0]).min(self.input[0]);

@@ -1,9 +1,12 @@
-//! The transforms of Winograd's convolution with kernels of 3 by 3, for as many channels at once as a vector has lanes.
+//! The transforms of Winograd's convolution with kernels of 3 by 3, for as many channels at once as
+//! a vector has lanes.
 //!
-//! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015, arXiv:1509.09308): a tile of M by M results is
-//! `A^T ((G g G^T) . (B^T d B)) A` of the kernel g and a tile d of N by N places, N = M + 2, which takes N * N products for each
-//! channel in place of 9 * M * M. The matrices come from N - 1 points of interpolation: 0, 1 and -1 for M = 2; 0 and the
-//! positive and negative roots of 1/2 and 2 for M = 4, whose balance loses about a quarter of the accuracy that 1 and 2 lose.
+//! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015, arXiv:1509.09308): a
+//! tile of M by M results is `A^T ((G g G^T) . (B^T d B)) A` of the kernel g and a tile d of N by N
+//! places, N = M + 2, which takes N * N products for each channel in place of 9 * M * M. The
+//! matrices come from N - 1 points of interpolation: 0, 1 and -1 for M = 2; 0 and the positive and
+//! negative roots of 1/2 and 2 for M = 4, whose balance loses about a quarter of the accuracy that
+//! 1 and 2 lose.
 
 use crate::simd::steps::{Steps, StepsOp, dispatch_steps};
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
@@ -136,8 +139,8 @@ impl Filtering<6, 4> for Four {
     }
 }
 
-/// The points of a row of tiles of some channels, or their sums: where the first lies, and from a tile and from a point to
-/// the next, in elements.
+/// The points of a row of tiles of some channels, or their sums: where the first lies, and from a
+/// tile and from a point to the next, in elements.
 pub struct Points<T> {
     /// The values, from the first channel of the first tile on.
     pub values: T,
@@ -147,8 +150,8 @@ pub struct Points<T> {
     pub point: usize,
 }
 
-/// Transforms the places of a row of `tiles`: `pixels` has as many rows as a tile reaches over, of `columns` places of
-/// [`lanes`] channels each. If `paired`, points hold pairs of channels.
+/// Transforms the places of a row of `tiles`: `pixels` has as many rows as a tile reaches over, of
+/// `columns` places of [`lanes`] channels each. If `paired`, points hold pairs of channels.
 ///
 /// # Panics
 /// If a slice is too short, or there are no pairs.
@@ -201,7 +204,8 @@ impl InputOp<'_> {
     }
 }
 
-/// What is applied to results in registers: a value for each of [`lanes`] channels is added, then they are clamped.
+/// What is applied to results in registers: a value for each of [`lanes`] channels is added, then
+/// they are clamped.
 #[derive(Clone, Copy)]
 pub struct Finish {
     /// What is added.
@@ -210,8 +214,8 @@ pub struct Finish {
     pub clamp: super::activation::Clamp,
 }
 
-/// Transforms the sums of a row of `tiles` to results: `pixels` gets as many rows as a tile has, of `columns` places of [`lanes`]
-/// channels each.
+/// Transforms the sums of a row of `tiles` to results: `pixels` gets as many rows as a tile has, of
+/// `columns` places of [`lanes`] channels each.
 ///
 /// # Panics
 /// If a slice is too short.
@@ -269,8 +273,8 @@ impl OutputOp<'_> {
     }
 }
 
-/// Transforms kernels: `kernels` holds for each of 9 taps, row by row, a value of each of [`lanes`] filters; `points` gets as many
-/// of each point, `point` apart.
+/// Transforms kernels: `kernels` holds for each of 9 taps, row by row, a value of each of [`lanes`]
+/// filters; `points` gets as many of each point, `point` apart.
 ///
 /// # Panics
 /// If a slice is too short.

@@ -1,17 +1,21 @@
-//! Times a model on a CUDA device, runs it in many shapes within a limit of device memory, or holds it against the CPU. `cargo xtask gpu` packs it.
+//! Times a model on a CUDA device, runs it in many shapes within a limit of device memory, or holds
+//! it against the CPU. `cargo xtask gpu` packs it.
 //!
 //!     cuda_models times MODEL [NAME=SIZE]... [--seconds S] [--option NAME=VALUE]...
-//!     cuda_models shapes MODEL NAME=LOW..HIGH... [--runs N] [--option gpu_mem_limit=BYTES] [--wait]
-//!     cuda_models runs MODEL [NAME=VALUE,VALUE...]... [--runs N] [--tolerance T] [--only-shapes-on-host]
+//!     cuda_models shapes MODEL NAME=LOW..HIGH... [--runs N] [--option gpu_mem_limit=BYTES]
+//! [--wait]     cuda_models runs MODEL [NAME=VALUE,VALUE...]... [--runs N] [--tolerance T]
+//! [--only-shapes-on-host]
 //!
-//! `NAME` is a symbolic size of the model's inputs, 1 where it is not given. Options are the provider's. What is found is one JSON object on the
-//! last line of the output.
+//! `NAME` is a symbolic size of the model's inputs, 1 where it is not given. Options are the
+//! provider's. What is found is one JSON object on the last line of the output.
 //!
-//! `times` has inputs and outputs stay on the device, and waits for it once for each sample of several runs: what is timed is the device, or the
-//! host where that is slower, without copies between the two. `shapes` runs from the host to the host, in shapes drawn at random; a run
-//! that the limit has no room for is counted, and the next one goes on. With `--wait` it waits for a line on its standard input once the device is
-//! open, so that whoever starts it can ask the driver what is free before anything is allocated. `runs` has the next of the values in each run, as
-//! `ort_testkit::made_up` reads them, and prints a line in words.
+//! `times` has inputs and outputs stay on the device, and waits for it once for each sample of
+//! several runs: what is timed is the device, or the host where that is slower, without copies
+//! between the two. `shapes` runs from the host to the host, in shapes drawn at random; a run
+//! that the limit has no room for is counted, and the next one goes on. With `--wait` it waits for
+//! a line on its standard input once the device is open, so that whoever starts it can ask the
+//! driver what is free before anything is allocated. `runs` has the next of the values in each run,
+//! as `ort_testkit::made_up` reads them, and prints a line in words.
 
 mod runs;
 mod shapes;

@@ -12,9 +12,11 @@ use ort_testkit::made_up::{Given, inputs};
 
 use crate::Arguments;
 
-/// Runs before anything is timed: the first ones compile, and capture graphs where these are asked for.
+/// Runs before anything is timed: the first ones compile, and capture graphs where these are asked
+/// for.
 const WARM_UP: usize = 5;
-/// A sample is so many runs as take this long, so that waiting for the device is a small part of it.
+/// A sample is so many runs as take this long, so that waiting for the device is a small part of
+/// it.
 const SAMPLE: Duration = Duration::from_millis(10);
 
 /// Prints the median of the samples, and what the host has of the model.

@@ -55,7 +55,8 @@ impl Counts {
     }
 }
 
-// SAFETY: the driver's handles may be used from any thread; every call sets the context of its thread first.
+// SAFETY: the driver's handles may be used from any thread; every call sets the context of its
+// thread first.
 unsafe impl Send for Context {}
 // SAFETY: as above; the driver serialises calls of several threads.
 unsafe impl Sync for Context {}
@@ -138,7 +139,8 @@ impl Context {
     /// Gives memory back, once what uses it is done. A context that broke has given it back itself.
     pub(crate) fn free(&self, address: u64) {
         if self.enter().is_ok() {
-            // SAFETY: the address came from `allocate`, whose caller frees it once; the driver waits for what uses it.
+            // SAFETY: the address came from `allocate`, whose caller frees it once; the driver
+            // waits for what uses it.
             let code = unsafe { sys::cuMemFree_v2(address) };
             if let Err(problem) = self.check(code, "cuMemFree") {
                 tracing::debug!("{problem}");
@@ -157,8 +159,8 @@ impl Context {
         ];
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
         let mut module = ptr::null_mut();
-        // SAFETY: the text ends with a zero; there are two options with a value each, as the driver wants them: the address of a buffer and
-        // its size in the place of an address.
+        // SAFETY: the text ends with a zero; there are two options with a value each, as the driver
+        // wants them: the address of a buffer and its size in the place of an address.
         let code = unsafe {
             sys::cuModuleLoadDataEx(
                 &mut module,
@@ -178,14 +180,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // At the end of a process the driver may be gone already, and answers so: nothing is left to do then.
-        // SAFETY: it was retained once.
+        // At the end of a process the driver may be gone already, and answers so: nothing is left
+        // to do then. SAFETY: it was retained once.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device.0) };
     }
 }
 
-/// Whether a context that reported this can do nothing any more (CUDA Driver API, "CUresult": errors that leave the process in an
-/// inconsistent state).
+/// Whether a context that reported this can do nothing any more (CUDA Driver API, "CUresult":
+/// errors that leave the process in an inconsistent state).
 fn is_sticky(code: CUresult) -> bool {
     use CUresult::*;
     matches!(
@@ -229,7 +231,8 @@ impl Module {
         Ok(Function(function))
     }
 
-    /// Allows launches of an entry `bytes` of dynamic shared memory, beside the static ones that it declares.
+    /// Allows launches of an entry `bytes` of dynamic shared memory, beside the static ones that it
+    /// declares.
     pub(crate) fn allow_shared(&self, function: Function, bytes: u32) -> Result<()> {
         self.context.enter()?;
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

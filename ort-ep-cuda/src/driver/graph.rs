@@ -9,7 +9,8 @@ use ort_core::Result;
 use super::context::Counts;
 use super::{Call, Context, Stream};
 
-/// Calls as one launch. The modules of its functions must stay loaded, and its memory allocated, as long as it is launched.
+/// Calls as one launch. The modules of its functions must stay loaded, and its memory allocated, as
+/// long as it is launched.
 #[derive(Debug)]
 pub(crate) struct Graph {
     context: Arc<Context>,
@@ -33,12 +34,14 @@ impl Graph {
         context.check(code, "cuStreamBeginCapture")?;
         let asked = calls.iter().try_for_each(|call| stream.ask(call));
         let mut captured = Captured(ptr::null_mut());
-        // SAFETY: the capture was begun by this thread; writes one handle, which is destroyed below.
+        // SAFETY: the capture was begun by this thread; writes one handle, which is destroyed
+        // below.
         let code = unsafe { sys::cuStreamEndCapture(stream.stream, &mut captured.0) };
         let ended = context.check(code, "cuStreamEndCapture");
         asked.and(ended)?;
         let mut graph = ptr::null_mut();
-        // SAFETY: the graph is live; writes one handle, which is destroyed when this is dropped; there are no flags.
+        // SAFETY: the graph is live; writes one handle, which is destroyed when this is dropped;
+        // there are no flags.
         let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, captured.0, 0) };
         context.check(code, "cuGraphInstantiate")?;
         Counts::add(&context.counts.captures);
@@ -49,7 +52,8 @@ impl Graph {
     pub(crate) fn launch(&self, stream: &Stream) -> Result<()> {
         self.context.enter()?;
         Counts::add(&self.context.counts.replays);
-        // SAFETY: both are live. That its memory and modules are still there is what its keeper sees to.
+        // SAFETY: both are live. That its memory and modules are still there is what its keeper
+        // sees to.
         self.context.check(unsafe { sys::cuGraphLaunch(self.graph, stream.stream) }, "cuGraphLaunch")
     }
 }

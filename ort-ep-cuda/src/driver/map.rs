@@ -1,4 +1,5 @@
-//! Maps of tensors: what the driver encodes of an address, sizes and steps, so that kernels of compute capability 9.0 copy boxes of it by an instruction.
+//! Maps of tensors: what the driver encodes of an address, sizes and steps, so that kernels of
+//! compute capability 9.0 copy boxes of it by an instruction.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -13,7 +14,8 @@ use ort_core::{Result, error};
 
 use super::Context;
 
-/// Matrices of halves of a batch, and the box of them that a copy reads, swizzled by 128 bytes. What lies side by side comes first.
+/// Matrices of halves of a batch, and the box of them that a copy reads, swizzled by 128 bytes.
+/// What lies side by side comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Boxes {
     pub(crate) dtype: DType,
@@ -34,7 +36,8 @@ impl Boxes {
         };
         context.enter()?;
         let mut map = CUtensorMap { opaque: [0; 16] };
-        // SAFETY: there are as many sizes and counts as axes, and one step less. The address is encoded, and read by nothing here.
+        // SAFETY: there are as many sizes and counts as axes, and one step less. The address is
+        // encoded, and read by nothing here.
         let code = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,

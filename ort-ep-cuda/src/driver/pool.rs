@@ -22,7 +22,8 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// A pool that gives back what is free beyond so many bytes whenever somebody waits for the device.
+    /// A pool that gives back what is free beyond so many bytes whenever somebody waits for the
+    /// device.
     pub(crate) fn new(context: &Arc<Context>, release_threshold: u64) -> Result<Pool> {
         context.enter()?;
         let location = sys::CUmemLocation {
@@ -37,7 +38,8 @@ impl Pool {
             reserved: [0; 64],
         };
         let mut pool = ptr::null_mut();
-        // SAFETY: writes one handle, which is destroyed when this is dropped; the record lives through the call.
+        // SAFETY: writes one handle, which is destroyed when this is dropped; the record lives
+        // through the call.
         context.check(unsafe { sys::cuMemPoolCreate(&mut pool, &properties) }, "cuMemPoolCreate")?;
         let pool = Pool { context: context.clone(), pool };
         let mut threshold = release_threshold;
@@ -54,13 +56,15 @@ impl Pool {
     pub(crate) fn allocate(&self, bytes: usize, stream: &Stream) -> Result<u64> {
         self.context.enter()?;
         let mut address = 0;
-        // SAFETY: writes one address, which is freed by `free`; pool and stream are live and of one context.
+        // SAFETY: writes one address, which is freed by `free`; pool and stream are live and of one
+        // context.
         let code = unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, self.pool, stream.stream) };
         self.context.check(code, "cuMemAllocFromPoolAsync")?;
         Ok(address)
     }
 
-    /// Gives memory back once the stream has done what it was asked for. A context that broke has given it back itself.
+    /// Gives memory back once the stream has done what it was asked for. A context that broke has
+    /// given it back itself.
     pub(crate) fn free(&self, address: u64, stream: &Stream) {
         if self.context.enter().is_ok() {
             // SAFETY: the address came from `allocate`, whose caller frees it once.
@@ -94,7 +98,8 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the pool is live; what was asked to be freed of it goes when its stream gets there.
+            // SAFETY: the pool is live; what was asked to be freed of it goes when its stream gets
+            // there.
             let _ = unsafe { sys::cuMemPoolDestroy(self.pool) };
         }
     }

@@ -46,7 +46,8 @@ impl Staged {
         self.len.saturating_sub(self.used)
     }
 
-    /// Copies bytes, as many as there is room for at most, to the device. They may be changed when it returns.
+    /// Copies bytes, as many as there is room for at most, to the device. They may be changed when
+    /// it returns.
     pub(crate) fn send(&mut self, bytes: &[u8], to: u64, stream: &Stream) -> Result<()> {
         ensure!(bytes.len() <= self.room(), Fail, "{} bytes where {} are free", bytes.len(), self.room());
         self.context.enter()?;
@@ -56,8 +57,8 @@ impl Staged {
             from.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
             from
         };
-        // SAFETY: the source stays as it is until the event is waited for. The target lies in live memory of this context, which the driver
-        // checks.
+        // SAFETY: the source stays as it is until the event is waited for. The target lies in live
+        // memory of this context, which the driver checks.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes.len(), stream.stream) };
         self.context.check(code, "cuMemcpyHtoD")?;
         self.used = (self.used + bytes.len()).next_multiple_of(ALIGNMENT);

@@ -74,7 +74,8 @@ pub(crate) trait Routine: Send + Sync {
         false
     }
 
-    /// Asks a stream for it, whose context is current, with the address and the bytes of each of its tensors; zeros for one that is left out.
+    /// Asks a stream for it, whose context is current, with the address and the bytes of each of
+    /// its tensors; zeros for one that is left out.
     fn ask(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()>;
 }
 
@@ -92,7 +93,8 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
-    /// What tells routines apart: each is made for one node and its shapes, and kept as long as somebody compares with it.
+    /// What tells routines apart: each is made for one node and its shapes, and kept as long as
+    /// somebody compares with it.
     fn identity(&self) -> *const () {
         Arc::as_ptr(&self.routine).cast()
     }
@@ -204,8 +206,9 @@ impl Stream {
         let addresses: Option<SmallVec<[*const u64; 16]>> = addresses.collect();
         let mut addresses = addresses.ok_or_else(|| error!(Fail, "a parameter of no bytes"))?;
         let ([gx, gy, gz], [bx, by, bz]) = (launched.grid, launched.block);
-        // SAFETY: the function is of a module that its caller keeps loaded, and takes these parameters, which the driver copies before it
-        // returns. That the kernel stays within its tensors follows from its code.
+        // SAFETY: the function is of a module that its caller keeps loaded, and takes these
+        // parameters, which the driver copies before it returns. That the kernel stays within its
+        // tensors follows from its code.
         let code = unsafe {
             sys::cuLaunchKernel(
                 launched.function.0,
@@ -281,7 +284,8 @@ impl Event {
         Ok(Event { context: context.clone(), event })
     }
 
-    /// Lets it stand for all that a stream was asked for so far. Who waits for it already waits for what it stood for then.
+    /// Lets it stand for all that a stream was asked for so far. Who waits for it already waits for
+    /// what it stood for then.
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         self.context.enter()?;
         // SAFETY: both are live, and of one context.

@@ -9,7 +9,8 @@ use crate::modules::unpacked;
 /// What `cu/math.cu` was compiled to.
 const COMPILED: &[u8] = include_bytes!("../../ptx/math_75.ptx.gz");
 
-/// The functions of some names, those that they call, and the tables that they read, as the head of a module.
+/// The functions of some names, those that they call, and the tables that they read, as the head of
+/// a module.
 pub(super) fn functions(names: &[String]) -> Result<String> {
     static TEXT: OnceLock<Result<String>> = OnceLock::new();
     static PARTS: OnceLock<Parts<'static>> = OnceLock::new();

@@ -5,7 +5,8 @@ use ort_core::{Result, error};
 
 use super::{Number, Writer};
 
-/// How elements of a type are read and written: the type of the instruction and the class of the register.
+/// How elements of a type are read and written: the type of the instruction and the class of the
+/// register.
 fn access(dtype: DType) -> Result<(&'static str, char)> {
     Ok(match dtype {
         DType::F32 => ("f32", 'f'),
@@ -145,13 +146,15 @@ fn narrowed(writer: &mut Writer, value: &str, number: Number, to: DType) -> Resu
             let wide = convert(writer, value, number, Number::S64);
             Ok(convert(writer, &wide, Number::S64, Number::U32))
         }
-        // What is beyond the range of 32 bits has no lower bits; of the others, writing takes the lower ones.
+        // What is beyond the range of 32 bits has no lower bits; of the others, writing takes the
+        // lower ones.
         DType::U8 | DType::U16 if number.is_float() => Ok(convert(writer, value, number, Number::S32)),
         _ => Ok(convert(writer, value, number, Number::of(to)?)),
     }
 }
 
-/// An integer as a float that rounds to one of 16 bits as the integer does: towards zero, and odd where bits were lost.
+/// An integer as a float that rounds to one of 16 bits as the integer does: towards zero, and odd
+/// where bits were lost.
 fn odd(writer: &mut Writer, value: &str, number: Number) -> String {
     let name = number.name();
     let cut = writer.emit('f', &format!("cvt.rz.f32.{name} $, {value};"));
@@ -177,7 +180,8 @@ fn rounded(writer: &mut Writer, value: &str) -> String {
     writer.emit('h', &format!("cvt.u16.u32 $, {chosen};"))
 }
 
-/// A number as one of another kind. Floats are cut off towards zero; what does not fit becomes the smallest integer.
+/// A number as one of another kind. Floats are cut off towards zero; what does not fit becomes the
+/// smallest integer.
 pub(super) fn convert(writer: &mut Writer, value: &str, from: Number, to: Number) -> String {
     let (source, target, class) = (from.name(), to.name(), to.class());
     match (from, to) {

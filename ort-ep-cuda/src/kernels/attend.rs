@@ -1,4 +1,5 @@
-//! Scaled dot-product attention over heads that lie anywhere, which all attention operators come down to: `cu/attention.cuh`.
+//! Scaled dot-product attention over heads that lie anywhere, which all attention operators come
+//! down to: `cu/attention.cuh`.
 
 use ort_core::dtype::DType;
 use ort_core::{Result, ensure, error};
@@ -14,7 +15,8 @@ const MOST_OF_CORES: usize = 128;
 const MOST_OF_ROWS: usize = 256;
 /// The rows that share keys up to which these are few.
 const FEW_ROWS: usize = 8;
-/// Keys that are worth a block, and those from which on parts are worth the launch that puts them together.
+/// Keys that are worth a block, and those from which on parts are worth the launch that puts them
+/// together.
 const PART: usize = 256;
 const LEAST_CUT: usize = 3 * PART;
 /// Rows of a block on tensor cores, and of one whose warps have the same rows.
@@ -96,7 +98,8 @@ pub(super) struct Padding<'a> {
 pub(super) enum Padded {
     /// Those from a number for each batch on.
     From,
-    /// Those, and those before another number for each batch, which stands behind all of the first kind.
+    /// Those, and those before another number for each batch, which stands behind all of the first
+    /// kind.
     FromAndBefore,
     /// Those whose element is not above 0: the first element, and the steps of batches and queries.
     Elements([usize; 3]),
@@ -163,11 +166,13 @@ impl Sizes {
         self.batch.saturating_mul(self.key_heads)
     }
 
-    /// How the work is cut for queries of a type, and keys and values of one. More keys have no fewer parts.
+    /// How the work is cut for queries of a type, and keys and values of one. More keys have no
+    /// fewer parts.
     fn cut(&self, limits: Limits, [query, key]: [DType; 2], has_scores: bool) -> Result<Cut> {
         let (rows, widest, suffix) = (self.rows(), self.size.max(self.value_size), suffix(key)?);
         let mut kept = vector_of(key)?;
-        // Blocks of 64 rows would leave processors without one, and there are too few keys for parts of them.
+        // Blocks of 64 rows would leave processors without one, and there are too few keys for
+        // parts of them.
         let is_small = self.keys < LEAST_CUT
             && self.pairs().saturating_mul(rows.div_ceil(OF_CORES)) <= limits.processors as usize;
         let has_cores = key != DType::F32 && key == query && limits.capability >= TENSOR_CORES;
@@ -186,7 +191,8 @@ impl Sizes {
             ("tiles", format!("tiles_{columns}"), [64, columns], 256)
         };
         let (blocks, across) = (rows.div_ceil(down), self.value_size.div_ceil(columns));
-        // Where blocks do not keep all processors busy, each has a part of the keys. Scores are written for all keys at once.
+        // Where blocks do not keep all processors busy, each has a part of the keys. Scores are
+        // written for all keys at once.
         let busy = (limits.processors as usize).saturating_mul(if threads == 128 { 4 } else { 2 });
         let others = self.pairs().saturating_mul(blocks).saturating_mul(across);
         let parts = self.keys.div_ceil(PART).min(busy.checked_div(others).unwrap_or(1)).max(1);

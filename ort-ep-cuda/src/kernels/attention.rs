@@ -75,7 +75,8 @@ struct Plan {
     kv: [Heads; 2],
     past: usize,
     sizes: Sizes,
-    /// In the workspace: keys and values with those of a past where no output has them, and as float32 where they are of two types.
+    /// In the workspace: keys and values with those of a past where no output has them, and as
+    /// float32 where they are of two types.
     joined: [Option<Operand>; 2],
     widened: [Option<Operand>; 2],
     taken: usize,

@@ -1,4 +1,5 @@
-//! The types of quantized codes and of their scales, as kernels learn them when they run (`cu/codes.cuh`).
+//! The types of quantized codes and of their scales, as kernels learn them when they run
+//! (`cu/codes.cuh`).
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::{Result, error};
@@ -14,7 +15,8 @@ pub(super) const NARROW: TypeSet = TypeSet::of(&FORMATS);
 /// Added to the number of such a type where numbers beyond the largest become infinity or NaN.
 pub(super) const BEYOND: usize = 4096;
 
-/// The number of a type of codes: its bits, and 64 more where it has a sign; of a narrow float 128 more, and 256 times its format.
+/// The number of a type of codes: its bits, and 64 more where it has a sign; of a narrow float 128
+/// more, and 256 times its format.
 pub(super) fn code_kind(dtype: DType) -> Result<usize> {
     let format = FORMATS.into_iter().chain([DType::F8E8M0]).position(|own| own == dtype);
     if let (Some(format), Some(bits)) = (format, dtype.bits()) {

@@ -23,7 +23,8 @@ fn few_axes(node: &NodeView<'_>) -> bool {
     axes.is_none_or(|axes| axes <= MOST_AXES as i64)
 }
 
-/// For each axis its size, the block, the places of the block, stride, padding before, and dilation.
+/// For each axis its size, the block, the places of the block, stride, padding before, and
+/// dilation.
 fn axes(cx: &OpCx<'_>) -> Result<[Vec<i64>; 6]> {
     let (sizes, blocks) = (cx.ints(1)?, cx.ints(2)?);
     let rank = sizes.len();

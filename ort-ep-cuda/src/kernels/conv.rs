@@ -1,5 +1,5 @@
-//! `Conv`, `FusedConv`, `NhwcConv` and `ConvTranspose`: products of filters with windows, which are never unfolded. Convolutions that are
-//! matrix products as they lie become such products.
+//! `Conv`, `FusedConv`, `NhwcConv` and `ConvTranspose`: products of filters with windows, which are
+//! never unfolded. Convolutions that are matrix products as they lie become such products.
 
 pub(super) mod dnn;
 mod rows;
@@ -43,7 +43,8 @@ const FEW_FILTERS: usize = 2;
 
 /// The taps of all axes that kernels on tensor cores have bits for.
 const MOST_TAPS: usize = 31;
-/// The bytes of steps that such a kernel multiplies in a turn, and the turns that are worth a block.
+/// The bytes of steps that such a kernel multiplies in a turn, and the turns that are worth a
+/// block.
 const OF_TURN: usize = 64;
 const TURNS: usize = 8;
 
@@ -100,7 +101,8 @@ pub(super) fn three(axes: &[WindowAxis]) -> Result<Axes> {
     }
 }
 
-/// The sizes of windows in the order of the kernels' structures: of images, results, kernels, strides, dilations, paddings before.
+/// The sizes of windows in the order of the kernels' structures: of images, results, kernels,
+/// strides, dilations, paddings before.
 pub(super) fn window_sizes(axes: &Axes) -> Vec<usize> {
     let of: [fn(&WindowAxis) -> usize; 6] = [
         |axis| axis.input,
@@ -132,14 +134,16 @@ pub(super) struct Cut {
     /// The type in names of entries, and what a block has.
     pub(super) suffix: &'static str,
     pub(super) tile: &'static Tile,
-    /// The blocks of filters and of columns in all groups, the former and the latter, and the parts that sums are computed in.
+    /// The blocks of filters and of columns in all groups, the former and the latter, and the parts
+    /// that sums are computed in.
     pub(super) blocks: usize,
     pub(super) down: usize,
     pub(super) across: usize,
     pub(super) parts: usize,
 }
 
-/// What a block computes, as in `cu/conv_cores.cuh`: of filters and of positions, or what else results are for each filter.
+/// What a block computes, as in `cu/conv_cores.cuh`: of filters and of positions, or what else
+/// results are for each filter.
 pub(super) struct Tile {
     pub(super) name: &'static str,
     filters: usize,
@@ -152,7 +156,8 @@ const SMALL: Tile = Tile { name: "small", filters: 64, columns: 64, threads: 128
 const FEW: Tile = Tile { name: "few", filters: 32, columns: 128, threads: 128 };
 
 impl Cut {
-    /// For results of so many filters and columns in each group, which are sums over this depth; none where tensor cores do not take the type.
+    /// For results of so many filters and columns in each group, which are sums over this depth;
+    /// none where tensor cores do not take the type.
     pub(super) fn new(
         limits: &Limits,
         dtype: DType,
@@ -300,7 +305,8 @@ impl Conv {
         }
     }
 
-    /// A launch with the structures `Convolution` and `Finish` of the kernels as its next parameters.
+    /// A launch with the structures `Convolution` and `Finish` of the kernels as its next
+    /// parameters.
     fn ending(&self, launch: Launch, cx: &OpCx<'_>, cut: [usize; 3]) -> Result<Launch> {
         let mut sizes = vec![self.batch, self.groups, self.channels, self.filters];
         sizes.extend(window_sizes(&self.axes));
@@ -323,7 +329,8 @@ impl Conv {
         Cut::new(limits, dtype, self.groups, [self.filters, self.positions(), depth])
     }
 
-    /// How warpgroups compute it, and the name of their type, where they do: whose channels of a tap are read by 16 bytes.
+    /// How warpgroups compute it, and the name of their type, where they do: whose channels of a
+    /// tap are read by 16 bytes.
     fn group_cut(&self, limits: &Limits, dtype: DType) -> Option<(&'static str, warpgroups::Cut)> {
         let suffix = warpgroups::suffix_of(limits, dtype)?;
         let is_first = self.layout == Layout::ChannelsFirst;
@@ -371,7 +378,8 @@ impl Conv {
         Ok(launches)
     }
 
-    /// The filters as tensor cores read them, channels and taps behind each other, and what brings them into that order.
+    /// The filters as tensor cores read them, channels and taps behind each other, and what brings
+    /// them into that order.
     fn filters_for_cores(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<(Operand, Vec<Launch>)> {
         let (w, taps) = (cx.input(1)?, volume(&self.axes, |axis| axis.kernel));
         let Conv { groups, channels, filters, .. } = *self;
@@ -432,7 +440,8 @@ impl Conv {
         Ok(taken)
     }
 
-    /// The convolution as a matrix product: with filters of one tap at each pixel, or with one window, which is the whole image.
+    /// The convolution as a matrix product: with filters of one tap at each pixel, or with one
+    /// window, which is the whole image.
     fn product(
         &self,
         cx: &OpCx<'_>,

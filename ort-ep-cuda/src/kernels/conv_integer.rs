@@ -1,4 +1,5 @@
-//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32 bits.
+//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32
+//! bits.
 
 use ort_core::dim::Dim;
 use ort_core::ep::KernelDef;
@@ -28,7 +29,8 @@ const BLOCK: usize = 64;
 /// The filters of a group up to which each result has a thread: tiles would be all but empty.
 const FEW_FILTERS: usize = 2;
 
-/// A tensor of a convolution, whether there is one number for each filter, and what it is to the product.
+/// A tensor of a convolution, whether there is one number for each filter, and what it is to the
+/// product.
 type Parts<'a> = [(Place, Option<&'a Operand>)];
 
 fn conv_integer(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -82,7 +84,8 @@ impl Conv {
         self.axes.iter().all(is) && self.filters > FEW_FILTERS
     }
 
-    /// The product of the filters with all windows, where the right side's elements are found by their place.
+    /// The product of the filters with all windows, where the right side's elements are found by
+    /// their place.
     fn product(&self, [x, w]: [&Operand; 2], y: &Operand) -> Result<CodeProduct> {
         let (groups, filters) = (self.groups, self.filters);
         let depth = self.channels.saturating_mul(self.volume(|axis| axis.kernel));

@@ -1,4 +1,5 @@
-//! `Einsum`: two operands as a batch of matrix products where subscripts allow, others as one sum for each element of the result.
+//! `Einsum`: two operands as a batch of matrix products where subscripts allow, others as one sum
+//! for each element of the result.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -17,7 +18,8 @@ const PRODUCTS: TypeSet =
 const MOST_OPERANDS: usize = 4;
 /// The most axes of a batch of products.
 const MOST_BATCHES: usize = 6;
-/// Sums of so many terms are taken by a block each, where there are not enough of them for a thread each.
+/// Sums of so many terms are taken by a block each, where there are not enough of them for a thread
+/// each.
 const LONG: usize = 256;
 const FEW: usize = 1 << 14;
 
@@ -82,7 +84,8 @@ impl<'a> Sum<'a> {
         Ok(Sum { operands, kept, summed })
     }
 
-    /// The same as a batch of matrix products, where there are two operands and one step along the sums.
+    /// The same as a batch of matrix products, where there are two operands and one step along the
+    /// sums.
     fn product(&self) -> Option<Matrices> {
         let (kept, summed) = (self.kept.walk(), self.summed.walk());
         let ([depth], [a_depth, b_depth]) = (&*summed.sizes, &*summed.steps) else { return None };

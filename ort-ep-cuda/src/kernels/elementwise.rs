@@ -1,4 +1,5 @@
-//! Operators whose result at a place follows from the elements of the inputs there: formulas, conversions, limits. Inputs broadcast.
+//! Operators whose result at a place follows from the elements of the inputs there: formulas,
+//! conversions, limits. Inputs broadcast.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};

@@ -1,5 +1,5 @@
-//! `EmbedLayerNormalization` of ONNX Runtime: the sum of embeddings of words, positions and segments, normalized. A number that a table does
-//! not have reads the nearest that it has.
+//! `EmbedLayerNormalization` of ONNX Runtime: the sum of embeddings of words, positions and
+//! segments, normalized. A number that a table does not have reads the nearest that it has.
 
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;

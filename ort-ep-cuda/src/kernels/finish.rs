@@ -1,5 +1,5 @@
-//! What follows a product that a library computed, where the library does not do it in the same call: addends that broadcast and an
-//! activation, in one pass over the result.
+//! What follows a product that a library computed, where the library does not do it in the same
+//! call: addends that broadcast and an activation, in one pass over the result.
 
 use ort_core::Result;
 use ort_core::dtype::DType;

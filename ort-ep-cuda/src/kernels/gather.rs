@@ -1,6 +1,8 @@
-//! Elements that are found by indices: `Gather`, `GatherElements`, `GatherND`, `OneHot`, `ScatterElements`, `ScatterND` and `TensorScatter`.
+//! Elements that are found by indices: `Gather`, `GatherElements`, `GatherND`, `OneHot`,
+//! `ScatterElements`, `ScatterND` and `TensorScatter`.
 //!
-//! The device cannot refuse an index that is out of range, as the CPU does: reads take the nearest element that there is, writes are left out.
+//! The device cannot refuse an index that is out of range, as the CPU does: reads take the nearest
+//! element that there is, writes are left out.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -92,7 +94,8 @@ fn gather(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![picked(data, extents, indices, y)?])
 }
 
-/// The launch that gathers along an axis of a size between the elements outside and inside of it; something is gathered.
+/// The launch that gathers along an axis of a size between the elements outside and inside of it;
+/// something is gathered.
 pub(super) fn picked(
     data: &Operand,
     [outer, size, run]: [usize; 3],
@@ -126,7 +129,8 @@ fn gather_elements(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![launch.ints::<MOST_AXES>(walk.steps.first().map_or(&[], Vec::as_slice))?])
 }
 
-/// For each index of `GatherElements` and `ScatterElements` the place in the data, with 0 along the axis.
+/// For each index of `GatherElements` and `ScatterElements` the place in the data, with 0 along the
+/// axis.
 fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> Result<Walk> {
     ensure!(data.len() == indices.len(), InvalidArgument, "data {data:?} and indices {indices:?}");
     let mut sizes = data.iter().zip(indices).enumerate();
@@ -138,7 +142,8 @@ fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> Result<Walk>
     Ok(Walk::new(indices, &[steps]))
 }
 
-/// The sizes of the axes that an index tuple names and the steps along them in units of `run`, the elements that a tuple names.
+/// The sizes of the axes that an index tuple names and the steps along them in units of `run`, the
+/// elements that a tuple names.
 struct Tuples {
     sizes: Vec<usize>,
     steps: Vec<usize>,
@@ -208,8 +213,9 @@ pub(super) struct Target {
     pub(super) tuples: usize,
     pub(super) run: usize,
     slots: usize,
-    /// The numbers of the kernels' structure in its order: whether indices are wide, whether each is one along an axis, that axis's size
-    /// and step, how many axes are walked or named; their sizes, and their steps.
+    /// The numbers of the kernels' structure in its order: whether indices are wide, whether each
+    /// is one along an axis, that axis's size and step, how many axes are walked or named;
+    /// their sizes, and their steps.
     words: Vec<i64>,
 }
 
@@ -252,7 +258,8 @@ fn owners_bytes(cx: &OpCx<'_>) -> Result<usize> {
     Ok(taken)
 }
 
-/// For each slot that updates go to the number of the last one, from 1 on; none where there is just one update.
+/// For each slot that updates go to the number of the last one, from 1 on; none where there is just
+/// one update.
 fn owners(cx: &OpCx<'_>, target: &Target, taken: &mut usize) -> Option<Operand> {
     (target.tuples > 1).then(|| cx.workspace(taken, DType::U32, &[target.slots]))
 }

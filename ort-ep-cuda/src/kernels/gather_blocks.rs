@@ -1,4 +1,5 @@
-//! `GatherBlockQuantized`: rows of a table of narrow codes, widened with the scales of their blocks.
+//! `GatherBlockQuantized`: rows of a table of narrow codes, widened with the scales of their
+//! blocks.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;

@@ -1,5 +1,5 @@
-//! Matrix products of any strides and batches on the device, with what follows them in the same launch, and activations as kernels know
-//! them.
+//! Matrix products of any strides and batches on the device, with what follows them in the same
+//! launch, and activations as kernels know them.
 
 mod few;
 mod lt;
@@ -58,7 +58,8 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// A tensor whose axes come in an order. A single axis is a row on the left and a column on the right.
+    /// A tensor whose axes come in an order. A single axis is a row on the left and a column on the
+    /// right.
     pub(super) fn new(tensor: &Operand, order: &[usize], is_left: bool) -> Result<Side> {
         let own = strides(&tensor.shape);
         let mut sizes: Vec<usize> = order.iter().map(|axis| tensor.size(*axis)).collect();
@@ -94,7 +95,8 @@ impl Side {
 }
 
 impl Part {
-    /// A tensor of `shape` (its own, or with axes of size 1 added) that broadcasts to `whole`, batch and matrices of a product.
+    /// A tensor of `shape` (its own, or with axes of size 1 added) that broadcasts to `whole`,
+    /// batch and matrices of a product.
     fn broadcast(tensor: &Operand, shape: &[usize], whole: &[usize]) -> Result<Part> {
         let missing = whole.len().checked_sub(shape.len());
         let missing = missing.ok_or_else(|| error!(InvalidArgument, "an addend has rank {}", shape.len()))?;
@@ -112,8 +114,8 @@ impl Part {
         Ok(Part { tensor: tensor.clone(), batch: steps, row, column, depth: 0 })
     }
 
-    /// Whether the elements along a side can be read several at a time: the nearer of `line` and step is 1, and all the other steps and
-    /// the size along it are multiples of so many.
+    /// Whether the elements along a side can be read several at a time: the nearer of `line` and
+    /// step is 1, and all the other steps and the size along it are multiples of so many.
     fn in_vectors(&self, line: (usize, usize), depth: usize, batch: &[i64], many: usize) -> bool {
         let (lines, line) = line;
         // The step along a single line may be any, as it is never taken.
@@ -149,7 +151,8 @@ impl Product {
         Ok(Product { batch, rows, columns, depth, a, b, y, addends, alpha, beta, activation, has_workspace })
     }
 
-    /// With a further tensor, which broadcasts to the result; under another shape of as many elements where one is given.
+    /// With a further tensor, which broadcasts to the result; under another shape of as many
+    /// elements where one is given.
     pub(super) fn add(&mut self, tensor: &Operand, shape: Option<&[usize]>) -> Result<()> {
         let whole: Vec<usize> = self.batch.iter().copied().chain([self.rows, self.columns]).collect();
         ensure!(self.addends.len() < 2, Fail, "a product has two addends at most");
@@ -188,7 +191,8 @@ impl Product {
         [&mut self.a, &mut self.b, &mut self.y].into_iter().chain(&mut self.addends)
     }
 
-    /// The walk over the batch. Its last axis becomes rows where one matrix on the right is there for all of it.
+    /// The walk over the batch. Its last axis becomes rows where one matrix on the right is there
+    /// for all of it.
     fn fold(&mut self) -> Walk {
         let sizes: Vec<usize> = self.batch.iter().copied().chain([self.rows]).collect();
         let steps = |part: &mut Part| part.batch.iter().chain([&part.row]).map(|step| *step as i64).collect();
@@ -217,7 +221,8 @@ impl Product {
         let tiles = |block: usize| {
             [self.rows, self.columns].map(|size| size.div_ceil(block)).iter().product::<usize>()
         };
-        // A tile that is half empty, or too few of them for the device's processors, are slower than four smaller ones.
+        // A tile that is half empty, or too few of them for the device's processors, are slower
+        // than four smaller ones.
         let busy = tiles(128).saturating_mul(matrices) >= cx.limits.processors as usize;
         let is_large = busy && self.rows > 64 && self.columns > 64;
         let has_large = matches!(suffix, "f32" | "f16" | "bf16" | "i32");
@@ -249,8 +254,9 @@ impl Product {
         self.ending(launch, walk, [down, across], self.in_vectors(walk, many))
     }
 
-    /// The launches by warpgroups, if the device has them and can read the sides: the left one in vectors along the depth, the right one in vectors, too, or
-    /// along its columns, whose rows may begin anywhere.
+    /// The launches by warpgroups, if the device has them and can read the sides: the left one in
+    /// vectors along the depth, the right one in vectors, too, or along its columns, whose rows
+    /// may begin anywhere.
     fn by_warpgroups(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Vec<Launch>>> {
         let y = &self.y.tensor;
         let Some(suffix) = warpgroups::suffix_of(&cx.limits, y.dtype) else { return Ok(None) };
@@ -338,7 +344,8 @@ impl Product {
     }
 }
 
-/// The name of an element type in entries of products. Integers without sign are multiplied as those with one.
+/// The name of an element type in entries of products. Integers without sign are multiplied as
+/// those with one.
 fn suffix_of(dtype: DType) -> Result<&'static str> {
     Ok(match dtype {
         DType::F32 => "f32",

@@ -1,4 +1,5 @@
-//! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and present share.
+//! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and
+//! present share.
 
 use ort_core::dtype::DType;
 use ort_core::ep::operand::Arg;
@@ -31,7 +32,8 @@ cuda_kernels![CudaKernel {
     counted: None,
 }];
 
-/// Whether the cache holds all positions as they are, and neither scores nor norms of heads are asked for.
+/// Whether the cache holds all positions as they are, and neither scores nor norms of heads are
+/// asked for.
 fn when(node: &NodeView<'_>) -> bool {
     let (attrs, has) = (node.attrs(), |input: usize| node.input(input).is_some());
     let is_quantized = ["k_quant_type", "v_quant_type"]
@@ -83,7 +85,8 @@ impl Plan {
         Ok(Plan { sizes, past, is_packed, rotates, cache_type })
     }
 
-    /// What the workspace holds: turned queries, and keys and values of so many rows where no output has them.
+    /// What the workspace holds: turned queries, and keys and values of so many rows where no
+    /// output has them.
     fn buffers(&self, cx: &OpCx<'_>, rows: usize) -> Result<([Option<Operand>; 3], usize)> {
         let Sizes { batch, heads, key_heads, queries, size, .. } = self.sizes;
         let mut taken = 0;

@@ -23,7 +23,8 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// Heads of one token one after the other, each with several parts of which this is one: (batch, rows, heads, parts, size).
+    /// Heads of one token one after the other, each with several parts of which this is one:
+    /// (batch, rows, heads, parts, size).
     pub(super) fn by_token(
         operand: &Operand,
         [heads, rows, size]: [usize; 3],
@@ -105,7 +106,8 @@ pub(super) struct Placing<'a> {
     /// What is added to new rows of all heads, from an element on.
     pub(super) bias: Option<(&'a Operand, usize)>,
     pub(super) rotation: Option<Rotation<'a>>,
-    /// (batch, heads, rows, size) of the type of what is written; none where it is where the rows are placed.
+    /// (batch, heads, rows, size) of the type of what is written; none where it is where the rows
+    /// are placed.
     pub(super) past: Option<&'a Operand>,
     /// How many rows precede the new ones.
     pub(super) lengths: Lengths<'a>,

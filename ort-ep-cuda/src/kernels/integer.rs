@@ -1,7 +1,8 @@
-//! Products of 8-bit codes less their zero points, with sums of 32-bit integers, and what becomes of the sums in the same launch.
+//! Products of 8-bit codes less their zero points, with sums of 32-bit integers, and what becomes
+//! of the sums in the same launch.
 //!
-//! Scales and zero points are single, or one for each row of the left side and each column of the right one, of all matrices of a batch or
-//! of each.
+//! Scales and zero points are single, or one for each row of the left side and each column of the
+//! right one, of all matrices of a batch or of each.
 
 use ort_core::{Result, ensure, error};
 
@@ -75,7 +76,8 @@ pub(super) struct CodeProduct {
     pub(super) rows: usize,
     pub(super) columns: usize,
     depth: usize,
-    /// The left side with its steps from row to row, the right one with those from column to column.
+    /// The left side with its steps from row to row, the right one with those from column to
+    /// column.
     sides: [Part; 2],
     /// Their steps along the sums.
     depths: [usize; 2],
@@ -87,7 +89,8 @@ pub(super) struct CodeProduct {
 }
 
 impl CodeProduct {
-    /// The product of two sides; it ends as the type of the result and the parts that are added say.
+    /// The product of two sides; it ends as the type of the result and the parts that are added
+    /// say.
     pub(super) fn new([a, b]: [&Operand; 2], [left, right]: [Side; 2], y: &Operand) -> Result<CodeProduct> {
         let ([a_batch @ .., rows, depth], [b_batch @ .., steps, columns]) = (&*left.sizes, &*right.sizes)
         else {
@@ -153,7 +156,8 @@ impl CodeProduct {
         self.sides.iter_mut().chain(self.parts.iter_mut().flatten())
     }
 
-    /// Axes of the batch that all tensors walk as one become one. The last axis becomes rows where the right side is there for all of it.
+    /// Axes of the batch that all tensors walk as one become one. The last axis becomes rows where
+    /// the right side is there for all of it.
     fn fold(&mut self) {
         let sizes: Vec<usize> = self.batch.iter().copied().chain([self.rows]).collect();
         let steps = |part: &mut Part| part.batch.iter().chain([&part.row]).map(|step| *step as i64).collect();
@@ -200,7 +204,8 @@ impl CodeProduct {
         }
     }
 
-    /// A launch of an entry of `cu/integer.cu` with so many blocks down and across, and with all of the product's parameters.
+    /// A launch of an entry of `cu/integer.cu` with so many blocks down and across, and with all of
+    /// the product's parameters.
     pub(super) fn launch(&self, entry: &str, [down, across]: [usize; 2]) -> Result<Launch> {
         self.launch_of("integer", entry, [down, across])
     }

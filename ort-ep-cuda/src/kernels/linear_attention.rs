@@ -18,7 +18,8 @@ cuda_kernels![CudaKernel::new(
     launches
 )];
 
-/// The sizes of keys that there are kernels for, and the lanes that share a column of the state, as in `cu/linear_attention.cu`.
+/// The sizes of keys that there are kernels for, and the lanes that share a column of the state, as
+/// in `cu/linear_attention.cu`.
 const SIZES: [(usize, usize); 3] = [(64, 8), (256, 8), (1024, 32)];
 const THREADS: usize = 128;
 

@@ -1,4 +1,5 @@
-//! Functions of each line along an axis: `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`; and what kernels of lines share.
+//! Functions of each line along an axis: `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`;
+//! and what kernels of lines share.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -103,8 +104,9 @@ impl Rows {
         }
     }
 
-    /// Whether threads of four vectors, which wait for memory less often, keep half of each processor busy. One that has a row for itself
-    /// would read no more than 16 bytes side by side.
+    /// Whether threads of four vectors, which wait for memory less often, keep half of each
+    /// processor busy. One that has a row for itself would read no more than 16 bytes side by
+    /// side.
     pub(super) fn are_many(&self, processors: u32) -> bool {
         let threads = self.count.saturating_mul(self.len.div_ceil(self.held(4)));
         self.len > self.held(4) && threads >= Rows::MOST / 2 * processors as usize
@@ -115,14 +117,17 @@ impl Rows {
         self.len > Rows::MOST * self.held(1)
     }
 
-    /// Whether a warp holds a row that it would not hold in one vector of each thread, but does in three.
+    /// Whether a warp holds a row that it would not hold in one vector of each thread, but does in
+    /// three.
     pub(super) fn fill_a_warp(&self) -> bool {
         self.vector.is_some() && self.len > WARP * self.held(1) && self.len <= WARP * self.held(3)
     }
 
-    /// With a team for each row, which holds it in this number of vectors of each thread if a block can.
+    /// With a team for each row, which holds it in this number of vectors of each thread if a block
+    /// can.
     pub(super) fn launch(&self, launch: Launch, vectors: usize) -> Result<Launch> {
-        /// The threads of a block of several rows: enough to hide latency where rows are many, and few blocks to start where they are few.
+        /// The threads of a block of several rows: enough to hide latency where rows are many, and
+        /// few blocks to start where they are few.
         const OF_SHORT_ROWS: usize = 128;
         // Places are counted in 32 bits.
         let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
@@ -166,7 +171,8 @@ impl Lines {
         }
     }
 
-    /// Whether neighbouring lines lie side by side in memory, and are many enough for the threads of a warp.
+    /// Whether neighbouring lines lie side by side in memory, and are many enough for the threads
+    /// of a warp.
     pub(super) fn in_columns(&self) -> bool {
         let last = |walk: &Walk| walk.steps.first().and_then(|steps| steps.last().copied());
         last(&self.begins) == Some(1) && last(&self.along) != Some(1) && self.count >= WARP
@@ -239,7 +245,8 @@ impl Lines {
 /// The threads of a warp.
 const WARP: usize = 32;
 
-/// With a team for each of so many lines, and as many again for each of the pieces that they are cut in.
+/// With a team for each of so many lines, and as many again for each of the pieces that they are
+/// cut in.
 pub(super) fn teams(launch: Launch, count: usize, team: usize, splits: usize) -> Result<Launch> {
     let lines_of_block = THREADS as usize / team.max(1);
     launch.grid([count.div_ceil(lines_of_block.max(1)).max(1), splits, 1])
@@ -254,7 +261,8 @@ pub(super) fn team_of(len: usize, long: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// How many rows on 132 processors there are, whether they fill a warp, and a launch of this number of vectors.
+    /// How many rows on 132 processors there are, whether they fill a warp, and a launch of this
+    /// number of vectors.
     fn blocks(count: usize, len: usize, vectors: usize) -> ([bool; 2], [u32; 3]) {
         let rows = Rows::new(count, len, DType::F16, &[len]);
         let launch = rows.launch(Launch::new("rows", ""), vectors).unwrap();

@@ -1,4 +1,5 @@
-//! `MatMul`, `Gemm` and their fused forms: products with transposed sides, a factor, addends and an activation.
+//! `MatMul`, `Gemm` and their fused forms: products with transposed sides, a factor, addends and an
+//! activation.
 
 use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
@@ -43,15 +44,16 @@ fn has_few_axes(node: &NodeView<'_>) -> bool {
     [0, 1].into_iter().all(|side| node.rank(side).is_some_and(|rank| rank <= MOST_AXES))
 }
 
-/// Whether integers are not multiplied by fractions, nor doubles by factors that float32 does not have.
+/// Whether integers are not multiplied by fractions, nor doubles by factors that float32 does not
+/// have.
 fn has_plain_factors(node: &NodeView<'_>) -> bool {
     let plain = |name| matches!(node.attrs().float(name), Ok(1.0));
     let is_float = node.dtype(0).is_some_and(|dtype| FLOATS.contains(dtype) || dtype == DType::F64);
     is_float || (plain("alpha") && plain("beta"))
 }
 
-/// Which axis of a side comes to each place of the product: with `batch` the first one behind the others of the batch, with `matrix` the
-/// last two exchanged.
+/// Which axis of a side comes to each place of the product: with `batch` the first one behind the
+/// others of the batch, with `matrix` the last two exchanged.
 fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).collect();
     if batch && rank > 2 {
@@ -63,7 +65,8 @@ fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
     order
 }
 
-/// The product of the first two inputs, which may be transposed as the attributes of these names say; without names they are not.
+/// The product of the first two inputs, which may be transposed as the attributes of these names
+/// say; without names they are not.
 fn product(cx: &OpCx<'_>, matrix: Option<[&str; 2]>, batch: Option<[&str; 2]>) -> Result<Product> {
     let (a, b) = (cx.input(0)?, cx.input(1)?);
     let flags = |names: Option<[&str; 2]>| -> Result<[bool; 2]> {

@@ -1,4 +1,5 @@
-//! `MatMulInteger`, `QLinearMatMul`, `MatMulIntegerToFloat`, `DynamicQuantizeMatMul` and `QGemm`: products of 8-bit codes.
+//! `MatMulInteger`, `QLinearMatMul`, `MatMulIntegerToFloat`, `DynamicQuantizeMatMul` and `QGemm`:
+//! products of 8-bit codes.
 
 use ort_core::Result;
 use ort_core::dtype::DType;

@@ -100,7 +100,8 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let of_column = blocks.saturating_mul(product.block).saturating_mul(product.bits) / 8;
     ensure!(has(codes, of_column) && has(scales, blocks), InvalidArgument, "the weights do not fit N and K");
     let (zeros, bias) = (cx.find_input(3), cx.find_input(5));
-    // Zero points are codes of as many bits, each column's beginning with a byte, or of a type of floats.
+    // Zero points are codes of as many bits, each column's beginning with a byte, or of a type of
+    // floats.
     let packed = blocks.saturating_mul(product.bits).div_ceil(8);
     let (zero_row, zero_kind) = match zeros {
         Some(zeros) if zeros.dtype != DType::U8 => (0, float_kind(zeros.dtype)?),

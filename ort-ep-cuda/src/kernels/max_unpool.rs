@@ -1,4 +1,5 @@
-//! `MaxUnpool`: puts the values of a max pool back where its indices say; of those with one index the last. An index outside is left out.
+//! `MaxUnpool`: puts the values of a max pool back where its indices say; of those with one index
+//! the last. An index outside is left out.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;

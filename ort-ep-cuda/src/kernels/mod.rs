@@ -1,4 +1,5 @@
-//! The kernels by family. A kernel answers for the shapes of a run with the launches that compute its outputs.
+//! The kernels by family. A kernel answers for the shapes of a run with the launches that compute
+//! its outputs.
 
 mod arg;
 mod attend;
@@ -63,7 +64,8 @@ pub struct CudaKernel {
     pub(crate) def: KernelDef,
     /// The launches for some shapes, in the order in which they run.
     pub(crate) launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
-    /// The bytes of its workspace, which may only follow from types, shapes and attributes; none where it takes none.
+    /// The bytes of its workspace, which may only follow from types, shapes and attributes; none
+    /// where it takes none.
     pub(crate) workspace: Option<fn(&OpCx<'_>) -> Result<usize>>,
     /// What comes behind the launches where they only count; none where they compute the outputs.
     pub(crate) counted: Option<Counted>,
@@ -71,13 +73,16 @@ pub struct CudaKernel {
 
 /// How outputs are made whose sizes only the run tells, once the host has read the [`count`].
 pub(crate) struct Counted {
-    /// The shapes of all outputs, those that nobody reads included, for a count: 0 where there were no launches.
+    /// The shapes of all outputs, those that nobody reads included, for a count: 0 where there were
+    /// no launches.
     pub(crate) shapes: fn(&OpCx<'_>, usize) -> Result<Vec<Shape>>,
-    /// The launches that write the outputs, which have these shapes. They find the workspace as the first launches left it.
+    /// The launches that write the outputs, which have these shapes. They find the workspace as the
+    /// first launches left it.
     pub(crate) write: fn(&OpCx<'_>, usize) -> Result<Vec<Launch>>,
 }
 
-/// Where the launches of a kernel whose outputs are [`Counted`] leave the count: a number of 64 bits at the beginning of the workspace.
+/// Where the launches of a kernel whose outputs are [`Counted`] leave the count: a number of 64
+/// bits at the beginning of the workspace.
 pub(crate) fn count(cx: &OpCx<'_>, taken: &mut usize) -> Operand {
     cx.workspace(taken, DType::I64, &[1])
 }
@@ -88,7 +93,8 @@ impl CudaKernel {
         CudaKernel { def, launches, workspace: None, counted: None }
     }
 
-    /// A kernel that allocates its outputs: its `launches` count, in a workspace that begins with the [`count`].
+    /// A kernel that allocates its outputs: its `launches` count, in a workspace that begins with
+    /// the [`count`].
     pub(crate) const fn counting(
         def: KernelDef,
         launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,

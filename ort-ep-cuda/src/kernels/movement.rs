@@ -1,5 +1,6 @@
-//! Operators that move elements without changing them: in another order, in part, joined, or as they are under another shape.
-//! Copies go by the size of an element, and by several elements at once where they stay neighbours.
+//! Operators that move elements without changing them: in another order, in part, joined, or as
+//! they are under another shape. Copies go by the size of an element, and by several elements at
+//! once where they stay neighbours.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -19,7 +20,8 @@ pub(super) const MOVED: TypeSet =
 
 /// The most bytes that a thread moves at once.
 const WIDEST: usize = 16;
-/// Rows and columns of the squares in which planes are transposed, and the rows of threads that a block has for one.
+/// Rows and columns of the squares in which planes are transposed, and the rows of threads that a
+/// block has for one.
 const TILE: usize = 32;
 const TILE_ROWS: u32 = 8;
 /// Shorter rows and columns are not worth a square.
@@ -27,7 +29,8 @@ const LEAST_TILED: usize = 16;
 
 /// Parts of a tensor that are moved by one launch, of which `cu/movement.cu` knows, too.
 const MOST_PARTS: usize = 8;
-/// Units up to which a tensor takes no longer than its launch, so that parts are moved together however few elements are moved at once.
+/// Units up to which a tensor takes no longer than its launch, so that parts are moved together
+/// however few elements are moved at once.
 const LITTLE: usize = 1 << 16;
 
 const T: &[(&str, TypeSet)] = &[("T", MOVED)];
@@ -99,7 +102,8 @@ pub(super) fn element_bytes(dtype: DType) -> Result<usize> {
 pub(super) fn unit(bytes: usize, numbers: impl IntoIterator<Item = usize>) -> usize {
     let widest = (WIDEST / bytes.max(1)).max(1);
     numbers.into_iter().fold(widest, |unit, number| {
-        // Both are counted in powers of two: the least bit of a number is the largest of which it is a multiple.
+        // Both are counted in powers of two: the least bit of a number is the largest of which it
+        // is a multiple.
         if number == 0 { unit } else { unit.min(1 << number.trailing_zeros().min(8)) }
     })
 }
@@ -128,7 +132,8 @@ pub(super) fn copied(x: &Operand, y: &Operand) -> Result<Vec<Launch>> {
     if x.arg == y.arg { Ok(Vec::new()) } else { gather(x, &in_order(from), y) }
 }
 
-/// Sets the elements of `y` in one order to those of `x` in another of the same sizes. The order of `y` visits no element twice.
+/// Sets the elements of `y` in one order to those of `x` in another of the same sizes. The order of
+/// `y` visits no element twice.
 fn copy((x, from): (&Operand, &Strided), (y, to): (&Operand, &Strided)) -> Result<Vec<Launch>> {
     ensure!(from.sizes == to.sizes, Fail, "{:?} is copied to {:?}", from.sizes, to.sizes);
     ensure!(from.fits(x.count()) && to.fits(y.count()), Fail, "a copy leaves its tensors");
@@ -169,7 +174,8 @@ struct Axis {
     steps: [i64; 2],
 }
 
-/// Two axes of a walk, by number: along the rows neighbours are neighbours in `x`, along the columns in `y`.
+/// Two axes of a walk, by number: along the rows neighbours are neighbours in `x`, along the
+/// columns in `y`.
 #[derive(Clone, Copy)]
 struct Plane {
     rows: (usize, Axis),
@@ -196,7 +202,8 @@ impl Moved<'_> {
         Some(Plane { rows, columns })
     }
 
-    /// With an order of axes as parameters: how many, their sizes, and the steps and the first place of each tensor.
+    /// With an order of axes as parameters: how many, their sizes, and the steps and the first
+    /// place of each tensor.
     fn walked(&self, launch: Launch, axes: &[Axis], unit: usize) -> Result<Launch> {
         let sizes: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
         let steps = |of: fn(&Axis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
@@ -308,7 +315,8 @@ fn split(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     together("split_parts", (x, axis), &outputs, launches)
 }
 
-/// Launches that move parts of a tensor along an axis, each with its size, together: those that move one each where that is no better.
+/// Launches that move parts of a tensor along an axis, each with its size, together: those that
+/// move one each where that is no better.
 fn together(
     entry: &str,
     (whole, axis): (&Operand, usize),

@@ -28,7 +28,8 @@ cuda_kernels![CudaKernel {
 
 /// What is added to the scores of padding where the node does not say.
 const MASKED: f32 = -10000.0;
-/// Numbers to be added to scores that are so low that keys hidden by their place count beside padded ones.
+/// Numbers to be added to scores that are so low that keys hidden by their place count beside
+/// padded ones.
 const AS_LOW_AS_HIDDEN: f32 = -1e30;
 
 fn padded_by(attrs: &ort_core::ir::Attributes) -> f32 {
@@ -169,7 +170,8 @@ impl Plan {
 }
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
-    // A past of its own length takes as much as one in a shared buffer, and its new rows. The host's inputs are not known yet.
+    // A past of its own length takes as much as one in a shared buffer, and its new rows. The
+    // host's inputs are not known yet.
     let plan = Plan::new(cx, false)?;
     let (mut taken, types) = (plan.taken, [cx.input(0)?.dtype; 2]);
     Sizes { keys: plan.capacity, ..plan.sizes }.parts(cx, types, false, &mut taken)?;
@@ -241,8 +243,8 @@ pub(super) fn bias_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a
     Ok(Mask::new(operand, shape))
 }
 
-/// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 * batch + 2), or elements (batch, keys),
-/// (batch, queries, keys), (batch, 1, at least keys, at least keys).
+/// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 * batch +
+/// 2), or elements (batch, keys), (batch, queries, keys), (batch, 1, at least keys, at least keys).
 fn padding_of<'a>(cx: &OpCx<'_>, operand: &'a Operand, sizes: &Sizes) -> Result<Option<Padding<'a>>> {
     let Sizes { batch, queries, keys, .. } = *sizes;
     let kind = match *operand.shape {

@@ -1,4 +1,5 @@
-//! Normalizations: of rows (`LayerNormalization`, `RMSNormalization`, those of a sum), of groups of channels, and by given statistics.
+//! Normalizations: of rows (`LayerNormalization`, `RMSNormalization`, those of a sum), of groups of
+//! channels, and by given statistics.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -56,7 +57,8 @@ cuda_kernels![
     CudaKernel::new(BATCH, batch),
 ];
 
-/// Whether scale and bias are of the input's type, and have an element for each place in a row along its first axes, or for each element.
+/// Whether scale and bias are of the input's type, and have an element for each place in a row
+/// along its first axes, or for each element.
 fn has_rows_of_parameters(node: &NodeView<'_>) -> bool {
     let (Some(shape), Ok(axis)) = (node.shape(0), node.attrs().int("axis")) else { return false };
     let axis = if axis < 0 { axis.saturating_add_unsigned(shape.len() as u64) } else { axis };

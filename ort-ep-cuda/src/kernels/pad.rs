@@ -1,5 +1,5 @@
-//! Tensors that go on beyond their ends or are cut: `Pad`, `CenterCropPad`, `Tile`, `Trilu`, `ReverseSequence`; and those that are made of
-//! numbers: `ConstantOfShape`, `EyeLike`, `Range`.
+//! Tensors that go on beyond their ends or are cut: `Pad`, `CenterCropPad`, `Tile`, `Trilu`,
+//! `ReverseSequence`; and those that are made of numbers: `ConstantOfShape`, `EyeLike`, `Range`.
 
 use ort_core::dtype::{CastOptions, DType, TypeSet, convert};
 use ort_core::ep::KernelDef;

@@ -1,4 +1,5 @@
-//! `MaxPool`, `AveragePool`, `LpPool` and the pools over whole images; `NhwcMaxPool` and `NhwcAveragePool`.
+//! `MaxPool`, `AveragePool`, `LpPool` and the pools over whole images; `NhwcMaxPool` and
+//! `NhwcAveragePool`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -67,7 +68,8 @@ const SMALL: usize = 1024;
 /// The bytes of a pixel that a thread reads at once.
 const PACK: usize = 16;
 
-/// A launch of a kernel for `count` results. With the channels last a thread has a pack of them where those of a pixel are whole ones.
+/// A launch of a kernel for `count` results. With the channels last a thread has a pack of them
+/// where those of a pixel are whole ones.
 fn launch_of(name: &str, x: &Operand, layout: Layout, suffix: &str, count: usize) -> Result<Launch> {
     let many = x.dtype.byte_len(1).map_or(1, |bytes| PACK / bytes);
     let (entry, many) = match layout {
@@ -112,7 +114,8 @@ fn nhwc_max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 /// The threads of a block of which each has two neighbouring results.
 const PAIR_THREADS: u32 = 128;
 
-/// Maxima of floats in windows of 2 by 2 or 3 by 3 taps that lie 2 apart, of whole packs of channels; `None` for other windows.
+/// Maxima of floats in windows of 2 by 2 or 3 by 3 taps that lie 2 apart, of whole packs of
+/// channels; `None` for other windows.
 fn max_pool_of_pairs(cx: &OpCx<'_>) -> Result<Option<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let Image { batch, channels, places } = Image::new(&x.shape, Layout::ChannelsLast)?;

@@ -1,4 +1,5 @@
-//! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid`, `QLinearLeakyRelu` and `QLinearConcat`, on 8-bit codes.
+//! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid`, `QLinearLeakyRelu` and `QLinearConcat`, on 8-bit
+//! codes.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
@@ -48,7 +49,8 @@ fn binary(cx: &OpCx<'_>, multiplies: bool) -> Result<Vec<Launch>> {
     }
     let of = |side: usize| -> Result<&[usize]> { Ok(&cx.input(side)?.shape) };
     let mut walk = Walk::broadcast(&c.shape, &[of(a)?, of(b)?])?;
-    // A side that is one code for a whole row comes second, as on the CPU: the last bit of the sum depends on it.
+    // A side that is one code for a whole row comes second, as on the CPU: the last bit of the sum
+    // depends on it.
     if walk.steps.first().is_some_and(|steps| steps.last().is_none_or(|step| *step == 0)) {
         (a, b) = (b, a);
         walk = Walk::broadcast(&c.shape, &[of(a)?, of(b)?])?;
@@ -69,7 +71,8 @@ fn binary(cx: &OpCx<'_>, multiplies: bool) -> Result<Vec<Launch>> {
     Ok(vec![launch.uint(multiplies.into())?.uint(c.count())?])
 }
 
-/// Codes from one scale and zero point to another: `part` after the other at the place `start` of each `line`.
+/// Codes from one scale and zero point to another: `part` after the other at the place `start` of
+/// each `line`.
 fn map(
     from: [Option<&Operand>; 3],
     to: [Option<&Operand>; 3],

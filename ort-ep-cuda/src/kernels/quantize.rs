@@ -1,4 +1,5 @@
-//! `QuantizeLinear` and `DequantizeLinear`, with a scale for all, each place of an axis or each block, and `DynamicQuantizeLinear`.
+//! `QuantizeLinear` and `DequantizeLinear`, with a scale for all, each place of an axis or each
+//! block, and `DynamicQuantizeLinear`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -99,7 +100,8 @@ fn granularity(cx: &OpCx<'_>) -> Result<Vec<usize>> {
     Ok([inner, size, block.min(size), 1, inner, blocks * inner].into_iter().chain(kinds).collect())
 }
 
-/// A launch for each four elements, with what both directions read and write: of integers, or of narrow floats.
+/// A launch for each four elements, with what both directions read and write: of integers, or of
+/// narrow floats.
 fn of_elements(cx: &OpCx<'_>, entry: &str, codes: DType, kind: usize) -> Result<Launch> {
     let y = cx.output(0)?;
     let launch = match NARROW.contains(codes) {
@@ -150,7 +152,8 @@ pub(super) fn ranges(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
     Ok(cx.workspace(taken, DType::F32, &[parts, 2]))
 }
 
-/// Codes that cover the range of `x`, their scale and their zero point, of which some may be left out.
+/// Codes that cover the range of `x`, their scale and their zero point, of which some may be left
+/// out.
 pub(super) fn dynamic(x: &Operand, ranges: &Operand, results: [Option<&Operand>; 3]) -> Result<Vec<Launch>> {
     let [y, scale, zero] = results;
     let (parts, count) = (ranges.size(0), x.count());

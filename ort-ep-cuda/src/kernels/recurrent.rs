@@ -1,4 +1,5 @@
-//! `LSTM`, `GRU` and `RNN`: one product for the inputs of all steps, then a launch or two for each step.
+//! `LSTM`, `GRU` and `RNN`: one product for the inputs of all steps, then a launch or two for each
+//! step.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
@@ -21,7 +22,8 @@ const fn kernel(op: &'static str) -> CudaKernel {
 
 cuda_kernels![kernel("LSTM"), kernel("GRU"), kernel("RNN")];
 
-/// What a launch does of a step: its entry, and the slots of states that are multiplied and that results go to.
+/// What a launch does of a step: its entry, and the slots of states that are multiplied and that
+/// results go to.
 type Phase = (&'static str, fn(usize) -> [usize; 2]);
 
 /// States before and after a step take turns in slots 0 and 1.
@@ -189,7 +191,8 @@ const FUNCTIONS: [(&str, Option<f32>, Option<f32>); 11] = [
     ("softplus", None, None),
 ];
 
-/// The activations of two directions, three each: function and parameters. Each takes the parameters that it has off the attributes' lists.
+/// The activations of two directions, three each: function and parameters. Each takes the
+/// parameters that it has off the attributes' lists.
 fn activations(cx: &OpCx<'_>, directions: usize) -> Result<Vec<i64>> {
     let defaults = of_op(cx.op, linear(cx)).1;
     let needed = directions * defaults.len();

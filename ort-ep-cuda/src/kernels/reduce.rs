@@ -94,7 +94,8 @@ fn pieces(cx: &OpCx<'_>, taken: &mut usize, lines: usize, splits: usize) -> Resu
     Ok(cx.workspace(taken, dtype, &[lines, splits]))
 }
 
-/// Room for as many pieces as lines in columns are cut into; those in rows are no more. The axes are not known yet.
+/// Room for as many pieces as lines in columns are cut into; those in rows are no more. The axes
+/// are not known yet.
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let (lines, len) = (y.count(), x.count().checked_div(y.count()).unwrap_or(0));

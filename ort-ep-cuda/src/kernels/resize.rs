@@ -1,4 +1,5 @@
-//! `Resize`: the nearest element, or a sum over the elements around a place, in one pass over the result.
+//! `Resize`: the nearest element, or a sum over the elements around a place, in one pass over the
+//! result.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -40,7 +41,8 @@ const BUSY: usize = 1 << 17;
 /// The most that a thread takes.
 const MOST_EACH: usize = 8;
 
-/// Whether elements stay as they are: the mode is the nearest, and no value stands for what is outside.
+/// Whether elements stay as they are: the mode is the nearest, and no value stands for what is
+/// outside.
 fn moves(node: &NodeView<'_>) -> bool {
     let is = |name: &str, value: &str| node.attrs().find_string(name) == Some(value);
     is("mode", "nearest") && !is("coordinate_transformation_mode", CROP)
@@ -225,7 +227,8 @@ fn of_axes(cx: &OpCx<'_>, axes: &[Axis]) -> Result<Vec<i64>> {
     Ok(words)
 }
 
-/// The first element of a sum from the one at or before a coordinate on, and how many there are, where the filter is stretched.
+/// The first element of a sum from the one at or before a coordinate on, and how many there are,
+/// where the filter is stretched.
 fn taps(cx: &OpCx<'_>, stretch: f32) -> Result<(i64, i64)> {
     let support = match cx.attrs.string("mode")? {
         "nearest" => return Ok((0, 1)),

@@ -1,5 +1,5 @@
-//! `RoiAlign` and `MaxRoiPool`: regions of feature maps pooled to one size, each element of the result by one thread. A region of an image that
-//! there is none of reads the nearest.
+//! `RoiAlign` and `MaxRoiPool`: regions of feature maps pooled to one size, each element of the
+//! result by one thread. A region of an image that there is none of reads the nearest.
 
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, error};

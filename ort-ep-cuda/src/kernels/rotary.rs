@@ -1,5 +1,5 @@
-//! `RotaryEmbedding` of ONNX and of ONNX Runtime: pairs of each head's elements turned by the angles of a position. A position that the caches
-//! do not have reads the nearest that they have.
+//! `RotaryEmbedding` of ONNX and of ONNX Runtime: pairs of each head's elements turned by the
+//! angles of a position. A position that the caches do not have reads the nearest that they have.
 
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
@@ -44,7 +44,8 @@ fn microsoft(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     rotate(cx, [2, 3], positions, (heads, Some(width)))
 }
 
-/// Turns the first `width` elements of each head, or all; `caches` are the inputs of cosines and sines.
+/// Turns the first `width` elements of each head, or all; `caches` are the inputs of cosines and
+/// sines.
 fn rotate(
     cx: &OpCx<'_>,
     caches: [usize; 2],

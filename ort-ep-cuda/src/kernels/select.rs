@@ -1,4 +1,5 @@
-//! `NonZero` and `Compress`: what is something is counted, and then written from the place on where that of its block begins.
+//! `NonZero` and `Compress`: what is something is counted, and then written from the place on where
+//! that of its block begins.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -11,7 +12,8 @@ use super::movement::{MOVED, by_bytes, element_bytes, few_axes};
 use super::{Counted, CudaKernel, MOST_AXES, count, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
-/// The elements that a block takes, its threads, and the most threads of the block that adds up, as in cu/select.cu.
+/// The elements that a block takes, its threads, and the most threads of the block that adds up, as
+/// in cu/select.cu.
 const BLOCK: usize = 2048;
 const THREADS: u32 = 256;
 const MOST_THREADS: usize = 1024;
@@ -127,7 +129,8 @@ fn extents(cx: &OpCx<'_>) -> Result<[usize; 3]> {
     }
 }
 
-/// What `Compress` keeps, behind the count. A condition that is longer than what it chooses from chooses nothing more.
+/// What `Compress` keeps, behind the count. A condition that is longer than what it chooses from
+/// chooses nothing more.
 fn conditions(cx: &OpCx<'_>, taken: &mut usize) -> Result<(Operand, Flags, Operand)> {
     let (condition, [_, size, _]) = (cx.input(1)?, extents(cx)?);
     let count = size.min(condition.count());

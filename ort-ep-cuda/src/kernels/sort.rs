@@ -1,5 +1,5 @@
-//! Sorted lines, for `TopK` and `Unique`: short ones by counting, for each element, those that come before it; longer ones sorted in parts that are
-//! merged.
+//! Sorted lines, for `TopK` and `Unique`: short ones by counting, for each element, those that come
+//! before it; longer ones sorted in parts that are merged.
 
 use ort_core::dtype::DType;
 use ort_core::{Result, ensure, error};
@@ -81,7 +81,8 @@ impl Lines {
             .take_while(move |size| *size < whole)
     }
 
-    /// Entries between the passes, two buffers that are used in turn: none where a block takes a whole line.
+    /// Entries between the passes, two buffers that are used in turn: none where a block takes a
+    /// whole line.
     pub(super) fn buffers(&self, cx: &OpCx<'_>, taken: &mut usize) -> [Operand; 2] {
         let of_line = self.sizes().map(|size| self.parts(size).into_iter().fold(1, usize::saturating_mul));
         let words = if self.suffix == "wide" { 2 } else { 1 };
@@ -89,7 +90,8 @@ impl Lines {
         [(); 2].map(|()| cx.workspace(taken, DType::U64, &shape))
     }
 
-    /// A launch with the input, the results where they are wanted, and what else goes before the structure `Lines`.
+    /// A launch with the input, the results where they are wanted, and what else goes before the
+    /// structure `Lines`.
     fn launch(&self, entry: &str, tensors: &Tensors<'_>, entries: &[Option<&Operand>]) -> Result<Launch> {
         let launch = Launch::new("sort", format!("{entry}_{}", self.suffix)).tensor(tensors.x);
         let launch = launch.find_tensor(tensors.values).find_tensor(tensors.places);
@@ -98,7 +100,8 @@ impl Lines {
         launch.uints::<7>(&[self.count, self.len, self.inner, self.kept, self.kind, self.bytes, descending])
     }
 
-    /// The launches that sort, with these [buffers](Self::buffers). Equal elements come in the order of their places.
+    /// The launches that sort, with these [buffers](Self::buffers). Equal elements come in the
+    /// order of their places.
     pub(super) fn sort(
         &self,
         tensors: &Tensors<'_>,

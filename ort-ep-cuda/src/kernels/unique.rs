@@ -1,4 +1,5 @@
-//! `Unique`: items, which are elements or slices along an axis, are sorted; where equal ones begin is counted, and those are the groups.
+//! `Unique`: items, which are elements or slices along an axis, are sorted; where equal ones begin
+//! is counted, and those are the groups.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;

@@ -1,4 +1,5 @@
-//! How products are cut for warpgroups, which devices of compute capability 9.0 have: `cu/warpgroups.cuh`.
+//! How products are cut for warpgroups, which devices of compute capability 9.0 have:
+//! `cu/warpgroups.cuh`.
 
 use ort_core::dtype::DType;
 
@@ -10,25 +11,29 @@ const STEPS: usize = 64;
 const MOST_PARTS: usize = 8 << 20;
 /// Turns that are worth a part.
 const TURNS: usize = 4;
-/// Shared memory of a processor, and what a block takes beside its own (CUDA C++ Programming Guide, "Compute Capabilities").
+/// Shared memory of a processor, and what a block takes beside its own (CUDA C++ Programming Guide,
+/// "Compute Capabilities").
 const OF_PROCESSOR: usize = 228 << 10;
 const OF_BLOCK: usize = 1 << 10;
 
-/// Clock cycles, as an H100 takes them: of the beginning and the end of a block, of each thread and of each sum of a thread there; of a turn, which
-/// waits for itself; and of a launch that adds up parts.
+/// Clock cycles, as an H100 takes them: of the beginning and the end of a block, of each thread and
+/// of each sum of a thread there; of a turn, which waits for itself; and of a launch that adds up
+/// parts.
 const BLOCK: usize = 1500;
 const THREAD: usize = 7;
 const SUM: usize = 45;
 const TURN: usize = 400;
 const JOIN: usize = 4000;
-/// Bytes that a block copies in a cycle, and all blocks of a processor; bytes of parts that are written and added up in a cycle of a processor.
+/// Bytes that a block copies in a cycle, and all blocks of a processor; bytes of parts that are
+/// written and added up in a cycle of a processor.
 const ALONE: usize = 36;
 const TOGETHER: usize = 40;
 const OF_PARTS: usize = 4;
 /// Results that a thread adds up of their parts, as `OF_JOIN` of `cu/warpgroups.cuh`.
 const OF_JOIN: usize = 4;
 
-/// What a block computes: its name in entries, its rows and columns, its threads, and how many tiles of both sides it has memory for.
+/// What a block computes: its name in entries, its rows and columns, its threads, and how many
+/// tiles of both sides it has memory for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Tile {
     pub(super) name: &'static str,
@@ -46,7 +51,8 @@ const NARROW: Tile = Tile { name: "narrow", rows: 64, columns: 32, threads: 128,
 
 /// The tiles of products whose right side's steps lie side by side, and of convolutions.
 pub(super) const OF_NEAR_STEPS: &[&Tile] = &[&LARGE, &SQUARE, &TALL, &SMALL, &NARROW];
-/// Those of products whose right side's columns lie side by side: 64 at least, as swizzled rows have.
+/// Those of products whose right side's columns lie side by side: 64 at least, as swizzled rows
+/// have.
 pub(super) const OF_NEAR_COLUMNS: &[&Tile] = &[&LARGE, &SQUARE, &TALL, &SMALL];
 
 impl Tile {
@@ -59,7 +65,8 @@ impl Tile {
         (self.stages * self.stage() + 1024) as u32
     }
 
-    /// The clock cycles that a processor takes for `blocks` blocks of `turns` turns each, as many at a time as it has memory for.
+    /// The clock cycles that a processor takes for `blocks` blocks of `turns` turns each, as many
+    /// at a time as it has memory for.
     fn cycles(&self, blocks: usize, turns: usize) -> usize {
         let at_a_time = blocks.min(OF_PROCESSOR / (self.shared() as usize + OF_BLOCK)).max(1);
         let sums = self.rows * self.columns;
@@ -73,7 +80,8 @@ impl Tile {
     }
 }
 
-/// A product, cut: its blocks down and across, those of all matrices, and the parts that sums are computed in.
+/// A product, cut: its blocks down and across, those of all matrices, and the parts that sums are
+/// computed in.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) tile: &'static Tile,
@@ -97,7 +105,8 @@ pub(super) fn suffix_of(limits: &Limits, dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// The fastest cut of `products` GEMMs of these rows, columns and steps; in several parts only where there may be.
+/// The fastest cut of `products` GEMMs of these rows, columns and steps; in several parts only
+/// where there may be.
 pub(super) fn cut(
     limits: &Limits,
     tiles: &[&'static Tile],
@@ -134,7 +143,8 @@ mod tests {
         }
     }
 
-    /// Rows, columns and steps of BERT with 128 tokens: the tile and the parts that an H100 took the least time for of all, or 1% more.
+    /// Rows, columns and steps of BERT with 128 tokens: the tile and the parts that an H100 took
+    /// the least time for of all, or 1% more.
     #[test]
     fn cuts_of_near_columns_are_the_fastest_measured() {
         let cases = [
@@ -150,7 +160,8 @@ mod tests {
         assert_eq!(whole.parts, 1);
     }
 
-    /// Those of ResNet-50 with one image. Narrow tiles were measured without parts, and for products of one tap.
+    /// Those of ResNet-50 with one image. Narrow tiles were measured without parts, and for
+    /// products of one tap.
     #[test]
     fn cuts_of_near_steps_are_the_fastest_measured() {
         let products = [

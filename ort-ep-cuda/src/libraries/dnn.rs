@@ -1,8 +1,11 @@
-//! cuDNN: convolutions, with a bias, an addend and a ReLU in the same call where that is what is needed, transposed ones, and gradients.
+//! cuDNN: convolutions, with a bias, an addend and a ReLU in the same call where that is what is
+//! needed, transposed ones, and gradients.
 //!
-//! Which algorithms can compute a convolution is asked once for each convolution of a device and kept. With an exhaustive search each one whose
-//! workspace fits is a call of its own, and the first run tries these as it tries other ways to compute a node: the library's own search
-//! (`cudnnFind...`) times convolutions without what follows them, each once and with the time that it takes to ask for it. The workspace is the caller's.
+//! Which algorithms can compute a convolution is asked once for each convolution of a device and
+//! kept. With an exhaustive search each one whose workspace fits is a call of its own, and the
+//! first run tries these as it tries other ways to compute a node: the library's own search
+//! (`cudnnFind...`) times convolutions without what follows them, each once and with the time that
+//! it takes to ask for it. The workspace is the caller's.
 
 mod call;
 mod descriptors;
@@ -71,8 +74,9 @@ impl Pass {
         }
     }
 
-    /// The algorithms whose results have the same bits in each run: `ALGO_0` and `ALGO_3` of gradients add up in any order (cuDNN, "API Reference",
-    /// `cudnnConvolutionBwdDataAlgo_t`, `cudnnConvolutionBwdFilterAlgo_t`).
+    /// The algorithms whose results have the same bits in each run: `ALGO_0` and `ALGO_3` of
+    /// gradients add up in any order (cuDNN, "API Reference", `cudnnConvolutionBwdDataAlgo_t`,
+    /// `cudnnConvolutionBwdFilterAlgo_t`).
     fn algorithms(self) -> &'static [c_int] {
         match self {
             Pass::Forward => &[0, 1, 2, 3, 4, 5, 6, 7],
@@ -89,8 +93,9 @@ impl Pass {
         }
     }
 
-    /// Those of the first `count` algorithms that can be had, in their order. Of halves [`IMPLICIT_PRECOMP_GEMM`] comes first: with bias and activation
-    /// in the same call, others run without tensor cores, twenty times as long (cuDNN 9.14 on an H100).
+    /// Those of the first `count` algorithms that can be had, in their order. Of halves
+    /// [`IMPLICIT_PRECOMP_GEMM`] comes first: with bias and activation in the same call, others
+    /// run without tensor cores, twenty times as long (cuDNN 9.14 on an H100).
     fn working(self, element: DnnElement, all: &[Performance], count: c_int) -> Vec<Way> {
         let all = all.iter().take(usize::try_from(count).unwrap_or(0));
         let all = all.filter(|one| one.status == 0 && self.algorithms().contains(&one.algorithm));
@@ -147,14 +152,16 @@ pub(crate) enum DnnElement {
     Bf16,
 }
 
-/// A convolution over at least two axes, with the same padding on both sides: what follows from types and shapes.
+/// A convolution over at least two axes, with the same padding on both sides: what follows from
+/// types and shapes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Convolution {
     pub(crate) pass: Pass,
     pub(crate) element: DnnElement,
     /// Whether float32 may be shortened to TensorFloat-32.
     pub(crate) tf32: bool,
-    /// Whether the channels of a pixel, and those of a tap, lie side by side. Shapes have the channels second either way.
+    /// Whether the channels of a pixel, and those of a tap, lie side by side. Shapes have the
+    /// channels second either way.
     pub(crate) channels_last: bool,
     pub(crate) groups: usize,
     pub(crate) x: Vec<usize>,
@@ -203,7 +210,8 @@ impl Dnn {
     ) -> std::result::Result<Dnn, String> {
         context.enter().map_err(|problem| problem.to_string())?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the device's context is current; writes one handle, which is destroyed when this is dropped.
+        // SAFETY: the device's context is current; writes one handle, which is destroyed when this
+        // is dropped.
         let status = unsafe { (loaded.functions.cudnnCreate)(&mut handle) };
         if status != 0 {
             return Err(format!("cudnnCreate: {}", loaded.functions.describe(status)));
@@ -212,8 +220,9 @@ impl Dnn {
         Ok(Dnn { loaded, handle, context, options, known: Mutex::default() })
     }
 
-    /// The call of a convolution that is content with `room` bytes of workspace, and the bytes that it takes, by one of the library's algorithms: in
-    /// each turn by another one. `None` if the library has no further algorithm.
+    /// The call of a convolution that is content with `room` bytes of workspace, and the bytes that
+    /// it takes, by one of the library's algorithms: in each turn by another one. `None` if the
+    /// library has no further algorithm.
     pub(crate) fn convolution(
         self: &Arc<Dnn>,
         convolution: &Convolution,

@@ -28,7 +28,8 @@ pub(super) struct Kind {
 struct Version(usize);
 
 impl Version {
-    /// Major, minor and patch: a number of them of two digits each, or of one and two before cuDNN 9.
+    /// Major, minor and patch: a number of them of two digits each, or of one and two before cuDNN
+    /// 9.
     fn to_text(self) -> String {
         let number = self.0;
         let (major, minor) = if number >= 10_000 {
@@ -63,8 +64,9 @@ macro_rules! functions {
             fn of(library: &libloading::Library) -> Result<$name, String> {
                 Ok($name {
                     $($function: {
-                        // SAFETY: the function of this name has this signature, as NVIDIA documents it, and is only called while the
-                        // library is loaded, which is until the end of the process.
+                        // SAFETY: the function of this name has this signature, as NVIDIA documents
+                        // it, and is only called while the library is loaded, which is until the
+                        // end of the process.
                         let found = unsafe { library.get(stringify!($function).as_bytes()) };
                         *found.map_err(|_| concat!("it has no function ", stringify!($function)).to_owned())?
                     },)*
@@ -81,7 +83,8 @@ macro_rules! functions {
 
 pub(super) use functions;
 
-/// A library that is loaded, until the process ends: what its threads and handlers still do then needs its code.
+/// A library that is loaded, until the process ends: what its threads and handlers still do then
+/// needs its code.
 pub(crate) struct Loaded<F> {
     pub(super) functions: F,
     pub(super) found: FoundLibrary,
@@ -114,7 +117,8 @@ impl<F: Functions> Loaded<F> {
         // SAFETY: loading a library of NVIDIA's runs its initialisers, which may run anywhere.
         let library = unsafe { Library::new(place) }.map_err(|problem| {
             let said = problem.to_string();
-            // The loader has one answer for a name that nobody has and for one that needs what is not there.
+            // The loader has one answer for a name that nobody has and for one that needs what is
+            // not there.
             let absent = named && said.starts_with(&*place.to_string_lossy());
             if absent { Refusal::Missing } else { unfit(said) }
         })?;

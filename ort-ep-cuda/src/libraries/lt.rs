@@ -1,7 +1,9 @@
-//! cuBLASLt: products of matrices that lie column by column, with a bias and an activation in the same call.
+//! cuBLASLt: products of matrices that lie column by column, with a bias and an activation in the
+//! same call.
 //!
-//! Which algorithm computes a product is asked once for each product of a device and kept, without any memory of the device: the heuristic
-//! looks at sizes only. The workspace is the caller's. What the library holds itself is what `cublasLtCreate` takes, and its code.
+//! Which algorithm computes a product is asked once for each product of a device and kept, without
+//! any memory of the device: the heuristic looks at sizes only. The workspace is the caller's. What
+//! the library holds itself is what `cublasLtCreate` takes, and its code.
 
 mod descriptors;
 mod functions;
@@ -74,7 +76,8 @@ pub(crate) enum Epilogue {
     Gelu,
 }
 
-/// A matrix for each of a batch: its element (row, column) is `column * leading + row` behind its first one.
+/// A matrix for each of a batch: its element (row, column) is `column * leading + row` behind its
+/// first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Layout {
     pub(crate) rows: usize,
@@ -128,7 +131,8 @@ impl Lt {
     ) -> std::result::Result<Lt, String> {
         context.enter().map_err(|problem| problem.to_string())?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the device's context is current; writes one handle, which is destroyed when this is dropped.
+        // SAFETY: the device's context is current; writes one handle, which is destroyed when this
+        // is dropped.
         let status = unsafe { (loaded.functions.cublasLtCreate)(&mut handle) };
         if status != 0 {
             return Err(format!("cublasLtCreate: {}", loaded.functions.describe(status)));
@@ -136,8 +140,8 @@ impl Lt {
         Ok(Lt { loaded, handle, context: context.clone(), known: Mutex::default() })
     }
 
-    /// The call of a product whose algorithm is content with so many bytes of workspace, and the bytes that it takes; none where the library
-    /// knows no algorithm.
+    /// The call of a product whose algorithm is content with so many bytes of workspace, and the
+    /// bytes that it takes; none where the library knows no algorithm.
     pub(crate) fn product(
         self: &Arc<Lt>,
         matmul: &Matmul,
@@ -232,7 +236,8 @@ impl Lt {
 impl Drop for Lt {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the handle is live, and no descriptor refers to it; the library waits for the device.
+            // SAFETY: the handle is live, and no descriptor refers to it; the library waits for the
+            // device.
             let _ = unsafe { (self.loaded.functions.cublasLtDestroy)(self.handle) };
         }
     }
@@ -254,7 +259,8 @@ impl Scale {
     }
 }
 
-/// A product, ready to be asked for. Its tensors are `a`, `b`, `c`, `d`, the bias and the workspace.
+/// A product, ready to be asked for. Its tensors are `a`, `b`, `c`, `d`, the bias and the
+/// workspace.
 pub(crate) struct LtProduct {
     descriptors: Mutex<Descriptors>,
     way: Way,
@@ -281,8 +287,9 @@ impl Routine for LtProduct {
         }
         let [of_a, of_b, of_c, of_d] = descriptors.layouts.each_ref().map(|layout| layout.handle);
         let lt = &descriptors.lt;
-        // SAFETY: handle and descriptors are live, the algorithm is one for them, the factors have the type of the scale; the matrices lie
-        // in live memory of the context as the layouts say, and the workspace has as many bytes. The context is current.
+        // SAFETY: handle and descriptors are live, the algorithm is one for them, the factors have
+        // the type of the scale; the matrices lie in live memory of the context as the layouts say,
+        // and the workspace has as many bytes. The context is current.
         let status = unsafe {
             (lt.loaded.functions.cublasLtMatmul)(
                 lt.handle,

@@ -1,5 +1,6 @@
-//! Where libraries are looked for, in this order: a folder that was named, alone; the loader's own path; the wheels of Python environments;
-//! toolkits. Nothing is started, and no variable is needed.
+//! Where libraries are looked for, in this order: a folder that was named, alone; the loader's own
+//! path; the wheels of Python environments; toolkits. Nothing is started, and no variable is
+//! needed.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -48,7 +49,8 @@ fn of_system(kind: &Kind, variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Pa
     places
 }
 
-/// The Python environments: the active one, conda's, and that of the `python3` that a shell would start.
+/// The Python environments: the active one, conda's, and that of the `python3` that a shell would
+/// start.
 fn prefixes(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).map(PathBuf::from);
     let path = variable("PATH").unwrap_or_default();

@@ -15,7 +15,8 @@ use ort_testkit::on_device::{gradients, pixels, windows};
 use super::support::{DRIVER, emulator, is_emulated, options, run, with_device};
 use super::{DNN, LT, check_close, doubles, find, profiled, session, tensor};
 
-/// Whether cuDNN computes what it is asked for: by the times of a GPU a search may take kernels of ours.
+/// Whether cuDNN computes what it is asked for: by the times of a GPU a search may take kernels of
+/// ours.
 fn takes_library(search: &str) -> bool {
     is_emulated() || search != "EXHAUSTIVE"
 }
@@ -25,7 +26,8 @@ fn search() -> (&'static str, &'static str) {
     ("cudnn_conv_algo_search", if is_emulated() { "EXHAUSTIVE" } else { "HEURISTIC" })
 }
 
-/// Calls with a device that has cuDNN, and whether it is taken, for each way to find an algorithm and to see a signal as an image.
+/// Calls with a device that has cuDNN, and whether it is taken, for each way to find an algorithm
+/// and to see a signal as an image.
 fn in_each_way(check: impl Fn(&CudaDevice, &Arc<dyn Device>, bool) -> Result<()>) -> Result<()> {
     for search in ["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] {
         for nc1d in ["0", "1"] {
@@ -51,7 +53,8 @@ fn convolutions_of_cudnn_are_those_of_the_cpu() -> Result<()> {
     })
 }
 
-/// With the channels last: what the library has no algorithm for, or is not asked for, is computed by kernels of ours.
+/// With the channels last: what the library has no algorithm for, or is not asked for, is computed
+/// by kernels of ours.
 #[test]
 fn convolutions_of_cudnn_with_channels_last_are_those_of_the_cpu() -> Result<()> {
     if with_device("convolutions::convolutions_of_cudnn_with_channels_last_are_those_of_the_cpu")?.is_none() {
@@ -94,7 +97,8 @@ fn networks_of_cudnn_with_channels_last_are_those_of_the_cpu() -> Result<()> {
     Ok(())
 }
 
-/// Transposed convolutions and both gradients. Algorithms that add up in any order, which the emulator says are the fastest, are never taken.
+/// Transposed convolutions and both gradients. Algorithms that add up in any order, which the
+/// emulator says are the fastest, are never taken.
 #[test]
 fn transposed_convolutions_and_gradients_of_cudnn_are_those_of_the_cpu() -> Result<()> {
     if with_device("convolutions::transposed_convolutions_and_gradients_of_cudnn_are_those_of_the_cpu")?
@@ -140,8 +144,8 @@ fn gradients_have_the_same_bits_in_each_run() -> Result<()> {
     Ok(())
 }
 
-/// `FusedConv` of x [2, 6, 9, 8] and w [9, 6, 3, 3] or [9, 6, 5, 5], or `NhwcConv` of as many pixels, whose addend is of no more use behind it where
-/// it is to be in the result's place.
+/// `FusedConv` of x [2, 6, 9, 8] and w [9, 6, 3, 3] or [9, 6, 5, 5], or `NhwcConv` of as many
+/// pixels, whose addend is of no more use behind it where it is to be in the result's place.
 struct Fused {
     dtype: DType,
     channels_last: bool,
@@ -199,7 +203,8 @@ impl Fused {
     }
 }
 
-/// What follows a convolution is in its call where that is exactly what is needed; also where the library has no code for it.
+/// What follows a convolution is in its call where that is exactly what is needed; also where the
+/// library has no code for it.
 #[test]
 fn what_follows_a_convolution_is_in_its_call_or_behind_it() -> Result<()> {
     const NAME: &str = "convolutions::what_follows_a_convolution_is_in_its_call_or_behind_it";
@@ -246,7 +251,8 @@ fn what_follows_a_convolution_is_in_its_call_or_behind_it() -> Result<()> {
                 );
                 let has_pass = !is_fused && (has_bias || has_addend && !in_place || !activation.is_empty());
                 assert_eq!(kernels.contains("elementwise"), has_pass, "{what}: {kernels}");
-                // The emulator's fastest algorithm is slow with what follows in its call. Behind it, a pass of ours takes much longer than any.
+                // The emulator's fastest algorithm is slow with what follows in its call. Behind
+                // it, a pass of ours takes much longer than any.
                 let is_winograd = kernels.contains("WINOGRAD");
                 let is_expected = !channels_last && (!is_fused || refuses);
                 let is_told = is_emulated() && !has_pass;
@@ -260,7 +266,8 @@ fn what_follows_a_convolution_is_in_its_call_or_behind_it() -> Result<()> {
     Ok(())
 }
 
-/// Where kernels of our own are faster they are taken, unless the options name another search; also where an addend is in the place of the result.
+/// Where kernels of our own are faster they are taken, unless the options name another search; also
+/// where an addend is in the place of the result.
 #[test]
 fn a_convolution_is_never_slower_than_by_our_kernels() -> Result<()> {
     const NAME: &str = "convolutions::a_convolution_is_never_slower_than_by_our_kernels";
@@ -321,14 +328,16 @@ fn pointwise_convolutions_are_products_where_these_are_faster() -> Result<()> {
     Ok(())
 }
 
-/// The workspace of convolutions: as much as there is, 32 MiB at most, and less where the budget has less.
+/// The workspace of convolutions: as much as there is, 32 MiB at most, and less where the budget
+/// has less.
 #[test]
 fn a_convolution_has_the_workspace_that_there_is() -> Result<()> {
     if with_device("convolutions::a_convolution_has_the_workspace_that_there_is")?.is_none() || !is_emulated()
     {
         return Ok(());
     }
-    // By the emulator, the faster an algorithm the more memory it takes: 48 MiB, 4 MiB, 64 KiB, nothing.
+    // By the emulator, the faster an algorithm the more memory it takes: 48 MiB, 4 MiB, 64 KiB,
+    // nothing.
     let cases: [(&str, &str, &str, &str); 6] = [
         ("EXHAUSTIVE", "1", "200000000", "cuDNN FFT, 50331648 bytes"),
         ("EXHAUSTIVE", "0", "200000000", "cuDNN GEMM, 4194304 bytes"),

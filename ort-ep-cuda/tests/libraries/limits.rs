@@ -1,5 +1,5 @@
-//! Workspaces of libraries within the limits of a session and of its device: less where there is less, and never so much that a run is refused which
-//! could do with less.
+//! Workspaces of libraries within the limits of a session and of its device: less where there is
+//! less, and never so much that a run is refused which could do with less.
 
 use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, GraphBuilder};
@@ -17,8 +17,8 @@ const KIB: usize = 1 << 10;
 const LEAST: usize = 64 * KIB + 256;
 const MOST: usize = (8 << 20) + 256;
 
-/// `Tanh` of a product of [rows, 256] by [256, 256], `copies` times side by side, and its sums: where there are several the product is not where most is
-/// alive.
+/// `Tanh` of a product of [rows, 256] by [256, 256], `copies` times side by side, and its sums:
+/// where there are several the product is not where most is alive.
 fn model(copies: usize) -> Result<Model> {
     let mut builder = GraphBuilder::new("limits");
     let x = builder.input("x", DType::F32, &["rows", "256"]);

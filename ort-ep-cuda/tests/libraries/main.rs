@@ -1,5 +1,6 @@
-//! NVIDIA's libraries in the place of kernels of the provider's own: which are found and taken, and that what they are asked for is what is meant.
-//! On a machine with a GPU these are NVIDIA's, elsewhere the emulator stands in for them, too.
+//! NVIDIA's libraries in the place of kernels of the provider's own: which are found and taken, and
+//! that what they are asked for is what is meant. On a machine with a GPU these are NVIDIA's,
+//! elsewhere the emulator stands in for them, too.
 
 #![cfg(unix)]
 
@@ -26,7 +27,8 @@ use support::{DRIVER, OWN_KERNELS, emulator, is_emulated, libraries, options, ru
 const LT: &str = "libcublasLt.so.12";
 const DNN: &str = "libcudnn.so.9";
 
-/// A device with these options that finds these libraries, and what keeps them; none on a machine that has not got them.
+/// A device with these options that finds these libraries, and what keeps them; none on a machine
+/// that has not got them.
 struct Found {
     device: Arc<CudaDevice>,
     _folder: Option<tempfile::TempDir>,
@@ -118,7 +120,8 @@ fn rows(count: usize, seed: usize) -> Result<[(&'static str, Value); 1]> {
     Ok([("x", tensor(DType::F32, &[count, 256], seed)?.into())])
 }
 
-/// Opens a device with the options of a variable, and says what it found: in the processes that the next test starts, and in this one.
+/// Opens a device with the options of a variable, and says what it found: in the processes that the
+/// next test starts, and in this one.
 #[test]
 fn says_what_it_finds() {
     let given = std::env::var(GIVEN).unwrap_or_default();

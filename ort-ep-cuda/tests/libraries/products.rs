@@ -54,7 +54,8 @@ fn gemm(dtype: DType, addend: &[usize], activation: Option<&str>, beta: f32) -> 
     Ok(Model::from_graph(builder.finish(&results)?))
 }
 
-/// Results whose rows are no whole vectors, as of a vocabulary of 50257 words, are products of warpgroups.
+/// Results whose rows are no whole vectors, as of a vocabulary of 50257 words, are products of
+/// warpgroups.
 #[test]
 fn halves_with_odd_rows_of_results_are_products_of_our_kernels() -> Result<()> {
     if with_warpgroups("products::halves_with_odd_rows_of_results_are_products_of_our_kernels")?.is_none() {
@@ -131,7 +132,8 @@ fn what_follows_a_product_is_in_its_call_or_behind_it() -> Result<()> {
     Ok(())
 }
 
-/// The workspace lies in the run's memory; where there is less of it, an algorithm that needs less is taken.
+/// The workspace lies in the run's memory; where there is less of it, an algorithm that needs less
+/// is taken.
 #[test]
 fn a_small_budget_has_an_algorithm_that_needs_less() -> Result<()> {
     if with_device("products::a_small_budget_has_an_algorithm_that_needs_less")?.is_none() || !is_emulated() {

@@ -1,4 +1,5 @@
-//! The provider as a library: the same bits as the same code inside this program, within the same limits, in memory that comes back.
+//! The provider as a library: the same bits as the same code inside this program, within the same
+//! limits, in memory that comes back.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -71,7 +72,8 @@ fn it_prefers_channels_last_where_it_is_told_to() -> Result<()> {
     pixels::networks(&device)
 }
 
-/// A kernel that allocates its outputs does not cross the border: the host says why, and runs the node.
+/// A kernel that allocates its outputs does not cross the border: the host says why, and runs the
+/// node.
 #[test]
 fn it_leaves_sizes_that_the_run_tells_to_the_host() -> Result<()> {
     if with_device("library::it_leaves_sizes_that_the_run_tells_to_the_host")?.is_none() {

@@ -1,4 +1,5 @@
-//! Constants that do not fit pass through a window in the device's memory: in every way of copying and launching, with the same bits.
+//! Constants that do not fit pass through a window in the device's memory: in every way of copying
+//! and launching, with the same bits.
 
 use std::sync::Arc;
 

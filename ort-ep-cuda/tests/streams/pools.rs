@@ -1,4 +1,5 @@
-//! Memory out of a pool of the driver's instead of the arena: the same bits in every way, within the same limits, by the same names.
+//! Memory out of a pool of the driver's instead of the arena: the same bits in every way, within
+//! the same limits, by the same names.
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ fn open(way: &[(&str, &str)], limit: Option<usize>) -> Result<Arc<dyn Device>> {
     Ok(device)
 }
 
-/// What a pool takes from the device for the smallest buffer: it holds multiples of that, whatever the limit.
+/// What a pool takes from the device for the smallest buffer: it holds multiples of that, whatever
+/// the limit.
 fn granule() -> Result<usize> {
     let memory = open(&[POOL], None)?.allocator();
     let _smallest = memory.allocate(1, 1)?;
@@ -51,7 +53,8 @@ fn runs_have_the_same_bits_within_limits() -> Result<()> {
     Ok(())
 }
 
-/// Beyond the limit is an error, after which less is had; what is free goes back as the options say, in what the driver takes at once.
+/// Beyond the limit is an error, after which less is had; what is free goes back as the options
+/// say, in what the driver takes at once.
 #[test]
 fn the_limit_holds_and_what_is_free_goes_back() -> Result<()> {
     if with_device("pools::the_limit_holds_and_what_is_free_goes_back")?.is_none() {
@@ -61,7 +64,8 @@ fn the_limit_holds_and_what_is_free_goes_back() -> Result<()> {
     assert!(half.is_multiple_of(2 << 20), "{half} bytes are no pages of the device");
     let (all, keep) = (2 * half, half.to_string());
     let threshold = (4 * half).to_string();
-    // options, what the pool holds once all is free: at once, when somebody has waited, and after a trim
+    // options, what the pool holds once all is free: at once, when somebody has waited, and after a
+    // trim
     let cases: [(&[(&str, &str)], [usize; 3]); 3] = [
         (&[POOL], [all, 0, 0]),
         (&[POOL, (THRESHOLD, threshold.as_str())], [all, all, 0]),
@@ -89,7 +93,8 @@ fn the_limit_holds_and_what_is_free_goes_back() -> Result<()> {
     Ok(())
 }
 
-/// A pool holds whole granules beyond a limit that is none: they are given back where all of one is free, and are not waited for again and again.
+/// A pool holds whole granules beyond a limit that is none: they are given back where all of one is
+/// free, and are not waited for again and again.
 #[test]
 fn what_the_granularity_holds_beyond_the_limit_is_trimmed_once() -> Result<()> {
     if with_device("pools::what_the_granularity_holds_beyond_the_limit_is_trimmed_once")?.is_none() {

@@ -1,4 +1,5 @@
-//! What the tests of this crate share: the driver, which is an emulator of PTX where `ORT_CUDA_DRIVER` names no other, and a device.
+//! What the tests of this crate share: the driver, which is an emulator of PTX where
+//! `ORT_CUDA_DRIVER` names no other, and a device.
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -30,7 +31,8 @@ pub(crate) fn emulator() -> PathBuf {
     own.with_file_name(format!("{prefix}ort_cuda_emulator{suffix}"))
 }
 
-/// A folder with links to the emulator, which stands in for NVIDIA's libraries under their names, too.
+/// A folder with links to the emulator, which stands in for NVIDIA's libraries under their names,
+/// too.
 pub(crate) fn libraries(names: &[&str]) -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir().map_err(|problem| error!(Fail, "{problem}"))?;
     for name in names {
@@ -45,8 +47,9 @@ pub(crate) fn is_emulated() -> bool {
     std::env::var(DRIVER).is_ok_and(|driver| driver.contains("ort_cuda_emulator"))
 }
 
-/// Runs the test of this name in a process of its own that finds a driver: that of the variable, else the emulator. The library of a driver
-/// is looked for once in a process, and a test cannot change what its own process is told. In that process, a device that computes float32 as
+/// Runs the test of this name in a process of its own that finds a driver: that of the variable,
+/// else the emulator. The library of a driver is looked for once in a process, and a test cannot
+/// change what its own process is told. In that process, a device that computes float32 as
 /// the CPU does.
 pub(crate) fn with_device(test: &str) -> Result<Option<Arc<dyn Device>>> {
     with_options(test, &[("use_tf32", "0")])

@@ -1,5 +1,5 @@
-//! Scaled dot-product attention over heads that lie anywhere: all attention operators come down to this
-//! program.
+//! Scaled dot-product attention over heads that lie anywhere: all attention operators come down to
+//! this program.
 
 use ort_core::dtype::DType;
 use ort_core::{Result, ensure};
@@ -14,8 +14,8 @@ const PROGRAM: &str = include_str!("attend.wgsl");
 const LANES: usize = 64;
 /// Results that a lane keeps, in fours.
 const KEPT: usize = 16;
-/// Workgroups that keep a device busy; where there are fewer, each has a part of the keys, of which it is
-/// worth to have so many.
+/// Workgroups that keep a device busy; where there are fewer, each has a part of the keys, of which
+/// it is worth to have so many.
 const BUSY: usize = 64;
 const PART: usize = 256;
 
@@ -76,7 +76,8 @@ pub(super) struct Padding<'a> {
 pub(super) enum Padded {
     /// Those from a number for each batch on.
     From,
-    /// Those, and those before another number for each batch, which stands behind all of the first kind.
+    /// Those, and those before another number for each batch, which stands behind all of the first
+    /// kind.
     FromAndBefore,
     /// Those whose element is not above 0: the first element, and the steps of batches and queries.
     Elements { first: usize, steps: [usize; 2] },
@@ -163,7 +164,8 @@ impl Cut {
     }
 }
 
-/// The text with each line in as many copies as the names in it count, each with its numbers in their place.
+/// The text with each line in as many copies as the names in it count, each with its numbers in
+/// their place.
 fn unrolled(text: &str, counts: &[(&str, usize)]) -> String {
     let copies = |line: &str| {
         let mut lines = vec![line.to_owned()];
@@ -303,8 +305,9 @@ impl Attend<'_> {
         shader.each(lines.saturating_mul(value_size), &code)
     }
 
-    /// Adds the numbers of both programs: where results are, and what a query without weights gives. NaN
-    /// is a number of the program, as WGSL refuses constant expressions that are NaN.
+    /// Adds the numbers of both programs: where results are, and what a query without weights
+    /// gives. NaN is a number of the program, as WGSL refuses constant expressions that are
+    /// NaN.
     fn common_numbers(&self, shader: Shader, splits: usize) -> Shader {
         let without_weights = if self.hidden_is_nan && self.sizes.keys > 0 { f32::NAN } else { 0.0 };
         self.sizes.numbers(shader, splits, &self.y).float("without_weights", without_weights)
@@ -340,7 +343,8 @@ impl Attend<'_> {
         shader.integer("left", left).integer("right", right).float("scale", self.scale)
     }
 
-    /// Adds what says how long batches are, what is added to queries, and what else is in the softmax.
+    /// Adds what says how long batches are, what is added to queries, and what else is in the
+    /// softmax.
     fn places(&self, mut shader: Shader, code: &mut String) -> Shader {
         let (length, offset) = match self.lengths {
             Lengths::All { .. } => ("i32(p.keys)", "i32(p.before)"),

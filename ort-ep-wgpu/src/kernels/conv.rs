@@ -1,4 +1,5 @@
-//! `Conv`, `FusedConv` and `ConvTranspose`: products of filters with windows, which are never unfolded.
+//! `Conv`, `FusedConv` and `ConvTranspose`: products of filters with windows, which are never
+//! unfolded.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ir::Attributes;
@@ -48,7 +49,8 @@ const LANES: usize = 64;
 const STEPS: usize = 32;
 /// Workgroups that keep a device busy; as long as there are fewer, each gets less to do.
 const ENOUGH: usize = 96;
-/// Products that are worth a split among lanes where there are few workgroups, and into how many slices.
+/// Products that are worth a split among lanes where there are few workgroups, and into how many
+/// slices.
 const MANY: usize = 256;
 const SLICES: usize = 4;
 /// The most positions whose products are shared by the lanes of a workgroup.
@@ -112,9 +114,9 @@ impl Conv {
         self.batch.saturating_mul(of_image)
     }
 
-    /// The dispatch of a program that has its tensors already. `code` declares the type `num` of sums,
-    /// `pixel(i)` and `weight(i, m)` that give an element as one, and `finish(i, m, sum)` that writes a
-    /// result of the filter `m`.
+    /// The dispatch of a program that has its tensors already. `code` declares the type `num` of
+    /// sums, `pixel(i)` and `weight(i, m)` that give an element as one, and `finish(i, m, sum)`
+    /// that writes a result of the filter `m`.
     pub(super) fn dispatch(&self, shader: Shader, code: &str) -> Result<Dispatch> {
         let shader = with_windows(shader, &self.axes)
             .number("groups", self.groups)
@@ -144,7 +146,8 @@ impl Conv {
         };
         let most = if self.filters > 8 { 4 } else { self.filters.div_ceil(4).max(1) };
         let choices = [(4, most), (2, most), (1, most), (1, most.min(2))];
-        // A processor is busy with a few workgroups, and computes what lanes without a position do, too.
+        // A processor is busy with a few workgroups, and computes what lanes without a position do,
+        // too.
         let enough = if shader.is_software() { 2 } else { ENOUGH };
         let fits = |(places, fours): &(usize, usize)| {
             let idles = *places > 1 && self.positions() <= LANES * places / 2;
@@ -180,7 +183,8 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a.max(1) } else { common_divisor(b, a % b) }
 }
 
-/// Code in which each line that has a name stands once for every number below the name's count, in its place.
+/// Code in which each line that has a name stands once for every number below the name's count, in
+/// its place.
 fn unrolled(code: &str, counts: &[(&str, usize)]) -> String {
     counts.iter().fold(code.to_owned(), |code, (name, count)| {
         let mut text = String::new();

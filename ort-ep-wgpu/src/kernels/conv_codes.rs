@@ -1,4 +1,5 @@
-//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32 bits.
+//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32
+//! bits.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -48,7 +49,8 @@ fn of_codes(cx: &OpCx<'_>, x: [usize; 2], w: [usize; 2]) -> Result<(Shader, Stri
     Ok((shader, code))
 }
 
-/// The place of what belongs to the filter `m` in a tensor that has one element for all or one for each.
+/// The place of what belongs to the filter `m` in a tensor that has one element for all or one for
+/// each.
 fn of_filter(tensor: &Operand) -> &'static str {
     if tensor.count() > 1 { "m" } else { "0u" }
 }

@@ -35,8 +35,8 @@ pub(super) fn gather(cx: &OpCx<'_>, x: &Operand, order: &Strided, y: &Operand) -
     copy(cx, (x, order), (y, &in_order(&order.sizes)))
 }
 
-/// Sets the elements of `y` in one order to those of `x` in another of the same sizes. The order of `y`
-/// visits no element twice.
+/// Sets the elements of `y` in one order to those of `x` in another of the same sizes. The order of
+/// `y` visits no element twice.
 pub(super) fn copy(
     cx: &OpCx<'_>,
     (x, from): (&Operand, &Strided),

@@ -77,8 +77,8 @@ impl Scan {
         )
     }
 
-    /// A line by a workgroup, as many elements at a time as it has invocations, after W. D. Hillis and G. L.
-    /// Steele, "Data parallel algorithms" (1986).
+    /// A line by a workgroup, as many elements at a time as it has invocations, after W. D. Hillis
+    /// and G. L. Steele, "Data parallel algorithms" (1986).
     fn together(&self) -> String {
         let Scan { value, identity, operator, exclusive } = self;
         let result = match exclusive {

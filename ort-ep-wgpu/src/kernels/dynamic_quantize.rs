@@ -31,7 +31,8 @@ fn ranges(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
     Ok(cx.workspace(taken, DType::F32, &[parts, 2]))
 }
 
-/// `extremes(lane, own)`: the range that the ranges of all invocations of a workgroup span, zero included.
+/// `extremes(lane, own)`: the range that the ranges of all invocations of a workgroup span, zero
+/// included.
 const EXTREMES: &str = "
 var<workgroup> spans: array<vec2<f32>, LANES>;
 fn span(a: vec2<f32>, b: vec2<f32>) -> vec2<f32> {
@@ -63,7 +64,8 @@ fn group(index: u32, lane: u32) {
 }
 ";
 
-/// The scale and zero point from the ranges of the parts; the scale is 0 where data is not a number.
+/// The scale and zero point from the ranges of the parts; the scale is 0 where data is not a
+/// number.
 const CODES: &str = "
 var<private> divisor: f32;
 var<private> zero: f32;

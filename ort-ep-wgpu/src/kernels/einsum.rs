@@ -1,5 +1,5 @@
-//! `Einsum`: two operands as a batch of matrix products where subscripts allow, others as one sum for each
-//! element of the result.
+//! `Einsum`: two operands as a batch of matrix products where subscripts allow, others as one sum
+//! for each element of the result.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ops::{Equation, Label};
@@ -27,8 +27,8 @@ fn has_few_subscripts(node: &NodeView<'_>) -> bool {
     count <= NAMES.len() && Equation::parse(text, &ranks).is_ok_and(few)
 }
 
-/// An equation for concrete shapes: the size of each subscript, those of the output first, and the steps of
-/// each operand along it.
+/// An equation for concrete shapes: the size of each subscript, those of the output first, and the
+/// steps of each operand along it.
 struct Sum {
     sizes: Vec<usize>,
     steps: Vec<Vec<i64>>,
@@ -49,7 +49,8 @@ impl Sum {
         Ok(sum)
     }
 
-    /// Adds an operand with subscripts of its own. A subscript that is there twice walks along a diagonal.
+    /// Adds an operand with subscripts of its own. A subscript that is there twice walks along a
+    /// diagonal.
     fn add(&mut self, labels: &[Label], own: &[Label], operand: &Operand) -> Result<()> {
         let mut steps = vec![0; labels.len()];
         for ((label, size), stride) in own.iter().zip(&operand.shape).zip(strides(&operand.shape)) {
@@ -72,7 +73,8 @@ impl Sum {
         Ok(())
     }
 
-    /// The same as a batch of matrix products, where there are two operands and one stride along the sums.
+    /// The same as a batch of matrix products, where there are two operands and one stride along
+    /// the sums.
     fn product(&self, operands: &[&Operand], y: &Operand) -> Result<Option<Product>> {
         let ([a, b], [a_steps, b_steps]) = (operands, &*self.steps) else { return Ok(None) };
         let ((kept, summed), (a_steps, a_summed), (b_steps, b_summed)) =
@@ -153,8 +155,8 @@ struct Axes {
 }
 
 impl Axes {
-    /// The last axis along which only the left operand walks, and the last along which only the right one
-    /// does.
+    /// The last axis along which only the left operand walks, and the last along which only the
+    /// right one does.
     fn of(walk: &Walk) -> Axes {
         let walks =
             |tensor: usize, axis: usize| steps_of(walk, tensor).get(axis).is_some_and(|step| *step != 0);

@@ -14,7 +14,8 @@ use crate::shader::{Element, Shader, TYPES};
 
 /// Float types of programs.
 pub(super) const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
-/// What sums, products and powers are computed of: results of 64-bit integers might need more than 32 bits.
+/// What sums, products and powers are computed of: results of 64-bit integers might need more than
+/// 32 bits.
 const NUMBERS: TypeSet = TypeSet::of(&[
     DType::F32,
     DType::F16,

@@ -1,5 +1,5 @@
-//! Programs that give each element of an output by its place; elements narrower than a word are written a
-//! word at a time.
+//! Programs that give each element of an output by its place; elements narrower than a word are
+//! written a word at a time.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -9,8 +9,8 @@ use ort_core::ir::ValueType;
 use crate::launch::{Dispatch, Operand};
 use crate::shader::{Element, MOST_AXES, Shader};
 
-/// Sets each element `i` of the tensor `y` of the program to `value(i)`, a function of the code. Bits of the
-/// last byte behind the last element become zero.
+/// Sets each element `i` of the tensor `y` of the program to `value(i)`, a function of the code.
+/// Bits of the last byte behind the last element become zero.
 pub(super) fn fill(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> {
     let code = format!("fn place(i: u32) -> u32 {{ return i; }}\n{code}");
     let per_byte = (8 / Element::of(y.dtype)?.bits).max(1) as usize;
@@ -22,9 +22,9 @@ pub(super) fn fill(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> 
     fill_words(shader, y, y.count().next_multiple_of(per_byte), &code, value)
 }
 
-/// Sets the element `place(i)` of `y` to `value(i)` for each `i` below `count`; both are functions of the
-/// code. The places of the elements of a word must follow each other: where `i` is a multiple of their
-/// number, `place(i + 1)` is `place(i) + 1` and so on.
+/// Sets the element `place(i)` of `y` to `value(i)` for each `i` below `count`; both are functions
+/// of the code. The places of the elements of a word must follow each other: where `i` is a
+/// multiple of their number, `place(i + 1)` is `place(i) + 1` and so on.
 pub(super) fn fill_places(shader: Shader, y: &Operand, count: usize, code: &str) -> Result<Dispatch> {
     if per_word(y.dtype)? == 1 {
         let code = format!("{code}\nfn element(i: u32) {{ set_y(place(i), value(i)); }}");
@@ -51,8 +51,9 @@ pub(super) fn per_word(dtype: DType) -> Result<usize> {
     Ok((32 / Element::of(dtype)?.bits).max(1) as usize)
 }
 
-/// Statements that set `used` elements of `y`, those of a word at most, from the place `at` on; `value` is an
-/// expression of the element `n` among them. A word of which all elements are set is written at once.
+/// Statements that set `used` elements of `y`, those of a word at most, from the place `at` on;
+/// `value` is an expression of the element `n` among them. A word of which all elements are set is
+/// written at once.
 pub(super) fn stored(dtype: DType, value: &str) -> Result<String> {
     let per_word = per_word(dtype)?;
     if per_word == 1 {

@@ -1,5 +1,5 @@
-//! `Gather`, `GatherElements`, `GatherND` and `OneHot`. An index that is out of range reads the nearest
-//! element that there is.
+//! `Gather`, `GatherElements`, `GatherND` and `OneHot`. An index that is out of range reads the
+//! nearest element that there is.
 
 use ort_core::dtype::TypeSet;
 use ort_core::ep::KernelDef;
@@ -66,7 +66,8 @@ fn gather_elements(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![pick(shader, y, &format!("{INDICES}{code}"))?])
 }
 
-/// For each index of `GatherElements` and `ScatterElements` the place in the data, with 0 along the axis.
+/// For each index of `GatherElements` and `ScatterElements` the place in the data, with 0 along the
+/// axis.
 pub(super) fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> Result<Walk> {
     ensure!(data.len() == indices.len(), InvalidArgument, "data {data:?} and indices {indices:?}");
     let mut sizes = data.iter().zip(indices).enumerate();
@@ -78,8 +79,8 @@ pub(super) fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> R
     Ok(Walk::new(indices, &[steps]))
 }
 
-/// The sizes of the axes that an index tuple names and the steps along them in units of `run`, the elements
-/// that a tuple names.
+/// The sizes of the axes that an index tuple names and the steps along them in units of `run`, the
+/// elements that a tuple names.
 pub(super) struct Tuples {
     pub(super) sizes: Vec<usize>,
     pub(super) steps: Vec<usize>,

@@ -15,8 +15,8 @@ const ROW_LANES: usize = 256;
 /// A tensor of a product with its steps, in elements.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
-    /// Its name in the program. `a` and `b` are multiplied, less `a_zero` and `b_zero` where these are there,
-    /// `y` is the result; others are
+    /// Its name in the program. `a` and `b` are multiplied, less `a_zero` and `b_zero` where these
+    /// are there, `y` is the result; others are
     /// terms of the result.
     pub(super) name: &'static str,
     pub(super) tensor: Operand,
@@ -42,8 +42,8 @@ pub(super) struct Product {
     pub(super) result: String,
 }
 
-/// A tile: so many rows and columns, and steps at a time; each invocation has `quads` times four rows and as
-/// many columns.
+/// A tile: so many rows and columns, and steps at a time; each invocation has `quads` times four
+/// rows and as many columns.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     block: usize,
@@ -59,8 +59,8 @@ const SMALL: Tile = Tile { block: 32, depth: 16, quads: 1 };
 const WRITTEN_OUT: usize = 4;
 
 impl Part {
-    /// A tensor of `shape` (its own, or with axes of size 1 added) that broadcasts to the batch and the
-    /// matrices of a product.
+    /// A tensor of `shape` (its own, or with axes of size 1 added) that broadcasts to the batch and
+    /// the matrices of a product.
     pub(super) fn broadcast(
         name: &'static str,
         tensor: &Operand,
@@ -110,8 +110,8 @@ impl Product {
         Ok(vec![dispatch])
     }
 
-    /// The walk over the batch. Its last axis becomes rows where one matrix on the right is there for all of
-    /// it.
+    /// The walk over the batch. Its last axis becomes rows where one matrix on the right is there
+    /// for all of it.
     fn fold(&mut self) -> Result<Walk> {
         let mut sizes = self.batch.clone();
         sizes.push(self.rows);
@@ -172,7 +172,8 @@ impl Product {
         shader.number("rows", self.rows).number("columns", self.columns).number("depth", self.depth)
     }
 
-    /// What all programs have: the type of sums, where a matrix of the batch is, zero points, and the result.
+    /// What all programs have: the type of sums, where a matrix of the batch is, zero points, and
+    /// the result.
     fn common(&self) -> Result<String> {
         let of_sides = Element::of(self.part("a")?.tensor.dtype)?;
         let sum = if of_sides.bits < 32 && of_sides.value != "f32" { "i32" } else { of_sides.value };
@@ -268,8 +269,8 @@ impl Tile {
         self.side() * self.side()
     }
 
-    /// The function of a workgroup. `near` says for each side whether steps of a row (or column) lie next to
-    /// each other: then neighbours
+    /// The function of a workgroup. `near` says for each side whether steps of a row (or column)
+    /// lie next to each other: then neighbours
     /// read along them. Sums are written out, as loops over registers might not be unrolled.
     fn group(self, near: [bool; 2]) -> String {
         let (block, depth, side) = (self.block, self.depth, self.side());

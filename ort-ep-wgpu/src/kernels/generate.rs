@@ -1,5 +1,5 @@
-//! Tensors that are made of numbers, and those of which parts are left out or turned: `ConstantOfShape`,
-//! `EyeLike`, `Range`, `Trilu`, `ReverseSequence`.
+//! Tensors that are made of numbers, and those of which parts are left out or turned:
+//! `ConstantOfShape`, `EyeLike`, `Range`, `Trilu`, `ReverseSequence`.
 
 use ort_core::dtype::{CastOptions, DType, TypeSet, convert};
 use ort_core::ep::{KernelDef, NodeView};

@@ -35,8 +35,8 @@ fn of_image(node: &NodeView<'_>) -> bool {
     node.rank(0).is_none_or(|rank| (3..=5).contains(&rank))
 }
 
-/// `position(x, size)`, the coordinate of a number of the grid, and `place(index, size)`, the pixel at a
-/// whole coordinate: -1 for none.
+/// `position(x, size)`, the coordinate of a number of the grid, and `place(index, size)`, the pixel
+/// at a whole coordinate: -1 for none.
 fn places(cx: &OpCx<'_>) -> Result<String> {
     let corners = cx.attrs.flag("align_corners")?;
     let (padding, mode) = (cx.attrs.string("padding_mode")?, cx.attrs.string("mode")?);

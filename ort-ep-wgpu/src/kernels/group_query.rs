@@ -1,5 +1,5 @@
-//! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and present
-//! share.
+//! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and
+//! present share.
 
 use ort_core::dtype::DType;
 use ort_core::ep::operand::Arg;
@@ -29,7 +29,8 @@ wgpu_kernels![WgpuKernel {
     workspace: Some(workspace),
 }];
 
-/// Whether the cache holds all positions as they are, and neither scores nor norms of heads are asked for.
+/// Whether the cache holds all positions as they are, and neither scores nor norms of heads are
+/// asked for.
 fn when(node: &NodeView<'_>) -> bool {
     let attrs = node.attrs();
     let plain = |name: &str| attrs.find_string(name).is_none_or(|kind| kind == "NONE");
@@ -88,8 +89,8 @@ impl Plan {
         Ok(Plan { batch, heads, key_heads, queries, size, past, is_packed, rotates })
     }
 
-    /// What the workspace holds: rotated queries, and keys and values where no output has them, of so many
-    /// rows.
+    /// What the workspace holds: rotated queries, and keys and values where no output has them, of
+    /// so many rows.
     fn buffers(&self, cx: &OpCx<'_>, rows: usize) -> Result<([Option<Operand>; 3], usize)> {
         let (mut taken, mut buffers) = (0, [None, None, None]);
         for (index, place) in buffers.iter_mut().enumerate() {

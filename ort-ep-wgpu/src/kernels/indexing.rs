@@ -1,8 +1,8 @@
-//! What kernels that move elements have in common: elements by their bits, and indices that count from the
-//! end where they are negative.
+//! What kernels that move elements have in common: elements by their bits, and indices that count
+//! from the end where they are negative.
 //!
-//! The device cannot refuse an index that is out of range, as the CPU does: reads take the nearest element
-//! that there is, writes are left out.
+//! The device cannot refuse an index that is out of range, as the CPU does: reads take the nearest
+//! element that there is, writes are left out.
 
 use ort_core::dtype::DType;
 use ort_core::ep::NodeView;
@@ -11,7 +11,8 @@ use ort_core::{Result, ensure};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{Element, MOST_AXES, Shader};
 
-/// `counted(index, size)` counts an index from the front, `clamped(index, size)` also keeps it in range.
+/// `counted(index, size)` counts an index from the front, `clamped(index, size)` also keeps it in
+/// range.
 pub(super) const INDICES: &str = "
 fn counted(index: i32, size: u32) -> i32 { return select(index, index + i32(size), index < 0); }
 fn clamped(index: i32, size: u32) -> u32 { return u32(clamp(counted(index, size), 0, i32(size) - 1)); }
@@ -56,8 +57,9 @@ pub(super) fn check_source(source: &Operand, result: &Operand) -> Result<()> {
     Ok(())
 }
 
-/// A dispatch that writes every element of `y`: `fn picked(i: u32)` returns its bits as [`bits_of`] reads
-/// them. Narrow elements are written as whole words, so `y` must be an output that is in nobody's place.
+/// A dispatch that writes every element of `y`: `fn picked(i: u32)` returns its bits as [`bits_of`]
+/// reads them. Narrow elements are written as whole words, so `y` must be an output that is in
+/// nobody's place.
 pub(super) fn pick(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> {
     let (count, bits) = (y.count(), Element::of(y.dtype)?.bits);
     if bits >= 32 {

@@ -1,5 +1,5 @@
-//! Lines: what a tensor holds along some of its axes. A workgroup takes one line or several, each by a team
-//! of lanes that combine their values in a tree.
+//! Lines: what a tensor holds along some of its axes. A workgroup takes one line or several, each
+//! by a team of lanes that combine their values in a tree.
 
 use ort_core::Result;
 
@@ -85,8 +85,8 @@ impl Lines {
         Team { columns, parts: wanted.min(MOST_PARTS / columns), step: columns }
     }
 
-    /// A function `name(value, lane)` that gives all lanes of a line what the values of its lanes are
-    /// together; `join` joins a and b, the values of a lane and of a later one.
+    /// A function `name(value, lane)` that gives all lanes of a line what the values of its lanes
+    /// are together; `join` joins a and b, the values of a lane and of a later one.
     pub(super) fn tree(&self, name: &str, value: &str, join: &str) -> String {
         if self.team().parts == 1 {
             return format!("fn {name}(value: {value}, lane: u32) -> {value} {{ return value; }}\n");
@@ -112,10 +112,10 @@ impl Lines {
         )
     }
 
-    /// A dispatch of `group(index, lane)` for teams of lanes over all lines, each line in `splits` pieces.
-    /// The code has `p.lines` and `p.length`; the number of a line is `line_of(index, lane)`; it begins at
-    /// `at_line(line)`, its element `r` is `at_along(r)` behind that, and a lane takes every `PARTS`th
-    /// element from `part_of(lane)` on.
+    /// A dispatch of `group(index, lane)` for teams of lanes over all lines, each line in `splits`
+    /// pieces. The code has `p.lines` and `p.length`; the number of a line is `line_of(index,
+    /// lane)`; it begins at `at_line(line)`, its element `r` is `at_along(r)` behind that, and
+    /// a lane takes every `PARTS`th element from `part_of(lane)` on.
     pub(super) fn dispatch(&self, shader: Shader, splits: usize, code: &str) -> Result<Dispatch> {
         let Team { columns, parts, step } = self.team();
         let shader = shader

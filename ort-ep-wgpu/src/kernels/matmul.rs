@@ -47,8 +47,8 @@ fn has_plain_factors(node: &NodeView<'_>) -> bool {
     is_float || (plain("alpha") && plain("beta"))
 }
 
-/// Which axis of a side comes to each place of the product: with `batch` the first one behind the others of
-/// the batch, with `matrix` the
+/// Which axis of a side comes to each place of the product: with `batch` the first one behind the
+/// others of the batch, with `matrix` the
 /// last two exchanged.
 fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).collect();
@@ -69,7 +69,8 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// A tensor whose axes come in an order. A single axis is a row on the left and a column on the right.
+    /// A tensor whose axes come in an order. A single axis is a row on the left and a column on the
+    /// right.
     fn new(tensor: &Operand, order: &[usize], is_left: bool) -> Result<Side> {
         let own = strides(&tensor.shape);
         let mut sizes: Vec<usize> = order.iter().map(|axis| tensor.size(*axis)).collect();
@@ -212,7 +213,8 @@ impl Product {
         Ok(())
     }
 
-    /// Has the result be `activation(alpha * sum + addends)`; the addend `c` is multiplied by `beta`.
+    /// Has the result be `activation(alpha * sum + addends)`; the addend `c` is multiplied by
+    /// `beta`.
     fn finish(&mut self, alpha: f32, activation: Option<&Activation>) -> Result<()> {
         let mut value = "sum".to_owned();
         if alpha != 1.0 {

@@ -44,8 +44,8 @@ impl Workspace {
     }
 }
 
-/// The extremes of all invocations of a workgroup in the first places of `least` and `most`. Zero is always
-/// among them.
+/// The extremes of all invocations of a workgroup in the first places of `least` and `most`. Zero
+/// is always among them.
 const EXTREMES: &str = "
 var<workgroup> least: array<f32, LANES>;
 var<workgroup> most: array<f32, LANES>;

@@ -1,8 +1,8 @@
-//! Products of 8-bit codes less their zero points: `MatMulInteger`, `QLinearMatMul`, `MatMulIntegerToFloat`
-//! and `QGemm`.
+//! Products of 8-bit codes less their zero points: `MatMulInteger`, `QLinearMatMul`,
+//! `MatMulIntegerToFloat` and `QGemm`.
 //!
-//! Sums are 32-bit integers. Scales and zero points are single, or one for each row of the left side and each
-//! column of the right one.
+//! Sums are 32-bit integers. Scales and zero points are single, or one for each row of the left
+//! side and each column of the right one.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};

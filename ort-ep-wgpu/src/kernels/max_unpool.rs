@@ -1,4 +1,5 @@
-//! `MaxUnpool`: puts the values of a max pool back where its indices say; of those with one index the last.
+//! `MaxUnpool`: puts the values of a max pool back where its indices say; of those with one index
+//! the last.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
@@ -34,7 +35,8 @@ fn sources(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
     Ok(cx.workspace(taken, DType::U32, &cx.output(0)?.shape))
 }
 
-/// Notes the source of each place of the result, which has the upper left corner of the pool's image.
+/// Notes the source of each place of the result, which has the upper left corner of the pool's
+/// image.
 const MARK: &str = "
 fn combine(a: u32, b: u32) -> u32 { return max(a, b); }
 fn element(i: u32) {

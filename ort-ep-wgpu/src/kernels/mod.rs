@@ -1,4 +1,5 @@
-//! The kernels by family. A kernel answers for the shapes of a run with the dispatches that compute its outputs.
+//! The kernels by family. A kernel answers for the shapes of a run with the dispatches that compute
+//! its outputs.
 
 mod activation;
 mod arg;
@@ -65,7 +66,8 @@ pub struct WgpuKernel {
     pub(crate) def: KernelDef,
     /// The dispatches for some shapes, in the order in which they run.
     pub(crate) dispatches: fn(&OpCx<'_>) -> Result<Vec<Dispatch>>,
-    /// The bytes of its workspace, which may only follow from types, shapes and attributes; none where it takes none.
+    /// The bytes of its workspace, which may only follow from types, shapes and attributes; none
+    /// where it takes none.
     pub(crate) workspace: Option<fn(&OpCx<'_>) -> Result<usize>>,
 }
 

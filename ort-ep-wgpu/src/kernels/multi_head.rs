@@ -28,7 +28,8 @@ wgpu_kernels![WgpuKernel {
 
 /// What is added to the scores of padding where the node does not say.
 const MASKED: f32 = -10000.0;
-/// Numbers to be added to scores that are so low that keys hidden by their place count beside padded ones.
+/// Numbers to be added to scores that are so low that keys hidden by their place count beside
+/// padded ones.
 const AS_LOW_AS_HIDDEN: f32 = -1e30;
 
 fn when(node: &NodeView<'_>) -> bool {
@@ -196,8 +197,8 @@ impl Plan {
     }
 }
 
-/// Whether the past is a buffer that is longer than what it holds. The host's inputs are not known before a
-/// run.
+/// Whether the past is a buffer that is longer than what it holds. The host's inputs are not known
+/// before a run.
 fn is_shared(cx: &OpCx<'_>) -> bool {
     cx.find_host(8).is_some()
 }
@@ -274,8 +275,8 @@ pub(super) fn bias_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a
     fits.then_some(Mask { operand, steps, keys }).ok_or_else(wrong)
 }
 
-/// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 * batch + 2), or
-/// elements (batch, keys), (batch, queries, keys), (batch, 1, at least keys, at least keys).
+/// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 * batch +
+/// 2), or elements (batch, keys), (batch, queries, keys), (batch, 1, at least keys, at least keys).
 fn padding_of<'a>(cx: &OpCx<'_>, operand: &'a Operand, sizes: &Sizes) -> Result<Option<Padding<'a>>> {
     let Sizes { batch, queries, keys, .. } = *sizes;
     let elements = |first: usize, steps: [usize; 2]| Padded::Elements { first, steps };

@@ -6,7 +6,8 @@ use super::lines::Lines;
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
-/// A normalization of lines. Expressions have the `line`, the place `r` in it and the `place` in the tensor.
+/// A normalization of lines. Expressions have the `line`, the place `r` in it and the `place` in
+/// the tensor.
 pub(super) struct Norm<'a> {
     pub(super) lines: Lines,
     /// An element before: an expression.
@@ -20,8 +21,8 @@ pub(super) struct Norm<'a> {
     pub(super) epsilon: f32,
 }
 
-/// What is written: the results, for each line the mean and the factor, and the elements before; none where
-/// nobody reads them.
+/// What is written: the results, for each line the mean and the factor, and the elements before;
+/// none where nobody reads them.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Written<'a> {
     pub(super) result: Option<&'a Operand>,
@@ -34,8 +35,8 @@ pub(super) struct Written<'a> {
 pub(super) const INVERSE_DEVIATION: &str = "1.0 / sqrt(variance + p.epsilon)";
 
 impl Norm<'_> {
-    /// The dispatch of a program that reads what is in `shader` already. A lane reads just the elements that
-    /// it writes, before it writes them.
+    /// The dispatch of a program that reads what is in `shader` already. A lane reads just the
+    /// elements that it writes, before it writes them.
     pub(super) fn dispatch(&self, mut shader: Shader, written: Written<'_>) -> Result<Dispatch> {
         let outputs = [
             ("result", written.result),

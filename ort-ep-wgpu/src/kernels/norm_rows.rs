@@ -1,5 +1,5 @@
-//! Normalizations of rows: `LayerNormalization`, `RMSNormalization`, `SimplifiedLayerNormalization`, and
-//! those of a sum.
+//! Normalizations of rows: `LayerNormalization`, `RMSNormalization`,
+//! `SimplifiedLayerNormalization`, and those of a sum.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
@@ -79,8 +79,8 @@ fn layer(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![norm.dispatch(shader, Written { result: Some(y), mean, factor, value: None })?])
 }
 
-/// Reads a scale or bias that broadcasts to rows; the expression is its element for the element at `r` of a
-/// row, which is at `place`.
+/// Reads a scale or bias that broadcasts to rows; the expression is its element for the element at
+/// `r` of a row, which is at `place`.
 fn parameter(
     shader: Shader,
     (name, parameter): (&'static str, &Operand),

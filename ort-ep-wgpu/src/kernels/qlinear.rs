@@ -1,4 +1,5 @@
-//! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid`, `QLinearLeakyRelu` and `QLinearConcat`, on 8-bit codes.
+//! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid`, `QLinearLeakyRelu` and `QLinearConcat`, on 8-bit
+//! codes.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, NodeView};
@@ -48,7 +49,8 @@ fn zero_point(cx: &OpCx<'_>, index: usize) -> Result<f32> {
     Ok(values.and_then(|values| values.first().copied()).unwrap_or(0) as f32)
 }
 
-/// The sum with the zero point is rounded, as ONNX Runtime has it, not the number before it is added.
+/// The sum with the zero point is rounded, as ONNX Runtime has it, not the number before it is
+/// added.
 fn binary(cx: &OpCx<'_>, multiplies: bool) -> Result<Vec<Dispatch>> {
     let (a, b, c) = (cx.input(0)?, cx.input(3)?, cx.output(0)?);
     let walk = Walk::broadcast(&c.shape, &[&a.shape, &b.shape])?;

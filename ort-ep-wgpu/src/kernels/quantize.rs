@@ -1,4 +1,5 @@
-//! `QuantizeLinear` and `DequantizeLinear`, with a scale for all, each place of an axis or each block.
+//! `QuantizeLinear` and `DequantizeLinear`, with a scale for all, each place of an axis or each
+//! block.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -34,7 +35,8 @@ wgpu_kernels![
     ),
 ];
 
-/// Adds scales and zero points to a program, with a function that says which of them belongs to an element.
+/// Adds scales and zero points to a program, with a function that says which of them belongs to an
+/// element.
 fn scales(cx: &OpCx<'_>, shader: Shader) -> Result<(Shader, String)> {
     let (x, scale, zero) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
     let shader = shader.read("scale", scale);
@@ -108,7 +110,8 @@ pub(super) fn range(dtype: DType) -> Result<(f32, f32)> {
     Ok(if dtype.is_signed() { (-count / 2.0, count / 2.0 - 1.0) } else { (0.0, count - 1.0) })
 }
 
-/// `fn code_of(rounded: f32) -> y_t`: a whole number as a code of a type; what is not a number becomes 0.
+/// `fn code_of(rounded: f32) -> y_t`: a whole number as a code of a type; what is not a number
+/// becomes 0.
 pub(super) fn code_of(dtype: DType) -> Result<String> {
     let (least, greatest) = range(dtype)?;
     Ok(format!(

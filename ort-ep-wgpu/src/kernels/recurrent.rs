@@ -1,4 +1,5 @@
-//! `LSTM`, `GRU` and `RNN`: one product for the inputs of all steps, then a dispatch or two for each step.
+//! `LSTM`, `GRU` and `RNN`: one product for the inputs of all steps, then a dispatch or two for
+//! each step.
 
 use std::fmt::Write as _;
 
@@ -278,7 +279,8 @@ fn phase_of_step(cx: &OpCx<'_>, layer: &Layer, phase: &Phase) -> Result<Dispatch
     shader.groups(tiles.saturating_mul(directions), LANES, &code)
 }
 
-/// A dispatch of [`phase_of_step`] with the step, and where the slots begin that it multiplies and writes.
+/// A dispatch of [`phase_of_step`] with the step, and where the slots begin that it multiplies and
+/// writes.
 fn at_step(template: &Dispatch, numbers: [usize; 3]) -> Result<Dispatch> {
     let mut dispatch = template.clone();
     for (place, number) in dispatch.numbers.iter_mut().zip(numbers) {

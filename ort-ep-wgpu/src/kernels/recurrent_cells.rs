@@ -118,8 +118,8 @@ fn cell(place: Place, sums: sums_t) {
 }
 ";
 
-/// `f(direction, v)` and, where the operator has them, `g` and `h_`: the activations by direction; and
-/// `clip(v)`.
+/// `f(direction, v)` and, where the operator has them, `g` and `h_`: the activations by direction;
+/// and `clip(v)`.
 pub(super) fn activations(op: &str, attrs: &Attributes, directions: usize) -> Result<String> {
     let defaults: &[&str] = match op {
         "LSTM" => &["Sigmoid", "Tanh", "Tanh"],

@@ -51,8 +51,8 @@ fn when(node: &NodeView<'_>) -> bool {
     node.rank(0).is_some_and(|rank| rank <= MOST_AXES) && !(is_wide && is_empty)
 }
 
-/// How elements are combined: expressions of the first value, of an element `v`, of two values `a` and `b`,
-/// of the whole `v`.
+/// How elements are combined: expressions of the first value, of an element `v`, of two values `a`
+/// and `b`, of the whole `v`.
 struct Fold {
     start: String,
     map: &'static str,

@@ -1,5 +1,5 @@
-//! Operators that leave every element as and where it is: other shapes, the same bits as another type, and
-//! `Dropout` in inference.
+//! Operators that leave every element as and where it is: other shapes, the same bits as another
+//! type, and `Dropout` in inference.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};

@@ -1,4 +1,5 @@
-//! `Resize`: the nearest element, or a sum over the elements around a place, in one pass over the result.
+//! `Resize`: the nearest element, or a sum over the elements around a place, in one pass over the
+//! result.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -22,7 +23,8 @@ wgpu_kernels![
     resize(&[("T1", FLOATS)], |node| !moves(node) && few_axes(node)),
 ];
 
-/// Whether elements stay as they are: the mode is the nearest, and no value stands for what is outside.
+/// Whether elements stay as they are: the mode is the nearest, and no value stands for what is
+/// outside.
 fn moves(node: &NodeView<'_>) -> bool {
     let is = |name: &str, value: &str| node.attrs().find_string(name) == Some(value);
     is("mode", "nearest") && !is("coordinate_transformation_mode", "tf_crop_and_resize")
@@ -149,8 +151,9 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![shader.read("x", x).write("y", y).each(y.count(), &code)?])
 }
 
-/// `coordinate(k, index)`: where an index of the result is on an axis of the input, in single precision: WGSL has no other. Quotients are corrected, as WGSL lets
-/// them be 2.5 units in the last place apart, and the nearest place is another one from the tie on.
+/// `coordinate(k, index)`: where an index of the result is on an axis of the input, in single
+/// precision: WGSL has no other. Quotients are corrected, as WGSL lets them be 2.5 units in the
+/// last place apart, and the nearest place is another one from the tie on.
 fn coordinate(cx: &OpCx<'_>) -> Result<String> {
     let formula = match cx.attrs.string("coordinate_transformation_mode")? {
         "half_pixel" => "return divide_(x + 0.5, scale) - 0.5;",
@@ -220,8 +223,8 @@ fn picked(axes: &[Axis]) -> String {
     format!("fn picked(i: u32) -> x_t {{\n{}return x(0u{place});\n}}\n", indices(axes.len()))
 }
 
-/// For each axis, the first element of a sum from the one at or before the coordinate on, and how many there
-/// are.
+/// For each axis, the first element of a sum from the one at or before the coordinate on, and how
+/// many there are.
 fn taps(cx: &OpCx<'_>, axes: &[Axis]) -> Result<(Vec<i64>, Vec<usize>)> {
     let support = match cx.attrs.string("mode")? {
         "nearest" => return Ok((vec![0; axes.len()], vec![1; axes.len()])),
@@ -240,8 +243,8 @@ fn taps(cx: &OpCx<'_>, axes: &[Axis]) -> Result<(Vec<i64>, Vec<usize>)> {
     Ok((first, taps))
 }
 
-/// `base(k, x)`, the element that sums along an axis begin from, and `weight(k, distance)`, what an element
-/// so far from a coordinate weighs.
+/// `base(k, x)`, the element that sums along an axis begin from, and `weight(k, distance)`, what an
+/// element so far from a coordinate weighs.
 fn weight(cx: &OpCx<'_>) -> Result<String> {
     let stretched = if cx.attrs.flag("antialias")? { "bitcast<f32>(stretch_bits(k))" } else { "1.0" };
     let kernel = match cx.attrs.string("mode")? {

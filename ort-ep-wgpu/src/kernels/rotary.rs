@@ -1,5 +1,5 @@
-//! `RotaryEmbedding` of ONNX and of ONNX Runtime: pairs of each head's elements rotated by the angles of a
-//! position. A position that the caches do not have reads the nearest that they have.
+//! `RotaryEmbedding` of ONNX and of ONNX Runtime: pairs of each head's elements rotated by the
+//! angles of a position. A position that the caches do not have reads the nearest that they have.
 
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
@@ -21,8 +21,8 @@ wgpu_kernels![
     ),
 ];
 
-/// The caches, where the row of a token in them comes from, and how many leading elements of a head are
-/// rotated.
+/// The caches, where the row of a token in them comes from, and how many leading elements of a head
+/// are rotated.
 struct Angles<'a> {
     cos: &'a Operand,
     sin: &'a Operand,

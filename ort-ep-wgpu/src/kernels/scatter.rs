@@ -1,4 +1,5 @@
-//! `ScatterElements`, `ScatterND` and `TensorScatter`. Where an index is out of range nothing is written.
+//! `ScatterElements`, `ScatterND` and `TensorScatter`. Where an index is out of range nothing is
+//! written.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -68,7 +69,8 @@ impl Places {
         Ok(Places { tuples: outer, run: tuples.run, slots: tuples.sizes.iter().product() })
     }
 
-    /// A program with `slot(t: u32) -> u32`: where an update goes, `NONE` where its indices are out of range.
+    /// A program with `slot(t: u32) -> u32`: where an update goes, `NONE` where its indices are out
+    /// of range.
     fn shader(&self, cx: &OpCx<'_>) -> Result<Shader> {
         let (data, indices) = (cx.input(0)?, cx.input(1)?);
         let count = data.count();
@@ -116,8 +118,8 @@ fn owners_bytes(cx: &OpCx<'_>) -> Result<usize> {
     Ok(taken)
 }
 
-/// For each slot the number of the last update that goes there, from 1 on; none where there is just one
-/// update.
+/// For each slot the number of the last update that goes there, from 1 on; none where there is just
+/// one update.
 fn owners(cx: &OpCx<'_>, places: &Places, taken: &mut usize) -> Option<Operand> {
     (places.tuples > 1).then(|| cx.workspace(taken, DType::U32, &[places.slots]))
 }

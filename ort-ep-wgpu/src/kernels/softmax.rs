@@ -63,8 +63,9 @@ fn pass(find: &str, result: &str) -> String {
     )
 }
 
-/// The greatest element and the sum of powers are found at once: each greater element scales what was summed
-/// before (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867).
+/// The greatest element and the sum of powers are found at once: each greater element scales what
+/// was summed before (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
+/// 1805.02867).
 fn softmax(lines: &Lines, result: &str) -> String {
     let tree = lines.tree("joined", "vec2<f32>", "join(a, b)");
     let scale = if result.contains("exp_") { "1.0 / state.y" } else { "log_(state.y)" };

@@ -12,9 +12,9 @@ const COLUMNS: usize = 64;
 /// The invocations of a workgroup.
 const LANES: usize = 256;
 
-/// The product of `m` rows and `n` columns over `k`. The code says `left(row, k)` and `right(column, k)`, both
-/// `vec4<f32>`: the values of four `k` from a multiple of 4 on, beyond the last zeros on the left and finite on
-/// the right; and `result(row, column, value)`.
+/// The product of `m` rows and `n` columns over `k`. The code says `left(row, k)` and
+/// `right(column, k)`, both `vec4<f32>`: the values of four `k` from a multiple of 4 on, beyond the
+/// last zeros on the left and finite on the right; and `result(row, column, value)`.
 pub(super) fn product(shader: Shader, [m, n, k]: [usize; 3], code: &str) -> Result<Dispatch> {
     // Each invocation computes a few rows of four columns.
     let own = if m <= 16 { 1 } else { 4 };
@@ -60,7 +60,8 @@ pub(super) fn product(shader: Shader, [m, n, k]: [usize; 3], code: &str) -> Resu
     shader.groups(groups, LANES, &format!("{}{code}\n{group}", include_str!("tiles.wgsl")))
 }
 
-/// `fn NAME(row: u32, k: u32) -> vec4<f32>`: four of a tensor's row of `p.k` elements, zeros beyond its end.
+/// `fn NAME(row: u32, k: u32) -> vec4<f32>`: four of a tensor's row of `p.k` elements, zeros beyond
+/// its end.
 pub(super) fn row_of_four(name: &str, tensor: &str) -> String {
     format!(
         "fn {name}(row: u32, k: u32) -> vec4<f32> {{

@@ -1,5 +1,5 @@
-//! `TopK`: short lines by counting, for each element, those that come before it; longer ones sorted in parts
-//! that are merged.
+//! `TopK`: short lines by counting, for each element, those that come before it; longer ones sorted
+//! in parts that are merged.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -79,8 +79,8 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     Ok(taken)
 }
 
-/// `line_at(line, place)` is where an element of a line is, `before(..)` whether a key and place come before
-/// others.
+/// `line_at(line, place)` is where an element of a line is, `before(..)` whether a key and place
+/// come before others.
 const ORDER: &str = "
 fn line_at(line: u32, place: u32) -> u32 {
     return (line / p.inner * p.len + place) * p.inner + line % p.inner;
@@ -112,8 +112,8 @@ fn key(cx: &OpCx<'_>) -> Result<String> {
     ))
 }
 
-/// The program with `keep(line, part, rank, own, place)`, which takes an element of this key at its rank:
-/// into the results, or among those that are kept of a part.
+/// The program with `keep(line, part, rank, own, place)`, which takes an element of this key at its
+/// rank: into the results, or among those that are kept of a part.
 fn keeping(cx: &OpCx<'_>, mut shader: Shader, to: Option<&[Operand; 2]>) -> (Shader, String) {
     let mut sets = String::new();
     if let Some([keys, places]) = to {
@@ -183,8 +183,8 @@ fn counted(cx: &OpCx<'_>, lines: &Lines) -> Result<Dispatch> {
     shader.each(lines.count.saturating_mul(lines.len), &code)
 }
 
-/// Parts of lines sorted by workgroups, after K. E. Batcher, "Sorting networks and their applications"
-/// (1968): the results, or the first keys and places of each part.
+/// Parts of lines sorted by workgroups, after K. E. Batcher, "Sorting networks and their
+/// applications" (1968): the results, or the first keys and places of each part.
 fn sorted(cx: &OpCx<'_>, lines: &Lines, to: Option<&[Operand; 2]>) -> Result<Dispatch> {
     let size = lines.len.min(BLOCK).next_power_of_two();
     let [_, parts, capacity] = lines.parts(BLOCK);

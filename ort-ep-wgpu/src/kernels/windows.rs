@@ -1,4 +1,5 @@
-//! The windows of convolutions and pools over three axes, with functions of programs for their places.
+//! The windows of convolutions and pools over three axes, with functions of programs for their
+//! places.
 
 use ort_core::dim::Dim;
 use ort_core::ir::Attributes;

@@ -36,8 +36,8 @@ pub(crate) fn skip(why: &str) {
     skip_test(why);
 }
 
-/// Does `work`, the whole of the test of this name, on the adapter that there is; if that is none of GL, also in a process that finds GL alone,
-/// which a machine with Vulkan would not meet.
+/// Does `work`, the whole of the test of this name, on the adapter that there is; if that is none
+/// of GL, also in a process that finds GL alone, which a machine with Vulkan would not meet.
 pub(crate) fn also_on_gl(test: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
     work()?;
     let backend =

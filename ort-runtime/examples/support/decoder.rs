@@ -1,4 +1,5 @@
-//! A small decoder with `GroupQueryAttention`, built by hand: its caches are buffers as long as the longest text.
+//! A small decoder with `GroupQueryAttention`, built by hand: its caches are buffers as long as the
+//! longest text.
 
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
 use ort_runtime::spec::MICROSOFT;
@@ -22,8 +23,8 @@ pub(crate) fn cache_names() -> Vec<(String, String)> {
     layers.map(|(layer, kind)| (format!("past.{layer}.{kind}"), format!("present.{layer}.{kind}"))).collect()
 }
 
-/// Inputs: `input_ids` [1, sequence], `seqlens_k` [1], `total_sequence_length` [1] and the caches. Outputs: `logits`
-/// [1, sequence, 64] and the caches.
+/// Inputs: `input_ids` [1, sequence], `seqlens_k` [1], `total_sequence_length` [1] and the caches.
+/// Outputs: `logits` [1, sequence, 64] and the caches.
 pub(crate) fn decoder(longest: usize) -> Result<Graph> {
     let mut builder = GraphBuilder::new("decoder");
     let ids = builder.input("input_ids", DType::I64, &["1", "sequence"]);

@@ -1,4 +1,5 @@
-//! Junk for operators, drawn by dice that fall the same each time, and the memory that this process took.
+//! Junk for operators, drawn by dice that fall the same each time, and the memory that this process
+//! took.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 pub(crate) mod text;

@@ -1,5 +1,5 @@
-//! Nodes that are right, from the tables of reference cases, and edits that make them wrong in one or two places: they
-//! get further than junk does.
+//! Nodes that are right, from the tables of reference cases, and edits that make them wrong in one
+//! or two places: they get further than junk does.
 
 use bytes::Bytes;
 use ort_runtime::DType;

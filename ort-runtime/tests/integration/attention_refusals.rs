@@ -1,5 +1,5 @@
-//! Attention and mixtures of experts whose sizes, lengths and places of tokens come at run time and do not fit: each
-//! ends in a typed error that names what is wrong, and none in a panic.
+//! Attention and mixtures of experts whose sizes, lengths and places of tokens come at run time and
+//! do not fit: each ends in a typed error that names what is wrong, and none in a panic.
 
 use crate::support::numbers;
 use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};

@@ -1,5 +1,5 @@
-//! A batch that a memory limit cannot hold at once runs in parts: with the bits of the whole, within the limit, and only where items are
-//! proved to be computed apart.
+//! A batch that a memory limit cannot hold at once runs in parts: with the bits of the whole,
+//! within the limit, and only where items are proved to be computed apart.
 
 use crate::support::{axis, ints};
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
@@ -165,8 +165,9 @@ fn bits(session: &Session, inputs: &[(&'static str, Value)]) -> Result<Vec<Vec<u
     outputs.iter().map(|(_, value)| Ok(value.tensor()?.view().bytes()?.to_vec())).collect()
 }
 
-/// Runs in two parts, then in three, and so on, each with a limit that is a byte too low for fewer: all have the bits of the whole and
-/// keep to the limit, and what is refused at last says exactly what would do. Returns the parts of the last that ran.
+/// Runs in two parts, then in three, and so on, each with a limit that is a byte too low for fewer:
+/// all have the bits of the whole and keep to the limit, and what is refused at last says exactly
+/// what would do. Returns the parts of the last that ran.
 fn run_in_ever_more_parts(
     graph: &Graph,
     inputs: &[(&'static str, Value)],
@@ -363,7 +364,8 @@ fn mapped() -> Result<(tempfile::TempDir, Model)> {
     Ok((folder, model))
 }
 
-/// A batch is split before weights are streamed; where not even single items leave room for all weights, both are done.
+/// A batch is split before weights are streamed; where not even single items leave room for all
+/// weights, both are done.
 #[test]
 fn it_comes_before_streaming() -> Result<()> {
     let (_folder, model) = mapped()?;

@@ -1,9 +1,10 @@
-//! Recorded cases: every folder below `data/cases` holds a model, inputs and the outputs that a reference computed, as ONNX's
-//! package stores its node tests. Each runs at every optimization level, on one to three threads, and as it is saved when
-//! it is optimized.
+//! Recorded cases: every folder below `data/cases` holds a model, inputs and the outputs that a
+//! reference computed, as ONNX's package stores its node tests. Each runs at every optimization
+//! level, on one to three threads, and as it is saved when it is optimized.
 //!
-//! Outputs come from the standard's reference evaluator or from exact formulas, never from this runtime. A folder is named
-//! by what it is a case of; `tol` holds the relative and the absolute tolerance.
+//! Outputs come from the standard's reference evaluator or from exact formulas, never from this
+//! runtime. A folder is named by what it is a case of; `tol` holds the relative and the absolute
+//! tolerance.
 
 use std::path::{Path, PathBuf};
 
@@ -44,8 +45,9 @@ fn every_case_passes_at_every_level_and_on_any_threads() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-/// Cases that files cannot state at level `extended`: the standard's `Attention` has no attribute for
-/// queries all of whose scores overflow. ONNX Runtime gives NaN there as the formula does, we give 0.
+/// Cases that files cannot state at level `extended`: the standard's `Attention` has no attribute
+/// for queries all of whose scores overflow. ONNX Runtime gives NaN there as the formula does, we
+/// give 0.
 const NOT_IN_FILES: &str = "attention_scores_overflow";
 
 #[test]
@@ -73,8 +75,8 @@ fn check_written(folder: &Path, level: Level) -> Result<()> {
     check(folder, &Model::load(path)?, Level::Disabled, 1)
 }
 
-/// ONNX Runtime loads what is written at level `extended`. Its kernels take no mask that broadcasts over the
-/// queries, and no convolution whose input and output are of different 8-bit types.
+/// ONNX Runtime loads what is written at level `extended`. Its kernels take no mask that broadcasts
+/// over the queries, and no convolution whose input and output are of different 8-bit types.
 #[test]
 fn level_extended_makes_only_what_onnx_runtime_has_kernels_for() -> Result<()> {
     let cases =

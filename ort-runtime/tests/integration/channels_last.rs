@@ -1,5 +1,5 @@
-//! Images with the channels last on a device that prefers it: the same results as with them second, and transpositions only where the
-//! model's other nodes need them.
+//! Images with the channels last on a device that prefers it: the same results as with them second,
+//! and transpositions only where the model's other nodes need them.
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use ort_runtime::tensor::{TensorMut, TensorView, Tolerance, compare};
 use ort_runtime::{DType, Model, Result, Session, SessionBuilder, Tensor};
 use proptest::prelude::*;
 
-/// The CPU with operators of images with the channels last, each computed by a session that decomposes it.
+/// The CPU with operators of images with the channels last, each computed by a session that
+/// decomposes it.
 struct Preferring {
     cpu: Arc<dyn Device>,
     own: KernelTable,
@@ -114,7 +115,8 @@ fn steps(session: &Session) -> Vec<String> {
     steps.filter(|op| op != "Reshape").collect()
 }
 
-/// Runs a graph as it is and on the device that prefers channels last, and gives the latter's session.
+/// Runs a graph as it is and on the device that prefers channels last, and gives the latter's
+/// session.
 fn check(graph: Graph) -> Result<Session> {
     let model = Model::from_graph(graph);
     let (plain, preferring) = (plain(&model).build()?, preferring(&model)?);
@@ -172,8 +174,8 @@ fn perm(order: &[i64]) -> [(&'static str, Attribute); 1] {
     [("perm", Attribute::Ints(order.to_vec()))]
 }
 
-/// A residual block, squeeze and excitation, and the mean: one transposition in front, none between, and none at the end, where the image
-/// has one pixel.
+/// A residual block, squeeze and excitation, and the mean: one transposition in front, none
+/// between, and none at the end, where the image has one pixel.
 #[test]
 fn nothing_moves_inside_of_a_network() -> Result<()> {
     let mut net = Net::new();
@@ -202,7 +204,8 @@ fn nothing_moves_inside_of_a_network() -> Result<()> {
     Ok(())
 }
 
-/// A model that has its images with the channels last and moves them around each convolution itself.
+/// A model that has its images with the channels last and moves them around each convolution
+/// itself.
 #[test]
 fn the_models_own_transpositions_vanish() -> Result<()> {
     let mut net = Net::new();
@@ -219,7 +222,8 @@ fn the_models_own_transpositions_vanish() -> Result<()> {
     Ok(())
 }
 
-/// What reads a result in other ways gets it as it was: an output of the graph, a subgraph, an operator that counts elements.
+/// What reads a result in other ways gets it as it was: an output of the graph, a subgraph, an
+/// operator that counts elements.
 #[test]
 fn other_readers_find_the_channels_second() -> Result<()> {
     let mut net = Net::new();

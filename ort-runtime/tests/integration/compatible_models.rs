@@ -1,4 +1,5 @@
-//! Models that ONNX does not allow and ONNX Runtime runs: they run here with a warning, and are refused by strict loading.
+//! Models that ONNX does not allow and ONNX Runtime runs: they run here with a warning, and are
+//! refused by strict loading.
 //!
 //! The models and ONNX Runtime's results are cases of `data/cases`, which `case_folders.rs` runs.
 #![allow(clippy::indexing_slicing)]

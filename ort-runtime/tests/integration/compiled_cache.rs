@@ -1,4 +1,5 @@
-//! The compiled cache: the same bits, nothing packed again, and files that are damaged, stale or not to be written do no harm.
+//! The compiled cache: the same bits, nothing packed again, and files that are damaged, stale or
+//! not to be written do no harm.
 
 use crate::support;
 
@@ -15,7 +16,8 @@ use ort_runtime::tensor::{TensorMut, TensorView};
 use ort_runtime::{Budget, DType, ErrorKind, Limits, Model, Result, Session, SessionBuilder};
 use support::{branch, numbers};
 
-/// Weights that are packed as they are, after folding, in a branch, by Winograd's transforms and unaligned; constants that are only folded.
+/// Weights that are packed as they are, after folding, in a branch, by Winograd's transforms and
+/// unaligned; constants that are only folded.
 fn graph() -> Result<Graph> {
     let mut builder = GraphBuilder::new("layers");
     let x = builder.input("x", DType::F32, &["rows", "64"]);
@@ -548,7 +550,8 @@ fn damaged_compiled_models_are_packed_again_or_refused() -> Result<()> {
     Ok(())
 }
 
-/// A compiled model of one model that says that it is another, and one whose model was damaged beside packed weights that fit.
+/// A compiled model of one model that says that it is another, and one whose model was damaged
+/// beside packed weights that fit.
 #[test]
 fn a_compiled_model_is_not_believed_what_model_it_is() -> Result<()> {
     let place = Place::new()?;
@@ -558,7 +561,8 @@ fn a_compiled_model_is_not_believed_what_model_it_is() -> Result<()> {
     let whole = std::fs::read(&path).expect("a file");
     let model = std::fs::read(place.file()).expect("a model");
     let start = whole.windows(model.len()).position(|part| part == model).expect("the model is in it");
-    // One bit of a weight, with the checksum of the table left as it is: as damage and as malice it is the hash that tells.
+    // One bit of a weight, with the checksum of the table left as it is: as damage and as malice it
+    // is the hash that tells.
     let mut false_one = whole;
     false_one[start + model.len() / 3] ^= 1;
     std::fs::remove_file(&path).expect("removed");

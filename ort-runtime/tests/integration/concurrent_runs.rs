@@ -1,4 +1,5 @@
-//! One session runs from many threads at once: the right answers, and no more memory than the runs need.
+//! One session runs from many threads at once: the right answers, and no more memory than the runs
+//! need.
 
 use crate::support::{LAYER_OF_ONES, floats, layer, session};
 use ort_runtime::Result;

@@ -1,4 +1,5 @@
-//! What depends on constants alone is computed while the session is built, unless that would make the constants larger.
+//! What depends on constants alone is computed while the session is built, unless that would make
+//! the constants larger.
 
 use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
 use ort_runtime::rewrite::Level;

@@ -13,7 +13,8 @@ struct Body {
 }
 
 impl Body {
-    /// An empty subgraph that captures `outer` values of the enclosing graph; returns the values that stand for them.
+    /// An empty subgraph that captures `outer` values of the enclosing graph; returns the values
+    /// that stand for them.
     fn new(outer: &[ValueId]) -> (Body, Vec<ValueId>) {
         let mut graph = Graph::new("body");
         let inner: Vec<ValueId> = (0..outer.len())
@@ -47,7 +48,8 @@ fn floats(value: &Value) -> Result<(Vec<usize>, Vec<f32>)> {
     Ok((tensor.shape().to_vec(), tensor.to_vec()?))
 }
 
-/// `if c { if c { x * y } else { y } } else { x }`: `x` is captured two levels deep, `y` is a constant.
+/// `if c { if c { x * y } else { y } } else { x }`: `x` is captured two levels deep, `y` is a
+/// constant.
 fn nested_branches() -> Result<Graph> {
     let mut main = GraphBuilder::new("main");
     let x = main.input("x", DType::F32, &["n"]);
@@ -79,7 +81,8 @@ fn captures_reach_two_levels() -> Result<()> {
     Ok(())
 }
 
-/// A loop that appends a captured value to the carried one, and hands over the length before each iteration.
+/// A loop that appends a captured value to the carried one, and hands over the length before each
+/// iteration.
 fn growing_loop() -> Result<Graph> {
     let mut main = GraphBuilder::new("main");
     let trips = main.input("trips", DType::I64, &[]);

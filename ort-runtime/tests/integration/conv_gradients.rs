@@ -1,11 +1,12 @@
-//! `ConvGradInput` and `ConvGradWeights`: the kernels in `float` against the convolutions that they are made of in `double`, and
-//! the same bits on any number of threads.
+//! `ConvGradInput` and `ConvGradWeights`: the kernels in `float` against the convolutions that they
+//! are made of in `double`, and the same bits on any number of threads.
 
 use crate::support::{ints, numbers};
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder};
 use ort_runtime::{DType, Model, Result, Session, Tensor, Value};
 
-/// A convolution: shapes of image and weights, places of results, strides, dilations, pads before each axis, groups.
+/// A convolution: shapes of image and weights, places of results, strides, dilations, pads before
+/// each axis, groups.
 struct Case {
     name: &'static str,
     image: &'static [usize],

@@ -1,4 +1,5 @@
-//! `CounterDropout`: what it drops follows from seed, stream, step and place alone, in the share that was asked for.
+//! `CounterDropout`: what it drops follows from seed, stream, step and place alone, in the share
+//! that was asked for.
 
 use crate::optimizer_support::{doubles, tensor};
 use ort_runtime::ir::{Attribute, GraphBuilder};

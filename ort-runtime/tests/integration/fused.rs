@@ -1,5 +1,5 @@
-//! Fused operators against their decompositions, over shapes, activations, optional inputs and where operands come from; and the
-//! same bits on any number of threads.
+//! Fused operators against their decompositions, over shapes, activations, optional inputs and
+//! where operands come from; and the same bits on any number of threads.
 
 use std::sync::Arc;
 
@@ -92,7 +92,8 @@ impl Case {
                 assert!(same && a.len() == b.len(), "{self:?} differs on {threads} threads");
             }
         }
-        // The operators of `com.microsoft` that a decomposition of our own gives are decomposed, too.
+        // The operators of `com.microsoft` that a decomposition of our own gives are decomposed,
+        // too.
         let parts: Arc<dyn Device> = Without::new(&[
             "FusedMatMul",
             "FusedGemm",
@@ -318,7 +319,8 @@ proptest! {
     }
 }
 
-/// An addend whose memory the result takes over, where the weights are the product's left side and its right side.
+/// An addend whose memory the result takes over, where the weights are the product's left side and
+/// its right side.
 #[test]
 fn addends_lie_where_the_result_goes() -> Result<()> {
     for (batch, channels, filters, image) in

@@ -64,7 +64,8 @@ const ELEMENTWISE: &[(&str, Attrs, &[&[f64]])] = &[
     ("ThresholdedRelu", &[("alpha", 0.4)], &[ALL]),
 ];
 
-/// Formulas of booleans, which are not differentiable, and `Where`, whose condition is one (it has its own row below).
+/// Formulas of booleans, which are not differentiable, and `Where`, whose condition is one (it has
+/// its own row below).
 const WITHOUT: &[&str] = &[
     "And",
     "Equal",
@@ -104,7 +105,8 @@ fn elementwise_operators() -> Result<()> {
     Ok(())
 }
 
-/// One row: all operands have the length of the first. The builder takes a plain function, so the graph is built here.
+/// One row: all operands have the length of the first. The builder takes a plain function, so the
+/// graph is built here.
 fn elementwise(op: &str, attrs: Attrs, operands: &[&[f64]]) -> Result<()> {
     let attrs: Vec<(&str, Attribute)> =
         attrs.iter().map(|(name, value)| (*name, Attribute::Float(*value))).collect();

@@ -1,4 +1,5 @@
-//! Gradients of attention and of operators that are made of others, against central finite differences on the CPU.
+//! Gradients of attention and of operators that are made of others, against central finite
+//! differences on the CPU.
 
 use crate::gradient_support::rows::{check_all, row};
 use crate::support::ints;

@@ -168,7 +168,8 @@ fn loops() {
     ]);
 }
 
-/// The sine of `a` where the first element of `a` is above a bound, else the product with `b`; `a` itself besides.
+/// The sine of `a` where the first element of `a` is above a bound, else the product with `b`; `a`
+/// itself besides.
 fn branched(b: &mut GraphBuilder, x: &[ValueId], bound: f64) -> Result<ValueId> {
     let zero = b.constant(Tensor::from_slice(&[2], &[0i64, 0])?);
     let first = b.node("GatherND", &[x[0], zero], &[])?;
@@ -192,7 +193,8 @@ fn branches() {
     ]);
 }
 
-/// The sum of squares of the gradient of a sum of squares, and its gradient, both by the first input.
+/// The sum of squares of the gradient of a sum of squares, and its gradient, both by the first
+/// input.
 fn second_order(build: Build, shapes: &[&[usize]]) -> Result<Session> {
     let mut b = GraphBuilder::new("second");
     let mut inputs = Vec::new();

@@ -5,7 +5,8 @@ use crate::support::ints;
 use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
 use ort_runtime::{Result, Tensor};
 
-/// A gradient of a convolution in two groups, of images of 4 channels of 6 by 5 with filters of 3 by 2.
+/// A gradient of a convolution in two groups, of images of 4 channels of 6 by 5 with filters of 3
+/// by 2.
 fn conv_gradient(b: &mut GraphBuilder, op: &str, x: &[ValueId], shape: &[i64]) -> Result<ValueId> {
     let shape = b.constant(ints(shape)?);
     let attrs = [

@@ -11,7 +11,8 @@ fn resize(b: &mut GraphBuilder, x: ValueId, scales: &[f32], mode: &str) -> Resul
     b.add(("", "Resize"), &[Some(x), None, Some(scales)], &mode, 1, vec![]).map(|y| y[0])
 }
 
-/// A list whose elements and length follow from the elements of `x`, all of which are below a million.
+/// A list whose elements and length follow from the elements of `x`, all of which are below a
+/// million.
 fn at_run_time(b: &mut GraphBuilder, x: ValueId, list: Tensor) -> Result<ValueId> {
     let (flat, many) = (b.constant(ints(&[-1])?), b.constant(Tensor::scalar(1e6f64)?));
     let flat = b.node("Reshape", &[x, flat], &[])?;

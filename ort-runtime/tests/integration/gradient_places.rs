@@ -1,4 +1,5 @@
-//! Gradients of operators that place, sample or transform elements, against central finite differences on the CPU.
+//! Gradients of operators that place, sample or transform elements, against central finite
+//! differences on the CPU.
 
 use crate::gradient_support::rows::{check_all, row};
 use crate::support::{axis, ints};

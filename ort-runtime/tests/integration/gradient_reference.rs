@@ -1,4 +1,5 @@
-//! Gradients against those of PyTorch's autograd, which `xtask/python/gradient_reference.py` records, in both precisions.
+//! Gradients against those of PyTorch's autograd, which `xtask/python/gradient_reference.py`
+//! records, in both precisions.
 
 use crate::support::session;
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
@@ -49,7 +50,8 @@ fn attribute(json: &Json) -> Attribute {
 
 /// The node's first output, then the gradients of its weighted sum by the wanted inputs.
 ///
-/// Says for each of them whether there is one: where the output does not depend on an input, it is zero.
+/// Says for each of them whether there is one: where the output does not depend on an input, it is
+/// zero.
 fn graph_of(case: &Json, dtype: DType) -> Result<(Graph, Vec<bool>)> {
     let mut b = GraphBuilder::new("case");
     let wanted: Vec<u64> = array(case, "wanted").iter().filter_map(Json::as_u64).collect();

@@ -1,4 +1,5 @@
-//! Bound runs give the bits of plain runs, in the memory that is bound, and refuse what does not fit before a node runs.
+//! Bound runs give the bits of plain runs, in the memory that is bound, and refuse what does not
+//! fit before a node runs.
 
 #[path = "../../examples/support/decoder.rs"]
 mod decoder;
@@ -18,7 +19,8 @@ fn address(binding: &IoBinding, output: &str) -> Result<*const u8> {
     Ok(binding.output(output)?.tensor()?.bytes()?.as_ptr())
 }
 
-/// Outputs of every kind: computed, an input, a constant, known from the shapes, the same value twice, of unknown size.
+/// Outputs of every kind: computed, an input, a constant, known from the shapes, the same value
+/// twice, of unknown size.
 fn outputs_of_every_kind() -> Result<Graph> {
     let mut builder = GraphBuilder::new("kinds");
     let x = builder.input("x", DType::F32, &["rows", "4"]);

@@ -1,4 +1,5 @@
-//! Inputs of `Concat` are computed where its output is, where that is possible and takes no more memory.
+//! Inputs of `Concat` are computed where its output is, where that is possible and takes no more
+//! memory.
 
 use crate::support::{axis, inputs_of, numbers, run};
 use ort_runtime::ir::{Graph, GraphBuilder, ValueId};
@@ -9,7 +10,8 @@ fn session(graph: Graph) -> Result<Session> {
     Session::builder(&Model::from_graph(graph)).opt_level(Level::Disabled).threads(1).build()
 }
 
-/// Two values of `columns` columns from `x`, joined along `along`, and a sum over all; `more` also reads one of the two.
+/// Two values of `columns` columns from `x`, joined along `along`, and a sum over all; `more` also
+/// reads one of the two.
 fn two_parts(columns: usize, along: i64, more: bool) -> Result<Graph> {
     let mut builder = GraphBuilder::new("parts");
     let x = builder.input("x", DType::F32, &["rows", &columns.to_string()]);
@@ -53,7 +55,8 @@ fn workspaces(plan: &ort_runtime::plan::PlanReport) -> usize {
 
 #[test]
 fn what_cannot_be_a_part_is_copied() -> Result<()> {
-    // Rows of the result lie apart; a part is read elsewhere, too; a part does not begin where kernels may write.
+    // Rows of the result lie apart; a part is read elsewhere, too; a part does not begin where
+    // kernels may write.
     for (columns, along, more) in [(16, 1, false), (16, 0, true), (5, 0, false)] {
         let session = session(two_parts(columns, along, more)?)?;
         assert!(runs(&session, 3, "Concat")?, "{columns} {along} {more}");
@@ -64,7 +67,8 @@ fn what_cannot_be_a_part_is_copied() -> Result<()> {
     Ok(())
 }
 
-/// The first part is computed at the beginning and small beside the second, so that room for both would be held for long.
+/// The first part is computed at the beginning and small beside the second, so that room for both
+/// would be held for long.
 #[test]
 fn a_part_that_waits_long_does_not_hold_the_place_of_the_others() -> Result<()> {
     let mut builder = GraphBuilder::new("long");
@@ -86,7 +90,8 @@ fn a_part_that_waits_long_does_not_hold_the_place_of_the_others() -> Result<()> 
     let last = builder.node("ReduceSum", &[joined], &[])?;
     let session = session(builder.finish(&[last])?)?;
     let plan = session.plan(&[])?;
-    // Never more than with a copy at the end: the widest value, the branch, and what is around them.
+    // Never more than with a copy at the end: the widest value, the branch, and what is around
+    // them.
     assert!(plan.lower_bound_bytes <= plan.planned_bytes);
     assert!(plan.planned_bytes <= 2048 * 4 + 1024 * 4 + 4096 + workspaces(&plan), "{}", plan.planned_bytes);
     Ok(())

@@ -1,4 +1,5 @@
-//! The largest batch that fits into a budget as a whole is computed, and is right: it runs within that limit, and one more does not.
+//! The largest batch that fits into a budget as a whole is computed, and is right: it runs within
+//! that limit, and one more does not.
 
 use crate::support;
 

@@ -1,5 +1,6 @@
-//! Under a memory limit a model runs exactly if the limit is at least the least one, sizes that only the run tells included: more memory never fails where
-//! less ran, the bits are the same, and whoever follows what refusals name comes to the least limit.
+//! Under a memory limit a model runs exactly if the limit is at least the least one, sizes that
+//! only the run tells included: more memory never fails where less ran, the bits are the same, and
+//! whoever follows what refusals name comes to the least limit.
 
 use crate::support::{axis, floats, ints, numbers};
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
@@ -94,7 +95,8 @@ fn known() -> Result<Graph> {
     builder.finish(&[soft])
 }
 
-/// Sums along the second axis, one column after the other: the columns are moved to the front before.
+/// Sums along the second axis, one column after the other: the columns are moved to the front
+/// before.
 fn columns() -> Result<Graph> {
     let mut builder = GraphBuilder::new("columns");
     let x = builder.input("x", DType::F32, &["n", "64"]);
@@ -111,7 +113,8 @@ fn columns() -> Result<Graph> {
     builder.finish(&outputs)
 }
 
-/// Attention whose mask has a rank that only the run tells, and with it the memory that it works in.
+/// Attention whose mask has a rank that only the run tells, and with it the memory that it works
+/// in.
 fn masked() -> Result<Graph> {
     let mut builder = GraphBuilder::new("masked");
     let x = builder.input("x", DType::F32, &["n", "64"]);
@@ -213,7 +216,8 @@ fn every_limit_from_the_least_on_runs_with_the_same_bits() -> Result<()> {
     Ok(())
 }
 
-/// A plan that says what a run needs is kept to: what it refuses is refused with the limit that does, at once. One that cannot says so.
+/// A plan that says what a run needs is kept to: what it refuses is refused with the limit that
+/// does, at once. One that cannot says so.
 #[test]
 fn a_refusal_of_a_known_need_names_a_limit_that_does() -> Result<()> {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,5 @@
-//! An operator that no provider claims is decomposed, and one that has no decomposition is an error.
+//! An operator that no provider claims is decomposed, and one that has no decomposition is an
+//! error.
 
 use crate::support::{Without, axis, floats};
 use ort_runtime::ir::GraphBuilder;

@@ -1,5 +1,6 @@
-//! AdamW with moments of 8 bits: the codes of a straight implementation (`xtask/python/dynamic_code_reference.py`), and a
-//! regression that ends where that with moments of 32 bits ends.
+//! AdamW with moments of 8 bits: the codes of a straight implementation
+//! (`xtask/python/dynamic_code_reference.py`), and a regression that ends where that with moments
+//! of 32 bits ends.
 
 use crate::optimizer_support::{Given, Step, doubles, name, numbers, replace, take_over, tensor};
 use ort_runtime::ir::Attribute;

@@ -1,5 +1,6 @@
-//! Steps of optimizers against the trajectories of torch's, and what holds for all of them: the same bits in place, on any
-//! number of threads and for any type of gradient, no change without an update, clear errors.
+//! Steps of optimizers against the trajectories of torch's, and what holds for all of them: the
+//! same bits in place, on any number of threads and for any type of gradient, no change without an
+//! update, clear errors.
 //!
 //! The trajectories are made by `xtask/python/optimizer_reference.py`.
 
@@ -56,7 +57,8 @@ fn sizes<'a>(lists: impl IntoIterator<Item = &'a Json>) -> Vec<f64> {
         .expect("a list")
 }
 
-/// Whether elements differ by no more than rounding, which is relative to them or to the `sizes` that their sums went through.
+/// Whether elements differ by no more than rounding, which is relative to them or to the `sizes`
+/// that their sums went through.
 fn near(what: &str, actual: &Tensor, expected: &[f64], sizes: &[f64]) -> Result<()> {
     let tolerance = if actual.dtype() == DType::F64 { 1e-12 } else { 1e-6 };
     let actual = doubles(actual)?;

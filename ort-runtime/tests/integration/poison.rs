@@ -1,4 +1,5 @@
-//! Memory that is to be written holds NaN first, where a session is asked for it: what reads it before shows.
+//! Memory that is to be written holds NaN first, where a session is asked for it: what reads it
+//! before shows.
 
 use crate::support;
 

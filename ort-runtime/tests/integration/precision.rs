@@ -1,5 +1,6 @@
-//! Products in bfloat16, those of attention too: close to those in float32 and not the same, the same on any number of threads, half the weights' memory;
-//! and refused where the CPU has no instructions for them.
+//! Products in bfloat16, those of attention too: close to those in float32 and not the same, the
+//! same on any number of threads, half the weights' memory; and refused where the CPU has no
+//! instructions for them.
 
 use ort_runtime::ep::Precision;
 use ort_runtime::ir::{Attribute, GraphBuilder};
@@ -13,7 +14,8 @@ fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
     Tensor::from_slice(shape, &values)
 }
 
-/// An operator over an input and a constant weight of these shapes; for attention, the weight is keys, and values are as many.
+/// An operator over an input and a constant weight of these shapes; for attention, the weight is
+/// keys, and values are as many.
 fn model(op: &str, shapes: [&[usize]; 2], attrs: &[(&'static str, Attribute)]) -> Result<(Model, Value)> {
     let mut builder = GraphBuilder::new("precision");
     let sizes: Vec<String> = shapes[0].iter().map(usize::to_string).collect();

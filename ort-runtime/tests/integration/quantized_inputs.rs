@@ -1,11 +1,12 @@
-//! Run-time tensors that do not fit the attributes of operators on quantized weights, which the model leaves open:
-//! typed errors, whatever is wrong.
+//! Run-time tensors that do not fit the attributes of operators on quantized weights, which the
+//! model leaves open: typed errors, whatever is wrong.
 
 use crate::support::session;
 use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
 use ort_runtime::{DType, Error, ErrorKind, Result, Tensor, Value};
 
-/// A tensor as text with the value of all elements, `uint8[4, 2, 16]=3`; empty for an input left out.
+/// A tensor as text with the value of all elements, `uint8[4, 2, 16]=3`; empty for an input left
+/// out.
 type Given = &'static str;
 
 fn parse(text: Given) -> Result<(DType, Tensor)> {

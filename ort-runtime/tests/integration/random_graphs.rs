@@ -1,5 +1,5 @@
-//! Random graphs of elementwise operators and operators that move data: with views and results in place they give
-//! what they give node by node, each node in a session of its own.
+//! Random graphs of elementwise operators and operators that move data: with views and results in
+//! place they give what they give node by node, each node in a session of its own.
 
 use crate::random_support::{Choice, check};
 use proptest::prelude::*;

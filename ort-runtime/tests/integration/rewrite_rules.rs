@@ -1,5 +1,5 @@
-//! Every rewrite rule, on the samples of its table and on variants of them: the pattern with the rule and without it gives the
-//! same.
+//! Every rewrite rule, on the samples of its table and on variants of them: the pattern with the
+//! rule and without it gives the same.
 
 use ort_runtime::dtype::DType;
 use ort_runtime::rewrite::{Declared, Level, Optimizer, Rule, rule_sets, sample};
@@ -97,8 +97,8 @@ fn a_rule_changes_no_result() {
 }
 
 /// Unknown sizes, axes of one element, other ranks, other types, constants of one element that have
-/// axes, inputs left out: if the graph runs as it is, it runs with the rule alone and with all rules,
-/// and gives the same.
+/// axes, inputs left out: if the graph runs as it is, it runs with the rule alone and with all
+/// rules, and gives the same.
 #[test]
 fn a_rule_changes_no_result_of_a_variant() {
     let variants = samples().flat_map(|trial| {
@@ -108,8 +108,8 @@ fn a_rule_changes_no_result_of_a_variant() {
     check(variants, |trial| trial.in_all_forms());
 }
 
-/// Numbers that are none, infinite, negative zeros, or at the ends of their type, in rules of single elements; and masks that hide
-/// all keys.
+/// Numbers that are none, infinite, negative zeros, or at the ends of their type, in rules of
+/// single elements; and masks that hide all keys.
 #[test]
 fn a_rule_changes_no_result_of_special_numbers() {
     let trials = samples().filter_map(|trial| {
@@ -147,8 +147,8 @@ impl Trial {
         Session::builder(model).threads(1).optimizer(only).build()
     }
 
-    /// The variant with sizes, symbols and types alone, each with the rule and with all rules, if it
-    /// is one that runs; whether it is.
+    /// The variant with sizes, symbols and types alone, each with the rule and with all rules, if
+    /// it is one that runs; whether it is.
     fn in_all_forms(&self) -> Result<bool> {
         let Ok(concrete) = sample(self.rule, self.text, Declared::Sizes) else { return Ok(false) };
         let concrete = Model::from_graph(concrete);
@@ -174,7 +174,8 @@ impl Trial {
         run(&without, &inputs(concrete, self.data)?)
     }
 
-    /// Compares what a session gives with what the graph gives without rules, on inputs of the sizes that `concrete` has.
+    /// Compares what a session gives with what the graph gives without rules, on inputs of the
+    /// sizes that `concrete` has.
     fn compare(&self, session: &Session, expected: &[(String, Value)], concrete: &Model) -> Result<()> {
         let actual = run(session, &inputs(concrete, self.data)?)?;
         for ((name, expected), (_, actual)) in expected.iter().zip(&actual) {

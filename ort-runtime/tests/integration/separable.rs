@@ -1,5 +1,6 @@
-//! A pointwise convolution and the depthwise one that reads it, as one operator: the bits of the two, on any number of threads, at any limit and in
-//! any precision; where the rule applies; and what is never whole in memory.
+//! A pointwise convolution and the depthwise one that reads it, as one operator: the bits of the
+//! two, on any number of threads, at any limit and in any precision; where the rule applies; and
+//! what is never whole in memory.
 
 use std::sync::Arc;
 
@@ -57,7 +58,8 @@ const CASES: &[Case] = &[
         activations: [("Swish", &[1.0]), ("Gelu", &[])],
         ..BASE
     },
-    // Padding that is asymmetric, more than the kernel, or none; no bias, so that rows beyond the image must be 0.
+    // Padding that is asymmetric, more than the kernel, or none; no bias, so that rows beyond the
+    // image must be 0.
     Case { pads: [0, 2, 1, 0], biases: [false, true], ..BASE },
     Case { pads: [4, 0, 5, 3], activations: [("Sigmoid", &[]), ("", &[])], ..BASE },
     Case { pads: [0; 4], strides: [2, 2], biases: [true, false], ..BASE },
@@ -207,7 +209,8 @@ fn one_operator_gives_the_bits_of_two() -> Result<()> {
     Ok(())
 }
 
-/// Where the rule applies: the case, the sizes of its image as the model knows them, a further output, and whether it does.
+/// Where the rule applies: the case, the sizes of its image as the model knows them, a further
+/// output, and whether it does.
 #[test]
 fn the_rule_applies_where_it_pays() -> Result<()> {
     type Other = Option<fn(&mut GraphBuilder, ValueId) -> Result<ValueId>>;
@@ -242,7 +245,8 @@ fn the_rule_applies_where_it_pays() -> Result<()> {
     Ok(())
 }
 
-/// The plan of both holds what lies between, 4,816,896 bytes; that of the one a few rows of it for each thread, and never more than all.
+/// The plan of both holds what lies between, 4,816,896 bytes; that of the one a few rows of it for
+/// each thread, and never more than all.
 #[test]
 fn what_lies_between_is_never_whole() -> Result<()> {
     let case = Case { image: [1, 16, 112, 112], filters: 96, strides: [2, 2], ..BASE };

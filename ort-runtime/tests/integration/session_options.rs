@@ -90,7 +90,8 @@ fn what_is_planned_depends_on_the_settings() -> Result<()> {
     let plan = |settings: &[(&str, &str)]| with(chain()?, &entries(settings)?)?.plan(&[("n", 100)]);
     let shared = plan(&[])?.peak_bytes.unwrap_or_default();
     let apart = plan(&[("session.enable_mem_reuse", "0")])?;
-    // Of the four products one is alive at a time, and the last one's memory is the output's; now each has a place of its own.
+    // Of the four products one is alive at a time, and the last one's memory is the output's; now
+    // each has a place of its own.
     assert_eq!(apart.peak_bytes, Some(shared + 2 * 100 * 64 * 4));
     assert_eq!(plan(&[("session.enable_mem_pattern", "0")])?.peak_bytes, None);
 

@@ -1,4 +1,5 @@
-//! Sessions built alike on one model share what is compiled, and sessions on one budget keep to it together.
+//! Sessions built alike on one model share what is compiled, and sessions on one budget keep to it
+//! together.
 
 use crate::support::numbers;
 use ort_runtime::ir::GraphBuilder;

@@ -1,4 +1,5 @@
-//! The order of steps: it lowers the peak where it can, never raises it, and stays an order in which the graph can run.
+//! The order of steps: it lowers the peak where it can, never raises it, and stays an order in
+//! which the graph can run.
 
 use std::time::{Duration, Instant};
 
@@ -109,7 +110,8 @@ proptest! {
     }
 }
 
-/// Branches that first widen a value and then reduce it, all of the first steps before all of the second.
+/// Branches that first widen a value and then reduce it, all of the first steps before all of the
+/// second.
 fn breadth_first(branches: usize) -> Result<Graph> {
     let mut builder = GraphBuilder::new("branches");
     let x = builder.input("x", DType::F32, &["rows", "8"]);

@@ -1,4 +1,5 @@
-//! A model whose packed weights are larger than its memory limit still runs, with the same bits: they pass through a window.
+//! A model whose packed weights are larger than its memory limit still runs, with the same bits:
+//! they pass through a window.
 
 use crate::support;
 
@@ -112,7 +113,8 @@ fn weights_that_had_to_go_are_packed_again_once_there_is_room() -> Result<()> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
-    /// Whatever the limits and sizes, and whichever run came before: the right bits or a refusal, within the limit.
+    /// Whatever the limits and sizes, and whichever run came before: the right bits or a refusal,
+    /// within the limit.
     #[test]
     fn any_runs_keep_to_any_limit(limit in 1000usize..400_000, counts in prop::collection::vec(1usize..60, 1..6)) {
         let (_folder, model) = mapped().expect("a model");

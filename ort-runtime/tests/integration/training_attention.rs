@@ -1,5 +1,5 @@
-//! `TrainingAttention` and its gradient: against the operators that they are made of, against finite differences, and in the same bits with any
-//! number of threads.
+//! `TrainingAttention` and its gradient: against the operators that they are made of, against
+//! finite differences, and in the same bits with any number of threads.
 
 use crate::gradient_support::rows::{check_all, row};
 use crate::optimizer_support::{doubles, tensor};

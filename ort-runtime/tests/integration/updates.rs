@@ -1,4 +1,5 @@
-//! Outputs that are the new values of inputs: whoever reads the old value runs first, and the memory is there once.
+//! Outputs that are the new values of inputs: whoever reads the old value runs first, and the
+//! memory is there once.
 
 use ort_runtime::ir::{Attribute, GraphBuilder};
 use ort_runtime::{DType, ErrorKind, Model, OutputTarget, Result, RunOptions, Session, Tensor, TensorBuffer};
@@ -41,7 +42,8 @@ fn the_old_value_is_read_before_it_is_gone() -> Result<()> {
     Ok(())
 }
 
-/// `new` is `weight` with both halves moved by `x`, one after the other; what reads the old value and the half-new one comes last in the graph.
+/// `new` is `weight` with both halves moved by `x`, one after the other; what reads the old value
+/// and the half-new one comes last in the graph.
 fn model_of_halves() -> Result<Model> {
     let mut b = GraphBuilder::new("halves");
     let weight = b.input("weight", DType::F32, &["4"]);

@@ -1,4 +1,5 @@
-//! Libraries that misbehave, as a table: what the error says, and that a session that was asked to runs without them.
+//! Libraries that misbehave, as a table: what the error says, and that a session that was asked to
+//! runs without them.
 
 use std::path::{Path, PathBuf};
 

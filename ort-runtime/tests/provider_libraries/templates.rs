@@ -1,4 +1,5 @@
-//! The templates, in Rust and in C: they compute what the CPU does, in memory of their own that all comes back.
+//! The templates, in Rust and in C: they compute what the CPU does, in memory of their own that all
+//! comes back.
 
 use std::path::PathBuf;
 

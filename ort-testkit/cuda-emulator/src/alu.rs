@@ -1,4 +1,5 @@
-//! What instructions without memory compute (NVIDIA, "PTX ISA"): one function of register contents for each.
+//! What instructions without memory compute (NVIDIA, "PTX ISA"): one function of register contents
+//! for each.
 //!
 //! A register holds its value without sign in the low bits of a `u64`; the rest is zero.
 

@@ -1,6 +1,8 @@
-//! Barriers in shared memory, and copies of boxes of tensors whose bytes arrive at them (NVIDIA, "PTX ISA", "mbarrier" and "Tensor copy").
+//! Barriers in shared memory, and copies of boxes of tensors whose bytes arrive at them (NVIDIA,
+//! "PTX ISA", "mbarrier" and "Tensor copy").
 //!
-//! What a thread asks for is copied when all threads of its block have had a turn: so a program that does not wait reads what was there before.
+//! What a thread asks for is copied when all threads of its block have had a turn: so a program
+//! that does not wait reads what was there before.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,9 @@
-//! Contraction: within a basic block, `add.f32` and `sub.f32` of a `mul.f32` become `fma.rn.f32` where neither names a rounding.
+//! Contraction: within a basic block, `add.f32` and `sub.f32` of a `mul.f32` become `fma.rn.f32`
+//! where neither names a rounding.
 //!
-//! The PTX ISA lets the driver's assembler do so ("add": "may be optimized aggressively"), and it does by default. Which products it takes is its own
-//! affair; here all are taken, so that what needs a product rounded shows without a GPU.
+//! The PTX ISA lets the driver's assembler do so ("add": "may be optimized aggressively"), and it
+//! does by default. Which products it takes is its own affair; here all are taken, so that what
+//! needs a product rounded shows without a GPU.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,7 @@
 //! Turns instructions as written into operations on numbered slots (NVIDIA, "PTX ISA").
 //!
-//! A function's slots are its special registers, its literals and its registers alike, so that operands need no cases.
+//! A function's slots are its special registers, its literals and its registers alike, so that
+//! operands need no cases.
 
 use std::collections::HashMap;
 

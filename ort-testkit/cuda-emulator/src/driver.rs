@@ -97,7 +97,8 @@ fn capability() -> (i32, i32) {
     (major.parse().unwrap_or(8), minor.parse().unwrap_or(0))
 }
 
-/// The bytes of shared memory that a launch may have at most (NVIDIA, "CUDA C++ Programming Guide", "Compute Capabilities").
+/// The bytes of shared memory that a launch may have at most (NVIDIA, "CUDA C++ Programming Guide",
+/// "Compute Capabilities").
 fn most_shared() -> usize {
     let kib = match capability() {
         (..=7, _) => 64,
@@ -390,7 +391,8 @@ api! {
         }
         let (sizes, steps) = (list(sizes, axes)?, list(steps, axes - 1)?);
         let (boxes, element_steps) = (list(boxes, axes)?, list(element_steps, axes)?);
-        // Only what kernels need: neither steps between elements, nor interleaved ones, nor NaN beyond the ends.
+        // Only what kernels need: neither steps between elements, nor interleaved ones, nor NaN
+        // beyond the ends.
         if element_steps.iter().any(|step| *step != 1) || interleave != 0 || promotion > 3 || fill != 0 {
             return Err(code::INVALID_VALUE);
         }

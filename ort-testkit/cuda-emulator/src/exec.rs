@@ -1,4 +1,5 @@
-//! Runs kernels: blocks in turn over the machine's threads, and a block's threads until each must wait.
+//! Runs kernels: blocks in turn over the machine's threads, and a block's threads until each must
+//! wait.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -43,7 +44,8 @@ pub(crate) struct Mem<'a> {
     shared_size: u64,
     /// The last write of each 16 bytes of shared memory, where products read it by themselves.
     writes: Option<Vec<Write>>,
-    /// The fences between threads' writes and such reads: how many there were, and which was a thread's last.
+    /// The fences between threads' writes and such reads: how many there were, and which was a
+    /// thread's last.
     clock: u64,
     fences: Vec<u64>,
     pub(crate) barriers: Barriers,
@@ -291,7 +293,8 @@ impl Thread {
 const TURN: u64 = 1 << 20;
 
 unsafe fn load(at: *mut u8, log: u8) -> u64 {
-    // SAFETY: the caller says that as many aligned bytes lie there; other threads write them as atomics alone.
+    // SAFETY: the caller says that as many aligned bytes lie there; other threads write them as
+    // atomics alone.
     unsafe {
         match log {
             0 => u64::from(AtomicU8::from_ptr(at).load(Relaxed)),
@@ -303,7 +306,8 @@ unsafe fn load(at: *mut u8, log: u8) -> u64 {
 }
 
 unsafe fn store(at: *mut u8, log: u8, value: u64) {
-    // SAFETY: the caller says that as many aligned bytes lie there; other threads read them as atomics alone.
+    // SAFETY: the caller says that as many aligned bytes lie there; other threads read them as
+    // atomics alone.
     unsafe {
         match log {
             0 => AtomicU8::from_ptr(at).store(value as u8, Relaxed),
@@ -325,7 +329,8 @@ fn run(
     let mut code = functions[t.function].code.as_ptr();
     let mut regs = t.regs[t.base..].as_mut_ptr();
     let mut pc = t.pc;
-    // SAFETY of both: `Builder` gives out slots below the template's length alone, and a frame has as many.
+    // SAFETY of both: `Builder` gives out slots below the template's length alone, and a frame has
+    // as many.
     macro_rules! get {
         ($slot:expr) => {
             // SAFETY: see above.
@@ -364,7 +369,8 @@ fn run(
     }
     while left > 0 {
         left -= 1;
-        // SAFETY: labels are resolved to instructions, and the last instruction of a function leaves it.
+        // SAFETY: labels are resolved to instructions, and the last instruction of a function
+        // leaves it.
         let op = unsafe { &*code.add(pc) };
         pc += 1;
         match *op {
@@ -523,8 +529,9 @@ fn run(
     leave!(pc, Ok(()))
 }
 
-/// Runs an operation on a barrier, or asks for a copy; whether the thread's turn is over. The first wait in vain is told as such, and the
-/// thread goes on in its next turn; at the second one it waits: so that both who does not look at the answer and a deadlock are found.
+/// Runs an operation on a barrier, or asks for a copy; whether the thread's turn is over. The first
+/// wait in vain is told as such, and the thread goes on in its next turn; at the second one it
+/// waits: so that both who does not look at the answer and a deadlock are found.
 fn bulk(bulk: &Bulk, mem: &mut Mem, t: &mut Thread) -> std::result::Result<bool, Trouble> {
     let in_shared =
         |t: &Thread, (base, offset): (u32, i32)| t.get(base).wrapping_add(offset as u64) & 0xFFFF_FFFF;

@@ -1,11 +1,14 @@
-//! A stand-in for NVIDIA's driver library `libcuda.so.1`: it interprets PTX on the CPU, for tests without a GPU. Under the name of a link to
-//! it, it stands in for `libcublasLt.so.12` or `libcudnn.so.9` as well (`driver/lt.rs`, `driver/dnn.rs`), which so share its streams.
+//! A stand-in for NVIDIA's driver library `libcuda.so.1`: it interprets PTX on the CPU, for tests
+//! without a GPU. Under the name of a link to it, it stands in for `libcublasLt.so.12` or
+//! `libcudnn.so.9` as well (`driver/lt.rs`, `driver/dnn.rs`), which so share its streams.
 //!
-//! What the instructions mean is taken from NVIDIA's document "PTX ISA"; the code is our own. A stream that
-//! a program makes does nothing until something waits for it (`driver/queue.rs`). Environment variables:
-//! `ORT_CUDA_EMULATOR_DEVICES` (1), `ORT_CUDA_EMULATOR_MEMORY` (bytes, 8 GiB), `ORT_CUDA_EMULATOR_CAPABILITY` (`8.0`), `ORT_CUDA_EMULATOR_POOLS` (1: there are pools of memory) and
-//! `ORT_CUDA_EMULATOR_STEPS` (instructions of one launch, 200e9). What events tell is not the emulator's own
-//! time: an instruction of a thread takes `ORT_CUDA_EMULATOR_STEP_TIME` microseconds (1), and a library's call as many as are laid down for it.
+//! What the instructions mean is taken from NVIDIA's document "PTX ISA"; the code is our own. A
+//! stream that a program makes does nothing until something waits for it (`driver/queue.rs`).
+//! Environment variables: `ORT_CUDA_EMULATOR_DEVICES` (1), `ORT_CUDA_EMULATOR_MEMORY` (bytes, 8
+//! GiB), `ORT_CUDA_EMULATOR_CAPABILITY` (`8.0`), `ORT_CUDA_EMULATOR_POOLS` (1: there are pools of
+//! memory) and `ORT_CUDA_EMULATOR_STEPS` (instructions of one launch, 200e9). What events tell is
+//! not the emulator's own time: an instruction of a thread takes `ORT_CUDA_EMULATOR_STEP_TIME`
+//! microseconds (1), and a library's call as many as are laid down for it.
 
 mod alu;
 mod bulk;

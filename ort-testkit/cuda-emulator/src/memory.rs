@@ -1,4 +1,5 @@
-//! The memory of the emulated device: pieces of host memory, whose device addresses are their host addresses.
+//! The memory of the emulated device: pieces of host memory, whose device addresses are their host
+//! addresses.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
@@ -12,7 +13,8 @@ pub(crate) struct Memory {
     used: u64,
 }
 
-/// Memory of the device that a pool holds and allocates pieces from. Only its bytes are counted: each piece is host memory of its own.
+/// Memory of the device that a pool holds and allocates pieces from. Only its bytes are counted:
+/// each piece is host memory of its own.
 struct Block {
     pool: u64,
     size: u64,
@@ -41,7 +43,8 @@ const ALIGN: usize = 512;
 
 /// Pieces of a pool are multiples of this.
 const POOLED: u64 = 256;
-/// A pool takes memory from the device, and gives it back, in multiples of this, as the driver does.
+/// A pool takes memory from the device, and gives it back, in multiples of this, as the driver
+/// does.
 pub(crate) const POOL_GRANULE: u64 = 32 << 20;
 
 impl Memory {
@@ -121,7 +124,8 @@ impl Memory {
         live.map(|(start, piece)| (*start, start + piece.size)).collect()
     }
 
-    /// A piece of a pool, not to be used before its stream reaches it: one that the stream was asked to free before, or a new one.
+    /// A piece of a pool, not to be used before its stream reaches it: one that the stream was
+    /// asked to free before, or a new one.
     pub(crate) fn allocate_in(&mut self, pool: u64, stream: u64, size: u64, limit: u64) -> Option<u64> {
         let size = size.checked_next_multiple_of(POOLED)?;
         let room = self.room(pool, stream);
@@ -148,7 +152,8 @@ impl Memory {
         self.add(Piece { size, device: true, pooled: Some(pooled) }, limit)
     }
 
-    /// The bytes of each block of a pool that a stream may be given: all but those in use, or freed in another stream that has not got there.
+    /// The bytes of each block of a pool that a stream may be given: all but those in use, or freed
+    /// in another stream that has not got there.
     fn room(&self, pool: u64, stream: u64) -> BTreeMap<u64, u64> {
         let own = self.blocks.iter().filter(|(_, block)| block.pool == pool);
         let mut room: BTreeMap<u64, u64> = own.map(|(number, block)| (*number, block.size)).collect();

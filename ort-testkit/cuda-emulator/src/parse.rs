@@ -1,4 +1,5 @@
-//! The front end: reads the text of a PTX module (NVIDIA, "PTX ISA") and builds its functions and variables.
+//! The front end: reads the text of a PTX module (NVIDIA, "PTX ISA") and builds its functions and
+//! variables.
 
 use std::collections::HashMap;
 
@@ -606,7 +607,8 @@ pub(crate) fn parse(
         exact: false,
         functions: Vec::new(),
     };
-    // Addresses are constants of the instructions, so variables are placed while functions are read.
+    // Addresses are constants of the instructions, so variables are placed while functions are
+    // read.
     parser.module_with(place)?;
     let mut module = Module { functions: parser.functions, globals: parser.globals };
     crate::decode::link(&mut module.functions)?;

@@ -1,8 +1,9 @@
-//! Products of four warps together, which read shared memory by themselves (NVIDIA, "PTX ISA", "Asynchronous Warpgroup Level Matrix
-//! Instructions").
+//! Products of four warps together, which read shared memory by themselves (NVIDIA, "PTX ISA",
+//! "Asynchronous Warpgroup Level Matrix Instructions").
 //!
-//! Each warp computes its own sixteen rows at once, with what lies in shared memory then. Until they are waited for, the registers of the sums
-//! hold [`POISON`], and the memory that was read must stay as it was: so that a program that does not wait is found.
+//! Each warp computes its own sixteen rows at once, with what lies in shared memory then. Until
+//! they are waited for, the registers of the sums hold [`POISON`], and the memory that was read
+//! must stay as it was: so that a program that does not wait is found.
 
 use half::{bf16, f16};
 
@@ -84,7 +85,8 @@ impl Side {
         Ok(Side { start: field(0), leading: field(16), stride: field(32), width, across, first, rows })
     }
 
-    /// The addresses of its chunks of eight elements, and the first row and the place along the depth of each ("Canonical Layouts").
+    /// The addresses of its chunks of eight elements, and the first row and the place along the
+    /// depth of each ("Canonical Layouts").
     fn chunks(&self) -> impl Iterator<Item = (u64, usize, usize)> + '_ {
         let count = self.rows * DEPTH / 8;
         (0..count).map(|at| {
@@ -108,7 +110,8 @@ impl Side {
         }
     }
 
-    /// Gives each element to `take`, with its row and its place along the depth; what was seen is hashed.
+    /// Gives each element to `take`, with its row and its place along the depth; what was seen is
+    /// hashed.
     fn read(&self, mem: &mut Mem, mut take: impl FnMut(usize, usize, u16)) -> Result<u64, Trouble> {
         let mut seen = 0u64;
         for (address, row, k) in self.chunks() {
@@ -230,7 +233,8 @@ impl Product {
     }
 }
 
-/// Adds the product to the sums: a register's of all threads after another's ("Matrix Fragments for wgmma.mma_async.m64nNk16").
+/// Adds the product to the sums: a register's of all threads after another's ("Matrix Fragments for
+/// wgmma.mma_async.m64nNk16").
 fn multiply(a: &[[f32; DEPTH]; ROWS], b: &[[f32; 256]], sums: &mut [[f32; 32]]) {
     let columns = sums.len() * 2;
     for (row, of_row) in a.iter().enumerate() {

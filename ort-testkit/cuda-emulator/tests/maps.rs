@@ -1,4 +1,5 @@
-//! Copies by tensor maps and the barriers that their bytes arrive at, on a device of compute capability 9.0.
+//! Copies by tensor maps and the barriers that their bytes arrive at, on a device of compute
+//! capability 9.0.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +20,8 @@ const STEPS: [u64; 2] = [160, 1024];
 const BOX: [u32; 3] = [64, 4, 1];
 const BOX_BYTES: usize = 64 * 4 * 2;
 
-/// What a test says in a process of its own, for this case and this device, and whether it ended well: a kernel that fails breaks the driver.
+/// What a test says in a process of its own, for this case and this device, and whether it ended
+/// well: a kernel that fails breaks the driver.
 fn in_process(test: &str, case: &str, capability: &str) -> (String, bool) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(CASE, case);
@@ -52,7 +54,8 @@ impl Given {
         Given { element: 6, address, sizes, steps, boxes, element_step: 1, swizzle: 3 }
     }
 
-    /// The map, written this number of words beyond a multiple of 64 bytes; or the code of the error.
+    /// The map, written this number of words beyond a multiple of 64 bytes; or the code of the
+    /// error.
     fn encode_at(&self, word: usize) -> Result<[u64; 16], u32> {
         ready();
         let mut place = Place([0; 17]);
@@ -225,7 +228,8 @@ fn misuse_of_barriers_and_copies_is_found() {
     let (what, instead, _) = &cases[case.parse::<usize>().unwrap()];
     assert!(TEXT.contains(what));
     let text = match *what {
-        // The arrival without bytes opens the barrier before they come, and the next one is one too many.
+        // The arrival without bytes opens the barrier before they come, and the next one is one too
+        // many.
         _ if instead.starts_with("mbarrier.arrive.shared") => {
             TEXT.replace(what, &format!("{instead} {expect} {expect}"))
         }
@@ -244,7 +248,8 @@ fn who_does_not_wait_reads_what_was_there_before() {
     }
     let text = TEXT.replace("@!%p2 bra more;", "");
     let (code, found) = run(&text, &given(), [0; 3]);
-    // The turn of the thread that asked ends with its wait in vain, those of the others with theirs: then the bytes are there.
+    // The turn of the thread that asked ends with its wait in vain, those of the others with
+    // theirs: then the bytes are there.
     assert_eq!(code, 0);
     let text = text.replace("mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r6], 0;", "");
     let ended = text.replace(

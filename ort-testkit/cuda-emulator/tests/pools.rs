@@ -1,4 +1,5 @@
-//! Memory of pools is there from where its stream reaches the allocation to where it reaches the end.
+//! Memory of pools is there from where its stream reaches the allocation to where it reaches the
+//! end.
 //!
 //! A fault breaks the driver for the whole process, so each test of one has a process of its own.
 
@@ -149,7 +150,8 @@ fn memory_is_taken_and_given_back_in_blocks() {
     unsafe { assert_eq!((cuMemPoolTrimTo(parts.pool, 0), parts.held()), (0, [0, 0])) };
 }
 
-/// Runs a test of this program in a process of its own, which this one is not if there is something to do.
+/// Runs a test of this program in a process of its own, which this one is not if there is something
+/// to do.
 fn alone(test: &str) -> bool {
     const ALONE: &str = "ORT_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {

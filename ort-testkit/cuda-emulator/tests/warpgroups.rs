@@ -1,4 +1,5 @@
-//! Products of warpgroups, and the shared memory that they need, on a device of compute capability 9.0.
+//! Products of warpgroups, and the shared memory that they need, on a device of compute capability
+//! 9.0.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +15,8 @@ const CASE: &str = "WARPGROUPS_CASE";
 /// The depth of the products, in four steps.
 const DEPTH: usize = 64;
 
-/// What a test says in a process of its own, for this case and this device, and whether it ended well: a kernel that fails breaks the driver.
+/// What a test says in a process of its own, for this case and this device, and whether it ended
+/// well: a kernel that fails breaks the driver.
 fn in_process(test: &str, case: &str, capability: &str) -> (String, bool) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(CASE, case);
@@ -24,7 +26,8 @@ fn in_process(test: &str, case: &str, capability: &str) -> (String, bool) {
     (said, output.status.success())
 }
 
-/// The case of this process; where there is none, runs the test on a device of compute capability 9.0.
+/// The case of this process; where there is none, runs the test on a device of compute capability
+/// 9.0.
 fn case(test: &str) -> Option<String> {
     let case = std::env::var(CASE).ok();
     if case.is_none() {
@@ -75,7 +78,8 @@ fn product_text(element: &str, columns: usize, across: [bool; 2]) -> String {
     )
 }
 
-/// A matrix in shared memory, mixed in patterns of 1024 bytes: lines of 128 bytes, whose chunks are exchanged.
+/// A matrix in shared memory, mixed in patterns of 1024 bytes: lines of 128 bytes, whose chunks are
+/// exchanged.
 struct Side {
     bytes: Vec<u8>,
     /// What the descriptor has beside the address, and what it is moved by from step to step.
@@ -103,7 +107,8 @@ impl Side {
         side
     }
 
-    /// A line has 64 rows at one place of the depth; the next 64 rows lie behind the whole depth of these.
+    /// A line has 64 rows at one place of the depth; the next 64 rows lie behind the whole depth of
+    /// these.
     fn across(rows: usize, value: impl Fn(usize, usize) -> u16) -> Side {
         let panel = DEPTH as u64 * 128;
         let (bytes, descriptor) = (vec![0; rows.div_ceil(64) * DEPTH * 128], descriptor(panel, 1024));

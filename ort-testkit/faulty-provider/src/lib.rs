@@ -1,6 +1,8 @@
-//! A provider library whose device fails where it is told to: the option `fails_in` names a call, `how` says `error` or `panic`.
+//! A provider library whose device fails where it is told to: the option `fails_in` names a call,
+//! `how` says `error` or `panic`.
 //!
-//! Without options it works: its one kernel computes Relu in the host's memory, with a workspace, and packs its constant input.
+//! Without options it works: its one kernel computes Relu in the host's memory, with a workspace,
+//! and packs its constant input.
 
 #![deny(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! Attention and rotary embeddings in all types, at the edges of tiles, with few rows over many keys, and with rows that see no key. Cases in
-//! single precision with more of the operators' inputs are in `lines`.
+//! Attention and rotary embeddings in all types, at the edges of tiles, with few rows over many
+//! keys, and with rows that see no key. Cases in single precision with more of the operators'
+//! inputs are in `lines`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Attention between transpositions with a cache of keys and values: fused, and with the results of what it is made of.
+//! Attention between transpositions with a cache of keys and values: fused, and with the results of
+//! what it is made of.
 
 use std::sync::Arc;
 

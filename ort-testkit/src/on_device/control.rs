@@ -1,4 +1,5 @@
-//! Control flow whose bodies a device claims: the node and its values lie there, and results are those of the CPU alone.
+//! Control flow whose bodies a device claims: the node and its values lie there, and results are
+//! those of the CPU alone.
 
 use std::sync::Arc;
 
@@ -158,7 +159,8 @@ fn branches_in_a_loop() -> Result<Case> {
     Ok(Case { name: "branches in a loop", graph, inputs, op: "Loop" })
 }
 
-/// A loop over two states, one of which it hands on as it is, and with an output whose size only the run tells.
+/// A loop over two states, one of which it hands on as it is, and with an output whose size only
+/// the run tells.
 fn sizes_of_the_run() -> Result<Case> {
     let mut main = GraphBuilder::new("sizes");
     let trips = main.input("trips", DType::I64, &[]);
@@ -339,7 +341,8 @@ pub fn bits(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// What a run of the counted loop, and of the scan, counts by `count`, with few iterations and with many.
+/// What a run of the counted loop, and of the scan, counts by `count`, with few iterations and with
+/// many.
 pub fn counts<T>(
     device: &Arc<dyn Device>,
     count: impl Fn() -> T,
@@ -359,8 +362,9 @@ pub fn counts<T>(
     ])
 }
 
-/// What the plan of a scan on the device says that a run takes, what that took, and the bytes of the slab there. A limit that leaves a run as
-/// much suffices, and one that leaves less is refused before anything runs.
+/// What the plan of a scan on the device says that a run takes, what that took, and the bytes of
+/// the slab there. A limit that leaves a run as much suffices, and one that leaves less is refused
+/// before anything runs.
 pub fn planned(device: &Arc<dyn Device>) -> Result<(Option<usize>, usize, usize)> {
     let length = 50;
     let Case { graph, inputs, .. } = scan(false, [0, 0], length)?;

@@ -1,4 +1,5 @@
-//! Products and convolutions that a device computes on tensor cores: of float16 and bfloat16, and of float32 as TF32.
+//! Products and convolutions that a device computes on tensor cores: of float16 and bfloat16, and
+//! of float32 as TF32.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use super::{cpu, numbers, outputs};
 
 /// Beside the windows of all convolutions: those at the edges of tiles.
 const TILES: &[Windows] = &[
-    // Blocks of 128 filters at 128 positions, of 64 and 64, and of 32 filters, each with a little more.
+    // Blocks of 128 filters at 128 positions, of 64 and 64, and of 32 filters, each with a little
+    // more.
     Windows { pads: &[1; 4], ..of(&[2, 12, 17, 19], &[130, 12, 3, 3]) },
     Windows { pads: &[1; 4], ..of(&[1, 16, 9, 15], &[65, 16, 3, 3]) },
     Windows { pads: &[0, 1, 1, 0], ..of(&[3, 8, 9, 5], &[33, 8, 2, 2]) },
@@ -29,8 +31,8 @@ const TILES: &[Windows] = &[
     Windows { pads: &[8; 4], ..of(&[1, 2, 12, 13], &[5, 2, 16, 16]) },
 ];
 
-/// Windows of which gradients and transposed convolutions are taken: in tiles of all sizes by the image and by the filters, with strides, dilations and
-/// groups, and with sums in parts.
+/// Windows of which gradients and transposed convolutions are taken: in tiles of all sizes by the
+/// image and by the filters, with strides, dilations and groups, and with sums in parts.
 const BACKWARD: &[Windows] = &[
     Windows { pads: &[1; 4], ..of(&[1, 30, 9, 10], &[130, 30, 3, 3]) },
     Windows { strides: &[2, 2], pads: &[1, 0, 1, 0], ..of(&[1, 70, 23, 24], &[40, 70, 3, 3]) },
@@ -214,7 +216,8 @@ impl Node {
         outputs(&model, device.clone(), &inputs)?[0].tensor()?.to_vec()
     }
 
-    /// Fails unless each result is as near as its factors let it be, and, where these are rounded, no nearer.
+    /// Fails unless each result is as near as its factors let it be, and, where these are rounded,
+    /// no nearer.
     fn check(&self, device: &Arc<dyn Device>, host: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
         let (found, expected) = (self.run(device, false)?, self.run(host, false)?);
         // With an activation whose slope is at most 1, errors of sums bound those of results.
@@ -232,7 +235,8 @@ impl Node {
             apart += if sum > 0.0 { error / sum } else { 0.0 };
             count += 1;
         }
-        // Errors of products are independent: those of sums grow as the root of their number. Those of float32 are a thousandth of that.
+        // Errors of products are independent: those of sums grow as the root of their number. Those
+        // of float32 are a thousandth of that.
         let is_rounded = apart > OF_FACTOR / 16.0 / (self.depth as f64).sqrt() * f64::from(count);
         assert_eq!(is_rounded, is_tf32, "{:?} of {:?} is not of TF32 as it must be", self.op, self.shapes);
         assert_eq!(found.len(), expected.len());
@@ -248,8 +252,8 @@ impl Node {
 ///
 /// # Panics
 ///
-/// Where results are further from those of the CPU than factors of TF32, or of float32, explain; and where they are as near as those of float32,
-/// with `is_tf32`.
+/// Where results are further from those of the CPU than factors of TF32, or of float32, explain;
+/// and where they are as near as those of float32, with `is_tf32`.
 pub fn floats(device: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
     let host = cpu()?;
     for matrices in matrices() {
@@ -269,7 +273,8 @@ pub fn floats(device: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
         attrs.push(("activation", Attribute::String("LeakyRelu".to_owned())));
         attrs.push(("activation_params", Attribute::Floats(vec![0.25])));
         let depth = channels * kernel.iter().product::<usize>();
-        // Filters of depthwise and other small groups, and large windows, are not for tensor cores, nor are products of few rows or columns.
+        // Filters of depthwise and other small groups, and large windows, are not for tensor cores,
+        // nor are products of few rows or columns.
         let is_few = of_group <= 2 || taps > 31 || windows.has_one_place();
         let with_channels_last = Node {
             op: (RUNTIME, "NhwcConv"),

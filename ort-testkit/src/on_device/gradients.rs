@@ -1,5 +1,6 @@
-//! What the backward pass of a training is made of, on a device and on the CPU: losses, normalizations of batches, dropout, attention, the gradients of
-//! convolutions, and updates that are added up.
+//! What the backward pass of a training is made of, on a device and on the CPU: losses,
+//! normalizations of batches, dropout, attention, the gradients of convolutions, and updates that
+//! are added up.
 
 use std::sync::Arc;
 
@@ -24,7 +25,8 @@ fn norm_cases() -> Vec<Case> {
             cases.push(Case { outputs: 3, ..case("BatchNormalization", inputs, &attrs) });
         }
         for dtype in [DType::F32, DType::F64] {
-            // Sums of elements that cancel out, with a rounding of 1e-7 for each: the CPU adds a thousand of them in float32, the device sixteen.
+            // Sums of elements that cancel out, with a rounding of 1e-7 for each: the CPU adds a
+            // thousand of them in float32, the device sixteen.
             let tolerance = if dtype == DType::F64 { 1e-12 } else { 1e-4 };
             let (x, channel) = (|| Given::Run(dtype, shape.to_vec()), || Given::Run(dtype, channels()));
             let inputs = vec![x(), channel(), channel()];
@@ -142,7 +144,8 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
             let shape: Vec<usize> = std::iter::once(*first).chain(rest.iter().map(|_| 1)).collect();
             given.push((with(&run(DType::F32, &shape), &[]), Vec::new()));
         }
-        // What interprets the kernels takes its time over many tiles: of the masks there, those that differ most.
+        // What interprets the kernels takes its time over many tiles: of the masks there, those
+        // that differ most.
         if queries * keys > LARGE {
             let chosen: &[usize] = if dtype == DType::F32 { &[0, 2, 5] } else { &[1, 2, 4] };
             given = given
@@ -218,7 +221,8 @@ pub fn losses(device: &Arc<dyn Device>) {
     check_all(device, &loss_cases());
 }
 
-/// Indices, some of which are alike and some negative, of which all but the first few are the same where `alike`.
+/// Indices, some of which are alike and some negative, of which all but the first few are the same
+/// where `alike`.
 fn indices(shape: &[usize], below: usize, alike: bool) -> Given {
     let count: usize = shape.iter().product();
     let index = |at: usize| match at {

@@ -205,7 +205,8 @@ fn arg_cases() -> Vec<Case> {
     cases
 }
 
-/// Wide integers in rows and in columns, with sums beyond 32 bits; and columns that are cut into pieces.
+/// Wide integers in rows and in columns, with sums beyond 32 bits; and columns that are cut into
+/// pieces.
 fn integer_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     // Floats in columns that are cut into pieces.
@@ -390,44 +391,51 @@ fn group_query_cases() -> Vec<Case> {
     cases
 }
 
-/// Reductions. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.
+/// Reductions. Panics with what differs, and unless the device leaves just the operators `on_host`
+/// to the host.
 pub fn reductions(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &reductions_cases());
 }
 
-/// Running sums. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.
+/// Running sums. Panics with what differs, and unless the device leaves just the operators
+/// `on_host` to the host.
 pub fn cumulative(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &cumulative_cases());
 }
 
-/// Ties, what is infinite or no number, and wide integers. Panics with what differs, and unless the device leaves just the operators `on_host` to
-/// the host.
+/// Ties, what is infinite or no number, and wide integers. Panics with what differs, and unless the
+/// device leaves just the operators `on_host` to the host.
 pub fn edges(device: &Arc<dyn Device>, on_host: &[&str]) {
     let cases = [arg_cases(), integer_cases(), softmax_edges()];
     cases.iter().for_each(|cases| check_all(device, on_host, cases));
 }
 
-/// `Softmax` and its like. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.
+/// `Softmax` and its like. Panics with what differs, and unless the device leaves just the
+/// operators `on_host` to the host.
 pub fn softmax(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &softmaxes_cases());
 }
 
-/// Normalizations. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.
+/// Normalizations. Panics with what differs, and unless the device leaves just the operators
+/// `on_host` to the host.
 pub fn norms(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &norms_cases());
 }
 
-/// `Attention`. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.
+/// `Attention`. Panics with what differs, and unless the device leaves just the operators `on_host`
+/// to the host.
 pub fn attention(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &attention_cases());
 }
 
-/// `MultiHeadAttention`. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.
+/// `MultiHeadAttention`. Panics with what differs, and unless the device leaves just the operators
+/// `on_host` to the host.
 pub fn multi_head_attention(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &multi_head_cases());
 }
 
-/// `GroupQueryAttention`. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.
+/// `GroupQueryAttention`. Panics with what differs, and unless the device leaves just the operators
+/// `on_host` to the host.
 pub fn group_query_attention(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &group_query_cases());
 }

@@ -1,4 +1,5 @@
-//! Operators on a device against those of the CPU: the same cases for every provider, which runs those that it claims.
+//! Operators on a device against those of the CPU: the same cases for every provider, which runs
+//! those that it claims.
 
 #![allow(
     clippy::panic,

@@ -1,4 +1,5 @@
-//! Floats of eight and four bits and integers of less than eight: casts, quantized numbers and back.
+//! Floats of eight and four bits and integers of less than eight: casts, quantized numbers and
+//! back.
 
 use std::sync::Arc;
 
@@ -22,7 +23,8 @@ fn codes(dtype: DType) -> Given {
     Given::Is(Tensor::from_bytes(dtype, &[count], bytes.into()).unwrap())
 }
 
-/// Numbers around those of the formats: halfway between two, at the ends, beyond, and what is no number.
+/// Numbers around those of the formats: halfway between two, at the ends, beyond, and what is no
+/// number.
 fn edges() -> Vec<f32> {
     let mut values =
         vec![0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN];

@@ -1,4 +1,5 @@
-//! Steps of optimizers on a device and on the CPU, one after the other, which write over what the one before wrote, and numbers of all gradients.
+//! Steps of optimizers on a device and on the CPU, one after the other, which write over what the
+//! one before wrote, and numbers of all gradients.
 
 use std::sync::Arc;
 
@@ -17,11 +18,13 @@ use super::{cpu, numbers, outputs};
 pub(super) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 /// Steps that follow each other.
 const STEPS: usize = 3;
-/// How far parameters of float32, which are below 2, may be apart after them: a few roundings of 1e-7, as the device fuses products and sums.
+/// How far parameters of float32, which are below 2, may be apart after them: a few roundings of
+/// 1e-7, as the device fuses products and sums.
 const NEAR: f64 = 2e-6;
 /// The same of float64.
 const NEAR_OF_DOUBLES: f64 = 1e-13;
-/// The codes that may be another than on the CPU: those of moments that lie between two numbers, to a rounding.
+/// The codes that may be another than on the CPU: those of moments that lie between two numbers, to
+/// a rounding.
 const OTHER_CODES: usize = 200;
 
 /// An optimizer, and the states of a parameter of a shape.
@@ -118,7 +121,8 @@ impl Pen {
         id
     }
 
-    /// Numbers that a node of the device makes elements of a type, so that they may be written over.
+    /// Numbers that a node of the device makes elements of a type, so that they may be written
+    /// over.
     fn made(&mut self, dtype: DType, shape: &[usize], positive: bool) -> Result<ValueId> {
         let count = shape.iter().product();
         let mut values = numbers(count, self.values.len());
@@ -186,7 +190,8 @@ impl Optimizer {
         let found = outputs(&model, device.clone(), &values)?;
         let expected = outputs(&model, cpu()?, &values)?;
         let near = if types[0] == DType::F64 { NEAR_OF_DOUBLES } else { NEAR };
-        // A code that is another changes the moment by a part of its scale, and the parameter by as much of the learning rate.
+        // A code that is another changes the moment by a part of its scale, and the parameter by as
+        // much of the learning rate.
         let near = if self.op == "AdamW8bit" { 1e-2 } else { near };
         for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let (found, expected) = (found.tensor()?, expected.tensor()?);

@@ -1,5 +1,6 @@
-//! Convolutions and pools of images with the channels last. What they compute is what the standard's operators do on the CPU with the channels
-//! first. Each check tells the kernels that computed what was checked.
+//! Convolutions and pools of images with the channels last. What they compute is what the
+//! standard's operators do on the CPU with the channels first. Each check tells the kernels that
+//! computed what was checked.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use ort_core::{Result, error};
 use super::windows::{CONVS, POOLS, Windows, of};
 use super::{assert_close, cores, cpu, numbers, outputs};
 
-/// Beside the windows of all convolutions: large tiles of whole vectors of channels, sums in parts, and windows that do not lie side by side.
+/// Beside the windows of all convolutions: large tiles of whole vectors of channels, sums in parts,
+/// and windows that do not lie side by side.
 const VECTORS: &[Windows] = &[
     Windows { pads: &[1; 4], ..of(&[2, 16, 17, 19], &[130, 16, 3, 3]) },
     Windows { pads: &[1; 4], ..of(&[1, 16, 11, 12], &[264, 16, 3, 3]) },
@@ -27,8 +29,8 @@ const VECTORS: &[Windows] = &[
     Windows { strides: &[2, 2], group: 2, pads: &[1; 4], ..of(&[1, 32, 12, 10], &[40, 16, 3, 3]) },
 ];
 
-/// Of few channels, in tiles of 64 and of 128 results and of up to 32 and 64 filters: windows that begin at odd elements, an odd number of elements
-/// apart, and of one axis.
+/// Of few channels, in tiles of 64 and of 128 results and of up to 32 and 64 filters: windows that
+/// begin at odd elements, an odd number of elements apart, and of one axis.
 const FEW_CHANNELS: &[Windows] = &[
     Windows { strides: &[2, 2], pads: &[3; 4], ..of(&[2, 3, 45, 37], &[64, 3, 7, 7]) },
     Windows { strides: &[2, 2], pads: &[3; 4], ..of(&[3, 3, 68, 66], &[40, 3, 7, 7]) },
@@ -42,7 +44,8 @@ const FEW_CHANNELS: &[Windows] = &[
     of(&[1, 8, 3, 40], &[4, 8, 2, 30]),
 ];
 
-/// A node of images with the channels last, and the standard's of the same images with the channels first.
+/// A node of images with the channels last, and the standard's of the same images with the channels
+/// first.
 struct Node<'a> {
     dtype: DType,
     op: (&'a str, &'a str),
@@ -76,8 +79,9 @@ fn cast(builder: &mut GraphBuilder, value: ValueId, to: DType) -> Result<ValueId
 }
 
 impl Node<'_> {
-    /// The node itself, or the standard's between transpositions, of inputs and with a result of float32 that are the same for both. The standard's
-    /// computes the same elements in float32.
+    /// The node itself, or the standard's between transpositions, of inputs and with a result of
+    /// float32 that are the same for both. The standard's computes the same elements in
+    /// float32.
     fn model(&self, is_standard: bool) -> Result<Model> {
         let mut builder = GraphBuilder::new("pixels");
         let mut ids = Vec::new();
@@ -191,7 +195,8 @@ pub fn convolutions(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     Ok(kernels)
 }
 
-/// `NhwcConv` of float16 and bfloat16, with bias, addend and activation, also at the edges of tiles of tensor cores.
+/// `NhwcConv` of float16 and bfloat16, with bias, addend and activation, also at the edges of tiles
+/// of tensor cores.
 ///
 /// # Errors
 ///
@@ -206,8 +211,8 @@ pub fn convolutions_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<Strin
     Ok(kernels)
 }
 
-/// Rows, columns and steps of products: about tiles of 64, 128 and 256, and with few rows of many steps; of whole vectors along the
-/// steps, and along the columns or not.
+/// Rows, columns and steps of products: about tiles of 64, 128 and 256, and with few rows of many
+/// steps; of whole vectors along the steps, and along the columns or not.
 const PRODUCTS: &[[usize; 3]] = &[
     [130, 264, 200],
     [257, 520, 72],
@@ -225,10 +230,12 @@ const PRODUCTS: &[[usize; 3]] = &[
     [5, 8, 8],
 ];
 
-/// Those that keep four processors busy with large tiles: with a tile for each, with several, and with more than sixteen down.
+/// Those that keep four processors busy with large tiles: with a tile for each, with several, and
+/// with more than sixteen down.
 const LARGE_PRODUCTS: &[[usize; 3]] = &[[250, 504, 136], [250, 376, 72], [900, 760, 200], [2200, 376, 8]];
 
-/// Products of float16 and bfloat16 with a bias, a matrix that is added and an activation, the columns or the steps of the right side next to each other.
+/// Products of float16 and bfloat16 with a bias, a matrix that is added and an activation, the
+/// columns or the steps of the right side next to each other.
 ///
 /// # Errors
 ///
@@ -252,7 +259,8 @@ pub fn products_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> 
     Ok(kernels)
 }
 
-/// An infinite element, and one that is no number, get into the results of the windows that they lie in, and into no others.
+/// An infinite element, and one that is no number, get into the results of the windows that they
+/// lie in, and into no others.
 ///
 /// # Errors
 ///
@@ -335,8 +343,8 @@ pub fn pools(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     Ok(kernels)
 }
 
-/// A network of this type: convolutions of all kinds with pools, a residual, squeeze and excitation, concatenation and the mean, between casts from and
-/// to float32.
+/// A network of this type: convolutions of all kinds with pools, a residual, squeeze and
+/// excitation, concatenation and the mean, between casts from and to float32.
 fn network(dtype: DType) -> Result<Model> {
     let mut net = Net { builder: GraphBuilder::new("network"), dtype, weights: 0 };
     let x = net.builder.input("x", DType::F32, &["n", "3", "20", "19"]);
@@ -372,7 +380,8 @@ struct Net {
 }
 
 impl Net {
-    /// A convolution with filters of this shape and a bias, whose results are as large as its image.
+    /// A convolution with filters of this shape and a bias, whose results are as large as its
+    /// image.
     fn conv(&mut self, x: ValueId, filters: &[usize], stride: i64, group: i64) -> Result<ValueId> {
         let mut inputs = vec![x];
         for shape in [filters, &filters[..1]] {
@@ -401,8 +410,9 @@ impl Net {
     }
 }
 
-/// A network on a device that prefers channels last, for two sizes of a batch: all of it is on the device, and the only images that are brought into another order
-/// are what the caller gives and gets.
+/// A network on a device that prefers channels last, for two sizes of a batch: all of it is on the
+/// device, and the only images that are brought into another order are what the caller gives and
+/// gets.
 ///
 /// # Errors
 ///

@@ -238,8 +238,9 @@ pub fn few_rows(device: &Arc<dyn Device>) {
     typed::check_all(device, &cases);
 }
 
-/// Depths and columns of products of few rows: whole vectors of 16 bytes and not, as many steps as blocks have slices and more, columns
-/// for blocks of all widths, and depths for one thread of a column up to all of a block.
+/// Depths and columns of products of few rows: whole vectors of 16 bytes and not, as many steps as
+/// blocks have slices and more, columns for blocks of all widths, and depths for one thread of a
+/// column up to all of a block.
 const FEW: [[usize; 2]; 12] = [
     [0, 3],
     [1, 1],

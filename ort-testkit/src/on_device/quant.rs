@@ -19,7 +19,8 @@ struct Case {
     attrs: Vec<(&'static str, Attribute)>,
     outputs: usize,
     tolerance: Tolerance,
-    /// How many codes a code may be off: functions of a few floats have no bits of their own on each device.
+    /// How many codes a code may be off: functions of a few floats have no bits of their own on
+    /// each device.
     off: i64,
     name: String,
 }

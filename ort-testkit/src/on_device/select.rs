@@ -1,4 +1,5 @@
-//! `NonZero`, `Compress` and `Unique`, whose outputs have sizes that only the run tells: the bits of the CPU, with all of it on the device.
+//! `NonZero`, `Compress` and `Unique`, whose outputs have sizes that only the run tells: the bits
+//! of the CPU, with all of it on the device.
 
 use std::sync::Arc;
 
@@ -300,8 +301,8 @@ pub fn results(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// What is not zero of `x`, at its places of another tensor; and the rows of `x` that a condition keeps, times a matrix, with the different ones of the
-/// last column.
+/// What is not zero of `x`, at its places of another tensor; and the rows of `x` that a condition
+/// keeps, times a matrix, with the different ones of the last column.
 fn chain() -> Result<Graph> {
     let mut builder = GraphBuilder::new("chain");
     let x = builder.input("x", DType::F32, &["n", "8"]);
@@ -341,7 +342,8 @@ fn builder(graph: Graph, device: &Arc<dyn Device>) -> Result<SessionBuilder> {
     Ok(Session::builder(&model).device(device.clone()).device(cpu()?).threads(1).batch_split(false))
 }
 
-/// Nodes of the device behind such nodes read the results where they are, for several counts in a row.
+/// Nodes of the device behind such nodes read the results where they are, for several counts in a
+/// row.
 ///
 /// # Panics
 ///
@@ -372,7 +374,8 @@ pub fn chains(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// A loop that keeps, in each iteration, the rows whose first number is above zero, and moves them down.
+/// A loop that keeps, in each iteration, the rows whose first number is above zero, and moves them
+/// down.
 fn shrinking() -> Result<Graph> {
     let mut main = GraphBuilder::new("shrinking");
     let x = main.input("x", DType::F32, &["n", "8"]);
@@ -481,7 +484,8 @@ fn places() -> Result<Graph> {
     builder.finish(&[found])
 }
 
-/// A result that a limit cannot hold is an error that names the node; the session goes on. The limit is the session's or the device's.
+/// A result that a limit cannot hold is an error that names the node; the session goes on. The
+/// limit is the session's or the device's.
 ///
 /// # Panics
 ///
@@ -492,7 +496,8 @@ pub fn limits(open: Open<'_>) -> Result<()> {
         let all: Vec<f32> = (0..COUNT).map(|index| if index < kept { 1.0 } else { 0.0 }).collect();
         Ok(Tensor::from_slice(&[COUNT], &all)?.into())
     };
-    // As much as the input takes, and as much again: the result alone takes that where all of it is something.
+    // As much as the input takes, and as much again: the result alone takes that where all of it is
+    // something.
     let limit = COUNT * 4 * 2;
     for is_of_device in [true, false] {
         let device = open(is_of_device.then_some(limit))?;
@@ -519,7 +524,8 @@ pub fn limits(open: Open<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The workspace is planned where the inputs are, so that a run that it does not fit is refused before anything runs.
+/// The workspace is planned where the inputs are, so that a run that it does not fit is refused
+/// before anything runs.
 ///
 /// # Panics
 ///

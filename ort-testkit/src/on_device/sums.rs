@@ -192,8 +192,8 @@ fn embed_cases() -> Vec<Case> {
     cases
 }
 
-/// Rows about the lengths of vectors, warps and blocks, and beyond what a block holds in registers; and enough rows that a thread takes more,
-/// of one warp and of several.
+/// Rows about the lengths of vectors, warps and blocks, and beyond what a block holds in registers;
+/// and enough rows that a thread takes more, of one warp and of several.
 const ROWS: &[[usize; 2]] = &[
     [1, 1],
     [5, 3],
@@ -240,7 +240,8 @@ fn row_norm_cases() -> Vec<Case> {
                 cases.push(Case { domain: "com.microsoft", outputs: 4, tolerance, ..skip });
             }
         }
-        // Channels of whole vectors, and of other sizes, in groups of one and of several, of which a block holds a whole one or not.
+        // Channels of whole vectors, and of other sizes, in groups of one and of several, of which
+        // a block holds a whole one or not.
         for spatial in [1, 7, 16, 49, 2056, 4103] {
             let [x, scale] = [run(dtype, &[2, 6, spatial]), run(dtype, &[6])];
             let inputs = vec![x, scale.clone(), scale];
@@ -251,7 +252,8 @@ fn row_norm_cases() -> Vec<Case> {
         let groups = [("num_groups", Attribute::Int(2))];
         cases.push(case("GroupNormalization", vec![x, scale.clone(), scale], &groups));
     }
-    // Rows whose mean is far from zero: in a sum of squares without it, what is apart from it would be lost.
+    // Rows whose mean is far from zero: in a sum of squares without it, what is apart from it would
+    // be lost.
     for [rows, len] in [[2, 384], [2, 4096], [90, 768], [17, 4088], [1, 16_400]] {
         let values: Vec<f32> = numbers(rows * len, 0).into_iter().map(|value| value + 100.0).collect();
         let x = Given::Is(Tensor::from_slice(&[rows, len], &values).unwrap());
@@ -291,7 +293,8 @@ fn row_function_cases() -> Vec<Case> {
     cases
 }
 
-/// `LRN`, `MeanVarianceNormalization` and `EmbedLayerNormalization`, and normalizations and softmax of rows.
+/// `LRN`, `MeanVarianceNormalization` and `EmbedLayerNormalization`, and normalizations and softmax
+/// of rows.
 ///
 /// # Panics
 ///

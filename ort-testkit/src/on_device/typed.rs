@@ -1,4 +1,5 @@
-//! Nodes of any element types on a device and on the CPU: numbers become elements of a type by a `Cast` on the device.
+//! Nodes of any element types on a device and on the CPU: numbers become elements of a type by a
+//! `Cast` on the device.
 
 use std::sync::Arc;
 

@@ -26,7 +26,8 @@ fn model() -> Result<Model> {
     Ok(Model::from_graph(graph))
 }
 
-/// A weight is updated where the device has it, after all that reads its old value; another session on the host goes on from there.
+/// A weight is updated where the device has it, after all that reads its old value; another session
+/// on the host goes on from there.
 pub fn in_place(device: &Arc<dyn Device>) -> Result<()> {
     let devices = [device.clone(), cpu()?];
     let memory = SharedMemory::of(&devices);

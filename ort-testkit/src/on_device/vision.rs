@@ -147,7 +147,8 @@ pub fn grids(device: &Arc<dyn Device>) {
     check_all(device, &grid_cases());
 }
 
-/// Corners of regions, some of which reach beyond the map, with an image in front where there are five numbers.
+/// Corners of regions, some of which reach beyond the map, with an image in front where there are
+/// five numbers.
 fn corners(count: usize, numbers: usize) -> Vec<f32> {
     let mix = |at: usize| (at * 7919 % 97) as f32 / 6.0 - 3.0;
     let region = |at: usize| {
@@ -225,7 +226,8 @@ fn column_cases() -> Vec<Case> {
     cases
 }
 
-/// A convolution with offsets: the image, filters, offset groups, and whether there are a bias and a mask.
+/// A convolution with offsets: the image, filters, offset groups, and whether there are a bias and
+/// a mask.
 fn deform(
     dtype: DType,
     [image, filters]: [&[usize]; 2],

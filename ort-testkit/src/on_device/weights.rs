@@ -1,4 +1,5 @@
-//! Weights of products that a device wants in vectors: which of them lie transposed, and that results are those of the CPU all the same.
+//! Weights of products that a device wants in vectors: which of them lie transposed, and that
+//! results are those of the CPU all the same.
 
 use std::sync::Arc;
 
@@ -111,7 +112,8 @@ impl Case {
     }
 }
 
-/// Products of weights that are constants, on a device with memory of its own that reads vectors of 16 bytes.
+/// Products of weights that are constants, on a device with memory of its own that reads vectors of
+/// 16 bytes.
 ///
 /// # Errors
 ///

@@ -16,8 +16,8 @@ pub(super) struct Operand {
     values: Vec<f32>,
 }
 
-/// The elements of every output, from the attributes, the inputs and the shapes of the outputs. An input in host
-/// memory is none.
+/// The elements of every output, from the attributes, the inputs and the shapes of the outputs. An
+/// input in host memory is none.
 type Compute = fn(&Attributes, &[Option<Operand>], &[Shape]) -> Result<Vec<Vec<f32>>>;
 
 /// A kernel: what the session knows of it, and what it computes.

@@ -12,7 +12,8 @@ use ort_core::{Result, Within, ensure};
 use ort_testkit::Target;
 use ort_testkit::sample::{Answer, Binding, Choice, Sample, bindings};
 
-/// How far two orders of rounding may be apart. Narrow floats are rounded once in a kernel, and by each part.
+/// How far two orders of rounding may be apart. Narrow floats are rounded once in a kernel, and by
+/// each part.
 fn tolerance(types: &Binding) -> Tolerance {
     let of = |dtype: DType| match dtype {
         DType::F64 => 1e-12,
@@ -54,7 +55,8 @@ fn kernels_and_decompositions_agree_on_random_elements() -> Result<()> {
     Ok(())
 }
 
-/// The variables that are chosen for all operands alike; operands of mixed types keep those they are written with.
+/// The variables that are chosen for all operands alike; operands of mixed types keep those they
+/// are written with.
 fn variables(sample: &Sample) -> Vec<(&'static str, Vec<Choice>)> {
     let mut variables = sample.variables();
     let mixed = |param: &Param| matches!(param.arity, Arity::Variadic { homogeneous: false, .. });
@@ -79,7 +81,8 @@ fn same(actual: &[Value], expected: &[Value], tolerance: Tolerance) -> Result<()
     })
 }
 
-/// The largest magnitude of a tensor's elements: where large parts cancel, the small rest carries the rounding of the parts.
+/// The largest magnitude of a tensor's elements: where large parts cancel, the small rest carries
+/// the rounding of the parts.
 fn largest(value: &Value) -> Result<f64> {
     let Value::Tensor(tensor) = value else { return Ok(0.0) };
     if !tensor.dtype().is_float() {

@@ -22,7 +22,8 @@ fn a_run_over_the_budget_is_refused_before_anything_runs() -> Result<()> {
     Ok(())
 }
 
-/// What is set aside for the run is what its slab and its outputs on the device take, not as much again.
+/// What is set aside for the run is what its slab and its outputs on the device take, not as much
+/// again.
 #[test]
 fn a_limit_of_exactly_the_plan_suffices() -> Result<()> {
     let model = Model::from_graph(layer()?);

@@ -1,4 +1,5 @@
-//! Control flow whose values lie on a device: results, where they lie between iterations, and what the plan knows of their memory.
+//! Control flow whose values lie on a device: results, where they lie between iterations, and what
+//! the plan knows of their memory.
 
 use std::sync::Arc;
 

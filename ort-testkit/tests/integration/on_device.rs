@@ -113,7 +113,8 @@ fn check_chains(model: &Model, host: &Session, x: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Readers and outputs on both sides, an input, a constant and one value twice among the outputs, and a capture.
+/// Readers and outputs on both sides, an input, a constant and one value twice among the outputs,
+/// and a capture.
 fn both_sides() -> Result<Graph> {
     let mut builder = GraphBuilder::new("both_sides");
     let x = builder.input("x", DType::F32, &["rows", "2"]);

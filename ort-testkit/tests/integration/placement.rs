@@ -1,4 +1,5 @@
-//! What a device claims runs there, the rest runs on the next device, and copies between them are steps.
+//! What a device claims runs there, the rest runs on the next device, and copies between them are
+//! steps.
 
 use crate::support::{floats, layer, placed, round_trip, run_one};
 use ort_core::Result;

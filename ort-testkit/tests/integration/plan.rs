@@ -34,7 +34,8 @@ fn the_slab_is_in_the_devices_memory() -> Result<()> {
     let x = floats(&[rows as usize, 3], &[1.0; 96])?;
     let outputs = session.run(&[("x", x.into())])?;
     let output = outputs[0].1.byte_count();
-    // The host holds the output and nothing else; x, the product and what is in place of it are on the device.
+    // The host holds the output and nothing else; x, the product and what is in place of it are on
+    // the device.
     let slab = device.stats().max_in_use - weights;
     assert_eq!(planned.peak_bytes, Some(slab + output));
     assert_eq!(slab, 96 * 4 + 128 * 4);

@@ -1,5 +1,5 @@
-//! Random graphs on random devices: each node runs on a device that claims it, the placement costs no more than that of the
-//! first claims, and the results are the CPU's alone.
+//! Random graphs on random devices: each node runs on a device that claims it, the placement costs
+//! no more than that of the first claims, and the results are the CPU's alone.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -19,7 +19,8 @@ use ort_testkit::{OpaqueDevice, Target};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
-/// Operators and how many inputs they take; the opaque device has none of the last four. `MatMul` has a constant beside its input.
+/// Operators and how many inputs they take; the opaque device has none of the last four. `MatMul`
+/// has a constant beside its input.
 const OPERATORS: [(&str, usize); 10] = [
     ("Neg", 1),
     ("Relu", 1),
@@ -34,7 +35,8 @@ const OPERATORS: [(&str, usize); 10] = [
 ];
 const OPAQUE: usize = 6;
 
-/// Shapes whose symbols are taken for 64, so that estimates differ by a factor of 65,536, and their sizes in a run.
+/// Shapes whose symbols are taken for 64, so that estimates differ by a factor of 65,536, and their
+/// sizes in a run.
 const SHAPES: [(&[&str], &[usize]); 5] = [
     (&["4", "4"], &[4, 4]),
     (&["2", "m", "4", "4"], &[2, 1, 4, 4]),
@@ -68,7 +70,8 @@ fn grow(shape: &[&str], choices: &[Choice], outputs: &[u16]) -> Result<Graph> {
     builder.finish(&ids)
 }
 
-/// One or two opaque devices and the CPU in any order, each without some operators; what the opaque ones all refuse the CPU has.
+/// One or two opaque devices and the CPU in any order, each without some operators; what the opaque
+/// ones all refuse the CPU has.
 fn devices(order: u8, refused: [u16; 3]) -> Result<Vec<Arc<dyn Device>>> {
     let bits = |mask: u16| (0..OPAQUE).filter(move |bit| mask >> bit & 1 == 1);
     let named = |provider: &'static str, mask: u16| -> Vec<(&str, &str)> {

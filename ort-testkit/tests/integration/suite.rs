@@ -1,4 +1,5 @@
-//! The suite of operators that the opaque device has kernels for runs on every target, with equal answers.
+//! The suite of operators that the opaque device has kernels for runs on every target, with equal
+//! answers.
 
 use crate::support::{axis, floats, ints, layer, layer_data};
 use ort_core::Result;

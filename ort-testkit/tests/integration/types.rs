@@ -15,7 +15,8 @@ const NOT_ASKED: &[(&str, &str)] = &[
     ("Upsample", "it is replaced by Resize when it is loaded"),
 ];
 
-/// Operators with types that no provider takes yet, with the reason. One that takes them all must not stand here.
+/// Operators with types that no provider takes yet, with the reason. One that takes them all must
+/// not stand here.
 const GAPS: &[(&str, &str)] = &[];
 
 /// Domains of the standard whose operators all have samples.
@@ -100,7 +101,8 @@ fn one_by_one(sample: &Sample, own: &Binding) -> Vec<Binding> {
                 |variable: &str| one.iter().find(|(name, _)| *name == variable).map(|(_, choice)| *choice);
             own.iter().map(|&(variable, kept)| (variable, chosen(variable).unwrap_or(kept))).collect()
         }));
-        // And all variables at that one type, as operators want that move from one variable to another.
+        // And all variables at that one type, as operators want that move from one variable to
+        // another.
         for &choice in choices {
             let may = |variable: &str| {
                 variables.iter().any(|(name, choices)| *name == variable && choices.contains(&choice))

@@ -1,4 +1,5 @@
-//! The state of a training: parameters, properties, and the optimizer's states where there are some.
+//! The state of a training: parameters, properties, and the optimizer's states where there are
+//! some.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +16,8 @@ use crate::Trainer;
 use crate::state::State;
 use crate::trainer::gradient_name;
 
-/// The state of a training. Clones share it, and so do the [`Module`](super::Module) and the [`Optimizer`](super::Optimizer) that are made of it.
+/// The state of a training. Clones share it, and so do the [`Module`](super::Module) and the
+/// [`Optimizer`](super::Optimizer) that are made of it.
 #[derive(Clone)]
 pub struct CheckpointState {
     shared: Arc<Mutex<Shared>>,
@@ -79,7 +81,8 @@ pub(super) struct Shared {
     pub(super) resets: bool,
 }
 
-/// A parameter as the checkpoint has it. While there is a trainer, that has the values of those that change.
+/// A parameter as the checkpoint has it. While there is a trainer, that has the values of those
+/// that change.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     pub(super) dtype: DType,
@@ -99,7 +102,8 @@ pub(super) struct OptimizerState {
 }
 
 impl CheckpointState {
-    /// The state in a file of [`Self::save_checkpoint`] or [`generate_artifacts`](crate::generate_artifacts). The file is mapped.
+    /// The state in a file of [`Self::save_checkpoint`] or
+    /// [`generate_artifacts`](crate::generate_artifacts). The file is mapped.
     ///
     /// # Errors
     ///
@@ -110,11 +114,13 @@ impl CheckpointState {
         Ok(CheckpointState { shared: Arc::new(Mutex::new(shared)) })
     }
 
-    /// Writes parameters and properties into one file, and the optimizer's states and learning rate where asked for; sums of gradients are not in it.
+    /// Writes parameters and properties into one file, and the optimizer's states and learning rate
+    /// where asked for; sums of gradients are not in it.
     ///
     /// # Errors
     ///
-    /// A nominal checkpoint was not completed, there is no optimizer, or the file cannot be written; then it holds what it held before.
+    /// A nominal checkpoint was not completed, there is no optimizer, or the file cannot be
+    /// written; then it holds what it held before.
     pub fn save_checkpoint(&self, path: impl AsRef<Path>, include_optimizer_state: bool) -> Result<()> {
         let path = path.as_ref();
         let mut shared = self.lock();

@@ -1,12 +1,16 @@
-//! Training by the calls of ONNX Runtime's on-device training (`onnxruntime.training.api`): a [`Module`] computes losses and gradients, an [`Optimizer`]
-//! applies them, a [`CheckpointState`] holds the parameters.
+//! Training by the calls of ONNX Runtime's on-device training (`onnxruntime.training.api`): a
+//! [`Module`] computes losses and gradients, an [`Optimizer`] applies them, a [`CheckpointState`]
+//! holds the parameters.
 //!
-//! The three share one training ([`Trainer`](crate::Trainer)), which is planned before it runs. Numbers are those of ONNX Runtime: gradients of the batches
-//! since [`Module::lazy_reset_grad`] are summed, not averaged, and [`Optimizer::step`] leaves them as they are. What differs:
+//! The three share one training ([`Trainer`](crate::Trainer)), which is planned before it runs.
+//! Numbers are those of ONNX Runtime: gradients of the batches since [`Module::lazy_reset_grad`]
+//! are summed, not averaged, and [`Optimizer::step`] leaves them as they are. What differs:
 //!
-//! - Files are this runtime's own: artifacts that ONNX Runtime wrote are refused, and made anew by [`generate_artifacts`](crate::generate_artifacts).
+//! - Files are this runtime's own: artifacts that ONNX Runtime wrote are refused, and made anew by
+//!   [`generate_artifacts`](crate::generate_artifacts).
 //! - The loss is the output `loss`.
-//! - Running statistics of normalizations are trained on, and are in the checkpoint beside the parameters, as frozen ones are.
+//! - Running statistics of normalizations are trained on, and are in the checkpoint beside the
+//!   parameters, as frozen ones are.
 //! - [`LinearLRScheduler`] takes its counts as documented; ONNX Runtime 1.19 exchanges them.
 //!
 //! ```no_run

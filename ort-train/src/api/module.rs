@@ -24,7 +24,8 @@ pub struct ModuleOptions {
     pub memory_limit: Option<usize>,
     /// What is computed again in the backward pass instead of being kept.
     pub recompute: Recompute,
-    /// The execution providers that it runs on, in order of preference; by default the CPU. ONNX Runtime's `device`.
+    /// The execution providers that it runs on, in order of preference; by default the CPU. ONNX
+    /// Runtime's `device`.
     pub providers: Vec<ProviderRequest>,
     /// The threads inside one operator; by default the cores that this process may use.
     pub threads: Option<usize>,
@@ -42,7 +43,8 @@ impl Default for ModuleOptions {
     }
 }
 
-/// A model that is trained. In training mode a call adds the gradients of its batch to their sums, in evaluation mode it only computes the loss.
+/// A model that is trained. In training mode a call adds the gradients of its batch to their sums,
+/// in evaluation mode it only computes the loss.
 pub struct Module {
     state: CheckpointState,
     training: bool,
@@ -51,11 +53,13 @@ pub struct Module {
 }
 
 impl Module {
-    /// A module of a training model, an evaluation model (needed for [`Self::eval`]) and a state, which has one module at most.
+    /// A module of a training model, an evaluation model (needed for [`Self::eval`]) and a state,
+    /// which has one module at most.
     ///
     /// # Errors
     ///
-    /// A file is no artifact of its kind, the files are not of one training, or the training does not fit into the memory limit.
+    /// A file is no artifact of its kind, the files are not of one training, or the training does
+    /// not fit into the memory limit.
     pub fn new(
         train_model: impl AsRef<Path>,
         state: &CheckpointState,
@@ -83,11 +87,13 @@ impl Module {
         Ok(Module { state: state.clone(), training: true, evaluates, trained })
     }
 
-    /// The loss of a batch, whose inputs are given in the order of [`Self::input_names`]. In training mode its gradients are added to the sums.
+    /// The loss of a batch, whose inputs are given in the order of [`Self::input_names`]. In
+    /// training mode its gradients are added to the sums.
     ///
     /// # Errors
     ///
-    /// An input does not fit, the step does not fit into the memory limit, a nominal checkpoint was not completed, or there is no evaluation model.
+    /// An input does not fit, the step does not fit into the memory limit, a nominal checkpoint was
+    /// not completed, or there is no evaluation model.
     pub fn call(&mut self, inputs: &[Value]) -> Result<f32> {
         let mut shared = self.state.lock();
         shared.check_complete()?;
@@ -132,7 +138,8 @@ impl Module {
         self
     }
 
-    /// Sets evaluation mode: nothing drops, normalizations take their running statistics, nothing changes.
+    /// Sets evaluation mode: nothing drops, normalizations take their running statistics, nothing
+    /// changes.
     pub fn eval(&mut self) -> &mut Module {
         self.train(false)
     }
@@ -142,7 +149,8 @@ impl Module {
         self.training
     }
 
-    /// Has the sums of gradients begin anew with the next batch in training mode. No memory is cleared.
+    /// Has the sums of gradients begin anew with the next batch in training mode. No memory is
+    /// cleared.
     pub fn lazy_reset_grad(&self) {
         self.state.lock().resets = true;
     }
@@ -158,7 +166,8 @@ impl Module {
         Ok(std::iter::once(LOSS.to_string()).chain(additional).collect())
     }
 
-    /// The memory of a call in training mode at these sizes of symbolic dimensions, with parameters and states; known before the first call.
+    /// The memory of a call in training mode at these sizes of symbolic dimensions, with parameters
+    /// and states; known before the first call.
     pub fn memory(&self, dims: &[(&str, i64)]) -> Result<StepMemory> {
         self.state.lock().trainer()?.memory(dims)
     }
@@ -169,7 +178,8 @@ impl Module {
         self.names(&shared, trainable_only).iter().map(|name| element_count(&shared.kept(name)?.shape)).sum()
     }
 
-    /// The elements of all parameters, or of those that are trained, one after the other in the order of their names.
+    /// The elements of all parameters, or of those that are trained, one after the other in the
+    /// order of their names.
     ///
     /// # Errors
     ///
@@ -190,11 +200,13 @@ impl Module {
         all.tensor()
     }
 
-    /// Sets the parameters to what [`Self::get_contiguous_parameters`] gave; this completes a nominal checkpoint.
+    /// Sets the parameters to what [`Self::get_contiguous_parameters`] gave; this completes a
+    /// nominal checkpoint.
     ///
     /// # Errors
     ///
-    /// The buffer has another size or type, or frozen parameters would change; then nothing has changed.
+    /// The buffer has another size or type, or frozen parameters would change; then nothing has
+    /// changed.
     pub fn copy_buffer_to_parameters(&self, buffer: &Tensor, trainable_only: bool) -> Result<()> {
         let count = self.get_parameters_size(trainable_only)?;
         ensure!(
@@ -234,7 +246,8 @@ impl Module {
         if trainable_only { self.trained.clone() } else { shared.parameters.keys().cloned().collect() }
     }
 
-    /// Writes the model from its inputs to the values `graph_output_names`, with the parameters as they are, as ONNX; whole or not at all.
+    /// Writes the model from its inputs to the values `graph_output_names`, with the parameters as
+    /// they are, as ONNX; whole or not at all.
     ///
     /// # Errors
     ///

@@ -20,11 +20,13 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// The optimizer of an optimizer model. Its states are those of the module's checkpoint, where that has some, otherwise zeros.
+    /// The optimizer of an optimizer model. Its states are those of the module's checkpoint, where
+    /// that has some, otherwise zeros.
     ///
     /// # Errors
     ///
-    /// The file is no optimizer model or one of another training, the checkpoint has states of another optimizer, or the states do not fit into the memory limit.
+    /// The file is no optimizer model or one of another training, the checkpoint has states of
+    /// another optimizer, or the states do not fit into the memory limit.
     pub fn new(optimizer_model: impl AsRef<Path>, module: &Module) -> Result<Optimizer> {
         let path = optimizer_model.as_ref();
         let (_, described) = load(path)?;
@@ -59,7 +61,8 @@ impl Optimizer {
         Ok(Optimizer { state })
     }
 
-    /// Updates the parameters by the sums of gradients since [`Module::lazy_reset_grad`], which stay as they are.
+    /// Updates the parameters by the sums of gradients since [`Module::lazy_reset_grad`], which
+    /// stay as they are.
     ///
     /// # Errors
     ///
@@ -101,7 +104,8 @@ fn restore(shared: &mut Shared) -> Result<()> {
     trainer.set_learning_rate(learning_rate)
 }
 
-/// A learning rate that rises from 0 in a line over `warmup_step_count` updates, and falls in a line to 0 at `total_step_count`.
+/// A learning rate that rises from 0 in a line over `warmup_step_count` updates, and falls in a
+/// line to 0 at `total_step_count`.
 #[derive(Clone)]
 pub struct LinearLRScheduler {
     optimizer: Optimizer,

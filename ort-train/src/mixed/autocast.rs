@@ -1,7 +1,9 @@
-//! Which operators compute in 16 bits, and the casts that this takes: the lists of PyTorch's autocast, by ONNX's names.
+//! Which operators compute in 16 bits, and the casts that this takes: the lists of PyTorch's
+//! autocast, by ONNX's names.
 //!
-//! An operator is of one of five kinds ([`kind_of`]). What is not listed computes in float32. So does what has a kernel or a gradient in float32 only; the
-//! counts by operator tell ([`OperatorPrecision`]).
+//! An operator is of one of five kinds ([`kind_of`]). What is not listed computes in float32. So
+//! does what has a kernel or a gradient in float32 only; the counts by operator tell
+//! ([`OperatorPrecision`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -110,7 +112,8 @@ fn kind_of(node: &Node) -> Kind {
     }
 }
 
-/// Edits an inferred forward pass; values keep their names and types, those of 16 bits are new ones beside them. `ends` are values that are read later.
+/// Edits an inferred forward pass; values keep their names and types, those of 16 bits are new ones
+/// beside them. `ends` are values that are read later.
 pub(crate) fn autocast(
     graph: Graph,
     precision: MixedPrecision,
@@ -237,7 +240,8 @@ impl Edit {
             .map(|(_, value)| value)
     }
 
-    /// Whether all inputs are of 16 bits, or do not say in what type to compute: single numbers, and what is added to a product as its bias.
+    /// Whether all inputs are of 16 bits, or do not say in what type to compute: single numbers,
+    /// and what is added to a product as its bias.
     fn is_widest_half(&self, node: &Node, products: &HashSet<ValueId>) -> bool {
         let (half, others): (Vec<ValueId>, Vec<ValueId>) =
             self.floats_of(node).partition(|value| self.made_half.contains(value));
@@ -324,7 +328,8 @@ fn param_at(params: &'static [Param], place: usize) -> Option<&'static Param> {
     params.get(place).or(variadic)
 }
 
-/// Whether the value at a place has the type that the operator computes in: that of its first output.
+/// Whether the value at a place has the type that the operator computes in: that of its first
+/// output.
 fn is_element(spec: &OpSpec, params: &'static [Param], place: usize) -> bool {
     let first = spec.outputs.first().map(|param| param.ty);
     first.is_some() && param_at(params, place).map(|param| param.ty) == first

@@ -1,8 +1,10 @@
-//! Mixed precision: forward and backward passes partly in 16 bits, from parameters and states in float32.
+//! Mixed precision: forward and backward passes partly in 16 bits, from parameters and states in
+//! float32.
 //!
-//! The forward pass is edited before the loss is added ([`mod@autocast`]): products read casts of the parameters, and what they make stays in 16 bits as
-//! long as operators allow. The backward pass follows from that. Where the smallest gradients would be lost, the loss is multiplied by a scale before
-//! it is differentiated, and gradients are divided by it in the update ([`scaler`]).
+//! The forward pass is edited before the loss is added ([`mod@autocast`]): products read casts of
+//! the parameters, and what they make stays in 16 bits as long as operators allow. The backward
+//! pass follows from that. Where the smallest gradients would be lost, the loss is multiplied by a
+//! scale before it is differentiated, and gradients are divided by it in the update ([`scaler`]).
 
 mod autocast;
 mod recast;
@@ -16,13 +18,15 @@ pub(crate) use recast::recast;
 pub(crate) use scaler::LossScaler;
 use serde::{Deserialize, Serialize};
 
-/// The type of 16 bits that products are computed in. Parameters, the optimizer's states and the loss stay in float32.
+/// The type of 16 bits that products are computed in. Parameters, the optimizer's states and the
+/// loss stay in float32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixedPrecision {
     /// bfloat16: the range of float32 with 8 bits of precision. It needs no loss scale.
     Bf16,
-    /// float16: 11 bits of precision, and numbers up to 65504 only, so that gradients need a loss scale.
+    /// float16: 11 bits of precision, and numbers up to 65504 only, so that gradients need a loss
+    /// scale.
     Fp16,
 }
 
@@ -36,12 +40,14 @@ impl MixedPrecision {
     }
 }
 
-/// What the loss is multiplied by before it is differentiated. An update by gradients that are not finite is left out.
+/// What the loss is multiplied by before it is differentiated. An update by gradients that are not
+/// finite is left out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
     /// The same throughout.
     Constant(f32),
-    /// A scale that falls when gradients overflow and grows when they have not for a while, as PyTorch's `GradScaler` has it.
+    /// A scale that falls when gradients overflow and grows when they have not for a while, as
+    /// PyTorch's `GradScaler` has it.
     Dynamic {
         /// The scale of the first step.
         initial: f32,

@@ -4,8 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use ort_core::ir::{Graph, Node, ValueId};
 
-/// The graph of a step, whose first output is the loss, with a second cast before its backward readers wherever what is cast is there anyway (a parameter, or a
-/// value that the backward pass reads itself) or is narrower than what the cast makes. The bits are the same, and less is kept.
+/// The graph of a step, whose first output is the loss, with a second cast before its backward
+/// readers wherever what is cast is there anyway (a parameter, or a value that the backward pass
+/// reads itself) or is narrower than what the cast makes. The bits are the same, and less is kept.
 pub(crate) fn recast(mut graph: Graph) -> Graph {
     let Some(&loss) = graph.outputs.first() else { return graph };
     let forward = ancestors(&graph, loss);
@@ -45,7 +46,8 @@ pub(crate) fn recast(mut graph: Graph) -> Graph {
     graph
 }
 
-/// Adds the clone of the cast that makes `value`, where there is to be one and is none, behind that of its own input.
+/// Adds the clone of the cast that makes `value`, where there is to be one and is none, behind that
+/// of its own input.
 fn add_clone(
     graph: &mut Graph,
     again: &HashMap<ValueId, Node>,

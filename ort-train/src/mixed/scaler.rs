@@ -46,7 +46,8 @@ impl LossScaler {
 mod tests {
     use super::*;
 
-    /// The scales that PyTorch 2.4.1's `GradScaler` goes through with the same numbers and the same overflows.
+    /// The scales that PyTorch 2.4.1's `GradScaler` goes through with the same numbers and the same
+    /// overflows.
     #[test]
     fn as_grad_scaler_has_it() {
         let rule = LossScale::Dynamic {

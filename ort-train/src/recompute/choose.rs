@@ -78,7 +78,8 @@ fn beginnings(joint: &Joint<'_>) -> Vec<Vec<bool>> {
     all
 }
 
-/// The places in the forward pass, by step, before which few bytes cross that later forward steps read.
+/// The places in the forward pass, by step, before which few bytes cross that later forward steps
+/// read.
 pub(super) fn cuts(joint: &Joint<'_>) -> Vec<usize> {
     let crossing = crossing(joint);
     // Copies between memories are many and take nothing: what is usual is what is usual of nodes.
@@ -107,7 +108,8 @@ pub(super) fn cuts(joint: &Joint<'_>) -> Vec<usize> {
     cuts
 }
 
-/// For each step, the droppable bytes that earlier forward steps made and this or later forward steps read.
+/// For each step, the droppable bytes that earlier forward steps made and this or later forward
+/// steps read.
 fn crossing(joint: &Joint<'_>) -> Vec<u64> {
     let mut last = vec![None; joint.maker.len()];
     for (index, step) in joint.steps.iter().enumerate().filter(|(index, _)| joint.is_forward[*index]) {
@@ -231,7 +233,8 @@ fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
 /// Keeps units again, the slowest to recompute first. Undoes what raises the peak beyond the
 /// target, or further if it is beyond already, and what adds bytes beyond the target or time.
 fn take_back(joint: &Joint<'_>, choice: &mut Choice, target: u64) {
-    // What some step needs in any case may be beyond the target; the others stay as far below it as they are.
+    // What some step needs in any case may be beyond the target; the others stay as far below it as
+    // they are.
     let reached = choice.outcome.peak.max(target);
     let mut dropped: Vec<usize> = (0..choice.dropped.len()).filter(|block| choice.dropped[*block]).collect();
     let time = |block: &usize| joint.maker[*block].map_or(0.0, |maker| joint.seconds[maker]);

@@ -1,5 +1,6 @@
-//! Recomputable subgraphs by what they are made of, as ONNX Runtime's memory optimizer names them: `FusedMatMul+Add+Softmax+` is the operators in
-//! the order in which they run. A request switches the first so many subgraphs of a name on.
+//! Recomputable subgraphs by what they are made of, as ONNX Runtime's memory optimizer names them:
+//! `FusedMatMul+Add+Softmax+` is the operators in the order in which they run. A request switches
+//! the first so many subgraphs of a name on.
 
 #![allow(
     clippy::indexing_slicing,
@@ -45,12 +46,14 @@ pub struct PlanRequest {
     pub cluster: String,
     /// How.
     pub strategy: Strategy,
-    /// How many subgraphs, the first ones in the order in which they run; all without a number (-1).
+    /// How many subgraphs, the first ones in the order in which they run; all without a number
+    /// (-1).
     pub count: Option<usize>,
 }
 
 impl PlanRequest {
-    /// Reads a configuration file: a JSON array of strings, each with one entry or several between commas.
+    /// Reads a configuration file: a JSON array of strings, each with one entry or several between
+    /// commas.
     pub fn read(path: impl AsRef<Path>) -> Result<Vec<PlanRequest>> {
         let path = path.as_ref();
         let place = || format!("memory optimizer configuration '{}'", path.display());
@@ -164,7 +167,8 @@ pub(crate) fn clusters(joint: &Joint<'_>) -> IndexMap<(String, Strategy), Cluste
     found
 }
 
-/// The blocks that are computed again together with those of the entry: up to what is kept for the backward pass anyway.
+/// The blocks that are computed again together with those of the entry: up to what is kept for the
+/// backward pass anyway.
 fn subgraph(joint: &Joint<'_>, entry: &[usize], strategy: Strategy) -> Option<BTreeSet<usize>> {
     let mut blocks: BTreeSet<usize> = entry.iter().copied().collect();
     let mut work: Vec<usize> = entry.to_vec();

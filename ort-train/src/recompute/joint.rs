@@ -27,7 +27,8 @@ pub(crate) struct Joint<'g> {
     pub(crate) bytes: Vec<u64>,
     /// About how long each step takes.
     pub(crate) seconds: Vec<f64>,
-    /// The blocks that may be computed again, which forward steps make and backward steps read or would read.
+    /// The blocks that may be computed again, which forward steps make and backward steps read or
+    /// would read.
     pub(crate) droppable: Vec<bool>,
     /// Those of them that backward steps read.
     pub(crate) stashed: Vec<usize>,
@@ -37,7 +38,8 @@ pub(crate) struct Joint<'g> {
 }
 
 impl<'g> Joint<'g> {
-    /// The graph whose steps these are, of which `loss` is the output that the forward pass ends in.
+    /// The graph whose steps these are, of which `loss` is the output that the forward pass ends
+    /// in.
     pub(crate) fn new(
         graph: &'g Graph,
         steps: Vec<LiveStep>,

@@ -1,4 +1,5 @@
-//! What is kept for the backward pass, node by node: those that are alike in all that recomputing them depends on are one pattern.
+//! What is kept for the backward pass, node by node: those that are alike in all that recomputing
+//! them depends on are one pattern.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -11,8 +12,8 @@ use super::clusters::{Cluster, Strategy, clusters};
 use super::joint::Joint;
 use super::plan::Recompute;
 
-/// Nodes of the forward pass whose outputs are kept for the backward pass, alike in the subgraphs that would compute them again and in the
-/// sizes of the outputs.
+/// Nodes of the forward pass whose outputs are kept for the backward pass, alike in the subgraphs
+/// that would compute them again and in the sizes of the outputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ActivationPattern {
     /// How many nodes there are.
@@ -49,7 +50,8 @@ pub struct StashedActivation {
     pub saved_percent: u64,
 }
 
-/// The patterns, the most frequent first, those of one frequency from the last name to the first. `dropped` is what is computed again now.
+/// The patterns, the most frequent first, those of one frequency from the last name to the first.
+/// `dropped` is what is computed again now.
 pub(crate) fn patterns(joint: &Joint<'_>, dropped: &[bool]) -> Vec<ActivationPattern> {
     let readers = joint.backward_readers();
     let mut by_entry: IndexMap<usize, Vec<(PatternOption, bool)>> = IndexMap::new();
@@ -78,8 +80,8 @@ pub(crate) fn patterns(joint: &Joint<'_>, dropped: &[bool]) -> Vec<ActivationPat
     patterns
 }
 
-/// The outputs of a step that are kept for the backward pass, and what of them is saved with these blocks computed again.
-/// `readers` has the number of backward steps that read each block.
+/// The outputs of a step that are kept for the backward pass, and what of them is saved with these
+/// blocks computed again. `readers` has the number of backward steps that read each block.
 fn activations(
     joint: &Joint<'_>,
     entry: usize,
@@ -127,7 +129,8 @@ const TITLE: usize = 15;
 /// The length of the lines around a block.
 const BORDER: usize = 140;
 
-/// The patterns as ONNX Runtime prints them at the log level `DEVINFO`. `config` is the file, or the entries, that recomputation was asked for by.
+/// The patterns as ONNX Runtime prints them at the log level `DEVINFO`. `config` is the file, or
+/// the entries, that recomputation was asked for by.
 ///
 /// ```
 /// use ort_train::{ActivationPattern, PatternOption, Recompute, StashedActivation, Strategy, memory_insight};
@@ -196,7 +199,8 @@ fn status(recompute: &Recompute, option: &PatternOption) -> String {
     format!("Enabled, requested count={asked}, actual applied count={}", option.applied)
 }
 
-/// The lines of what is kept: how often outputs are read, where that is more than once, and their sizes.
+/// The lines of what is kept: how often outputs are read, where that is more than once, and their
+/// sizes.
 fn stashed(option: &PatternOption) -> Vec<String> {
     let often = option.activations.iter().filter(|activation| activation.readers > 1);
     let often: String = often.map(|it| format!(" Output {}({}),", it.output, it.readers)).collect();

@@ -1,4 +1,5 @@
-//! From what is asked to a session that keeps to it: choices are made by simulation, and taken only if the plan of the edited graph is as good.
+//! From what is asked to a session that keeps to it: choices are made by simulation, and taken only
+//! if the plan of the edited graph is as good.
 
 use ort_core::dim::Bindings;
 use ort_core::ir::{Graph, ValueId};
@@ -62,7 +63,8 @@ pub struct RecomputeReport {
     pub sliced: usize,
 }
 
-/// How often the simulation is asked for less than is wanted, as plans have gaps that it does not know.
+/// How often the simulation is asked for less than is wanted, as plans have gaps that it does not
+/// know.
 const TRIES: usize = 10;
 
 /// What is asked of the simulation beyond the lowest peak that it knows, in percent of that.
@@ -123,10 +125,12 @@ impl Refused {
     }
 }
 
-/// Gradients that are larger than the peak of activations over this are made and used in slices, where a step has to be small.
+/// Gradients that are larger than the peak of activations over this are made and used in slices,
+/// where a step has to be small.
 const SLICES: usize = 32;
 
-/// The session of a prepared graph, or of one with recomputation, as asked. The first output is the loss.
+/// The session of a prepared graph, or of one with recomputation, as asked. The first output is the
+/// loss.
 ///
 /// Errors: no choice keeps to the limit; the smallest that one does keep to is named.
 pub(crate) fn planned(graph: &Graph, build: Build<'_>, request: &Request<'_>) -> Result<Planned> {
@@ -166,8 +170,9 @@ fn refused(graph: &Graph, build: Build<'_>, needed: usize, request: &Request<'_>
     Ok(Error::out_of_memory("a training step", shortage).help(advice))
 }
 
-/// Looks below the lowest need that a search found until one finds nothing: what it names is the least, and what it finds on
-/// the way keeps to the limit if anything does. The error is that least need.
+/// Looks below the lowest need that a search found until one finds nothing: what it names is the
+/// least, and what it finds on the way keeps to the limit if anything does. The error is that least
+/// need.
 fn lowered(
     graph: &Graph,
     build: Build<'_>,
@@ -192,7 +197,8 @@ fn lowered(
     Ok(Err(least))
 }
 
-/// The least limit if not even a session's constants fit: one that holds them tells what a step takes besides.
+/// The least limit if not even a session's constants fit: one that holds them tells what a step
+/// takes besides.
 fn least_beside_constants(graph: &Graph, build: Build<'_>, request: &Request<'_>) -> Result<usize> {
     let mut own = build(graph.clone(), Some(usize::MAX))?.constant_bytes();
     loop {
@@ -247,7 +253,8 @@ fn search(
     }
 }
 
-/// The session of a graph with recomputation, or of the graph as it is. `before` is the peak of the step that nothing was done to.
+/// The session of a graph with recomputation, or of the graph as it is. `before` is the peak of the
+/// step that nothing was done to.
 fn chosen(
     graph: &Graph,
     session: Session,
@@ -282,7 +289,8 @@ fn chosen(
         Ok(Planned { session, report, rows, patterns, needed })
     };
     let room = request.limit.map_or(usize::MAX, |limit| limit.saturating_sub(held));
-    // What is known to do is never refused, even if recomputation in the plan of the edited graph takes more.
+    // What is known to do is never refused, even if recomputation in the plan of the edited graph
+    // takes more.
     let within = |known: usize| match within(&joint, room, request, &attempt) {
         Err(Refused::Step(least)) => Err(Refused::Step(least.min(known))),
         found => found,
@@ -337,7 +345,8 @@ fn within(
     }
 }
 
-/// The choice whose plan has the lowest peak: the simulation does not know the gaps that plans have, so that less is asked of it, too.
+/// The choice whose plan has the lowest peak: the simulation does not know the gaps that plans
+/// have, so that less is asked of it, too.
 fn lowest(
     joint: &Joint<'_>,
     attempt: &dyn Fn(&Choice) -> Result<Planned, Refused>,

@@ -1,9 +1,11 @@
-//! About how long a node takes, from its operator and sizes: what choices are weighed by before anything has run.
+//! About how long a node takes, from its operator and sizes: what choices are weighed by before
+//! anything has run.
 
 use ort_core::ir::{Node, ValueId};
 use ort_core::spec::Cost;
 
-/// Multiplications and additions a second, and bytes a second, of one core: only their ratio counts.
+/// Multiplications and additions a second, and bytes a second, of one core: only their ratio
+/// counts.
 const OPERATIONS: f64 = 80e9;
 const BYTES: f64 = 8e9;
 /// What a node costs however small it is.
@@ -24,7 +26,8 @@ pub(super) fn seconds_of(node: &Node, shape_of: &dyn Fn(ValueId) -> Option<Vec<u
     START + moved / BYTES + operations / OPERATIONS
 }
 
-/// How many products each element of the output sums: the elements of the second operand for each column, or channel, of the output.
+/// How many products each element of the output sums: the elements of the second operand for each
+/// column, or channel, of the output.
 fn inner_size(node: &Node, made: ValueId, shape_of: &dyn Fn(ValueId) -> Option<Vec<usize>>) -> f64 {
     let second = node.inputs.get(1).copied().flatten().and_then(shape_of);
     let (Some(second), Some(made)) = (second, shape_of(made)) else { return 1.0 };

@@ -1,7 +1,8 @@
 //! Updates of large weights by rows of their gradients: a gradient is then never whole in memory.
 //!
-//! A gradient is gone as soon as its parameter is updated, but until then it is as large as the parameter, which may be more than all else
-//! that a step with recomputation holds. Rows of the product that a gradient is depend on rows of one factor only, and plain updates work on
+//! A gradient is gone as soon as its parameter is updated, but until then it is as large as the
+//! parameter, which may be more than all else that a step with recomputation holds. Rows of the
+//! product that a gradient is depend on rows of one factor only, and plain updates work on
 //! each element alone, so that both can be done for some rows after the other, with the same bits.
 
 use std::collections::{HashMap, HashSet};
@@ -11,13 +12,14 @@ use ort_core::spec::RUNTIME;
 use ort_core::tensor::{Tensor, byte_count};
 use ort_core::{Result, error};
 
-/// Rows of a slice are a multiple of this, unless a weight has fewer: kernels work on so many at a time.
+/// Rows of a slice are a multiple of this, unless a weight has fewer: kernels work on so many at a
+/// time.
 const ROWS: usize = 32;
 
 const CONV_GRAD_WEIGHTS: &str = "ConvGradWeights";
 
-/// The graph with each gradient of more than `most` bytes made and used in slices of about so many, and how many weights that are; none where
-/// there is no such gradient.
+/// The graph with each gradient of more than `most` bytes made and used in slices of about so many,
+/// and how many weights that are; none where there is no such gradient.
 pub(crate) fn sliced(graph: &Graph, most: usize) -> Result<Option<(Graph, usize)>> {
     let found = find(graph, most);
     if found.is_empty() {
@@ -81,7 +83,8 @@ fn is_elementwise(node: &Node) -> bool {
         && node.attrs.find_int("first_row").is_none()
 }
 
-/// The input of a node that makes the gradient of a weight, and its axis, that the rows of the gradient follow.
+/// The input of a node that makes the gradient of a weight, and its axis, that the rows of the
+/// gradient follow.
 fn factor_of(node: &Node) -> Option<(usize, i64)> {
     let flag = |name| node.attrs.find_int(name).unwrap_or(0) != 0;
     match node.spec.name {
@@ -95,7 +98,8 @@ fn factor_of(node: &Node) -> Option<(usize, i64)> {
 }
 
 impl Update {
-    /// Adds, slice by slice, what makes the gradient and the update, each of the value that the one before made.
+    /// Adds, slice by slice, what makes the gradient and the update, each of the value that the one
+    /// before made.
     fn emit(&self, builder: &mut GraphBuilder, nodes: &[Node], node: &Node) -> Result<()> {
         let Some(maker) = nodes.get(self.maker) else { return Ok(()) };
         let all = self.shape.first().copied().unwrap_or_default();

@@ -6,7 +6,8 @@ use super::plan::Recompute;
 /// The columns of a row in the table.
 type Row = [String; 8];
 
-/// The line of the feature, and a row for each plan: its name, whether it is on, how many there are, and what they save.
+/// The line of the feature, and a row for each plan: its name, whether it is on, how many there
+/// are, and what they save.
 ///
 /// ```
 /// use ort_train::{PlanRow, Recompute, Strategy, memory_table};

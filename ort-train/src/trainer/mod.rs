@@ -1,4 +1,5 @@
-//! The trainer: a model's parameters, its optimizer's states, and the compiled graphs that update them.
+//! The trainer: a model's parameters, its optimizer's states, and the compiled graphs that update
+//! them.
 
 mod memory;
 mod stages;

@@ -1,4 +1,5 @@
-//! The training loop's calls: forward and backward passes, gradient accumulation, updates, evaluation.
+//! The training loop's calls: forward and backward passes, gradient accumulation, updates,
+//! evaluation.
 
 use ort_core::session::{Model, RunOptions, Session, SessionBuilder};
 use ort_core::tensor::{Tensor, Value};
@@ -101,8 +102,8 @@ impl Trainer {
         devices.fold(Session::builder(&model), SessionBuilder::device).build()?.run(inputs)
     }
 
-    /// One of [`TrainingOptions::additional_outputs`](crate::TrainingOptions::additional_outputs), of
-    /// the last batch.
+    /// One of [`TrainingOptions::additional_outputs`](crate::TrainingOptions::additional_outputs),
+    /// of the last batch.
     ///
     /// # Errors
     ///

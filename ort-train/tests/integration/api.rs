@@ -1,4 +1,5 @@
-//! Training by the calls of ONNX Runtime's on-device training: the same losses, rates and parameters as ONNX Runtime itself.
+//! Training by the calls of ONNX Runtime's on-device training: the same losses, rates and
+//! parameters as ONNX Runtime itself.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Attention in a training: one operator where it can be, so that no scores are kept, and what it was where it cannot.
+//! Attention in a training: one operator where it can be, so that no scores are kept, and what it
+//! was where it cannot.
 
 use crate::support::Recording;
 use ort_core::Result;

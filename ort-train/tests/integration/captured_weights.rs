@@ -1,5 +1,5 @@
-//! Weights that only bodies of `If`, `Loop` and `Scan` read, or that an `Identity` hands on: losses,
-//! updates and exports against formulas.
+//! Weights that only bodies of `If`, `Loop` and `Scan` read, or that an `Identity` hands on:
+//! losses, updates and exports against formulas.
 
 use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
@@ -74,7 +74,8 @@ impl Body {
     }
 }
 
-/// A loop that multiplies what it carries by the weight; the last value and those of all iterations.
+/// A loop that multiplies what it carries by the weight; the last value and those of all
+/// iterations.
 fn product(b: &mut GraphBuilder, x: ValueId, w: &Tensor, trips: ValueId) -> Result<Vec<ValueId>> {
     let mut body = Body::new();
     let inner = body.inputs(&["iteration", "goes_on", "v"]);
@@ -285,7 +286,8 @@ fn weights_that_only_bodies_read_are_trained() -> Result<()> {
         if form.name != COPY {
             check(form, &model)?;
         }
-        // As a file: bodies name the weight of the main graph, or have it as an initializer of their own.
+        // As a file: bodies name the weight of the main graph, or have it as an initializer of
+        // their own.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.onnx");
         match form.name {

@@ -1,4 +1,5 @@
-//! Initializers that are no parameters: buffers and constants of exporters, which training leaves as they are.
+//! Initializers that are no parameters: buffers and constants of exporters, which training leaves
+//! as they are.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -9,7 +10,8 @@ use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
 use ort_train::{Loss, Trainer, TrainingGraph, TrainingOptions};
 
-/// The initializers, and how the model reads them: `x * w + bias`, a mask and so on are added or multiplied.
+/// The initializers, and how the model reads them: `x * w + bias`, a mask and so on are added or
+/// multiplied.
 const NAMES: [(&str, &str); 8] = [
     ("w", "Mul"),
     ("bias", "Add"),

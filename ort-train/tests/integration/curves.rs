@@ -50,7 +50,8 @@ fn gradients_of_the_first_step() -> Result<()> {
             let expected = recording.arrays[&format!("gradient.{parameter}")].to_vec::<f32>()?;
             let pairs = gradient.to_vec::<f32>()?.into_iter().zip(expected);
             let off = pairs.map(|(one, other)| f64::from(one - other).powi(2)).sum::<f64>().sqrt();
-            // What cancels out, as the gradient of a bias before a normalization does, is the rounding of larger terms.
+            // What cancels out, as the gradient of a bias before a normalization does, is the
+            // rounding of larger terms.
             let norm = known[&parameter]["gradient_norm"].as_f64().unwrap() + 0.05 * largest;
             if off.is_nan() || off > GRADIENT * norm {
                 problems.push(format!("{name}: the gradient of {parameter} is {:.1e} off", off / norm));

@@ -1,4 +1,5 @@
-//! Memory limits of a training: kept to with the same bits, or refused with the smallest limit that is.
+//! Memory limits of a training: kept to with the same bits, or refused with the smallest limit that
+//! is.
 
 use crate::captured_weights::{models, options};
 use crate::support::{MODELS, Recording, given};

@@ -1,4 +1,5 @@
-//! Mixed precision: curves beside those of PyTorch's autocast, updates that are left out, and bits that follow from nothing else.
+//! Mixed precision: curves beside those of PyTorch's autocast, updates that are left out, and bits
+//! that follow from nothing else.
 
 use crate::support::{MODELS, Recording, given, json};
 use ort_core::dtype::DType;
@@ -8,8 +9,9 @@ use serde_json::{Map, Value as Json};
 
 const BOTH: [(&str, MixedPrecision); 2] = [("bf16", MixedPrecision::Bf16), ("fp16", MixedPrecision::Fp16)];
 
-/// How much farther a curve may be from that in float32 than PyTorch's own is. Both have roundings of the same size, in other places: what one of them
-/// comes to is one draw of such roundings, and so is the other.
+/// How much farther a curve may be from that in float32 than PyTorch's own is. Both have roundings
+/// of the same size, in other places: what one of them comes to is one draw of such roundings, and
+/// so is the other.
 const FARTHER: f64 = 3.0;
 
 fn mixed(recording: &Recording, precision: MixedPrecision) -> TrainingOptions {
@@ -154,7 +156,8 @@ fn a_resumed_run_has_the_bits_of_one_that_went_on() -> Result<()> {
     for name in MODELS {
         for accumulate in [1, 2] {
             let recording = Recording::load(name);
-            // It falls and grows before and after the checkpoint, which is written between two changes.
+            // It falls and grows before and after the checkpoint, which is written between two
+            // changes.
             let options = TrainingOptions {
                 accumulate,
                 dropout: true,

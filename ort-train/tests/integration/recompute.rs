@@ -45,7 +45,8 @@ fn less_is_alive_at_the_peak() -> Result<()> {
     let mut problems = Vec::new();
     for name in MODELS {
         let recording = Recording::load(name);
-        // One step of these small nets takes what there is at the peak: a convolution, a whole sequence of an LSTM.
+        // One step of these small nets takes what there is at the peak: a convolution, a whole
+        // sequence of an LSTM.
         let most = if ["lstm", "resnet18"].contains(&name) { 1.0 } else { 0.8 };
         for recompute in [Recompute::Layers, Recompute::Most] {
             let options = TrainingOptions { recompute: recompute.clone(), ..recording.options() };

@@ -1,4 +1,5 @@
-//! The memory optimizer as it is configured by names: what the table says, what counts count, what is refused.
+//! The memory optimizer as it is configured by names: what the table says, what counts count, what
+//! is refused.
 
 use crate::support::{Recording, given};
 use ort_core::{ErrorKind, Result};

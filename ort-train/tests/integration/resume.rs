@@ -1,4 +1,5 @@
-//! A training that goes on is the one that did not stop; batches that are accumulated are one large batch.
+//! A training that goes on is the one that did not stop; batches that are accumulated are one large
+//! batch.
 
 use crate::support::{MODELS, Recording, given};
 use ort_core::session::Model;

@@ -1,4 +1,5 @@
-//! Embedding bags whose rows a sequence holds, as exporters write them: losses and updates against formulas.
+//! Embedding bags whose rows a sequence holds, as exporters write them: losses and updates against
+//! formulas.
 
 use ort_core::Result;
 use ort_core::dim::Dim;

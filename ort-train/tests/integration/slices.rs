@@ -15,7 +15,8 @@ fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
     Tensor::from_vec(shape, (0..shape.iter().product()).map(number).collect())
 }
 
-/// A net whose weights are far larger than what it computes: a wide convolution, a convolution in groups, two products.
+/// A net whose weights are far larger than what it computes: a wide convolution, a convolution in
+/// groups, two products.
 fn model() -> Result<Model> {
     let mut b = GraphBuilder::new("wide");
     let weight = |b: &mut GraphBuilder, shape: &[usize], seed| -> Result<ValueId> {
@@ -68,7 +69,8 @@ fn gradients_of_large_weights_are_never_whole() -> Result<()> {
                 TrainingOptions { recompute: Recompute::Most, threads: Some(threads), ..whole.clone() };
             let (report, bits) = train(&model, least)?;
             assert!(bits == expected, "{optimizer:?} with {threads} threads has other bits: {report:?}");
-            // The wide convolution and the tall product; the gradient of weights in groups stays whole.
+            // The wide convolution and the tall product; the gradient of weights in groups stays
+            // whole.
             assert_eq!(report.sliced, 2, "{optimizer:?}: {report:?}");
             assert!(report.peak < report.peak_before, "{optimizer:?}: {report:?}");
         }

@@ -1,4 +1,5 @@
-//! `cargo xtask bench --callers`: what a session costs that is called now and then, and what several callers get out of one session.
+//! `cargo xtask bench --callers`: what a session costs that is called now and then, and what
+//! several callers get out of one session.
 
 use std::process::Stdio;
 
@@ -12,7 +13,8 @@ use crate::python::Python;
 use crate::table;
 use crate::workspace::{Workspace, capture, describe};
 
-/// The models where none is named: a short run, a middle one of products, a longer one of convolutions.
+/// The models where none is named: a short run, a middle one of products, a longer one of
+/// convolutions.
 const USUAL: [&str; 3] = ["mobilenet_v2_b1", "minilm_l6_b1_s128", "resnet50_b1"];
 /// Calls per second of a session that is called now and then, and its threads.
 const RATE: &str = "6";
@@ -93,8 +95,8 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
     Ok(())
 }
 
-/// The processor time of a run, in milliseconds: back to back with one thread, and called now and then with one and with several; the least
-/// of the rounds.
+/// The processor time of a run, in milliseconds: back to back with one thread, and called now and
+/// then with one and with several; the least of the rounds.
 fn processor_times(
     timing: &impl Fn(usize) -> Timing,
     tools: &Tools,
@@ -135,11 +137,12 @@ impl Throughput {
     }
 }
 
-/// How much longer throughput is measured than one runtime's time: processes do not begin at the same moment, and what the last ones do alone
-/// must not count for much.
+/// How much longer throughput is measured than one runtime's time: processes do not begin at the
+/// same moment, and what the last ones do alone must not count for much.
 const LONGER: f64 = 3.0;
 
-/// What separate processes with one thread each reach, callers on a session with one thread, and callers on one with two; the best of the rounds.
+/// What separate processes with one thread each reach, callers on a session with one thread, and
+/// callers on one with two; the best of the rounds.
 fn throughputs(timing: &impl Fn(usize) -> Timing, tools: &Tools, rounds: usize) -> Result<[Throughput; 3]> {
     let callers = CALLERS.to_string();
     let longer = |threads: usize| Timing { seconds: timing(threads).seconds * LONGER, ..timing(threads) };
@@ -160,7 +163,8 @@ fn report(timing: &Timing, tools: &Tools, runtime: Runtime, extra: &[&str]) -> R
     parse(&capture(&mut timing.command(tools, runtime, extra))?)
 }
 
-/// What processes of our own reach at the same time. Each counts its own seconds; they begin within a moment of each other, as loading is short.
+/// What processes of our own reach at the same time. Each counts its own seconds; they begin within
+/// a moment of each other, as loading is short.
 fn apart(timing: &Timing, tools: &Tools) -> Result<Throughput> {
     let mut children = Vec::new();
     for _ in 0..CALLERS {

@@ -1,4 +1,5 @@
-//! `cargo xtask bench --kernels`: models of one operator or one chain of operators, in the sizes that real models have them.
+//! `cargo xtask bench --kernels`: models of one operator or one chain of operators, in the sizes
+//! that real models have them.
 //!
 //! Runs are short: among many of them some are not disturbed, and the least time counts.
 
@@ -27,7 +28,8 @@ struct Kernel {
     file: String,
     /// Bytes of inputs, weights and outputs.
     bytes: f64,
-    /// Operations of its type in the time of one in float32; none where bytes and not operations bound it.
+    /// Operations of its type in the time of one in float32; none where bytes and not operations
+    /// bound it.
     #[serde(default)]
     speed: Option<f64>,
 }

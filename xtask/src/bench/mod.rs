@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: ours, ONNX Runtime and OpenVINO in turn, each in a process of its own, in one run, so that a noisy machine
-//! disturbs all alike.
+//! `cargo xtask bench`: ours, ONNX Runtime and OpenVINO in turn, each in a process of its own, in
+//! one run, so that a noisy machine disturbs all alike.
 
 mod callers;
 mod kernels;
@@ -49,7 +49,8 @@ pub(crate) struct Options {
     /// Time single operators, in the sizes that models have them.
     #[arg(long, conflicts_with = "callers")]
     kernels: bool,
-    /// Measure the processor time of a session that is called now and then, and the throughput of several callers.
+    /// Measure the processor time of a session that is called now and then, and the throughput of
+    /// several callers.
     #[arg(long)]
     callers: bool,
     /// Time training steps beside PyTorch's and those of ONNX Runtime's training.
@@ -71,7 +72,8 @@ pub(crate) struct Options {
 enum Precision {
     /// float32 throughout.
     F32,
-    /// Products of bfloat16 numbers, summed in float32: OpenVINO's default where the processor multiplies them natively.
+    /// Products of bfloat16 numbers, summed in float32: OpenVINO's default where the processor
+    /// multiplies them natively.
     Bf16,
 }
 

@@ -40,8 +40,8 @@ impl Tools {
     }
 }
 
-/// The fields of `ort bench --json` and of time_reference.py that are shown. Times in milliseconds, memory in bytes; null where the platform
-/// cannot tell.
+/// The fields of `ort bench --json` and of time_reference.py that are shown. Times in milliseconds,
+/// memory in bytes; null where the platform cannot tell.
 #[derive(Clone, Default, Deserialize)]
 pub(crate) struct Report {
     pub(crate) load_ms: Option<f64>,
@@ -71,14 +71,16 @@ impl Report {
     }
 }
 
-/// All rounds of one runtime. What others on the machine take adds to times and never takes away, so that the least is nearest to the truth.
+/// All rounds of one runtime. What others on the machine take adds to times and never takes away,
+/// so that the least is nearest to the truth.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Side {
     /// The least of the rounds' medians.
     pub(crate) median_ms: f64,
     /// The least time of a run.
     pub(crate) min_ms: f64,
-    /// The least processor time of a run, of all threads: what others take of the machine's time hardly changes it.
+    /// The least processor time of a run, of all threads: what others take of the machine's time
+    /// hardly changes it.
     pub(crate) cpu_ms: Option<f64>,
     /// The least time to load, of the timed processes and of those that only load.
     pub(crate) load_ms: Option<f64>,
@@ -109,8 +111,8 @@ pub(crate) struct Timing {
     pub(crate) seconds: f64,
     /// How many rows of the inputs a run takes; all without it.
     pub(crate) rows: Option<usize>,
-    /// Processes that only load, before each that is timed: memory that lay idle is slower to touch, and a runtime shall not pay for what the
-    /// one before it left idle.
+    /// Processes that only load, before each that is timed: memory that lay idle is slower to
+    /// touch, and a runtime shall not pay for what the one before it left idle.
     pub(crate) loads: usize,
 }
 
@@ -123,8 +125,8 @@ struct Reports {
 }
 
 impl Timing {
-    /// Asks the runtimes in turn, as many rounds as wanted. One that fails is not asked again, and there is no side of it; that ours fails is an
-    /// error.
+    /// Asks the runtimes in turn, as many rounds as wanted. One that fails is not asked again, and
+    /// there is no side of it; that ours fails is an error.
     pub(crate) fn in_turn(
         &self,
         tools: &Tools,

@@ -29,7 +29,8 @@ pub(crate) struct Row {
     pub(crate) file_bytes: u64,
     /// The machine's float32 operations per second with these threads.
     pub(crate) flops: f64,
-    /// Ours, ONNX Runtime's and OpenVINO's; those that could not run the case or were not asked are missing.
+    /// Ours, ONNX Runtime's and OpenVINO's; those that could not run the case or were not asked are
+    /// missing.
     pub(crate) sides: Vec<Option<Side>>,
     /// Why there is nothing of ours.
     pub(crate) problem: Option<String>,

@@ -1,4 +1,5 @@
-//! `cargo xtask bench --train`: a training step of ours, of PyTorch and of ONNX Runtime's training, in turn, each in a process of its own.
+//! `cargo xtask bench --train`: a training step of ours, of PyTorch and of ONNX Runtime's training,
+//! in turn, each in a process of its own.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -74,7 +75,8 @@ impl Setting {
     }
 }
 
-/// The fields of `ort train --json` and of train_bench.py that are shown. Times in milliseconds, memory in bytes.
+/// The fields of `ort train --json` and of train_bench.py that are shown. Times in milliseconds,
+/// memory in bytes.
 #[derive(Clone, Debug, Deserialize)]
 struct Report {
     #[serde(alias = "step_median_ms")]
@@ -213,7 +215,8 @@ impl Bench<'_> {
         }
     }
 
-    /// One process. `whole` is what level 0 reported, `median` what a step took in an earlier round.
+    /// One process. `whole` is what level 0 reported, `median` what a step took in an earlier
+    /// round.
     fn one(
         &self,
         model: &Model,

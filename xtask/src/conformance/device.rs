@@ -1,4 +1,5 @@
-//! `cargo xtask conformance --wgpu` and `--cuda`: the node suite on a GPU, against a list of the cases known to fail there.
+//! `cargo xtask conformance --wgpu` and `--cuda`: the node suite on a GPU, against a list of the
+//! cases known to fail there.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,8 +19,8 @@ pub(super) struct OnDevice {
     /// The example that runs cases.
     example: &'static str,
     list: &'static str,
-    /// How many cases the device claims whole, at least: a kernel that claims nothing any more would go unseen. Those of which a part is cheaper on
-    /// the host count, too.
+    /// How many cases the device claims whole, at least: a kernel that claims nothing any more
+    /// would go unseen. Those of which a part is cheaper on the host count, too.
     claimed: usize,
     /// The same of the provider as a library, whose kernels hand over no values.
     claimed_as_library: usize,

@@ -1,6 +1,7 @@
 //! Tells Rust code from comments and literals, as far as the rules need it.
 
-/// The text with every comment and the inside of every string and character literal blanked; lines stay where they are.
+/// The text with every comment and the inside of every string and character literal blanked; lines
+/// stay where they are.
 pub(super) fn without_comments_and_literals(text: &str) -> String {
     let characters: Vec<char> = text.chars().collect();
     let mut code = String::with_capacity(text.len());

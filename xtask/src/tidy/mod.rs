@@ -1,4 +1,5 @@
-//! `cargo xtask tidy`: the style rules that no compiler checks, over every file that git tracks or would track.
+//! `cargo xtask tidy`: the style rules that no compiler checks, over every file that git tracks or
+//! would track.
 
 mod code;
 mod layers;
@@ -70,7 +71,8 @@ fn read_files(workspace: &Workspace) -> Result<(Vec<SourceFile>, Vec<String>)> {
         // A file that was removed and not yet committed is still listed.
         let Ok(bytes) = fs::read(workspace.root.join(name)) else { continue };
         names.push(name.to_owned());
-        // What fuzzers found is bytes, and so are tensors and models, even where they could be read as text.
+        // What fuzzers found is bytes, and so are tensors and models, even where they could be read
+        // as text.
         if name.starts_with("fuzz/corpus/") || name.ends_with(".pb") || name.ends_with(".onnx") {
             continue;
         }

@@ -12,6 +12,7 @@ pub(super) struct Rule {
 pub(super) const RULES: &[Rule] = &[
     Rule { applies: is_rust, check: length },
     Rule { applies: is_rust, check: header },
+    Rule { applies: is_rust, check: comment_width },
     Rule { applies: is_rust, check: unsafe_address },
     Rule { applies: is_safe_crate_root, check: forbids_unsafe },
     Rule { applies: is_rust, check: forbidden_code },
@@ -24,6 +25,9 @@ pub(super) const RULES: &[Rule] = &[
 
 /// The hard stop; the aim is about 600.
 const MOST_LINES: usize = 900;
+
+/// Columns of a comment. Code in it may take as many as other code, a table as many as it has.
+const COMMENT_WIDTH: usize = 100;
 
 /// Where unsafe code may be: a folder or a file, from the root.
 const UNSAFE_PLACES: &[&str] = &[
@@ -56,7 +60,8 @@ const FORBIDDEN_CODE: &[(&str, &str)] = &[
     ("#[ignore", "a test that never runs"),
 ];
 
-/// Folders of some machine, and settings that name a package index: none of them is the same elsewhere.
+/// Folders of some machine, and settings that name a package index: none of them is the same
+/// elsewhere.
 const MACHINE_NAMES: &[&str] = &["/tmp/", "/home/", "/root/", "--index-url", "--extra-index-url"];
 
 /// Extensions by which a name in a document is taken for that of a file here.
@@ -67,7 +72,8 @@ fn is_rust(file: &SourceFile) -> bool {
 }
 
 fn is_text(file: &SourceFile) -> bool {
-    // Neither licences, copied as they are, nor lists that cargo writes; proptest's seeds are its own.
+    // Neither licences, copied as they are, nor lists that cargo writes; proptest's seeds are its
+    // own.
     !file.path.starts_with("LICENSE")
         && file.path != "Cargo.lock"
         && !file.path.contains("proptest-regressions")
@@ -107,6 +113,29 @@ fn length(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
 fn header(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
     if !file.text.starts_with("//! ") {
         report(findings, file, 1, "does not open with `//!` saying what it holds".to_owned());
+    }
+}
+
+fn comment_width(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+    let mut is_code = false;
+    for (index, line) in file.text.lines().enumerate() {
+        let Some(comment) = line.trim_start().strip_prefix("//") else {
+            is_code = false;
+            continue;
+        };
+        let text = comment.trim_start_matches(['/', '!']).trim_start();
+        is_code ^= text.starts_with("```");
+        // What is set in further is laid out by hand.
+        let is_laid_out = text.starts_with('|') || comment.trim_start_matches(['/', '!']).starts_with("  ");
+        let width = line.chars().count();
+        if width > COMMENT_WIDTH && !is_code && !is_laid_out {
+            report(
+                findings,
+                file,
+                index + 1,
+                format!("a comment of {width} columns; the most is {COMMENT_WIDTH}"),
+            );
+        }
     }
 }
 
@@ -184,8 +213,8 @@ fn all_tests_are_modules(file: &SourceFile, names: &[String], findings: &mut Vec
     }
 }
 
-/// Whether text in backticks is the name of a file that should be here: it has a folder in it and a known extension,
-/// and nothing that stands for something else.
+/// Whether text in backticks is the name of a file that should be here: it has a folder in it and a
+/// known extension, and nothing that stands for something else.
 fn looks_like_file(text: &str) -> bool {
     let extension = text.rsplit_once('.').map_or("", |(_, extension)| extension);
     text.contains('/')
@@ -195,7 +224,8 @@ fn looks_like_file(text: &str) -> bool {
         && !text.starts_with("target/")
 }
 
-/// Whether a file or a folder has this name, from the root, from the document's folder, or at the end of its path.
+/// Whether a file or a folder has this name, from the root, from the document's folder, or at the
+/// end of its path.
 fn exists(name: &str, folder: &str, names: &[String]) -> bool {
     let from_root = resolve("", name);
     let beside = resolve(folder, name);
@@ -247,10 +277,14 @@ mod tests {
     #[test]
     fn each_rule_finds_what_it_is_for_and_nothing_else() {
         let long = "//! Long.\n".repeat(901);
-        let table: [(&str, &str, &[usize]); 28] = [
+        let words = "word ".repeat(25);
+        let wide =
+            format!("//! A.\n// {words}x\n/// | {words}|\n/// ```\n/// f({words});\n/// ```\n/// {words}x\n");
+        let table: [(&str, &str, &[usize]); 29] = [
             ("ort-core/src/tensor/a.rs", "//! Fine.\n\nfn f() {}\n", &[]),
             ("ort-core/src/tensor/a.rs", "fn f() {}\n", &[1]),
             ("ort-core/src/tensor/a.rs", &long, &[0]),
+            ("ort-core/src/tensor/a.rs", &wide, &[2, 7]),
             ("ort-core/src/tensor/a.rs", "//! A.\nunsafe fn f() {}\n", &[2]),
             ("ort-core/src/tensor/a.rs", "//! Says unsafe.\nfn f() { g(\"unsafe\") }\n", &[]),
             ("ort-core/src/ep/abi/x.rs", "//! A.\nunsafe fn f() {}\n", &[]),

@@ -1,4 +1,5 @@
-//! A plan as a drawing: bytes over the schedule, each value a bar from its first step to its last at its place in memory.
+//! A plan as a drawing: bytes over the schedule, each value a bar from its first step to its last
+//! at its place in memory.
 
 use std::collections::HashSet;
 
@@ -47,7 +48,8 @@ impl Scale {
     }
 }
 
-/// Draws a plan. Bars lie at their offsets in the slab; outputs, which have memory of their own, lie above it.
+/// Draws a plan. Bars lie at their offsets in the slab; outputs, which have memory of their own,
+/// lie above it.
 pub(super) fn draw(model: &str, report: &PlanReport) -> Document {
     let bars = bars(report);
     let top = bars.iter().map(|bar| bar.offset.saturating_add(bar.bytes)).max().unwrap_or(0);

@@ -1,7 +1,8 @@
 //! `ort soak`: whether the memory of a model keeps still, and comes back.
 //!
-//! The model is loaded, run and dropped again and again, in runs of many shapes and from several callers if asked; what the process holds is
-//! measured after each stage. With random limits, each run has a memory limit that it must keep to, or say truly what would do.
+//! The model is loaded, run and dropped again and again, in runs of many shapes and from several
+//! callers if asked; what the process holds is measured after each stage. With random limits, each
+//! run has a memory limit that it must keep to, or say truly what would do.
 
 mod random_limits;
 
@@ -48,7 +49,8 @@ pub(crate) struct SoakArgs {
     /// One JSON object.
     #[arg(long)]
     json: bool,
-    /// Keep the last session open after the report, until standard input ends: for measurements from outside.
+    /// Keep the last session open after the report, until standard input ends: for measurements
+    /// from outside.
     #[arg(long)]
     hold: bool,
 }
@@ -62,7 +64,8 @@ fn range(text: &str) -> Result<(String, i64, i64), String> {
     parsed.ok_or_else(|| format!("`{text}` is not NAME=LOW..HIGH"))
 }
 
-/// Bytes of this process that belong to no file, after each stage; null where the platform cannot tell.
+/// Bytes of this process that belong to no file, after each stage; null where the platform cannot
+/// tell.
 #[derive(Serialize)]
 struct Cycle {
     loaded: Option<u64>,
@@ -86,7 +89,8 @@ struct Report {
     /// What was resident then, files included, and the most that ever was.
     baseline_rss: Option<u64>,
     peak_rss: Option<u64>,
-    /// What the session says that it packed, and the most that its runs used at once, in the last cycle.
+    /// What the session says that it packed, and the most that its runs used at once, in the last
+    /// cycle.
     packed: usize,
     activations_peak: usize,
     /// Whether the first inputs gave the same bits again after all runs and a trim, in each cycle.
@@ -171,8 +175,8 @@ fn one_cycle(args: &SoakArgs, report: &mut Report) -> Result<(Model, Vec<Session
 
 /// The runs of all callers in ten parts, and the memory after each of them.
 ///
-/// The callers, and inputs that are `fixed`, live through all parts: new threads and inputs in between
-/// would look like growth of the session.
+/// The callers, and inputs that are `fixed`, live through all parts: new threads and inputs in
+/// between would look like growth of the session.
 fn run_callers(
     args: &SoakArgs,
     model: &Model,

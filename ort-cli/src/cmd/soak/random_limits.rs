@@ -1,7 +1,9 @@
-//! Sessions with random memory limits: each keeps to its limit with the right bits, or is refused with numbers that are true.
+//! Sessions with random memory limits: each keeps to its limit with the right bits, or is refused
+//! with numbers that are true.
 //!
-//! A refusal before the run names the limit that does. One midway, for a value whose size only the run tells, names what the run needs up to there:
-//! no less does, and whoever follows the advice comes to the least limit there is.
+//! A refusal before the run names the limit that does. One midway, for a value whose size only the
+//! run tells, names what the run needs up to there: no less does, and whoever follows the advice
+//! comes to the least limit there is.
 
 use std::process::ExitCode;
 
@@ -24,15 +26,18 @@ const PAGE: usize = 4096;
 struct Report {
     model: String,
     trials: usize,
-    /// Trials that ran, and of those the ones whose weights did not all stay packed, and whose batch was split.
+    /// Trials that ran, and of those the ones whose weights did not all stay packed, and whose
+    /// batch was split.
     ran: usize,
     streamed: usize,
     split: usize,
-    /// Trials that were refused, when the session was built, before the run, or midway for a value of unknown size.
+    /// Trials that were refused, when the session was built, before the run, or midway for a value
+    /// of unknown size.
     refused_sessions: usize,
     refused_runs: usize,
     refused_midway: usize,
-    /// The furthest that memory which belongs to no file grew beyond a limit, in bytes; null where the platform cannot tell.
+    /// The furthest that memory which belongs to no file grew beyond a limit, in bytes; null where
+    /// the platform cannot tell.
     most_over: Option<u64>,
     /// What was wrong.
     wrong: Vec<String>,
@@ -64,7 +69,8 @@ const MOST_RAISES: usize = 256;
 
 pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
     let model = args.model.load()?;
-    // Counts all that a session takes: what folding makes and values of unknown size are in no plan.
+    // Counts all that a session takes: what folding makes and values of unknown size are in no
+    // plan.
     let everything = Budget::new(None);
     let whole = args.model.builder(&model)?.budget(&everything).build()?;
     let building = everything.peak();
@@ -90,14 +96,16 @@ pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
     }
 }
 
-/// A limit between a fiftieth of what everything takes and a little more than that, small ones as often as large ones.
+/// A limit between a fiftieth of what everything takes and a little more than that, small ones as
+/// often as large ones.
 fn draw(seed: u64, largest: usize) -> usize {
     let exponent: f64 = Pcg64::seed_from_u64(!seed).random_range(0.0..1.0);
     (largest as f64 / 50.0 * 60f64.powf(exponent)) as usize
 }
 
 impl Trial<'_> {
-    /// Runs with this limit, and where that is refused with the limit that was named and with a page less.
+    /// Runs with this limit, and where that is refused with the limit that was named and with a
+    /// page less.
     fn judge(&self, limit: usize, report: &mut Report) -> Result<()> {
         let (at, problem) = match self.attempt(limit)? {
             Outcome::Ran { streamed, split, over } => {
@@ -121,8 +129,9 @@ impl Trial<'_> {
         }
     }
 
-    /// The limit that runs, found by following what refusals name. The named limit of a refusal that comes before any node has to do, unless what is
-    /// refused then is a run that only its inputs tell, or a value of unknown size.
+    /// The limit that runs, found by following what refusals name. The named limit of a refusal
+    /// that comes before any node has to do, unless what is refused then is a run that only its
+    /// inputs tell, or a value of unknown size.
     fn least_limit(&self, limit: usize, first: (Moment, Error)) -> Result<usize> {
         let (mut limit, (mut at, mut problem)) = (limit, first);
         for _ in 0..MOST_RAISES {
@@ -188,7 +197,8 @@ impl Trial<'_> {
         Ok(session.plan_for_inputs(&given(self.inputs))?.peak_bytes.is_none())
     }
 
-    /// After a refusal the session runs what does fit: the smallest sizes, unless they are refused with a larger limit, too.
+    /// After a refusal the session runs what does fit: the smallest sizes, unless they are refused
+    /// with a larger limit, too.
     fn next_request(&self, session: &Session) -> Result<()> {
         let mut args = self.args.model.clone();
         for (name, low, _) in &self.args.random_dims {

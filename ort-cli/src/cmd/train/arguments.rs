@@ -19,10 +19,12 @@ pub(crate) struct TrainArgs {
     /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it.
     #[arg(long)]
     pub(super) strict: bool,
-    /// The samples: an array for each input of the model, by name, and `labels` or `target` for the loss. The first axis counts samples.
+    /// The samples: an array for each input of the model, by name, and `labels` or `target` for the
+    /// loss. The first axis counts samples.
     #[arg(long, value_name = "FILE.npz", required_unless_present = "check")]
     pub(super) data: Option<PathBuf>,
-    /// Samples that are not trained on: their loss is told after each epoch, with cross entropy also the accuracy.
+    /// Samples that are not trained on: their loss is told after each epoch, with cross entropy
+    /// also the accuracy.
     #[arg(long, value_name = "FILE.npz")]
     pub(super) validation: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Loss")]
@@ -44,7 +46,8 @@ pub(super) struct LossArgs {
     /// What becomes smaller.
     #[arg(long = "loss", value_enum, value_name = "LOSS", default_value_t = LossKind::CrossEntropy)]
     kind: LossKind,
-    /// The model's output that the loss is of, or any value inside of the model [default: the first output].
+    /// The model's output that the loss is of, or any value inside of the model [default: the first
+    /// output].
     #[arg(long, value_name = "NAME")]
     output_name: Option<String>,
     /// With cross entropy: the share of the target that all classes have alike, 0 to below 1.
@@ -53,8 +56,8 @@ pub(super) struct LossArgs {
     /// With cross entropy: a label that does not count.
     #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
     ignore_index: Option<i64>,
-    /// With cross entropy: the axis of the classes in the scores [default: 1; the last for scores of rank
-    /// 3, as language models have them]. PyTorch's layout [N, C, L] is axis 1.
+    /// With cross entropy: the axis of the classes in the scores [default: 1; the last for scores
+    /// of rank 3, as language models have them]. PyTorch's layout [N, C, L] is axis 1.
     #[arg(long, value_name = "AXIS", allow_negative_numbers = true)]
     pub(super) class_axis: Option<i64>,
     /// With kl: what the scores of both are divided by [default: 1].
@@ -114,7 +117,8 @@ pub(super) struct UpdateArgs {
     /// The samples of a batch [default: 32, or the size that the model has].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) batch: Option<u32>,
-    /// The batches of an update, whose gradients are averaged: N small batches take the memory of one.
+    /// The batches of an update, whose gradients are averaged: N small batches take the memory of
+    /// one.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) accumulate: u32,
     /// The largest norm of all gradients together; what is longer is scaled down.
@@ -157,9 +161,9 @@ enum ScheduleKind {
 
 #[derive(Args)]
 pub(super) struct WeightArgs {
-    /// Weights that are trained, by name; `*` is any characters, `?` one [default: all floats of rank 1
-    /// or more but buffers and constants of exporters]. '*' trains those and scalars, too, but never
-    /// constants that nodes give.
+    /// Weights that are trained, by name; `*` is any characters, `?` one [default: all floats of
+    /// rank 1 or more but buffers and constants of exporters]. '*' trains those and scalars,
+    /// too, but never constants that nodes give.
     #[arg(long, value_name = "PATTERN")]
     train: Vec<String>,
     /// Weights that stay as they are; they take no gradient and no state.
@@ -168,16 +172,16 @@ pub(super) struct WeightArgs {
     /// Weights without weight decay, as biases and scales often are.
     #[arg(long, value_name = "PATTERN")]
     no_decay: Vec<String>,
-    /// Weights that several nodes read, each of which then trains a copy of its own. Exporters merge
-    /// initializers of equal numbers, such as the scales of fresh normalizations.
+    /// Weights that several nodes read, each of which then trains a copy of its own. Exporters
+    /// merge initializers of equal numbers, such as the scales of fresh normalizations.
     #[arg(long, value_name = "PATTERN")]
     untie: Vec<String>,
     /// Weights of equal numbers that train as one, a transposed copy included: exporters fold the
     /// transpose of a tied embedding.
     #[arg(long, value_name = "PATTERN")]
     tie: Vec<String>,
-    /// Batch normalizations keep their running statistics and normalize by them, as in evaluation: for
-    /// fine-tuning and for small batches.
+    /// Batch normalizations keep their running statistics and normalize by them, as in evaluation:
+    /// for fine-tuning and for small batches.
     #[arg(long)]
     freeze_statistics: bool,
     /// Dropout nodes drop nothing.
@@ -199,22 +203,27 @@ pub(super) struct RunArgs {
     /// How the CPU provider multiplies float matrices; bf16 needs a CPU with AVX512-BF16.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
     precision: PrecisionArg,
-    /// Forward and backward passes partly in 16 bits, from weights and states in float32 [default: all in float32].
+    /// Forward and backward passes partly in 16 bits, from weights and states in float32 [default:
+    /// all in float32].
     #[arg(long, value_enum, value_name = "PRECISION")]
     mixed_precision: Option<MixedPrecisionArg>,
-    /// What the loss is multiplied by before it is differentiated: `dynamic`, or a number [default: dynamic with fp16].
+    /// What the loss is multiplied by before it is differentiated: `dynamic`, or a number [default:
+    /// dynamic with fp16].
     #[arg(long, value_name = "dynamic|NUMBER", value_parser = loss_scale, requires = "mixed_precision")]
     loss_scale: Option<LossScale>,
-    /// A hard bound on parameters, states, gradients and activations together: bytes, or with KiB, MiB, GiB.
+    /// A hard bound on parameters, states, gradients and activations together: bytes, or with KiB,
+    /// MiB, GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory_limit: Option<usize>,
-    /// What is computed again in the backward pass instead of being kept for it: 0 what --memory-limit asks for, 1 all between layers, 2
-    /// whatever makes the peak the lowest. Results are the same, bit for bit.
+    /// What is computed again in the backward pass instead of being kept for it: 0 what
+    /// --memory-limit asks for, 1 all between layers, 2 whatever makes the peak the lowest.
+    /// Results are the same, bit for bit.
     #[arg(long, value_name = "0|1|2", env = "ORTMODULE_MEMORY_OPT_LEVEL")]
     #[arg(default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     memory_opt_level: u8,
-    /// Subgraphs that are computed again, by name: a file with a JSON array such as ["Gelu+:1:-1"], or the entries themselves with commas
-    /// between them; -v prints the names, -vv or ORTMODULE_LOG_LEVEL=DEVINFO also what is kept, node by node.
+    /// Subgraphs that are computed again, by name: a file with a JSON array such as ["Gelu+:1:-1"],
+    /// or the entries themselves with commas between them; -v prints the names, -vv or
+    /// ORTMODULE_LOG_LEVEL=DEVINFO also what is kept, node by node.
     #[arg(long, value_name = "FILE.json|ENTRIES", env = "ORTMODULE_MEMORY_OPT_CONFIG")]
     pub(super) memory_opt_config: Option<String>,
     /// Keep all that the training needs to go on in this folder, after each epoch.
@@ -260,7 +269,8 @@ pub(super) struct ResultArgs {
     /// Only say what in the model stands in the way of training.
     #[arg(long, conflicts_with_all = ["data", "validation", "save", "plot", "checkpoint"])]
     pub(super) check: bool,
-    /// Tell the time per operator and of the slowest N nodes of a batch, as a mean over all but the first.
+    /// Tell the time per operator and of the slowest N nodes of a batch, as a mean over all but the
+    /// first.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "10", conflicts_with_all = ["json", "check", "validation"])]
     pub(super) profile: Option<usize>,
     /// One JSON object.
@@ -464,12 +474,14 @@ impl UpdateArgs {
         })
     }
 
-    /// A number of updates that the schedule can have, where it is not known how many there will be.
+    /// A number of updates that the schedule can have, where it is not known how many there will
+    /// be.
     pub(super) fn warmup_at_least(&self) -> u64 {
         self.warmup.unwrap_or(0)
     }
 
-    /// What the learning rates follow from: of those that fall over the whole training also how long it is.
+    /// What the learning rates follow from: of those that fall over the whole training also how
+    /// long it is.
     fn schedule_in_words(&self) -> String {
         let warmup = self.warmup.unwrap_or(0);
         let name = name_of(self.schedule);

@@ -73,8 +73,8 @@ impl DataSet {
         self.arrays.iter().map(|array| Ok((array.0.as_str(), gather(array)?))).collect()
     }
 
-    /// Refuses arrays with NaN or infinity. An input may hold negative infinity: attention masks leave
-    /// places out with it.
+    /// Refuses arrays with NaN or infinity. An input may hold negative infinity: attention masks
+    /// leave places out with it.
     pub(super) fn check_numbers(&self) -> Result<()> {
         for (name, _) in &self.arrays {
             let right: fn(f64) -> bool = match TARGETS.contains(&name.as_str()) {
@@ -86,7 +86,8 @@ impl DataSet {
         Ok(())
     }
 
-    /// Refuses an array of floats with a number that is not `right`; `advice` says what to do about it.
+    /// Refuses an array of floats with a number that is not `right`; `advice` says what to do about
+    /// it.
     pub(super) fn check_each(&self, name: &str, right: fn(f64) -> bool, advice: &str) -> Result<()> {
         let Some(array) = self.array(name) else { return Ok(()) };
         if let Some((place, number)) = first_wrong(array, right)? {

@@ -16,7 +16,8 @@ pub(super) struct Score {
     pub(super) accuracy: Option<f64>,
 }
 
-/// Evaluates all samples, batch by batch; where the model fixes the size of a batch, all that fill whole ones.
+/// Evaluates all samples, batch by batch; where the model fixes the size of a batch, all that fill
+/// whole ones.
 pub(super) fn evaluate(
     trainer: &mut Trainer,
     data: &DataSet,

@@ -1,4 +1,5 @@
-//! Whether samples suit a model: names, types and sizes of arrays, and labels, before the first step.
+//! Whether samples suit a model: names, types and sizes of arrays, and labels, before the first
+//! step.
 
 use anyhow::{Context, Result, bail, ensure};
 use ort_runtime::dim::{Bindings, unify};
@@ -39,7 +40,8 @@ struct Taken {
 /// The arrays that a training takes.
 pub(super) struct Fit {
     taken: Vec<Taken>,
-    /// The classes of the scores, with cross entropy where their number is known, and the label that does not count.
+    /// The classes of the scores, with cross entropy where their number is known, and the label
+    /// that does not count.
     classes: Option<i64>,
     ignored: Option<i64>,
     /// Whether targets are probabilities.
@@ -66,7 +68,8 @@ impl Fit {
         Ok(Fit { taken, classes, ignored, is_binary: *loss == Loss::BceWithLogits })
     }
 
-    /// Refuses samples that the training cannot take; returns the sizes of symbolic dimensions with batches of `batch`.
+    /// Refuses samples that the training cannot take; returns the sizes of symbolic dimensions with
+    /// batches of `batch`.
     pub(super) fn check(&self, data: &DataSet, batch: usize) -> Result<Vec<(String, i64)>> {
         let path = data.path.display();
         let names = || self.taken.iter().map(|taken| taken.name.as_str());

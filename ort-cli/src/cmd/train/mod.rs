@@ -88,7 +88,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The trainer. A limit that does not hold what stays from step to step is refused with the least that does for these batches.
+/// The trainer. A limit that does not hold what stays from step to step is refused with the least
+/// that does for these batches.
 fn trainer(args: &TrainArgs, model: &Model, data: &DataSet, pace: Pace) -> Result<Trainer> {
     let options = args.options(pace.updates())?;
     match Trainer::new(model, options.clone()) {
@@ -145,7 +146,8 @@ pub(crate) struct Prediction {
     plan: Option<PlanReport>,
 }
 
-/// The memory of a step, as far as it can be known. One that the limit cannot hold is refused, with a batch that it can.
+/// The memory of a step, as far as it can be known. One that the limit cannot hold is refused, with
+/// a batch that it can.
 fn predict(
     trainer: &mut Trainer,
     model: &Model,
@@ -188,7 +190,8 @@ fn predict(
     }
 }
 
-/// Whether every pattern of activations is told of: with `-vv`, and at ONNX Runtime's log level for it.
+/// Whether every pattern of activations is told of: with `-vv`, and at ONNX Runtime's log level for
+/// it.
 fn is_detailed() -> bool {
     let level = std::env::var("ORTMODULE_LOG_LEVEL");
     tracing::enabled!(tracing::Level::DEBUG)

@@ -1,4 +1,5 @@
-//! The loss and the resident memory over the batches of a training, as two charts one above the other.
+//! The loss and the resident memory over the batches of a training, as two charts one above the
+//! other.
 
 use svg::Document;
 use svg::node::element::{Circle, Group, Polyline, Rectangle};

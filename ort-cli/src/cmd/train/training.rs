@@ -20,7 +20,8 @@ use crate::resident;
 /// The file that makes a folder a checkpoint.
 const MANIFEST: &str = "training.json";
 
-/// Makes the folder, and a file in it that is dropped: what is in the way is to be seen before an epoch is spent.
+/// Makes the folder, and a file in it that is dropped: what is in the way is to be seen before an
+/// epoch is spent.
 fn can_be_written(folder: &Path) -> Result<()> {
     let made = std::fs::create_dir_all(folder).and_then(|()| NewFile::create_in(folder, MANIFEST));
     made.map(drop).with_context(|| format!("checkpoint {} cannot be written", folder.display()))
@@ -63,7 +64,8 @@ pub(super) struct History {
     pub(super) epochs: Vec<Epoch>,
 }
 
-/// Updates in a row that are left out until nothing is to be hoped for: a loss scale has fallen by 2^32 then.
+/// Updates in a row that are left out until nothing is to be hoped for: a loss scale has fallen by
+/// 2^32 then.
 const MOST_SKIPPED: u64 = 32;
 
 /// What may have made a loss infinite or NaN, and what to try.
@@ -225,7 +227,8 @@ impl Training<'_> {
         tracing::warn!("batch {} of epoch {} is left out: none of its labels counts", batch + 1, epoch + 1);
     }
 
-    /// Refuses to go on where nothing is learned any more; `updates` and `skipped` are those before this batch.
+    /// Refuses to go on where nothing is learned any more; `updates` and `skipped` are those before
+    /// this batch.
     fn check_progress(
         &mut self,
         loss: f32,

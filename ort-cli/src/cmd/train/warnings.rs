@@ -7,8 +7,8 @@ use ort_runtime::train::{Loss, TrainingGraph, TrainingOptions};
 use super::data::DataSet;
 use crate::output::listed;
 
-/// Logs the warnings of a training: activations before the loss, and weights that train as one, apart,
-/// or not at all.
+/// Logs the warnings of a training: activations before the loss, and weights that train as one,
+/// apart, or not at all.
 pub(super) fn warn(model: &Model, training: &TrainingGraph, loss: &Loss) {
     if let Some(warning) = activation_before_loss(model.graph(), training.output(), loss) {
         tracing::warn!("{warning}");

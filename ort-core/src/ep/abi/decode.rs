@@ -21,7 +21,8 @@ use crate::{Result, Within, ensure, error};
 ///
 /// # Safety
 ///
-/// The record and all that it points to are as their documentation says, and the host's table is valid for ever.
+/// The record and all that it points to are as their documentation says, and the host's table is
+/// valid for ever.
 pub(super) unsafe fn read_node(
     record: *const OrtProviderNode,
     host: &'static OrtProviderHost,
@@ -65,7 +66,8 @@ pub(super) unsafe fn read_node(
 
 /// # Safety
 ///
-/// A pointer that is not null points to text that ends with a zero byte and lives as long as the caller uses it.
+/// A pointer that is not null points to text that ends with a zero byte and lives as long as the
+/// caller uses it.
 pub(super) unsafe fn text<'a>(pointer: *const c_char) -> Result<&'a str> {
     ensure!(!pointer.is_null(), Fail, "a text is missing");
     // SAFETY: the caller vouches for it.
@@ -158,7 +160,8 @@ unsafe fn read_constant(value: &OrtProviderValue, host: &'static OrtProviderHost
     // SAFETY: the owner is that of a record of this call.
     unsafe { retain(value.owner) };
     let owner = Retained { host, owner: value.owner };
-    // SAFETY: the host keeps the bytes where they are, and nobody writes them, until the owner is dropped.
+    // SAFETY: the host keeps the bytes where they are, and nobody writes them, until the owner is
+    // dropped.
     let bytes = unsafe { SharedBuffer::foreign(value.data, value.bytes as usize, owner) }?;
     let bytes = bytes.bytes().ok_or_else(|| error!(Fail, "a constant is not in host memory"))?;
     Tensor::from_bytes(dtype, &shape, bytes).within(|| "a constant")
@@ -177,7 +180,8 @@ unsafe fn read_attribute(
     host: &'static OrtProviderHost,
 ) -> Result<(String, Attribute)> {
     let count = attribute.count;
-    // SAFETY: the caller vouches for the texts, the lists and the tensor of the record, of which the kind says what is there.
+    // SAFETY: the caller vouches for the texts, the lists and the tensor of the record, of which
+    // the kind says what is there.
     unsafe {
         let name = text(attribute.name)?.to_owned();
         let value = match attribute.kind {

@@ -1,7 +1,9 @@
-//! A provider written in Rust behind the functions of a provider library: the library's side of the border.
+//! A provider written in Rust behind the functions of a provider library: the library's side of the
+//! border.
 //!
-//! What the library calls is this crate as it was built into the library, and the host has one of its own: nothing but the records of
-//! [`tables`](super::tables) is common to both. No panic leaves the library: it becomes an error of the call.
+//! What the library calls is this crate as it was built into the library, and the host has one of
+//! its own: nothing but the records of [`tables`](super::tables) is common to both. No panic leaves
+//! the library: it becomes an error of the call.
 
 use std::any::Any;
 use std::ffi::{CStr, CString};
@@ -32,9 +34,9 @@ use crate::ir::{Graph, Node};
 use crate::tensor::{DeviceRange, Shape, TensorMut, TensorView, ValueView};
 use crate::{Error, Result, ensure, error};
 
-/// Makes the crate that it stands in, of the type `cdylib`, a provider library: exports the provider behind the symbol
-/// `ort_provider`, under its own name and the crate's version. Once in a crate; its lint for unsafe code must allow the
-/// export of a symbol.
+/// Makes the crate that it stands in, of the type `cdylib`, a provider library: exports the
+/// provider behind the symbol `ort_provider`, under its own name and the crate's version. Once in a
+/// crate; its lint for unsafe code must allow the export of a symbol.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -67,7 +69,8 @@ macro_rules! export_provider {
         ///
         /// # Safety
         ///
-        /// `host` points to the table of a host of version `abi_version`, and stays valid as long as the process lives.
+        /// `host` points to the table of a host of version `abi_version`, and stays valid as long
+        /// as the process lives.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn ort_provider(
             abi_version: u32,
@@ -100,7 +103,8 @@ static EXPORTED: OnceLock<Exported> = OnceLock::new();
 ///
 /// # Safety
 ///
-/// `host` points to the table of a host of version `abi_version`, and stays valid as long as the process lives.
+/// `host` points to the table of a host of version `abi_version`, and stays valid as long as the
+/// process lives.
 #[doc(hidden)]
 pub unsafe fn table(
     provider: &'static dyn ExecutionProvider,
@@ -229,7 +233,8 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-// SAFETY of all that follows: the host calls these functions as the documentation of the table says.
+// SAFETY of all that follows: the host calls these functions as the documentation of the table
+// says.
 
 unsafe extern "C" fn device_count(count: *mut u32, report: *mut OrtProviderReport) -> i32 {
     reporting(report, || {
@@ -257,7 +262,8 @@ unsafe extern "C" fn device_info(
         for (name, value) in std::iter::once(&name).chain(&device.facts) {
             let texts = (CString::new(name.as_str()), CString::new(value.as_str()));
             if let (Ok(name), Ok(value)) = texts {
-                // SAFETY: the place for facts is that of this call, and the texts live as long as it.
+                // SAFETY: the place for facts is that of this call, and the texts live as long as
+                // it.
                 unsafe { fact(info.facts, name.as_ptr(), value.as_ptr()) };
             }
         }
@@ -346,7 +352,8 @@ unsafe extern "C" fn copy(
         let (opened, from, to) = unsafe { (opened(device)?, record(from)?, record(to)?) };
         // SAFETY: as above.
         let shapes = unsafe { (shape(from)?, shape(to)?) };
-        // SAFETY: the host lends the memory of both tensors, the second to be written, during the call.
+        // SAFETY: the host lends the memory of both tensors, the second to be written, during the
+        // call.
         let (from, to) = unsafe {
             (read_view(from, &shapes.0, &opened.nothing)?, read_mut(to, &shapes.1, &opened.nothing)?)
         };
@@ -533,8 +540,9 @@ unsafe extern "C" fn run(
         // SAFETY: as above.
         let (inputs, outputs) =
             unsafe { (list(run.inputs, run.input_count), list(run.outputs, run.output_count)) };
-        // SAFETY: the host lends the memory of a run's tensors during the call, that of outputs and the workspace to be
-        // written, and nothing of what is written is lent twice but for an input in place, which is left out.
+        // SAFETY: the host lends the memory of a run's tensors during the call, that of outputs and
+        // the workspace to be written, and nothing of what is written is lent twice but for an
+        // input in place, which is left out.
         unsafe { run_on(kernel, inputs, outputs, run) }
     })
 }

@@ -2,8 +2,8 @@
 //!
 //! - `tables` has the records and the tables of functions: `ort_provider.h` in other words.
 //! - `encode` writes a node as records, and `decode` reads it back on the library's side.
-//! - `export` is the library's side for providers written in Rust: `export_provider!`. The host's side is in
-//!   `ep::dylib`.
+//! - `export` is the library's side for providers written in Rust: `export_provider!`. The host's
+//!   side is in `ep::dylib`.
 
 mod decode;
 #[cfg(feature = "provider-libraries")]

@@ -1,7 +1,9 @@
-//! The records and tables that cross the border, in C's layout. `ort_provider.h` is written from this file.
+//! The records and tables that cross the border, in C's layout. `ort_provider.h` is written from
+//! this file.
 //!
-//! The tables of functions and the records that begin with `size` only ever grow, at their end: `size` says how much of them
-//! the other side knows. Every other record stays as it is within one version of the interface.
+//! The tables of functions and the records that begin with `size` only ever grow, at their end:
+//! `size` says how much of them the other side knows. Every other record stays as it is within one
+//! version of the interface.
 
 use std::ffi::{c_char, c_void};
 
@@ -93,13 +95,15 @@ pub struct OrtProviderValue {
     pub rank: i32,
     /// The sizes of the dimensions; -1 for one that only the run tells.
     pub sizes: *const i64,
-    /// The sizes as expressions of the model's symbols, such as `2*batch`; `?` for one that nothing is known of.
+    /// The sizes as expressions of the model's symbols, such as `2*batch`; `?` for one that nothing
+    /// is known of.
     pub expressions: *const *const c_char,
     /// A constant's elements, row by row, little-endian, at any alignment.
     pub data: *const u8,
     /// The bytes of a constant.
     pub bytes: u64,
-    /// What holds a constant's bytes. They are there during the call, and from `retain` to `release`.
+    /// What holds a constant's bytes. They are there during the call, and from `retain` to
+    /// `release`.
     pub owner: *const OrtProviderOwner,
 }
 
@@ -129,7 +133,8 @@ pub struct OrtProviderAttribute {
     pub tensor: *const OrtProviderValue,
 }
 
-/// A node in the form of the newest operator set: attributes have their defaults, nothing is left of older sets.
+/// A node in the form of the newest operator set: attributes have their defaults, nothing is left
+/// of older sets.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderNode {
@@ -185,8 +190,8 @@ pub struct OrtProviderTensor {
     pub element_type: i32,
     /// The number of dimensions.
     pub rank: u32,
-    /// For an output: the input whose elements it holds at first, because both are the same memory; -1 for none. That
-    /// input has the output's shape then.
+    /// For an output: the input whose elements it holds at first, because both are the same memory;
+    /// -1 for none. That input has the output's shape then.
     pub in_place: i32,
     /// The sizes of the dimensions.
     pub sizes: *const i64,
@@ -218,7 +223,8 @@ pub struct OrtProviderRun {
     pub workspace: *const OrtProviderTensor,
     /// The threads that may be used.
     pub threads: u32,
-    /// In a question for the workspace the bytes that it is to have at most where the kernel has ways to do with less.
+    /// In a question for the workspace the bytes that it is to have at most where the kernel has
+    /// ways to do with less.
     pub room: u64,
 }
 
@@ -244,7 +250,8 @@ pub struct OrtProviderHost {
     pub abi_version: u32,
     /// The host's own version.
     pub version: *const c_char,
-    /// Says why a call fails, and what the user can try (or null); returns `code`, to be returned by the call.
+    /// Says why a call fails, and what the user can try (or null); returns `code`, to be returned
+    /// by the call.
     pub fail: Option<
         unsafe extern "C" fn(
             report: *mut OrtProviderReport,
@@ -256,8 +263,9 @@ pub struct OrtProviderHost {
     /// A fact of a device: the fact `name` is its own name, all others are shown as they are.
     pub fact:
         Option<unsafe extern "C" fn(facts: *mut OrtProviderFacts, name: *const c_char, value: *const c_char)>,
-    /// Says of a claimed node that an input and an output that are equally long may be the same memory. Where `grows` is not
-    /// 0, the kernel itself refuses a run whose output would be longer, as that of a cache's past and present does.
+    /// Says of a claimed node that an input and an output that are equally long may be the same
+    /// memory. Where `grows` is not 0, the kernel itself refuses a run whose output would be
+    /// longer, as that of a cache's past and present does.
     pub in_place:
         Option<unsafe extern "C" fn(claim: *mut OrtProviderClaim, input: u32, output: u32, grows: u8)>,
     /// Says of a claimed node that an input must be in the host's memory.
@@ -266,8 +274,9 @@ pub struct OrtProviderHost {
     pub unaligned_input: Option<unsafe extern "C" fn(claim: *mut OrtProviderClaim, input: u32)>,
     /// Says of a claimed node that it leaves an output out where nobody reads it.
     pub left_out: Option<unsafe extern "C" fn(claim: *mut OrtProviderClaim, output: u32)>,
-    /// Counts bytes that the kernel keeps against the session's memory limit, until it is released. To be called before the
-    /// memory is taken; other than `ORT_PROVIDER_OK`, it must not be taken.
+    /// Counts bytes that the kernel keeps against the session's memory limit, until it is released.
+    /// To be called before the memory is taken; other than `ORT_PROVIDER_OK`, it must not be
+    /// taken.
     pub reserve: Option<
         unsafe extern "C" fn(
             compilation: *mut OrtProviderCompilation,
@@ -283,9 +292,9 @@ pub struct OrtProviderHost {
     pub release: Option<unsafe extern "C" fn(owner: *const OrtProviderOwner)>,
 }
 
-/// A provider. Every function may be called from several threads at once; what is given to a call lives as long as the call. A
-/// function that returns a code explains with the host's `fail` what went wrong. None of them may let a C++ exception or the like
-/// out.
+/// A provider. Every function may be called from several threads at once; what is given to a call
+/// lives as long as the call. A function that returns a code explains with the host's `fail` what
+/// went wrong. None of them may let a C++ exception or the like out.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderTable {
@@ -307,8 +316,9 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Opens the device at `index`. Unknown options are errors. `uses_host_memory` is set to 1 where its kernels work on the host's memory,
-    /// and stays 0 otherwise: such a device needs no `allocate`, `release`, `trim` and `copy`, which may be null for it.
+    /// Opens the device at `index`. Unknown options are errors. `uses_host_memory` is set to 1
+    /// where its kernels work on the host's memory, and stays 0 otherwise: such a device needs
+    /// no `allocate`, `release`, `trim` and `copy`, which may be null for it.
     pub open: Option<
         unsafe extern "C" fn(
             index: u32,
@@ -321,7 +331,8 @@ pub struct OrtProviderTable {
     >,
     /// Closes a device, whose kernels and memory were released before.
     pub close: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice)>,
-    /// Gives device memory that begins at a multiple of `alignment`: any number but 0 that the library knows it by.
+    /// Gives device memory that begins at a multiple of `alignment`: any number but 0 that the
+    /// library knows it by.
     pub allocate: Option<
         unsafe extern "C" fn(
             device: *mut OrtProviderDevice,
@@ -333,9 +344,11 @@ pub struct OrtProviderTable {
     >,
     /// Takes device memory back.
     pub release: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice, memory: u64)>,
-    /// Gives released memory that the device keeps to the system, and returns how many bytes. May be null.
+    /// Gives released memory that the device keeps to the system, and returns how many bytes. May
+    /// be null.
     pub trim: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> u64>,
-    /// Copies the elements of a tensor to another of the same type and shape; one of them or both are in the device's memory.
+    /// Copies the elements of a tensor to another of the same type and shape; one of them or both
+    /// are in the device's memory.
     pub copy: Option<
         unsafe extern "C" fn(
             device: *mut OrtProviderDevice,
@@ -344,11 +357,12 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Waits until the device has done what it was given to do. May be null where it is done when calls return.
+    /// Waits until the device has done what it was given to do. May be null where it is done when
+    /// calls return.
     pub synchronize:
         Option<unsafe extern "C" fn(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32>,
-    /// Whether the device runs a node: `ORT_PROVIDER_OK`, or `ORT_PROVIDER_NOT_IMPLEMENTED` with the reason. Any other code
-    /// says that the device does not work.
+    /// Whether the device runs a node: `ORT_PROVIDER_OK`, or `ORT_PROVIDER_NOT_IMPLEMENTED` with
+    /// the reason. Any other code says that the device does not work.
     pub claim: Option<
         unsafe extern "C" fn(
             device: *mut OrtProviderDevice,
@@ -366,7 +380,8 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// The bytes of scratch memory that a run with these shapes needs. May be null where no kernel needs any.
+    /// The bytes of scratch memory that a run with these shapes needs. May be null where no kernel
+    /// needs any.
     pub workspace: Option<
         unsafe extern "C" fn(
             kernel: *mut OrtProviderKernel,
@@ -385,18 +400,21 @@ pub struct OrtProviderTable {
     >,
     /// Releases a kernel.
     pub release_kernel: Option<unsafe extern "C" fn(kernel: *mut OrtProviderKernel)>,
-    /// Fails where the device can run nothing any more, for example because its driver has reset it. May be null.
+    /// Fails where the device can run nothing any more, for example because its driver has reset
+    /// it. May be null.
     pub check:
         Option<unsafe extern "C" fn(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32>,
-    /// Other than 0 where images are to have the channels last: `NhwcConv` of the domain `ort-runtime` and the like, where it claims these.
-    /// May be null.
+    /// Other than 0 where images are to have the channels last: `NhwcConv` of the domain
+    /// `ort-runtime` and the like, where it claims these. May be null.
     pub prefers_channels_last: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> u8>,
-    /// The bytes of the vectors in which matrices are read: weights of products whose rows are no multiple of that are transposed, if their
-    /// columns are. 1 where weights are read as they are, or packed. May be null: 1.
+    /// The bytes of the vectors in which matrices are read: weights of products whose rows are no
+    /// multiple of that are transposed, if their columns are. 1 where weights are read as they
+    /// are, or packed. May be null: 1.
     pub vector_bytes: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> usize>,
 }
 
-/// The type of the function `ort_provider`: the library's table for a host of this version of the interface, which stays where it is as
-/// long as the process lives. A library that does not know the version returns its table all the same, with its own; null says that there is no provider.
+/// The type of the function `ort_provider`: the library's table for a host of this version of the
+/// interface, which stays where it is as long as the process lives. A library that does not know
+/// the version returns its table all the same, with its own; null says that there is no provider.
 pub type OrtProviderEntry =
     unsafe extern "C" fn(abi_version: u32, host: *const OrtProviderHost) -> *const OrtProviderTable;

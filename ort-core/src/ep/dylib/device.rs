@@ -35,7 +35,8 @@ pub(super) struct Opened {
     own: Weak<Opened>,
 }
 
-// SAFETY: the functions of the table may be called from any thread, several at once; the pointer means something to them alone.
+// SAFETY: the functions of the table may be called from any thread, several at once; the pointer
+// means something to them alone.
 unsafe impl Send for Opened {}
 // SAFETY: as above.
 unsafe impl Sync for Opened {}
@@ -228,7 +229,8 @@ type Lists<T> = Mutex<BTreeSet<&'static [T]>>;
 static PAIRS: Lists<(usize, usize)> = Mutex::new(BTreeSet::new());
 static POSITIONS: Lists<usize> = Mutex::new(BTreeSet::new());
 
-/// The list as one that stays, as the lists of kernels that were compiled in do. There are about as many as a library has kernels.
+/// The list as one that stays, as the lists of kernels that were compiled in do. There are about as
+/// many as a library has kernels.
 fn interned<T: Ord>(lists: &Lists<T>, list: Vec<T>) -> &'static [T] {
     let mut lists = lists.lock();
     if let Some(list) = lists.get(list.as_slice()) {
@@ -320,7 +322,8 @@ unsafe impl Sync for Kernel {}
 impl Drop for Kernel {
     fn drop(&mut self) {
         if let Some(release) = self.device.table.release_kernel {
-            // SAFETY: `compile` gave the kernel, which is released once; runs borrow it, so that none is under way.
+            // SAFETY: `compile` gave the kernel, which is released once; runs borrow it, so that
+            // none is under way.
             unsafe { release(self.raw.as_ptr()) }
         }
     }
@@ -390,7 +393,8 @@ impl Executable for Kernel {
         let scratch = self.workspace_of(cx)?;
         let scratch = scratch.as_ref().map(|(record, _)| record);
         let run = run_of(&inputs, &outputs, scratch, cx.threads(), usize::MAX);
-        // SAFETY: the memory of all tensors is lent during the call, that of outputs and the workspace to be written.
+        // SAFETY: the memory of all tensors is lent during the call, that of outputs and the
+        // workspace to be written.
         call(|report| unsafe { Some((self.device.table.run?)(self.raw.as_ptr(), &run, report)) })
     }
 }

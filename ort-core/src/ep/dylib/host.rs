@@ -1,4 +1,5 @@
-//! What the host does for provider libraries: the functions of its table, and what they collect during a call.
+//! What the host does for provider libraries: the functions of its table, and what they collect
+//! during a call.
 
 use std::ffi::{CStr, CString, c_char};
 use std::sync::Arc;
@@ -52,7 +53,8 @@ struct Report {
     help: Option<String>,
 }
 
-/// Calls a function of a library, which is none where the library has no such function, and makes an error of its code.
+/// Calls a function of a library, which is none where the library has no such function, and makes
+/// an error of its code.
 pub(super) fn call(function: impl FnOnce(*mut OrtProviderReport) -> Option<i32>) -> Result<()> {
     let mut report = Report::default();
     let code = function((&raw mut report).cast());
@@ -86,7 +88,8 @@ unsafe extern "C" fn fail(
     message: *const c_char,
     help: *const c_char,
 ) -> i32 {
-    // SAFETY: the library gives back the report of this call, which nothing else uses meanwhile, and text of its own.
+    // SAFETY: the library gives back the report of this call, which nothing else uses meanwhile,
+    // and text of its own.
     unsafe {
         if let Some(report) = report.cast::<Report>().as_mut() {
             *report = Report { message: text(message), help: text(help) };
@@ -113,7 +116,8 @@ impl Facts {
 unsafe extern "C" fn fact(facts: *mut OrtProviderFacts, name: *const c_char, value: *const c_char) {
     /// More than that no device has to tell.
     const MOST: usize = 64;
-    // SAFETY: the library gives back the place of this call, which nothing else uses meanwhile, and text of its own.
+    // SAFETY: the library gives back the place of this call, which nothing else uses meanwhile, and
+    // text of its own.
     unsafe {
         let Some(facts) = facts.cast::<Facts>().as_mut() else { return };
         if let (Some(name), Some(value)) = (text(name), text(value))
@@ -199,7 +203,8 @@ unsafe extern "C" fn reserve(
     bytes: u64,
     report: *mut OrtProviderReport,
 ) -> i32 {
-    // SAFETY: the library gives back the compilation of this call, which nothing else uses meanwhile.
+    // SAFETY: the library gives back the compilation of this call, which nothing else uses
+    // meanwhile.
     let compilation = unsafe { compilation.cast::<Compilation<'_, '_>>().as_mut() };
     let reserved = compilation
         .ok_or_else(|| error!(Fail, "memory is reserved for no compilation"))
@@ -220,7 +225,8 @@ unsafe extern "C" fn consume(compilation: *mut OrtProviderCompilation, input: u3
 
 unsafe extern "C" fn retain(owner: *const OrtProviderOwner) {
     if !owner.is_null() {
-        // SAFETY: owners are shared tensors, which the library got with a record whose owner lives during the call.
+        // SAFETY: owners are shared tensors, which the library got with a record whose owner lives
+        // during the call.
         unsafe { Arc::increment_strong_count(owner.cast::<Tensor>()) }
     }
 }

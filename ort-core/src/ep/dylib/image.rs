@@ -1,8 +1,9 @@
 //! Whether a file is a whole shared library, before the system's loader maps it.
 //!
-//! The loader believes the headers of a library: it maps what they say and reads it. Of a file that is cut short the pages beyond its end are not there, and
-//! reading one ends the process with `SIGBUS`. So the headers are compared with the length of the file first. This tells damage, not malice: a library is code
-//! that its user chose to run.
+//! The loader believes the headers of a library: it maps what they say and reads it. Of a file that
+//! is cut short the pages beyond its end are not there, and reading one ends the process with
+//! `SIGBUS`. So the headers are compared with the length of the file first. This tells damage, not
+//! malice: a library is code that its user chose to run.
 
 use std::io::Read;
 use std::path::Path;

@@ -1,8 +1,9 @@
-//! Provider libraries: files that are loaded while the process runs, each with a provider behind the functions of
-//! [`abi::tables`](super::abi::tables).
+//! Provider libraries: files that are loaded while the process runs, each with a provider behind
+//! the functions of [`abi::tables`](super::abi::tables).
 //!
-//! A library that was loaded stays as long as the process lives. Devices, kernels and buffers of it are then never left without their code, and neither
-//! are threads and thread-local values that it made and that nobody here knows of.
+//! A library that was loaded stays as long as the process lives. Devices, kernels and buffers of it
+//! are then never left without their code, and neither are threads and thread-local values that it
+//! made and that nobody here knows of.
 
 mod device;
 mod host;
@@ -32,7 +33,8 @@ pub const PROVIDER_PATH: &str = "ORT_PROVIDER_PATH";
 /// More devices than this no machine has.
 const MOST_DEVICES: u32 = 1 << 10;
 
-/// The provider that a name means, where it is the path of a library, or that of a library in the folders of [`PROVIDER_PATH`].
+/// The provider that a name means, where it is the path of a library, or that of a library in the
+/// folders of [`PROVIDER_PATH`].
 pub(super) fn find(name: &str) -> Option<Result<&'static dyn ExecutionProvider>> {
     if is_path(name) {
         return Some(load_provider(Path::new(name)));
@@ -51,7 +53,8 @@ fn is_path(name: &str) -> bool {
 ///
 /// # Errors
 ///
-/// There is no such file, it is no library for this machine or none of a provider, or its interface is of another version.
+/// There is no such file, it is no library for this machine or none of a provider, or its interface
+/// is of another version.
 ///
 /// ```
 /// use std::path::Path;
@@ -73,7 +76,8 @@ pub fn load_provider(path: &Path) -> Result<&'static dyn ExecutionProvider> {
     Ok(provider)
 }
 
-/// The libraries in the folders of [`PROVIDER_PATH`], in the order of folders and names, each with its provider or why it has none.
+/// The libraries in the folders of [`PROVIDER_PATH`], in the order of folders and names, each with
+/// its provider or why it has none.
 pub fn provider_libraries() -> Vec<(PathBuf, Result<&'static dyn ExecutionProvider>)> {
     let Some(folders) = std::env::var_os(PROVIDER_PATH) else { return Vec::new() };
     let mut found = Vec::new();
@@ -116,7 +120,8 @@ fn load(path: &Path) -> Result<LibraryProvider> {
     let entry = *entry.map_err(|_| {
         error!(EpFail, "it has no symbol {ORT_PROVIDER_SYMBOL}: it is not a provider library").help(advice)
     })?;
-    // SAFETY: the function is called as its type says, with a table that lives as long as the process.
+    // SAFETY: the function is called as its type says, with a table that lives as long as the
+    // process.
     let table = unsafe { entry(ORT_PROVIDER_ABI_VERSION, &HOST.0) };
     // SAFETY: the library's table stays as it is as long as the library is loaded.
     let table = unsafe { read_table(table) }?;
@@ -134,7 +139,8 @@ fn load(path: &Path) -> Result<LibraryProvider> {
 ///
 /// # Safety
 ///
-/// The pointer is null, or to a table that says its own size, or is at least that of another version.
+/// The pointer is null, or to a table that says its own size, or is at least that of another
+/// version.
 unsafe fn read_table(table: *const OrtProviderTable) -> Result<OrtProviderTable> {
     ensure!(!table.is_null(), EpFail, "it gives no table of functions: it has no provider");
     // SAFETY: the first two fields are the same in every version.
@@ -155,8 +161,8 @@ unsafe fn read_table(table: *const OrtProviderTable) -> Result<OrtProviderTable>
         "its table of functions has {size} bytes, expected at least {least}"
     );
     let mut known = MaybeUninit::<OrtProviderTable>::zeroed();
-    // SAFETY: so many bytes are in both; all fields may have any value that the library gives, and those that it does not know
-    // may be zero: functions that are null.
+    // SAFETY: so many bytes are in both; all fields may have any value that the library gives, and
+    // those that it does not know may be zero: functions that are null.
     Ok(unsafe {
         known.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(table.cast(), size.min(size_of_val(&known)));
         known.assume_init()
@@ -202,7 +208,8 @@ struct LibraryProvider {
     _library: libloading::Library,
 }
 
-// SAFETY: the pointers in the table are to functions that may be called from any thread, and to text that never changes.
+// SAFETY: the pointers in the table are to functions that may be called from any thread, and to
+// text that never changes.
 unsafe impl Send for LibraryProvider {}
 // SAFETY: as above.
 unsafe impl Sync for LibraryProvider {}

@@ -3,10 +3,10 @@
 //! Three choices differ from what a generator would write, none of them visible on the wire:
 //! - `bytes` fields are [`bytes::Bytes`], so that decoding from a `Bytes` that owns a mapped file
 //!   leaves weights where they are;
-//! - `doc_string` is bytes, not a string: exporters store whole stack traces there, which need neither
-//!   be copied nor be valid UTF-8 for the model to run;
-//! - enumerations are plain `i32`, so that a value from a newer standard is an error where it is used
-//!   and not where it is read.
+//! - `doc_string` is bytes, not a string: exporters store whole stack traces there, which need
+//!   neither be copied nor be valid UTF-8 for the model to run;
+//! - enumerations are plain `i32`, so that a value from a newer standard is an error where it is
+//!   used and not where it is read.
 //!
 //! Left out: every meaning. The loader gives it, in `onnx::load`.
 

@@ -6,8 +6,8 @@ use super::StringStringEntryProto;
 
 /// A tensor: its shape, element type and data in one of several forms.
 ///
-/// Data lies in `raw_data` when that is set, else in the typed field that belongs to `data_type`, else in
-/// the file that `external_data` names.
+/// Data lies in `raw_data` when that is set, else in the typed field that belongs to `data_type`,
+/// else in the file that `external_data` names.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TensorProto {
     /// The shape.
@@ -35,7 +35,8 @@ pub struct TensorProto {
     /// The tensor's name.
     #[prost(string, optional, tag = "8")]
     pub name: Option<String>,
-    /// Elements of any type but string, little-endian, sub-byte elements packed from the low bits up.
+    /// Elements of any type but string, little-endian, sub-byte elements packed from the low bits
+    /// up.
     #[prost(bytes = "bytes", optional, tag = "9")]
     pub raw_data: Option<Bytes>,
     /// Elements of double, and pairs of (real, imaginary) for complex128.

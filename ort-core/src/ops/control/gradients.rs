@@ -1,8 +1,9 @@
 //! Gradients of `If`, `Loop` and `Scan`.
 //!
-//! Backward is control flow itself: its bodies compute the forward body again and differentiate it. A loop keeps the values that it
-//! carries, as they are when an iteration begins, in further outputs; backward is a `Scan` over them from the last to the first, which
-//! carries the gradients of what the loop carries and adds up those of what its body captures.
+//! Backward is control flow itself: its bodies compute the forward body again and differentiate it.
+//! A loop keeps the values that it carries, as they are when an iteration begins, in further
+//! outputs; backward is a `Scan` over them from the last to the first, which carries the gradients
+//! of what the loop carries and adds up those of what its body captures.
 
 use std::collections::HashMap;
 
@@ -159,7 +160,8 @@ fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
     Ok(())
 }
 
-/// Sets what the backward loop ends in: the gradients of first values, of captures and of scanned inputs.
+/// Sets what the backward loop ends in: the gradients of first values, of captures and of scanned
+/// inputs.
 fn hand_over(
     cx: &mut GradCx<'_>,
     flow: &Flow,
@@ -219,7 +221,8 @@ fn varying_states(cx: &GradCx<'_>, flow: &Flow, back: &Backward) -> Result<Vec<u
     Ok(states)
 }
 
-/// The gradients of the body's outputs: carried ones come from the iteration after, those of scan outputs are scanned.
+/// The gradients of the body's outputs: carried ones come from the iteration after, those of scan
+/// outputs are scanned.
 fn seeds(
     cx: &mut GradCx<'_>,
     flow: &Flow,
@@ -251,7 +254,8 @@ fn seeds(
     Ok(seeds)
 }
 
-/// Scans what the backward body reads of the forward one: scanned inputs again, carried values as the loop kept them.
+/// Scans what the backward body reads of the forward one: scanned inputs again, carried values as
+/// the loop kept them.
 fn keep_what_is_read(
     cx: &mut GradCx<'_>,
     flow: &Flow,
@@ -269,7 +273,8 @@ fn keep_what_is_read(
         let kept = keep(cx, *inner)?;
         back.scan(*inner, kept, (0, 0));
     }
-    // A Loop's body begins with the number of the iteration, and a condition that holds while it runs.
+    // A Loop's body begins with the number of the iteration, and a condition that holds while it
+    // runs.
     let [counter, condition] = body_of(cx)?.graph.inputs.get(..flow.first_input).unwrap_or_default() else {
         ensure!(!back.scanned.is_empty(), Fail, "a Scan scans nothing");
         back.captures.retain(|capture| reads.contains(&capture.inner));
@@ -344,7 +349,8 @@ fn emit_scan(cx: &mut GradCx<'_>, back: Backward, outputs: &[(i64, i64)]) -> Res
     cx.pen.emit_flow(("Scan", &outer), &attrs, count, vec![subgraph])
 }
 
-/// Backward is the branch that was taken, computed again; a branch that does not read a value has zeros for it.
+/// Backward is the branch that was taken, computed again; a branch that does not read a value has
+/// zeros for it.
 pub(super) fn of_if(cx: &mut GradCx<'_>) -> Result<()> {
     let mut wanted: Vec<ValueId> = Vec::new();
     for capture in cx.node.subgraphs.iter().flat_map(|branch| &branch.captures) {

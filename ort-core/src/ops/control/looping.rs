@@ -32,12 +32,12 @@ static LOOP: OpSpec = OpSpec {
 
 ops![LOOP];
 
-/// How often the types of carried values may change before they must have settled: each pass widens at least one
-/// size.
+/// How often the types of carried values may change before they must have settled: each pass widens
+/// at least one size.
 const MAX_PASSES: usize = 64;
 
-/// Infers a body until the types of what it carries do not change any more. `fixed` are the types of the inputs
-/// before the carried ones, `inputs` those after. Returns the types of all outputs.
+/// Infers a body until the types of what it carries do not change any more. `fixed` are the types
+/// of the inputs before the carried ones, `inputs` those after. Returns the types of all outputs.
 pub(super) fn settle(
     cx: &mut InferCx<'_>,
     body: usize,
@@ -90,7 +90,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         cx.output_count()
     );
     for (index, (ty, after)) in carried.iter().zip(outputs.iter().skip(1)).enumerate() {
-        // After an iteration the value is no optional any more, where the body hands over what it holds.
+        // After an iteration the value is no optional any more, where the body hands over what it
+        // holds.
         let ty = match (ty, after) {
             (ty, ValueType::Optional(_) | ValueType::Unknown) => ty,
             (ValueType::Optional(held), _) => held,
@@ -113,7 +114,8 @@ fn prepend(leading: Dim, shape: &[Dim]) -> SymShape {
     std::iter::once(leading).chain(shape.iter().cloned()).collect()
 }
 
-/// The type of the iteration number or the condition: without dimensions, unless the body declares one of size 1.
+/// The type of the iteration number or the condition: without dimensions, unless the body declares
+/// one of size 1.
 fn counter_type(cx: &InferCx<'_>, body: usize, position: usize, dtype: DType) -> ValueType {
     let declared = cx.subgraph(body).and_then(|body| {
         let input = body.graph.inputs.get(position)?;
@@ -123,7 +125,8 @@ fn counter_type(cx: &InferCx<'_>, body: usize, position: usize, dtype: DType) ->
     ValueType::tensor(dtype, Some(shape))
 }
 
-/// The number of iterations, where it follows from the inputs: the count is known and the condition always holds.
+/// The number of iterations, where it follows from the inputs: the count is known and the condition
+/// always holds.
 fn trips(cx: &InferCx<'_>, body: usize) -> Option<Dim> {
     let starts = match cx.has_input(1) {
         true => cx.ints(1).and_then(|condition| condition.first().copied()),

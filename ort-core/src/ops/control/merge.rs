@@ -4,15 +4,15 @@ use crate::dim::Dim;
 use crate::ir::{TensorType, ValueType};
 use crate::{Result, ensure};
 
-/// The type that covers both: sizes that differ are known to the run only, and shapes of different rank are not
-/// known at all.
+/// The type that covers both: sizes that differ are known to the run only, and shapes of different
+/// rank are not known at all.
 pub(in crate::ops) fn merge(first: &ValueType, second: &ValueType) -> Result<ValueType> {
     merge_with(first, second, &mut |a, b| if a == b { a.clone() } else { Dim::unknown() })
 }
 
-/// The type at the start of every iteration, from the type at the start of the first (`before`) and at the end of
-/// an iteration that started so (`after`). A size that does not stay becomes a fresh unknown, once: afterwards it
-/// may be anything.
+/// The type at the start of every iteration, from the type at the start of the first (`before`) and
+/// at the end of an iteration that started so (`after`). A size that does not stay becomes a fresh
+/// unknown, once: afterwards it may be anything.
 pub(super) fn widen(before: &ValueType, after: &ValueType) -> Result<ValueType> {
     merge_with(before, after, &mut |a, b| {
         let settled = a == b || a.as_symbol().is_some_and(|symbol| symbol.is_unknown());
@@ -70,8 +70,8 @@ fn without_shape(ty: &ValueType) -> ValueType {
     }
 }
 
-/// The type with sizes that were found unknown inside a subgraph replaced by fresh ones: outside, they stand for
-/// other numbers.
+/// The type with sizes that were found unknown inside a subgraph replaced by fresh ones: outside,
+/// they stand for other numbers.
 pub(in crate::ops) fn outside(ty: &ValueType) -> ValueType {
     let renew = |tensor: &TensorType| TensorType {
         dtype: tensor.dtype,

@@ -188,9 +188,10 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before opset 9 all inputs had a leading batch dimension, the scanned ones their sequence second. That is a scan
-/// over the batch without state, whose body is a scan over the sequence. Where the sequences have lengths of their own, the
-/// body cuts what is scanned and fills up what comes out with zeros.
+/// Before opset 9 all inputs had a leading batch dimension, the scanned ones their sequence second.
+/// That is a scan over the batch without state, whose body is a scan over the sequence. Where the
+/// sequences have lengths of their own, the body cuts what is scanned and fills up what comes out
+/// with zeros.
 fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     ensure!(!draft.inputs.is_empty(), InvalidGraph, "Scan without inputs");
     let lengths = draft.inputs.remove(0);

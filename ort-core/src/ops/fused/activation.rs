@@ -1,4 +1,5 @@
-//! The activations that fused operators name in their attributes `activation` and `activation_params`.
+//! The activations that fused operators name in their attributes `activation` and
+//! `activation_params`.
 
 use smallvec::SmallVec;
 
@@ -12,7 +13,8 @@ struct Row {
     name: &'static str,
     /// The standard's operator.
     op: &'static str,
-    /// Its parameters in the order of `activation_params`, named as the operator's attributes (for `Clip`, inputs).
+    /// Its parameters in the order of `activation_params`, named as the operator's attributes (for
+    /// `Clip`, inputs).
     parameters: &'static [&'static str],
     /// Attributes of the operator that the name stands for.
     fixed: &'static [(&'static str, &'static str)],
@@ -73,7 +75,8 @@ pub struct Activation {
 }
 
 impl Activation {
-    /// The activation called `name`, with its parameters in their order. One without parameters ignores what is given.
+    /// The activation called `name`, with its parameters in their order. One without parameters
+    /// ignores what is given.
     ///
     /// # Errors
     /// An unknown name, or another number of parameters.
@@ -97,7 +100,8 @@ impl Activation {
         Activation::named_by(attrs, ["activation", "activation_params"])
     }
 
-    /// What the attributes `inner_activation` and `inner_activation_params` say, of an operator that is made of two.
+    /// What the attributes `inner_activation` and `inner_activation_params` say, of an operator
+    /// that is made of two.
     pub fn inner_of_attributes(attrs: &Attributes) -> Result<Option<Activation>> {
         Activation::named_by(attrs, ["inner_activation", "inner_activation_params"])
     }
@@ -109,7 +113,8 @@ impl Activation {
         }
     }
 
-    /// What the attributes `activation` and `activation_alpha`, `activation_beta`, `activation_gamma` of `FusedGemm` say.
+    /// What the attributes `activation` and `activation_alpha`, `activation_beta`,
+    /// `activation_gamma` of `FusedGemm` say.
     pub fn of_gemm(attrs: &Attributes) -> Result<Activation> {
         let row = find(attrs.string("activation")?)?;
         let value = |parameter: &&str| {
@@ -121,8 +126,8 @@ impl Activation {
         Activation::new(row.name, &values)
     }
 
-    /// The activation that a node of the standard's operator `op` computes from its first input, where it is one; not for
-    /// `Clip`, whose bounds are inputs.
+    /// The activation that a node of the standard's operator `op` computes from its first input,
+    /// where it is one; not for `Clip`, whose bounds are inputs.
     pub fn of_operator(op: &str, attrs: &Attributes) -> Option<Activation> {
         let is_fixed = |(name, value): &(&str, &str)| attrs.find_string(name) == Some(*value);
         let same = |row: &&Row| row.op == op && row.op != "Clip" && row.fixed.iter().all(is_fixed);
@@ -136,7 +141,8 @@ impl Activation {
         self.attributes_by(["activation", "activation_params"])
     }
 
-    /// The attributes that say it, of an operator with `inner_activation` and `inner_activation_params`.
+    /// The attributes that say it, of an operator with `inner_activation` and
+    /// `inner_activation_params`.
     pub fn inner_attributes(&self) -> Vec<(&'static str, Attribute)> {
         self.attributes_by(["inner_activation", "inner_activation_params"])
     }
@@ -221,7 +227,8 @@ pub(in crate::ops) fn end_with(
 mod tests {
     use super::*;
 
-    /// Each row names an operator of the standard and its attributes, and is found again from that operator.
+    /// Each row names an operator of the standard and its attributes, and is found again from that
+    /// operator.
     #[test]
     fn rows_are_operators() -> Result<()> {
         for row in ROWS {

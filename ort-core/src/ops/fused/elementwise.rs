@@ -8,7 +8,8 @@ use crate::spec::{
 };
 use crate::{Result, ensure};
 
-/// The formula, as [`ScalarExpr`] reads it, of the elements of the inputs, which broadcast. Each input is part of it.
+/// The formula, as [`ScalarExpr`] reads it, of the elements of the inputs, which broadcast. Each
+/// input is part of it.
 static FUSED_ELEMENTWISE: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "FusedElementwise",

@@ -13,8 +13,9 @@ use crate::spec::{
 };
 use crate::{Result, error};
 
-/// `Y = activation(alpha * A * B + bias + residual)`, the last two dimensions of a side exchanged with `transA` and
-/// `transB`. Sides have rank 2 or more; the bias has one value for each column, the residual the shape of the result.
+/// `Y = activation(alpha * A * B + bias + residual)`, the last two dimensions of a side exchanged
+/// with `transA` and `transB`. Sides have rank 2 or more; the bias has one value for each column,
+/// the residual the shape of the result.
 static FUSED_MATMUL: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "FusedMatMul",

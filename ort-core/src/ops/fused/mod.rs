@@ -1,5 +1,6 @@
-//! The runtime's own fused operators, of the domain [`RUNTIME`]: what rewrites make of several of the
-//! standard's operators so that a provider runs them in one pass. Each has a decomposition that is exact.
+//! The runtime's own fused operators, of the domain [`RUNTIME`]: what rewrites make of several of
+//! the standard's operators so that a provider runs them in one pass. Each has a decomposition that
+//! is exact.
 
 pub mod activation;
 mod elementwise;
@@ -11,8 +12,8 @@ use crate::ir::Node;
 use crate::spec::{MICROSOFT, RUNTIME};
 use activation::Activation;
 
-/// Whether ONNX Runtime has the operator of a node that a rewrite made: it has none of the runtime's own, and does not
-/// end convolutions with all of the activations.
+/// Whether ONNX Runtime has the operator of a node that a rewrite made: it has none of the
+/// runtime's own, and does not end convolutions with all of the activations.
 pub(crate) fn is_in_onnx_runtime(node: &Node) -> bool {
     match (node.spec.domain, node.spec.name) {
         (RUNTIME, _) => false,

@@ -1,4 +1,5 @@
-//! Operators of images of floats with the channels of a pixel side by side: `NhwcConv`, `NhwcMaxPool` and `NhwcAveragePool`.
+//! Operators of images of floats with the channels of a pixel side by side: `NhwcConv`,
+//! `NhwcMaxPool` and `NhwcAveragePool`.
 
 use crate::Result;
 use crate::dim::Dim;
@@ -15,7 +16,8 @@ use crate::ops::nn::geometry::Windows;
 use crate::ops::nn::pool::{AVERAGE_POOL_ATTRS, NHWC_MAX_POOL_ATTRS};
 use crate::spec::{BatchRule, Cost, Draft, InferCx, OP, OpSpec, RUNTIME, one, opt, var};
 
-/// `FusedConv` of `X` [N, .., C], of filters `W` [M, .., C / group] and of an addend `Z` as `Y` is: [N, .., M].
+/// `FusedConv` of `X` [N, .., C], of filters `W` [M, .., C / group] and of an addend `Z` as `Y` is:
+/// [N, .., M].
 static NHWC_CONV: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "NhwcConv",
@@ -30,7 +32,8 @@ static NHWC_CONV: OpSpec = OpSpec {
     ..OP
 };
 
-/// `MaxPool` of `X` [N, .., C] without the indices. ONNX Runtime's operator of this name is of codes.
+/// `MaxPool` of `X` [N, .., C] without the indices. ONNX Runtime's operator of this name is of
+/// codes.
 static NHWC_MAX_POOL: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "NhwcMaxPool",

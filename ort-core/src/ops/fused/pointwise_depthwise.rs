@@ -12,8 +12,9 @@ use crate::spec::{
 };
 use crate::{Result, ensure, error};
 
-/// `Y = activation(depthwise(inner_activation(pointwise(X, W1) + B1), W2) + B2)`. `W1` is [C, K, 1, ..] and `W2` is [C, 1, k, ..] with
-/// one filter for each of the C = `group` channels between the two. The attributes of windows are those of the depthwise convolution.
+/// `Y = activation(depthwise(inner_activation(pointwise(X, W1) + B1), W2) + B2)`. `W1` is [C, K, 1,
+/// ..] and `W2` is [C, 1, k, ..] with one filter for each of the C = `group` channels between the
+/// two. The attributes of windows are those of the depthwise convolution.
 static FUSED_POINTWISE_DEPTHWISE: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "FusedPointwiseDepthwise",

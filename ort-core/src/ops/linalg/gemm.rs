@@ -66,7 +66,8 @@ fn matrix(name: &str, shape: &[Dim], transposed: bool) -> Result<(Dim, Dim)> {
     }
 }
 
-/// `dA = alpha * dY * B^T`, `dB = alpha * A^T * dY`, transposed where the operand is, and `dC = beta * dY`.
+/// `dA = alpha * dY * B^T`, `dB = alpha * A^T * dY`, transposed where the operand is, and `dC =
+/// beta * dY`.
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let (a, b, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let (alpha, beta) = (cx.attrs().float("alpha")?, cx.attrs().float("beta")?);

@@ -1,4 +1,5 @@
-//! `MatMul`, `MatMulInteger` and `QLinearMatMul`: matrix products with numpy's rules for batches and vectors.
+//! `MatMul`, `MatMulInteger` and `QLinearMatMul`: matrix products with numpy's rules for batches
+//! and vectors.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -71,8 +72,9 @@ fn infer(cx: &mut InferCx<'_>, right: usize) -> Result<()> {
     cx.set_shape(0, shape)
 }
 
-/// The shape of the product of `a` and `b` as `numpy.matmul` has it: the last two dimensions are matrices, the
-/// others broadcast, and a single dimension is a row on the left and a column on the right that then disappears.
+/// The shape of the product of `a` and `b` as `numpy.matmul` has it: the last two dimensions are
+/// matrices, the others broadcast, and a single dimension is a row on the left and a column on the
+/// right that then disappears.
 pub(in crate::ops) fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
     let (Some((left_k, a_rest)), false) = (a.split_last(), b.is_empty()) else {
         return Err(error!(InvalidGraph, "a matrix product needs operands of rank 1 or more"));
@@ -99,7 +101,8 @@ pub(in crate::ops) fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
     Ok(shape)
 }
 
-/// `dA = dY * B^T` and `dB = A^T * dY`, summed over batches that were broadcast; vectors are matrices meanwhile.
+/// `dA = dY * B^T` and `dB = A^T * dY`, summed over batches that were broadcast; vectors are
+/// matrices meanwhile.
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let (mut a, mut b, mut upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let (row, column) = (cx.rank(a)? == 1, cx.rank(b)? == 1);

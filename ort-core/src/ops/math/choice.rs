@@ -1,4 +1,5 @@
-//! Operators that choose among or combine several tensors: `Where`, `Clip`, `Min`, `Max`, `Sum`, `Mean`.
+//! Operators that choose among or combine several tensors: `Where`, `Clip`, `Min`, `Max`, `Sum`,
+//! `Mean`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};

@@ -1,4 +1,5 @@
-//! `Dropout`: in training, elements set to 0 at random and the others scaled up; else the same tensor.
+//! `Dropout`: in training, elements set to 0 at random and the others scaled up; else the same
+//! tensor.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
@@ -70,7 +71,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 7 the attribute `is_test` said whether the node only passes its input on; it was 0 by default.
+/// Before version 7 the attribute `is_test` said whether the node only passes its input on; it was
+/// 0 by default.
 fn test_to_input(draft: &mut Draft<'_>) -> Result<()> {
     let test = match draft.take_attr("is_test") {
         None => false,
@@ -104,7 +106,8 @@ fn mask_of_numbers(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[output, mask])
 }
 
-/// Before version 12 the ratio was an attribute, and from version 7 on without meaning: the node only passed its input on.
+/// Before version 12 the ratio was an attribute, and from version 7 on without meaning: the node
+/// only passed its input on.
 fn drop_ratio(draft: &mut Draft<'_>) -> Result<()> {
     draft.take_attr("ratio");
     Ok(())

@@ -1,8 +1,8 @@
-//! Experimental operators of the first operator sets: `Affine`, `Scale`, `ScaledTanh`, `ParametricSoftplus`,
-//! `ImageScaler`, `Crop`, `DynamicSlice`.
+//! Experimental operators of the first operator sets: `Affine`, `Scale`, `ScaledTanh`,
+//! `ParametricSoftplus`, `ImageScaler`, `Crop`, `DynamicSlice`.
 //!
-//! The standard dropped them; ONNX Runtime still runs them before operator set 10, and converters of that time wrote
-//! them (Tiny YOLO). Each is a few of the standard's operators.
+//! The standard dropped them; ONNX Runtime still runs them before operator set 10, and converters
+//! of that time wrote them (Tiny YOLO). Each is a few of the standard's operators.
 
 use super::shared::{INPUT, OUTPUT, X, Y, same_shape};
 use crate::dim::Dim;
@@ -49,7 +49,8 @@ static SCALE: OpSpec = OpSpec {
     ..OF_FLOATS
 };
 
-/// `alpha * function(beta * x)`. The schemas have no defaults, and ONNX Runtime's kernels need both factors.
+/// `alpha * function(beta * x)`. The schemas have no defaults, and ONNX Runtime's kernels need both
+/// factors.
 const OF_TWO_FACTORS: OpSpec = OpSpec {
     attrs: &[attr::optional("alpha", AttrKind::Float), attr::optional("beta", AttrKind::Float)],
     infer: infer_two_factors,

@@ -12,8 +12,8 @@ pub(super) fn drop_hint(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 7 the second input broadcast only where `broadcast` said so, and then from the dimension `axis` of the first
-/// on. Appending dimensions of size 1 to it says the same today.
+/// Before version 7 the second input broadcast only where `broadcast` said so, and then from the
+/// dimension `axis` of the first on. Appending dimensions of size 1 to it says the same today.
 pub(super) fn broadcast_along_axis(draft: &mut Draft<'_>) -> Result<()> {
     let broadcast = take_int(draft, "broadcast")?.unwrap_or(0);
     let axis = take_int(draft, "axis")?;
@@ -59,8 +59,8 @@ fn take_int(draft: &mut Draft<'_>, name: &str) -> Result<Option<i64>> {
     }
 }
 
-/// Appends dimensions of size 1 to the second input until it begins at `axis` of the first. The ranks may be unknown at
-/// this point, so this is arithmetic on shapes, which inference folds.
+/// Appends dimensions of size 1 to the second input until it begins at `axis` of the first. The
+/// ranks may be unknown at this point, so this is arithmetic on shapes, which inference folds.
 fn append_ones(draft: &mut Draft<'_>, axis: i64) -> Result<()> {
     let (a, b) = (draft.required(0)?, draft.required(1)?);
     let shape_a = draft.emit("Shape", &[a], &[])?;

@@ -1,4 +1,5 @@
-//! Arithmetic on the symbolic elements of small integer tensors: how shapes computed by a model stay known.
+//! Arithmetic on the symbolic elements of small integer tensors: how shapes computed by a model
+//! stay known.
 
 use crate::Result;
 use crate::dim::{Dim, Symbol};
@@ -6,7 +7,8 @@ use crate::dtype::DType;
 use crate::spec::{InferCx, SymTensor, broadcast};
 use crate::tensor::element_count;
 
-/// Sets the elements of the output to `function` of those of the first input. None is a value that is not known.
+/// Sets the elements of the output to `function` of those of the first input. None is a value that
+/// is not known.
 pub(super) fn unary(cx: &mut InferCx<'_>, function: fn(&Dim) -> Option<Dim>) -> Result<()> {
     if let Some(x) = cx.symbolic(0) {
         let elements = x.elements.iter().map(|x| function(x).unwrap_or_else(unknown)).collect();
@@ -38,7 +40,8 @@ pub(super) fn fold(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Dim>
     Ok(())
 }
 
-/// Sets the elements of the output to those of the second input where the first is true, else of the third.
+/// Sets the elements of the output to those of the second input where the first is true, else of
+/// the third.
 pub(super) fn select(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(condition), Some(a), Some(b)) = (cx.symbolic(0), cx.symbolic(1), cx.symbolic(2)) else {
         return Ok(());

@@ -1,4 +1,5 @@
-//! `DecoderMaskedMultiHeadAttention`: one step of a decoder. It is `MultiHeadAttention` with its inputs in another order.
+//! `DecoderMaskedMultiHeadAttention`: one step of a decoder. It is `MultiHeadAttention` with its
+//! inputs in another order.
 
 use super::attention_heads::{head_count, head_size};
 use super::attention_projected::{common_attrs, shares_buffer, split_projected};
@@ -46,7 +47,8 @@ static DECODER_MASKED_MULTI_HEAD_ATTENTION: OpSpec = OpSpec {
 
 ops![DECODER_MASKED_MULTI_HEAD_ATTENTION];
 
-/// Keys and values of a node: how many are new, and the sizes of their heads. A query may hold all three.
+/// Keys and values of a node: how many are new, and the sizes of their heads. A query may hold all
+/// three.
 struct Keys {
     fresh: Dim,
     size: Dim,
@@ -124,7 +126,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Checks the width of the beams, as far as it is known, against the table of where their tokens came from.
+/// Checks the width of the beams, as far as it is known, against the table of where their tokens
+/// came from.
 fn check_beams(cx: &InferCx<'_>, shares: bool) -> Result<()> {
     let has_table = cx.has_input(9);
     ensure!(shares || !has_table, InvalidGraph, "cache_indirection needs past_present_share_buffer");

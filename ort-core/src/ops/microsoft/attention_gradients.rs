@@ -1,4 +1,5 @@
-//! `MultiHeadAttention` and `RotaryEmbedding` of `com.microsoft` out of smaller operators, for their gradients.
+//! `MultiHeadAttention` and `RotaryEmbedding` of `com.microsoft` out of smaller operators, for
+//! their gradients.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};

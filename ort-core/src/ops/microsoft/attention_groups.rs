@@ -1,4 +1,5 @@
-//! `GroupQueryAttention`: causal attention whose keys and values serve groups of heads and are kept in a cache.
+//! `GroupQueryAttention`: causal attention whose keys and values serve groups of heads and are kept
+//! in a cache.
 
 use super::attention_heads::{ATTENTION_TYPES, head_count, head_size};
 use crate::dim::Dim;

@@ -1,4 +1,5 @@
-//! `MultiHeadAttention`: attention over projected queries, keys and values, with a padding mask and caches.
+//! `MultiHeadAttention`: attention over projected queries, keys and values, with a padding mask and
+//! caches.
 
 use super::attention_gradients;
 use crate::dim::Dim;

@@ -1,4 +1,5 @@
-//! `PackedAttention`: `Attention` over a batch of sequences of different lengths that lie one after the other.
+//! `PackedAttention`: `Attention` over a batch of sequences of different lengths that lie one after
+//! the other.
 
 use super::attention_heads::head_count;
 use super::attention_projected::{common_attrs, head_sizes, split_projected};
@@ -67,8 +68,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, vec![tokens.clone(), heads * value_size])
 }
 
-/// The projections are put where their tokens are in the padded batch, attended to with the lengths of the sequences as
-/// a mask, and collected again.
+/// The projections are put where their tokens are in the padded batch, attended to with the lengths
+/// of the sequences as a mask, and collected again.
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (input, weights, bias) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let (offsets, ends) = (draft.required(3)?, draft.required(4)?);

@@ -1,5 +1,6 @@
-//! `Attention`: projections of one input into queries, keys and values, and attention over them. It is a product and
-//! `MultiHeadAttention`; what other operators that project share with it is here, too.
+//! `Attention`: projections of one input into queries, keys and values, and attention over them. It
+//! is a product and `MultiHeadAttention`; what other operators that project share with it is here,
+//! too.
 
 use super::attention_heads::{ATTENTION_TYPES, head_count, head_size};
 use super::{agree, check_rank, wants};
@@ -87,7 +88,8 @@ pub(super) fn shares_buffer(draft: &Draft<'_>) -> bool {
     matches!(draft.attr("past_present_share_buffer"), Some(Attribute::Int(shares)) if *shares != 0)
 }
 
-/// The shapes of the output (batch, sequence, width of values) and of the present (2, batch, heads, keys, size).
+/// The shapes of the output (batch, sequence, width of values) and of the present (2, batch, heads,
+/// keys, size).
 pub(super) fn infer_projected(cx: &mut InferCx<'_>, places: &Places) -> Result<()> {
     let heads = head_count(cx, "num_heads")?;
     check_rank(cx, 0, "input", 3)?;
@@ -150,8 +152,9 @@ pub(super) fn split_projected(draft: &mut Draft<'_>, projected: ValueId) -> Resu
     <[ValueId; 3]>::try_from(parts).map_err(|_| error!(Fail, "Split has as many outputs as it is told"))
 }
 
-/// Replaces a node by `MultiHeadAttention` over the parts of `projected` (batch, sequence, widths of queries, keys and
-/// values), to which it adds the bias. Past and present of keys and values are the halves of one tensor.
+/// Replaces a node by `MultiHeadAttention` over the parts of `projected` (batch, sequence, widths
+/// of queries, keys and values), to which it adds the bias. Past and present of keys and values are
+/// the halves of one tensor.
 pub(super) fn attend_projected(draft: &mut Draft<'_>, projected: ValueId, places: &Places) -> Result<()> {
     let rotates = matches!(draft.attr("do_rotary"), Some(Attribute::Int(rotates)) if *rotates != 0);
     ensure!(

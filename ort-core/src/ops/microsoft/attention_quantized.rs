@@ -1,4 +1,5 @@
-//! `QAttention`: `Attention` whose input and weights are integers of 8 bits with scales and zero points.
+//! `QAttention`: `Attention` whose input and weights are integers of 8 bits with scales and zero
+//! points.
 
 use super::agree;
 use super::attention_projected::{Places, attend_projected, infer_projected};

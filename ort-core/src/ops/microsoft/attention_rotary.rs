@@ -1,4 +1,5 @@
-//! `RotaryEmbedding`: the standard's, with positions as a first one or one for each token, and packed batches.
+//! `RotaryEmbedding`: the standard's, with positions as a first one or one for each token, and
+//! packed batches.
 
 use super::attention_gradients;
 use super::attention_heads::ATTENTION_TYPES;

@@ -1,4 +1,5 @@
-//! `BiasSoftmax`, `BiasDropout`, `BiasAdd` and `BiasSplitGelu`: operators of the sum of an input and a bias.
+//! `BiasSoftmax`, `BiasDropout`, `BiasAdd` and `BiasSplitGelu`: operators of the sum of an input
+//! and a bias.
 
 use super::{agree, check_per_column, check_rank, int};
 use crate::dim::Dim;
@@ -73,8 +74,9 @@ static BIAS_SPLIT_GELU: OpSpec = OpSpec {
 
 ops![BIAS_SOFTMAX, BIAS_DROPOUT, BIAS_ADD, BIAS_SPLIT_GELU];
 
-/// The softmax of all dimensions from `axis` on, taken as one. The bias has fewer rows than the data: each serves
-/// several that follow one another, with `is_inner_broadcast`, or else all biases serve again and again.
+/// The softmax of all dimensions from `axis` on, taken as one. The bias has fewer rows than the
+/// data: each serves several that follow one another, with `is_inner_broadcast`, or else all biases
+/// serve again and again.
 fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let (data, bias) = (draft.required(0)?, draft.required(1)?);
     let rank = draft.shape(0).map(|shape| shape.len());

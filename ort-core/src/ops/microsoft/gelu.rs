@@ -1,4 +1,5 @@
-//! `Gelu`, `QuickGelu`, `FastGelu` and `BiasGelu`: activations like the standard's `Gelu` and `Swish`.
+//! `Gelu`, `QuickGelu`, `FastGelu` and `BiasGelu`: activations like the standard's `Gelu` and
+//! `Swish`.
 
 use super::{SAME_AS_STANDARD, becomes};
 use crate::dtype::TypeSet;

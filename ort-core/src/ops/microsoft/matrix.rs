@@ -48,11 +48,12 @@ static TRANSPOSE_MATMUL: OpSpec = OpSpec {
 
 ops![FUSED_MATMUL, TRANSPOSE_MATMUL];
 
-/// The attributes that transpose each side: its matrices, and its first dimension with those of the batch.
+/// The attributes that transpose each side: its matrices, and its first dimension with those of the
+/// batch.
 const SIDES: [[&str; 2]; 2] = [["transA", "transBatchA"], ["transB", "transBatchB"]];
 
-/// Which dimension of a side comes to each place of the product: the first one behind the batch with `batch`, then
-/// the last two exchanged with `matrix`. A vector stays as it is.
+/// Which dimension of a side comes to each place of the product: the first one behind the batch
+/// with `batch`, then the last two exchanged with `matrix`. A vector stays as it is.
 fn order(rank: usize, matrix: bool, batch: bool) -> Result<Vec<usize>> {
     let mut order: Vec<usize> = (0..rank).collect();
     if batch {

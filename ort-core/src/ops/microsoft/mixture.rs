@@ -43,7 +43,8 @@ ops![MIXTURE];
 
 const ACTIVATIONS: &[&str] = &["relu", "gelu", "silu", "swiglu", "identity"];
 
-/// How many columns of the first layer make one of the second's: the halves of a fused SwiGLU are 2.
+/// How many columns of the first layer make one of the second's: the halves of a fused SwiGLU are
+/// 2.
 fn fused(cx: &InferCx<'_>) -> Result<i64> {
     let activation = cx.attrs.string("activation_type")?;
     ensure!(

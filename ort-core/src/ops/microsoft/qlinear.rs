@@ -1,8 +1,10 @@
-//! What the `QLinear` operators share: tensors of 8-bit codes `q` that stand for the numbers `(q - zero) * scale`.
+//! What the `QLinear` operators share: tensors of 8-bit codes `q` that stand for the numbers `(q -
+//! zero) * scale`.
 //!
-//! A zero point that is left out is 0. ONNX Runtime's rounding is followed to the bit: most operators divide by the
-//! scale, round, and add the zero point as `QuantizeLinear` does; some add the zero point first and round the sum,
-//! which gives another code for a tie where the zero point is odd.
+//! A zero point that is left out is 0. ONNX Runtime's rounding is followed to the bit: most
+//! operators divide by the scale, round, and add the zero point as `QuantizeLinear` does; some add
+//! the zero point first and round the sum, which gives another code for a tie where the zero point
+//! is odd.
 
 use super::number;
 use crate::dim::Dim;
@@ -14,8 +16,8 @@ use crate::{Result, ensure, error};
 /// The types of codes.
 pub(super) const CODES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
 
-/// Where a tensor of codes stands among the inputs, in the order of most operators: its scale and its zero point
-/// follow it.
+/// Where a tensor of codes stands among the inputs, in the order of most operators: its scale and
+/// its zero point follow it.
 pub(super) const fn codes_at(first: usize) -> Codes {
     Codes { codes: first, scale: first + 1, zero: first + 2 }
 }
@@ -51,7 +53,8 @@ fn behind_first<T>(list: &mut [T]) -> &mut [T] {
     if list.len() < 2 { list } else { list.split_at_mut(1).1 }
 }
 
-/// The dimensions of an image in the order batch, channels, places, where the channels may stand last.
+/// The dimensions of an image in the order batch, channels, places, where the channels may stand
+/// last.
 pub(in crate::ops) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Dim>> {
     ensure!(image.len() >= 3, InvalidGraph, "an image has rank 3 or more, got rank {}", image.len());
     let mut dims = image.to_vec();
@@ -61,7 +64,8 @@ pub(in crate::ops) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Di
     Ok(dims)
 }
 
-/// Sets output 0 to a shape in the order batch, channels, places, with the channels last where they shall be.
+/// Sets output 0 to a shape in the order batch, channels, places, with the channels last where they
+/// shall be.
 pub(in crate::ops) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last: bool) -> Result<()> {
     if last {
         behind_first(&mut shape).rotate_left(1);
@@ -69,8 +73,8 @@ pub(in crate::ops) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last:
     cx.set_shape(0, shape)
 }
 
-/// The rank of the image at input 0, which a decomposition needs to know: its own, or that of the weights at input
-/// `weights`, or that of the windows.
+/// The rank of the image at input 0, which a decomposition needs to know: its own, or that of the
+/// weights at input `weights`, or that of the windows.
 pub(in crate::ops) fn image_rank(draft: &Draft<'_>, weights: Option<usize>) -> Result<usize> {
     let own = draft.shape(0).map(|shape| shape.len());
     let of_weights = || weights.and_then(|index| draft.shape(index)).map(|shape| shape.len());
@@ -160,8 +164,8 @@ pub(super) fn round(
     quantize(draft, numbers, one, zero, dtype)
 }
 
-/// As [`round`], with a zero point that may have one dimension. It is added after rounding, so that ties go to
-/// the even distance from it.
+/// As [`round`], with a zero point that may have one dimension. It is added after rounding, so that
+/// ties go to the even distance from it.
 pub(super) fn round_sum(
     draft: &mut Draft<'_>,
     numbers: ValueId,

@@ -98,7 +98,8 @@ fn lower_add(draft: &mut Draft<'_>) -> Result<()> {
     round_sum(draft, sum, draft.input(7), dtype)
 }
 
-/// `round(a * b * (a_scale * b_scale / c_scale)) + c_zero`, where the product of the codes is exact.
+/// `round(a * b * (a_scale * b_scale / c_scale)) + c_zero`, where the product of the codes is
+/// exact.
 fn lower_mul(draft: &mut Draft<'_>) -> Result<()> {
     let (dtype, [a, b, c]) = (draft.dtype(0)?, scales(draft)?);
     let scale = draft.emit("Mul", &[a, b], &[])?;

@@ -1,4 +1,5 @@
-//! `QLinearConcat` and `QLinearWhere`: 8-bit codes from several tensors, each with a scale and zero point of its own.
+//! `QLinearConcat` and `QLinearWhere`: 8-bit codes from several tensors, each with a scale and zero
+//! point of its own.
 
 use super::int;
 use super::qlinear::{CODES, check_single, codes_at, requantized};
@@ -48,7 +49,8 @@ static QLINEAR_WHERE: OpSpec = OpSpec {
 
 ops![QLINEAR_CONCAT, QLINEAR_WHERE];
 
-/// The places of the tensors among the inputs of `QLinearConcat`: each is followed by its scale and zero point.
+/// The places of the tensors among the inputs of `QLinearConcat`: each is followed by its scale and
+/// zero point.
 fn tensors(inputs: usize) -> impl Iterator<Item = usize> {
     (2..inputs).step_by(3)
 }

@@ -1,4 +1,5 @@
-//! `QLinearAveragePool`, `QLinearGlobalAveragePool`, `QLinearReduceMean` and `QLinearSoftmax`: sums over 8-bit codes.
+//! `QLinearAveragePool`, `QLinearGlobalAveragePool`, `QLinearReduceMean` and `QLinearSoftmax`: sums
+//! over 8-bit codes.
 
 use super::int;
 use super::qlinear::{
@@ -162,8 +163,8 @@ fn lower_pool(draft: &mut Draft<'_>) -> Result<()> {
     round_sum(draft, averages, draft.input(4), dtype)
 }
 
-/// Where padding counts, a last window that reaches beyond it counts as a whole, unlike that of the standard's
-/// operator: the image is padded so far that none does.
+/// Where padding counts, a last window that reaches beyond it counts as a whole, unlike that of the
+/// standard's operator: the image is padded so far that none does.
 #[allow(
     clippy::indexing_slicing,
     reason = "each list is made with a value for each axis of the image, whose rank is 3 or more"
@@ -201,7 +202,8 @@ fn pad_last_windows(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether one window without padding covers the whole image: ONNX Runtime then sums codes, not numbers.
+/// Whether one window without padding covers the whole image: ONNX Runtime then sums codes, not
+/// numbers.
 fn is_global(draft: &Draft<'_>) -> bool {
     let (Some(Attribute::Ints(kernel)), Some(image)) = (draft.attr("kernel_shape"), draft.shape(0)) else {
         return false;
@@ -276,8 +278,9 @@ fn lower_mean(draft: &mut Draft<'_>) -> Result<()> {
     quantize(draft, means, draft.required(3)?, draft.input(4), dtype)
 }
 
-/// Multiplied by the whole number of steps that are in 1. Before version 13 of the standard's operator, as which
-/// attribute `opset` asks to be read, the softmax is that of all dimensions from `axis` on.
+/// Multiplied by the whole number of steps that are in 1. Before version 13 of the standard's
+/// operator, as which attribute `opset` asks to be read, the softmax is that of all dimensions from
+/// `axis` on.
 fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let (dtype, codes, axis) = (draft.dtype(0)?, draft.required(0)?, int(draft, "axis")?);
     let is_last = match draft.shape(0).map(|shape| shape.len()) {

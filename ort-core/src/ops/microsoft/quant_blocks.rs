@@ -1,4 +1,5 @@
-//! `MatMulNBits` and `GatherBlockQuantized`: weights in blocks of narrow codes with a scale for each block.
+//! `MatMulNBits` and `GatherBlockQuantized`: weights in blocks of narrow codes with a scale for
+//! each block.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -185,7 +186,8 @@ fn check_scales(cx: &InferCx<'_>, data: &[Dim], axis: usize, block: i64) -> Resu
     Ok(())
 }
 
-/// Refuses zero points that are not as many as scales; those of `bits` in bytes are packed along the last dimension.
+/// Refuses zero points that are not as many as scales; those of `bits` in bytes are packed along
+/// the last dimension.
 fn check_zero_points(cx: &InferCx<'_>, bits: i64) -> Result<()> {
     let (Some(scales), Some(zeros)) = (cx.shape(2), cx.shape(3)) else { return Ok(()) };
     ensure!(
@@ -208,7 +210,8 @@ fn check_zero_points(cx: &InferCx<'_>, bits: i64) -> Result<()> {
     Ok(())
 }
 
-/// The product with the weights the other way round; the product of the unit matrix with them is what the codes stand for.
+/// The product with the weights the other way round; the product of the unit matrix with them is
+/// what the codes stand for.
 fn gradient_of_product(cx: &mut GradCx<'_>) -> Result<()> {
     let (rows, upstream) = (cx.input(0)?, cx.upstream()?);
     ensure!(!cx.wants(2) && !cx.wants(3), NotImplemented, "the scales of codes have no gradient");

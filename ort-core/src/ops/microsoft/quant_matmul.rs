@@ -1,7 +1,8 @@
-//! Products of matrices of 8-bit codes: `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and `QGemm`.
+//! Products of matrices of 8-bit codes: `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and
+//! `QGemm`.
 //!
-//! All three are the product of the codes less their zero points, which is exact in integers, and then a factor for
-//! each column.
+//! All three are the product of the codes less their zero points, which is exact in integers, and
+//! then a factor for each column.
 
 use super::{agree, check_per_column, check_rank, float, int, number};
 use crate::dim::Dim;
@@ -89,7 +90,8 @@ fn check_single(cx: &InferCx<'_>, index: usize) -> Result<()> {
     Ok(())
 }
 
-/// The shape of a product; the inputs in `single` have one element, and the one at `bias` one for each column.
+/// The shape of a product; the inputs in `single` have one element, and the one at `bias` one for
+/// each column.
 fn infer(cx: &mut InferCx<'_>, single: &[usize], bias: usize) -> Result<()> {
     for index in single {
         check_single(cx, *index)?;

@@ -1,4 +1,5 @@
-//! `QuantizeLinear`, `DequantizeLinear` and `QLinearConv` as ONNX Runtime had them before, or beside, the standard.
+//! `QuantizeLinear`, `DequantizeLinear` and `QLinearConv` as ONNX Runtime had them before, or
+//! beside, the standard.
 
 use super::qlinear::{CODES, channels_first, image_rank, move_channels, set_image};
 use super::{SAME_AS_STANDARD, becomes, int};
@@ -20,7 +21,8 @@ static QUANTIZE_LINEAR: OpSpec = OpSpec {
     outputs: &[one("y", "T2")],
     types: &[var("T1", FLOATS), var("T2", NARROW)],
     attrs: &[attr::optional("axis", AttrKind::Int)],
-    // It divides as float32 whatever the type, and the standard's operator in the type of the scale.
+    // It divides as float32 whatever the type, and the standard's operator in the type of the
+    // scale.
     upgrades: &[becomes(|draft| {
         draft.domain.clear();
         draft.set_attr("precision", Attribute::Int(i64::from(DType::F32.onnx_code())));
@@ -40,7 +42,8 @@ static DEQUANTIZE_LINEAR: OpSpec = OpSpec {
     ..OP
 };
 
-/// The standard's operator with the channels of the image, not of the weight, in the second or in the last place.
+/// The standard's operator with the channels of the image, not of the weight, in the second or in
+/// the last place.
 static QLINEAR_CONV: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "QLinearConv",

@@ -1,5 +1,5 @@
-//! `SimplifiedLayerNormalization`, which the standard calls `RMSNormalization`, and the two normalizations of a sum,
-//! `SkipLayerNormalization` and `SkipSimplifiedLayerNormalization`.
+//! `SimplifiedLayerNormalization`, which the standard calls `RMSNormalization`, and the two
+//! normalizations of a sum, `SkipLayerNormalization` and `SkipSimplifiedLayerNormalization`.
 
 use super::{check_per_column, float, int, number, wants};
 use crate::dim::Dim;

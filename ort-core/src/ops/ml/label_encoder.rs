@@ -40,8 +40,8 @@ static LABEL_ENCODER: OpSpec = OpSpec {
 
 ops![LABEL_ENCODER];
 
-/// Whether the first form of the operator turns numbers into strings. The type of the input says so; where it is not known yet, the
-/// type of the output, or which default is given.
+/// Whether the first form of the operator turns numbers into strings. The type of the input says
+/// so; where it is not known yet, the type of the output, or which default is given.
 fn makes_strings(draft: &Draft<'_>) -> bool {
     if let Ok(dtype) = draft.dtype(0) {
         return dtype != DType::String;
@@ -72,8 +72,8 @@ fn classes_to_keys(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 4 a key that is NaN matches nothing, in ONNX Runtime and the standard's evaluator;
-/// since then it matches every NaN.
+/// Before version 4 a key that is NaN matches nothing, in ONNX Runtime and the standard's
+/// evaluator; since then it matches every NaN.
 fn without_nan_keys(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::Floats(keys)) = draft.attr("keys_floats") else { return Ok(()) };
     if !keys.iter().any(|key| key.is_nan()) {

@@ -44,8 +44,8 @@ ops![LINEAR_CLASSIFIER, LINEAR_REGRESSOR];
 
 fn infer_classifier(cx: &mut InferCx<'_>) -> Result<()> {
     let (dtype, labels) = class_labels(cx.attrs, "classlabels_ints", "classlabels_strings")?;
-    // Each class has an intercept. Two labels may share one function, which then decides for the second of them; without
-    // intercepts there is a function for each label.
+    // Each class has an intercept. Two labels may share one function, which then decides for the
+    // second of them; without intercepts there is a function for each label.
     let functions = cx.attrs.find_floats("intercepts").map_or(labels, <[f32]>::len).max(1);
     let columns = if functions == 1 && labels == 2 { 2 } else { functions };
     set_classes(cx, dtype, columns)

@@ -24,8 +24,8 @@ const NUMBERS: TypeSet = TypeSet::of(&[DType::F32, DType::F64, DType::I64, DType
 /// The types of the labels of classes.
 const LABELS: TypeSet = TypeSet::of(&[DType::String, DType::I64]);
 
-/// The type and the number of the class labels that stand in one of two attributes. The one with strings counts where it is
-/// not empty, as in ONNX Runtime.
+/// The type and the number of the class labels that stand in one of two attributes. The one with
+/// strings counts where it is not empty, as in ONNX Runtime.
 fn class_labels(attrs: &Attributes, ints: &str, strings: &str) -> Result<(DType, usize)> {
     match (attrs.find_strings(strings), attrs.find_ints(ints)) {
         (Some(labels), _) if !labels.is_empty() => Ok((DType::String, labels.len())),

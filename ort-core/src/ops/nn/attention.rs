@@ -62,7 +62,8 @@ pub const HIDDEN_IS_NAN: &str = "hidden_is_nan";
 /// The code of `double` in `softmax_precision`.
 const DOUBLE: i64 = 11;
 
-/// In `double`, where queries and values are of different types of which one is that, or the softmax shall be.
+/// In `double`, where queries and values are of different types of which one is that, or the
+/// softmax shall be.
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (query, value) = (draft.dtype(0)?, draft.dtype(2)?);
     let precision = match draft.attr("softmax_precision") {

@@ -1,7 +1,7 @@
 //! Attention and rotary embeddings out of smaller operators, for their gradients.
 //!
-//! The forward pass keeps its one kernel and no scores; backward computes the weights again from queries and keys, as Dao et al.,
-//! FlashAttention, 2022, 3.1 do.
+//! The forward pass keeps its one kernel and no scores; backward computes the weights again from
+//! queries and keys, as Dao et al., FlashAttention, 2022, 3.1 do.
 
 use super::attention::HIDDEN_IS_NAN;
 use crate::dim::Dim;
@@ -103,7 +103,8 @@ impl Heads {
         cx.reshape(copies, shape)
     }
 
-    /// The softmax of the scores with what is added; a query that sees no key has weights of 0, or NaN.
+    /// The softmax of the scores with what is added; a query that sees no key has weights of 0, or
+    /// NaN.
     fn weigh(&self, cx: &mut GradCx<'_>, mut scores: ValueId) -> Result<ValueId> {
         let dtype = cx.dtype(scores)?;
         if self.hidden_is_nan {
@@ -138,7 +139,8 @@ impl Heads {
     }
 }
 
-/// The places of queries among the keys, `[queries, 1]` behind what is broadcast, and those of the keys.
+/// The places of queries among the keys, `[queries, 1]` behind what is broadcast, and those of the
+/// keys.
 pub(in crate::ops) fn places(
     cx: &mut GradCx<'_>,
     (q, k): (ValueId, ValueId),

@@ -148,7 +148,8 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, places: [usize; 2]) -> Result<
     cx.set_shape(0, shape)
 }
 
-/// The shape of a convolution of an image by a weight, both with the channels second, with the bias at this input.
+/// The shape of a convolution of an image by a weight, both with the channels second, with the bias
+/// at this input.
 pub(in crate::ops) fn output_shape(
     cx: &InferCx<'_>,
     [image, weight]: [&[Dim]; 2],

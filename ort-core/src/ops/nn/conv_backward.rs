@@ -1,8 +1,9 @@
-//! `ConvGradInput` and `ConvGradWeights`: the gradients of a convolution by its image and by its weights (backward data and
-//! backward filter).
+//! `ConvGradInput` and `ConvGradWeights`: the gradients of a convolution by its image and by its
+//! weights (backward data and backward filter).
 //!
-//! Both have the strides, dilations, pads and groups of the convolution, and the shape of what they are the gradient by. There
-//! may be more or fewer windows than the image has room for: what they meet outside of it counts as padding.
+//! Both have the strides, dilations, pads and groups of the convolution, and the shape of what they
+//! are the gradient by. There may be more or fewer windows than the image has room for: what they
+//! meet outside of it counts as padding.
 
 use super::conv_gradients;
 use super::geometry::Windows;
@@ -50,7 +51,8 @@ static CONV_GRAD_WEIGHTS: OpSpec = OpSpec {
 
 ops![CONV_GRAD_INPUT, CONV_GRAD_WEIGHTS];
 
-/// The shape is the one that is given. The weights' shape is that of input 1, or the one that is given.
+/// The shape is the one that is given. The weights' shape is that of input 1, or the one that is
+/// given.
 fn infer(cx: &mut InferCx<'_>, weights: usize) -> Result<()> {
     let group = cx.attrs.int("group")?;
     ensure!((1..1 << 31).contains(&group), InvalidGraph, help = "group is 1 or more", "group {group}");
@@ -102,7 +104,8 @@ impl Numbers {
     }
 }
 
-/// A transposed convolution of the whole, whose padding is cut off. Places behind the last window have zeros.
+/// A transposed convolution of the whole, whose padding is cut off. Places behind the last window
+/// have zeros.
 fn lower_input(draft: &mut Draft<'_>) -> Result<()> {
     let (upstream, weights, shape) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let Numbers { strides, dilations, pads, group, spatial } = Numbers::of(draft)?;
@@ -126,8 +129,9 @@ fn lower_input(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[gradient])
 }
 
-/// A convolution of the image with the upstream gradient, batch and channels exchanged, strides and dilations too. Filters stay in the
-/// order of their groups, the batch is summed over. Places that no window reached make more sums than there are weights.
+/// A convolution of the image with the upstream gradient, batch and channels exchanged, strides and
+/// dilations too. Filters stay in the order of their groups, the batch is summed over. Places that
+/// no window reached make more sums than there are weights.
 fn lower_weights(draft: &mut Draft<'_>) -> Result<()> {
     let (image, upstream, shape) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let Numbers { strides, dilations, pads, group, spatial } = Numbers::of(draft)?;

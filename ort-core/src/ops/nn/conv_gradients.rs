@@ -1,7 +1,8 @@
 //! Gradients of convolutions and pools.
 //!
-//! A convolution is linear in the image and in the weights; the transpose by either is an operator of its own, `ConvGradInput` and
-//! `ConvGradWeights` (Goodfellow, Bengio & Courville, Deep Learning, 9.5).
+//! A convolution is linear in the image and in the weights; the transpose by either is an operator
+//! of its own, `ConvGradInput` and `ConvGradWeights` (Goodfellow, Bengio & Courville, Deep
+//! Learning, 9.5).
 
 use super::geometry::Windows;
 use crate::dim::Dim;
@@ -20,8 +21,8 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// As the attributes say. `SAME` padding of a convolution with strides, and `output_shape`, depend
-    /// on the image's spatial sizes, which must then be numbers.
+    /// As the attributes say. `SAME` padding of a convolution with strides, and `output_shape`,
+    /// depend on the image's spatial sizes, which must then be numbers.
     fn of(cx: &GradCx<'_>, image: ValueId, kernel: &[i64], transposed: bool) -> Result<Geometry> {
         let attrs = cx.attrs();
         let rank = kernel.len();
@@ -241,8 +242,8 @@ fn spread_windows(cx: &mut GradCx<'_>, value: ValueId) -> Result<ValueId> {
     cx.reshape_like(spread, image)
 }
 
-/// Each window's gradient in equal parts to its places. The mean of ones over their sum is one over a window's count, padding and
-/// windows beyond the image considered.
+/// Each window's gradient in equal parts to its places. The mean of ones over their sum is one over
+/// a window's count, padding and windows beyond the image considered.
 pub(super) fn of_average_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, upstream) = (cx.input(0)?, cx.upstream()?);
     let (rank, dtype) = (cx.rank(image)?, cx.dtype(image)?);

@@ -1,4 +1,5 @@
-//! `FlexAttention` of the preview domain: attention whose scores and probabilities pass through subgraphs.
+//! `FlexAttention` of the preview domain: attention whose scores and probabilities pass through
+//! subgraphs.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueType;

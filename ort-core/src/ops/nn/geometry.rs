@@ -1,4 +1,5 @@
-//! The geometry of convolutions and pools: sizes of results and padding, once for inference and kernels.
+//! The geometry of convolutions and pools: sizes of results and padding, once for inference and
+//! kernels.
 
 use crate::dim::Dim;
 use crate::ir::Attributes;
@@ -51,12 +52,14 @@ pub struct WindowAxis {
     pub pads: [usize; 2],
 }
 
-/// The largest size, stride, dilation or padding: sums of a few products of two such numbers fit in 64 bits.
+/// The largest size, stride, dilation or padding: sums of a few products of two such numbers fit in
+/// 64 bits.
 const LIMIT: i64 = 1 << 31;
 
 impl Windows {
-    /// Reads `auto_pad`, `ceil_mode`, `dilations`, `pads` and `strides`, where the operator has them. `kernel` is
-    /// the size along each spatial axis of the image; the attribute `kernel_shape`, where given, must agree.
+    /// Reads `auto_pad`, `ceil_mode`, `dilations`, `pads` and `strides`, where the operator has
+    /// them. `kernel` is the size along each spatial axis of the image; the attribute
+    /// `kernel_shape`, where given, must agree.
     ///
     /// # Errors
     ///
@@ -107,8 +110,8 @@ impl Windows {
         Ok(Windows { axes, auto_pad, ceil: attrs.find_int("ceil_mode").unwrap_or(0) != 0 })
     }
 
-    /// The windows of an operator whose kernel is the attribute `kernel_shape`, on an image of `rank` dimensions,
-    /// batch and channels counted.
+    /// The windows of an operator whose kernel is the attribute `kernel_shape`, on an image of
+    /// `rank` dimensions, batch and channels counted.
     ///
     /// # Errors
     ///
@@ -219,9 +222,9 @@ impl Windows {
         Ok(outputs.collect())
     }
 
-    /// The windows of a transposed convolution of an image of these spatial sizes: their `input` is the size of
-    /// the result and their `output` that of the image. The padding may be more than the attributes say at the
-    /// end, where `output_shape` cuts the result.
+    /// The windows of a transposed convolution of an image of these spatial sizes: their `input` is
+    /// the size of the result and their `output` that of the image. The padding may be more
+    /// than the attributes say at the end, where `output_shape` cuts the result.
     ///
     /// # Errors
     ///
@@ -254,8 +257,8 @@ impl Windows {
     }
 
     /// The padding before and behind each axis of a transposed convolution's result; none if it
-    /// depends on a size that is not a number. `SAME` padding does not: the result has `stride` times
-    /// the size of the image, so that what is cut off is the same for all sizes.
+    /// depends on a size that is not a number. `SAME` padding does not: the result has `stride`
+    /// times the size of the image, so that what is cut off is the same for all sizes.
     ///
     /// # Errors
     ///

@@ -66,8 +66,9 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(1, scores.to_vec())
 }
 
-/// By the logarithms of the probabilities: minus the label's weight at the label, 0 elsewhere. By the scores the probabilities
-/// come on top, times that weight (Goodfellow, Bengio & Courville, Deep Learning, 6.2.2.3).
+/// By the logarithms of the probabilities: minus the label's weight at the label, 0 elsewhere. By
+/// the scores the probabilities come on top, times that weight (Goodfellow, Bengio & Courville,
+/// Deep Learning, 6.2.2.3).
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let scores = cx.input(0)?;
     ensure!(!cx.wants(2), NotImplemented, "{} has no gradient by its weights", cx.operator());
@@ -97,7 +98,8 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The labels, with class 0 for those that are ignored, and what each label's loss adds to the output, times the output's gradient.
+/// The labels, with class 0 for those that are ignored, and what each label's loss adds to the
+/// output, times the output's gradient.
 fn shares(cx: &mut GradCx<'_>) -> Result<(ValueId, ValueId)> {
     let (scores, mut labels, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
     let dtype = cx.dtype(scores)?;

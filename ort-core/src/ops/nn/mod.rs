@@ -1,4 +1,5 @@
-//! Operators of neural networks: convolutions, pools, normalizations, softmax, recurrent layers, attention.
+//! Operators of neural networks: convolutions, pools, normalizations, softmax, recurrent layers,
+//! attention.
 
 mod attention;
 pub(super) mod attention_gradients;

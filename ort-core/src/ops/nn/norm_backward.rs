@@ -1,4 +1,5 @@
-//! `BatchNormalizationGrad`: the gradients of a batch normalization in training, by its input, scale and bias.
+//! `BatchNormalizationGrad`: the gradients of a batch normalization in training, by its input,
+//! scale and bias.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
@@ -40,7 +41,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape.to_vec())
 }
 
-/// With `x̂` the normalized elements and `g` the upstream gradient: `scale (g - mean(g) - x̂ mean(g x̂)) / deviation`, channel by channel.
+/// With `x̂` the normalized elements and `g` the upstream gradient: `scale (g - mean(g) - x̂ mean(g
+/// x̂)) / deviation`, channel by channel.
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (x, scale, upstream) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let rank = draft.shape(0).map(|shape| shape.len() as i64);

@@ -1,4 +1,5 @@
-//! `BatchNormalization`: each channel scaled by its mean and variance over the batch, or over past batches.
+//! `BatchNormalization`: each channel scaled by its mean and variance over the batch, or over past
+//! batches.
 
 use crate::dtype::TypeSet;
 use crate::ir::Attribute;
@@ -46,7 +47,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape.to_vec())
 }
 
-/// Before version 7, `is_test` told inference from training; since then it is the number of outputs.
+/// Before version 7, `is_test` told inference from training; since then it is the number of
+/// outputs.
 fn drop_test_flag(draft: &mut Draft<'_>) -> Result<()> {
     draft.take_attr("consumed_inputs");
     if matches!(draft.take_attr("is_test"), Some(Attribute::Int(1))) {
@@ -55,8 +57,8 @@ fn drop_test_flag(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 14, giving statistics as outputs meant training, and version 9 dropped statistics of each
-/// activation (`spatial` 0).
+/// Before version 14, giving statistics as outputs meant training, and version 9 dropped statistics
+/// of each activation (`spatial` 0).
 fn name_the_mode(draft: &mut Draft<'_>) -> Result<()> {
     let spatial = !matches!(draft.take_attr("spatial"), Some(Attribute::Int(0)));
     let training = draft.outputs.iter().skip(1).any(Option::is_some);
@@ -73,8 +75,8 @@ fn name_the_mode(draft: &mut Draft<'_>) -> Result<()> {
     }
 }
 
-/// Training with the statistics of this batch as further outputs, or with those of each activation, which are
-/// channels of a flat image.
+/// Training with the statistics of this batch as further outputs, or with those of each activation,
+/// which are channels of a flat image.
 fn train(draft: &mut Draft<'_>, spatial: bool) -> Result<()> {
     let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|index| draft.required(index));
     let (x, scale, bias, mean, variance) = (x?, scale?, bias?, mean?, variance?);

@@ -1,8 +1,9 @@
 //! Gradients of normalizations.
 //!
-//! With `x̂ = (x - mean) / deviation` and `g` the gradient by `x̂`, that by `x` is `(g - mean(g) - x̂ mean(g x̂)) / deviation`: a change
-//! of one element moves mean and deviation of all (Ioffe & Szegedy, Batch Normalization, section 3; Ba, Kiros & Hinton,
-//! Layer Normalization). Without centring, `mean(g)` is not there.
+//! With `x̂ = (x - mean) / deviation` and `g` the gradient by `x̂`, that by `x` is `(g - mean(g) -
+//! x̂ mean(g x̂)) / deviation`: a change of one element moves mean and deviation of all (Ioffe &
+//! Szegedy, Batch Normalization, section 3; Ba, Kiros & Hinton, Layer Normalization). Without
+//! centring, `mean(g)` is not there.
 
 use crate::Result;
 use crate::dtype::DType;
@@ -117,7 +118,8 @@ fn deliver_by_channel(cx: &mut GradCx<'_>, index: usize, gradient: ValueId) -> R
     cx.set_reshaped(index, sum)
 }
 
-/// `InstanceNormalization` and `GroupNormalization`: the latter over channels that are put together.
+/// `InstanceNormalization` and `GroupNormalization`: the latter over channels that are put
+/// together.
 pub(super) fn of_channels(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let (x, scale, upstream) = (in_wide(cx, input)?, in_wide(cx, scale)?, in_wide(cx, upstream)?);
@@ -143,7 +145,8 @@ pub(super) fn of_channels(cx: &mut GradCx<'_>) -> Result<()> {
     deliver_by_channel(cx, 2, upstream)
 }
 
-/// Batch normalization in training whose tensors are all of one type that is not a half: one operator.
+/// Batch normalization in training whose tensors are all of one type that is not a half: one
+/// operator.
 fn of_batch_in_training(cx: &mut GradCx<'_>) -> Result<()> {
     let (x, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
     let epsilon = [("epsilon", Attribute::Float(cx.attrs().float("epsilon")?))];

@@ -1,5 +1,5 @@
-//! Normalizations of each item by itself: `LayerNormalization`, `RMSNormalization`, `InstanceNormalization`,
-//! `GroupNormalization`, `MeanVarianceNormalization`.
+//! Normalizations of each item by itself: `LayerNormalization`, `RMSNormalization`,
+//! `InstanceNormalization`, `GroupNormalization`, `MeanVarianceNormalization`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -145,8 +145,8 @@ fn infer_mean_variance(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape.to_vec())
 }
 
-/// Before version 9 a flag said whether the mean is that of each channel or of all, and another whether the variance is
-/// made 1; that of a constant channel has no epsilon.
+/// Before version 9 a flag said whether the mean is that of each channel or of all, and another
+/// whether the variance is made 1; that of a constant channel has no epsilon.
 fn mean_variance_by_flags(draft: &mut Draft<'_>) -> Result<()> {
     let mut flag = |name: &str, default: bool| match draft.take_attr(name) {
         None => Ok(default),

@@ -1,4 +1,5 @@
-//! `BatchNormalizationStatistics`: the mean and deviation of each channel, which a batch normalization in training and its gradient share.
+//! `BatchNormalizationStatistics`: the mean and deviation of each channel, which a batch
+//! normalization in training and its gradient share.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -8,8 +9,9 @@ use crate::spec::{Draft, InferCx, OP, OpSpec, RUNTIME, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
-/// What is normalized is `(X - mean) * inverse_deviation`: both have the rank of X, and one element for each channel. Running
-/// statistics are updated as by ONNX's `BatchNormalization`, with the variance of the population.
+/// What is normalized is `(X - mean) * inverse_deviation`: both have the rank of X, and one element
+/// for each channel. Running statistics are updated as by ONNX's `BatchNormalization`, with the
+/// variance of the population.
 static BATCH_NORMALIZATION_STATISTICS: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "BatchNormalizationStatistics",

@@ -115,7 +115,8 @@ static GLOBAL_LP_POOL: OpSpec = OpSpec {
 
 ops![MAX_POOL, AVERAGE_POOL, LP_POOL, GLOBAL_MAX_POOL, GLOBAL_AVERAGE_POOL, GLOBAL_LP_POOL];
 
-/// The power was a float at first. One that is not whole is taken of the elements before, and its root after a sum.
+/// The power was a float at first. One that is not whole is taken of the elements before, and its
+/// root after a sum.
 fn whole_power(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::Float(power)) = draft.attr("p").cloned() else { return Ok(()) };
     if power.fract() == 0.0 && power.abs() < 1e6 {

@@ -93,7 +93,8 @@ static LSTM: OpSpec = OpSpec {
     ..OP
 };
 
-/// An `LSTM` whose weights are 8-bit codes and lie transposed; inputs and states are quantized when they are multiplied.
+/// An `LSTM` whose weights are 8-bit codes and lie transposed; inputs and states are quantized when
+/// they are multiplied.
 static DYNAMIC_QUANTIZE_LSTM: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "DynamicQuantizeLSTM",
@@ -137,7 +138,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     infer_states(cx, hidden)
 }
 
-/// The recurrence is (directions, hidden, 4 * hidden), and scales and zero points are for a direction or a column of it.
+/// The recurrence is (directions, hidden, 4 * hidden), and scales and zero points are for a
+/// direction or a column of it.
 fn infer_quantized(cx: &mut InferCx<'_>) -> Result<()> {
     let may_equal = |a: &Dim, b: &Dim| a.as_constant().zip(b.as_constant()).is_none_or(|(a, b)| a == b);
     for (index, of) in [(8, 1), (9, 1), (10, 2), (11, 2)] {

@@ -1,8 +1,10 @@
-//! Gradients of `RNN`, `GRU` and `LSTM`: backpropagation through time (Werbos, Backpropagation through time, 1990).
+//! Gradients of `RNN`, `GRU` and `LSTM`: backpropagation through time (Werbos, Backpropagation
+//! through time, 1990).
 //!
-//! The hidden states are the output `Y`, so that what gates had before their activations is two products over all steps at once. Of an
-//! `LSTM` the cell states are computed again, which takes no product. The loop from the last step to the first holds the
-//! activations and one product with the recurrence weights; the gradients of all weights are products over all steps after it.
+//! The hidden states are the output `Y`, so that what gates had before their activations is two
+//! products over all steps at once. Of an `LSTM` the cell states are computed again, which takes no
+//! product. The loop from the last step to the first holds the activations and one product with the
+//! recurrence weights; the gradients of all weights are products over all steps after it.
 
 use super::recurrent_steps::{Activation, Steps, activations, parts};
 use crate::dtype::DType;
@@ -16,7 +18,8 @@ struct Layer {
     x: ValueId,
     /// `[steps, directions, batch, hidden]`.
     y: ValueId,
-    /// Which steps a sequence has, `[steps, batch, 1]`, and the same one step later, where sequences have lengths of their own.
+    /// Which steps a sequence has, `[steps, batch, 1]`, and the same one step later, where
+    /// sequences have lengths of their own.
     active: Option<[ValueId; 2]>,
     batch_first: bool,
     directions: usize,
@@ -49,7 +52,8 @@ struct Direction {
 #[derive(Default)]
 struct Gradients {
     x: Option<ValueId>,
-    /// By input: `W`, `R`, `B`, `initial_h`, `initial_c`, `P`, each with an axis for the direction in front.
+    /// By input: `W`, `R`, `B`, `initial_h`, `initial_c`, `P`, each with an axis for the direction
+    /// in front.
     others: Vec<(usize, ValueId)>,
 }
 
@@ -134,7 +138,8 @@ impl Layer {
         Ok(layer)
     }
 
-    /// A value whose batch comes first, with the steps or directions first; the other way round with the same order.
+    /// A value whose batch comes first, with the steps or directions first; the other way round
+    /// with the same order.
     fn turned(&self, cx: &mut GradCx<'_>, value: ValueId, order: &[usize]) -> Result<ValueId> {
         if self.batch_first { cx.transpose(value, order) } else { Ok(value) }
     }
@@ -532,7 +537,8 @@ fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<L
     let x = layer.gates(cx, (layer.x, direction.w), of_x)?;
     let mut back = layer.backward(cx, direction)?;
     let states = back.steps.scan(cx, direction.states)?;
-    // The last gate's product with the state is of the whole state, or of what the reset gate leaves of it.
+    // The last gate's product with the state is of the whole state, or of what the reset gate
+    // leaves of it.
     let (recurrent, last) = match after {
         true => (layer.gates(cx, (direction.states, direction.r), of_h)?, None),
         false => {
@@ -573,8 +579,9 @@ fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<L
     }
 }
 
-/// The cell of a `GRU`: the state after a step, and what the reset gate leaves of the one before. `last` are the recurrence weights
-/// and the bias of the last gate, where the reset comes before the product with them.
+/// The cell of a `GRU`: the state after a step, and what the reset gate leaves of the one before.
+/// `last` are the recurrence weights and the bias of the last gate, where the reset comes before
+/// the product with them.
 fn gru_cell(
     pen: &mut Pen<'_>,
     activations: &[Activation],

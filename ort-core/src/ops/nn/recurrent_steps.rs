@@ -1,5 +1,5 @@
-//! Loops over the steps of a sequence, as gradients of recurrent layers need them: a `Scan` whose body is written node by node, and
-//! the activations of gates.
+//! Loops over the steps of a sequence, as gradients of recurrent layers need them: a `Scan` whose
+//! body is written node by node, and the activations of gates.
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Capture, Graph, Node, Subgraph, ValueId, ValueType};
@@ -27,7 +27,8 @@ impl Steps {
         self.graph.add_value(name, ty)
     }
 
-    /// What stands in the body for a value that is carried from step to step, `first` before the first.
+    /// What stands in the body for a value that is carried from step to step, `first` before the
+    /// first.
     pub(in crate::ops) fn carry(&mut self, cx: &GradCx<'_>, first: ValueId) -> ValueId {
         let inner = self.value(cx.pen.graph.value(first).ty.clone());
         self.carried.push((inner, first));
@@ -55,8 +56,9 @@ impl Steps {
         Pen { graph: &mut self.graph, name: self.name.as_str().into() }
     }
 
-    /// Adds the `Scan`, from the last step to the first where it is `reversed`. Returns the last of what is carried, then sequences of
-    /// what is collected, in the order of the sequences that are scanned.
+    /// Adds the `Scan`, from the last step to the first where it is `reversed`. Returns the last of
+    /// what is carried, then sequences of what is collected, in the order of the sequences that
+    /// are scanned.
     pub(in crate::ops) fn finish(
         mut self,
         cx: &mut GradCx<'_>,

@@ -1,4 +1,5 @@
-//! `RotaryEmbedding`: rotates pairs of each head's elements by an angle that depends on the position.
+//! `RotaryEmbedding`: rotates pairs of each head's elements by an angle that depends on the
+//! position.
 
 use super::attention_gradients;
 use crate::dtype::{DType, TypeSet};

@@ -43,8 +43,8 @@ pub struct Equation {
 }
 
 impl Equation {
-    /// Reads an equation for inputs of these ranks. Without `->` the output has the ellipsis' dimensions and then the
-    /// letters that occur once, in alphabetical order.
+    /// Reads an equation for inputs of these ranks. Without `->` the output has the ellipsis'
+    /// dimensions and then the letters that occur once, in alphabetical order.
     ///
     /// # Errors
     /// `InvalidGraph` where the terms do not fit the inputs, or the output names what no input has.
@@ -109,7 +109,8 @@ impl Equation {
     }
 }
 
-/// The labels of a term, and how many dimensions its ellipsis covers. Without a rank the ellipsis covers none.
+/// The labels of a term, and how many dimensions its ellipsis covers. Without a rank the ellipsis
+/// covers none.
 fn read_term(term: &str, rank: Option<usize>) -> Result<(Vec<Label>, usize)> {
     let (before, after) = match term.split_once("...") {
         Some((before, after)) => (before, Some(after)),

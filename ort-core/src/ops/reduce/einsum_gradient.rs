@@ -1,8 +1,8 @@
 //! The gradient of `Einsum`: the equation solved for each operand.
 //!
 //! The upstream gradient takes the place of the operand, whose subscripts become the result's. An
-//! ellipsis becomes one letter for each dimension that it covers. A subscript that an operand repeats
-//! names a diagonal: its gradient is zero off that diagonal.
+//! ellipsis becomes one letter for each dimension that it covers. A subscript that an operand
+//! repeats names a diagonal: its gradient is zero off that diagonal.
 
 use super::einsum::{Equation, Label};
 use crate::ir::{Attribute, ValueId};

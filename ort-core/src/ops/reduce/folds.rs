@@ -142,8 +142,8 @@ fn infer_min(cx: &mut InferCx<'_>) -> Result<()> {
     infer_elements(cx, i64::MAX, |a, b| a.min(b))
 }
 
-/// Follows the elements of a small integer tensor whose single dimension is reduced: counts of elements are
-/// computed so.
+/// Follows the elements of a small integer tensor whose single dimension is reduced: counts of
+/// elements are computed so.
 fn infer_elements(cx: &mut InferCx<'_>, identity: i64, combine: fn(&Dim, &Dim) -> Dim) -> Result<()> {
     infer(cx)?;
     let Some(symbolic) = cx.symbolic(0).filter(|symbolic| symbolic.shape.len() == 1) else { return Ok(()) };

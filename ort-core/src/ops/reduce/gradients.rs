@@ -59,7 +59,8 @@ pub(super) fn of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The product of the other elements: the product over the element, and where one element is zero, the product without it.
+/// The product of the other elements: the product over the element, and where one element is zero,
+/// the product without it.
 pub(super) fn of_product(cx: &mut GradCx<'_>) -> Result<()> {
     let [input, product, upstream] = parts(cx)?;
     let dtype = cx.dtype(input)?;
@@ -134,7 +135,8 @@ pub(super) fn of_sum_square(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Each element goes into all sums from its place on, so its gradient is the sum of theirs, from the other end.
+/// Each element goes into all sums from its place on, so its gradient is the sum of theirs, from
+/// the other end.
 pub(super) fn of_running_sum(cx: &mut GradCx<'_>) -> Result<()> {
     let (axis, upstream) = (cx.input(1)?, cx.upstream()?);
     let attrs = [

@@ -1,5 +1,5 @@
-//! `SumTo`: undoes broadcasting. A gradient is summed over what a value was repeated along, in the value's shape, which is
-//! known where the sizes that it was repeated from are not.
+//! `SumTo`: undoes broadcasting. A gradient is summed over what a value was repeated along, in the
+//! value's shape, which is known where the sizes that it was repeated from are not.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};

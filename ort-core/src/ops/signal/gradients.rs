@@ -1,4 +1,5 @@
-//! Gradients of Fourier transforms: the adjoint of a transform is the inverse one without its scale.
+//! Gradients of Fourier transforms: the adjoint of a transform is the inverse one without its
+//! scale.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};

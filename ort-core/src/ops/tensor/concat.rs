@@ -54,8 +54,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, result)
 }
 
-/// The shape of tensors of these shapes one after another, and the axis that attribute `axis` names; nothing without
-/// any shape.
+/// The shape of tensors of these shapes one after another, and the axis that attribute `axis`
+/// names; nothing without any shape.
 pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Option<(Vec<Dim>, usize)>> {
     let Some(first) = shapes.first() else { return Ok(None) };
     let axis = normalize_axis(attrs.int("axis")?, first.len())?;

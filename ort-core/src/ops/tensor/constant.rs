@@ -1,6 +1,7 @@
 //! `Constant` and `ConstantOfShape`: tensors that the model itself gives.
 //!
-//! The loader turns `Constant` nodes into constants of the graph, so no provider has a kernel for them.
+//! The loader turns `Constant` nodes into constants of the graph, so no provider has a kernel for
+//! them.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};

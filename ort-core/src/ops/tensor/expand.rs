@@ -49,8 +49,8 @@ static TILE: OpSpec = OpSpec {
 
 ops![EXPAND, TILE];
 
-/// Before version 6, `Tile` repeated one axis: `tiles` and `axis` were inputs of one element, of the data's type. The rank
-/// may be unknown at this point, so the repeats are arithmetic on shapes.
+/// Before version 6, `Tile` repeated one axis: `tiles` and `axis` were inputs of one element, of
+/// the data's type. The rank may be unknown at this point, so the repeats are arithmetic on shapes.
 fn repeats_of_one_axis(draft: &mut Draft<'_>) -> Result<()> {
     let (data, tiles, axis) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let vector = draft.constant_ints(&[1])?;

@@ -1,5 +1,5 @@
-//! The index arithmetic of operators that move elements, shared by inference and kernels: axes, slices, and
-//! tensors read in another order.
+//! The index arithmetic of operators that move elements, shared by inference and kernels: axes,
+//! slices, and tensors read in another order.
 
 use smallvec::SmallVec;
 
@@ -97,7 +97,8 @@ impl SliceAxis {
         }
         let size = size as i64;
         let absolute = |index: i64| if index < 0 { index.saturating_add(size) } else { index };
-        // Going backwards, a start in front of everything still takes the first element, unlike in NumPy.
+        // Going backwards, a start in front of everything still takes the first element, unlike in
+        // NumPy.
         let (starts, ends) = if step > 0 { ((0, size), (0, size)) } else { ((0, size - 1), (-1, size - 1)) };
         let start = absolute(start).clamp(starts.0, starts.1);
         let end = absolute(end).clamp(ends.0, ends.1);
@@ -213,7 +214,8 @@ impl Strided {
         Ok(Strided { sizes: result.into(), strides, offset: 0 })
     }
 
-    /// Each dimension several times one after another. The result has two dimensions for each of the source.
+    /// Each dimension several times one after another. The result has two dimensions for each of
+    /// the source.
     pub fn tile(shape: &[usize], repeats: &[usize]) -> Strided {
         let strides = contiguous_strides(shape);
         let pairs = shape.iter().zip(repeats);
@@ -229,7 +231,8 @@ impl Strided {
         self.sizes.iter().product()
     }
 
-    /// The same order with dimensions of size 1 dropped and neighbours that continue each other joined.
+    /// The same order with dimensions of size 1 dropped and neighbours that continue each other
+    /// joined.
     pub fn simplify(&self) -> Strided {
         let mut result = Strided { sizes: SmallVec::new(), strides: SmallVec::new(), offset: self.offset };
         for (&size, &stride) in self.sizes.iter().zip(&self.strides).filter(|(size, _)| **size != 1) {
@@ -324,8 +327,9 @@ impl ResizePolicy {
 
 /// Elements of a result for each element of the input of a `Resize`, as a fraction.
 ///
-/// Of sizes, both numbers are whole: a coordinate is then rounded once, by a division, and exact where it is halfway between
-/// two elements. A quotient kept as one number is off by its rounding, and picks the other of the two.
+/// Of sizes, both numbers are whole: a coordinate is then rounded once, by a division, and exact
+/// where it is halfway between two elements. A quotient kept as one number is off by its rounding,
+/// and picks the other of the two.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResizeScale {
     to: f64,
@@ -376,7 +380,8 @@ pub fn scaled_size(size: i64, scale: f32) -> i64 {
 mod tests {
     use super::*;
 
-    /// Sizes, their targets, and the sizes that come out: halves go up, whatever the quotient of two sizes is rounded to.
+    /// Sizes, their targets, and the sizes that come out: halves go up, whatever the quotient of
+    /// two sizes is rounded to.
     #[test]
     fn policies_keep_proportions() {
         use ResizePolicy::{NotLarger, NotSmaller, Stretch};

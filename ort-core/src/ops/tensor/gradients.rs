@@ -1,4 +1,5 @@
-//! Gradients of operators that move elements: what was moved there moves back, and what was read several times is added up.
+//! Gradients of operators that move elements: what was moved there moves back, and what was read
+//! several times is added up.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
@@ -46,7 +47,8 @@ pub(super) fn of_split(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Where the elements came from, axis by axis: a run of steps of 1 is padded with zeros, others are added up at their indices.
+/// Where the elements came from, axis by axis: a run of steps of 1 is padded with zeros, others are
+/// added up at their indices.
 pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
     let rank = cx.rank(input)?;
@@ -98,8 +100,8 @@ struct SliceBounds {
 }
 
 impl SliceBounds {
-    /// The same slice with an entry for each axis of its input, of which there are `rank`. Axes that
-    /// it does not name are taken whole. This needs no axis to be known before the run.
+    /// The same slice with an entry for each axis of its input, of which there are `rank`. Axes
+    /// that it does not name are taken whole. This needs no axis to be known before the run.
     fn of_all_axes(self, cx: &mut GradCx<'_>, rank: usize) -> Result<SliceBounds> {
         let axes = match cx.find_input(3) {
             Some(axes) => cx.cast(axes, DType::I64)?,
@@ -152,7 +154,8 @@ fn padded(
     pad(cx, value, axis, pads)
 }
 
-/// `value` with zeros before and behind it along an axis, or with less than it has where `pads` are negative.
+/// `value` with zeros before and behind it along an axis, or with less than it has where `pads` are
+/// negative.
 fn pad(cx: &mut GradCx<'_>, value: ValueId, axis: usize, pads: ValueId) -> Result<ValueId> {
     let axes = cx.ints(&[axis as i64])?;
     cx.emit_some("Pad", &[Some(value), Some(pads), None, Some(axes)], &[])
@@ -210,8 +213,8 @@ pub(super) fn of_gather_nd(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Replaced elements have no gradient, and what replaced them has theirs. Of duplicate indices without reduction nobody
-/// says which one counts.
+/// Replaced elements have no gradient, and what replaced them has theirs. Of duplicate indices
+/// without reduction nobody says which one counts.
 pub(super) fn of_scatter(cx: &mut GradCx<'_>) -> Result<()> {
     let (indices, updates, upstream) = (cx.input(1)?, cx.input(2)?, cx.upstream()?);
     let op = cx.operator();
@@ -306,7 +309,8 @@ pub(super) fn of_blocks(cx: &mut GradCx<'_>) -> Result<()> {
     with_same_attributes(cx, back, &[Some(upstream)])
 }
 
-/// The operator is its own gradient: what it keeps or moves for elements, it does for their gradients.
+/// The operator is its own gradient: what it keeps or moves for elements, it does for their
+/// gradients.
 pub(super) fn of_itself(cx: &mut GradCx<'_>) -> Result<()> {
     let (upstream, op) = (cx.upstream()?, cx.operator());
     with_same_attributes(cx, op, &[Some(upstream), cx.find_input(1)])
@@ -332,8 +336,9 @@ pub(super) fn of_compress(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_reshaped(0, gradient)
 }
 
-/// Interpolation is linear in the elements and goes axis by axis, so that along each axis it is a product with a matrix, which
-/// resizing the unit matrix gives. Its transpose takes the gradient back.
+/// Interpolation is linear in the elements and goes axis by axis, so that along each axis it is a
+/// product with a matrix, which resizing the unit matrix gives. Its transpose takes the gradient
+/// back.
 pub(super) fn of_resize(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
     let rank = cx.rank(input)?;

@@ -1,4 +1,5 @@
-//! Gradients of operators that place elements by an index: scatters with a reduction, caches, one-hot, unique and unpooled elements.
+//! Gradients of operators that place elements by an index: scatters with a reduction, caches,
+//! one-hot, unique and unpooled elements.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
@@ -41,7 +42,8 @@ impl Places {
     }
 }
 
-/// The greatest or least of all that meet at a place has the gradient; those that are equal share it.
+/// The greatest or least of all that meet at a place has the gradient; those that are equal share
+/// it.
 pub(super) fn of_scatter_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     let (places, updates) = (Places::of(cx)?, cx.input(2)?);
     let (output, upstream) = (cx.output(0)?, cx.upstream()?);
@@ -67,7 +69,8 @@ pub(super) fn of_scatter_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The product of all others that meet at a place; where one factor is zero only that one has a gradient.
+/// The product of all others that meet at a place; where one factor is zero only that one has a
+/// gradient.
 pub(super) fn of_scatter_product(cx: &mut GradCx<'_>) -> Result<()> {
     let (places, updates, upstream) = (Places::of(cx)?, cx.input(2)?, cx.upstream()?);
     let dtype = cx.dtype(updates)?;
@@ -262,7 +265,8 @@ pub(super) fn of_affine_grid(cx: &mut GradCx<'_>) -> Result<()> {
 pub(in crate::ops) fn of_max_unpool(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, indices, mut upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     if cx.find_input(2).is_some() {
-        // Indices count in the image that the pool had, of which the output has the upper left corner.
+        // Indices count in the image that the pool had, of which the output has the upper left
+        // corner.
         let whole = cx.emit("MaxUnpool", &[input, indices], &cx.attr_list())?;
         let (all, there) = (cx.shape_of(whole)?, cx.shape_of(upstream)?);
         let missing = cx.emit("Sub", &[all, there], &[])?;
@@ -311,7 +315,8 @@ pub(in crate::ops) fn of_dequantize(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_reshaped(1, gradient)
 }
 
-/// The gradient of a product of all up to an element: a loop that multiplies, which has a gradient where an element is zero, too.
+/// The gradient of a product of all up to an element: a loop that multiplies, which has a gradient
+/// where an element is zero, too.
 pub(in crate::ops) fn running_product(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     use crate::ops::nn::recurrent_steps::Steps;
     let input = cx.input(0)?;
@@ -338,8 +343,8 @@ pub(in crate::ops) fn running_product(cx: &mut GradCx<'_>) -> Result<Vec<ValueId
     Ok(vec![cx.transpose(y, &back)?])
 }
 
-/// A square matrix is its determinant's gradient times the transpose of its inverse, and the inverse's is `-Y^T G Y^T`. A matrix
-/// without inverse has no gradient that is a number.
+/// A square matrix is its determinant's gradient times the transpose of its inverse, and the
+/// inverse's is `-Y^T G Y^T`. A matrix without inverse has no gradient that is a number.
 pub(in crate::ops) fn of_matrix(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, output, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
     let gradient = if cx.operator() == "Det" {

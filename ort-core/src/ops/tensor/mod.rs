@@ -45,8 +45,8 @@ fn constant_sizes(shape: &[Dim]) -> Option<Shape> {
     sizes.filter(|sizes| crate::tensor::element_count(sizes).is_ok())
 }
 
-/// Sets the output at `index` to a shape that must not have negative sizes, and hands on symbolic elements that
-/// keep their order.
+/// Sets the output at `index` to a shape that must not have negative sizes, and hands on symbolic
+/// elements that keep their order.
 fn set_reshaped(cx: &mut InferCx<'_>, shape: Vec<Dim>) -> Result<()> {
     for size in &shape {
         let negative = size.as_constant().is_some_and(|size| size < 0);
@@ -58,7 +58,8 @@ fn set_reshaped(cx: &mut InferCx<'_>, shape: Vec<Dim>) -> Result<()> {
     cx.set_shape(0, shape)
 }
 
-/// Sets symbolic elements of the first output, where inference follows tensors of its type and size.
+/// Sets symbolic elements of the first output, where inference follows tensors of its type and
+/// size.
 fn set_elements(cx: &mut InferCx<'_>, dtype: DType, shape: &[Dim], elements: Vec<Dim>) -> Result<()> {
     if let Some(sizes) = constant_sizes(shape)
         && SymTensor::follows(dtype, elements.len())

@@ -51,7 +51,8 @@ fn pads_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
         Some(_) => return Err(error!(InvalidGraph, "attribute 'value' is no float")),
         None => 0.0,
     };
-    // Zero is the default for every type; another value was a float, and must have the type of the data.
+    // Zero is the default for every type; another value was a float, and must have the type of the
+    // data.
     if value == 0.0 {
         return Ok(());
     }

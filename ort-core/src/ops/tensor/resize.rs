@@ -64,8 +64,8 @@ static UPSAMPLE: OpSpec = OpSpec {
 
 ops![RESIZE, UPSAMPLE];
 
-/// Version 10 of `Resize` had two inputs, scaled coordinates without a shift, and to the nearest rounded down where
-/// an axis grows and up where it shrinks.
+/// Version 10 of `Resize` had two inputs, scaled coordinates without a shift, and to the nearest
+/// rounded down where an axis grows and up where it shrinks.
 fn scales_behind_roi(draft: &mut Draft<'_>) -> Result<()> {
     let mut scales = draft.required(1)?;
     let nearest = !matches!(draft.attr("mode"), Some(Attribute::String(mode)) if mode != "nearest");
@@ -190,7 +190,8 @@ fn resized(
     Ok(sizes.into_iter().map(Dim::constant).collect())
 }
 
-/// `floor(size * scale)`; none where a symbolic size is scaled by a number that is no simple fraction.
+/// `floor(size * scale)`; none where a symbolic size is scaled by a number that is no simple
+/// fraction.
 fn scaled_dim(size: &Dim, scale: f32) -> Result<Option<Dim>> {
     ensure!(scale > 0.0 && scale.is_finite(), InvalidGraph, "the scale {scale} is not positive");
     if let Some(size) = size.as_constant() {

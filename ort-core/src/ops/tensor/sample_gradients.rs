@@ -1,7 +1,9 @@
-//! Images read between their pixels, out of smaller operators: `GridSample`, `RoiAlign` and `DeformConv` for their gradients.
+//! Images read between their pixels, out of smaller operators: `GridSample`, `RoiAlign` and
+//! `DeformConv` for their gradients.
 //!
-//! A place along an axis is read as a few pixels with weights; the places are multiplied out over the axes, and each combination is
-//! one gather. Weights depend on the place, pixels only on its whole part, so that gradients go to images and places.
+//! A place along an axis is read as a few pixels with weights; the places are multiplied out over
+//! the axes, and each combination is one gather. Weights depend on the place, pixels only on its
+//! whole part, so that gradients go to images and places.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
@@ -139,8 +141,8 @@ impl Axis {
     }
 }
 
-/// The images `[batch, channels, pixels]` at places `[batch, points]`, of which `axes` has the pixels axis by axis with the sizes of the
-/// axes. Returns `[batch, channels, points]`.
+/// The images `[batch, channels, pixels]` at places `[batch, points]`, of which `axes` has the
+/// pixels axis by axis with the sizes of the axes. Returns `[batch, channels, points]`.
 fn read(cx: &mut GradCx<'_>, images: ValueId, axes: &[(ValueId, Vec<Tap>)]) -> Result<ValueId> {
     let dtype = cx.dtype(images)?;
     let zero = cx.number(0.0, dtype)?;
@@ -253,7 +255,8 @@ pub(super) fn grid_sample_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     Ok(vec![cx.reshape(result, shape)?])
 }
 
-/// Bilinear samples of regions, their mean over each bin. Where regions lie has no gradient, as in PyTorch.
+/// Bilinear samples of regions, their mean over each bin. Where regions lie has no gradient, as in
+/// PyTorch.
 pub(in crate::ops) fn of_roi_align(cx: &mut GradCx<'_>) -> Result<()> {
     cx.through(roi_align_parts)?;
     cx.forget(1);
@@ -428,7 +431,8 @@ pub(in crate::ops) fn deform_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<Value
         let mask = cx.reshape(mask, shape)?;
         values = cx.emit("Mul", &[values, mask], &[])?;
     }
-    // [batch, groups, channels of a group times taps, windows] by [groups, filters of a group, channels times taps].
+    // [batch, groups, channels of a group times taps, windows] by [groups, filters of a group,
+    // channels times taps].
     let outer = cx.ints(&[-1, groups, channels / groups * taps])?;
     let shape = cx.join(&[outer, pixels])?;
     let values = cx.reshape(values, shape)?;

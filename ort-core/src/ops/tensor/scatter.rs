@@ -1,5 +1,5 @@
-//! `ScatterElements` and `ScatterND`: a copy of a tensor with elements replaced or combined at given indices; and
-//! the deprecated `Scatter`.
+//! `ScatterElements` and `ScatterND`: a copy of a tensor with elements replaced or combined at
+//! given indices; and the deprecated `Scatter`.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;

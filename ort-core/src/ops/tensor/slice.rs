@@ -92,7 +92,8 @@ fn sliced(size: &Dim, start: &Dim, end: &Dim, step: i64) -> Result<Option<Dim>> 
         return Ok(Some(Dim::min(&-start, size).ceil_div(&stride)));
     }
     let distance = if step > 0 {
-        // An end beyond the size is cut, a start beyond it leaves nothing, which the last maximum says.
+        // An end beyond the size is cut, a start beyond it leaves nothing, which the last maximum
+        // says.
         let (Some(first), Some(last)) = (from_front(start, size), from_front(end, size)) else {
             return Ok(None);
         };
@@ -149,7 +150,8 @@ fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], result: &[Dim]) -> Result<(
     set_elements(cx, cx.dtype(0)?, result, elements)
 }
 
-/// A slice is contiguous where every dimension outside of the outermost shortened one gives a single index.
+/// A slice is contiguous where every dimension outside of the outermost shortened one gives a
+/// single index.
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let shape: &Shape = cx.inputs.first()?.as_ref()?;
     let list = |index: usize| cx.ints.get(index).and_then(Option::as_deref);

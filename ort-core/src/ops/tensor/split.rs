@@ -112,7 +112,8 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let mut next = 0usize;
     for output in cx.outputs {
         offsets.push(next);
-        // A part that nobody wants still takes its place; without its size the next ones are not found.
+        // A part that nobody wants still takes its place; without its size the next ones are not
+        // found.
         match output {
             Some(output) => next = next.checked_add(saturating_product(output))?,
             None => return None,

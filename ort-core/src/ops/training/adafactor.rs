@@ -1,5 +1,6 @@
-//! `Adafactor` (Shazeer & Stern, Adaptive Learning Rates with Sublinear Memory Cost, 2018), in the form that `torch.optim` has:
-//! of matrices only the means of the squared gradients over rows and over columns are kept.
+//! `Adafactor` (Shazeer & Stern, Adaptive Learning Rates with Sublinear Memory Cost, 2018), in the
+//! form that `torch.optim` has: of matrices only the means of the squared gradients over rows and
+//! over columns are kept.
 
 use super::step::{
     GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, STEP, StepPen, TYPES, UPDATE, check_range,
@@ -47,7 +48,8 @@ static ADAFACTOR: OpSpec = OpSpec {
 
 ops![ADAFACTOR];
 
-/// The least mean of squares: `epsilon1`, or where that is 0 the distance from 1 to the next number of the parameter's type.
+/// The least mean of squares: `epsilon1`, or where that is 0 the distance from 1 to the next number
+/// of the parameter's type.
 ///
 /// # Errors
 ///
@@ -147,7 +149,8 @@ fn size(pen: &mut StepPen<'_, '_>, parameter: ValueId) -> Result<ValueId> {
     pen.op("Mul", &[norm, rate])
 }
 
-/// The estimate of the second moment, and the new states; in the place of one that is not given is another.
+/// The estimate of the second moment, and the new states; in the place of one that is not given is
+/// another.
 fn estimate(pen: &mut StepPen<'_, '_>, gradient: ValueId, least: f64) -> Result<(ValueId, [ValueId; 3])> {
     let power = pen.attr("beta2_decay")?;
     let (step, power) = (pen.step()?, pen.number_of(power, DType::F64)?);

@@ -1,4 +1,5 @@
-//! `AdamW`: Adam with decoupled weight decay (Loshchilov & Hutter, 2019), in the three forms that frameworks have.
+//! `AdamW`: Adam with decoupled weight decay (Loshchilov & Hutter, 2019), in the three forms that
+//! frameworks have.
 
 use super::step::{
     FIRST_ROW, GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, SHARE, STEP, StepPen, TYPES, UPDATE,
@@ -52,7 +53,8 @@ ops![ADAM_W];
 pub enum AdamMode {
     /// `torch.optim.AdamW`: the parameter decays first; epsilon is added to the corrected root.
     Torch,
-    /// The AdamW that transformers had, which is mode 1 of ONNX Runtime: epsilon is added to the root as it is, the parameter decays last.
+    /// The AdamW that transformers had, which is mode 1 of ONNX Runtime: epsilon is added to the
+    /// root as it is, the parameter decays last.
     HuggingFace,
     /// `torch.optim.Adam`: the decay is a part of the gradient.
     Adam,
@@ -123,7 +125,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     pen.finish(&[(0, new), (FIRST, first), (SECOND, second)])
 }
 
-/// The new moments, `beta1 * m + (1 - beta1) * g` and `beta2 * v + (1 - beta2) * g * g`. The first goes from the nearer end.
+/// The new moments, `beta1 * m + (1 - beta1) * g` and `beta2 * v + (1 - beta2) * g * g`. The first
+/// goes from the nearer end.
 pub(super) fn moments(pen: &mut StepPen<'_, '_>, gradient: ValueId) -> Result<(ValueId, ValueId)> {
     let (first, second) = (pen.tensor(FIRST)?, pen.tensor(SECOND)?);
     let (beta1, beta2) = (pen.attr("beta1")?, pen.attr("beta2")?);

@@ -1,8 +1,9 @@
-//! `AdamW8bit`: AdamW whose moments are kept as codes of 8 bits (Dettmers et al., 8-bit Optimizers via Block-wise
-//! Quantization, 2022).
+//! `AdamW8bit`: AdamW whose moments are kept as codes of 8 bits (Dettmers et al., 8-bit Optimizers
+//! via Block-wise Quantization, 2022).
 //!
-//! Each 256 elements of the flattened parameter have one scale, the greatest magnitude; codes stand for dynamic numbers from -1 to
-//! 1 for the first moment and from 0 to 1 for the second. Zeros are the states at first.
+//! Each 256 elements of the flattened parameter have one scale, the greatest magnitude; codes stand
+//! for dynamic numbers from -1 to 1 for the first moment and from 0 to 1 for the second. Zeros are
+//! the states at first.
 
 use super::adam::check_moments;
 use super::step::{

@@ -1,11 +1,13 @@
-//! `TrainingAttention` and its gradient: attention that keeps no matrix of scores for the backward pass.
+//! `TrainingAttention` and its gradient: attention that keeps no matrix of scores for the backward
+//! pass.
 //!
-//! `output = drop(softmax(masked(query * key^T))) * value` (Vaswani et al., Attention Is All You Need, 2017), over any leading axes. The gradient
-//! computes the weights again from queries and keys, as Dao et al., FlashAttention, 2022, algorithm 4 do, and drops the elements that
+//! `output = drop(softmax(masked(query * key^T))) * value` (Vaswani et al., Attention Is All You
+//! Need, 2017), over any leading axes. The gradient computes the weights again from queries and
+//! keys, as Dao et al., FlashAttention, 2022, algorithm 4 do, and drops the elements that
 //! `CounterDropout` of the same seed, stream and step drops. Queries come scaled.
 //!
-//! With weights `P`, dropped weights `P'` and upstream gradient `dO`: `dV = P'^T dO`, `dP' = dO V^T`, `dS = P' dP' - P rowsum(P' dP')`,
-//! `dQ = dS K`, `dK = dS^T Q`.
+//! With weights `P`, dropped weights `P'` and upstream gradient `dO`: `dV = P'^T dO`, `dP' = dO
+//! V^T`, `dS = P' dP' - P rowsum(P' dP')`, `dQ = dS K`, `dK = dS^T Q`.
 
 use super::step::check_scalar;
 use crate::dim::Dim;
@@ -22,7 +24,8 @@ use crate::{Result, ensure, error};
 const QUERY: Param = one("query", "T");
 const KEY: Param = one("key", "T");
 const VALUE: Param = one("value", "T");
-/// Added to the scores, in the type of the queries or, where these have 16 bits, in float32; or false where scores are `fill`. Broadcast.
+/// Added to the scores, in the type of the queries or, where these have 16 bits, in float32; or
+/// false where scores are `fill`. Broadcast.
 const MASK: Param = opt("mask", "M");
 /// The share of weights that is dropped; with it come seed and step.
 const RATIO: Param = opt("ratio", "tensor(float)");
@@ -65,7 +68,8 @@ fn differ(one: &Dim, other: &Dim) -> bool {
     matches!((one.as_constant(), other.as_constant()), (Some(one), Some(other)) if one != other)
 }
 
-/// Refuses shapes that do not go together, the first of which is at input `first`; returns those that are known.
+/// Refuses shapes that do not go together, the first of which is at input `first`; returns those
+/// that are known.
 fn check<'a>(cx: &InferCx<'a>, first: usize) -> Result<[Option<&'a [Dim]>; 3]> {
     for (index, param) in [RATIO, SEED, STEP].iter().enumerate() {
         check_scalar(cx, first + 4 + index, param.name)?;

@@ -1,8 +1,10 @@
-//! `CounterDropout`: dropout whose random numbers follow from a seed, a step and an element's place alone.
+//! `CounterDropout`: dropout whose random numbers follow from a seed, a step and an element's place
+//! alone.
 //!
-//! Element `i` is dropped where word `i % 4` of Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3,
-//! 2011) of the counter `i / 4`, `step` is below `ratio * 2^32`; the key comes from `seed` and `stream`. So there is no state,
-//! and no mask to keep until the backward pass: the gradient is the same operator on the upstream gradient.
+//! Element `i` is dropped where word `i % 4` of Philox4x32-10 (Salmon et al., Parallel Random
+//! Numbers: As Easy as 1, 2, 3, 2011) of the counter `i / 4`, `step` is below `ratio * 2^32`; the
+//! key comes from `seed` and `stream`. So there is no state, and no mask to keep until the backward
+//! pass: the gradient is the same operator on the upstream gradient.
 
 use super::step::check_scalar;
 use crate::Result;

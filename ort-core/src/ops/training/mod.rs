@@ -1,5 +1,5 @@
-//! What training needs: optimizer steps and `Gradient` of the domain `ai.onnx.preview.training` here, the runtime's own
-//! steps, one parameter each, in the files beside.
+//! What training needs: optimizer steps and `Gradient` of the domain `ai.onnx.preview.training`
+//! here, the runtime's own steps, one parameter each, in the files beside.
 
 mod accumulate;
 mod adafactor;
@@ -25,8 +25,8 @@ const DOMAIN: &str = "ai.onnx.preview.training";
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F64]);
 const TYPES: &[TypeVar] = &[var("T1", FLOATS), var("T2", TypeSet::of(&[DType::I64])), var("T3", FLOATS)];
 
-/// The record that the optimizers share: learning rate, iteration count, then tensors in groups: those to
-/// optimize, their gradients, their states.
+/// The record that the optimizers share: learning rate, iteration count, then tensors in groups:
+/// those to optimize, their gradients, their states.
 const OPTIMIZER: OpSpec = OpSpec {
     domain: DOMAIN,
     since: 1,
@@ -72,7 +72,8 @@ static MOMENTUM: OpSpec = OpSpec {
     ..OPTIMIZER
 };
 
-/// Names tensors of the graph that it stands in; `pass::expand_gradients` replaces it before anything runs.
+/// Names tensors of the graph that it stands in; `pass::expand_gradients` replaces it before
+/// anything runs.
 static GRADIENT: OpSpec = OpSpec {
     domain: DOMAIN,
     name: "Gradient",

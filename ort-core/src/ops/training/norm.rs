@@ -1,4 +1,5 @@
-//! `GlobalNorm` and `AllFinite`: one number of all gradients together, to clip them or to leave an update out.
+//! `GlobalNorm` and `AllFinite`: one number of all gradients together, to clip them or to leave an
+//! update out.
 
 use super::step::StepPen;
 use crate::dtype::{DType, TypeSet};

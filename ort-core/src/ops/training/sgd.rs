@@ -1,4 +1,5 @@
-//! `SGD`: stochastic gradient descent with momentum, Nesterov's too, as `torch.optim.SGD` without dampening.
+//! `SGD`: stochastic gradient descent with momentum, Nesterov's too, as `torch.optim.SGD` without
+//! dampening.
 
 use super::step::{
     FIRST_ROW, GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, StepPen, TYPES, UPDATE, check_range,

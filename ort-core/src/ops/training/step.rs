@@ -1,9 +1,9 @@
-//! What the operators of a training step share: their first inputs, the shapes that must agree, and the pen that says them
-//! in the standard's operators.
+//! What the operators of a training step share: their first inputs, the shapes that must agree, and
+//! the pen that says them in the standard's operators.
 //!
-//! One node updates one parameter, or with the attribute `first_row` as many of its rows, which are parts along axis 0, as the
-//! gradient has. A float attribute is the decimal number that was written ([`Attributes::decimal`]), as
-//! `1 - 0.999` in the float's digits alone would be 1e-5 off.
+//! One node updates one parameter, or with the attribute `first_row` as many of its rows, which are
+//! parts along axis 0, as the gradient has. A float attribute is the decimal number that was
+//! written ([`Attributes::decimal`]), as `1 - 0.999` in the float's digits alone would be 1e-5 off.
 
 use super::super::microsoft::draft_attributes;
 use crate::dim::Dim;
@@ -26,11 +26,13 @@ pub(super) const STEP: Param = one("step", "tensor(int64)");
 pub(super) const TYPES: &[TypeVar] =
     &[var("T", TypeSet::of(&[DType::F32, DType::F64])), var("G", TypeSet::FLOATS)];
 
-/// The first of the rows that the gradient is of, where it is not of all: all others stay as they are.
+/// The first of the rows that the gradient is of, where it is not of all: all others stay as they
+/// are.
 pub(super) const FIRST_ROW: AttrSpec = attr::optional("first_row", AttrKind::Int);
 
-/// Gives each output the type of the input whose new value it is, and refuses what cannot be one step: scalars that are
-/// none, a gradient of another shape than the parameter, and a new state of none.
+/// Gives each output the type of the input whose new value it is, and refuses what cannot be one
+/// step: scalars that are none, a gradient of another shape than the parameter, and a new state of
+/// none.
 pub(super) fn infer_step(cx: &mut InferCx<'_>, params: &[Param], states: &[usize]) -> Result<()> {
     let scalar =
         |param: &Param| [LEARNING_RATE, SCALE, UPDATE, STEP].iter().any(|one| one.name == param.name);
@@ -307,8 +309,8 @@ impl<'d, 'g> StepPen<'d, 'g> {
         self.op("ReduceMean", &[value, axes])
     }
 
-    /// Hands over the outputs, each the new value of an input, which stays where there is no update. What is the new
-    /// value of an input that is not given is handed to nobody.
+    /// Hands over the outputs, each the new value of an input, which stays where there is no
+    /// update. What is the new value of an input that is not given is handed to nobody.
     pub(super) fn finish(mut self, pairs: &[(usize, ValueId)]) -> Result<()> {
         let update = self.draft.input(4);
         let mut outputs = Vec::with_capacity(pairs.len());

@@ -14,7 +14,8 @@ use super::network::Network;
 /// How far the eager order looks ahead along a chain.
 const LOOK_AHEAD: usize = 12;
 
-/// It looks no further than a step that reads or makes more values than this, or it would take quadratic time.
+/// It looks no further than a step that reads or makes more values than this, or it would take
+/// quadratic time.
 const MOST_VALUES: usize = 64;
 
 /// The candidates, the plainest first.
@@ -26,7 +27,8 @@ pub(super) fn all(network: &Network, costs: &Costs) -> impl Iterator<Item = Vec<
     [late, heavy].into_iter().chain(orders)
 }
 
-/// Each step as late as its readers allow: what a step reads is computed right before it, in the order that `sort` gives.
+/// Each step as late as its readers allow: what a step reads is computed right before it, in the
+/// order that `sort` gives.
 fn demand(network: &Network, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
     let mut seen = vec![false; network.len()];
     let mut order = Vec::with_capacity(network.len());
@@ -49,8 +51,9 @@ fn demand(network: &Network, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
     order
 }
 
-/// As Sethi and Ullman order the operands of an expression (1970): first those whose computation needs the most beyond
-/// what their result takes. Exact where nothing is read twice and nothing is in place.
+/// As Sethi and Ullman order the operands of an expression (1970): first those whose computation
+/// needs the most beyond what their result takes. Exact where nothing is read twice and nothing is
+/// in place.
 fn heavy_first(network: &Network, costs: &Costs) -> Vec<usize> {
     let mut need: Vec<(u64, u64)> = Vec::with_capacity(network.len());
     for step in 0..network.len() {
@@ -82,7 +85,8 @@ fn eager(network: &Network, costs: &Costs, base: &[usize]) -> Vec<usize> {
     order
 }
 
-/// Of a step and the chain it begins: the least that the bytes alive change by, and the most they rise on the way there.
+/// Of a step and the chain it begins: the least that the bytes alive change by, and the most they
+/// rise on the way there.
 #[derive(Clone, Copy)]
 struct Outlook {
     net: i128,
@@ -132,7 +136,8 @@ impl<'a> Eager<'a> {
         eager
     }
 
-    /// The step that gives back most without rising above `ceiling`, else the next of the base order.
+    /// The step that gives back most without rising above `ceiling`, else the next of the base
+    /// order.
     fn next(&self, ceiling: u64) -> Option<usize> {
         // Only the first few are tried: each must be fast.
         for &(_, rank) in self.gaining.iter().take(4) {
@@ -184,7 +189,8 @@ impl<'a> Eager<'a> {
         }
     }
 
-    /// Follows the chain that begins with a step, as long as each step has one reader that waits for nothing else.
+    /// Follows the chain that begins with a step, as long as each step has one reader that waits
+    /// for nothing else.
     fn look_ahead(&self, step: usize) -> Outlook {
         let mut best = Outlook { net: 0, rise: 0 };
         let (mut net, mut rise) = (0i128, 0i128);
@@ -207,7 +213,8 @@ impl<'a> Eager<'a> {
         best
     }
 
-    /// By how much the bytes alive change while a step runs, and after it. `previous` has run, in thought, right before.
+    /// By how much the bytes alive change while a step runs, and after it. `previous` has run, in
+    /// thought, right before.
     fn change(&self, step: usize, previous: Option<usize>) -> (i128, i128) {
         let held = |block: usize| {
             let from_previous = previous.and_then(|previous| {

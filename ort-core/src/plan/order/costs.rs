@@ -16,7 +16,8 @@ use crate::plan::resolve::Planner;
 use crate::program::{Program, SlotId, Step};
 use crate::tensor::byte_count;
 
-/// A value with memory that a step makes. Views of a value are the same block: that of the slot they are part of.
+/// A value with memory that a step makes. Views of a value are the same block: that of the slot
+/// they are part of.
 pub(super) struct Made {
     pub(super) block: usize,
     pub(super) bytes: u64,
@@ -96,7 +97,8 @@ fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[M
     let mut made = SmallVec::new();
     for (position, slot) in step.outputs.iter().enumerate() {
         let Some(slot) = *slot else { continue };
-        // Outputs of the graph stay until the end in any order, and what updates them is in their memory.
+        // Outputs of the graph stay until the end in any order, and what updates them is in their
+        // memory.
         let stays = planner.is_output[slot.index()] || planner.buffers[slot.index()].is_some();
         let bytes = bytes_of(planner, slot).filter(|bytes| *bytes > 0 && !stays);
         let Some(bytes) = bytes else { continue };

@@ -1,12 +1,13 @@
 //! The order of a program's steps, chosen so that fewer bytes are alive at once.
 //!
-//! A graph leaves open which of several steps that are ready runs first, and the file's order is only one of many. Several
-//! orders are tried ([`candidates`]), each is simulated on the memory of its steps ([`costs`]), and the best parts of all
-//! are joined ([`segments`]); where nothing is gained the file's order stays. Finding the best of all orders is NP-complete
-//! (Sethi, "Complete Register Allocation Problems", 1975), so what is tried takes about linear time.
+//! A graph leaves open which of several steps that are ready runs first, and the file's order is
+//! only one of many. Several orders are tried ([`candidates`]), each is simulated on the memory of
+//! its steps ([`costs`]), and the best parts of all are joined ([`segments`]); where nothing is
+//! gained the file's order stays. Finding the best of all orders is NP-complete (Sethi, "Complete
+//! Register Allocation Problems", 1975), so what is tried takes about linear time.
 //!
-//! Sizes are symbolic while the order is chosen, once for all runs. So each of [`SIZES`] in turn stands for every symbol, and
-//! an order is taken only if its peak is higher at none of them.
+//! Sizes are symbolic while the order is chosen, once for all runs. So each of [`SIZES`] in turn
+//! stands for every symbol, and an order is taken only if its peak is higher at none of them.
 
 mod candidates;
 mod costs;
@@ -23,7 +24,8 @@ use crate::dim::Bindings;
 use crate::program::{Program, Step};
 use crate::{Result, error};
 
-/// A step of a schedule as memory sees it. Blocks are values with memory of their own; views of a value are its block.
+/// A step of a schedule as memory sees it. Blocks are values with memory of their own; views of a
+/// value are its block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveStep {
     /// The node that it runs, by its place in the graph; none for a copy between memories.
@@ -51,8 +53,8 @@ pub struct LiveBlock {
     pub from: Vec<usize>,
 }
 
-/// The steps of a program in their order, with what they take at one binding. Inputs, weights and outputs of the graph take
-/// nothing here: they are there in any order.
+/// The steps of a program in their order, with what they take at one binding. Inputs, weights and
+/// outputs of the graph take nothing here: they are there in any order.
 pub(crate) fn live_steps(program: &Program, bindings: &Bindings, threads: usize) -> Vec<LiveStep> {
     let mut costs = Costs::new(program, bindings, threads);
     let live = |(index, step): (usize, &Step)| LiveStep {
@@ -73,11 +75,12 @@ fn live_block(made: costs::Made) -> LiveBlock {
 /// What stands for each symbolic size: a single one, a small batch, a sequence.
 const SIZES: [i64; 3] = [1, 16, 128];
 
-/// The steps of a program that are planned once more in the chosen order before it is taken, so that gaps in the slab count,
-/// too. In larger programs the simulation alone decides.
+/// The steps of a program that are planned once more in the chosen order before it is taken, so
+/// that gaps in the slab count, too. In larger programs the simulation alone decides.
 const MOST_PLANNED: usize = 4096;
 
-/// The places of a program's steps in an order with a lower peak; none where its own order is as good.
+/// The places of a program's steps in an order with a lower peak; none where its own order is as
+/// good.
 pub(crate) fn better_order(program: &Program, threads: usize) -> Option<Vec<usize>> {
     let network = Network::new(program);
     if network.has_one_order() {
@@ -93,8 +96,8 @@ pub(crate) fn better_order(program: &Program, threads: usize) -> Option<Vec<usiz
     Some(order)
 }
 
-/// An order in which what is updated in its memory is updated last, as near to the program's own as can be; none where that is
-/// such an order.
+/// An order in which what is updated in its memory is updated last, as near to the program's own as
+/// can be; none where that is such an order.
 pub(crate) fn order_of_updates(program: &Program) -> Result<Option<Vec<usize>>> {
     if program.updates.is_empty() {
         return Ok(None);

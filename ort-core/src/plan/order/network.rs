@@ -51,7 +51,8 @@ impl Lists {
 
 /// The steps of a program as a graph: each is its place in the program.
 pub(super) struct Network {
-    /// For each step, the steps whose results it reads or that read what it overwrites, each once and ascending.
+    /// For each step, the steps whose results it reads or that read what it overwrites, each once
+    /// and ascending.
     pub(super) before: Lists,
     /// For each step, the steps that wait for it, each once and ascending.
     pub(super) after: Lists,

@@ -1,6 +1,7 @@
 //! Two orders of the same steps, cut where both have run the same ones.
 //!
-//! At a cut the same values are alive in both, so the part between two cuts can be taken from either.
+//! At a cut the same values are alive in both, so the part between two cuts can be taken from
+//! either.
 
 #![allow(
     clippy::indexing_slicing,
@@ -11,7 +12,8 @@ use std::ops::Range;
 
 use super::costs::Costs;
 
-/// `base` with those parts of `other` whose peak is lower: higher at none of the sizes, lower at some.
+/// `base` with those parts of `other` whose peak is lower: higher at none of the sizes, lower at
+/// some.
 pub(super) fn join(base: &[usize], other: &[usize], costs: &[Costs]) -> Vec<usize> {
     choose(base, other, costs, |ours, theirs, _| {
         let pairs = || ours.iter().zip(theirs);
@@ -26,7 +28,8 @@ pub(super) fn restore(base: &[usize], given: &[usize], costs: &[Costs]) -> Vec<u
     })
 }
 
-/// Takes each part from `other` where `takes` says so, of the peaks of the part in both and the peak of `base`.
+/// Takes each part from `other` where `takes` says so, of the peaks of the part in both and the
+/// peak of `base`.
 fn choose(
     base: &[usize],
     other: &[usize],

@@ -1,8 +1,11 @@
-//! Constants in the memory of devices, for sessions whose limit, or whose device's limit, may not hold all of them at once.
+//! Constants in the memory of devices, for sessions whose limit, or whose device's limit, may not
+//! hold all of them at once.
 //!
-//! Each run decides which stay ([`residency`](super::residency)). The others stay in the model's file, and each is uploaded into a window of the
-//! run before a step that reads it. The window has two halves in turn: what the next step reads is asked for before the step that reads the other
-//! half, so that a device that copies beside what it computes does both. What is asked for in which order is the device's to keep.
+//! Each run decides which stay ([`residency`](super::residency)). The others stay in the model's
+//! file, and each is uploaded into a window of the run before a step that reads it. The window has
+//! two halves in turn: what the next step reads is asked for before the step that reads the other
+//! half, so that a device that copies beside what it computes does both. What is asked for in which
+//! order is the device's to keep.
 
 use std::sync::Arc;
 
@@ -136,7 +139,8 @@ impl Windows {
         self.lanes.iter().map(Lane::resident_bytes).sum()
     }
 
-    /// What stays in so many bytes of the session's, beside what a run takes on each device. Of what a device has beyond the least, `eighths` are taken.
+    /// What stays in so many bytes of the session's, beside what a run takes on each device. Of
+    /// what a device has beyond the least, `eighths` are taken.
     ///
     /// # Errors
     ///
@@ -161,7 +165,8 @@ impl Windows {
         Ok(Shares(chosen))
     }
 
-    /// The most that a run allocates of its share beside what is there already, and whether something has to go.
+    /// The most that a run allocates of its share beside what is there already, and whether
+    /// something has to go.
     pub(crate) fn to_bring(&self, shares: &Shares) -> (usize, bool) {
         let (mut bytes, mut lets_go) = (0usize, false);
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
@@ -193,12 +198,14 @@ impl Windows {
         }
     }
 
-    /// Whether a device has a limit of its own: its memory may be in pieces then, so that less fits than there is.
+    /// Whether a device has a limit of its own: its memory may be in pieces then, so that less fits
+    /// than there is.
     pub(crate) fn have_limits(&self) -> bool {
         self.lanes.iter().any(|lane| lane.has_limit().unwrap_or(true))
     }
 
-    /// Brings what stays to the devices, and takes the windows. Where a device has a limit, what the run takes on it is tried, too.
+    /// Brings what stays to the devices, and takes the windows. Where a device has a limit, what
+    /// the run takes on it is tried, too.
     pub(crate) fn open(
         &self,
         shares: &Shares,
@@ -300,7 +307,8 @@ impl Lane {
         resident.map(|constant| constant.bytes).sum()
     }
 
-    /// The bytes that the device's own limit leaves for constants and window beside those of a run; refuses fewer than the least.
+    /// The bytes that the device's own limit leaves for constants and window beside those of a run;
+    /// refuses fewer than the least.
     fn available(&self, of_run: usize, least: usize) -> Result<usize> {
         let stats = guard::memory_stats(&*self.device)?;
         let Some(limit) = stats.limit else { return Ok(usize::MAX) };
@@ -316,7 +324,8 @@ impl Lane {
         Err(Error::out_of_memory(&format!("the run on {name}"), shortage).help(advice))
     }
 
-    /// A constant that stays, uploaded where it is not there yet. The pages of the file that it came from go.
+    /// A constant that stays, uploaded where it is not there yet. The pages of the file that it
+    /// came from go.
     fn resident(
         &self,
         constant: &Constant,
@@ -384,7 +393,8 @@ impl<'a> Passing<'a> {
         self.residents
     }
 
-    /// Uploads what a step reads, where that was not done ahead, and then what the next one reads of those that `runs` says of.
+    /// Uploads what a step reads, where that was not done ahead, and then what the next one reads
+    /// of those that `runs` says of.
     pub(crate) fn arrive(&mut self, step: usize, runs: &dyn Fn(usize) -> bool) -> Result<Arrived> {
         let mut arrived = Arrived::new();
         for passing in &mut self.lanes {
@@ -403,7 +413,8 @@ impl<'a> Passing<'a> {
 }
 
 impl PassingLane<'_> {
-    /// Uploads what the next step reads, if it is the one: steps before it that do not run are passed over.
+    /// Uploads what the next step reads, if it is the one: steps before it that do not run are
+    /// passed over.
     fn upload(&mut self, is_next: &dyn Fn(usize) -> bool) -> Result<Option<(usize, Arrived)>> {
         let rest = self.lane.uploads.get(self.next..).unwrap_or_default();
         let Some(place) = rest.iter().position(|(reader, _)| is_next(*reader)) else { return Ok(None) };

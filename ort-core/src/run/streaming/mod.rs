@@ -1,7 +1,7 @@
 //! Weights and constants that come and go, where a limit cannot hold all of them at once.
 //!
-//! [`weights`] are packed on the host right before their step, [`constants`] are uploaded to the memory
-//! of a device, and [`residency`] chooses which constants stay there.
+//! [`weights`] are packed on the host right before their step, [`constants`] are uploaded to the
+//! memory of a device, and [`residency`] chooses which constants stay there.
 
 mod constants;
 mod residency;

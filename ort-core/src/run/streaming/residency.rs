@@ -1,7 +1,9 @@
-//! Which constants stay in a device's memory and which pass through its window: numbers alone, so that the choice is the same wherever it is made.
+//! Which constants stay in a device's memory and which pass through its window: numbers alone, so
+//! that the choice is the same wherever it is made.
 //!
-//! What passes through is uploaded for each step that reads it. So those stay first that cost most for their bytes: what several steps read, and
-//! what is so small that a copy of its own costs more than its bytes.
+//! What passes through is uploaded for each step that reads it. So those stay first that cost most
+//! for their bytes: what several steps read, and what is so small that a copy of its own costs more
+//! than its bytes.
 
 use std::cmp::Reverse;
 
@@ -104,7 +106,8 @@ impl Costs {
         trials.min().unwrap_or(0)
     }
 
-    /// What stays where all that stays and the window may take so many bytes. Below the [least](Self::least) it is what the least takes.
+    /// What stays where all that stays and the window may take so many bytes. Below the
+    /// [least](Self::least) it is what the least takes.
     pub(crate) fn choose(&self, free: usize) -> Chosen {
         let mut best: Option<(u128, Chosen)> = None;
         let mut smallest: Option<Chosen> = None;
@@ -140,7 +143,8 @@ impl Costs {
 }
 
 impl<'a> Trial<'a> {
-    /// The choice with the fewest bytes that stay so that no step reads more than `half` of the others.
+    /// The choice with the fewest bytes that stay so that no step reads more than `half` of the
+    /// others.
     fn new(costs: &'a Costs, half: usize) -> Trial<'a> {
         let chosen = Chosen { keep: vec![false; costs.sizes.len()], ..Chosen::default() };
         let mut trial = Trial { costs, chosen, left: costs.sums.clone() };
@@ -255,7 +259,8 @@ mod tests {
     }
 
     proptest! {
-        /// Where the least fits, everything fits; all stay where all fit; the window holds what each step reads.
+        /// Where the least fits, everything fits; all stay where all fit; the window holds what
+        /// each step reads.
         #[test]
         fn what_stays_and_the_window_fit(constants in constants(), part in 0usize..1100) {
             let (sizes, readers): (Vec<usize>, Vec<Vec<usize>>) = constants.iter().cloned().unzip();

@@ -1,11 +1,14 @@
-//! Kernels whose packed weights come and go, for sessions whose memory limit cannot hold all of them at once, and the turns of runs at them and at the
-//! constants of devices that do ([`constants`](super::constants)).
+//! Kernels whose packed weights come and go, for sessions whose memory limit cannot hold all of
+//! them at once, and the turns of runs at them and at the constants of devices that do
+//! ([`constants`](super::constants)).
 //!
-//! Each run decides which weights stay packed: the largest first, as far as they fit beside its activations. The others pass through a
-//! window, one at a time: packed from the model's file right before their step, and gone after it. Results have the same bits either way.
+//! Each run decides which weights stay packed: the largest first, as far as they fit beside its
+//! activations. The others pass through a window, one at a time: packed from the model's file right
+//! before their step, and gone after it. Results have the same bits either way.
 //!
-//! Weights that stay packed give way to values whose size only the run tells: a run that may have such values is alone, so that it may evict
-//! whatever no step is using ([`Streams::evict`]). It fails midway only if it would with the window alone.
+//! Weights that stay packed give way to values whose size only the run tells: a run that may have
+//! such values is alone, so that it may evict whatever no step is using ([`Streams::evict`]). It
+//! fails midway only if it would with the window alone.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,7 +33,8 @@ pub(crate) struct Streaming<'a> {
     pub(crate) threads: usize,
     /// Called with a weight whose pages of the file are not needed any more.
     pub(crate) release: &'a (dyn Fn(&Tensor) + Sync),
-    /// Frees memory that the run can do without, at least the bytes asked for if there are any; returns how many.
+    /// Frees memory that the run can do without, at least the bytes asked for if there are any;
+    /// returns how many.
     pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
 }
 
@@ -61,7 +65,8 @@ pub(crate) struct Free {
     pub(crate) is_open_ended: bool,
 }
 
-/// A run's turn at the packed weights: beside others where all that it needs stays packed, else alone.
+/// A run's turn at the packed weights: beside others where all that it needs stays packed, else
+/// alone.
 pub(crate) enum Turn<'a> {
     Shared { _guard: RwLockReadGuard<'a, ()> },
     Alone { _guard: RwLockWriteGuard<'a, ()> },
@@ -84,7 +89,8 @@ impl Streaming<'_> {
         self.keep.get(index).copied().unwrap_or(false)
     }
 
-    /// The kernel with its weights packed. Values of unknown size may have taken what was set aside for them: then others go.
+    /// The kernel with its weights packed. Values of unknown size may have taken what was set aside
+    /// for them: then others go.
     pub(crate) fn make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
         loop {
             let problem = match self.try_make(view, device) {
@@ -179,7 +185,8 @@ impl Streams {
         kernels.map(|kernel| kernel.packed_bytes).sum()
     }
 
-    /// By step, whether its weights stay packed, so that all that stay and the window take at most `free` bytes.
+    /// By step, whether its weights stay packed, so that all that stay and the window take at most
+    /// `free` bytes.
     pub(crate) fn choose(&self, free: usize) -> Vec<bool> {
         let mut left = free;
         let mut window = 0;
@@ -200,8 +207,9 @@ impl Streams {
         keep
     }
 
-    /// Waits for the run's turn. `free` tells what there is beside its activations and what was decided for that, or refuses
-    /// it; weights that there is no room for go. Nothing of `free` is known before the turn: other runs may pack meanwhile.
+    /// Waits for the run's turn. `free` tells what there is beside its activations and what was
+    /// decided for that, or refuses it; weights that there is no room for go. Nothing of `free`
+    /// is known before the turn: other runs may pack meanwhile.
     pub(crate) fn turn<'s, C>(
         &'s self,
         program: &Program,
@@ -233,8 +241,8 @@ impl Streams {
         Ok((room, chosen, Some(Turn::Alone { _guard: guard })))
     }
 
-    /// Lets go of packed weights that no step is using, the smallest first, until `bytes` are free or none is left; returns how many went.
-    /// Only for a run that is alone.
+    /// Lets go of packed weights that no step is using, the smallest first, until `bytes` are free
+    /// or none is left; returns how many went. Only for a run that is alone.
     pub(crate) fn evict(&self, program: &Program, bytes: usize) -> usize {
         let mut gone = 0;
         for &(step, packed) in self.steps.iter().rev() {
@@ -273,7 +281,8 @@ impl Streams {
         Ok(Room { keep, shares, ..room })
     }
 
-    /// The step that packs the most, and the largest constant of each device, in words, with their bytes.
+    /// The step that packs the most, and the largest constant of each device, in words, with their
+    /// bytes.
     pub(crate) fn largest(&self, program: &Program) -> Vec<(String, usize)> {
         let first = self.steps.first().and_then(|&(step, bytes)| {
             Some((format!("weights of {}", program.steps.get(step)?.name), bytes))
@@ -315,7 +324,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// What stays and the largest of the others fit wherever the window alone does, and all stay where all fit.
+        /// What stays and the largest of the others fit wherever the window alone does, and all
+        /// stay where all fit.
         #[test]
         fn what_stays_fits_beside_the_window(sizes in prop::collection::vec(1usize..100, 1..20), free in 0usize..1500) {
             let mut steps: Vec<_> = sizes.into_iter().enumerate().collect();

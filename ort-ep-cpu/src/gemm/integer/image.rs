@@ -1,9 +1,10 @@
 //! The windows of a convolution over codes, without a matrix of them.
 //!
-//! Four channels of a pixel lie together, so that a vector of pixels is a vector of groups of four steps. Pixels keep
-//! their places, with the padding around them: window `(y, x)` is column `y * pitch + x`, and a position of the kernel is
-//! an offset. Columns behind the last window of a row are computed and left out. Where the stride is not 1, pixels are
-//! sorted by their remainders, so that neighbours in a result are neighbours in memory.
+//! Four channels of a pixel lie together, so that a vector of pixels is a vector of groups of four
+//! steps. Pixels keep their places, with the padding around them: window `(y, x)` is column `y *
+//! pitch + x`, and a position of the kernel is an offset. Columns behind the last window of a row
+//! are computed and left out. Where the stride is not 1, pixels are sorted by their remainders, so
+//! that neighbours in a result are neighbours in memory.
 
 use super::super::kernels::ByteKernel;
 use super::super::{Cpu, GemmError, Window};
@@ -117,8 +118,8 @@ impl ByteWindows {
         columns.check()
     }
 
-    /// Lays out `image`, the planes of all channels one after the other. The bytes of channels are flipped by `flip`,
-    /// and padding becomes `zero`, which is not.
+    /// Lays out `image`, the planes of all channels one after the other. The bytes of channels are
+    /// flipped by `flip`, and padding becomes `zero`, which is not.
     ///
     /// # Errors
     ///
@@ -217,8 +218,8 @@ impl Four<'_> {
         interleave_bytes(self.rows.map(|row| &row[first..]), [self.flips, self.keep], to);
     }
 
-    /// The same, `stride` apart, which is `STRIDE` unless that is 0. All pixels on the way are interleaved: to skip
-    /// groups of four is faster than to skip bytes.
+    /// The same, `stride` apart, which is `STRIDE` unless that is 0. All pixels on the way are
+    /// interleaved: to skip groups of four is faster than to skip bytes.
     #[inline(always)]
     fn copy_strided<const STRIDE: usize>(
         &self,

@@ -1,8 +1,9 @@
 //! Products of 8-bit integers with zero points, summed in 32 bits that wrap.
 //!
-//! A kernel multiplies unsigned bytes with signed ones, four steps at a time, for which CPUs have an instruction. Other
-//! types are moved into those by 128, which is part of the zero point: with `a' = a + 128` and `z' = z + 128` nothing
-//! changes in `a - z`. Zero points are taken off the sums at the end:
+//! A kernel multiplies unsigned bytes with signed ones, four steps at a time, for which CPUs have
+//! an instruction. Other types are moved into those by 128, which is part of the zero point: with
+//! `a' = a + 128` and `z' = z + 128` nothing changes in `a - z`. Zero points are taken off the sums
+//! at the end:
 //!
 //! ```text
 //! sum (a - z)(b - y) = sum a b - z * sum b - y * sum a + k z y
@@ -25,7 +26,8 @@ pub(crate) use pixels::PixelWindows;
 use super::kernels::ByteKernel;
 use super::{Cpu, GemmError};
 
-/// Rows of bytes, a whole number of groups of four each. They lie at equal distances, or in lines that do.
+/// Rows of bytes, a whole number of groups of four each. They lie at equal distances, or in lines
+/// that do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByteRows<'a> {
     pub(super) bytes: &'a [u8],
@@ -54,8 +56,8 @@ impl<'a> ByteRows<'a> {
         Ok(of_lines)
     }
 
-    /// Lines of so many rows, whose runs of steps start as those of the columns say. Distances are given from a row to
-    /// the next and from a line to the next.
+    /// Lines of so many rows, whose runs of steps start as those of the columns say. Distances are
+    /// given from a row to the next and from a line to the next.
     pub(super) fn in_lines(
         bytes: &'a [u8],
         [lines, rows, groups]: [usize; 3],
@@ -64,7 +66,8 @@ impl<'a> ByteRows<'a> {
         ByteRows { bytes, stride, line: [rows.max(1), line], rows: lines.saturating_mul(rows), groups }
     }
 
-    /// Refuses rows that reach beyond the slice where the last of their steps ends so far behind their start.
+    /// Refuses rows that reach beyond the slice where the last of their steps ends so far behind
+    /// their start.
     fn check(&self, reach: usize) -> Result<(), GemmError> {
         let [in_line, distance] = self.line;
         let needed = match self.rows {
@@ -158,7 +161,8 @@ pub(crate) enum Target<'a> {
     Codes { codes: &'a mut [u8], factors: Factors<'a>, zero: i32, signed: bool },
 }
 
-/// Whether all factors are less than 1, so that what they make of sums are integers of 32 bits in any case.
+/// Whether all factors are less than 1, so that what they make of sums are integers of 32 bits in
+/// any case.
 pub(crate) fn are_small(factors: &[f32]) -> bool {
     factors.iter().fold(true, |small, factor| small & (factor.abs() < 1.0))
 }
@@ -172,8 +176,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) columns: &'a [i32],
     /// Products of one for each row and one for each column.
     pub(crate) outer: [(&'a [i32], &'a [i32]); 2],
-    /// One for each row times the sum of the column over the steps where a row has ones; takes the place of the first
-    /// outer product.
+    /// One for each row times the sum of the column over the steps where a row has ones; takes the
+    /// place of the first outer product.
     pub(crate) window_sums: Option<(&'a [i32], ByteRows<'a>)>,
 }
 

@@ -13,7 +13,8 @@ pub(crate) struct Left<'a> {
     pub(crate) zeros: &'a [i32],
 }
 
-/// A product of codes less their zero points: `sum over k of (A[i][k] - a_zero[i]) * (B[k][j] - b_zero[j])`.
+/// A product of codes less their zero points: `sum over k of (A[i][k] - a_zero[i]) * (B[k][j] -
+/// b_zero[j])`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CodeProduct<'a> {
     pub(crate) left: Left<'a>,

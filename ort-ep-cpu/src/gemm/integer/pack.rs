@@ -34,7 +34,8 @@ pub(crate) fn packed_right_len(cpu: Cpu, k: usize, columns: usize) -> usize {
     panels.saturating_add(sums)
 }
 
-/// Packs a matrix of shape `[k, columns]` whose code (i, j) is `codes[i * strides[0] + j * strides[1]]`.
+/// Packs a matrix of shape `[k, columns]` whose code (i, j) is `codes[i * strides[0] + j *
+/// strides[1]]`.
 ///
 /// # Errors
 ///
@@ -81,8 +82,8 @@ pub(crate) fn pack_right(
     sum_columns(kernel, panels, [width, groups], sums)
 }
 
-/// Packs the filters of a convolution, codes of shape `[filters, channels, positions]`, as the columns of a matrix: for
-/// each position the channels, in whole groups of four.
+/// Packs the filters of a convolution, codes of shape `[filters, channels, positions]`, as the
+/// columns of a matrix: for each position the channels, in whole groups of four.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! The windows of a convolution over codes whose channels lie together, as the rows of a product.
 //!
-//! A row starts at the first pixel of its window, and a run of its steps, the channels of a pixel, at the offset of a
-//! position of the kernel: nothing is unfolded. Where there is padding, or bytes must be changed, the image is copied
-//! with it, once; else it is read where it lies.
+//! A row starts at the first pixel of its window, and a run of its steps, the channels of a pixel,
+//! at the offset of a position of the kernel: nothing is unfolded. Where there is padding, or bytes
+//! must be changed, the image is copied with it, once; else it is read where it lies.
 
 use super::super::{Cpu, GemmError, Window};
 use super::{ByteColumns, ByteRows, PackedBytes};
@@ -23,8 +23,8 @@ pub(crate) struct PixelWindows {
 }
 
 impl PixelWindows {
-    /// The windows of an image of `channels`, of at most two axes, that `filters` meet. Bytes of a `signed` image are
-    /// changed.
+    /// The windows of an image of `channels`, of at most two axes, that `filters` meet. Bytes of a
+    /// `signed` image are changed.
     ///
     /// # Errors
     ///
@@ -70,8 +70,9 @@ impl PixelWindows {
         if self.is_copied { self.plane.iter().product() } else { 0 }
     }
 
-    /// The rows of the windows of `image`, all channels of one pixel after the other, of which `copy` becomes a copy if one
-    /// is needed. The bytes of channels are flipped by `flip`, and padding becomes `zero`, which is not.
+    /// The rows of the windows of `image`, all channels of one pixel after the other, of which
+    /// `copy` becomes a copy if one is needed. The bytes of channels are flipped by `flip`, and
+    /// padding becomes `zero`, which is not.
     ///
     /// # Errors
     ///

@@ -27,7 +27,8 @@ fn number(code: u8, signed: bool) -> i64 {
     if signed { i64::from(code as i8) } else { i64::from(code) }
 }
 
-/// A product: its shape, whether sides are signed, their zero points (one, or as many as rows or columns).
+/// A product: its shape, whether sides are signed, their zero points (one, or as many as rows or
+/// columns).
 struct Case {
     shape: [usize; 3],
     signed: [bool; 2],

@@ -5,7 +5,8 @@ use core::arch::x86_64::*;
 use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, dot};
 use super::{CopyRows, Kernel, copy_rows};
 
-/// Sixteen `f32`; with `PAIRS`, a step of a sum takes its factors for pairs of bfloat16, which needs AVX512-BF16.
+/// Sixteen `f32`; with `PAIRS`, a step of a sum takes its factors for pairs of bfloat16, which
+/// needs AVX512-BF16.
 #[derive(Clone, Copy)]
 pub(super) struct Zmm<const PAIRS: bool>(__m512);
 
@@ -72,7 +73,8 @@ impl<const PAIRS: bool> Vector for Zmm<PAIRS> {
     #[inline(always)]
     unsafe fn accumulate(self, columns: Self, factor: Self) -> Self {
         if PAIRS {
-            // SAFETY: AVX512-BF16 is there; the types are as large, and all bits are numbers in both.
+            // SAFETY: AVX512-BF16 is there; the types are as large, and all bits are numbers in
+            // both.
             return Zmm(unsafe {
                 let columns = std::mem::transmute::<__m512, __m512bh>(columns.0);
                 let factor = std::mem::transmute::<__m512, __m512bh>(factor.0);

@@ -1,6 +1,7 @@
 //! AVX512-BF16: the tiles of AVX-512 over pairs of bfloat16, two products to a step.
 //!
-//! `VDPBF16PS` takes factors and results that are not normal numbers for zero and rounds each of its two sums to nearest.
+//! `VDPBF16PS` takes factors and results that are not normal numbers for zero and rounds each of
+//! its two sums to nearest.
 
 use core::arch::x86_64::*;
 
@@ -15,7 +16,8 @@ unsafe fn tile<const ROWS: usize, const VECTORS: usize>(call: &Tile) {
     unsafe { compute::<Zmm<true>, ROWS, VECTORS, false>(call) }
 }
 
-/// The halves of two vectors of bfloat16 side by side: element 0 of the first, 0 of the second, 1 of the first and so on.
+/// The halves of two vectors of bfloat16 side by side: element 0 of the first, 0 of the second, 1
+/// of the first and so on.
 static SIDE_BY_SIDE: [u16; 32] = {
     let mut order = [0; 32];
     let mut at = 0;
@@ -28,7 +30,8 @@ static SIDE_BY_SIDE: [u16; 32] = {
 
 /// # Safety
 ///
-/// `from` holds `count` rows of `len` values, `to` half as many rows, rounded up, as long; they do not overlap.
+/// `from` holds `count` rows of `len` values, `to` half as many rows, rounded up, as long; they do
+/// not overlap.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
 unsafe fn pair_rows(call: &CopyRows) {
     // SAFETY: the table has 32 numbers.
@@ -54,7 +57,8 @@ unsafe fn pair_rows(call: &CopyRows) {
 
 /// # Safety
 ///
-/// `from` holds `count` rows of `len` values, `to` as many rows half as long, rounded up; they do not overlap.
+/// `from` holds `count` rows of `len` values, `to` as many rows half as long, rounded up; they do
+/// not overlap.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
 unsafe fn pair_neighbours(call: &CopyRows) {
     for row in 0..call.count {

@@ -200,8 +200,8 @@ fn cut(len: usize, parts: usize, index: usize) -> Range<usize> {
     len * index / parts..len * (index + 1) / parts
 }
 
-/// Strips of an operand: where they start, the distance of its tiles or panels, and inside of one the distances of its rows (of
-/// A; columns of B lie side by side) and of its steps.
+/// Strips of an operand: where they start, the distance of its tiles or panels, and inside of one
+/// the distances of its rows (of A; columns of B lie side by side) and of its steps.
 #[derive(Clone, Copy)]
 struct Strips {
     start: *const f32,
@@ -245,8 +245,8 @@ impl Block<'_> {
             if self.run_vector(&tiles, &panels) {
                 return;
             }
-            // A block of B that is packed serves all tiles at once. Without packing, fewer tiles at a
-            // time keep their part of C in the cache from one range of steps to the next.
+            // A block of B that is packed serves all tiles at once. Without packing, fewer tiles at
+            // a time keep their part of C in the cache from one range of steps to the next.
             let at_once = if self.grid.packs { tiles.len() } else { self.grid.tiles_at_once };
             for tile in tiles.clone().step_by(at_once) {
                 let tiles = tile..(tile + at_once).min(tiles.end);
@@ -387,8 +387,9 @@ impl Block<'_> {
     /// As [`Block::run`], and the strips must hold the steps of the tiles and panels.
     unsafe fn run_strips(&self, group: &Group) {
         let ([rows, _, k], Group { tiles, panels, steps, .. }) = (self.grid.shape, group);
-        // Tile by tile, rows of C are written in long runs and a strip of weights stays in the nearest cache; but strips of
-        // B do not, which matters where they are long and were not packed.
+        // Tile by tile, rows of C are written in long runs and a strip of weights stays in the
+        // nearest cache; but strips of B do not, which matters where they are long and were not
+        // packed.
         let long = !self.grid.packs && steps.len() > FEW_STEPS;
         let by_tile = matches!(self.gemm.a, AOperand::Packed(_)) && !long;
         // The terms of a tile, and what writing it takes where they are few.

@@ -49,7 +49,8 @@ pub(super) struct Kernel {
     dot: unsafe fn(*const f32, *const f32, usize) -> f32,
     copy_rows: unsafe fn(&CopyRows),
     transpose: unsafe fn(&Transpose),
-    /// Where an element of a strip is a pair of bfloat16, two consecutive steps of the sum: how pairs are made.
+    /// Where an element of a strip is a pair of bfloat16, two consecutive steps of the sum: how
+    /// pairs are made.
     pairs: Option<MakePairs>,
 }
 

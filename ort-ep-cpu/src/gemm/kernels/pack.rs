@@ -78,8 +78,9 @@ pub(super) fn pack_b_panel<T: Weight>(
 const LONGEST_RUN: usize = 64;
 
 impl Kernel {
-    /// Packs `steps` and `columns` (at most a panel's width) of a plain right side. What lies behind
-    /// the last column of a panel is left as it was: it only reaches sums that are not stored.
+    /// Packs `steps` and `columns` (at most a panel's width) of a plain right side. What lies
+    /// behind the last column of a panel is left as it was: it only reaches sums that are not
+    /// stored.
     ///
     /// `to` must hold a panel's width times the steps.
     pub(super) fn pack_plain(&self, b: &Strided, steps: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
@@ -88,8 +89,8 @@ impl Kernel {
         debug_assert!(steps.end <= b.rows && columns.end <= b.columns);
         let from =
             b.values.as_ptr().wrapping_add(steps.start * b.row_stride + columns.start * b.column_stride);
-        // SAFETY: the callers pass ranges inside the matrix, which `Strided::new` checked against its
-        // slice, and a `to` of the size asked for.
+        // SAFETY: the callers pass ranges inside the matrix, which `Strided::new` checked against
+        // its slice, and a `to` of the size asked for.
         unsafe {
             if b.row_stride == 1 && b.column_stride != 1 {
                 (self.transpose)(&Transpose {
@@ -114,8 +115,8 @@ impl Kernel {
         }
     }
 
-    /// Packs `steps` and `columns` of the windows of an image into panels of `row` columns, `lane` values apart, in which steps are
-    /// `row` values apart.
+    /// Packs `steps` and `columns` of the windows of an image into panels of `row` columns, `lane`
+    /// values apart, in which steps are `row` values apart.
     pub(super) fn pack_windows(
         &self,
         b: &Im2col,
@@ -255,7 +256,8 @@ pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
     });
 }
 
-/// Writes the transpose of `rows` by `columns` values, whose rows start `stride` apart, without gaps.
+/// Writes the transpose of `rows` by `columns` values, whose rows start `stride` apart, without
+/// gaps.
 ///
 /// Both slices must hold their matrix.
 pub(in crate::gemm) fn transpose(

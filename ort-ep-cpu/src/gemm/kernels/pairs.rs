@@ -1,8 +1,8 @@
 //! Strips of pairs: two consecutive steps of a sum, rounded to bfloat16, in one 32-bit element.
 //!
-//! An odd number of steps ends with a zero on either side. Strips are cut as those of `f32` are and converted while they are in the
-//! nearest cache, so that nothing that packs knows of pairs. An image that windows overlap on is made one of pairs of channels before
-//! they are cut.
+//! An odd number of steps ends with a zero on either side. Strips are cut as those of `f32` are and
+//! converted while they are in the nearest cache, so that nothing that packs knows of pairs. An
+//! image that windows overlap on is made one of pairs of channels before they are cut.
 
 use std::ops::Range;
 
@@ -41,7 +41,8 @@ impl Kernel {
         if self.pairs.is_some() { STAGED * self.width() } else { 0 }
     }
 
-    /// Packs the rows of a left side from `first` on into one panel, with zeros for rows beyond the matrix.
+    /// Packs the rows of a left side from `first` on into one panel, with zeros for rows beyond the
+    /// matrix.
     pub(in crate::gemm) fn pack_a_panel<T: Weight>(
         &self,
         values: &[T],
@@ -59,7 +60,8 @@ impl Kernel {
         });
     }
 
-    /// [`Kernel::pack_a_panel`], where step `step` of row `row` is at `row * row_stride + place(step)`.
+    /// [`Kernel::pack_a_panel`], where step `step` of row `row` is at `row * row_stride +
+    /// place(step)`.
     pub(in crate::gemm) fn pack_a_panel_by<T: Weight>(
         &self,
         values: &[T],
@@ -83,7 +85,8 @@ impl Kernel {
         }
     }
 
-    /// Packs the columns of a right side from `first` on into one panel, with zeros for columns beyond the matrix.
+    /// Packs the columns of a right side from `first` on into one panel, with zeros for columns
+    /// beyond the matrix.
     pub(in crate::gemm) fn pack_b_panel<T: Weight>(
         &self,
         values: &[T],
@@ -113,7 +116,8 @@ impl Kernel {
         }
     }
 
-    /// Pairs of the rows of a matrix of `[steps, lanes]`, whose rows start a distance apart; without gaps.
+    /// Pairs of the rows of a matrix of `[steps, lanes]`, whose rows start a distance apart;
+    /// without gaps.
     ///
     /// Does nothing where elements are no pairs.
     pub(in crate::gemm) fn pair_rows(
@@ -144,8 +148,8 @@ impl Kernel {
         unsafe { (pairs.of_rows)(&call) }
     }
 
-    /// Pairs of neighbours in the rows of a matrix of `[rows, len]`, whose rows start a distance apart; rows of half the length without
-    /// gaps.
+    /// Pairs of neighbours in the rows of a matrix of `[rows, len]`, whose rows start a distance
+    /// apart; rows of half the length without gaps.
     ///
     /// Does nothing where elements are no pairs.
     pub(in crate::gemm) fn pair_neighbours(
@@ -166,9 +170,11 @@ impl Kernel {
         unsafe { (pairs.of_neighbours)(&call) }
     }
 
-    /// The left side of a range of rows and steps as pairs in `to`: from a row to the next and from a pair to the next.
+    /// The left side of a range of rows and steps as pairs in `to`: from a row to the next and from
+    /// a pair to the next.
     ///
-    /// `to` must hold the rows times the pairs, `stage` [`Kernel::stage_len`] values, and the matrix must have the ranges.
+    /// `to` must hold the rows times the pairs, `stage` [`Kernel::stage_len`] values, and the
+    /// matrix must have the ranges.
     pub(super) fn pair_left(
         &self,
         a: &Strided,
@@ -203,7 +209,8 @@ impl Kernel {
                 count: 1,
                 len: steps.len(),
             };
-            // SAFETY: the matrix has this row and these steps, the stage is as long, and the kernel was chosen for this CPU.
+            // SAFETY: the matrix has this row and these steps, the stage is as long, and the kernel
+            // was chosen for this CPU.
             unsafe { (self.copy_rows)(&staged) };
             self.pair_neighbours((stage, 0), [1, steps.len()], to);
         }

@@ -1,9 +1,10 @@
-//! The one micro-kernel, written over a vector type: a tile of C from a strip of A and a strip of B.
+//! The one micro-kernel, written over a vector type: a tile of C from a strip of A and a strip of
+//! B.
 //!
 //! Each instruction set instantiates it for every tile shape it supports. All sums run over k in
 //! order with one fused multiply-add per step, so an element's bits do not depend on the shape of
-//! the tile it falls in, nor on how rows and columns are split over threads. Where an element of a strip is a pair of bfloat16, a
-//! step adds two products; nothing else differs.
+//! the tile it falls in, nor on how rows and columns are split over threads. Where an element of a
+//! strip is a pair of bfloat16, a step adds two products; nothing else differs.
 
 /// A vector of `f32`, implemented for each instruction set.
 ///
@@ -27,7 +28,8 @@ pub(super) trait Vector: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     /// `self * factor + addend`, rounded once where the CPU can.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
-    /// The sum after one more step: that of each column of B in `columns` times the one of A in every lane of `factor`.
+    /// The sum after one more step: that of each column of B in `columns` times the one of A in
+    /// every lane of `factor`.
     #[inline(always)]
     unsafe fn accumulate(self, columns: Self, factor: Self) -> Self {
         // SAFETY: the caller vouches for the instruction set.
@@ -56,7 +58,8 @@ pub(in crate::gemm) enum Ending {
     HardSwish,
 }
 
-/// Rows up to which a tile waits for B more than for its multipliers, and fetches its own strip ahead.
+/// Rows up to which a tile waits for B more than for its multipliers, and fetches its own strip
+/// ahead.
 const FEW_ROWS: usize = 2;
 
 /// How many steps ahead it does so.
@@ -85,7 +88,8 @@ pub(super) struct Tile {
     pub(super) residual: *const f32,
     pub(super) residual_row: usize,
     pub(super) ending: Ending,
-    /// Memory that a later call will read, a cache line of it fetched in each step, and from one to the next.
+    /// Memory that a later call will read, a cache line of it fetched in each step, and from one to
+    /// the next.
     pub(super) prefetch: *const f32,
     pub(super) prefetch_step: usize,
 }
@@ -98,8 +102,8 @@ pub(super) type TileFunction = unsafe fn(&Tile);
 ///
 /// # Safety
 ///
-/// Every pointer of `tile` must be valid for the rows, steps and columns the tile names, and the CPU
-/// must have the instruction set of `V`.
+/// Every pointer of `tile` must be valid for the rows, steps and columns the tile names, and the
+/// CPU must have the instruction set of `V`.
 #[inline(always)]
 pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
     tile: &Tile,
@@ -175,8 +179,8 @@ unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL
     }
 }
 
-/// Scales, adds what is to be added, applies the ending and stores: one after the other for the whole tile, which the compiler
-/// unrolls, so that the sums stay in registers.
+/// Scales, adds what is to be added, applies the ending and stores: one after the other for the
+/// whole tile, which the compiler unrolls, so that the sums stay in registers.
 ///
 /// # Safety
 ///
@@ -275,8 +279,8 @@ unsafe fn end<V: Vector, const ROWS: usize, const VECTORS: usize>(
 ///
 /// # Safety
 ///
-/// `factors` holds `count` values `factor_step` apart, every row and `sums` `columns` values, and the
-/// CPU has the instruction set of `V`.
+/// `factors` holds `count` values `factor_step` apart, every row and `sums` `columns` values, and
+/// the CPU has the instruction set of `V`.
 #[inline(always)]
 pub(super) unsafe fn add_rows<V: Vector>(call: &AddRows) {
     // SAFETY: the caller vouches for the lengths.

@@ -26,7 +26,8 @@ struct Loop {
     condition_shape: Shape,
     /// Each scan output of one iteration.
     scans: Vec<Item>,
-    /// Whether the loop runs as often as it is told: its outputs then have a planned leading dimension.
+    /// Whether the loop runs as often as it is told: its outputs then have a planned leading
+    /// dimension.
     exact: bool,
 }
 

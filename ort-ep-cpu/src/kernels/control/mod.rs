@@ -40,8 +40,9 @@ fn item_type(graph: &Graph, output: ValueId) -> Result<Item> {
     Ok(Item { dtype, shape })
 }
 
-/// The type and shape that an output of a subgraph has, of which `item` is known before any run, for the sizes of this one: of no
-/// iteration, it is all that tells the shape of what iterations would have handed over.
+/// The type and shape that an output of a subgraph has, of which `item` is known before any run,
+/// for the sizes of this one: of no iteration, it is all that tells the shape of what iterations
+/// would have handed over.
 fn item_of_run(
     cx: &RunCx<'_>,
     body: usize,

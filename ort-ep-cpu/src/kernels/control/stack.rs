@@ -28,7 +28,8 @@ enum Items {
         capacity: usize,
     },
     Strings(Vec<String>),
-    /// Elements that share bytes, one to a byte until all are there: they rarely end at a byte's end.
+    /// Elements that share bytes, one to a byte until all are there: they rarely end at a byte's
+    /// end.
     Codes(Vec<u8>),
 }
 
@@ -103,7 +104,8 @@ impl Stack {
         Ok(())
     }
 
-    /// Makes room for one more: all at once where the number is known, else twice as many as before.
+    /// Makes room for one more: all at once where the number is known, else twice as many as
+    /// before.
     fn reserve(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
         let (old, capacity) = match std::mem::replace(&mut self.items, Items::None) {
             Items::Numbers { memory, capacity } if self.count < capacity => {

@@ -7,8 +7,8 @@ use ort_core::ops::fused::activation::Activation;
 
 use crate::vector::elementwise::Unary;
 
-/// The loop that computes an activation, by its name among those of fused operators; `parameter` gives its parameters. None
-/// where there is no such loop.
+/// The loop that computes an activation, by its name among those of fused operators; `parameter`
+/// gives its parameters. None where there is no such loop.
 pub(super) fn one_loop(name: &str, parameter: impl Fn(&str) -> Result<f32>) -> Result<Option<Unary>> {
     let alpha = || parameter("alpha");
     Ok(Some(match name {
@@ -40,7 +40,8 @@ pub(in crate::kernels) fn unary_of(activation: &Activation) -> Result<Unary> {
     found.ok_or_else(|| error!(NotImplemented, "activation '{}' has no loop", activation.name))
 }
 
-/// The activation that a node says in `activation` and `activation_params`; none for operators without these.
+/// The activation that a node says in `activation` and `activation_params`; none for operators
+/// without these.
 pub(in crate::kernels) fn activation_of(cx: &CompileCx<'_>) -> Result<Option<Unary>> {
     Activation::of_attributes(cx.attrs())?.as_ref().map(unary_of).transpose()
 }

@@ -118,7 +118,8 @@ pub(super) fn operand_block<'b, T: Pod, O: Pod>(
     }
 }
 
-/// Runs a function of two broadcast tensors. An output may share memory only with an input of its own type.
+/// Runs a function of two broadcast tensors. An output may share memory only with an input of its
+/// own type.
 pub(super) fn run_zip<A: Pod + Send + Sync, B: Pod + Send + Sync, O: Pod + Send>(
     cx: &mut RunCx<'_>,
     function: ZipBlock<A, B, O>,

@@ -145,8 +145,9 @@ fn half_slices(pair: (DType, DType), from: &[u8], to: &mut [u8]) -> bool {
     }
 }
 
-/// The conversions of integers and between the wide floats that one loop does; false for other pairs. Floats to integers are not
-/// among them, because what does not fit has a meaning of its own there.
+/// The conversions of integers and between the wide floats that one loop does; false for other
+/// pairs. Floats to integers are not among them, because what does not fit has a meaning of its own
+/// there.
 fn widened((from, to): (DType, DType), source: &[u8], target: &mut [u8]) -> bool {
     fn each<S: Pod + AsPrimitive<D>, D: Pod>(source: &[u8], target: &mut [u8]) -> bool {
         let Some((source, target)) = slices::<S, D>(source, target) else { return false };

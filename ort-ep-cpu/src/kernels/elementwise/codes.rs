@@ -1,6 +1,7 @@
-//! Arithmetic on 8-bit codes: `QLinearAdd` and `QLinearMul` in one pass, `QLinearSigmoid` and `QLinearLeakyRelu` by a
-//! table of all codes. Nothing is widened in memory, and sums round once. The zero point of the result is added after
-//! rounding, as in `QuantizeLinear`: before, an odd one would send ties the other way.
+//! Arithmetic on 8-bit codes: `QLinearAdd` and `QLinearMul` in one pass, `QLinearSigmoid` and
+//! `QLinearLeakyRelu` by a table of all codes. Nothing is widened in memory, and sums round once.
+//! The zero point of the result is added after rounding, as in `QuantizeLinear`: before, an odd one
+//! would send ties the other way.
 
 use bytemuck::Pod;
 use ort_core::dtype::{DType, Element};
@@ -142,8 +143,8 @@ fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
     let (c_scale, c_zero) = (scale(cx, 6)?, zero::<T>(cx, 7)?);
     let shape = output_shape(cx, 0)?;
     let mut walk = Broadcast::new(shape, &[a.shape, b.shape])?;
-    // ONNX Runtime takes a side that is one code for a whole row as the second one, which the last bit of the sum
-    // depends on.
+    // ONNX Runtime takes a side that is one code for a whole row as the second one, which the last
+    // bit of the sum depends on.
     if walk.strides(0).last() == Some(&0) {
         (a, b) = (b, a);
         walk = Broadcast::new(shape, &[a.shape, b.shape])?;
@@ -165,7 +166,8 @@ fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
     walk.for_each_block(threads, limit, out, |(left, right): &mut (Vec<T>, Vec<T>), start, block| {
         let a = walk.block(0, a.codes, start, block.len(), left);
         let b = walk.block(1, b.codes, start, block.len(), right);
-        // Without vectors that multiply and add with one rounding, each element is rounded so on its own.
+        // Without vectors that multiply and add with one rounding, each element is rounded so on
+        // its own.
         match isa >= Isa::Avx2 {
             true => dispatch_bytes(isa, Zip { a, b, out: block, formula, zero: c_zero }),
             false => zip(a, b, block, |a: T, b: T| T::nearest(formula.of(a.number(), b.number()) + c_zero)),

@@ -76,8 +76,8 @@ fn failure(error: ConvertError) -> Error {
     error!(InvalidArgument, "{error}")
 }
 
-/// Keeps an element where a random number is not below `ratio`, scaled by `1 / (1 - ratio)`. The numbers are those of numpy's
-/// `uniform` with 53 bits.
+/// Keeps an element where a random number is not below `ratio`, scaled by `1 / (1 - ratio)`. The
+/// numbers are those of numpy's `uniform` with 53 bits.
 fn drop_at_random(
     generator: &mut Mt,
     ratio: f64,

@@ -1,5 +1,5 @@
-//! Float operators with a scalar formula: the formula's program, run block by block. A few common functions have one
-//! loop of their own instead.
+//! Float operators with a scalar formula: the formula's program, run block by block. A few common
+//! functions have one loop of their own instead.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -118,8 +118,9 @@ fn make_folded(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     make(cx, &formula)
 }
 
-/// All terms under one function, one after the other. What walks a formula recurs once for each level, so that many terms are folded in
-/// groups, and those again: the depth stays small however many inputs a node has.
+/// All terms under one function, one after the other. What walks a formula recurs once for each
+/// level, so that many terms are folded in groups, and those again: the depth stays small however
+/// many inputs a node has.
 fn fold(function: BinaryFn, mut terms: Vec<ScalarExpr>) -> Option<ScalarExpr> {
     const GROUP: usize = 128;
     let chain = |left, right| ScalarExpr::binary(function, left, right);
@@ -178,7 +179,8 @@ impl<S: Storage> Keep for Scratch<S> {
     }
 }
 
-/// A block of intermediate results, on a line of the cache: vectors that cross lines take twice as long.
+/// A block of intermediate results, on a line of the cache: vectors that cross lines take twice as
+/// long.
 struct Register<L> {
     values: Vec<L>,
     /// Values before the first line.
@@ -239,7 +241,8 @@ fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
     Ok(())
 }
 
-/// A program of one step whose input is in the output already is one loop over it, where the lane has such a loop.
+/// A program of one step whose input is in the output already is one loop over it, where the lane
+/// has such a loop.
 fn single_in_place<S: Storage>(
     program: &Steps<S>,
     walk: &Broadcast,
@@ -351,7 +354,8 @@ struct Gathering<'a, S: Storage> {
 type Operands<'b, L> = SmallVec<[Operand<'b, L>; 3]>;
 
 impl<S: Storage> Gathering<'_, S> {
-    /// The inputs over the block from `start` on, as far as one of the steps reads them; that of the output is `held`.
+    /// The inputs over the block from `start` on, as far as one of the steps reads them; that of
+    /// the output is `held`.
     fn gather<'b>(
         &'b self,
         steps: &[Step<<S::Lane as Lane>::Own>],
@@ -408,7 +412,8 @@ enum Operand<'a, L> {
 /// Rows that are shorter take longer one by one than written out.
 const SHORTEST_ROW: usize = 256;
 
-/// An input that has one element for each of several rows of a block, where the program takes it as such.
+/// An input that has one element for each of several rows of a block, where the program takes it as
+/// such.
 fn rows_of<'b, S: Storage>(
     program: &Steps<S>,
     walk: &Broadcast,
@@ -442,7 +447,8 @@ fn apply<L: Lane>(step: &Step<L::Own>, inputs: &[Operand<'_, L>], registers: &[R
             _ => {}
         }
     }
-    // What has an element for each row was found to be beside a whole block only, so this reads nothing else.
+    // What has an element for each row was found to be beside a whole block only, so this reads
+    // nothing else.
     let [a, b, c] = operands.map(|operand| match operand {
         Operand::Block(block) => block,
         Operand::Rows(_) => Block::Scalar(L::default()),
@@ -490,8 +496,8 @@ mod tests {
         output
     }
 
-    /// Each loop of the vector library that stands for an operator agrees with the operator's formula in double
-    /// precision, and so does the formula's own program in single precision.
+    /// Each loop of the vector library that stands for an operator agrees with the operator's
+    /// formula in double precision, and so does the formula's own program in single precision.
     #[test]
     fn loops_and_programs_agree_with_formulas() -> Result<()> {
         let values: Vec<f32> = (-400..=400).map(|step| step as f32 * 0.02 + 0.001).collect();

@@ -7,10 +7,12 @@ use ort_core::spec::{BinaryFn, UnaryFn};
 
 use crate::vector::elementwise::Unary;
 
-/// A formula of one value, `Input(0)`, and of constants, the inputs behind it; and the loop with these constants.
+/// A formula of one value, `Input(0)`, and of constants, the inputs behind it; and the loop with
+/// these constants.
 type Idiom = (ScalarExpr, fn([f32; 2]) -> Unary);
 
-/// Longer ones first, as they may hold shorter ones. They are written as the records of the operators are.
+/// Longer ones first, as they may hold shorter ones. They are written as the records of the
+/// operators are.
 fn idioms() -> &'static [Idiom] {
     static IDIOMS: OnceLock<Vec<Idiom>> = OnceLock::new();
     IDIOMS.get_or_init(|| {
@@ -57,7 +59,8 @@ pub(super) fn idiom(formula: &ScalarExpr) -> Option<(Unary, &ScalarExpr)> {
     })
 }
 
-/// Whether a formula has the form of a pattern. `bound` holds what the inputs of the pattern stand for.
+/// Whether a formula has the form of a pattern. `bound` holds what the inputs of the pattern stand
+/// for.
 fn matches<'f>(
     pattern: &ScalarExpr,
     formula: &'f ScalarExpr,

@@ -1,4 +1,5 @@
-//! Integer arithmetic and functions of bits. Sums and products wrap, as in numpy; division by 0 gives 0.
+//! Integer arithmetic and functions of bits. Sums and products wrap, as in numpy; division by 0
+//! gives 0.
 
 use bytemuck::Pod;
 use num_traits::{AsPrimitive, PrimInt, WrappingAdd, WrappingMul, WrappingSub};

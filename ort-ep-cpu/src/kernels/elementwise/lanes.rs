@@ -29,7 +29,8 @@ pub(super) trait Lane: Pod + Default + PartialEq + Send + Sync {
     /// false where there is no loop for that.
     fn binary_in_place(function: BinaryFn, data: &mut [Self], other: Block<'_, Self>, swapped: bool) -> bool;
 
-    /// `to` becomes the function of `data` and, row by row, of one number; or the other way round where `swapped`.
+    /// `to` becomes the function of `data` and, row by row, of one number; or the other way round
+    /// where `swapped`.
     fn binary_rows(
         function: BinaryFn,
         data: &[Self],
@@ -263,7 +264,8 @@ fn scalar_binary<T: Lane + num_traits::Float>(
     }
 }
 
-/// The remainder with the sign of the divisor, and the special cases that the standard lists for `Mod`.
+/// The remainder with the sign of the divisor, and the special cases that the standard lists for
+/// `Mod`.
 fn floor_remainder<T: num_traits::Float>(a: T, b: T) -> T {
     let rest = a % b;
     if rest.is_zero() {

@@ -1,4 +1,5 @@
-//! Elementwise operators: float formulas run as small programs over blocks; integers, comparisons and moves have typed loops.
+//! Elementwise operators: float formulas run as small programs over blocks; integers, comparisons
+//! and moves have typed loops.
 
 #![allow(
     clippy::indexing_slicing,

@@ -39,7 +39,8 @@ where
     base.as_().powf(exponent.as_()).as_()
 }
 
-/// Exact where it fits, wrapping where not. A negative power is the fraction cut off: 0 but for 1 and -1.
+/// Exact where it fits, wrapping where not. A negative power is the fraction cut off: 0 but for 1
+/// and -1.
 fn integer_power<T: Integer, E: Integer>(base: T, exponent: E) -> T {
     let mut rest: i64 = exponent.as_();
     if rest < 0 {

@@ -3,7 +3,8 @@
 use ort_core::spec::{BinaryFn, ScalarExpr, UnaryFn};
 use smallvec::SmallVec;
 
-/// What one step computes. `V` are further functions of one value that a kind of lane has in one loop.
+/// What one step computes. `V` are further functions of one value that a kind of lane has in one
+/// loop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Function<V> {
     /// The operand itself.
@@ -91,7 +92,8 @@ impl<V: Copy + PartialEq> Program<V> {
         Program::compile_with(formula, |_| None)
     }
 
-    /// The same with functions of the lane's own for the parts of which `idiom` knows one, and what it takes.
+    /// The same with functions of the lane's own for the parts of which `idiom` knows one, and what
+    /// it takes.
     pub(super) fn compile_with(formula: &ScalarExpr, idiom: FindIdiom<V>) -> Program<V> {
         let mut steps = Vec::new();
         let result = emit(&mut steps, formula, idiom);
@@ -111,8 +113,8 @@ impl<V: Copy + PartialEq> Program<V> {
 type FindIdiom<V> = fn(&ScalarExpr) -> Option<(V, &ScalarExpr)>;
 
 impl<V: Copy> Program<V> {
-    /// Units of work for an element beside the one that every element counts for. A remainder may take a step for each power of two
-    /// between its operands.
+    /// Units of work for an element beside the one that every element counts for. A remainder may
+    /// take a step for each power of two between its operands.
     pub(super) fn extra_units(&self) -> usize {
         const OF_A_REMAINDER: usize = 32;
         let is_remainder =
@@ -120,7 +122,8 @@ impl<V: Copy> Program<V> {
         self.steps.len().saturating_sub(1) + OF_A_REMAINDER * self.steps.iter().filter(is_remainder).count()
     }
 
-    /// Whether the input at `index` is only ever one side of functions of two, whose other side is `whole`.
+    /// Whether the input at `index` is only ever one side of functions of two, whose other side is
+    /// `whole`.
     pub(super) fn only_beside(&self, index: usize, whole: impl Fn(Source) -> bool) -> bool {
         let here = Source::Input(index);
         self.steps.iter().all(|step| match (step.function, step.operands) {

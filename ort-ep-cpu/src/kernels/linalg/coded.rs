@@ -1,4 +1,5 @@
-//! Right sides of 8-bit codes: packed ahead, and products for which the left side is quantized on the way.
+//! Right sides of 8-bit codes: packed ahead, and products for which the left side is quantized on
+//! the way.
 
 use ort_core::dtype::DType;
 use ort_core::ep::CompileCx;
@@ -69,7 +70,8 @@ pub(crate) struct CodedWeights<'a> {
 }
 
 impl<'a> CodedWeights<'a> {
-    /// Weights of shape `[count, k, columns]`, with scales and zero points of shape `[count]` or `[count, columns]`.
+    /// Weights of shape `[count, k, columns]`, with scales and zero points of shape `[count]` or
+    /// `[count, columns]`.
     pub(crate) fn new(
         weights: TensorView<'a>,
         expected: [usize; 3],
@@ -150,8 +152,8 @@ pub(super) fn codes_len(count: usize) -> usize {
 }
 
 impl CodedRight<'_> {
-    /// Numbers of workspace for a product of a shape (rows, columns, length of the sums), with a right side that is
-    /// packed or not.
+    /// Numbers of workspace for a product of a shape (rows, columns, length of the sums), with a
+    /// right side that is packed or not.
     pub(crate) fn workspace_len(cpu: Cpu, shape: [usize; 3], is_packed: bool) -> usize {
         let [rows, columns, k] = shape;
         let packed = if is_packed { 0 } else { codes_len(packed_right_len(cpu, k, columns)) };
@@ -160,8 +162,8 @@ impl CodedRight<'_> {
         codes.saturating_add(packed).saturating_add(columns).saturating_add(of_product)
     }
 
-    /// `result = a * b`, or `result + a * b` where `add`, with `a`, which lies row by row, as codes that cover its
-    /// whole range. The rows of `result` lie `row_stride` apart.
+    /// `result = a * b`, or `result + a * b` where `add`, with `a`, which lies row by row, as codes
+    /// that cover its whole range. The rows of `result` lie `row_stride` apart.
     pub(crate) fn multiply(
         &self,
         cpu: Cpu,

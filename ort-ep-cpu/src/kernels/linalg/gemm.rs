@@ -120,7 +120,8 @@ impl Single {
         self.options.transposed[0] && PackedLeft::pays(shape)
     }
 
-    /// The parts of the sums that are computed one after the other: all at once, unless the left side is packed part by part.
+    /// The parts of the sums that are computed one after the other: all at once, unless the left
+    /// side is packed part by part.
     fn parts(&self, shape: [usize; 3]) -> SmallVec<[Range<usize>; 4]> {
         match self.packs_left(shape) && self.right.is_none() {
             true => PackedLeft::parts(1, shape).collect(),
@@ -128,7 +129,8 @@ impl Single {
         }
     }
 
-    /// How the third input is added: as a step behind the sums, or from where it is spread over the result, times the factor that is returned.
+    /// How the third input is added: as a step behind the sums, or from where it is spread over the
+    /// result, times the factor that is returned.
     fn addend<'a>(
         &self,
         c: Option<&TensorView<'a>>,

@@ -39,7 +39,8 @@ cpu_kernels![
     KernelDef { op: "QLinearMatMul", rank: -1, make: |_| Ok(Box::new(QLinearFloat)), ..KernelDef::BASE },
 ];
 
-/// Zero points as the product takes them: one for all, one for each row of A, or one for each column of B.
+/// Zero points as the product takes them: one for all, one for each row of A, or one for each
+/// column of B.
 pub(super) fn zero_points(view: Option<TensorView<'_>>) -> Result<Vec<i32>> {
     let ints = view.map(|view| view.to_ints()).transpose()?.unwrap_or_default();
     let fits =
@@ -47,7 +48,8 @@ pub(super) fn zero_points(view: Option<TensorView<'_>>) -> Result<Vec<i32>> {
     ints.into_iter().map(fits).collect()
 }
 
-/// The zero points of the matrix at `index` of a side: they are for all matrices, or for each its own.
+/// The zero points of the matrix at `index` of a side: they are for all matrices, or for each its
+/// own.
 fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
     if zero.len() > per_matrix {
         zero.get(index * per_matrix..(index + 1) * per_matrix).unwrap_or(zero)
@@ -56,7 +58,8 @@ fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
     }
 }
 
-/// The two sides of products of codes: a right side that is a constant matrix is packed, others are packed in each run.
+/// The two sides of products of codes: a right side that is a constant matrix is packed, others are
+/// packed in each run.
 pub(super) struct CodeSides {
     /// Which inputs they are.
     places: [usize; 2],
@@ -182,7 +185,8 @@ impl Executable for MatMulInteger {
     }
 }
 
-/// Scales or zero points of matrices: one for all, one for each place along rows or columns, or those for each matrix.
+/// Scales or zero points of matrices: one for all, one for each place along rows or columns, or
+/// those for each matrix.
 struct Granularity {
     values: Vec<f32>,
     count: usize,

@@ -1,4 +1,5 @@
-//! `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and `QGemm`: products of codes that end in numbers.
+//! `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and `QGemm`: products of codes that end in
+//! numbers.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};

@@ -42,7 +42,8 @@ const PLAIN: KernelDef =
 const PLAIN_BATCH: KernelDef =
     KernelDef { domain: MICROSOFT, op: "FusedMatMul", when: has_plain_batches, ..PLAIN };
 
-/// The sums of 16-bit sides are computed elsewhere, so that only those of `float` may share memory with the result.
+/// The sums of 16-bit sides are computed elsewhere, so that only those of `float` may share memory
+/// with the result.
 const WITH_ADDENDS: KernelDef = KernelDef { domain: RUNTIME, op: "FusedMatMul", ..PLAIN };
 
 cpu_kernels![
@@ -122,8 +123,9 @@ struct Single {
     settings: Settings,
     precision: Precision,
     right: Option<PackedRight>,
-    /// Whether the residual is what the result holds before the sums, else it is added behind them. Where it may share memory with
-    /// the result it is always there first, so that no bit depends on whether it does.
+    /// Whether the residual is what the result holds before the sums, else it is added behind them.
+    /// Where it may share memory with the result it is always there first, so that no bit
+    /// depends on whether it does.
     begins_with_residual: bool,
 }
 
@@ -140,7 +142,8 @@ fn side(shape: &[usize], transposed: bool) -> Shape {
     side
 }
 
-/// The distances of rows and columns of a matrix of `[rows, columns]`, which lies column by column where it is `transposed`.
+/// The distances of rows and columns of a matrix of `[rows, columns]`, which lies column by column
+/// where it is `transposed`.
 fn strides([rows, columns]: [usize; 2], transposed: bool) -> [usize; 2] {
     if transposed { [1, rows] } else { [columns, 1] }
 }
@@ -160,7 +163,8 @@ impl Single {
         self.settings.transposed[0] && PackedLeft::pays(product.shape)
     }
 
-    /// The parts of the sums that are computed one after the other: all at once, unless left sides are packed part by part.
+    /// The parts of the sums that are computed one after the other: all at once, unless left sides
+    /// are packed part by part.
     fn parts(&self, product: &Product, lefts: usize) -> SmallVec<[Range<usize>; 4]> {
         let [_, _, k] = product.shape;
         match self.packs_left(product) && self.right.is_none() {
@@ -219,7 +223,8 @@ impl Executable for Single {
             copy_residual(threads, residual.as_slice()?, result)?;
         }
         let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
-        // A weight that somebody else reads, too, is there where it is packed, and lies anywhere in its file.
+        // A weight that somebody else reads, too, is there where it is packed, and lies anywhere in
+        // its file.
         let b = b.filter(|_| packed.is_none()).map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?;
         let sides = Sides { a: a.as_slice::<f32>()?, b, packed, transposed: self.settings.transposed };
         let lefts = sides.a.len() / (rows * k).max(1);

@@ -1,4 +1,5 @@
-//! Kernels of matrix products, and what kernels built on products share: memory, errors, wider types.
+//! Kernels of matrix products, and what kernels built on products share: memory, errors, wider
+//! types.
 
 #![allow(
     clippy::indexing_slicing,
@@ -82,8 +83,9 @@ impl<T: bytemuck::Pod> Packed<T> {
     }
 }
 
-/// Calls `$body` with the elements of a weight of any type that is widened while it is packed. Floats that are not aligned
-/// are read where they lie: a copy would cost as much memory as the packed weight.
+/// Calls `$body` with the elements of a weight of any type that is widened while it is packed.
+/// Floats that are not aligned are read where they lie: a copy would cost as much memory as the
+/// packed weight.
 macro_rules! with_weight {
     ($view:expr, $weights:ident => $body:expr) => {
         match $view.dtype() {
@@ -115,8 +117,8 @@ pub(super) fn is_weight(dtype: Option<DType>) -> bool {
     matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16))
 }
 
-/// What a product of `rows` rows is computed with, whose session asks for `precision`. A right side that is not packed ahead is
-/// converted at each run, which takes several rows to pay.
+/// What a product of `rows` rows is computed with, whose session asks for `precision`. A right side
+/// that is not packed ahead is converted at each run, which takes several rows to pay.
 pub(super) fn product_cpu(threads: usize, precision: Precision, is_packed: bool, rows: usize) -> Cpu {
     const FEWEST_ROWS: usize = 32;
     let pays = is_packed || rows >= FEWEST_ROWS;
@@ -131,7 +133,8 @@ pub(super) struct PackedRight {
 }
 
 impl PackedRight {
-    /// Packs the constant input at `index`, a matrix of `shape` (k, columns) under `strides`, and consumes it.
+    /// Packs the constant input at `index`, a matrix of `shape` (k, columns) under `strides`, and
+    /// consumes it.
     pub(super) fn of_input(
         cx: &mut CompileCx<'_>,
         index: usize,
@@ -145,7 +148,8 @@ impl PackedRight {
         Ok(packed)
     }
 
-    /// Packs a matrix of `shape` (k, columns) that starts at element `first` of a constant, for products in float32.
+    /// Packs a matrix of `shape` (k, columns) that starts at element `first` of a constant, for
+    /// products in float32.
     pub(super) fn new(
         cx: &mut CompileCx<'_>,
         view: TensorView<'_>,
@@ -178,8 +182,8 @@ impl PackedRight {
     }
 }
 
-/// Matrices on the left that lie column by column, packed in the workspace: the steps of a product are too far apart to be
-/// read where they lie.
+/// Matrices on the left that lie column by column, packed in the workspace: the steps of a product
+/// are too far apart to be read where they lie.
 #[derive(Clone, Copy)]
 pub(super) struct PackedLeft<'a> {
     values: &'a [f32],
@@ -188,7 +192,8 @@ pub(super) struct PackedLeft<'a> {
 }
 
 impl<'a> PackedLeft<'a> {
-    /// Values that are packed at once, unless a block of steps takes more: they stay in the second-level cache.
+    /// Values that are packed at once, unless a block of steps takes more: they stay in the
+    /// second-level cache.
     const AT_ONCE: usize = 1 << 18;
 
     /// Whether packing pays for products of `[rows, columns, k]`: each value is used often enough.
@@ -196,7 +201,8 @@ impl<'a> PackedLeft<'a> {
         rows > 1 && columns >= 32
     }
 
-    /// The steps of `count` products that are packed at once, in parts of nearly the same size. Sums grow from part to part.
+    /// The steps of `count` products that are packed at once, in parts of nearly the same size.
+    /// Sums grow from part to part.
     pub(super) fn parts(
         count: usize,
         [rows, _, k]: [usize; 3],

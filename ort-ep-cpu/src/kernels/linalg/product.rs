@@ -14,18 +14,20 @@ pub(crate) struct Product {
     /// Rows, columns, length of the sums.
     pub(crate) shape: [usize; 3],
     batch: Shape,
-    /// For each side, the distance between products along each dimension of the batch; 0 where it is repeated.
+    /// For each side, the distance between products along each dimension of the batch; 0 where it
+    /// is repeated.
     strides: [Shape; 2],
 }
 
 impl Product {
-    /// The products of `a` and `b`, as `numpy.matmul` has them. Where the right side is a single matrix, all rows
-    /// on the left make one product.
+    /// The products of `a` and `b`, as `numpy.matmul` has them. Where the right side is a single
+    /// matrix, all rows on the left make one product.
     pub(crate) fn new(a: &[usize], b: &[usize]) -> Result<Product> {
         Product::of(a, b, true)
     }
 
-    /// The same for a left side whose matrices do not lie row by row unless `by_rows`: each makes a product of its own.
+    /// The same for a left side whose matrices do not lie row by row unless `by_rows`: each makes a
+    /// product of its own.
     pub(crate) fn of(a: &[usize], b: &[usize], by_rows: bool) -> Result<Product> {
         let (left, right) = (matrix(a, true)?, matrix(b, false)?);
         let ([rows, k], [steps, columns]) = (left.1, right.1);

@@ -59,9 +59,11 @@ pub(crate) trait Real:
     fn inverse_root(count: usize) -> f64;
     /// Softmax of a row, in place.
     fn softmax(row: &mut [Self]);
-    /// Values of workspace that [`Real::multiply`] needs for a shape (rows, columns, length of the sums).
+    /// Values of workspace that [`Real::multiply`] needs for a shape (rows, columns, length of the
+    /// sums).
     fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize;
-    /// `result = a * b`, or `result + a * b` where `add`. The rows of `result` lie `row_stride` apart.
+    /// `result = a * b`, or `result + a * b` where `add`. The rows of `result` lie `row_stride`
+    /// apart.
     fn multiply(
         cpu: Cpu,
         a: Matrix<'_, Self>,

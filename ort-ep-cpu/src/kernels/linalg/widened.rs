@@ -1,4 +1,5 @@
-//! Half-precision kernels as single-precision ones between conversions: they compute in `float` and round once.
+//! Half-precision kernels as single-precision ones between conversions: they compute in `float` and
+//! round once.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, OutputSlot, RunCx};
@@ -17,8 +18,9 @@ const CHUNK: usize = 1 << 14;
 /// The constructor of a kernel.
 pub(crate) type Make = fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
 
-/// Makes the kernel of a node whose inputs and outputs of type `float16`, `bfloat16`, `int8` or `uint8` are seen as
-/// `float`; `make` constructs the kernel for `float`. Integers of 8 bits are only for operators that pick values.
+/// Makes the kernel of a node whose inputs and outputs of type `float16`, `bfloat16`, `int8` or
+/// `uint8` are seen as `float`; `make` constructs the kernel for `float`. Integers of 8 bits are
+/// only for operators that pick values.
 pub(crate) fn widened(cx: &mut CompileCx<'_>, make: Make) -> Result<Box<dyn Executable>> {
     widened_except(cx, &[], &[], make)
 }

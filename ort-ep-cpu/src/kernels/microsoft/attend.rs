@@ -1,5 +1,6 @@
-//! Scaled dot-product attention over heads that lie anywhere: all attention operators of the domain come down to this.
-//! Where nobody wants scores it is that of [`crate::attention`], else a block of queries at a time.
+//! Scaled dot-product attention over heads that lie anywhere: all attention operators of the domain
+//! come down to this. Where nobody wants scores it is that of [`crate::attention`], else a block of
+//! queries at a time.
 
 use std::ops::Range;
 
@@ -16,7 +17,8 @@ use crate::vector::elementwise::Unary;
 /// Queries of one block.
 const ROWS: usize = 64;
 
-/// Rows of heads inside a slice: the distances between batches, heads and rows, and the elements of a row.
+/// Rows of heads inside a slice: the distances between batches, heads and rows, and the elements of
+/// a row.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub(super) values: &'a [f32],
@@ -69,7 +71,8 @@ impl Sizes {
         self.heads / self.key_heads.max(1)
     }
 
-    /// Rows of one product: queries of a head, or heads that share their keys where there is one query.
+    /// Rows of one product: queries of a head, or heads that share their keys where there is one
+    /// query.
     fn rows(&self) -> usize {
         if self.queries == 1 { self.group() } else { self.queries.min(ROWS) }.max(1)
     }
@@ -93,15 +96,16 @@ impl Sizes {
         let rows = self.rows();
         let first = f32::workspace_len(cpu, [rows, self.capacity, self.size], BSource::Strided);
         let second = f32::workspace_len(cpu, [rows, self.value_size, self.capacity], BSource::Rows);
-        // Fewer keys may be cut into blocks another way, which never takes more than two panels more.
+        // Fewer keys may be cut into blocks another way, which never takes more than two panels
+        // more.
         let slack = 2 * 64 * 512 * cpu.threads;
         let scores = (rows * (self.capacity + 1)).next_multiple_of(16);
         let results = (rows * self.value_size).next_multiple_of(16);
         scores + results + first.max(second).next_multiple_of(16) + slack
     }
 
-    /// Values of scratch that [`attend`] needs: for [`Scores::Written`] where scores are wanted; `is_narrow` where the
-    /// cache is not of single precision.
+    /// Values of scratch that [`attend`] needs: for [`Scores::Written`] where scores are wanted;
+    /// `is_narrow` where the cache is not of single precision.
     pub(super) fn scratch_len(&self, cpu: Cpu, scores: Scores, is_narrow: bool) -> usize {
         if scores == Scores::Passing {
             return self.fused().scratch_len(cpu, is_narrow);
@@ -262,7 +266,8 @@ struct Task<'a> {
     scores: Vec<&'a mut [f32]>,
 }
 
-/// Writes the results as (batch, queries, heads, value size), and scores as (batch, heads, queries, keys).
+/// Writes the results as (batch, queries, heads, value size), and scores as (batch, heads, queries,
+/// keys).
 pub(super) fn attend(
     problem: &Problem<'_>,
     cpu: Cpu,
@@ -458,7 +463,8 @@ impl Problem<'_> {
     fn key_count(&self, batch: usize, end: usize) -> usize {
         let Span { keys, before } = self.spans[batch];
         let keys = keys.min(self.sizes.keys);
-        // Where a padded key's score is as low as a hidden key's, both count where a query sees nothing else.
+        // Where a padded key's score is as low as a hidden key's, both count where a query sees
+        // nothing else.
         let all_count = self.hidden == Hidden::Lowered
             && (self.stage_needs_all()
                 || self.padding.as_ref().is_some_and(|padding| padding.added < AS_LOW_AS_HIDDEN));
@@ -469,8 +475,8 @@ impl Problem<'_> {
         self.stage == Stage::Scores
     }
 
-    /// The last query sees all keys where hidden ones are lowered, as in ONNX Runtime; it is only of a difference where
-    /// there are more keys after it.
+    /// The last query sees all keys where hidden ones are lowered, as in ONNX Runtime; it is only
+    /// of a difference where there are more keys after it.
     fn is_last(&self, query: usize) -> bool {
         self.hidden == Hidden::Lowered && query + 1 == self.sizes.queries
     }

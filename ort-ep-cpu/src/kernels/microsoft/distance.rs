@@ -1,7 +1,7 @@
 //! `CDist`: pairwise distances, summed from differences.
 //!
-//! ONNX Runtime computes `|a|^2 + |b|^2 - 2ab` by a GEMM, which loses all digits where the rows are long and close to
-//! each other. The sum of squared differences does not.
+//! ONNX Runtime computes `|a|^2 + |b|^2 - 2ab` by a GEMM, which loses all digits where the rows are
+//! long and close to each other. The sum of squared differences does not.
 
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};

@@ -1,4 +1,5 @@
-//! `GatherBlockQuantized`: rows of a table of narrow codes, widened with the scales of their blocks.
+//! `GatherBlockQuantized`: rows of a table of narrow codes, widened with the scales of their
+//! blocks.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -63,12 +64,14 @@ impl GatherBlocks {
 struct Rows<'a> {
     dtype: DType,
     bytes: &'a [u8],
-    /// Numbers of a row, and bytes that it takes; rows of a packed tensor that has no gaps are one row.
+    /// Numbers of a row, and bytes that it takes; rows of a packed tensor that has no gaps are one
+    /// row.
     row: [usize; 2],
 }
 
 impl<'a> Rows<'a> {
-    /// The elements of a tensor of `shape`; those of the last dimension fill up their bytes where `is_padded`.
+    /// The elements of a tensor of `shape`; those of the last dimension fill up their bytes where
+    /// `is_padded`.
     fn new(dtype: DType, view: TensorView<'a>, shape: &[usize], is_padded: bool) -> Result<Rows<'a>> {
         let (all, last) = (element_count(shape)?, shape.last().copied().unwrap_or(1));
         let row = if is_padded { last } else { all };
@@ -148,7 +151,8 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// Widens the elements from `first` on, which do not leave their last dimension; at most a block of them.
+    /// Widens the elements from `first` on, which do not leave their last dimension; at most a
+    /// block of them.
     fn read(&self, first: usize, to: &mut [f32]) -> Result<()> {
         self.codes.read(first, to)?;
         let Some((&[size, shared, stride], outer)) = self.dims.split_last() else { return Ok(()) };

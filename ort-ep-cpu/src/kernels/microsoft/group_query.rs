@@ -1,4 +1,5 @@
-//! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and present share.
+//! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and
+//! present share.
 
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
@@ -431,8 +432,8 @@ fn place(change: &Change<'_>, from: Rows<'_>, [batch, head]: [usize; 2], to: &mu
     }
 }
 
-/// Keys (1) or values (2), past and new, in the output of the present or in `spare`. Rows after the last are 0, but
-/// in place they are left alone: nobody may read them.
+/// Keys (1) or values (2), past and new, in the output of the present or in `spare`. Rows after the
+/// last are 0, but in place they are left alone: nobody may read them.
 fn cache_of<'a>(
     cx: &mut RunCx<'a>,
     layout: &Layout,

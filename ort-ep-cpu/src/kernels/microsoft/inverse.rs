@@ -36,7 +36,8 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(WithHeap { bound, run }))
 }
 
-/// Writes the inverse of a square matrix, which is overwritten. That of a singular one is not finite.
+/// Writes the inverse of a square matrix, which is overwritten. That of a singular one is not
+/// finite.
 fn invert(matrix: &mut [f64], inverse: &mut [f64], size: usize) {
     for (row, values) in inverse.chunks_exact_mut(size.max(1)).take(size).enumerate() {
         spend(size);

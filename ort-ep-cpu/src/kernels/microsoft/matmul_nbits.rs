@@ -138,8 +138,9 @@ impl Executable for MatMulNBits {
         let mut blocks = Blocks::new(self.layout, [k, columns], codes, scales, zeros).map_err(refused)?;
         let groups = cx.find_input(4).map(|groups| groups.to_cow::<i32>()).transpose()?;
         if let Some(groups) = &groups {
-            // A row has the scale and the zero point of its group, as the operator's text has it: a weight is its code
-            // less the zero point, times the scale. ONNX Runtime 1.31.1 forgets the zero points where there are groups.
+            // A row has the scale and the zero point of its group, as the operator's text has it: a
+            // weight is its code less the zero point, times the scale. ONNX Runtime 1.31.1 forgets
+            // the zero points where there are groups.
             blocks = blocks.with_groups(groups).map_err(refused)?;
         }
         let bias = cx.find_input(5).map(read_floats).transpose()?;

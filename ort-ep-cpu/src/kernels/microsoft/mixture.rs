@@ -1,5 +1,5 @@
-//! `MoE`: the tokens that chose an expert are collected, go through its layers as one product each, and are added to
-//! the output, weighted.
+//! `MoE`: the tokens that chose an expert are collected, go through its layers as one product each,
+//! and are added to the output, weighted.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -385,7 +385,8 @@ impl Mixture {
         gemm.run(cpu, to, outputs, product).map_err(refused)
     }
 
-    /// Adds the weighted results of all experts to `sums`, which is overwritten, in the order of the experts.
+    /// Adds the weighted results of all experts to `sums`, which is overwritten, in the order of
+    /// the experts.
     fn run_experts(
         &self,
         cx: &RunCx<'_>,
@@ -471,7 +472,8 @@ struct Choice<'a> {
     weights: &'a mut [f32],
     /// For each token its experts.
     experts: &'a mut [u32],
-    /// For each expert how many places of `experts` name those before it, and at last how many there are.
+    /// For each expert how many places of `experts` name those before it, and at last how many
+    /// there are.
     starts: &'a mut [u32],
     /// A row of the router.
     row: &'a mut [f32],

@@ -198,8 +198,8 @@ impl Layout {
         self.past == 0 && !self.is_shared && (!self.has_bias || self.form == Form::Crossed)
     }
 
-    /// Values of scratch for queries with bias, for keys and for values without an output to be in, and for keys and
-    /// values of beams.
+    /// Values of scratch for queries with bias, for keys and for values without an output to be in,
+    /// and for keys and values of beams.
     fn buffers(&self, wanted: [bool; 2]) -> Result<[usize; 4]> {
         let count = |rows: usize, size: usize| -> Result<usize> {
             Ok(element_count(&[self.batch, self.heads, rows, size])?.next_multiple_of(16))
@@ -442,7 +442,8 @@ fn past_length(cx: &RunCx<'_>, layout: &Layout) -> Result<usize> {
     })
 }
 
-/// Keys (1) or values (2): where they come in, or past and new ones in the present's output or in `scratch`.
+/// Keys (1) or values (2): where they come in, or past and new ones in the present's output or in
+/// `scratch`.
 fn keys_of<'a>(
     cx: &mut RunCx<'a>,
     layout: &Layout,
@@ -468,8 +469,9 @@ fn keys_of<'a>(
 }
 
 impl MultiHead {
-    /// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 * batch + 2), or elements
-    /// (batch, keys), (batch, queries, keys), (batch, 1, at least keys, at least keys).
+    /// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 *
+    /// batch + 2), or elements (batch, keys), (batch, queries, keys), (batch, 1, at least keys,
+    /// at least keys).
     fn padding<'a>(&self, view: TensorView<'a>, sizes: &Sizes) -> Result<Padding<'a>> {
         let Sizes { batch, queries, keys, .. } = *sizes;
         let elements = view.as_slice::<i32>()?;
@@ -485,7 +487,8 @@ impl MultiHead {
             [b, q, k] if [b, q, k] == [batch, queries, keys] => {
                 PaddingMask::Elements(elements, [queries * keys, keys])
             }
-            // Of a square over all positions it is the rows of the queries, which are the last ones.
+            // Of a square over all positions it is the rows of the queries, which are the last
+            // ones.
             [b, 1, rows, columns] if b == batch && rows >= keys && columns >= keys && keys >= queries => {
                 let first = elements.get((keys - queries) * columns..).unwrap_or(&[]);
                 PaddingMask::Elements(first, [rows * columns, columns])

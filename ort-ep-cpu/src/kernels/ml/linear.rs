@@ -109,9 +109,9 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 }
 
 /// The class and the scores of a single function. For two labels the scores are opposite before the
-/// transform, as in the standard's evaluator; ONNX Runtime leaves the softmax out. Without a transform
-/// they are those of ONNX Runtime. A single label is chosen as the evaluator does, by the transformed
-/// score; ONNX Runtime refuses it.
+/// transform, as in the standard's evaluator; ONNX Runtime leaves the softmax out. Without a
+/// transform they are those of ONNX Runtime. A single label is chosen as the evaluator does, by the
+/// transformed score; ONNX Runtime refuses it.
 fn decide(score: f64, transform: Transform, labels: usize) -> (usize, (Option<f64>, f64)) {
     match (transform, labels) {
         (_, 1) => {

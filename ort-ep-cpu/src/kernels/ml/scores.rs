@@ -60,8 +60,8 @@ impl Transform {
     }
 
     /// The scores of both classes from the one score of a function that decides between two.
-    /// `opposite` says that the first class has the negative score, else it has what is missing to one. The logistic
-    /// function is of opposite scores always, so that both are probabilities.
+    /// `opposite` says that the first class has the negative score, else it has what is missing to
+    /// one. The logistic function is of opposite scores always, so that both are probabilities.
     pub(super) fn pair(self, score: f64, opposite: bool) -> [f64; 2] {
         match (self, opposite) {
             (Transform::Logistic, _) => [logistic(-score), logistic(score)],
@@ -75,8 +75,9 @@ pub(super) fn logistic(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The quantile function of the normal distribution as `PROBIT` means it: with Winitzki's approximation of the inverse error
-/// function, as the standard's own evaluator and ONNX Runtime have it. It is off by up to 0.2 %.
+/// The quantile function of the normal distribution as `PROBIT` means it: with Winitzki's
+/// approximation of the inverse error function, as the standard's own evaluator and ONNX Runtime
+/// have it. It is off by up to 0.2 %.
 pub(super) fn probit(p: f64) -> f64 {
     const A: f64 = 0.147;
     let x = 2.0 * p - 1.0;

@@ -156,11 +156,12 @@ enum Decision {
 struct Pairs {
     /// The support vectors of each class: the first, and one past the last.
     ranges: Vec<(usize, usize)>,
-    /// For each class but one, a weight of each support vector: those of class i against j > i are in line j - 1, those of j
-    /// against i in line i.
+    /// For each class but one, a weight of each support vector: those of class i against j > i are
+    /// in line j - 1, those of j against i in line i.
     weights: Vec<f64>,
     rho: Vec<f64>,
-    /// The slope and the offset of the logistic function of each pair's score, where there are to be probabilities.
+    /// The slope and the offset of the logistic function of each pair's score, where there are to
+    /// be probabilities.
     logistics: Vec<(f64, f64)>,
 }
 
@@ -227,7 +228,8 @@ impl Pairs {
         Ok(Pairs { ranges, weights, rho, logistics: a.into_iter().zip(b).collect() })
     }
 
-    /// The score of each pair of classes for the given kernels: positive where the first has the vote.
+    /// The score of each pair of classes for the given kernels: positive where the first has the
+    /// vote.
     fn scores(&self, kernels: &[f64], votes: &mut [f64], scores: &mut [f64]) {
         votes.fill(0.0);
         let part = |line: usize, (start, end): (usize, usize)| {
@@ -258,8 +260,8 @@ struct Outcome<'a> {
 }
 
 impl Classifier {
-    /// The doubles that the work on one row needs: the features and the kernels, and for pairs of classes their scores
-    /// and four lists over the classes.
+    /// The doubles that the work on one row needs: the features and the kernels, and for pairs of
+    /// classes their scores and four lists over the classes.
     fn scratch_len(&self) -> usize {
         let classes = self.labels.count();
         let own = match self.decision {
@@ -305,8 +307,8 @@ impl Classifier {
         }
     }
 
-    /// The scores of two classes from the score of the pair. ONNX Runtime takes it for a probability where there is a
-    /// transform, but for the logistic one.
+    /// The scores of two classes from the score of the pair. ONNX Runtime takes it for a
+    /// probability where there is a transform, but for the logistic one.
     fn pair(&self, score: f64) -> [f64; 2] {
         match self.transform {
             Transform::Probit => {
@@ -319,7 +321,8 @@ impl Classifier {
 
     /// Transforms the scores and writes them where they are wanted.
     fn finish(&self, scores: &mut [f64], outcome: &mut Outcome<'_>) {
-        // ONNX Runtime leaves the score of a single class as it is unless the transform is this one.
+        // ONNX Runtime leaves the score of a single class as it is unless the transform is this
+        // one.
         if scores.len() > 1 || self.transform == Transform::Probit {
             self.transform.apply(scores);
         }
@@ -359,8 +362,9 @@ impl Executable for Classifier {
     }
 }
 
-/// The probabilities of the classes from those of the pairs (Wu, Lin and Weng, "Probability Estimates for Multi-class
-/// Classification by Pairwise Coupling", 2004, second approach). `scratch` holds two numbers for each class.
+/// The probabilities of the classes from those of the pairs (Wu, Lin and Weng, "Probability
+/// Estimates for Multi-class Classification by Pairwise Coupling", 2004, second approach).
+/// `scratch` holds two numbers for each class.
 fn couple(pairs: &[f64], p: &mut [f64], scratch: &mut [f64]) {
     let classes = p.len();
     let (diagonal, rest) = scratch.split_at_mut(classes);

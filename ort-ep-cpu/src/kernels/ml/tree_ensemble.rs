@@ -84,7 +84,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(TreeEnsemble { forest, aggregate, transform }))
 }
 
-/// The nodes, and behind them a leaf for each time that a node leads to one: nodes may share leaves.
+/// The nodes, and behind them a leaf for each time that a node leads to one: nodes may share
+/// leaves.
 fn read_nodes(attrs: &Attributes, leaves: usize) -> Result<Vec<Branch>> {
     let modes = attrs.tensor("nodes_modes")?.view().to_ints()?;
     let splits = doubles(&attrs.tensor("nodes_splits")?.view())?;

@@ -1,6 +1,7 @@
 //! `TreeEnsembleClassifier` and `TreeEnsembleRegressor`.
 //!
-//! Where the standard is silent (two classes with one score between them, base values) this does what ONNX Runtime does.
+//! Where the standard is silent (two classes with one score between them, base values) this does
+//! what ONNX Runtime does.
 
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::ir::Attributes;

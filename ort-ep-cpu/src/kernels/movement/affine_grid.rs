@@ -22,7 +22,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The normalised coordinate of a pixel: from -1 to 1, at the pixels' centers or between their outer edges.
+/// The normalised coordinate of a pixel: from -1 to 1, at the pixels' centers or between their
+/// outer edges.
 fn coordinate(index: usize, size: usize, align_corners: bool) -> f64 {
     let (index, size) = (index as f64, size as f64);
     match align_corners {

@@ -8,8 +8,9 @@ pub(super) trait Cell: Copy + Send + Sync + PartialEq + 'static {
     /// The element that fills what nothing is moved to: zero, or the empty string.
     const ZERO: Self;
 
-    /// Transposes a part of a matrix with vectors: `to[column][row] = from[row][column]`, rows of either side as far
-    /// apart as its stride says. Returns how many rows and columns of the source are done, none by default.
+    /// Transposes a part of a matrix with vectors: `to[column][row] = from[row][column]`, rows of
+    /// either side as far apart as its stride says. Returns how many rows and columns of the
+    /// source are done, none by default.
     fn transpose_tiles(
         _size: (usize, usize),
         (_from, _from_stride): (&[Self], usize),
@@ -19,8 +20,8 @@ pub(super) trait Cell: Copy + Send + Sync + PartialEq + 'static {
     }
 }
 
-// Arrays of bytes have no alignment, so weights that lie unaligned in a file need no copy, and moves of them compile
-// to the same instructions as moves of integers of their size.
+// Arrays of bytes have no alignment, so weights that lie unaligned in a file need no copy, and
+// moves of them compile to the same instructions as moves of integers of their size.
 macro_rules! byte_cells {
     ($($size:literal)*) => {
         $(impl Cell for [u8; $size] {

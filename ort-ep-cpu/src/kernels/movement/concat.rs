@@ -1,4 +1,5 @@
-//! `Concat`: each input gives one contiguous run for each index of the dimensions outside of the axis.
+//! `Concat`: each input gives one contiguous run for each index of the dimensions outside of the
+//! axis.
 
 use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::normalize_axis;

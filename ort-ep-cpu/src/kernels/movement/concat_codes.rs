@@ -1,4 +1,5 @@
-//! `QLinearConcat`: each tensor's codes pass through a table to the scale and zero point of the result.
+//! `QLinearConcat`: each tensor's codes pass through a table to the scale and zero point of the
+//! result.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};

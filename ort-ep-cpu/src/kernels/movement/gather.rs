@@ -148,8 +148,8 @@ impl Movement for GatherElements {
     }
 }
 
-/// Where the elements of `GatherElements` and `ScatterElements` are: at their own index in all dimensions but the
-/// axis.
+/// Where the elements of `GatherElements` and `ScatterElements` are: at their own index in all
+/// dimensions but the axis.
 pub(super) struct ElementWalk {
     /// The size of the data along the axis.
     pub(super) size: usize,

@@ -194,7 +194,8 @@ impl GridSample {
             x = round_half_even(x);
         }
         let (low, high) = self.borders::<C>(size);
-        // Cubic interpolation pads what it reads, not where it reads, as PyTorch and ONNX Runtime do.
+        // Cubic interpolation pads what it reads, not where it reads, as PyTorch and ONNX Runtime
+        // do.
         if (x < low || x > high) && self.mode != Mode::Cubic {
             match self.padding {
                 Padding::Zeros => {}
@@ -290,7 +291,8 @@ impl GridSample {
         cx.set(0, picked)
     }
 
-    /// The pixels and weights of all dimensions together for a block of positions; returns how many each has.
+    /// The pixels and weights of all dimensions together for a block of positions; returns how many
+    /// each has.
     fn combine<C: Float>(&self, positions: &[C], sizes: &[usize], combined: &mut Vec<(usize, C)>) -> usize {
         combined.clear();
         let mut width = 1;
@@ -341,8 +343,8 @@ fn round_half_even<C: Float>(x: C) -> C {
     if fraction < half || (fraction == half && is_even) { floor } else { floor + C::one() }
 }
 
-/// The weights of four neighbours at a fraction behind the second: cubic convolution after R. Keys, "Cubic
-/// Convolution Interpolation for Digital Image Processing" (1981).
+/// The weights of four neighbours at a fraction behind the second: cubic convolution after R. Keys,
+/// "Cubic Convolution Interpolation for Digital Image Processing" (1981).
 pub(super) fn cubic<C: Float>(fraction: C, a: C) -> [C; 4] {
     let one = C::one();
     let near = |x: C| ((a + number(2.0)) * x - (a + number(3.0))) * x * x + one;

@@ -1,5 +1,5 @@
-//! Copies in which each index of the result leads to an index of the source, dimension by dimension: what `Pad`,
-//! `CenterCropPad` and `Resize` to the nearest have in common.
+//! Copies in which each index of the result leads to an index of the source, dimension by
+//! dimension: what `Pad`, `CenterCropPad` and `Resize` to the nearest have in common.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Kernels that move elements without changing them, whatever their type.
 //!
-//! A [`Movement`] is written once over [`Cell`]s. Its wrapper runs it on the bytes of any type by element size,
-//! on unpacked elements of packed types, and on the positions of strings.
+//! A [`Movement`] is written once over [`Cell`]s. Its wrapper runs it on the bytes of any type by
+//! element size, on unpacked elements of packed types, and on the positions of strings.
 
 #![allow(
     clippy::indexing_slicing,

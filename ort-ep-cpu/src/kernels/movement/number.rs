@@ -1,4 +1,5 @@
-//! Numbers as the operators of this family compute with them: narrow types in `f32`, wide ones in `f64`.
+//! Numbers as the operators of this family compute with them: narrow types in `f32`, wide ones in
+//! `f64`.
 
 use half::{bf16, f16};
 use num_traits::Float;
@@ -13,8 +14,8 @@ pub(super) enum Reduction {
     Max,
 }
 
-/// Calls `work` with a tensor's elements and an output's, where they are numbers or truth values, and with how many
-/// numbers an element has: complex ones are two.
+/// Calls `work` with a tensor's elements and an output's, where they are numbers or truth values,
+/// and with how many numbers an element has: complex ones are two.
 macro_rules! with_numbers {
     ($input:expr, $output:expr, |$from:ident, $to:ident, $parts:ident| $work:expr, $what:literal) => {{
         let (input, output) = ($input, $output);

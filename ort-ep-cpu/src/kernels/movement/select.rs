@@ -63,7 +63,8 @@ impl Movement for Compress {
     }
 }
 
-/// Whether each element is something: not zero, false or the empty string. Both zeros of floats are zero.
+/// Whether each element is something: not zero, false or the empty string. Both zeros of floats are
+/// zero.
 fn flags(view: &TensorView<'_>) -> Result<Vec<bool>> {
     let dtype = view.dtype();
     if dtype == DType::String {

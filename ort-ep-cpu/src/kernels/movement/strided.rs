@@ -140,8 +140,9 @@ fn copy_row<T: Cell>(from: &[T], place: isize, step: isize, row: &mut [T]) {
     }
 }
 
-/// Rows of `columns` elements, where neighbours in a column are neighbours in the source and neighbours in a row
-/// are `step` apart: with vectors in bands whose lines stay in the first cache, the rest in squares.
+/// Rows of `columns` elements, where neighbours in a column are neighbours in the source and
+/// neighbours in a row are `step` apart: with vectors in bands whose lines stay in the first cache,
+/// the rest in squares.
 fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [T], columns: usize) {
     const BAND: usize = 128;
     let rows = plane.len() / columns;
@@ -209,7 +210,8 @@ fn transpose_square<T: Cell>(
     }
 }
 
-/// Counts through the rows of an order, all dimensions but the last, and knows where each starts in the source.
+/// Counts through the rows of an order, all dimensions but the last, and knows where each starts in
+/// the source.
 struct Odometer<'a> {
     order: &'a Strided,
     index: smallvec::SmallVec<[usize; 6]>,

@@ -113,7 +113,8 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
     )
 }
 
-/// What each item takes in the tables below: its place in the order, where its group starts there and how long that is, and its group.
+/// What each item takes in the tables below: its place in the order, where its group starts there
+/// and how long that is, and its group.
 const ROW_BYTES: usize = 4 * size_of::<usize>();
 
 /// The groups of equal items, in the order of the result.
@@ -231,7 +232,8 @@ impl Executable for Unique {
         };
         let (outer, size, run) = extents;
         ensure!(keys.len() == outer * size * run, Fail, "a tensor of shape {shape:?} lacks elements");
-        // Slices of an empty tensor have no elements, however many they are: all are equal without a look.
+        // Slices of an empty tensor have no elements, however many they are: all are equal without
+        // a look.
         let outer = if keys.is_empty() { 0 } else { outer };
         let extents = (outer, size, run);
         let part = |item: usize, outer: usize| &keys[(outer * size + item) * run..][..run];

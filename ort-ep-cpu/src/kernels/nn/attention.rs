@@ -1,5 +1,5 @@
-//! `Attention`: its sizes, masks and cache, and the kernel for where scores are wanted or in double precision. The
-//! kernel for everything else is in `attention_fused`.
+//! `Attention`: its sizes, masks and cache, and the kernel for where scores are wanted or in double
+//! precision. The kernel for everything else is in `attention_fused`.
 
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
@@ -81,7 +81,8 @@ pub(super) struct Attention<T> {
     pub(super) scale: Option<f32>,
     pub(super) softcap: f32,
     is_causal: bool,
-    /// The least and the greatest distance that a key may lie before its query; negative where unbounded.
+    /// The least and the greatest distance that a key may lie before its query; negative where
+    /// unbounded.
     windows: [i64; 2],
     score_mode: i64,
     /// Whether a query all of whose scores are -inf gives NaN instead of 0.
@@ -366,7 +367,8 @@ impl<T: Real> Attention<T> {
         let (rows, total) = (sizes.rows, sizes.total());
         let first = T::workspace_len(cpu, [rows, total, sizes.q.size], BSource::Strided);
         let second = T::workspace_len(cpu, [rows, sizes.v.size, total], BSource::Rows);
-        // Fewer keys may be cut into blocks another way, which never takes more than two panels more.
+        // Fewer keys may be cut into blocks another way, which never takes more than two panels
+        // more.
         let slack = 2 * 64 * 512 * cpu.threads;
         (rows * total).next_multiple_of(16) + first.max(second).next_multiple_of(16) + slack
     }
@@ -566,7 +568,8 @@ impl<T: Real> Attention<T> {
         Ok(())
     }
 
-    /// Turns scores into weights: cap, mask and softmax, row by row; `out` takes them at the stage that is asked for.
+    /// Turns scores into weights: cap, mask and softmax, row by row; `out` takes them at the stage
+    /// that is asked for.
     fn weigh(
         &self,
         shared: &Shared<'_, T>,

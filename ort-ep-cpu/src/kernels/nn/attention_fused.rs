@@ -1,4 +1,5 @@
-//! `Attention` without a matrix of scores, for `float` and for half precision, whose cache it reads as it lies.
+//! `Attention` without a matrix of scores, for `float` and for half precision, whose cache it reads
+//! as it lies.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, Precision, RunCx};
@@ -91,7 +92,8 @@ impl Fused {
         })
     }
 
-    /// Keys (0) or values (1): the input where there is no past and no output for them, else past and new together.
+    /// Keys (0) or values (1): the input where there is no past and no output for them, else past
+    /// and new together.
     fn cache<'a>(
         &self,
         cx: &mut RunCx<'a>,

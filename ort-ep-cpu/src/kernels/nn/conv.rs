@@ -59,8 +59,8 @@ cpu_kernels![
     KernelDef { domain: MICROSOFT, op: "FusedConv", ..PLAIN },
 ];
 
-/// Whether the addend may be where the result goes: each sum is then finished at once, and no element is read after
-/// another was written.
+/// Whether the addend may be where the result goes: each sum is then finished at once, and no
+/// element is read after another was written.
 fn adds_in_place(node: &NodeView<'_>) -> bool {
     let pointwise = node.constant(1).is_some_and(|weight| match weight.shape() {
         [_, channels, kernel @ ..] => *channels <= STEPS && kernel.iter().all(|size| *size == 1),
@@ -86,8 +86,8 @@ struct Packed {
     copies_addend: bool,
 }
 
-/// What a convolution is computed with, whose session asks for `precision`. Where few filters share a window, or windows are small,
-/// converting them takes longer than float32 products.
+/// What a convolution is computed with, whose session asks for `precision`. Where few filters share
+/// a window, or windows are small, converting them takes longer than float32 products.
 pub(super) fn cpu_of(threads: usize, precision: Precision, weight: &[usize], groups: usize) -> Cpu {
     const FEWEST: usize = 16;
     let (filters, steps) = (weight[0] / groups, weight[1..].iter().product::<usize>());
@@ -127,8 +127,8 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let shape = Shape::from_slice(weight.shape());
     let (windows, groups) = (windows_of(cx, &shape)?, groups_of(cx)?);
     let cpu = cpu_of(cx.threads, cx.precision, &shape, groups);
-    // The packing depends on the image's size only through the side. What is not known of it is taken to be one image of medium
-    // size, if these weights can be one's.
+    // The packing depends on the image's size only through the side. What is not known of it is
+    // taken to be one image of medium size, if these weights can be one's.
     let mut image = shape.iter().map(|size| (*size).max(MEDIUM)).collect::<Vec<_>>();
     image[0] = 1;
     image[1] = shape[1].saturating_mul(groups);

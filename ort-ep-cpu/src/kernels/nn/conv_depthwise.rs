@@ -1,4 +1,5 @@
-//! `Conv` and `FusedConv` where each channel has filters of its own: planes without a product, weights read where they are.
+//! `Conv` and `FusedConv` where each channel has filters of its own: planes without a product,
+//! weights read where they are.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! `ConvGradInput` and `ConvGradWeights`: products over windows, and plane by plane where each channel has a filter of its own.
+//! `ConvGradInput` and `ConvGradWeights`: products over windows, and plane by plane where each
+//! channel has a filter of its own.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};

@@ -1,4 +1,5 @@
-//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32 bits.
+//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32
+//! bits.
 
 use ort_core::dim::Dim;
 use ort_core::dtype::DType;

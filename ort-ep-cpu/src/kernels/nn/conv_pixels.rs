@@ -1,5 +1,5 @@
-//! `QLinearConv` of ONNX Runtime with the channels last: convolutions of codes whose filters are constant and have no zero
-//! point, in one group or with one filter for each channel.
+//! `QLinearConv` of ONNX Runtime with the channels last: convolutions of codes whose filters are
+//! constant and have no zero point, in one group or with one filter for each channel.
 
 use ort_core::dim::Dim;
 use ort_core::dtype::DType;
@@ -60,7 +60,8 @@ fn filter_shape(weight: &[usize], groups: usize) -> Result<FilterShape> {
 struct Pixels {
     attrs: Attributes,
     shape: FilterShape,
-    /// The filters, and what makes codes of their sums where scales and the bias are constant; else each run works that out.
+    /// The filters, and what makes codes of their sums where scales and the bias are constant; else
+    /// each run works that out.
     packed: Packed<u8>,
     is_requantized: bool,
     /// Whether the image's codes have a sign.

@@ -60,7 +60,8 @@ pub(super) fn advance(position: &mut [usize], sizes: impl DoubleEndedIterator<It
     false
 }
 
-/// The place in the image that window `output` meets at kernel position `tap`, unless it is padding.
+/// The place in the image that window `output` meets at kernel position `tap`, unless it is
+/// padding.
 pub(super) fn meets(axes: &[WindowAxis], output: &[usize], tap: &[usize]) -> Option<usize> {
     let mut place = 0;
     for ((axis, output), tap) in axes.iter().zip(output).zip(tap) {
@@ -73,8 +74,8 @@ pub(super) fn meets(axes: &[WindowAxis], output: &[usize], tap: &[usize]) -> Opt
     Some(place)
 }
 
-/// Sums of one plane of a convolution's result over the channels of its group: `sum(zero, image, weight)` adds one
-/// product. `weight` starts at the filter.
+/// Sums of one plane of a convolution's result over the channels of its group: `sum(zero, image,
+/// weight)` adds one product. `weight` starts at the filter.
 pub(super) fn convolve_plane<X: Copy, W: Copy, S: Copy>(
     axes: &[WindowAxis],
     (image, weight): (&[X], &[W]),

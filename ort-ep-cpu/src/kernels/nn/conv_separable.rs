@@ -1,4 +1,5 @@
-//! `FusedPointwiseDepthwise`: a pointwise convolution with packed weights, and a depthwise one that reads it band by band.
+//! `FusedPointwiseDepthwise`: a pointwise convolution with packed weights, and a depthwise one that
+//! reads it band by band.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};

@@ -105,7 +105,8 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
     let dtype = q.dtype();
     let first = T::workspace_len(cpu, [queries, keys, size], BSource::Strided);
     let second = T::workspace_len(cpu, [queries, value_size, keys], BSource::Rows);
-    // Inputs and results in the type of computation, what products pack, and scores as they are read, which is twice if their type is another.
+    // Inputs and results in the type of computation, what products pack, and scores as they are
+    // read, which is twice if their type is another.
     let scores = element_count(&[batch, heads, queries, keys])?.saturating_mul(2);
     let results = element_count(&[batch, heads, queries, value_size])?;
     let inputs = [q, k, v].map(|view| view.element_count());

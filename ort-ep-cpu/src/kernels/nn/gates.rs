@@ -23,7 +23,8 @@ impl Gate {
         self.apply_unclipped(values);
     }
 
-    /// Applies it to a row whose values are not clipped: the cell states of an LSTM, as ONNX Runtime has it.
+    /// Applies it to a row whose values are not clipped: the cell states of an LSTM, as ONNX
+    /// Runtime has it.
     pub(super) fn apply_unclipped<T: Real>(&self, values: &mut [T]) {
         self.steps.iter().for_each(|step| T::map(*step, values));
     }

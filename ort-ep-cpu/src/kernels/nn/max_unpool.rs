@@ -20,8 +20,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }, else => Err(error!(NotImplemented, "unpooling of {dtype}")))
 }
 
-/// Puts each value at its index in the image that the pool had; where another shape is asked for, that image is
-/// its upper left corner.
+/// Puts each value at its index in the image that the pool had; where another shape is asked for,
+/// that image is its upper left corner.
 fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Result<()> {
     let x = cx.input(0)?;
     let shape = x.shape();

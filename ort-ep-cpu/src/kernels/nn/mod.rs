@@ -77,8 +77,8 @@ pub(in crate::kernels) fn part_count(threads: usize, units: usize) -> usize {
     if threads <= 1 { 1 } else { (threads * 2).min(units.max(1)) }
 }
 
-/// Calls `task` with each unit's index, its `unit_len` values of `output`, and scratch of `scratch_len` values that
-/// units of one part share. `scratch` holds that for each of the parts.
+/// Calls `task` with each unit's index, its `unit_len` values of `output`, and scratch of
+/// `scratch_len` values that units of one part share. `scratch` holds that for each of the parts.
 pub(in crate::kernels) fn for_each_unit<T: Send, S: Send>(
     threads: usize,
     (output, unit_len): (&mut [T], usize),

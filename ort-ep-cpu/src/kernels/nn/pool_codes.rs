@@ -1,6 +1,7 @@
-//! `QLinearAveragePool` and `QLinearGlobalAveragePool`: averages of 8-bit codes as they lie in memory, with the channels
-//! second or last. Sums are made in the order of the places; the zero point is added after rounding, as in
-//! `QuantizeLinear`, since an odd one would send ties the other way.
+//! `QLinearAveragePool` and `QLinearGlobalAveragePool`: averages of 8-bit codes as they lie in
+//! memory, with the channels second or last. Sums are made in the order of the places; the zero
+//! point is added after rounding, as in `QuantizeLinear`, since an odd one would send ties the
+//! other way.
 
 use std::ops::Range;
 
@@ -82,7 +83,8 @@ impl Average {
         }
     }
 
-    /// The windows on images; none where one covers each whole image, whose codes are summed instead of numbers.
+    /// The windows on images; none where one covers each whole image, whose codes are summed
+    /// instead of numbers.
     fn axes(&self, images: &Images<'_>) -> Result<Option<Vec<WindowAxis>>> {
         let Some(windows) = &self.windows else { return Ok(None) };
         let axes = windows.on(images.places)?;
@@ -169,7 +171,8 @@ fn covered(axis: &WindowAxis, at: usize) -> Range<usize> {
     place(first)..place(first + axis.kernel)
 }
 
-/// Kernels up to this width are summed tap by tap over all windows of a row, wider ones window by window.
+/// Kernels up to this width are summed tap by tap over all windows of a row, wider ones window by
+/// window.
 const NARROW: usize = 16;
 
 impl Rows<'_> {

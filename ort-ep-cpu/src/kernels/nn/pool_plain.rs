@@ -130,8 +130,8 @@ fn column_major_place(axes: &[WindowAxis], mut place: usize) -> usize {
     result
 }
 
-/// The taps of a window along one axis whose places lie in a range of the padded image. What lies outside counts for
-/// nothing, so that a kernel may be far larger than its image.
+/// The taps of a window along one axis whose places lie in a range of the padded image. What lies
+/// outside counts for nothing, so that a kernel may be far larger than its image.
 fn taps_in(axis: &WindowAxis, at: usize, range: Range<usize>) -> Range<usize> {
     let origin = at * axis.stride;
     let first = |bound: usize| bound.saturating_sub(origin).div_ceil(axis.dilation).min(axis.kernel);

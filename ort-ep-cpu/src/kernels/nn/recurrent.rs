@@ -1,5 +1,5 @@
-//! What recurrent layers share: one product for the inputs of all steps, then a cell step by step. Weights are floats,
-//! or 8-bit codes for which inputs and states are quantized product by product.
+//! What recurrent layers share: one product for the inputs of all steps, then a cell step by step.
+//! Weights are floats, or 8-bit codes for which inputs and states are quantized product by product.
 
 use std::borrow::Cow;
 
@@ -65,7 +65,8 @@ pub(super) struct Layer<C> {
     cell: C,
     reverse: Vec<bool>,
     batch_first: bool,
-    /// Whether the weights are codes, which lie transposed and have scales and zero points behind the other inputs.
+    /// Whether the weights are codes, which lie transposed and have scales and zero points behind
+    /// the other inputs.
     is_coded: bool,
     packed: Option<Vec<Packed>>,
     /// The codes of inputs and states, direction by direction.
@@ -104,9 +105,10 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(
 }
 
 impl<T: Real> Step<'_, T> {
-    /// Where the states are quantized and sequences have ended, copies the states to `extra` with zeros for those: what
-    /// has ended does not widen the range of the others. ONNX Runtime lets go of a state one step after its last, and
-    /// so the same codes come out here. Says whether it copied.
+    /// Where the states are quantized and sequences have ended, copies the states to `extra` with
+    /// zeros for those: what has ended does not widen the range of the others. ONNX Runtime
+    /// lets go of a state one step after its last, and so the same codes come out here. Says
+    /// whether it copied.
     pub(super) fn hides_ended(&mut self) -> bool {
         let is_coded = matches!(self.recurrence, [Right::Coded(_), ..]);
         if !is_coded || self.hidden == 0 || !self.ended.contains(&true) {
@@ -223,7 +225,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         parts.fold(len([steps * batch, gates * hidden, inputs]), usize::max)
     }
 
-    /// Values of workspace: gates of all steps, gates of one, both states, one more, two biases, products.
+    /// Values of workspace: gates of all steps, gates of one, both states, one more, two biases,
+    /// products.
     fn workspace_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
         let Sizes { steps, batch, hidden, gates, .. } = sizes;
         let per_sequence = hidden * (gates * (steps + 1) + 3);
@@ -456,7 +459,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         if self.layer.batch_first { sequence * sizes.steps + time } else { time * sizes.batch + sequence }
     }
 
-    /// Adds both biases of each gate; the recurrent one of the last gate is kept apart where the cell wants that.
+    /// Adds both biases of each gate; the recurrent one of the last gate is kept apart where the
+    /// cell wants that.
     fn biases(&self, given: &[T], hidden: usize, bias: &mut [T], last_bias: &mut [T]) {
         bias.fill(T::ZERO);
         last_bias.fill(T::ZERO);

@@ -55,7 +55,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 /// Mean and variance of a channel.
 pub(super) type Moments = [f64; 2];
 
-/// Those of each channel of a tensor whose numbers of channels and of elements behind them are `dims`, with the variance of the population.
+/// Those of each channel of a tensor whose numbers of channels and of elements behind them are
+/// `dims`, with the variance of the population.
 pub(super) fn moments_of<T: Row>(threads: usize, dims: [usize; 2], from: &[T], moments: &mut [Moments]) {
     let (count, isa) = ((from.len() / moments.len().max(1)) as f64, Isa::current());
     for_each_row_chunk_mut(threads, moments, 1, 1, |first, piece| {

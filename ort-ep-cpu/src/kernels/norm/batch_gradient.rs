@@ -1,4 +1,5 @@
-//! `BatchNormalizationGrad`: a pass over each channel for its sums, one before it where its mean is not given, and one over all elements.
+//! `BatchNormalizationGrad`: a pass over each channel for its sums, one before it where its mean is
+//! not given, and one over all elements.
 
 use num_traits::Float;
 use ort_core::dtype::DType;
@@ -27,7 +28,8 @@ const UPSTREAM: usize = 2;
 /// Elements that are worth a thread of their own.
 const GRAIN: usize = 1 << 13;
 
-/// What is known of a channel: mean, one over the deviation, the sum of the upstream gradient, and of it times the normalized elements.
+/// What is known of a channel: mean, one over the deviation, the sum of the upstream gradient, and
+/// of it times the normalized elements.
 type Numbers = [f64; 4];
 
 struct Gradient {

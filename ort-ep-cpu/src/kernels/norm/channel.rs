@@ -7,8 +7,8 @@ const PART: usize = 512;
 /// Rows at least this long are parts of their own.
 const LONG_ROW: usize = 64;
 
-/// Visits a channel of equally shaped tensors `[batch, channels, spatial]` part by part; short rows are put together, which is cheaper than
-/// a visit for each.
+/// Visits a channel of equally shaped tensors `[batch, channels, spatial]` part by part; short rows
+/// are put together, which is cheaper than a visit for each.
 pub(super) fn for_each_part<T: Copy + Default, const N: usize>(
     tensors: [&[T]; N],
     [channels, spatial]: [usize; 2],

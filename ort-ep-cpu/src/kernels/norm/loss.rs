@@ -91,7 +91,8 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
     let weights = cx.find_input(2).map(|weights| to_f64s(&weights)).transpose()?;
     let weight_count = weights.as_ref().map_or(classes, Vec::len);
     ensure!(weight_count == classes, InvalidArgument, "{weight_count} weights for {classes} classes");
-    // The logarithm of the softmax' denominator of each sample; none where the input is log-probabilities.
+    // The logarithm of the softmax' denominator of each sample; none where the input is
+    // log-probabilities.
     let mut denominators = vec![0f64; if settings.scores { samples } else { 0 }];
     for_each_row_chunk_mut(cx.threads(), &mut denominators, 1, 64, |first, piece| {
         let mut scratch = Vec::new();

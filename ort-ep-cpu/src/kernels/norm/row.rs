@@ -1,4 +1,5 @@
-//! What normalizations do with one row, by element type: `f32` in vectors, the others one by one in `f64`.
+//! What normalizations do with one row, by element type: `f32` in vectors, the others one by one in
+//! `f64`.
 
 use half::{bf16, f16};
 use ort_core::ep::Unary;
@@ -119,8 +120,8 @@ impl Row for f32 {
     }
 }
 
-/// Calls `task` with the index, the input and the output of each row; where they share memory, the input is a copy
-/// of the row.
+/// Calls `task` with the index, the input and the output of each row; where they share memory, the
+/// input is a copy of the row.
 pub(crate) fn for_each_row<T: Number>(
     threads: usize,
     data: Unary<'_, T>,

@@ -100,7 +100,8 @@ fn elements(line: &[f64]) -> impl Iterator<Item = &f64> {
     pieces(line).flatten()
 }
 
-/// A sum whose terms are of float32, again in float64 where some of them may have had no room there.
+/// A sum whose terms are of float32, again in float64 where some of them may have had no room
+/// there.
 fn sum(line: &[f32], found: f64, term: fn(f64) -> f64) -> f64 {
     match (1e-30..1e38).contains(&found) {
         true => found,

@@ -14,7 +14,8 @@ use crate::vector::convert::{f32_from_i8, f32_from_u8, i8_from_f32, u8_from_f32}
 /// Elements converted at a time: whole bytes of every type.
 pub(crate) const BLOCK: usize = 1024;
 
-/// The elements `first..first + to.len()` of a tensor's bytes as `float`. `first` is a multiple of 8.
+/// The elements `first..first + to.len()` of a tensor's bytes as `float`. `first` is a multiple of
+/// 8.
 pub(crate) fn decode(dtype: DType, bytes: &[u8], first: usize, to: &mut [f32]) -> Result<()> {
     let no_bytes = || error!(Fail, "codes of type {} are not whole bytes", dtype.name());
     let start = dtype.byte_len(first).ok_or_else(no_bytes)?;

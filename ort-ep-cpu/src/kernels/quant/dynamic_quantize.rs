@@ -27,7 +27,8 @@ pub(crate) struct ByteCodes {
 }
 
 impl ByteCodes {
-    /// The codes whose range is that of `values`, and always includes zero, so that zero has a code.
+    /// The codes whose range is that of `values`, and always includes zero, so that zero has a
+    /// code.
     pub(crate) fn covering(isa: Isa, threads: usize, values: &[f32]) -> ByteCodes {
         let (least, greatest) = range(isa, threads, values);
         let (least, greatest) = (least.min(0.0), greatest.max(0.0));
@@ -84,8 +85,8 @@ impl SimdOp for Range<'_> {
     }
 }
 
-/// `round(from / scale) + zero`, nearest in the range from `least` to `greatest`, as bytes; what is not a number becomes
-/// 0.
+/// `round(from / scale) + zero`, nearest in the range from `least` to `greatest`, as bytes; what is
+/// not a number becomes 0.
 pub(super) fn quantize(
     isa: Isa,
     threads: usize,

@@ -1,4 +1,5 @@
-//! Which scale belongs to which element: one for all, one for each place of an axis, or one for each block.
+//! Which scale belongs to which element: one for all, one for each place of an axis, or one for
+//! each block.
 
 use ort_core::ep::CompileCx;
 use ort_core::{Result, ensure};
@@ -109,7 +110,8 @@ mod tests {
 
     #[test]
     fn every_element_finds_its_scale() -> Result<()> {
-        // shape, axis, block size, shape of the scales, index of the scale at (outer, place, inside)
+        // shape, axis, block size, shape of the scales, index of the scale at (outer, place,
+        // inside)
         type Index = fn(usize, usize, usize) -> usize;
         let cases: [(&[usize], i64, i64, &[usize], Index); 6] = [
             (&[2, 3, 4], 1, 0, &[], |_, _, _| 0),

@@ -1,7 +1,8 @@
 //! Kernels that draw random numbers.
 //!
-//! A node with a seed draws the same numbers in every run, by the Mersenne Twister and the methods of NumPy's legacy
-//! generator, which the standard's reference uses. Without a seed, each run starts from the system's entropy.
+//! A node with a seed draws the same numbers in every run, by the Mersenne Twister and the methods
+//! of NumPy's legacy generator, which the standard's reference uses. Without a seed, each run
+//! starts from the system's entropy.
 
 #![allow(
     clippy::indexing_slicing,

@@ -1,9 +1,10 @@
 //! Pairwise contraction of an Einsum: the order in which operands are multiplied, and the products.
 //!
-//! The sum over all subscripts at once has as many terms as the product of their sizes: `a,b,c,d->` of four vectors of
-//! 4,096 elements has 2.8e14. Two operands at a time it is next to nothing: subscripts that one operand alone has are
-//! summed first, then the pair goes first whose product costs least ([opt_einsum]'s greedy order), as a batch of matrix
-//! products in the type that sums are computed in.
+//! The sum over all subscripts at once has as many terms as the product of their sizes: `a,b,c,d->`
+//! of four vectors of 4,096 elements has 2.8e14. Two operands at a time it is next to nothing:
+//! subscripts that one operand alone has are summed first, then the pair goes first whose product
+//! costs least ([opt_einsum]'s greedy order), as a batch of matrix products in the type that sums
+//! are computed in.
 //!
 //! [opt_einsum]: https://doi.org/10.21105/joss.00753
 
@@ -19,13 +20,15 @@ use crate::parallel::for_each_row_chunk_mut;
 /// How much fewer multiplications make pairs worth their memory.
 const GAIN: f64 = 8.0;
 
-/// How many operands are looked at for the next pair; all pairs of many would be cubic in their number.
+/// How many operands are looked at for the next pair; all pairs of many would be cubic in their
+/// number.
 const CANDIDATES: usize = 12;
 
 /// Terms of sums that are worth a thread.
 const GRAIN: usize = 1 << 14;
 
-/// A dense intermediate: its subscripts, outermost first, and where it begins in the workspace, in elements.
+/// A dense intermediate: its subscripts, outermost first, and where it begins in the workspace, in
+/// elements.
 #[derive(Debug, Clone)]
 struct Term {
     labels: Vec<Label>,
@@ -123,7 +126,8 @@ impl Contraction {
         let sizes = sizes(equation, shapes)?;
         let mut planner = Planner { sizes: &sizes, end: 0, cost: 0.0 };
         let at_once: f64 = sizes.iter().map(|(_, size)| *size as f64).product();
-        // Without elements there is nothing to order, and small sums are done before their order is found.
+        // Without elements there is nothing to order, and small sums are done before their order is
+        // found.
         if at_once <= GRAIN as f64 || equation.inputs.len() < 2 {
             return Ok(None);
         }
@@ -212,8 +216,8 @@ impl Contraction {
     }
 }
 
-/// Whether another operand than the one at `index` has a subscript in its full size. One of size 1 is constant along it,
-/// and is as good as one without.
+/// Whether another operand than the one at `index` has a subscript in its full size. One of size 1
+/// is constant along it, and is as good as one without.
 fn has_elsewhere(
     equation: &Equation,
     shapes: &[&[usize]],
@@ -248,7 +252,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// The axes in `order` stay; a subscript that stands twice walks the diagonal, one of size 1 is broadcast.
+    /// The axes in `order` stay; a subscript that stands twice walks the diagonal, one of size 1 is
+    /// broadcast.
     fn new(sizes: &[(Label, usize)], labels: &[Label], shape: &[usize], order: &[Label]) -> Walk {
         let axis = |label: Label| {
             let (mut stride, mut total) = (1, 0);
@@ -273,7 +278,8 @@ impl Walk {
         }
     }
 
-    /// Calls `task` with each of `count` places from the `first` on: its number among these, and where it lies.
+    /// Calls `task` with each of `count` places from the `first` on: its number among these, and
+    /// where it lies.
     fn each(&self, first: usize, count: usize, mut task: impl FnMut(usize, usize)) {
         let mut counters = vec![0; self.kept.len()];
         let (mut rest, mut place) = (first, 0);

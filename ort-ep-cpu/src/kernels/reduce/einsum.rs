@@ -1,4 +1,5 @@
-//! `Einsum`: two `f32` operands as a batch of matrix products, everything else in pairs or by one strided loop.
+//! `Einsum`: two `f32` operands as a batch of matrix products, everything else in pairs or by one
+//! strided loop.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -75,7 +76,8 @@ fn make_loop(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Loop { text, wide_bytes }))
 }
 
-/// Any types and any number of operands: pairs of them where that is less work, else one sum over all subscripts.
+/// Any types and any number of operands: pairs of them where that is less work, else one sum over
+/// all subscripts.
 struct Loop {
     text: String,
     wide_bytes: usize,
@@ -133,7 +135,8 @@ impl Sum {
         let shapes: Vec<&[usize]> = inputs.iter().map(TensorView::shape).collect();
         let sizes = sizes(equation, &shapes)?;
         let stride_of = |operand: usize, label: Label| -> usize {
-            // A subscript that stands twice walks the diagonal; a size of 1 is read again and again.
+            // A subscript that stands twice walks the diagonal; a size of 1 is read again and
+            // again.
             let (mut stride, mut total) = (1, 0);
             for (&own, &size) in equation.inputs[operand].iter().zip(shapes[operand]).rev() {
                 if own == label && size != 1 {
@@ -209,7 +212,8 @@ struct Roles {
 }
 
 impl Roles {
-    /// None where the equation is no matrix product: a diagonal, or a sum over a subscript of one operand.
+    /// None where the equation is no matrix product: a diagonal, or a sum over a subscript of one
+    /// operand.
     fn of(equation: &Equation) -> Option<Roles> {
         let [a, b] = equation.inputs.as_slice() else { return None };
         let repeats =
@@ -284,7 +288,8 @@ impl Product {
 }
 
 impl Steps {
-    /// The elements of both operands and the result that are moved, and the workspace of the products.
+    /// The elements of both operands and the result that are moved, and the workspace of the
+    /// products.
     fn lens(&self, threads: usize) -> Result<[usize; 4]> {
         let [rows, columns, k] = self.shape;
         let moved = |permutation: &Permutation, sizes: [usize; 3]| {

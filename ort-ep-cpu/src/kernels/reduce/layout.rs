@@ -13,7 +13,8 @@ pub(crate) fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
         .ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
 }
 
-/// A shape around one axis: the product of the sizes before it, its own size, the product of the sizes after it.
+/// A shape around one axis: the product of the sizes before it, its own size, the product of the
+/// sizes after it.
 pub(crate) fn around_axis(shape: &[usize], axis: i64) -> Result<[usize; 3]> {
     if shape.is_empty() {
         normalize_axis(axis, 1)?;
@@ -26,8 +27,9 @@ pub(crate) fn around_axis(shape: &[usize], axis: i64) -> Result<[usize; 3]> {
 /// Dimensions with their sizes and strides, outermost first.
 pub(crate) type Dimensions = SmallVec<[(usize, usize); 4]>;
 
-/// The elements of a tensor parted into those that are combined and those that stay apart. Neighbouring dimensions
-/// of one kind are merged, so that the innermost run is as long as it can be.
+/// The elements of a tensor parted into those that are combined and those that stay apart.
+/// Neighbouring dimensions of one kind are merged, so that the innermost run is as long as it can
+/// be.
 #[derive(Debug)]
 pub(crate) struct Layout {
     /// Dimensions that stay, the innermost run left out.
@@ -91,7 +93,8 @@ pub(crate) fn offset(dimensions: &[(usize, usize)], mut index: usize) -> usize {
     offset
 }
 
-/// Row-major strides of `shape` as broadcast to `rank` dimensions: 0 where its size is 1 or missing.
+/// Row-major strides of `shape` as broadcast to `rank` dimensions: 0 where its size is 1 or
+/// missing.
 pub(crate) fn broadcast_strides(shape: &[usize], rank: usize) -> Shape {
     let mut strides: Shape = std::iter::repeat_n(0, rank).collect();
     let mut stride = 1;

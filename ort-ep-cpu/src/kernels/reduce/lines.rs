@@ -25,7 +25,8 @@ pub(crate) trait LineFn: Sync {
     fn f64(&self, line: &mut [f64]);
 }
 
-/// Applies `function` to each line of input 0 along `axis` and writes output 0, which may be the same memory.
+/// Applies `function` to each line of input 0 along `axis` and writes output 0, which may be the
+/// same memory.
 pub(crate) fn apply(cx: &mut RunCx<'_>, axis: i64, function: &impl LineFn) -> Result<()> {
     let dtype = match cx.in_place(0) {
         Some(_) => None,

@@ -1,6 +1,8 @@
-//! Element types by how they compute: floats in `f64`, integers in `i128`, rounded or wrapped once at the end.
+//! Element types by how they compute: floats in `f64`, integers in `i128`, rounded or wrapped once
+//! at the end.
 //!
-//! This is the exact and slow way that every type can go; `f32` has kernels of its own where it matters.
+//! This is the exact and slow way that every type can go; `f32` has kernels of its own where it
+//! matters.
 
 use half::{bf16, f16};
 use ort_core::dtype::Element;
@@ -59,7 +61,8 @@ pub(crate) trait Wide: bytemuck::Pod + PartialOrd + Send + Sync {
     fn add(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn abs(self) -> Self;
-    /// The quotient by a count, rounded towards zero for integers; integers give 0 for a count of 0.
+    /// The quotient by a count, rounded towards zero for integers; integers give 0 for a count of
+    /// 0.
     fn divide(self, count: usize) -> Self;
     /// A function of real numbers, its result rounded towards zero for integers.
     fn real(self, function: impl Fn(f64) -> f64) -> Self;

@@ -1,6 +1,7 @@
 //! Functions over one row of `f32`, made of the vector loops: sums, extremes, normalization.
 //!
-//! Sums go over blocks in vector lanes and over the blocks in `f64`; the order depends on the length alone.
+//! Sums go over blocks in vector lanes and over the blocks in `f64`; the order depends on the
+//! length alone.
 
 use crate::interrupt::{PIECE, pieces, pieces_mut};
 use crate::simd::slices::{BinaryOp, Operand, UnaryOp, fold, map, zip_in_place};

@@ -1,5 +1,5 @@
-//! Sequences made, measured, and changed element by element. Elements share their memory with the sequences they
-//! come from.
+//! Sequences made, measured, and changed element by element. Elements share their memory with the
+//! sequences they come from.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, OutputsFrom, RunCx};
@@ -75,7 +75,8 @@ fn insert(cx: &mut RunCx<'_>) -> Result<()> {
     // The old one lives as long as the new one is made.
     let _headers = reserve_headers(cx, from.elements.len())?;
     let count = from.elements.len();
-    // One more place than elements, the last behind them all; a negative position counts the elements only.
+    // One more place than elements, the last behind them all; a negative position counts the
+    // elements only.
     let negative = cx.find_input(2).is_some_and(|given| given.to_ints().is_ok_and(|ints| ints < vec![0]));
     let place = position(cx, 2, count + usize::from(!negative))?.unwrap_or(count);
     let (before, behind) = from.elements.split_at(place);

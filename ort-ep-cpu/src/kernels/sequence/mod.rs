@@ -16,8 +16,8 @@ use ort_core::ir::ValueType;
 use ort_core::tensor::{SequenceValue, Value, ValueView};
 use ort_core::{Result, error};
 
-/// Counts the headers of so many elements in the budget, as long as what it returns lives: empty tensors and those that
-/// are shared have no bytes of their own, however many they are.
+/// Counts the headers of so many elements in the budget, as long as what it returns lives: empty
+/// tensors and those that are shared have no bytes of their own, however many they are.
 fn reserve_headers(cx: &RunCx<'_>, count: usize) -> Result<Reservation> {
     cx.reserve(count.saturating_mul(2 * size_of::<Value>()))
 }

@@ -1,9 +1,10 @@
 //! Fast Fourier transforms of any length that a deadline can interrupt.
 //!
-//! The crate rustfft transforms a line in one call, which takes seconds for millions of points. Beyond
-//! [`DIRECT`] a line becomes many short transforms, with a look at the deadline before each: composite
-//! lengths by the [four-step algorithm](https://doi.org/10.1007/BF00162341) (Bailey, 1990), primes by
-//! [Bluestein's](https://doi.org/10.1109/TAU.1970.1162132) convolution with a chirp (1970).
+//! The crate rustfft transforms a line in one call, which takes seconds for millions of points.
+//! Beyond [`DIRECT`] a line becomes many short transforms, with a look at the deadline before each:
+//! composite lengths by the [four-step algorithm](https://doi.org/10.1007/BF00162341) (Bailey,
+//! 1990), primes by [Bluestein's](https://doi.org/10.1109/TAU.1970.1162132) convolution with a
+//! chirp (1970).
 
 use std::sync::Arc;
 
@@ -71,7 +72,8 @@ fn is_smooth(mut length: usize) -> bool {
     length <= 1
 }
 
-/// Upper bounds of the complex numbers that a plan holds and that each thread takes beside its line.
+/// Upper bounds of the complex numbers that a plan holds and that each thread takes beside its
+/// line.
 #[derive(Clone, Copy)]
 pub(super) struct Footprint {
     pub(super) plan: usize,
@@ -185,8 +187,8 @@ impl FftPlan {
         }
     }
 
-    /// Transforms a line of the plan's length; `scratch` holds [`scratch_len`](FftPlan::scratch_len)
-    /// numbers or more, of any values.
+    /// Transforms a line of the plan's length; `scratch` holds
+    /// [`scratch_len`](FftPlan::scratch_len) numbers or more, of any values.
     pub(super) fn process(&self, line: &mut [Complex64], scratch: &mut [Complex64]) {
         match self {
             FftPlan::Direct(fft) => {
@@ -199,8 +201,8 @@ impl FftPlan {
     }
 }
 
-/// A line as a matrix: its columns are transformed, multiplied by twiddle factors, then its rows, and
-/// the result is the transpose.
+/// A line as a matrix: its columns are transformed, multiplied by twiddle factors, then its rows,
+/// and the result is the transpose.
 pub(super) struct FourStep {
     column: FftPlan,
     row: FftPlan,

@@ -63,7 +63,8 @@ fn make_dft(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         if elements(shapes.output(0)) == 0 {
             return 0;
         }
-        // A one-sided spectrum is that of two lengths; without an input for it, the length is the signal's.
+        // A one-sided spectrum is that of two lengths; without an input for it, the length is the
+        // signal's.
         let is_cut = half && has_length;
         let shape = if half && !has_length { shapes.input(0) } else { shapes.output(0) };
         let axis = axis.and_then(|axis| normalize_axis(axis, shape.len()).ok());
@@ -86,8 +87,9 @@ fn make_dft(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(WithHeap { bound, run }))
 }
 
-/// The bytes that transforms take beside their results where these have `size` elements, of the first
-/// half of a spectrum if `half`: the plan, and for each thread a line and what is between passes.
+/// The bytes that transforms take beside their results where these have `size` elements, of the
+/// first half of a spectrum if `half`: the plan, and for each thread a line and what is between
+/// passes.
 fn transform_bytes(size: usize, half: bool, threads: usize) -> usize {
     // Half a spectrum is that of an even or of an odd length.
     let longest = size.saturating_mul(2);
@@ -177,7 +179,8 @@ fn read_line<T: Real>(
         *value = signal.at(start + place * inner);
     }
     if half {
-        // The spectrum of a real signal has a real first and, for an even length, a real middle number.
+        // The spectrum of a real signal has a real first and, for an even length, a real middle
+        // number.
         line[0].im = 0.0;
         if length.is_multiple_of(2) {
             line[length / 2].im = 0.0;
@@ -192,7 +195,8 @@ fn read_line<T: Real>(
 fn make_stft(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let bound = |shapes: &IoShapes<'_>| {
         let &[_, _, bins, _] = shapes.output(0) else { return 0 };
-        // A frame is as long as its window, or as what is transformed; the window is read as doubles.
+        // A frame is as long as its window, or as what is transformed; the window is read as
+        // doubles.
         let window = shapes.input(2).first().copied().unwrap_or(0);
         if elements(shapes.output(0)) == 0 {
             return window.saturating_mul(size_of::<f64>());

@@ -135,7 +135,8 @@ fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The parts of a text after at most `limit` cuts at the delimiter, or at runs of white space where it is empty.
+/// The parts of a text after at most `limit` cuts at the delimiter, or at runs of white space where
+/// it is empty.
 fn split<'t>(
     text: &'t str,
     delimiter: &'t str,

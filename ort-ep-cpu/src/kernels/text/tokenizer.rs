@@ -1,8 +1,8 @@
 //! `Tokenizer`: texts cut at separators, into matches of an expression, or into characters.
 //!
-//! Expressions are those of RE2 with the longest match, as in ONNX Runtime: the leftmost place at which the expression
-//! matches, and from there the longest match, while the crate `regex` takes the first alternative. Its classes `\w`,
-//! `\d`, `\s` and the word boundary are those of ASCII.
+//! Expressions are those of RE2 with the longest match, as in ONNX Runtime: the leftmost place at
+//! which the expression matches, and from there the longest match, while the crate `regex` takes
+//! the first alternative. Its classes `\w`, `\d`, `\s` and the word boundary are those of ASCII.
 
 use std::fmt::Display;
 
@@ -205,8 +205,8 @@ impl Tokenizer {
         }
     }
 
-    /// Adds the matches in a text, or else what is between them, as far as it is long enough. After a match of nothing the
-    /// search goes on behind the next character.
+    /// Adds the matches in a text, or else what is between them, as far as it is long enough. After
+    /// a match of nothing the search goes on behind the next character.
     fn cut_part<'t>(
         &self,
         (expression, cache): (&Longest, &mut Cache),
@@ -219,7 +219,8 @@ impl Tokenizer {
         };
         let mut start = 0;
         while start <= text.len() {
-            // The search for the longest match may read on to the end of the text, for each match again.
+            // The search for the longest match may read on to the end of the text, for each match
+            // again.
             spend(32 + text.len() - start);
             let Some((from, to)) = expression.find(cache, text, start)? else { break };
             add(if takes_matches { text.get(from..to) } else { text.get(start..from) });

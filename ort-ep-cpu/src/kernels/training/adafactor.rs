@@ -1,5 +1,5 @@
-//! The kernel of `Adafactor`: the new states are made in the workspace, then the update, which is never whole, is computed
-//! twice: for its norm, and to change the parameter.
+//! The kernel of `Adafactor`: the new states are made in the workspace, then the update, which is
+//! never whole, is computed twice: for its norm, and to change the parameter.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -50,7 +50,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The last two sizes of a parameter and how many such matrices it has; a single row of none below rank 2.
+/// The last two sizes of a parameter and how many such matrices it has; a single row of none below
+/// rank 2.
 #[derive(Clone, Copy)]
 struct Layout {
     matrices: usize,
@@ -69,7 +70,8 @@ impl Layout {
         }
     }
 
-    /// The lengths of what the workspace holds: moments of rows and of columns and means of the former, or second moments.
+    /// The lengths of what the workspace holds: moments of rows and of columns and means of the
+    /// former, or second moments.
     fn lengths(self) -> [usize; 3] {
         match self.is_matrix {
             true => [self.matrices * self.rows, self.matrices * self.columns, self.matrices],
@@ -276,7 +278,8 @@ fn row_squares<T: Parameter>(call: &Call<'_>, start: usize, len: usize) -> f64 {
     blocks.sum()
 }
 
-/// The sums of the squares of the gradient over the rows, for columns of all matrices one behind the other from `start` on.
+/// The sums of the squares of the gradient over the rows, for columns of all matrices one behind
+/// the other from `start` on.
 fn column_squares<T: Parameter>(call: &Call<'_>, layout: Layout, start: usize, sums: &mut [f64]) {
     let mut converted = [T::zero(); STRIP];
     let mut at = 0;

@@ -1,4 +1,5 @@
-//! The kernel of `AdamW8bit`: a block of 256 elements is decoded, updated as by `AdamW`, and coded again.
+//! The kernel of `AdamW8bit`: a block of 256 elements is decoded, updated as by `AdamW`, and coded
+//! again.
 
 use ort_core::Result;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};

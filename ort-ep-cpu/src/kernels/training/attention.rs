@@ -1,6 +1,8 @@
-//! The kernels of `TrainingAttention` and its gradient: heads are computed apart, some queries at a time, so that no matrix of all scores is in memory.
+//! The kernels of `TrainingAttention` and its gradient: heads are computed apart, some queries at a
+//! time, so that no matrix of all scores is in memory.
 //!
-//! The blocks follow from the sizes alone, and each head adds its blocks up in order: the number of threads changes no bits.
+//! The blocks follow from the sizes alone, and each head adds its blocks up in order: the number of
+//! threads changes no bits.
 
 use num_traits::Float;
 use ort_core::dtype::{DType, TypeSet};

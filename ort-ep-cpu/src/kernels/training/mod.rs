@@ -1,5 +1,5 @@
-//! Optimizer steps: the standard's `Adagrad`, `Adam` and `Momentum` here, each element computed in doubles and rounded
-//! once; the runtime's own, which are fast, in the files beside.
+//! Optimizer steps: the standard's `Adagrad`, `Adam` and `Momentum` here, each element computed in
+//! doubles and rounded once; the runtime's own, which are fast, in the files beside.
 
 #![allow(
     clippy::indexing_slicing,
@@ -40,7 +40,8 @@ struct Step {
     count: i64,
 }
 
-/// The new tensor and its `N` new states from the tensor, its gradient and its states, element by element.
+/// The new tensor and its `N` new states from the tensor, its gradient and its states, element by
+/// element.
 trait Rule<const N: usize>: Send + Sync {
     fn apply(&self, step: Step, x: f64, gradient: f64, states: [f64; N]) -> (f64, [f64; N]);
 }

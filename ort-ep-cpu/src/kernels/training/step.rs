@@ -1,5 +1,5 @@
-//! What the kernels of training steps share: inputs and outputs that may be one memory, gradients of any type of floats,
-//! and the loop over blocks that the first cache holds.
+//! What the kernels of training steps share: inputs and outputs that may be one memory, gradients
+//! of any type of floats, and the loop over blocks that the first cache holds.
 //!
 //! Parts and blocks lie where they lie on any number of threads, so that sums over them do, too.
 
@@ -101,7 +101,8 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// The values at `range` in the type of the parameter; `scratch` is as long, and takes those of another type.
+    /// The values at `range` in the type of the parameter; `scratch` is as long, and takes those of
+    /// another type.
     pub(super) fn block<'s, T: Parameter>(
         &self,
         isa: Isa,
@@ -143,7 +144,8 @@ impl<'a, T: Element> Stream<'a, T> {
         self.from.map_or(own, <[T]>::len)
     }
 
-    /// Where the new elements at `range` go; `scratch` is as long, and takes those that nobody wants.
+    /// Where the new elements at `range` go; `scratch` is as long, and takes those that nobody
+    /// wants.
     pub(super) fn target<'s>(&'s mut self, range: Range<usize>, scratch: &'s mut [T]) -> &'s mut [T] {
         match &mut self.to {
             Some(to) => &mut to[range],
@@ -201,7 +203,8 @@ impl<'a, T: Element> Stream<'a, T> {
         Stream { from, to }
     }
 
-    /// The elements at `range`, which become the new ones; `scratch` is as long, and takes those that nobody wants.
+    /// The elements at `range`, which become the new ones; `scratch` is as long, and takes those
+    /// that nobody wants.
     pub(super) fn block<'s>(&'s mut self, range: Range<usize>, scratch: &'s mut [T]) -> &'s mut [T] {
         let from = self.from;
         let block = self.target(range.clone(), scratch);
@@ -213,7 +216,8 @@ impl<'a, T: Element> Stream<'a, T> {
 }
 
 impl<'a, T: Parameter> Stream<'a, T> {
-    /// As [`Stream::of`], for a tensor that is read again when it is new: it is kept in `spare` where nobody wants it.
+    /// As [`Stream::of`], for a tensor that is read again when it is new: it is kept in `spare`
+    /// where nobody wants it.
     pub(super) fn kept(
         cx: &mut RunCx<'a>,
         (input, output): (usize, usize),
@@ -285,7 +289,8 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Refuses tensors of other lengths than the gradient; infers of unknown sizes only see them here.
+    /// Refuses tensors of other lengths than the gradient; infers of unknown sizes only see them
+    /// here.
     pub(super) fn check<T: Element>(&self, streams: &[Stream<'a, T>]) -> Result<()> {
         let expected = self.gradient.len();
         let other = streams.iter().map(Stream::len).find(|&len| len != expected);
@@ -299,7 +304,8 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Calls `step` with each block of the tensors and of the gradient, or leaves all as it is where nothing is updated.
+    /// Calls `step` with each block of the tensors and of the gradient, or leaves all as it is
+    /// where nothing is updated.
     pub(super) fn update<T: Parameter, const N: usize>(
         &self,
         mut streams: [Stream<'a, T>; N],
@@ -334,7 +340,8 @@ impl<'a> Call<'a> {
         (0..len).step_by(PART).map(part).collect()
     }
 
-    /// Calls `step` with each block of the tensors, of the gradient, its first place, and the sums of its part.
+    /// Calls `step` with each block of the tensors, of the gradient, its first place, and the sums
+    /// of its part.
     pub(super) fn for_each_block<T: Parameter, const N: usize>(
         &self,
         parts: &mut [Part<'_, T, N>],
@@ -393,7 +400,8 @@ pub(super) fn is_double(cx: &CompileCx<'_>) -> bool {
     cx.node.dtype(0) == Some(DType::F64)
 }
 
-/// The first of the rows that the gradient of the node that is compiled is of, where it is not of all.
+/// The first of the rows that the gradient of the node that is compiled is of, where it is not of
+/// all.
 pub(super) fn first_row(cx: &CompileCx<'_>) -> Result<Option<usize>> {
     let first = cx.attrs().find_int("first_row").map(usize::try_from).transpose();
     first.map_err(|_| error!(InvalidGraph, "attribute 'first_row' is negative"))

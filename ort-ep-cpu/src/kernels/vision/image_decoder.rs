@@ -1,8 +1,10 @@
-//! `ImageDecoder`: BMP, JPEG 2000, PNG, PNM, TIFF and WebP by crates that decode them, and JPEG by `jpeg`, told apart by content.
+//! `ImageDecoder`: BMP, JPEG 2000, PNG, PNM, TIFF and WebP by crates that decode them, and JPEG by
+//! `jpeg`, told apart by content.
 //!
-//! Memory is asked of the budget before anything is decoded, so an image that claims to be vast is refused by its
-//! header. What cannot be decoded is an error, not an empty image. JPEG leaves the inverse transform's rounding and
-//! the upsampling of colour to the decoder; the pixels here are libjpeg-turbo's, which the standard's reference uses.
+//! Memory is asked of the budget before anything is decoded, so an image that claims to be vast is
+//! refused by its header. What cannot be decoded is an error, not an empty image. JPEG leaves the
+//! inverse transform's rounding and the upsampling of colour to the decoder; the pixels here are
+//! libjpeg-turbo's, which the standard's reference uses.
 
 use std::io::{self, BufRead, Cursor, Read, Seek, SeekFrom};
 
@@ -27,7 +29,8 @@ cpu_kernels![KernelDef {
 /// An image has at most this many pixels, and decoders at most `MOST_BYTES` of their own.
 const MOST_PIXELS: u64 = 1 << 27;
 const MOST_BYTES: u64 = 1 << 29;
-/// What the decoder of JPEG 2000 holds for each sample: coefficients and samples as float32, and the byte.
+/// What the decoder of JPEG 2000 holds for each sample: coefficients and samples as float32, and
+/// the byte.
 const BYTES_PER_WAVELET_SAMPLE: u64 = 12;
 
 /// How a file of JPEG 2000 begins, in its container and without.
@@ -146,7 +149,8 @@ fn damaged(problem: &dyn std::fmt::Display) -> Error {
     )
 }
 
-/// An encoded image that counts as work what a decoder reads of it, so that a deadline ends the decoder.
+/// An encoded image that counts as work what a decoder reads of it, so that a deadline ends the
+/// decoder.
 struct Watched<'a>(Cursor<&'a [u8]>);
 
 impl<'a> Watched<'a> {
@@ -186,7 +190,8 @@ impl Seek for Watched<'_> {
     }
 }
 
-/// Has the budget hold the decoded pixels and the output, lets `decode` fill in the former, and puts the latter out.
+/// Has the budget hold the decoded pixels and the output, lets `decode` fill in the former, and
+/// puts the latter out.
 fn put_out(
     cx: &mut RunCx<'_>,
     layout: &Layout,

@@ -135,7 +135,8 @@ impl Align {
             let step = |axis: usize, index: usize| {
                 cell_start[axis] + (index as f64 + 0.5) * bin[axis] / samples[axis] as f64
             };
-            // Samples outside of the map weigh nothing, and of a region far larger than it there are millions.
+            // Samples outside of the map weigh nothing, and of a region far larger than it there
+            // are millions.
             let inside = |axis: usize| {
                 let size = maps.size[axis] as f64;
                 (0..samples[axis])
@@ -170,7 +171,8 @@ fn greater(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// The four elements around a place, for bilinear interpolation; outside of the map all weigh nothing.
+/// The four elements around a place, for bilinear interpolation; outside of the map all weigh
+/// nothing.
 fn neighbours(place: [f64; 2], size: [usize; 2]) -> Sample {
     let inside = |axis: usize| place[axis] >= -1.0 && place[axis] <= size[axis] as f64 && size[axis] > 0;
     if !(inside(0) && inside(1)) {
@@ -198,8 +200,8 @@ fn make_pool(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The greatest element of each cell of each region; regions are `[image, x1, y1, x2, y2]`, rounded to whole elements
-/// and inclusive, as in R. Girshick, *Fast R-CNN* (2015).
+/// The greatest element of each cell of each region; regions are `[image, x1, y1, x2, y2]`, rounded
+/// to whole elements and inclusive, as in R. Girshick, *Fast R-CNN* (2015).
 fn run_pool<T: Real>(cx: &mut RunCx<'_>, scale: f32) -> Result<()> {
     let regions = to_f64s(&cx.input(1)?)?;
     let output = cx.output(0)?;

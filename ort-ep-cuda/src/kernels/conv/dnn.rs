@@ -21,7 +21,8 @@ pub(super) fn launches(
     addend: Option<&Operand>,
 ) -> Result<Option<Vec<Launch>>> {
     let (x, w, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
-    // Windows that are the whole image are products of matrices; of few filters each result has a thread of ours.
+    // Windows that are the whole image are products of matrices; of few filters each result has a
+    // thread of ours.
     let on_all =
         conv.groups == 1 && conv.axes.iter().all(|axis| axis.kernel == axis.input && axis.pads == [0; 2]);
     let is_thin = conv.groups > 1 && conv.filters <= FEW_FILTERS;
@@ -70,7 +71,8 @@ pub(super) fn launches(
     Ok(Some(launches))
 }
 
-/// A gradient of a convolution by the library, of image, filters and results; none where our own kernels compute it.
+/// A gradient of a convolution by the library, of image, filters and results; none where our own
+/// kernels compute it.
 pub(in crate::kernels) fn gradient(
     cx: &OpCx<'_>,
     pass: Pass,
@@ -158,7 +160,8 @@ impl Windows<'_> {
     }
 }
 
-/// Whether an axis has as many results with the padding before it on both sides, of which there is one for each stride.
+/// Whether an axis has as many results with the padding before it on both sides, of which there is
+/// one for each stride.
 fn is_symmetric(axis: &WindowAxis) -> bool {
     let extent = (axis.kernel.saturating_sub(1)) * axis.dilation + 1;
     let room = (axis.input + 2 * axis.pads[0]).checked_sub(extent);

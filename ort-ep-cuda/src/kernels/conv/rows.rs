@@ -1,4 +1,5 @@
-//! Convolutions of halves with the channels last and few channels, as those that read an image first, by `cu/conv_pixels_rows.cuh`.
+//! Convolutions of halves with the channels last and few channels, as those that read an image
+//! first, by `cu/conv_pixels_rows.cuh`.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -8,7 +9,8 @@ use super::{Conv, FEW_FILTERS, Layout, NO_AXIS};
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand};
 
-/// The steps of a row of a window up to which such a kernel serves: with more channels, 16 bytes are of one tap mostly.
+/// The steps of a row of a window up to which such a kernel serves: with more channels, 16 bytes
+/// are of one tap mostly.
 const MOST_STEPS: usize = 64;
 /// The bytes of shared memory that a block may take, so that several fit on a processor.
 const MOST_SHARED: usize = 64 << 10;
@@ -19,7 +21,8 @@ const BLOCKS: usize = 4;
 /// How such a convolution is cut.
 pub(super) struct RowTiles {
     suffix: &'static str,
-    /// What a block computes at a time: results and filters, of which `columns` are neighbours in a row.
+    /// What a block computes at a time: results and filters, of which `columns` are neighbours in a
+    /// row.
     positions: usize,
     filters: usize,
     columns: usize,

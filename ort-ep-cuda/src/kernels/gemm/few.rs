@@ -1,11 +1,13 @@
-//! GEMV: products of up to four rows, by kernels that are as fast as the matrix on the right is read (`cu/gemm_few.cuh`).
+//! GEMV: products of up to four rows, by kernels that are as fast as the matrix on the right is
+//! read (`cu/gemm_few.cuh`).
 
 use ort_core::Result;
 
 use super::{FEW_ROWS, Product, suffix_of};
 use crate::launch::{Launch, OpCx, Walk};
 
-/// Threads of a block where the steps of the right side lie next to each other, and where its columns do.
+/// Threads of a block where the steps of the right side lie next to each other, and where its
+/// columns do.
 const NEAR_THREADS: usize = 256;
 const FAR_THREADS: usize = 512;
 /// The bytes that a thread reads at once.
@@ -67,8 +69,9 @@ fn near(columns: usize, depth: usize, width: usize, processors: usize) -> Divisi
     Division { name: "near", columns, block: [threads, columns] }
 }
 
-/// Blocks with as many vectors of columns as leave a block for each processor: memory is read by 32 bytes at least, by more at once
-/// where rows are long. Where rows are no whole vectors, a block has one more than it has columns for.
+/// Blocks with as many vectors of columns as leave a block for each processor: memory is read by 32
+/// bytes at least, by more at once where rows are long. Where rows are no whole vectors, a block
+/// has one more than it has columns for.
 fn far([matrices, columns]: [usize; 2], width: usize, in_vectors: bool, processors: usize) -> Division {
     let spare = usize::from(!in_vectors);
     let of_block = |vectors: usize| (vectors - spare) * width;

@@ -1,4 +1,5 @@
-//! Products by cuBLASLt, where it is found: the same product with its sides exchanged, as rows here are columns there.
+//! Products by cuBLASLt, where it is found: the same product with its sides exchanged, as rows here
+//! are columns there.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use super::{FEW_ROWS, Part, Product};
 use crate::launch::{Launch, OpCx, Walk};
 use crate::libraries::{Compute, Element, Epilogue, Layout, Matmul, allows_tf32};
 
-/// The sums of so many products or more are worth a pass of their own over the result, which our kernels do not need.
+/// The sums of so many products or more are worth a pass of their own over the result, which our
+/// kernels do not need.
 const DEEP: usize = 128;
 
 /// What of a product the library does, and what is left to do.
@@ -118,8 +120,8 @@ fn element(product: &Product) -> Option<Element> {
     }
 }
 
-/// A side of so many rows and columns with a step along each, as the library reads it: as it lies, or transposed. None where neither is
-/// side by side.
+/// A side of so many rows and columns with a step along each, as the library reads it: as it lies,
+/// or transposed. None where neither is side by side.
 fn side([rows, columns]: [usize; 2], [row, column]: [usize; 2], step: i64) -> Option<(Layout, bool)> {
     let layout = |rows: usize, columns: usize, near: usize, far: usize| {
         // The step along what there is one of is of no account.
@@ -131,8 +133,9 @@ fn side([rows, columns]: [usize; 2], [row, column]: [usize; 2], step: i64) -> Op
     plain.or_else(|| layout(columns, rows, column, row).map(|layout| (layout, true)))
 }
 
-/// Whether lines of halves are whole vectors. The library writes results of others by kernels of older devices (cuBLASLt 13.1 on an H100: 128
-/// microseconds for 128 x 50257 of 768 steps, where warpgroups of ours take 61).
+/// Whether lines of halves are whole vectors. The library writes results of others by kernels of
+/// older devices (cuBLASLt 13.1 on an H100: 128 microseconds for 128 x 50257 of 768 steps, where
+/// warpgroups of ours take 61).
 fn is_whole(of_halves: Layout) -> bool {
     (2 * of_halves.leading).is_multiple_of(16)
 }

@@ -1,4 +1,5 @@
-//! Large products of halves by warpgroups, whose tiles are copied by tensor maps (`cu/gemm_maps.cuh`).
+//! Large products of halves by warpgroups, whose tiles are copied by tensor maps
+//! (`cu/gemm_maps.cuh`).
 
 use ort_core::Result;
 
@@ -13,15 +14,18 @@ const STEPS: usize = 64;
 const STAGES: usize = 4;
 /// The threads of a block: a warpgroup that copies, and two that multiply.
 const THREADS: u32 = 384;
-/// Bytes that the warps that multiply pass results through, and those of barriers, of which a stage has two.
+/// Bytes that the warps that multiply pass results through, and those of barriers, of which a stage
+/// has two.
 const STAGED: usize = 8 * 4096;
 const BARRIERS: usize = STAGES * 2 * 8;
 
-/// Clock cycles, as an H100 takes them beside those of tensor cores: of a turn, and of a column of a tile at its end.
+/// Clock cycles, as an H100 takes them beside those of tensor cores: of a turn, and of a column of
+/// a tile at its end.
 const TURN: usize = 64;
 const COLUMN: usize = 20;
-/// Percent of what all processors multiply in whole turns of tiles that must be asked for: with less, smaller tiles take fewer cycles by the count of
-/// `warpgroups.rs`, as they keep more processors busy.
+/// Percent of what all processors multiply in whole turns of tiles that must be asked for: with
+/// less, smaller tiles take fewer cycles by the count of `warpgroups.rs`, as they keep more
+/// processors busy.
 const LEAST_BUSY: usize = 48;
 
 /// A tile: its name in entries, and its columns.
@@ -56,7 +60,8 @@ struct Cut {
     tiles: usize,
 }
 
-/// The fastest cut of `products` GEMMs of these rows, columns and steps; `None` if too few processors would be busy.
+/// The fastest cut of `products` GEMMs of these rows, columns and steps; `None` if too few
+/// processors would be busy.
 fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -> Option<Cut> {
     let cuts = TILES.iter().map(|tile| {
         let (down, across) = (rows.div_ceil(ROWS), columns.div_ceil(tile.columns));
@@ -70,7 +75,8 @@ fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -
     (asked * 100 >= possible * LEAST_BUSY as u128).then_some(best)
 }
 
-/// What kernels copy a side by: its matrices, the lines and steps of each, which lie side by side, and those of a box.
+/// What kernels copy a side by: its matrices, the lines and steps of each, which lie side by side,
+/// and those of a box.
 fn boxes(part: &Part, sizes: [usize; 2], step: usize, matrices: (usize, usize), lines: usize) -> Boxes {
     let (count, matrix) = matrices;
     // The step from matrix to matrix may be any where there is one.
@@ -84,8 +90,9 @@ fn boxes(part: &Part, sizes: [usize; 2], step: usize, matrices: (usize, usize), 
 }
 
 impl Product {
-    /// The launch by warpgroups and tensor maps. `None` if the device has none, a side or the result is not of whole vectors, a batch has a side of
-    /// one matrix or two axes, or smaller tiles are better.
+    /// The launch by warpgroups and tensor maps. `None` if the device has none, a side or the
+    /// result is not of whole vectors, a batch has a side of one matrix or two axes, or smaller
+    /// tiles are better.
     pub(super) fn by_maps(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Launch>> {
         let y = &self.y.tensor;
         let suffix = warpgroups::suffix_of(&cx.limits, y.dtype).filter(|_| cx.limits.has_maps);

@@ -1,4 +1,5 @@
-//! `Adafactor`: the new moments, then the update, which is computed twice: for its norm, and to change the parameter.
+//! `Adafactor`: the new moments, then the update, which is computed twice: for its norm, and to
+//! change the parameter.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -39,7 +40,8 @@ cuda_kernels![CudaKernel {
     )
 }];
 
-/// The last two sizes of a parameter, and how many such matrices it has; one row of none below rank 2.
+/// The last two sizes of a parameter, and how many such matrices it has; one row of none below rank
+/// 2.
 #[derive(Clone, Copy)]
 struct Layout {
     matrices: usize,

@@ -1,5 +1,5 @@
-//! `TrainingAttention` and its gradient: one launch for the former, for the latter one for what the softmax of each query is and one for each
-//! gradient, none of which keeps scores.
+//! `TrainingAttention` and its gradient: one launch for the former, for the latter one for what the
+//! softmax of each query is and one for each gradient, none of which keeps scores.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -61,7 +61,8 @@ enum Mode {
     ByValues,
 }
 
-/// How a launch computes: on tensor cores or in tiles of registers, its entry, and the columns of results and the threads of a block.
+/// How a launch computes: on tensor cores or in tiles of registers, its entry, and the columns of
+/// results and the threads of a block.
 struct Cut {
     kind: &'static str,
     entry: String,
@@ -224,7 +225,8 @@ impl<'a> Attention<'a> {
         Ok(words)
     }
 
-    /// The sizes of the leading axes, and the mask's steps along all; 0 where it has one element for all.
+    /// The sizes of the leading axes, and the mask's steps along all; 0 where it has one element
+    /// for all.
     fn mask_steps(&self, mask: &Operand) -> Result<(Vec<usize>, Vec<usize>)> {
         let mut full = self.q.shape.to_vec();
         full.pop();

@@ -1,4 +1,5 @@
-//! Batch normalization in training: `BatchNormalization` by the statistics of its batch, `BatchNormalizationStatistics` and `BatchNormalizationGrad`.
+//! Batch normalization in training: `BatchNormalization` by the statistics of its batch,
+//! `BatchNormalizationStatistics` and `BatchNormalizationGrad`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -60,7 +61,8 @@ cuda_kernels![
 const NARROW: usize = 4;
 /// The channels that it takes then, and the least that are worth it.
 const ABREAST: usize = 32;
-/// The elements of a piece of a channel for each of the threads that take one, and the blocks that keep a device busy.
+/// The elements of a piece of a channel for each of the threads that take one, and the blocks that
+/// keep a device busy.
 const PIECE: usize = 16;
 const BLOCKS: usize = 1024;
 /// Sums of pieces: one for means, and the most of a pass behind it.
@@ -129,7 +131,8 @@ impl Space {
         Ok(Space { channels, levels, parts, numbers, bytes })
     }
 
-    /// The passes for the statistics of the batch, which go to four outputs, with what a normalization multiplies by where there is a scale.
+    /// The passes for the statistics of the batch, which go to four outputs, with what a
+    /// normalization multiplies by where there is a scale.
     fn statistics(
         &self,
         cx: &OpCx<'_>,

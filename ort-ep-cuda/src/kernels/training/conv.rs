@@ -1,4 +1,5 @@
-//! `ConvGradInput` and `ConvGradWeights`: products over windows that are never unfolded, or a thread or block for each result where groups are small.
+//! `ConvGradInput` and `ConvGradWeights`: products over windows that are never unfolded, or a
+//! thread or block for each result where groups are small.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, NodeView};
@@ -33,7 +34,8 @@ cuda_kernels![
 
 /// Of a tile, as in cu/training_conv.cu.
 const BLOCK: usize = 64;
-/// The filters, and the channels or the channels and taps, of a group up to which tiles would be all but empty.
+/// The filters, and the channels or the channels and taps, of a group up to which tiles would be
+/// all but empty.
 const FEW_FILTERS: usize = 2;
 const FEW_COLUMNS: usize = 8;
 /// The windows of a piece, where all are cut in pieces, and the blocks that keep a device busy.
@@ -110,7 +112,8 @@ impl Sizes {
         self.batch.saturating_mul(self.volume(|axis| axis.output))
     }
 
-    /// The same by a library, of image, filters and results. Groups of few filters have kernels of ours, which read each number once.
+    /// The same by a library, of image, filters and results. Groups of few filters have kernels of
+    /// ours, which read each number once.
     fn by_library(&self, cx: &OpCx<'_>, pass: Pass, tensors: [&Operand; 3]) -> Result<Option<Launch>> {
         if self.groups > 1 && self.filters.min(self.channels) <= FEW_FILTERS {
             return Ok(None);
@@ -142,7 +145,8 @@ impl Sizes {
         Cut::new(&cx.limits, dtype, self.groups, [self.filters, self.columns(), self.windows()])
     }
 
-    /// The tiles of the gradient by filters, down and across, and the pieces that windows are cut in.
+    /// The tiles of the gradient by filters, down and across, and the pieces that windows are cut
+    /// in.
     fn cut(&self) -> [usize; 3] {
         let (down, across) = (self.filters.div_ceil(BLOCK), self.columns().div_ceil(BLOCK));
         let blocks = self.groups.saturating_mul(down).saturating_mul(across).max(1);
@@ -203,7 +207,8 @@ fn workspace_by_weights(cx: &OpCx<'_>) -> Result<usize> {
     let (image, upstream) = (cx.input(0)?, cx.input(1)?);
     let mut taken = 0;
     parts(cx, &Sizes::new(cx, [image, cx.output(0)?, upstream])?, &mut taken)?;
-    // What a library or the kernels here take: which of the two shows where the tensors of a run lie.
+    // What a library or the kernels here take: which of the two shows where the tensors of a run
+    // lie.
     Ok(scratch(cx, by_weights)?.max(taken))
 }
 

@@ -1,4 +1,5 @@
-//! `SoftmaxCrossEntropyLoss` and `NegativeLogLikelihoodLoss`. A label that is no class is an error on the CPU; here the nearest class counts.
+//! `SoftmaxCrossEntropyLoss` and `NegativeLogLikelihoodLoss`. A label that is no class is an error
+//! on the CPU; here the nearest class counts.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
@@ -9,7 +10,8 @@ use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
 const FAMILY: &str = "loss";
-/// Scores of a sample up to which one thread has them, or eight where samples lie side by side, and up to which a warp has them.
+/// Scores of a sample up to which one thread has them, or eight where samples lie side by side, and
+/// up to which a warp has them.
 const SHORT: usize = 16;
 const LONG: usize = 1024;
 /// Threads of a warp.

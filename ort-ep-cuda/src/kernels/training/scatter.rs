@@ -1,5 +1,6 @@
-//! `ScatterElements` and `ScatterND` with a reduction, which the gradients of gathering and pooling are: updates are sorted by where they go, so that
-//! each element has its own in their order, and runs have the same bits.
+//! `ScatterElements` and `ScatterND` with a reduction, which the gradients of gathering and pooling
+//! are: updates are sorted by where they go, so that each element has its own in their order, and
+//! runs have the same bits.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -30,12 +31,14 @@ cuda_kernels![combining("ScatterElements"), combining("ScatterND")];
 
 /// Keys that a block sorts, as cu/scatter.cu has them.
 const MOST_KEYS: usize = 2048;
-/// Keys of a window that a thread goes through: few where an update is of few elements, so that there are enough threads.
+/// Keys of a window that a thread goes through: few where an update is of few elements, so that
+/// there are enough threads.
 const WINDOW: usize = 64;
 const SHORT_WINDOW: usize = 8;
 const FEW: usize = 32;
 
-/// What the passes leave for each other: keys as they are, and as they are merged, and parts of slots.
+/// What the passes leave for each other: keys as they are, and as they are merged, and parts of
+/// slots.
 struct Space {
     keys: [Operand; 2],
     parts: Operand,

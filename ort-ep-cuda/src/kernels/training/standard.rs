@@ -1,4 +1,5 @@
-//! `Adagrad`, `Adam` and `Momentum` of the standard: groups of tensors, each element computed in doubles and rounded once.
+//! `Adagrad`, `Adam` and `Momentum` of the standard: groups of tensors, each element computed in
+//! doubles and rounded once.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;

@@ -1,4 +1,5 @@
-//! What the steps of optimizers share: tensors with their new values, what a node is told, and launches over all elements.
+//! What the steps of optimizers share: tensors with their new values, what a node is told, and
+//! launches over all elements.
 
 use ort_core::dtype::DType;
 use ort_core::ep::operand::Arg;
@@ -8,7 +9,8 @@ use crate::launch::{Launch, OpCx, Operand, THREADS};
 
 /// The input with the number of the update, from 1 on.
 pub(super) const STEP: usize = 5;
-/// Blocks for each processor: what they have more to do they do in turns, so that the factors of a step are not computed more often.
+/// Blocks for each processor: what they have more to do they do in turns, so that the factors of a
+/// step are not computed more often.
 const BLOCKS_OF_PROCESSOR: usize = 8;
 /// The most blocks whose sums are added up; the same on all devices, and so are the bits.
 const MOST_SUMS: usize = 512;
@@ -113,7 +115,8 @@ impl<'a, 'c> Call<'a, 'c> {
         launch.find_tensor(self.cx.find_input(STEP))
     }
 
-    /// The launch over all elements that change or are copied, with the structure `Range` as the next parameter; none where there are none.
+    /// The launch over all elements that change or are copied, with the structure `Range` as the
+    /// next parameter; none where there are none.
     pub(super) fn over(&self, launch: Launch, streams: &[Stream<'_>]) -> Result<Option<Launch>> {
         let (count, rows) = (self.cx.input(0)?.count(), self.gradient.count());
         streams.iter().try_for_each(|stream| stream.check_len(count))?;
@@ -159,7 +162,8 @@ pub(super) fn kept(cx: &OpCx<'_>, streams: &[Stream<'_>]) -> Result<Vec<Launch>>
     Ok(launches)
 }
 
-/// Where the new value of a tensor goes: its output, or memory of the workspace where nobody wants it but the kernels that come after.
+/// Where the new value of a tensor goes: its output, or memory of the workspace where nobody wants
+/// it but the kernels that come after.
 pub(super) fn kept_or_spare(cx: &OpCx<'_>, stream: Stream<'_>, taken: &mut usize) -> Operand {
     let spare = || cx.workspace(taken, stream.from.dtype, &stream.from.shape);
     stream.to.cloned().unwrap_or_else(spare)

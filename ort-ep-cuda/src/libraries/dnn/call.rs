@@ -13,8 +13,8 @@ use super::functions::is_unsupported;
 use super::{Convolution, Dnn, Form, Owned, Pass, Search, Way};
 use crate::driver::{RawStream, Routine};
 
-/// A convolution by one algorithm. Its tensors are the two that are given, in the order of its pass, bias, addend, result
-/// and workspace. Forms with a bias are of the forward pass.
+/// A convolution by one algorithm. Its tensors are the two that are given, in the order of its
+/// pass, bias, addend, result and workspace. Forms with a bias are of the forward pass.
 pub(crate) struct DnnConvolution {
     dnn: Arc<Dnn>,
     convolution: Convolution,
@@ -66,8 +66,8 @@ impl DnnConvolution {
     fn sums(&self, handle: &Owned, at: &Places, beta: &f32) -> Result<()> {
         let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
         let calls = functions.calls(self.convolution.pass);
-        // SAFETY: handle and descriptors are live; the tensors lie in live memory of the context as they say, and the workspace has as many
-        // bytes. The context is current.
+        // SAFETY: handle and descriptors are live; the tensors lie in live memory of the context as
+        // they say, and the workspace has as many bytes. The context is current.
         let status = unsafe {
             (calls.compute)(
                 handle.0,

@@ -103,7 +103,8 @@ pub(super) fn is_unsupported(status: c_int) -> bool {
     status == OLD_NOT_SUPPORTED || (3000..4000).contains(&status)
 }
 
-/// The functions of one [`Pass`]: each takes two tensors, of which a third one is computed, in this order.
+/// The functions of one [`Pass`]: each takes two tensors, of which a third one is computed, in this
+/// order.
 pub(super) struct Calls {
     pub(super) workspace:
         unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, c_int, *mut usize) -> c_int,

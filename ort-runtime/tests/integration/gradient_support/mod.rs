@@ -40,8 +40,8 @@ pub(crate) fn doubles(outputs: &[(String, Value)], index: usize) -> Result<Vec<f
     outputs[index].1.tensor()?.to_vec()
 }
 
-/// Holds the gradients of `loss = y * (y + 3)` by all inputs against finite differences of its sum. `dims` are the
-/// declared shapes.
+/// Holds the gradients of `loss = y * (y + 3)` by all inputs against finite differences of its sum.
+/// `dims` are the declared shapes.
 pub(crate) fn check(name: &str, build: Build, given: &[Given<'_>], dims: &[&[&str]]) -> Result<()> {
     check_in(name, build, given, dims, DOUBLE)
 }

@@ -1,4 +1,5 @@
-//! Operators as rows of a table, each held against finite differences: at fixed sizes, and where the run alone knows them.
+//! Operators as rows of a table, each held against finite differences: at fixed sizes, and where
+//! the run alone knows them.
 
 use ort_runtime::Result;
 

@@ -69,7 +69,8 @@ pub(crate) fn name(op: &str, name: &str) -> &'static str {
     inputs_of(op).0.iter().find(|known| **known == name).expect("an input of the operator")
 }
 
-/// The graph of one step; sizes are numbers or, where only the run is to know them, names of their own.
+/// The graph of one step; sizes are numbers or, where only the run is to know them, names of their
+/// own.
 pub(crate) fn graph(
     op: &str,
     attrs: Attrs<'_>,
@@ -195,7 +196,8 @@ pub(crate) fn numbers(count: usize, seed: usize) -> Vec<f64> {
     (0..count).map(number).collect()
 }
 
-/// Inputs of a step with a gradient of type `gradient`: states that are not zero, and second moments that are positive.
+/// Inputs of a step with a gradient of type `gradient`: states that are not zero, and second
+/// moments that are positive.
 pub(crate) fn inputs(op: &str, dtype: DType, gradient: DType, shape: &[usize]) -> Result<Given> {
     let count = shape.iter().product();
     let (names, states) = inputs_of(op);

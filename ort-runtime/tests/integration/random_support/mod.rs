@@ -7,7 +7,8 @@ use ort_runtime::{DType, Result, Tensor, Value};
 
 use crate::support::{axis, inputs_of, ints, numbers, run, session};
 
-/// One step: which operator, and which values it reads, as numbers to be taken modulo what there is.
+/// One step: which operator, and which values it reads, as numbers to be taken modulo what there
+/// is.
 pub(crate) type Choice = (u8, u16, u16);
 
 /// The most elements of one value.
@@ -133,7 +134,8 @@ fn node_by_node(graph: &Graph, inputs: &[(String, Value)]) -> Result<Vec<Tensor>
     Ok(graph.outputs.iter().map(|id| known[id].clone()).collect())
 }
 
-/// What is wrong with a run of this graph, if anything: a plan that is not what was taken, or other numbers than node by node.
+/// What is wrong with a run of this graph, if anything: a plan that is not what was taken, or other
+/// numbers than node by node.
 pub(crate) fn check(choices: &[Choice], outputs: &[u16]) -> Result<(), String> {
     let say = |problem: ort_runtime::Error| problem.to_string();
     let graph = grow(choices, outputs).map_err(say)?;

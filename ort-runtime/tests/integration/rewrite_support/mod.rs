@@ -118,7 +118,8 @@ fn other_sizes(sizes: &[i64]) -> Vec<Vec<i64>> {
     all
 }
 
-/// A list of sizes with factors moved from one to another, a size left to be found, or one taken over.
+/// A list of sizes with factors moved from one to another, a size left to be found, or one taken
+/// over.
 fn regrouped(sizes: &[i64]) -> Vec<Vec<i64>> {
     let mut all = Vec::new();
     for from in 0..sizes.len() {

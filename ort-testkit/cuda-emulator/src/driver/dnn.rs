@@ -1,8 +1,10 @@
-//! A stand-in for NVIDIA's cuDNN: the functions of its legacy interface that a provider calls for convolutions, which read descriptors as
-//! NVIDIA documents them (cuDNN, "API Reference") and refuse what the document does not allow with the status of cuDNN 9 that it names.
+//! A stand-in for NVIDIA's cuDNN: the functions of its legacy interface that a provider calls for
+//! convolutions, which read descriptors as NVIDIA documents them (cuDNN, "API Reference") and
+//! refuse what the document does not allow with the status of cuDNN 9 that it names.
 //!
-//! `ORT_CUDA_EMULATOR_CUDNN` is the version that it says it has (90100), 0 one whose handles cannot be made;
-//! with `ORT_CUDA_EMULATOR_CUDNN_FUSED=0` no convolution has a bias and an activation in the same call.
+//! `ORT_CUDA_EMULATOR_CUDNN` is the version that it says it has (90100), 0 one whose handles cannot
+//! be made; with `ORT_CUDA_EMULATOR_CUDNN_FUSED=0` no convolution has a bias and an activation in
+//! the same call.
 
 mod compute;
 mod descriptors;
@@ -76,7 +78,8 @@ impl Pass {
         1000 * (1 + place.unwrap_or(0) as u64)
     }
 
-    /// The same with what follows: fast code for Winograd's has it in passes that NVIDIA's library does not tell of.
+    /// The same with what follows: fast code for Winograd's has it in passes that NVIDIA's library
+    /// does not tell of.
     fn time_of_fused(self, algorithm: c_int) -> u64 {
         if algorithm == WINOGRAD { 20 * self.time(algorithm) } else { self.time(algorithm) }
     }
@@ -121,7 +124,8 @@ impl Pass {
         }
     }
 
-    /// Image, filters and results, of the two that are given, in the order of the functions, and the third.
+    /// Image, filters and results, of the two that are given, in the order of the functions, and
+    /// the third.
     fn sorted<T>(self, first: T, second: T, result: T) -> [T; 3] {
         match self {
             Pass::Forward => [first, second, result],

@@ -97,7 +97,8 @@ pub(super) fn start(
     ask(driver, stream, Op::Launch(Arc::new(job)))
 }
 
-/// Runs a launch over the memory that there is: start and end of each piece. Tells how many instructions that took.
+/// Runs a launch over the memory that there is: start and end of each piece. Tells how many
+/// instructions that took.
 pub(super) fn execute(job: &Job, table: Vec<(u64, u64)>) -> Result<u64, Fault> {
     let all = Launch {
         functions: &job.code.0.functions,

@@ -1,8 +1,10 @@
-//! A stand-in for NVIDIA's cuBLASLt: the functions that a provider calls. Matrices are read as NVIDIA documents their layouts (cuBLAS,
-//! "Using the cuBLASLt API"): column by column, with a leading dimension and a step between the matrices of a batch; what the document
-//! does not allow is refused with the status that it names.
+//! A stand-in for NVIDIA's cuBLASLt: the functions that a provider calls. Matrices are read as
+//! NVIDIA documents their layouts (cuBLAS, "Using the cuBLASLt API"): column by column, with a
+//! leading dimension and a step between the matrices of a batch; what the document does not allow
+//! is refused with the status that it names.
 //!
-//! `ORT_CUDA_EMULATOR_CUBLASLT` is the version that it says it has (120400), 0 one whose handles cannot be made.
+//! `ORT_CUDA_EMULATOR_CUBLASLT` is the version that it says it has (120400), 0 one whose handles
+//! cannot be made.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};

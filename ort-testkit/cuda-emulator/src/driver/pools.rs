@@ -1,9 +1,10 @@
 //! Pools of memory that streams allocate and free in their order.
 //!
-//! A piece is there from where its stream reaches the allocation to where it reaches the end: whatever uses it before or after is a fault, however
-//! late streams do what they were asked for.
+//! A piece is there from where its stream reaches the allocation to where it reaches the end:
+//! whatever uses it before or after is a fault, however late streams do what they were asked for.
 //!
-//! As the driver's, a pool takes memory from the device in large blocks, of which many pieces may be, and gives back a block once all of it is free.
+//! As the driver's, a pool takes memory from the device in large blocks, of which many pieces may
+//! be, and gives back a block once all of it is free.
 
 use super::queue::{Op, ask};
 use super::{Done, Driver, Handle, current, limit, put};
@@ -113,7 +114,8 @@ api! {
 }
 
 impl Driver {
-    /// Somebody has waited: pools give back what they have beyond their threshold, or all that is free.
+    /// Somebody has waited: pools give back what they have beyond their threshold, or all that is
+    /// free.
     pub(super) fn release_pools(&mut self, all: bool) {
         let keeps: Vec<(u64, u64)> = self
             .pools

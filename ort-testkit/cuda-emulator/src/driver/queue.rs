@@ -1,7 +1,8 @@
 //! What streams were asked for and have not done yet.
 //!
-//! A stream other than the default one does nothing until something orders it: a call that waits for it, another stream that waits for an
-//! event of it, memory that is freed. What a program forgets to wait for is therefore missing in its results, whatever the timing.
+//! A stream other than the default one does nothing until something orders it: a call that waits
+//! for it, another stream that waits for an event of it, memory that is freed. What a program
+//! forgets to wait for is therefore missing in its results, whatever the timing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -86,8 +87,8 @@ pub(super) enum Op {
     },
 }
 
-/// The microseconds that all that was done took, as events tell it: what a kernel and a library's call take is laid down, so that a program
-/// that chooses by time chooses the same each time.
+/// The microseconds that all that was done took, as events tell it: what a kernel and a library's
+/// call take is laid down, so that a program that chooses by time chooses the same each time.
 static NOW: AtomicU64 = AtomicU64::new(0);
 
 /// One thing is done at a time.
@@ -99,7 +100,8 @@ impl Driver {
         self.events.get_mut(&(event as u64)).filter(|event| event.alive).ok_or(code::INVALID_HANDLE)
     }
 
-    /// Refuses what nothing may be called that captures: with a capture of this thread, or one that all threads must heed.
+    /// Refuses what nothing may be called that captures: with a capture of this thread, or one that
+    /// all threads must heed.
     pub(super) fn uncaptured(&mut self) -> Done {
         let own = thread::current().id();
         let captures = self.streams.values_mut().filter_map(|stream| stream.capture.as_mut());

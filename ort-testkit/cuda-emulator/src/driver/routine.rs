@@ -1,4 +1,5 @@
-//! What the stand-ins for NVIDIA's libraries share: work in the order of a stream, numbers in the device's memory, and statuses.
+//! What the stand-ins for NVIDIA's libraries share: work in the order of a stream, numbers in the
+//! device's memory, and statuses.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use crate::{Fault, code};
 
 /// What a library does with the device's memory, once its turn in the stream comes.
 pub(super) struct Routine {
-    /// Start and bytes of what it reads or writes; none of it is touched where some is not allocated.
+    /// Start and bytes of what it reads or writes; none of it is touched where some is not
+    /// allocated.
     pub(super) memory: Vec<(u64, usize)>,
     pub(super) work: Box<dyn Fn() + Send + Sync>,
     /// The microseconds that it is said to take.
@@ -59,7 +61,8 @@ impl Element {
     /// The element at a place of memory that was looked up.
     pub(super) fn read(self, address: u64, index: usize) -> f64 {
         let address = address + (index * self.bytes()) as u64;
-        // SAFETY: the caller has looked the memory up, and tensors begin at multiples of their elements' bytes.
+        // SAFETY: the caller has looked the memory up, and tensors begin at multiples of their
+        // elements' bytes.
         unsafe {
             match self {
                 Element::F32 => f64::from(*(address as *const f32)),

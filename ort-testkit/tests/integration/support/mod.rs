@@ -44,7 +44,8 @@ pub(crate) fn layer_data() -> Result<(Value, Value)> {
     Ok((input.into(), output.into()))
 }
 
-/// `-sqrt(2x)` with x of [rows, 2]: products, which stay on the opaque device, around a node that only the CPU runs.
+/// `-sqrt(2x)` with x of [rows, 2]: products, which stay on the opaque device, around a node that
+/// only the CPU runs.
 pub(crate) fn round_trip() -> Result<Graph> {
     let mut builder = GraphBuilder::new("round_trip");
     let x = builder.input("x", DType::F32, &["rows", "2"]);
@@ -54,7 +55,8 @@ pub(crate) fn round_trip() -> Result<Graph> {
     builder.finish(&[result])
 }
 
-/// A matrix of so many columns times a number, as a product of matrices: however small it is, a device keeps it.
+/// A matrix of so many columns times a number, as a product of matrices: however small it is, a
+/// device keeps it.
 pub(crate) fn scaled(builder: &mut GraphBuilder, x: ValueId, columns: usize, factor: f32) -> Result<ValueId> {
     let elements = (0..columns * columns).map(|index| if index % (columns + 1) == 0 { factor } else { 0.0 });
     let weight = builder.constant(floats(&[columns, columns], &elements.collect::<Vec<f32>>())?);

@@ -28,7 +28,8 @@ pub(crate) struct Recording {
     pub(crate) arrays: BTreeMap<String, Tensor>,
 }
 
-/// The files of a recording. Programs hold them, as those of some crates also run where there is no repository.
+/// The files of a recording. Programs hold them, as those of some crates also run where there is no
+/// repository.
 struct Files {
     model: &'static [u8],
     arrays: &'static [u8],

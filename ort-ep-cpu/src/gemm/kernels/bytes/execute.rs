@@ -35,10 +35,12 @@ struct Job<'a> {
     is_small: bool,
 }
 
-// SAFETY: the tasks of a job write disjoint elements of the result, see `execute`; all else is only read.
+// SAFETY: the tasks of a job write disjoint elements of the result, see `execute`; all else is only
+// read.
 unsafe impl Sync for Job<'_> {}
 
-/// Computes the product. The caller has checked that operands, terms and target hold what the shape says.
+/// Computes the product. The caller has checked that operands, terms and target hold what the shape
+/// says.
 pub(in crate::gemm) fn execute(
     kernel: &'static ByteKernel,
     threads: usize,
@@ -80,14 +82,15 @@ pub(in crate::gemm) fn execute(
     Pool::global().run(threads, row_parts * column_parts, &|task| {
         let tiles = part(task / column_parts, row_parts, tiles);
         let panels = part(task % column_parts, column_parts, panels);
-        // SAFETY: tasks have different tiles or panels, so they write different elements, and the caller has checked
-        // that all lie inside the slices.
+        // SAFETY: tasks have different tiles or panels, so they write different elements, and the
+        // caller has checked that all lie inside the slices.
         unsafe { job.run(tiles.start * height..(tiles.end * height).min(rows), panels) };
     });
 }
 
-/// Into how many parts the tiles of rows and the panels of columns are cut for so many tasks. Where the right side is the smaller one, all
-/// of it is read by each thread, which then has rows of the left side and of the result to itself: no line of either is shared.
+/// Into how many parts the tiles of rows and the panels of columns are cut for so many tasks. Where
+/// the right side is the smaller one, all of it is read by each thread, which then has rows of the
+/// left side and of the result to itself: no line of either is shared.
 fn parts(wanted: usize, [tiles, panels]: [usize; 2], gemm: &IntegerGemm<'_>) -> [usize; 2] {
     let (rows, columns, steps) = (gemm.left.rows, gemm.right.columns, 4 * gemm.left.groups);
     let is_right_smaller = columns.saturating_mul(steps) <= rows.saturating_mul(steps + columns);
@@ -98,7 +101,8 @@ fn parts(wanted: usize, [tiles, panels]: [usize; 2], gemm: &IntegerGemm<'_>) -> 
     [wanted.div_ceil(columns).min(tiles), columns]
 }
 
-/// The sums of the first `count` columns of `right`, whose bytes are signed, over all steps for which `ones` has a one.
+/// The sums of the first `count` columns of `right`, whose bytes are signed, over all steps for
+/// which `ones` has a one.
 pub(in crate::gemm) fn column_sums(
     kernel: &ByteKernel,
     right: &ByteColumns<'_>,
@@ -145,7 +149,8 @@ fn behind<T>(values: &[T], first: usize) -> *const T {
 impl Job<'_> {
     /// # Safety
     ///
-    /// No other thread writes these rows and the columns of these panels, and the product was checked.
+    /// No other thread writes these rows and the columns of these panels, and the product was
+    /// checked.
     unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>) {
         let (gemm, kernel, width) = (self.gemm, self.kernel, self.gemm.right.width);
         let (functions, coded) = match gemm.signed_left {
@@ -177,8 +182,8 @@ impl Job<'_> {
                 };
                 let coding = self.coding([row, first], vectors, &runs[..count]);
                 let coded = coded.get(vectors - 1).and_then(|coded| coded.get(count_of_rows - 1));
-                // SAFETY: the operands were checked, the kernel was chosen for this CPU, and the caller vouches for the
-                // result.
+                // SAFETY: the operands were checked, the kernel was chosen for this CPU, and the
+                // caller vouches for the result.
                 unsafe {
                     if let (Some(coded), Some(coding)) = (coded, &coding) {
                         coded(&call, coding);
@@ -196,8 +201,8 @@ impl Job<'_> {
         }
     }
 
-    /// Whether the last vector of columns, alone in a panel, goes with the panel before: one vector by itself is mostly
-    /// loads. Columns that lie on behind a panel are those of windows.
+    /// Whether the last vector of columns, alone in a panel, goes with the panel before: one vector
+    /// by itself is mostly loads. Columns that lie on behind a panel are those of windows.
     fn has_wide_end(&self) -> bool {
         let (kernel, right) = (self.kernel, &self.gemm.right);
         let last = right.columns % right.width;
@@ -207,8 +212,8 @@ impl Job<'_> {
         is_alone && follows && has_room
     }
 
-    /// How the sums of the rows and columns from these on become codes at once, where the product is of this kind: each
-    /// filter has a term and a factor, and nothing else is added.
+    /// How the sums of the rows and columns from these on become codes at once, where the product
+    /// is of this kind: each filter has a term and a factor, and nothing else is added.
     fn coding<'r>(&self, [row, column]: [usize; 2], vectors: usize, runs: &'r [Run]) -> Option<Coding<'r>> {
         let (gemm, terms) = (self.gemm, &self.gemm.terms);
         let is_plain = terms.outer.iter().all(|(rows, _)| rows.is_empty()) && terms.window_sums.is_none();
@@ -277,8 +282,8 @@ impl Job<'_> {
     }
 }
 
-/// Cuts columns into runs that lie side by side in the result: of each line of `line[0]` columns, the first `line[1]` are
-/// wanted. Returns how many runs there are, at most one for each column.
+/// Cuts columns into runs that lie side by side in the result: of each line of `line[0]` columns,
+/// the first `line[1]` are wanted. Returns how many runs there are, at most one for each column.
 fn cut([wide, wanted]: [usize; 2], columns: Range<usize>, runs: &mut [Run; MAX_WIDTH]) -> usize {
     let (mut at, mut count) = (columns.start, 0);
     while at < columns.end {

@@ -1,4 +1,5 @@
-//! What happens to a tile of sums: zero points taken off, then stored as they are, as numbers or as codes.
+//! What happens to a tile of sums: zero points taken off, then stored as they are, as numbers or as
+//! codes.
 
 use crate::simd::Simd;
 use crate::simd::bytes::{ByteLanes, Lanes, Numbers};
@@ -42,8 +43,8 @@ pub(super) enum Output {
     },
 }
 
-/// What one call works on. Null pointers stand for terms that are absent; others point to those of the tile's first row
-/// or column.
+/// What one call works on. Null pointers stand for terms that are absent; others point to those of
+/// the tile's first row or column.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finish<'a> {
     pub(super) sums: *const i32,
@@ -65,8 +66,8 @@ pub(super) type FinishFunction = unsafe fn(&Finish<'_>);
 
 /// # Safety
 ///
-/// Every pointer is valid for the rows and columns that the call names, `sums` for a vector beyond, and the CPU has the
-/// instructions of `L`.
+/// Every pointer is valid for the rows and columns that the call names, `sums` for a vector beyond,
+/// and the CPU has the instructions of `L`.
 #[inline(always)]
 pub(super) unsafe fn finish<L: ByteLanes>(lanes: L, call: &Finish<'_>) {
     let has_outer = call.outer.iter().any(|(rows, _)| !rows.is_null());

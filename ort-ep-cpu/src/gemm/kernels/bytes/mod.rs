@@ -24,7 +24,8 @@ const MAX_LANES: usize = crate::simd::MAX_LANES;
 
 /// The functions of one instruction set and the shapes of their tiles.
 ///
-/// Tile functions are listed by the vectors in a row of the tile, from one on, and for each by its rows, from one on.
+/// Tile functions are listed by the vectors in a row of the tile, from one on, and for each by its
+/// rows, from one on.
 pub(in crate::gemm) struct ByteKernel {
     /// Vectors in a panel of windows.
     vectors: usize,
@@ -73,7 +74,8 @@ impl ByteKernel {
         vectors.div_ceil(vectors.div_ceil(most)) * self.lanes
     }
 
-    /// Rows in a tile of so many vectors for a product of so many rows. Tiles are made nearly equal.
+    /// Rows in a tile of so many vectors for a product of so many rows. Tiles are made nearly
+    /// equal.
     fn height(&self, rows: usize, vectors: usize) -> usize {
         let most = self.unsigned_rows.get(vectors - 1).map_or(1, |functions| functions.len());
         rows.div_ceil(rows.div_ceil(most.max(1)).max(1)).max(1)

@@ -1,5 +1,5 @@
-//! The one micro-kernel of byte products, written over vectors of bytes in groups of four: a tile of sums from rows of
-//! bytes and strips of columns.
+//! The one micro-kernel of byte products, written over vectors of bytes in groups of four: a tile
+//! of sums from rows of bytes and strips of columns.
 //!
 //! Sums wrap in 32 bits, so that their order does not matter.
 
@@ -10,9 +10,10 @@ use crate::simd::bytes::{ByteLanes, CodeLanes, Lanes};
 
 /// What one call works on.
 ///
-/// Steps come in runs: a run is a number of groups of four steps, side by side in a row and at equal distances on the right
-/// side, and each run starts at an offset of its own in both. A packed matrix is one run; the windows of a convolution, be
-/// they rows or columns, are a run over the channels for each position of the kernel.
+/// Steps come in runs: a run is a number of groups of four steps, side by side in a row and at
+/// equal distances on the right side, and each run starts at an offset of its own in both. A packed
+/// matrix is one run; the windows of a convolution, be they rows or columns, are a run over the
+/// channels for each position of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
     /// Where each row of bytes starts, with four bytes for each group of steps.
@@ -31,8 +32,9 @@ pub(super) struct Tile {
     pub(super) sums_row: usize,
 }
 
-/// How the sums of a tile become codes, where each filter has a term and a factor, be filters the rows or the columns:
-/// `round(min((sum + term) * factor, greatest)) + zero`, nearest in the range of bytes.
+/// How the sums of a tile become codes, where each filter has a term and a factor, be filters the
+/// rows or the columns: `round(min((sum + term) * factor, greatest)) + zero`, nearest in the range
+/// of bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Coding<'a> {
     /// Those of the tile's rows, or of its columns, of whole vectors.
@@ -56,13 +58,13 @@ pub(super) type TileFunction = unsafe fn(&Tile);
 /// A tile function that makes codes of the sums, and does not store those.
 pub(super) type CodingFunction = unsafe fn(&Tile, &Coding<'_>);
 
-/// Computes `ROWS` rows and `VECTORS` vectors of sums. Rows are signed and columns unsigned where `SIGNED_ROWS`, else it
-/// is the other way round.
+/// Computes `ROWS` rows and `VECTORS` vectors of sums. Rows are signed and columns unsigned where
+/// `SIGNED_ROWS`, else it is the other way round.
 ///
 /// # Safety
 ///
-/// `a` holds the bytes of all groups of all runs in each row, each group of steps of `b` and each row of `sums` as many
-/// as the vectors, and the CPU has the instructions of `L`.
+/// `a` holds the bytes of all groups of all runs in each row, each group of steps of `b` and each
+/// row of `sums` as many as the vectors, and the CPU has the instructions of `L`.
 #[inline(always)]
 pub(super) unsafe fn compute<
     L: ByteLanes,
@@ -91,8 +93,8 @@ pub(super) unsafe fn compute<
 ///
 /// # Safety
 ///
-/// As [`compute`], but for `sums`; there is a term and a factor for each filter, and a place for each row and each wanted
-/// column.
+/// As [`compute`], but for `sums`; there is a term and a factor for each filter, and a place for
+/// each row and each wanted column.
 #[inline(always)]
 pub(super) unsafe fn compute_codes<
     L: CodeLanes,

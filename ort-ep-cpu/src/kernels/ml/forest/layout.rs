@@ -1,12 +1,14 @@
 //! The arrays of a forest.
 //!
-//! A tree's nodes lie in breadth-first order with the two children of a node side by side: the way goes to
-//! `child + (the answer is not left)`. A leaf leads back to itself, so that ways of several lengths can be followed together for
-//! a fixed number of steps. A node takes 8 bytes: the split, and in 32 bits the child and the column of the feature. Where the split
-//! must be a double, or 32 bits are too few, it takes 16.
+//! A tree's nodes lie in breadth-first order with the two children of a node side by side: the way
+//! goes to `child + (the answer is not left)`. A leaf leads back to itself, so that ways of several
+//! lengths can be followed together for a fixed number of steps. A node takes 8 bytes: the split,
+//! and in 32 bits the child and the column of the feature. Where the split must be a double, or 32
+//! bits are too few, it takes 16.
 //!
-//! What is not a number goes right by nature, as it is not less or equal to anything. Nodes that lead it to the left ask a second copy of
-//! their column, in which minus infinity stands for it: the bit above the bits of a column.
+//! What is not a number goes right by nature, as it is not less or equal to anything. Nodes that
+//! lead it to the left ask a second copy of their column, in which minus infinity stands for it:
+//! the bit above the bits of a column.
 
 use bytemuck::{Pod, Zeroable};
 use ort_core::dtype::DType;
@@ -259,7 +261,8 @@ pub(super) enum Width {
 }
 
 impl Forest {
-    /// Lays trees out for features of type `input`. A node that can be reached in two ways is an error: that would be no tree, or a cycle.
+    /// Lays trees out for features of type `input`. A node that can be reached in two ways is an
+    /// error: that would be no tree, or a cycle.
     pub(in crate::kernels::ml) fn new(
         cx: &mut CompileCx<'_>,
         input: Option<DType>,
@@ -287,7 +290,8 @@ impl Forest {
 /// What stands at a place of the arrays.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Place {
-    /// Goes left up to the split: the left child, the column, the split, and whether what is no number goes left.
+    /// Goes left up to the split: the left child, the column, the split, and whether what is no
+    /// number goes left.
     Split {
         child: u32,
         column: usize,
@@ -452,7 +456,8 @@ impl Plan {
         })
     }
 
-    /// The weights by place, where each leaf has just one and all leaves of a tree have the same target.
+    /// The weights by place, where each leaf has just one and all leaves of a tree have the same
+    /// target.
     fn single_weights(&mut self, leaves: &Leaves) -> Option<Vec<f32>> {
         let mut weights = vec![0.0; self.places.len()];
         let mut ends: Vec<usize> = self.trees.iter().skip(1).map(|tree| tree.root as usize).collect();

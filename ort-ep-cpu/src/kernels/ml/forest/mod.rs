@@ -1,10 +1,13 @@
-//! Decision trees: how a model's nodes become arrays, and how rows of features are led through them.
+//! Decision trees: how a model's nodes become arrays, and how rows of features are led through
+//! them.
 //!
-//! `test` turns every comparison into `x <= split`, `layout` puts the nodes into arrays, `walk` leads rows and trees through them
-//! several at a time, `shallow` evaluates trees of few levels without following a branch, and `run` shares rows out over threads.
+//! `test` turns every comparison into `x <= split`, `layout` puts the nodes into arrays, `walk`
+//! leads rows and trees through them several at a time, `shallow` evaluates trees of few levels
+//! without following a branch, and `run` shares rows out over threads.
 //!
-//! The leaves of a row are summed in doubles and in the order of the trees, whatever way was taken through them, so that the bits
-//! depend neither on the number of threads nor on the rows that a row comes with.
+//! The leaves of a row are summed in doubles and in the order of the trees, whatever way was taken
+//! through them, so that the bits depend neither on the number of threads nor on the rows that a
+//! row comes with.
 
 mod layout;
 mod run;

@@ -20,14 +20,15 @@ const STEPS_FOR_THREADS: usize = 100_000;
 /// Parts for each thread, to even out unequal speeds.
 const PARTS_PER_THREAD: usize = 4;
 
-/// The bytes of nodes that are taken to stay in a core's own cache while blocks of rows pass by. A larger forest is read
-/// again from farther away for each block, so that blocks are longer then.
+/// The bytes of nodes that are taken to stay in a core's own cache while blocks of rows pass by. A
+/// larger forest is read again from farther away for each block, so that blocks are longer then.
 const CACHED_BYTES: usize = 512 << 10;
 
 /// The rows of a block for forests that stay in the cache, and for those that do not.
 const BLOCK_ROWS: [usize; 2] = [256, 1024];
 
-/// The bytes that the rows of a block may take in scratch memory, where not even [`ROWS`] rows take more.
+/// The bytes that the rows of a block may take in scratch memory, where not even [`ROWS`] rows take
+/// more.
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// The alignment of scratch memory.
@@ -42,7 +43,8 @@ pub(in crate::kernels::ml) struct Request<'a> {
     pub(in crate::kernels::ml) workspace: &'a mut [u8],
 }
 
-/// Turns the sums of a row, with whether each target got any, into its scores, and says which class the row is of.
+/// Turns the sums of a row, with whether each target got any, into its scores, and says which class
+/// the row is of.
 pub(in crate::kernels::ml) type Finish<'a> = dyn Fn(&mut [f64], &mut [u8]) -> usize + Sync + 'a;
 
 /// How rows are shared out, and what each part needs.
@@ -51,8 +53,8 @@ struct Division {
     /// The rows of a part, and of a block within it; both are whole numbers of vectors.
     part_rows: usize,
     block_rows: usize,
-    /// The bytes of a part's scratch memory: sums, the sums of a row, features, features with copies, arranged
-    /// features, and for both kinds of sums whether there were any.
+    /// The bytes of a part's scratch memory: sums, the sums of a row, features, features with
+    /// copies, arranged features, and for both kinds of sums whether there were any.
     sections: [usize; 7],
 }
 
@@ -157,7 +159,8 @@ struct Block<'a, V> {
     with_copies: bool,
 }
 
-/// The sums of a block: those of one target lie side by side, `stride` apart from those of the next.
+/// The sums of a block: those of one target lie side by side, `stride` apart from those of the
+/// next.
 struct Sums<'a> {
     sums: &'a mut [f64],
     seen: &'a mut [u8],
@@ -421,7 +424,8 @@ impl<N: Node> Trees<N> {
     }
 }
 
-/// Writes a row twice into the halves of `to`; in the second the least value stands for what is not a number.
+/// Writes a row twice into the halves of `to`; in the second the least value stands for what is not
+/// a number.
 pub(super) fn copy_columns<T: Number>(row: &[T], to: &mut [T]) {
     let (plain, copy) = to.split_at_mut(to.len() / 2);
     for ((plain, copy), &x) in plain.iter_mut().zip(copy).zip(row) {

@@ -1,4 +1,5 @@
-//! Trees of few levels, evaluated whole: every question is asked of a vector of rows, and the answers choose between the leaves.
+//! Trees of few levels, evaluated whole: every question is asked of a vector of rows, and the
+//! answers choose between the leaves.
 //!
 //! That asks more than a way through the tree does, but reads memory in order and follows nothing.
 
@@ -17,8 +18,8 @@ pub(super) const ROWS: usize = crate::simd::MAX_LANES;
 /// The levels of the deepest tree that is evaluated whole.
 const MAX_DEPTH: u32 = 6;
 
-/// The trees of few levels, each filled up to a perfect tree: of depth d with `2^d - 1` questions, level by level, and
-/// `2^d` values.
+/// The trees of few levels, each filled up to a perfect tree: of depth d with `2^d - 1` questions,
+/// level by level, and `2^d` values.
 pub(super) struct Shallow {
     /// For each tree of the forest the start of its questions and of its values.
     starts: Vec<Option<(usize, usize)>>,
@@ -96,7 +97,8 @@ impl Shallow {
         self.columns.is_empty()
     }
 
-    /// What a row costs in all `trees`, in steps from node to node: a vector of rows asks each question in about the time of one.
+    /// What a row costs in all `trees`, in steps from node to node: a vector of rows asks each
+    /// question in about the time of one.
     pub(super) fn row_steps(&self, trees: &[Tree]) -> usize {
         let steps = |(index, tree): (usize, &Tree)| match self.starts.get(index) {
             Some(Some(_)) => 1 << tree.depth,
@@ -105,7 +107,8 @@ impl Shallow {
         trees.iter().enumerate().map(steps).sum::<usize>() / ROWS
     }
 
-    /// Writes rows of features as blocks of [`ROWS`] rows, each column by column. Where the last block has no rows it keeps what it has.
+    /// Writes rows of features as blocks of [`ROWS`] rows, each column by column. Where the last
+    /// block has no rows it keeps what it has.
     pub(super) fn arrange<T: Copy>(
         &self,
         (rows, features): (&[T], usize),
@@ -125,7 +128,8 @@ impl Shallow {
         }
     }
 
-    /// Adds what the tree at `index` gives for arranged rows to the scores of its target; false if it is not among the shallow ones.
+    /// Adds what the tree at `index` gives for arranged rows to the scores of its target; false if
+    /// it is not among the shallow ones.
     pub(super) fn add(
         &self,
         (index, tree): (usize, &Tree),

@@ -30,8 +30,9 @@ impl Comparison {
     }
 }
 
-/// A question whose answer changes at each of some splits: `first` up to and with the first one, then the opposite up to and
-/// with the second, and so on. All comparisons and memberships have this form, as `x < split` is `x <= the double below`.
+/// A question whose answer changes at each of some splits: `first` up to and with the first one,
+/// then the opposite up to and with the second, and so on. All comparisons and memberships have
+/// this form, as `x < split` is `x <= the double below`.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::kernels::ml) struct Test {
     pub(super) splits: SmallVec<[f64; 2]>,
@@ -41,7 +42,8 @@ pub(in crate::kernels::ml) struct Test {
 }
 
 impl Test {
-    /// The test of a comparison. What is not a number compares as false, but not equal to everything; `missing` makes it true.
+    /// The test of a comparison. What is not a number compares as false, but not equal to
+    /// everything; `missing` makes it true.
     pub(in crate::kernels::ml) fn compare(comparison: Comparison, split: f64, missing: bool) -> Test {
         let mut test = match comparison {
             // Nothing compares with what is not a number.
@@ -92,7 +94,8 @@ impl Test {
         self.first ^ (index % 2 == 1)
     }
 
-    /// The interval whose answer those that are not a number get: the last one where that fits, as they go right by nature.
+    /// The interval whose answer those that are not a number get: the last one where that fits, as
+    /// they go right by nature.
     pub(super) fn missing_interval(&self) -> usize {
         let last = self.splits.len();
         if self.answer(last) == self.missing { last } else { last.saturating_sub(1) }

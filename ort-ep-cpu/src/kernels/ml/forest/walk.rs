@@ -1,19 +1,21 @@
 //! The way through deep trees, several at a time.
 //!
-//! A step waits for memory, so [`WIDTH`] ways are followed side by side: those of several rows through one tree, or those of one
-//! row through several trees. Vectors that gather were measured, too: on processors with slow gathers they take twice as long.
+//! A step waits for memory, so [`WIDTH`] ways are followed side by side: those of several rows
+//! through one tree, or those of one row through several trees. Vectors that gather were measured,
+//! too: on processors with slow gathers they take twice as long.
 
 use super::layout::{Node, Places};
 
 /// How many ways are followed at a time.
 pub(super) const WIDTH: usize = 8;
 
-/// Up to how many steps are taken without asking whether all ways have ended, and how often it is asked in deeper trees: those
-/// that grew without a bound have few long ways.
+/// Up to how many steps are taken without asking whether all ways have ended, and how often it is
+/// asked in deeper trees: those that grew without a bound have few long ways.
 const STEPS: u32 = 8;
 const STEPS_BETWEEN: u32 = 3;
 
-/// Follows ways from the nodes `at` for up to `depth` steps. Each has its features from one of `starts` on in `values`.
+/// Follows ways from the nodes `at` for up to `depth` steps. Each has its features from one of
+/// `starts` on in `values`.
 // Inlined into its callers it finds too few registers.
 #[inline(never)]
 pub(super) fn walk<N: Node>(
@@ -25,7 +27,8 @@ pub(super) fn walk<N: Node>(
 ) {
     let step = |at: &mut [u32; WIDTH]| {
         for (at, start) in at.iter_mut().zip(starts) {
-            // Both are always there: children and columns were checked when the forest was laid out.
+            // Both are always there: children and columns were checked when the forest was laid
+            // out.
             let Some(node) = nodes.get(*at as usize) else { return };
             let Some(x) = values.get(start + node.column(places)) else { return };
             *at = node.child(places) + u32::from(!is_left(x, &node.split()));

@@ -193,9 +193,11 @@ impl Axis {
         self.from == self.to && self.scale.is_one() && whole
     }
 
-    /// The coordinate in the input for an index of the result, from which the nearest element is taken. Which one that is at a
-    /// tie depends on the precision: that of sizes is exact there; a scale is a number in single precision that stands for one
-    /// nearby (0.6 for 3/5), and computing in single precision, as ONNX Runtime does, leads to the coordinate of that one.
+    /// The coordinate in the input for an index of the result, from which the nearest element is
+    /// taken. Which one that is at a tie depends on the precision: that of sizes is exact
+    /// there; a scale is a number in single precision that stands for one nearby (0.6 for 3/5),
+    /// and computing in single precision, as ONNX Runtime does, leads to the coordinate of that
+    /// one.
     pub(super) fn coordinate_of_nearest(&self, transform: Transform, index: usize) -> f64 {
         match self.given.filter(|_| transform != Transform::CropAndResize) {
             Some(scale) => {
@@ -205,15 +207,16 @@ impl Axis {
         }
     }
 
-    /// The coordinate that weights follow from, in double precision: an error of single precision would grow with the
-    /// coordinate, and doubles and integers would show it at once.
+    /// The coordinate that weights follow from, in double precision: an error of single precision
+    /// would grow with the coordinate, and doubles and integers would show it at once.
     pub(super) fn coordinate(&self, transform: Transform, index: usize) -> f64 {
         let width = self.scale.times(self.from as f64);
         self.coordinate_in(transform, index, width, |x: f64| self.scale.divide(x))
     }
 
-    /// The coordinate, where the result is `width` wide before that is cut to an integer, and `divide` divides by the scale.
-    /// What holds for a result of one element goes by the integer, as in the standard's text and ONNX Runtime.
+    /// The coordinate, where the result is `width` wide before that is cut to an integer, and
+    /// `divide` divides by the scale. What holds for a result of one element goes by the
+    /// integer, as in the standard's text and ONNX Runtime.
     fn coordinate_in<F: Float + 'static>(
         &self,
         transform: Transform,

@@ -1,4 +1,5 @@
-//! How elements are interpolated: floats in `float` or `double`, integers in `double` and rounded once at the end.
+//! How elements are interpolated: floats in `float` or `double`, integers in `double` and rounded
+//! once at the end.
 
 use half::{bf16, f16};
 use num_traits::Float;
@@ -12,8 +13,9 @@ pub(super) trait Pixel: Element {
     /// The element as a term of a sum.
     fn widen(self) -> Self::Sum;
 
-    /// The nearest element to a sum. Integers are kept in range, and of two that are as near it is the even one, as in the
-    /// standard's evaluator: cut, an image of one value would not stay one.
+    /// The nearest element to a sum. Integers are kept in range, and of two that are as near it is
+    /// the even one, as in the standard's evaluator: cut, an image of one value would not stay
+    /// one.
     fn rounded(sum: Self::Sum) -> Self;
 }
 

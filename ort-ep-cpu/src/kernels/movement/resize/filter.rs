@@ -1,4 +1,5 @@
-//! Interpolation along one axis after another: each element of the result is a weighted sum of a few elements.
+//! Interpolation along one axis after another: each element of the result is a weighted sum of a
+//! few elements.
 
 use num_traits::Float;
 use ort_core::{Result, ensure, error};
@@ -30,8 +31,8 @@ pub(super) struct Pass<C> {
     extrapolation: C,
 }
 
-/// The axes whose size changes or may be read elsewhere, in the order that keeps what is between passes small: what
-/// shrinks comes first, and of what grows alike the innermost.
+/// The axes whose size changes or may be read elsewhere, in the order that keeps what is between
+/// passes small: what shrinks comes first, and of what grows alike the innermost.
 pub(super) fn order_of_passes(from: &[usize], to: &[usize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..from.len().min(to.len())).rev().collect();
     // An axis of size 0 has no quotient to compare; it comes last, so that the order is total.
@@ -115,7 +116,8 @@ fn least_taps(mode: Mode) -> usize {
     }
 }
 
-/// The most that [`taps_of`] tells of an axis of which only the sizes are known. The result's size is that of the scale to within half an element.
+/// The most that [`taps_of`] tells of an axis of which only the sizes are known. The result's size
+/// is that of the scale to within half an element.
 fn most_taps(from: usize, to: usize, settings: &Settings) -> usize {
     let least = least_taps(settings.mode);
     match settings.stretches() && to <= from {
@@ -133,7 +135,8 @@ pub(super) fn bytes_of_axes(axes: &[Axis], settings: &Settings) -> usize {
     axes.iter().fold(0, |sum: usize, axis| sum.saturating_add(bytes_of(axis.to, taps_of(axis, settings))))
 }
 
-/// Of one pass: a place and a weight, in doubles at most, for each element that a sum reads, a flag for each sum, and what one sum is made from.
+/// Of one pass: a place and a weight, in doubles at most, for each element that a sum reads, a flag
+/// for each sum, and what one sum is made from.
 fn bytes_of(to: usize, taps: usize) -> usize {
     let places = taps.saturating_mul(size_of::<usize>() + size_of::<f64>());
     places.saturating_add(1).saturating_mul(to).saturating_add(places)
@@ -150,12 +153,13 @@ fn weights(x: f64, axis: &Axis, settings: &Settings) -> (i64, Vec<f64>) {
     if settings.mode == Mode::Nearest {
         return (settings.nearest(x, axis.from) as i64, vec![1.0]);
     }
-    // Far outside, where only a region leads, all elements are the same border; whole numbers stay exact.
+    // Far outside, where only a region leads, all elements are the same border; whole numbers stay
+    // exact.
     let x = x.clamp(-FARTHEST, FARTHEST);
     let scale = axis.scale.value().min(1.0);
     let smooth = settings.antialias && scale < 1.0;
-    // The reference takes the element left of a coordinate as the base, even of one exactly on an element; with a
-    // stretched filter that decides which elements are read.
+    // The reference takes the element left of a coordinate as the base, even of one exactly on an
+    // element; with a stretched filter that decides which elements are read.
     let base = if smooth { x.ceil() - 1.0 } else { x.floor() };
     let fraction = x - base;
     let a = f64::from(settings.cubic_a);
@@ -284,7 +288,8 @@ impl<C: Pixel<Sum = C> + Float + std::ops::AddAssign> Pass<C> {
         B::rounded(sum)
     }
 
-    /// Further dimensions are inside: whole rows are added, a part that fits into the first cache at a time.
+    /// Further dimensions are inside: whole rows are added, a part that fits into the first cache
+    /// at a time.
     fn sum_rows<A: Pixel<Sum = C>, B: Pixel<Sum = C>>(&self, from: &[A], element: usize, row: &mut [B]) {
         if self.outside[element] {
             interrupt::fill(row, B::rounded(self.extrapolation));

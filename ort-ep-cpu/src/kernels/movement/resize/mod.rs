@@ -30,7 +30,8 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// Whether numbers are computed: in all modes but the nearest, and where values outside of the image are given.
+/// Whether numbers are computed: in all modes but the nearest, and where values outside of the
+/// image are given.
 fn interpolates(node: &NodeView<'_>) -> bool {
     let attrs = node.attrs();
     let nearest = attrs.find_string("mode") == Some("nearest");

@@ -1,4 +1,5 @@
-//! Huffman codes and the bits behind them: blocks of coefficients of sequential and progressive scans.
+//! Huffman codes and the bits behind them: blocks of coefficients of sequential and progressive
+//! scans.
 
 use super::Damage;
 
@@ -21,7 +22,8 @@ const LOOK: u32 = 9;
 pub(super) struct Huffman {
     /// For the next [`LOOK`] bits the value and the bits of its code; 0 bits if the code is longer.
     quick: Vec<(u8, u8)>,
-    /// For each length the first code after those of it, shifted to 16 bits, and what leads from a code to its value.
+    /// For each length the first code after those of it, shifted to 16 bits, and what leads from a
+    /// code to its value.
     ends: [u32; 17],
     offsets: [i32; 17],
     values: Vec<u8>,
@@ -188,7 +190,8 @@ pub(super) struct Coded<'a> {
     pub(super) progress: Progress,
 }
 
-/// The part of the coefficients that a scan codes: from one to another, shifted by `low` bits; `high` of an earlier scan, 0 of the first.
+/// The part of the coefficients that a scan codes: from one to another, shifted by `low` bits;
+/// `high` of an earlier scan, 0 of the first.
 #[derive(Clone, Copy)]
 pub(super) struct Band {
     pub(super) first: usize,

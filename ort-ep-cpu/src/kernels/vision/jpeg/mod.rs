@@ -1,7 +1,9 @@
-//! JPEG, sequential and progressive with Huffman codes of 8 bits: the forms that the standard's ImageDecoder asks for, without unsafe code.
+//! JPEG, sequential and progressive with Huffman codes of 8 bits: the forms that the standard's
+//! ImageDecoder asks for, without unsafe code.
 //!
-//! Its pixels are libjpeg-turbo's, bit for bit: the standard asks for that library's way to interpolate colours, and no decoder in safe Rust has it. Arithmetic
-//! codes, 12 bits and lossless JPEG are refused. The format is ITU-T T.81; what a decoder is free to choose is in `pixels.rs`.
+//! Its pixels are libjpeg-turbo's, bit for bit: the standard asks for that library's way to
+//! interpolate colours, and no decoder in safe Rust has it. Arithmetic codes, 12 bits and lossless
+//! JPEG are refused. The format is ITU-T T.81; what a decoder is free to choose is in `pixels.rs`.
 
 mod entropy;
 mod pixels;
@@ -13,7 +15,8 @@ use pixels::{Plane, over_black, rgb, samples};
 
 use crate::interrupt::spend;
 
-/// More scans than this no image has: each goes through all of it, however few bytes it takes itself.
+/// More scans than this no image has: each goes through all of it, however few bytes it takes
+/// itself.
 const MOST_SCANS: usize = 100;
 
 /// Why an image is not decoded.
@@ -369,7 +372,8 @@ impl Decoder<'_> {
         let (columns, rows) = self.units(&scanned);
         let mut left = self.tables.restart;
         for unit in 0..columns * rows {
-            // A scan of a vast image may take few bytes, and each of many scans goes through all blocks.
+            // A scan of a vast image may take few bytes, and each of many scans goes through all
+            // blocks.
             spend(64 * scanned.len());
             if self.tables.restart > 0 {
                 if left == 0 {
@@ -418,7 +422,8 @@ impl Decoder<'_> {
         Ok(band)
     }
 
-    /// The columns and rows of MCUs of a scan. A component alone has one block in each, and none to fill up.
+    /// The columns and rows of MCUs of a scan. A component alone has one block in each, and none to
+    /// fill up.
     fn units(&self, scanned: &[Scanned]) -> (usize, usize) {
         let frame = self.frame;
         let alone = match scanned {

@@ -1,5 +1,6 @@
-//! From coefficients to pixels as libjpeg and libjpeg-turbo make them: the integer transform of 13 bits, colours between samples interpolated with alternating
-//! rounding (as the standard's ImageDecoder asks for), and the conversion of YCbCr in 16 bits.
+//! From coefficients to pixels as libjpeg and libjpeg-turbo make them: the integer transform of 13
+//! bits, colours between samples interpolated with alternating rounding (as the standard's
+//! ImageDecoder asks for), and the conversion of YCbCr in 16 bits.
 
 use std::num::Wrapping;
 
@@ -21,7 +22,8 @@ const C_2_053119869: i32 = 16819;
 const C_2_562915447: i32 = 20995;
 const C_3_072711026: i32 = 25172;
 
-/// The inverse transform of eight values, scaled by 2^13 and the square root of 8. Coefficients of damaged files wrap around.
+/// The inverse transform of eight values, scaled by 2^13 and the square root of 8. Coefficients of
+/// damaged files wrap around.
 fn transform(input: [i32; 8]) -> [i32; 8] {
     let [i0, i1, i2, i3, i4, i5, i6, i7] = input.map(Wrapping);
     let times = |value: Wrapping<i32>, constant: i32| value * Wrapping(constant);
@@ -123,7 +125,8 @@ impl Plane<'_> {
     }
 }
 
-/// Twice as many columns: each is three quarters of the nearer sum and a quarter of the other, rounded by `bias` to the left and to the right.
+/// Twice as many columns: each is three quarters of the nearer sum and a quarter of the other,
+/// rounded by `bias` to the left and to the right.
 fn widen(sums: &[u16], bias: [u16; 2], shift: u32, to: &mut [u8]) {
     let last = sums.len().saturating_sub(1);
     let at = |index: usize| sums.get(index).copied().unwrap_or_default();

@@ -60,7 +60,8 @@ impl Windows<'_> {
         Windows { sizes, positions, taps, pixels, map }
     }
 
-    /// A factor. With the library's own choice of arithmetic, float32 may be shortened on tensor cores.
+    /// A factor. With the library's own choice of arithmetic, float32 may be shortened on tensor
+    /// cores.
     fn read(&self, at: u64, index: usize) -> f64 {
         let value = self.sizes.element.read(at, index);
         if self.sizes.element == Element::F32 && self.sizes.math != 3 { short(value) } else { value }

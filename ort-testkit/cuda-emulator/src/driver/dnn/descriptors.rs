@@ -40,7 +40,8 @@ pub(super) struct Axis {
     pub(super) pad: usize,
 }
 
-/// A convolution whose descriptors fit each other. Its tensors have no gaps, and all of them the channels at the same place.
+/// A convolution whose descriptors fit each other. Its tensors have no gaps, and all of them the
+/// channels at the same place.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub(super) element: Element,
@@ -111,7 +112,8 @@ impl Tensor {
 }
 
 impl Filter {
-    /// In one of the formats `CUDNN_TENSOR_NCHW` and `CUDNN_TENSOR_NHWC`, whose sizes are told in the same order.
+    /// In one of the formats `CUDNN_TENSOR_NCHW` and `CUDNN_TENSOR_NHWC`, whose sizes are told in
+    /// the same order.
     pub(super) fn new(ty: c_int, format: c_int, sizes: &[c_int]) -> Result<Filter, c_int> {
         let channels_last = match format {
             0 => false,
@@ -125,7 +127,8 @@ impl Filter {
 impl Convolution {
     pub(super) fn new(lists: [Vec<c_int>; 3], mode: c_int, compute: c_int) -> Result<Convolution, c_int> {
         let [pads, strides, dilations] = lists;
-        // Of the types that there are all sums are in float32; a filter that is turned round is another operator.
+        // Of the types that there are all sums are in float32; a filter that is turned round is
+        // another operator.
         if compute != 0 || mode != 1 {
             return Err(NOT_SUPPORTED);
         }
