@@ -33,8 +33,8 @@ pub trait Allocator: Send + Sync {
     /// # Errors
     ///
     /// [`AllocError::OutOfMemory`] or [`AllocError::BudgetExceeded`] where the memory cannot be
-    /// had, and [`AllocError::Unsupported`] where `alignment` is no power of two or is more
-    /// than the device offers.
+    /// had, and [`AllocError::Unsupported`] where `alignment` is no power of two or is more than
+    /// the device offers.
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError>;
 
     /// What has been handed out so far.

@@ -59,8 +59,8 @@ pub struct ArenaConfig {
     /// GiB.
     pub max_power_of_two_extend_bytes: usize,
     /// Whether regions that are wholly free, but too small for a request, go back before there is a
-    /// new one. Without it an arena whose requests grow little by little holds all sizes that
-    /// ever were. False, as in ONNX Runtime.
+    /// new one. Without it an arena whose requests grow little by little holds all sizes that ever
+    /// were. False, as in ONNX Runtime.
     pub replace_free_regions: bool,
 }
 

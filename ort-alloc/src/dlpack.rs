@@ -126,10 +126,10 @@ impl Managed {
     /// # Safety
     ///
     /// The pointer must be to a structure as `dlpack.h` describes it, which nobody else uses or
-    /// deletes from now on, whose shape and strides have `ndim` numbers, and whose deleter may
-    /// be called from any thread. Until it is called, the elements (as many bytes as shape,
-    /// strides and type say) must be initialised and must not move, and are written by
-    /// nobody while a reference to bytes of a buffer made of it exists.
+    /// deletes from now on, whose shape and strides have `ndim` numbers, and whose deleter may be
+    /// called from any thread. Until it is called, the elements (as many bytes as shape, strides
+    /// and type say) must be initialised and must not move, and are written by nobody while a
+    /// reference to bytes of a buffer made of it exists.
     pub unsafe fn from_raw(raw: Raw) -> Result<Managed, AllocError> {
         let managed = Managed { raw };
         if let Raw::Versioned(pointer) = raw {

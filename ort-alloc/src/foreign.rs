@@ -36,9 +36,9 @@ impl Buffer {
     /// # Safety
     ///
     /// From this call until `owner` is dropped, the `len` bytes from `pointer` on must be
-    /// initialised, readable and writable from any thread, and must stay where they are. While
-    /// a reference to bytes of the buffer exists (a run that uses it holds such references),
-    /// nobody reads or writes them in another way; between such uses their owner may.
+    /// initialised, readable and writable from any thread, and must stay where they are. While a
+    /// reference to bytes of the buffer exists (a run that uses it holds such references), nobody
+    /// reads or writes them in another way; between such uses their owner may.
     pub unsafe fn foreign(
         pointer: *mut u8,
         len: usize,
@@ -60,9 +60,9 @@ impl SharedBuffer {
     /// # Safety
     ///
     /// From this call until `owner` is dropped, the `len` bytes from `pointer` on must be
-    /// initialised, readable from any thread, and must stay where they are. While a reference
-    /// to bytes of the buffer exists (a run that uses it holds such references), nobody writes
-    /// them; between such uses their owner may.
+    /// initialised, readable from any thread, and must stay where they are. While a reference to
+    /// bytes of the buffer exists (a run that uses it holds such references), nobody writes them;
+    /// between such uses their owner may.
     pub unsafe fn foreign(
         pointer: *const u8,
         len: usize,

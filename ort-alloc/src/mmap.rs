@@ -218,8 +218,8 @@ impl MappedFile {
     }
 
     /// Lets go of the whole pages inside `range`: they stop counting as this process's memory.
-    /// Reading them again is right and reads them anew. Weights that have been packed do not
-    /// stay resident twice this way.
+    /// Reading them again is right and reads them anew. Weights that have been packed do not stay
+    /// resident twice this way.
     ///
     /// # Errors
     ///
@@ -234,8 +234,8 @@ impl MappedFile {
     }
 
     /// How many bytes of `range` are resident in this process, by pages: a page that `range` only
-    /// touches counts for the bytes in `range`. Where the system hides a process's own pages
-    /// this is what the page cache holds.
+    /// touches counts for the bytes in `range`. Where the system hides a process's own pages this
+    /// is what the page cache holds.
     ///
     /// # Errors
     ///

@@ -12,8 +12,8 @@ use crate::{Error, Result, error};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes that the messages of a model may take in memory once they are decoded, where that is
-    /// more than 64 times the file. Weights inside the file are not counted: they stay where
-    /// they are.
+    /// more than 64 times the file. Weights inside the file are not counted: they stay where they
+    /// are.
     pub bytes: u64,
     /// Nodes in all, those of subgraphs and of inlined functions included.
     pub nodes: usize,

@@ -204,8 +204,8 @@ impl Pool {
     /// # Panics
     ///
     /// When a task panics, the first panic goes on in the caller after all tasks have ended. When
-    /// the run is over, the caller unwinds with [`interrupt::Interrupted`] once the tasks that
-    /// have begun have seen it; the others never begin.
+    /// the run is over, the caller unwinds with [`interrupt::Interrupted`] once the tasks that have
+    /// begun have seen it; the others never begin.
     pub fn run(&self, threads: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let helpers = threads.min(self.capacity).min(tasks).saturating_sub(1);
         if helpers == 0 || INSIDE_REGION.with(Cell::get) {

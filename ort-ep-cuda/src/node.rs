@@ -109,8 +109,8 @@ impl Executable for Node {
 
 impl Node {
     /// The bytes of workspace that a library may have at most: what the plan leaves, and the
-    /// device. What other nodes keep on a device that has no limit, the plan does not hold
-    /// against what is free: there it may have half of what is left without this one's tensors.
+    /// device. What other nodes keep on a device that has no limit, the plan does not hold against
+    /// what is free: there it may have half of what is left without this one's tensors.
     fn room(&self, shapes: &IoShapes<'_>) -> usize {
         let Some(Left { bytes: left, is_of_limit }) = self.parts.left() else { return shapes.room };
         let all = self.input_types.iter().zip(shapes.inputs);
@@ -230,8 +230,8 @@ impl Node {
     }
 
     /// The place of the fastest of several ways, by trying them on what is given. The first one
-    /// where an input is in the place of an output and there is no room for another one: it
-    /// would be written over.
+    /// where an input is in the place of an output and there is no room for another one: it would
+    /// be written over.
     fn find_fastest(&self, ways: &[Vec<Launch>], given: &Given<'_>, run: &RunCx<'_>) -> Result<usize> {
         let is_output = |input: &Operand| matches!(input.arg, Arg::Output(_));
         let times = if !given.inputs.iter().flatten().any(is_output) {

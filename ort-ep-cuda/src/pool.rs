@@ -93,9 +93,8 @@ impl Shared {
     }
 
     /// Gives back what is free beyond the limit, as far as the pool can: it holds whole blocks of
-    /// the driver's granularity (32 MiB), each of which stays as long as any of it is in use.
-    /// What a trim leaves is not trimmed again until the pool grows, as each one waits for the
-    /// device.
+    /// the driver's granularity (32 MiB), each of which stays as long as any of it is in use. What
+    /// a trim leaves is not trimmed again until the pool grows, as each one waits for the device.
     fn trim_to_limit(&self, limit: usize) {
         let Ok(held) = self.pool.reserved() else { return };
         if held > limit && held > self.held_beyond.load(Ordering::Relaxed) {

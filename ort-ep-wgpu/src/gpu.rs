@@ -121,10 +121,9 @@ impl Gpu {
     /// What a thread holds while it uses a device of GL; nothing on other backends.
     ///
     /// Such a device has one context. wgpu-hal takes it for each command, and panics if it has to
-    /// wait some seconds for it: a thread that submits work to a software adapter, or waits for
-    /// it, holds it for longer than that. So threads take turns here, where waiting has no
-    /// limit. Every way from outside into the device takes its turn first, and no other lock before
-    /// it.
+    /// wait some seconds for it: a thread that submits work to a software adapter, or waits for it,
+    /// holds it for longer than that. So threads take turns here, where waiting has no limit. Every
+    /// way from outside into the device takes its turn first, and no other lock before it.
     pub(crate) fn exclusive(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
         self.turn.as_ref().map(ReentrantMutex::lock)
     }

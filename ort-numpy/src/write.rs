@@ -47,8 +47,8 @@ impl<W: Write + Seek> ArchiveWriter<W> {
     }
 
     /// Writes a value: a tensor under its name, a sequence as `NAME[0]`, `NAME[1]` and so on, a map
-    /// as `NAME.keys` and `NAME.values`, an optional as what it holds, or not at all if it
-    /// holds nothing, a sparse tensor as a dense one.
+    /// as `NAME.keys` and `NAME.values`, an optional as what it holds, or not at all if it holds
+    /// nothing, a sparse tensor as a dense one.
     ///
     /// # Errors
     ///

@@ -2,9 +2,9 @@
 //! `tests/golden/broken_models.txt` and `tests/golden/hostile_inputs.txt`.
 //!
 //! A case is `## name`, the lines of a model (see `hostile_support/text.rs`), and `=> ` with the
-//! error, `=> an answer`, or `=> any end`.
-//! `GOLDEN_UPDATE=1` writes what is said now into the files, to be read before it is kept;
-//! `GOLDEN_ONLY=words` tries the cases whose names have these words, and writes nothing.
+//! error, `=> an answer`, or `=> any end`. `GOLDEN_UPDATE=1` writes what is said now into the
+//! files, to be read before it is kept; `GOLDEN_ONLY=words` tries the cases whose names have these
+//! words, and writes nothing.
 #![cfg(all(feature = "cpu", target_os = "linux"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 

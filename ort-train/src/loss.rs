@@ -30,8 +30,8 @@ pub enum Loss {
     /// the same shape.
     BceWithLogits,
     /// The Kullback-Leibler divergence of the scores' distribution from that of an input `target`
-    /// of a teacher's scores, both divided by a temperature; mean over all but the last axis,
-    /// times the square of the temperature (Hinton et al. 2015, section 2).
+    /// of a teacher's scores, both divided by a temperature; mean over all but the last axis, times
+    /// the square of the temperature (Hinton et al. 2015, section 2).
     KlDivergence {
         /// The temperature, above 0.
         temperature: f32,

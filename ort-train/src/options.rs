@@ -27,8 +27,8 @@ pub struct TrainingOptions {
     /// Patterns of the weights that are trained; by default all floats of rank 1 or more that have
     /// gradients, but what an exporter marks as a buffer or names as a constant
     /// ([`TrainingGraph::untrained_constants`](crate::TrainingGraph::untrained_constants)). A
-    /// pattern matches initializers; a constant that a node gives is trained only if it is
-    /// named in full.
+    /// pattern matches initializers; a constant that a node gives is trained only if it is named in
+    /// full.
     pub trainable: Vec<String>,
     /// Patterns of weights that stay as they are. They take no gradient and no state.
     pub frozen: Vec<String>,

@@ -57,8 +57,8 @@ impl Workspace {
     }
 
     /// Builds an example of a member for development and returns its path. The whole workspace
-    /// chooses the features of what it is built from, as it does for the tests: of these
-    /// nothing is built a second time.
+    /// chooses the features of what it is built from, as it does for the tests: of these nothing is
+    /// built a second time.
     pub(crate) fn build_example(&self, name: &str) -> Result<PathBuf> {
         run(self.cargo().args(["build", "--quiet", "--workspace", "--example", name]))?;
         Ok(self.target.join("debug/examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))

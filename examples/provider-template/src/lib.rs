@@ -2,8 +2,8 @@
 //!
 //! The device stands for an accelerator: the host cannot touch its memory, only [`Device::copy`]
 //! moves bytes in and out. It adds, multiplies matrices and cuts off below zero, in float32.
-//! `memory` is its memory, `kernels` is what it computes; to add an operator, write its
-//! function there and a row.
+//! `memory` is its memory, `kernels` is what it computes; to add an operator, write its function
+//! there and a row.
 //!
 //! ```text
 //! cargo build --release -p provider-template

@@ -62,8 +62,8 @@ impl Content {
     }
 
     /// Lets go of bytes in memory that nothing else holds. Their hash stays where there are few, or
-    /// somebody asks for it: of many it takes a part of the time to load, and most sessions
-    /// have no cache.
+    /// somebody asks for it: of many it takes a part of the time to load, and most sessions have no
+    /// cache.
     pub(crate) fn forget_unshared(&mut self, keep_hash: bool, reading: Reading) -> Result<()> {
         if self.mapping.is_some() || !self.bytes.as_ref().is_some_and(Bytes::is_unique) {
             return Ok(());

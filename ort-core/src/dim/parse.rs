@@ -15,9 +15,9 @@ impl Dim {
     ///
     /// Understood are integers, names, `+ - * / // % **`, parentheses, and the functions `floor`,
     /// `ceil` (`ceiling`), `max`, `min`, `mod`, `floor_div`, `ceil_div` in any capitals. `/` is
-    /// exact inside `floor(..)` and `ceil(..)` and rounds down elsewhere. A hyphen without
-    /// spaces between two letters is part of a name (`batch-size`). Empty text and `?` give a
-    /// fresh unknown size.
+    /// exact inside `floor(..)` and `ceil(..)` and rounds down elsewhere. A hyphen without spaces
+    /// between two letters is part of a name (`batch-size`). Empty text and `?` give a fresh
+    /// unknown size.
     pub fn parse(text: &str) -> Dim {
         let text = text.trim();
         if text.is_empty() || text == "?" {

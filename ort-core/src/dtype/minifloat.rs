@@ -110,8 +110,8 @@ impl Format {
     /// The code of a number rounded to nearest, ties to even, as the ONNX `Cast` operator says.
     ///
     /// With `saturate`, numbers out of range and infinities become the largest finite ones; without
-    /// it they become infinity or NaN where the format has one. A format without NaN encodes it
-    /// as a zero.
+    /// it they become infinity or NaN where the format has one. A format without NaN encodes it as
+    /// a zero.
     pub fn encode(self, value: f64, saturate: bool) -> u8 {
         let sign = u32::from(value.is_sign_negative()) << self.magnitude_bits();
         if value.is_nan() {

@@ -120,8 +120,8 @@ impl<'a> CompileCx<'a> {
     /// the budget counts. `fill` is not called where the session only asks how much memory the
     /// kernel would take, or where the compiled cache has the bytes: what is packed may only be
     /// read by runs, and must follow from the node, its constants, the precision and the
-    /// [fingerprint](Device::fingerprint), on any number of threads. Where this process holds
-    /// the same bytes already, packed for whatever node, there is one copy for both.
+    /// [fingerprint](Device::fingerprint), on any number of threads. Where this process holds the
+    /// same bytes already, packed for whatever node, there is one copy for both.
     pub fn pack(
         &mut self,
         bytes: usize,

@@ -96,8 +96,7 @@ struct Lane {
 
 impl DynamicMemory {
     /// Arenas over the host's memory and that of the devices; without a configuration there are
-    /// none. Under a limit the host's is left out unless it was asked for with settings of its
-    /// own.
+    /// none. Under a limit the host's is left out unless it was asked for with settings of its own.
     pub(crate) fn new(
         budget: &Arc<Budget>,
         devices: &[Arc<dyn Device>],
@@ -218,8 +217,8 @@ impl RunMemory<'_> {
     }
 
     /// What takes something out of the budget. Where there is too little, free regions go back,
-    /// then what can be evicted, the least that may do, and it is tried again: a request fails
-    /// only if it does not fit beside what the run cannot do without.
+    /// then what can be evicted, the least that may do, and it is tried again: a request fails only
+    /// if it does not fit beside what the run cannot do without.
     pub(crate) fn reserve_for<T>(&self, take: impl Fn() -> Result<T, AllocError>) -> Result<T> {
         if let Ok(taken) = take() {
             return Ok(taken);

@@ -10,16 +10,15 @@ use crate::tensor::Shape;
 /// A compiled node.
 pub trait Executable: Send + Sync {
     /// The bytes of scratch memory that a run with these shapes needs, at a 64-byte boundary: more
-    /// than [`IoShapes::room`] only where it cannot do with less. Outputs that it hands over
-    /// itself ([`OutputsFrom::Kernel`]) may have no shape yet.
+    /// than [`IoShapes::room`] only where it cannot do with less. Outputs that it hands over itself
+    /// ([`OutputsFrom::Kernel`]) may have no shape yet.
     fn workspace(&self, _shapes: &IoShapes<'_>) -> Result<usize> {
         Ok(0)
     }
 
     /// The bytes of the heap that a run with these shapes takes at most beside its workspace and
-    /// outputs: tables, and what libraries allocate. The plan counts them for the step, and
-    /// they are reserved while it runs. What no data makes larger, up to some 64 KiB, may be left
-    /// out.
+    /// outputs: tables, and what libraries allocate. The plan counts them for the step, and they
+    /// are reserved while it runs. What no data makes larger, up to some 64 KiB, may be left out.
     fn heap(&self, _shapes: &IoShapes<'_>) -> Result<usize> {
         Ok(0)
     }
@@ -76,8 +75,8 @@ pub enum OutputsFrom {
     /// The plan: the kernel writes where it is told.
     Plan,
     /// The kernel: it hands over values, as loops, sequences, strings and sizes that only the run
-    /// tells need it. What it [allocates](RunCx::allocate_in) is best in the memory of its
-    /// device, where the next node looks for it.
+    /// tells need it. What it [allocates](RunCx::allocate_in) is best in the memory of its device,
+    /// where the next node looks for it.
     Kernel,
     /// A subgraph, whose outputs the kernel hands over as they are.
     Subgraph,
@@ -98,8 +97,8 @@ pub struct KernelDef {
     /// Pairs (input, output) that may share memory where they are equally long.
     pub in_place: &'static [(usize, usize)],
     /// Pairs (input, output) of [`Self::in_place`], such as a cache's past and present, for which
-    /// the kernel itself refuses a run whose output would be longer than the input: they may
-    /// share a buffer although only the run tells how long the output is.
+    /// the kernel itself refuses a run whose output would be longer than the input: they may share
+    /// a buffer although only the run tells how long the output is.
     pub shared_buffers: &'static [(usize, usize)],
     /// Inputs that must be in host memory.
     pub host_inputs: &'static [usize],

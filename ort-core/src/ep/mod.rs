@@ -87,8 +87,8 @@ pub trait Device: Send + Sync {
         Ok(())
     }
     /// Called by a session that has compiled all of its nodes, before its first run: returns once
-    /// what the device compiles in the background, and knows to be needed, is done. What went
-    /// wrong shows when it runs.
+    /// what the device compiles in the background, and knows to be needed, is done. What went wrong
+    /// shows when it runs.
     fn end_of_build(&self) {}
     /// Called by a session after each run that ended well: what the device keeps for later
     /// processes may be written now.
@@ -107,8 +107,8 @@ pub trait Device: Send + Sync {
         false
     }
     /// The bytes of the vectors in which it reads matrices: a weight of products whose rows are no
-    /// multiple of that is transposed while a session is built, if its columns are. 1 where
-    /// weights are read as they are, or packed.
+    /// multiple of that is transposed while a session is built, if its columns are. 1 where weights
+    /// are read as they are, or packed.
     fn vector_bytes(&self) -> usize {
         1
     }

@@ -41,8 +41,7 @@ pub trait NestedRun {
     fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>>;
 
     /// The shape of an output of the subgraph at `index` for inputs of these shapes, without
-    /// running it; sizes that do not follow from them are 0. None if not even the rank is
-    /// known.
+    /// running it; sizes that do not follow from them are 0. None if not even the rank is known.
     fn output_shape(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape>;
 }
 
@@ -192,8 +191,7 @@ impl<'a> RunCx<'a> {
     }
 
     /// The shape of an output of the subgraph at `index` for inputs of these shapes, without
-    /// running it; sizes that do not follow from them are 0. None if not even the rank is
-    /// known.
+    /// running it; sizes that do not follow from them are 0. None if not even the rank is known.
     pub fn subgraph_output(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape> {
         self.nested.as_ref()?.output_shape(index, inputs, output)
     }

@@ -163,8 +163,8 @@ impl Attributes {
         value_type, find_type, Type, &ValueType, std::convert::identity);
 
     /// The number that a float attribute was written as: the shortest decimal that is this float,
-    /// as a double. What is computed in doubles needs it: `1 - beta` of the float nearest 0.999
-    /// is 1e-5 off.
+    /// as a double. What is computed in doubles needs it: `1 - beta` of the float nearest 0.999 is
+    /// 1e-5 off.
     ///
     /// # Errors
     ///

@@ -397,8 +397,8 @@ impl<'m> Loader<'m> {
     }
 
     /// Builds nodes as they come, up to the first that reads what is not declared in the scope
-    /// before it, or that brings a graph or a function body, which may see all names of the
-    /// scope. Returns how many were built.
+    /// before it, or that brings a graph or a function body, which may see all names of the scope.
+    /// Returns how many were built.
     fn build_while_in_order(&mut self, nodes: &'m [NodeProto]) -> Result<usize> {
         for (index, node) in nodes.iter().enumerate() {
             let names = &self.scope().names;
@@ -494,8 +494,8 @@ impl<'m> Loader<'m> {
     }
 
     /// What a name means in a scope: no such name, an input left out, or a value of the scope's
-    /// graph. A name from around a subgraph is made a capture on the way, or a constant of its
-    /// own, which shares the memory.
+    /// graph. A name from around a subgraph is made a capture on the way, or a constant of its own,
+    /// which shares the memory.
     #[allow(
         clippy::indexing_slicing,
         reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"

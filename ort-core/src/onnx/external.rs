@@ -257,8 +257,8 @@ impl ExternalData {
     }
 
     /// The content of a file that [`resolve`](Self::resolve) found. What the path leads to may have
-    /// changed since, so that the file is opened without following links, and what was found of
-    /// its links is compared with the open file.
+    /// changed since, so that the file is opened without following links, and what was found of its
+    /// links is compared with the open file.
     fn read_opened(&self, path: &Path) -> Result<FileBytes> {
         let folder = self.folder.as_ref();
         let blobs =
@@ -380,8 +380,8 @@ impl Opened {
     ///
     /// Each change of a file's links sets its ctime, so equal times before and after mean that the
     /// links stood still while they were counted. File systems stamp with a clock that ticks every
-    /// few milliseconds, and two changes within a tick show once: a ctime that young has to
-    /// settle first.
+    /// few milliseconds, and two changes within a tick show once: a ctime that young has to settle
+    /// first.
     fn check_hard_links(&self, root: &Path) -> Result<()> {
         use std::os::unix::fs::MetadataExt;
         let look = || self.file.metadata().map_err(|problem| cannot_open(&problem));

@@ -164,8 +164,8 @@ impl<'m> Loader<'m> {
     }
 
     /// The version that the model imports of a domain. What it uses without importing it is taken
-    /// to be of the newest version, as in ONNX Runtime; a model without any imports does not
-    /// say what it means.
+    /// to be of the newest version, as in ONNX Runtime; a model without any imports does not say
+    /// what it means.
     fn version_of(&mut self, domain: &str, node: &str) -> Result<i64> {
         let opsets = &self.scope().opsets;
         if let Some(version) = opsets.get(domain) {

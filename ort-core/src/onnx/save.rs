@@ -297,9 +297,9 @@ impl Writer<'_> {
     }
 
     /// The constants of a graph that are another one of it under a second name, each with the one
-    /// that is written. Loading makes them of an `Identity`, sharing the weight's memory.
-    /// Constants that were initializers of the file stay apart, whatever memory they share;
-    /// what is of a graph around is left out.
+    /// that is written. Loading makes them of an `Identity`, sharing the weight's memory. Constants
+    /// that were initializers of the file stay apart, whatever memory they share; what is of a
+    /// graph around is left out.
     fn copies(&self, graph: &Graph, is_outer: impl Fn(ValueId) -> bool) -> IndexMap<ValueId, ValueId> {
         let is_initializer = |id: &ValueId| self.initializers.contains(&*graph.value(*id).name);
         let constants = || graph.constants.iter().filter(|(id, _)| !is_outer(**id));

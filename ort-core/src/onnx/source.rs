@@ -29,10 +29,10 @@ const EMPTY: &str = "download or copy it again";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileAccess {
     /// Map files instead of reading them: weights then stay in the page cache, shared between
-    /// processes. A mapped file must not be changed or truncated while the model is in use:
-    /// replace it by renaming a new one over it. What is changed in place is found
-    /// before a run, which then is an error; what is truncated may end the process before that. A
-    /// model that is read is a private copy.
+    /// processes. A mapped file must not be changed or truncated while the model is in use: replace
+    /// it by renaming a new one over it. What is changed in place is found before a run, which then
+    /// is an error; what is truncated may end the process before that. A model that is read is a
+    /// private copy.
     pub map: bool,
     /// Accept external data whose file has hard links outside of the model's folder. Off by
     /// default: such a link can show a program any file of the same disk. Package managers that
@@ -144,16 +144,16 @@ impl Source {
     }
 
     /// Has the model keep the hash of its bytes, which the compiled cache finds it by: for models
-    /// of more than a mebibyte that lie in memory and not in a mapped file, where loading
-    /// copies what it needs and lets go of the rest.
+    /// of more than a mebibyte that lie in memory and not in a mapped file, where loading copies
+    /// what it needs and lets go of the rest.
     #[must_use]
     pub fn keep_hash(self, keep_hash: bool) -> Source {
         Source { keep_hash, ..self }
     }
 
     /// Has loading refuse what ONNX does not allow but ONNX Runtime runs, which otherwise is a
-    /// warning ([`Model::warnings`](crate::session::Model::warnings)), and sessions refuse
-    /// inputs that give one dimension name two sizes.
+    /// warning ([`Model::warnings`](crate::session::Model::warnings)), and sessions refuse inputs
+    /// that give one dimension name two sizes.
     #[must_use]
     pub fn strict(self, strict: bool) -> Source {
         Source { strict, ..self }

@@ -5,8 +5,8 @@
 //! of another device: what an iteration carries on stays there for the next one, scanned slices are
 //! parts of a tensor there, and what iterations give is put together there. That is a second way to
 //! run the node, taken for one on that device. It is there where the bodies cost less so than with
-//! all of their values on the host. The values on the device are those that bodies compute or
-//! read there; numbers of iterations, conditions, and what is no tensor of numbers, are the host's.
+//! all of their values on the host. The values on the device are those that bodies compute or read
+//! there; numbers of iterations, conditions, and what is no tensor of numbers, are the host's.
 
 #![allow(
     clippy::indexing_slicing,

@@ -60,8 +60,8 @@ impl<'a> Estimates<'a> {
     }
 
     /// What the host needs for a node: nothing for one that only describes or looks at a part of
-    /// its input; else a call, and the bytes that are read and written. Those of constants are
-    /// left out, as of a table of words only some rows are read.
+    /// its input; else a call, and the bytes that are read and written. Those of constants are left
+    /// out, as of a table of words only some rows are read.
     pub(super) fn work(&mut self, node: &Node) -> u64 {
         if node.spec.cost == Cost::Free || self.is_view(node) {
             return 0;

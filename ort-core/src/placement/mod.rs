@@ -50,8 +50,8 @@ pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Sco
 
 /// What it costs to run each node on the device at its place in `places`, in the bytes that the
 /// host could read or write meanwhile: what a session makes small. Compare it only with that of
-/// other places for the same nodes. The arithmetic of products and convolutions is left out, as
-/// a session never moves them.
+/// other places for the same nodes. The arithmetic of products and convolutions is left out, as a
+/// session never moves them.
 ///
 /// ```
 /// # use ort_core::{Result, ep::Device, ir::Graph, placement::{Scope, placement_cost}};

@@ -104,8 +104,8 @@ impl Program {
     }
 
     /// The values between an input and an output that is computed in its place by several steps,
-    /// each in the place of the one before: none where a single step does it, or where there is
-    /// no such way, or no other.
+    /// each in the place of the one before: none where a single step does it, or where there is no
+    /// such way, or no other.
     pub(crate) fn between(
         &self,
         makers: &FxHashMap<SlotId, (usize, usize)>,

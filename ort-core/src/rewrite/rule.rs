@@ -51,8 +51,8 @@ pub enum Known {
     #[default]
     Ranks,
     /// The element types. What the pattern computes has the shape of the value it starts from. If
-    /// the rank of that value is unknown, constants of the pattern must have no dimensions,
-    /// because others may add axes by broadcasting.
+    /// the rank of that value is unknown, constants of the pattern must have no dimensions, because
+    /// others may add axes by broadcasting.
     Types,
     /// Nothing: the rule holds for any shapes, because it broadcasts nothing and names no axes.
     Nothing,

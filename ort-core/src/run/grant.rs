@@ -135,8 +135,8 @@ impl Executor {
     }
 
     /// Waits for the run's turn at the weights and takes what it needs, which `choose` says of the
-    /// bytes that there are, or refuses it before anything runs. Every run comes by here, so
-    /// this is where the model's files are checked.
+    /// bytes that there are, or refuses it before anything runs. Every run comes by here, so this
+    /// is where the model's files are checked.
     pub(crate) fn grant<C>(
         &self,
         options: &RunOptions<'_>,
@@ -269,8 +269,7 @@ impl Executor {
     }
 
     /// Gives back at least `bytes` of what a run that goes on can do without, or all of it: slabs
-    /// that wait, and packed weights where the run is alone with them. Returns how many bytes
-    /// went.
+    /// that wait, and packed weights where the run is alone with them. Returns how many bytes went.
     pub(crate) fn evict(&self, bytes: usize, may_evict_weights: bool) -> usize {
         let slabs = std::mem::take(&mut *self.kept.slabs.lock());
         let idle: usize = slabs.iter().map(Buffer::len).sum();

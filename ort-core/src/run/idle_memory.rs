@@ -29,8 +29,7 @@ pub struct IdleMemory {
     /// dropped outputs. No bound by default.
     pub most_bytes: usize,
     /// How long a session that does not run keeps them. They go back when another session's run
-    /// ends after that time, or with [`release_idle_memory`]. A minute by default; none for
-    /// ever.
+    /// ends after that time, or with [`release_idle_memory`]. A minute by default; none for ever.
     pub after: Option<Duration>,
 }
 

@@ -24,8 +24,8 @@ pub struct RunOptions<'a> {
 impl RunOptions<'_> {
     /// Changes a setting of the run by its key, as ONNX Runtime's `add_run_config_entry` does.
     /// There is one: `memory.enable_memory_arena_shrinkage`, a list as in `cpu:0;gpu:0` of the
-    /// memories whose arenas give back their free regions after the run; `gpu` counts the
-    /// devices with memory of their own.
+    /// memories whose arenas give back their free regions after the run; `gpu` counts the devices
+    /// with memory of their own.
     ///
     /// # Errors
     ///

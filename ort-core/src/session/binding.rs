@@ -84,8 +84,8 @@ pub enum OutputTarget {
     /// output's.
     Buffer(TensorBuffer),
     /// Into memory of this device, of whatever size the run finds; from there the caller may bind
-    /// it as an input. The session allocates it, and uses it again in the next run where the
-    /// caller holds nothing of it any more.
+    /// it as an input. The session allocates it, and uses it again in the next run where the caller
+    /// holds nothing of it any more.
     Device(DeviceId),
     /// Into the memory of the input of this name, which is bound to a [`TensorBuffer`]: a cache
     /// that is read as `past` and written as `present`.
@@ -148,8 +148,8 @@ pub(super) enum Bound {
 /// After the first runs a run allocates nothing, as long as shapes stay, no output has a size that
 /// only the run tells, and the caller keeps the [`RunOptions`](super::RunOptions), whose token is a
 /// small allocation. Another shape is planned anew, once for each: a cache that grows by
-/// concatenation has another shape in each step, one in a buffer of its greatest length has
-/// not. Buffers of the caller are not counted in the session's budget.
+/// concatenation has another shape in each step, one in a buffer of its greatest length has not.
+/// Buffers of the caller are not counted in the session's budget.
 ///
 /// A run that fails may have written to bound memory, a cache included.
 pub struct IoBinding {
@@ -242,8 +242,8 @@ impl IoBinding {
     /// # Errors
     ///
     /// There is no such output, it is bound already, its type or a size differs from the model's,
-    /// the device is none of the session's or the output no tensor of numbers that it could
-    /// hold, or the input has no [`TensorBuffer`] or holds an output already.
+    /// the device is none of the session's or the output no tensor of numbers that it could hold,
+    /// or the input has no [`TensorBuffer`] or holds an output already.
     pub fn bind_output(&mut self, name: &str, target: impl Into<OutputTarget>) -> Result<()> {
         let index = self.signature.output(name)?;
         ensure!(
@@ -363,8 +363,8 @@ impl IoBinding {
     }
 
     /// The bound outputs of the last run, in the model's order. They share the memory that is
-    /// bound: while one of a caller's buffer lives, the next run is refused; memory of the
-    /// session is left to it and new memory taken.
+    /// bound: while one of a caller's buffer lives, the next run is refused; memory of the session
+    /// is left to it and new memory taken.
     ///
     /// # Errors
     ///
@@ -460,8 +460,8 @@ impl IoBinding {
     }
 
     /// Waits until bound inputs are where the session's devices read them: copies to and
-    /// computations on a device may still be under way. Runs on the device come after them in
-    /// any case.
+    /// computations on a device may still be under way. Runs on the device come after them in any
+    /// case.
     ///
     /// # Errors
     ///

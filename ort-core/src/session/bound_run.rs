@@ -38,9 +38,9 @@ pub struct BoundPeak {
 
 impl Session {
     /// What a run over a binding takes with these sizes of symbolic dimensions, if it keeps the
-    /// outputs of these names in these memories. Their buffers are there from the beginning of
-    /// the run, where [`Session::plan`] is of a run that hands its outputs over and counts each
-    /// from when it is computed. A dimension that is not named counts as 1.
+    /// outputs of these names in these memories. Their buffers are there from the beginning of the
+    /// run, where [`Session::plan`] is of a run that hands its outputs over and counts each from
+    /// when it is computed. A dimension that is not named counts as 1.
     ///
     /// # Errors
     ///
@@ -76,8 +76,8 @@ impl Session {
     /// # Errors
     ///
     /// An input without a default or every output is not bound, what is bound does not fit the
-    /// model, an output cannot be in the memory of an input, or somebody still holds an output
-    /// of an earlier run: all this before any node runs. Then those of [`Session::run`].
+    /// model, an output cannot be in the memory of an input, or somebody still holds an output of
+    /// an earlier run: all this before any node runs. Then those of [`Session::run`].
     pub fn run_with_binding(&self, binding: &mut IoBinding, options: &RunOptions<'_>) -> Result<()> {
         let ours = self.signature.get().is_some_and(|ours| Arc::ptr_eq(ours, &binding.signature));
         ensure!(

@@ -128,9 +128,8 @@ impl SessionBuilder {
     }
 
     /// The threads that making the session uses, which packs weights, folds constants and holds
-    /// files of a compiled cache against their hashes, apart from
-    /// [those of runs](Self::threads); by default the cores that this process may use. The session
-    /// is the same on any number.
+    /// files of a compiled cache against their hashes, apart from [those of runs](Self::threads);
+    /// by default the cores that this process may use. The session is the same on any number.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -146,16 +145,16 @@ impl SessionBuilder {
     }
 
     /// A folder that keeps packed weights and folded constants in files, which sessions map:
-    /// processes share them, loading packs nothing, and they do not count against limits.
-    /// Devices that compile programs keep there what a later process compiles before its first run.
-    /// An entry is found by the content of the model's files and by all that the packing
-    /// depends on; where there is none, or it is damaged or of other code, it is written first.
-    /// The folder is made where there is none; what lies in it may be removed at any time, but is
-    /// never to be changed. Whoever may write there decides what sessions compute.
+    /// processes share them, loading packs nothing, and they do not count against limits. Devices
+    /// that compile programs keep there what a later process compiles before its first run. An
+    /// entry is found by the content of the model's files and by all that the packing depends on;
+    /// where there is none, or it is damaged or of other code, it is written first. The folder is
+    /// made where there is none; what lies in it may be removed at any time, but is never to be
+    /// changed. Whoever may write there decides what sessions compute.
     ///
     /// Building fails where the path leads to a file, where the folder cannot be made, and for a
-    /// graph that was built by hand, which has no content to be found by. A folder that cannot
-    /// be written leaves packed weights in memory, with a warning.
+    /// graph that was built by hand, which has no content to be found by. A folder that cannot be
+    /// written leaves packed weights in memory, with a warning.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -173,8 +172,8 @@ impl SessionBuilder {
 
     /// A bound in bytes on what the session allocates: packed weights, activations, workspaces and
     /// outputs. Weights read from a mapped file are not allocated. Without a limit the bound is
-    /// what is free when the session is built, on the machine and in the control groups around
-    /// the process; a run that this would refuse looks again what is free then.
+    /// what is free when the session is built, on the machine and in the control groups around the
+    /// process; a run that this would refuse looks again what is free then.
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> SessionBuilder {
         self.memory_limit = Some(bytes);
@@ -225,8 +224,8 @@ impl SessionBuilder {
     }
 
     /// How the session holds memory for values whose size only the run tells: in arenas with this
-    /// configuration, whose regions count in the budget, or without one straight from the heap.
-    /// By default [`ArenaConfig::lean`].
+    /// configuration, whose regions count in the budget, or without one straight from the heap. By
+    /// default [`ArenaConfig::lean`].
     #[must_use]
     pub fn arena(mut self, config: Option<ArenaConfig>) -> SessionBuilder {
         self.arena = config;
@@ -250,9 +249,9 @@ impl SessionBuilder {
     }
 
     /// Whether a run that the memory limit, or the machine, cannot hold at once may run in parts of
-    /// its batch, one after the other; by default it may. That is done where each item is
-    /// proved to be computed apart, with the same bits ([`Session::batch_parallel`]), by
-    /// [`Session::run`]; what an [`IoBinding`](super::IoBinding) binds is not split.
+    /// its batch, one after the other; by default it may. That is done where each item is proved to
+    /// be computed apart, with the same bits ([`Session::batch_parallel`]), by [`Session::run`];
+    /// what an [`IoBinding`](super::IoBinding) binds is not split.
     #[must_use]
     pub fn batch_split(mut self, allowed: bool) -> SessionBuilder {
         self.batch_split = allowed;
@@ -260,10 +259,9 @@ impl SessionBuilder {
     }
 
     /// Has the output `output` be the new value of the input `input`, in the same memory: the step
-    /// that computes it runs after whoever else reads the input, and plans take the memory to
-    /// be there. Such a session runs over a binding alone ([`Session::io_binding`]),
-    /// in which the output is bound to the input
-    /// ([`OutputTarget::Input`](super::OutputTarget::Input)).
+    /// that computes it runs after whoever else reads the input, and plans take the memory to be
+    /// there. Such a session runs over a binding alone ([`Session::io_binding`]), in which the
+    /// output is bound to the input ([`OutputTarget::Input`](super::OutputTarget::Input)).
     ///
     /// ```no_run
     /// use ort_core::dtype::DType;
@@ -335,9 +333,9 @@ impl SessionBuilder {
     }
 
     /// Writes the model and what compiling it packs and folds into one file, whole or not at all,
-    /// that [`Model::load`] takes like any other: where these providers, settings and CPU are
-    /// found again, nothing is packed. Elsewhere the weights that the file holds are packed again,
-    /// with a warning.
+    /// that [`Model::load`] takes like any other: where these providers, settings and CPU are found
+    /// again, nothing is packed. Elsewhere the weights that the file holds are packed again, with a
+    /// warning.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -375,8 +373,7 @@ impl SessionBuilder {
     }
 
     /// Lets [`optimized`](Self::optimized) take equal names of dimensions for equal sizes. The
-    /// graph may then have fewer nodes, and is wrong for runs whose inputs contradict the
-    /// names.
+    /// graph may then have fewer nodes, and is wrong for runs whose inputs contradict the names.
     #[must_use]
     pub fn trust_dimension_names(mut self, trust: bool) -> SessionBuilder {
         self.trusts_names = trust;
@@ -499,9 +496,9 @@ impl SessionBuilder {
     }
 
     /// Names the limit that would do where the session's memory limit refused it: folded constants,
-    /// packed weights and copies at their most, or what of them stays beside a run, as far as
-    /// sizes are known. To know that, the session is built once more without memory for what it
-    /// packs; constants are folded for good, within a bound that follows from the model's size.
+    /// packed weights and copies at their most, or what of them stays beside a run, as far as sizes
+    /// are known. To know that, the session is built once more without memory for what it packs;
+    /// constants are folded for good, within a bound that follows from the model's size.
     fn explain(&self, problem: Error, setting: Setting<'_>) -> Error {
         if problem.shortage().is_none() {
             return problem;

@@ -53,8 +53,8 @@ impl Session {
     /// # Errors
     ///
     /// `conflict` itself if the session or its model is strict, or nothing but the names tells
-    /// which sizes are equal: for graphs that were built by hand, with gradients, and for
-    /// sessions that update inputs.
+    /// which sizes are equal: for graphs that were built by hand, with gradients, and for sessions
+    /// that update inputs.
     pub(super) fn independent(&self, conflict: Error) -> Result<Arc<Session>> {
         let Independent { settings, session, building } = &self.independent;
         if !settings.may_be_independent() {

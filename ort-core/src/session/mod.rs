@@ -299,8 +299,8 @@ impl Session {
     }
 
     /// Where each node runs, in the order of the steps, why there, and why not on the providers
-    /// that come before in the session's order. Copies between memories, which are no nodes,
-    /// are left out; [`Session::steps`] has them.
+    /// that come before in the session's order. Copies between memories, which are no nodes, are
+    /// left out; [`Session::steps`] has them.
     ///
     /// ```
     /// fn print(session: &ort_core::session::Session) {
@@ -323,9 +323,9 @@ impl Session {
     }
 
     /// By input, in the model's order, the memory from which runs read it without a copy; the
-    /// host's where they read it there, too. ONNX Runtime's `get_input_memory_infos`. An input
-    /// that the session updates ([`SessionBuilder::update`](super::SessionBuilder::update)) is to
-    /// be bound to a buffer in this memory, in which its new value is computed.
+    /// host's where they read it there, too. ONNX Runtime's `get_input_memory_infos`. An input that
+    /// the session updates ([`SessionBuilder::update`](super::SessionBuilder::update)) is to be
+    /// bound to a buffer in this memory, in which its new value is computed.
     pub fn input_memories(&self) -> Vec<DeviceId> {
         let program = &self.executor.compiled.program;
         let read = memories_of_reads(program);

@@ -39,8 +39,8 @@ pub struct SessionOptions {
     /// Threads inside one operator; 0 for the cores that the process may use (0).
     pub intra_op_num_threads: usize,
     /// Threads that make the session, apart from those of runs: see
-    /// [`SessionBuilder::load_threads`](super::SessionBuilder::load_threads); 0 for the
-    /// cores that the process may use (0). OpenVINO calls it `compilation_num_threads`.
+    /// [`SessionBuilder::load_threads`](super::SessionBuilder::load_threads); 0 for the cores that
+    /// the process may use (0). OpenVINO calls it `compilation_num_threads`.
     pub load_threads: usize,
     /// Moot: nodes run one after another, so that their memory can be planned, and each uses all
     /// threads. ONNX Runtime reads it only with [`ExecutionMode::Parallel`].

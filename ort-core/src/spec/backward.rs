@@ -51,8 +51,8 @@ impl Course<'_> {
     }
 
     /// Adds the nodes that compute the gradients of the sum of all seeds, each a value and its
-    /// gradient. Returns the gradients, by value, where there is one. Nodes that stand in the
-    /// way go to `obstacles`, and the pass goes on as if their gradient were 0.
+    /// gradient. Returns the gradients, by value, where there is one. Nodes that stand in the way
+    /// go to `obstacles`, and the pass goes on as if their gradient were 0.
     pub(crate) fn accumulate(
         &self,
         graph: &mut Graph,

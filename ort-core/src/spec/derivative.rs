@@ -9,8 +9,8 @@ impl ScalarExpr {
     /// The partial derivative with respect to the element of the input at `index`.
     ///
     /// What is piecewise constant has derivative 0. Where a formula has a kink the derivative is
-    /// that of one side: `max(x, 0)` has 0 at 0. Rules are those of Abramowitz & Stegun,
-    /// Handbook of Mathematical Functions, 3.3, 4 and 7.1.
+    /// that of one side: `max(x, 0)` has 0 at 0. Rules are those of Abramowitz & Stegun, Handbook
+    /// of Mathematical Functions, 3.3, 4 and 7.1.
     ///
     /// ```
     /// use ort_core::spec::ScalarExpr;

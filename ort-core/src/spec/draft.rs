@@ -147,8 +147,8 @@ impl<'g> Draft<'g> {
     }
 
     /// Turns an attribute of integers into a constant `int64` input at `index`, as many operators
-    /// did in time. A list becomes one dimension, a single integer a scalar. Without the
-    /// attribute nothing changes.
+    /// did in time. A list becomes one dimension, a single integer a scalar. Without the attribute
+    /// nothing changes.
     pub fn attr_to_input(&mut self, name: &str, index: usize) -> Result<()> {
         let tensor = match self.take_attr(name) {
             None => return Ok(()),

@@ -26,8 +26,8 @@ pub enum Grad {
     /// A rule, which sets the gradient of each wanted input that the outputs depend on.
     Rule(fn(&mut GradCx<'_>) -> Result<()>),
     /// The derivative of other nodes that compute the same: added to the backward pass, which
-    /// computes again what it needs of them. The function returns what stands for the outputs,
-    /// in order; outputs behind those have no gradient.
+    /// computes again what it needs of them. The function returns what stands for the outputs, in
+    /// order; outputs behind those have no gradient.
     Parts(fn(&mut GradCx<'_>) -> Result<Vec<ValueId>>),
     /// Zero for all inputs, and why: the outputs do not change, or jump, when an input's elements
     /// change a little.

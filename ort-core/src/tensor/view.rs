@@ -280,8 +280,8 @@ impl<'a> TensorMut<'a> {
     }
 
     /// The elements as a slice to write; what they hold before is unspecified unless the output is
-    /// in place. Booleans are written as bytes, with [`Self::bytes_mut`], because unspecified
-    /// bytes are no booleans.
+    /// in place. Booleans are written as bytes, with [`Self::bytes_mut`], because unspecified bytes
+    /// are no booleans.
     pub fn as_mut_slice<T: Element>(self) -> Result<&'a mut [T]> {
         ensure!(
             self.dtype == T::DTYPE,

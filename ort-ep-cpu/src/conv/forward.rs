@@ -174,8 +174,8 @@ pub struct Input<'a> {
     /// the left one.
     pub side: WeightSide,
     /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels,
-    /// and [`Step::Residual`] an array of the size of the output with a row stride of its
-    /// spatial size. [`Step::Held`] is for weights on the left side.
+    /// and [`Step::Residual`] an array of the size of the output with a row stride of its spatial
+    /// size. [`Step::Held`] is for weights on the left side.
     pub epilogue: &'a [Step<'a>],
 }
 

@@ -4,8 +4,8 @@
 //! A block of tiles at a time goes through three steps: its places are transformed, a product for
 //! each point of a tile sums over the channels, with tiles as rows and filters as columns, and the
 //! sums are transformed to results. Blocks are sized so that both sides of the products stay in the
-//! second-level cache. Where the transformed weights stay there, too, each thread takes
-//! whole blocks through all steps; else the threads share each step of a block.
+//! second-level cache. Where the transformed weights stay there, too, each thread takes whole
+//! blocks through all steps; else the threads share each step of a block.
 //!
 //! Products of pairs of bfloat16 are of transformed places and weights that are rounded: for tiles
 //! of 2 by 2, whose transforms are sums of 4 places, that takes about as much accuracy as rounding

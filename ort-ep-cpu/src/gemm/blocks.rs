@@ -204,8 +204,8 @@ impl<'a> Blocks<'a> {
     }
 
     /// Packs `steps` and `columns` (at most a panel's `width`) into a panel: step by step, the
-    /// columns side by side. `steps` starts at a multiple of [`STEPS_ALIGNED`]. What lies
-    /// behind the last column is left as it was.
+    /// columns side by side. `steps` starts at a multiple of [`STEPS_ALIGNED`]. What lies behind
+    /// the last column is left as it was.
     pub(super) fn pack(
         &self,
         isa: Isa,
@@ -292,8 +292,8 @@ impl<'a> Blocks<'a> {
     }
 
     /// `to[column * rows + row]` = the product of the row of `sides` and the column, for a few
-    /// rows, each of [`Blocks::side_len`] values as [`crate::simd::blocks::arrange`] leaves
-    /// them. Each weight is read once.
+    /// rows, each of [`Blocks::side_len`] values as [`crate::simd::blocks::arrange`] leaves them.
+    /// Each weight is read once.
     ///
     /// # Errors
     ///

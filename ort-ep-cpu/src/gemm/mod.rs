@@ -333,8 +333,7 @@ impl Pairing {
     }
 
     /// Writes rows of pairs without gaps: row `i` holds those of rows `2 * i` and `2 * i + 1` of
-    /// `from`, whose rows of `columns` values start `stride` apart; 0 where there is no second
-    /// row.
+    /// `from`, whose rows of `columns` values start `stride` apart; 0 where there is no second row.
     ///
     /// # Panics
     ///

@@ -2,12 +2,12 @@
 //! across blocks.
 //!
 //! Values are quantized block by block: `value = scale * number` with numbers of -127 to 127. A
-//! weight is `(code - zero) * scale`, so that a block gives
-//! `scale * value_scale * (sum of code * number) - scale * zero * (value_scale * sum of numbers)`;
-//! the last factor is known once for all columns. A product of a code and a number needs 12 bits,
-//! so that two of them are added in 16 bits without saturation where the CPU has no instruction
-//! that adds four in 32 bits. All instruction sets keep 16 sums in the same order, with one
-//! rounding for each block: they give the same bits.
+//! weight is `(code - zero) * scale`, so that a block gives `scale * value_scale * (sum of code *
+//! number) - scale * zero * (value_scale * sum of numbers)`; the last factor is known once for all
+//! columns. A product of a code and a number needs 12 bits, so that two of them are added in 16
+//! bits without saturation where the CPU has no instruction that adds four in 32 bits. All
+//! instruction sets keep 16 sums in the same order, with one rounding for each block: they give the
+//! same bits.
 
 use super::{Isa, Simd, SimdOp, dispatch};
 

@@ -34,9 +34,8 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     fn interleave_bytes(self, rows: [Lanes<Self>; 4]) -> [Lanes<Self>; 4];
 
     /// The lanes of four vectors as bytes, in the order of which
-    /// [`interleave_bytes`](ByteLanes::interleave_bytes) makes groups, after `zero`, itself
-    /// such a byte, is added to each: nearest in the range of bytes, which are signed where
-    /// `signed`.
+    /// [`interleave_bytes`](ByteLanes::interleave_bytes) makes groups, after `zero`, itself such a
+    /// byte, is added to each: nearest in the range of bytes, which are signed where `signed`.
     fn pack_interleaved(self, values: [Lanes<Self>; 4], zero: i32, signed: bool) -> Lanes<Self>;
 
     /// Loads the first `count` bytes (at most four times `LANES`); the others are any.

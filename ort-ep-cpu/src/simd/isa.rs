@@ -19,8 +19,8 @@ pub enum Isa {
 
 impl Isa {
     /// The widest instruction set this CPU has, at most what `ORT_ISA` allows: `scalar`, `neon`,
-    /// `avx2` or `avx512`, as far as the kind of processor has them. Opening the provider
-    /// refuses any other value.
+    /// `avx2` or `avx512`, as far as the kind of processor has them. Opening the provider refuses
+    /// any other value.
     pub fn current() -> Isa {
         static CURRENT: OnceLock<Isa> = OnceLock::new();
         *CURRENT.get_or_init(|| {

@@ -55,8 +55,8 @@ impl ChannelBlocks {
     }
 
     /// Packs filters, codes of shape `[channels, rows, columns]` whose bits are flipped by `flip`:
-    /// for each block, column and four rows, the groups of all channels. Returns nothing; the
-    /// sums of the filters go to their places in `sums`.
+    /// for each block, column and four rows, the groups of all channels. Returns nothing; the sums
+    /// of the filters go to their places in `sums`.
     ///
     /// # Panics
     ///

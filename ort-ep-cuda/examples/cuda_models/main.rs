@@ -11,11 +11,11 @@
 //!
 //! `times` has inputs and outputs stay on the device, and waits for it once for each sample of
 //! several runs: what is timed is the device, or the host where that is slower, without copies
-//! between the two. `shapes` runs from the host to the host, in shapes drawn at random; a run
-//! that the limit has no room for is counted, and the next one goes on. With `--wait` it waits for
-//! a line on its standard input once the device is open, so that whoever starts it can ask the
-//! driver what is free before anything is allocated. `runs` has the next of the values in each run,
-//! as `ort_testkit::made_up` reads them, and prints a line in words.
+//! between the two. `shapes` runs from the host to the host, in shapes drawn at random; a run that
+//! the limit has no room for is counted, and the next one goes on. With `--wait` it waits for a
+//! line on its standard input once the device is open, so that whoever starts it can ask the driver
+//! what is free before anything is allocated. `runs` has the next of the values in each run, as
+//! `ort_testkit::made_up` reads them, and prints a line in words.
 
 mod runs;
 mod shapes;

@@ -214,8 +214,8 @@ pub(super) struct Target {
     pub(super) run: usize,
     slots: usize,
     /// The numbers of the kernels' structure in its order: whether indices are wide, whether each
-    /// is one along an axis, that axis's size and step, how many axes are walked or named;
-    /// their sizes, and their steps.
+    /// is one along an axis, that axis's size and step, how many axes are walked or named; their
+    /// sizes, and their steps.
     words: Vec<i64>,
 }
 

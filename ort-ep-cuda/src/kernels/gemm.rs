@@ -255,8 +255,8 @@ impl Product {
     }
 
     /// The launches by warpgroups, if the device has them and can read the sides: the left one in
-    /// vectors along the depth, the right one in vectors, too, or along its columns, whose rows
-    /// may begin anywhere.
+    /// vectors along the depth, the right one in vectors, too, or along its columns, whose rows may
+    /// begin anywhere.
     fn by_warpgroups(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Vec<Launch>>> {
         let y = &self.y.tensor;
         let Some(suffix) = warpgroups::suffix_of(&cx.limits, y.dtype) else { return Ok(None) };

@@ -105,8 +105,7 @@ impl Rows {
     }
 
     /// Whether threads of four vectors, which wait for memory less often, keep half of each
-    /// processor busy. One that has a row for itself would read no more than 16 bytes side by
-    /// side.
+    /// processor busy. One that has a row for itself would read no more than 16 bytes side by side.
     pub(super) fn are_many(&self, processors: u32) -> bool {
         let threads = self.count.saturating_mul(self.len.div_ceil(self.held(4)));
         self.len > self.held(4) && threads >= Rows::MOST / 2 * processors as usize

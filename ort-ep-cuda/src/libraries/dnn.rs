@@ -94,8 +94,8 @@ impl Pass {
     }
 
     /// Those of the first `count` algorithms that can be had, in their order. Of halves
-    /// [`IMPLICIT_PRECOMP_GEMM`] comes first: with bias and activation in the same call, others
-    /// run without tensor cores, twenty times as long (cuDNN 9.14 on an H100).
+    /// [`IMPLICIT_PRECOMP_GEMM`] comes first: with bias and activation in the same call, others run
+    /// without tensor cores, twenty times as long (cuDNN 9.14 on an H100).
     fn working(self, element: DnnElement, all: &[Performance], count: c_int) -> Vec<Way> {
         let all = all.iter().take(usize::try_from(count).unwrap_or(0));
         let all = all.filter(|one| one.status == 0 && self.algorithms().contains(&one.algorithm));

@@ -49,8 +49,8 @@ pub(crate) fn is_emulated() -> bool {
 
 /// Runs the test of this name in a process of its own that finds a driver: that of the variable,
 /// else the emulator. The library of a driver is looked for once in a process, and a test cannot
-/// change what its own process is told. In that process, a device that computes float32 as
-/// the CPU does.
+/// change what its own process is told. In that process, a device that computes float32 as the CPU
+/// does.
 pub(crate) fn with_device(test: &str) -> Result<Option<Arc<dyn Device>>> {
     with_options(test, &[("use_tf32", "0")])
 }

@@ -306,8 +306,7 @@ impl Attend<'_> {
     }
 
     /// Adds the numbers of both programs: where results are, and what a query without weights
-    /// gives. NaN is a number of the program, as WGSL refuses constant expressions that are
-    /// NaN.
+    /// gives. NaN is a number of the program, as WGSL refuses constant expressions that are NaN.
     fn common_numbers(&self, shader: Shader, splits: usize) -> Shader {
         let without_weights = if self.hidden_is_nan && self.sizes.keys > 0 { f32::NAN } else { 0.0 };
         self.sizes.numbers(shader, splits, &self.y).float("without_weights", without_weights)

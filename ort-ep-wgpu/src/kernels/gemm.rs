@@ -16,8 +16,7 @@ const ROW_LANES: usize = 256;
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     /// Its name in the program. `a` and `b` are multiplied, less `a_zero` and `b_zero` where these
-    /// are there, `y` is the result; others are
-    /// terms of the result.
+    /// are there, `y` is the result; others are terms of the result.
     pub(super) name: &'static str,
     pub(super) tensor: Operand,
     /// The step along each axis of the batch.
@@ -270,8 +269,8 @@ impl Tile {
     }
 
     /// The function of a workgroup. `near` says for each side whether steps of a row (or column)
-    /// lie next to each other: then neighbours
-    /// read along them. Sums are written out, as loops over registers might not be unrolled.
+    /// lie next to each other: then neighbours read along them. Sums are written out, as loops over
+    /// registers might not be unrolled.
     fn group(self, near: [bool; 2]) -> String {
         let (block, depth, side) = (self.block, self.depth, self.side());
         let mut code = format!(

@@ -114,8 +114,8 @@ impl Lines {
 
     /// A dispatch of `group(index, lane)` for teams of lanes over all lines, each line in `splits`
     /// pieces. The code has `p.lines` and `p.length`; the number of a line is `line_of(index,
-    /// lane)`; it begins at `at_line(line)`, its element `r` is `at_along(r)` behind that, and
-    /// a lane takes every `PARTS`th element from `part_of(lane)` on.
+    /// lane)`; it begins at `at_line(line)`, its element `r` is `at_along(r)` behind that, and a
+    /// lane takes every `PARTS`th element from `part_of(lane)` on.
     pub(super) fn dispatch(&self, shader: Shader, splits: usize, code: &str) -> Result<Dispatch> {
         let Team { columns, parts, step } = self.team();
         let shader = shader

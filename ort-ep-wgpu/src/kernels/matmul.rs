@@ -48,8 +48,7 @@ fn has_plain_factors(node: &NodeView<'_>) -> bool {
 }
 
 /// Which axis of a side comes to each place of the product: with `batch` the first one behind the
-/// others of the batch, with `matrix` the
-/// last two exchanged.
+/// others of the batch, with `matrix` the last two exchanged.
 fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).collect();
     if batch && rank > 2 {

@@ -80,8 +80,7 @@ fn cast(builder: &mut GraphBuilder, value: ValueId, to: DType) -> Result<ValueId
 
 impl Node<'_> {
     /// The node itself, or the standard's between transpositions, of inputs and with a result of
-    /// float32 that are the same for both. The standard's computes the same elements in
-    /// float32.
+    /// float32 that are the same for both. The standard's computes the same elements in float32.
     fn model(&self, is_standard: bool) -> Result<Model> {
         let mut builder = GraphBuilder::new("pixels");
         let mut ids = Vec::new();

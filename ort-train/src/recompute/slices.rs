@@ -2,8 +2,8 @@
 //!
 //! A gradient is gone as soon as its parameter is updated, but until then it is as large as the
 //! parameter, which may be more than all else that a step with recomputation holds. Rows of the
-//! product that a gradient is depend on rows of one factor only, and plain updates work on
-//! each element alone, so that both can be done for some rows after the other, with the same bits.
+//! product that a gradient is depend on rows of one factor only, and plain updates work on each
+//! element alone, so that both can be done for some rows after the other, with the same bits.
 
 use std::collections::{HashMap, HashSet};
 

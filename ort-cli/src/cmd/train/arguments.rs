@@ -162,8 +162,8 @@ enum ScheduleKind {
 #[derive(Args)]
 pub(super) struct WeightArgs {
     /// Weights that are trained, by name; `*` is any characters, `?` one [default: all floats of
-    /// rank 1 or more but buffers and constants of exporters]. '*' trains those and scalars,
-    /// too, but never constants that nodes give.
+    /// rank 1 or more but buffers and constants of exporters]. '*' trains those and scalars, too,
+    /// but never constants that nodes give.
     #[arg(long, value_name = "PATTERN")]
     train: Vec<String>,
     /// Weights that stay as they are; they take no gradient and no state.
@@ -216,8 +216,8 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory_limit: Option<usize>,
     /// What is computed again in the backward pass instead of being kept for it: 0 what
-    /// --memory-limit asks for, 1 all between layers, 2 whatever makes the peak the lowest.
-    /// Results are the same, bit for bit.
+    /// --memory-limit asks for, 1 all between layers, 2 whatever makes the peak the lowest. Results
+    /// are the same, bit for bit.
     #[arg(long, value_name = "0|1|2", env = "ORTMODULE_MEMORY_OPT_LEVEL")]
     #[arg(default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     memory_opt_level: u8,

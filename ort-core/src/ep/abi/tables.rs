@@ -275,8 +275,7 @@ pub struct OrtProviderHost {
     /// Says of a claimed node that it leaves an output out where nobody reads it.
     pub left_out: Option<unsafe extern "C" fn(claim: *mut OrtProviderClaim, output: u32)>,
     /// Counts bytes that the kernel keeps against the session's memory limit, until it is released.
-    /// To be called before the memory is taken; other than `ORT_PROVIDER_OK`, it must not be
-    /// taken.
+    /// To be called before the memory is taken; other than `ORT_PROVIDER_OK`, it must not be taken.
     pub reserve: Option<
         unsafe extern "C" fn(
             compilation: *mut OrtProviderCompilation,
@@ -317,8 +316,8 @@ pub struct OrtProviderTable {
         ) -> i32,
     >,
     /// Opens the device at `index`. Unknown options are errors. `uses_host_memory` is set to 1
-    /// where its kernels work on the host's memory, and stays 0 otherwise: such a device needs
-    /// no `allocate`, `release`, `trim` and `copy`, which may be null for it.
+    /// where its kernels work on the host's memory, and stays 0 otherwise: such a device needs no
+    /// `allocate`, `release`, `trim` and `copy`, which may be null for it.
     pub open: Option<
         unsafe extern "C" fn(
             index: u32,
@@ -408,8 +407,8 @@ pub struct OrtProviderTable {
     /// `ort-runtime` and the like, where it claims these. May be null.
     pub prefers_channels_last: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> u8>,
     /// The bytes of the vectors in which matrices are read: weights of products whose rows are no
-    /// multiple of that are transposed, if their columns are. 1 where weights are read as they
-    /// are, or packed. May be null: 1.
+    /// multiple of that are transposed, if their columns are. 1 where weights are read as they are,
+    /// or packed. May be null: 1.
     pub vector_bytes: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> usize>,
 }
 

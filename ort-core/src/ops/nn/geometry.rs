@@ -223,8 +223,8 @@ impl Windows {
     }
 
     /// The windows of a transposed convolution of an image of these spatial sizes: their `input` is
-    /// the size of the result and their `output` that of the image. The padding may be more
-    /// than the attributes say at the end, where `output_shape` cuts the result.
+    /// the size of the result and their `output` that of the image. The padding may be more than
+    /// the attributes say at the end, where `output_shape` cuts the result.
     ///
     /// # Errors
     ///

@@ -57,8 +57,8 @@ impl Steps {
     }
 
     /// Adds the `Scan`, from the last step to the first where it is `reversed`. Returns the last of
-    /// what is carried, then sequences of what is collected, in the order of the sequences that
-    /// are scanned.
+    /// what is carried, then sequences of what is collected, in the order of the sequences that are
+    /// scanned.
     pub(in crate::ops) fn finish(
         mut self,
         cx: &mut GradCx<'_>,

@@ -208,8 +208,8 @@ impl Streams {
     }
 
     /// Waits for the run's turn. `free` tells what there is beside its activations and what was
-    /// decided for that, or refuses it; weights that there is no room for go. Nothing of `free`
-    /// is known before the turn: other runs may pack meanwhile.
+    /// decided for that, or refuses it; weights that there is no room for go. Nothing of `free` is
+    /// known before the turn: other runs may pack meanwhile.
     pub(crate) fn turn<'s, C>(
         &'s self,
         program: &Program,

@@ -124,8 +124,8 @@ struct Single {
     precision: Precision,
     right: Option<PackedRight>,
     /// Whether the residual is what the result holds before the sums, else it is added behind them.
-    /// Where it may share memory with the result it is always there first, so that no bit
-    /// depends on whether it does.
+    /// Where it may share memory with the result it is always there first, so that no bit depends
+    /// on whether it does.
     begins_with_residual: bool,
 }
 

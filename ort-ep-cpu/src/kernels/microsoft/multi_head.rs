@@ -470,8 +470,8 @@ fn keys_of<'a>(
 
 impl MultiHead {
     /// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 *
-    /// batch + 2), or elements (batch, keys), (batch, queries, keys), (batch, 1, at least keys,
-    /// at least keys).
+    /// batch + 2), or elements (batch, keys), (batch, queries, keys), (batch, 1, at least keys, at
+    /// least keys).
     fn padding<'a>(&self, view: TensorView<'a>, sizes: &Sizes) -> Result<Padding<'a>> {
         let Sizes { batch, queries, keys, .. } = *sizes;
         let elements = view.as_slice::<i32>()?;

@@ -9,8 +9,8 @@ pub(super) trait Cell: Copy + Send + Sync + PartialEq + 'static {
     const ZERO: Self;
 
     /// Transposes a part of a matrix with vectors: `to[column][row] = from[row][column]`, rows of
-    /// either side as far apart as its stride says. Returns how many rows and columns of the
-    /// source are done, none by default.
+    /// either side as far apart as its stride says. Returns how many rows and columns of the source
+    /// are done, none by default.
     fn transpose_tiles(
         _size: (usize, usize),
         (_from, _from_stride): (&[Self], usize),

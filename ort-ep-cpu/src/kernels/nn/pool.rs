@@ -111,8 +111,7 @@ fn along(axis: &WindowAxis) -> PoolAxis {
 
 impl Pooling {
     /// The numbers of scratch that each thread has: those of the loops over windows, and behind
-    /// them a plane of maxima, which are computed for their indices even where nobody reads
-    /// them.
+    /// them a plane of maxima, which are computed for their indices even where nobody reads them.
     fn scratch_len(&self, axes: &[WindowAxis]) -> Result<[usize; 2]> {
         let loops = if axes.len() > 2 { 0 } else { scratch_len(&plane_window(axes)?) };
         let loops = loops.checked_next_multiple_of(16).unwrap_or(usize::MAX);

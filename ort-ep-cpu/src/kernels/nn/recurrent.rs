@@ -106,9 +106,9 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(
 
 impl<T: Real> Step<'_, T> {
     /// Where the states are quantized and sequences have ended, copies the states to `extra` with
-    /// zeros for those: what has ended does not widen the range of the others. ONNX Runtime
-    /// lets go of a state one step after its last, and so the same codes come out here. Says
-    /// whether it copied.
+    /// zeros for those: what has ended does not widen the range of the others. ONNX Runtime lets go
+    /// of a state one step after its last, and so the same codes come out here. Says whether it
+    /// copied.
     pub(super) fn hides_ended(&mut self) -> bool {
         let is_coded = matches!(self.recurrence, [Right::Coded(_), ..]);
         if !is_coded || self.hidden == 0 || !self.ended.contains(&true) {

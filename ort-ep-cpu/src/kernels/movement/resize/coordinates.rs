@@ -194,10 +194,9 @@ impl Axis {
     }
 
     /// The coordinate in the input for an index of the result, from which the nearest element is
-    /// taken. Which one that is at a tie depends on the precision: that of sizes is exact
-    /// there; a scale is a number in single precision that stands for one nearby (0.6 for 3/5),
-    /// and computing in single precision, as ONNX Runtime does, leads to the coordinate of that
-    /// one.
+    /// taken. Which one that is at a tie depends on the precision: that of sizes is exact there; a
+    /// scale is a number in single precision that stands for one nearby (0.6 for 3/5), and
+    /// computing in single precision, as ONNX Runtime does, leads to the coordinate of that one.
     pub(super) fn coordinate_of_nearest(&self, transform: Transform, index: usize) -> f64 {
         match self.given.filter(|_| transform != Transform::CropAndResize) {
             Some(scale) => {
@@ -215,8 +214,8 @@ impl Axis {
     }
 
     /// The coordinate, where the result is `width` wide before that is cut to an integer, and
-    /// `divide` divides by the scale. What holds for a result of one element goes by the
-    /// integer, as in the standard's text and ONNX Runtime.
+    /// `divide` divides by the scale. What holds for a result of one element goes by the integer,
+    /// as in the standard's text and ONNX Runtime.
     fn coordinate_in<F: Float + 'static>(
         &self,
         transform: Transform,

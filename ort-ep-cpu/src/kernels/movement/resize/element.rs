@@ -14,8 +14,7 @@ pub(super) trait Pixel: Element {
     fn widen(self) -> Self::Sum;
 
     /// The nearest element to a sum. Integers are kept in range, and of two that are as near it is
-    /// the even one, as in the standard's evaluator: cut, an image of one value would not stay
-    /// one.
+    /// the even one, as in the standard's evaluator: cut, an image of one value would not stay one.
     fn rounded(sum: Self::Sum) -> Self;
 }
 
