@@ -9,20 +9,8 @@ use bytemuck::AnyBitPattern;
 use half::{bf16, f16};
 use num_traits::AsPrimitive;
 
-use super::minifloat::{Format, decode_scale, encode_scale};
+use super::minifloat::{Format, RoundMode, decode_scale, encode_scale};
 use super::{DType, packed};
-
-/// How a number is rounded to the power of two of `float8e8m0`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum RoundMode {
-    /// Away from zero.
-    #[default]
-    Up,
-    /// Towards zero.
-    Down,
-    /// To the nearest, ties up.
-    Nearest,
-}
 
 /// The attributes of `Cast` that say how narrow floats are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

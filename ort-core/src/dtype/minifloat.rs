@@ -5,8 +5,19 @@
 //! arXiv:2209.05433, the FNUZ kinds of arXiv:2206.02915, the narrower ones of the OCP Microscaling
 //! specification 1.0).
 
-use super::convert::RoundMode;
 use super::{DType, Element};
+
+/// How a number is rounded to the power of two of `float8e8m0`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RoundMode {
+    /// Away from zero.
+    #[default]
+    Up,
+    /// Towards zero.
+    Down,
+    /// To the nearest, ties up.
+    Nearest,
+}
 
 /// What the codes beyond the finite numbers mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,8 +17,8 @@ use bytemuck::{CheckedBitPattern, NoUninit};
 use half::{bf16, f16};
 use num_complex::Complex;
 
-pub use convert::{CastOptions, ConvertError, RoundMode, convert};
-pub use minifloat::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, F8E8M0};
+pub use convert::{CastOptions, ConvertError, convert};
+pub use minifloat::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, F8E8M0, RoundMode};
 pub use set::TypeSet;
 
 /// The type of a tensor's elements, one variant per ONNX `TensorProto.DataType`.

@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use indexmap::map::Entry;
 
 use super::external::ExternalData;
-use super::load::{FunctionKey, function_key};
+use super::names::{FunctionKey, Opsets, function_key};
 use super::order::{for_each_subgraph, node_label, schedule};
 use super::proto::tensor_proto::DataLocation;
 use super::proto::{
@@ -23,9 +23,6 @@ use crate::limits::{NODES_A_LOOK, at_most, check_deadline};
 use crate::spec::Registry;
 use crate::tensor::Tensor;
 use crate::{Error, Limits, Result, Within, ensure, error, nearest};
-
-/// The version of each domain, the standard's own under the empty name.
-pub(super) type Opsets = HashMap<String, i64>;
 
 /// A graph under construction.
 pub(super) struct OpenGraph {

@@ -20,8 +20,8 @@ use bytes::Bytes;
 use indexmap::IndexMap;
 use ort_alloc::MappedFile;
 
+use super::files::{FileAccess, FileBytes, cannot_open, check_kind, read_opened};
 use super::proto::StringStringEntryProto;
-use super::source::{FileAccess, FileBytes, cannot_open, check_kind, read_opened};
 use crate::cache::{CompiledModel, Content, FileWatch, Identity};
 use crate::{Result, Within, ensure, error};
 

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use ort_alloc::MappedFile;
 
-use super::build::{Loader, Opsets};
+use super::build::Loader;
 use super::external::ExternalData;
+use super::names::{FunctionKey, Opsets, canonical_domain, domain_name, function_key};
 use super::order::{for_each_subgraph, node_label};
 use super::proto::{
     FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
@@ -291,16 +292,6 @@ fn load_within(
 /// The newest version of the standard's operator set that the records were compared with.
 pub const NEWEST_OPSET: i64 = 28;
 
-/// A domain as messages name it.
-pub(super) fn domain_name(domain: &str) -> &str {
-    if domain.is_empty() { "ai.onnx" } else { domain }
-}
-
-/// The empty domain and `ai.onnx` are one.
-pub(super) fn canonical_domain(domain: &str) -> &str {
-    if domain == "ai.onnx" { "" } else { domain }
-}
-
 /// The version of each domain; of a domain that is imported twice the last one, as in ONNX Runtime.
 /// Models older than IR version 3 have no list and mean version 1.
 pub(super) fn opsets_of(
@@ -330,9 +321,6 @@ pub(super) fn opsets_of(
     }
     Ok(opsets)
 }
-
-/// What identifies a function: domain, name, overload.
-pub(super) type FunctionKey<'m> = (&'m str, &'m str, &'m str);
 
 /// The functions of a model.
 struct Functions<'m> {
@@ -372,10 +360,6 @@ fn is_operator(
     let version = imports.iter().rfind(is_of_domain).map(|import| import.version());
     let record = registry.find(domain, name).filter(|_| overload.is_empty() && domain != RUNTIME);
     record.zip(version).is_some_and(|(record, version)| record.first <= version)
-}
-
-pub(super) fn function_key(node: &NodeProto) -> FunctionKey<'_> {
-    (canonical_domain(node.domain()), node.op_type(), node.overload())
 }
 
 /// Every operator of the model, in subgraphs and functions that are called, too, that no record

@@ -3,7 +3,9 @@
 mod build;
 mod expansion;
 mod external;
+mod files;
 mod load;
+mod names;
 mod node;
 mod order;
 pub mod proto;
@@ -16,10 +18,11 @@ mod value;
 mod warnings;
 
 pub use external::{ExternalData, Location};
+pub use files::FileAccess;
 pub(crate) use load::load_warning;
 pub use load::{LoadedModel, ModelInfo, NEWEST_OPSET, UnknownOperator, load, load_proto, unknown_operators};
 pub use save::{Weights, save, to_proto};
-pub use source::{FileAccess, Source};
+pub use source::Source;
 pub use tensor::{sparse_from_proto, sparse_to_proto, tensor_from_proto, tensor_to_proto};
 pub use value::{tensor_name, value_from_bytes, value_to_bytes};
 pub(crate) use warnings::Warnings;

@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::build::{BoundAttributes, Loader, Meaning, Scope};
-use super::load::{NEWEST_OPSET, domain_name, function_key, opsets_of};
+use super::load::{NEWEST_OPSET, opsets_of};
+use super::names::{domain_name, function_key};
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::tensor::{dense_from_proto, sparse_from_proto, tensor_from_proto};

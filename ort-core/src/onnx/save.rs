@@ -10,7 +10,8 @@ use bytes::Bytes;
 use indexmap::IndexMap;
 use prost::Message;
 
-use super::load::{ModelInfo, buffer_mark, canonical_domain};
+use super::load::{ModelInfo, buffer_mark};
+use super::names::canonical_domain;
 use super::proto::attribute_proto::AttributeType;
 use super::proto::tensor_proto::DataLocation;
 use super::proto::{

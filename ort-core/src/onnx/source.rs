@@ -3,48 +3,24 @@
 //! A file that is no model gets one error that says what it is instead and what to do about it.
 //! Lengths inside the file are never trusted beyond the file's own length.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ort_alloc::{MappedFile, open_regular};
+use ort_alloc::MappedFile;
 use prost::Message;
 
 use super::expansion::check_expansion;
 use super::external::ExternalData;
+use super::files::{EMPTY, FileAccess, FileBytes, read_file};
 use super::proto::{GraphProto, ModelProto};
 use super::recognise;
 use crate::cache::{CompiledModel, Content, Identity};
-use crate::{Error, Limits, Result, Within, ensure, error};
+use crate::{Limits, Result, Within, ensure, error};
 
 /// The most bytes of a protocol buffer.
 const LARGEST_MESSAGE: u64 = 1 << 31;
-
-/// What to try with a file of no bytes.
-const EMPTY: &str = "download or copy it again";
-
-/// How files are opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileAccess {
-    /// Map files instead of reading them: weights then stay in the page cache, shared between
-    /// processes. A mapped file must not be changed or truncated while the model is in use: replace
-    /// it by renaming a new one over it. What is changed in place is found before a run, which then
-    /// is an error; what is truncated may end the process before that. A model that is read is a
-    /// private copy.
-    pub map: bool,
-    /// Accept external data whose file has hard links outside of the model's folder. Off by
-    /// default: such a link can show a program any file of the same disk. Package managers that
-    /// link files from their cache need it.
-    pub hard_links: bool,
-}
-
-impl Default for FileAccess {
-    fn default() -> FileAccess {
-        FileAccess { map: true, hard_links: false }
-    }
-}
 
 /// A model's bytes, and where files that it refers to are looked for.
 #[derive(Clone, Debug)]
@@ -242,65 +218,5 @@ impl Source {
             None => Ok(ExternalData::unavailable()),
             Some(folder) => ExternalData::in_folder(folder, self.path.as_deref(), self.access),
         }
-    }
-}
-
-/// A file's bytes, and the mapping that they are a slice of.
-#[derive(Clone, Debug)]
-pub(super) struct FileBytes {
-    pub(super) bytes: Bytes,
-    pub(super) mapping: Option<MappedFile>,
-    pub(super) identity: Identity,
-}
-
-/// The whole content of a regular file, mapped or read. Empty files are errors.
-pub(super) fn read_file(path: &Path, map: bool) -> Result<FileBytes> {
-    check_kind(&std::fs::metadata(path).map_err(|problem| cannot_open(&problem))?)?;
-    read_opened(open_regular(path).map_err(|problem| cannot_open(&problem))?, map)
-}
-
-/// The whole content of a file that is open, which must be a regular one.
-pub(super) fn read_opened(mut file: File, map: bool) -> Result<FileBytes> {
-    let metadata = file.metadata().map_err(|problem| cannot_open(&problem))?;
-    check_kind(&metadata)?;
-    ensure!(metadata.len() > 0, NoModel, help = EMPTY, "the file is empty");
-    let identity = Identity::of(&file);
-    if map {
-        let mapping = MappedFile::open_file(file)
-            .map_err(|problem| error!(Fail, "{problem}").help("try without mapping"))?;
-        return Ok(FileBytes { bytes: mapping.bytes(), mapping: Some(mapping), identity });
-    }
-    let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(length).map_err(|_| error!(OutOfMemory, "{length} bytes for the file"))?;
-    file.read_to_end(&mut bytes).map_err(|problem| error!(Fail, "cannot read the file: {problem}"))?;
-    Ok(FileBytes { bytes: bytes.into(), mapping: None, identity })
-}
-
-/// Refuses what is no regular file.
-pub(super) fn check_kind(metadata: &std::fs::Metadata) -> Result<()> {
-    ensure!(
-        !metadata.is_dir(),
-        NoSuchFile,
-        help = "name the file in it",
-        "this is a folder, expected a file"
-    );
-    // Opening a pipe waits for a writer, and a device may never end.
-    ensure!(
-        metadata.is_file(),
-        NoSuchFile,
-        help = "copy it into a file, or read it with Source::from_reader",
-        "this is a pipe, socket or device, expected a regular file"
-    );
-    Ok(())
-}
-
-pub(super) fn cannot_open(problem: &std::io::Error) -> Error {
-    match problem.kind() {
-        std::io::ErrorKind::NotFound => error!(NoSuchFile, "there is no such file").help("check the path"),
-        std::io::ErrorKind::PermissionDenied => {
-            error!(NoSuchFile, "no permission to read the file").help("check its owner and mode")
-        }
-        _ => error!(NoSuchFile, "cannot open the file: {problem}").help("check the path"),
     }
 }

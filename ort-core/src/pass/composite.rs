@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::gradient::{ancestors, nodes};
+use super::ancestors::{ancestors, nodes};
 use super::sequences::{is_reader, without_sequence};
 use crate::ir::{Graph, Node, NodeId, ValueId};
 use crate::spec::{Course, Draft, Grad, infer_graph};

@@ -6,8 +6,9 @@
 //! graph that depends on them is computed again from those values; the rest of the forward pass is
 //! reused.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
+use super::ancestors::{ancestors, nodes};
 use super::composite::take_apart;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueType};
 use crate::spec::{Course, Obstacle, Pen, infer_graph};
@@ -159,28 +160,6 @@ pub(super) fn backward(
     let forward = nodes(graph, &ancestors(graph, y, xs));
     let totals = accumulate(graph, Course { forward: &forward, xs, boundary: xs }, y, obstacles)?;
     Ok(xs.iter().map(|x| totals.get(x).copied()).collect())
-}
-
-/// The nodes with these ids.
-pub(super) fn nodes(graph: &Graph, ids: &[NodeId]) -> Vec<(NodeId, Node)> {
-    ids.iter().filter_map(|&id| graph.nodes.get(id.index()).map(|node| (id, node.clone()))).collect()
-}
-
-/// The nodes that compute `y` from the values at which the search ends, in order.
-pub(super) fn ancestors(graph: &Graph, y: ValueId, ends: &[ValueId]) -> Vec<NodeId> {
-    let producers = graph.producers();
-    let mut seen: HashSet<ValueId> = ends.iter().copied().collect();
-    let mut found = Vec::new();
-    let mut work = vec![y];
-    while let Some(value) = work.pop() {
-        let producer = producers.get(value.index()).copied().flatten();
-        let Some(producer) = producer.filter(|_| seen.insert(value)) else { continue };
-        found.push(producer);
-        work.extend(graph.nodes.get(producer.index()).into_iter().flat_map(Node::reads));
-    }
-    found.sort_unstable();
-    found.dedup();
-    found
 }
 
 /// Adds the backward nodes of one `Gradient` node and writes its outputs.

@@ -1,5 +1,6 @@
 //! Passes over the canonical graph, between inference and partition.
 
+mod ancestors;
 mod blocking;
 mod composite;
 mod gradient;
