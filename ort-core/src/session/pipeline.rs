@@ -1,8 +1,8 @@
 //! From a model to the program that runs it, in five stages: rewrite, place, compile, order, plan.
 //!
-//! [`SessionBuilder::prepare`] is the whole of it, but for two ends. Loading a model
+//! `SessionBuilder::prepare` is the whole of it, but for two ends. Loading a model
 //! ([`Model::from_source`]) has inferred its types and shapes before the first stage. Plans depend
-//! on the sizes of inputs: [`Session::plan_kept`] makes one for each combination of sizes, at its
+//! on the sizes of inputs: `Executor::plan_kept` makes one for each combination of sizes, at its
 //! first run. [`SessionBuilder::optimized`] ends after the rewrites, [`SessionBuilder::prepared`]
 //! after the placement.
 
