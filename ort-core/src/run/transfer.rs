@@ -68,7 +68,8 @@ impl Transfers<'_> {
 }
 
 /// Tensors in the memories of several devices and the host's, for what several sessions on these
-/// devices use in turn ([`open_devices`](crate::session::open_devices)). They count in no session's budget.
+/// devices use in turn ([`open_devices`](crate::session::open_devices)). They count in no session's
+/// budget.
 pub struct SharedMemory {
     devices: Vec<Arc<dyn Device>>,
     budget: Arc<Budget>,

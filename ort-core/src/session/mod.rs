@@ -324,8 +324,8 @@ impl Session {
 
     /// By input, in the model's order, the memory from which runs read it without a copy; the
     /// host's where they read it there, too. ONNX Runtime's `get_input_memory_infos`. An input that
-    /// the session updates ([`SessionBuilder::update`]) is to be bound to a buffer in this memory, in
-    /// which its new value is computed.
+    /// the session updates ([`SessionBuilder::update`]) is to be bound to a buffer in this memory,
+    /// in which its new value is computed.
     pub fn input_memories(&self) -> Vec<DeviceId> {
         let program = &self.executor.compiled.program;
         let read = memories_of_reads(program);
