@@ -1,7 +1,7 @@
 //! Which device runs which node.
 //!
-//! [`lowering`] makes a graph in which some device claims each node, [`search`] chooses among the
-//! devices that claim a node, and [`control_flow`] places the bodies of control flow.
+//! `lowering` makes a graph in which some device claims each node, `search` chooses among the
+//! devices that claim a node, and `control_flow` places the bodies of control flow.
 
 mod control_flow;
 mod cost;

@@ -1,7 +1,7 @@
 //! Attention as exporters write it, as one operator that need not hold all scores at once.
 //!
-//! Vaswani et al., "Attention Is All You Need", arXiv 1706.03762: `softmax(scale * Q * K^T + mask)
-//! * V`.
+//! Vaswani et al., "Attention Is All You Need", arXiv 1706.03762:
+//! `softmax(scale * Q * K^T + mask) * V`.
 //!
 //! The operator and the formula read masks in two ways. The operator pads a last axis that is too
 //! short with -inf, where the formula broadcasts it; and it gives zeros for a query that sees no

@@ -131,8 +131,8 @@ unsafe fn tap_sums<S: Simd, const N: usize>(
     sums
 }
 
-/// `R` rows: `out[r * width + i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + r
-/// * stride + i])` for `i < width`. It may write beyond these rows, within `out`.
+/// `R` rows: `out[r * width + i] = epilogue(bias + sum)` for `i < width`, with the sum over t of
+/// `weights[t] * input[offsets[t] + r * stride + i]`. It may write beyond these rows, within `out`.
 ///
 /// # Panics
 /// If `input` does not hold [`SLACK`] more than what is needed, or `out` not its rows.
