@@ -17,7 +17,7 @@ const LIMIT: usize = 4 << 20;
 pub(crate) struct PlanCaches(Vec<PlanCache>);
 
 impl PlanCaches {
-    /// For so many programs, numbered from 0.
+    /// Caches for N programs, numbered from 0.
     pub(crate) fn new(programs: usize) -> PlanCaches {
         PlanCaches((0..programs).map(|_| PlanCache::default()).collect())
     }

@@ -97,9 +97,9 @@ impl SessionBuilder {
         let (mut graph, rewrites) = self.rewrite(setting, packing)?;
         let updates = find_updates(self.model.graph(), &self.updates)?;
         let placed = partition(&mut graph, setting.devices, Scope::Model)?;
-        let mut built = self.compile_placed(graph, placed, updates, setting, packing)?;
+        let mut built = self.compile_placed(graph, placed, updates, rewrites, setting, packing)?;
         order(&mut built.program, setting.threads)?;
-        Ok(Built { rewrites, ..built })
+        Ok(built)
     }
 
     /// Stage 1: the model's graph after the rewrites that the optimizer allows, and what they were.
@@ -136,6 +136,7 @@ impl SessionBuilder {
         graph: Arc<Graph>,
         placed: Partition,
         updates: Vec<Update>,
+        rewrites: Report,
         setting: Setting<'_>,
         packing: Packing<'_>,
     ) -> Result<Built> {
@@ -167,7 +168,6 @@ impl SessionBuilder {
         align_defaults(&mut program, &mut cx)?;
         let BuildCx { programs, packed_bytes, cached_bytes, reserved, .. } = cx;
         let plans = PlanCaches::new(programs);
-        let rewrites = Report::default();
         Ok(Built { program, plans, packed_bytes, cached_bytes, rewrites, owner, _reserved: reserved })
     }
 }
