@@ -190,8 +190,8 @@ typedef struct OrtProviderTensor {
    */
   uint32_t rank;
   /**
-   * For an output: the input whose elements it holds at first, because both are the same memory; -1 for none. That
-   * input has the output's shape then.
+   * For an output: the input whose elements it holds at first, because both are the same memory;
+   * -1 for none. That input has the output's shape then.
    */
   int32_t in_place;
   /**
@@ -237,7 +237,8 @@ typedef struct OrtProviderValue {
    */
   const int64_t *sizes;
   /**
-   * The sizes as expressions of the model's symbols, such as `2*batch`; `?` for one that nothing is known of.
+   * The sizes as expressions of the model's symbols, such as `2*batch`; `?` for one that nothing
+   * is known of.
    */
   const char *const *expressions;
   /**
@@ -249,7 +250,8 @@ typedef struct OrtProviderValue {
    */
   uint64_t bytes;
   /**
-   * What holds a constant's bytes. They are there during the call, and from `retain` to `release`.
+   * What holds a constant's bytes. They are there during the call, and from `retain` to
+   * `release`.
    */
   const struct OrtProviderOwner *owner;
 } OrtProviderValue;
@@ -301,7 +303,8 @@ typedef struct OrtProviderAttribute {
 } OrtProviderAttribute;
 
 /**
- * A node in the form of the newest operator set: attributes have their defaults, nothing is left of older sets.
+ * A node in the form of the newest operator set: attributes have their defaults, nothing is left
+ * of older sets.
  */
 typedef struct OrtProviderNode {
   /**
@@ -413,15 +416,16 @@ typedef struct OrtProviderRun {
    */
   uint32_t threads;
   /**
-   * In a question for the workspace the bytes that it is to have at most where the kernel has ways to do with less.
+   * In a question for the workspace the bytes that it is to have at most where the kernel has
+   * ways to do with less.
    */
   uint64_t room;
 } OrtProviderRun;
 
 /**
- * A provider. Every function may be called from several threads at once; what is given to a call lives as long as the call. A
- * function that returns a code explains with the host's `fail` what went wrong. None of them may let a C++ exception or the like
- * out.
+ * A provider. Every function may be called from several threads at once; what is given to a call
+ * lives as long as the call. A function that returns a code explains with the host's `fail` what
+ * went wrong. None of them may let a C++ exception or the like out.
  */
 typedef struct OrtProviderTable {
   /**
@@ -449,8 +453,9 @@ typedef struct OrtProviderTable {
    */
   int32_t (*device_info)(uint32_t index, struct OrtProviderDeviceInfo *info, struct OrtProviderReport *report);
   /**
-   * Opens the device at `index`. Unknown options are errors. `uses_host_memory` is set to 1 where its kernels work on the host's memory,
-   * and stays 0 otherwise: such a device needs no `allocate`, `release`, `trim` and `copy`, which may be null for it.
+   * Opens the device at `index`. Unknown options are errors. `uses_host_memory` is set to 1
+   * where its kernels work on the host's memory, and stays 0 otherwise: such a device needs no
+   * `allocate`, `release`, `trim` and `copy`, which may be null for it.
    */
   int32_t (*open)(uint32_t index,
                   const struct OrtProviderOption *options,
@@ -463,7 +468,8 @@ typedef struct OrtProviderTable {
    */
   void (*close)(struct OrtProviderDevice *device);
   /**
-   * Gives device memory that begins at a multiple of `alignment`: any number but 0 that the library knows it by.
+   * Gives device memory that begins at a multiple of `alignment`: any number but 0 that the
+   * library knows it by.
    */
   int32_t (*allocate)(struct OrtProviderDevice *device,
                       uint64_t bytes,
@@ -475,23 +481,26 @@ typedef struct OrtProviderTable {
    */
   void (*release)(struct OrtProviderDevice *device, uint64_t memory);
   /**
-   * Gives released memory that the device keeps to the system, and returns how many bytes. May be null.
+   * Gives released memory that the device keeps to the system, and returns how many bytes. May
+   * be null.
    */
   uint64_t (*trim)(struct OrtProviderDevice *device);
   /**
-   * Copies the elements of a tensor to another of the same type and shape; one of them or both are in the device's memory.
+   * Copies the elements of a tensor to another of the same type and shape; one of them or both
+   * are in the device's memory.
    */
   int32_t (*copy)(struct OrtProviderDevice *device,
                   const struct OrtProviderTensor *from,
                   const struct OrtProviderTensor *to,
                   struct OrtProviderReport *report);
   /**
-   * Waits until the device has done what it was given to do. May be null where it is done when calls return.
+   * Waits until the device has done what it was given to do. May be null where it is done when
+   * calls return.
    */
   int32_t (*synchronize)(struct OrtProviderDevice *device, struct OrtProviderReport *report);
   /**
-   * Whether the device runs a node: `ORT_PROVIDER_OK`, or `ORT_PROVIDER_NOT_IMPLEMENTED` with the reason. Any other code
-   * says that the device does not work.
+   * Whether the device runs a node: `ORT_PROVIDER_OK`, or `ORT_PROVIDER_NOT_IMPLEMENTED` with
+   * the reason. Any other code says that the device does not work.
    */
   int32_t (*claim)(struct OrtProviderDevice *device,
                    const struct OrtProviderNode *node,
@@ -505,7 +514,8 @@ typedef struct OrtProviderTable {
                      struct OrtProviderKernel **kernel,
                      struct OrtProviderReport *report);
   /**
-   * The bytes of scratch memory that a run with these shapes needs. May be null where no kernel needs any.
+   * The bytes of scratch memory that a run with these shapes needs. May be null where no kernel
+   * needs any.
    */
   int32_t (*workspace)(struct OrtProviderKernel *kernel,
                        const struct OrtProviderRun *run,
@@ -522,17 +532,19 @@ typedef struct OrtProviderTable {
    */
   void (*release_kernel)(struct OrtProviderKernel *kernel);
   /**
-   * Fails where the device can run nothing any more, for example because its driver has reset it. May be null.
+   * Fails where the device can run nothing any more, for example because its driver has reset
+   * it. May be null.
    */
   int32_t (*check)(struct OrtProviderDevice *device, struct OrtProviderReport *report);
   /**
-   * Other than 0 where images are to have the channels last: `NhwcConv` of the domain `ort-runtime` and the like, where it claims these.
-   * May be null.
+   * Other than 0 where images are to have the channels last: `NhwcConv` of the domain
+   * `ort-runtime` and the like, where it claims these. May be null.
    */
   uint8_t (*prefers_channels_last)(struct OrtProviderDevice *device);
   /**
-   * The bytes of the vectors in which matrices are read: weights of products whose rows are no multiple of that are transposed, if their
-   * columns are. 1 where weights are read as they are, or packed. May be null: 1.
+   * The bytes of the vectors in which matrices are read: weights of products whose rows are no
+   * multiple of that are transposed, if their columns are. 1 where weights are read as they are,
+   * or packed. May be null: 1.
    */
   size_t (*vector_bytes)(struct OrtProviderDevice *device);
 } OrtProviderTable;
@@ -554,7 +566,8 @@ typedef struct OrtProviderHost {
    */
   const char *version;
   /**
-   * Says why a call fails, and what the user can try (or null); returns `code`, to be returned by the call.
+   * Says why a call fails, and what the user can try (or null); returns `code`, to be returned
+   * by the call.
    */
   int32_t (*fail)(struct OrtProviderReport *report, int32_t code, const char *message, const char *help);
   /**
@@ -562,8 +575,9 @@ typedef struct OrtProviderHost {
    */
   void (*fact)(struct OrtProviderFacts *facts, const char *name, const char *value);
   /**
-   * Says of a claimed node that an input and an output that are equally long may be the same memory. Where `grows` is not
-   * 0, the kernel itself refuses a run whose output would be longer, as that of a cache's past and present does.
+   * Says of a claimed node that an input and an output that are equally long may be the same
+   * memory. Where `grows` is not 0, the kernel itself refuses a run whose output would be
+   * longer, as that of a cache's past and present does.
    */
   void (*in_place)(struct OrtProviderClaim *claim, uint32_t input, uint32_t output, uint8_t grows);
   /**
@@ -579,8 +593,8 @@ typedef struct OrtProviderHost {
    */
   void (*left_out)(struct OrtProviderClaim *claim, uint32_t output);
   /**
-   * Counts bytes that the kernel keeps against the session's memory limit, until it is released. To be called before the
-   * memory is taken; other than `ORT_PROVIDER_OK`, it must not be taken.
+   * Counts bytes that the kernel keeps against the session's memory limit, until it is released.
+   * To be called before the memory is taken; other than `ORT_PROVIDER_OK`, it must not be taken.
    */
   int32_t (*reserve)(struct OrtProviderCompilation *compilation,
                      uint64_t bytes,
@@ -600,8 +614,9 @@ typedef struct OrtProviderHost {
 } OrtProviderHost;
 
 /**
- * The type of the function `ort_provider`: the library's table for a host of this version of the interface, which stays where it is as
- * long as the process lives. A library that does not know the version returns its table all the same, with its own; null says that there is no provider.
+ * The type of the function `ort_provider`: the library's table for a host of this version of the
+ * interface, which stays where it is as long as the process lives. A library that does not know
+ * the version returns its table all the same, with its own; null says that there is no provider.
  */
 typedef const struct OrtProviderTable *(*OrtProviderEntry)(uint32_t abi_version,
                                                            const struct OrtProviderHost *host);
