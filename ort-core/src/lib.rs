@@ -25,7 +25,6 @@ pub mod files;
 pub mod interrupt;
 pub mod ir;
 mod limits;
-mod nearest;
 pub mod onnx;
 pub mod ops;
 pub mod pass;
@@ -38,6 +37,7 @@ mod run;
 pub mod seeded;
 pub mod session;
 pub mod spec;
+mod suggest;
 pub mod tensor;
 mod text;
 
@@ -46,5 +46,5 @@ pub use inventory;
 
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Within};
 pub use limits::Limits;
-pub use nearest::{advise, nearest, not_one_of, one_of};
+pub use suggest::{advise, nearest, one_of, unknown_name};
 pub use text::{NAME_BYTES, shown, steers};

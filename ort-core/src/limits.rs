@@ -69,7 +69,7 @@ impl Raise for Error {
 }
 
 /// How many nodes are visited between two looks at the clock.
-pub(crate) const NODES_A_LOOK: usize = 64;
+pub(crate) const NODES_PER_DEADLINE_CHECK: usize = 64;
 
 /// An error once `until` has passed, while a model is loaded or compiled.
 pub(crate) fn check_deadline(until: Option<Instant>, what: &str) -> Result<()> {

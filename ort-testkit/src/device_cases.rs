@@ -141,7 +141,7 @@ fn check(folder: &Path, name: &str, devices: &[Arc<dyn Device>]) -> Result<OnHos
     case.check(&session)?;
     let mut placement = session.placement();
     placement.retain(|placed| placed.provider != name);
-    let are_moved = placement.iter().all(|placed| matches!(placed.reason, Reason::Island(_)));
+    let are_moved = placement.iter().all(|placed| matches!(placed.reason, Reason::Cluster(_)));
     let mut operators: Vec<String> = placement.into_iter().map(|placed| placed.operator).collect();
     operators.sort();
     operators.dedup();

@@ -19,7 +19,7 @@ use super::types::type_from_proto;
 use super::warnings::{WarningKind, Warnings};
 use crate::dim::Dim;
 use crate::ir::{Capture, Graph, ValueId, ValueIds, ValueType};
-use crate::limits::{NODES_A_LOOK, at_most, check_deadline};
+use crate::limits::{NODES_PER_DEADLINE_CHECK, at_most, check_deadline};
 use crate::spec::Registry;
 use crate::tensor::Tensor;
 use crate::{Error, Limits, Result, Within, ensure, error, nearest};
@@ -452,7 +452,7 @@ impl<'m> Loader<'m> {
             let what = || "the model's functions add too many nodes".to_string();
             at_most(self.function_nodes, self.limits.function_nodes, "function_nodes", what)?;
         }
-        if self.nodes % NODES_A_LOOK == 1 {
+        if self.nodes % NODES_PER_DEADLINE_CHECK == 1 {
             check_deadline(self.until, "loading")?
         }
         Ok(())

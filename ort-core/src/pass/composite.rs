@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::ancestors::{ancestors, nodes};
 use super::sequences::{is_reader, without_sequence};
 use crate::ir::{Graph, Node, NodeId, ValueId};
-use crate::spec::{Course, Draft, Grad, infer_graph};
+use crate::spec::{BackwardPass, Draft, Grad, infer_graph};
 use crate::{ErrorKind, Result, Within};
 
 /// How deep composites may lie within composites.
@@ -19,7 +19,7 @@ pub(super) fn take_apart(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Resul
     let mut changed = false;
     for _ in 0..MAX_STEPS {
         let forward = nodes(graph, &ancestors(graph, y, xs));
-        let varying = Course { forward: &forward, xs, boundary: xs }.varying(graph);
+        let varying = BackwardPass { forward: &forward, xs, boundary: xs }.varying(graph);
         let is_on_the_way = |node: &Node| {
             let outputs = node.outputs.iter().flatten();
             node.reads().any(|read| varying.contains(&read))

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use super::ancestors::{ancestors, nodes};
 use super::composite::take_apart;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueType};
-use crate::spec::{Course, Obstacle, Pen, infer_graph};
+use crate::spec::{BackwardPass, NodeEmitter, NotDifferentiable, infer_graph};
 use crate::{Result, Within, ensure, error};
 
 const DOMAIN: &str = "ai.onnx.preview.training";
@@ -145,7 +145,7 @@ impl Request {
 pub fn add_backward(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Result<Vec<Option<ValueId>>> {
     let mut obstacles = Vec::new();
     let gradients = backward(graph, y, xs, &mut obstacles)?;
-    Obstacle::refuse(&obstacles)?;
+    NotDifferentiable::refuse(&obstacles)?;
     Ok(gradients)
 }
 
@@ -154,11 +154,11 @@ pub(super) fn backward(
     graph: &mut Graph,
     y: ValueId,
     xs: &[ValueId],
-    obstacles: &mut Vec<Obstacle>,
+    obstacles: &mut Vec<NotDifferentiable>,
 ) -> Result<Vec<Option<ValueId>>> {
     take_apart(graph, y, xs)?;
     let forward = nodes(graph, &ancestors(graph, y, xs));
-    let totals = accumulate(graph, Course { forward: &forward, xs, boundary: xs }, y, obstacles)?;
+    let totals = accumulate(graph, BackwardPass { forward: &forward, xs, boundary: xs }, y, obstacles)?;
     Ok(xs.iter().map(|x| totals.get(x).copied()).collect())
 }
 
@@ -169,9 +169,9 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
     let Pass { forward, point, y } = forward_at(graph, gradient, request, &given)?;
     let xs = point.get(..request.count).unwrap_or(&point);
     let mut obstacles = Vec::new();
-    let course = Course { forward: &forward, xs, boundary: &point };
+    let course = BackwardPass { forward: &forward, xs, boundary: &point };
     let totals = accumulate(graph, course, y, &mut obstacles)?;
-    Obstacle::refuse(&obstacles)?;
+    NotDifferentiable::refuse(&obstacles)?;
     deliver(graph, gradient, xs, &totals)
 }
 
@@ -179,15 +179,15 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
 /// there is one.
 fn accumulate(
     graph: &mut Graph,
-    course: Course<'_>,
+    course: BackwardPass<'_>,
     y: ValueId,
-    obstacles: &mut Vec<Obstacle>,
+    obstacles: &mut Vec<NotDifferentiable>,
 ) -> Result<HashMap<ValueId, ValueId>> {
     if !course.varying(graph).contains(&y) {
         return Ok(HashMap::new());
     }
     let name = graph.value(y).name.clone();
-    let one = Pen { graph: &mut *graph, name }.filled(1.0, y)?;
+    let one = NodeEmitter { graph: &mut *graph, name }.filled(1.0, y)?;
     course.accumulate(graph, &[(y, one)], obstacles)
 }
 
@@ -210,7 +210,7 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
         }
         // Each gets a value of its own: one value may be given for two tensors, or have another
         // part in the graph.
-        let mut pen = Pen { graph: &mut *graph, name: gradient.name.clone() };
+        let mut pen = NodeEmitter { graph: &mut *graph, name: gradient.name.clone() };
         let own = pen.emit("Identity", &[given], &[])?;
         stands_for.insert(original, own);
         point.push(own);
@@ -235,7 +235,7 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
             }
             *output = again;
         }
-        Pen { graph: &mut *graph, name: gradient.name.clone() }.add(node.clone())?;
+        NodeEmitter { graph: &mut *graph, name: gradient.name.clone() }.add(node.clone())?;
         nodes.push((NodeId((graph.nodes.len() - 1) as u32), node));
     }
     let y = stands_for.get(&request.y).copied().unwrap_or(request.y);
@@ -256,7 +256,7 @@ fn deliver(
         gradient.outputs.len(),
         xs.len()
     );
-    let mut pen = Pen { graph, name: gradient.name.clone() };
+    let mut pen = NodeEmitter { graph, name: gradient.name.clone() };
     for (&x, output) in xs.iter().zip(&gradient.outputs) {
         let Some(output) = *output else { continue };
         let total = match totals.get(&x) {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use crate::ir::{
     Attribute, Attributes, Capture, Graph, Node, NodeId, Subgraph, ValueId, ValueIds, ValueType,
 };
-use crate::spec::{Pen, Registry, axis_of, infer_at, infer_graph, known_ints};
+use crate::spec::{NodeEmitter, Registry, axis_of, infer_at, infer_graph, known_ints};
 use crate::tensor::Tensor;
 use crate::{Result, error};
 
@@ -113,7 +113,7 @@ impl Stacks {
             ("scan_input_axes", Attribute::Ints(axes)),
         ];
         let body = Subgraph { attr: "body", graph: inner, captures };
-        let mut pen = Pen { graph, name: node.name.clone() };
+        let mut pen = NodeEmitter { graph, name: node.name.clone() };
         let values = pen.emit_flow(("Scan", &scanned), &attrs, count, vec![body])?;
         let stacks = node.outputs.iter().zip(&values);
         self.0
@@ -140,7 +140,7 @@ fn of_split(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
     if !keeps {
         return Ok(Some(Stack { value, axis }));
     }
-    let mut pen = Pen { graph, name: node.name.clone() };
+    let mut pen = NodeEmitter { graph, name: node.name.clone() };
     let axes = pen.constant(Tensor::from_slice(&[1], &[axis as i64 + 1])?);
     Ok(Some(Stack { value: pen.emit("Unsqueeze", &[value, axes], &[])?, axis }))
 }
@@ -153,7 +153,7 @@ fn of_elements(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
     if first.is_none() || elements.iter().any(|element| shape_of(element) != first) {
         return Ok(None);
     }
-    let mut pen = Pen { graph, name: node.name.clone() };
+    let mut pen = NodeEmitter { graph, name: node.name.clone() };
     let axes = pen.constant(Tensor::from_slice(&[1], &[0i64])?);
     let mut rows = Vec::with_capacity(elements.len());
     for element in elements {
@@ -183,7 +183,7 @@ fn of_loop(graph: &mut Graph, id: NodeId, position: usize) -> Result<Option<Stac
         return Ok(None);
     };
     let Some(element) = take_appended(&mut body.graph, position) else { return Ok(None) };
-    let mut pen = Pen { graph: &mut body.graph, name: format!("{}/stacked", node.name).into() };
+    let mut pen = NodeEmitter { graph: &mut body.graph, name: format!("{}/stacked", node.name).into() };
     let row = pen.emit("Identity", &[element], &[])?;
     body.graph.outputs.push(row);
     let outputs = body.graph.outputs.len() - 1;
@@ -229,14 +229,14 @@ fn read(graph: &mut Graph, node: &Node, Stack { value, axis }: Stack) -> Result<
         if graph.value(place).ty.shape().is_none_or(|shape| !shape.is_empty()) {
             return Ok(None);
         }
-        let mut pen = Pen { graph, name: node.name.clone() };
+        let mut pen = NodeEmitter { graph, name: node.name.clone() };
         return pen.emit("Gather", &[value, place], &[("axis", Attribute::Int(axis as i64))]).map(Some);
     }
     let stacks = node.attrs.flag("new_axis")?;
     let to = axis_of(node.attrs.int("axis")?, if stacks { rank } else { rank - 1 })?;
     let mut order: Vec<i64> = (0..rank).filter(|place| *place != axis).map(|place| place as i64).collect();
     order.insert(to, axis as i64);
-    let mut pen = Pen { graph, name: node.name.clone() };
+    let mut pen = NodeEmitter { graph, name: node.name.clone() };
     let moved = match to == axis {
         true => value,
         false => pen.emit("Transpose", &[value], &[("perm", Attribute::Ints(order))])?,
@@ -248,7 +248,7 @@ fn read(graph: &mut Graph, node: &Node, Stack { value, axis }: Stack) -> Result<
 }
 
 /// A tensor with an axis and the one behind it as one.
-fn merged(pen: &mut Pen<'_>, value: ValueId, axis: usize) -> Result<ValueId> {
+fn merged(pen: &mut NodeEmitter<'_>, value: ValueId, axis: usize) -> Result<ValueId> {
     let axis = axis as i64;
     let mut sizes = |start: i64, end: Option<i64>| {
         let mut attrs = vec![("start", Attribute::Int(start))];

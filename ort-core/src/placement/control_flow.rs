@@ -20,11 +20,11 @@ use smallvec::SmallVec;
 
 use super::cost::Estimates;
 use super::lowering::claim_all;
-use super::search::{Board, Choice, Choices, Ends, first_choices, is_mixed, place};
+use super::search::{Boundary, Choice, Choices, PlacementSearch, first_choices, is_mixed, place};
 use crate::ep::{Claim, Device, NodeView, guard};
 use crate::ir::{Graph, Node, Subgraph, ValueId, ValueType};
-use crate::program::{Body, Captured, Flowing, Partition};
-use crate::spec::{Flow, Rounds};
+use crate::program::{Body, Captured, ControlFlowPlacement, Partition};
+use crate::spec::{Flow, TripCount};
 use crate::{Result, Within};
 
 /// A subgraph of which each node is claimed.
@@ -37,7 +37,7 @@ struct Claimed {
 /// The memories of the ends of all bodies: of the inputs, and of the outputs.
 type Memories = Vec<(Vec<DeviceId>, Vec<DeviceId>)>;
 
-/// The ways to run each node.
+/// The placements to run each node.
 pub(super) fn choices(
     graph: &Graph,
     devices: &[Arc<dyn Device>],
@@ -52,14 +52,14 @@ pub(super) fn choices(
         let claims = std::iter::once(first).chain(later);
         match node.subgraphs.is_empty() {
             true => Ok(claims.map(|(device, claim)| Choice { device, claim, flow: None }).collect()),
-            false => ways(view, devices, &claims.collect::<SmallVec<[_; 2]>>()).within(|| node.place()),
+            false => placements(view, devices, &claims.collect::<SmallVec<[_; 2]>>()).within(|| node.place()),
         }
     });
     of_node.collect()
 }
 
-/// The ways to run a node with subgraphs that these devices claim.
-pub(super) fn ways(
+/// The placements to run a node with subgraphs that these devices claim.
+pub(super) fn placements(
     view: NodeView<'_>,
     devices: &[Arc<dyn Device>],
     claims: &[(usize, Claim)],
@@ -74,15 +74,15 @@ pub(super) fn ways(
     let on_host: Memories = bodies.iter().map(Claimed::on_host).collect();
     let (placed, cost) = placed(&bodies, devices, &on_host);
     let is_mixed = is_mixed(devices);
-    let repeats = node.spec.flow.filter(|flow| is_mixed && flow.rounds != Rounds::Once);
+    let repeats = node.spec.flow.filter(|flow| is_mixed && flow.rounds != TripCount::Once);
     let rounds = repeats.map_or(1, |flow| Estimates::new(graph).rounds(node, flow.rounds));
     let mut choices = Choices::new();
     for &(device, claim) in claims {
         let memory = devices[device].memory();
         let input = |index| if claim.host_inputs.contains(&index) { DeviceId::HOST } else { memory };
-        let flow = Flowing {
-            conductor: device,
-            is_conducted: false,
+        let flow = ControlFlowPlacement {
+            driver: device,
+            is_on_device: false,
             inputs: (0..node.inputs.len()).map(input).collect(),
             outputs: vec![memory; node.outputs.len()],
             bodies: placed.clone(),
@@ -91,7 +91,7 @@ pub(super) fn ways(
         choices.push(Choice { device, claim, flow: Some(Arc::new(flow)) });
     }
     let host = claims.iter().find(|(device, _)| devices[*device].memory() == DeviceId::HOST);
-    if let (Some(&(conductor, claim)), Some(flow), true) = (host, node.spec.flow, is_mixed)
+    if let (Some(&(driver, claim)), Some(flow), true) = (host, node.spec.flow, is_mixed)
         && let Some((device, memories)) = on_device(node, flow, &bodies, devices)
         && !claims.iter().any(|(claiming, _)| *claiming == device)
     {
@@ -99,7 +99,8 @@ pub(super) fn ways(
         if less < cost {
             let (inputs, outputs) = of_node(node, flow, &memories[0]);
             let cost = less.saturating_mul(rounds);
-            let flow = Flowing { conductor, is_conducted: true, inputs, outputs, bodies: placed, cost };
+            let flow =
+                ControlFlowPlacement { driver, is_on_device: true, inputs, outputs, bodies: placed, cost };
             choices.push(Choice { device, claim, flow: Some(Arc::new(flow)) });
             choices.sort_by_key(|choice| choice.device);
         }
@@ -124,14 +125,14 @@ fn placed(bodies: &[Claimed], devices: &[Arc<dyn Device>], memories: &Memories) 
             let (captures, partition) = (captures.collect(), first_choices(choices.clone()));
             return Body { graph: graph.clone(), captures, partition, inputs, outputs };
         }
-        let board = place(graph, devices, Ends::At(&inputs, &outputs), choices.clone());
-        cost = cost.saturating_add(board.score());
+        let search = place(graph, devices, Boundary::At(&inputs, &outputs), choices.clone());
+        cost = cost.saturating_add(search.score());
         let captures = captured.iter().map(|&(outer, inner)| {
-            let memories = board.read_memories(inner);
+            let memories = search.read_memories(inner);
             Captured { outer, inner, memories }
         });
         let captures = captures.collect();
-        Body { graph: graph.clone(), captures, partition: board.partition(), inputs, outputs }
+        Body { graph: graph.clone(), captures, partition: search.partition(), inputs, outputs }
     });
     (placed.collect(), cost)
 }
@@ -148,23 +149,23 @@ fn on_device(
         return None;
     }
     let whole = bodies.iter().filter(|body| body.graph.broken.is_none());
-    let open: Vec<(&Graph, Board<'_>)> =
+    let open: Vec<(&Graph, PlacementSearch<'_>)> =
         whole.map(|body| (&*body.graph, self::open(body, devices))).collect();
-    let device = open.iter().filter_map(|(_, board)| board.first_device()).min()?;
+    let device = open.iter().filter_map(|(_, search)| search.first_device()).min()?;
     let there = Place { memory: devices[device].memory(), alignment: devices[device].copy_alignment() };
     let carried = (flow.carried)(&node.attrs, node.inputs.len().saturating_sub(flow.controls));
     let mut memories: Memories = bodies.iter().map(Claimed::on_host).collect();
     for index in 0..node.outputs.len().max(carried) {
         let (to, from) = (flow.conditions + index, flow.counters + index);
         let is_carried = index < carried;
-        let is_stacked = !is_carried && flow.rounds != Rounds::Once;
+        let is_stacked = !is_carried && flow.rounds != TripCount::Once;
         let fits = open.iter().all(|(graph, _)| {
             there.holds(graph, graph.outputs.get(to), is_stacked)
                 && (!is_carried || there.holds(graph, graph.inputs.get(from), false))
         });
-        let is_used = open.iter().any(|(graph, board)| {
-            there.makes(board, graph.outputs.get(to))
-                || (is_carried && there.reads(board, graph.inputs.get(from)))
+        let is_used = open.iter().any(|(graph, search)| {
+            there.makes(search, graph.outputs.get(to))
+                || (is_carried && there.reads(search, graph.inputs.get(from)))
         });
         for (inputs, outputs) in memories.iter_mut().filter(|_| fits && is_used) {
             set(outputs, to, there.memory);
@@ -173,9 +174,9 @@ fn on_device(
             }
         }
     }
-    for ((graph, board), (inputs, _)) in open.iter().zip(&mut memories) {
+    for ((graph, search), (inputs, _)) in open.iter().zip(&mut memories) {
         for (index, input) in graph.inputs.iter().enumerate().skip(flow.counters + carried) {
-            if there.holds(graph, Some(input), true) && there.reads(board, Some(input)) {
+            if there.holds(graph, Some(input), true) && there.reads(search, Some(input)) {
                 set(inputs, index, there.memory);
             }
         }
@@ -184,8 +185,8 @@ fn on_device(
 }
 
 /// A body with nothing said of its ends.
-fn open<'a>(body: &'a Claimed, devices: &[Arc<dyn Device>]) -> Board<'a> {
-    place(&body.graph, devices, Ends::Open, body.choices.clone())
+fn open<'a>(body: &'a Claimed, devices: &[Arc<dyn Device>]) -> PlacementSearch<'a> {
+    place(&body.graph, devices, Boundary::Open, body.choices.clone())
 }
 
 /// The memories of the node's inputs and outputs, by those of its bodies.
@@ -226,12 +227,12 @@ impl Place {
         bytes.is_some_and(|bytes| !is_sliced || bytes.is_multiple_of(self.alignment))
     }
 
-    fn makes(self, board: &Board<'_>, value: Option<&ValueId>) -> bool {
-        value.is_some_and(|value| board.is_made_in(*value, self.memory))
+    fn makes(self, search: &PlacementSearch<'_>, value: Option<&ValueId>) -> bool {
+        value.is_some_and(|value| search.is_made_in(*value, self.memory))
     }
 
-    fn reads(self, board: &Board<'_>, value: Option<&ValueId>) -> bool {
-        value.is_some_and(|value| board.read_memories(*value).contains(&self.memory))
+    fn reads(self, search: &PlacementSearch<'_>, value: Option<&ValueId>) -> bool {
+        value.is_some_and(|value| search.read_memories(*value).contains(&self.memory))
     }
 }
 

@@ -6,7 +6,7 @@
 
 use crate::dim::{Bindings, Dim, EvaluateError};
 use crate::ir::{Graph, Node, ValueId};
-use crate::spec::{Cost, Rounds, SymTensor, ViewCx, known_ints};
+use crate::spec::{Cost, SymTensor, TripCount, ViewCx, known_ints};
 use crate::tensor::Shape;
 
 /// A copy between two memories, however small it is: the call, and the wait until the device has
@@ -74,15 +74,15 @@ impl<'a> Estimates<'a> {
     }
 
     /// How often a control-flow node runs a subgraph.
-    pub(super) fn rounds(&mut self, node: &Node, rounds: Rounds) -> u64 {
+    pub(super) fn rounds(&mut self, node: &Node, rounds: TripCount) -> u64 {
         let counted = match rounds {
-            Rounds::Once => Some(1),
-            Rounds::Counted => node.inputs.first().copied().flatten().and_then(|count| {
+            TripCount::Once => Some(1),
+            TripCount::Counted => node.inputs.first().copied().flatten().and_then(|count| {
                 let count = self.ints(count)?.first().copied()?;
                 // A loop that only its condition ends may be told any number.
                 u64::try_from(count).ok().filter(|count| *count < MOST_ROUNDS)
             }),
-            Rounds::Slices => {
+            TripCount::Slices => {
                 let scanned = node.inputs.last().copied().flatten();
                 scanned.and_then(|value| self.shape(value)?.first().copied()).map(|size| size as u64)
             }

@@ -19,7 +19,7 @@ use crate::ep::{Device, NodeView, guard};
 use crate::ir::Graph;
 use crate::{Result, error};
 
-pub use crate::program::{Island, Partition, Reason};
+pub use crate::program::{Cluster, Partition, Reason};
 pub(crate) use lowering::lower_all_but;
 pub use lowering::{Unclaimed, unclaimed};
 pub use report::NodePlacement;

@@ -1,4 +1,4 @@
-//! Where each node runs, of the devices that claim it: islands move where that saves more copies
+//! Where each node runs, of the devices that claim it: clusters move where that saves more copies
 //! than it costs work.
 //!
 //! Each node begins where the session prefers it: on the first device that claims it, or on the
@@ -10,7 +10,7 @@
 //! gives does count: other nodes make and read it, in each round of a loop. What it captures is
 //! brought once to each memory in which it is read, before the node runs.
 //!
-//! An island is what hangs together of the nodes on one device that may move. Islands are tried on
+//! An cluster is what hangs together of the nodes on one device that may move. Clusters are tried on
 //! the other devices that claim all of their nodes, small ones first, until none gets cheaper.
 //! Products and convolutions never move: a device is there for them. Control flow is on a device
 //! where the values of its bodies lie there (`control_flow.rs`).
@@ -29,12 +29,12 @@ use super::Scope;
 use super::cost::{COPIED_BYTE, COPY, Estimates};
 use crate::ep::{Claim, Device};
 use crate::ir::{Graph, Node, NodeId, ValueId};
-use crate::program::{Flowing, Island, Partition, Reason};
+use crate::program::{Cluster, ControlFlowPlacement, Partition, Reason};
 use crate::spec::Cost;
 
 /// Where what a graph is given, and what it gives, lies.
 #[derive(Clone, Copy)]
-pub(super) enum Ends<'a> {
+pub(super) enum Boundary<'a> {
     /// With the caller: it does not count as copied.
     Open,
     /// In these memories: inputs, and outputs.
@@ -43,11 +43,11 @@ pub(super) enum Ends<'a> {
     Host,
 }
 
-impl From<Scope> for Ends<'_> {
+impl From<Scope> for Boundary<'_> {
     fn from(scope: Scope) -> Self {
         match scope {
-            Scope::Model => Ends::Open,
-            Scope::Subgraph => Ends::Host,
+            Scope::Model => Boundary::Open,
+            Scope::Subgraph => Boundary::Host,
         }
     }
 }
@@ -59,7 +59,7 @@ pub(super) struct Choice {
     pub(super) device: usize,
     pub(super) claim: Claim,
     /// Where the values of control flow are.
-    pub(super) flow: Option<Arc<Flowing>>,
+    pub(super) flow: Option<Arc<ControlFlowPlacement>>,
 }
 
 /// The ways to run one node, in the session's order of devices.
@@ -84,11 +84,11 @@ pub(super) fn cost_in(
     choices: Vec<Choices>,
     places: &[usize],
 ) -> u64 {
-    let mut board = Board::new(graph, devices, scope.into(), choices);
+    let mut search = PlacementSearch::new(graph, devices, scope.into(), choices);
     for (node, &device) in (0..graph.nodes.len()).zip(places) {
-        board.put_all(&[node], device);
+        search.put_all(&[node], device);
     }
-    board.totals.score()
+    search.totals.score()
 }
 
 /// Whether a node is arithmetic on shapes. It stays on the host: the host needs the numbers, and
@@ -108,16 +108,16 @@ pub(super) fn is_mixed(devices: &[Arc<dyn Device>]) -> bool {
 pub(super) fn place<'a>(
     graph: &'a Graph,
     devices: &[Arc<dyn Device>],
-    ends: Ends<'_>,
+    ends: Boundary<'_>,
     choices: Vec<Choices>,
-) -> Board<'a> {
-    let mut board = Board::new(graph, devices, ends, choices);
-    board.improve();
-    board
+) -> PlacementSearch<'a> {
+    let mut search = PlacementSearch::new(graph, devices, ends, choices);
+    search.improve();
+    search
 }
 
-/// A node on the board.
-struct Piece {
+/// A node on the search.
+struct NodeState {
     choices: Choices,
     /// The choice that the session prefers, and the one that is taken so far: their places in
     /// `choices`.
@@ -133,8 +133,8 @@ struct Piece {
     preference: Reason,
 }
 
-impl Piece {
-    fn new(graph: &Graph, node: NodeId, devices: &[Arc<dyn Device>], choices: Choices) -> Piece {
+impl NodeState {
+    fn new(graph: &Graph, node: NodeId, devices: &[Arc<dyn Device>], choices: Choices) -> NodeState {
         let node = &graph.nodes[node.index()];
         let on_host = |choice: &Choice| devices[choice.device].memory() == DeviceId::HOST;
         let on_shapes = on_shapes(graph, node);
@@ -151,11 +151,11 @@ impl Piece {
         let is_planned = host.is_some() && !node.outputs.is_empty() && outputs.all(known);
         let is_heavy = node.spec.cost == Cost::Compute;
         let preference = match (preferred, &choices[preferred].flow) {
-            (_, Some(flow)) if flow.is_conducted => Reason::Bodies,
+            (_, Some(flow)) if flow.is_on_device => Reason::Bodies,
             (0, _) => Reason::FirstClaim,
             _ => Reason::Shapes,
         };
-        Piece {
+        NodeState {
             stays: is_planned || is_heavy || choices.len() < 2,
             choices,
             preferred,
@@ -190,9 +190,9 @@ impl Totals {
     }
 }
 
-/// A value on the board.
+/// A value on the search.
 #[derive(Clone, Default)]
-struct Held {
+struct ValueState {
     /// The memory that it is made in; none for what the caller gives and for constants, whose
     /// copies do not count.
     memory: Option<usize>,
@@ -203,7 +203,7 @@ struct Held {
     readers: SmallVec<[u32; 2]>,
 }
 
-impl Held {
+impl ValueState {
     /// How many copies are made of it.
     fn copies(&self) -> u64 {
         let Some(home) = self.memory else { return 0 };
@@ -219,10 +219,10 @@ impl Held {
 const HOST: usize = 0;
 
 /// A placement, and what it costs.
-pub(super) struct Board<'a> {
+pub(super) struct PlacementSearch<'a> {
     graph: &'a Graph,
-    pieces: Vec<Piece>,
-    values: Vec<Held>,
+    nodes: Vec<NodeState>,
+    values: Vec<ValueState>,
     /// The memories, the host's first.
     known: Vec<DeviceId>,
     /// By device: the place of its memory.
@@ -231,14 +231,14 @@ pub(super) struct Board<'a> {
     totals: Totals,
 }
 
-impl<'a> Board<'a> {
+impl<'a> PlacementSearch<'a> {
     /// Each node where it is preferred.
     fn new(
         graph: &'a Graph,
         devices: &[Arc<dyn Device>],
-        ends: Ends<'_>,
+        ends: Boundary<'_>,
         choices: Vec<Choices>,
-    ) -> Board<'a> {
+    ) -> PlacementSearch<'a> {
         let mut known = vec![DeviceId::HOST];
         let mut memories = Vec::with_capacity(devices.len());
         for device in devices {
@@ -250,34 +250,34 @@ impl<'a> Board<'a> {
             memories.push(place);
         }
         let nodes = (0u32..).map(NodeId).zip(choices);
-        let pieces = nodes.map(|(node, choices)| Piece::new(graph, node, devices, choices)).collect();
-        let unread = Held { readers: SmallVec::from_elem(0, known.len()), ..Held::default() };
+        let nodes = nodes.map(|(node, choices)| NodeState::new(graph, node, devices, choices)).collect();
+        let unread = ValueState { readers: SmallVec::from_elem(0, known.len()), ..ValueState::default() };
         let values = vec![unread; graph.value_count()];
         let (producers, totals) = (graph.producers(), Totals::default());
-        let mut board = Board { graph, pieces, values, known, memories, producers, totals };
-        board.set_up(ends);
-        board
+        let mut search = PlacementSearch { graph, nodes, values, known, memories, producers, totals };
+        search.set_up(ends);
+        search
     }
 
-    fn set_up(&mut self, ends: Ends<'_>) {
+    fn set_up(&mut self, ends: Boundary<'_>) {
         let graph = self.graph;
         let mut estimates = Estimates::new(graph);
         for (index, node) in graph.nodes.iter().enumerate() {
-            let at = self.pieces[index].at;
+            let at = self.nodes[index].at;
             for (position, output) in outputs(node) {
                 let memory = self.made_in(index, at, position);
                 let held = &mut self.values[output.index()];
                 (held.memory, held.bytes) = (Some(memory), estimates.bytes(output));
             }
-            let piece = &mut self.pieces[index];
-            if piece.choices.len() > 1 {
-                let costs = piece.choices.iter().filter_map(|choice| Some(choice.flow.as_ref()?.cost));
-                piece.work = match costs.clone().max().zip(costs.min()) {
+            let state = &mut self.nodes[index];
+            if state.choices.len() > 1 {
+                let costs = state.choices.iter().filter_map(|choice| Some(choice.flow.as_ref()?.cost));
+                state.work = match costs.clone().max().zip(costs.min()) {
                     Some((most, least)) => most - least,
                     None => estimates.work(node),
                 };
             }
-            if self.pieces[index].is_planned {
+            if self.nodes[index].is_planned {
                 continue;
             }
             for (value, memory) in self.reads(index, at) {
@@ -292,27 +292,27 @@ impl<'a> Board<'a> {
     }
 
     /// Where what the graph is given lies, and where what it gives is read.
-    fn set_up_ends(&mut self, ends: Ends<'_>, estimates: &mut Estimates<'_>) {
+    fn set_up_ends(&mut self, ends: Boundary<'_>, estimates: &mut Estimates<'_>) {
         let graph = self.graph;
         let host = DeviceId::HOST;
         for (position, output) in graph.outputs.iter().enumerate() {
             let memory = match ends {
-                Ends::Open => {
+                Boundary::Open => {
                     self.values[output.index()].is_output = true;
                     continue;
                 }
-                Ends::At(_, outputs) => self.index_of(outputs.get(position).copied().unwrap_or(host)),
-                Ends::Host => HOST,
+                Boundary::At(_, outputs) => self.index_of(outputs.get(position).copied().unwrap_or(host)),
+                Boundary::Host => HOST,
             };
             self.values[output.index()].readers[memory] += 1;
         }
         let given: Vec<(ValueId, usize)> = match ends {
-            Ends::Open => Vec::new(),
-            Ends::At(inputs, _) => {
+            Boundary::Open => Vec::new(),
+            Boundary::At(inputs, _) => {
                 let inputs = graph.inputs.iter().zip(inputs);
                 inputs.map(|(input, memory)| (*input, self.index_of(*memory))).collect()
             }
-            Ends::Host => {
+            Boundary::Host => {
                 let is_given = |value: &ValueId| {
                     self.producers[value.index()].is_none() && !graph.constants.contains_key(value)
                 };
@@ -337,7 +337,7 @@ impl<'a> Board<'a> {
 
     /// The first device with memory of its own that a node is on.
     pub(super) fn first_device(&self) -> Option<usize> {
-        let devices = self.pieces.iter().map(Piece::device);
+        let devices = self.nodes.iter().map(NodeState::device);
         devices.filter(|device| self.memories[*device] != HOST).min()
     }
 
@@ -363,7 +363,7 @@ impl<'a> Board<'a> {
 
     /// The memory in which a node reads an input, by one of its choices.
     fn read_in(&self, node: usize, at: usize, position: usize) -> usize {
-        let Choice { device, claim, flow } = &self.pieces[node].choices[at];
+        let Choice { device, claim, flow } = &self.nodes[node].choices[at];
         match flow.as_ref().and_then(|flow| flow.inputs.get(position)) {
             Some(memory) => self.index_of(*memory),
             None if claim.host_inputs.contains(&position) => HOST,
@@ -373,7 +373,7 @@ impl<'a> Board<'a> {
 
     /// The memory in which a node makes an output.
     fn made_in(&self, node: usize, at: usize, position: usize) -> usize {
-        let Choice { device, flow, .. } = &self.pieces[node].choices[at];
+        let Choice { device, flow, .. } = &self.nodes[node].choices[at];
         let memory = flow.as_ref().and_then(|flow| flow.outputs.get(position));
         memory.map_or(self.memories[*device], |memory| self.index_of(*memory))
     }
@@ -381,7 +381,7 @@ impl<'a> Board<'a> {
     /// What a node reads, and in which memory: its inputs, and what its subgraphs capture.
     fn reads(&self, node: usize, at: usize) -> SmallVec<[(ValueId, usize); 4]> {
         let inputs = self.inputs(node).map(|(position, value)| (value, self.read_in(node, at, position)));
-        let flow = self.pieces[node].choices[at].flow.iter();
+        let flow = self.nodes[node].choices[at].flow.iter();
         let captures = flow.flat_map(|flow| &flow.bodies).flat_map(|body| &body.captures);
         let captured = captures.flat_map(|capture| {
             capture.memories.iter().map(|memory| (capture.outer, self.index_of(*memory)))
@@ -390,7 +390,7 @@ impl<'a> Board<'a> {
     }
 
     /// Changes what is known of a value, and the totals with it.
-    fn change(&mut self, value: ValueId, change: impl FnOnce(&mut Held)) {
+    fn change(&mut self, value: ValueId, change: impl FnOnce(&mut ValueState)) {
         let held = &mut self.values[value.index()];
         let before = held.copies();
         change(held);
@@ -401,10 +401,10 @@ impl<'a> Board<'a> {
 
     /// Takes another claim for a node.
     fn put(&mut self, node: usize, at: usize) {
-        let piece = &self.pieces[node];
-        let (old, work) = (piece.at, |at| if at == piece.preferred { 0 } else { piece.work });
+        let state = &self.nodes[node];
+        let (old, work) = (state.at, |at| if at == state.preferred { 0 } else { state.work });
         self.totals.work = self.totals.work + work(at) - work(old);
-        if !piece.is_planned {
+        if !state.is_planned {
             for (value, memory) in self.reads(node, old) {
                 self.change(value, |held| held.readers[memory] -= 1);
             }
@@ -417,25 +417,25 @@ impl<'a> Board<'a> {
             let memory = self.made_in(node, at, position);
             self.change(output, |held| held.memory = Some(memory));
         }
-        self.pieces[node].at = at;
+        self.nodes[node].at = at;
     }
 
-    /// Moves islands until none gets cheaper.
+    /// Moves clusters until none gets cheaper.
     fn improve(&mut self) {
-        // Small islands come first, so that those between them have grown together when it is their
+        // Small clusters come first, so that those between them have grown together when it is their
         // turn: a few rounds do. More could take time beyond proportion to the nodes.
         const MOST_ROUNDS: usize = 8;
         for _ in 0..MOST_ROUNDS {
             let before = self.totals.score();
             // What can come to a device that the session prefers comes first: it may be what keeps
             // others there.
-            for way in [Way::Earlier, Way::Later] {
+            for way in [Direction::Earlier, Direction::Later] {
                 for grouping in [Grouping::Chains, Grouping::Readers] {
                     if self.totals.copies == 0 {
                         return;
                     }
-                    for island in self.islands(grouping) {
-                        self.move_if_cheaper(&island, way);
+                    for cluster in self.clusters(grouping) {
+                        self.move_if_cheaper(&cluster, way);
                     }
                 }
             }
@@ -445,18 +445,18 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// Moves an island to the device where the placement costs least, if that is less than where it
+    /// Moves an cluster to the device where the placement costs least, if that is less than where it
     /// is.
-    fn move_if_cheaper(&mut self, island: &[usize], way: Way) {
-        let Some(&first) = island.first() else { return };
-        let (home, before) = (self.pieces[first].device(), self.totals);
+    fn move_if_cheaper(&mut self, cluster: &[usize], way: Direction) {
+        let Some(&first) = cluster.first() else { return };
+        let (home, before) = (self.nodes[first].device(), self.totals);
         let mut best: Option<(usize, Totals)> = None;
         let others = match way {
-            Way::Earlier => 0..home,
-            Way::Later => home + 1..self.memories.len(),
+            Direction::Earlier => 0..home,
+            Direction::Later => home + 1..self.memories.len(),
         };
         for device in others {
-            if !self.put_all(island, device) {
+            if !self.put_all(cluster, device) {
                 continue;
             }
             let least = best.map_or(before, |(_, totals)| totals);
@@ -465,52 +465,53 @@ impl<'a> Board<'a> {
             }
         }
         let (device, after) = best.unwrap_or((home, before));
-        self.put_all(island, device);
+        self.put_all(cluster, device);
         if device == home {
             return;
         }
-        let moved = Island {
-            nodes: island.len(),
+        let moved = Cluster {
+            nodes: cluster.len(),
             copies: before.copies.cast_signed() - after.copies.cast_signed(),
             bytes: before.bytes.cast_signed() - after.bytes.cast_signed(),
         };
         tracing::debug!(node = &*self.graph.nodes[first].name, "{moved}");
-        for &node in island {
-            let piece = &mut self.pieces[node];
-            piece.reason = if piece.at == piece.preferred { piece.preference } else { Reason::Island(moved) };
+        for &node in cluster {
+            let state = &mut self.nodes[node];
+            state.reason =
+                if state.at == state.preferred { state.preference } else { Reason::Cluster(moved) };
         }
     }
 
     /// Puts all nodes on a device; false where it does not claim all of them.
     fn put_all(&mut self, nodes: &[usize], device: usize) -> bool {
-        let claims = |node: &usize| self.pieces[*node].place_of(device).is_some();
+        let claims = |node: &usize| self.nodes[*node].place_of(device).is_some();
         if !nodes.iter().all(claims) {
             return false;
         }
         for &node in nodes {
-            if let Some(at) = self.pieces[node].place_of(device) {
+            if let Some(at) = self.nodes[node].place_of(device) {
                 self.put(node, at);
             }
         }
         true
     }
 
-    /// The islands of nodes that may move, small ones first.
-    fn islands(&self, grouping: Grouping) -> Vec<Vec<usize>> {
-        let count = self.pieces.len();
-        let mut joined = Joined((0..count).collect());
+    /// The clusters of nodes that may move, small ones first.
+    fn clusters(&self, grouping: Grouping) -> Vec<Vec<usize>> {
+        let count = self.nodes.len();
+        let mut joined = DisjointSets((0..count).collect());
         let by_reader = if grouping == Grouping::Readers { self.values.len() } else { 0 };
         let mut last_reader = vec![None; by_reader * self.memories.len()];
-        for node in (0..count).filter(|node| !self.pieces[*node].stays) {
-            let device = self.pieces[node].device();
+        for node in (0..count).filter(|node| !self.nodes[*node].stays) {
+            let device = self.nodes[node].device();
             for (position, value) in self.inputs(node) {
                 let maker = self.producers[value.index()].map(NodeId::index);
                 let is_alike =
-                    |maker: &usize| !self.pieces[*maker].stays && self.pieces[*maker].device() == device;
+                    |maker: &usize| !self.nodes[*maker].stays && self.nodes[*maker].device() == device;
                 if let Some(maker) = maker.filter(is_alike) {
                     joined.join(maker, node);
                 }
-                let here = self.read_in(node, self.pieces[node].at, position);
+                let here = self.read_in(node, self.nodes[node].at, position);
                 let is_copy = self.values[value.index()].memory.is_some_and(|home| home != here);
                 if grouping == Grouping::Readers && is_copy {
                     let last = &mut last_reader[value.index() * self.memories.len() + device];
@@ -520,21 +521,21 @@ impl<'a> Board<'a> {
                 }
             }
         }
-        let mut islands: Vec<Vec<usize>> = vec![Vec::new(); count];
-        for node in (0..count).filter(|node| !self.pieces[*node].stays) {
-            islands[joined.root(node)].push(node);
+        let mut clusters: Vec<Vec<usize>> = vec![Vec::new(); count];
+        for node in (0..count).filter(|node| !self.nodes[*node].stays) {
+            clusters[joined.root(node)].push(node);
         }
-        islands.retain(|island| !island.is_empty());
-        islands.sort_by_key(Vec::len);
-        islands
+        clusters.retain(|cluster| !cluster.is_empty());
+        clusters.sort_by_key(Vec::len);
+        clusters
     }
 
     pub(super) fn partition(self) -> Partition {
         let mut partition = Partition::default();
-        for mut piece in self.pieces {
-            let Choice { device, claim, flow } = piece.choices.swap_remove(piece.at);
+        for mut state in self.nodes {
+            let Choice { device, claim, flow } = state.choices.swap_remove(state.at);
             partition.nodes.push((device, claim));
-            partition.reasons.push(piece.reason);
+            partition.reasons.push(state.reason);
             partition.flows.push(flow);
         }
         partition
@@ -548,7 +549,7 @@ fn outputs(node: &Node) -> impl Iterator<Item = (usize, ValueId)> + use<'_> {
 
 /// Where to in the session's order of devices.
 #[derive(Clone, Copy)]
-enum Way {
+enum Direction {
     Earlier,
     Later,
 }
@@ -563,9 +564,9 @@ enum Grouping {
 }
 
 /// Sets of nodes, each known by its first node.
-struct Joined(Vec<usize>);
+struct DisjointSets(Vec<usize>);
 
-impl Joined {
+impl DisjointSets {
     fn root(&mut self, node: usize) -> usize {
         let mut at = node;
         while self.0[at] != at {

@@ -11,7 +11,7 @@
 use ort_alloc::DeviceId;
 
 use super::StepPlan;
-use super::ends::Ends;
+use super::boundary::Boundary;
 use super::resolve::{Draft, Planner};
 use crate::dtype::DType;
 use crate::ep::OutputsFrom;
@@ -142,7 +142,7 @@ impl BoundValues {
 
     /// For each slot that is an output its memory and its buffer: those of its first place among
     /// the outputs. What an update in place goes through is in the same buffer.
-    pub(super) fn buffers(&self, program: &Program, ends: &Ends) -> Vec<Option<(OutputMemory, usize)>> {
+    pub(super) fn buffers(&self, program: &Program, ends: &Boundary) -> Vec<Option<(OutputMemory, usize)>> {
         let mut buffers = vec![None; program.slots.len()];
         let mut makers = None;
         for (output, (slot, memory)) in ends.outputs.iter().zip(&self.outputs).enumerate().rev() {

@@ -8,7 +8,7 @@
 use ort_alloc::{DeviceId, Interval};
 
 use super::resolve::{Draft, Group, Planner};
-use super::{Place, Planning, RunPlan, SlotPlan};
+use super::{Planning, RunPlan, SlotPlan, Storage};
 use crate::dtype::DType;
 use crate::ep::{LEAST_TENSOR, OutputsFrom};
 use crate::program::{Origin, Slot, SlotId};
@@ -21,7 +21,7 @@ impl Planner<'_> {
         let mut layout = self.lay_out()?;
         let (mut own_peak, mut live) = self.measure(&[]);
         let shares = self.bound.planning == Planning::Shared;
-        let mut homes = if shares { self.find_homes() } else { Vec::new() };
+        let mut homes = if shares { self.find_reusable_outputs() } else { Vec::new() };
         if !homes.is_empty() {
             let (other, other_peak) = (self.lay_out()?, self.measure(&homes).0);
             let inside = (self.slabs.len()..).zip(&homes).all(|(lane, home)| {
@@ -31,7 +31,7 @@ impl Planner<'_> {
                 (layout, own_peak) = (other, other_peak);
                 self.inherit(&homes, &mut live);
             } else {
-                self.leave_homes();
+                self.undo_output_reuse();
                 homes.clear();
             }
         }
@@ -158,18 +158,18 @@ impl Planner<'_> {
             _ => 0,
         };
         let place = match self.drafts[index].clone() {
-            Draft::Outside => Place::Outside,
-            Draft::Given(given) => Place::Given(given),
-            Draft::Bound(buffer) => Place::Bound(buffer),
+            Draft::Outside => Storage::Outside,
+            Draft::Given(given) => Storage::Given(given),
+            Draft::Bound(buffer) => Storage::Bound(buffer),
             Draft::Group { group, offset } => {
                 let start = offsets[group] + offset;
-                Place::Slab { slab: self.groups[group].slab, range: start..start + bytes }
+                Storage::Slab { slab: self.groups[group].slab, range: start..start + bytes }
             }
-            Draft::Own => Place::Own,
-            Draft::View { of, element_offset } => Place::View { of, element_offset },
-            Draft::Folded(tensor) => Place::Folded(tensor),
-            Draft::Dynamic => Place::Dynamic,
-            Draft::Unused => Place::Unused,
+            Draft::Own => Storage::Own,
+            Draft::View { of, element_offset } => Storage::View { of, element_offset },
+            Draft::Folded(tensor) => Storage::Folded(tensor),
+            Draft::Dynamic => Storage::Dynamic,
+            Draft::Unused => Storage::Unused,
         };
         let life = (self.first[index], self.last[index]);
         SlotPlan { dtype: self.dtypes[index], shape, place, kind: self.kinds[index], life, is_output: false }
@@ -203,7 +203,7 @@ impl Planner<'_> {
         begins
     }
 
-    /// The most bytes of own buffers at once, where those of `homes` are there from the beginning,
+    /// The most bytes of own buffers at once, where those of `output_reuse` are there from the beginning,
     /// and the bytes alive after each step.
     pub(super) fn measure(&self, homes: &[SlotId]) -> (usize, Vec<usize>) {
         let count = self.steps.len();

@@ -5,21 +5,21 @@
 //! in one slab per memory by [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on
 //! data stay dynamic and are told apart.
 
+mod aliasing;
 mod batch;
 mod batch_places;
 mod bound;
+mod boundary;
+mod breakdown;
 mod cache;
-mod ends;
+mod concat_in_place;
 mod finish;
-mod homes;
-mod join;
-mod kinds;
 mod order;
+mod output_reuse;
 mod report;
 mod resolve;
 mod rounds;
 mod scratch;
-mod share;
 mod specialize;
 mod updates;
 
@@ -35,9 +35,9 @@ use crate::tensor::{Shape, Tensor};
 
 pub use batch::{BatchProof, BatchRefusal, BatchSplit, batch_parallel, prove};
 pub(crate) use bound::{BoundValues, GivenMemory, OutputMemory, Planning, WorkspaceRoom};
+pub(crate) use boundary::Boundary;
+pub use breakdown::{KindBytes, MemoryKind};
 pub(crate) use cache::PlanCaches;
-pub(crate) use ends::Ends;
-pub use kinds::{KindBytes, MemoryKind};
 pub use order::{LiveBlock, LiveStep};
 pub(crate) use order::{better_order, live_steps, order_of_updates};
 pub use report::{PlanReport, PlannedStep, PlannedValue, ValueKind};
@@ -47,7 +47,7 @@ pub(crate) use specialize::{Known, specialize};
 
 /// Where a slot's value lives during a run.
 #[derive(Debug, Clone)]
-pub(crate) enum Place {
+pub(crate) enum Storage {
     /// With the caller, the enclosing run, or the weights.
     Outside,
     /// Where the given value at this position lies: it was given in the memory in which it is read.
@@ -73,7 +73,7 @@ pub(crate) enum Place {
 pub(crate) struct SlotPlan {
     pub(crate) dtype: Option<DType>,
     pub(crate) shape: Option<Shape>,
-    pub(crate) place: Place,
+    pub(crate) place: Storage,
     /// For values that share memory by design: how the report calls them.
     pub(crate) kind: ValueKind,
     /// First and last step at which the value is alive.

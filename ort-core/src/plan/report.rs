@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::BatchSplit;
-use super::kinds::{KindBytes, alive_at, kinds, peak_step, symbolic_bytes};
+use super::breakdown::{KindBytes, alive_at, kinds, peak_step, symbolic_bytes};
 use super::resolve::resolve_in;
-use super::{Action, Place, RunPlan};
+use super::{Action, RunPlan, Storage};
 use crate::dim::{Bindings, Dim};
 use crate::program::{Origin, Program};
 use crate::tensor::byte_count;
@@ -156,15 +156,19 @@ fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> 
         if !from_step
             || matches!(
                 planned.place,
-                Place::Unused | Place::Folded(_) | Place::Outside | Place::Given(_) | Place::Bound(_)
+                Storage::Unused
+                    | Storage::Folded(_)
+                    | Storage::Outside
+                    | Storage::Given(_)
+                    | Storage::Bound(_)
             )
         {
             continue;
         }
         let bytes = planned.dtype.zip(planned.shape.as_ref());
         let (slab, offset) = match &planned.place {
-            Place::Slab { slab, range } if *slab < plan.slabs.len() => (Some(*slab), Some(range.start)),
-            Place::Slab { slab, range } => {
+            Storage::Slab { slab, range } if *slab < plan.slabs.len() => (Some(*slab), Some(range.start)),
+            Storage::Slab { slab, range } => {
                 (None, homes.get(slab - plan.slabs.len()).map(|home| home + range.start))
             }
             _ => (

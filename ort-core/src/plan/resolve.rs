@@ -9,7 +9,7 @@ use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
 use super::bound::{BoundValues, OutputMemory, Planning, WorkspaceRoom};
-use super::ends::Ends;
+use super::boundary::Boundary;
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
 use crate::dim::{Bindings, Dim};
@@ -108,7 +108,7 @@ pub(super) struct Group {
 }
 
 /// An output of the graph that can be computed in the place of an input of its step.
-pub(super) struct Heir {
+pub(super) struct InPlaceCandidate {
     pub(super) output: SlotId,
     /// The positions of output and input.
     pub(super) pair: (u32, u32),
@@ -140,7 +140,7 @@ pub(super) enum Draft {
 pub(super) struct Planner<'a> {
     pub(super) program: &'a Program,
     pub(super) bound: &'a BoundValues,
-    pub(super) ends: Ends,
+    pub(super) ends: Boundary,
     /// The buffers of bound outputs, by slot.
     pub(super) buffers: Vec<Option<(OutputMemory, usize)>>,
     /// The program's steps in the order that is planned.
@@ -167,7 +167,7 @@ pub(super) struct Planner<'a> {
     pub(super) slabs: Vec<DeviceId>,
     pub(super) steps: Vec<StepPlan>,
     /// Outputs that can be computed in the place of an input, if that is in their buffer.
-    pub(super) heirs: Vec<Heir>,
+    pub(super) in_place_candidates: Vec<InPlaceCandidate>,
     /// For each step, the group that is its workspace.
     pub(super) workspaces: Vec<Option<usize>>,
     /// The groups that are the slabs of subgraphs on devices, each with its step.
@@ -192,7 +192,7 @@ impl<'a> Planner<'a> {
     ) -> Planner<'a> {
         let count = program.slots.len();
         let mut is_output = vec![false; count];
-        let ends = Ends::of(program, bound);
+        let ends = Boundary::of(program, bound);
         for (index, output) in ends.outputs.iter().enumerate() {
             is_output[output.index()] |= bound.wants(index);
         }
@@ -220,7 +220,7 @@ impl<'a> Planner<'a> {
             groups: Vec::new(),
             slabs,
             steps: Vec::with_capacity(program.steps.len()),
-            heirs: Vec::new(),
+            in_place_candidates: Vec::new(),
             workspaces: vec![None; program.steps.len()],
             nested_slabs: Vec::new(),
             nested_own: vec![0; program.steps.len()],
@@ -371,7 +371,11 @@ impl<'a> Planner<'a> {
                         && let Some((input, Draft::Group { group, offset: 0 })) =
                             self.dying_input(step, (index, position), bytes)
                     {
-                        self.heirs.push(Heir { output: slot, pair: (position as u32, input as u32), group });
+                        self.in_place_candidates.push(InPlaceCandidate {
+                            output: slot,
+                            pair: (position as u32, input as u32),
+                            group,
+                        });
                     }
                     Draft::Own
                 }

@@ -1,18 +1,18 @@
 //! Memory of `Scan` steps: what is alive during an iteration, and what the last one leaves.
 //!
-//! A step with [`Rounds::Slices`] runs its subgraph once for each slice of its scanned inputs.
+//! A step with [`TripCount::Slices`] runs its subgraph once for each slice of its scanned inputs.
 
 #![allow(
     clippy::indexing_slicing,
     reason = "ids of slots and steps are made by the program and the planner, whose tables have an entry for each"
 )]
 
-use super::Place;
+use super::Storage;
 use super::resolve::Planner;
 use crate::ep::{LEAST_TENSOR, OutputsFrom};
 use crate::ir::Node;
 use crate::program::SlotId;
-use crate::spec::{Flow, Rounds};
+use crate::spec::{Flow, TripCount};
 use crate::tensor::byte_count;
 
 impl Planner<'_> {
@@ -56,7 +56,7 @@ impl Planner<'_> {
         let mut steps = nested.program.steps.iter();
         let made = steps.find(|step| step.outputs.contains(&Some(*inner)));
         // An output that lies elsewhere is copied out, into a buffer of its size.
-        !matches!(plan.slots[inner.index()].place, Place::Own)
+        !matches!(plan.slots[inner.index()].place, Storage::Own)
             || made.is_some_and(|step| step.claim.outputs == OutputsFrom::Plan)
     }
 
@@ -77,7 +77,7 @@ impl Planner<'_> {
         let runs = self.steps.get(index).is_some_and(|step| !step.nested.is_empty());
         let step = self.schedule.get(index).filter(|_| runs)?;
         let node = self.graph.nodes.get(step.node?)?;
-        Some((node, node.spec.flow.filter(|flow| flow.rounds == Rounds::Slices)?))
+        Some((node, node.spec.flow.filter(|flow| flow.rounds == TripCount::Slices)?))
     }
 
     /// The bytes of the largest stacked output. The item of a single iteration has that size, and

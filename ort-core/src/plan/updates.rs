@@ -4,7 +4,7 @@ use ort_alloc::DeviceId;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{BoundValues, Ends, GivenMemory, OutputMemory, Planning};
+use super::{BoundValues, Boundary, GivenMemory, OutputMemory, Planning};
 use crate::ir::ValueId;
 use crate::program::{Program, SlotId, Update, Work};
 
@@ -84,7 +84,7 @@ impl Program {
     fn ways_of_updates(&self) -> impl Iterator<Item = Vec<SlotId>> {
         let makers = self.makers();
         let bound = self.bound_values(Planning::Shared);
-        let ends = Ends::of(self, &bound);
+        let ends = Boundary::of(self, &bound);
         self.updates.iter().filter_map(move |update| {
             let (input, output) = (*ends.given.get(update.input)?, *ends.outputs.get(update.output)?);
             let mut way = vec![input];

@@ -10,8 +10,8 @@ use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::{
-    Body, Captured, Flowing, Nested, Origin, Partition, Program, Slot, SlotId, Step, StreamedKernel, Update,
-    Work,
+    Body, Captured, ControlFlowPlacement, Nested, Origin, Partition, Program, Slot, SlotId, Step,
+    StreamedKernel, Update, Work,
 };
 use crate::cache::{Role, Store, tag};
 use crate::ep::{Account, Claim, CompileCx, Device, NodeView, OutputsFrom, Owner, Packing, Precision, guard};
@@ -247,7 +247,7 @@ impl Builder {
         &mut self,
         view: NodeView<'_>,
         index: usize,
-        ((device_index, claim), flow): ((usize, Claim), Option<Arc<Flowing>>),
+        ((device_index, claim), flow): ((usize, Claim), Option<Arc<ControlFlowPlacement>>),
         cx: &mut BuildCx<'_>,
     ) -> Result<()> {
         let NodeView { graph, node } = view;
@@ -262,15 +262,15 @@ impl Builder {
             };
             inputs.push(value.map(|value| self.slot(graph, value, memory, cx)).transpose()?);
         }
-        let (conductor, memories, bodies) = match flow {
-            Some(flow) => (flow.conductor, flow.outputs, flow.bodies),
+        let (driver, memories, bodies) = match flow {
+            Some(flow) => (flow.driver, flow.outputs, flow.bodies),
             None => (device_index, Vec::new(), Vec::new()),
         };
         let mut nested = Vec::with_capacity(node.subgraphs.len());
         for (subgraph, body) in node.subgraphs.iter().zip(bodies) {
             nested.push(self.nested(graph, subgraph, body, cx).within(|| subgraph.attr)?);
         }
-        let work = self.compile(view, device_at(cx.devices, conductor)?, cx)?;
+        let work = self.compile(view, device_at(cx.devices, driver)?, cx)?;
         let outputs = node.outputs.iter().enumerate().map(|(position, value)| {
             let is_read = |value: &ValueId| self.unread.get(value.index()).is_some_and(|reads| *reads > 0);
             let value = value.filter(|value| is_read(value) || !claim.left_out.contains(&position))?;

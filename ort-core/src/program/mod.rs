@@ -21,8 +21,8 @@ use crate::tensor::Tensor;
 
 pub(crate) use build::{BuildCx, Windowing, aligned};
 pub use placed::Partition;
-pub(crate) use placed::{Body, Captured, Flowing};
-pub use reason::{Island, Reason};
+pub(crate) use placed::{Body, Captured, ControlFlowPlacement};
+pub use reason::{Cluster, Reason};
 pub(crate) use updates::{Update, find_updates};
 
 /// A slot of one program: its place in [`Program::slots`].

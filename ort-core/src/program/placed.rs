@@ -18,16 +18,16 @@ pub struct Partition {
     /// By node: why it runs there.
     pub reasons: Vec<Reason>,
     /// By node: where the values of control flow are, and its bodies; none for other nodes.
-    pub(crate) flows: Vec<Option<Arc<Flowing>>>,
+    pub(crate) flows: Vec<Option<Arc<ControlFlowPlacement>>>,
 }
 
 /// Control flow in one of its ways.
 #[derive(Clone, Debug)]
-pub(crate) struct Flowing {
+pub(crate) struct ControlFlowPlacement {
     /// The place of the device whose kernel runs the bodies.
-    pub(crate) conductor: usize,
+    pub(crate) driver: usize,
     /// Whether that is another device than the one on which the node is.
-    pub(crate) is_conducted: bool,
+    pub(crate) is_on_device: bool,
     /// The memory of each input and output of the node.
     pub(crate) inputs: Vec<DeviceId>,
     pub(crate) outputs: Vec<DeviceId>,

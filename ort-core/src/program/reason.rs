@@ -14,12 +14,12 @@ pub enum Reason {
     /// memory of its device.
     Bodies,
     /// It went where its neighbours are, as copies are saved.
-    Island(Island),
+    Cluster(Cluster),
 }
 
 /// Nodes that were moved together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Island {
+pub struct Cluster {
     /// How many nodes.
     pub nodes: usize,
     /// How many fewer values are copied between memories.
@@ -34,12 +34,12 @@ impl fmt::Display for Reason {
             Reason::FirstClaim => f.write_str("it is the first provider that claims it"),
             Reason::Shapes => f.write_str("it computes shapes, whose numbers the host needs"),
             Reason::Bodies => f.write_str("its bodies run there"),
-            Reason::Island(island) => island.fmt(f),
+            Reason::Cluster(cluster) => cluster.fmt(f),
         }
     }
 }
 
-impl fmt::Display for Island {
+impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counted = |count: i64, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
         let copied = match (self.copies, self.bytes) {

@@ -19,7 +19,7 @@ use super::{Environment, FirstClaim, Optimizer, Report};
 use crate::Result;
 use crate::dim::Dim;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
-use crate::limits::{NODES_A_LOOK, check_deadline};
+use crate::limits::{NODES_PER_DEADLINE_CHECK, check_deadline};
 use crate::spec::{OpSpec, infer_at};
 
 /// The most sweeps over one graph; a rule set that needs more undoes its own work.
@@ -122,7 +122,7 @@ impl<'g> Sweep<'g> {
     fn run(&mut self, rules: &Index<'_>, until: Option<Instant>) -> Result<usize> {
         let mut hits = 0;
         for index in 0..self.graph.nodes.len() {
-            if index % NODES_A_LOOK == 0 {
+            if index % NODES_PER_DEADLINE_CHECK == 0 {
                 check_deadline(until, "optimizing")?;
             }
             let mut visits: SmallVec<[NodeId; 8]> = SmallVec::from_slice(&[NodeId(index as u32)]);

@@ -9,13 +9,13 @@
 //! without the rule.
 
 mod attention_cache;
-mod chains;
-mod channels_last;
-mod common;
+mod cse;
+mod dce;
 mod driver;
-mod eliminate;
+mod elementwise_fusion;
 mod fold;
 mod matching;
+mod nhwc;
 mod patch;
 mod rule;
 mod sample;
@@ -234,9 +234,9 @@ impl Driver<'_> {
                 self.fuse_caches(graph)?;
             }
             if self.applies(ELEMENTWISE_CHAIN) {
-                chains::fuse(graph, self.environment.first_claim, self.report)?;
+                elementwise_fusion::fuse(graph, self.environment.first_claim, self.report)?;
             }
-            eliminate::unread(graph, self.report);
+            dce::remove_dead(graph, self.report);
             if self.optimizer.level == Level::All && self.applies(CHANNELS_LAST) {
                 self.move_channels(graph)?;
             }
@@ -258,7 +258,7 @@ impl Driver<'_> {
     /// rules.
     fn fuse_caches(&mut self, graph: &mut Graph) -> Result<()> {
         if attention_cache::apply(graph, self.environment.first_claim, self.report)? {
-            eliminate::unread(graph, self.report);
+            dce::remove_dead(graph, self.report);
             self.apply_all(graph, &self.optimizer.clone(), usize::MAX)?;
         }
         Ok(())
@@ -267,10 +267,10 @@ impl Driver<'_> {
     /// Moves channels behind where devices prefer that; filters are moved ahead.
     fn move_channels(&mut self, graph: &mut Graph) -> Result<()> {
         let Environment { evaluate, first_claim, channels_last, .. } = self.environment;
-        if channels_last::apply(graph, first_claim, channels_last, self.report)? {
-            common::merge(graph, self.report);
+        if nhwc::apply(graph, first_claim, channels_last, self.report)? {
+            cse::merge(graph, self.report);
             fold::constants(graph, evaluate, usize::MAX, &mut self.shared, self.report)?;
-            eliminate::unread(graph, self.report);
+            dce::remove_dead(graph, self.report);
         }
         Ok(())
     }
@@ -280,7 +280,7 @@ impl Driver<'_> {
         let Environment { evaluate, first_claim, vector_bytes, .. } = self.environment;
         if weight_vectors::apply(graph, first_claim, vector_bytes, self.report)? {
             fold::constants(graph, evaluate, usize::MAX, &mut self.shared, self.report)?;
-            eliminate::unread(graph, self.report);
+            dce::remove_dead(graph, self.report);
         }
         Ok(())
     }
@@ -295,8 +295,8 @@ impl Driver<'_> {
             let folded =
                 fold::constants(graph, self.environment.evaluate, most, &mut self.shared, self.report)?;
             if rewritten || folded || most == fold::SMALL {
-                common::merge(graph, self.report);
-                eliminate::unread(graph, self.report);
+                cse::merge(graph, self.report);
+                dce::remove_dead(graph, self.report);
                 fold::known_values(graph, self.report)?;
             }
             // No rule applies any more, unless something else has changed since.

@@ -17,7 +17,7 @@ use crate::dtype::DType;
 use crate::ep::dynamic::{ExtraScratch, Source, ValueMemory, ask_heap};
 use crate::ep::{IoShapes, NodeView, OutputSlot, OutputsFrom, RunCx, guard};
 use crate::ir::Graph;
-use crate::plan::{Place, StepPlan};
+use crate::plan::{StepPlan, Storage};
 use crate::program::{Origin, SlotId, Step, Work};
 use crate::tensor::{DeviceRange, Shape, ValueView};
 use crate::{Result, error};
@@ -97,7 +97,7 @@ impl Frame<'_> {
     /// The parts of the host's memory that a step reads.
     pub(super) fn read_parts(&self, read: &[(Option<SlotId>, bool)]) -> SmallVec<[Part; 16]> {
         let part = |&(slot, is_taken): &(Option<SlotId>, bool)| {
-            let Place::Slab { slab, range } = &self.plan.slots[slot.filter(|_| !is_taken)?.index()].place
+            let Storage::Slab { slab, range } = &self.plan.slots[slot.filter(|_| !is_taken)?.index()].place
             else {
                 return None;
             };
@@ -115,7 +115,7 @@ impl Frame<'_> {
 
     /// Where what a step hands over comes from. The plan counts all of it, or none.
     pub(super) fn source(&self, step: &Step, outlives_run: bool) -> Source {
-        let is_planned = |slot: &SlotId| matches!(self.plan.slots[slot.index()].place, Place::Own);
+        let is_planned = |slot: &SlotId| matches!(self.plan.slots[slot.index()].place, Storage::Own);
         match outlives_run || step.outputs.iter().flatten().all(is_planned) {
             true => Source::Outside,
             false => Source::Arena,

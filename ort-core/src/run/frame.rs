@@ -20,7 +20,7 @@ use super::views::{Sources, device_view, view_of};
 use crate::dim::Bindings;
 use crate::ep::dynamic::{RunMemory, Source, ValueMemory};
 use crate::ep::{Device, RunControl};
-use crate::plan::{Action, Place, PlanCaches, Planning, RunPlan};
+use crate::plan::{Action, PlanCaches, Planning, RunPlan, Storage};
 use crate::program::{Program, SlotId};
 use crate::tensor::{DeviceRange, TensorBuffer, Value, ValueView};
 use crate::{ErrorKind, Result, Within, error};
@@ -178,7 +178,7 @@ impl<'a> Frame<'a> {
     fn event_memory(&self, index: usize) -> EventMemory {
         let (plan, step) = (self.plan, &self.program.steps[index]);
         let bytes = |slot: &SlotId| match plan.slots[slot.index()].place {
-            Place::Dynamic => self.owned[slot.index()].as_ref().map_or(0, Value::byte_count),
+            Storage::Dynamic => self.owned[slot.index()].as_ref().map_or(0, Value::byte_count),
             _ => 0,
         };
         let all = (0..self.owned.len() as u32).map(SlotId);

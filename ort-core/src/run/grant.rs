@@ -8,14 +8,14 @@ use ort_alloc::{Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allo
 
 use super::frame::{Frame, Memory, RunEnv, Slabs, Tables, device_slabs};
 use super::inputs::Given;
-use super::streaming::{Free, Room, Streaming, Turn};
+use super::streaming::{AvailableMemory, Streaming, WeightLock, WeightResidency};
 use super::streaming::{OnDevices, RunWindows};
 use super::{Executor, RunOptions};
 use crate::dim::Bindings;
 use crate::ep::dynamic::RunMemory;
 use crate::ep::interrupt::{Watch, enter};
 use crate::ep::{OutputsFrom, RunControl, guard};
-use crate::plan::{Place, Planning, RunPlan, largest_at_peak};
+use crate::plan::{Planning, RunPlan, Storage, largest_at_peak};
 use crate::program::{Program, Step};
 use crate::tensor::{Tensor, TensorBuffer, byte_count};
 use crate::{Error, ErrorKind, MemoryShortage, Result, error};
@@ -29,7 +29,7 @@ pub(crate) struct RunWork<'a> {
 
 /// The bytes that a run takes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Need {
+pub(crate) struct MemoryDemand {
     /// Of the host's slab.
     pub(crate) slab: usize,
     /// Of all that it allocates besides.
@@ -40,14 +40,14 @@ pub(crate) struct Need {
     pub(crate) is_open_ended: bool,
 }
 
-impl Need {
-    pub(crate) fn of(program: &Program, plan: &RunPlan) -> Need {
+impl MemoryDemand {
+    pub(crate) fn of(program: &Program, plan: &RunPlan) -> MemoryDemand {
         let slabs = plan.slabs.iter().filter(|(memory, _)| *memory != DeviceId::HOST);
         let mut on_devices: OnDevices = slabs.copied().collect();
         for (memory, bytes) in &mut on_devices {
             let slots = program.slots.iter().zip(&plan.slots);
-            let own =
-                slots.filter(|(slot, planned)| slot.memory == *memory && matches!(planned.place, Place::Own));
+            let own = slots
+                .filter(|(slot, planned)| slot.memory == *memory && matches!(planned.place, Storage::Own));
             for (_, planned) in own {
                 let size = planned.dtype.zip(planned.shape.as_deref());
                 *bytes = bytes.saturating_add(
@@ -59,7 +59,12 @@ impl Need {
         // What kernels and subgraphs hand over may come with tables that no plan counts.
         let hands_over = |step: &Step| step.claim.outputs != OutputsFrom::Plan;
         let is_open_ended = plan.has_dynamic || program.steps.iter().any(hands_over);
-        Need { slab: plan.host_slab(), rest: plan.peak() - plan.host_slab(), on_devices, is_open_ended }
+        MemoryDemand {
+            slab: plan.host_slab(),
+            rest: plan.peak() - plan.host_slab(),
+            on_devices,
+            is_open_ended,
+        }
     }
 
     pub(crate) fn total(&self) -> usize {
@@ -72,7 +77,7 @@ impl Need {
     }
 
     /// The larger of each.
-    pub(crate) fn or(self, other: Need) -> Need {
+    pub(crate) fn or(self, other: MemoryDemand) -> MemoryDemand {
         let mut on_devices = self.on_devices;
         for (memory, bytes) in other.on_devices {
             match on_devices.iter_mut().find(|(known, _)| *known == memory) {
@@ -80,7 +85,7 @@ impl Need {
                 None => on_devices.push((memory, bytes)),
             }
         }
-        Need {
+        MemoryDemand {
             slab: self.slab.max(other.slab),
             rest: self.rest.max(other.rest),
             on_devices,
@@ -91,7 +96,7 @@ impl Need {
 
 /// What a run has of the budget from its first node on.
 pub(crate) struct Grant<'s> {
-    room: Room,
+    room: WeightResidency,
     slab: Buffer,
     windows: RunWindows,
     advance: Option<Advance>,
@@ -99,7 +104,7 @@ pub(crate) struct Grant<'s> {
     /// Whether packed weights may be evicted: the run is alone.
     may_evict: bool,
     /// Last: the next run finds what this one gave back.
-    _turn: Option<Turn<'s>>,
+    _turn: Option<WeightLock<'s>>,
 }
 
 impl Grant<'_> {
@@ -124,7 +129,7 @@ impl Executor {
         run: impl FnOnce(Frame<'_>) -> Result<T>,
     ) -> Result<T> {
         let whole = |available: usize| {
-            let need = Need::of(&self.compiled.program, work.plan);
+            let need = MemoryDemand::of(&self.compiled.program, work.plan);
             self.check_fits(work.plan, &need, available)?;
             Ok((need, ()))
         };
@@ -140,7 +145,7 @@ impl Executor {
     pub(crate) fn grant<C>(
         &self,
         options: &RunOptions<'_>,
-        choose: impl Fn(usize) -> Result<(Need, C)>,
+        choose: impl Fn(usize) -> Result<(MemoryDemand, C)>,
     ) -> Result<(Grant<'_>, C)> {
         self.files.check_files(false)?;
         self.kept.dynamic.check_shrink(&options.shrink_arenas)?;
@@ -177,7 +182,7 @@ impl Executor {
     fn try_grant<C>(
         &self,
         deadline: Option<Instant>,
-        choose: &impl Fn(usize) -> Result<(Need, C)>,
+        choose: &impl Fn(usize) -> Result<(MemoryDemand, C)>,
         eighths: usize,
     ) -> Result<(Grant<'_>, C)> {
         let (streams, program) = (&self.compiled.streams, &self.compiled.program);
@@ -190,7 +195,10 @@ impl Executor {
             let bytes = available.saturating_sub(need.total());
             let bytes = bytes.saturating_sub(open_end).max(streams.least_bytes().min(bytes));
             let on_devices = need.on_devices.clone();
-            Ok((Free { bytes, on_devices, eighths, is_open_ended: need.is_open_ended }, (need, chosen)))
+            Ok((
+                AvailableMemory { bytes, on_devices, eighths, is_open_ended: need.is_open_ended },
+                (need, chosen),
+            ))
         };
         let (room, (need, chosen), turn) = streams.turn(program, free, deadline)?;
         let slab = self.take_slab(&need, room.to_pack)?;
@@ -203,7 +211,7 @@ impl Executor {
         let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
         let release = |tensor: &Tensor| self.files.release(tensor);
         let windows = streams.windows.open(&room.shares, &need.on_devices, budget, &release)?;
-        let may_evict = matches!(turn, Some(Turn::Alone { .. }));
+        let may_evict = matches!(turn, Some(WeightLock::Alone { .. }));
         Ok((Grant { room, _turn: turn, slab, windows, advance, deadline, may_evict }, chosen))
     }
 
@@ -304,7 +312,7 @@ impl Executor {
     }
 
     /// Refuses a run that is not split and that so many bytes cannot hold.
-    fn check_fits(&self, plan: &RunPlan, need: &Need, available: usize) -> Result<()> {
+    fn check_fits(&self, plan: &RunPlan, need: &MemoryDemand, available: usize) -> Result<()> {
         let needed = need.total().saturating_add(self.compiled.streams.least_bytes());
         if needed <= available {
             return Ok(());
@@ -334,7 +342,7 @@ impl Executor {
 
     /// A slab for a run: an idle one that fits and is not more than twice too large, or a new one.
     /// `to_pack` bytes are left for weights.
-    fn take_slab(&self, need: &Need, to_pack: usize) -> Result<Buffer> {
+    fn take_slab(&self, need: &MemoryDemand, to_pack: usize) -> Result<Buffer> {
         const SLACK: usize = 1 << 20;
         let bytes = need.slab;
         // What the run takes beside its slab.
@@ -373,7 +381,7 @@ fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
     let mut most: OnDevices = on_devices.iter().map(|(memory, _)| (*memory, 0)).collect();
     for (step, planned) in program.steps.iter().zip(&plan.steps) {
         for (nested, plan) in step.nested.iter().zip(&planned.nested) {
-            for (memory, bytes) in Need::of(&nested.program, plan).on_devices {
+            for (memory, bytes) in MemoryDemand::of(&nested.program, plan).on_devices {
                 let slab = plan.slabs.iter().find(|slab| slab.0 == memory).map_or(0, |slab| slab.1);
                 if let Some((_, most)) = most.iter_mut().find(|(known, _)| *known == memory) {
                     *most = bytes.saturating_sub(slab).max(*most);

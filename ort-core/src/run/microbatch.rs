@@ -11,7 +11,7 @@ use ort_alloc::{Allocator, Category, DeviceId, HostAllocator, allocate_in};
 use smallvec::SmallVec;
 
 use super::frame::Tables;
-use super::grant::{Grant, Need, RunWork};
+use super::grant::{Grant, MemoryDemand, RunWork};
 use super::inputs::{Given, fits};
 use super::transfer::is_on_device;
 use super::{Executor, RunOptions};
@@ -89,19 +89,19 @@ pub(crate) struct Split<'a> {
     sizes: Vec<usize>,
     /// Of the one or two sizes.
     parts: SmallVec<[Part; 2]>,
-    need: Need,
+    need: MemoryDemand,
 }
 
 /// What a run is asked for.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct RunRequest<'a> {
     pub(crate) plan: &'a RunPlan,
     pub(crate) bindings: &'a Bindings,
 }
 
 /// How a run goes: the plan of the whole, or in parts.
-enum Way<'a> {
-    Whole(Need),
+enum Strategy<'a> {
+    Whole(MemoryDemand),
     Split(Split<'a>),
 }
 
@@ -125,7 +125,7 @@ fn even(count: usize, parts: usize) -> Vec<usize> {
 
 impl Executor {
     /// How the items lie in a run; none where it may not be split, or has too few of them.
-    fn items(&self, asked: Asked<'_>) -> Option<Layout<'_>> {
+    fn items(&self, asked: RunRequest<'_>) -> Option<Layout<'_>> {
         let proof = self.compiled.batch().ok().filter(|_| self.batch_split)?;
         let count = usize::try_from(asked.bindings.get(&proof.symbol)?).ok()?;
         if count < 2 * proof.least || proof.check(asked.bindings).is_err() {
@@ -147,7 +147,7 @@ impl Executor {
     }
 
     /// The run in so many parts.
-    fn split<'a>(&self, layout: &'a Layout<'a>, asked: Asked<'_>, parts: usize) -> Result<Split<'a>> {
+    fn split<'a>(&self, layout: &'a Layout<'a>, asked: RunRequest<'_>, parts: usize) -> Result<Split<'a>> {
         let sizes = even(layout.count, parts);
         let memory = |items: &Items| {
             if items.is_leading() { OutputMemory::Given(DeviceId::HOST) } else { OutputMemory::Own }
@@ -159,7 +159,7 @@ impl Executor {
             room: WorkspaceRoom::ANY,
         };
         let largest = sizes.first().copied().unwrap_or(0);
-        let mut split = Split { layout, sizes, parts: SmallVec::new(), need: Need::default() };
+        let mut split = Split { layout, sizes, parts: SmallVec::new(), need: MemoryDemand::default() };
         for size in [largest, layout.count / parts.max(1)] {
             if split.part(size).is_some() {
                 continue;
@@ -167,7 +167,7 @@ impl Executor {
             let mut bindings = asked.bindings.clone();
             bindings.insert(layout.symbol.clone(), size as i64);
             let plan = self.plan_bound(&bindings, &bound)?;
-            let mut need = Need::of(&self.compiled.program, &plan);
+            let mut need = MemoryDemand::of(&self.compiled.program, &plan);
             // What no plan knows could fail midway.
             need.rest = if plan.has_dynamic { usize::MAX } else { need.rest };
             split.need = std::mem::take(&mut split.need).or(need);
@@ -183,18 +183,23 @@ impl Executor {
     /// How a run goes for which there are `available` bytes: as a whole with all weights packed; in
     /// the fewest parts for which that is so; as a whole with weights that are streamed; in the
     /// fewest parts so.
-    fn way<'a>(&self, asked: Asked<'_>, layout: Option<&'a Layout<'a>>, available: usize) -> Result<Way<'a>> {
+    fn way<'a>(
+        &self,
+        asked: RunRequest<'_>,
+        layout: Option<&'a Layout<'a>>,
+        available: usize,
+    ) -> Result<Strategy<'a>> {
         let (all, window) = (self.compiled.streams.total_bytes(), self.compiled.streams.least_bytes());
-        let whole = Need::of(&self.compiled.program, asked.plan);
-        let fits = |need: &Need, packed: usize| need.total().saturating_add(packed) <= available;
+        let whole = MemoryDemand::of(&self.compiled.program, asked.plan);
+        let fits = |need: &MemoryDemand, packed: usize| need.total().saturating_add(packed) <= available;
         if fits(&whole, all) {
-            return Ok(Way::Whole(whole));
+            return Ok(Strategy::Whole(whole));
         }
         let mut least = (whole.total(), largest_at_peak(asked.plan, &self.compiled.program));
         let rounds = if all == window { &[window][..] } else { &[all, window] };
         for &packed in rounds {
             if fits(&whole, packed) {
-                return Ok(Way::Whole(whole));
+                return Ok(Strategy::Whole(whole));
             }
             let Some(layout) = layout else { continue };
             // No number of parts makes the outputs less.
@@ -206,7 +211,7 @@ impl Executor {
             for parts in part_counts(layout.count, layout.least) {
                 let split = self.split(layout, asked, parts)?;
                 if fits(&split.need, packed) {
-                    return Ok(Way::Split(split));
+                    return Ok(Strategy::Split(split));
                 }
                 if split.need.total() < least.0 {
                     least = (split.need.total(), self.largest_of(&split));
@@ -232,7 +237,7 @@ impl Executor {
     }
 
     /// Why a batch of several items is not split where that would be needed.
-    pub(crate) fn why_whole(&self, asked: Asked<'_>) -> Option<String> {
+    pub(crate) fn why_whole(&self, asked: RunRequest<'_>) -> Option<String> {
         let (symbol, why) = match self.compiled.batch() {
             Ok(proof) => (&proof.symbol, proof.check(asked.bindings).err()?),
             Err(refusal) => (refusal.symbol.as_ref()?, refusal.to_string()),
@@ -243,11 +248,11 @@ impl Executor {
 
     /// How a run would be split with so many bytes available; none where it would not be, or does
     /// not fit even so.
-    pub(crate) fn would_split(&self, asked: Asked<'_>, available: usize) -> Option<BatchSplit> {
+    pub(crate) fn would_split(&self, asked: RunRequest<'_>, available: usize) -> Option<BatchSplit> {
         let layout = self.items(asked)?;
         match self.way(asked, Some(&layout), available).ok()? {
-            Way::Whole(_) => None,
-            Way::Split(split) => Some(BatchSplit {
+            Strategy::Whole(_) => None,
+            Strategy::Split(split) => Some(BatchSplit {
                 dim: layout.symbol.to_string(),
                 planned_bytes: split.need.total(),
                 parts: split.sizes,
@@ -258,7 +263,7 @@ impl Executor {
     /// Runs the program on what is given, as a whole or in parts.
     pub(crate) fn run(
         &self,
-        asked: Asked<'_>,
+        asked: RunRequest<'_>,
         given: &[ValueView<'_>],
         options: &RunOptions<'_>,
     ) -> Result<Vec<Value>> {
@@ -266,7 +271,7 @@ impl Executor {
         // The host takes no parts out of what is in the memory of a device.
         let can_split = !given.iter().any(is_on_device);
         let fits_whole = |available: usize| {
-            let needed = Need::of(&self.compiled.program, asked.plan)
+            let needed = MemoryDemand::of(&self.compiled.program, asked.plan)
                 .total()
                 .saturating_add(self.compiled.streams.total_bytes());
             needed <= available
@@ -278,8 +283,8 @@ impl Executor {
                 false => layout.get_or_init(|| self.items(asked).filter(|_| can_split)).as_ref(),
             };
             Ok(match self.way(asked, layout, available)? {
-                Way::Whole(need) => (need, None),
-                Way::Split(split) => (split.need.clone(), Some(split)),
+                Strategy::Whole(need) => (need, None),
+                Strategy::Split(split) => (split.need.clone(), Some(split)),
             })
         };
         let (mut grant, split) = self.grant(options, choose)?;

@@ -16,7 +16,7 @@ use super::views::view_of;
 use crate::dtype::DType;
 use crate::ep::dynamic::{Source, ValueMemory};
 use crate::ep::{OutputsFrom, interrupt};
-use crate::plan::Place;
+use crate::plan::Storage;
 use crate::program::{Origin, SlotId, Step};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count, in_words};
@@ -142,7 +142,7 @@ impl Frame<'_> {
             }
             other => other,
         };
-        if let (Place::Own, Some(shape), Value::Tensor(tensor)) = (&planned.place, &planned.shape, &value) {
+        if let (Storage::Own, Some(shape), Value::Tensor(tensor)) = (&planned.place, &planned.shape, &value) {
             // A loop that ran no iteration does not know the sizes of what it would have handed
             // over; the plan does.
             if tensor.element_count() == 0 && shape.contains(&0) {
@@ -181,11 +181,11 @@ impl Frame<'_> {
             let home = plan.homes.iter().position(|home| *home == slot);
             let home = home.and_then(|home| self.homes.get_mut(home)?.take());
             let (target, shape) = match &planned.place {
-                Place::Slab { slab, range } => {
+                Storage::Slab { slab, range } => {
                     let region = plan.host_region(*slab);
                     (Target::Slab { slab: *slab, region, range: range.clone(), in_place }, known)
                 }
-                Place::Bound(place) => {
+                Storage::Bound(place) => {
                     let buffer = self.bound.get_mut(*place).and_then(Option::take);
                     let buffer = buffer.ok_or_else(|| error!(Fail, "a bound output has no buffer"))?;
                     let shape = Some((buffer.dtype(), Shape::from(buffer.shape())));
@@ -197,8 +197,8 @@ impl Frame<'_> {
                     continue;
                 }
                 _ if step.claim.outputs != OutputsFrom::Plan => (Target::Handed, None),
-                Place::Own if let Some(buffer) = home => (Target::Buffer(buffer, in_place), known),
-                Place::Own => self.allocate(slot, known, Category::Output)?,
+                Storage::Own if let Some(buffer) = home => (Target::Buffer(buffer, in_place), known),
+                Storage::Own => self.allocate(slot, known, Category::Output)?,
                 _ => {
                     if inferred.is_none() {
                         inferred = Some(self.infer(step)?);
@@ -309,7 +309,7 @@ impl Frame<'_> {
         let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };
         // An output of the graph owns its memory, so it is copied rather than a view.
         let shares = |slot: &SlotId| {
-            let dynamic = matches!(self.plan.slots[slot.index()].place, Place::Dynamic);
+            let dynamic = matches!(self.plan.slots[slot.index()].place, Storage::Dynamic);
             dynamic && !self.plan.slots[slot.index()].is_output
         };
         if !step.outputs.iter().flatten().all(shares) {

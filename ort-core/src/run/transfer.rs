@@ -9,7 +9,7 @@ use super::frame::Frame;
 use crate::dtype::DType;
 use crate::ep::dynamic::{DEVICE_ALIGNMENT, RunMemory};
 use crate::ep::{Device, guard};
-use crate::plan::Place;
+use crate::plan::Storage;
 use crate::program::Origin;
 use crate::tensor::{
     MapValue, OptionalValue, SequenceValue, SparseTensor, Tensor, TensorBuffer, TensorMut, TensorView, Value,
@@ -235,7 +235,8 @@ impl Frame<'_> {
             else {
                 continue;
             };
-            let (Place::Own | Place::Dynamic, Origin::Given(index)) = (&planned.place, &known.origin) else {
+            let (Storage::Own | Storage::Dynamic, Origin::Given(index)) = (&planned.place, &known.origin)
+            else {
                 continue;
             };
             let name = || format!("input '{}'", self.program.graph.value(known.value).name);
@@ -281,7 +282,7 @@ impl Frame<'_> {
         let (program, plan) = (self.program, self.plan);
         let slot = *plan.outputs.get(output).ok_or_else(|| error!(Fail, "there is no output {output}"))?;
         let planned = plan.slots.get(slot.index()).map(|planned| &planned.place);
-        if matches!(planned, Some(Place::Bound(bound)) if *bound == place) {
+        if matches!(planned, Some(Storage::Bound(bound)) if *bound == place) {
             return Ok(None);
         }
         let Some(mut buffer) = self.bound.get_mut(place).and_then(Option::take) else {

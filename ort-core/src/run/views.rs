@@ -15,7 +15,7 @@ use super::inputs::Given;
 use super::outputs::{Target, no_shape};
 use crate::dtype::DType;
 use crate::ep::OutputSlot;
-use crate::plan::{Place, RunPlan};
+use crate::plan::{RunPlan, Storage};
 use crate::program::{Origin, Program, SlotId};
 use crate::tensor::{DeviceRange, Shape, TensorBuffer, TensorMut, TensorView, Value, ValueView, byte_count};
 use crate::{Result, error};
@@ -40,21 +40,21 @@ pub(crate) fn view_of<'v>(
     let planned = &plan.slots[slot.index()];
     let tensor = |view: TensorView<'v>| Some(Ok(ValueView::Tensor(view)));
     match &planned.place {
-        Place::Slab { slab, range } => {
+        Storage::Slab { slab, range } => {
             let bytes = bytes(plan.host_region(*slab)?, range.clone())?;
             tensor(TensorView::host(planned.dtype?, planned.shape.as_deref()?, bytes))
         }
-        Place::Folded(value) => tensor(value.view()),
-        Place::Given(index) => given.get(*index).map(Ok),
-        Place::Bound(place) => tensor(bound.get(*place)?.as_ref()?.view()),
-        Place::View { of, element_offset } => {
+        Storage::Folded(value) => tensor(value.view()),
+        Storage::Given(index) => given.get(*index).map(Ok),
+        Storage::Bound(place) => tensor(bound.get(*place)?.as_ref()?.view()),
+        Storage::View { of, element_offset } => {
             let root = match view_of(sources, *of, bytes)? {
                 Ok(root) => root,
                 Err(problem) => return Some(Err(problem)),
             };
             Some(part(root, planned.shape.as_deref()?, *element_offset).map(ValueView::Tensor))
         }
-        Place::Outside => match &program.slots[slot.index()].origin {
+        Storage::Outside => match &program.slots[slot.index()].origin {
             Origin::Given(index) => given.get(*index).map(Ok),
             Origin::Constant(value) => tensor(value.view()),
             // On a device for as long as a step reads it.
@@ -92,7 +92,7 @@ pub(crate) fn device_view<'v>(
     slot: SlotId,
 ) -> Option<ValueView<'v>> {
     let planned = &plan.slots[slot.index()];
-    let Place::Slab { slab, range } = &planned.place else { return None };
+    let Storage::Slab { slab, range } = &planned.place else { return None };
     let range = slabs.get(*slab)?.as_ref()?.range(range);
     Some(ValueView::Tensor(TensorView::device(planned.dtype?, planned.shape.as_deref()?, range)))
 }

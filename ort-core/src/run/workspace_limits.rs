@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ort_alloc::{DeviceId, arena};
 
 use super::Executor;
-use super::grant::Need;
+use super::grant::MemoryDemand;
 use super::streaming::OnDevices;
 use crate::Result;
 use crate::dim::Bindings;
@@ -29,7 +29,7 @@ impl Executor {
             return Ok(plan);
         }
         let limits = self.limits_beside_constants()?;
-        let need = |plan: &RunPlan| Need::of(&self.compiled.program, plan);
+        let need = |plan: &RunPlan| MemoryDemand::of(&self.compiled.program, plan);
         if limits.hold(&need(&plan)) {
             return Ok(plan);
         }
@@ -75,18 +75,18 @@ impl Limits {
     }
 
     /// Whether a run keeps to them.
-    fn hold(&self, need: &Need) -> bool {
+    fn hold(&self, need: &MemoryDemand) -> bool {
         need.total() <= self.total && need.on_devices.iter().all(|(memory, bytes)| *bytes <= self.on(*memory))
     }
 
     /// The same, or what a run takes where that is more.
-    fn or(&self, need: &Need) -> Limits {
+    fn or(&self, need: &MemoryDemand) -> Limits {
         let on_devices = self.on_devices.iter().map(|(memory, most)| (*memory, need.on(*memory).max(*most)));
         Limits { total: self.total.max(need.total()), on_devices: on_devices.collect() }
     }
 
     /// How large each slab may be beside all else that a plan takes.
-    fn room(&self, plan: &RunPlan, need: &Need) -> WorkspaceRoom {
+    fn room(&self, plan: &RunPlan, need: &MemoryDemand) -> WorkspaceRoom {
         let slab = |(memory, bytes): &(DeviceId, usize)| {
             let in_all = self.total.saturating_sub(need.total().saturating_sub(*bytes));
             let there = self.on(*memory).saturating_sub(need.on(*memory).saturating_sub(*bytes));

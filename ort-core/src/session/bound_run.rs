@@ -10,7 +10,7 @@ use super::{RunOptions, Session};
 use crate::dim::Bindings;
 use crate::dtype::DType;
 use crate::plan::{
-    BoundValues, GivenMemory, OutputMemory, Place, Planning, RunPlan, SlotPlan, WorkspaceRoom,
+    BoundValues, GivenMemory, OutputMemory, Planning, RunPlan, SlotPlan, Storage, WorkspaceRoom,
 };
 use crate::run::grant::RunWork;
 use crate::run::inputs::{Given, bind};
@@ -216,8 +216,8 @@ impl Session {
 /// The type and shape of an output that has a buffer in the binding.
 /// What is computed elsewhere is copied to its buffer.
 fn kept_size(planned: &SlotPlan, is_elsewhere: bool) -> Option<(DType, &[usize])> {
-    let is_copied = matches!(planned.place, Place::Outside | Place::Given(_) | Place::Folded(_));
-    let has_buffer = is_elsewhere || is_copied || matches!(planned.place, Place::Bound(_));
+    let is_copied = matches!(planned.place, Storage::Outside | Storage::Given(_) | Storage::Folded(_));
+    let has_buffer = is_elsewhere || is_copied || matches!(planned.place, Storage::Bound(_));
     let dtype = planned.dtype.filter(|dtype| has_buffer && *dtype != DType::String)?;
     Some((dtype, planned.shape.as_deref()?))
 }

@@ -17,7 +17,7 @@ use crate::ep::{Device, Packing, Precision, ProviderOptions, guard};
 use crate::ir::Graph;
 use crate::plan::{BoundValues, Planning, WorkspaceRoom, resolve_bound};
 use crate::rewrite::{Level, Optimizer, Report};
-use crate::run::grant::Need;
+use crate::run::grant::MemoryDemand;
 use crate::run::poison;
 use crate::run::streaming::{Streams, Windows};
 use crate::run::{CacheUse, Compiled, Executor, IdleMemory, Kept};
@@ -538,7 +538,7 @@ impl SessionBuilder {
         let bound = BoundValues { room, ..program.bound_values(self.planning) };
         let plan = resolve_bound(program, &Bindings::new(), threads, &bound)?;
         let streams = Streams::of(program, (self.precision, owner), Windows::of(program, devices)?);
-        Ok(Need::of(program, &plan).total().saturating_add(streams.least_bytes()))
+        Ok(MemoryDemand::of(program, &plan).total().saturating_add(streams.least_bytes()))
     }
 
     /// What everything of the session counts against.

@@ -52,10 +52,10 @@ use crate::plan::{
 };
 use crate::program::{Program, SlotId, Step, Work};
 use crate::run::Executor;
-use crate::run::grant::Need;
+use crate::run::grant::MemoryDemand;
 use crate::run::inputs::bind;
-use crate::run::microbatch::Asked;
-use crate::run::streaming::{Free, OnDevices};
+use crate::run::microbatch::RunRequest;
+use crate::run::streaming::{AvailableMemory, OnDevices};
 use crate::run::transfer::{self as transfers, check_reachable};
 pub use crate::run::{
     EventMemory, IdleMemory, Profile, ProfileEvent, RunOptions, SharedMemory, release_idle_memory,
@@ -146,7 +146,7 @@ impl Session {
         }
         let (plan, bindings) =
             self.executor.plan_fitting(bindings, &given, &self.executor.given_values(&given))?;
-        let outputs = self.executor.run(Asked { plan: &plan, bindings: &bindings }, &given, options)?;
+        let outputs = self.executor.run(RunRequest { plan: &plan, bindings: &bindings }, &given, options)?;
         let names = self.model.graph();
         let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
         Ok(names.zip(outputs).collect())
@@ -237,8 +237,8 @@ impl Session {
         let mut report = report(&self.executor.compiled.program, &plan, bindings, self.executor.threads);
         report.weights_bytes = self.model.graph().weight_bytes();
         let available = self.executor.free_bytes();
-        report.batch_split = self.executor.would_split(Asked { plan: &plan, bindings }, available);
-        report.unsplit = self.executor.why_whole(Asked { plan: &plan, bindings });
+        report.batch_split = self.executor.would_split(RunRequest { plan: &plan, bindings }, available);
+        report.unsplit = self.executor.why_whole(RunRequest { plan: &plan, bindings });
         let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
         report.kinds.extend(self.constant_kinds(&plan, available.saturating_sub(peak), other));
         report.available_bytes = available.saturating_sub(self.executor.compiled.streams.least_bytes());
@@ -249,8 +249,9 @@ impl Session {
     fn constant_kinds(&self, plan: &RunPlan, bytes: usize, other: Option<&Session>) -> [KindBytes; 7] {
         let streams = &self.executor.compiled.streams;
         // A run that a device's own limit refuses is planned as if it had none.
-        let Need { on_devices, is_open_ended, .. } = Need::of(&self.executor.compiled.program, plan);
-        let free = |on_devices| Free { bytes, on_devices, eighths: 8, is_open_ended };
+        let MemoryDemand { on_devices, is_open_ended, .. } =
+            MemoryDemand::of(&self.executor.compiled.program, plan);
+        let free = |on_devices| AvailableMemory { bytes, on_devices, eighths: 8, is_open_ended };
         let shares = streams.shares(&free(on_devices)).or_else(|_| streams.shares(&free(OnDevices::new())));
         let (shares, left) = shares.unwrap_or_default();
         let streamed = streams.streamed_bytes(left);

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::gradient::{GradCx, Pen};
+use super::gradient::{GradCx, NodeEmitter};
 use crate::dtype::TypeSet;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueType};
 use crate::{Error, ErrorKind, Result, Within, error};
@@ -15,7 +15,7 @@ const MOST_LETTERS: usize = 300;
 
 /// A node through which no gradient goes.
 #[derive(Debug, Clone)]
-pub(crate) struct Obstacle {
+pub(crate) struct NotDifferentiable {
     /// The operator, with its domain where that is not ONNX's own.
     pub operator: String,
     /// The node's name.
@@ -26,7 +26,7 @@ pub(crate) struct Obstacle {
 
 /// What a backward pass goes over.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Course<'a> {
+pub(crate) struct BackwardPass<'a> {
     /// The nodes, in order.
     pub forward: &'a [(NodeId, Node)],
     /// The values to differentiate by.
@@ -35,7 +35,7 @@ pub(crate) struct Course<'a> {
     pub boundary: &'a [ValueId],
 }
 
-impl Course<'_> {
+impl BackwardPass<'_> {
     /// The values that depend on `xs` and can carry a gradient.
     pub(crate) fn varying(&self, graph: &Graph) -> HashSet<ValueId> {
         let boundary: HashSet<ValueId> = self.boundary.iter().copied().collect();
@@ -57,7 +57,7 @@ impl Course<'_> {
         &self,
         graph: &mut Graph,
         seeds: &[(ValueId, ValueId)],
-        obstacles: &mut Vec<Obstacle>,
+        obstacles: &mut Vec<NotDifferentiable>,
     ) -> Result<HashMap<ValueId, ValueId>> {
         let boundary: HashSet<ValueId> = self.boundary.iter().copied().collect();
         let varying = self.varying(graph);
@@ -74,7 +74,7 @@ impl Course<'_> {
             }
             let shares = match GradCx::run(graph, (*id, node), &upstream, &varying) {
                 Err(problem) if problem.kind() == ErrorKind::NotImplemented => {
-                    obstacles.push(Obstacle::new(node, &problem));
+                    obstacles.push(NotDifferentiable::new(node, &problem));
                     zeros(graph, node, &varying)?
                 }
                 shares => shares.within(|| node.place())?,
@@ -96,7 +96,7 @@ fn add(
 ) -> Result<()> {
     let total = match totals.get(&value) {
         None => share,
-        Some(&total) => Pen { graph, name: name.into() }.emit("Add", &[total, share], &[])?,
+        Some(&total) => NodeEmitter { graph, name: name.into() }.emit("Add", &[total, share], &[])?,
     };
     totals.insert(value, total);
     Ok(())
@@ -106,7 +106,7 @@ fn add(
 fn zeros(graph: &mut Graph, node: &Node, varying: &HashSet<ValueId>) -> Result<Vec<(ValueId, ValueId)>> {
     let tensor = |id: &ValueId| varying.contains(id) && graph.value(*id).ty.as_tensor().is_some();
     let values: Vec<ValueId> = node.reads().filter(tensor).collect();
-    let mut pen = Pen { graph, name: node.name.clone() };
+    let mut pen = NodeEmitter { graph, name: node.name.clone() };
     values.into_iter().map(|value| Ok((value, pen.filled(0.0, value)?))).collect()
 }
 
@@ -119,9 +119,9 @@ pub(crate) fn is_continuous(graph: &Graph, id: ValueId) -> bool {
     }
 }
 
-impl Obstacle {
-    pub(crate) fn new(node: &Node, problem: &Error) -> Obstacle {
-        Obstacle {
+impl NotDifferentiable {
+    pub(crate) fn new(node: &Node, problem: &Error) -> NotDifferentiable {
+        NotDifferentiable {
             operator: node.spec.full_name(),
             node: node.name.to_string(),
             reason: problem.message().to_string(),
@@ -129,13 +129,13 @@ impl Obstacle {
     }
 
     /// One error for all of them; none where there is none.
-    pub(crate) fn refuse(obstacles: &[Obstacle]) -> Result<()> {
+    pub(crate) fn refuse(obstacles: &[NotDifferentiable]) -> Result<()> {
         if obstacles.is_empty() {
             return Ok(());
         }
-        let mut groups: Vec<(&Obstacle, usize)> = Vec::new();
+        let mut groups: Vec<(&NotDifferentiable, usize)> = Vec::new();
         for obstacle in obstacles {
-            let same = |known: &&mut (&Obstacle, usize)| {
+            let same = |known: &&mut (&NotDifferentiable, usize)| {
                 known.0.operator == obstacle.operator && known.0.reason == obstacle.reason
             };
             match groups.iter_mut().find(same) {
@@ -152,8 +152,8 @@ impl Obstacle {
     }
 }
 
-fn line((obstacle, count): (&Obstacle, usize)) -> String {
-    let Obstacle { operator, node, reason } = obstacle;
+fn line((obstacle, count): (&NotDifferentiable, usize)) -> String {
+    let NotDifferentiable { operator, node, reason } = obstacle;
     let reason: String = reason.chars().take(MOST_LETTERS).collect();
     let nodes = if count == 1 { "node" } else { "nodes" };
     format!("{operator}: {reason} ({count} {nodes}, first '{node}')")

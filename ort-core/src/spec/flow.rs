@@ -18,7 +18,7 @@ pub struct Flow {
     /// is what the next one takes.
     pub carried: fn(&Attributes, usize) -> usize,
     /// How often it runs a subgraph.
-    pub rounds: Rounds,
+    pub rounds: TripCount,
     /// Whether all slices of what is scanned, and of what comes out of iterations, lie in one
     /// piece.
     pub in_front: fn(&Attributes) -> bool,
@@ -29,7 +29,7 @@ pub struct Flow {
 
 /// How often a control-flow node runs a subgraph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rounds {
+pub enum TripCount {
     /// One of them, once.
     Once,
     /// At most as often as the node's first input says.

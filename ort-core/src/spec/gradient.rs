@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::backward::{Course, Obstacle, prune};
+use super::backward::{BackwardPass, NotDifferentiable, prune};
 use super::draft::Draft;
 use super::infer::infer_at;
 use super::{BinaryFn, RUNTIME, Registry, ScalarExpr, UnaryFn};
@@ -38,13 +38,13 @@ pub enum Grad {
 
 /// Adds nodes to a graph that is inferred, and stays so.
 #[derive(Debug)]
-pub(crate) struct Pen<'g> {
+pub(crate) struct NodeEmitter<'g> {
     pub(crate) graph: &'g mut Graph,
     /// What the names of added nodes begin with.
     pub(crate) name: Arc<str>,
 }
 
-impl Pen<'_> {
+impl NodeEmitter<'_> {
     /// Adds a node of the standard domain with one output.
     pub(crate) fn emit(
         &mut self,
@@ -225,7 +225,7 @@ impl Pen<'_> {
 /// What a gradient rule sees and sets.
 #[derive(Debug)]
 pub struct GradCx<'a> {
-    pub(crate) pen: Pen<'a>,
+    pub(crate) pen: NodeEmitter<'a>,
     pub(crate) id: NodeId,
     pub(crate) node: &'a Node,
     pub(super) upstream: &'a [Option<ValueId>],
@@ -243,7 +243,7 @@ impl<'a> GradCx<'a> {
         upstream: &'a [Option<ValueId>],
         varying: &'a HashSet<ValueId>,
     ) -> Result<Vec<(ValueId, ValueId)>> {
-        let pen = Pen { graph, name: node.name.clone() };
+        let pen = NodeEmitter { graph, name: node.name.clone() };
         let gradients = vec![None; node.inputs.len()];
         let mut cx = GradCx { pen, id, node, upstream, varying, gradients, captured: Vec::new() };
         match (node.spec.grad, node.spec.scalar, node.spec.lower) {
@@ -281,9 +281,9 @@ impl<'a> GradCx<'a> {
         let boundary: Vec<ValueId> = self.node.inputs.iter().flatten().copied().collect();
         let xs: Vec<ValueId> = boundary.iter().copied().filter(|x| self.varying.contains(x)).collect();
         let mut obstacles = Vec::new();
-        let course = Course { forward: &forward, xs: &xs, boundary: &boundary };
+        let course = BackwardPass { forward: &forward, xs: &xs, boundary: &boundary };
         let mut totals = course.accumulate(self.pen.graph, &seeds, &mut obstacles)?;
-        Obstacle::refuse(&obstacles)?;
+        NotDifferentiable::refuse(&obstacles)?;
         for (input, gradient) in self.node.inputs.iter().zip(&mut self.gradients) {
             *gradient = input.and_then(|input| totals.remove(&input));
         }

@@ -22,11 +22,11 @@ mod sym_tensor;
 mod typing;
 mod view;
 
-pub(crate) use backward::{Course, Obstacle, is_continuous, prune};
+pub(crate) use backward::{BackwardPass, NotDifferentiable, is_continuous, prune};
 pub use batch::{BatchCx, BatchFact, BatchResult, BatchRule};
 pub use draft::Draft;
-pub use flow::{Flow, Rounds};
-pub(crate) use gradient::Pen;
+pub use flow::{Flow, TripCount};
+pub(crate) use gradient::NodeEmitter;
 pub use gradient::{Grad, GradCx};
 pub use gradient_source::GradSource;
 pub(crate) use gradient_steps::axis_of;

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{BinaryFn, ScalarExpr, UnaryFn};
-use crate::{Error, Result, Within, ensure, not_one_of};
+use crate::{Error, Result, Within, ensure, unknown_name};
 
 /// The longest text that is read, in bytes.
 const LONGEST: usize = 1 << 14;
@@ -189,7 +189,7 @@ impl<'t> Reader<'t> {
         self.at = place;
         let names = UNARY.iter().map(|(name, _)| *name).chain(BINARY.iter().map(|(name, _)| *name));
         let names: Vec<&str> = names.chain([SELECT]).collect();
-        Err(not_one_of("function", word, &names)).within(|| format!("a formula, {}", self.here()))
+        Err(unknown_name("function", word, &names)).within(|| format!("a formula, {}", self.here()))
     }
 
     /// `N` formulas in brackets, with commas between them.

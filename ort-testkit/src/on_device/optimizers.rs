@@ -107,12 +107,12 @@ struct Told {
 }
 
 /// A graph on its way, and what its run is given.
-struct Pen {
+struct DraftModel {
     builder: GraphBuilder,
     values: Vec<(String, Value)>,
 }
 
-impl Pen {
+impl DraftModel {
     fn given(&mut self, tensor: Tensor) -> ValueId {
         let shape = tensor.shape().iter().map(|&size| Dim::constant(size as i64)).collect();
         let name = format!("x{}", self.values.len());
@@ -143,13 +143,13 @@ impl Optimizer {
         shape: &[usize],
         told: Told,
     ) -> Result<(Model, Vec<(String, Value)>)> {
-        let mut pen = Pen { builder: GraphBuilder::new("steps"), values: Vec::new() };
-        let mut parameter = pen.made(own, shape, false)?;
+        let mut draft = DraftModel { builder: GraphBuilder::new("steps"), values: Vec::new() };
+        let mut parameter = draft.made(own, shape, false)?;
         let mut states = Vec::new();
         for (index, state) in (self.states)(own, shape).into_iter().enumerate() {
             // Second moments are no less than 0; the first moments of 8 bits have scales of both.
             let positive = index > 0 || self.op == "Adafactor" || self.op == "AdamW8bit";
-            states.push(state.map(|(dtype, shape)| pen.made(dtype, &shape, positive)).transpose()?);
+            states.push(state.map(|(dtype, shape)| draft.made(dtype, &shape, positive)).transpose()?);
         }
         let mut rows = shape.to_vec();
         let mut attrs = self.attrs.clone();
@@ -158,23 +158,24 @@ impl Optimizer {
             attrs.push(("first_row", Attribute::Int(first as i64)));
         }
         let scale =
-            told.scale.map(|scale| Tensor::scalar(scale).map(|scale| pen.given(scale))).transpose()?;
+            told.scale.map(|scale| Tensor::scalar(scale).map(|scale| draft.given(scale))).transpose()?;
         let update =
-            told.update.map(|update| Tensor::scalar(update).map(|update| pen.given(update))).transpose()?;
-        let rate = pen.given(Tensor::scalar(0.05f32)?);
+            told.update.map(|update| Tensor::scalar(update).map(|update| draft.given(update))).transpose()?;
+        let rate = draft.given(Tensor::scalar(0.05f32)?);
         for step in 1..=STEPS {
-            let gradient = pen.made(gradient, &rows, false)?;
+            let gradient = draft.made(gradient, &rows, false)?;
             let mut inputs = vec![Some(parameter), Some(gradient), Some(rate), scale, update];
             if self.counts_steps {
-                inputs.push(Some(pen.given(Tensor::scalar(step as i64)?)));
+                inputs.push(Some(draft.given(Tensor::scalar(step as i64)?)));
             }
             inputs.extend(&states);
             while inputs.last() == Some(&None) {
                 inputs.pop();
             }
-            let made = pen.builder.add((RUNTIME, self.op), &inputs, &attrs, 1 + states.len(), Vec::new())?;
+            let made =
+                draft.builder.add((RUNTIME, self.op), &inputs, &attrs, 1 + states.len(), Vec::new())?;
             // A state that is not given has no new value.
-            let node = pen.builder.graph_mut().nodes.last_mut().ok_or_else(|| error!(Fail, "no node"))?;
+            let node = draft.builder.graph_mut().nodes.last_mut().ok_or_else(|| error!(Fail, "no node"))?;
             for (output, state) in node.outputs.iter_mut().skip(1).zip(&states) {
                 *output = output.filter(|_| state.is_some());
             }
@@ -182,7 +183,7 @@ impl Optimizer {
             states = states.iter().zip(&made[1..]).map(|(state, made)| state.map(|_| *made)).collect();
         }
         let ends: Vec<ValueId> = std::iter::once(parameter).chain(states.into_iter().flatten()).collect();
-        Ok((Model::from_graph(pen.builder.finish(&ends)?), pen.values))
+        Ok((Model::from_graph(draft.builder.finish(&ends)?), draft.values))
     }
 
     fn check(&self, device: &Arc<dyn Device>, types: [DType; 2], shape: &[usize], told: Told) -> Result<()> {

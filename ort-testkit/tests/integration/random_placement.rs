@@ -124,7 +124,7 @@ fn check_places(graph: &Graph, devices: &[Arc<dyn Device>], scope: Scope) -> Res
     ensure!(again.reasons == found.reasons, Fail, "the same graph is placed in two ways");
     let first = first_claims(graph, devices);
     for ((place, first), reason) in places.iter().zip(&first).zip(&found.reasons) {
-        let moved = matches!(reason, Reason::Island(_));
+        let moved = matches!(reason, Reason::Cluster(_));
         ensure!(moved == (place != first), Fail, "device {place} instead of {first}: {reason}");
     }
     // An error where a device does not claim its node.

@@ -7,7 +7,7 @@ use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::ep::{Device, KernelDef, KernelTable};
 use ort_core::ir::{Attribute, Graph, GraphBuilder};
-use ort_core::placement::{Island, Reason, Scope, partition, placement_cost};
+use ort_core::placement::{Cluster, Reason, Scope, partition, placement_cost};
 use ort_core::rewrite::Level;
 use ort_core::session::Model;
 use ort_testkit::{ClaimingDevice, OpaqueDevice, Target};
@@ -184,7 +184,7 @@ fn every_node_has_a_reason() -> Result<()> {
 #[test]
 fn reasons_tell_what_is_copied_less() {
     let told = [(1, 1, 64), (2, 3, 1_258_291), (1, 1, -4), (7, 0, 2048), (1, -1, 5000)]
-        .map(|(nodes, copies, bytes)| Reason::Island(Island { nodes, copies, bytes }).to_string());
+        .map(|(nodes, copies, bytes)| Reason::Cluster(Cluster { nodes, copies, bytes }).to_string());
     let expected = [
         "its island of 1 node saves less elsewhere than copying 1 value (64 B) costs",
         "its island of 2 nodes saves less elsewhere than copying 3 values (1.2 MiB) costs",
@@ -232,7 +232,7 @@ fn shapes_that_only_the_run_knows_stay_between_nodes_of_the_device() -> Result<(
     let partition = partition(&mut Arc::new(sizes_of("NonZero")?), &claiming()?, Scope::Model)?;
     let devices: Vec<usize> = partition.nodes.iter().map(|(device, _)| *device).collect();
     assert_eq!(devices, [0, 0, 0]);
-    let Reason::Island(island) = partition.reasons[1] else { panic!("{:?}", partition.reasons) };
+    let Reason::Cluster(island) = partition.reasons[1] else { panic!("{:?}", partition.reasons) };
     assert_eq!((island.nodes, island.copies), (1, 2), "the indices down, and their shape up");
     Ok(())
 }

@@ -5,7 +5,7 @@ use super::merge::merge;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueType;
 use crate::ops;
-use crate::spec::{AttrKind, Flow, Grad, InferCx, OP, OpSpec, Rounds, attr, many_mixed, one, var};
+use crate::spec::{AttrKind, Flow, Grad, InferCx, OP, OpSpec, TripCount, attr, many_mixed, one, var};
 use crate::{Error, Result, ensure, error};
 
 static IF: OpSpec = OpSpec {
@@ -22,7 +22,7 @@ static IF: OpSpec = OpSpec {
         counters: 0,
         conditions: 0,
         carried: |_, _| 0,
-        rounds: Rounds::Once,
+        rounds: TripCount::Once,
         in_front: |_| true,
         to_front: |_, node| Ok(vec![node]),
     }),

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Capture, Graph, Node, NodeId, Subgraph, ValueId, ValueType};
-use crate::spec::{Course, GradCx, Obstacle, Pen, is_continuous, prune};
+use crate::spec::{BackwardPass, GradCx, NodeEmitter, NotDifferentiable, is_continuous, prune};
 use crate::tensor::Tensor;
 use crate::{Result, Within, ensure, error};
 
@@ -27,8 +27,8 @@ fn differentiate(
 ) -> Result<HashMap<ValueId, ValueId>> {
     let forward = forward(body);
     let mut obstacles = Vec::new();
-    let totals = Course { forward: &forward, xs, boundary }.accumulate(body, seeds, &mut obstacles)?;
-    Obstacle::refuse(&obstacles)?;
+    let totals = BackwardPass { forward: &forward, xs, boundary }.accumulate(body, seeds, &mut obstacles)?;
+    NotDifferentiable::refuse(&obstacles)?;
     Ok(totals)
 }
 
@@ -136,7 +136,7 @@ fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
         inputs.iter().copied().chain(back.captures.iter().map(|it| it.inner)).collect();
     let name = cx.node.name.clone();
     let totals = differentiate(&mut back.graph, &xs, &boundary, &seeds).within(|| "body")?;
-    let mut pen = Pen { graph: &mut back.graph, name };
+    let mut pen = NodeEmitter { graph: &mut back.graph, name };
     let mut results = Vec::with_capacity(xs.len());
     for (index, x) in xs.iter().enumerate() {
         let total = totals.get(x).copied();
@@ -196,7 +196,7 @@ fn varying_states(cx: &GradCx<'_>, flow: &Flow, back: &Backward) -> Result<Vec<u
     xs.extend(wanted.filter_map(|index| graph.inputs.get(index)));
     let forward = forward(graph);
     loop {
-        let varying = Course { forward: &forward, xs: &xs, boundary: &xs }.varying(graph);
+        let varying = BackwardPass { forward: &forward, xs: &xs, boundary: &xs }.varying(graph);
         let pairs = graph.inputs.iter().skip(flow.first_input).take(flow.states);
         let pairs = pairs.zip(graph.outputs.iter().skip(flow.first_output));
         let more: Vec<ValueId> = pairs
@@ -306,7 +306,7 @@ fn keep(cx: &mut GradCx<'_>, inner: ValueId) -> Result<ValueId> {
     while node.outputs.len() + carried_first < body.graph.outputs.len() {
         node.outputs.push(None);
     }
-    let mut pen = Pen { graph: &mut body.graph, name: format!("{}/kept", node.name).into() };
+    let mut pen = NodeEmitter { graph: &mut body.graph, name: format!("{}/kept", node.name).into() };
     let same = pen.emit("Identity", &[inner], &[])?;
     body.graph.outputs.push(same);
     node.outputs.push(Some(kept));
@@ -399,7 +399,7 @@ fn backward_branch(cx: &GradCx<'_>, branch: &Subgraph, wanted: &[ValueId]) -> Re
     let xs = places.concat();
     let boundary: Vec<ValueId> = captures.iter().map(|capture| capture.inner).collect();
     let totals = differentiate(&mut graph, &xs, &boundary, &seeds).within(|| branch.attr)?;
-    let mut pen = Pen { graph: &mut graph, name: name.as_str().into() };
+    let mut pen = NodeEmitter { graph: &mut graph, name: name.as_str().into() };
     let mut outputs = Vec::with_capacity(places.len());
     for places in &places {
         let mut sum = None;

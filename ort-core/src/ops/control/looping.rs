@@ -6,7 +6,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Graph, SymShape, ValueId, ValueType};
 use crate::ops;
-use crate::spec::{AttrKind, Flow, Grad, InferCx, OP, OpSpec, Rounds, attr, many_mixed, opt, var};
+use crate::spec::{AttrKind, Flow, Grad, InferCx, OP, OpSpec, TripCount, attr, many_mixed, opt, var};
 use crate::{Result, ensure, error};
 
 static LOOP: OpSpec = OpSpec {
@@ -23,7 +23,7 @@ static LOOP: OpSpec = OpSpec {
         counters: 2,
         conditions: 1,
         carried: |_, inputs| inputs,
-        rounds: Rounds::Counted,
+        rounds: TripCount::Counted,
         in_front: |_| true,
         to_front: |_, node| Ok(vec![node]),
     }),

@@ -11,7 +11,7 @@ use crate::ir::{
 };
 use crate::ops;
 use crate::spec::{
-    AttrKind, Draft, Flow, Grad, InferCx, OP, OpSpec, Registry, Rounds, Upgrade, attr, many_mixed, var,
+    AttrKind, Draft, Flow, Grad, InferCx, OP, OpSpec, Registry, TripCount, Upgrade, attr, many_mixed, var,
 };
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
@@ -38,7 +38,7 @@ static SCAN: OpSpec = OpSpec {
         counters: 0,
         conditions: 0,
         carried,
-        rounds: Rounds::Slices,
+        rounds: TripCount::Slices,
         in_front,
         to_front,
     }),

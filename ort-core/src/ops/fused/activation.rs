@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::ir::{Attribute, Attributes, ValueId};
 use crate::ops::microsoft::number;
 use crate::spec::{Draft, Registry, ScalarExpr};
-use crate::{Result, ensure, error, not_one_of};
+use crate::{Result, ensure, error, unknown_name};
 
 /// One activation: how fused operators name it, and the operator that it is.
 struct Row {
@@ -54,7 +54,7 @@ const ROWS: &[Row] = &[
 fn find(name: &str) -> Result<&'static Row> {
     ROWS.iter().find(|row| row.name == name).ok_or_else(|| {
         let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
-        not_one_of("activation", name, &names)
+        unknown_name("activation", name, &names)
     })
 }
 

@@ -4,7 +4,7 @@ use super::agree;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{Cost, Grad, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
-use crate::{Result, error, not_one_of};
+use crate::{Result, error, unknown_name};
 
 static CDIST: OpSpec = OpSpec {
     domain: MICROSOFT,
@@ -25,7 +25,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let metric = cx.attrs.string("metric")?;
     let metrics = ["euclidean", "sqeuclidean"];
     if !metrics.contains(&metric) {
-        return Err(not_one_of("metric", metric, &metrics));
+        return Err(unknown_name("metric", metric, &metrics));
     }
     let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let ([rows, width], [columns, other]) = (a, b) else {

@@ -9,7 +9,7 @@
 use super::recurrent_steps::{Activation, Steps, activations, parts};
 use crate::dtype::DType;
 use crate::ir::{Attribute, NodeId, ValueId};
-use crate::spec::{Course, GradCx, Obstacle, Pen};
+use crate::spec::{BackwardPass, GradCx, NodeEmitter, NotDifferentiable};
 use crate::{Result, ensure, error};
 
 /// What the directions of a layer share; sequences have their steps first.
@@ -361,8 +361,8 @@ impl Backward {
         let forward: Vec<_> = cell.map(|(index, node)| (NodeId(index as u32), node.clone())).collect();
         let mut obstacles = Vec::new();
         let totals =
-            Course { forward: &forward, xs, boundary: xs }.accumulate(graph, seeds, &mut obstacles)?;
-        Obstacle::refuse(&obstacles)?;
+            BackwardPass { forward: &forward, xs, boundary: xs }.accumulate(graph, seeds, &mut obstacles)?;
+        NotDifferentiable::refuse(&obstacles)?;
         let mut pen = self.steps.pen();
         xs.iter().map(|x| totals.get(x).map_or_else(|| pen.filled(0.0, *x), |total| Ok(*total))).collect()
     }
@@ -391,7 +391,7 @@ fn over_all_steps(cx: &mut GradCx<'_>, left: ValueId, right: ValueId) -> Result<
 }
 
 /// The first two of three gates, and the last.
-fn last_apart(pen: &mut Pen<'_>, gates: ValueId) -> Result<[ValueId; 2]> {
+fn last_apart(pen: &mut NodeEmitter<'_>, gates: ValueId) -> Result<[ValueId; 2]> {
     match parts(pen, gates, -1, 3)?.as_slice() {
         [first, second, last] => {
             Ok([pen.emit("Concat", &[*first, *second], &[("axis", Attribute::Int(-1))])?, *last])
@@ -418,7 +418,7 @@ fn of_rnn(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<L
 
 /// The cell of an `LSTM`: the states after a step.
 fn lstm_cell(
-    pen: &mut Pen<'_>,
+    pen: &mut NodeEmitter<'_>,
     cx: (&GradCx<'_>, &[Activation], Option<f32>),
     (gates, c): (ValueId, ValueId),
     peepholes: Option<ValueId>,
@@ -433,13 +433,14 @@ fn lstm_cell(
         None => None,
         Some(peepholes) => <[ValueId; 3]>::try_from(parts(pen, peepholes, 0, 3)?).ok(),
     };
-    let peep = |pen: &mut Pen<'_>, gate: ValueId, weights: Option<ValueId>, state: ValueId| match weights {
-        None => Ok(gate),
-        Some(weights) => {
-            let product = pen.emit("Mul", &[weights, state], &[])?;
-            pen.emit("Add", &[gate, product], &[])
-        }
-    };
+    let peep =
+        |pen: &mut NodeEmitter<'_>, gate: ValueId, weights: Option<ValueId>, state: ValueId| match weights {
+            None => Ok(gate),
+            Some(weights) => {
+                let product = pen.emit("Mul", &[weights, state], &[])?;
+                pen.emit("Add", &[gate, product], &[])
+            }
+        };
     input = peep(pen, input, peepholes.map(|[input, ..]| input), c)?;
     forget = peep(pen, forget, peepholes.map(|[.., forget]| forget), c)?;
     let input = f.emit(pen, input, clip)?;
@@ -521,7 +522,7 @@ fn of_lstm(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<
 }
 
 /// The recurrence weights or biases of the first two gates of a `GRU`, and of the last.
-fn split_gates(pen: &mut Pen<'_>, value: ValueId) -> Result<[ValueId; 2]> {
+fn split_gates(pen: &mut NodeEmitter<'_>, value: ValueId) -> Result<[ValueId; 2]> {
     match parts(pen, value, 0, 3)?.as_slice() {
         [first, second, last] => {
             Ok([pen.emit("Concat", &[*first, *second], &[("axis", Attribute::Int(0))])?, *last])
@@ -583,7 +584,7 @@ fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<L
 /// `last` are the recurrence weights and the bias of the last gate, where the reset comes before
 /// the product with them.
 fn gru_cell(
-    pen: &mut Pen<'_>,
+    pen: &mut NodeEmitter<'_>,
     activations: &[Activation],
     clip: Option<f32>,
     [x, h, state]: [ValueId; 3],

@@ -3,7 +3,7 @@
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Capture, Graph, Node, Subgraph, ValueId, ValueType};
-use crate::spec::{GradCx, Pen, prune};
+use crate::spec::{GradCx, NodeEmitter, prune};
 use crate::{Result, ensure, error};
 
 /// A `Scan` over the first axis of some sequences, under construction.
@@ -52,8 +52,8 @@ impl Steps {
     }
 
     /// Adds nodes to the body.
-    pub(in crate::ops) fn pen(&mut self) -> Pen<'_> {
-        Pen { graph: &mut self.graph, name: self.name.as_str().into() }
+    pub(in crate::ops) fn pen(&mut self) -> NodeEmitter<'_> {
+        NodeEmitter { graph: &mut self.graph, name: self.name.as_str().into() }
     }
 
     /// Adds the `Scan`, from the last step to the first where it is `reversed`. Returns the last of
@@ -91,7 +91,7 @@ impl Steps {
 
 /// The equal parts of the last dimension of a value.
 pub(in crate::ops) fn parts(
-    pen: &mut Pen<'_>,
+    pen: &mut NodeEmitter<'_>,
     value: ValueId,
     axis: i64,
     count: usize,
@@ -145,7 +145,7 @@ impl Activation {
     /// The activation of a value, clipped before where there is a bound.
     pub(in crate::ops) fn emit(
         &self,
-        pen: &mut Pen<'_>,
+        pen: &mut NodeEmitter<'_>,
         mut x: ValueId,
         clip: Option<f32>,
     ) -> Result<ValueId> {
@@ -155,7 +155,7 @@ impl Activation {
             x = pen.emit("Clip", &[x, least, most], &[])?;
         }
         let (alpha, beta) = (Attribute::Float(self.alpha), Attribute::Float(self.beta));
-        let scaled = |pen: &mut Pen<'_>, x: ValueId, factor: f32| {
+        let scaled = |pen: &mut NodeEmitter<'_>, x: ValueId, factor: f32| {
             let factor = pen.number(f64::from(factor), dtype)?;
             pen.emit("Mul", &[x, factor], &[])
         };

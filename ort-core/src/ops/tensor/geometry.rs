@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::ir::Attributes;
-use crate::{Result, ensure, error, not_one_of};
+use crate::{Result, ensure, error, unknown_name};
 
 /// The axis counted from the front; negative axes count from the back.
 ///
@@ -302,7 +302,7 @@ impl ResizePolicy {
             "not_smaller" => Ok(ResizePolicy::NotSmaller),
             other => {
                 let policies = ["stretch", "not_larger", "not_smaller"];
-                Err(not_one_of("the policy", other, &policies))
+                Err(unknown_name("the policy", other, &policies))
             }
         }
     }

@@ -8,7 +8,7 @@ use super::step::{
 use crate::ir::{Attributes, ValueId};
 use crate::ops;
 use crate::spec::{Draft, InferCx, OP, OpSpec, Param, RUNTIME, attr, one};
-use crate::{Result, not_one_of};
+use crate::{Result, unknown_name};
 
 pub(super) const INPUTS: &[Param] = &[
     PARAMETER,
@@ -71,7 +71,7 @@ impl AdamMode {
             "torch" => Ok(AdamMode::Torch),
             "huggingface" => Ok(AdamMode::HuggingFace),
             "adam" => Ok(AdamMode::Adam),
-            other => Err(not_one_of("mode", other, &["torch", "huggingface", "adam"])),
+            other => Err(unknown_name("mode", other, &["torch", "huggingface", "adam"])),
         }
     }
 }

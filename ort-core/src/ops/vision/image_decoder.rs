@@ -3,7 +3,7 @@
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
-use crate::{Result, ensure, not_one_of};
+use crate::{Result, ensure, unknown_name};
 
 static IMAGE_DECODER: OpSpec = OpSpec {
     name: "ImageDecoder",
@@ -24,7 +24,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let channels = match cx.attrs.string("pixel_format")? {
         "RGB" | "BGR" => 3,
         "Grayscale" => 1,
-        other => return Err(not_one_of("pixel_format", other, &["RGB", "BGR", "Grayscale"])),
+        other => return Err(unknown_name("pixel_format", other, &["RGB", "BGR", "Grayscale"])),
     };
     if let Some(shape) = cx.shape(0) {
         ensure!(shape.len() == 1, InvalidGraph, "an encoded stream of rank {}, expected 1", shape.len());

@@ -8,8 +8,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::costs::{Costs, Memory};
-use super::network::Network;
+use super::dependencies::DependencyGraph;
+use super::footprint::{Footprint, Memory};
 
 /// How far the eager order looks ahead along a chain.
 const LOOK_AHEAD: usize = 12;
@@ -19,22 +19,26 @@ const LOOK_AHEAD: usize = 12;
 const MOST_VALUES: usize = 64;
 
 /// The candidates, the plainest first.
-pub(super) fn all(network: &Network, costs: &Costs) -> impl Iterator<Item = Vec<usize>> {
-    let given: Vec<usize> = (0..network.len()).collect();
-    let late = demand(network, |_| {});
-    let heavy = heavy_first(network, costs);
-    let orders = [eager(network, costs, &given), eager(network, costs, &late), eager(network, costs, &heavy)];
+pub(super) fn all(dependencies: &DependencyGraph, footprint: &Footprint) -> impl Iterator<Item = Vec<usize>> {
+    let given: Vec<usize> = (0..dependencies.len()).collect();
+    let late = demand(dependencies, |_| {});
+    let heavy = heavy_first(dependencies, footprint);
+    let orders = [
+        eager(dependencies, footprint, &given),
+        eager(dependencies, footprint, &late),
+        eager(dependencies, footprint, &heavy),
+    ];
     [late, heavy].into_iter().chain(orders)
 }
 
 /// Each step as late as its readers allow: what a step reads is computed right before it, in the
 /// order that `sort` gives.
-fn demand(network: &Network, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
-    let mut seen = vec![false; network.len()];
-    let mut order = Vec::with_capacity(network.len());
+fn demand(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
+    let mut seen = vec![false; dependencies.len()];
+    let mut order = Vec::with_capacity(dependencies.len());
     let mut stack: Vec<(usize, bool)> = Vec::new();
     let mut inputs = Vec::new();
-    for sink in (0..network.len()).filter(|step| network.after.of(*step).is_empty()) {
+    for sink in (0..dependencies.len()).filter(|step| dependencies.after.of(*step).is_empty()) {
         stack.push((sink, false));
         while let Some((step, done)) = stack.pop() {
             if done {
@@ -42,7 +46,7 @@ fn demand(network: &Network, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
             } else if !std::mem::replace(&mut seen[step], true) {
                 stack.push((step, true));
                 inputs.clear();
-                inputs.extend(network.before.of(step).iter().copied().filter(|input| !seen[*input]));
+                inputs.extend(dependencies.before.of(step).iter().copied().filter(|input| !seen[*input]));
                 sort(&mut inputs);
                 stack.extend(inputs.iter().rev().map(|input| (*input, false)));
             }
@@ -54,29 +58,30 @@ fn demand(network: &Network, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
 /// As Sethi and Ullman order the operands of an expression (1970): first those whose computation
 /// needs the most beyond what their result takes. Exact where nothing is read twice and nothing is
 /// in place.
-fn heavy_first(network: &Network, costs: &Costs) -> Vec<usize> {
-    let mut need: Vec<(u64, u64)> = Vec::with_capacity(network.len());
-    for step in 0..network.len() {
-        let mut inputs: Vec<(u64, u64)> = network.before.of(step).iter().map(|input| need[*input]).collect();
+fn heavy_first(dependencies: &DependencyGraph, footprint: &Footprint) -> Vec<usize> {
+    let mut need: Vec<(u64, u64)> = Vec::with_capacity(dependencies.len());
+    for step in 0..dependencies.len() {
+        let mut inputs: Vec<(u64, u64)> =
+            dependencies.before.of(step).iter().map(|input| need[*input]).collect();
         inputs.sort_by_key(|(peak, result)| Reverse(peak.saturating_sub(*result)));
         let (mut held, mut peak) = (0u64, 0u64);
         for (inner, result) in inputs {
             peak = peak.max(held.saturating_add(inner));
             held = held.saturating_add(result);
         }
-        let made = costs.makes[step].iter().fold(0u64, |sum, made| sum.saturating_add(made.bytes));
-        let own = held.saturating_add(made).saturating_add(costs.scratch[step]);
+        let made = footprint.makes[step].iter().fold(0u64, |sum, made| sum.saturating_add(made.bytes));
+        let own = held.saturating_add(made).saturating_add(footprint.scratch[step]);
         need.push((peak.max(own), made));
     }
-    demand(network, |inputs| {
+    demand(dependencies, |inputs| {
         inputs.sort_by_key(|input| (Reverse(need[*input].0.saturating_sub(need[*input].1)), *input));
     })
 }
 
 /// The order of `base`, but what gives back more than it takes runs as soon as it can.
-fn eager(network: &Network, costs: &Costs, base: &[usize]) -> Vec<usize> {
-    let ceiling = costs.simulate(base).into_iter().max().unwrap_or(0);
-    let mut eager = Eager::new(network, costs, base);
+fn eager(dependencies: &DependencyGraph, footprint: &Footprint, base: &[usize]) -> Vec<usize> {
+    let ceiling = footprint.simulate(base).into_iter().max().unwrap_or(0);
+    let mut eager = Eager::new(dependencies, footprint, base);
     let mut order = Vec::with_capacity(base.len());
     while let Some(step) = eager.next(ceiling) {
         eager.run(step);
@@ -94,10 +99,10 @@ struct Outlook {
 }
 
 struct Eager<'a> {
-    network: &'a Network,
-    costs: &'a Costs,
+    dependencies: &'a DependencyGraph,
+    footprint: &'a Footprint,
     memory: Memory<'a>,
-    /// Place of each step in the base order.
+    /// Storage of each step in the base order.
     rank: Vec<usize>,
     base: &'a [usize],
     /// How many steps each one still waits for.
@@ -111,18 +116,18 @@ struct Eager<'a> {
 }
 
 impl<'a> Eager<'a> {
-    fn new(network: &'a Network, costs: &'a Costs, base: &'a [usize]) -> Eager<'a> {
+    fn new(dependencies: &'a DependencyGraph, footprint: &'a Footprint, base: &'a [usize]) -> Eager<'a> {
         let mut rank = vec![0; base.len()];
         for (place, &step) in base.iter().enumerate() {
             rank[step] = place;
         }
         let mut eager = Eager {
-            network,
-            costs,
-            memory: Memory::new(costs),
+            dependencies,
+            footprint,
+            memory: Memory::new(footprint),
             rank,
             base,
-            waits: (0..base.len()).map(|step| network.before.of(step).len()).collect(),
+            waits: (0..base.len()).map(|step| dependencies.before.of(step).len()).collect(),
             done: vec![false; base.len()],
             ready: BTreeSet::new(),
             gaining: BTreeSet::new(),
@@ -155,17 +160,17 @@ impl<'a> Eager<'a> {
         self.ready.remove(&self.rank[step]);
         self.done[step] = true;
         self.memory.run(step);
-        let (network, costs) = (self.network, self.costs);
-        for &next in network.after.of(step) {
+        let (dependencies, footprint) = (self.dependencies, self.footprint);
+        for &next in dependencies.after.of(step) {
             self.waits[next] -= 1;
             if self.waits[next] == 0 {
                 self.add(next);
             }
         }
         // Whoever is the last to read a block gives it back.
-        for &block in costs.reads.of(step) {
+        for &block in footprint.reads.of(step) {
             if self.memory.pending(block) == 1 {
-                let last = costs.readers.of(block).iter().copied().find(|reader| !self.done[*reader]);
+                let last = footprint.readers.of(block).iter().copied().find(|reader| !self.done[*reader]);
                 if let Some(last) = last.filter(|last| self.waits[*last] == 0) {
                     self.forget(last);
                     self.add(last);
@@ -196,7 +201,7 @@ impl<'a> Eager<'a> {
         let (mut net, mut rise) = (0i128, 0i128);
         let (mut step, mut previous) = (step, None);
         for _ in 0..LOOK_AHEAD {
-            if self.costs.reads.of(step).len().max(self.costs.makes[step].len()) > MOST_VALUES {
+            if self.footprint.reads.of(step).len().max(self.footprint.makes[step].len()) > MOST_VALUES {
                 break;
             }
             let (alive, after) = self.change(step, previous);
@@ -205,7 +210,7 @@ impl<'a> Eager<'a> {
             if net < best.net {
                 best = Outlook { net, rise };
             }
-            match self.network.after.of(step) {
+            match self.dependencies.after.of(step) {
                 [next] if self.waits[*next] == 1 => (previous, step) = (Some(step), *next),
                 _ => break,
             }
@@ -218,20 +223,20 @@ impl<'a> Eager<'a> {
     fn change(&self, step: usize, previous: Option<usize>) -> (i128, i128) {
         let held = |block: usize| {
             let from_previous = previous.and_then(|previous| {
-                let mut made = self.costs.makes[previous].iter();
+                let mut made = self.footprint.makes[previous].iter();
                 made.find(|made| made.block == block).map(|made| made.bytes)
             });
             from_previous.unwrap_or_else(|| self.memory.held(block))
         };
         let read_before = |block: &usize| {
-            let known = previous.is_some_and(|previous| self.costs.reads.of(previous).contains(block));
+            let known = previous.is_some_and(|previous| self.footprint.reads.of(previous).contains(block));
             usize::from(known)
         };
         let dies = |block: &usize| self.memory.pending(*block) == 1 + read_before(block);
-        let freed = self.costs.reads.of(step).iter().copied().filter(|block| dies(block)).map(held);
+        let freed = self.footprint.reads.of(step).iter().copied().filter(|block| dies(block)).map(held);
         let freed: i128 = freed.map(i128::from).sum();
         let (mut made, mut taken, mut unread) = (0i128, 0i128, 0i128);
-        for output in &self.costs.makes[step] {
+        for output in &self.footprint.makes[step] {
             let bytes = i128::from(output.bytes);
             made += bytes;
             if self.memory.pending(output.block) == 0 {
@@ -240,7 +245,7 @@ impl<'a> Eager<'a> {
                 taken += bytes;
             }
         }
-        let scratch = i128::from(self.costs.scratch[step]);
+        let scratch = i128::from(self.footprint.scratch[step]);
         (made - taken + scratch, made - unread - freed)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A graph leaves open which of several steps that are ready runs first, and the file's order is
 //! only one of many. Several orders are tried ([`candidates`]), each is simulated on the memory of
-//! its steps ([`costs`]), and the best parts of all are joined ([`segments`]); where nothing is
+//! its steps ([`footprint`]), and the best parts of all are joined ([`segments`]); where nothing is
 //! gained the file's order stays. Finding the best of all orders is NP-complete (Sethi, "Complete
 //! Register Allocation Problems", 1975), so what is tried takes about linear time.
 //!
@@ -10,14 +10,14 @@
 //! stands for every symbol, and an order is taken only if its peak is higher at none of them.
 
 mod candidates;
-mod costs;
-mod network;
+mod dependencies;
+mod footprint;
 mod segments;
 
 use std::collections::BTreeSet;
 
-use costs::Costs;
-use network::Network;
+use dependencies::DependencyGraph;
+use footprint::Footprint;
 
 use super::resolve::{resolve, resolve_in};
 use crate::dim::Bindings;
@@ -56,19 +56,26 @@ pub struct LiveBlock {
 /// The steps of a program in their order, with what they take at one binding. Inputs, weights and
 /// outputs of the graph take nothing here: they are there in any order.
 pub(crate) fn live_steps(program: &Program, bindings: &Bindings, threads: usize) -> Vec<LiveStep> {
-    let mut costs = Costs::new(program, bindings, threads);
+    let mut footprint = Footprint::new(program, bindings, threads);
     let live = |(index, step): (usize, &Step)| LiveStep {
         node: step.node,
-        reads: costs.reads.of(index).to_vec(),
-        outputs: step.outputs.iter().map(|slot| slot.and_then(|slot| costs.block_of(slot))).collect(),
-        makes: costs.makes.get_mut(index).map(std::mem::take).into_iter().flatten().map(live_block).collect(),
-        scratch: costs.scratch.get(index).copied().unwrap_or(0),
+        reads: footprint.reads.of(index).to_vec(),
+        outputs: step.outputs.iter().map(|slot| slot.and_then(|slot| footprint.block_of(slot))).collect(),
+        makes: footprint
+            .makes
+            .get_mut(index)
+            .map(std::mem::take)
+            .into_iter()
+            .flatten()
+            .map(live_block)
+            .collect(),
+        scratch: footprint.scratch.get(index).copied().unwrap_or(0),
     };
     program.steps.iter().enumerate().map(live).collect()
 }
 
-fn live_block(made: costs::Made) -> LiveBlock {
-    let costs::Made { block, bytes, output, from } = made;
+fn live_block(made: footprint::Allocation) -> LiveBlock {
+    let footprint::Allocation { block, bytes, output, from } = made;
     LiveBlock { block, bytes, output, from: from.to_vec() }
 }
 
@@ -82,13 +89,14 @@ const MOST_PLANNED: usize = 4096;
 /// The places of a program's steps in an order with a lower peak; none where its own order is as
 /// good.
 pub(crate) fn better_order(program: &Program, threads: usize) -> Option<Vec<usize>> {
-    let network = Network::new(program);
-    if network.has_one_order() {
+    let dependencies = DependencyGraph::new(program);
+    if dependencies.has_one_order() {
         return None;
     }
     let bindings = representative(program);
-    let costs: Vec<Costs> = bindings.iter().map(|bindings| Costs::new(program, bindings, threads)).collect();
-    let order = search(&network, &costs)?;
+    let footprint: Vec<Footprint> =
+        bindings.iter().map(|bindings| Footprint::new(program, bindings, threads)).collect();
+    let order = search(&dependencies, &footprint)?;
     let planned = program.steps.len() <= MOST_PLANNED;
     if planned && bindings.iter().any(|bindings| is_higher(program, &order, bindings, threads)) {
         return None;
@@ -102,14 +110,15 @@ pub(crate) fn order_of_updates(program: &Program) -> Result<Option<Vec<usize>>> 
     if program.updates.is_empty() {
         return Ok(None);
     }
-    let network = Network::new(program);
-    let mut waits: Vec<usize> = (0..network.len()).map(|step| network.before.of(step).len()).collect();
+    let dependencies = DependencyGraph::new(program);
+    let mut waits: Vec<usize> =
+        (0..dependencies.len()).map(|step| dependencies.before.of(step).len()).collect();
     let ready = waits.iter().enumerate().filter(|(_, count)| **count == 0).map(|(step, _)| step);
     let mut ready: BTreeSet<usize> = ready.collect();
-    let mut order = Vec::with_capacity(network.len());
+    let mut order = Vec::with_capacity(dependencies.len());
     while let Some(step) = ready.pop_first() {
         order.push(step);
-        for &after in network.after.of(step) {
+        for &after in dependencies.after.of(step) {
             let Some(count) = waits.get_mut(after) else { continue };
             *count -= 1;
             if *count == 0 {
@@ -144,13 +153,13 @@ fn representative(program: &Program) -> Vec<Bindings> {
 }
 
 /// The best that the candidates make together, as far from the given order as it must be.
-fn search(network: &Network, costs: &[Costs]) -> Option<Vec<usize>> {
-    let given: Vec<usize> = (0..network.len()).collect();
+fn search(dependencies: &DependencyGraph, footprint: &[Footprint]) -> Option<Vec<usize>> {
+    let given: Vec<usize> = (0..dependencies.len()).collect();
     let mut best = given.clone();
-    for candidate in candidates::all(network, costs.last()?) {
-        best = segments::join(&best, &candidate, costs);
+    for candidate in candidates::all(dependencies, footprint.last()?) {
+        best = segments::join(&best, &candidate, footprint);
     }
-    let best = segments::restore(&best, &given, costs);
+    let best = segments::restore(&best, &given, footprint);
     (best != given).then_some(best)
 }
 

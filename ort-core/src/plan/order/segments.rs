@@ -10,20 +10,20 @@
 
 use std::ops::Range;
 
-use super::costs::Costs;
+use super::footprint::Footprint;
 
 /// `base` with those parts of `other` whose peak is lower: higher at none of the sizes, lower at
 /// some.
-pub(super) fn join(base: &[usize], other: &[usize], costs: &[Costs]) -> Vec<usize> {
-    choose(base, other, costs, |ours, theirs, _| {
+pub(super) fn join(base: &[usize], other: &[usize], footprint: &[Footprint]) -> Vec<usize> {
+    choose(base, other, footprint, |ours, theirs, _| {
         let pairs = || ours.iter().zip(theirs);
         pairs().all(|(ours, theirs)| theirs <= ours) && pairs().any(|(ours, theirs)| theirs < ours)
     })
 }
 
 /// `base` with those parts of `given` that do not raise the peak of the whole.
-pub(super) fn restore(base: &[usize], given: &[usize], costs: &[Costs]) -> Vec<usize> {
-    choose(base, given, costs, |_, theirs, whole| {
+pub(super) fn restore(base: &[usize], given: &[usize], footprint: &[Footprint]) -> Vec<usize> {
+    choose(base, given, footprint, |_, theirs, whole| {
         theirs.iter().zip(whole).all(|(theirs, whole)| theirs <= whole)
     })
 }
@@ -33,11 +33,12 @@ pub(super) fn restore(base: &[usize], given: &[usize], costs: &[Costs]) -> Vec<u
 fn choose(
     base: &[usize],
     other: &[usize],
-    costs: &[Costs],
+    footprint: &[Footprint],
     takes: impl Fn(&[u64], &[u64], &[u64]) -> bool,
 ) -> Vec<usize> {
-    let simulated =
-        |order: &[usize]| -> Vec<Vec<u64>> { costs.iter().map(|costs| costs.simulate(order)).collect() };
+    let simulated = |order: &[usize]| -> Vec<Vec<u64>> {
+        footprint.iter().map(|footprint| footprint.simulate(order)).collect()
+    };
     let (ours, theirs) = (simulated(base), simulated(other));
     let whole = peaks(&ours, 0..base.len());
     let mut result = base.to_vec();

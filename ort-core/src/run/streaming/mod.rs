@@ -8,4 +8,4 @@ mod residency;
 mod weights;
 
 pub(crate) use constants::{OnDevices, Passing, RunWindows, Shares, Windows};
-pub(crate) use weights::{Free, Room, Streaming, Streams, Turn};
+pub(crate) use weights::{AvailableMemory, Streaming, Streams, WeightLock, WeightResidency};

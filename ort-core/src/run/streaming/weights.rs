@@ -40,7 +40,7 @@ pub(crate) struct Streaming<'a> {
 
 /// What a run leaves packed.
 #[derive(Default)]
-pub(crate) struct Room {
+pub(crate) struct WeightResidency {
     /// By step: whether its weights stay packed.
     pub(crate) keep: Vec<bool>,
     /// The bytes of the window; zero where all stay.
@@ -54,7 +54,7 @@ pub(crate) struct Room {
 }
 
 /// What is free for weights in a run.
-pub(crate) struct Free {
+pub(crate) struct AvailableMemory {
     /// Bytes of the session's beside the run's activations.
     pub(crate) bytes: usize,
     /// What the run takes on devices.
@@ -67,7 +67,7 @@ pub(crate) struct Free {
 
 /// A run's turn at the packed weights: beside others where all that it needs stays packed, else
 /// alone.
-pub(crate) enum Turn<'a> {
+pub(crate) enum WeightLock<'a> {
     Shared { _guard: RwLockReadGuard<'a, ()> },
     Alone { _guard: RwLockWriteGuard<'a, ()> },
 }
@@ -172,7 +172,7 @@ impl Streams {
     }
 
     /// The shares of devices' constants, and what is left for packed weights.
-    pub(crate) fn shares(&self, free: &Free) -> Result<(Shares, usize)> {
+    pub(crate) fn shares(&self, free: &AvailableMemory) -> Result<(Shares, usize)> {
         let bytes = free.bytes.saturating_sub(self.least_packed_bytes());
         let shares = self.windows.choose(bytes, &free.on_devices, free.eighths)?;
         let left = free.bytes.saturating_sub(shares.kept_bytes().saturating_add(shares.window_bytes()));
@@ -213,12 +213,12 @@ impl Streams {
     pub(crate) fn turn<'s, C>(
         &'s self,
         program: &Program,
-        free: impl Fn() -> Result<(Free, C)>,
+        free: impl Fn() -> Result<(AvailableMemory, C)>,
         until: Option<Instant>,
-    ) -> Result<(Room, C, Option<Turn<'s>>)> {
+    ) -> Result<(WeightResidency, C, Option<WeightLock<'s>>)> {
         if self.is_empty() {
             let (_, chosen) = free()?;
-            return Ok((Room::default(), chosen, None));
+            return Ok((WeightResidency::default(), chosen, None));
         }
         let guard = in_time(until, || self.turns.read(), |until| self.turns.try_read_until(until))?;
         let (there, chosen) = free()?;
@@ -226,7 +226,7 @@ impl Streams {
         // What only the run tells may take the place of weights that runs beside it count on.
         let may_evict = there.is_open_ended && !self.steps.is_empty();
         if room.to_pack == 0 && !room.lets_go && !may_evict {
-            return Ok((room, chosen, Some(Turn::Shared { _guard: guard })));
+            return Ok((room, chosen, Some(WeightLock::Shared { _guard: guard })));
         }
         drop(guard);
         let guard = in_time(until, || self.turns.write(), |until| self.turns.try_write_until(until))?;
@@ -238,7 +238,7 @@ impl Streams {
             .zip(&self.steps)
             .filter(|(_, (step, _))| room.keep.get(*step) != Some(&true));
         goes.for_each(|(kernel, _)| *kernel.resident.lock() = None);
-        Ok((room, chosen, Some(Turn::Alone { _guard: guard })))
+        Ok((room, chosen, Some(WeightLock::Alone { _guard: guard })))
     }
 
     /// Lets go of packed weights that no step is using, the smallest first, until `bytes` are free
@@ -261,10 +261,10 @@ impl Streams {
     }
 
     /// What would stay in what is free.
-    fn room(&self, program: &Program, free: &Free) -> Result<Room> {
+    fn room(&self, program: &Program, free: &AvailableMemory) -> Result<WeightResidency> {
         let (shares, left) = self.shares(free)?;
         let keep = self.choose(left);
-        let mut room = Room::default();
+        let mut room = WeightResidency::default();
         (room.to_pack, room.lets_go) = self.windows.to_bring(&shares);
         for (kernel, &(step, bytes)) in self.kernels(program).zip(&self.steps) {
             let is_resident = kernel.resident.lock().is_some();
@@ -278,7 +278,7 @@ impl Streams {
             }
         }
         room.to_pack += room.window;
-        Ok(Room { keep, shares, ..room })
+        Ok(WeightResidency { keep, shares, ..room })
     }
 
     /// The step that packs the most, and the largest constant of each device, in words, with their

@@ -2,7 +2,7 @@
 
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, error, for_each_type, not_one_of};
+use ort_core::{Result, ensure, error, for_each_type, unknown_name};
 
 use super::row::{Row, to_f64s};
 use crate::cpu_kernels;
@@ -37,7 +37,7 @@ fn make(cx: &mut CompileCx<'_>, scores: bool) -> Result<Box<dyn Executable>> {
         "none" => Reduction::None,
         "mean" => Reduction::Mean,
         "sum" => Reduction::Sum,
-        other => return Err(not_one_of("reduction", other, &["none", "mean", "sum"])),
+        other => return Err(unknown_name("reduction", other, &["none", "mean", "sum"])),
     };
     let settings = Settings { scores, ignored: cx.attrs().find_int("ignore_index"), reduction };
     // Labels, denominators, weights, and for each thread the scores of a sample.

@@ -4,7 +4,7 @@ use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::broadcast;
 use ort_core::tensor::Shape;
-use ort_core::{Result, ensure, error, not_one_of};
+use ort_core::{Result, ensure, error, unknown_name};
 use regex::Regex;
 
 use crate::cpu_kernels;
@@ -50,7 +50,7 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         "NONE" => Case::Keep,
         "LOWER" => Case::Lower,
         "UPPER" => Case::Upper,
-        other => return Err(not_one_of("case_change_action", other, &["NONE", "LOWER", "UPPER"])),
+        other => return Err(unknown_name("case_change_action", other, &["NONE", "LOWER", "UPPER"])),
     };
     let sensitive = cx.attrs().flag("is_case_sensitive")?;
     // Without regard to case, words are compared in lower case.

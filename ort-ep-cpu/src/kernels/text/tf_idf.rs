@@ -3,7 +3,7 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::seeded::HashMap;
-use ort_core::{Result, ensure, error, not_one_of};
+use ort_core::{Result, ensure, error, unknown_name};
 
 use crate::cpu_kernels;
 use crate::heap::{elements, tables};
@@ -51,7 +51,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         "TF" => Mode::Counts,
         "IDF" => Mode::Presence,
         "TFIDF" => Mode::WeightedCounts,
-        other => return Err(not_one_of("mode", other, &["TF", "IDF", "TFIDF"])),
+        other => return Err(unknown_name("mode", other, &["TF", "IDF", "TFIDF"])),
     };
     let natural = |name: &str| -> Result<usize> {
         let value = attrs.int(name)?;

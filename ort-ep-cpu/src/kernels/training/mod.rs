@@ -20,7 +20,7 @@ mod step;
 use ort_core::dtype::{DType, Element};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, not_one_of};
+use ort_core::{Result, ensure, unknown_name};
 
 use crate::cpu_kernels;
 use crate::interrupt::spending;
@@ -126,7 +126,7 @@ fn make_momentum(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let nesterov = match cx.attrs().string("mode")? {
         "standard" => false,
         "nesterov" => true,
-        other => return Err(not_one_of("mode", other, &["standard", "nesterov"])),
+        other => return Err(unknown_name("mode", other, &["standard", "nesterov"])),
     };
     let rule =
         Momentum { alpha: attr("alpha")?, beta: attr("beta")?, norm: attr("norm_coefficient")?, nesterov };

@@ -3,7 +3,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure, not_one_of};
+use ort_core::{Result, ensure, unknown_name};
 
 use crate::kernels::lines::{SHORT_FLOATS, suffix, team_of, teams};
 use crate::kernels::{CudaKernel, cuda_kernels};
@@ -49,7 +49,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         "none" => (false, false),
         "mean" => (true, true),
         "sum" => (false, true),
-        other => return Err(not_one_of("reduction", other, &["none", "mean", "sum"])),
+        other => return Err(unknown_name("reduction", other, &["none", "mean", "sum"])),
     };
     let [losses, shares] = parts(cx, samples, &mut 0);
     let kept = |parts| Some(parts).filter(|_| whole);

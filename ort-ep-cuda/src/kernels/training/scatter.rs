@@ -4,7 +4,7 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure, error, not_one_of};
+use ort_core::{Result, ensure, error, unknown_name};
 
 use super::step::spread;
 use crate::kernels::gather::{Target, reduces};
@@ -93,7 +93,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         "mul" => 1,
         "min" => 2,
         "max" => 3,
-        other => return Err(not_one_of("reduction", other, &["none", "add", "mul", "min", "max"])),
+        other => return Err(unknown_name("reduction", other, &["none", "add", "mul", "min", "max"])),
     };
     let suffix = match y.dtype {
         DType::F32 => "f32",

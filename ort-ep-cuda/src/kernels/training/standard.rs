@@ -3,7 +3,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure, error, not_one_of};
+use ort_core::{Result, ensure, error, unknown_name};
 
 use super::step::{rule, spread, suffix};
 use crate::kernels::{CudaKernel, cuda_kernels};
@@ -29,7 +29,7 @@ fn rule_of(cx: &OpCx<'_>) -> Result<(usize, usize, Vec<u8>)> {
             let kind = match cx.attrs.string("mode")? {
                 "standard" => 2,
                 "nesterov" => 3,
-                other => return Err(not_one_of("mode", other, &["standard", "nesterov"])),
+                other => return Err(unknown_name("mode", other, &["standard", "nesterov"])),
             };
             (kind, 1, rule(&[norm, attr("alpha")?, attr("beta")?, 0.0, 0.0, 0.0], &[]))
         }

@@ -4,7 +4,7 @@ use num_traits::{AsPrimitive, Float};
 use ort_core::ir::Attributes;
 use ort_core::ops::tensor::geometry::{ResizePolicy, ResizeScale, normalize_axes};
 use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, error, not_one_of};
+use ort_core::{Result, ensure, error, unknown_name};
 
 /// How elements are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,7 @@ impl Settings {
             "nearest" => Mode::Nearest,
             "linear" => Mode::Linear,
             "cubic" => Mode::Cubic,
-            other => return Err(not_one_of("the mode", other, &["nearest", "linear", "cubic"])),
+            other => return Err(unknown_name("the mode", other, &["nearest", "linear", "cubic"])),
         };
         let transform = match attrs.string("coordinate_transformation_mode")? {
             "half_pixel" => Transform::HalfPixel,
@@ -100,14 +100,14 @@ impl Settings {
             "asymmetric" => Transform::Asymmetric,
             "tf_half_pixel_for_nn" => Transform::HalfPixelForNearest,
             "tf_crop_and_resize" => Transform::CropAndResize,
-            other => return Err(not_one_of("the coordinate transformation", other, TRANSFORMS)),
+            other => return Err(unknown_name("the coordinate transformation", other, TRANSFORMS)),
         };
         let rounding = match attrs.string("nearest_mode")? {
             "round_prefer_floor" => Rounding::PreferFloor,
             "round_prefer_ceil" => Rounding::PreferCeil,
             "floor" => Rounding::Floor,
             "ceil" => Rounding::Ceil,
-            other => return Err(not_one_of("the nearest mode", other, NEAREST)),
+            other => return Err(unknown_name("the nearest mode", other, NEAREST)),
         };
         Ok(Settings {
             mode,

@@ -183,7 +183,7 @@ fn read_by_one_node(graph: &Graph) -> Vec<bool> {
 }
 
 /// The chain that ends at a node, and the value it computes, where the node is elementwise. Chains
-/// that become part of it are taken out of `chains`.
+/// that become part of it are taken out of `elementwise_fusion`.
 fn chain_of(
     graph: &Graph,
     index: usize,

@@ -4,7 +4,7 @@ use super::Report;
 use crate::ir::Graph;
 
 /// Removes nodes none of whose outputs anybody reads, and constants that nobody reads.
-pub(super) fn unread(graph: &mut Graph, report: &mut Report) {
+pub(super) fn remove_dead(graph: &mut Graph, report: &mut Report) {
     let mut needed = vec![false; graph.value_count()];
     let mut need = |id: crate::ir::ValueId| {
         if let Some(needed) = needed.get_mut(id.index()) {

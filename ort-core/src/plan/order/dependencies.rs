@@ -4,20 +4,20 @@ use rustc_hash::FxHashMap;
 
 use crate::program::Program;
 
-/// Lists of numbers, one for each step, in one allocation.
-pub(super) struct Lists {
+/// Csr of numbers, one for each step, in one allocation.
+pub(super) struct Csr {
     starts: Vec<usize>,
     items: Vec<usize>,
 }
 
-impl Lists {
+impl Csr {
     pub(super) fn of(&self, index: usize) -> &[usize] {
         let range = self.starts.get(index).zip(self.starts.get(index + 1));
         range.and_then(|(start, end)| self.items.get(*start..*end)).unwrap_or(&[])
     }
 
-    pub(super) fn collect<I: IntoIterator<Item = usize>>(lists: impl Iterator<Item = I>) -> Lists {
-        let mut result = Lists { starts: vec![0], items: Vec::new() };
+    pub(super) fn collect<I: IntoIterator<Item = usize>>(lists: impl Iterator<Item = I>) -> Csr {
+        let mut result = Csr { starts: vec![0], items: Vec::new() };
         for list in lists {
             result.items.extend(list);
             result.starts.push(result.items.len());
@@ -26,7 +26,7 @@ impl Lists {
     }
 
     /// For each of `count` numbers, the lists that hold it, ascending.
-    pub(super) fn inverted(&self, count: usize) -> Lists {
+    pub(super) fn inverted(&self, count: usize) -> Csr {
         let mut starts = vec![0; count + 1];
         for &item in &self.items {
             starts.get_mut(item + 1).into_iter().for_each(|next| *next += 1);
@@ -45,22 +45,22 @@ impl Lists {
                 *place += 1;
             }
         }
-        Lists { starts, items }
+        Csr { starts, items }
     }
 }
 
 /// The steps of a program as a graph: each is its place in the program.
-pub(super) struct Network {
+pub(super) struct DependencyGraph {
     /// For each step, the steps whose results it reads or that read what it overwrites, each once
     /// and ascending.
-    pub(super) before: Lists,
+    pub(super) before: Csr,
     /// For each step, the steps that wait for it, each once and ascending.
-    pub(super) after: Lists,
+    pub(super) after: Csr,
     count: usize,
 }
 
-impl Network {
-    pub(super) fn new(program: &Program) -> Network {
+impl DependencyGraph {
+    pub(super) fn new(program: &Program) -> DependencyGraph {
         let mut producers = vec![None; program.slots.len()];
         for (index, step) in program.steps.iter().enumerate() {
             for slot in step.outputs.iter().flatten() {
@@ -80,9 +80,9 @@ impl Network {
             needed
         });
         let count = program.steps.len();
-        let before = Lists::collect(before);
+        let before = Csr::collect(before);
         let after = before.inverted(count);
-        Network { before, after, count }
+        DependencyGraph { before, after, count }
     }
 
     pub(super) fn len(&self) -> usize {

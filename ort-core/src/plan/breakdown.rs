@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 
 use super::resolve::evaluate;
-use super::{Place, RunPlan, SlotPlan, ValueKind};
+use super::{RunPlan, SlotPlan, Storage, ValueKind};
 use crate::dim::{Bindings, Dim};
 use crate::program::{Program, Slot};
 use crate::tensor::byte_count;
@@ -87,13 +87,13 @@ pub(super) fn kinds(program: &Program, plan: &RunPlan, bindings: &Bindings) -> V
         // An output that is an input or a constant is copied at the end.
         let first = !std::mem::replace(&mut is_output[slot.index()], true);
         let planned = &plan.slots[slot.index()];
-        if !matches!(planned.place, Place::Own) || first {
+        if !matches!(planned.place, Storage::Own) || first {
             outputs.add(program, &program.slots[slot.index()], planned, bindings);
         }
     }
     let mut activations = Sum::new();
     for (index, (slot, planned)) in alive_at(program, plan, peak) {
-        let is_guest = matches!(planned.place, Place::Slab { slab, .. } if slab >= plan.slabs.len());
+        let is_guest = matches!(planned.place, Storage::Slab { slab, .. } if slab >= plan.slabs.len());
         if !is_output[index] && !is_guest {
             activations.add(program, slot, planned, bindings);
         }
@@ -121,9 +121,9 @@ pub(super) fn alive_at<'a>(
         let alive = planned.life.0 <= step && step <= planned.life.1;
         alive
             && match &planned.place {
-                Place::Slab { slab, range } => counted.insert((*slab, range.clone())),
+                Storage::Slab { slab, range } => counted.insert((*slab, range.clone())),
                 // An output in the place of an input is the same memory as long as both are alive.
-                Place::Own => planned.kind != ValueKind::InPlace || planned.life.0 != step,
+                Storage::Own => planned.kind != ValueKind::InPlace || planned.life.0 != step,
                 _ => false,
             }
     })

@@ -19,7 +19,7 @@ use crate::program::{Program, SlotId};
 use crate::tensor::byte_count;
 
 /// The slots at both ends of a run.
-pub(crate) struct Ends {
+pub(crate) struct Boundary {
     /// For each given value its slot in the memory that it lies in; that of the host where no step
     /// reads it there.
     pub(crate) given: Vec<SlotId>,
@@ -28,8 +28,8 @@ pub(crate) struct Ends {
     pub(crate) outputs: Vec<SlotId>,
 }
 
-impl Ends {
-    pub(crate) fn of(program: &Program, bound: &BoundValues) -> Ends {
+impl Boundary {
+    pub(crate) fn of(program: &Program, bound: &BoundValues) -> Boundary {
         let given = |index| bound.input(index).memory;
         let output = |index| bound.memory_of_output(index);
         let is_on_device = |memory: DeviceId| memory != DeviceId::HOST;
@@ -47,7 +47,7 @@ impl Ends {
         let place = |slots: &[SlotId], memory: &dyn Fn(usize) -> DeviceId| {
             slots.iter().enumerate().map(|(index, slot)| there(*slot, memory(index))).collect()
         };
-        Ends { given: place(&program.given, &given), outputs: place(&program.outputs, &output) }
+        Boundary { given: place(&program.given, &given), outputs: place(&program.outputs, &output) }
     }
 }
 

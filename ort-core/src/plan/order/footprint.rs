@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 
-use super::network::Lists;
+use super::dependencies::Csr;
 use crate::dim::Bindings;
 use crate::dtype::DType;
 use crate::ep::OutputsFrom;
@@ -18,7 +18,7 @@ use crate::tensor::byte_count;
 
 /// A value with memory that a step makes. Views of a value are the same block: that of the slot
 /// they are part of.
-pub(super) struct Made {
+pub(super) struct Allocation {
     pub(super) block: usize,
     pub(super) bytes: u64,
     /// The output of the step that it is.
@@ -28,13 +28,13 @@ pub(super) struct Made {
 }
 
 /// The memory of all steps.
-pub(super) struct Costs {
+pub(super) struct Footprint {
     /// For each step, the blocks it reads, each once.
-    pub(super) reads: Lists,
+    pub(super) reads: Csr,
     /// For each block, the steps that read it.
-    pub(super) readers: Lists,
+    pub(super) readers: Csr,
     /// What each step makes.
-    pub(super) makes: Vec<SmallVec<[Made; 1]>>,
+    pub(super) makes: Vec<SmallVec<[Allocation; 1]>>,
     /// Bytes that each step needs while it runs.
     pub(super) scratch: Vec<u64>,
     /// For each slot, the block it is in.
@@ -42,8 +42,8 @@ pub(super) struct Costs {
     blocks: usize,
 }
 
-impl Costs {
-    pub(super) fn new(program: &Program, bindings: &Bindings, threads: usize) -> Costs {
+impl Footprint {
+    pub(super) fn new(program: &Program, bindings: &Bindings, threads: usize) -> Footprint {
         let bound = program.bound_values(Planning::Shared);
         let mut planner = Planner::new((program, &program.graph), bindings, threads, &bound);
         planner.find_shapes();
@@ -70,7 +70,7 @@ impl Costs {
             makes.push(made);
             scratch.push(bytes as u64);
         }
-        let reads = Lists::collect(program.steps.iter().zip(&planner.needed).map(|(step, needed)| {
+        let reads = Csr::collect(program.steps.iter().zip(&planner.needed).map(|(step, needed)| {
             let reads = step.reads().filter(|_| *needed).map(|slot| blocks[slot.index()]);
             let mut reads: SmallVec<[usize; 8]> = reads.collect();
             reads.sort_unstable();
@@ -78,7 +78,7 @@ impl Costs {
             reads
         }));
         let readers = reads.inverted(blocks.len());
-        Costs { reads, readers, makes, scratch, blocks: blocks.len(), block_of: blocks }
+        Footprint { reads, readers, makes, scratch, blocks: blocks.len(), block_of: blocks }
     }
 
     /// The block that a slot is in.
@@ -93,7 +93,7 @@ impl Costs {
     }
 }
 
-fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[Made; 1]> {
+fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[Allocation; 1]> {
     let mut made = SmallVec::new();
     for (position, slot) in step.outputs.iter().enumerate() {
         let Some(slot) = *slot else { continue };
@@ -110,7 +110,7 @@ fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[M
             let once = step.reads().filter(|read| blocks[read.index()] == block).count() == 1;
             (once && bytes_of(planner, input) == Some(bytes)).then_some(block)
         });
-        made.push(Made { block: slot.index(), bytes, output: position, from: from.collect() });
+        made.push(Allocation { block: slot.index(), bytes, output: position, from: from.collect() });
     }
     made
 }
@@ -126,7 +126,7 @@ fn bytes_of(planner: &Planner<'_>, slot: SlotId) -> Option<u64> {
 
 /// What is alive in the middle of a schedule.
 pub(super) struct Memory<'a> {
-    costs: &'a Costs,
+    footprint: &'a Footprint,
     /// How many steps still read each block.
     pending: Vec<usize>,
     /// The bytes of each block.
@@ -135,9 +135,9 @@ pub(super) struct Memory<'a> {
 }
 
 impl<'a> Memory<'a> {
-    pub(super) fn new(costs: &'a Costs) -> Memory<'a> {
-        let pending = (0..costs.blocks).map(|block| costs.readers.of(block).len()).collect();
-        Memory { costs, pending, held: vec![0; costs.blocks], live: 0 }
+    pub(super) fn new(footprint: &'a Footprint) -> Memory<'a> {
+        let pending = (0..footprint.blocks).map(|block| footprint.readers.of(block).len()).collect();
+        Memory { footprint, pending, held: vec![0; footprint.blocks], live: 0 }
     }
 
     /// How many steps still read a block.
@@ -152,11 +152,11 @@ impl<'a> Memory<'a> {
 
     /// Runs a step; returns what is alive while it runs.
     pub(super) fn run(&mut self, step: usize) -> u64 {
-        let costs = self.costs;
-        for &block in costs.reads.of(step) {
+        let footprint = self.footprint;
+        for &block in footprint.reads.of(step) {
             self.pending[block] -= 1;
         }
-        for made in &costs.makes[step] {
+        for made in &footprint.makes[step] {
             let dead = |block: &&usize| self.pending[**block] == 0 && self.held[**block] > 0;
             let unread = self.pending[made.block] == 0;
             match made.from.iter().find(dead).filter(|_| !unread) {
@@ -167,9 +167,9 @@ impl<'a> Memory<'a> {
                 }
             }
         }
-        let alive = self.live.saturating_add(costs.scratch[step]);
-        let made = costs.makes[step].iter().map(|made| made.block);
-        for block in costs.reads.of(step).iter().copied().chain(made) {
+        let alive = self.live.saturating_add(footprint.scratch[step]);
+        let made = footprint.makes[step].iter().map(|made| made.block);
+        for block in footprint.reads.of(step).iter().copied().chain(made) {
             if self.pending[block] == 0 {
                 self.live = self.live.saturating_sub(std::mem::take(&mut self.held[block]));
             }

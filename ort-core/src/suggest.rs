@@ -72,7 +72,7 @@ pub fn advise<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a st
 }
 
 /// The error for a text attribute or setting that has none of the values it can have.
-pub fn not_one_of(what: &str, value: &str, choices: &[&str]) -> Error {
+pub fn unknown_name(what: &str, value: &str, choices: &[&str]) -> Error {
     let near = nearest(value, choices.iter().copied());
     let problem =
         error!(InvalidGraph, "{what} '{}' is not known, expected {}", shown(value, LONGEST), or(choices));
@@ -84,7 +84,7 @@ pub fn not_one_of(what: &str, value: &str, choices: &[&str]) -> Error {
 
 /// Refuses a text attribute or setting that has none of the values it can have.
 pub fn one_of(what: &str, value: &str, choices: &[&str]) -> Result<()> {
-    if choices.contains(&value) { Ok(()) } else { Err(not_one_of(what, value, choices)) }
+    if choices.contains(&value) { Ok(()) } else { Err(unknown_name(what, value, choices)) }
 }
 
 /// `a, b or c`
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn values_are_listed() {
-        let problem = not_one_of("mode", "edges", &["constant", "edge"]).to_string();
+        let problem = unknown_name("mode", "edges", &["constant", "edge"]).to_string();
         assert_eq!(
             problem,
             "invalid graph: mode 'edges' is not known, expected 'constant' or 'edge'; did you mean 'edge'?"
