@@ -6,11 +6,11 @@ use parking_lot::Mutex;
 
 use super::Kernel;
 use super::pairs::STAGED;
-use super::tile::{AddRows, Tile};
+use super::tile::Tile;
 use crate::gemm::epilogue::{Finish, apply};
-use crate::gemm::operand::{AOperand, BOperand, Strided};
+use crate::gemm::operand::{AOperand, BOperand};
 use crate::gemm::{Gemm, GemmError};
-use crate::interrupt::{TASK_UNITS, spend, spending};
+use crate::interrupt::{TASK_UNITS, spending};
 use crate::parallel::{Pool, Shares, for_each_chunk_mut};
 use crate::simd::Isa;
 
@@ -22,12 +22,6 @@ const FEW_STEPS: usize = 32;
 
 /// Terms of a tile for a unit of [`spend`]: a core does about eight in a nanosecond.
 const UNIT_TERMS: usize = 16;
-
-/// The same of a product with one row, which waits for memory.
-const UNIT_TERMS_OF_ONE_ROW: usize = 4;
-
-/// Terms of an inner product between two looks at the clock.
-const DOT_TERMS: usize = 1 << 22;
 
 /// Terms that take as long as writing an element of C.
 const WRITE_TERMS: usize = 16;
@@ -222,14 +216,14 @@ struct Group {
 }
 
 /// One product as a task sees it.
-struct Block<'a> {
-    kernel: &'a Kernel,
-    gemm: &'a Gemm<'a>,
-    finish: Finish<'a>,
-    c: *mut f32,
-    c_row: usize,
-    grid: &'a Grid,
-    height: usize,
+pub(super) struct Block<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) gemm: &'a Gemm<'a>,
+    pub(super) finish: Finish<'a>,
+    pub(super) c: *mut f32,
+    pub(super) c_row: usize,
+    pub(super) grid: &'a Grid,
+    pub(super) height: usize,
 }
 
 impl Block<'_> {
@@ -283,7 +277,7 @@ impl Block<'_> {
     }
 
     /// Columns that a run of panels covers.
-    fn columns(&self, panels: &Range<usize>) -> Range<usize> {
+    pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
         let width = self.kernel.width();
         panels.start * width..(panels.end * width).min(self.grid.shape[1])
     }
@@ -495,127 +489,5 @@ impl Block<'_> {
             };
             apply(self.finish.rest, self.gemm.origin, [row, columns.start], values);
         }
-    }
-
-    /// Products with a single row or column, which are bound by reading the matrix: returns whether
-    /// it was one. How a product is done depends on its shape and strides only.
-    ///
-    /// # Safety
-    ///
-    /// As [`Block::run`].
-    unsafe fn run_vector(&self, tiles: &Range<usize>, panels: &Range<usize>) -> bool {
-        let (AOperand::Plain(a), BOperand::Plain(b)) = (&self.gemm.a, &self.gemm.b) else { return false };
-        if a.terms > 1 {
-            return false;
-        }
-        let [rows, columns, _] = self.grid.shape;
-        // SAFETY: passed on.
-        unsafe {
-            if rows == 1 && b.column_stride == 1 {
-                self.add_weighted_rows(a, b, self.columns(panels));
-            } else if rows == 1 && b.row_stride == 1 && a.column_stride == 1 {
-                self.dot_all(0..1, self.columns(panels), a, b);
-            } else if columns == 1 && b.row_stride == 1 && a.column_stride == 1 {
-                let rows = tiles.start * self.height..(tiles.end * self.height).min(rows);
-                self.dot_all(rows, 0..1, a, b);
-            } else {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// # Safety
-    ///
-    /// As [`Block::run`], and A must have one row, B contiguous rows.
-    unsafe fn add_weighted_rows(&self, a: &Strided, b: &Strided, columns: Range<usize>) {
-        /// Columns summed at a time, which stay in the nearest cache.
-        const AT_ONCE: usize = 1024;
-        /// Rows between two looks at the clock, a multiple of the four that are added together.
-        const ROWS: usize = 4096;
-        let mut sums = [0.0_f32; AT_ONCE];
-        for first in columns.clone().step_by(AT_ONCE) {
-            let count = (columns.end - first).min(AT_ONCE);
-            sums[..count].fill(0.0);
-            let k = self.grid.shape[2];
-            for row in (0..k).step_by(ROWS) {
-                let rows = (k - row).min(ROWS);
-                spend(count * rows / UNIT_TERMS_OF_ONE_ROW);
-                let call = AddRows {
-                    factors: a.values.as_ptr().wrapping_add(row * a.column_stride),
-                    factor_step: a.column_stride,
-                    rows: b.values.as_ptr().wrapping_add(row * b.row_stride + first),
-                    stride: b.row_stride,
-                    count: rows,
-                    sums: sums.as_mut_ptr(),
-                    columns: count,
-                };
-                // SAFETY: the operands were checked against their slices, and the kernel was chosen
-                // for this CPU.
-                unsafe { (self.kernel.add_rows)(&call) };
-            }
-            // SAFETY: the caller answers for C.
-            unsafe { self.put(0, first, &sums[..count]) };
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As [`Block::run`], and rows of A and columns of B must be contiguous.
-    unsafe fn dot_all(&self, rows: Range<usize>, columns: Range<usize>, a: &Strided, b: &Strided) {
-        /// Columns finished at a time.
-        const AT_ONCE: usize = 64;
-        let k = self.grid.shape[2];
-        let at_once = (DOT_TERMS / k.max(1)).clamp(1, AT_ONCE);
-        let mut sums = [0.0_f32; AT_ONCE];
-        for row in rows {
-            let left = a.values.as_ptr().wrapping_add(row * a.row_stride);
-            for first in columns.clone().step_by(at_once) {
-                let count = (columns.end - first).min(at_once);
-                spend(count * k.min(DOT_TERMS) / UNIT_TERMS_OF_ONE_ROW);
-                for (column, sum) in sums[..count].iter_mut().enumerate() {
-                    let right = b.values.as_ptr().wrapping_add((first + column) * b.column_stride);
-                    // SAFETY: both operands have this many steps.
-                    *sum = unsafe { self.dot(left, right, k) };
-                }
-                // SAFETY: the caller vouches for C.
-                unsafe { self.put(row, first, &sums[..count]) };
-            }
-        }
-    }
-
-    /// An inner product, in parts where it is so long that the clock must be looked at in between.
-    ///
-    /// # Safety
-    ///
-    /// Both runs must hold `k` values.
-    unsafe fn dot(&self, left: *const f32, right: *const f32, k: usize) -> f32 {
-        // SAFETY: passed on.
-        let part = |step: usize, count: usize| unsafe {
-            (self.kernel.dot)(left.wrapping_add(step), right.wrapping_add(step), count)
-        };
-        let mut sum = part(0, k.min(DOT_TERMS));
-        for step in (DOT_TERMS..k).step_by(DOT_TERMS) {
-            spend(DOT_TERMS / UNIT_TERMS_OF_ONE_ROW);
-            sum += part(step, (k - step).min(DOT_TERMS));
-        }
-        sum
-    }
-
-    /// Finishes the elements of a row from `column` on.
-    ///
-    /// # Safety
-    ///
-    /// As [`Block::run`].
-    unsafe fn put(&self, row: usize, column: usize, sums: &[f32]) {
-        let Gemm { alpha, beta, .. } = *self.gemm;
-        let start = self.c.wrapping_add(row * self.c_row + column);
-        // SAFETY: the caller vouches for these elements of C.
-        let elements = unsafe { std::slice::from_raw_parts_mut(start, sums.len()) };
-        for (element, sum) in elements.iter_mut().zip(sums) {
-            let scaled = alpha * sum;
-            *element = if beta == 0.0 { scaled } else { beta * *element + scaled };
-        }
-        apply(self.gemm.epilogue, self.gemm.origin, [row, column], elements);
     }
 }

@@ -5,6 +5,7 @@
 
 mod bytes;
 mod execute;
+mod gemv;
 mod pack;
 mod pairs;
 mod rows;

@@ -6,11 +6,15 @@
 //! product. The loop from the last step to the first holds the activations and one product with the
 //! recurrence weights; the gradients of all weights are products over all steps after it.
 
+mod gru;
+mod lstm;
+mod rnn;
+
 use super::recurrent_steps::{Activation, Steps, activations, parts};
 use crate::dtype::DType;
 use crate::ir::{Attribute, NodeId, ValueId};
 use crate::spec::{BackwardPass, GradCx, NodeEmitter, NotDifferentiable};
-use crate::{Result, ensure, error};
+use crate::{Result, error};
 
 /// What the directions of a layer share; sequences have their steps first.
 struct Layer {
@@ -82,9 +86,9 @@ pub(super) fn of_recurrent(cx: &mut GradCx<'_>) -> Result<()> {
     for (index, activations) in activations.into_iter().enumerate() {
         let direction = layer.direction(cx, index, activations)?;
         let looped = match cx.operator() {
-            "RNN" => of_rnn(cx, &layer, &direction)?,
-            "GRU" => of_gru(cx, &layer, &direction)?,
-            _ => of_lstm(cx, &layer, &direction)?,
+            "RNN" => rnn::of_rnn(cx, &layer, &direction)?,
+            "GRU" => gru::of_gru(cx, &layer, &direction)?,
+            _ => lstm::of_lstm(cx, &layer, &direction)?,
         };
         let found = layer.products(cx, &direction, &looped)?;
         of_x = match (of_x, found.x) {
@@ -398,221 +402,4 @@ fn last_apart(pen: &mut NodeEmitter<'_>, gates: ValueId) -> Result<[ValueId; 2]>
         }
         _ => Err(error!(Fail, "Split has as many outputs as it is told")),
     }
-}
-
-fn of_rnn(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<Looped> {
-    let [f] = direction.activations.as_slice() else { return Err(error!(Fail, "RNN has one activation")) };
-    let gates = layer.all_gates(cx, direction)?;
-    let mut back = layer.backward(cx, direction)?;
-    let x = back.steps.scan(cx, gates)?;
-    let start = back.steps.graph.nodes.len();
-    let h = f.emit(&mut back.steps.pen(), x, layer.clip)?;
-    let found = back.differentiate(start, &[x], &[(h, back.of_h)])?;
-    let [of_x] = found.as_slice() else { return Err(error!(Fail, "one gradient was asked for")) };
-    let before = back.state_before(*of_x, back.r, None)?;
-    match back.steps.finish(cx, !direction.reversed, (&[before], &[*of_x]))?.as_slice() {
-        [h, of_x] => Ok(Looped { of_x: *of_x, of_h: *of_x, reset: None, h: *h, c: None, peepholes: None }),
-        _ => Err(error!(Fail, "Scan has as many outputs as it is told")),
-    }
-}
-
-/// The cell of an `LSTM`: the states after a step.
-fn lstm_cell(
-    pen: &mut NodeEmitter<'_>,
-    cx: (&GradCx<'_>, &[Activation], Option<f32>),
-    (gates, c): (ValueId, ValueId),
-    peepholes: Option<ValueId>,
-) -> Result<[ValueId; 2]> {
-    let (cx, activations, clip) = cx;
-    let [f, g, h] = activations else { return Err(error!(Fail, "LSTM has three activations")) };
-    let gates = parts(pen, gates, -1, 4)?;
-    let &[mut input, mut output, mut forget, cell] = gates.as_slice() else {
-        return Err(error!(Fail, "Split has as many outputs as it is told"));
-    };
-    let peepholes = match peepholes {
-        None => None,
-        Some(peepholes) => <[ValueId; 3]>::try_from(parts(pen, peepholes, 0, 3)?).ok(),
-    };
-    let peep =
-        |pen: &mut NodeEmitter<'_>, gate: ValueId, weights: Option<ValueId>, state: ValueId| match weights {
-            None => Ok(gate),
-            Some(weights) => {
-                let product = pen.emit("Mul", &[weights, state], &[])?;
-                pen.emit("Add", &[gate, product], &[])
-            }
-        };
-    input = peep(pen, input, peepholes.map(|[input, ..]| input), c)?;
-    forget = peep(pen, forget, peepholes.map(|[.., forget]| forget), c)?;
-    let input = f.emit(pen, input, clip)?;
-    let forget = match cx.attrs().flag("input_forget")? {
-        true => {
-            let one = pen.number(1.0, pen.dtype(input)?)?;
-            pen.emit("Sub", &[one, input], &[])?
-        }
-        false => f.emit(pen, forget, clip)?,
-    };
-    let cell = g.emit(pen, cell, clip)?;
-    let kept = pen.emit("Mul", &[forget, c], &[])?;
-    let added = pen.emit("Mul", &[input, cell], &[])?;
-    let c = pen.emit("Add", &[kept, added], &[])?;
-    output = peep(pen, output, peepholes.map(|[_, output, _]| output), c)?;
-    let output = f.emit(pen, output, clip)?;
-    let state = h.emit(pen, c, None)?;
-    Ok([pen.emit("Mul", &[output, state], &[])?, c])
-}
-
-/// The cell state before each step.
-fn cell_states(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction, gates: ValueId) -> Result<ValueId> {
-    let first = direction.c.ok_or_else(|| error!(Fail, "LSTM has a cell state"))?;
-    let mut steps = Steps::new(cx);
-    let c = steps.carry(cx, first);
-    let x = steps.scan(cx, gates)?;
-    let active = layer.active.map(|[now, _]| steps.scan(cx, now)).transpose()?;
-    let peepholes = direction.peepholes.map(|peepholes| steps.capture(cx, peepholes));
-    let mut pen = steps.pen();
-    let [_, mut next] = lstm_cell(&mut pen, (cx, &direction.activations, layer.clip), (x, c), peepholes)?;
-    if let Some(active) = active {
-        next = pen.emit("Where", &[active, next, c], &[])?;
-    }
-    let results = steps.finish(cx, direction.reversed, (&[next], &[c]))?;
-    results.last().copied().ok_or_else(|| error!(Fail, "Scan has outputs"))
-}
-
-fn of_lstm(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<Looped> {
-    let gates = layer.all_gates(cx, direction)?;
-    let cells = cell_states(cx, layer, direction, gates)?;
-    let mut back = layer.backward(cx, direction)?;
-    let (x, c) = (back.steps.scan(cx, gates)?, back.steps.scan(cx, cells)?);
-    let mut peepholes = None;
-    if let Some(outer) = direction.peepholes {
-        let zeros = cx.filled(0.0, outer)?;
-        peepholes = Some((back.steps.capture(cx, outer), back.steps.carry(cx, zeros)));
-    }
-    let start = back.steps.graph.nodes.len();
-    let inner = peepholes.map(|(inner, _)| inner);
-    let settings = (&*cx, direction.activations.as_slice(), layer.clip);
-    let [h, after] = lstm_cell(&mut back.steps.pen(), settings, (x, c), inner)?;
-    let xs: Vec<ValueId> = [x, c].into_iter().chain(inner).collect();
-    let seeds = [Some((h, back.of_h)), back.of_c.map(|of_c| (after, of_c))];
-    let seeds: Vec<(ValueId, ValueId)> = seeds.into_iter().flatten().collect();
-    let found = back.differentiate(start, &xs, &seeds)?;
-    let &[of_x, mut of_c, ref of_peepholes @ ..] = found.as_slice() else {
-        return Err(error!(Fail, "two gradients were asked for"));
-    };
-    let mut carried = vec![back.state_before(of_x, back.r, None)?];
-    if let Some((_, Some(passed))) = back.through {
-        of_c = back.steps.pen().emit("Add", &[of_c, passed], &[])?;
-    }
-    carried.push(of_c);
-    if let (Some((_, sum)), [more]) = (peepholes, of_peepholes) {
-        carried.push(back.steps.pen().emit("Add", &[sum, *more], &[])?);
-    }
-    let results = back.steps.finish(cx, !direction.reversed, (&carried, &[of_x]))?;
-    match results.as_slice() {
-        [h, c, peepholes @ .., of_x] => Ok(Looped {
-            of_x: *of_x,
-            of_h: *of_x,
-            reset: None,
-            h: *h,
-            c: Some(*c),
-            peepholes: peepholes.first().copied(),
-        }),
-        _ => Err(error!(Fail, "Scan has as many outputs as it is told")),
-    }
-}
-
-/// The recurrence weights or biases of the first two gates of a `GRU`, and of the last.
-fn split_gates(pen: &mut NodeEmitter<'_>, value: ValueId) -> Result<[ValueId; 2]> {
-    match parts(pen, value, 0, 3)?.as_slice() {
-        [first, second, last] => {
-            Ok([pen.emit("Concat", &[*first, *second], &[("axis", Attribute::Int(0))])?, *last])
-        }
-        _ => Err(error!(Fail, "Split has as many outputs as it is told")),
-    }
-}
-
-fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<Looped> {
-    ensure!(direction.activations.len() == 2, Fail, "GRU has two activations");
-    let after = cx.attrs().flag("linear_before_reset")?;
-    let [of_x, of_h] = direction.biases.map_or([None; 2], |biases| biases.map(Some));
-    let x = layer.gates(cx, (layer.x, direction.w), of_x)?;
-    let mut back = layer.backward(cx, direction)?;
-    let states = back.steps.scan(cx, direction.states)?;
-    // The last gate's product with the state is of the whole state, or of what the reset gate
-    // leaves of it.
-    let (recurrent, last) = match after {
-        true => (layer.gates(cx, (direction.states, direction.r), of_h)?, None),
-        false => {
-            let [weights, last] = split_gates(&mut cx.pen, direction.r)?;
-            let biases = of_h.map(|bias| split_gates(&mut cx.pen, bias)).transpose()?;
-            let gates = layer.gates(cx, (direction.states, weights), biases.map(|[others, _]| others))?;
-            let last = cx.transpose(last, &[1, 0])?;
-            (
-                gates,
-                Some((back.steps.capture(cx, last), biases.map(|[_, last]| back.steps.capture(cx, last)))),
-            )
-        }
-    };
-    let (x, h) = (back.steps.scan(cx, x)?, back.steps.scan(cx, recurrent)?);
-    let start = back.steps.graph.nodes.len();
-    let (next, reset) =
-        gru_cell(&mut back.steps.pen(), &direction.activations, layer.clip, [x, h, states], last)?;
-    let found = back.differentiate(start, &[x, h, states], &[(next, back.of_h)])?;
-    let [of_x, of_h, of_state] = found.as_slice() else {
-        return Err(error!(Fail, "three gradients were asked for"));
-    };
-    let weights = match after {
-        true => back.r,
-        false => split_gates(&mut back.steps.pen(), back.r)?[0],
-    };
-    let before = back.state_before(*of_h, weights, Some(*of_state))?;
-    let mut collected = vec![*of_x];
-    collected.push(if after { *of_h } else { reset });
-    let results = back.steps.finish(cx, !direction.reversed, (&[before], &collected))?;
-    match results.as_slice() {
-        [h, of_x, of_h] if after => {
-            Ok(Looped { of_x: *of_x, of_h: *of_h, reset: None, h: *h, c: None, peepholes: None })
-        }
-        [h, of_x, reset] => {
-            Ok(Looped { of_x: *of_x, of_h: *of_x, reset: Some(*reset), h: *h, c: None, peepholes: None })
-        }
-        _ => Err(error!(Fail, "Scan has as many outputs as it is told")),
-    }
-}
-
-/// The cell of a `GRU`: the state after a step, and what the reset gate leaves of the one before.
-/// `last` are the recurrence weights and the bias of the last gate, where the reset comes before
-/// the product with them.
-fn gru_cell(
-    pen: &mut NodeEmitter<'_>,
-    activations: &[Activation],
-    clip: Option<f32>,
-    [x, h, state]: [ValueId; 3],
-    last: Option<(ValueId, Option<ValueId>)>,
-) -> Result<(ValueId, ValueId)> {
-    let [f, g] = activations else { return Err(error!(Fail, "GRU has two activations")) };
-    let from_x = parts(pen, x, -1, 3)?;
-    let from_h = parts(pen, h, -1, if last.is_some() { 2 } else { 3 })?;
-    let ([z, r, n], [hz, hr, hn @ ..]) = (from_x.as_slice(), from_h.as_slice()) else {
-        return Err(error!(Fail, "Split has as many outputs as it is told"));
-    };
-    let z = pen.emit("Add", &[*z, *hz], &[])?;
-    let z = f.emit(pen, z, clip)?;
-    let r = pen.emit("Add", &[*r, *hr], &[])?;
-    let r = f.emit(pen, r, clip)?;
-    let reset = pen.emit("Mul", &[r, state], &[])?;
-    let more = match (last, hn) {
-        (Some((weights, bias)), _) => {
-            let product = pen.emit("MatMul", &[reset, weights], &[])?;
-            bias.map_or(Ok(product), |bias| pen.emit("Add", &[product, bias], &[]))?
-        }
-        (None, [hn]) => pen.emit("Mul", &[r, *hn], &[])?,
-        _ => return Err(error!(Fail, "a gate is missing")),
-    };
-    let n = pen.emit("Add", &[*n, more], &[])?;
-    let n = g.emit(pen, n, clip)?;
-    // (1 - z) n + z h
-    let change = pen.emit("Sub", &[state, n], &[])?;
-    let change = pen.emit("Mul", &[z, change], &[])?;
-    Ok((pen.emit("Add", &[n, change], &[])?, reset))
 }
