@@ -3,10 +3,12 @@
 
 use std::collections::HashMap;
 
-use crate::decode::{Builder, Function, Kind, Name, Ty};
+use crate::decode::{Builder, Function, Name, Ty};
 use crate::{Fault, Result, code};
 
 mod lex;
+mod operands;
+mod variables;
 pub(crate) use lex::Num;
 use lex::{Tok, lex};
 
@@ -159,133 +161,6 @@ impl Parser {
         while self.at < self.tokens.len() && self.line() == line {
             self.at += 1;
         }
-    }
-
-    /// After a state space: `.align 8 .b8 name[4][4]`.
-    fn declaration(&mut self) -> Result<Declared> {
-        let (mut align, mut ty, mut lanes) = (0, None, 1);
-        while self.word().starts_with('.') {
-            let word = self.name()?;
-            match word.as_str() {
-                ".align" => align = self.int()? as usize,
-                ".v2" => lanes = 2,
-                ".v4" => lanes = 4,
-                ".ptr" => {
-                    while [".global", ".shared", ".local", ".const"].contains(&self.word()) {
-                        self.at += 1;
-                    }
-                    if self.word() == ".align" {
-                        self.at += 1;
-                        self.int()?;
-                    }
-                }
-                other => match Ty::parse(&other[1..]) {
-                    Some(found) => ty = Some(found),
-                    None => return bad(self.line(), format_args!("unknown in a declaration: {other}")),
-                },
-            }
-        }
-        let Some(ty) = ty else { return bad(self.line(), "a declaration without a type") };
-        let name = self.name()?;
-        let mut found = Declared { name, ty, count: None, align, open: false, repeat: None };
-        self.dimensions(&mut found)?;
-        if lanes > 1 {
-            found.count = Some(found.count.unwrap_or(1) * lanes);
-        }
-        let natural = ty.bytes() * lanes;
-        found.align = if align == 0 { natural.max(1) } else { align };
-        Ok(found)
-    }
-
-    fn dimensions(&mut self, found: &mut Declared) -> Result<()> {
-        if self.take('<') {
-            found.repeat = Some(self.int()?);
-            self.need('>')?;
-        }
-        while self.take('[') {
-            if self.take(']') {
-                found.open = true;
-                found.count = Some(found.count.unwrap_or(1));
-            } else {
-                found.count = Some(found.count.unwrap_or(1) * self.int()? as usize);
-                self.need(']')?;
-            }
-        }
-        Ok(())
-    }
-
-    fn initial(&mut self, ty: Ty, global: &mut Global, at: &mut usize) -> Result<()> {
-        if self.take('{') {
-            while !self.take('}') {
-                self.initial(ty, global, at)?;
-                self.take(',');
-            }
-            return Ok(());
-        }
-        let size = ty.bytes();
-        if global.data.len() < *at + size {
-            global.data.resize(*at + size, 0);
-        }
-        let value = if let Tok::Word(word) = self.peek().cloned().unwrap_or(Tok::Str) {
-            self.at += 1;
-            let mut target = word;
-            if target == "generic" {
-                self.need('(')?;
-                target = self.name()?;
-                self.need(')')?;
-            }
-            let offset = if self.take('+') { self.int()? } else { 0 };
-            global.links.push((*at, target));
-            offset
-        } else {
-            let negative = self.take('-');
-            let Some(Tok::Num(number)) = self.peek().cloned() else {
-                return bad(self.line(), "an initial value expected");
-            };
-            self.at += 1;
-            let bits = ty.literal(number);
-            match (negative, ty.kind()) {
-                (false, _) => bits,
-                (true, Kind::Float) => bits ^ (1 << (ty.bits() - 1)),
-                (true, _) => bits.wrapping_neg(),
-            }
-        };
-        global.data[*at..*at + size].copy_from_slice(&value.to_le_bytes()[..size]);
-        *at += size;
-        Ok(())
-    }
-
-    fn module_variable(&mut self, space: &str) -> Result<()> {
-        loop {
-            let found = self.declaration()?;
-            if space == ".shared" {
-                let name = self.shared_name(&found);
-                self.names.insert(found.name, name);
-            } else {
-                let data = if found.open { Vec::new() } else { vec![0; found.size()] };
-                let mut global = Global { name: found.name.clone(), data, links: Vec::new(), address: 0 };
-                if self.take('=') {
-                    self.initial(found.ty, &mut global, &mut 0)?;
-                }
-                // Every variable gets a place of its own, aligned beyond what can be asked for.
-                self.names.insert(found.name, Name::Global(self.globals.len()));
-                self.globals.push(global);
-            }
-            if !self.take(',') {
-                return self.need(';');
-            }
-        }
-    }
-
-    fn shared_name(&mut self, found: &Declared) -> Name {
-        if found.open {
-            self.dynamic_align = self.dynamic_align.max(found.align);
-            return Name::Dynamic;
-        }
-        self.shared = self.shared.next_multiple_of(found.align);
-        let offset = self.shared;
-        self.shared += found.size();
-        Name::Shared(offset as u64)
     }
 
     fn module(&mut self) -> Result<()> {
@@ -463,104 +338,6 @@ impl Parser {
             }
         }
         Ok(())
-    }
-
-    fn variables(&mut self, space: &str, builder: &mut Builder) -> Result<()> {
-        if space == ".global" || space == ".const" {
-            return bad(self.line(), "a variable in global memory within a function");
-        }
-        let mut found = self.declaration()?;
-        loop {
-            let make = |builder: &mut Builder| Name::Reg(builder.register(found.ty), found.ty);
-            match (space, found.repeat) {
-                (".reg", Some(count)) => {
-                    for number in 0..count {
-                        let name = make(builder);
-                        builder.bind(&format!("{}{number}", found.name), name);
-                    }
-                }
-                (".reg", None) => {
-                    let name = make(builder);
-                    builder.bind(&found.name, name);
-                }
-                (".shared", _) => {
-                    let name = self.shared_name(&found);
-                    builder.bind(&found.name, name);
-                }
-                _ => {
-                    let name = Name::Local(builder.local(found.size(), found.align));
-                    builder.bind(&found.name, name);
-                }
-            }
-            if !self.take(',') {
-                return self.need(';');
-            }
-            found = Declared { name: self.name()?, count: None, open: false, repeat: None, ..found };
-            self.dimensions(&mut found)?;
-        }
-    }
-
-    fn operand(&mut self) -> Result<Opd> {
-        let line = self.line();
-        if self.take('{') {
-            return Ok(Opd::Vector(self.list('}')?));
-        }
-        if self.take('(') {
-            return Ok(Opd::Group(self.list(')')?));
-        }
-        if self.take('!') {
-            return Ok(Opd::Not(self.name()?));
-        }
-        if self.take('[') {
-            let base = self.operand()?;
-            if self.take(',') {
-                self.need('{')?;
-                let at = self.list('}')?;
-                self.need(']')?;
-                return Ok(Opd::Tensor(Box::new(base), at));
-            }
-            let mut offset = 0i64;
-            while !self.take(']') {
-                let minus = self.take('-');
-                if !minus {
-                    self.need('+')?;
-                }
-                let value = self.int()? as i64;
-                offset = offset.wrapping_add(if minus { value.wrapping_neg() } else { value });
-            }
-            return Ok(Opd::Address(Box::new(base), offset));
-        }
-        let minus = self.take('-');
-        match self.peek().cloned() {
-            Some(Tok::Num(number)) => {
-                self.at += 1;
-                Ok(Opd::Num(match (minus, number) {
-                    (false, number) => number,
-                    (true, Num::Int(v)) => Num::Int(v.wrapping_neg()),
-                    (true, Num::F32(v)) => Num::F32(v ^ (1 << 31)),
-                    (true, Num::F64(v)) => Num::F64(v ^ (1 << 63)),
-                }))
-            }
-            Some(Tok::Word(name)) => {
-                self.at += 1;
-                if self.take('|') {
-                    return Ok(Opd::Pair(name, self.name()?));
-                }
-                Ok(Opd::Name(name))
-            }
-            other => bad(line, format_args!("an operand expected, found {other:?}")),
-        }
-    }
-
-    fn list(&mut self, end: char) -> Result<Vec<Opd>> {
-        let mut out = Vec::new();
-        while !self.take(end) {
-            out.push(self.operand()?);
-            if !self.is(end) {
-                self.need(',')?;
-            }
-        }
-        Ok(out)
     }
 
     fn instruction(&mut self, builder: &mut Builder) -> Result<()> {

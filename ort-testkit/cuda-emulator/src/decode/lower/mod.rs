@@ -1,13 +1,16 @@
 //! What each instruction turns into, by its name (NVIDIA, "PTX ISA").
 
+mod memory;
+mod sync;
+
 use super::{Builder, Call, NONE, Name, Op, Place, Space, Ty, bad};
 use crate::Result;
 use crate::alu::{self, F1};
-use crate::bulk::{Bulk, BulkOp};
 use crate::convert::Cvt;
 use crate::parse::{Num, Opd, Raw};
-use crate::warp::{Atom, Element, Mma, Shuffle, WarpOp};
-use crate::warpgroup::{GroupOp, Product};
+use crate::warp::WarpOp;
+use memory::{access, atomic, copy};
+use sync::{barrier, bulk_copy, warp, warpgroup};
 
 fn space(words: &[String]) -> Space {
     for word in words {
@@ -298,45 +301,6 @@ fn mov(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
     Ok(())
 }
 
-fn access(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
-    let load = raw.words[0] != "st";
-    let [x, y] = raw.operands.as_slice() else { return unknown(raw) };
-    let (value, at) = if load { (x, y) } else { (y, x) };
-    let space = space(&raw.words);
-    let (base, offset) = b.address(at)?;
-    let log = ty.bytes().trailing_zeros() as u8;
-    let one = [value.clone()];
-    let values = if let Opd::Vector(values) = value { values.as_slice() } else { &one };
-    if values.len() > 4 {
-        return unknown(raw);
-    }
-    if !load {
-        let s = values.iter().map(|v| b.source(v, ty)).collect::<Result<Vec<_>>>()?;
-        if let [a] = s[..] {
-            b.emit(Op::Store { space, log, a, base, offset });
-        } else {
-            let list = b.list(&s);
-            b.emit(Op::StoreMany { space, log, count: s.len() as u8, list, base, offset });
-        }
-        return Ok(());
-    }
-    let d = values.iter().map(|v| b.destination(v)).collect::<Result<Vec<_>>>()?;
-    if let [(d, _)] = d[..] {
-        b.emit(Op::Load { space, log, d, base, offset });
-    } else {
-        let list = b.list(&d.iter().map(|d| d.0).collect::<Vec<_>>());
-        b.emit(Op::LoadMany { space, log, count: d.len() as u8, list, base, offset });
-    }
-    for (d, width) in d {
-        if ty.is_signed() && width.bits() > ty.bits() {
-            let how =
-                Cvt { to: ty, from: ty, round: 0, saturate: false, relu: false, width: width.bits() as u8 };
-            b.emit(Op::Cvt { d, a: d, how });
-        }
-    }
-    Ok(())
-}
-
 fn cvt(b: &mut Builder, raw: &Raw, tys: &[Ty]) -> Result<()> {
     let has = |word: &str| raw.words[1..].iter().any(|w| w == word);
     let &[to, from] = tys else { return unknown(raw) };
@@ -483,206 +447,5 @@ fn call(b: &mut Builder, raw: &Raw) -> Result<()> {
         _ => return unknown(raw),
     };
     b.call(Call { name: name.clone(), target: 0, arguments, results });
-    Ok(())
-}
-
-fn atomic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
-    let mut ops = raw.operands.as_slice();
-    let mut d = NONE;
-    if raw.words[0] == "atom" {
-        let [first, rest @ ..] = ops else { return unknown(raw) };
-        (d, ops) = (b.destination(first)?.0, rest);
-    }
-    let [at, values @ ..] = ops else { return unknown(raw) };
-    let (base, offset) = b.address(at)?;
-    let how = ["add", "min", "max", "cas", "exch", "and", "or", "xor", "inc", "dec"];
-    let Some(how) = how.into_iter().find(|w| raw.words.iter().any(|r| r == w)) else { return unknown(raw) };
-    let s = values.iter().map(|v| b.source(v, ty)).collect::<Result<Vec<_>>>()?;
-    let f: Option<alu::F2> = match how {
-        "exch" => Some(|_, b| b),
-        "cas" => Some(|a, _| a),
-        "inc" => Some(|a, b| if a as u32 >= b as u32 { 0 } else { a + 1 }),
-        "dec" => Some(|a, b| if a == 0 || a as u32 > b as u32 { b } else { a - 1 }),
-        _ => alu::binary(how, "", ty),
-    };
-    let (Some(f), Some(value)) = (f, s.first()) else { return unknown(raw) };
-    let (compare, value) = match (how, s.get(1)) {
-        ("cas", Some(new)) => (*value, *new),
-        ("cas", None) => return unknown(raw),
-        _ => (NONE, *value),
-    };
-    let log = ty.bytes().trailing_zeros() as u8;
-    b.atom(Atom { f, log, space: space(&raw.words), d, base, offset, value, compare });
-    Ok(())
-}
-
-fn copy(b: &mut Builder, raw: &Raw) -> Result<()> {
-    let has = |word: &str| raw.words[1..].iter().any(|w| w == word);
-    if raw.words.get(1).is_none_or(|w| w != "async") || has("mbarrier") {
-        return unknown(raw);
-    }
-    if has("commit_group") || has("wait_group") || has("wait_all") {
-        b.emit(Op::Nothing);
-        return Ok(());
-    }
-    let [to, from, Opd::Num(Num::Int(size)), rest @ ..] = raw.operands.as_slice() else {
-        return unknown(raw);
-    };
-    let ((to, to_offset), (from, from_offset)) = (b.address(to)?, b.address(from)?);
-    let real = if let Some(real) = rest.first() { b.source(real, Ty::U32)? } else { NONE };
-    if ![4, 8, 16].contains(size) {
-        return unknown(raw);
-    }
-    b.emit(Op::Copy { to, from, to_offset, from_offset, size: *size as u8, real });
-    Ok(())
-}
-
-fn barrier(b: &mut Builder, raw: &Raw) -> Result<()> {
-    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
-    let [words @ .., "shared" | "shared::cta", "b64"] = words.as_slice() else { return unknown(raw) };
-    let is_dropped = |state: &Opd| matches!(state, Opd::Name(name) if name == "_");
-    let (op, at) = match (words, raw.operands.as_slice()) {
-        (["init"], [at, count]) => (BulkOp::Init { count: b.source(count, Ty::U32)? }, at),
-        (["arrive"], [state, at]) if is_dropped(state) => (BulkOp::Arrive { bytes: None }, at),
-        (["arrive", "expect_tx"], [state, at, bytes]) if is_dropped(state) => {
-            (BulkOp::Arrive { bytes: Some(b.source(bytes, Ty::U32)?) }, at)
-        }
-        (["try_wait", "parity"], [d, at, parity]) => {
-            let parity = b.source(parity, Ty::U32)?;
-            (BulkOp::TryWait { d: b.destination(d)?.0, parity }, at)
-        }
-        _ => return unknown(raw),
-    };
-    let barrier = b.address(at)?;
-    b.bulk(Bulk { op, barrier });
-    Ok(())
-}
-
-fn bulk_copy(b: &mut Builder, raw: &Raw) -> Result<()> {
-    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
-    let ["async", "bulk", "tensor", rank, "shared::cluster", "global", "mbarrier::complete_tx::bytes"] =
-        words.as_slice()
-    else {
-        return unknown(raw);
-    };
-    let [to, Opd::Tensor(map, at), barrier] = raw.operands.as_slice() else { return unknown(raw) };
-    if *rank != format!("{}d", at.len()) {
-        return bad("other coordinates than the copy's rank");
-    }
-    let (to, barrier) = (b.address(to)?, b.address(barrier)?);
-    let map = b.address(&Opd::Address(map.clone(), 0))?;
-    let at = at.iter().map(|at| b.source(at, Ty::S32)).collect::<Result<Vec<_>>>()?;
-    b.bulk(Bulk { op: BulkOp::Copy { to, map, at }, barrier });
-    Ok(())
-}
-
-fn warp(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
-    let has = |word: &str| raw.words[1..].iter().any(|w| w == word);
-    let ops = raw.operands.as_slice();
-    match (raw.words[0].as_str(), ops) {
-        ("activemask", [d]) => {
-            let d = b.destination(d)?.0;
-            b.emit(Op::Active { d });
-        }
-        ("shfl", [to, a, lane, clamp, mask]) if has("sync") => {
-            let (d, p) = match to {
-                Opd::Pair(d, p) => {
-                    (b.destination(&Opd::Name(d.clone()))?.0, b.destination(&Opd::Name(p.clone()))?.0)
-                }
-                other => (b.destination(other)?.0, NONE),
-            };
-            let how = match () {
-                () if has("up") => Shuffle::Up,
-                () if has("down") => Shuffle::Down,
-                () if has("bfly") => Shuffle::Butterfly,
-                () => Shuffle::Index,
-            };
-            let (a, lane, clamp) =
-                (b.source(a, Ty::B32)?, b.source(lane, Ty::B32)?, b.source(clamp, Ty::B32)?);
-            let mask = b.source(mask, Ty::B32)?;
-            b.warp(WarpOp::Shuffle { how, d, p, a, lane, clamp, mask });
-        }
-        ("vote", [d, a, mask]) if has("sync") => {
-            let (a, mask) = (b.source(a, Ty::Pred)?, b.source(mask, Ty::B32)?);
-            let d = b.destination(d)?.0;
-            let how = ["all", "any", "uni", "ballot"].iter().position(|w| has(w)).unwrap_or(0) as u8;
-            b.warp(WarpOp::Vote { how, d, a, mask });
-        }
-        ("redux", [d, a, mask]) => {
-            let how = ["add", "min", "max", "and", "or", "xor"].into_iter().find(|w| has(w)).unwrap_or("");
-            let Some(f) = alu::binary(how, "", ty) else { return unknown(raw) };
-            let (a, mask) = (b.source(a, ty)?, b.source(mask, Ty::B32)?);
-            let d = b.destination(d)?.0;
-            b.warp(WarpOp::Reduce { f, d, a, mask });
-        }
-        ("ldmatrix", [d, at]) if has("m8n8") && has("b16") => {
-            let one = [d.clone()];
-            let list = if let Opd::Vector(list) = d { list.as_slice() } else { &one };
-            let d = list.iter().map(|d| Ok(b.destination(d)?.0)).collect::<Result<Vec<_>>>()?;
-            let (base, offset) = b.address(at)?;
-            let generic = space(&raw.words) == Space::Generic;
-            b.warp(WarpOp::Matrix { d, transpose: has("trans"), base, offset, generic });
-        }
-        ("stmatrix", [at, a]) if has("m8n8") && has("b16") => {
-            let one = [a.clone()];
-            let list = if let Opd::Vector(list) = a { list.as_slice() } else { &one };
-            let a = list.iter().map(|a| b.source(a, Ty::B32)).collect::<Result<Vec<_>>>()?;
-            let (base, offset) = b.address(at)?;
-            let generic = space(&raw.words) == Space::Generic;
-            b.warp(WarpOp::StoreMatrix { a, transpose: has("trans"), base, offset, generic });
-        }
-        ("mma", [d, x, y, c]) => {
-            let shape = ["m16n8k16", "m16n8k8", "m16n8k32", "m16n8k4", "m8n8k4"].into_iter().find(|w| has(w));
-            let tys = types(raw);
-            let formats: Vec<&str> = raw.words.iter().rev().take(4).map(String::as_str).collect();
-            let Some(kind) = Mma::find(shape.unwrap_or(""), &formats) else { return unknown(raw) };
-            let _ = tys;
-            let lists = [d, x, y, c].map(|operand| {
-                let one = [operand.clone()];
-                let list = if let Opd::Vector(list) = operand { list.clone() } else { one.to_vec() };
-                list.iter().map(|v| b.source(v, Ty::B32)).collect::<Result<Vec<_>>>()
-            });
-            let [d, x, y, c] = lists;
-            b.warp(WarpOp::Multiply { kind, d: d?, a: x?, b: y?, c: c? });
-        }
-        _ => return unknown(raw),
-    }
-    Ok(())
-}
-
-fn warpgroup(b: &mut Builder, raw: &Raw) -> Result<()> {
-    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
-    let op = match (words.as_slice(), raw.operands.as_slice()) {
-        (["fence", "sync", "aligned"], []) => GroupOp::Fence,
-        (["commit_group", "sync", "aligned"], []) => GroupOp::Commit,
-        (["wait_group", "sync", "aligned"], [Opd::Num(Num::Int(left))]) => GroupOp::Wait(*left),
-        (["mma_async", "sync", "aligned", shape, "f32", x, y], [Opd::Vector(d), sides @ ..]) if x == y => {
-            let element = match *x {
-                "f16" => Element::F16,
-                "bf16" => Element::Bf16,
-                _ => return unknown(raw),
-            };
-            let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16"));
-            let is_full = columns.and_then(|columns| columns.parse().ok()) == Some(2 * d.len());
-            let [left, right, adds, scales_and_turns @ ..] = sides else { return unknown(raw) };
-            let [scale_a, scale_b, turn_a, turn_b] = scales_and_turns else { return unknown(raw) };
-            if !is_full || !(4..=128).contains(&d.len()) || d.len() % 4 != 0 {
-                return unknown(raw);
-            }
-            let flag = |operand: &Opd, no: u64, yes: u64| match operand {
-                Opd::Num(Num::Int(value)) if [no, yes].contains(value) => Ok(*value == yes),
-                _ => bad("an immediate of a product is not one of its two"),
-            };
-            let minus = 1u64.wrapping_neg();
-            let negative = [flag(scale_a, 1, minus)?, flag(scale_b, 1, minus)?];
-            let across = [flag(turn_a, 0, 1)?, flag(turn_b, 0, 1)?];
-            let sides = [b.source(left, Ty::B64)?, b.source(right, Ty::B64)?];
-            let adds = b.source(adds, Ty::Pred)?;
-            let d = d.iter().map(|d| Ok(b.destination(d)?.0)).collect::<Result<Vec<_>>>()?;
-            GroupOp::Multiply(Product { element, d, sides, adds, negative, across })
-        }
-        _ => return unknown(raw),
-    };
-    b.warp(WarpOp::Group(op));
     Ok(())
 }

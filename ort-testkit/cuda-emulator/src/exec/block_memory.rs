@@ -1,0 +1,120 @@
+//! Memory as the threads of a block address it: shared, local and device memory.
+
+use crate::bulk::Barriers;
+use crate::code;
+use crate::decode::Space;
+
+/// Memory as a block sees it.
+pub(crate) struct Mem<'a> {
+    pub(super) table: &'a [(u64, u64)],
+    /// By the instruction: the piece that it used last.
+    pub(super) recent: [(u64, u64); 64],
+    pub(super) shared: Vec<u64>,
+    pub(super) shared_size: u64,
+    /// The last write of each 16 bytes of shared memory, where products read it by themselves.
+    pub(super) writes: Option<Vec<Write>>,
+    /// The fences between threads' writes and such reads: how many there were, and which was a
+    /// thread's last.
+    pub(super) clock: u64,
+    pub(super) fences: Vec<u64>,
+    pub(crate) barriers: Barriers,
+    /// What happened, where a fault's code does not say it.
+    pub(super) trouble: Option<&'static str>,
+}
+
+/// A thread and the fences before it wrote, all threads' together.
+#[derive(Clone, Copy)]
+pub(super) struct Write {
+    pub(super) thread: usize,
+    pub(super) clock: u64,
+}
+
+impl Mem<'_> {
+    pub(super) fn reset(&mut self, shared: usize, threads: usize) {
+        self.shared_size = shared as u64;
+        self.shared.clear();
+        self.shared.resize(shared.div_ceil(8) + 2, !0);
+        // What was never written lies before all fences.
+        (self.clock, self.fences) = (1, vec![1; threads]);
+        self.barriers = Barriers::default();
+        if let Some(writes) = &mut self.writes {
+            writes.clear();
+            writes.resize(shared.div_ceil(16), Write { thread: 0, clock: 0 });
+        }
+    }
+
+    /// Remembers that a thread wrote somewhere.
+    #[inline(always)]
+    pub(crate) fn written(&mut self, at: *mut u8, size: u64, thread: usize) {
+        let Some(writes) = &mut self.writes else { return };
+        let offset = (at as u64).wrapping_sub(self.shared.as_ptr() as u64);
+        if offset < self.shared_size {
+            let clock = self.clock;
+            writes[(offset / 16) as usize..=((offset + size - 1) / 16) as usize]
+                .fill(Write { thread, clock });
+        }
+    }
+
+    /// Forgets what threads wrote in 16 bytes: products see what a copy brought.
+    pub(crate) fn written_by_copy(&mut self, address: u64) {
+        if let Some(write) = self.writes.as_mut().and_then(|writes| writes.get_mut((address / 16) as usize)) {
+            *write = Write { thread: 0, clock: 0 };
+        }
+    }
+
+    pub(super) fn fence(&mut self, thread: usize) {
+        self.clock += 1;
+        self.fences[thread] = self.clock;
+    }
+
+    /// Whether a fence of the writer or the reader came after the last write of 16 bytes.
+    pub(crate) fn is_fenced(&self, address: u64, reader: usize) -> bool {
+        let write = self.writes.as_ref().and_then(|writes| writes.get((address / 16) as usize));
+        write.is_none_or(|write| self.fences[write.thread].max(self.fences[reader]) > write.clock)
+    }
+
+    /// Where `size` bytes lie, if they are all there and aligned.
+    #[inline(always)]
+    pub(crate) fn resolve(
+        &mut self,
+        local: &mut [u8],
+        space: Space,
+        address: u64,
+        size: u64,
+        pc: usize,
+    ) -> std::result::Result<*mut u8, u32> {
+        if address & (size - 1) != 0 {
+            return Err(code::MISALIGNED_ADDRESS);
+        }
+        let (space, address) = match (space, address >> 56) {
+            (Space::Generic, 0x70) => (Space::Shared, address & 0xFF_FFFF_FFFF_FFFF),
+            (Space::Generic, 0x71) => (Space::Local, address & 0xFF_FFFF_FFFF_FFFF),
+            _ => (space, address),
+        };
+        let inside = |length: u64| address < length && size <= length - address;
+        match space {
+            Space::Shared if inside(self.shared_size) => {
+                Ok(self.shared.as_mut_ptr().cast::<u8>().wrapping_add(address as usize))
+            }
+            Space::Local if inside(local.len() as u64) => {
+                Ok(local.as_mut_ptr().wrapping_add(address as usize))
+            }
+            Space::Shared | Space::Local => Err(code::ILLEGAL_ADDRESS),
+            _ => {
+                let recent = &mut self.recent[pc & 63];
+                if address < recent.0 || address >= recent.1 {
+                    let after = self.table.partition_point(|piece| piece.0 <= address);
+                    let Some(piece) = after.checked_sub(1).map(|at| self.table[at]) else {
+                        return Err(code::ILLEGAL_ADDRESS);
+                    };
+                    *recent = piece;
+                }
+                if address >= recent.0 && address < recent.1 && size <= recent.1 - address {
+                    Ok(address as *mut u8)
+                } else {
+                    Err(code::ILLEGAL_ADDRESS)
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! A thread of a block: its registers, local memory and call stack.
+
+use crate::code;
+use crate::decode::{Function, Place, special};
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum State {
+    Run,
+    Barrier(u32, u32),
+    /// Until a phase of the barrier at an address is over.
+    Phase(u64, u64),
+    Warp,
+    Done,
+}
+
+pub(super) struct Frame {
+    pub(super) function: usize,
+    pub(super) pc: usize,
+    pub(super) base: usize,
+    pub(super) local: usize,
+    pub(super) call: u32,
+}
+
+/// A thread of a block.
+pub(crate) struct Thread {
+    /// Its number in the block.
+    pub(crate) number: usize,
+    pub(super) regs: Vec<u64>,
+    pub(super) base: usize,
+    pub(crate) local: Vec<u8>,
+    pub(crate) pc: usize,
+    pub(super) function: usize,
+    pub(super) frames: Vec<Frame>,
+    pub(super) state: State,
+    pub(super) carry: bool,
+    /// Whether the last wait for a phase was in vain.
+    pub(super) is_early: bool,
+}
+
+impl Thread {
+    pub(super) fn new(number: usize) -> Self {
+        let (regs, local, frames) = (Vec::new(), Vec::new(), Vec::new());
+        Self {
+            number,
+            regs,
+            base: 0,
+            local,
+            pc: 0,
+            function: 0,
+            frames,
+            state: State::Done,
+            carry: false,
+            is_early: false,
+        }
+    }
+
+    /// What a slot holds.
+    pub(crate) fn get(&self, slot: u32) -> u64 {
+        self.regs[self.base + slot as usize]
+    }
+
+    /// Gives a slot a value.
+    pub(crate) fn set(&mut self, slot: u32, value: u64) {
+        self.regs[self.base + slot as usize] = value;
+    }
+
+    /// Where a slot of the function that runs lies among all.
+    pub(crate) fn place_of(&self, slot: u32) -> usize {
+        self.base + slot as usize
+    }
+
+    /// What lies there.
+    pub(crate) fn get_at(&self, place: usize) -> u64 {
+        self.regs[place]
+    }
+
+    /// Puts a value there.
+    pub(crate) fn set_at(&mut self, place: usize, value: u64) {
+        self.regs[place] = value;
+    }
+
+    pub(super) fn call(&mut self, functions: &[Function], number: u32) -> std::result::Result<(), u32> {
+        let caller = &functions[self.function];
+        let site = &caller.calls[number as usize];
+        let callee = &functions[site.target];
+        let local = self.get(special::LOCAL as u32) as usize;
+        let (base, place) = (self.base + caller.template.len(), local + caller.local);
+        if self.frames.len() > 1000 {
+            return Err(code::LAUNCH_FAILED);
+        }
+        self.regs.truncate(base);
+        self.regs.extend_from_slice(&callee.template);
+        self.regs.copy_within(self.base..self.base + special::COUNT, base);
+        self.local.truncate(place);
+        self.local.resize(place + callee.local, 0xFF);
+        for (argument, (formal, size)) in site.arguments.iter().zip(&callee.formals) {
+            self.transfer(*argument, (self.base, local), *formal, (base, place), *size);
+        }
+        self.frames.push(Frame {
+            function: self.function,
+            pc: self.pc,
+            base: self.base,
+            local,
+            call: number,
+        });
+        (self.base, self.function, self.pc) = (base, site.target, 0);
+        self.set(special::LOCAL as u32, place as u64);
+        Ok(())
+    }
+
+    pub(super) fn transfer(
+        &mut self,
+        from: Place,
+        old: (usize, usize),
+        to: Place,
+        new: (usize, usize),
+        size: usize,
+    ) {
+        match (from, to) {
+            (Place::Slot(a), Place::Slot(d)) => self.regs[new.0 + d as usize] = self.regs[old.0 + a as usize],
+            (Place::Local(a), Place::Local(d)) => {
+                let start = old.1 + a as usize;
+                self.local.copy_within(start..start + size, new.1 + d as usize);
+            }
+            (Place::Slot(a), Place::Local(d)) => {
+                let bytes = self.regs[old.0 + a as usize].to_le_bytes();
+                let (start, size) = (new.1 + d as usize, size.min(8));
+                self.local[start..start + size].copy_from_slice(&bytes[..size]);
+            }
+            (Place::Local(a), Place::Slot(d)) => {
+                let (mut bytes, start, size) = ([0; 8], old.1 + a as usize, size.min(8));
+                bytes[..size].copy_from_slice(&self.local[start..start + size]);
+                self.regs[new.0 + d as usize] = u64::from_le_bytes(bytes);
+            }
+        }
+    }
+
+    /// Whether there was a caller.
+    pub(super) fn back(&mut self, functions: &[Function]) -> bool {
+        let Some(frame) = self.frames.pop() else { return false };
+        let callee = &functions[self.function];
+        let site = &functions[frame.function].calls[frame.call as usize];
+        let (old, new) = ((self.base, self.get(special::LOCAL as u32) as usize), (frame.base, frame.local));
+        for (result, (formal, size)) in site.results.iter().zip(&callee.returns) {
+            self.transfer(*formal, old, *result, new, *size);
+        }
+        (self.base, self.function, self.pc) = (frame.base, frame.function, frame.pc);
+        true
+    }
+}
