@@ -10,7 +10,7 @@ const ROOT: &str = "ort-core/src/";
 const LAYERS: &[&[&str]] = &[
     &["dim", "dtype", "files", "seeded", "text"],
     &["error"],
-    &["limits", "nearest"],
+    &["limits", "suggest"],
     &["interrupt"],
     &["tensor"],
     &["ir", "spec"],

@@ -1,15 +1,16 @@
-//! `Attention`: its sizes, masks and cache, and the kernel for where scores are wanted or in double
+//! `Attention`: its sizes and cache, and the kernel for where scores are wanted or in double
 //! precision. The kernel for everything else is in `attention_fused`.
 
-use ort_core::dtype::{DType, Element, TypeSet};
+use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::ops::nn::HIDDEN_IS_NAN;
 use ort_core::tensor::TensorView;
-use ort_core::{Error, Result, ensure, error, for_each_type};
+use ort_core::{Error, Result, ensure, error};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::attention_mask::Mask;
 use super::{for_each_unit, part_count};
 use crate::cpu_kernels;
 use crate::gemm::{BSource, Cpu};
@@ -194,100 +195,6 @@ impl Sizes {
 struct Cache<'a, T> {
     values: &'a [T],
     layout: Layout,
-}
-
-/// The mask, broadcast to (batch, heads, queries, keys).
-pub(super) struct Mask<'a, T: Real> {
-    values: MaskValues<'a, T>,
-    strides: [usize; 3],
-    keys: usize,
-}
-
-enum MaskValues<'a, T: Real> {
-    Allowed(&'a [u8]),
-    Added(std::borrow::Cow<'a, [T]>),
-}
-
-impl<'a, T: Real> Mask<'a, T> {
-    pub(super) fn new(view: TensorView<'a>, sizes: [usize; 4]) -> Result<Mask<'a, T>> {
-        let shape = view.shape();
-        ensure!((1..=4).contains(&shape.len()), InvalidArgument, "a mask of shape {shape:?}");
-        let mut full = [1; 4];
-        full[4 - shape.len()..].copy_from_slice(shape);
-        let fits = full.iter().zip(&sizes).take(3).all(|(size, to)| *size == 1 || size == to);
-        ensure!(
-            fits && full[3] <= sizes[3],
-            InvalidArgument,
-            "a mask of shape {shape:?} does not fit {sizes:?}"
-        );
-        let steps = [full[1] * full[2] * full[3], full[2] * full[3], full[3]];
-        let strides = [0, 1, 2].map(|axis| if full[axis] == 1 { 0 } else { steps[axis] });
-        let dtype = view.dtype();
-        let values = if dtype == DType::Bool {
-            MaskValues::Allowed(view.bytes()?)
-        } else if dtype == T::DTYPE {
-            MaskValues::Added(view.to_cow()?)
-        } else {
-            let wide: Vec<T> = for_each_type!(dtype in NUMERIC, E => {
-                spending(2, view.to_vec::<E>()?).map(|x| T::from_f64(wide_of(x))).collect()
-            }, else => return Err(error!(InvalidArgument, "a mask of type {dtype}")));
-            MaskValues::Added(wide.into())
-        };
-        Ok(Mask { values, strides, keys: full[3] })
-    }
-
-    /// What is added to the score of a key; -inf where it is not allowed.
-    fn at(&self, row: usize, key: usize) -> T {
-        let hidden = T::from_f64(f64::NEG_INFINITY);
-        if key >= self.keys {
-            return hidden;
-        }
-        match &self.values {
-            MaskValues::Allowed(values) => {
-                if values[row + key] != 0 {
-                    T::ZERO
-                } else {
-                    hidden
-                }
-            }
-            MaskValues::Added(values) => values[row + key],
-        }
-    }
-
-    /// Whether rows differ from query to query.
-    pub(super) fn is_by_query(&self) -> bool {
-        self.strides[2] != 0
-    }
-
-    /// Writes what is added to the scores of some keys.
-    pub(super) fn write(&self, place: [usize; 3], keys: std::ops::Range<usize>, to: &mut [T]) {
-        let hidden = T::from_f64(f64::NEG_INFINITY);
-        let there = keys.end.min(self.keys).saturating_sub(keys.start);
-        let (there, missing) = to.split_at_mut(there.min(to.len()));
-        missing.fill(hidden);
-        let first = self.row(place) + keys.start;
-        match &self.values {
-            MaskValues::Allowed(values) => {
-                let allowed = values.get(first..).unwrap_or(&[]);
-                there.iter_mut().zip(allowed).for_each(|(to, allowed)| {
-                    *to = if *allowed != 0 { T::ZERO } else { hidden };
-                });
-            }
-            MaskValues::Added(values) => {
-                let added = values.get(first..).unwrap_or(&[]);
-                there.iter_mut().zip(added).for_each(|(to, added)| *to = *added);
-            }
-        }
-    }
-
-    fn row(&self, [batch, head, query]: [usize; 3]) -> usize {
-        batch * self.strides[0] + head * self.strides[1] + query * self.strides[2]
-    }
-}
-
-/// Any number in double precision.
-fn wide_of<E: Element + num_traits::ToPrimitive>(value: E) -> f64 {
-    value.to_f64().unwrap_or(f64::NAN)
 }
 
 /// A block of queries, of one head, or of all heads where they are interleaved.

@@ -5,7 +5,8 @@ use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, Precision, RunCx};
 use ort_core::{Result, ensure, error};
 
-use super::attention::{Attention, Layout, Mask, Reach, Sizes, join};
+use super::attention::{Attention, Layout, Reach, Sizes, join};
+use super::attention_mask::Mask;
 use crate::attention::{self, Elements, Rows};
 use crate::gemm::Cpu;
 use crate::kernels::linalg::widened::{narrow, widen};

@@ -7,6 +7,7 @@
 
 mod attention;
 mod attention_fused;
+mod attention_mask;
 mod causal_conv;
 mod conv;
 mod conv_depthwise;
