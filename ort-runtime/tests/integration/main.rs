@@ -2,6 +2,7 @@
 //! crate. Tests that read the state of their process or measure time are programs of their own, in
 //! `tests/`.
 #![cfg(feature = "cpu")]
+#![allow(clippy::too_many_lines, reason = "tables of cases")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -121,6 +121,7 @@ impl WarpOp {
     }
 
     /// Runs it for the threads of `active`.
+    #[allow(clippy::too_many_lines, reason = "one arm for each operation of a warp")]
     pub(crate) fn run(
         &self,
         lanes: &mut [Thread],

@@ -116,7 +116,7 @@ impl Block<'_> {
     ///
     /// Both runs must hold `k` values.
     unsafe fn dot(&self, left: *const f32, right: *const f32, k: usize) -> f32 {
-        // SAFETY: the caller guarantees `k` values on both sides, and `step + count` is at most `k`.
+        // SAFETY: the caller guarantees `k` values on both sides; `step + count` is at most `k`.
         let part = |step: usize, count: usize| unsafe {
             (self.kernel.dot)(left.wrapping_add(step), right.wrapping_add(step), count)
         };

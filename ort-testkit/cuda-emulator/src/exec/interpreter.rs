@@ -40,6 +40,7 @@ pub(super) unsafe fn store(at: *mut u8, log: u8, value: u64) {
 }
 
 /// Runs a thread until it waits, ends or has had its turn; the number of instructions comes back.
+#[allow(clippy::too_many_lines, reason = "the dispatch loop of an interpreter: one arm for each instruction")]
 pub(super) fn run(
     functions: &[Function],
     mem: &mut Mem,

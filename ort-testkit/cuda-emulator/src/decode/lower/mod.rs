@@ -34,6 +34,7 @@ fn unknown<T>(raw: &Raw) -> Result<T> {
 }
 
 /// Emits `raw`; `branch`: the guard of a `bra`.
+#[allow(clippy::too_many_lines, reason = "one arm for each instruction of PTX")]
 pub(crate) fn lower(b: &mut Builder, raw: &Raw, branch: Option<(u32, bool)>) -> Result<()> {
     let name = raw.words[0].as_str();
     let has = |word: &str| raw.words[1..].iter().any(|w| w == word);
