@@ -1,4 +1,4 @@
-//! What a kernel's constructor sees: the node, its constants, and memory for packed weights.
+//! Kernel compilation context: the node, its constants, and accounted memory for packed weights.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use crate::ir::Attributes;
 use crate::tensor::{Tensor, TensorView};
 use crate::{Result, error};
 
-/// How the CPU provider multiplies matrices of `float`.
+/// The math mode of float32 GEMMs on the CPU provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// In float32.
     #[default]
     Fp32,
-    /// In bfloat16 with float32 sums, which needs a CPU with AVX512-BF16: others refuse the
-    /// session.
+    /// bfloat16 with float32 accumulators. It needs a CPU with AVX512-BF16; on others the session
+    /// fails to build.
     Bf16,
 }
 
-/// The context of one kernel's construction.
+/// The context in which one kernel is compiled.
 pub struct CompileCx<'a> {
     /// The node and its graph.
     pub node: NodeView<'a>,
-    /// The threads that packing may use; what is packed does not depend on them.
+    /// The threads that packing may use. The packed bytes must not depend on their number.
     pub threads: usize,
     /// The math mode.
     pub precision: Precision,
@@ -37,33 +37,33 @@ pub struct CompileCx<'a> {
     pub(crate) consumed: SmallVec<[bool; 8]>,
     pub(crate) packing: Packing<'a>,
     pub(crate) cache_dir: Option<&'a Path>,
-    /// The bytes packed into memory, and those in the compiled cache.
+    /// Bytes packed into memory; `cached_bytes` counts those in the compiled cache.
     pub(crate) packed_bytes: usize,
     pub(crate) cached_bytes: usize,
 }
 
-/// What becomes of the weights that a kernel packs.
+/// What [`CompileCx::pack`] does with weights.
 #[derive(Clone, Copy)]
 pub(crate) enum Packing<'a> {
-    /// They are packed.
+    /// Packs them into memory.
     Now,
-    /// They are only counted: the kernel tells its workspace and never runs.
+    /// Counts their bytes only. The kernel answers workspace queries and never runs.
     Counted,
-    /// The same, and the budget counts them as if they were there.
+    /// As `Counted`, but also reserves the bytes in the budget.
     Reserved,
-    /// They are taken from an entry of the compiled cache, or packed into it: then the kernel never
-    /// runs.
+    /// Maps them from an entry of the compiled cache. If the entry is being written, packs them
+    /// into it, and the kernel never runs.
     Cached(&'a Store),
 }
 
 impl Packing<'_> {
-    /// Whether kernels only tell what they would pack.
+    /// Whether nothing is packed, only counted.
     pub(crate) fn is_counted(self) -> bool {
         matches!(self, Packing::Counted | Packing::Reserved)
     }
 }
 
-/// What packed weights count against, and whose they are.
+/// The budget and the owner of packed weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Account<'a> {
     pub(crate) budget: &'a Arc<Budget>,
@@ -71,7 +71,7 @@ pub(crate) struct Account<'a> {
 }
 
 impl<'a> CompileCx<'a> {
-    /// The context of a node's kernel on a device.
+    /// Creates the context for a node's kernel on a device.
     pub(crate) fn new(
         node: NodeView<'a>,
         device: &dyn Device,
@@ -80,7 +80,7 @@ impl<'a> CompileCx<'a> {
         packing: Packing<'a>,
     ) -> Result<CompileCx<'a>> {
         let packing = match packing {
-            // The cache holds what the host reads.
+            // The cache maps into host memory only, so other devices pack at every build.
             Packing::Cached(_) if device.memory() != DeviceId::HOST => Packing::Now,
             packing => packing,
         };
@@ -104,24 +104,26 @@ impl<'a> CompileCx<'a> {
         self.node.attrs()
     }
 
-    /// The folder of the session's compiled cache, where a device may keep files of its own
-    /// ([`DeviceCache`](super::DeviceCache)); none where the session has no cache.
+    /// The folder of the session's compiled cache, or `None` without one. A device may keep its own
+    /// files there ([`DeviceCache`](super::DeviceCache)).
     pub fn cache_dir(&self) -> Option<&'a Path> {
         self.cache_dir
     }
 
-    /// The constant that an input is, where it is one. Weights come straight from the file:
-    /// unaligned.
+    /// Returns the constant behind an input, if it is one. Weights are mapped from the file, so
+    /// they may be unaligned.
     pub fn constant(&self, index: usize) -> Option<TensorView<'a>> {
         self.node.constant(index).map(Tensor::view)
     }
 
-    /// A packed weight of `bytes` bytes, written by `fill` into memory at a 64-byte boundary that
-    /// the budget counts. `fill` is not called where the session only asks how much memory the
-    /// kernel would take, or where the compiled cache has the bytes: what is packed may only be
-    /// read by runs, and must follow from the node, its constants, the precision and the
-    /// [fingerprint](Device::fingerprint), on any number of threads. Where this process holds the
-    /// same bytes already, packed for whatever node, there is one copy for both.
+    /// Packs a weight of `bytes` bytes: `fill` writes it into 64-byte aligned memory that the
+    /// budget counts.
+    ///
+    /// `fill` is not called if the session only sizes the kernel, or if the compiled cache has the
+    /// bytes. So the bytes must be a function of the node, its constants, the precision and the
+    /// [fingerprint](Device::fingerprint), for any number of threads. Only runs may read them, not
+    /// the compilation. Equal packed weights of this process share one copy, across nodes and
+    /// models.
     pub fn pack(
         &mut self,
         bytes: usize,
@@ -136,16 +138,20 @@ impl<'a> CompileCx<'a> {
             return Ok(PackedWeights::in_memory(buffer, reservation, self.account.owner));
         };
         self.cached_bytes = self.cached_bytes.saturating_add(bytes);
+        // The tag guards against a stale entry: blobs are read in the order of writing, so a
+        // mismatch means that the build took another path.
         let tag = tag(Role::Packed, &[self.node.node.spec.name, &self.node.node.name]);
         if let Some(bytes) = store.take(tag, bytes)? {
             return Ok(PackedWeights::mapped(bytes));
         }
+        // Freed right after `put`: sessions map the entry once it is complete.
         let (buffer, _reservation) = self.packed(bytes, fill)?;
         store.put(tag, buffer.bytes().unwrap_or(&[]))?;
         Ok(PackedWeights::nothing(None))
     }
 
-    /// Counts what a kernel keeps that packs in its own way; nothing is held where it only counts.
+    /// Reserves the bytes of a kernel that packs by itself; returns `None` if weights are only
+    /// counted.
     #[cfg(feature = "provider-libraries")]
     pub(crate) fn reserve_packed(&mut self, bytes: usize) -> Result<Option<Reservation>> {
         self.packed_bytes = self.packed_bytes.saturating_add(bytes);
@@ -159,6 +165,8 @@ impl<'a> CompileCx<'a> {
         }
     }
 
+    /// Allocates and fills a buffer. The reservation comes first, so a limit refuses before the
+    /// allocation.
     fn packed(
         &self,
         bytes: usize,
@@ -170,13 +178,13 @@ impl<'a> CompileCx<'a> {
         Ok((buffer, reservation))
     }
 
-    /// Whether the input at `index` is consumed so far.
+    /// Whether the input at `index` was consumed so far.
     pub fn is_consumed(&self, index: usize) -> bool {
         self.consumed.get(index).copied().unwrap_or(false)
     }
 
-    /// Says that runs will not read the constant input `index` any more: it is packed, or folded
-    /// into the kernel. The run then finds no such input, and the pages of the file may go.
+    /// Declares that runs no longer read the constant input `index`, because it is packed or folded
+    /// into the kernel. The input is then absent at run time, and its mapped pages can be released.
     pub fn consume(&mut self, index: usize) {
         if let Some(consumed) = self.consumed.get_mut(index) {
             *consumed = true;

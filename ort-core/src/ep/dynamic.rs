@@ -1,13 +1,12 @@
-//! Memory for values whose size only the run tells: an arena for each memory that the session works
-//! on.
+//! Dynamic memory: one arena per device for values whose size is known only at run time.
 //!
-//! Regions count in the budget, free or not. What leaves a run is copied out of them, so that an
-//! output keeps no region.
+//! The budget counts whole regions, free or used. A value that leaves the run is copied out of the
+//! arena, so that an output does not pin a region.
 //!
-//! Under a limit the host's arena is bypassed: a region that is only partly used would pin bytes,
-//! and how many depends on the order of requests, so that a run could fail with more memory where
-//! it succeeds with less. There each value is an allocation of its own, and what a refused request
-//! needs comes out of what can be evicted ([`RunMemory::reserve_for`]).
+//! Under a memory limit the host arena is bypassed. A partly used region pins bytes, and how many
+//! depends on the order of requests, so a run could fail with more memory and succeed with less.
+//! Each value is then an allocation of its own, and a refused request evicts what the run can do
+//! without ([`RunMemory::reserve_for`]).
 
 use std::sync::Arc;
 
@@ -21,82 +20,82 @@ use crate::tensor::{MapValue, byte_count};
 use crate::tensor::{OptionalValue, SequenceValue, SparseTensor, Tensor, Value};
 use crate::{Result, ensure, error};
 
-/// Smaller values of the host come from the heap, which keeps such sizes at hand and rounds them
-/// less.
+/// Smaller host values come from the heap, which caches such sizes and rounds them up less.
 const LEAST: usize = 4 << 10;
 
-/// Free bytes that arenas which replace free regions keep between runs. Sizes of the next run that
-/// do not fit what the last one left then cost no more than this.
+/// Idle bytes that arenas with `replace_free_regions` keep between runs. It bounds what a next run
+/// of other sizes wastes.
 const KEPT: usize = 4 << 20;
 
-/// Alignment of values of the host, and of devices.
+/// Alignment of host values and of device values.
 const HOST_ALIGNMENT: usize = 64;
 pub(crate) const DEVICE_ALIGNMENT: usize = 256;
 
-/// A memory with an arena, as ONNX Runtime names them: `cpu:0`, `gpu:0`.
+/// An arena's device, named as ONNX Runtime does: `cpu:0`, `gpu:0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaDevice {
-    /// Whether it is the host's, instead of that of a device.
+    /// Whether it is the host's memory rather than a device's.
     pub is_host: bool,
-    /// Which of that kind, from 0.
+    /// The index among memories of that kind.
     pub number: usize,
 }
 
-/// The memory of one session for what cannot be planned.
+/// A session's memory for values that cannot be planned.
 pub(crate) struct DynamicMemory {
-    /// The host's first.
+    /// The host's lane comes first.
     lanes: Vec<Lane>,
-    /// Whether values of the host are allocations of their own, as a limit counts every byte.
+    /// Whether the host arena is bypassed, because a limit counts every byte.
     exact: bool,
 }
 
-/// The memory of one run for what cannot be planned.
+/// A run's view of the session's dynamic memory.
 #[derive(Clone, Copy)]
 pub(crate) struct RunMemory<'a> {
     pub(crate) dynamic: &'a DynamicMemory,
-    /// What the run counts against: bytes set aside for it come first.
+    /// The budget that the run counts against; bytes reserved for the run ahead are used first.
     pub(crate) budget: &'a Arc<Budget>,
-    /// Frees memory that the run can do without, at least the bytes asked for if there are any;
-    /// returns how many.
+    /// Evicts memory that the run can do without: at least this many bytes, or all of it. Returns
+    /// the bytes freed.
     pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
 }
 
-/// Scratch memory of a step that no plan knew.
+/// Scratch memory of a step whose shapes the plan did not know.
 #[derive(Default)]
 pub(crate) struct ExtraScratch {
     pub(crate) host: Option<Buffer>,
     pub(crate) device: Option<SharedBuffer>,
-    /// Bytes that the kernel takes of the heap.
+    /// Heap bytes that the kernel takes besides.
     pub(crate) heap: usize,
 }
 
-/// Where a value goes.
+/// Where a value is allocated.
 #[derive(Clone, Copy)]
 pub(crate) struct ValueMemory<'a> {
     pub(crate) memory: RunMemory<'a>,
     pub(crate) source: Source,
 }
 
-/// Where the memory of a value comes from.
+/// The pool that backs a value.
 #[derive(Clone, Copy)]
 pub(crate) enum Source {
     /// The arena, if there is one.
     Arena,
-    /// The allocator: the value may outlive the run, or its plan counts it.
+    /// The underlying allocator, because the value may outlive the run or the plan counts its
+    /// bytes.
     Outside,
 }
 
-/// One memory.
+/// One device memory with its allocator.
 struct Lane {
     id: DeviceId,
     allocator: Arc<dyn Allocator>,
-    /// None where each value comes straight from the allocator.
+    /// `None` if every value comes straight from the allocator.
     arena: Option<Arena>,
 }
 
 impl DynamicMemory {
-    /// Arenas over the host's memory and that of the devices; without a configuration there are
-    /// none. Under a limit the host's is left out unless it was asked for with settings of its own.
+    /// Creates arenas over host memory and the devices' memories, or none without a configuration.
+    /// Under a limit the host arena is bypassed unless the caller configured it.
     pub(crate) fn new(
         budget: &Arc<Budget>,
         devices: &[Arc<dyn Device>],
@@ -105,6 +104,7 @@ impl DynamicMemory {
     ) -> Result<DynamicMemory> {
         let mut lanes = vec![Lane::new(HostAllocator::global().clone(), budget, config)];
         for device in devices {
+            // Devices that work on host memory share the host's lane.
             if lanes.iter().all(|lane| lane.id != device.memory()) {
                 lanes.push(Lane::new(guard::allocator(&**device)?, budget, config));
             }
@@ -118,23 +118,23 @@ impl DynamicMemory {
         self.arenas().map(|(id, arena)| (id, arena.stats())).collect()
     }
 
-    /// Bytes of regions that are wholly free.
+    /// Bytes of completely free regions.
     pub(crate) fn idle_bytes(&self) -> usize {
         self.arenas().map(|(_, arena)| arena.idle_bytes()).sum()
     }
 
-    /// Bytes of all regions.
+    /// Bytes of all regions, free or used.
     pub(crate) fn held_bytes(&self) -> usize {
         self.arenas().map(|(_, arena)| arena.stats().total_allocated).sum()
     }
 
-    /// Gives back all regions that are wholly free.
+    /// Frees all idle regions; returns their bytes.
     pub(crate) fn trim(&self) -> usize {
         self.arenas().map(|(_, arena)| arena.trim()).sum()
     }
 
-    /// What a finished run leaves: gives back the regions that the last runs did not use, and all
-    /// where that is much.
+    /// Called after each run. Frees regions that recent runs did not use. An arena with
+    /// `replace_free_regions` frees all idle regions if they exceed `KEPT`.
     pub(crate) fn sweep(&self) {
         for (_, arena) in self.arenas() {
             match arena.config().replace_free_regions && arena.idle_bytes() > KEPT {
@@ -144,7 +144,7 @@ impl DynamicMemory {
         }
     }
 
-    /// Refuses to shrink arenas that there are not.
+    /// Rejects shrink requests for arenas that do not exist.
     pub(crate) fn check_shrink(&self, devices: &[ArenaDevice]) -> Result<()> {
         for device in devices {
             let kind = if device.is_host { "cpu" } else { "gpu" };
@@ -181,19 +181,20 @@ impl DynamicMemory {
 }
 
 impl RunMemory<'_> {
-    /// Memory of unknown size: from the arena, or from the allocator under it where the arena
-    /// cannot grow or the value is small.
+    /// Allocates memory of unplanned size from the arena. Small host values, and those for which
+    /// the arena cannot grow, come from the underlying allocator.
     fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
         let lane = self.dynamic.lane(device)?;
         let in_arena = device != DeviceId::HOST || (bytes >= LEAST && !self.dynamic.exact);
         let arena = lane.arena.as_ref().filter(|_| in_arena);
+        // The arena may fail because a new region exceeds the limit, while the value alone fits.
         match arena.and_then(|arena| arena.allocate(bytes, lane.alignment()).ok()) {
             Some(buffer) => Ok(buffer),
             None => self.allocate_outside(device, category, bytes),
         }
     }
 
-    /// Scratch memory of the host, or of the device that a step runs on.
+    /// Allocates scratch memory on the host or on the step's device.
     pub(crate) fn scratch(&self, device: DeviceId, bytes: usize, heap: usize) -> Result<ExtraScratch> {
         if bytes == 0 {
             return Ok(ExtraScratch { heap, ..ExtraScratch::default() });
@@ -205,7 +206,7 @@ impl RunMemory<'_> {
         })
     }
 
-    /// Memory of its own, never of the arena.
+    /// Allocates from the underlying allocator, never from the arena.
     pub(crate) fn allocate_outside(
         &self,
         device: DeviceId,
@@ -216,9 +217,9 @@ impl RunMemory<'_> {
         self.reserve_for(|| allocate_in(self.budget, category, &*lane.allocator, bytes, lane.alignment()))
     }
 
-    /// What takes something out of the budget. Where there is too little, free regions go back,
-    /// then what can be evicted, the least that may do, and it is tried again: a request fails only
-    /// if it does not fit beside what the run cannot do without.
+    /// Takes something out of the budget, and evicts on refusal. It frees idle regions first, then
+    /// evicts just what is missing and tries again. So a request fails only if it does not fit
+    /// beside what the run cannot do without.
     pub(crate) fn reserve_for<T>(&self, take: impl Fn() -> Result<T, AllocError>) -> Result<T> {
         if let Ok(taken) = take() {
             return Ok(taken);
@@ -229,6 +230,7 @@ impl RunMemory<'_> {
                 Ok(taken) => return Ok(taken),
                 Err(refusal) => refusal,
             };
+            // Other refusals are not about bytes, so eviction cannot help.
             let missing = match &refusal {
                 AllocError::BudgetExceeded { needed, available, .. } => needed.saturating_sub(*available),
                 AllocError::OutOfMemory { requested, .. } => *requested,
@@ -242,8 +244,9 @@ impl RunMemory<'_> {
         }
     }
 
-    /// A value that leaves the run: what is in a region is copied out of it.
+    /// Copies a value that leaves the run out of its arena region.
     pub(crate) fn detach(&self, value: Value, outputs: &dyn Allocator) -> Result<Value> {
+        // No arena memory is in use, so no tensor can be in a region: skip the walk.
         if self.dynamic.arenas().all(|(_, arena)| arena.stats().in_use == 0) {
             return Ok(value);
         }
@@ -282,9 +285,11 @@ impl RunMemory<'_> {
     }
 }
 
-/// Asks the heap once for bytes that the budget grants. Tables and libraries allocate without a way
-/// to fail: where the system has less than a limit allows, the process would end.
+/// Probes the system for bytes that the budget granted: maps and unmaps them. Tables and libraries
+/// allocate infallibly, so the process would abort if the system has less memory than the limit
+/// allows.
 pub(crate) fn ask_heap(bytes: usize) -> Result<(), AllocError> {
+    // From this size on the allocator maps memory by itself. Smaller ones come from the heap.
     if bytes >= HUGE_PAGE_BYTES {
         HostAllocator::global().allocate(bytes, HOST_ALIGNMENT)?;
     }
@@ -292,7 +297,7 @@ pub(crate) fn ask_heap(bytes: usize) -> Result<(), AllocError> {
 }
 
 impl ValueMemory<'_> {
-    /// Memory for the value; its bytes may be those of an earlier one.
+    /// Allocates memory for the value. It may hold stale bytes of an earlier one.
     pub(crate) fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
         match self.source {
             Source::Arena => self.memory.allocate(device, category, bytes),
@@ -300,7 +305,7 @@ impl ValueMemory<'_> {
         }
     }
 
-    /// Whether memory of the host may hold the bytes of an earlier value, rather than zeros.
+    /// Whether host memory from here may hold stale bytes rather than zeros.
     pub(crate) fn is_reused(&self) -> bool {
         matches!(self.source, Source::Arena) && !self.memory.dynamic.exact
     }

@@ -1,9 +1,9 @@
-//! Panic isolation: calls that have a provider compute, allocate or wait are made here, and a panic
-//! in one is an error that names the provider.
+//! Panic isolation for calls into providers: every claim, compilation, run, allocation and wait
+//! goes through here, and a panic becomes an error that names the provider.
 //!
-//! A panic in a provider is a defect, of ours or of whoever wrote it; a server that runs other
-//! models must survive it. What unwinds because the run is over ([`Interrupted`]) is the error of
-//! the run's own check.
+//! A panic in a provider is a bug, and a server that runs other models must survive it. Unwinding
+//! because the run is over ([`Interrupted`]) is not a panic: it becomes the error of the run's own
+//! check.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,14 +20,15 @@ use crate::error::DEFECT;
 use crate::tensor::{TensorMut, TensorView};
 use crate::{Error, ErrorKind, Result, error};
 
-/// Makes a call into a provider; `place` says which one, where it panics.
+/// Calls into a provider; `place` names the call if it panics.
 pub(crate) fn call<T>(place: impl FnOnce() -> String, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| Err(raised(&*payload, place)))
 }
 
-/// What unwound from a provider, as an error.
+/// Converts what unwound from a provider to an error.
 fn raised(payload: &(dyn Any + Send), place: impl FnOnce() -> String) -> Error {
     if Interrupted::is(payload) {
+        // The watch of this thread tells a deadline from a cancellation.
         let over = current().and_then(|watch| watch.check().err());
         return over.unwrap_or_else(|| error!(Cancelled, "the run was cancelled"));
     }
@@ -41,26 +42,26 @@ fn at_node(device: &dyn Device, what: &str, node: &NodeView<'_>) -> String {
     format!("provider {provider}, {what} node '{}' ({op}),", node.node.name)
 }
 
-/// The first device of a provider.
+/// Opens the first device of a provider.
 pub(crate) fn open(provider: &dyn ExecutionProvider, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
     call(|| format!("provider {}: opening a device", provider.name()), || provider.open(0, options))
 }
 
-/// [`Device::claim`]; a device that panics does not claim the node.
+/// [`Device::claim`]. A device that panics does not claim the node.
 pub(crate) fn claim(device: &dyn Device, node: &NodeView<'_>) -> Result<Claim, String> {
     let place = || at_node(device, "claiming", node);
     let claimed = call(place, || Ok(device.claim(node)));
     claimed.unwrap_or_else(|problem| Err(problem.to_string()))
 }
 
-/// [`Device::compile`], of a kernel whose own calls are guarded as well.
+/// [`Device::compile`]. The kernel's own calls are guarded as well.
 pub(crate) fn compile(device: &dyn Device, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let node = cx.node;
     let kernel = call(|| at_node(device, "compiling", &node), || device.compile(cx))?;
     Ok(Box::new(Guarded { provider: device.info().provider, kernel }))
 }
 
-/// A kernel of a provider.
+/// A provider's kernel behind `catch_unwind`.
 struct Guarded {
     provider: &'static str,
     kernel: Box<dyn Executable>,
@@ -98,12 +99,13 @@ pub(crate) fn allocator(device: &dyn Device) -> Result<Arc<dyn Allocator>> {
         let allocator = device.allocator();
         Ok((allocator.device(), allocator))
     };
+    // The id is read here once, so that `GuardedAllocator::device` cannot panic.
     let (id, allocator) = call(|| of(device, "the allocator"), open)?;
     Ok(Arc::new(GuardedAllocator { provider: device.info().provider, id, allocator }))
 }
 
-/// The counters of [`Device::allocator`], including its memory limit. A panic is an error: with a
-/// fallback the device would look as if it had no limit.
+/// The counters of [`Device::allocator`], including its memory limit. A panic is an error here:
+/// with a fallback, the device would seem to have no limit.
 pub(crate) fn memory_stats(device: &dyn Device) -> Result<Stats> {
     call(|| of(device, "the counters of its memory"), || Ok(device.allocator().stats()))
 }
@@ -132,6 +134,7 @@ impl Allocator for GuardedAllocator {
         allocated.unwrap_or_else(|problem| {
             let reason = problem.message().to_owned();
             Err(match problem.kind() {
+                // A run that is over is no failure of the provider.
                 ErrorKind::Cancelled => AllocError::Interrupted { reason },
                 _ => AllocError::Failed { reason },
             })
@@ -191,7 +194,7 @@ pub(crate) fn end_of_build(device: &dyn Device) -> Result<()> {
     )
 }
 
-/// [`Device::end_of_run`], after which nothing is left that could fail: a panic is a warning.
+/// [`Device::end_of_run`]. The run has succeeded by then, so a panic is only a warning.
 pub(crate) fn end_of_run(device: &dyn Device) {
     let done = call(
         || of(device, "the end of a run"),
@@ -215,7 +218,7 @@ mod tests {
     use crate::ep::CancelToken;
     use crate::ep::interrupt::{Watch, enter, look};
 
-    /// Memory that takes long, and looks whether the run is over.
+    /// An allocator with an interruption point in the middle of an allocation.
     struct SlowMemory;
 
     impl Allocator for SlowMemory {

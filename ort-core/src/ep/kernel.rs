@@ -1,4 +1,4 @@
-//! Kernels as providers register them, and the table that finds one for a node.
+//! Kernel definitions and the per-provider dispatch table.
 
 use rustc_hash::FxHashMap;
 
@@ -9,25 +9,25 @@ use crate::tensor::Shape;
 
 /// A compiled node.
 pub trait Executable: Send + Sync {
-    /// The bytes of scratch memory that a run with these shapes needs, at a 64-byte boundary: more
-    /// than [`IoShapes::room`] only where it cannot do with less. Outputs that it hands over itself
-    /// ([`OutputsFrom::Kernel`]) may have no shape yet.
+    /// The bytes of workspace that a run with these shapes needs, 64-byte aligned. It may exceed
+    /// [`IoShapes::room`] only if the kernel cannot do with less. Outputs that the kernel allocates
+    /// itself ([`OutputsFrom::Kernel`]) may have no shape yet.
     fn workspace(&self, _shapes: &IoShapes<'_>) -> Result<usize> {
         Ok(0)
     }
 
-    /// The bytes of the heap that a run with these shapes takes at most beside its workspace and
-    /// outputs: tables, and what libraries allocate. The plan counts them for the step, and they
-    /// are reserved while it runs. What no data makes larger, up to some 64 KiB, may be left out.
+    /// Upper bound on the heap bytes of a run besides workspace and outputs, such as tables and
+    /// library allocations. The planner adds them to the step, and they stay reserved while it
+    /// runs. Allocations of a fixed size up to about 64 KiB need not be counted.
     fn heap(&self, _shapes: &IoShapes<'_>) -> Result<usize> {
         Ok(0)
     }
 
-    /// Computes the outputs. May be called from several threads at once.
+    /// Computes the outputs. Several threads may call it at once.
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()>;
 
-    /// What computed the outputs in a recent run, for profiles: kernels, or a library and its
-    /// algorithm. None where there is no choice to tell.
+    /// Names what computed the outputs in a recent run, for profiles: kernels, or a library and its
+    /// algorithm. `None` if there was nothing to choose.
     fn kernels(&self) -> Option<String> {
         None
     }
@@ -42,81 +42,81 @@ where
     }
 }
 
-/// The concrete shapes of a node's tensors; none for one left out or not a tensor.
+/// The concrete shapes of a node's tensors; `None` for a value that is left out or is not a tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct IoShapes<'a> {
     /// Shapes of the inputs.
     pub inputs: &'a [Option<Shape>],
     /// Shapes of the outputs.
     pub outputs: &'a [Option<Shape>],
-    /// The threads that the run may use.
+    /// The threads available to the run.
     pub threads: usize,
-    /// The bytes that a workspace is to have at most where the kernel has ways to do with less, as
-    /// algorithms of libraries are: what the limits leave beside all that is alive then.
-    /// `usize::MAX` where nothing bounds it.
+    /// The workspace limit in bytes for kernels that have a choice, such as library algorithms:
+    /// what the memory limits leave beside everything alive at this step. `usize::MAX` if
+    /// unlimited.
     pub room: usize,
 }
 
 impl IoShapes<'_> {
-    /// The shape of an input; empty where it is left out.
+    /// The shape of an input; empty if it is left out.
     pub fn input(&self, index: usize) -> &[usize] {
         self.inputs.get(index).and_then(Option::as_deref).unwrap_or(&[])
     }
 
-    /// The shape of an output; empty where it is left out.
+    /// The shape of an output; empty if it is left out.
     pub fn output(&self, index: usize) -> &[usize] {
         self.outputs.get(index).and_then(Option::as_deref).unwrap_or(&[])
     }
 }
 
-/// Who provides the memory of a kernel's outputs.
+/// Who allocates a kernel's outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputsFrom {
-    /// The plan: the kernel writes where it is told.
+    /// The memory planner: the kernel writes into memory that is ready.
     Plan,
-    /// The kernel: it hands over values, as loops, sequences, strings and sizes that only the run
-    /// tells need it. What it [allocates](RunCx::allocate_in) is best in the memory of its device,
-    /// where the next node looks for it.
+    /// The kernel: it hands over values. Loops, sequences, strings and data-dependent shapes need
+    /// this. The kernel should [allocate](RunCx::allocate_in) in its device's memory, because the
+    /// next node reads the value there.
     Kernel,
-    /// A subgraph, whose outputs the kernel hands over as they are.
+    /// A subgraph: the kernel forwards its outputs unchanged.
     Subgraph,
 }
 
-/// A kernel as a provider registers it: everything that claiming and planning need to know.
+/// A kernel definition: everything that claiming and planning need to know.
 #[derive(Debug)]
 pub struct KernelDef {
     /// The operator's domain.
     pub domain: &'static str,
     /// The operator.
     pub op: &'static str,
-    /// The types that each type variable of the operator may have; a variable not listed may have
-    /// any.
+    /// The element types that each type variable of the operator accepts; a variable not listed
+    /// accepts any.
     pub types: &'static [(&'static str, TypeSet)],
-    /// Which of several matching kernels is taken: the highest.
+    /// The priority among matching kernels; the highest wins.
     pub rank: i32,
-    /// Pairs (input, output) that may share memory where they are equally long.
+    /// Pairs (input, output) that may alias if they have the same length.
     pub in_place: &'static [(usize, usize)],
-    /// Pairs (input, output) of [`Self::in_place`], such as a cache's past and present, for which
-    /// the kernel itself refuses a run whose output would be longer than the input: they may share
-    /// a buffer although only the run tells how long the output is.
+    /// Pairs of [`Self::in_place`] that may share a buffer even if the output's length is known
+    /// only at run time, such as past and present of a KV cache. The kernel itself rejects a run
+    /// whose output would be longer than the input.
     pub shared_buffers: &'static [(usize, usize)],
     /// Inputs that must be in host memory.
     pub host_inputs: &'static [usize],
-    /// Inputs that it reads at any alignment, such as weights straight from the file.
+    /// Inputs that it reads at any alignment, such as weights mapped straight from the file.
     pub unaligned: &'static [usize],
-    /// Outputs that it leaves out where nobody reads them: they then take no memory. Any other that
-    /// the node has is computed.
+    /// Outputs that it can skip if they have no reader; a skipped one takes no memory. All other
+    /// outputs of the node are computed.
     pub left_out: &'static [usize],
-    /// Who provides the outputs' memory.
+    /// Who allocates the outputs.
     pub outputs: OutputsFrom,
     /// Further conditions on attributes, types, ranks and constants.
     pub when: fn(&NodeView<'_>) -> bool,
-    /// Makes the kernel.
+    /// Constructs the kernel.
     pub make: fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>,
 }
 
 impl KernelDef {
-    /// The definition that others start from.
+    /// The defaults that definitions extend with `..KernelDef::BASE`.
     pub const BASE: KernelDef = KernelDef {
         domain: "",
         op: "",
@@ -138,6 +138,7 @@ impl KernelDef {
                 Some(dtype) if !allowed.contains(dtype) => {
                     return Some(format!("type {} of {var} is not among {allowed}", dtype.name()));
                 }
+                // An unknown type passes; `when` may still refuse the node.
                 _ => {}
             }
         }
@@ -145,31 +146,33 @@ impl KernelDef {
     }
 }
 
-/// What the session needs to know of a claimed node.
+/// What placement and the memory planner need to know of a claimed node.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
-    /// Pairs (input, output) that may share memory.
+    /// Pairs (input, output) that may alias.
     pub in_place: &'static [(usize, usize)],
-    /// Of those, pairs that may share a buffer of the caller whatever the run finds.
+    /// Those of `in_place` that may share a caller's buffer even if the output's length is
+    /// data-dependent.
     pub shared_buffers: &'static [(usize, usize)],
     /// Inputs that must be in host memory.
     pub host_inputs: &'static [usize],
-    /// Inputs that may be unaligned.
+    /// Inputs that it reads at any alignment.
     pub unaligned: &'static [usize],
-    /// Outputs that are left out where nobody reads them.
+    /// Outputs that it skips if they have no reader.
     pub left_out: &'static [usize],
-    /// Who provides the outputs' memory.
+    /// Who allocates the outputs.
     pub outputs: OutputsFrom,
 }
 
-/// The kernels of one provider by operator, best first.
+/// The kernels of one provider by operator, highest rank first.
 #[derive(Debug, Default)]
 pub struct KernelTable {
     by_op: FxHashMap<(&'static str, &'static str), Vec<&'static KernelDef>>,
 }
 
 impl KernelTable {
-    /// A table of these kernels; their order does not matter.
+    /// Builds the table. The order of `kernels` matters only among equal ranks, where the earlier
+    /// one wins.
     pub fn new(kernels: impl IntoIterator<Item = &'static KernelDef>) -> KernelTable {
         let mut by_op: FxHashMap<_, Vec<&'static KernelDef>> = FxHashMap::default();
         for kernel in kernels {
@@ -181,7 +184,7 @@ impl KernelTable {
         KernelTable { by_op }
     }
 
-    /// The best kernel for a node; the error says why there is none.
+    /// Returns the highest-ranked kernel that accepts a node, or why none does.
     pub fn find(&self, node: &NodeView<'_>) -> Result<&'static KernelDef, String> {
         let spec = node.node.spec;
         let Some(kernels) = self.by_op.get(&(spec.domain, spec.name)) else {
@@ -197,7 +200,7 @@ impl KernelTable {
         Err(reason)
     }
 
-    /// The claim for a node, as [`super::Device::claim`] answers it.
+    /// Returns the claim for a node, ready for [`super::Device::claim`].
     pub fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
         let kernel = self.find(node)?;
         Ok(Claim {
@@ -210,7 +213,7 @@ impl KernelTable {
         })
     }
 
-    /// Every kernel, sorted by operator and rank.
+    /// Lists every kernel, sorted by operator and rank.
     pub fn kernels(&self) -> Vec<&'static KernelDef> {
         let mut all: Vec<_> = self.by_op.values().flatten().copied().collect();
         all.sort_by_key(|kernel| (kernel.domain, kernel.op, std::cmp::Reverse(kernel.rank)));

@@ -1,7 +1,9 @@
-//! The contract with execution providers: what they claim, compile and run.
+//! The execution provider interface: the traits that a backend implements to claim, compile and run
+//! nodes.
 //!
-//! A provider sees canonical nodes with their types and shapes; never an opset, never a file.
-//! Memory is planned by the session: a kernel finds its outputs and its workspace ready.
+//! A provider sees canonical nodes with their inferred types and shapes, and never an opset or a
+//! model file. The session plans memory, so a kernel finds its outputs and its workspace allocated.
+//! Graph rewrites and placement are elsewhere, in `rewrite` and `placement`.
 
 #[allow(unsafe_code, reason = "records of another library are read through their pointers")]
 pub mod abi;
@@ -38,106 +40,105 @@ pub use crate::interrupt::{self, CancelToken};
 use crate::tensor::{TensorMut, TensorView};
 use crate::{Result, advise, error};
 
-/// Settings for opening a device, by name.
+/// Device options by name, as the user passes them.
 pub type ProviderOptions = std::collections::BTreeMap<String, String>;
 
-/// A factory of devices: one static per provider crate.
+/// A backend: enumerates and opens devices. Each provider crate has one static instance.
 pub trait ExecutionProvider: Send + Sync {
-    /// The short name users write: `cpu`, `cuda`, `wgpu`.
+    /// The short name that users write: `cpu`, `cuda`, `wgpu`.
     fn name(&self) -> &'static str;
-    /// The devices that work here; the error says why there are none.
+    /// Lists the usable devices; the error says why there are none.
     fn devices(&self) -> Result<Vec<DeviceInfo>>;
-    /// Opens the device at `index` of [`Self::devices`]. Unknown options are errors.
+    /// Opens the device at `index` of [`Self::devices`]. An unknown option is an error.
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>>;
 }
 
-/// What a device is, for people.
+/// A human-readable description of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     /// The provider's name.
     pub provider: &'static str,
-    /// The device's own name, for example the CPU's instruction set or the GPU's model.
+    /// The device's own name, for example the CPU's instruction set or the GPU model.
     pub name: String,
-    /// Bytes of memory, where the device tells.
+    /// Bytes of memory, if the device reports them.
     pub memory_bytes: Option<u64>,
-    /// Further facts as (name, value).
+    /// Further facts as (name, value) pairs.
     pub facts: Vec<(String, String)>,
 }
 
-/// An opened device.
+/// An open device.
 pub trait Device: Send + Sync {
-    /// What it is.
+    /// Describes the device.
     fn info(&self) -> &DeviceInfo;
-    /// The memory its kernels work on; [`DeviceId::HOST`] where that is the host's.
+    /// The memory its kernels work on: [`DeviceId::HOST`] if they work on host memory.
     fn memory(&self) -> DeviceId;
-    /// The allocator of that memory: the same one at each call, so that its counters are complete.
+    /// The allocator of that memory. Every call returns the same one, so its counters are complete.
     fn allocator(&self) -> Arc<dyn Allocator>;
-    /// Whether it runs this node, and how; the error text says why not.
+    /// Decides whether the device runs this node, and how; the error text says why not.
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String>;
-    /// Makes the kernel of a claimed node; weights are packed here.
+    /// Compiles the kernel of a claimed node. Weights are packed here.
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
-    /// What the weights that its kernels pack depend on beside the node and the precision. Where
-    /// there is none, sessions with a compiled cache are refused.
+    /// What its packed weights depend on besides the node and the precision: the key for a compiled
+    /// cache. If it is `None`, a session with a compiled cache fails to build.
     fn fingerprint(&self) -> Option<Fingerprint> {
         None
     }
-    /// An error once it can run nothing any more, because it was lost, or is of a library that said
-    /// what cannot be. Asked after claims, and by whoever wants to know.
+    /// Returns an error once the device can run nothing any more, because it was lost or its
+    /// provider library violated the interface. The session asks after claiming and when a build
+    /// fails.
     fn check(&self) -> Result<()> {
         Ok(())
     }
-    /// Called by a session that has compiled all of its nodes, before its first run: returns once
-    /// what the device compiles in the background, and knows to be needed, is done. What went wrong
-    /// shows when it runs.
+    /// Called once every node of a session is compiled, before its first run. Waits for background
+    /// compilation that runs will need. Compilation errors surface when the kernel runs.
     fn end_of_build(&self) {}
-    /// Called by a session after each run that ended well: what the device keeps for later
-    /// processes may be written now.
+    /// Called after each successful run. The device submits what it still queues, and may write its
+    /// persistent caches.
     fn end_of_run(&self) {}
-    /// Waits until what it was given to do is done. A device that is done when its calls return has
-    /// nothing to wait for.
+    /// Waits for all submitted work. A device whose calls are synchronous need not override it.
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
-    /// Copies a tensor between this device's memory and the host's, in either direction, or within
+    /// Copies a tensor between this device's memory and host memory, in either direction, or within
     /// this device's memory.
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()>;
-    /// Whether convolutions and what stands between them are to be of images with the channels
-    /// last: `NhwcConv` and the like, where it claims these.
+    /// Whether convolutions and the nodes between them should run in NHWC: as `NhwcConv` and its
+    /// relatives, where the device claims those.
     fn prefers_channels_last(&self) -> bool {
         false
     }
-    /// The bytes of the vectors in which it reads matrices: a weight of products whose rows are no
-    /// multiple of that is transposed while a session is built, if its columns are. 1 where weights
-    /// are read as they are, or packed.
+    /// The vector width, in bytes, with which GEMM kernels load matrix rows. A GEMM weight whose
+    /// rows are not a multiple of it is transposed at build time if its columns are. 1 if the
+    /// layout does not matter or weights are packed.
     fn vector_bytes(&self) -> usize {
         1
     }
-    /// Copies within this device's memory begin and end at multiples of so many bytes. Slices of
-    /// element types that such a copy would cut are not put together there.
+    /// The byte granularity of copies within this device's memory, for offsets and lengths. A scan
+    /// does not concatenate its slices there if a slice could end inside a granule.
     fn copy_alignment(&self) -> usize {
         4
     }
 }
 
-/// A provider as its crate submits it.
+/// A provider as its crate registers it.
 pub struct ProviderEntry(pub &'static dyn ExecutionProvider);
 
 inventory::collect!(ProviderEntry);
 
-/// The providers of this process, by name.
+/// Returns the providers linked into this process, sorted by name.
 pub fn providers() -> Vec<&'static dyn ExecutionProvider> {
     let mut providers: Vec<_> = inventory::iter::<ProviderEntry>.into_iter().map(|entry| entry.0).collect();
     providers.sort_by_key(|provider| provider.name());
     providers
 }
 
-/// The provider called `name`: one of this build, else, with the feature `provider-libraries`, one
-/// of the libraries in the folders of the variable `ORT_PROVIDER_PATH`. The path of a library (with
-/// a separator, or the ending that libraries have here) is a name, too.
+/// Finds a provider by name. It looks at those of this build first. With the feature
+/// `provider-libraries` it then searches the folders of `ORT_PROVIDER_PATH`. The path of a library
+/// is a name, too: any name with a separator or the platform's library suffix.
 ///
 /// # Errors
 ///
-/// There is none of this name, or the library cannot be used.
+/// There is no provider of this name, or its library cannot be loaded.
 pub fn provider(name: &str) -> Result<&'static dyn ExecutionProvider> {
     let known = providers();
     if let Some(provider) = known.iter().find(|provider| provider.name() == name) {
@@ -151,6 +152,8 @@ pub fn provider(name: &str) -> Result<&'static dyn ExecutionProvider> {
     let mut advice = advise("providers of this build", name, names);
     #[cfg(not(feature = "provider-libraries"))]
     advice.push_str("; it loads no libraries, which takes the feature provider-libraries");
+    // A library that failed to load is a likely reason why the name is missing, so list each with
+    // its error.
     #[cfg(feature = "provider-libraries")]
     for (path, provider) in provider_libraries() {
         let what = provider.map_or_else(|problem| problem.to_string(), |provider| provider.name().to_owned());
@@ -159,7 +162,7 @@ pub fn provider(name: &str) -> Result<&'static dyn ExecutionProvider> {
     Err(error!(InvalidArgument, "there is no execution provider '{name}'").help(advice))
 }
 
-/// Refuses options that a provider does not know, with the nearest of those that it does: `known`.
+/// Rejects options that are not in `known`, and suggests the closest one.
 pub fn check_options(provider: &str, options: &ProviderOptions, known: &[&str]) -> Result<()> {
     match options.keys().find(|name| !known.contains(&name.as_str())) {
         None => Ok(()),
@@ -168,8 +171,9 @@ pub fn check_options(provider: &str, options: &ProviderOptions, known: &[&str]) 
     }
 }
 
-/// An id for the memory of a newly opened device, different from every other in this process.
+/// Returns a device id that is unique in this process, for the memory of a newly opened device.
 pub fn new_device_id() -> DeviceId {
+    // 0 is `DeviceId::HOST`.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))
 }

@@ -1,4 +1,4 @@
-//! A node as providers see it: canonical, with the types and shapes that were inferred.
+//! A read-only view of a node for providers: canonical operator, inferred types and shapes.
 
 use crate::dim::Dim;
 use crate::dtype::DType;
@@ -6,32 +6,32 @@ use crate::ir::{Attributes, Graph, Node, SymShape, ValueId, ValueType};
 use crate::spec::bind_types;
 use crate::tensor::Tensor;
 
-/// A node of an inferred graph, as providers see it.
+/// A node of a graph after type and shape inference.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeView<'a> {
-    /// The graph it is in.
+    /// The graph that owns the node.
     pub graph: &'a Graph,
     /// The node.
     pub node: &'a Node,
 }
 
 impl<'a> NodeView<'a> {
-    /// The attributes.
+    /// The node's attributes.
     pub fn attrs(&self) -> &'a Attributes {
         &self.node.attrs
     }
 
-    /// The value given as an input.
+    /// The value at input `index`, or `None` if it is left out.
     pub fn input(&self, index: usize) -> Option<ValueId> {
         self.node.inputs.get(index).copied().flatten()
     }
 
-    /// The type of an input; unknown where it is left out.
+    /// The type of an input; unknown if it is left out.
     pub fn input_type(&self, index: usize) -> ValueType {
         self.input(index).map_or(ValueType::Unknown, |id| self.graph.value(id).ty.clone())
     }
 
-    /// The type of an output; unknown where nobody wants it.
+    /// The type of an output; unknown if it is left out.
     pub fn output_type(&self, index: usize) -> ValueType {
         self.output(index).map_or(ValueType::Unknown, |id| self.graph.value(id).ty.clone())
     }
@@ -50,33 +50,35 @@ impl<'a> NodeView<'a> {
         self.output(index).and_then(|id| self.graph.value(id).ty.dtype())
     }
 
-    /// The symbolic shape of an input, where its rank is known.
+    /// The symbolic shape of an input, if its rank is known.
     pub fn shape(&self, index: usize) -> Option<SymShape> {
         self.input(index).and_then(|id| self.graph.value(id).ty.shape().map(<[Dim]>::to_vec))
     }
 
-    /// The shape of an input, where every size is a number.
+    /// The shape of an input, if every dimension is a constant.
     pub fn fixed_shape(&self, index: usize) -> Option<Vec<usize>> {
         let sizes = self.shape(index)?;
         sizes.iter().map(|size| size.as_constant().and_then(|s| usize::try_from(s).ok())).collect()
     }
 
-    /// The rank of an input, where it is known.
+    /// The rank of an input, if known.
     pub fn rank(&self, index: usize) -> Option<usize> {
         self.input(index).and_then(|id| self.graph.value(id).ty.shape().map(<[Dim]>::len))
     }
 
-    /// The constant that an input is, where it is one.
+    /// The constant behind an input, if it is one.
     pub fn constant(&self, index: usize) -> Option<&'a Tensor> {
         self.input(index).and_then(|id| self.graph.constants.get(&id))
     }
 
-    /// The element type that a type variable (or a fixed type) of the operator has at this node.
+    /// The element type bound to a type variable (or a fixed type) of the operator at this node.
     pub fn bound_dtype(&self, var: &str) -> Option<DType> {
         static UNKNOWN: ValueType = ValueType::Unknown;
         let type_of = |index| self.input(index).map_or(&UNKNOWN, |id| &self.graph.value(id).ty);
         let bound = bind_types(self.node.spec, self.node, type_of).ok()?;
         let from_inputs = bound.iter().find(|(name, _)| *name == var).and_then(|(_, ty)| ty.dtype());
+        // A variable that no input binds may still be that of an output, such as the target of a
+        // cast.
         from_inputs.or_else(|| {
             let index = self.node.spec.outputs.iter().position(|param| param.ty == var)?;
             self.output_dtype(index)

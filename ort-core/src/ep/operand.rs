@@ -1,8 +1,8 @@
-//! What kernels of devices with memory of their own see of a node: operands with shapes and places,
-//! walks over them.
+//! Operands, broadcast iteration and launch-cache keys for kernels of devices with their own
+//! memory.
 //!
-//! Such a kernel answers for the shapes of a run with what its device is to do; a provider keeps
-//! the answers by [`Key`].
+//! Such a kernel turns the shapes of a run into the work to launch. A provider caches that answer
+//! under a [`Key`].
 
 use smallvec::SmallVec;
 
@@ -12,30 +12,30 @@ use crate::ir::Attributes;
 use crate::tensor::{DeviceRange, Shape, TensorView};
 use crate::{Result, ensure, error};
 
-/// Where a tensor of a dispatch is found at a run.
+/// Names the tensor that an operand is bound to at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arg {
     /// The node's input at this position.
     Input(usize),
     /// The node's output at this position.
     Output(usize),
-    /// So many bytes of the node's workspace from a byte on.
+    /// A byte range of the node's workspace.
     Workspace {
-        /// Where it begins.
+        /// The first byte.
         offset: usize,
-        /// How long it is.
+        /// The length in bytes.
         bytes: usize,
     },
 }
 
-/// A tensor as kernels see it.
+/// A tensor operand: its binding, element type and shape.
 #[derive(Clone, Debug)]
 pub struct Operand {
-    /// Where it is.
+    /// What it is bound to.
     pub arg: Arg,
-    /// Its element type.
+    /// The element type.
     pub dtype: DType,
-    /// Its shape.
+    /// The shape.
     pub shape: Shape,
 }
 
@@ -50,87 +50,90 @@ impl Operand {
         self.shape.len()
     }
 
-    /// The bytes of all elements.
+    /// The bytes of all elements; a huge number on overflow.
     pub fn bytes(&self) -> usize {
         self.dtype.byte_len(self.count()).unwrap_or(usize::MAX / 2)
     }
 
-    /// The size of a dimension; 1 beyond the last.
+    /// The size of a dimension; 1 for axes past the last.
     pub fn size(&self, axis: usize) -> usize {
         self.shape.get(axis).copied().unwrap_or(1)
     }
 
-    /// The same tensor under another shape of as many elements.
+    /// The same tensor reshaped to as many elements.
     pub fn with_shape(&self, shape: &[usize]) -> Operand {
         Operand { shape: shape.into(), ..self.clone() }
     }
 }
 
-/// A node with the shapes of a run, and what bounds the device's answers: `limits`.
+/// A node with the shapes of a run, and the device limits (`limits`) that its launches must
+/// respect.
 pub struct OpCx<'a, L> {
     /// The operator.
     pub op: &'static str,
     /// The attributes.
     pub attrs: &'a Attributes,
-    /// What the device bounds.
+    /// The device limits.
     pub limits: L,
-    /// The inputs on the device.
+    /// The inputs in device memory.
     pub inputs: SmallVec<[Option<Operand>; 8]>,
-    /// The outputs that somebody reads.
+    /// The outputs; `None` for one without a reader.
     pub outputs: SmallVec<[Option<Operand>; 4]>,
-    /// The inputs in the host's memory.
+    /// The inputs in host memory.
     pub host: SmallVec<[Option<TensorView<'a>>; 8]>,
 }
 
 impl<L> OpCx<'_, L> {
-    /// An input on the device that must be given.
+    /// Returns a required input in device memory.
     pub fn input(&self, index: usize) -> Result<&Operand> {
         self.find_input(index).ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
     }
 
-    /// An input on the device that may be left out.
+    /// Returns an optional input in device memory.
     pub fn find_input(&self, index: usize) -> Option<&Operand> {
         self.inputs.get(index)?.as_ref()
     }
 
-    /// An output that must be there.
+    /// Returns a required output.
     pub fn output(&self, index: usize) -> Result<&Operand> {
         self.find_output(index).ok_or_else(|| error!(Fail, "output {index} has no memory ready"))
     }
 
-    /// An output, where somebody reads it.
+    /// Returns an output, if it has a reader.
     pub fn find_output(&self, index: usize) -> Option<&Operand> {
         self.outputs.get(index)?.as_ref()
     }
 
-    /// An input in the host's memory, where it is given.
+    /// Returns an input in host memory, if present.
     pub fn find_host(&self, index: usize) -> Option<TensorView<'_>> {
         self.host.get(index).copied().flatten()
     }
 
-    /// The integers of an input in the host's memory, where it is given.
+    /// Returns the integers of an optional input in host memory.
     pub fn find_ints(&self, index: usize) -> Result<Option<Vec<i64>>> {
         self.find_host(index).map(|view| view.to_ints()).transpose()
     }
 
-    /// The integers of an input in the host's memory.
+    /// Returns the integers of a required input in host memory.
     pub fn ints(&self, index: usize) -> Result<Vec<i64>> {
         self.find_ints(index)?.ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
     }
 
-    /// An axis of an input, counted from the end where it is negative.
+    /// Normalizes an axis of a tensor of `rank` dimensions; a negative one counts from the end.
     pub fn axis(&self, axis: i64, rank: usize) -> Result<usize> {
         let counted = if axis < 0 { axis.saturating_add_unsigned(rank as u64) } else { axis };
+        // Axis 0 is valid for a scalar, too.
         let counted = usize::try_from(counted).ok().filter(|axis| *axis < rank.max(1));
         counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is not one of a tensor of rank {rank}"))
     }
 
-    /// A tensor in the workspace, behind what was `taken` before.
+    /// Appends a tensor to the workspace after the `taken` bytes, and advances `taken`.
     pub fn workspace(&self, taken: &mut usize, dtype: DType, shape: &[usize]) -> Operand {
         let mut operand =
             Operand { arg: Arg::Workspace { offset: *taken, bytes: 0 }, dtype, shape: shape.into() };
         let (offset, bytes) = (*taken, operand.bytes());
         operand.arg = Arg::Workspace { offset, bytes };
+        // The alignment of device allocations, for each tensor in the workspace.
         *taken = offset.saturating_add(bytes).next_multiple_of(256);
         operand
     }
@@ -147,18 +150,18 @@ pub fn strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// A walk over a shape with, for each tensor, the step along each axis; adjacent axes that all
-/// tensors walk as one are one.
+/// A strided loop nest over a shape, with one stride per tensor and axis. Adjacent axes that every
+/// tensor strides contiguously are merged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Walk {
-    /// The sizes of the axes.
+    /// The loop extents.
     pub sizes: Vec<usize>,
-    /// By tensor: the step along each axis, in elements.
+    /// The stride along each axis, in elements, per tensor.
     pub steps: Vec<Vec<i64>>,
 }
 
 impl Walk {
-    /// The walk over `sizes` with these steps, of as few axes as it takes.
+    /// Builds the loop nest over `sizes` with these strides, merged into as few axes as possible.
     pub fn new(sizes: &[usize], steps: &[Vec<i64>]) -> Walk {
         let mut walk = Walk { sizes: Vec::new(), steps: vec![Vec::new(); steps.len()] };
         for (axis, size) in sizes.iter().copied().enumerate() {
@@ -167,7 +170,9 @@ impl Walk {
             let joins =
                 |(last, own): (&Vec<i64>, &i64)| last.last() == Some(&own.saturating_mul(size as i64));
             match walk.sizes.last_mut() {
+                // An axis of size 1 never advances, so its stride is irrelevant.
                 _ if size == 1 => continue,
+                // Merge if the previous axis's stride is this stride times extent for every tensor.
                 Some(last) if walk.steps.iter().zip(&own).all(joins) => {
                     *last *= size;
                     for (steps, own) in walk.steps.iter_mut().zip(own) {
@@ -183,7 +188,7 @@ impl Walk {
         walk
     }
 
-    /// The walk over an output whose inputs of these shapes broadcast.
+    /// Builds the loop nest over an output for inputs that broadcast to it.
     pub fn broadcast(output: &[usize], inputs: &[&[usize]]) -> Result<Walk> {
         let mut all = Vec::with_capacity(inputs.len());
         for shape in inputs {
@@ -193,6 +198,7 @@ impl Walk {
             let mut steps = vec![0; skipped];
             for ((size, stride), whole) in shape.iter().zip(strides(shape)).zip(output.iter().skip(skipped)) {
                 ensure!(size == whole || *size == 1, Fail, "{shape:?} does not broadcast to {output:?}");
+                // A broadcast axis has stride 0: every iteration reads the same element.
                 steps.push(if *size == 1 { 0 } else { stride as i64 });
             }
             all.push(steps);
@@ -201,8 +207,8 @@ impl Walk {
     }
 }
 
-/// What the answers of a kernel follow from: types, shapes, what is in place, and what the host
-/// holds.
+/// The cache key of a kernel's launches: types, shapes, in-place aliases, and the contents of host
+/// inputs.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Key {
     words: SmallVec<[u64; 48]>,
@@ -211,25 +217,26 @@ pub struct Key {
 
 type Operands<const N: usize> = SmallVec<[Option<Operand>; N]>;
 
-/// What a run gives a node.
+/// The tensors bound to a node in one run.
 pub struct Given<'a> {
-    /// The inputs in the device's memory, by position.
+    /// The inputs in device memory, by position.
     pub inputs: Operands<8>,
-    /// The outputs that somebody reads, by position.
+    /// The outputs, by position; `None` for one without a reader.
     pub outputs: Operands<4>,
-    /// The inputs in the host's memory, by position.
+    /// The inputs in host memory, by position.
     pub host: SmallVec<[Option<TensorView<'a>>; 8]>,
-    /// The memory of inputs.
+    /// The device memory of the inputs.
     pub input_ranges: SmallVec<[Option<DeviceRange<'a>>; 8]>,
-    /// The memory of outputs.
+    /// The device memory of the outputs.
     pub output_ranges: SmallVec<[Option<DeviceRange<'a>>; 4]>,
-    /// The scratch memory.
+    /// The workspace.
     pub workspace: Option<DeviceRange<'a>>,
 }
 
 impl<'a> Given<'a> {
-    /// The tensors of a run. An input in place of an output is that output. `host_inputs` are the
-    /// positions of inputs in the host's memory, `input_types` the types of all.
+    /// Collects the tensors of a run. An input that an output overwrites in place is bound to that
+    /// output. `host_inputs` lists the positions of inputs in host memory; `input_types` has the
+    /// type of every input, because an in-place input has no view of its own.
     pub fn new(
         cx: &mut RunCx<'a>,
         host_inputs: &[usize],
@@ -256,6 +263,7 @@ impl<'a> Given<'a> {
         let mut given = Given::of_inputs(cx, host_inputs)?;
         for (index, output) in taken {
             let own_type = input_types.get(index).copied().flatten();
+            // An output may have another element type of the same width, so keep the input's own.
             let shared = Operand { dtype: own_type.unwrap_or(output.dtype), ..output };
             if let Some(input) = given.inputs.get_mut(index) {
                 input.get_or_insert(shared);
@@ -264,8 +272,8 @@ impl<'a> Given<'a> {
         Ok(Given { outputs, output_ranges, ..given })
     }
 
-    /// The tensors of a run but for its outputs, of a kernel that hands these over: it adds them
-    /// [once it has them](Self::with_outputs).
+    /// Collects the inputs and the workspace of a run, for a kernel that allocates its outputs. It
+    /// adds these with [`Self::with_outputs`].
     pub fn of_inputs(cx: &RunCx<'a>, host_inputs: &[usize]) -> Result<Given<'a>> {
         let (mut inputs, mut input_ranges, mut host) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
         for index in 0..cx.input_count() {
@@ -290,7 +298,7 @@ impl<'a> Given<'a> {
         Ok(Given { inputs, outputs, host, input_ranges, output_ranges, workspace })
     }
 
-    /// The same with outputs that the kernel allocated: none where nobody reads it.
+    /// Adds the outputs that the kernel allocated; `None` for one without a reader.
     pub fn with_outputs<'b>(&self, made: &'b [Option<NewTensor>]) -> Result<Given<'b>>
     where
         'a: 'b,
@@ -317,14 +325,17 @@ impl<'a> Given<'a> {
         Ok(given)
     }
 
-    /// What the answers for these tensors are kept by.
+    /// Returns the key under which the launches for these tensors are cached.
     pub fn key(&self) -> Result<Key> {
         let mut key = Key { words: SmallVec::new(), host: Vec::new() };
         for operand in self.inputs.iter().chain(&self.outputs) {
             let Some(operand) = operand else {
+                // Marks an absent operand, so that what follows keeps its position.
                 key.words.push(u64::MAX);
                 continue;
             };
+            // Bit 32 tells outputs from inputs: an input in place of an output has that output's
+            // binding.
             let place = match operand.arg {
                 Arg::Input(index) => index as u64,
                 Arg::Output(index) => 1 << 32 | index as u64,
@@ -333,6 +344,8 @@ impl<'a> Given<'a> {
             key.words.extend([place, operand.dtype as u64, operand.rank() as u64]);
             key.words.extend(operand.shape.iter().map(|size| *size as u64));
         }
+        // Launches depend on the values of host inputs, such as axes or a shape, so these are part
+        // of the key.
         for view in self.host.iter().flatten() {
             key.words.extend([view.dtype() as u64, view.rank() as u64]);
             key.words.extend(view.shape().iter().map(|size| *size as u64));
@@ -341,7 +354,8 @@ impl<'a> Given<'a> {
         Ok(key)
     }
 
-    /// The memory of a tensor; none where it has no elements.
+    /// The device memory of a tensor: `None` if it is absent or in host memory, or if a workspace
+    /// range exceeds the workspace.
     pub fn range(&self, arg: Arg) -> Option<DeviceRange<'a>> {
         match arg {
             Arg::Input(index) => self.input_ranges.get(index).copied().flatten(),

@@ -1,11 +1,10 @@
-//! Packed weights, which are in this process once where they are equal, whatever models they are
-//! of.
+//! Deduplication of packed weights across the sessions of a process.
 //!
-//! Variants of one encoder, a model that was exported twice, one model in sessions of other
-//! settings: their kernels pack the same bytes. So what a kernel has packed is looked up by a hash
-//! of a few of its lines, and where there is such a thing already, the two are compared byte by
-//! byte. Equal, the new one goes, and both have the one that was first. A model alone pays for the
-//! lines. No hash decides.
+//! Variants of one encoder, a model exported twice, or one model in sessions with different
+//! settings often pack the same bytes. The table finds candidates by length and a hash of 64-byte
+//! samples, then compares byte by byte. If the bytes are equal, the new buffer is dropped and both
+//! owners share the first one. A weight without a candidate costs only the samples. A hash match
+//! alone never merges.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock, Weak};
@@ -17,8 +16,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Weights that a kernel rearranged for speed, in memory that the session counts or in the mapped
-/// cache.
+/// Weights that a kernel repacked, in memory counted by the session's budget or in the mapped
+/// compiled cache.
 #[derive(Debug)]
 pub struct PackedWeights(Held);
 
@@ -30,25 +29,25 @@ enum Held {
 }
 
 impl PackedWeights {
-    /// What is only counted.
+    /// Weights that are only counted: no bytes.
     pub(super) fn nothing(reservation: Option<Reservation>) -> PackedWeights {
         PackedWeights(Held::Nothing { _reservation: reservation })
     }
 
-    /// What lies in the mapped cache.
+    /// Weights in the mapped compiled cache.
     pub(super) fn mapped(bytes: Bytes) -> PackedWeights {
         PackedWeights(Held::Mapped(bytes))
     }
 
-    /// What was packed into a buffer, for an owner whose budget holds the reservation; where the
-    /// same bytes exist, those.
+    /// Takes a packed buffer for an owner whose budget holds the reservation. If equal bytes exist
+    /// already, drops the buffer and shares those.
     pub(super) fn in_memory(buffer: Buffer, reservation: Reservation, owner: &Arc<Owner>) -> PackedWeights {
         let region = TABLE.one_of(Arc::new(Region { buffer, owners: Mutex::default() }));
         region.owners.lock().push(owner.clone());
         PackedWeights(Held::Memory(Share { region, owner: owner.clone(), _reservation: reservation }))
     }
 
-    /// The bytes as they were packed, at a 64-byte boundary.
+    /// The packed bytes, 64-byte aligned; empty if they were only counted.
     pub fn bytes(&self) -> &[u8] {
         match &self.0 {
             Held::Nothing { .. } => &[],
@@ -58,21 +57,22 @@ impl PackedWeights {
     }
 }
 
-/// Whose packed weights they are: one for each compiled program.
+/// Identifies whose packed weights they are: one owner per compiled program.
 #[derive(Debug, Default)]
 pub(crate) struct Owner(());
 
-/// Bytes of packed weights that are counted more than once, seen from owners that count as one.
+/// Packed bytes that are counted more than once, for a group of owners that reports as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SharedBytes {
-    /// Bytes that an owner counts although an earlier owner of the list has counted them.
+    /// Bytes that an owner of the group counts although an earlier owner of the group counts them,
+    /// too.
     pub(crate) among: usize,
-    /// Of the rest, the bytes that owners outside the list hold as well.
+    /// Of the rest, the bytes that owners outside the group share.
     pub(crate) with_others: usize,
 }
 
 impl SharedBytes {
-    /// The sum over all packed weights of the process.
+    /// Sums over all packed weights of the process.
     pub(crate) fn of(owners: &[&Arc<Owner>]) -> SharedBytes {
         let mut sum = SharedBytes::default();
         for SharedBytes { among, with_others } in TABLE.regions().iter().map(|region| region.shared(owners)) {
@@ -83,7 +83,8 @@ impl SharedBytes {
     }
 }
 
-/// An owner's part in a region. The memory goes before the budget hears of it.
+/// An owner's share of a region. Fields drop in order: the memory is freed before the budget gets
+/// its bytes back.
 #[derive(Debug)]
 struct Share {
     region: Arc<Region>,
@@ -100,11 +101,11 @@ impl Drop for Share {
     }
 }
 
-/// Memory that is written once.
+/// A packed buffer, immutable from here on.
 #[derive(Debug)]
 struct Region {
     buffer: Buffer,
-    /// One for each share.
+    /// One entry per share, so an owner with two shares appears twice.
     owners: Mutex<SmallVec<[Arc<Owner>; 2]>>,
 }
 
@@ -113,11 +114,13 @@ impl Region {
         self.buffer.bytes().unwrap_or(&[])
     }
 
-    /// The double-counted bytes of this region, seen from these owners.
+    /// The double-counted bytes of this region for a group of owners.
     fn shared(&self, owners: &[&Arc<Owner>]) -> SharedBytes {
         let shares = self.owners.lock();
         let shares_of = |owner: &&Arc<Owner>| shares.iter().filter(|other| Arc::ptr_eq(other, owner)).count();
         let mut counts = owners.iter().map(shares_of).filter(|count| *count > 0);
+        // The first owner with shares here counts the region; shares of later owners are
+        // duplicates.
         let first = counts.next().unwrap_or(0);
         let again: usize = counts.sum();
         let is_others = first + again < shares.len();
@@ -126,9 +129,9 @@ impl Region {
     }
 }
 
-/// What this process has packed, by length and a hash of some lines.
+/// The packed regions of this process, by length and sample hash.
 struct Table {
-    /// A seed of the hash that no file can foresee.
+    /// A random seed: a crafted file cannot aim for hash collisions.
     seed: u64,
     state: Mutex<State>,
 }
@@ -136,7 +139,7 @@ struct Table {
 #[derive(Default)]
 struct State {
     regions: FxHashMap<(usize, u64), Vec<Weak<Region>>>,
-    /// Entries, those without a region included, and how many there may be before those go.
+    /// Entries including dead ones, and the count at which dead ones are removed.
     count: usize,
     most: usize,
 }
@@ -144,16 +147,16 @@ struct State {
 static TABLE: LazyLock<Table> =
     LazyLock::new(|| Table { seed: RandomState::new().hash_one(0), state: Mutex::default() });
 
-/// Less is not worth an entry.
+/// Smaller weights are not worth an entry.
 const SMALLEST: usize = 4096;
 
-/// So many of one hash are compared, the newest first: a file may hold many weights that differ
-/// only between the lines.
+/// At most this many regions of equal hash are compared, newest first. It bounds the work for a
+/// file with many weights that differ only between the samples.
 const MOST_COMPARED: usize = 8;
 
 impl Table {
-    /// The region, or one of the same bytes that there is already. Of two that are packed at the
-    /// same time the first to come here stays.
+    /// Returns an equal region if there is one, else adds this one. Of two equal regions packed at
+    /// the same time, the first to get here stays.
     fn one_of(&self, region: Arc<Region>) -> Arc<Region> {
         let bytes = region.bytes();
         if bytes.len() < SMALLEST {
@@ -166,7 +169,8 @@ impl Table {
                 None => return region,
                 Some(candidates) => candidates,
             };
-            // Without the lock: others go on meanwhile.
+            // Compare without the lock, so that other threads can go on. They may add regions
+            // meanwhile, so the loop asks again and skips what it compared.
             if let Some(same) = candidates.iter().find(|known| known.bytes() == bytes) {
                 return same.clone();
             }
@@ -174,7 +178,7 @@ impl Table {
         }
     }
 
-    /// A hash of a few lines, evenly spread.
+    /// Hashes 64 samples of 64 bytes, evenly spread.
     fn sample(&self, bytes: &[u8]) -> u64 {
         const LINES: usize = 64;
         const LINE: usize = 64;
@@ -190,7 +194,7 @@ impl Table {
 }
 
 impl State {
-    /// Adds a region, unless there are some that may be equal and were not compared yet.
+    /// Adds a region, unless there are candidates that were not compared yet: then returns those.
     fn add(
         &mut self,
         key: (usize, u64),
@@ -210,7 +214,8 @@ impl State {
         None
     }
 
-    /// Lets go of the entries of dropped regions once they may be half of all.
+    /// Removes dead entries once they may be half of the table, which makes the sweep amortized
+    /// O(1).
     fn forget_dropped(&mut self) {
         if self.count < self.most {
             return;
@@ -241,7 +246,8 @@ mod tests {
         Arc::new(Region { buffer, owners: Mutex::default() })
     }
 
-    /// A weight in which no line that is hashed has the byte at `place`.
+    /// A weight of sevens except for `value` at `place`. Each KiB has one 64-byte sample, at its
+    /// start.
     fn weight(place: usize, value: u8) -> Vec<u8> {
         let mut bytes = vec![7; 1 << 16];
         *bytes.get_mut(place).unwrap() = value;
@@ -258,7 +264,7 @@ mod tests {
         let second = table.one_of(region(&other));
         assert!(!Arc::ptr_eq(&one, &second));
         assert!(Arc::ptr_eq(&second, &table.one_of(region(&other))), "behind the first of its hash");
-        // One byte shorter, or too small to matter.
+        // One byte shorter, or below the minimum.
         assert_eq!(table.one_of(region(&same[1..])).bytes(), &same[1..]);
         let small = table.one_of(region(&[1; SMALLEST - 1]));
         assert!(!Arc::ptr_eq(&small, &table.one_of(region(&[1; SMALLEST - 1]))));
@@ -278,7 +284,7 @@ mod tests {
         assert!(table.state.lock().count <= 65, "{}", table.state.lock().count);
     }
 
-    /// Many weights that differ only where no line is hashed are not all compared with one another.
+    /// Many weights that differ only between the samples are not all compared with one another.
     #[test]
     fn comparisons_are_bounded() {
         let table = table();
@@ -306,7 +312,7 @@ mod tests {
         assert!(regions.windows(2).all(|pair| Arc::ptr_eq(pair.first().unwrap(), pair.last().unwrap())));
     }
 
-    /// Each owner's budget counts the whole, and what is shared is told to those who share.
+    /// Each owner's budget counts every byte, and the shared bytes are reported to those who share.
     #[test]
     fn shares_count_in_each_budget() {
         let bytes: Vec<u8> = (0..8192u32).map(|index| (index * index % 251) as u8).collect();

@@ -1,4 +1,4 @@
-//! What a kernel sees when it runs: inputs, outputs, workspace.
+//! Kernel run context: inputs, outputs, workspace and run-time allocation.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,21 +15,22 @@ use crate::tensor::{
 };
 use crate::{Result, ensure, error};
 
-/// What bounds a run: cancellation, a deadline, memory, threads.
+/// The limits of a run: cancellation, deadline, memory, threads.
 #[derive(Clone, Debug)]
 pub struct RunControl {
-    /// The token that the caller may cancel.
+    /// The caller's cancellation token.
     pub cancel: CancelToken,
-    /// When the run gives up.
+    /// The time at which the run is cancelled.
     pub deadline: Option<Instant>,
-    /// What all memory of the session counts against.
+    /// The budget for all memory of the session.
     pub budget: Arc<Budget>,
-    /// The threads inside one operator.
+    /// The threads available inside one operator.
     pub threads: usize,
 }
 
 impl RunControl {
-    /// An error once the run is cancelled or late. Long loops inside kernels ask this.
+    /// Returns an error once the run is cancelled or past its deadline. Long loops in kernels poll
+    /// this.
     pub fn check(&self) -> Result<()> {
         interrupt::check("the run", &self.cancel, self.deadline)
     }
@@ -40,35 +41,36 @@ pub trait NestedRun {
     /// Runs the subgraph at `index` on these inputs and returns its outputs.
     fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>>;
 
-    /// The shape of an output of the subgraph at `index` for inputs of these shapes, without
-    /// running it; sizes that do not follow from them are 0. None if not even the rank is known.
+    /// Infers the shape of an output of the subgraph at `index` for inputs of these shapes, without
+    /// running it. Dimensions that do not follow from them are 0. `None` if not even the rank is
+    /// known.
     fn output_shape(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape>;
 }
 
-/// Where one output goes.
+/// The destination of one output.
 pub enum OutputSlot<'a> {
-    /// Nobody reads it.
+    /// The output has no reader.
     Unwanted,
-    /// Memory is ready; `in_place` names the input whose elements it already holds.
+    /// The output has planned memory.
     Ready {
-        /// The tensor to write, until the kernel takes it.
+        /// The tensor to write; `None` once the kernel took it.
         tensor: Option<TensorMut<'a>>,
-        /// The input that shares its memory.
+        /// The input that the output aliases and whose elements it holds at first.
         in_place: Option<usize>,
     },
     /// The kernel hands over a value.
     Handed(Option<Value>),
 }
 
-/// An input and an output that may be the same memory.
+/// The elements of an input and an output that may alias.
 pub enum Unary<'a, T> {
-    /// Read one, write the other.
+    /// Separate memory: read the first, write the second.
     Apart(&'a [T], &'a mut [T]),
-    /// One slice that holds the input and takes the output.
+    /// Shared memory: the slice holds the input and is overwritten with the output.
     InPlace(&'a mut [T]),
 }
 
-/// The context of one kernel's run.
+/// The context of one kernel invocation.
 pub struct RunCx<'a> {
     pub(crate) inputs: SmallVec<[Option<ValueView<'a>>; 16]>,
     pub(crate) outputs: SmallVec<[OutputSlot<'a>; 4]>,
@@ -76,14 +78,15 @@ pub struct RunCx<'a> {
     pub(crate) device_workspace: Option<DeviceRange<'a>>,
     pub(crate) control: &'a RunControl,
     pub(crate) nested: Option<&'a mut (dyn NestedRun + 'a)>,
-    /// Where values of unknown size go; none where it was made by hand.
+    /// Allocates values of dynamic size; `None` in a context made by [`RunCx::new`].
     pub(crate) memory: Option<ValueMemory<'a>>,
-    /// The devices that copy within their memories.
+    /// The session's devices, for copies within device memory.
     pub(crate) devices: &'a [Arc<dyn Device>],
 }
 
 impl<'a> RunCx<'a> {
-    /// A context made by hand, for tests of kernels.
+    /// Creates a context without a session: for tests of kernels, and for kernels of a provider
+    /// library.
     pub fn new(
         inputs: impl IntoIterator<Item = Option<ValueView<'a>>>,
         outputs: impl IntoIterator<Item = OutputSlot<'a>>,
@@ -102,7 +105,7 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// The number of input positions, left-out ones counted.
+    /// The number of input positions, including those left out.
     pub fn input_count(&self) -> usize {
         self.inputs.len()
     }
@@ -112,33 +115,34 @@ impl<'a> RunCx<'a> {
         self.outputs.len()
     }
 
-    /// The tensor at an input that must be given.
+    /// Returns the tensor at a required input.
     pub fn input(&self, index: usize) -> Result<TensorView<'a>> {
         self.input_value(index)?.tensor()
     }
 
-    /// The tensor at an input that may be left out.
+    /// Returns the tensor at an optional input.
     pub fn find_input(&self, index: usize) -> Option<TensorView<'a>> {
         self.inputs.get(index).copied().flatten().and_then(|value| value.tensor().ok())
     }
 
-    /// The value at an input that must be given.
+    /// Returns the value at a required input.
     pub fn input_value(&self, index: usize) -> Result<ValueView<'a>> {
         let value = self.inputs.get(index).copied().flatten();
         value.ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
     }
 
-    /// Whether an input is given (and was not consumed when the kernel was made, nor is in place).
+    /// Whether an input is present: given, not consumed at compile time, and not overwritten in
+    /// place.
     pub fn has_input(&self, index: usize) -> bool {
         matches!(self.inputs.get(index), Some(Some(_)))
     }
 
-    /// Whether somebody reads an output.
+    /// Whether an output has a reader.
     pub fn wants(&self, index: usize) -> bool {
         !matches!(self.outputs.get(index), None | Some(OutputSlot::Unwanted))
     }
 
-    /// Takes the tensor to write at an output. Its shape is what inference says.
+    /// Takes the tensor to write for an output. It has the inferred shape.
     pub fn output(&mut self, index: usize) -> Result<TensorMut<'a>> {
         match self.outputs.get_mut(index) {
             Some(OutputSlot::Ready { tensor, .. }) => {
@@ -152,7 +156,7 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// The shape of an output that is ready.
+    /// The shape of an output in planned memory.
     pub fn output_shape(&self, index: usize) -> Option<&'a [usize]> {
         match self.outputs.get(index) {
             Some(OutputSlot::Ready { tensor: Some(tensor), .. }) => Some(tensor.shape()),
@@ -160,8 +164,8 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// The input whose elements the output at `index` already holds, because both are the same
-    /// memory.
+    /// The input that the output at `index` aliases, if any. The output then holds the input's
+    /// elements.
     pub fn in_place(&self, index: usize) -> Option<usize> {
         match self.outputs.get(index) {
             Some(OutputSlot::Ready { in_place, .. }) => *in_place,
@@ -169,7 +173,7 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// The elements of an input and an output that a map from one to the other needs.
+    /// Returns the elements of an input and an output for an elementwise map, in place or not.
     pub fn unary<T: Element>(&mut self, input: usize, output: usize) -> Result<Unary<'a, T>> {
         if self.in_place(output) == Some(input) {
             return Ok(Unary::InPlace(self.output(output)?.as_mut_slice()?));
@@ -178,7 +182,8 @@ impl<'a> RunCx<'a> {
         Ok(Unary::Apart(from, self.output(output)?.as_mut_slice()?))
     }
 
-    /// Hands over an output: a value, or a tensor whose shape only the kernel knows.
+    /// Hands over an output: a value, or a tensor whose shape only the kernel knows. A value for an
+    /// output without a reader is dropped.
     pub fn set(&mut self, index: usize, value: impl Into<Value>) -> Result<()> {
         match self.outputs.get_mut(index) {
             None | Some(OutputSlot::Unwanted) => Ok(()),
@@ -190,19 +195,21 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// The shape of an output of the subgraph at `index` for inputs of these shapes, without
-    /// running it; sizes that do not follow from them are 0. None if not even the rank is known.
+    /// Infers the shape of an output of the subgraph at `index` for inputs of these shapes, without
+    /// running it. Dimensions that do not follow from them are 0. `None` if not even the rank is
+    /// known.
     pub fn subgraph_output(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape> {
         self.nested.as_ref()?.output_shape(index, inputs, output)
     }
 
-    /// Memory for an output whose shape only the kernel knows, counted in the budget.
+    /// Allocates a zeroed host tensor for an output of data-dependent shape, counted in the budget.
     pub fn allocate(&self, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
         let len = byte_count(dtype, shape)?;
         let bytes = len.max(LEAST_TENSOR);
         let buffer = match self.memory {
             Some(memory) => {
                 let mut buffer = memory.allocate(DeviceId::HOST, Category::Dynamic, bytes)?;
+                // An arena hands out stale bytes. The host allocator returns zeros by itself.
                 if memory.is_reused() {
                     interrupt::fill(host_bytes(&mut buffer, bytes)?, 0);
                 }
@@ -216,7 +223,7 @@ impl<'a> RunCx<'a> {
         Ok(NewTensor { dtype, shape: shape.into(), memory: NewMemory::Host(buffer), len })
     }
 
-    /// The same in a memory, which on a device holds nothing certain at first.
+    /// As [`Self::allocate`], in the memory of a device. Device memory is uninitialized.
     pub fn allocate_in(&self, device: DeviceId, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
         let memory = self.memory.filter(|_| device != DeviceId::HOST);
         let Some(memory) = memory else { return self.allocate(dtype, shape) };
@@ -225,8 +232,7 @@ impl<'a> RunCx<'a> {
         Ok(NewTensor { dtype, shape: shape.into(), memory: NewMemory::Device(buffer), len })
     }
 
-    /// Copies a tensor to a byte of a new one in the same memory, where its elements lie from there
-    /// on.
+    /// Copies a tensor into a new one in the same memory, from byte `start` on.
     pub fn write(&self, from: &TensorView<'_>, to: &mut NewTensor, start: usize) -> Result<()> {
         let len = byte_count(from.dtype(), from.shape())?;
         let end = start.checked_add(len).filter(|end| *end <= to.len);
@@ -248,7 +254,7 @@ impl<'a> RunCx<'a> {
         guard::copy(&**device, *from, TensorMut::device(from.dtype(), from.shape(), range))
     }
 
-    /// Counts bytes that the kernel takes besides its outputs, as long as the result lives.
+    /// Reserves bytes that the kernel takes besides its outputs, until the result is dropped.
     pub fn reserve(&self, bytes: usize) -> Result<Reservation> {
         let reserve = || {
             let reservation = self.control.budget.reserve(Category::Dynamic, bytes)?;
@@ -260,21 +266,23 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// A tensor of strings, which the budget counts as they come and for as long as the tensor
-    /// lives. The iterator is asked for no more once the budget refuses.
+    /// Collects a tensor of strings. The budget counts them as they arrive and for as long as the
+    /// tensor lives. If the budget refuses, the remaining strings are only measured, so that the
+    /// error names a sufficient limit.
     ///
     /// # Errors
     ///
-    /// The iterator does not give as many as the shape has elements, or the budget leaves too
-    /// little.
+    /// The iterator does not yield as many strings as the shape has elements, or the budget is too
+    /// small.
     pub fn strings(&self, shape: &[usize], texts: impl IntoIterator<Item = String>) -> Result<Tensor> {
         let count = element_count(shape)?;
         let mut held = self.reserve(count.saturating_mul(size_of::<String>()))?;
         let mut elements = Vec::new();
         let reserved = elements.try_reserve_exact(count);
         reserved.map_err(|_| error!(OutOfMemory, "{count} strings"))?;
-        // What is counted is a little ahead, so that not each string asks the budget.
+        // Reserve in steps of `STRINGS_AHEAD`, because a reservation per string would be slow.
         let (mut counted, mut bytes) = (0usize, 0usize);
+        // One string more than needed, to detect an iterator that is too long without draining it.
         let mut texts = spending(UNITS_OF_A_TEXT, texts).take(count.saturating_add(1));
         while let Some(text) = texts.next() {
             ensure!(elements.len() < count, Fail, "more than {count} strings for shape {shape:?}");
@@ -285,6 +293,7 @@ impl<'a> RunCx<'a> {
                 let ahead = least.max(STRINGS_AHEAD);
                 let (more, reserved) = match self.reserve(ahead) {
                     Ok(reserved) => (ahead, reserved),
+                    // Without the slack it may still fit.
                     Err(_) => (least, self.reserve_texts(least, &mut texts)?),
                 };
                 held.absorb(reserved);
@@ -296,8 +305,8 @@ impl<'a> RunCx<'a> {
         Tensor::from_held_strings(shape, elements, Some(held))
     }
 
-    /// Counts the bytes of one text. A refusal names what all that follow take as well, so that
-    /// whoever raises the limit does not meet each of them.
+    /// Reserves the bytes of one string. A refusal also counts all strings that follow, so that one
+    /// raise of the limit is enough.
     fn reserve_texts(&self, bytes: usize, rest: &mut impl Iterator<Item = String>) -> Result<Reservation> {
         self.reserve(bytes).or_else(|_| {
             let rest = rest.fold(0, |sum: usize, text| sum.saturating_add(heap_bytes(&text)));
@@ -305,10 +314,12 @@ impl<'a> RunCx<'a> {
         })
     }
 
-    /// An input as a value with memory of its own, where the input is, which the budget counts.
+    /// Copies an input to a value with its own memory, on the same device and counted in the
+    /// budget.
     pub fn own_input(&self, index: usize) -> Result<Value> {
         let view = match self.input_value(index)? {
             ValueView::Tensor(view) if view.dtype() != DType::String => view,
+            // Strings have heap memory of their own, which `strings` counts.
             ValueView::Tensor(view) => {
                 let texts = view.strings()?.iter().cloned();
                 return Ok(Value::Tensor(self.strings(view.shape(), texts)?));
@@ -320,28 +331,27 @@ impl<'a> RunCx<'a> {
         Ok(Value::Tensor(copy.finish()?))
     }
 
-    /// Takes the scratch memory that the kernel asked for.
+    /// Takes the workspace that the kernel asked for.
     pub fn workspace(&mut self) -> Result<&'a mut [u8]> {
         self.workspace.take().ok_or_else(|| error!(Fail, "the workspace was taken before"))
     }
 
-    /// The scratch memory that a kernel on a device with memory of its own asked for; none where it
-    /// asked for none.
+    /// The workspace in device memory; `None` if the kernel needs none or runs on the host.
     pub fn device_workspace(&self) -> Option<DeviceRange<'a>> {
         self.device_workspace
     }
 
-    /// What bounds this run, for kernels that run another kernel inside.
+    /// The limits of this run, for kernels that run another kernel.
     pub fn control(&self) -> &'a RunControl {
         self.control
     }
 
-    /// The threads this run may use.
+    /// The threads available to this run.
     pub fn threads(&self) -> usize {
         self.control.threads
     }
 
-    /// An error once the run is cancelled or late.
+    /// Returns an error once the run is cancelled or past its deadline.
     pub fn check(&self) -> Result<()> {
         self.control.check()
     }
@@ -354,15 +364,15 @@ impl<'a> RunCx<'a> {
     }
 }
 
-/// What a tensor of a kernel's own counts for at least: without bytes of its own it still takes a
-/// header, and a sequence may hold millions.
+/// Minimum bytes counted for a tensor that a kernel allocates. An empty one still takes a header,
+/// and a sequence may hold millions.
 pub(crate) const LEAST_TENSOR: usize = 64;
 
-/// How many bytes of strings are counted at once.
+/// Bytes of strings that are reserved ahead at a time.
 const STRINGS_AHEAD: usize = 4 << 10;
 
-/// What a text takes of the heap beside its handle: heaps hand out multiples of 16 bytes with a
-/// header of 8, and 32 at least.
+/// The heap bytes of a string besides the `String` itself. It models malloc: multiples of 16 bytes
+/// with a header of 8, at least 32.
 fn heap_bytes(text: &String) -> usize {
     match text.capacity() {
         0 => 0,
@@ -370,7 +380,7 @@ fn heap_bytes(text: &String) -> usize {
     }
 }
 
-/// A tensor being written, in memory of its own.
+/// A tensor under construction, with its own memory.
 #[derive(Debug)]
 pub struct NewTensor {
     dtype: DType,
@@ -386,23 +396,23 @@ enum NewMemory {
 }
 
 impl NewTensor {
-    /// The elements to write, zero at first. An error on a device.
+    /// The elements to write, zero at first. Fails on a device.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let NewTensor { dtype, shape, memory, len } = self;
         TensorMut::host(*dtype, shape, memory.bytes_mut(*len)?).as_mut_slice()
     }
 
-    /// The bytes to write, zero at first. An error on a device.
+    /// The bytes to write, zero at first. Fails on a device.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         self.memory.bytes_mut(self.len)
     }
 
-    /// All of its elements, as far as they are written.
+    /// A view of all elements, including those not written yet.
     pub fn view(&self) -> Result<TensorView<'_>> {
         self.first(&self.shape)
     }
 
-    /// Its first elements, as a tensor of this shape.
+    /// A view of the first elements as a tensor of this shape.
     pub fn first<'t>(&'t self, shape: &'t [usize]) -> Result<TensorView<'t>> {
         let len = byte_count(self.dtype, shape)?;
         let too_short = || error!(Fail, "a tensor is too short");
@@ -418,7 +428,7 @@ impl NewTensor {
         })
     }
 
-    /// The memory that it is in.
+    /// The memory that the tensor is in.
     pub fn memory(&self) -> DeviceId {
         match &self.memory {
             NewMemory::Host(_) => DeviceId::HOST,
@@ -426,7 +436,7 @@ impl NewTensor {
         }
     }
 
-    /// The finished tensor.
+    /// Freezes it into a tensor.
     pub fn finish(self) -> Result<Tensor> {
         match self.memory {
             NewMemory::Host(buffer) => Tensor::from_buffer(self.dtype, &self.shape, buffer),

@@ -1,4 +1,4 @@
-//! A node's records read by a library: the graph of that one node.
+//! Deserializes a node's records inside a provider library, to a graph of one node.
 
 use std::ffi::{CStr, c_char};
 
@@ -17,19 +17,19 @@ use crate::spec::Registry;
 use crate::tensor::Tensor;
 use crate::{Result, Within, ensure, error};
 
-/// The graph of one node that a record describes; its constants share the host's bytes.
+/// Decodes a record to a graph of that one node. Its constants share the host's bytes.
 ///
 /// # Safety
 ///
-/// The record and all that it points to are as their documentation says, and the host's table is
-/// valid for ever.
+/// `record` is null, or it and everything it points to are valid as [`tables`](super::tables)
+/// documents. The host's table is valid forever.
 pub(super) unsafe fn read_node(
     record: *const OrtProviderNode,
     host: &'static OrtProviderHost,
 ) -> Result<Graph> {
-    // SAFETY: the caller vouches for the record.
+    // SAFETY: null or valid, by this function's contract.
     let record = unsafe { record.as_ref() }.ok_or_else(|| error!(Fail, "the host gave no node"))?;
-    // SAFETY: the caller vouches for the texts and lists of the record.
+    // SAFETY: the record is valid by this function's contract, so its strings and lists are, too.
     let (domain, op_type, name, inputs, outputs, attributes) = unsafe {
         (
             text(record.domain)?,
@@ -44,55 +44,61 @@ pub(super) unsafe fn read_node(
     let spec = spec.ok_or_else(|| error!(NotImplemented, "the library does not know operator {op_type}"))?;
     let mut given = Vec::with_capacity(attributes.len());
     for attribute in attributes {
-        // SAFETY: as above.
+        // SAFETY: the attribute is part of the valid record.
         given.push(unsafe { read_attribute(attribute, host) }?);
     }
     let mut graph = Graph::new("node");
     let mut values = |kind: &str, records: &[OrtProviderValue]| -> Result<Vec<Option<ValueId>>> {
         let values = records.iter().enumerate();
-        // SAFETY: as above.
+        // SAFETY: the values are part of the valid record.
         values
             .map(|(index, value)| unsafe { read_value(&mut graph, format!("{kind} {index}"), value, host) })
             .collect()
     };
     let (inputs, outputs) = (values("input", inputs)?, values("output", outputs)?);
     let attrs = Attributes::new(spec, given)
-        // Newer hosts may know attributes that this library does not.
+        // A newer host may pass attributes that this library does not know. That is a refusal, not
+        // a failure.
         .map_err(|problem| error!(NotImplemented, "{}", problem.message()))?;
     let (inputs, outputs) = (inputs.into_iter().collect(), outputs.into_iter().collect());
     graph.nodes.push(Node { name: name.into(), spec, inputs, outputs, attrs, subgraphs: Vec::new() });
     Ok(graph)
 }
 
+/// Borrows a C string; fails if it is null or not UTF-8.
+///
 /// # Safety
 ///
-/// A pointer that is not null points to text that ends with a zero byte and lives as long as the
-/// caller uses it.
+/// `pointer` is null or a NUL-terminated string that outlives `'a`.
 pub(super) unsafe fn text<'a>(pointer: *const c_char) -> Result<&'a str> {
     ensure!(!pointer.is_null(), Fail, "a text is missing");
-    // SAFETY: the caller vouches for it.
+    // SAFETY: not null, and NUL-terminated by this function's contract.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map_err(|problem| error!(Fail, "a text is not UTF-8: {problem}"))
 }
 
+/// Borrows a C array.
+///
 /// # Safety
 ///
-/// The pointer points to `count` elements that live as long as the caller uses them, or it is null.
+/// `pointer` is null or points to `count` elements that outlive `'a`.
 pub(super) unsafe fn list<'a, T>(pointer: *const T, count: usize) -> &'a [T] {
     if pointer.is_null() || count == 0 {
         return &[];
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: not null, and `count` elements long by this function's contract.
     unsafe { std::slice::from_raw_parts(pointer, count) }
 }
 
-/// The element type with one of ONNX's codes.
+/// Returns the element type of an ONNX `TensorProto.DataType`.
 pub(super) fn read_dtype(code: i32) -> Result<DType> {
     DType::all()
         .find(|dtype| *dtype as i32 == code)
         .ok_or_else(|| error!(NotImplemented, "the library does not know element type {code}"))
 }
 
+/// Adds a value to the graph; returns `None` for an absent one.
+///
 /// # Safety
 ///
 /// As for [`read_node`].
@@ -106,7 +112,7 @@ unsafe fn read_value(
         return Ok(None);
     }
     if value.kind == ORT_PROVIDER_HOST {
-        // SAFETY: the caller vouches for the record.
+        // SAFETY: the record is valid by this function's contract.
         let tensor = unsafe { read_constant(value, host) }?;
         return Ok(Some(graph.add_constant(name, tensor)));
     }
@@ -116,9 +122,9 @@ unsafe fn read_value(
     let shape = match usize::try_from(value.rank) {
         Err(_) => None,
         Ok(rank) => {
-            // SAFETY: the caller vouches for the record.
+            // SAFETY: by the ABI, `expressions` has one string per dimension.
             let texts = unsafe { list(value.expressions, rank) };
-            // SAFETY: as above.
+            // SAFETY: each expression is a NUL-terminated string.
             let dims = texts.iter().map(|size| Ok(Dim::parse(unsafe { text(*size) }?)));
             Some(dims.collect::<Result<Vec<Dim>>>()?)
         }
@@ -126,27 +132,27 @@ unsafe fn read_value(
     Ok(Some(graph.add_value(name, ValueType::tensor(read_dtype(value.element_type)?, shape))))
 }
 
-/// Gives up a constant of the host when it is dropped.
+/// Keeps a host constant alive, and releases it on drop.
 struct Retained {
     host: &'static OrtProviderHost,
     owner: *const OrtProviderOwner,
 }
 
-// SAFETY: the host counts its holders so that any thread may release one.
+// SAFETY: the host counts references atomically, so any thread may release one.
 unsafe impl Send for Retained {}
-// SAFETY: nothing is done through a shared reference.
+// SAFETY: a shared reference gives no access to the owner.
 unsafe impl Sync for Retained {}
 
 impl Drop for Retained {
     fn drop(&mut self) {
         if let Some(release) = self.host.release {
-            // SAFETY: the owner was retained once for this value.
+            // SAFETY: `read_constant` retained the owner once for this value.
             unsafe { release(self.owner) }
         }
     }
 }
 
-/// A constant that shares the host's bytes, which stay until the tensor is dropped.
+/// Decodes a constant without a copy. The host keeps the bytes until the tensor is dropped.
 ///
 /// # Safety
 ///
@@ -154,14 +160,14 @@ impl Drop for Retained {
 unsafe fn read_constant(value: &OrtProviderValue, host: &'static OrtProviderHost) -> Result<Tensor> {
     let dtype = read_dtype(value.element_type)?;
     let rank = usize::try_from(value.rank).map_err(|_| error!(Fail, "a constant without a rank"))?;
-    // SAFETY: the caller vouches for the record.
+    // SAFETY: the record is valid by this function's contract, so `sizes` has `rank` elements.
     let shape = read_shape(unsafe { list(value.sizes, rank) })?;
     let retain = host.retain.ok_or_else(|| error!(Fail, "the host keeps no constants"))?;
-    // SAFETY: the owner is that of a record of this call.
+    // SAFETY: the owner is alive during the call, because it is that of a valid record.
     unsafe { retain(value.owner) };
     let owner = Retained { host, owner: value.owner };
-    // SAFETY: the host keeps the bytes where they are, and nobody writes them, until the owner is
-    // dropped.
+    // SAFETY: the bytes neither move nor change while the host's tensor is retained, and the buffer
+    // keeps `owner` until its last clone is dropped.
     let bytes = unsafe { SharedBuffer::foreign(value.data, value.bytes as usize, owner) }?;
     let bytes = bytes.bytes().ok_or_else(|| error!(Fail, "a constant is not in host memory"))?;
     Tensor::from_bytes(dtype, &shape, bytes).within(|| "a constant")
@@ -172,6 +178,8 @@ pub(super) fn read_shape(sizes: &[i64]) -> Result<crate::tensor::Shape> {
     sizes.iter().map(size).collect()
 }
 
+/// Decodes an attribute and its name.
+///
 /// # Safety
 ///
 /// As for [`read_node`].
@@ -180,8 +188,8 @@ unsafe fn read_attribute(
     host: &'static OrtProviderHost,
 ) -> Result<(String, Attribute)> {
     let count = attribute.count;
-    // SAFETY: the caller vouches for the texts, the lists and the tensor of the record, of which
-    // the kind says what is there.
+    // SAFETY: the record is valid by this function's contract; `kind` says which of its fields are
+    // set.
     unsafe {
         let name = text(attribute.name)?.to_owned();
         let value = match attribute.kind {

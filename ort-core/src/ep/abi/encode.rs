@@ -1,4 +1,4 @@
-//! A node as the records that a provider library reads.
+//! Serializes a node to the records of the provider ABI.
 
 use std::ffi::{CString, c_char};
 use std::marker::PhantomData;
@@ -17,12 +17,12 @@ use crate::ep::NodeView;
 use crate::ir::{Attribute, ValueId, ValueType};
 use crate::tensor::Tensor;
 
-/// What a node is for a provider library that does not run it.
+/// Why a node cannot be offered to a provider library.
 type Refusal = String;
 
-/// The records of one node, and all that they point to.
+/// The records of one node, with everything that they point to.
 pub(in crate::ep) struct NodeRecords<'a> {
-    /// The node; its pointers are good as long as this lives.
+    /// The node's record; its pointers are valid while this struct lives.
     pub(in crate::ep) node: OrtProviderNode,
     _inputs: Vec<OrtProviderValue>,
     _outputs: Vec<OrtProviderValue>,
@@ -31,7 +31,8 @@ pub(in crate::ep) struct NodeRecords<'a> {
     _node: PhantomData<NodeView<'a>>,
 }
 
-/// What records point to. Nothing in it moves when more is added.
+/// Owns what the records point to. Each item has a heap allocation of its own, so that growing a
+/// list does not move it.
 #[derive(Default)]
 struct Held {
     texts: Vec<CString>,
@@ -43,7 +44,7 @@ struct Held {
 }
 
 impl<'a> NodeRecords<'a> {
-    /// The records of a node, or why it cannot be offered to a library: no record says what it has.
+    /// Encodes a node, or says which feature of it the ABI cannot express.
     pub(in crate::ep) fn new(view: &NodeView<'a>) -> Result<NodeRecords<'a>, Refusal> {
         let node = view.node;
         if !node.subgraphs.is_empty() {
@@ -75,6 +76,7 @@ impl<'a> NodeRecords<'a> {
 
 impl Held {
     fn text(&mut self, text: &str) -> Result<*const c_char, Refusal> {
+        // The ABI has NUL-terminated strings only.
         let text = CString::new(text).map_err(|_| {
             "a text of the node has a zero byte, which provider libraries do not read".to_owned()
         })?;
@@ -101,6 +103,7 @@ impl Held {
             bytes: 0,
             owner: null(),
         };
+        // A left-out input or output keeps its position, as an absent record.
         let Some(id) = id else { return Ok(absent) };
         if let Some(constant) = view.graph.constants.get(&id) {
             return self.constant(constant);
@@ -141,7 +144,8 @@ impl Held {
             bytes: bytes.len() as u64,
             owner: null(),
         };
-        // The clone shares the bytes, so that the pointer is as good as the clone.
+        // The clone shares the tensor's bytes, so `data` is valid as long as the library retains
+        // the clone.
         let owner = Arc::new(tensor.clone());
         let value = OrtProviderValue { owner: Arc::as_ptr(&owner).cast(), ..value };
         self.constants.push(owner);

@@ -1,9 +1,8 @@
-//! A provider written in Rust behind the functions of a provider library: the library's side of the
-//! border.
+//! The library side of the provider ABI: exports a Rust [`ExecutionProvider`] as a C function
+//! table.
 //!
-//! What the library calls is this crate as it was built into the library, and the host has one of
-//! its own: nothing but the records of [`tables`](super::tables) is common to both. No panic leaves
-//! the library: it becomes an error of the call.
+//! The library has its own copy of this crate, and so has the host. They share only the records of
+//! [`tables`](super::tables). No panic crosses the boundary: it becomes an error code.
 
 use std::any::Any;
 use std::ffi::{CStr, CString};
@@ -34,9 +33,9 @@ use crate::ir::{Graph, Node};
 use crate::tensor::{DeviceRange, Shape, TensorMut, TensorView, ValueView};
 use crate::{Error, Result, ensure, error};
 
-/// Makes the crate that it stands in, of the type `cdylib`, a provider library: exports the
-/// provider behind the symbol `ort_provider`, under its own name and the crate's version. Once in a
-/// crate; its lint for unsafe code must allow the export of a symbol.
+/// Turns a `cdylib` crate into a provider library: exports the provider as the symbol
+/// `ort_provider`, under the provider's name and the crate's version. Use it once per crate. The
+/// crate's lints must allow `unsafe` code for the exported symbol.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -65,18 +64,18 @@ use crate::{Error, Result, ensure, error};
 #[macro_export]
 macro_rules! export_provider {
     ($provider:expr) => {
-        /// The table of this provider library.
+        /// Returns the function table of this provider library.
         ///
         /// # Safety
         ///
-        /// `host` points to the table of a host of version `abi_version`, and stays valid as long
-        /// as the process lives.
+        /// `host` is null or points to the table of a host of ABI version `abi_version`, valid for
+        /// the rest of the process.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn ort_provider(
             abi_version: u32,
             host: *const $crate::ep::abi::tables::OrtProviderHost,
         ) -> *const $crate::ep::abi::tables::OrtProviderTable {
-            // SAFETY: the caller vouches for the table of the host.
+            // SAFETY: `host` is valid by this function's contract, which is the same.
             unsafe {
                 $crate::ep::abi::export::table(&$provider, env!("CARGO_PKG_VERSION"), abi_version, host)
             }
@@ -84,7 +83,7 @@ macro_rules! export_provider {
     };
 }
 
-/// The one provider of this library, with the host that asked for it.
+/// The provider of this library, and the host that loaded it.
 struct Exported {
     provider: &'static dyn ExecutionProvider,
     host: &'static OrtProviderHost,
@@ -92,19 +91,20 @@ struct Exported {
     _texts: [CString; 2],
 }
 
-// SAFETY: the pointers in the tables are to functions and to text that never changes.
+// SAFETY: the provider is `Sync`; the pointers in the tables are to functions and to immutable
+// strings.
 unsafe impl Send for Exported {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Exported {}
 
 static EXPORTED: OnceLock<Exported> = OnceLock::new();
 
-/// The table of a library with this provider: what `export_provider!` calls.
+/// Returns the function table for a provider. `export_provider!` calls it.
 ///
 /// # Safety
 ///
-/// `host` points to the table of a host of version `abi_version`, and stays valid as long as the
-/// process lives.
+/// `host` is null or points to the table of a host of ABI version `abi_version`, valid for the rest
+/// of the process.
 #[doc(hidden)]
 pub unsafe fn table(
     provider: &'static dyn ExecutionProvider,
@@ -112,12 +112,14 @@ pub unsafe fn table(
     abi_version: u32,
     host: *const OrtProviderHost,
 ) -> *const OrtProviderTable {
-    /// What a host of another version reads: that this is of another one.
+    /// The table for a host of another version. It only tells that host our version, and has no
+    /// name.
     static OTHER_VERSION: OtherVersion = OtherVersion(TABLE);
     if abi_version != ORT_PROVIDER_ABI_VERSION {
         return &OTHER_VERSION.0;
     }
-    // SAFETY: the caller vouches for the pointer.
+    // SAFETY: the versions match, so `host` is null or a table of this layout, by this function's
+    // contract.
     let Some(host) = (unsafe { host.as_ref::<'static>() }) else { return std::ptr::null() };
     let made = catch_unwind(AssertUnwindSafe(|| {
         Some([CString::new(provider.name()).ok()?, CString::new(version).ok()?])
@@ -133,7 +135,7 @@ pub unsafe fn table(
 
 struct OtherVersion(OrtProviderTable);
 
-// SAFETY: the table has no pointers but to functions.
+// SAFETY: the table's only pointers are to functions; `name` and `version` are null.
 unsafe impl Sync for OtherVersion {}
 
 const TABLE: OrtProviderTable = OrtProviderTable {
@@ -164,7 +166,8 @@ fn exported() -> Result<&'static Exported> {
     EXPORTED.get().ok_or_else(|| error!(Fail, "the library's table was not asked for"))
 }
 
-/// Does a call's work and makes an error or a panic of it a code, explained to the host.
+/// Runs the body of an ABI function. Converts an error or a panic to a status code, and reports it
+/// to the host.
 fn reporting(report: *mut OrtProviderReport, work: impl FnOnce() -> Result<()>) -> i32 {
     let outcome = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(&*panic)));
     let Err(problem) = outcome else { return ORT_PROVIDER_OK };
@@ -178,68 +181,78 @@ fn panicked(panic: &(dyn Any + Send)) -> Error {
 }
 
 fn explain(report: *mut OrtProviderReport, code: i32, problem: &Error) -> i32 {
+    // A message may quote a name with a NUL, which a C string cannot hold.
     let c_text = |text: &str| CString::new(text.replace('\0', " ")).unwrap_or_default();
     let (message, help) = (c_text(&problem.located_message()), problem.advice().map(c_text));
     let Some(fail) = exported().ok().and_then(|exported| exported.host.fail) else { return code };
     let help = help.as_deref().map_or(std::ptr::null(), CStr::as_ptr);
-    // SAFETY: the report is that of this call, and the texts live as long as this call.
+    // SAFETY: `report` is null or the host's report for this call; the strings live through it.
     unsafe { fail(report, code, message.as_ptr(), help) }
 }
 
 /// An open device.
 struct Opened {
     device: Arc<dyn Device>,
-    /// Stands for tensors without elements.
+    /// An empty buffer, for tensors without elements: they have no allocation to refer to.
     nothing: SharedBuffer,
 }
 
-/// A kernel, with what its shapes and types are looked up by.
+/// A compiled kernel, with the device's empty buffer.
 struct Kernel {
     executable: Box<dyn Executable>,
     nothing: SharedBuffer,
 }
 
+/// Borrows the device behind a handle.
+///
 /// # Safety
 ///
-/// The pointer is one that `open` gave and `close` did not get yet.
+/// `device` is null, or from `open` and not yet closed.
 unsafe fn opened<'a>(device: *mut OrtProviderDevice) -> Result<&'a Opened> {
-    // SAFETY: the caller vouches for the pointer.
+    // SAFETY: null or valid, by this function's contract.
     unsafe { device.cast::<Opened>().as_ref() }.ok_or_else(|| error!(Fail, "the host gave no device"))
 }
 
+/// Borrows the kernel behind a handle.
+///
 /// # Safety
 ///
-/// The pointer is one that `compile` gave and `release_kernel` did not get yet.
+/// `kernel` is null, or from `compile` and not yet released.
 unsafe fn kernel<'a>(kernel: *mut OrtProviderKernel) -> Result<&'a Kernel> {
-    // SAFETY: the caller vouches for the pointer.
+    // SAFETY: null or valid, by this function's contract.
     unsafe { kernel.cast::<Kernel>().as_ref() }.ok_or_else(|| error!(Fail, "the host gave no kernel"))
 }
 
+/// Borrows a record.
+///
 /// # Safety
 ///
-/// The pointer is null or to a record of the host.
+/// `pointer` is null or points to a record of the host that outlives `'a`.
 unsafe fn record<'a, T>(pointer: *const T) -> Result<&'a T> {
-    // SAFETY: the caller vouches for the pointer.
+    // SAFETY: null or valid, by this function's contract.
     unsafe { pointer.as_ref() }.ok_or_else(|| error!(Fail, "the host gave no record"))
 }
 
+/// Writes an out parameter; fails if it is null.
+///
 /// # Safety
 ///
-/// The pointer is null or to a place of the host.
+/// `place` is null or writable.
 unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
     ensure!(!place.is_null(), Fail, "the host gave no place for the answer");
-    // SAFETY: the caller vouches for the pointer.
+    // SAFETY: not null, and writable by this function's contract.
     unsafe { place.write(value) };
     Ok(())
 }
 
-// SAFETY of all that follows: the host calls these functions as the documentation of the table
-// says.
+// SAFETY of all that follows: the host calls these functions as `OrtProviderTable` documents.
+// Handles come from `open`, `compile` and `allocate` and are not yet released. Records and out
+// parameters are valid through the call.
 
 unsafe extern "C" fn device_count(count: *mut u32, report: *mut OrtProviderReport) -> i32 {
     reporting(report, || {
         let devices = exported()?.provider.devices()?;
-        // SAFETY: the host's place for the answer.
+        // SAFETY: the host's out parameter.
         unsafe { put(count, devices.len() as u32) }
     })
 }
@@ -254,7 +267,7 @@ unsafe extern "C" fn device_info(
         let devices = exported.provider.devices()?;
         let device = devices.get(index as usize);
         let device = device.ok_or_else(|| error!(InvalidArgument, "there is no device {index}"))?;
-        // SAFETY: the host's record, which nobody else uses during the call.
+        // SAFETY: the host's record, which nothing else uses during the call.
         let info = unsafe { info.as_mut() }.ok_or_else(|| error!(Fail, "the host gave no record"))?;
         info.memory_bytes = device.memory_bytes.unwrap_or(0);
         let Some(fact) = exported.host.fact else { return Ok(()) };
@@ -262,8 +275,7 @@ unsafe extern "C" fn device_info(
         for (name, value) in std::iter::once(&name).chain(&device.facts) {
             let texts = (CString::new(name.as_str()), CString::new(value.as_str()));
             if let (Ok(name), Ok(value)) = texts {
-                // SAFETY: the place for facts is that of this call, and the texts live as long as
-                // it.
+                // SAFETY: `info.facts` is the host's for this call; the strings live through it.
                 unsafe { fact(info.facts, name.as_ptr(), value.as_ptr()) };
             }
         }
@@ -281,9 +293,9 @@ unsafe extern "C" fn open(
 ) -> i32 {
     reporting(report, || {
         let mut given = ProviderOptions::new();
-        // SAFETY: the host's list of texts.
+        // SAFETY: the host's list of options.
         for option in unsafe { list(options, option_count) } {
-            // SAFETY: as above.
+            // SAFETY: by the ABI, both are NUL-terminated strings.
             let (name, value) = unsafe { (text(option.name)?, text(option.value)?) };
             given.insert(name.to_owned(), value.to_owned());
         }
@@ -291,7 +303,7 @@ unsafe extern "C" fn open(
         let nothing = Buffer::empty(opened.memory()).freeze();
         let is_host = opened.memory() == DeviceId::HOST;
         let opened = Box::new(Opened { device: opened, nothing });
-        // SAFETY: the host's places for the answers.
+        // SAFETY: the host's out parameters.
         unsafe {
             put(uses_host_memory, u8::from(is_host))?;
             put(device, Box::into_raw(opened).cast())
@@ -301,7 +313,7 @@ unsafe extern "C" fn open(
 
 unsafe extern "C" fn close(device: *mut OrtProviderDevice) {
     reporting(std::ptr::null_mut(), || {
-        // SAFETY: the host closes a device that `open` made once, after everything else of it.
+        // SAFETY: `open` made this box, and the host closes it once, after its kernels and memory.
         drop(unsafe { Box::from_raw(device.cast::<Opened>()) });
         Ok(())
     });
@@ -315,17 +327,18 @@ unsafe extern "C" fn allocate(
     report: *mut OrtProviderReport,
 ) -> i32 {
     reporting(report, || {
-        // SAFETY: the host's device.
+        // SAFETY: the host's open device.
         let allocator = unsafe { opened(device) }?.device.allocator();
         let buffer = allocator.allocate(whole(bytes)?, whole(alignment)?)?.freeze();
-        // SAFETY: the host's place for the answer.
+        // The handle is the address of the boxed buffer, so it is never 0.
+        // SAFETY: the host's out parameter.
         unsafe { put(memory, Box::into_raw(Box::new(buffer)) as u64) }
     })
 }
 
 unsafe extern "C" fn release(_: *mut OrtProviderDevice, memory: u64) {
     reporting(std::ptr::null_mut(), || {
-        // SAFETY: the host releases what `allocate` made once.
+        // SAFETY: `allocate` made this box, and the host releases it once.
         drop(unsafe { Box::from_raw(memory as *mut SharedBuffer) });
         Ok(())
     });
@@ -334,7 +347,7 @@ unsafe extern "C" fn release(_: *mut OrtProviderDevice, memory: u64) {
 unsafe extern "C" fn trim(device: *mut OrtProviderDevice) -> u64 {
     let mut freed = 0;
     reporting(std::ptr::null_mut(), || {
-        // SAFETY: the host's device.
+        // SAFETY: the host's open device.
         freed = unsafe { opened(device) }?.device.allocator().trim() as u64;
         Ok(())
     });
@@ -348,12 +361,12 @@ unsafe extern "C" fn copy(
     report: *mut OrtProviderReport,
 ) -> i32 {
     reporting(report, || {
-        // SAFETY: the host's device and records.
+        // SAFETY: the host's open device and records.
         let (opened, from, to) = unsafe { (opened(device)?, record(from)?, record(to)?) };
-        // SAFETY: as above.
+        // SAFETY: the records are valid, so their sizes are, too.
         let shapes = unsafe { (shape(from)?, shape(to)?) };
-        // SAFETY: the host lends the memory of both tensors, the second to be written, during the
-        // call.
+        // SAFETY: the host lends the memory of both tensors for the call, the second one for
+        // writing.
         let (from, to) = unsafe {
             (read_view(from, &shapes.0, &opened.nothing)?, read_mut(to, &shapes.1, &opened.nothing)?)
         };
@@ -362,14 +375,14 @@ unsafe extern "C" fn copy(
 }
 
 unsafe extern "C" fn synchronize(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32 {
-    // SAFETY: the host's device.
+    // SAFETY: the host's open device.
     reporting(report, || unsafe { opened(device) }?.device.synchronize())
 }
 
 unsafe extern "C" fn prefers_channels_last(device: *mut OrtProviderDevice) -> u8 {
     let mut prefers = false;
     reporting(std::ptr::null_mut(), || {
-        // SAFETY: the host's device.
+        // SAFETY: the host's open device.
         prefers = unsafe { opened(device) }?.device.prefers_channels_last();
         Ok(())
     });
@@ -379,7 +392,7 @@ unsafe extern "C" fn prefers_channels_last(device: *mut OrtProviderDevice) -> u8
 unsafe extern "C" fn vector_bytes(device: *mut OrtProviderDevice) -> usize {
     let mut bytes = 1;
     reporting(std::ptr::null_mut(), || {
-        // SAFETY: the host's device.
+        // SAFETY: the host's open device.
         bytes = unsafe { opened(device) }?.device.vector_bytes();
         Ok(())
     });
@@ -387,7 +400,7 @@ unsafe extern "C" fn vector_bytes(device: *mut OrtProviderDevice) -> usize {
 }
 
 unsafe extern "C" fn check(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32 {
-    // SAFETY: the host's device.
+    // SAFETY: the host's open device.
     reporting(report, || unsafe { opened(device) }?.device.check())
 }
 
@@ -400,8 +413,9 @@ unsafe extern "C" fn claim(
     let mut refusal = None;
     let code = reporting(report, || {
         let exported = exported()?;
-        // SAFETY: the host's device and record.
+        // SAFETY: the host's open device and record.
         let (opened, graph) = unsafe { (opened(device)?, read_node(node, exported.host)) };
+        // A node that we cannot decode is a refusal, so that another provider can run it.
         let answer = graph.map_err(|problem| problem.message().to_owned());
         let answer = answer.and_then(|graph| {
             let view = only_node(&graph).map_err(|problem| problem.to_string())?;
@@ -409,7 +423,7 @@ unsafe extern "C" fn claim(
             if claimed.outputs != OutputsFrom::Plan {
                 return Err("a provider library runs no kernel that makes its outputs itself".to_owned());
             }
-            // SAFETY: the place for the claim is that of this call.
+            // SAFETY: `claim` is the host's for this call.
             unsafe { say(exported.host, claim, &claimed, view.node) };
             Ok(())
         });
@@ -422,17 +436,18 @@ unsafe extern "C" fn claim(
     }
 }
 
-/// Tells the host what a claim says of the inputs and outputs that the node has.
+/// Reports a claim to the host. Positions that this node lacks are skipped, because the host would
+/// reject the claim.
 ///
 /// # Safety
 ///
-/// `claim` is that of the host's call.
+/// `claim` is the host's for this call.
 unsafe fn say(host: &OrtProviderHost, claim: *mut OrtProviderClaim, claimed: &Claim, node: &Node) {
     let (inputs, outputs) = (node.inputs.len(), node.outputs.len());
     let pairs = claimed.in_place.iter().filter(|(input, output)| *input < inputs && *output < outputs);
     for pair in pairs {
         let grows = u8::from(claimed.shared_buffers.contains(pair));
-        // SAFETY: the caller vouches for the claim.
+        // SAFETY: `claim` is valid by this function's contract.
         host.in_place.into_iter().for_each(|say| unsafe { say(claim, pair.0 as u32, pair.1 as u32, grows) });
     }
     let lists = [
@@ -442,7 +457,7 @@ unsafe fn say(host: &OrtProviderHost, claim: *mut OrtProviderClaim, claimed: &Cl
     ];
     for (say, list, count) in lists {
         for index in list.iter().filter(|index| **index < count) {
-            // SAFETY: the caller vouches for the claim.
+            // SAFETY: `claim` is valid by this function's contract.
             say.into_iter().for_each(|say| unsafe { say(claim, *index as u32) });
         }
     }
@@ -461,11 +476,12 @@ unsafe extern "C" fn compile(
 ) -> i32 {
     reporting(report, || {
         let exported = exported()?;
-        // SAFETY: the host's device and record.
+        // SAFETY: the host's open device and record.
         let (opened, info) = unsafe { (opened(device)?, record(info)?) };
-        // SAFETY: as above.
+        // SAFETY: the node's record is part of `info`.
         let graph = unsafe { read_node(info.node, exported.host) }?;
-        // The host counts what is packed; that it fits is asked before anything is.
+        // The host counts packed weights through `reserve`, but only once they are packed. This
+        // local budget refuses before packing if they cannot fit.
         let budget = Budget::new(Some(whole(info.available_bytes)?));
         let owner = Arc::<Owner>::default();
         let account = Account { budget: &budget, owner: &owner };
@@ -476,23 +492,23 @@ unsafe extern "C" fn compile(
         let executable = opened.device.compile(&mut cx)?;
         let host = exported.host;
         if let Some(reserve) = host.reserve.filter(|_| cx.packed_bytes > 0) {
-            // SAFETY: compilation and report are those of this call.
+            // SAFETY: `info.compilation` and `report` are the host's for this call.
             let code = unsafe { reserve(info.compilation, cx.packed_bytes as u64, report) };
             ensure!(code == ORT_PROVIDER_OK, OutOfMemory, "the session's memory limit leaves too little");
         }
         for (index, _) in cx.consumed.iter().enumerate().filter(|(_, consumed)| **consumed) {
-            // SAFETY: as above.
+            // SAFETY: `info.compilation` is the host's for this call.
             host.consume.into_iter().for_each(|consume| unsafe { consume(info.compilation, index as u32) });
         }
         let made = Box::new(Kernel { executable, nothing: opened.nothing.clone() });
-        // SAFETY: the host's place for the answer.
+        // SAFETY: the host's out parameter.
         unsafe { put(kernel, Box::into_raw(made).cast()) }
     })
 }
 
 unsafe extern "C" fn release_kernel(kernel: *mut OrtProviderKernel) {
     reporting(std::ptr::null_mut(), || {
-        // SAFETY: the host releases a kernel that `compile` made once.
+        // SAFETY: `compile` made this box, and the host releases it once.
         drop(unsafe { Box::from_raw(kernel.cast::<Kernel>()) });
         Ok(())
     });
@@ -510,21 +526,22 @@ unsafe extern "C" fn workspace(
         let shapes = |tensors: &[OrtProviderTensor]| {
             let shape = |tensor: &OrtProviderTensor| match tensor.kind {
                 ORT_PROVIDER_ABSENT => Ok(None),
-                // SAFETY: the host's record.
+                // SAFETY: the tensor is part of the host's record.
                 _ => unsafe { shape(tensor) }.map(Some),
             };
             tensors.iter().map(shape).collect::<Result<Vec<_>>>()
         };
-        // SAFETY: as above.
+        // SAFETY: both lists are part of the host's record.
         let (inputs, outputs) = unsafe {
             (shapes(list(run.inputs, run.input_count))?, shapes(list(run.outputs, run.output_count))?)
         };
-        // An older host knows nothing of it.
+        // `room` was added after the first release of this version, so an older host's record ends
+        // before it.
         let knows_room = run.size >= offset_of!(OrtProviderRun, room) + size_of::<u64>();
         let room = if knows_room { usize::try_from(run.room).unwrap_or(usize::MAX) } else { usize::MAX };
         let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: run.threads as usize, room };
         let needed = kernel.executable.workspace(&shapes)?;
-        // SAFETY: the host's place for the answer.
+        // SAFETY: the host's out parameter.
         unsafe { put(bytes, needed as u64) }
     })
 }
@@ -537,19 +554,22 @@ unsafe extern "C" fn run(
     reporting(report, || {
         // SAFETY: the host's kernel and record.
         let (kernel, run) = unsafe { (self::kernel(kernel)?, record(run)?) };
-        // SAFETY: as above.
+        // SAFETY: both lists are part of the host's record.
         let (inputs, outputs) =
             unsafe { (list(run.inputs, run.input_count), list(run.outputs, run.output_count)) };
-        // SAFETY: the host lends the memory of a run's tensors during the call, that of outputs and
-        // the workspace to be written, and nothing of what is written is lent twice but for an
-        // input in place, which is left out.
+        // SAFETY: the host lends the memory of the run's tensors for the call, outputs and
+        // workspace for writing. Written memory is lent once, except for an in-place input, which
+        // `run_on` skips.
         unsafe { run_on(kernel, inputs, outputs, run) }
     })
 }
 
+/// Runs a kernel on a run's tensors.
+///
 /// # Safety
 ///
-/// The tensors are those of a run, whose memory is the kernel's during the call.
+/// The records are those of `run`, and their memory is lent to this kernel for the call: outputs
+/// and workspace exclusively, except for in-place inputs.
 unsafe fn run_on(
     kernel: &Kernel,
     inputs: &[OrtProviderTensor],
@@ -557,10 +577,11 @@ unsafe fn run_on(
     run: &OrtProviderRun,
 ) -> Result<()> {
     let shapes = |tensors: &[OrtProviderTensor]| -> Result<Vec<Shape>> {
-        // SAFETY: the caller vouches for the records.
+        // SAFETY: the records are valid by this function's contract.
         tensors.iter().map(|tensor| unsafe { shape(tensor) }).collect()
     };
     let (input_shapes, output_shapes) = (shapes(inputs)?, shapes(outputs)?);
+    // The ABI passes no cancellation, deadline or budget into a run.
     let (cancel, budget) = (CancelToken::new(), Budget::new(None));
     let control = RunControl { cancel, deadline: None, budget, threads: run.threads as usize };
     let in_place = |index: usize| {
@@ -570,11 +591,13 @@ unsafe fn run_on(
     };
     let mut given: SmallVec<[Option<ValueView<'_>>; 16]> = SmallVec::new();
     for (index, (tensor, shape)) in inputs.iter().zip(&input_shapes).enumerate() {
+        // A view of an in-place input would alias the output's mutable view.
         if tensor.kind == ORT_PROVIDER_ABSENT || in_place(index) {
             given.push(None);
             continue;
         }
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the input's memory is lent for reading, and no output aliases it: in-place inputs
+        // are skipped.
         given.push(Some(ValueView::Tensor(unsafe { read_view(tensor, shape, &kernel.nothing) }?)));
     }
     let mut taken: SmallVec<[OutputSlot<'_>; 4]> = SmallVec::new();
@@ -583,43 +606,47 @@ unsafe fn run_on(
             taken.push(OutputSlot::Unwanted);
             continue;
         }
-        // SAFETY: as above.
+        // SAFETY: the output's memory is lent exclusively.
         let target = unsafe { read_mut(tensor, shape, &kernel.nothing) }?;
         taken.push(OutputSlot::Ready {
             tensor: Some(target),
             in_place: usize::try_from(tensor.in_place).ok(),
         });
     }
-    // SAFETY: the record is the host's.
+    // SAFETY: null or the host's record.
     let scratch = unsafe { run.workspace.as_ref() };
     let on_host = scratch.filter(|scratch| scratch.kind == ORT_PROVIDER_HOST);
     let bytes = match on_host {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the workspace is lent exclusively.
         Some(scratch) => unsafe { bytes_mut(scratch)? },
         None => &mut [],
     };
     let on_device = scratch.filter(|scratch| scratch.kind == ORT_PROVIDER_DEVICE);
-    // SAFETY: as above.
+    // SAFETY: by the ABI, `memory` is a handle from `allocate` that the host has not released.
     let on_device = on_device.map(|scratch| unsafe { range(scratch, &kernel.nothing) }).transpose()?;
     let mut cx = RunCx::new(given, taken, bytes, &control);
     cx.device_workspace = on_device;
     kernel.executable.run(&mut cx)
 }
 
+/// The shape of a tensor record; empty for an absent one.
+///
 /// # Safety
 ///
-/// The sizes of the record are the host's.
+/// `tensor` is a valid record.
 unsafe fn shape(tensor: &OrtProviderTensor) -> Result<Shape> {
     if tensor.kind == ORT_PROVIDER_ABSENT {
         return Ok(Shape::new());
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `sizes` has `rank` elements in a valid record.
     read_shape(unsafe { list(tensor.sizes, tensor.rank as usize) })
 }
 
+/// Creates a view of a tensor to read.
+///
 /// # Safety
 ///
-/// The tensor's memory is lent for reading as long as the view lives.
+/// The tensor's memory is lent for reading throughout `'a`.
 unsafe fn read_view<'a>(
     tensor: &OrtProviderTensor,
     shape: &'a [usize],
@@ -628,18 +655,21 @@ unsafe fn read_view<'a>(
     let dtype = checked(tensor, shape)?;
     match tensor.kind {
         ORT_PROVIDER_HOST => {
-            // SAFETY: the caller vouches for it.
+            // SAFETY: `data` has `bytes` bytes in a valid record, lent for `'a` by this function's
+            // contract.
             let bytes = unsafe { list(tensor.data.cast_const().cast(), whole(tensor.bytes)?) };
             Ok(TensorView::host(dtype, shape, bytes))
         }
-        // SAFETY: as above.
+        // SAFETY: the same for `memory`, a handle from `allocate`.
         _ => Ok(TensorView::device(dtype, shape, unsafe { range(tensor, nothing) }?)),
     }
 }
 
+/// Creates a view of a tensor to write.
+///
 /// # Safety
 ///
-/// The tensor's memory is lent for writing as long as the view lives.
+/// The tensor's memory is lent exclusively throughout `'a`.
 unsafe fn read_mut<'a>(
     tensor: &OrtProviderTensor,
     shape: &'a [usize],
@@ -647,31 +677,35 @@ unsafe fn read_mut<'a>(
 ) -> Result<TensorMut<'a>> {
     let dtype = checked(tensor, shape)?;
     match tensor.kind {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: lent exclusively for `'a`, by this function's contract.
         ORT_PROVIDER_HOST => Ok(TensorMut::host(dtype, shape, unsafe { bytes_mut(tensor) }?)),
-        // SAFETY: as above.
+        // SAFETY: the same for `memory`, a handle from `allocate`.
         _ => Ok(TensorMut::device(dtype, shape, unsafe { range(tensor, nothing) }?)),
     }
 }
 
+/// Borrows a host tensor's bytes to write; empty if there are none.
+///
 /// # Safety
 ///
-/// The tensor's memory is lent for writing as long as the bytes are used.
+/// The tensor's memory is lent exclusively throughout `'a`.
 unsafe fn bytes_mut<'a>(tensor: &OrtProviderTensor) -> Result<&'a mut [u8]> {
     let len = whole(tensor.bytes)?;
     if len == 0 || tensor.data.is_null() {
         return Ok(&mut []);
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: not null, and lent exclusively for `'a` by this function's contract.
     Ok(unsafe { std::slice::from_raw_parts_mut(tensor.data.cast(), len) })
 }
 
+/// Resolves a tensor's device memory, with bounds checked.
+///
 /// # Safety
 ///
-/// The memory is one that `allocate` gave and `release` did not get yet.
+/// `tensor.memory` is 0, or from `allocate` and not yet released.
 unsafe fn range<'a>(tensor: &OrtProviderTensor, nothing: &'a SharedBuffer) -> Result<DeviceRange<'a>> {
     let (offset, len) = (whole(tensor.offset)?, whole(tensor.bytes)?);
-    // SAFETY: the caller vouches for it.
+    // SAFETY: null or valid, by this function's contract.
     let buffer = unsafe { (tensor.memory as *const SharedBuffer).as_ref() };
     let Some(buffer) = buffer.filter(|_| len > 0) else {
         return Ok(DeviceRange { buffer: nothing, offset: 0, len: 0 });
@@ -681,7 +715,7 @@ unsafe fn range<'a>(tensor: &OrtProviderTensor, nothing: &'a SharedBuffer) -> Re
     Ok(DeviceRange { buffer, offset, len })
 }
 
-/// The element type of a tensor whose bytes are those of its shape.
+/// Returns the element type of a tensor, after a check that its byte count matches the shape.
 fn checked(tensor: &OrtProviderTensor, shape: &[usize]) -> Result<DType> {
     ensure!(tensor.kind != ORT_PROVIDER_SHAPE, Fail, "a tensor has no memory");
     let dtype = read_dtype(tensor.element_type)?;

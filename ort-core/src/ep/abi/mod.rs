@@ -1,9 +1,9 @@
-//! The interface between this process and provider libraries, in terms of C alone.
+//! The C ABI between this process and provider libraries.
 //!
-//! - `tables` has the records and the tables of functions: `ort_provider.h` in other words.
-//! - `encode` writes a node as records, and `decode` reads it back on the library's side.
-//! - `export` is the library's side for providers written in Rust: `export_provider!`. The host's
-//!   side is in `ep::dylib`.
+//! - `tables` defines the records and function tables; `ort_provider.h` is generated from it.
+//! - `encode` converts a node to records, and `decode` reads it back inside the library.
+//! - `export` is the library side for providers written in Rust: `export_provider!`. The host side
+//!   is `ep::dylib`.
 
 mod decode;
 #[cfg(feature = "provider-libraries")]
@@ -18,7 +18,7 @@ use tables::{
 
 use crate::ErrorKind;
 
-/// The kinds of errors that have a code of their own.
+/// The error kinds that have a status code of their own; all others map to `ORT_PROVIDER_FAIL`.
 const CODES: [(ErrorKind, i32); 6] = [
     (ErrorKind::Fail, ORT_PROVIDER_FAIL),
     (ErrorKind::InvalidArgument, ORT_PROVIDER_INVALID_ARGUMENT),
@@ -32,7 +32,7 @@ pub(super) fn code_of(kind: ErrorKind) -> i32 {
     CODES.iter().find(|(own, _)| *own == kind).map_or(ORT_PROVIDER_FAIL, |(_, code)| *code)
 }
 
-/// The kind of error that a code says; none for a code that is not one of this interface.
+/// Returns the error kind of a status code, or `None` for a code that the ABI does not define.
 #[cfg(feature = "provider-libraries")]
 pub(super) fn kind_of(code: i32) -> Option<ErrorKind> {
     CODES.iter().find(|(_, own)| *own == code).map(|(kind, _)| *kind)

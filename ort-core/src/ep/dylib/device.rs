@@ -1,4 +1,4 @@
-//! A device that a library opened, its memory and its kernels.
+//! The host's side of a library's device: allocator, claims and kernels.
 
 use std::collections::BTreeSet;
 use std::ptr::{NonNull, null, null_mut};
@@ -22,27 +22,28 @@ use crate::ep::{
 use crate::tensor::{DeviceRange, Shape, TensorMut, TensorView};
 use crate::{Error, ErrorKind, Result, Within, ensure, error};
 
-/// An open device of a library.
+/// An open device of a provider library.
 pub(super) struct Opened {
     table: &'static OrtProviderTable,
     raw: NonNull<OrtProviderDevice>,
     info: DeviceInfo,
     memory: DeviceId,
     stats: Mutex<Stats>,
-    /// Why it cannot be used any more: it said something that cannot be.
+    /// Set once the library violates the interface. [`Device::check`] fails from then on.
     defect: OnceLock<Error>,
-    /// Itself, to be held by its memory and its kernels.
+    /// A weak self-reference, from which buffers and kernels get an `Arc` that keeps the device
+    /// open.
     own: Weak<Opened>,
 }
 
-// SAFETY: the functions of the table may be called from any thread, several at once; the pointer
-// means something to them alone.
+// SAFETY: by the ABI, the functions of the table may be called from any thread and concurrently. We
+// pass `raw` to them and never dereference it.
 unsafe impl Send for Opened {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Opened {}
 
 impl Opened {
-    /// A device that `open` gave.
+    /// Wraps a device that the library's `open` returned.
     pub(super) fn new(
         table: &'static OrtProviderTable,
         raw: *mut OrtProviderDevice,
@@ -61,6 +62,7 @@ impl Opened {
             defect: OnceLock::new(),
             own: own.clone(),
         });
+        // Checked only now, so that on an error `Opened` is dropped and closes the device.
         let has_memory = table.allocate.is_some() && table.release.is_some() && table.copy.is_some();
         ensure!(
             on_host || has_memory,
@@ -74,7 +76,8 @@ impl Opened {
         self.own.upgrade().ok_or_else(|| error!(Fail, "the device is being closed"))
     }
 
-    /// Remembers what the library should never have said.
+    /// Records a violation of the interface, so that [`Device::check`] fails from now on. The first
+    /// one is kept.
     fn defective(&self, problem: Error) -> Error {
         let problem = problem.help("this is a defect of the provider library: report it, or run without it");
         self.defect.get_or_init(|| problem).clone()
@@ -84,7 +87,8 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         if let Some(close) = self.table.close {
-            // SAFETY: kernels and buffers hold the device, so that none is left; it is closed once.
+            // SAFETY: kernels and buffers hold an `Arc` of the device, so none is left. `raw` is
+            // from `open`, and this is the only call to `close`.
             unsafe { close(self.raw.as_ptr()) }
         }
     }
@@ -111,11 +115,12 @@ impl Device for Opened {
         let mut said = Said::default();
         let place = said.place();
         let answer = call(|report| {
-            // SAFETY: the records and the place for the claim live during the call.
+            // SAFETY: the device is open; the records and `said` live through the call.
             Some(unsafe { (self.table.claim?)(self.raw.as_ptr(), &records.node, place, report) })
         });
         match answer {
             Ok(()) => {}
+            // A refusal lets another provider take the node. Any other code is a defect by the ABI.
             Err(problem) if is_refusal(&problem) => return Err(problem.message().to_owned()),
             Err(problem) => return Err(self.defective(problem.within(view.node.place())).to_string()),
         }
@@ -128,7 +133,7 @@ impl Device for Opened {
             return Err(defect.clone());
         }
         let Some(check) = self.table.check else { return Ok(()) };
-        // SAFETY: the device is open.
+        // SAFETY: the device is open, and the report lives through the call.
         call(|report| Some(unsafe { check(self.raw.as_ptr(), report) }))
     }
 
@@ -149,9 +154,10 @@ impl Device for Opened {
             compilation: (&raw mut compilation).cast(),
         };
         let mut raw = null_mut();
-        // SAFETY: the records and the places for what is said live during the call.
+        // SAFETY: the device is open; the records, `compilation` and `raw` live through the call.
         call(|report| unsafe { Some((self.table.compile?)(self.raw.as_ptr(), &info, &mut raw, report)) })
             .map_err(|problem| match problem.kind() {
+                // Running into a memory limit is no defect of the library.
                 ErrorKind::OutOfMemory => problem,
                 _ => self.defective(problem),
             })?;
@@ -180,7 +186,7 @@ impl Device for Opened {
 
     fn synchronize(&self) -> Result<()> {
         let Some(synchronize) = self.table.synchronize else { return Ok(()) };
-        // SAFETY: the device is open.
+        // SAFETY: the device is open, and the report lives through the call.
         call(|report| Some(unsafe { synchronize(self.raw.as_ptr(), report) }))
     }
 
@@ -190,12 +196,13 @@ impl Device for Opened {
         let sizes = sizes(from.shape());
         let from = reading(from, &sizes)?;
         let to = writing(to, &sizes)?;
-        // SAFETY: both tensors' memory is lent during the call, the second one's to be written.
+        // SAFETY: the device is open. `from` and `to` borrow both tensors' memory through the call,
+        // the latter mutably.
         call(|report| unsafe { Some((self.table.copy?)(self.raw.as_ptr(), &from, &to, report)) })
     }
 }
 
-/// What was said of a node as a claim, once it can be of this node.
+/// Converts a reported claim after validating its positions against the node.
 fn checked(said: Said, view: &NodeView<'_>) -> Result<Claim> {
     let (inputs, outputs) = (view.node.inputs.len(), view.node.outputs.len());
     ensure!(!said.too_much, EpFail, "it says more than can be of a node");
@@ -223,14 +230,14 @@ fn checked(said: Said, view: &NodeView<'_>) -> Result<Claim> {
     })
 }
 
-/// Lists that stay as long as the process lives, each once.
+/// Interned lists, which are never freed.
 type Lists<T> = Mutex<BTreeSet<&'static [T]>>;
 
 static PAIRS: Lists<(usize, usize)> = Mutex::new(BTreeSet::new());
 static POSITIONS: Lists<usize> = Mutex::new(BTreeSet::new());
 
-/// The list as one that stays, as the lists of kernels that were compiled in do. There are about as
-/// many as a library has kernels.
+/// Interns a list as a static slice, because [`Claim`] has static lists for kernels that are
+/// compiled in. The leak is bounded: about one list per kernel of the library.
 fn interned<T: Ord>(lists: &Lists<T>, list: Vec<T>) -> &'static [T] {
     let mut lists = lists.lock();
     if let Some(list) = lists.get(list.as_slice()) {
@@ -241,7 +248,7 @@ fn interned<T: Ord>(lists: &Lists<T>, list: Vec<T>) -> &'static [T] {
     list
 }
 
-/// The memory of an open device.
+/// The allocator for an open device's memory.
 struct Memory(Arc<Opened>);
 
 impl Allocator for Memory {
@@ -261,17 +268,19 @@ impl Allocator for Memory {
             }
         };
         if bytes == 0 {
+            // Libraries need not support empty allocations.
             return Ok(Buffer::empty(opened.memory));
         }
         let mut memory = 0;
         let (asked, aligned) = (bytes as u64, alignment as u64);
         call(|report| {
             let allocate = opened.table.allocate?;
-            // SAFETY: the place for the answer lives during the call.
+            // SAFETY: the device is open; `memory` and the report live through the call.
             Some(unsafe { allocate(opened.raw.as_ptr(), asked, aligned, &mut memory, report) })
         })
         .map_err(refused)?;
         if memory == 0 {
+            // 0 is not a valid handle: records use it for "no device memory".
             let problem = error!(EpFail, "`allocate` says that it did, and gives no memory");
             return Err(refused(opened.defective(problem)));
         }
@@ -285,7 +294,8 @@ impl Allocator for Memory {
         let owner = opened.clone();
         let release = move |memory| {
             if let Some(release) = owner.table.release {
-                // SAFETY: the device gave this memory, and takes it back once.
+                // SAFETY: `owner` keeps the device open, which returned this handle. The buffer
+                // calls this once.
                 unsafe { release(owner.raw.as_ptr(), memory) }
             }
             let mut stats = owner.stats.lock();
@@ -306,7 +316,7 @@ impl Allocator for Memory {
     }
 }
 
-/// A kernel of a library.
+/// A kernel that a library compiled.
 struct Kernel {
     raw: NonNull<OrtProviderKernel>,
     device: Arc<Opened>,
@@ -314,16 +324,16 @@ struct Kernel {
     _reservations: Vec<Reservation>,
 }
 
-// SAFETY: as for the device.
+// SAFETY: as for `Opened`: only the library's thread-safe functions use `raw`.
 unsafe impl Send for Kernel {}
-// SAFETY: as for the device.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Kernel {}
 
 impl Drop for Kernel {
     fn drop(&mut self) {
         if let Some(release) = self.device.table.release_kernel {
-            // SAFETY: `compile` gave the kernel, which is released once; runs borrow it, so that
-            // none is under way.
+            // SAFETY: `compile` returned `raw`, and only this drop releases it. Runs borrow the
+            // kernel, so none is active.
             unsafe { release(self.raw.as_ptr()) }
         }
     }
@@ -348,7 +358,7 @@ impl Executable for Kernel {
         let (inputs, outputs) = (records(&inputs), records(&outputs));
         let run = run_of(&inputs, &outputs, None, shapes.threads, shapes.room);
         let mut bytes = 0;
-        // SAFETY: the records and the place for the answer live during the call.
+        // SAFETY: the kernel is alive; the records, `bytes` and the report live through the call.
         call(|report| Some(unsafe { workspace(self.raw.as_ptr(), &run, &mut bytes, report) }))?;
         let bytes = isize::try_from(bytes)
             .map_err(|_| error!(EpFail, "the kernel of the library asks for {bytes} bytes of workspace"))?;
@@ -380,6 +390,8 @@ impl Executable for Kernel {
             let output = cx.output(index)?;
             let sizes = sizes.as_ref().ok_or_else(|| error!(Fail, "output {index} has no shape"))?;
             let output = writing(output, sizes).within(|| format!("output {index}"))?;
+            // The context has no view of an in-place input. Pass the library the output's memory
+            // for it, with the input's element type.
             if let Some(place) = in_place.and_then(|input| inputs.get_mut(input)) {
                 let own = in_place.and_then(|input| self.input_types.get(input).copied().flatten());
                 *place = OrtProviderTensor {
@@ -393,14 +405,15 @@ impl Executable for Kernel {
         let scratch = self.workspace_of(cx)?;
         let scratch = scratch.as_ref().map(|(record, _)| record);
         let run = run_of(&inputs, &outputs, scratch, cx.threads(), usize::MAX);
-        // SAFETY: the memory of all tensors is lent during the call, that of outputs and the
-        // workspace to be written.
+        // SAFETY: the kernel is alive. `cx` lends the memory of all tensors for its lifetime, that
+        // of outputs and the workspace mutably.
         call(|report| unsafe { Some((self.device.table.run?)(self.raw.as_ptr(), &run, report)) })
     }
 }
 
 impl Kernel {
-    /// The scratch memory of a run, as bytes.
+    /// The record of a run's workspace, as bytes, with the sizes that it points to. `None` if it is
+    /// empty.
     fn workspace_of(&self, cx: &mut RunCx<'_>) -> Result<Option<(OrtProviderTensor, Box<Sizes>)>> {
         let on_device = cx.device_workspace();
         let on_host = if self.device.memory == DeviceId::HOST { cx.workspace()? } else { &mut [] };
@@ -408,6 +421,7 @@ impl Kernel {
         if bytes == 0 {
             return Ok(None);
         }
+        // Boxed, because the record points to the sizes and both are moved to the caller.
         let sizes = Box::new(sizes(&[bytes]));
         let mut record = match on_device {
             Some(range) => in_range(range, &sizes),
@@ -420,13 +434,14 @@ impl Kernel {
     }
 }
 
-/// The sizes of a tensor as libraries read them.
+/// Tensor dimensions in the ABI's integer type.
 type Sizes = SmallVec<[i64; 6]>;
 
 fn sizes(shape: &[usize]) -> Sizes {
     shape.iter().map(|size| *size as i64).collect()
 }
 
+/// The record of a missing tensor, and the defaults of all others.
 const ABSENT: OrtProviderTensor = OrtProviderTensor {
     kind: ORT_PROVIDER_ABSENT,
     element_type: 0,
@@ -452,7 +467,7 @@ fn in_range(range: DeviceRange<'_>, sizes: &Sizes) -> OrtProviderTensor {
     }
 }
 
-/// A tensor that a library reads; the record must not outlive its memory.
+/// The record of a tensor to read. It must not outlive the tensor's memory or `sizes`.
 fn reading(view: TensorView<'_>, sizes: &Sizes) -> Result<OrtProviderTensor> {
     let record = match view.device_range() {
         Some(range) => in_range(range, sizes),
@@ -465,7 +480,7 @@ fn reading(view: TensorView<'_>, sizes: &Sizes) -> Result<OrtProviderTensor> {
     Ok(OrtProviderTensor { element_type: view.dtype() as i32, ..record })
 }
 
-/// A tensor that a library writes; the record must not outlive its memory.
+/// The record of a tensor to write. It must not outlive the tensor's memory or `sizes`.
 fn writing(tensor: TensorMut<'_>, sizes: &Sizes) -> Result<OrtProviderTensor> {
     let element_type = tensor.dtype() as i32;
     let record = match tensor.device_range() {

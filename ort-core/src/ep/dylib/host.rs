@@ -1,5 +1,4 @@
-//! What the host does for provider libraries: the functions of its table, and what they collect
-//! during a call.
+//! The host table for provider libraries: callbacks, and the state that they collect during a call.
 
 use std::ffi::{CStr, CString, c_char};
 use std::sync::Arc;
@@ -13,10 +12,10 @@ use crate::ep::abi::tables::{
 use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Result, error};
 
-/// The host's table, which libraries keep.
+/// The host's table; libraries keep a pointer to it.
 pub(super) struct Table(pub(super) OrtProviderHost);
 
-// SAFETY: the pointers in the table are to functions and to text that never changes.
+// SAFETY: the table is immutable; its pointers are to functions and to a static string.
 unsafe impl Sync for Table {}
 
 pub(super) static HOST: Table = Table(OrtProviderHost {
@@ -40,21 +39,21 @@ const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_V
     Err(_) => c"",
 };
 
-/// Text for a library.
+/// Converts text to a C string for a library.
 pub(super) fn c_text(what: &str, text: &str) -> Result<CString> {
     CString::new(text)
         .map_err(|_| error!(InvalidArgument, "{what} '{}' has a zero byte", text.escape_default()))
 }
 
-/// What a library said of an error.
+/// The error that a library reported through `fail`.
 #[derive(Default)]
 struct Report {
     message: Option<String>,
     help: Option<String>,
 }
 
-/// Calls a function of a library, which is none where the library has no such function, and makes
-/// an error of its code.
+/// Calls a function of a library and converts its return code to a result. `function` returns
+/// `None` if the library lacks the function.
 pub(super) fn call(function: impl FnOnce(*mut OrtProviderReport) -> Option<i32>) -> Result<()> {
     let mut report = Report::default();
     let code = function((&raw mut report).cast());
@@ -74,11 +73,13 @@ pub(super) fn call(function: impl FnOnce(*mut OrtProviderReport) -> Option<i32>)
     })
 }
 
+/// Copies a C string.
+///
 /// # Safety
 ///
-/// The pointer is null or to text that ends with a zero byte.
+/// `pointer` is null or a NUL-terminated string.
 unsafe fn text(pointer: *const c_char) -> Option<String> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: not null, and NUL-terminated by this function's contract.
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
@@ -88,25 +89,27 @@ unsafe extern "C" fn fail(
     message: *const c_char,
     help: *const c_char,
 ) -> i32 {
-    // SAFETY: the library gives back the report of this call, which nothing else uses meanwhile,
-    // and text of its own.
+    // SAFETY: `report` is null or the one that `call` made for this call, and nothing else uses it
+    // meanwhile. By the ABI, the strings are null or NUL-terminated.
     unsafe {
         if let Some(report) = report.cast::<Report>().as_mut() {
             *report = Report { message: text(message), help: text(help) };
         }
     }
-    // An error with the code of success would be taken for one.
+    // The library returns this code from its function, where `ORT_PROVIDER_OK` would hide the
+    // error.
     if code == ORT_PROVIDER_OK { ORT_PROVIDER_FAIL } else { code }
 }
 
-/// What a device says of itself.
+/// The facts that a device reports about itself.
 #[derive(Default)]
 pub(super) struct Facts {
     pub(super) list: Vec<(String, String)>,
 }
 
 impl Facts {
-    /// The record for `device_info`, good as long as this stays where it is.
+    /// Returns the record to pass to `device_info`. It points to `self`, which must not move
+    /// meanwhile.
     pub(super) fn record(&mut self) -> OrtProviderDeviceInfo {
         let facts = (&raw mut *self).cast();
         OrtProviderDeviceInfo { size: size_of::<OrtProviderDeviceInfo>(), memory_bytes: 0, facts }
@@ -114,10 +117,10 @@ impl Facts {
 }
 
 unsafe extern "C" fn fact(facts: *mut OrtProviderFacts, name: *const c_char, value: *const c_char) {
-    /// More than that no device has to tell.
+    /// Limit on facts per device; the rest is dropped.
     const MOST: usize = 64;
-    // SAFETY: the library gives back the place of this call, which nothing else uses meanwhile, and
-    // text of its own.
+    // SAFETY: `facts` is null or the pointer that `Facts::record` put into the record of this call,
+    // and nothing else uses it meanwhile. By the ABI, the strings are null or NUL-terminated.
     unsafe {
         let Some(facts) = facts.cast::<Facts>().as_mut() else { return };
         if let (Some(name), Some(value)) = (text(name), text(value))
@@ -128,7 +131,7 @@ unsafe extern "C" fn fact(facts: *mut OrtProviderFacts, name: *const c_char, val
     }
 }
 
-/// What a claim says, as it was said.
+/// A claim as the library reported it, unchecked.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     pub(super) in_place: Vec<(usize, usize)>,
@@ -136,7 +139,7 @@ pub(super) struct Said {
     pub(super) host_inputs: Vec<usize>,
     pub(super) unaligned: Vec<usize>,
     pub(super) left_out: Vec<usize>,
-    /// Whether more was said than the host notes.
+    /// Whether the library reported more than the limit.
     pub(super) too_much: bool,
 }
 
@@ -146,7 +149,7 @@ impl Said {
     }
 
     fn note<T>(list: &mut Vec<T>, too_much: &mut bool, item: T) {
-        /// A node has fewer inputs than this.
+        /// More than the inputs of any node; it bounds what a faulty library can make us allocate.
         const MOST: usize = 1 << 16;
         match list.len() < MOST {
             true => list.push(item),
@@ -155,16 +158,18 @@ impl Said {
     }
 }
 
+/// Casts a claim pointer back to the [`Said`] behind it.
+///
 /// # Safety
 ///
-/// The library gives back the claim of this call, which nothing else uses meanwhile.
+/// `claim` is null or comes from [`Said::place`], and nothing else uses that `Said` meanwhile.
 unsafe fn said<'a>(claim: *mut OrtProviderClaim) -> Option<&'a mut Said> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract.
     unsafe { claim.cast::<Said>().as_mut() }
 }
 
 unsafe extern "C" fn in_place(claim: *mut OrtProviderClaim, input: u32, output: u32, grows: u8) {
-    // SAFETY: the claim of this call.
+    // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     let pair = (input as usize, output as usize);
     Said::note(&mut said.in_place, &mut said.too_much, pair);
@@ -174,27 +179,27 @@ unsafe extern "C" fn in_place(claim: *mut OrtProviderClaim, input: u32, output: 
 }
 
 unsafe extern "C" fn host_input(claim: *mut OrtProviderClaim, input: u32) {
-    // SAFETY: the claim of this call.
+    // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     Said::note(&mut said.host_inputs, &mut said.too_much, input as usize);
 }
 
 unsafe extern "C" fn unaligned_input(claim: *mut OrtProviderClaim, input: u32) {
-    // SAFETY: the claim of this call.
+    // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     Said::note(&mut said.unaligned, &mut said.too_much, input as usize);
 }
 
 unsafe extern "C" fn left_out(claim: *mut OrtProviderClaim, output: u32) {
-    // SAFETY: the claim of this call.
+    // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     Said::note(&mut said.left_out, &mut said.too_much, output as usize);
 }
 
-/// What a library says of the node that it compiles.
+/// The host's state while a library compiles a node.
 pub(super) struct Compilation<'a, 'b> {
     pub(super) cx: &'a mut CompileCx<'b>,
-    /// What the kernel keeps, counted as long as it lives.
+    /// Reservations for what the kernel keeps. The kernel holds them until it is released.
     pub(super) reservations: Vec<ort_alloc::Reservation>,
 }
 
@@ -203,21 +208,22 @@ unsafe extern "C" fn reserve(
     bytes: u64,
     report: *mut OrtProviderReport,
 ) -> i32 {
-    // SAFETY: the library gives back the compilation of this call, which nothing else uses
-    // meanwhile.
+    // SAFETY: by the ABI, this is null or the compilation that `Opened::compile` passed in this
+    // call, and nothing else uses it meanwhile.
     let compilation = unsafe { compilation.cast::<Compilation<'_, '_>>().as_mut() };
     let reserved = compilation
         .ok_or_else(|| error!(Fail, "memory is reserved for no compilation"))
+        // A count beyond the address space saturates, and the budget refuses it.
         .and_then(|compilation| compilation.reserve(usize::try_from(bytes).unwrap_or(usize::MAX)));
     let Err(problem) = reserved else { return ORT_PROVIDER_OK };
     let code = crate::ep::abi::code_of(problem.kind());
     let message = CString::new(problem.located_message()).unwrap_or_default();
-    // SAFETY: the report of this call, and text that lives as long.
+    // SAFETY: the library got `report` for this call, and `message` lives through this one.
     unsafe { fail(report, code, message.as_ptr(), std::ptr::null()) }
 }
 
 unsafe extern "C" fn consume(compilation: *mut OrtProviderCompilation, input: u32) {
-    // SAFETY: as for `reserve`.
+    // SAFETY: as in `reserve`.
     if let Some(compilation) = unsafe { compilation.cast::<Compilation<'_, '_>>().as_mut() } {
         compilation.cx.consume(input as usize);
     }
@@ -225,15 +231,15 @@ unsafe extern "C" fn consume(compilation: *mut OrtProviderCompilation, input: u3
 
 unsafe extern "C" fn retain(owner: *const OrtProviderOwner) {
     if !owner.is_null() {
-        // SAFETY: owners are shared tensors, which the library got with a record whose owner lives
-        // during the call.
+        // SAFETY: `Held::constant` set `owner` to the pointer of an `Arc<Tensor>`, which the node's
+        // records hold through the call.
         unsafe { Arc::increment_strong_count(owner.cast::<Tensor>()) }
     }
 }
 
 unsafe extern "C" fn release(owner: *const OrtProviderOwner) {
     if !owner.is_null() {
-        // SAFETY: the library gives up what `retain` counted.
+        // SAFETY: by the ABI, the library releases once what it retained, so the count is positive.
         unsafe { Arc::decrement_strong_count(owner.cast::<Tensor>()) }
     }
 }
@@ -245,7 +251,8 @@ impl Compilation<'_, '_> {
     }
 }
 
-/// Whether an error says that the device does not run a node, not that something is wrong.
+/// Whether an error means that the device does not support a node, rather than that something
+/// failed.
 pub(super) fn is_refusal(problem: &Error) -> bool {
     problem.kind() == ErrorKind::NotImplemented
 }

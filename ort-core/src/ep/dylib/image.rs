@@ -1,9 +1,8 @@
-//! Whether a file is a whole shared library, before the system's loader maps it.
+//! ELF sanity check for provider libraries, before the system's loader maps them.
 //!
-//! The loader believes the headers of a library: it maps what they say and reads it. Of a file that
-//! is cut short the pages beyond its end are not there, and reading one ends the process with
-//! `SIGBUS`. So the headers are compared with the length of the file first. This tells damage, not
-//! malice: a library is code that its user chose to run.
+//! The loader trusts the headers and maps what they say. In a truncated file the pages past the end
+//! are missing, and reading one kills the process with `SIGBUS`. So we first compare the headers
+//! with the file length. This detects damage, not malice: the user chose to run this code.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,11 +11,12 @@ use ort_alloc::open_regular;
 
 use crate::{Error, Result, ensure, error};
 
-/// Refuses a file that is no shared library for this machine, or not whole.
+/// Rejects a file that is not a complete shared library for this machine. On systems other than
+/// 64-bit little-endian Linux it only checks that the path is a regular file.
 ///
 /// # Errors
 ///
-/// The file cannot be opened, is a pipe or a device, or is no whole library.
+/// The file cannot be opened, is a pipe or a device, or is not a complete library.
 pub fn check_library(path: &Path) -> Result<()> {
     let file =
         open_regular(path).map_err(|problem| error!(NoSuchFile, "{problem}").help("check the path"))?;
@@ -29,16 +29,17 @@ pub fn check_library(path: &Path) -> Result<()> {
     check_elf(&headers, length)
 }
 
-/// Headers lie at the beginning of a library.
+/// Bytes read from the start of the file. ELF headers and the program header table are there.
 const MOST_HEADERS: u64 = 1 << 16;
 
 const ELF: &[u8] = b"\x7fELF";
-/// 64 bits, little-endian, version 1.
+/// ELFCLASS64, little-endian, version 1.
 const FORM: [u8; 3] = [2, 1, 1];
+/// `ET_DYN`.
 const SHARED: u16 = 3;
 const HEADER: usize = 64;
 const SEGMENT: usize = 56;
-/// Segments that are mapped, and the one that tells the loader of symbols.
+/// Segment types `PT_LOAD`, which is mapped, and `PT_DYNAMIC`, which has the dynamic symbols.
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 
@@ -46,7 +47,7 @@ fn not_whole(found: &str) -> Error {
     error!(EpFail, "it is no whole shared library: {found}").help("build it or copy it again")
 }
 
-/// A number of `COUNT` bytes at this place.
+/// Reads a little-endian number of `COUNT` bytes at `at`.
 fn number<const COUNT: usize>(bytes: &[u8], at: usize) -> Result<u64> {
     let own = bytes.get(at..at + COUNT).ok_or_else(|| not_whole("it is cut short in its headers"))?;
     Ok(own.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
@@ -65,6 +66,7 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
         help = "take a build of the library for this machine",
         "it is a library for another kind of machine"
     );
+    // The `e_machine` numbers that we know; other architectures go unchecked.
     let machine = match std::env::consts::ARCH {
         "x86_64" => Some(62),
         "aarch64" => Some(183),
@@ -78,9 +80,11 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
         help = "take a build of the library for this machine",
         "it is a library for another processor, of number {found}"
     );
+    // `e_type`.
     if number::<2>(headers, 16)? != u64::from(SHARED) {
         return Err(not_whole("it is a program or an object file"));
     }
+    // The program header table: `e_phoff`, `e_phentsize` and `e_phnum`.
     let (first, size) = (number::<8>(headers, 32)?, number::<2>(headers, 54)?);
     let count = number::<2>(headers, 56)?;
     ensure!(size == SEGMENT as u64 && count > 0, EpFail, "it has {count} segments of {size} bytes");
@@ -90,6 +94,7 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
     for index in 0..count as usize {
         let at = first + index * SEGMENT;
         let kind = number::<4>(headers, at)? as u32;
+        // `p_offset` and `p_filesz`; `p_memsz` is at 40.
         let (start, bytes) = (number::<8>(headers, at + 8)?, number::<8>(headers, at + 32)?);
         has_symbols |= kind == DYNAMIC;
         let end = start.checked_add(bytes);
@@ -108,7 +113,7 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A library that every process of these systems has loaded.
+    /// The bytes of libc, which every dynamically linked process has mapped.
     fn library() -> Option<Vec<u8>> {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let path = maps
@@ -126,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_library_that_is_cut_or_of_another_machine_is_refused() {
-        // Linked statically, there is none.
+        // A static binary maps no libc.
         let Some(whole) = library() else { return };
         check(&whole).unwrap();
         for length in [0, 3, 16, 63, 64, 200, 1000, whole.len() / 4, whole.len() / 2] {

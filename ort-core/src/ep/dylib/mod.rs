@@ -1,9 +1,8 @@
-//! Provider libraries: files that are loaded while the process runs, each with a provider behind
-//! the functions of [`abi::tables`](super::abi::tables).
+//! Provider libraries: shared libraries loaded at run time that implement the C ABI of
+//! [`abi::tables`](super::abi::tables).
 //!
-//! A library that was loaded stays as long as the process lives. Devices, kernels and buffers of it
-//! are then never left without their code, and neither are threads and thread-local values that it
-//! made and that nobody here knows of.
+//! A loaded library is never unloaded. So devices, kernels and buffers never outlive their code,
+//! and neither do threads and thread-local destructors that the library created on its own.
 
 mod device;
 mod host;
@@ -27,34 +26,36 @@ use device::Opened;
 use host::{Facts, HOST, c_text, call};
 pub use image::check_library;
 
-/// The variable that names folders with provider libraries, separated as those of `PATH`.
+/// The environment variable with the folders to search for provider libraries, separated as in
+/// `PATH`.
 pub const PROVIDER_PATH: &str = "ORT_PROVIDER_PATH";
 
-/// More devices than this no machine has.
+/// Sanity limit on the device count that a library reports.
 const MOST_DEVICES: u32 = 1 << 10;
 
-/// The provider that a name means, where it is the path of a library, or that of a library in the
-/// folders of [`PROVIDER_PATH`].
+/// Finds a provider by library path, or by name among the libraries in the folders of
+/// [`PROVIDER_PATH`].
 pub(super) fn find(name: &str) -> Option<Result<&'static dyn ExecutionProvider>> {
     if is_path(name) {
         return Some(load_provider(Path::new(name)));
     }
+    // A broken library must not hide a good one; `provider` lists the errors if nothing matches.
     let providers = provider_libraries().into_iter().filter_map(|(_, provider)| provider.ok());
     providers.into_iter().find(|provider| provider.name() == name).map(Ok)
 }
 
-/// Whether the name of a provider is the path of a library.
+/// Whether a provider name is a library path.
 fn is_path(name: &str) -> bool {
     let suffix = std::env::consts::DLL_SUFFIX;
     name.contains(['/', std::path::MAIN_SEPARATOR]) || (name.ends_with(suffix) && name != suffix)
 }
 
-/// The provider of the library at `path`, which is loaded once.
+/// Loads the provider library at `path`, once per process.
 ///
 /// # Errors
 ///
-/// There is no such file, it is no library for this machine or none of a provider, or its interface
-/// is of another version.
+/// The file does not exist, it is not a shared library for this machine or exports no provider, or
+/// its ABI version differs.
 ///
 /// ```
 /// use std::path::Path;
@@ -65,7 +66,9 @@ fn is_path(name: &str) -> bool {
 pub fn load_provider(path: &Path) -> Result<&'static dyn ExecutionProvider> {
     static LOADED: Mutex<BTreeMap<PathBuf, &'static LibraryProvider>> = Mutex::new(BTreeMap::new());
     let place = || format!("provider library {}", path.display());
+    // Canonical, so that two paths to one file share a provider.
     let absolute = path.canonicalize().map_err(|problem| error!(NoSuchFile, "{problem}")).within(place)?;
+    // Held while loading, so that no other thread loads the same library.
     let mut loaded = LOADED.lock();
     if let Some(known) = loaded.get(&absolute) {
         return Ok(*known);
@@ -76,8 +79,8 @@ pub fn load_provider(path: &Path) -> Result<&'static dyn ExecutionProvider> {
     Ok(provider)
 }
 
-/// The libraries in the folders of [`PROVIDER_PATH`], in the order of folders and names, each with
-/// its provider or why it has none.
+/// Lists the libraries in the folders of [`PROVIDER_PATH`], by folder and then by file name, each
+/// with its provider or the error.
 pub fn provider_libraries() -> Vec<(PathBuf, Result<&'static dyn ExecutionProvider>)> {
     let Some(folders) = std::env::var_os(PROVIDER_PATH) else { return Vec::new() };
     let mut found = Vec::new();
@@ -111,19 +114,21 @@ fn libraries_in(folder: &Path) -> Result<Vec<PathBuf>> {
 fn load(path: &Path) -> Result<LibraryProvider> {
     let advice =
         "a provider library is a shared library for this machine that exports `ort_provider`: ort_provider.h";
+    // The system's loader may crash on a truncated file, so check it first.
     check_library(path)?;
-    // SAFETY: the caller asks for this file's code to run, which is what loading a library means.
+    // SAFETY: loading runs the library's initializers. The user asked for this file, by name or in
+    // a folder of `PROVIDER_PATH`, and `check_library` found it complete.
     let library = unsafe { libloading::Library::new(path) }
         .map_err(|problem| error!(EpFail, "it cannot be loaded: {problem}").help(advice))?;
-    // SAFETY: the symbol of this name has the type that the interface says.
+    // SAFETY: the ABI fixes the type of this symbol.
     let entry = unsafe { library.get::<OrtProviderEntry>(ORT_PROVIDER_SYMBOL.as_bytes()) };
     let entry = *entry.map_err(|_| {
         error!(EpFail, "it has no symbol {ORT_PROVIDER_SYMBOL}: it is not a provider library").help(advice)
     })?;
-    // SAFETY: the function is called as its type says, with a table that lives as long as the
-    // process.
+    // SAFETY: called with the type that the ABI fixes; `HOST` is a static.
     let table = unsafe { entry(ORT_PROVIDER_ABI_VERSION, &HOST.0) };
-    // SAFETY: the library's table stays as it is as long as the library is loaded.
+    // SAFETY: by the ABI, the library's table is null or valid and immutable while the library is
+    // loaded, which is forever.
     let table = unsafe { read_table(table) }?;
     let (name, version) = names(&table)?;
     Ok(LibraryProvider {
@@ -135,15 +140,15 @@ fn load(path: &Path) -> Result<LibraryProvider> {
     })
 }
 
-/// A library's table, once its version and size are those of this interface.
+/// Reads a library's table after a check of its version and size.
 ///
 /// # Safety
 ///
-/// The pointer is null, or to a table that says its own size, or is at least that of another
-/// version.
+/// `table` is null, or points to a readable table that starts with `size` and `abi_version`; for
+/// this version, with at least `size` bytes.
 unsafe fn read_table(table: *const OrtProviderTable) -> Result<OrtProviderTable> {
     ensure!(!table.is_null(), EpFail, "it gives no table of functions: it has no provider");
-    // SAFETY: the first two fields are the same in every version.
+    // SAFETY: not null, as checked above. These two fields come first in every ABI version.
     let (size, version) =
         unsafe { ((&raw const (*table).size).read(), (&raw const (*table).abi_version).read()) };
     ensure!(
@@ -152,7 +157,8 @@ unsafe fn read_table(table: *const OrtProviderTable) -> Result<OrtProviderTable>
         help = "take a build of the library for this version",
         "its interface is of version {version}, expected {ORT_PROVIDER_ABI_VERSION}"
     );
-    // What came after the first release of this version may be missing.
+    // The fields from here on were added after the first release of this version, so older
+    // libraries lack them.
     let least = offset_of!(OrtProviderTable, prefers_channels_last);
     ensure!(
         size >= least,
@@ -161,19 +167,22 @@ unsafe fn read_table(table: *const OrtProviderTable) -> Result<OrtProviderTable>
         "its table of functions has {size} bytes, expected at least {least}"
     );
     let mut known = MaybeUninit::<OrtProviderTable>::zeroed();
-    // SAFETY: so many bytes are in both; all fields may have any value that the library gives, and
-    // those that it does not know may be zero: functions that are null.
+    // SAFETY: both sides have at least `size.min(…)` bytes. Every field is an integer, a raw
+    // pointer or an optional function pointer, for which zero is valid. Missing functions become
+    // `None`.
     Ok(unsafe {
         known.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(table.cast(), size.min(size_of_val(&known)));
         known.assume_init()
     })
 }
 
-/// The provider's name and version, which are kept as long as the process lives, as the library is.
+/// Reads the provider's name and version, which live as long as the library: forever. Also checks
+/// that the required functions are present.
 fn names(table: &OrtProviderTable) -> Result<(&'static str, &'static str)> {
     let read = |field: &str, pointer: *const std::ffi::c_char| {
         ensure!(!pointer.is_null(), EpFail, "it gives no {field}");
-        // SAFETY: the library's text ends with a zero byte and stays as it is.
+        // SAFETY: not null, as checked above. By the ABI, it is a NUL-terminated string that never
+        // changes.
         let text = unsafe { CStr::from_ptr::<'static>(pointer) };
         text.to_str().map_err(|problem| error!(EpFail, "its {field} is not UTF-8: {problem}"))
     };
@@ -198,20 +207,20 @@ fn names(table: &OrtProviderTable) -> Result<(&'static str, &'static str)> {
     }
 }
 
-/// The provider of a library.
+/// The provider of a loaded library.
 struct LibraryProvider {
     table: &'static OrtProviderTable,
     name: &'static str,
     version: &'static str,
     path: PathBuf,
-    /// What keeps the library loaded: for ever, as this is.
+    /// Keeps the library loaded: forever, because `load_provider` leaks this struct.
     _library: libloading::Library,
 }
 
-// SAFETY: the pointers in the table are to functions that may be called from any thread, and to
-// text that never changes.
+// SAFETY: by the ABI, the functions of the table may be called from any thread, and its strings
+// never change.
 unsafe impl Send for LibraryProvider {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for LibraryProvider {}
 
 impl ExecutionProvider for LibraryProvider {
@@ -221,7 +230,7 @@ impl ExecutionProvider for LibraryProvider {
 
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
         let mut count = 0;
-        // SAFETY: the place for the answer lives during the call.
+        // SAFETY: `count` and the report live through the call.
         call(|report| unsafe { Some((self.table.device_count?)(&mut count, report)) })?;
         ensure!(
             count <= MOST_DEVICES,
@@ -246,7 +255,7 @@ impl ExecutionProvider for LibraryProvider {
         let (mut device, mut on_host) = (std::ptr::null_mut(), 0);
         call(|report| {
             let open = self.table.open?;
-            // SAFETY: options and places for the answers live during the call.
+            // SAFETY: the options and the out parameters live through the call.
             Some(unsafe { open(index, given.as_ptr(), given.len(), &mut device, &mut on_host, report) })
         })?;
         Ok(Opened::new(self.table, device, info, on_host != 0)?)
@@ -257,10 +266,11 @@ impl LibraryProvider {
     fn device_info(&self, index: u32) -> Result<DeviceInfo> {
         let mut facts = Facts::default();
         let mut info = facts.record();
-        // SAFETY: the record and what it points to live during the call.
+        // SAFETY: the record and the facts that it points to live through the call.
         call(|report| unsafe { Some((self.table.device_info?)(index, &mut info, report)) })?;
         let memory_bytes = Some(info.memory_bytes).filter(|bytes| *bytes > 0);
         let mut facts = facts.list;
+        // The ABI reports the device's name as the fact `name`.
         let own_name = facts.iter().position(|(name, _)| name == "name").map(|place| facts.remove(place).1);
         facts.push(("library".to_owned(), format!("{} {}", self.path.display(), self.version)));
         let name = own_name.ok_or_else(|| error!(EpFail, "device {index} of {} has no name", self.name))?;
