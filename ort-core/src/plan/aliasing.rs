@@ -1,4 +1,6 @@
-//! Which values share memory: views of an input, and results in its place.
+//! Aliasing: outputs that are views of an input, and outputs computed in place of one.
+//!
+//! `concat_in_place` and `output_reuse` hold the other ways to share memory.
 
 #![allow(
     clippy::indexing_slicing,
@@ -12,13 +14,13 @@ use crate::spec::{ViewCx, ViewOf};
 use crate::tensor::{Shape, byte_count};
 
 impl Planner<'_> {
-    /// The input that a step's outputs are parts of, where the operator's record says so and
-    /// nothing must move.
+    /// Returns the input that a step's outputs are views of. None if the operator is not a view for
+    /// these shapes, or if its data must move.
     pub(super) fn view_of(&self, step: &Step) -> Option<(SlotId, ViewOf)> {
         let node = &self.program.graph.nodes[step.node?];
         let view = node.spec.view?;
         let outputs: Vec<SlotId> = step.outputs.iter().flatten().copied().collect();
-        // An output of the graph owns its memory, so it is copied rather than a view.
+        // An output of the graph owns its memory, so it cannot be a view.
         if outputs.iter().any(|slot| self.is_output[slot.index()] || self.shapes[slot.index()].is_none()) {
             return None;
         }
@@ -30,17 +32,19 @@ impl Planner<'_> {
         let root = step.inputs.get(of.input).copied().flatten()?;
         let (root_slot, output) =
             (&self.program.slots[root.index()], &self.program.slots[outputs.first()?.index()]);
-        // A view of an unaligned weight could not be read as a slice; the kernel copies it to
-        // aligned memory.
+        // A view of an unaligned weight could not be read as a slice. The kernel copies the weight
+        // to aligned memory instead.
         let unaligned = matches!(&root_slot.origin, Origin::Constant(tensor) if !tensor.is_aligned());
+        // If only the run knows the shape of the root, the kernel must run to check it.
         let unknown =
             matches!(self.drafts[root.index()], Draft::Dynamic) && self.shapes[root.index()].is_none();
         (root_slot.memory == output.memory && !unaligned && !unknown).then_some((root, of))
     }
 
-    /// Makes the outputs parts of an input, where they are.
+    /// Makes a step's outputs views of an input; returns whether it did.
     pub(super) fn place_view(&mut self, step: &Step, index: usize) -> bool {
         let Some((root, of)) = self.view_of(step) else { return false };
+        // All outputs become views or none does, so we apply the drafts once all are known.
         let mut drafts = Vec::new();
         for (position, slot) in step.outputs.iter().enumerate() {
             let Some(slot) = slot else { continue };
@@ -56,6 +60,8 @@ impl Planner<'_> {
         true
     }
 
+    /// Returns the draft of the part of `root` that begins at an element. None if the part does not
+    /// begin at a whole byte, or if `root` has no memory.
     pub(super) fn part_of(&self, root: SlotId, element_offset: usize) -> Option<Draft> {
         let bits = self.dtypes[root.index()]?.bits()? as usize;
         let bit_offset = element_offset.checked_mul(bits)?;
@@ -66,6 +72,7 @@ impl Planner<'_> {
             Draft::Group { group, offset } => {
                 Some(Draft::Group { group: *group, offset: offset + bit_offset / 8 })
             }
+            // A view of a view refers to the same root, so no chains of views arise.
             Draft::View { of, element_offset: base } => {
                 Some(Draft::View { of: *of, element_offset: base + element_offset })
             }
@@ -79,7 +86,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Keeps the memory that `slot` lives in alive until `last`.
+    /// Keeps the memory of `slot` live until the step `last`.
     pub(super) fn extend_life(&mut self, slot: SlotId, last: usize) {
         match self.drafts[slot.index()].clone() {
             Draft::Group { group, .. } => self.groups[group].last = self.groups[group].last.max(last),
@@ -88,7 +95,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Lets an output take over the memory of an input.
+    /// Lets an output be computed in place of an input; returns that input's position and draft.
+    /// `place` is the step's index and the output's position.
     pub(super) fn share_input(
         &mut self,
         step: &Step,
@@ -103,7 +111,8 @@ impl Planner<'_> {
         Some((input, draft))
     }
 
-    /// An input whose memory the output may take over: equally long, and dead after this step.
+    /// Returns an input that the output can be computed in place of: it has the same size and
+    /// memory, and it dies at this step.
     pub(super) fn dying_input(
         &self,
         step: &Step,
@@ -121,7 +130,9 @@ impl Planner<'_> {
             let dead = self.groups[group].last <= index && self.last[slot.index()] <= index;
             let same_memory =
                 self.program.slots[slot.index()].memory == self.program.slots[output.index()].memory;
+            // A second read of the memory, directly or through a view, would see overwritten bytes.
             let once = step.reads().filter(|other| self.group_of(*other) == Some(group)).count() == 1;
+            // An earlier output of the step may already be in this memory.
             let taken = step.outputs.iter().take(position).flatten();
             let free = taken.clone().all(|other| self.group_of(*other) != Some(group));
             if same_bytes && dead && same_memory && once && free {
@@ -131,6 +142,7 @@ impl Planner<'_> {
         None
     }
 
+    /// Returns the group of a slot that is in a slab.
     pub(super) fn group_of(&self, slot: SlotId) -> Option<usize> {
         match self.drafts[slot.index()] {
             Draft::Group { group, .. } => Some(group),

@@ -1,10 +1,10 @@
-//! The proof that a graph computes each item of a batch apart from the others, so that a run may be
-//! split.
+//! Batch independence: a proof that a graph computes each item of a batch apart from the others.
 //!
-//! Items are what a symbol of the inputs' shapes counts. From the inputs on, each value is shown to
-//! be the same for all items, to tell sizes, or to hold the items one behind the other along one
-//! axis; each operator's record says how (`OpSpec::batch`), and the inferred shape must agree. What
-//! cannot be shown is refused, with the node that stands in the way.
+//! A run of such a graph can be split into micro-batches. Items are what a symbol of the input
+//! shapes counts. Starting at the inputs, the prover finds a fact for each value. It is the same
+//! for all items, or it tells sizes, or it holds the items one after another along one axis. Each
+//! operator's record says how facts propagate (`OpSpec::batch`), and the inferred shape must agree.
+//! If a value has no such fact, the proof fails and names the node at fault.
 
 use std::fmt;
 
@@ -16,42 +16,41 @@ use crate::ir::{Graph, Node, ValueId};
 use crate::spec::Traits;
 use crate::spec::batch::{BatchCx, BatchFact, apply};
 
-/// How a run is split.
+/// How a run is split into micro-batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSplit {
     /// The symbolic dimension that counts the items.
     pub dim: String,
-    /// The items of each part, in order.
+    /// The number of items in each part, in order.
     pub parts: Vec<usize>,
-    /// Bytes that the run allocates at most: whole outputs, and activations and workspaces of one
-    /// part.
+    /// The most bytes that the run allocates: all outputs, and the activations and workspaces of
+    /// one part.
     pub planned_bytes: usize,
 }
 
-/// A proof that the items of a batch are computed apart.
+/// A proof that a graph computes the items of a batch independently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchProof {
-    /// What counts the items.
+    /// The symbol that counts the items.
     pub symbol: Symbol,
-    /// For each input of the graph the axis along which it holds items; none where it is the same
-    /// for all.
+    /// The axis along which each graph input holds items; none if it is the same for all items.
     pub inputs: Vec<Option<usize>>,
-    /// For each output the axis along which it holds items.
+    /// The axis along which each graph output holds items.
     pub outputs: Vec<usize>,
-    /// The fewest items of a part that give the bits of the whole: 2 where kernels compute a single
-    /// row in another order.
+    /// The fewest items in a part for results that equal those of the whole batch bit by bit. It is
+    /// 2 if some kernel computes a single row in another order.
     pub least: usize,
-    /// Pairs of sizes of which the first must not be the larger one: an index would reach over its
-    /// item.
+    /// Pairs of sizes of which the first must be at most the second. Otherwise an index would reach
+    /// past its item.
     pub conditions: Vec<(Dim, Dim)>,
 }
 
 impl BatchProof {
-    /// Whether it holds for these sizes.
+    /// Checks that the proof holds for these sizes.
     ///
     /// # Errors
     ///
-    /// The condition that does not, in words.
+    /// Returns the violated condition, in words.
     pub fn check(&self, bindings: &Bindings) -> Result<(), String> {
         let holds = |(small, large): &&Condition| match (small.evaluate(bindings), large.evaluate(bindings)) {
             (Ok(small), Ok(large)) => small <= large,
@@ -69,11 +68,12 @@ impl BatchProof {
 /// Why there is no proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchRefusal {
-    /// What would count the items; none where the outputs have no symbolic size.
+    /// The symbol that would count the items; none if no size of the first output can be the batch
+    /// size.
     pub symbol: Option<Symbol>,
-    /// The input, node or output that stands in the way.
+    /// The input, node or output at fault.
     pub place: String,
-    /// What is with it.
+    /// What is wrong with it.
     pub why: String,
 }
 
@@ -83,15 +83,15 @@ impl fmt::Display for BatchRefusal {
     }
 }
 
-/// The most sizes of an output that are tried.
+/// How many sizes of the first output are tried.
 const MOST_SYMBOLS: usize = 4;
 
-/// Proves it for the first symbol for which that can be done, of those that are a size of the first
-/// output. The refusal is that of the first symbol.
+/// Proves independence for the first symbol that allows it, among the sizes of the first output. If
+/// no symbol does, returns the refusal of the first.
 ///
 /// # Errors
 ///
-/// What stands in the way.
+/// Returns what prevents the proof.
 pub fn batch_parallel(graph: &Graph) -> Result<BatchProof, BatchRefusal> {
     let output = graph.outputs.first().and_then(|id| graph.value(*id).ty.shape()).unwrap_or_default();
     let symbols = output.iter().filter_map(|size| {
@@ -112,11 +112,11 @@ pub fn batch_parallel(graph: &Graph) -> Result<BatchProof, BatchRefusal> {
     }))
 }
 
-/// Proves it for the items that `symbol` counts.
+/// Proves that the items counted by `symbol` are computed independently.
 ///
 /// # Errors
 ///
-/// What stands in the way.
+/// Returns what prevents the proof.
 pub fn prove(graph: &Graph, symbol: &Symbol) -> Result<BatchProof, BatchRefusal> {
     let refuse = |place: String, why: String| BatchRefusal { symbol: Some(symbol.clone()), place, why };
     let (facts, places, conditions) = (vec![None; graph.value_count()], FxHashMap::default(), Vec::new());
@@ -140,12 +140,13 @@ pub fn prove(graph: &Graph, symbol: &Symbol) -> Result<BatchProof, BatchRefusal>
     Ok(BatchProof { symbol: symbol.clone(), inputs, outputs, least, conditions })
 }
 
+/// The state of a proof.
 struct Prover<'a> {
     graph: &'a Graph,
     symbol: &'a Symbol,
-    /// By value; none for constants, which are in no node's outputs.
+    /// By value; none for constants, because no node computes them.
     facts: Vec<Option<BatchFact>>,
-    /// What is known of integers that count.
+    /// Index arithmetic, by value: the positions of items that an integer tensor holds.
     places: FxHashMap<ValueId, Places>,
     least: usize,
     conditions: Vec<Condition>,
@@ -166,7 +167,8 @@ impl Prover<'_> {
         dim.symbols().contains(self.symbol)
     }
 
-    /// An input has the items along the one axis whose size they count.
+    /// Returns the axis along which an input holds items. At most one of its sizes may depend on
+    /// them.
     fn input(&mut self, id: ValueId) -> Result<Option<usize>, String> {
         let shape = self.graph.value(id).ty.shape().ok_or("its shape is not known")?;
         let axis = shape.iter().position(|size| self.has(size));
@@ -176,12 +178,16 @@ impl Prover<'_> {
         Ok(axis)
     }
 
+    /// Derives the facts of a node's outputs, or says why it cannot.
     fn node(&mut self, node: &Node) -> Result<(), String> {
+        // An item would get other random numbers in a part than in the whole batch.
         if node.spec.traits.has(Traits::RANDOM) {
             return Err("its results are random".to_string());
         }
         let wanted = |node: &Node| node.outputs.clone().into_iter().flatten();
         let mut open = false;
+        // Shape arithmetic needs no rule: its symbolic elements say whether it depends on the
+        // batch.
         for id in wanted(node) {
             match self.sizes(id) {
                 Some(fact) => self.set(id, fact),
@@ -192,6 +198,7 @@ impl Prover<'_> {
             return Ok(());
         }
         let independent = |fact: &Option<BatchFact>| matches!(fact, None | Some(BatchFact::Independent));
+        // A node whose inputs do not depend on the batch has outputs that do not, either.
         if node.reads().all(|id| self.facts.get(id.index()).is_some_and(independent)) {
             wanted(node).for_each(|id| self.set(id, BatchFact::Independent));
             return wanted(node).try_for_each(|id| self.check(id, BatchFact::Independent));
@@ -214,7 +221,8 @@ impl Prover<'_> {
         Ok(())
     }
 
-    /// Numbers the items, or picks what is theirs by such numbers; false where the node is no such.
+    /// Handles index arithmetic: nodes that number the items, and a `Gather` that picks rows of an
+    /// item by such numbers. Returns false for all other nodes.
     fn places(&mut self, node: &Node) -> Result<bool, String> {
         let Some(&Some(output)) = node.outputs.first() else { return Ok(false) };
         if let Some(places) = Places::of((self.graph, node), self.symbol, |id| self.places.get(&id)) {
@@ -223,6 +231,7 @@ impl Prover<'_> {
             if numbers_items {
                 self.set(output, BatchFact::Places);
             }
+            // Without an axis these are indices within an item, to which the usual rules apply.
             return Ok(numbers_items);
         }
         let (true, &[Some(data), Some(index)]) = (node.spec.name == "Gather", node.inputs.as_slice()) else {
@@ -237,6 +246,7 @@ impl Prover<'_> {
         let (Some(axis), true) = (places.axis, node.attrs.find_int("axis") == Some(0)) else {
             return Ok(false);
         };
+        // The indices must skip as many rows from item to item as the data has for each.
         if rows.as_ref() != Some(&places.step) {
             return Err("its indices number items by another step than its data".to_string());
         }
@@ -246,7 +256,8 @@ impl Prover<'_> {
         Ok(true)
     }
 
-    /// A small integer tensor whose elements follow from the shapes of the inputs alone.
+    /// Returns the fact of a small integer tensor whose elements follow from the input shapes
+    /// alone.
     fn sizes(&self, id: ValueId) -> Option<BatchFact> {
         let symbolic = self.graph.value(id).symbolic.as_ref()?;
         if symbolic.elements.iter().any(Dim::has_unknown) {
@@ -256,7 +267,8 @@ impl Prover<'_> {
         Some(if tells_items { BatchFact::Sizes } else { BatchFact::Independent })
     }
 
-    /// The shape must say the same: items are counted along their axis and nowhere else.
+    /// Checks that a shape agrees with a fact: items are counted along their axis and in no other
+    /// size.
     fn check(&self, id: ValueId, fact: BatchFact) -> Result<(), String> {
         let info = self.graph.value(id);
         let axis = match fact {
@@ -269,6 +281,7 @@ impl Prover<'_> {
                 Some(_) => Err(format!("the shape of '{}' is not known", info.name)),
             };
         };
+        // A size known only at run time may depend on the number of items.
         let fits = shape.iter().enumerate().all(|(place, size)| match Some(place) == axis {
             true => items_in(size, self.symbol).is_some(),
             false => !self.has(size) && (axis.is_none() || !size.has_unknown()),
@@ -280,8 +293,8 @@ impl Prover<'_> {
     }
 }
 
-/// Inputs that decide shapes may tell the number of items, others may not: it would be among the
-/// data.
+/// Rejects inputs that would let results depend on how the batch is split. The number of items may
+/// reach inputs that decide shapes, but not data; positions of items may reach neither.
 fn check_sizes(cx: &BatchCx<'_>, node: &Node) -> Result<(), String> {
     for index in cx.given() {
         let is_host = node.spec.input_param(index).is_some_and(|param| param.host);
@@ -301,8 +314,8 @@ fn check_sizes(cx: &BatchCx<'_>, node: &Node) -> Result<(), String> {
     Ok(())
 }
 
-/// How often each item is counted in a size: `size` is that number times the symbol, and the number
-/// knows nothing of it.
+/// Returns how many elements of a size belong to each item: the factor of `symbol` in `size`. None
+/// if `size` is not such a product, or if the factor depends on `symbol`.
 fn items_in(size: &Dim, symbol: &Symbol) -> Option<Dim> {
     let one = [(symbol.clone(), Dim::constant(1))].into_iter().collect();
     let each = size.substitute(&one);

@@ -1,13 +1,15 @@
-//! Integers that tell the places of items, as exporters number them to pick a mask's rows: in a
-//! flat mask, row `r` of item `i` of `k` rows is at `k * i + r`. Whatever part of a batch runs, its
-//! items are numbered from 0, and so is what they pick from.
+//! Index arithmetic on batch items, as exporters use it to gather the rows of a mask.
+//!
+//! In a flat mask with `k` rows for each item, row `r` of item `i` is at `k * i + r`. A part of a
+//! batch numbers its items from 0, and the mask that it gathers from begins with the same items. So
+//! the gather stays correct for any part.
 
 use crate::dim::{Dim, Symbol};
 use crate::dtype::DType;
 use crate::ir::{Graph, Node, ValueId};
 
-/// Elements `step * item + rest`: the item is the element's place along `axis`, and `0 <= rest <
-/// below` is the same for all items. Without an axis there is the rest alone.
+/// Elements `step * item + rest`. The item is the element's index along `axis`, and
+/// `0 <= rest < below` is the same for all items. Without an axis there is only the rest.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) axis: Option<usize>,
@@ -15,23 +17,24 @@ pub(super) struct Places {
     below: Dim,
 }
 
-/// An index that stays within its item where the first size is at most the second.
+/// Holds if the first size is at most the second, so that an index stays within its item.
 pub(super) type Condition = (Dim, Dim);
 
 impl Places {
-    /// What keeps an element within the `step` rows of its item; none where it does whatever the
-    /// sizes are.
+    /// Returns the condition that keeps an index within the `step` rows of its item. None if it
+    /// holds for all sizes.
     pub(super) fn within_item(&self) -> Option<Condition> {
         let known = (&self.step - &self.below).is_known_nonneg();
         (!known).then(|| (self.below.clone(), self.step.clone()))
     }
 
-    /// Those of the output of a node, from those of its inputs.
+    /// Derives the places of a node's output from those of its inputs.
     pub(super) fn of<'p>(
         (graph, node): (&Graph, &Node),
         symbol: &Symbol,
         known: impl Fn(ValueId) -> Option<&'p Places>,
     ) -> Option<Places> {
+        // The operators below are those of the standard domain, whose name is empty.
         if !node.spec.domain.is_empty() {
             return None;
         }
@@ -52,6 +55,8 @@ impl Places {
             "Reshape" | "Squeeze" | "Unsqueeze" => {
                 let places = known(input(0)?)?;
                 let Some(axis) = places.axis else { return Some(places.clone()) };
+                // The items move to the axis of their number that has as many elements in front of
+                // it.
                 let count = |sizes: Option<&[Dim]>| sizes.map(|sizes| sizes.iter().product::<Dim>());
                 let front = count(graph.value(input(0)?).ty.shape()?.get(..axis));
                 let items = Dim::symbol(symbol.clone());
@@ -72,7 +77,7 @@ impl Places {
     }
 }
 
-/// The one element of an integer tensor that is known from the sizes.
+/// Returns the only element of an integer tensor, if sizes or constants determine it.
 fn element(graph: &Graph, id: ValueId) -> Option<Dim> {
     let element = match &graph.value(id).symbolic {
         Some(symbolic) => match symbolic.elements.as_slice() {
@@ -90,7 +95,7 @@ fn element(graph: &Graph, id: ValueId) -> Option<Dim> {
     (!element.has_unknown()).then_some(element)
 }
 
-/// The numbers from 0 to a limit: of items, or of something that all items have.
+/// Returns the places in a range from 0 to a limit: numbers of items, or indices within each item.
 fn counted(limit: Dim, symbol: &Symbol) -> Option<Places> {
     if limit.as_symbol() == Some(symbol) {
         return Some(Places { axis: Some(0), step: Dim::constant(1), below: Dim::constant(1) });
@@ -99,7 +104,7 @@ fn counted(limit: Dim, symbol: &Symbol) -> Option<Places> {
     same.then(|| Places { axis: None, step: Dim::constant(0), below: limit })
 }
 
-/// The axis of items in the broadcast shape, along which the other operand has nothing.
+/// Returns the axis of the items in the broadcast shape. None if the other operand varies along it.
 fn aligned(graph: &Graph, (places, own): (&Places, ValueId), other: ValueId, to: &[Dim]) -> Option<usize> {
     let axis = places.axis? + to.len().checked_sub(graph.value(own).ty.shape()?.len())?;
     let shape = graph.value(other).ty.shape()?;
@@ -107,7 +112,7 @@ fn aligned(graph: &Graph, (places, own): (&Places, ValueId), other: ValueId, to:
     size.is_none_or(|size| size.as_constant() == Some(1)).then_some(axis)
 }
 
-/// Items and a rest.
+/// Adds an index within each item to numbers of items. The upper bounds add up.
 fn sum(
     graph: &Graph,
     (own, places): (ValueId, &Places),
@@ -119,7 +124,7 @@ fn sum(
     Some(Places { axis: Some(axis), step: places.step.clone(), below })
 }
 
-/// Items without a rest, times a size.
+/// Multiplies numbers of items by a size. They must have no rest, which would be multiplied, too.
 fn multiple(graph: &Graph, (own, places): (ValueId, &Places), other: ValueId, to: &[Dim]) -> Option<Places> {
     let factor = element(graph, other).filter(Dim::is_known_nonneg)?;
     let axis = aligned(graph, (places, own), other, to).filter(|_| places.below.as_constant() == Some(1))?;

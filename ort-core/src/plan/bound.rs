@@ -1,6 +1,6 @@
-//! What a plan knows of a binding: which values lie in buffers that outlive the run.
+//! Bound buffers: the inputs and outputs of a plan in buffers that outlive the run.
 //!
-//! The buffers of a binding stand in one row: one place for each given value, then one for each
+//! The buffers of a binding have one numbering: first one for each given value, then one for each
 //! output.
 
 #![allow(
@@ -23,19 +23,19 @@ use crate::{Error, Result, error};
 /// Where the memory of an output is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutputMemory {
-    /// Nobody wants the output.
+    /// Nowhere, because the caller does not want the output.
     Unwanted,
     /// Memory of its own, as without a binding.
     Own,
-    /// In its buffer in this memory where the plan knows its size; else the run allocates it.
+    /// The output's buffer in this memory if the plan knows its size; else the run allocates it.
     Kept(DeviceId),
-    /// In its buffer in this memory, which is the caller's.
+    /// The caller's buffer in this memory.
     Given(DeviceId),
-    /// In the buffer of the given value at this position.
+    /// The buffer of the given value at this position.
     Input(usize),
 }
 
-/// Where a given value lies.
+/// Where a given value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GivenMemory {
     pub(crate) memory: DeviceId,
@@ -44,43 +44,43 @@ pub(crate) struct GivenMemory {
 }
 
 impl GivenMemory {
-    /// With the caller, in memory of the host.
+    /// Memory of the caller on the host.
     pub(crate) const HOST: GivenMemory = GivenMemory { memory: DeviceId::HOST, in_buffer: false };
 
-    /// Where a value lies that is in no buffer.
+    /// Returns the memory of a value that is in no buffer of a binding.
     pub(crate) fn of(value: Option<ValueView<'_>>) -> GivenMemory {
         let tensor = value.and_then(|value| value.tensor().ok());
         GivenMemory { memory: tensor.map_or(DeviceId::HOST, |tensor| tensor.memory()), in_buffer: false }
     }
 }
 
-/// How much is planned ahead.
+/// How much memory is planned before the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Planning {
-    /// Values that are not alive together share memory.
+    /// Values that are not live at the same time share memory.
     #[default]
     Shared,
-    /// Each value has bytes of its own for the whole run.
+    /// Each value has memory of its own for the whole run.
     Apart,
-    /// Nothing: values are allocated as they come.
+    /// Nothing: the run allocates each value when it is computed.
     Off,
 }
 
-/// How large the slabs of memories may be with workspaces whose kernels have ways to do with less.
+/// Limits on the slab of each memory. Kernels that can trade speed for workspace keep within them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WorkspaceRoom {
     pub(crate) slabs: Vec<(DeviceId, usize)>,
-    /// The same for all other memories.
+    /// The limit of all other memories.
     pub(crate) others: usize,
 }
 
 impl WorkspaceRoom {
-    /// No more than kernels cannot do without.
+    /// Kernels get the least workspace that they can run with.
     pub(crate) const LEAST: WorkspaceRoom = WorkspaceRoom { slabs: Vec::new(), others: 0 };
-    /// As much as kernels want.
+    /// Kernels get as much workspace as they want.
     pub(crate) const ANY: WorkspaceRoom = WorkspaceRoom { slabs: Vec::new(), others: usize::MAX };
 
-    /// The bytes of the slab of a memory.
+    /// Returns the limit of a memory's slab, in bytes.
     pub(super) fn of(&self, memory: DeviceId) -> usize {
         let slab = self.slabs.iter().find(|(own, _)| *own == memory);
         slab.map_or(self.others, |(_, bytes)| *bytes)
@@ -93,36 +93,36 @@ impl Default for WorkspaceRoom {
     }
 }
 
-/// The bound values of a program. Without a binding both lists are empty.
+/// The bound values of a program. Without a binding and without updates both lists are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BoundValues {
     pub(crate) planning: Planning,
-    /// Where the given value at each position lies; with the caller on the host where nothing is
-    /// said.
+    /// Where the given value at each position is. Positions past the end mean the caller's memory
+    /// on the host.
     pub(crate) inputs: Vec<GivenMemory>,
     /// The memory of each output.
     pub(crate) outputs: Vec<OutputMemory>,
-    /// What limits leave to workspaces.
+    /// The limits on slabs.
     pub(crate) room: WorkspaceRoom,
 }
 
 impl BoundValues {
-    /// Without a binding.
+    /// Returns the values of a run without a binding.
     pub(crate) fn unbound(planning: Planning) -> BoundValues {
         BoundValues { planning, ..BoundValues::default() }
     }
 
-    /// The outputs that somebody wants.
+    /// Whether the caller wants an output.
     pub(super) fn wants(&self, output: usize) -> bool {
         self.outputs.get(output) != Some(&OutputMemory::Unwanted)
     }
 
-    /// Where the given value at a position lies.
+    /// Returns where the given value at a position is.
     pub(super) fn input(&self, position: usize) -> GivenMemory {
         self.inputs.get(position).copied().unwrap_or(GivenMemory::HOST)
     }
 
-    /// The memory that an output is to be in.
+    /// Returns the memory in which an output is wanted.
     pub(super) fn memory_of_output(&self, output: usize) -> DeviceId {
         match self.outputs.get(output) {
             Some(OutputMemory::Kept(memory) | OutputMemory::Given(memory)) => *memory,
@@ -131,7 +131,7 @@ impl BoundValues {
         }
     }
 
-    /// The place of the buffer in which an output lies, if it has one.
+    /// Returns the index of the buffer of an output, if it has one.
     fn buffer_of(&self, output: usize) -> Option<usize> {
         match self.outputs.get(output)? {
             OutputMemory::Unwanted | OutputMemory::Own => None,
@@ -140,13 +140,16 @@ impl BoundValues {
         }
     }
 
-    /// For each slot that is an output its memory and its buffer: those of its first place among
-    /// the outputs. What an update in place goes through is in the same buffer.
+    /// Returns for each slot that is an output its memory and its buffer. If several outputs share
+    /// a slot, the first one counts. The slots that an in-place update goes through are in the same
+    /// buffer.
     pub(super) fn buffers(&self, program: &Program, ends: &Boundary) -> Vec<Option<(OutputMemory, usize)>> {
         let mut buffers = vec![None; program.slots.len()];
         let mut makers = None;
+        // Reversed, so that the first output of a slot is written last and wins.
         for (output, (slot, memory)) in ends.outputs.iter().zip(&self.outputs).enumerate().rev() {
-            // What no step computes in the memory of its buffer is copied there at the end.
+            // If no step computes an output in the memory of its buffer, the run copies it there at
+            // the end.
             let is_there = program.slots[slot.index()].memory == self.memory_of_output(output);
             let buffer = self.buffer_of(output).filter(|_| is_there).map(|buffer| (*memory, buffer));
             buffers[slot.index()] = buffer;
@@ -164,8 +167,8 @@ impl BoundValues {
 }
 
 impl Planner<'_> {
-    /// Gives outputs the shape of the input whose buffer they take over, where the kernel allows
-    /// that whatever the run finds.
+    /// Gives an output of unknown shape the shape of the input whose buffer it takes over, if the
+    /// kernel allows that for any length (`shared_buffers`).
     pub(super) fn find_shared_shapes(&mut self) {
         for step in &self.program.steps {
             for &(input, output) in step.claim.shared_buffers {
@@ -184,7 +187,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Puts an output into its buffer, where a binding has one for it; returns whether it is there.
+    /// Places an output in its buffer if a binding has one; returns whether it is placed. The tuple
+    /// is the step's index and the output's position.
     pub(super) fn place_bound_output(
         &mut self,
         step: &Step,
@@ -199,6 +203,7 @@ impl Planner<'_> {
         if let OutputMemory::Input(input) = memory {
             self.share_bound_input(step, (index, position), input, plan)?;
         }
+        // A buffer that the caller does not provide needs a size known before the run.
         let is_there = !matches!(memory, OutputMemory::Kept(_)) || bytes.is_some();
         if is_there {
             self.drafts[place] = Draft::Bound(buffer);
@@ -206,7 +211,7 @@ impl Planner<'_> {
         Ok(is_there)
     }
 
-    /// Lets an output take over the buffer of a bound input, or says why it cannot.
+    /// Lets an output be computed in place of a bound input, or returns why it cannot.
     fn share_bound_input(
         &self,
         step: &Step,
@@ -237,6 +242,7 @@ impl Planner<'_> {
             }
             _ => {}
         }
+        // A second read, directly or through a view, would see overwritten bytes.
         let reads = step.reads().filter(|slot| self.root(*slot) == from).count();
         if reads > 1 {
             return Err(refuse(format!("node '{}' ({}) reads it twice", step.name, step.op)));
@@ -254,8 +260,9 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Why a step does not compute an output in the place of the bound input.
+    /// Describes why a step does not compute an output in place of the bound input.
     fn not_in_place(&self, step: &Step, input: usize) -> String {
+        // A step without a node is a copy: it reads the value in the memory that computes it.
         let computed = step.inputs.first().copied().flatten().filter(|_| step.node.is_none());
         match computed {
             Some(slot) => format!(
@@ -267,7 +274,7 @@ impl Planner<'_> {
         }
     }
 
-    /// What is bound to an input but not computed in its place.
+    /// Checks that each output bound to the buffer of an input is computed in place of that input.
     pub(super) fn check_shared(&self) -> Result<()> {
         for (output, memory) in self.bound.outputs.iter().enumerate() {
             let OutputMemory::Input(input) = *memory else { continue };
@@ -281,6 +288,7 @@ impl Planner<'_> {
         Ok(())
     }
 
+    /// Returns the slot that a view refers to.
     fn root(&self, slot: SlotId) -> SlotId {
         match self.drafts[slot.index()] {
             Draft::View { of, .. } => self.root(of),
@@ -288,6 +296,7 @@ impl Planner<'_> {
         }
     }
 
+    /// Returns the error for an output that cannot be in the memory of an input.
     fn not_shared(&self, from: SlotId, to: SlotId, why: &str) -> Error {
         let name = |slot: SlotId| &self.program.graph.value(self.program.slots[slot.index()].value).name;
         error!(

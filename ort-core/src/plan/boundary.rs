@@ -1,9 +1,9 @@
-//! Where a run begins and ends: the slots of given values and outputs in the memories that they lie
-//! in.
+//! The boundary of a run: given values and outputs in the memories where the caller has them.
 //!
-//! A program takes what is given from the host's memory and leaves its outputs there, with copies
-//! to and from the devices. What is given in a device's memory takes the place of such a copy, and
-//! an output that is to stay there is what would have been copied.
+//! A program takes given values (inputs and captures) from host memory and leaves its outputs
+//! there. Copy steps move both to and from the devices. A value given in device memory replaces the
+//! upload: the plan aliases the device's slot to it. If an output is to stay on a device, the
+//! device's slot becomes the plan's output, and the download is not needed.
 
 #![allow(
     clippy::indexing_slicing,
@@ -18,21 +18,23 @@ use super::resolve::{Draft, Planner};
 use crate::program::{Program, SlotId};
 use crate::tensor::byte_count;
 
-/// The slots at both ends of a run.
+/// The slots at the boundary of a run.
 pub(crate) struct Boundary {
-    /// For each given value its slot in the memory that it lies in; that of the host where no step
-    /// reads it there.
+    /// The slot of each given value in the memory that holds it; the host's slot if no step reads
+    /// the value there.
     pub(crate) given: Vec<SlotId>,
-    /// For each output its slot in the memory that it is to be in; that of the host where no step
-    /// computes it there.
+    /// The slot of each output in the memory where it is wanted; the host's slot if no step
+    /// computes the output there.
     pub(crate) outputs: Vec<SlotId>,
 }
 
 impl Boundary {
+    /// Finds the boundary slots of a program for the memories in `bound`.
     pub(crate) fn of(program: &Program, bound: &BoundValues) -> Boundary {
         let given = |index| bound.input(index).memory;
         let output = |index| bound.memory_of_output(index);
         let is_on_device = |memory: DeviceId| memory != DeviceId::HOST;
+        // Without device memory at the boundary the table stays empty: every slot is the host's.
         let mut by_memory = FxHashMap::default();
         if (0..bound.inputs.len()).map(given).any(is_on_device)
             || (0..bound.outputs.len()).map(output).any(is_on_device)
@@ -52,18 +54,18 @@ impl Boundary {
 }
 
 impl Planner<'_> {
-    /// The given values that are in the memory of a device: their position, and their slot on the
-    /// host.
+    /// Returns the values given in device memory, each with its position and its host slot.
     fn given_on_devices(&self) -> impl Iterator<Item = (usize, SlotId)> {
         let given = self.program.given.iter().copied().enumerate();
         given.filter(|(index, _)| self.bound.input(*index).memory != DeviceId::HOST)
     }
 
-    /// Steps on the device read what is given there where it lies.
+    /// Aliases the device's slot of each value given in device memory to that memory.
     pub(super) fn place_given(&mut self) {
         let given: Vec<(usize, SlotId)> = self.given_on_devices().collect();
         for (index, host) in given {
             let slot = self.ends.given[index];
+            // Without a slot on that device only the host copy is read.
             if slot != host {
                 let in_buffer = self.bound.input(index).in_buffer;
                 self.drafts[slot.index()] = if in_buffer { Draft::Bound(index) } else { Draft::Given(index) };
@@ -71,8 +73,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Who else reads what is given on a device reads a copy in memory of the host, made before the
-    /// first step.
+    /// Plans a host copy of each value given in device memory, if the host's slot is `wanted`. The
+    /// run makes these copies before the first step.
     pub(super) fn place_copies_of_given(&mut self, wanted: &[bool]) {
         let given: Vec<(usize, SlotId)> = self.given_on_devices().collect();
         for (_, slot) in given {

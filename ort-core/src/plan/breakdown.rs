@@ -1,4 +1,4 @@
-//! What a plan's bytes are for.
+//! The breakdown of a plan's bytes by kind.
 
 #![allow(
     clippy::indexing_slicing,
@@ -13,36 +13,37 @@ use crate::dim::{Bindings, Dim};
 use crate::program::{Program, Slot};
 use crate::tensor::byte_count;
 
-/// What bytes are for.
+/// What memory is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Values between nodes, at the step with the most bytes alive; those in the buffer of a later
-    /// output count there.
+    /// Intermediate values at the step with the most bytes live. Those in the buffer of a later
+    /// output count as outputs.
     Activations,
     /// Scratch memory of that step.
     Workspaces,
     /// Outputs of the graph.
     Outputs,
-    /// What is free in the slab at that step, because other steps need it and nothing fits.
+    /// Free bytes in the slabs at that step: other steps need them, and nothing fits in.
     Gaps,
-    /// Weights that runs read straight from the mapped file.
+    /// Weights that runs read from the mapped file without a copy.
     WeightsMapped,
-    /// Weights as kernels packed them.
+    /// Weights in the packed layout of their kernels.
     WeightsPacked,
     /// Packed weights and folded constants in the mapped file of a compiled cache.
     WeightsCached,
-    /// Weights that are packed for their step and go after it: a memory limit cannot hold them.
+    /// Weights that are packed just before their step and freed after it, because a memory limit
+    /// cannot hold them.
     WeightsStreamed,
-    /// Constants that stay in the memory of devices.
+    /// Constants that stay in device memory.
     DeviceConstants,
-    /// The windows there that the other constants pass through.
+    /// The windows in device memory through which the other constants are streamed.
     DeviceWindow,
-    /// What each run uploads into these windows.
+    /// The bytes that each run uploads into these windows.
     DeviceStreamed,
 }
 
 impl MemoryKind {
-    /// The name in reports.
+    /// Returns the name in reports.
     pub fn name(self) -> &'static str {
         match self {
             MemoryKind::Activations => "activations",
@@ -63,28 +64,29 @@ impl MemoryKind {
 /// The bytes of one kind.
 #[derive(Debug, Clone)]
 pub struct KindBytes {
-    /// What they are for.
+    /// What they are used for.
     pub kind: MemoryKind,
-    /// How many.
+    /// The number of bytes.
     pub bytes: usize,
-    /// The same as an expression of the symbolic dimensions, where all sizes have one.
+    /// The same as an expression of the symbolic dimensions, if all sizes have one.
     pub symbolic: Option<String>,
 }
 
-/// The step with the most bytes alive.
+/// Returns the step with the most bytes live.
 pub(super) fn peak_step(plan: &RunPlan) -> usize {
-    // The first of several.
+    // `max_by_key` returns the last maximum, so we search backwards for the first.
     let steps = plan.live.iter().enumerate().rev();
     steps.max_by_key(|(_, bytes)| **bytes).map_or(0, |(step, _)| step)
 }
 
-/// The peak by kinds, which add up to it.
+/// Breaks the planned peak down by kind. The kinds add up to it.
 pub(super) fn kinds(program: &Program, plan: &RunPlan, bindings: &Bindings) -> Vec<KindBytes> {
     let peak = peak_step(plan);
     let mut outputs = Sum::new();
     let mut is_output = vec![false; plan.slots.len()];
     for slot in &program.outputs {
-        // An output that is an input or a constant is copied at the end.
+        // A buffer that several outputs share counts once. Other outputs are copied at the end,
+        // each time.
         let first = !std::mem::replace(&mut is_output[slot.index()], true);
         let planned = &plan.slots[slot.index()];
         if !matches!(planned.place, Storage::Own) || first {
@@ -93,6 +95,7 @@ pub(super) fn kinds(program: &Program, plan: &RunPlan, bindings: &Bindings) -> V
     }
     let mut activations = Sum::new();
     for (index, (slot, planned)) in alive_at(program, plan, peak) {
+        // A tenant is in an output's buffer, which counts already.
         let is_guest = matches!(planned.place, Storage::Slab { slab, .. } if slab >= plan.slabs.len());
         if !is_output[index] && !is_guest {
             activations.add(program, slot, planned, bindings);
@@ -109,7 +112,8 @@ pub(super) fn kinds(program: &Program, plan: &RunPlan, bindings: &Bindings) -> V
     ]
 }
 
-/// The slots that take memory at a step, by index; those that share it count once.
+/// Returns the slots that take memory at a step, with their indices. Slots with the same byte range
+/// count once.
 pub(super) fn alive_at<'a>(
     program: &'a Program,
     plan: &'a RunPlan,
@@ -122,14 +126,15 @@ pub(super) fn alive_at<'a>(
         alive
             && match &planned.place {
                 Storage::Slab { slab, range } => counted.insert((*slab, range.clone())),
-                // An output in the place of an input is the same memory as long as both are alive.
+                // An output computed in place of an input is the same memory while both are live.
                 Storage::Own => planned.kind != ValueKind::InPlace || planned.life.0 != step,
                 _ => false,
             }
     })
 }
 
-/// Bytes as a number, and as an expression as long as all that was added has one.
+/// A sum of bytes, as a number and as an expression. The expression is lost with the first size
+/// that has none.
 struct Sum {
     bytes: usize,
     symbolic: Option<Dim>,
@@ -153,7 +158,8 @@ impl Sum {
     }
 }
 
-/// The bytes of a slot as an expression of the symbolic dimensions.
+/// Returns the bytes of a slot as an expression of the symbolic dimensions. None if its shape is
+/// not known under the bindings.
 pub(super) fn symbolic_bytes(program: &Program, slot: &Slot, bindings: &Bindings) -> Option<Dim> {
     let ty = program.graph.value(slot.value).ty.as_tensor()?;
     let shape = ty.shape.as_ref()?;

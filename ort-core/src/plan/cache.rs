@@ -1,5 +1,4 @@
-//! Plans by the bindings of the dimensions and what lies in bound buffers, the most recent kept
-//! within a bound of bytes.
+//! The plan cache: plans by bindings and bound buffers, with LRU eviction above a size limit.
 
 use std::sync::Arc;
 
@@ -13,16 +12,16 @@ use crate::program::Program;
 /// The bytes of plans that a program keeps.
 const LIMIT: usize = 4 << 20;
 
-/// The plans of all programs that were compiled together.
+/// The plan caches of all programs that were compiled together.
 pub(crate) struct PlanCaches(Vec<PlanCache>);
 
 impl PlanCaches {
-    /// Caches for N programs, numbered from 0.
+    /// Creates caches for N programs, numbered from 0.
     pub(crate) fn new(programs: usize) -> PlanCaches {
         PlanCaches((0..programs).map(|_| PlanCache::default()).collect())
     }
 
-    /// The plan of a program for these bindings, made by `make` where it is not kept.
+    /// Returns the plan of a program for these bindings; calls `make` if it is not cached.
     pub(crate) fn get(
         &self,
         program: &Program,
@@ -41,6 +40,7 @@ impl PlanCaches {
     }
 }
 
+/// The plans of one program, the most recently used one last.
 #[derive(Default)]
 struct PlanCache(Mutex<Vec<(Bindings, BoundValues, Arc<RunPlan>)>>);
 
@@ -53,17 +53,20 @@ impl PlanCache {
     ) -> Result<Arc<RunPlan>> {
         let mut plans = self.0.lock();
         if let Some(index) = plans.iter().position(|entry| entry.0 == *bindings && entry.1 == *bound) {
-            // The most recent stands last.
+            // The entry moves to the end, because eviction starts at the front.
             let entry = plans.remove(index);
             let plan = entry.2.clone();
             plans.push(entry);
             return Ok(plan);
         }
+        // We make the plan without the lock, so that other runs can use the cache meanwhile. Two
+        // runs may then make the same plan, which does no harm.
         drop(plans);
         let plan = Arc::new(make()?);
         let mut plans = self.0.lock();
         plans.push((bindings.clone(), bound.clone(), plan.clone()));
         let mut bytes: usize = plans.iter().map(|entry| entry.2.own_bytes()).sum();
+        // The newest plan stays even if it exceeds the limit alone.
         while bytes > LIMIT && plans.len() > 1 {
             bytes -= plans.remove(0).2.own_bytes();
         }

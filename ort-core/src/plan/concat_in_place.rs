@@ -1,4 +1,7 @@
-//! Values that are computed straight into their part of what joins them, so that nothing is copied.
+//! Concat in place: inputs of a concatenation are computed directly into its output.
+//!
+//! The concatenation then copies nothing, and its step is skipped. This requires that every input
+//! qualifies: a single input that must be copied would make the step run.
 
 #![allow(
     clippy::indexing_slicing,
@@ -12,11 +15,12 @@ use crate::spec::ViewCx;
 use crate::tensor::{Shape, byte_count};
 use crate::{Result, error};
 
-/// What kernels may rely on in the address of a value.
+/// The alignment of a value's address that kernels may rely on.
 const ALIGNMENT: usize = 64;
 
 impl Planner<'_> {
-    /// Finds the steps whose inputs can all be parts of the output; returns whether there are any.
+    /// Marks the concatenations whose inputs can all be parts of the output; returns whether there
+    /// are any.
     pub(super) fn find_joins(&mut self) -> bool {
         let mut reads = vec![0usize; self.drafts.len()];
         let mut producer = vec![None; self.drafts.len()];
@@ -31,6 +35,7 @@ impl Planner<'_> {
                 continue;
             };
             let inputs: Vec<SlotId> = self.schedule[index].inputs.iter().flatten().copied().collect();
+            // A part lives only as long as the whole, so it must not have another reader.
             let parts = inputs.len() == offsets.len()
                 && inputs.iter().all(|slot| {
                     reads[slot.index()] == 1 && self.can_be_part(*slot, whole, producer[slot.index()])
@@ -46,8 +51,9 @@ impl Planner<'_> {
         found
     }
 
-    /// The output that a step joins its inputs to, and the bytes at which each begins, where they
-    /// lie one behind the other.
+    /// Returns the output into which a step concatenates its inputs, and the byte offset of each
+    /// input. None if the output is not planned, or if the inputs are not contiguous, aligned parts
+    /// of it.
     fn parts(&self, step: &Step) -> Option<(SlotId, Vec<usize>)> {
         let node = &self.program.graph.nodes[step.node?];
         let join = node.spec.join?;
@@ -63,10 +69,12 @@ impl Planner<'_> {
         let bytes =
             |elements: usize| elements.checked_mul(bits).filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
         let offsets: Option<Vec<usize>> = offsets.into_iter().map(bytes).collect();
+        // Kernels rely on aligned addresses, also for parts.
         Some((*whole, offsets.filter(|offsets| offsets.iter().all(|offset| offset % ALIGNMENT == 0))?))
     }
 
-    /// Whether a value with one reader can be computed where the reader's output is.
+    /// Whether a value with one reader can be computed into a part of that reader's output `whole`.
+    /// Concatenations in place do not nest.
     fn can_be_part(&self, slot: SlotId, whole: SlotId, producer: Option<usize>) -> bool {
         let (own, other) = (&self.program.slots[slot.index()], &self.program.slots[whole.index()]);
         let Some(producer) = producer else { return false };
@@ -82,7 +90,8 @@ impl Planner<'_> {
             && self.view_of(step).is_none()
     }
 
-    /// The place of a part, in the memory of the whole, which begins to live with its first part.
+    /// Returns the draft of a part inside `whole`. The first part allocates `whole`, which is live
+    /// from there on.
     pub(super) fn place_part(&mut self, (whole, offset): (SlotId, usize), index: usize) -> Result<Draft> {
         if let (Draft::Unused, Some(dtype), Some(shape)) =
             (&self.drafts[whole.index()], self.dtypes[whole.index()], &self.shapes[whole.index()])

@@ -1,4 +1,4 @@
-//! From drafts to places: offsets in the slabs, releases, and what is alive at each step.
+//! The last phase of planning: from drafts to offsets in the slabs, releases, and live bytes.
 
 #![allow(
     clippy::indexing_slicing,
@@ -16,14 +16,18 @@ use crate::tensor::byte_count;
 use crate::{Result, error};
 
 impl Planner<'_> {
+    /// Assigns offsets and assembles the plan.
     pub(super) fn finish(mut self) -> Result<RunPlan> {
         self.settle_rounds();
         let mut layout = self.lay_out()?;
         let (mut own_peak, mut live) = self.measure(&[]);
+        // Without sharing, every value keeps memory of its own, so no output is a home.
         let shares = self.bound.planning == Planning::Shared;
         let mut homes = if shares { self.find_reusable_outputs() } else { Vec::new() };
         if !homes.is_empty() {
             let (other, other_peak) = (self.lay_out()?, self.measure(&homes).0);
+            // `find_reusable_outputs` only estimates the fit. We keep its result if the final
+            // layout stays within each buffer and lowers the total.
             let inside = (self.slabs.len()..).zip(&homes).all(|(lane, home)| {
                 other.lane(lane as u32).is_some_and(|lane| lane.bytes <= self.own_bytes(*home))
             });
@@ -50,7 +54,7 @@ impl Planner<'_> {
         }
         self.find_releases();
         let (copied, unknown) = self.copied_outputs();
-        // However many texts there are, how long they are only the run tells.
+        // The shape says how many strings there are, but only the run knows their bytes.
         let is_open = |(draft, dtype): (&Draft, &Option<DType>)| match draft {
             Draft::Dynamic => true,
             Draft::Own => *dtype == Some(DType::String),
@@ -58,6 +62,7 @@ impl Planner<'_> {
         };
         let has_dynamic =
             unknown || self.scratch_is_open || self.drafts.iter().zip(&self.dtypes).any(is_open);
+        // At the end of the run all outputs are live at once, copied ones included.
         let outputs = self.own_outputs() + copied;
         let own_peak = own_peak.max(outputs);
         let mut slots: Vec<SlotPlan> =
@@ -81,11 +86,12 @@ impl Planner<'_> {
         })
     }
 
-    /// Offsets of all groups in their slabs.
+    /// Assigns each group an offset in its slab.
     fn lay_out(&self) -> Result<ort_alloc::Plan> {
         let apart = self.bound.planning == Planning::Apart;
         let interval = |group: &Group| Interval {
             bytes: group.bytes,
+            // Under `Apart` every group lives for the whole run, so no two overlap.
             first: if apart { 0 } else { group.first },
             last: if apart { self.steps.len() } else { group.last },
             lane: group.slab as u32,
@@ -97,13 +103,13 @@ impl Planner<'_> {
             .map_err(|problem| error!(OutOfMemory, "the memory plan does not work out: {problem}"))
     }
 
-    /// The bytes of the slabs of all memories.
+    /// Returns the bytes of the slabs of all memories; the buffers of homes do not count.
     fn slab_bytes(&self, layout: &ort_alloc::Plan) -> usize {
         let lanes = (0..self.slabs.len()).filter_map(|slab| layout.lane(slab as u32));
         lanes.fold(0, |sum, lane| sum.saturating_add(lane.bytes))
     }
 
-    /// The bytes of a slot that has a buffer of its own, else 0.
+    /// Returns the bytes of a slot in a buffer of its own, else 0.
     pub(super) fn own_bytes(&self, slot: SlotId) -> usize {
         match (&self.drafts[slot.index()], self.dtypes[slot.index()], &self.shapes[slot.index()]) {
             (Draft::Own, Some(dtype), Some(shape)) => {
@@ -113,7 +119,7 @@ impl Planner<'_> {
         }
     }
 
-    /// What a kernel that hands over an output on the host takes for it at least.
+    /// Returns what a host output counts for at least if its kernel allocates it.
     fn least_own_bytes(&self, slot: SlotId) -> usize {
         let made = self.first[slot.index()];
         let step = self.schedule.get(made);
@@ -125,20 +131,20 @@ impl Planner<'_> {
         }
     }
 
-    /// The bytes of the outputs that steps write into buffers of their own.
+    /// Returns the bytes of the outputs in buffers of their own.
     pub(super) fn own_outputs(&self) -> usize {
         let outputs = (0..self.is_output.len()).filter(|index| self.is_output[*index]);
         outputs.fold(0, |sum: usize, index| sum.saturating_add(self.own_bytes(SlotId(index as u32))))
     }
 
-    /// The bytes of the outputs that are inputs, constants or folded: the end of a run copies them,
-    /// because an output owns its memory. Also whether the size of one is not known.
+    /// Returns the bytes of the outputs that are inputs, constants or folded, and whether the size
+    /// of one is unknown. The run copies them at its end, because an output owns its memory.
     pub(super) fn copied_outputs(&self) -> (usize, bool) {
         let mut copied = 0;
         let mut unknown = false;
         for (output, slot) in self.program.outputs.iter().enumerate() {
             let index = slot.index();
-            // A bound output has a buffer to be copied to.
+            // A bound output is copied into its buffer.
             let bound = self.bound.outputs.get(output).is_some();
             if bound || !matches!(self.drafts[index], Draft::Outside | Draft::Folded(_)) {
                 continue;
@@ -151,6 +157,7 @@ impl Planner<'_> {
         (copied, unknown)
     }
 
+    /// Turns the draft of a slot into its plan.
     pub(super) fn slot_plan(&self, index: usize, offsets: &[usize]) -> SlotPlan {
         let shape = self.shapes[index].clone();
         let bytes = match (self.dtypes[index], &shape) {
@@ -175,7 +182,7 @@ impl Planner<'_> {
         SlotPlan { dtype: self.dtypes[index], shape, place, kind: self.kinds[index], life, is_output: false }
     }
 
-    /// Values with memory of their own go after their last use.
+    /// Releases the slots that own their memory after their last use. Outputs are kept.
     pub(super) fn find_releases(&mut self) {
         for (index, draft) in self.drafts.iter().enumerate() {
             let owned = matches!(draft, Draft::Own | Draft::Dynamic);
@@ -187,7 +194,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The bytes that begin to live with each step.
+    /// Returns the bytes whose lifetime begins with each step.
     fn begins(&self) -> Vec<usize> {
         let mut begins = self.nested_own.clone();
         for (index, draft) in self.drafts.iter().enumerate() {
@@ -203,10 +210,12 @@ impl Planner<'_> {
         begins
     }
 
-    /// The most bytes of own buffers at once, where those of `output_reuse` are there from the beginning,
-    /// and the bytes alive after each step.
+    /// Returns the peak of own buffers, and the bytes live while each step runs. In the peak, the
+    /// buffers of `homes` count from the first step on.
     pub(super) fn measure(&self, homes: &[SlotId]) -> (usize, Vec<usize>) {
         let count = self.steps.len();
+        // Difference arrays: a lifetime adds its bytes at its first step and subtracts them after
+        // its last. `own` counts own buffers alone, `all` also the slabs.
         let mut own = vec![0i128; count + 1];
         let mut all = vec![0i128; count + 1];
         for (index, draft) in self.drafts.iter().enumerate() {

@@ -1,9 +1,11 @@
-//! The plan of a run: where each value lives, decided before anything runs.
+//! The memory plan of a run: where each value is stored, decided before the first step.
 //!
-//! For one binding of the symbolic dimensions every size is a number. Values whose elements follow
-//! from the shapes alone are folded; views and in-place results share memory; the rest gets offsets
-//! in one slab per memory by [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on
-//! data stay dynamic and are told apart.
+//! With the symbolic dimensions bound, every size that does not depend on data is a number. The
+//! planner folds values that follow from shapes alone. Views and in-place results alias the memory
+//! of an input. The other values of known size become intervals, to which
+//! [`ort_alloc::plan`](fn@ort_alloc::plan) assigns offsets in one slab per memory. Graph outputs
+//! get buffers of their own, because the caller keeps them. Values whose size depends on data stay
+//! dynamic: the run allocates them, and the planned peak leaves them out.
 
 mod aliasing;
 mod batch;
@@ -45,110 +47,111 @@ pub(crate) use report::{largest_at_peak, report};
 pub(crate) use resolve::resolve_bound;
 pub(crate) use specialize::{Known, specialize};
 
-/// Where a slot's value lives during a run.
+/// Where the value of a slot is stored during a run.
 #[derive(Debug, Clone)]
 pub(crate) enum Storage {
-    /// With the caller, the enclosing run, or the weights.
+    /// Memory of the caller, the enclosing run, or the weights: the plan allocates nothing.
     Outside,
-    /// Where the given value at this position lies: it was given in the memory in which it is read.
+    /// The memory of the given value at this position, which is on the device that reads it.
     Given(usize),
-    /// In a slab, or in the buffer of an output that is computed later, at these bytes.
+    /// A byte range of a slab, or of a later output's buffer ([`RunPlan::homes`]).
     Slab { slab: usize, range: Range<usize> },
-    /// In a buffer of its own, of known size: graph outputs, and values that kernels hand over.
+    /// A buffer of its own, of known size: graph outputs, values that kernels allocate, and host
+    /// copies of values given on a device.
     Own,
-    /// In the buffer at this place of the run's binding.
+    /// The buffer at this index of the run's binding.
     Bound(usize),
-    /// Part of another slot's memory that is not a slab.
+    /// An alias of part of another slot that is not in a slab.
     View { of: SlotId, element_offset: usize },
-    /// Known from the shapes.
+    /// A constant that follows from the shapes, computed by the planner.
     Folded(Tensor),
-    /// Known only at run time.
+    /// A buffer whose size is known only at run time.
     Dynamic,
-    /// Nobody reads it.
+    /// No memory, because the value has no reader.
     Unused,
 }
 
-/// One slot under one binding.
+/// The plan of one slot under one binding of the dimensions.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotPlan {
     pub(crate) dtype: Option<DType>,
     pub(crate) shape: Option<Shape>,
     pub(crate) place: Storage,
-    /// For values that share memory by design: how the report calls them.
+    /// How the value gets its memory, as the report labels it.
     pub(crate) kind: ValueKind,
-    /// First and last step at which the value is alive.
+    /// The first and last step at which the value is live.
     pub(crate) life: (usize, usize),
-    /// Whether it is one of the plan's outputs.
+    /// Whether it is an output of the plan.
     pub(crate) is_output: bool,
 }
 
-/// What becomes of a step.
+/// What a run does with a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Nothing: its outputs are folded, views, or unused.
+    /// Skips it: its outputs are folded, aliases, parts of a concatenation in place, or unused.
     Skip,
-    /// It runs.
+    /// Runs it.
     Run,
 }
 
-/// One step under one binding.
+/// The plan of one step under one binding of the dimensions.
 #[derive(Debug, Clone)]
 pub(crate) struct StepPlan {
     pub(crate) action: Action,
-    /// Outputs that share the memory of an input, each with that input.
+    /// Pairs (output, input) of positions: the output is computed in place of the input.
     pub(crate) in_place: SmallVec<[(u32, u32); 2]>,
-    /// Scratch memory, and the slab that it is in.
+    /// The workspace, as a range of the slab `workspace_slab`.
     pub(crate) workspace: Range<usize>,
     pub(crate) workspace_slab: usize,
-    /// What the kernel takes of the heap besides.
+    /// The most bytes that the kernel allocates on the heap besides its workspace.
     pub(crate) heap: usize,
-    /// The slabs of its subgraphs in the memories of devices, each as a part of one of this plan's.
+    /// The device slabs of its subgraphs, each as a range of one of this plan's slabs.
     pub(crate) nested_slabs: SmallVec<[(usize, Range<usize>); 1]>,
-    /// Slots with memory of their own that die after this step.
+    /// Slots that own their memory and die after this step.
     pub(crate) release: Vec<SlotId>,
     /// The plans of its subgraphs.
     pub(crate) nested: Vec<Arc<RunPlan>>,
 }
 
-/// The plan of a run for one binding of the dimensions.
+/// The memory plan of a run for one binding of the dimensions.
 #[derive(Debug, Clone)]
 pub(crate) struct RunPlan {
     pub(crate) slots: Vec<SlotPlan>,
     pub(crate) steps: Vec<StepPlan>,
-    /// The bytes of each slab, the host's first.
+    /// The memory and size of each slab, the host's first.
     pub(crate) slabs: Vec<(DeviceId, usize)>,
-    /// Outputs whose buffers are there from the beginning and hold other values until they are
-    /// computed. As slabs they have the numbers behind those of `slabs`.
+    /// Outputs whose buffers are allocated before the first step and hold other values until the
+    /// output is computed. Home `i` has the slab number `slabs.len() + i`.
     pub(crate) homes: Vec<SlotId>,
-    /// The most bytes of own buffers alive at once, where all are known.
+    /// The most bytes of own buffers live at once; dynamic values do not count.
     pub(crate) own_peak: usize,
-    /// The most bytes alive at once in any schedule-respecting layout.
+    /// The most bytes live at once: no layout of this schedule needs less.
     pub(crate) lower_bound: usize,
-    /// Bytes alive after each step, workspaces included.
+    /// Bytes live while each step runs, workspaces included.
     pub(crate) live: Vec<usize>,
-    /// Of those, the bytes that begin to live with each step.
+    /// The part of `live` whose lifetime begins with each step.
     pub(crate) begins: Vec<usize>,
-    /// Of those, the bytes that outlive the last step: outputs.
+    /// The part of `live` that outlives the last step: the outputs.
     pub(crate) left: usize,
-    /// The slots of the outputs, each in the memory that it is wanted in where a step computes it
-    /// there.
+    /// The slots of the outputs. Each is in the memory where the caller wants the output if the
+    /// program has a slot there, else on the host.
     pub(crate) outputs: Vec<SlotId>,
-    /// Whether some value is dynamic.
+    /// Whether the size of some value or workspace is known only at run time.
     pub(crate) has_dynamic: bool,
-    /// Whether some workspace is larger than its kernel cannot do without.
+    /// Whether some device kernel, of a subgraph too, could run with a smaller workspace.
     pub(crate) can_shrink: bool,
 }
 
 impl StepPlan {
-    /// All bytes of scratch memory.
+    /// Returns the bytes of workspace, heap and nested slabs together.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        // The heap's bytes are bounds from sizes that a model asks for: up to all that can be
-        // counted.
+        // Saturating, because the heap's upper bounds follow from sizes in the model and may
+        // overflow.
         let nested = self.nested_slabs.iter().map(|(_, range)| range.len());
         nested.fold(self.workspace.len().saturating_add(self.heap), usize::saturating_add)
     }
 
-    /// The input whose memory the output at `position` takes over.
+    /// Returns the input that the output at `position` is computed in place of.
     pub(crate) fn input_in_place_of(&self, position: usize) -> Option<usize> {
         let pair = self.in_place.iter().find(|(output, _)| *output as usize == position);
         pair.map(|(_, input)| *input as usize)
@@ -156,13 +159,14 @@ impl StepPlan {
 }
 
 impl RunPlan {
-    /// The most bytes of activations that a run allocates; dynamic values not counted.
+    /// Returns the peak of a run: all slabs plus the peak of own buffers. Dynamic values do not
+    /// count.
     pub(crate) fn peak(&self) -> usize {
         self.own_peak + self.slabs.iter().map(|slab| slab.1).sum::<usize>()
     }
 
-    /// Which of the host's regions a slab is: 0 for its slab, then the homes; none for a slab of a
-    /// device.
+    /// Returns the host region of a slab: 0 for the host's slab, `i + 1` for home `i`, none for the
+    /// slab of a device.
     pub(crate) fn host_region(&self, slab: usize) -> Option<usize> {
         match slab {
             0 => Some(0),
@@ -170,13 +174,14 @@ impl RunPlan {
         }
     }
 
-    /// The bytes of the host's slab.
+    /// Returns the bytes of the host's slab.
     pub(crate) fn host_slab(&self) -> usize {
         self.slabs.first().map_or(0, |slab| slab.1)
     }
 
-    /// The planned bytes that live no longer than a step.
+    /// Returns the planned bytes that are freed after a step.
     pub(crate) fn ends(&self, step: usize) -> usize {
+        // What stays live is what is live at the next step before that step allocates.
         let after = match (self.live.get(step + 1), self.begins.get(step + 1)) {
             (Some(live), Some(begins)) => live.saturating_sub(*begins),
             _ => self.left,
@@ -184,7 +189,7 @@ impl RunPlan {
         self.live.get(step).map_or(0, |live| live.saturating_sub(after))
     }
 
-    /// The bytes that the plan itself takes, about.
+    /// Estimates the bytes of the plan itself, which count against the limit of the plan cache.
     pub(crate) fn own_bytes(&self) -> usize {
         let nested = self.steps.iter().flat_map(|step| &step.nested).map(|plan| plan.own_bytes());
         self.slots.len() * size_of::<SlotPlan>()

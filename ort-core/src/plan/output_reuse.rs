@@ -1,8 +1,9 @@
-//! Outputs whose buffers hold other values until they are computed themselves.
+//! Output buffer reuse: values live in the buffers of outputs that are computed later.
 //!
-//! An output owns its memory, so it cannot be in the slab, and the slab is there as long as the
-//! run. Where an output is computed late, its buffer is taken at the beginning instead and serves
-//! the values before it, so that the slab is smaller by them.
+//! An output owns its memory, so it cannot be in the slab, which lives as long as the run. If an
+//! output is computed late, its buffer is allocated at the start instead and holds earlier values.
+//! These no longer count in the slab. Such an output is called a home, and the values in it are its
+//! tenants.
 
 #![allow(
     clippy::indexing_slicing,
@@ -15,16 +16,16 @@ use crate::ep::OutputsFrom;
 use crate::program::{Origin, SlotId};
 use ort_alloc::DeviceId;
 
-/// Outputs that are tried, the largest.
+/// How many outputs are considered, the largest first.
 const MAX_OUTPUTS: usize = 4;
 
-/// Values that are tried for each of them, the largest.
+/// How many values are considered for each output, the largest first.
 const MAX_TENANTS: usize = 256;
 
-/// Smaller outputs are not worth it.
+/// Outputs below this size are not considered, because they save too little.
 const LEAST_BYTES: usize = 4096;
 
-/// A guest's extent in its home, and its life.
+/// The extent of a tenant in its home, and its lifetime.
 struct Tenant {
     start: usize,
     end: usize,
@@ -32,8 +33,8 @@ struct Tenant {
 }
 
 impl Planner<'_> {
-    /// Moves values to the buffers of outputs. The numbers of those buffers as slabs follow those
-    /// of the memories.
+    /// Moves values into the buffers of outputs and returns those outputs. Home `i` has the slab
+    /// number `slabs.len() + i`.
     pub(super) fn find_reusable_outputs(&mut self) -> Vec<SlotId> {
         let mut homes: Vec<SlotId> = (0..self.drafts.len() as u32).map(SlotId).collect();
         homes.retain(|slot| self.can_be_reused(*slot));
@@ -48,6 +49,8 @@ impl Planner<'_> {
         found
     }
 
+    /// Whether an output can be a home: it is in a large enough host buffer of known size, to which
+    /// its kernel writes.
     fn can_be_reused(&self, slot: SlotId) -> bool {
         let index = slot.index();
         matches!(self.drafts[index], Draft::Own)
@@ -58,12 +61,14 @@ impl Planner<'_> {
             && self.schedule[self.first[index]].claim.outputs == OutputsFrom::Plan
     }
 
-    /// Finds room for tenants in a home, the largest first, each in the tightest gap; returns
-    /// whether there are any.
+    /// Moves values from the host's slab into a home, the largest first, each into the tightest
+    /// gap. Returns whether any fit. The gaps only decide what fits: `lay_out` assigns the final
+    /// offsets.
     fn place_tenants(&mut self, home: SlotId, number: usize) -> bool {
         let (bytes, until) = (self.own_bytes(home), self.first[home.index()]);
         let mut is_scratch = vec![false; self.groups.len()];
         self.workspaces.iter().flatten().for_each(|group| is_scratch[*group] = true);
+        // A tenant must be dead before the output is computed.
         let fits = |index: &usize| {
             let group = &self.groups[*index];
             group.slab == 0 && !is_scratch[*index] && (1..=bytes).contains(&group.bytes) && group.last < until
@@ -72,7 +77,7 @@ impl Planner<'_> {
         candidates
             .sort_by_key(|index| (std::cmp::Reverse(self.groups[*index].bytes), self.groups[*index].first));
         let mut tenants: Vec<Tenant> = Vec::new();
-        // What the output is computed in the place of begins where the output does.
+        // An input that the output is computed in place of must begin where the output begins.
         if let Some(group) = self.inheritance(home).map(|candidate| candidate.group) {
             let group = &mut self.groups[group];
             tenants.push(Tenant { start: 0, end: bytes, life: (group.first, group.last) });
@@ -89,8 +94,8 @@ impl Planner<'_> {
         !tenants.is_empty()
     }
 
-    /// The input whose place an output takes, where both are equally long and nothing else wants
-    /// it.
+    /// Returns the input that a home's output can be computed in place of: it has the same size and
+    /// is still in the slab.
     fn inheritance(&self, home: SlotId) -> Option<&InPlaceCandidate> {
         let fits = |candidate: &&InPlaceCandidate| {
             let group = &self.groups[candidate.group];
@@ -100,11 +105,13 @@ impl Planner<'_> {
         self.in_place_candidates.iter().find(fits)
     }
 
-    /// Notes which outputs are computed in place, after values have moved to the buffers of
-    /// outputs, and that both are the same bytes of those alive at each step.
+    /// Records which homes are computed in place of a tenant, after tenants have moved in. Input
+    /// and output are then the same memory, so the live bytes of the step count it once.
     pub(super) fn inherit(&mut self, homes: &[SlotId], live: &mut [usize]) {
         for candidate in &self.in_place_candidates {
             let home = homes.iter().position(|home| *home == candidate.output);
+            // Only `inheritance` moves a value that lives until this step into the home. It fills
+            // the home, so it begins at offset 0.
             if home.is_some_and(|home| self.groups[candidate.group].slab == self.slabs.len() + home)
                 && self.groups[candidate.group].last == self.first[candidate.output.index()]
             {
@@ -116,18 +123,19 @@ impl Planner<'_> {
         }
     }
 
-    /// Takes all values back to the host's slab.
+    /// Moves all tenants back to the host's slab.
     pub(super) fn undo_output_reuse(&mut self) {
         let memories = self.slabs.len();
         self.groups.iter_mut().filter(|group| group.slab >= memories).for_each(|group| group.slab = 0);
     }
 }
 
-/// The start of the tightest gap below `end` that is free during a life.
+/// Returns the start of the tightest gap below `end` that is free during `life`.
 fn gap(tenants: &[Tenant], life: (usize, usize), bytes: usize, end: usize) -> Option<usize> {
     let rivals = tenants.iter().filter(|guest| guest.life.0 <= life.1 && life.0 <= guest.life.1);
     let mut rivals: Vec<(usize, usize)> = rivals.map(|guest| (guest.start, guest.end)).collect();
     rivals.sort_unstable();
+    // An empty rival at the end closes the last gap.
     rivals.push((end, end));
     let mut best: Option<(usize, usize)> = None;
     let mut top = 0usize;
@@ -136,6 +144,7 @@ fn gap(tenants: &[Tenant], life: (usize, usize), bytes: usize, end: usize) -> Op
         if room >= bytes && best.is_none_or(|(least, _)| room < least) {
             best = Some((room, top));
         }
+        // Offsets are multiples of 64, as in `lay_out`.
         top = top.max(end.next_multiple_of(64));
     }
     best.map(|(_, start)| start)

@@ -1,4 +1,6 @@
-//! The plan as people and scripts read it.
+//! The plan report, for people and scripts.
+//!
+//! It lists the steps that run, the values that take memory, and the peak by kind.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +15,14 @@ use crate::tensor::byte_count;
 /// How a value gets its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueKind {
-    /// Memory of its own in a slab, or a buffer of known size.
+    /// Memory of its own: in a slab, or in a buffer of known size.
     Planned,
-    /// A part of another value.
+    /// An alias of part of another value.
     View,
-    /// The memory of an input that dies with the step.
+    /// Computed in place of an input that dies at this step, or inside the output of a
+    /// concatenation.
     InPlace,
-    /// Memory whose size only the run tells.
+    /// Memory whose size is known only at run time.
     Dynamic,
 }
 
@@ -35,17 +38,17 @@ impl ValueKind {
     }
 }
 
-/// One value of the report.
+/// A value in the report.
 #[derive(Debug, Clone)]
 pub struct PlannedValue {
-    /// Its name in the model.
+    /// The name in the model.
     pub name: String,
-    /// Its bytes; none where only the run tells.
+    /// The size in bytes; none if it is known only at run time.
     pub bytes: Option<usize>,
-    /// Its offset in its slab; behind all slabs where it is in the buffer of an output that others
-    /// use before it; else none.
+    /// The offset in its slab. If other values use an output's buffer before it, they and the
+    /// output have offsets past all slabs, as if the buffer followed them. Otherwise none.
     pub offset: Option<usize>,
-    /// Its slab among [`PlanReport::slabs`], where it is in one.
+    /// The slab's index in [`PlanReport::slabs`], if the value is in a slab.
     pub slab: Option<usize>,
     /// The step that computes it.
     pub first_step: usize,
@@ -55,45 +58,44 @@ pub struct PlannedValue {
     pub kind: ValueKind,
 }
 
-/// One step of the report.
+/// A step in the report.
 #[derive(Debug, Clone)]
 pub struct PlannedStep {
-    /// The node's name.
+    /// The name of the node.
     pub node: String,
-    /// Its operator.
+    /// The operator.
     pub op: String,
-    /// Bytes of activations and workspace alive while it runs.
+    /// Bytes of values and workspace that are live while it runs.
     pub live_bytes: usize,
-    /// Where its scratch memory is in the slab of the memory that it computes in; the host's slab
-    /// is the first.
+    /// The range of its workspace in the slab of the memory in which it computes.
     pub workspace: std::ops::Range<usize>,
 }
 
-/// The memory of a run, before it runs.
+/// The memory of a run, planned before it runs.
 #[derive(Debug, Clone)]
 pub struct PlanReport {
-    /// Bytes of activations, workspaces and outputs that a run allocates at most; none where some
-    /// are dynamic.
+    /// The most bytes of activations, workspaces and outputs that a run allocates. None if some of
+    /// their sizes are known only at run time.
     pub peak_bytes: Option<usize>,
-    /// The same without the dynamic ones.
+    /// The same without values of unknown size.
     pub planned_bytes: usize,
-    /// The same with the nodes in the order of the file.
+    /// `planned_bytes` if the nodes ran in the order of the file.
     pub file_order_bytes: usize,
-    /// What the bytes are for: first the kinds that add up to `planned_bytes`, then weights.
+    /// Bytes by kind: first the kinds that add up to `planned_bytes`, then weights.
     pub kinds: Vec<KindBytes>,
     /// What the memory limit leaves for a run; without a limit, what the machine has.
     pub available_bytes: usize,
-    /// How the batch is split so that the run keeps to that; none where it is not. The other fields
-    /// are of the whole.
+    /// How the batch is split to fit into `available_bytes`; none if it is not. The other fields
+    /// describe the whole batch.
     pub batch_split: Option<BatchSplit>,
-    /// Why a batch of several items would not be split, in words; none where it would be, where
-    /// that is switched off, or where no size counts items.
+    /// Why a batch of several items would not be split, in words. None if it would be split, if
+    /// splitting is off, or if no size counts items.
     pub unsplit: Option<String>,
-    /// Bytes of each slab, the host's first.
+    /// The bytes of each slab, the host's first.
     pub slabs: Vec<usize>,
-    /// Bytes of weights.
+    /// The bytes of the weights.
     pub weights_bytes: usize,
-    /// The largest sum of values alive at once.
+    /// The most bytes of values live at once: no layout needs less in this order of steps.
     pub lower_bound_bytes: usize,
     /// The sizes of the symbolic dimensions.
     pub dims: Vec<(String, i64)>,
@@ -101,18 +103,19 @@ pub struct PlanReport {
     pub steps: Vec<PlannedStep>,
     /// The values that take memory or share it.
     pub values: Vec<PlannedValue>,
-    /// The step with the most bytes alive: its place in `steps`.
+    /// The step with the most bytes live, as an index into `steps`.
     pub peak_step: usize,
-    /// The largest values at the peak, the step's workspace among them, largest first.
+    /// The largest values at the peak, with the step's workspace among them, the largest first.
     pub largest: Vec<(String, usize)>,
-    /// The lower bound as an expression of the symbolic dimensions, at the step with the peak.
+    /// The bytes live at the peak step, as an expression of the symbolic dimensions.
     pub symbolic_peak: Option<String>,
 }
 
-/// Writes the report of a plan; weights and what is available are the session's to add.
+/// Builds the report of a plan. The session adds the weights and what is available.
 pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings, threads: usize) -> PlanReport {
     let running = plan.steps.iter().enumerate().filter(|(_, step)| step.action == Action::Run);
     let indices: Vec<usize> = running.map(|(index, _)| index).collect();
+    // Skipped steps are not in the report, so `shown` renumbers those that run.
     let shown =
         |step: usize| indices.partition_point(|index| *index < step).min(indices.len().saturating_sub(1));
     PlanReport {
@@ -147,7 +150,7 @@ fn steps(program: &Program, plan: &RunPlan) -> Vec<PlannedStep> {
     described.collect()
 }
 
-/// The values that take memory or share it, with the steps that run numbered by `shown`.
+/// Lists the values that take memory or share it. `shown` renumbers the steps that run.
 fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> Vec<PlannedValue> {
     let mut values = Vec::new();
     let homes = home_offsets(plan);
@@ -192,7 +195,7 @@ fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> 
     values
 }
 
-/// Where the outputs' buffers that hold other values would be, if they lay behind the slabs.
+/// Returns the offsets of the homes' buffers as if they followed the slabs.
 fn home_offsets(plan: &RunPlan) -> Vec<usize> {
     let slabs = plan.slabs.iter().fold(0usize, |sum, slab| sum.saturating_add(slab.1));
     let homes = plan.homes.iter().filter_map(|home| plan.slots.get(home.index()));
@@ -208,15 +211,16 @@ fn home_offsets(plan: &RunPlan) -> Vec<usize> {
     offsets.collect()
 }
 
-/// The peak with the steps in the order of the file.
+/// Returns the planned peak with the steps in the order of the file.
 fn file_order_bytes(program: &Program, plan: &RunPlan, bindings: &Bindings, threads: usize) -> usize {
+    // Without another order the steps are in that of the file.
     let Some(order) = &program.file_order else { return plan.peak() };
     let schedule = order.iter().filter_map(|place| program.steps.get(*place)).collect();
     resolve_in(program, schedule, bindings, threads).map_or(plan.peak(), |plan| plan.peak())
 }
 
-/// The bytes alive at the peak as an expression: the sum of the symbolic sizes of what is alive
-/// there.
+/// Returns the bytes live at the peak step as an expression: the scratch memory, plus the symbolic
+/// sizes of all values live there.
 fn symbolic_peak(program: &Program, plan: &RunPlan, bindings: &Bindings) -> Option<String> {
     let peak = peak_step(plan);
     let mut sum = Dim::constant(plan.steps.get(peak)?.scratch_bytes() as i64);
@@ -226,7 +230,7 @@ fn symbolic_peak(program: &Program, plan: &RunPlan, bindings: &Bindings) -> Opti
     Some(sum.to_string())
 }
 
-/// What takes memory at the peak, by name.
+/// Lists what takes memory at the peak, by name, the largest first.
 fn largest(program: &Program, plan: &RunPlan) -> Vec<(String, usize)> {
     let mut largest = largest_at_peak(plan, program);
     let peak = peak_step(plan);
@@ -239,7 +243,7 @@ fn largest(program: &Program, plan: &RunPlan) -> Vec<(String, usize)> {
     largest
 }
 
-/// The bytes of values by name at the step with the most bytes alive, largest first.
+/// Lists the values live at the peak step by name, with their bytes, the largest first.
 pub(crate) fn largest_at_peak(plan: &RunPlan, program: &Program) -> Vec<(String, usize)> {
     let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
     for (_, (slot, planned)) in alive_at(program, plan, peak_step(plan)) {

@@ -1,4 +1,7 @@
-//! Makes the plan for one binding of the dimensions.
+//! The memory planner: makes the plan for one binding of the dimensions.
+//!
+//! It first finds shapes, folded values and the steps that must run. Then it drafts the storage of
+//! each step's outputs and workspace, in schedule order. `finish` turns the drafts into offsets.
 
 #![allow(
     clippy::indexing_slicing,
@@ -21,12 +24,12 @@ use crate::spec::SymTensor;
 use crate::tensor::{Shape, Tensor, byte_count};
 use crate::{Result, Within};
 
-/// Plans one program under `bindings`.
+/// Plans a program under `bindings`. Only in-place updates are bound to buffers.
 pub(super) fn resolve(program: &Program, bindings: &Bindings, threads: usize) -> Result<RunPlan> {
     resolve_bound(program, bindings, threads, &program.bound_values(Planning::Shared))
 }
 
-/// Plans a program some of whose inputs and outputs lie in buffers of a binding.
+/// Plans a program whose inputs and outputs may be bound to buffers.
 pub(crate) fn resolve_bound(
     program: &Program,
     bindings: &Bindings,
@@ -36,11 +39,11 @@ pub(crate) fn resolve_bound(
     resolve_given(program, bindings, threads, Surroundings { known: &[], bound })
 }
 
-/// What a plan knows besides the program and the sizes.
+/// What a plan depends on besides the program and the bindings of the dimensions.
 #[derive(Clone, Copy)]
 pub(super) struct Surroundings<'a> {
-    /// Given values that are known better than the program's own inference knew them: those of a
-    /// subgraph, from the plan of its node.
+    /// Types and elements of a subgraph's given values, from the plan of its node. They may be more
+    /// precise than what the program's own inference found. Empty for the outermost program.
     pub(super) known: &'a [Known],
     pub(super) bound: &'a BoundValues,
 }
@@ -72,7 +75,7 @@ pub(super) fn resolve_in(
     plan(|| Planner { schedule: schedule.clone(), ..planner() })
 }
 
-/// Plans a program with what is known around it.
+/// Plans a program within its surroundings.
 pub(super) fn resolve_given(
     program: &Program,
     bindings: &Bindings,
@@ -84,8 +87,8 @@ pub(super) fn resolve_given(
     plan(|| Planner::new((program, graph), bindings, threads, around.bound))
 }
 
-/// The plan with joined values in the place of their parts, or without, where that takes less: what
-/// is joined may live long before all its parts do.
+/// Plans with and without concat in place, and returns the plan with the lower peak. Concat in
+/// place can raise the peak, because the whole output is live from its first part on.
 fn plan<'a>(planner: impl Fn() -> Planner<'a>) -> Result<RunPlan> {
     let mut joining = planner();
     joining.find();
@@ -93,13 +96,15 @@ fn plan<'a>(planner: impl Fn() -> Planner<'a>) -> Result<RunPlan> {
         return joining.place();
     }
     let joined = joining.place()?;
+    // Drafts and lifetimes depend on the choice, so we start over with a fresh planner.
     let mut apart = planner();
     apart.find();
     let apart = apart.place()?;
+    // At equal peaks concat in place wins, because it saves the copies.
     Ok(if apart.peak() < joined.peak() { apart } else { joined })
 }
 
-/// Values that share memory: one interval of a slab.
+/// A set of values that share memory: one interval of a slab.
 pub(super) struct Group {
     pub(super) bytes: usize,
     pub(super) slab: usize,
@@ -107,20 +112,20 @@ pub(super) struct Group {
     pub(super) last: usize,
 }
 
-/// An output of the graph that can be computed in the place of an input of its step.
+/// An output of the graph that can be computed in place of an input of its step.
 pub(super) struct InPlaceCandidate {
     pub(super) output: SlotId,
-    /// The positions of output and input.
+    /// The positions of the output and the input.
     pub(super) pair: (u32, u32),
-    /// The input's memory, which begins with it.
+    /// The group of the input, whose memory begins with the input.
     pub(super) group: usize,
 }
 
-/// Where a slot will live, as far as decided.
+/// The storage of a slot before offsets are assigned.
 #[derive(Clone)]
 pub(super) enum Draft {
     Outside,
-    /// Where the given value at this position lies, which is another slot's.
+    /// The memory of the given value at this position, which is another slot's.
     Given(usize),
     Bound(usize),
     Group {
@@ -137,15 +142,16 @@ pub(super) enum Draft {
     Unused,
 }
 
+/// The state of the planner. Its tables have an entry for each slot, step or group.
 pub(super) struct Planner<'a> {
     pub(super) program: &'a Program,
     pub(super) bound: &'a BoundValues,
     pub(super) ends: Boundary,
-    /// The buffers of bound outputs, by slot.
+    /// By slot: the memory and the buffer of a bound output.
     pub(super) buffers: Vec<Option<(OutputMemory, usize)>>,
-    /// The program's steps in the order that is planned.
+    /// The program's steps in the order to plan.
     pub(super) schedule: Vec<&'a Step>,
-    /// The program's graph, as far as it is inferred under the bindings.
+    /// The program's graph, specialized to the bindings if that resolves more shapes.
     pub(super) graph: &'a Graph,
     pub(super) bindings: &'a Bindings,
     pub(super) threads: usize,
@@ -153,33 +159,36 @@ pub(super) struct Planner<'a> {
     pub(super) dtypes: Vec<Option<DType>>,
     pub(super) drafts: Vec<Draft>,
     pub(super) kinds: Vec<ValueKind>,
-    /// The last step that reads each slot, views of it included.
+    /// The last step that reads each slot. Views extend it, or the life of the slot's group.
     pub(super) last: Vec<usize>,
+    /// The step that computes each slot; 0 if no step does.
     pub(super) first: Vec<usize>,
     pub(super) is_output: Vec<bool>,
+    /// Whether each step must run.
     pub(super) needed: Vec<bool>,
-    /// For each slot that is computed in a part of another: that one, and the byte at which it
-    /// begins there.
+    /// For each slot that is computed into a part of another slot: that other slot, and the byte
+    /// offset in it.
     pub(super) joined: Vec<Option<(SlotId, usize)>>,
-    /// The steps whose inputs are parts of their output.
+    /// Whether each step is a concatenation in place.
     pub(super) joins: Vec<bool>,
     pub(super) groups: Vec<Group>,
     pub(super) slabs: Vec<DeviceId>,
     pub(super) steps: Vec<StepPlan>,
-    /// Outputs that can be computed in the place of an input, if that is in their buffer.
+    /// Outputs that can be computed in place of an input, if that input moves into their buffer.
     pub(super) in_place_candidates: Vec<InPlaceCandidate>,
-    /// For each step, the group that is its workspace.
+    /// For each step, the group of its workspace.
     pub(super) workspaces: Vec<Option<usize>>,
-    /// The groups that are the slabs of subgraphs on devices, each with its step.
+    /// The groups that hold the device slabs of subgraphs, as pairs (step, group).
     pub(super) nested_slabs: Vec<(usize, usize)>,
-    /// For each step, the bytes that its subgraphs own, slabs not included, beyond the outputs they
-    /// hand over.
+    /// For each step, the bytes that its subgraphs allocate outside slabs, beyond the outputs that
+    /// they hand over, and the heap bytes of its kernel.
     pub(super) nested_own: Vec<usize>,
-    /// What the kernel whose scratch memory was last asked for takes of the heap.
+    /// The heap bytes of the kernel whose workspace was computed last.
     pub(super) heap: usize,
-    /// Whether some workspace, or value of a subgraph, has a size that only the run tells.
+    /// Whether the size of some workspace, or of some value in a subgraph, is known only at run
+    /// time.
     pub(super) scratch_is_open: bool,
-    /// Whether some workspace is larger than its kernel cannot do without.
+    /// Whether some device kernel, of a subgraph too, could run with a smaller workspace.
     pub(super) can_shrink: bool,
 }
 
@@ -196,6 +205,7 @@ impl<'a> Planner<'a> {
         for (index, output) in ends.outputs.iter().enumerate() {
             is_output[output.index()] |= bound.wants(index);
         }
+        // The host's slab comes first, even if the program has no values there.
         let mut slabs = vec![DeviceId::HOST];
         find_memories(program, &mut slabs);
         Planner {
@@ -230,14 +240,14 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// What is known before anything has a place.
+    /// Finds what is known before any value is placed.
     fn find(&mut self) {
         self.find_shapes();
         self.find_shared_shapes();
         self.find_needed();
     }
 
-    /// Gives everything its place.
+    /// Places the values of all steps in schedule order, and assigns offsets.
     fn place(mut self) -> Result<RunPlan> {
         self.find_last_uses();
         for index in 0..self.schedule.len() {
@@ -249,11 +259,12 @@ impl<'a> Planner<'a> {
         self.finish()
     }
 
-    /// Shapes of all slots, and the values that follow from the shapes alone.
+    /// Finds the shapes of all slots, and folds values that follow from shapes alone.
     pub(super) fn find_shapes(&mut self) {
         for (index, slot) in self.program.slots.iter().enumerate() {
             let info = self.graph.value(slot.value);
             self.dtypes[index] = info.ty.dtype();
+            // With planning off the values of steps have no shape here, which keeps them dynamic.
             if self.bound.planning == Planning::Off && matches!(slot.origin, Origin::Step) {
                 continue;
             }
@@ -268,6 +279,7 @@ impl<'a> Planner<'a> {
                     self.shapes[index] = Some(tensor.shape().into());
                 }
                 Origin::Step => {
+                    // Only host slots: a folded tensor is in host memory.
                     if let (Some(symbolic), Some(dtype), DeviceId::HOST) =
                         (&info.symbolic, info.ty.dtype(), slot.memory)
                         && let Some(tensor) = fold(symbolic, dtype, self.bindings)
@@ -280,17 +292,19 @@ impl<'a> Planner<'a> {
         self.place_given();
     }
 
-    /// Whether what a step would compute is there before anything runs: known from the shapes, or
-    /// given where it is read.
+    /// Whether the value of a slot that a step would compute exists before the run: it is folded,
+    /// or given in the memory in which it is read.
     pub(super) fn is_there(&self, slot: SlotId) -> bool {
         match self.drafts[slot.index()] {
             Draft::Folded(_) | Draft::Given(_) => true,
+            // Before outputs are placed, only values given on a device are bound in a step's slot.
             Draft::Bound(_) => matches!(self.program.slots[slot.index()].origin, Origin::Step),
             _ => false,
         }
     }
 
-    /// Which steps must run: those whose outputs somebody reads and that are not folded.
+    /// Marks the steps that must run: those with a wanted output that does not exist before the
+    /// run. This is a backward liveness pass.
     pub(super) fn find_needed(&mut self) {
         let mut wanted = self.is_output.clone();
         for (index, step) in self.schedule.iter().enumerate().rev() {
@@ -306,6 +320,7 @@ impl<'a> Planner<'a> {
         self.place_copies_of_given(&wanted);
     }
 
+    /// Finds the last step that reads each slot. Wanted outputs live past the last step.
     pub(super) fn find_last_uses(&mut self) {
         for (index, step) in self.schedule.iter().enumerate() {
             if self.needed[index] {
@@ -320,6 +335,7 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Places the outputs and the workspace of a step. Steps must come in schedule order.
     pub(super) fn place_step(&mut self, index: usize) -> Result<()> {
         let step = self.schedule[index];
         let mut plan = StepPlan {
@@ -332,6 +348,7 @@ impl<'a> Planner<'a> {
             release: Vec::new(),
             nested: Vec::new(),
         };
+        // An output is live at its own step even if no later step reads it.
         for slot in step.outputs.iter().flatten() {
             self.first[slot.index()] = index;
             self.last[slot.index()] = self.last[slot.index()].max(index);
@@ -346,11 +363,13 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
+    /// Chooses the storage of each output of a step that runs.
     pub(super) fn place_outputs(&mut self, step: &Step, index: usize, plan: &mut StepPlan) -> Result<()> {
         for (position, slot) in step.outputs.iter().enumerate() {
             let Some(slot) = *slot else { continue };
             let place = slot.index();
-            // A step that runs for one output also computes those that are folded.
+            // A step that runs for one output also computes the folded ones, so these get memory,
+            // too.
             let bytes = match (self.dtypes[place], &self.shapes[place]) {
                 (Some(DType::String) | None, _) | (_, None) => None,
                 (Some(dtype), Some(shape)) => Some(byte_count(dtype, shape)?),
@@ -367,6 +386,8 @@ impl<'a> Planner<'a> {
                 }
                 Some(_) if step.claim.outputs != OutputsFrom::Plan => Draft::Own,
                 Some(bytes) if self.is_output[place] => {
+                    // The output owns its buffer. Computing it in place of the input works only if
+                    // the input moves into that buffer, which `output_reuse` decides later.
                     if host
                         && let Some((input, Draft::Group { group, offset: 0 })) =
                             self.dying_input(step, (index, position), bytes)
@@ -399,6 +420,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
+    /// Creates the group of an output, in the slab of its memory.
     pub(super) fn new_group(&mut self, slot: SlotId, index: usize, bytes: usize) -> Draft {
         let memory = self.program.slots[slot.index()].memory;
         let slab = self.slabs.iter().position(|slab| *slab == memory).unwrap_or(0);
@@ -410,6 +432,7 @@ impl<'a> Planner<'a> {
         slot.and_then(|slot| self.shapes[slot.index()].clone())
     }
 
+    /// Returns the elements of a small integer tensor that is known before the run.
     pub(super) fn ints_of(&self, slot: Option<SlotId>) -> Option<Vec<i64>> {
         let slot = slot?;
         let tensor = match (&self.drafts[slot.index()], &self.program.slots[slot.index()].origin) {
@@ -420,7 +443,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Adds the memories that a program and its subgraphs have values in.
+/// Collects the memories in which a program and its subgraphs have values.
 fn find_memories(program: &Program, found: &mut Vec<DeviceId>) {
     for slot in &program.slots {
         if !found.contains(&slot.memory) {
@@ -432,12 +455,14 @@ fn find_memories(program: &Program, found: &mut Vec<DeviceId>) {
     }
 }
 
-/// A shape as numbers; none where a size is not bound or not valid.
+/// Evaluates a shape under the bindings. None if a size is unbound or invalid.
 pub(super) fn evaluate(shape: &[Dim], bindings: &Bindings) -> Option<Shape> {
     let size = |dim: &Dim| usize::try_from(dim.evaluate(bindings).ok()?).ok();
     shape.iter().map(size).collect::<Option<SmallVec<_>>>()
 }
 
+/// Evaluates a symbolic tensor under the bindings. None if an element is unbound or does not fit
+/// `dtype`.
 fn fold(symbolic: &SymTensor, dtype: DType, bindings: &Bindings) -> Option<Tensor> {
     let ints: Option<Vec<i64>> = symbolic.elements.iter().map(|dim| dim.evaluate(bindings).ok()).collect();
     symbolic.to_tensor(dtype, &ints?)

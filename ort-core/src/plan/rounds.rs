@@ -1,4 +1,4 @@
-//! Memory of `Scan` steps: what is alive during an iteration, and what the last one leaves.
+//! Memory of `Scan` steps: what is live during an iteration, and what the last one leaves.
 //!
 //! A step with [`TripCount::Slices`] runs its subgraph once for each slice of its scanned inputs.
 
@@ -16,11 +16,12 @@ use crate::spec::{Flow, TripCount};
 use crate::tensor::byte_count;
 
 impl Planner<'_> {
-    /// Corrects what scanning steps take besides their outputs if they iterate once or never.
+    /// Corrects `nested_own` of scanning steps that run no iteration or a single one.
     ///
-    /// The old states of an iteration take the place of the final ones, which count as outputs. The
-    /// old states of a single iteration are inputs: then the buffers of the body become the outputs
-    /// and would count twice.
+    /// In general, old and new states are live at once. The new ones are in the body's buffers, and
+    /// the step's outputs account for the old ones. A single iteration reads its old states from
+    /// the inputs, and the body's buffers become the outputs. They would count twice, so we
+    /// subtract them. Without iterations the body does not run.
     pub(super) fn settle_rounds(&mut self) {
         for index in 0..self.steps.len() {
             let taken = self.nested_own[index];
@@ -37,9 +38,10 @@ impl Planner<'_> {
     }
 
     /// Whether a slot is a final state of a scanning step, in memory of exactly its size. The
-    /// minimum of tensors that kernels hand over ([`LEAST_TENSOR`](crate::ep::LEAST_TENSOR)) does
-    /// not apply.
+    /// minimum for tensors that kernels allocate ([`LEAST_TENSOR`](crate::ep::LEAST_TENSOR)) does
+    /// not apply then.
     pub(super) fn is_last_state(&self, index: usize, slot: SlotId) -> bool {
+        // An unknown trip count (`None`) compares less than 0 iterations, so it returns here, too.
         if self.rounds(index) <= Some(0) {
             return false;
         }
@@ -48,31 +50,32 @@ impl Planner<'_> {
         place.is_some_and(|place| place < self.states(index) && self.is_exact(index, place))
     }
 
-    /// Whether an output of a scanning step's body lies in memory of exactly its size.
+    /// Whether the body leaves an output in memory of exactly its size.
     fn is_exact(&self, index: usize, place: usize) -> bool {
         let body = self.schedule[index].nested.first().zip(self.steps[index].nested.first());
         let Some((nested, plan)) = body else { return false };
         let Some(inner) = plan.outputs.get(place) else { return false };
         let mut steps = nested.program.steps.iter();
         let made = steps.find(|step| step.outputs.contains(&Some(*inner)));
-        // An output that lies elsewhere is copied out, into a buffer of its size.
+        // An output without a buffer of its own is copied into a buffer of exactly its size.
         !matches!(plan.slots[inner.index()].place, Storage::Own)
             || made.is_some_and(|step| step.claim.outputs == OutputsFrom::Plan)
     }
 
-    /// The iterations of a scanning step: the leading dimension of its last input, if it is known.
+    /// Returns the trip count of a scanning step: the leading dimension of its last input. None if
+    /// it is unknown, or if not all slices are contiguous.
     fn rounds(&self, index: usize) -> Option<usize> {
         self.scanning(index).filter(|(node, flow)| (flow.in_front)(&node.attrs))?;
         let scanned = self.schedule[index].inputs.last().copied().flatten();
         self.shape_of(scanned)?.first().copied()
     }
 
-    /// The number of states of a scanning step. They are its first outputs.
+    /// Returns the number of states of a scanning step. They are its first outputs.
     fn states(&self, index: usize) -> usize {
         self.scanning(index).map_or(0, |(node, flow)| (flow.carried)(&node.attrs, node.inputs.len()))
     }
 
-    /// The node of a scanning step. None for other steps, and for steps that do not run.
+    /// Returns the node of a scanning step. None for other steps, and for steps that do not run.
     fn scanning(&self, index: usize) -> Option<(&Node, Flow)> {
         let runs = self.steps.get(index).is_some_and(|step| !step.nested.is_empty());
         let step = self.schedule.get(index).filter(|_| runs)?;
@@ -80,8 +83,8 @@ impl Planner<'_> {
         Some((node, node.spec.flow.filter(|flow| flow.rounds == TripCount::Slices)?))
     }
 
-    /// The bytes of the largest stacked output. The item of a single iteration has that size, and
-    /// it is alive besides the output that it is copied to.
+    /// Returns the bytes of the largest stacked output. In a single iteration, the item has that
+    /// size and is live beside the output into which it is copied.
     fn largest_item(&self, index: usize) -> usize {
         let outputs = self.schedule[index].outputs.iter().enumerate().skip(self.states(index));
         let bytes = outputs.filter_map(|(place, slot)| {

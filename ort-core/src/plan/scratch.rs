@@ -1,4 +1,7 @@
-//! Scratch memory of steps: what kernels declare, and the slabs of subgraphs.
+//! Workspaces: scratch memory that kernels declare, and the slabs of subgraphs.
+//!
+//! A subgraph runs in its step's workspace. Its device slabs are ranges of the enclosing plan's
+//! slabs.
 
 #![allow(
     clippy::indexing_slicing,
@@ -19,7 +22,7 @@ use crate::program::{SlotId, Step};
 use crate::tensor::Shape;
 
 impl Planner<'_> {
-    /// Gives a step its scratch memory.
+    /// Plans the subgraphs of a step into `plan_nested`, and places its workspace.
     pub(super) fn place_workspace(
         &mut self,
         step: &Step,
@@ -36,8 +39,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Makes the subgraphs' slabs on devices parts of this plan's: as large as the largest needs
-    /// it.
+    /// Reserves a range for the subgraphs' slabs in each device memory, as large as the largest of
+    /// them: they do not run at the same time.
     fn place_nested_slabs(&mut self, step: &Step, index: usize, plans: &[Arc<RunPlan>]) {
         for slab in 1..self.slabs.len() {
             let memory = self.slabs[slab];
@@ -52,8 +55,8 @@ impl Planner<'_> {
         }
     }
 
-    /// The slab of the memory that the step's kernel computes in, which is that of its outputs; the
-    /// host's for one that runs subgraphs.
+    /// Returns the slab of a step's workspace: that of its outputs' memory, or the host's if the
+    /// step runs subgraphs.
     fn slab_of_step(&self, step: &Step) -> usize {
         if !step.nested.is_empty() {
             return 0;
@@ -63,7 +66,7 @@ impl Planner<'_> {
         self.slabs.iter().position(|slab| Some(*slab) == memory).unwrap_or(0)
     }
 
-    /// The bytes that the step's workspace may have beside all that is alive in its slab then.
+    /// Returns the largest workspace that fits in the slab beside everything live at this step.
     fn room_of(&self, step: &Step, index: usize) -> usize {
         let slab = self.slab_of_step(step);
         let alive = |group: &&Group| group.slab == slab && group.first <= index && index <= group.last;
@@ -75,7 +78,8 @@ impl Planner<'_> {
         }
     }
 
-    /// The bytes of scratch memory: what the kernel declares, or the slab of the largest subgraph.
+    /// Returns the workspace of a step in bytes: what its kernel declares, or the host slab of its
+    /// largest subgraph. The subgraphs are planned into `plan_nested`.
     pub(super) fn scratch_of(
         &mut self,
         step: &Step,
@@ -86,6 +90,8 @@ impl Planner<'_> {
         for (position, nested) in step.nested.iter().enumerate() {
             let given = self.known_to(step, position);
             let mut bound = BoundValues::unbound(self.bound.planning);
+            // A subgraph's plan does not know what is live around it. So its kernels get their
+            // minimum as soon as there is any limit.
             if self.bound.room != WorkspaceRoom::ANY {
                 bound.room = WorkspaceRoom::LEAST;
             }
@@ -95,7 +101,7 @@ impl Planner<'_> {
             plan_nested.push(plan.clone());
             self.can_shrink |= plan.can_shrink;
             if self.is_broken(step, position) {
-                // Under these bindings it cannot be taken.
+                // Under these bindings the branch cannot be taken.
                 continue;
             }
             bytes = bytes.max(plan.host_slab());
@@ -103,6 +109,7 @@ impl Planner<'_> {
             self.scratch_is_open |= plan.has_dynamic;
         }
         if step.claim.outputs == OutputsFrom::Subgraph {
+            // What a subgraph hands over already counts as the step's own outputs.
             let handed = step.outputs.iter().flatten();
             let handed = handed.fold(0, |sum: usize, slot| sum.saturating_add(self.own_bytes(*slot)));
             self.nested_own[index] = self.nested_own[index].saturating_sub(handed);
@@ -113,12 +120,12 @@ impl Planner<'_> {
             let missing = |slots: &[Option<SlotId>], shapes: &[Option<Shape>]| {
                 slots.iter().zip(shapes).any(|(slot, shape)| slot.is_some() && shape.is_none())
             };
-            // What hands over its outputs does not know their sizes before.
+            // A kernel that allocates its outputs does not need their shapes in advance.
             let hands_over = step.claim.outputs != OutputsFrom::Plan;
             let is_known = !missing(&step.inputs, &inputs)
                 && (hands_over || !missing(&step.outputs, &outputs))
                 && step.nested.is_empty();
-            // A workspace, too, may follow from what only the run tells.
+            // A workspace, too, may depend on sizes that are known only at run time.
             self.scratch_is_open |= !is_known && step.nested.is_empty();
             if is_known {
                 let room = self.room_of(step, index);
@@ -128,6 +135,7 @@ impl Planner<'_> {
                     self.can_shrink = kernel.workspace(&IoShapes { room: 0, ..shapes })? < wanted;
                 }
                 bytes = bytes.max(wanted);
+                // Heap memory is not in a slab, so it counts like own buffers.
                 let heap = kernel.heap(&shapes)?;
                 self.nested_own[index] = self.nested_own[index].saturating_add(heap);
                 self.heap = heap;
@@ -136,7 +144,8 @@ impl Planner<'_> {
         Ok(bytes)
     }
 
-    /// What the subgraph at `position` is given, as far as it is known here.
+    /// Returns what is known here about the given values of the subgraph at `position`: its inputs,
+    /// then its captures.
     pub(super) fn known_to(&self, step: &Step, position: usize) -> Vec<Known> {
         let nested = &step.nested[position];
         let inner = step.node.and_then(|node| self.graph.nodes[node].subgraphs.get(position));
@@ -151,6 +160,7 @@ impl Planner<'_> {
         inputs.unwrap_or_default().into_iter().chain(captured).collect()
     }
 
+    /// Whether inference rejected the subgraph at `position`, so that the run cannot take it.
     pub(super) fn is_broken(&self, step: &Step, position: usize) -> bool {
         let inner = step.node.and_then(|node| self.graph.nodes[node].subgraphs.get(position));
         inner.is_some_and(|inner| inner.graph.broken.is_some())

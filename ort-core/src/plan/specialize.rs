@@ -1,8 +1,8 @@
-//! Inference once more, under one binding of the dimensions.
+//! Shape specialization: inference again, under one binding of the dimensions.
 //!
-//! Some shapes follow from the sizes but not from their symbols: a branch taken because a size is 1
-//! may have another rank than its sibling. Where inference on symbols left something open,
-//! inference on numbers may close it.
+//! Some shapes follow from numbers but not from symbols. For example, a branch taken only if a size
+//! is 1 may have another rank than its sibling. If symbolic inference left a shape open, inference
+//! on numbers may resolve it.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::ir::{Graph, TensorType, ValueType};
 use crate::program::{Origin, Program};
 use crate::spec::{SymTensor, infer_graph};
 
-/// What is known of a given value: its type, and the elements of a small integer tensor.
+/// What is known about a given value: its type, and the elements of a small integer tensor.
 pub(crate) type Known = (ValueType, Option<Arc<SymTensor>>);
 
-/// The program's graph inferred under the bindings; none where its own inference tells as much, or
-/// where the sizes contradict the graph, which the run then says. `given` is what is known of the
-/// program's given values, or empty.
+/// Infers the program's graph under the bindings. None if symbolic inference resolved everything or
+/// rejected the graph, or if the sizes contradict it. `given` is what is known about the program's
+/// given values, or empty.
 pub(crate) fn specialize(program: &Program, bindings: &Bindings, given: &[Known]) -> Option<Graph> {
     if program.graph.broken.is_some() || is_resolved(program, bindings) {
         return None;
@@ -39,6 +39,7 @@ pub(crate) fn specialize(program: &Program, bindings: &Bindings, given: &[Known]
     match infer_graph(&mut graph) {
         Ok(()) => Some(graph),
         Err(problem) => {
+            // The run reports a contradiction; planning continues with the symbolic shapes.
             tracing::debug!("under {bindings} the graph is not inferred further: {problem}");
             None
         }
@@ -50,6 +51,7 @@ fn is_resolved(program: &Program, bindings: &Bindings) -> bool {
     let mut computed = program.slots.iter().filter(|slot| matches!(slot.origin, Origin::Step));
     computed.all(|slot| match &program.graph.value(slot.value).ty {
         ValueType::Unknown => false,
+        // Strings stay dynamic whatever their shape is.
         ValueType::Tensor(tensor) if tensor.dtype != DType::String => {
             let shape = tensor.shape.as_ref();
             shape.is_some_and(|shape| shape.iter().all(|size| size.evaluate(bindings).is_ok()))
@@ -58,6 +60,7 @@ fn is_resolved(program: &Program, bindings: &Bindings) -> bool {
     })
 }
 
+/// Substitutes the bindings in the shape of a tensor type.
 fn bind_type(ty: &ValueType, bindings: &Bindings) -> ValueType {
     match ty {
         ValueType::Tensor(TensorType { dtype, shape: Some(shape) }) => {

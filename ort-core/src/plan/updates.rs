@@ -1,4 +1,7 @@
-//! The memories of updated inputs, and who reads them before they are overwritten.
+//! In-place updates of inputs: their memory, and who reads a value before it is overwritten.
+//!
+//! An update is an output computed in the buffer of an input, as for the parameters of a training
+//! step.
 
 use ort_alloc::DeviceId;
 use rustc_hash::FxHashMap;
@@ -9,7 +12,8 @@ use crate::ir::ValueId;
 use crate::program::{Program, SlotId, Update, Work};
 
 impl Program {
-    /// What a plan without a binding takes to be bound: inputs that are updated lie in buffers.
+    /// Returns what a plan without a binding assumes to be bound: updated inputs are in buffers,
+    /// and their outputs are computed there.
     pub(crate) fn bound_values(&self, planning: Planning) -> BoundValues {
         let mut bound = BoundValues::unbound(planning);
         if self.updates.is_empty() {
@@ -26,8 +30,9 @@ impl Program {
         bound
     }
 
-    /// For each update the memory in which its new value is computed.
+    /// Returns for each update the memory in which its new value is computed.
     pub(crate) fn memories_of_updates(&self) -> Vec<DeviceId> {
+        // A copy step moves a value but does not compute it.
         let computed = self.steps.iter().filter(|step| !matches!(step.work, Work::Copy));
         let slots = computed.flat_map(|step| step.outputs.iter().flatten());
         let slots = slots.filter_map(|slot| self.slots.get(slot.index()));
@@ -39,8 +44,8 @@ impl Program {
         self.updates.iter().map(|update| memory(update).unwrap_or(DeviceId::HOST)).collect()
     }
 
-    /// For each value that is overwritten, the step that does it and, ascending, all others that
-    /// read the value, views of it included.
+    /// Returns for each overwritten value the step that overwrites it, and all other readers of the
+    /// value and of its views, in ascending order.
     pub(crate) fn readers_before_updates(&self) -> Vec<(usize, Vec<usize>)> {
         if self.updates.is_empty() {
             return Vec::new();
@@ -49,6 +54,7 @@ impl Program {
         let mut written_in: FxHashMap<SlotId, usize> = FxHashMap::default();
         let mut count = 0;
         for way in self.ways_of_updates() {
+            // Each slot on the way overwrites the one before it.
             for (from, to) in way.iter().zip(way.iter().skip(1)) {
                 part_of.insert(*from, count);
                 written_in.insert(*to, count);
@@ -80,7 +86,7 @@ impl Program {
         found.into_iter().filter_map(others).collect()
     }
 
-    /// The values that each update goes through, from its input to its output.
+    /// Returns the slots that each update goes through, from its input to its output.
     fn ways_of_updates(&self) -> impl Iterator<Item = Vec<SlotId>> {
         let makers = self.makers();
         let bound = self.bound_values(Planning::Shared);
@@ -94,7 +100,7 @@ impl Program {
         })
     }
 
-    /// The step that makes each slot, and which of its outputs that is.
+    /// Maps each slot to the step that computes it and the position of the output there.
     pub(crate) fn makers(&self) -> FxHashMap<SlotId, (usize, usize)> {
         let outputs = self.steps.iter().enumerate().flat_map(|(index, step)| {
             let outputs = step.outputs.iter().enumerate();
@@ -103,9 +109,9 @@ impl Program {
         outputs.collect()
     }
 
-    /// The values between an input and an output that is computed in its place by several steps,
-    /// each in the place of the one before: none where a single step does it, or where there is no
-    /// such way, or no other.
+    /// Returns the slots between an input and an output if several steps compute the output in
+    /// place of the input, each in place of the one before. Empty if a single step does, or if no
+    /// unique chain leads from the output back to the input.
     pub(crate) fn between(
         &self,
         makers: &FxHashMap<SlotId, (usize, usize)>,
@@ -125,7 +131,9 @@ impl Program {
                 way.reverse();
                 return way;
             }
+            // With several candidates we cannot tell which one the planner will take.
             let [source] = sources.as_slice() else { break };
+            // The caller keeps an output, so no step may overwrite it.
             if is_output(*source) {
                 break;
             }

@@ -1,4 +1,7 @@
-//! Orders that are worth a try, each made in about linear time.
+//! Candidate schedules, each made in about linear time.
+//!
+//! They are a depth-first order, a Sethi-Ullman order, and greedy variants that run steps early if
+//! they free memory.
 
 #![allow(
     clippy::indexing_slicing,
@@ -11,14 +14,14 @@ use std::collections::BTreeSet;
 use super::dependencies::DependencyGraph;
 use super::footprint::{Footprint, Memory};
 
-/// How far the eager order looks ahead along a chain.
+/// How many steps of a chain the eager order looks ahead.
 const LOOK_AHEAD: usize = 12;
 
-/// It looks no further than a step that reads or makes more values than this, or it would take
-/// quadratic time.
+/// The look-ahead stops at a step that reads or makes more values than this, because its time would
+/// become quadratic.
 const MOST_VALUES: usize = 64;
 
-/// The candidates, the plainest first.
+/// Returns the candidates, the simplest first.
 pub(super) fn all(dependencies: &DependencyGraph, footprint: &Footprint) -> impl Iterator<Item = Vec<usize>> {
     let given: Vec<usize> = (0..dependencies.len()).collect();
     let late = demand(dependencies, |_| {});
@@ -31,8 +34,8 @@ pub(super) fn all(dependencies: &DependencyGraph, footprint: &Footprint) -> impl
     [late, heavy].into_iter().chain(orders)
 }
 
-/// Each step as late as its readers allow: what a step reads is computed right before it, in the
-/// order that `sort` gives.
+/// Runs each step as late as its readers allow: a depth-first postorder, in which what a step reads
+/// is computed right before it. `sort` orders the inputs of a step.
 fn demand(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
     let mut seen = vec![false; dependencies.len()];
     let mut order = Vec::with_capacity(dependencies.len());
@@ -44,6 +47,7 @@ fn demand(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -> Vec
             if done {
                 order.push(step);
             } else if !std::mem::replace(&mut seen[step], true) {
+                // The step is emitted after its inputs, which go on top of it on the stack.
                 stack.push((step, true));
                 inputs.clear();
                 inputs.extend(dependencies.before.of(step).iter().copied().filter(|input| !seen[*input]));
@@ -55,9 +59,9 @@ fn demand(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -> Vec
     order
 }
 
-/// As Sethi and Ullman order the operands of an expression (1970): first those whose computation
-/// needs the most beyond what their result takes. Exact where nothing is read twice and nothing is
-/// in place.
+/// Orders the inputs of a step as Sethi and Ullman order the operands of an expression (1970):
+/// first those whose computation needs the most memory beyond their result. This is optimal if
+/// nothing is read twice and nothing is in place.
 fn heavy_first(dependencies: &DependencyGraph, footprint: &Footprint) -> Vec<usize> {
     let mut need: Vec<(u64, u64)> = Vec::with_capacity(dependencies.len());
     for step in 0..dependencies.len() {
@@ -78,8 +82,10 @@ fn heavy_first(dependencies: &DependencyGraph, footprint: &Footprint) -> Vec<usi
     })
 }
 
-/// The order of `base`, but what gives back more than it takes runs as soon as it can.
+/// Follows the order of `base`, but runs steps that free more than they allocate as early as it
+/// can.
 fn eager(dependencies: &DependencyGraph, footprint: &Footprint, base: &[usize]) -> Vec<usize> {
+    // A step may run early only if the peak stays within that of `base`.
     let ceiling = footprint.simulate(base).into_iter().max().unwrap_or(0);
     let mut eager = Eager::new(dependencies, footprint, base);
     let mut order = Vec::with_capacity(base.len());
@@ -90,8 +96,8 @@ fn eager(dependencies: &DependencyGraph, footprint: &Footprint, base: &[usize]) 
     order
 }
 
-/// Of a step and the chain it begins: the least that the bytes alive change by, and the most they
-/// rise on the way there.
+/// The outlook of the chain that begins with a step: the lowest net change of live bytes, and the
+/// highest rise on the way there.
 #[derive(Clone, Copy)]
 struct Outlook {
     net: i128,
@@ -102,7 +108,7 @@ struct Eager<'a> {
     dependencies: &'a DependencyGraph,
     footprint: &'a Footprint,
     memory: Memory<'a>,
-    /// Storage of each step in the base order.
+    /// The position of each step in the base order.
     rank: Vec<usize>,
     base: &'a [usize],
     /// How many steps each one still waits for.
@@ -110,7 +116,7 @@ struct Eager<'a> {
     done: Vec<bool>,
     /// Steps that can run, by rank.
     ready: BTreeSet<usize>,
-    /// Those of them that give back more than they take, by how much and by rank.
+    /// Ready steps whose chain frees more than it allocates, by net change and by rank.
     gaining: BTreeSet<(i128, usize)>,
     outlook: Vec<Option<Outlook>>,
 }
@@ -141,10 +147,10 @@ impl<'a> Eager<'a> {
         eager
     }
 
-    /// The step that gives back most without rising above `ceiling`, else the next of the base
-    /// order.
+    /// Returns the step that frees the most without exceeding `ceiling`, else the next ready step
+    /// of the base order.
     fn next(&self, ceiling: u64) -> Option<usize> {
-        // Only the first few are tried: each must be fast.
+        // We try only the first few, because each choice must be fast.
         for &(_, rank) in self.gaining.iter().take(4) {
             let step = self.base[rank];
             let rise = self.outlook[step].map_or(0, |outlook| outlook.rise);
@@ -155,6 +161,7 @@ impl<'a> Eager<'a> {
         self.ready.first().map(|rank| self.base[*rank])
     }
 
+    /// Runs a step, and updates which steps are ready and what they free.
     fn run(&mut self, step: usize) {
         self.forget(step);
         self.ready.remove(&self.rank[step]);
@@ -167,7 +174,7 @@ impl<'a> Eager<'a> {
                 self.add(next);
             }
         }
-        // Whoever is the last to read a block gives it back.
+        // The last reader of a block frees it, so its outlook has changed.
         for &block in footprint.reads.of(step) {
             if self.memory.pending(block) == 1 {
                 let last = footprint.readers.of(block).iter().copied().find(|reader| !self.done[*reader]);
@@ -179,6 +186,7 @@ impl<'a> Eager<'a> {
         }
     }
 
+    /// Marks a step as ready.
     fn add(&mut self, step: usize) {
         self.ready.insert(self.rank[step]);
         let outlook = self.look_ahead(step);
@@ -188,13 +196,14 @@ impl<'a> Eager<'a> {
         }
     }
 
+    /// Discards the outlook of a step.
     fn forget(&mut self, step: usize) {
         if let Some(outlook) = self.outlook[step].take() {
             self.gaining.remove(&(outlook.net, self.rank[step]));
         }
     }
 
-    /// Follows the chain that begins with a step, as long as each step has one reader that waits
+    /// Follows the chain that begins with a step, while each step has a single dependent that waits
     /// for nothing else.
     fn look_ahead(&self, step: usize) -> Outlook {
         let mut best = Outlook { net: 0, rise: 0 };
@@ -218,8 +227,8 @@ impl<'a> Eager<'a> {
         best
     }
 
-    /// By how much the bytes alive change while a step runs, and after it. `previous` has run, in
-    /// thought, right before.
+    /// Returns by how much the live bytes change while a step runs, and after it. It assumes that
+    /// `previous` has just run.
     fn change(&self, step: usize, previous: Option<usize>) -> (i128, i128) {
         let held = |block: usize| {
             let from_previous = previous.and_then(|previous| {
@@ -228,6 +237,7 @@ impl<'a> Eager<'a> {
             });
             from_previous.unwrap_or_else(|| self.memory.held(block))
         };
+        // `memory` has not run `previous`, whose reads still count as pending there.
         let read_before = |block: &usize| {
             let known = previous.is_some_and(|previous| self.footprint.reads.of(previous).contains(block));
             usize::from(known)

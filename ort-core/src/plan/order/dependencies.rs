@@ -1,16 +1,18 @@
-//! Which step waits for which.
+//! The dependency DAG of the steps.
 
 use rustc_hash::FxHashMap;
 
 use crate::program::Program;
 
-/// Csr of numbers, one for each step, in one allocation.
+/// Lists of numbers in compressed sparse row form: all items in one vector, and where each list
+/// starts.
 pub(super) struct Csr {
     starts: Vec<usize>,
     items: Vec<usize>,
 }
 
 impl Csr {
+    /// Returns the list at `index`; empty if there is none.
     pub(super) fn of(&self, index: usize) -> &[usize] {
         let range = self.starts.get(index).zip(self.starts.get(index + 1));
         range.and_then(|(start, end)| self.items.get(*start..*end)).unwrap_or(&[])
@@ -25,8 +27,9 @@ impl Csr {
         result
     }
 
-    /// For each of `count` numbers, the lists that hold it, ascending.
+    /// Returns the transpose: for each of `count` numbers, the lists that hold it, ascending.
     pub(super) fn inverted(&self, count: usize) -> Csr {
+        // A counting sort: count each number, sum the counts up to starts, then fill in the lists.
         let mut starts = vec![0; count + 1];
         for &item in &self.items {
             starts.get_mut(item + 1).into_iter().for_each(|next| *next += 1);
@@ -49,10 +52,10 @@ impl Csr {
     }
 }
 
-/// The steps of a program as a graph: each is its place in the program.
+/// The dependency DAG of a program. A step's number is its index in the program.
 pub(super) struct DependencyGraph {
-    /// For each step, the steps whose results it reads or that read what it overwrites, each once
-    /// and ascending.
+    /// For each step, the steps that it waits for: those whose results it reads, and those that
+    /// read what it overwrites. Each once and ascending.
     pub(super) before: Csr,
     /// For each step, the steps that wait for it, each once and ascending.
     pub(super) after: Csr,
@@ -89,7 +92,7 @@ impl DependencyGraph {
         self.count
     }
 
-    /// Whether each step reads what the one before it has made, so that there is nothing to choose.
+    /// Whether each step depends on the one before it, so that there is only one topological order.
     pub(super) fn has_one_order(&self) -> bool {
         (1..self.count).all(|index| self.before.of(index).last() == Some(&(index - 1)))
     }

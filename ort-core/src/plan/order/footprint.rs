@@ -1,4 +1,4 @@
-//! What the steps of a program take and give back, at one binding of the dimensions.
+//! Memory simulation of schedules: what each step allocates and frees under one binding.
 
 #![allow(
     clippy::indexing_slicing,
@@ -16,26 +16,26 @@ use crate::plan::resolve::Planner;
 use crate::program::{Program, SlotId, Step};
 use crate::tensor::byte_count;
 
-/// A value with memory that a step makes. Views of a value are the same block: that of the slot
-/// they are part of.
+/// A block that a step allocates: a value with memory of its own, numbered by its slot. A view is
+/// in the block of the slot that it aliases.
 pub(super) struct Allocation {
     pub(super) block: usize,
     pub(super) bytes: u64,
-    /// The output of the step that it is.
+    /// The position of the output that is stored in it.
     pub(super) output: usize,
-    /// The blocks whose memory it may take over, where nobody else reads them any more.
+    /// The blocks that it may take over in place, if no later step reads them.
     pub(super) from: SmallVec<[usize; 2]>,
 }
 
-/// The memory of all steps.
+/// The memory effects of all steps.
 pub(super) struct Footprint {
     /// For each step, the blocks it reads, each once.
     pub(super) reads: Csr,
     /// For each block, the steps that read it.
     pub(super) readers: Csr,
-    /// What each step makes.
+    /// The blocks that each step allocates.
     pub(super) makes: Vec<SmallVec<[Allocation; 1]>>,
-    /// Bytes that each step needs while it runs.
+    /// The scratch bytes that each step needs while it runs.
     pub(super) scratch: Vec<u64>,
     /// For each slot, the block it is in.
     block_of: Vec<usize>,
@@ -63,7 +63,7 @@ impl Footprint {
                 }
                 Some(None) => {
                     made = makes_of(&planner, step, &blocks);
-                    // What a kernel refuses at these sizes it refuses in any order.
+                    // A kernel that rejects these sizes rejects them in any order.
                     bytes = planner.scratch_of(step, index, &mut Vec::new()).unwrap_or(0);
                 }
             }
@@ -81,24 +81,25 @@ impl Footprint {
         Footprint { reads, readers, makes, scratch, blocks: blocks.len(), block_of: blocks }
     }
 
-    /// The block that a slot is in.
+    /// Returns the block that a slot is in.
     pub(super) fn block_of(&self, slot: SlotId) -> Option<usize> {
         self.block_of.get(slot.index()).copied()
     }
 
-    /// The bytes alive while each step of the order runs.
+    /// Returns the bytes live while each step of the order runs.
     pub(super) fn simulate(&self, order: &[usize]) -> Vec<u64> {
         let mut memory = Memory::new(self);
         order.iter().map(|step| memory.run(*step)).collect()
     }
 }
 
+/// Returns the blocks that a step allocates.
 fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[Allocation; 1]> {
     let mut made = SmallVec::new();
     for (position, slot) in step.outputs.iter().enumerate() {
         let Some(slot) = *slot else { continue };
-        // Outputs of the graph stay until the end in any order, and what updates them is in their
-        // memory.
+        // Outputs of the graph stay until the end in any order, and in-place updates are in their
+        // buffers.
         let stays = planner.is_output[slot.index()] || planner.buffers[slot.index()].is_some();
         let bytes = bytes_of(planner, slot).filter(|bytes| *bytes > 0 && !stays);
         let Some(bytes) = bytes else { continue };
@@ -107,6 +108,7 @@ fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[A
         let from = pairs.filter_map(|(input, _)| {
             let input = step.inputs.get(*input).copied().flatten()?;
             let block = blocks[input.index()];
+            // An input that is read twice is still needed while the output is written.
             let once = step.reads().filter(|read| blocks[read.index()] == block).count() == 1;
             (once && bytes_of(planner, input) == Some(bytes)).then_some(block)
         });
@@ -115,6 +117,7 @@ fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[A
     made
 }
 
+/// Returns the bytes of a slot, if its size is known and a step has to compute it.
 fn bytes_of(planner: &Planner<'_>, slot: SlotId) -> Option<u64> {
     let place = slot.index();
     match (planner.dtypes[place], &planner.shapes[place]) {
@@ -124,12 +127,12 @@ fn bytes_of(planner: &Planner<'_>, slot: SlotId) -> Option<u64> {
     }
 }
 
-/// What is alive in the middle of a schedule.
+/// The memory in the middle of a schedule.
 pub(super) struct Memory<'a> {
     footprint: &'a Footprint,
-    /// How many steps still read each block.
+    /// How many steps have yet to read each block.
     pending: Vec<usize>,
-    /// The bytes of each block.
+    /// The bytes that each block takes now.
     held: Vec<u64>,
     pub(super) live: u64,
 }
@@ -140,23 +143,24 @@ impl<'a> Memory<'a> {
         Memory { footprint, pending, held: vec![0; footprint.blocks], live: 0 }
     }
 
-    /// How many steps still read a block.
+    /// Returns how many steps have yet to read a block.
     pub(super) fn pending(&self, block: usize) -> usize {
         self.pending[block]
     }
 
-    /// The bytes that a block takes now.
+    /// Returns the bytes that a block takes now.
     pub(super) fn held(&self, block: usize) -> u64 {
         self.held[block]
     }
 
-    /// Runs a step; returns what is alive while it runs.
+    /// Runs a step; returns the bytes live while it runs.
     pub(super) fn run(&mut self, step: usize) -> u64 {
         let footprint = self.footprint;
         for &block in footprint.reads.of(step) {
             self.pending[block] -= 1;
         }
         for made in &footprint.makes[step] {
+            // In place: the block takes over one that this step was the last to read.
             let dead = |block: &&usize| self.pending[**block] == 0 && self.held[**block] > 0;
             let unread = self.pending[made.block] == 0;
             match made.from.iter().find(dead).filter(|_| !unread) {
@@ -167,6 +171,8 @@ impl<'a> Memory<'a> {
                 }
             }
         }
+        // Scratch memory is live only during the step, and reads that were the last free their
+        // blocks.
         let alive = self.live.saturating_add(footprint.scratch[step]);
         let made = footprint.makes[step].iter().map(|made| made.block);
         for block in footprint.reads.of(step).iter().copied().chain(made) {

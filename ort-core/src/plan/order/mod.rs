@@ -1,13 +1,13 @@
-//! The order of a program's steps, chosen so that fewer bytes are alive at once.
+//! Step scheduling: a topological order of the steps with a lower memory peak.
 //!
-//! A graph leaves open which of several steps that are ready runs first, and the file's order is
-//! only one of many. Several orders are tried ([`candidates`]), each is simulated on the memory of
-//! its steps ([`footprint`]), and the best parts of all are joined ([`segments`]); where nothing is
-//! gained the file's order stays. Finding the best of all orders is NP-complete (Sethi, "Complete
-//! Register Allocation Problems", 1975), so what is tried takes about linear time.
+//! A graph does not say which of several ready steps runs first, and the file's order is only one
+//! of many. We try several orders ([`candidates`]), simulate the memory of each ([`footprint`]),
+//! and combine the best segments of all ([`segments`]). If nothing is gained, the file's order
+//! stays. Finding the best order is NP-complete (Sethi, "Complete Register Allocation Problems",
+//! 1975), so the candidates are heuristics that take about linear time.
 //!
-//! Sizes are symbolic while the order is chosen, once for all runs. So each of [`SIZES`] in turn
-//! stands for every symbol, and an order is taken only if its peak is higher at none of them.
+//! The order is chosen once for all runs, while sizes are still symbolic. So each of [`SIZES`] in
+//! turn stands for every symbol. An order is taken only if its peak is higher at none of them.
 
 mod candidates;
 mod dependencies;
@@ -24,37 +24,37 @@ use crate::dim::Bindings;
 use crate::program::{Program, Step};
 use crate::{Result, error};
 
-/// A step of a schedule as memory sees it. Blocks are values with memory of their own; views of a
-/// value are its block.
+/// A step of a schedule and its effect on memory. A block is a value with memory of its own; a view
+/// is in the block of the value that it aliases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveStep {
-    /// The node that it runs, by its place in the graph; none for a copy between memories.
+    /// The index of its node in the graph; none for a copy between memories.
     pub node: Option<usize>,
     /// The blocks that it reads, each once.
     pub reads: Vec<usize>,
-    /// The block of each of its outputs; none for those that nobody reads.
+    /// The block of each of its outputs; none for outputs that are left out.
     pub outputs: Vec<Option<usize>>,
-    /// What it makes.
+    /// The blocks that it allocates.
     pub makes: Vec<LiveBlock>,
-    /// Bytes that it needs while it runs.
+    /// The scratch bytes that it needs while it runs.
     pub scratch: u64,
 }
 
-/// Memory that a step makes.
+/// A block that a step allocates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
-    /// Its number.
+    /// The block's number.
     pub block: usize,
-    /// Its bytes.
+    /// The block's size in bytes.
     pub bytes: u64,
-    /// The output of the step that it is.
+    /// The position of the output that is stored in it.
     pub output: usize,
-    /// The blocks whose memory it may take over, where nobody else reads them any more.
+    /// The blocks that it may take over in place, if no later step reads them.
     pub from: Vec<usize>,
 }
 
-/// The steps of a program in their order, with what they take at one binding. Inputs, weights and
-/// outputs of the graph take nothing here: they are there in any order.
+/// Returns the steps of a program in their order, with what they take at one binding. Inputs,
+/// weights and outputs of the graph take nothing here, because they are live in any order.
 pub(crate) fn live_steps(program: &Program, bindings: &Bindings, threads: usize) -> Vec<LiveStep> {
     let mut footprint = Footprint::new(program, bindings, threads);
     let live = |(index, step): (usize, &Step)| LiveStep {
@@ -79,17 +79,18 @@ fn live_block(made: footprint::Allocation) -> LiveBlock {
     LiveBlock { block, bytes, output, from: from.to_vec() }
 }
 
-/// What stands for each symbolic size: a single one, a small batch, a sequence.
+/// The sizes that stand for every symbol: a single item, a small batch, a sequence.
 const SIZES: [i64; 3] = [1, 16, 128];
 
-/// The steps of a program that are planned once more in the chosen order before it is taken, so
-/// that gaps in the slab count, too. In larger programs the simulation alone decides.
+/// Programs with at most this many steps are planned again in the chosen order before it is taken,
+/// so that gaps in the slab count, too. For larger ones the simulation alone decides.
 const MOST_PLANNED: usize = 4096;
 
-/// The places of a program's steps in an order with a lower peak; none where its own order is as
-/// good.
+/// Returns an order of the steps with a lower peak, as indices into the program's steps. None if
+/// the program's own order is as good.
 pub(crate) fn better_order(program: &Program, threads: usize) -> Option<Vec<usize>> {
     let dependencies = DependencyGraph::new(program);
+    // A chain of steps leaves nothing to choose.
     if dependencies.has_one_order() {
         return None;
     }
@@ -104,8 +105,8 @@ pub(crate) fn better_order(program: &Program, threads: usize) -> Option<Vec<usiz
     Some(order)
 }
 
-/// An order in which what is updated in its memory is updated last, as near to the program's own as
-/// can be; none where that is such an order.
+/// Returns an order in which each value that is updated in place is read before it is overwritten.
+/// It stays as close as possible to the program's own order. None if that order already does.
 pub(crate) fn order_of_updates(program: &Program) -> Result<Option<Vec<usize>>> {
     if program.updates.is_empty() {
         return Ok(None);
@@ -116,6 +117,7 @@ pub(crate) fn order_of_updates(program: &Program) -> Result<Option<Vec<usize>>> 
     let ready = waits.iter().enumerate().filter(|(_, count)| **count == 0).map(|(step, _)| step);
     let mut ready: BTreeSet<usize> = ready.collect();
     let mut order = Vec::with_capacity(dependencies.len());
+    // Kahn's algorithm: the first ready step is always next, which keeps to the program's order.
     while let Some(step) = ready.pop_first() {
         order.push(step);
         for &after in dependencies.after.of(step) {
@@ -126,6 +128,7 @@ pub(crate) fn order_of_updates(program: &Program) -> Result<Option<Vec<usize>>> 
             }
         }
     }
+    // Steps that still wait form a cycle: an old value is read by a step that needs the new one.
     let stuck = waits.iter().position(|count| *count > 0).and_then(|step| program.steps.get(step));
     match stuck {
         None => Ok((!order.is_sorted()).then_some(order)),
@@ -136,7 +139,7 @@ pub(crate) fn order_of_updates(program: &Program) -> Result<Option<Vec<usize>>> 
     }
 }
 
-/// One binding for each of the sizes; a program without symbols needs only one.
+/// Returns one binding for each of `SIZES`. A program without symbols needs only one.
 fn representative(program: &Program) -> Vec<Bindings> {
     let given = program.given.iter().filter_map(|slot| program.slots.get(slot.index()));
     let shapes = given.filter_map(|slot| program.graph.value(slot.value).ty.shape());
@@ -152,10 +155,12 @@ fn representative(program: &Program) -> Vec<Bindings> {
     SIZES.iter().take(count).map(bind).collect()
 }
 
-/// The best that the candidates make together, as far from the given order as it must be.
+/// Combines the best segments of all candidates, then restores the given order if that costs
+/// nothing.
 fn search(dependencies: &DependencyGraph, footprint: &[Footprint]) -> Option<Vec<usize>> {
     let given: Vec<usize> = (0..dependencies.len()).collect();
     let mut best = given.clone();
+    // Candidates are made for the largest sizes; `segments::join` compares them at all sizes.
     for candidate in candidates::all(dependencies, footprint.last()?) {
         best = segments::join(&best, &candidate, footprint);
     }
@@ -163,12 +168,12 @@ fn search(dependencies: &DependencyGraph, footprint: &[Footprint]) -> Option<Vec
     (best != given).then_some(best)
 }
 
-/// Whether the plan of an order takes more than that of the program's own.
+/// Whether the plan of an order has a higher peak than that of the program's own order.
 fn is_higher(program: &Program, order: &[usize], bindings: &Bindings, threads: usize) -> bool {
     let schedule: Vec<&Step> = order.iter().filter_map(|index| program.steps.get(*index)).collect();
     match (resolve_in(program, schedule, bindings, threads), resolve(program, bindings, threads)) {
         (Ok(other), Ok(own)) => other.peak() > own.peak(),
-        // These sizes contradict the graph in either order.
+        // Sizes that contradict the graph do so in either order.
         _ => false,
     }
 }

@@ -1,7 +1,7 @@
-//! Two orders of the same steps, cut where both have run the same ones.
+//! Segments of two schedules, cut at each point where both have run the same steps.
 //!
-//! At a cut the same values are alive in both, so the part between two cuts can be taken from
-//! either.
+//! At a cut the same values are live in both schedules. So the segment between two cuts can come
+//! from either one.
 
 #![allow(
     clippy::indexing_slicing,
@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use super::footprint::Footprint;
 
-/// `base` with those parts of `other` whose peak is lower: higher at none of the sizes, lower at
-/// some.
+/// Replaces segments of `base` with those of `other` if their peak is lower at some of the sizes
+/// and higher at none.
 pub(super) fn join(base: &[usize], other: &[usize], footprint: &[Footprint]) -> Vec<usize> {
     choose(base, other, footprint, |ours, theirs, _| {
         let pairs = || ours.iter().zip(theirs);
@@ -21,15 +21,15 @@ pub(super) fn join(base: &[usize], other: &[usize], footprint: &[Footprint]) -> 
     })
 }
 
-/// `base` with those parts of `given` that do not raise the peak of the whole.
+/// Replaces segments of `base` with those of `given` if that does not raise the peak of the whole.
 pub(super) fn restore(base: &[usize], given: &[usize], footprint: &[Footprint]) -> Vec<usize> {
     choose(base, given, footprint, |_, theirs, whole| {
         theirs.iter().zip(whole).all(|(theirs, whole)| theirs <= whole)
     })
 }
 
-/// Takes each part from `other` where `takes` says so, of the peaks of the part in both and the
-/// peak of `base`.
+/// Takes each segment from `other` if `takes` returns true for three peaks: the segment's peak in
+/// `base`, its peak in `other`, and the peak of the whole `base`. Each has a value for every size.
 fn choose(
     base: &[usize],
     other: &[usize],
@@ -50,11 +50,12 @@ fn choose(
     result
 }
 
+/// Returns the peak of a segment at each of the sizes.
 fn peaks(simulated: &[Vec<u64>], part: Range<usize>) -> Vec<u64> {
     simulated.iter().map(|alive| alive[part.clone()].iter().copied().max().unwrap_or(0)).collect()
 }
 
-/// The smallest parts that hold the same steps in both orders, of those that differ.
+/// Returns the smallest segments with the same steps in both orders, of those that differ.
 fn parts(base: &[usize], other: &[usize]) -> Vec<Range<usize>> {
     let mut place = vec![0; base.len()];
     for (index, &step) in base.iter().enumerate() {
@@ -64,6 +65,8 @@ fn parts(base: &[usize], other: &[usize]) -> Vec<Range<usize>> {
     let (mut start, mut furthest) = (0, 0);
     for (index, &step) in other.iter().enumerate() {
         furthest = furthest.max(place[step]);
+        // The first `index + 1` steps of `other` are those of `base`, so both orders can be cut
+        // here.
         if furthest == index {
             if index > start {
                 parts.push(start..index + 1);
