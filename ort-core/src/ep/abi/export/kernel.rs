@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::tensors::{bytes_mut, range, read_mut, read_view, shape};
 use super::{exported, only_node, opened, put, record, reporting, whole};
-use crate::ep::abi::decode::{list, read_dtype, read_node, read_shape};
+use crate::ep::abi::decode::{list, read_node};
 use crate::ep::abi::tables::{
     ORT_PROVIDER_ABSENT, ORT_PROVIDER_DEVICE, ORT_PROVIDER_HOST, ORT_PROVIDER_OK, OrtProviderCompileInfo,
     OrtProviderDevice, OrtProviderKernel, OrtProviderReport, OrtProviderRun, OrtProviderTensor,
