@@ -1,5 +1,8 @@
-//! Compiles a placed graph: kernels, constants in the memories that read them, and copies between
-//! memories. Steps come out in the order of the graph's nodes.
+//! Compilation of a placed graph: kernels, constants in the memories that read them, and copy steps
+//! between memories.
+//!
+//! Steps come out in the order of the graph's nodes; the pipeline's order stage changes it
+//! afterwards.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,59 +23,63 @@ use crate::limits::check_deadline;
 use crate::tensor::{Tensor, TensorMut};
 use crate::{Result, Within, error};
 
-/// What compiling needs besides the graph.
+/// The context of compilation, apart from the graph.
 pub(crate) struct BuildCx<'a> {
     pub(crate) devices: &'a [Arc<dyn Device>],
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) owner: &'a Arc<Owner>,
-    /// Those that pack.
+    /// The threads that pack weights.
     pub(crate) load_threads: usize,
     pub(crate) precision: Precision,
-    /// Called with a weight whose pages of the file are not needed any more.
+    /// Called with a weight whose file pages are not needed any more.
     pub(crate) release: &'a dyn Fn(&Tensor),
-    /// How many programs there are so far: the outermost one, and those of subgraphs.
+    /// The number of programs so far: the outermost one and those of subgraphs.
     pub(crate) programs: usize,
+    /// The bytes of packed weights that always stay in memory.
     pub(crate) packed_bytes: usize,
-    /// Of packed weights in the compiled cache.
+    /// The bytes of packed weights in the compiled cache.
     pub(crate) cached_bytes: usize,
-    /// What is counted without being held.
+    /// Reservations for memory that is only counted.
     pub(crate) reserved: Vec<Reservation>,
-    /// Whether a constant's place in the model's file is aligned for its type.
+    /// Whether a constant is aligned for its type by its offset in the model's file.
     pub(crate) is_aligned_in_file: &'a dyn Fn(&Tensor) -> bool,
-    /// Whether a weight lies in a mapped file, so that it can be read again at any time.
+    /// Whether a weight is in a mapped file, so that it can be read again at any time.
     pub(crate) is_mapped: &'a dyn Fn(&Tensor) -> bool,
-    /// Whether packed weights may come and go.
+    /// Whether packed weights may be streamed: evicted, and packed again from the file.
     pub(crate) streams: bool,
-    /// Whether constants in the memory of devices may: of all devices where a limit bounds the
-    /// session, else of those with a limit of their own.
+    /// Whether constants in device memory may be streamed. If a limit bounds the session, those of
+    /// all devices may; otherwise those of devices with a limit of their own.
     pub(crate) windows: Windowing,
     pub(crate) packing: Packing<'a>,
-    /// The folder of the compiled cache, for what devices keep there themselves.
+    /// The folder of the compiled cache, for the files that devices keep there themselves.
     pub(crate) cache_dir: Option<&'a Path>,
     /// Outputs of the outermost graph that are new values of its inputs.
     pub(crate) updates: Vec<Update>,
-    /// When building gives up.
+    /// The deadline of the build.
     pub(crate) until: Option<Instant>,
 }
 
-/// Which devices have constants that come and go.
+/// The devices whose constants are streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Windowing {
+    /// Those of no device.
     Never,
+    /// Those of devices with a memory limit of their own.
     OfBounded,
+    /// Those of every device.
     Always,
 }
 
 impl Program {
-    /// Compiles the graph of a model, whose inputs and outputs are in the host's memory.
+    /// Compiles the graph of a model, whose inputs and outputs are in host memory.
     pub(crate) fn build(graph: Arc<Graph>, partition: Partition, cx: &mut BuildCx<'_>) -> Result<Program> {
         let given = graph.inputs.iter().map(|&value| (value, DeviceId::HOST)).collect();
         let outputs = vec![DeviceId::HOST; graph.outputs.len()];
         Program::placed(graph, partition, (given, outputs), cx)
     }
 
-    /// Compiles a graph whose nodes have their devices. `given` are the values that each run is
-    /// given, with their memories, `outputs` the memories of the outputs.
+    /// Compiles a graph whose nodes are placed. `given` are the values that each run is given, with
+    /// their memories; `outputs` are the memories of the outputs.
     fn placed(
         mut graph: Arc<Graph>,
         Partition { nodes: claims, reasons, flows }: Partition,
@@ -99,6 +106,7 @@ impl Program {
             builder.add(value, DeviceId::HOST, Origin::Constant(tensor.clone()));
         }
         let claimed = claims.into_iter().zip(flows);
+        // Nodes are in topological order, so the slots that a node reads exist already.
         for (index, (node, (claim, flow))) in graph.nodes.iter().zip(claimed).enumerate() {
             check_deadline(cx.until, "compiling")?;
             builder
@@ -109,6 +117,7 @@ impl Program {
         let outputs = graph.outputs.clone().into_iter().zip(outputs);
         let outputs = outputs.map(|(value, memory)| builder.slot(&graph, value, memory, cx));
         let outputs = outputs.collect::<Result<Vec<SlotId>>>()?;
+        // Only now are all readers of each constant known, and the memories in which they read it.
         builder.align_constants(&graph, cx)?;
         builder.forget_uploaded(&outputs, cx.is_mapped);
         builder.forget_consumed(&mut graph, cx.is_mapped);
@@ -125,7 +134,7 @@ impl BuildCx<'_> {
         self.programs - 1
     }
 
-    /// The context of one kernel's construction.
+    /// The context for compiling one kernel.
     fn kernel<'k>(
         &'k self,
         view: NodeView<'k>,
@@ -138,27 +147,30 @@ impl BuildCx<'_> {
     }
 }
 
+/// The program under construction.
 struct Builder {
     slots: Vec<Slot>,
     steps: Vec<Step>,
+    /// The slot of each value in each memory.
     by_value: FxHashMap<(ValueId, DeviceId), SlotId>,
-    /// How often each value is still read as it is, by value index.
+    /// By value index, how many readers need the value as it is, not packed.
     unread: Vec<usize>,
-    /// Constants that stay on devices: more than kernels read them.
+    /// Constants that are never streamed, because more than kernels read them.
     stays: FxHashSet<ValueId>,
 }
 
-/// Smaller constants stay on devices: a copy of their own in each run would cost more than they
-/// take.
+/// Constants of fewer bytes stay on devices: uploading one in each run costs more than keeping it.
 const LEAST_STREAMED: usize = 4 << 10;
 
-/// What is an output, or read by a node that may hand on its memory or has subgraphs.
+/// The constants that are graph outputs, or that are read by nodes that alias their inputs or have
+/// subgraphs.
 fn constants_that_stay(graph: &Graph) -> FxHashSet<ValueId> {
     let hands_on = |node: &&Node| node.spec.view.is_some() || !node.subgraphs.is_empty();
     let read = graph.nodes.iter().filter(hands_on).flat_map(Node::reads);
     read.chain(graph.outputs.iter().copied()).filter(|value| graph.constants.contains_key(value)).collect()
 }
 
+/// Counts the readers of each value: nodes, and the graph's outputs.
 fn count_reads(graph: &Graph) -> Vec<usize> {
     let mut reads = vec![0; graph.value_count()];
     let from_nodes = graph.nodes.iter().flat_map(Node::reads);
@@ -182,11 +194,12 @@ impl Builder {
         self.slots.get(id.index()).ok_or_else(|| error!(Fail, "there is no slot {}", id.index()))
     }
 
-    /// The slot of a value in a memory; a copy step is added where it is elsewhere.
+    /// Returns the slot of a value in a memory. If the value is elsewhere, adds a copy step.
     fn slot(&mut self, graph: &Graph, value: ValueId, memory: DeviceId, cx: &BuildCx<'_>) -> Result<SlotId> {
         if let Some(&slot) = self.by_value.get(&(value, memory)) {
             return Ok(slot);
         }
+        // The host comes first, because copies from it need no second hop.
         let memories = std::iter::once(DeviceId::HOST).chain(cx.devices.iter().map(|device| device.memory()));
         let mut elsewhere = memories.filter_map(|other| self.by_value.get(&(value, other)).copied());
         let name = &graph.value(value).name;
@@ -195,13 +208,16 @@ impl Builder {
         })?;
         let from_memory = self.slot_at(from)?.memory;
         if from_memory != DeviceId::HOST && memory != DeviceId::HOST {
-            // Between two devices the way leads over the host.
+            // Devices copy to and from the host only, so a copy between two devices takes two
+            // steps.
             self.copy(name, value, (from, from_memory), DeviceId::HOST, cx)?;
             return self.slot(graph, value, memory, cx);
         }
         self.copy(name, value, (from, from_memory), memory, cx)
     }
 
+    /// Adds the slot of a value in another memory, and the step that copies it. One side is always
+    /// the host.
     fn copy(
         &mut self,
         name: &Arc<str>,
@@ -210,9 +226,11 @@ impl Builder {
         to: DeviceId,
         cx: &BuildCx<'_>,
     ) -> Result<SlotId> {
+        // The device at the other side does the copy.
         let foreign = if to == DeviceId::HOST { from_memory } else { to };
         let device = cx.devices.iter().position(|device| device.memory() == foreign);
         let device = device.ok_or_else(|| error!(Fail, "no device owns the memory of '{name}'"))?;
+        // Constants are uploaded once, at build time, or streamed; neither needs a step.
         if let Origin::Constant(tensor) = &self.slot_at(from)?.origin {
             let device = device_at(cx.devices, device)?;
             let origin = match self.streams(value, tensor, &**device, cx)? {
@@ -243,6 +261,7 @@ impl Builder {
         Ok(slot)
     }
 
+    /// Adds the step of a node, after the copy steps that its inputs and captures need.
     fn node(
         &mut self,
         view: NodeView<'_>,
@@ -262,6 +281,7 @@ impl Builder {
             };
             inputs.push(value.map(|value| self.slot(graph, value, memory, cx)).transpose()?);
         }
+        // Control flow may count for a device while the host's kernel drives its bodies.
         let (driver, memories, bodies) = match flow {
             Some(flow) => (flow.driver, flow.outputs, flow.bodies),
             None => (device_index, Vec::new(), Vec::new()),
@@ -273,6 +293,7 @@ impl Builder {
         let work = self.compile(view, device_at(cx.devices, driver)?, cx)?;
         let outputs = node.outputs.iter().enumerate().map(|(position, value)| {
             let is_read = |value: &ValueId| self.unread.get(value.index()).is_some_and(|reads| *reads > 0);
+            // The kernel skips an output without a reader if its claim says so.
             let value = value.filter(|value| is_read(value) || !claim.left_out.contains(&position))?;
             let memory = memories.get(position).copied().unwrap_or(own);
             Some(self.add(value, memory, Origin::Step))
@@ -292,7 +313,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Compiles a node's kernel; weights that it consumed, and nobody else reads, are released.
+    /// Compiles a node's kernel. Weights that it packed are released if nothing else reads them.
     fn compile(
         &mut self,
         view: NodeView<'_>,
@@ -326,8 +347,8 @@ impl Builder {
         Ok(work)
     }
 
-    /// The kernel without its packed weights, where it has some and all of them can be packed
-    /// again.
+    /// Returns the kernel without its packed weights, if it packs any and all of them can be packed
+    /// again from a mapped file.
     fn streamed(
         &self,
         view: NodeView<'_>,
@@ -338,17 +359,18 @@ impl Builder {
             return None;
         }
         let mut compile = cx.kernel(view, &**device, Packing::Counted).ok()?;
-        // What is wrong with the node is said when it is compiled for good.
+        // An error here is dropped: compiling the kernel for good reports it.
         let counted = guard::compile(&**device, &mut compile).ok()?;
         let (consumed, packed_bytes) = (compile.consumed, compile.packed_bytes);
         let weights = consumed.iter().enumerate().filter(|(_, consumed)| **consumed);
         let weights: SmallVec<[&Tensor; 4]> = weights.filter_map(|(index, _)| view.constant(index)).collect();
-        // What is packed from attributes, as trees are, takes long to make again.
+        // Weights packed from attributes, such as tree ensembles, are slow to pack again, so they
+        // stay.
         let streams = packed_bytes > 0 && !weights.is_empty() && weights.into_iter().all(cx.is_mapped);
         streams.then(|| (StreamedKernel::new(counted, packed_bytes), consumed))
     }
 
-    /// Whether a constant is brought to a device by runs.
+    /// Whether a constant is streamed to a device.
     fn streams(
         &self,
         value: ValueId,
@@ -366,14 +388,14 @@ impl Builder {
             && !self.stays.contains(&value))
     }
 
-    /// Counts a read of a value less; returns how many are left.
+    /// Removes one reader of a value; returns how many are left.
     fn read_once_less(&mut self, value: ValueId) -> usize {
         let Some(reads) = self.unread.get_mut(value.index()) else { return 0 };
         *reads = reads.saturating_sub(1);
         *reads
     }
 
-    /// Compiles a subgraph, whose captured constants are its own.
+    /// Compiles a subgraph. Constants that it captures are constants of its own graph.
     fn nested(
         &mut self,
         graph: &Graph,
@@ -383,9 +405,11 @@ impl Builder {
     ) -> Result<Nested> {
         let Body { graph: inner, captures: captured, partition, inputs, outputs } = body;
         if inner.broken.is_some() {
-            // Nothing of it runs; taking it is the error that inference found.
+            // Inference found an error in this branch, so it has no steps. Taking it reports that
+            // error.
             return Ok(Nested { program: Program::empty(inner, cx.next_number()), captures: Vec::new() });
         }
+        // These constants are in the body's graph as well, so here they have one reader less.
         for capture in &subgraph.captures {
             if graph.constants.contains_key(&capture.outer) {
                 self.read_once_less(capture.outer);
@@ -402,6 +426,7 @@ impl Builder {
                 given.push((inner, memory));
             }
         }
+        // Runs stream constants only for steps of the outermost program, so those of bodies stay.
         let streams = std::mem::replace(&mut cx.streams, false);
         let windows = std::mem::replace(&mut cx.windows, Windowing::Never);
         let program = Program::placed(inner, partition, (given, outputs), cx);
@@ -409,15 +434,15 @@ impl Builder {
         Ok(Nested { program: program?, captures })
     }
 
-    /// A memory that a value is in.
+    /// A memory that has the value, the host's if possible.
     fn memory_of(&self, value: ValueId, cx: &BuildCx<'_>) -> DeviceId {
         let devices = cx.devices.iter().map(|device| device.memory());
         let mut memories = std::iter::once(DeviceId::HOST).chain(devices);
         memories.find(|memory| self.by_value.contains_key(&(value, *memory))).unwrap_or(DeviceId::HOST)
     }
 
-    /// Lets go of constants in memory of their own that devices have and nothing reads on the host,
-    /// such as weights that were folded for them.
+    /// Drops large unmapped constants that a device has and that the host does not read, such as
+    /// weights that were folded for the device.
     fn forget_uploaded(&mut self, outputs: &[SlotId], is_mapped: &dyn Fn(&Tensor) -> bool) {
         let captures = self.steps.iter().flat_map(|step| &step.nested).flat_map(|nested| &nested.captures);
         let read = self.steps.iter().flat_map(|step| step.inputs.iter().flatten());
@@ -436,18 +461,18 @@ impl Builder {
         }
     }
 
-    /// Lets go of weights in memory of their own that kernels packed: raw and packed would both
-    /// stay resident.
+    /// Drops unmapped weights that kernels packed, which would otherwise stay resident both raw and
+    /// packed.
     fn forget_consumed(&self, graph: &mut Arc<Graph>, is_mapped: &dyn Fn(&Tensor) -> bool) {
         let consumed = self.slots.iter().filter(|slot| matches!(slot.origin, Origin::Consumed));
         let consumed: FxHashSet<ValueId> = consumed.map(|slot| slot.value).collect();
-        // The model's own graph stays whole.
+        // `get_mut` fails if the graph is shared with the model, which must stay complete.
         if let (false, Some(graph)) = (consumed.is_empty(), Arc::get_mut(graph)) {
             graph.constants.retain(|value, tensor| !consumed.contains(value) || is_mapped(tensor));
         }
     }
 
-    /// Copies constants that are not aligned for their type and that some kernel reads as typed
+    /// Copies constants that are not aligned for their type, if a kernel reads them as typed
     /// slices.
     fn align_constants(&mut self, graph: &Graph, cx: &mut BuildCx<'_>) -> Result<()> {
         let mut typed_reads = vec![false; self.slots.len()];
@@ -462,8 +487,8 @@ impl Builder {
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
             let Origin::Constant(tensor) = &slot.origin else { continue };
             let copy = match cx.packing {
-                // Not by the address: the same model may lie elsewhere in memory when the entry is
-                // read.
+                // By the offset, not the address: the model may be mapped elsewhere when the entry
+                // is read, and then the same blobs must be asked for.
                 Packing::Cached(store) if !(cx.is_aligned_in_file)(tensor) => {
                     cached_copy(&graph.value(slot.value).name, tensor, store)?
                 }
@@ -479,7 +504,7 @@ impl Builder {
     }
 }
 
-/// A constant where kernels can read it as a typed slice; none where nothing will run.
+/// Returns an aligned copy of a constant; `None` if nothing will run and the copy is only counted.
 pub(crate) fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Tensor>> {
     let Some(bytes) = tensor.bytes() else { return Ok(None) };
     if matches!(cx.packing, Packing::Reserved) {
@@ -494,8 +519,8 @@ pub(crate) fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Te
     Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer).map(Some)
 }
 
-/// The copy of a constant in the compiled cache; none where it is being written, as nothing will
-/// run then.
+/// Returns the aligned copy of a constant from the compiled cache. While the entry is being
+/// written, it writes the copy and returns `None`, because that program never runs.
 fn cached_copy(name: &str, tensor: &Tensor, store: &Store) -> Result<Option<Tensor>> {
     let Some(bytes) = tensor.bytes() else { return Ok(None) };
     let tag = tag(Role::Aligned, &[name, tensor.dtype().name(), &format!("{:?}", tensor.shape())]);
@@ -510,7 +535,7 @@ fn device_at(devices: &[Arc<dyn Device>], index: usize) -> Result<&Arc<dyn Devic
     devices.get(index).ok_or_else(|| error!(Fail, "there is no device {index}"))
 }
 
-/// A copy of a host tensor in a device's memory.
+/// Copies a host tensor to a device's memory.
 fn upload(tensor: &Tensor, device: &dyn Device, budget: &Arc<Budget>) -> Result<Tensor> {
     let bytes = tensor.byte_count();
     let buffer = allocate_in(budget, Category::Weights, &*guard::allocator(device)?, bytes.max(1), 64)?;

@@ -1,7 +1,8 @@
-//! A compiled graph: kernels in schedule order over slots.
+//! Compiled programs: kernels in execution order over slots.
 //!
-//! A slot is a value in one memory. A value that two devices read has two slots, with a copy step
-//! between them.
+//! A slot is a value in one memory. A value that is read in two memories has two slots, and a copy
+//! step between them. `build` compiles a program from a placed graph; the memory plan of a run is
+//! in `crate::plan`, the run itself in `crate::run`.
 
 mod build;
 mod placed;
@@ -25,7 +26,7 @@ pub(crate) use placed::{Body, Captured, ControlFlowPlacement};
 pub use reason::{Cluster, Reason};
 pub(crate) use updates::{Update, find_updates};
 
-/// A slot of one program: its place in [`Program::slots`].
+/// A slot of one program: an index into [`Program::slots`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SlotId(pub(crate) u32);
 
@@ -35,17 +36,17 @@ impl SlotId {
     }
 }
 
-/// Where a slot's value comes from.
+/// The source of a slot's value.
 #[derive(Debug)]
 pub(crate) enum Origin {
-    /// The caller, or the enclosing graph: the position among [`Program::given`].
+    /// The caller, or the enclosing graph: an index into [`Program::given`].
     Given(usize),
     /// A weight that runs read.
     Constant(Tensor),
-    /// A weight of the host that is brought to a device for runs: it stays there, or comes for the
-    /// steps that read it.
+    /// A host weight that is streamed to a device: each run decides whether it stays there or is
+    /// uploaded for the steps that read it.
     Streamed(Tensor),
-    /// A weight that kernels packed: runs do not read it.
+    /// A weight that runs do not read any more: kernels have packed it, or a device has a copy.
     Consumed,
     /// A step computes it.
     Step,
@@ -59,18 +60,18 @@ pub(crate) struct Slot {
     pub(crate) origin: Origin,
 }
 
-/// What a step does.
+/// The work of a step.
 pub(crate) enum Work {
     /// Runs a kernel.
     Kernel(Box<dyn Executable>),
     /// Runs a kernel whose packed weights may have to be packed first.
     Streamed(StreamedKernel),
-    /// Copies a value between the host's memory and the device's.
+    /// Copies a value between host and device memory.
     Copy,
 }
 
 impl Work {
-    /// The kernel, to ask for its workspace; none for a copy.
+    /// The kernel, to ask for its workspace; `None` for a copy.
     pub(crate) fn kernel(&self) -> Option<&dyn Executable> {
         match self {
             Work::Kernel(kernel) => Some(&**kernel),
@@ -80,12 +81,13 @@ impl Work {
     }
 }
 
-/// One step of the schedule.
+/// A step of the schedule.
 pub(crate) struct Step {
     pub(crate) name: Arc<str>,
     pub(crate) op: &'static str,
-    /// The node it runs; none for a copy.
+    /// The index of its node; `None` for a copy.
     pub(crate) node: Option<usize>,
+    /// The index of the device that runs the kernel or the copy.
     pub(crate) device: usize,
     pub(crate) claim: Claim,
     pub(crate) work: Work,
@@ -94,22 +96,22 @@ pub(crate) struct Step {
     pub(crate) nested: Vec<Nested>,
 }
 
-/// A subgraph of a control-flow step.
+/// A subgraph of a control-flow step, compiled.
 pub(crate) struct Nested {
     pub(crate) program: Program,
-    /// The enclosing program's slots that it captures, in the order of the program's given values
-    /// after its inputs.
+    /// The slots of the enclosing program that the subgraph captures. They follow the inputs in the
+    /// nested program's given values, in this order.
     pub(crate) captures: Vec<SlotId>,
 }
 
 impl Step {
-    /// All slots that the step reads, captures included.
+    /// All slots that the step reads, including captures.
     pub(crate) fn reads(&self) -> impl Iterator<Item = SlotId> + '_ {
         let captured = self.nested.iter().flat_map(|nested| nested.captures.iter().copied());
         self.inputs.iter().flatten().copied().chain(captured)
     }
 
-    /// How errors name it.
+    /// Names the step in errors.
     pub(crate) fn place(&self) -> String {
         format!("node '{}' ({})", self.name, self.op)
     }
@@ -117,43 +119,45 @@ impl Step {
 
 /// A compiled graph.
 pub(crate) struct Program {
-    /// Its number among the programs that were compiled together, from 0.
+    /// Its index among the programs that were compiled together.
     pub(crate) number: usize,
-    /// Shared with the model, where nothing was decomposed.
+    /// Shared with the model if no rewrite or decomposition changed it.
     pub(crate) graph: Arc<Graph>,
     pub(crate) slots: Vec<Slot>,
     pub(crate) steps: Vec<Step>,
-    /// Slots that are given at each run: the graph's inputs, then captures.
+    /// The slots that each run is given: the graph's inputs, then its captures.
     pub(crate) given: Vec<SlotId>,
-    /// The slots of the graph's outputs: of a model in host memory.
+    /// The slots of the graph's outputs; those of a model are in host memory.
     pub(crate) outputs: Vec<SlotId>,
-    /// The steps in the order of the file; none where they stand in it.
+    /// The indices of the steps in their order before they were reordered for memory; `None` if
+    /// they were not.
     pub(crate) file_order: Option<Vec<usize>>,
-    /// Outputs in the memory of inputs.
+    /// Outputs that are computed in the memory of inputs.
     pub(crate) updates: Vec<Update>,
-    /// By node of the graph: why it runs where it does.
+    /// By node of the graph, why it runs where it does.
     pub(crate) reasons: Vec<Reason>,
 }
 
 impl Program {
-    /// Puts the steps in another order: the place of each in the order so far.
+    /// Reorders the steps; `order` lists their current indices.
     pub(crate) fn reorder(&mut self, order: &[usize]) {
         let mut steps: Vec<Option<Step>> = std::mem::take(&mut self.steps).into_iter().map(Some).collect();
         self.steps = order.iter().filter_map(|index| steps.get_mut(*index)?.take()).collect();
+        // The inverse permutation: where each step of the old order is now.
         let mut file_order: Vec<usize> = (0..order.len()).collect();
         file_order.sort_by_key(|place| order.get(*place));
         self.file_order = Some(file_order);
     }
 
-    /// A program without steps, for a branch that cannot run.
+    /// A program without steps, for a branch that is an error if it is taken.
     pub(super) fn empty(graph: Arc<Graph>, number: usize) -> Program {
         let (slots, steps, given, outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (file_order, updates, reasons) = (None, Vec::new(), Vec::new());
         Program { number, graph, slots, steps, given, outputs, file_order, updates, reasons }
     }
 
-    /// How many nodes each provider of `devices` runs, those of subgraphs included, and how many
-    /// copies there are between memories.
+    /// Counts the nodes that each provider of `devices` runs, including those of subgraphs, and the
+    /// copies between memories.
     pub(crate) fn counts(&self, devices: &[Arc<dyn Device>]) -> (String, usize) {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         let mut copies = 0;
@@ -171,7 +175,7 @@ impl Program {
         (counts.join(", "), copies)
     }
 
-    /// The constants that runs still read.
+    /// The constants that runs still read, including those of subgraphs.
     pub(crate) fn constants(&self) -> Vec<&Tensor> {
         let own = self.slots.iter().filter_map(|slot| match &slot.origin {
             Origin::Constant(tensor) => Some(tensor),
@@ -182,12 +186,12 @@ impl Program {
     }
 }
 
-/// A kernel that can be made without its packed weights, and with them again.
+/// A kernel whose packed weights can be evicted and packed again.
 pub(crate) struct StreamedKernel {
-    /// Tells workspaces; its weights are counted, not packed.
+    /// A kernel that only reports workspaces: its weights were counted, not packed.
     pub(crate) counted: Box<dyn Executable>,
     pub(crate) packed_bytes: usize,
-    /// The packed kernel, as long as it stays.
+    /// The kernel with its packed weights, while they are resident.
     pub(crate) resident: Mutex<Option<Arc<dyn Executable>>>,
 }
 
@@ -196,8 +200,8 @@ impl StreamedKernel {
         StreamedKernel { counted, packed_bytes, resident: Mutex::new(None) }
     }
 
-    /// Runs the kernel, packed by `make` where it is not resident; it then `stays`, or is dropped
-    /// after the run.
+    /// Runs the kernel. If it is not resident, `make` packs it; it then stays resident if `stays`,
+    /// or is dropped after the run.
     pub(crate) fn run(
         &self,
         stays: bool,
@@ -206,10 +210,12 @@ impl StreamedKernel {
     ) -> Result<()> {
         let mut resident = self.resident.lock();
         if let Some(kernel) = resident.clone() {
+            // The clone of the `Arc` keeps `Streams::evict` from dropping a kernel that is running.
             drop(resident);
             return kernel.run(cx);
         }
         if stays {
+            // The lock is held while packing: `Streams::evict` skips a kernel that is locked.
             let kernel: Arc<dyn Executable> = Arc::from(make()?);
             *resident = Some(kernel.clone());
             drop(resident);

@@ -1,30 +1,30 @@
-//! Why nodes run where they do.
+//! Placement reasons: why nodes run where they do.
 
 use std::fmt;
 
-/// Why a node runs where it does.
+/// Why a node runs on its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reason {
-    /// Its device is the first in the session's order that claims it.
+    /// The device is the first in the session's order that claims the node.
     #[default]
     FirstClaim,
-    /// It computes shapes, which the host does.
+    /// The node computes shapes, which the host does.
     Shapes,
-    /// It is control flow that the host conducts, whose bodies run there, with their values in the
-    /// memory of its device.
+    /// The node is control flow whose bodies run on this device. The host drives it, and its values
+    /// stay in the device's memory.
     Bodies,
-    /// It went where its neighbours are, as copies are saved.
+    /// The node moved to the device of its neighbours to save copies.
     Cluster(Cluster),
 }
 
-/// Nodes that were moved together.
+/// A connected group of nodes that moved together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// How many nodes.
+    /// The number of nodes.
     pub nodes: usize,
     /// How many fewer values are copied between memories.
     pub copies: i64,
-    /// How many fewer bytes are copied, where symbolic sizes are what they are taken for.
+    /// How many fewer bytes are copied, at the assumed sizes of symbolic dimensions.
     pub bytes: i64,
 }
 
@@ -42,6 +42,7 @@ impl fmt::Display for Reason {
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counted = |count: i64, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+        // Either number may be negative: the move is judged by total cost.
         let copied = match (self.copies, self.bytes) {
             (1.., 1..) => format!("{} ({})", counted(self.copies, "value"), in_units(self.bytes)),
             (1.., _) => format!("{} more", counted(self.copies, "value")),

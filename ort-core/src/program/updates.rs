@@ -1,19 +1,20 @@
-//! Outputs that are the new values of inputs, as a training step has them for parameters and
-//! states: they are computed in the memory that a binding has for the input, so whoever else reads
-//! the old value runs before.
+//! In-place updates: outputs that are the new values of inputs.
+//!
+//! A training step has them for parameters and optimizer states. The output is computed in the
+//! binding's memory for the input, so all readers of the old value must run before.
 
 use crate::ir::{Graph, ValueId};
 use crate::seeded::HashMap;
 use crate::{Result, advise, error};
 
-/// An output in the memory of an input, by their positions in the graph.
+/// An output in the memory of an input, by their indices in the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Update {
     pub(crate) input: usize,
     pub(crate) output: usize,
 }
 
-/// Finds inputs and outputs by their names.
+/// Finds updates by the names of their inputs and outputs.
 pub(crate) fn find_updates(graph: &Graph, names: &[(String, String)]) -> Result<Vec<Update>> {
     let inputs = Names::new(graph, "input", &graph.inputs);
     let outputs = Names::new(graph, "output", &graph.outputs);
@@ -23,7 +24,7 @@ pub(crate) fn find_updates(graph: &Graph, names: &[(String, String)]) -> Result<
     names.iter().map(update).collect()
 }
 
-/// The positions of a graph's inputs or outputs by name.
+/// The indices of a graph's inputs or outputs by name.
 struct Names<'a> {
     kind: &'static str,
     names: Vec<&'a str>,
@@ -33,7 +34,7 @@ struct Names<'a> {
 impl<'a> Names<'a> {
     fn new(graph: &'a Graph, kind: &'static str, ids: &[ValueId]) -> Names<'a> {
         let names: Vec<&str> = ids.iter().map(|&id| &*graph.value(id).name).collect();
-        // Of equal names the first counts.
+        // Reversed, so that the first of several equal names wins.
         let places = names.iter().enumerate().rev().map(|(place, name)| (*name, place)).collect();
         Names { kind, names, places }
     }

@@ -1,4 +1,7 @@
-//! Bindings: inputs and outputs of a session tied to memory once, and run many times.
+//! IO binding: the inputs and outputs of a session tied to memory once, and run many times.
+//!
+//! A binding checks names, types and fixed sizes when a value is bound. What depends on several
+//! bound values is checked by the run (`bound_run`).
 //!
 //! ```no_run
 //! use ort_core::dtype::DType;
@@ -33,31 +36,31 @@ use crate::seeded::HashMap;
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
 use crate::{Error, Result, Within, advise, ensure, error};
 
-/// The names and types of a session's inputs and outputs, and what else its bindings need.
+/// The inputs and outputs of a session, and what else its bindings need of it.
 pub(super) struct Signature {
     pub(super) inputs: Vec<ValueSpec>,
     pub(super) outputs: Vec<ValueSpec>,
-    /// The places of inputs and of outputs by name.
+    /// The index of each input and of each output by name.
     places: [HashMap<String, usize>; 2],
-    /// The defaults of inputs.
+    /// The default of each input that has one.
     defaults: Vec<Option<Value>>,
     devices: Vec<Arc<dyn Device>>,
-    /// What copies from the devices count against.
+    /// The budget for copies from the devices.
     budget: Arc<Budget>,
 }
 
-/// The places of names.
+/// Maps names to indices.
 fn places(specs: &[ValueSpec]) -> HashMap<String, usize> {
     specs.iter().map(|spec| spec.name.clone()).zip(0..).collect()
 }
 
 impl Signature {
-    /// The place of an input.
+    /// The index of an input.
     fn input(&self, name: &str) -> Result<usize> {
         self.places[0].get(name).copied().ok_or_else(|| unknown("input", &self.inputs, name))
     }
 
-    /// The place of an output.
+    /// The index of an output.
     fn output(&self, name: &str) -> Result<usize> {
         self.places[1].get(name).copied().ok_or_else(|| unknown("output", &self.outputs, name))
     }
@@ -67,27 +70,26 @@ impl Signature {
     }
 }
 
-/// What an input is bound to.
+/// The source of an input.
 #[derive(Debug)]
 pub enum InputSource {
-    /// A value, which is read where it lies: nodes on the device whose memory that is read it
-    /// there, for others it is copied once in each run.
+    /// A value that is read in place. Nodes on the device that holds it read it there; for other
+    /// nodes each run copies it once.
     Value(Value),
-    /// A tensor that the binding holds and lets be written between runs.
+    /// A tensor that the binding owns, and that can be written between runs.
     Buffer(TensorBuffer),
 }
 
-/// Where an output goes.
+/// The destination of an output.
 #[derive(Debug)]
 pub enum OutputTarget {
-    /// Into this tensor, in memory of the host or of a device, whose type and shape must be the
-    /// output's.
+    /// This tensor, in host or device memory. Its type and shape must be those of the output.
     Buffer(TensorBuffer),
-    /// Into memory of this device, of whatever size the run finds; from there the caller may bind
-    /// it as an input. The session allocates it, and uses it again in the next run where the caller
-    /// holds nothing of it any more.
+    /// Memory of this device, of whatever size the run determines. The session allocates it, and
+    /// reuses it in the next run if the caller holds no tensor of it. The output can be bound as an
+    /// input from there.
     Device(DeviceId),
-    /// Into the memory of the input of this name, which is bound to a [`TensorBuffer`]: a cache
+    /// The memory of the input with this name, which must be bound to a [`TensorBuffer`]: a cache
     /// that is read as `past` and written as `present`.
     Input(String),
 }
@@ -122,55 +124,54 @@ impl From<DeviceId> for OutputTarget {
     }
 }
 
-/// What an output is bound to; its memory is among the binding's buffers.
+/// The destination of an output as the binding keeps it; its memory is among the binding's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
     Buffer,
     /// Memory that the session allocates.
     Memory(DeviceId),
-    /// The buffer of the input at this position.
+    /// The buffer of the input at this index.
     Input(usize),
 }
 
-/// The memory that runs of one session read and write.
+/// The memory that the runs of one session read and write.
 ///
-/// Values in memory of a device stay there: an input is read, and an output left, where it lies, so
-/// that runs whose outputs are the inputs of the next, of the same or of another session on the
-/// device, copy nothing and wait for nothing. What the host reads of such an input, and what the
-/// host computes of such an output, is copied once in each run ([`Session::upload`],
-/// [`Session::buffer_on`], [`Session::to_host`]).
+/// Values in device memory stay there: inputs are read in place and outputs are left in place. If a
+/// run's outputs are the inputs of the next run, on this or another session on the device, nothing
+/// is copied and nothing waits. If the host reads such an input or computes such an output, each
+/// run copies it once ([`Session::upload`], [`Session::buffer_on`], [`Session::to_host`]).
 ///
-/// On the CPU nothing is copied: inputs are read where they lie and outputs computed where they go.
-/// The exceptions are inputs that are not aligned for their type, which are copied once when they
-/// are bound, and outputs that are themselves an input, a constant or known from the shapes, or
-/// whose kernel allocates (control flow), which are copied at the end.
+/// On the CPU a binding is zero-copy, with two exceptions. An input that is not aligned for its
+/// type is copied once, when it is bound. Some outputs are copied at the end of the run: those that
+/// are themselves an input, a constant or known from the shapes, and those whose kernel allocates
+/// them (control flow).
 ///
-/// After the first runs a run allocates nothing, as long as shapes stay, no output has a size that
-/// only the run tells, and the caller keeps the [`RunOptions`](super::RunOptions), whose token is a
-/// small allocation. Another shape is planned anew, once for each: a cache that grows by
-/// concatenation has another shape in each step, one in a buffer of its greatest length has not.
-/// Buffers of the caller are not counted in the session's budget.
+/// After the first runs, a run allocates nothing, provided that the shapes stay the same, that no
+/// output has a size known only at run time, and that the caller reuses its
+/// [`RunOptions`](super::RunOptions), whose token is a small allocation. Each new shape is planned
+/// once. A cache that grows by concatenation has a new shape in each step; one in a buffer of its
+/// maximum length does not. Buffers of the caller do not count in the session's budget.
 ///
-/// A run that fails may have written to bound memory, a cache included.
+/// A failed run may have written to bound memory, including caches.
 pub struct IoBinding {
     pub(super) signature: Arc<Signature>,
-    /// By input: the value it is bound to; none for those in buffers.
+    /// The value that each input is bound to; `None` for those in buffers.
     pub(super) inputs: Vec<Option<Value>>,
     pub(super) outputs: Vec<Option<Bound>>,
-    /// The inputs whose memory holds an output.
+    /// The indices of the inputs whose memory also holds an output.
     shared: HashSet<usize>,
-    /// For each input, then for each output, the memory it has here.
+    /// The memory that the binding owns: one entry for each input, then one for each output.
     pub(super) buffers: Vec<Option<TensorBuffer>>,
-    /// Outputs of the last run that are not in buffers.
+    /// The outputs of the last run that are not in buffers.
     pub(super) results: Vec<Option<Value>>,
-    /// Whether the last run finished, so that outputs are there.
+    /// Whether the last run succeeded, so that the outputs can be read.
     pub(super) has_run: bool,
     pub(super) prepared: Option<Prepared>,
     pub(super) tables: Tables,
 }
 
 impl Session {
-    /// A binding without outputs, in which inputs have their defaults.
+    /// Returns a binding without outputs, in which inputs have their defaults.
     pub fn io_binding(&self) -> IoBinding {
         let signature = self.signature.get_or_init(|| {
             let graph = &self.executor.compiled.program.graph;
@@ -202,14 +203,15 @@ impl Session {
 
 impl IoBinding {
     /// Binds an input to a value, or to a buffer that can be written between runs
-    /// ([`Self::input_mut`]). What it was bound to before is let go of.
+    /// ([`Self::input_mut`]). It drops what the input was bound to before.
     ///
     /// # Errors
     ///
-    /// There is no such input, its type or a size differs from the model's, its memory is none of
-    /// the session's, or an output is bound to it.
+    /// There is no such input, its type or a fixed size differs from the model's, its memory
+    /// belongs to no device of the session, or an output is bound to the input.
     pub fn bind_input(&mut self, name: &str, source: impl Into<InputSource>) -> Result<()> {
         let index = self.signature.input(name)?;
+        // Rebinding the input would drop the buffer that the output is to be written to.
         ensure!(
             !self.shared.contains(&index),
             InvalidArgument,
@@ -226,6 +228,7 @@ impl IoBinding {
             check_reachable(&self.signature.devices, view).within(|| format!("input '{name}'"))?;
             check_sizes(("input", name), &spec.ty, view)?;
             let (value, buffer) = match source {
+                // Realign once here, instead of in each run.
                 InputSource::Value(value) => (Some(readable(&value, self.signature.transfers())?), None),
                 InputSource::Buffer(buffer) => (None, Some(buffer)),
             };
@@ -241,9 +244,10 @@ impl IoBinding {
     ///
     /// # Errors
     ///
-    /// There is no such output, it is bound already, its type or a size differs from the model's,
-    /// the device is none of the session's or the output no tensor of numbers that it could hold,
-    /// or the input has no [`TensorBuffer`] or holds an output already.
+    /// There is no such output, it is bound already, or its type or a fixed size differs from the
+    /// model's. The device is not one of the session's, or the output is not a numeric tensor that
+    /// it could hold. The input is not bound to a [`TensorBuffer`], or an output is bound to it
+    /// already.
     pub fn bind_output(&mut self, name: &str, target: impl Into<OutputTarget>) -> Result<()> {
         let index = self.signature.output(name)?;
         ensure!(
@@ -261,9 +265,11 @@ impl IoBinding {
                     .within(|| format!("output '{name}'"))?;
                 (Bound::Buffer, Some(buffer))
             }
+            // Host values may have any type, so there is nothing to check.
             OutputTarget::Device(DeviceId::HOST) => (Bound::Memory(DeviceId::HOST), None),
             OutputTarget::Device(device) => {
                 find(&self.signature.devices, device).within(|| format!("output '{name}'"))?;
+                // Device memory holds types of fixed size only: no strings, sequences or maps.
                 ensure!(
                     spec.ty.dtype().is_some_and(|dtype| dtype.bits().is_some()),
                     InvalidArgument,
@@ -282,12 +288,13 @@ impl IoBinding {
             self.shared.insert(input);
         }
         self.set_buffer(self.inputs.len() + index, buffer);
+        // The plan was made without this output, and the last run did not compute it.
         self.prepared = None;
         self.has_run = false;
         Ok(())
     }
 
-    /// The position of an input that may hold an output.
+    /// Returns the index of an input whose buffer may hold an output.
     fn input_to_share(&self, output: &str, input: &str) -> Result<usize> {
         let index = self.signature.input(input)?;
         ensure!(
@@ -305,13 +312,14 @@ impl IoBinding {
         Ok(index)
     }
 
+    /// Sets the buffer at an index of [`IoBinding::buffers`].
     fn set_buffer(&mut self, place: usize, buffer: Option<TensorBuffer>) {
         if let Some(to) = self.buffers.get_mut(place) {
             *to = buffer;
         }
     }
 
-    /// The buffer of an input, to be written before the next run.
+    /// Returns the buffer of an input, to be written before the next run.
     ///
     /// # Errors
     ///
@@ -325,11 +333,11 @@ impl IoBinding {
         })
     }
 
-    /// An output of the last run, where it lies.
+    /// Returns an output of the last run, in place.
     ///
     /// # Errors
     ///
-    /// There is no such output, it is not bound, or nothing was run since it was bound.
+    /// There is no such output, it is not bound, or there was no run since it was bound.
     pub fn output(&self, name: &str) -> Result<ValueView<'_>> {
         self.output_at(self.signature.output(name)?)
     }
@@ -346,6 +354,7 @@ impl IoBinding {
             help = "run it first: `Session::run_with_binding`",
             "output '{name}' is not computed"
         );
+        // Outputs that the run allocated itself are not in buffers.
         if let Some(Some(value)) = self.results.get(index) {
             return Ok(value.view());
         }
@@ -354,7 +363,7 @@ impl IoBinding {
         Ok(ValueView::Tensor(buffer.view()))
     }
 
-    /// The place of an output's buffer.
+    /// The index of an output's memory in [`IoBinding::buffers`].
     pub(super) fn place_of(&self, bound: Bound, index: usize) -> usize {
         match bound {
             Bound::Input(input) => input,
@@ -362,22 +371,22 @@ impl IoBinding {
         }
     }
 
-    /// The bound outputs of the last run, in the model's order. They share the memory that is
-    /// bound: while one of a caller's buffer lives, the next run is refused; memory of the session
-    /// is left to it and new memory taken.
+    /// Returns the bound outputs of the last run, in the model's order. They share the bound
+    /// memory. While an output in a caller's buffer is alive, the next run is refused. If the
+    /// session allocated the memory, the next run allocates new memory instead.
     ///
     /// # Errors
     ///
-    /// Nothing was run since an output was bound.
+    /// There was no run since an output was bound.
     pub fn get_outputs(&self) -> Result<Vec<(String, Value)>> {
         self.each_output(IoBinding::shared)
     }
 
-    /// One of [`Self::get_outputs`].
+    /// Returns one of [`Self::get_outputs`].
     ///
     /// # Errors
     ///
-    /// There is no such output, it is not bound, or nothing was run since it was bound.
+    /// There is no such output, it is not bound, or there was no run since it was bound.
     pub fn shared_output(&self, name: &str) -> Result<Value> {
         let index = self.signature.output(name)?;
         self.output_at(index)?;
@@ -394,12 +403,12 @@ impl IoBinding {
         Ok(Value::Tensor(buffer.tensor()?))
     }
 
-    /// The bound outputs of the last run, in the model's order, copied to memory of the host of
-    /// their own. What is on a device is waited for.
+    /// Returns the bound outputs of the last run, in the model's order, each copied to host memory
+    /// of its own. It waits for outputs on devices.
     ///
     /// # Errors
     ///
-    /// Nothing was run since an output was bound.
+    /// There was no run since an output was bound.
     pub fn copy_outputs_to_cpu(&self) -> Result<Vec<(String, Value)>> {
         let transfers = self.signature.transfers();
         self.each_output(|binding, index, bound| {
@@ -425,8 +434,8 @@ impl IoBinding {
         Ok(values)
     }
 
-    /// Lets go of what inputs are bound to; those with a default have it again. Outputs in the
-    /// memory of inputs are let go of, too.
+    /// Unbinds all inputs; those with a default have it again. Outputs in the memory of inputs are
+    /// unbound as well.
     pub fn clear_binding_inputs(&mut self) {
         self.inputs.clone_from(&self.signature.defaults);
         let count = self.inputs.len();
@@ -438,8 +447,8 @@ impl IoBinding {
         self.prepared = None;
     }
 
-    /// Takes the buffers out that inputs are bound to, by name; nothing is bound afterwards, and
-    /// inputs with defaults have those. For buffers that several sessions use in turn.
+    /// Takes the buffers that inputs are bound to, by name. Afterwards nothing is bound except
+    /// inputs to their defaults. It is for buffers that several sessions use in turn.
     pub fn take_buffers(&mut self) -> Vec<(String, TensorBuffer)> {
         let inputs = self.buffers.iter_mut().zip(&self.signature.inputs);
         let taken = inputs.filter_map(|(buffer, spec)| Some((spec.name.clone(), buffer.take()?))).collect();
@@ -448,7 +457,7 @@ impl IoBinding {
         taken
     }
 
-    /// Lets go of what outputs are bound to, and of those of the last run.
+    /// Unbinds all outputs and drops those of the last run.
     pub fn clear_binding_outputs(&mut self) {
         self.outputs.fill(None);
         self.shared.clear();
@@ -459,23 +468,23 @@ impl IoBinding {
         self.has_run = false;
     }
 
-    /// Waits until bound inputs are where the session's devices read them: copies to and
-    /// computations on a device may still be under way. Runs on the device come after them in any
-    /// case.
+    /// Waits until bound inputs are where the session's devices read them, because copies and
+    /// computations on a device may still be in flight. It is not needed for runs on the device:
+    /// they are queued after them.
     ///
     /// # Errors
     ///
-    /// What a device failed at meanwhile.
+    /// An error that a device reported in the meantime.
     pub fn synchronize_inputs(&self) -> Result<()> {
         self.signature.devices.iter().try_for_each(|device| guard::synchronize(&**device))
     }
 
-    /// Waits until the session's devices have written the outputs. Whoever reads them on the
-    /// device, or copies them from there, need not.
+    /// Waits until the session's devices have written the outputs. It is not needed before outputs
+    /// are read on the device or copied from it.
     ///
     /// # Errors
     ///
-    /// What a device failed at meanwhile.
+    /// An error that a device reported in the meantime.
     pub fn synchronize_outputs(&self) -> Result<()> {
         self.synchronize_inputs()
     }
@@ -487,6 +496,7 @@ fn unknown(kind: &str, specs: &[ValueSpec], name: &str) -> Error {
     error!(InvalidArgument, "the model has no {kind} '{name}'").help(advise(kinds, name, names))
 }
 
+/// Refuses an output that is not a tensor of this type.
 fn check_dtype(name: &str, expected: &ValueType, dtype: crate::dtype::DType) -> Result<()> {
     match expected.dtype() {
         Some(expected) if expected != dtype => Err(error!(
@@ -502,8 +512,8 @@ fn check_dtype(name: &str, expected: &ValueType, dtype: crate::dtype::DType) -> 
     }
 }
 
-/// Refuses ranks and fixed sizes that differ from the declared ones. Symbolic sizes are compared
-/// when it runs.
+/// Refuses ranks and fixed sizes that differ from the declared ones. Symbolic sizes are checked by
+/// the run.
 fn check_sizes((kind, name): (&str, &str), expected: &ValueType, value: ValueView<'_>) -> Result<()> {
     let (Some(formal), Ok(tensor)) = (expected.shape(), value.tensor()) else { return Ok(()) };
     let agree = |(dim, &size): (&Dim, &usize)| dim.as_constant().is_none_or(|n| n == size as i64);

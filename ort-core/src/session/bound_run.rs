@@ -1,4 +1,7 @@
-//! Runs of a session over a binding.
+//! Runs over an IO binding: checks, plans and executes what is bound.
+//!
+//! The plan is kept in the binding until something else is bound. Symbolic sizes, overlapping
+//! memory and missing inputs are checked here, before any node runs.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,30 +20,29 @@ use crate::run::inputs::{Given, bind};
 use crate::tensor::{TensorBuffer, Value, ValueView, byte_count, in_words};
 use crate::{Result, Within, ensure, error};
 
-/// What follows from a binding as long as nothing else is bound.
+/// The plan for a binding, valid until something else is bound.
 pub(super) struct Prepared {
     plan: Arc<RunPlan>,
     bindings: Bindings,
-    /// The session that the plan is of, where it is not the binding's own: what is bound
-    /// contradicts the names of dimensions.
+    /// The session that made the plan, if it is not the binding's own: the bound values contradict
+    /// the dimension names.
     independent: Option<Arc<Session>>,
 }
 
-/// What a run over a binding takes of memory, before it runs.
+/// The memory that a run over a binding needs, known before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundPeak {
-    /// Activations, workspaces and the buffers of outputs at the peak, without values of unknown
-    /// size.
+    /// The peak of activations, workspaces and output buffers, without values of unknown size.
     pub bytes: usize,
-    /// Whether the sizes of all values are known, so that it is all of it.
+    /// Whether the sizes of all values are known, so that `bytes` is the whole peak.
     pub is_known: bool,
 }
 
 impl Session {
-    /// What a run over a binding takes with these sizes of symbolic dimensions, if it keeps the
-    /// outputs of these names in these memories. Their buffers are there from the beginning of the
-    /// run, where [`Session::plan`] is of a run that hands its outputs over and counts each from
-    /// when it is computed. A dimension that is not named counts as 1.
+    /// Returns the memory that a run over a binding needs with these sizes of symbolic dimensions,
+    /// if it keeps the named outputs in these memories. Output buffers exist from the start of the
+    /// run. [`Session::plan`] describes a run that hands over its outputs, and counts each one from
+    /// the step that computes it. A dimension that is not named counts as 1.
     ///
     /// # Errors
     ///
@@ -71,13 +73,14 @@ impl Session {
         Ok(BoundPeak { bytes, is_known: !plan.has_dynamic })
     }
 
-    /// Runs the model on what is bound, and leaves the outputs where they are bound to.
+    /// Runs the model on the bound inputs and writes the bound outputs.
     ///
     /// # Errors
     ///
-    /// An input without a default or every output is not bound, what is bound does not fit the
-    /// model, an output cannot be in the memory of an input, or somebody still holds an output of
-    /// an earlier run: all this before any node runs. Then those of [`Session::run`].
+    /// An input without a default is not bound, or no output is. The bound values do not fit the
+    /// model. An output cannot be in the memory of an input, or an output of an earlier run is
+    /// still held. All these are reported before any node runs. Other errors are those of
+    /// [`Session::run`].
     pub fn run_with_binding(&self, binding: &mut IoBinding, options: &RunOptions<'_>) -> Result<()> {
         let ours = self.signature.get().is_some_and(|ours| Arc::ptr_eq(ours, &binding.signature));
         ensure!(
@@ -86,8 +89,9 @@ impl Session {
             help = "make the binding with `io_binding` of the session that runs it",
             "the binding is of another session"
         );
+        // A run that fails may leave the outputs half written.
         binding.has_run = false;
-        // What the caller does not hold makes room for what comes.
+        // Before the run allocates: the last run's outputs go, unless the caller holds them.
         binding.results.fill(None);
         let prepared = match binding.prepared.take() {
             Some(prepared) => prepared,
@@ -116,6 +120,8 @@ impl Session {
             frame.run_steps()?;
             for (index, (bound, result)) in outputs.iter().zip(&mut *results).enumerate() {
                 match bound {
+                    // The plan computes such an output in the input's buffer, so there is nothing
+                    // to copy.
                     None | Some(Bound::Input(_)) => {}
                     Some(Bound::Buffer) => *result = frame.deliver(index, given + index, DeviceId::HOST)?,
                     Some(Bound::Memory(memory)) => *result = frame.deliver(index, given + index, *memory)?,
@@ -125,7 +131,7 @@ impl Session {
         })
     }
 
-    /// Makes the plan for what is bound, and holds the bound outputs against it.
+    /// Makes the plan for the bound values, and checks the bound outputs against it.
     fn prepare(&self, binding: &IoBinding) -> Result<Prepared> {
         ensure!(
             binding.outputs.iter().any(Option::is_some),
@@ -144,6 +150,7 @@ impl Session {
                     .help("bind each input that has no default: `bind_input`")
             })?);
         }
+        // Before planning: overlapping memory is an error for any sizes.
         check_apart(binding)?;
         let mut bindings = Bindings::new();
         if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
@@ -167,8 +174,8 @@ impl Session {
         Ok(Prepared { plan, bindings, independent: None })
     }
 
-    /// Memory for the outputs whose size the plan knows, that of the last run where nobody holds
-    /// it; refuses buffers of the caller that somebody holds.
+    /// Provides memory for the outputs whose size the plan knows, and reuses that of the last run
+    /// if no tensor holds it. Refuses a caller's buffer that a tensor still holds.
     fn provide(&self, plan: &RunPlan, binding: &mut IoBinding) -> Result<()> {
         let given = binding.inputs.len();
         for (index, (bound, slot)) in binding.outputs.iter().zip(&plan.outputs).enumerate() {
@@ -180,6 +187,7 @@ impl Session {
             let name = binding.signature.outputs.get(index).map_or("", |spec| &spec.name);
             let Some(buffer) = binding.buffers.get_mut(place) else { continue };
             let Bound::Memory(memory) = bound else {
+                // `view_mut` fails if a tensor shares the buffer.
                 buffer
                     .as_mut()
                     .ok_or_else(|| lost(name))?
@@ -196,10 +204,13 @@ impl Session {
                 .is_none_or(|slot| slot.memory != memory);
             let planned = plan.slots.get(slot.index()).and_then(|planned| kept_size(planned, is_elsewhere));
             let Some((dtype, shape)) = planned else {
+                // The run allocates this output itself, so memory of an earlier run is of no use.
                 *buffer = None;
                 continue;
             };
             let bytes = byte_count(dtype, shape)?;
+            // `with_shape` needs the same number of bytes; with the same shapes warm runs allocate
+            // nothing.
             let again = buffer.take().filter(|kept| kept.dtype() == dtype && kept.byte_count() == bytes);
             *buffer = match again.and_then(TensorBuffer::alone) {
                 Some(kept) => Some(kept.with_shape(shape)?),
@@ -213,8 +224,8 @@ impl Session {
     }
 }
 
-/// The type and shape of an output that has a buffer in the binding.
-/// What is computed elsewhere is copied to its buffer.
+/// Returns the type and shape of an output that gets a buffer in the binding before the run, either
+/// to be computed there or because it is computed elsewhere and copied.
 fn kept_size(planned: &SlotPlan, is_elsewhere: bool) -> Option<(DType, &[usize])> {
     let is_copied = matches!(planned.place, Storage::Outside | Storage::Given(_) | Storage::Folded(_));
     let has_buffer = is_elsewhere || is_copied || matches!(planned.place, Storage::Bound(_));
@@ -222,6 +233,7 @@ fn kept_size(planned: &SlotPlan, is_elsewhere: bool) -> Option<(DType, &[usize])
     Some((dtype, planned.shape.as_deref()?))
 }
 
+/// Tells the planner which values the binding holds, and in which memories.
 fn bound_values(binding: &IoBinding) -> BoundValues {
     let memory = |(bound, buffer): (&Option<Bound>, Option<&TensorBuffer>)| match bound {
         None => OutputMemory::Unwanted,
@@ -242,7 +254,7 @@ fn bound_values(binding: &IoBinding) -> BoundValues {
     }
 }
 
-/// A bound buffer must be what the plan says the output is, as far as it knows.
+/// Refuses a bound buffer whose type or shape differs from what the plan knows of the output.
 fn check_planned(planned: &SlotPlan, buffer: &TensorBuffer) -> Result<()> {
     let is_dtype = planned.dtype.is_none_or(|dtype| dtype == buffer.dtype());
     let is_shape = planned.shape.as_ref().is_none_or(|shape| shape.as_slice() == buffer.shape());
@@ -258,10 +270,10 @@ fn check_planned(planned: &SlotPlan, buffer: &TensorBuffer) -> Result<()> {
     Ok(())
 }
 
-/// Memory that a run reads, or writes.
+/// Memory that a run reads or writes.
 struct Region<'a> {
     name: &'a str,
-    /// The memory, and the device's handle there.
+    /// The memory, and the buffer's handle in it if it is a device's.
     space: (DeviceId, u64),
     bytes: Range<usize>,
     is_written: bool,
@@ -275,14 +287,15 @@ impl<'a> Region<'a> {
             let space = (range.buffer.device(), range.buffer.handle()?);
             return Some(Region { name, space, bytes: start..start + range.len, is_written });
         }
+        // Host addresses are unique in the process, so one space holds them all.
         let Range { start, end } = tensor.bytes().ok()?.as_ptr_range();
         Some(Region { name, space: (DeviceId::HOST, 0), bytes: start as usize..end as usize, is_written })
     }
 }
 
-/// Refuses memory that is written under one name and used under another, which only memory of
-/// others can be: the rest is shared for reading alone. An output in the place of an input is bound
-/// to it.
+/// Refuses memory that is written under one name and used under another. Only foreign memory can
+/// overlap like that: all other memory has one writer, or readers only. An output in the memory of
+/// an input is allowed if it is bound to that input.
 fn check_apart(binding: &IoBinding) -> Result<()> {
     let IoBinding { signature, inputs, outputs, buffers, .. } = binding;
     let mut regions = Vec::new();
@@ -294,7 +307,7 @@ fn check_apart(binding: &IoBinding) -> Result<()> {
     }
     let own = buffers.iter().skip(inputs.len());
     for ((spec, bound), buffer) in signature.outputs.iter().zip(outputs).zip(own) {
-        // Memory of the session is used again only where nobody holds it.
+        // The session reuses its own buffers only if no tensor holds them, so those cannot overlap.
         let buffer = buffer.as_ref().filter(|_| *bound == Some(Bound::Buffer));
         regions
             .extend(buffer.and_then(|buffer| Region::of(&spec.name, ValueView::Tensor(buffer.view()), true)));
@@ -321,6 +334,7 @@ fn refuse_overlaps(regions: &[Region<'_>]) -> Result<()> {
     Ok(())
 }
 
+/// The error for a buffer that the frame took and did not put back.
 fn lost(name: &str) -> crate::Error {
     error!(Fail, "the buffer of output '{name}' went away with a run that did not end")
         .help("clear the binding and bind everything again")

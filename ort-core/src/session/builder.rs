@@ -1,4 +1,7 @@
-//! Settings of a session, and its making.
+//! Session settings, and the build.
+//!
+//! [`SessionBuilder::build`] opens the devices and compiles the model, or reuses what an equal
+//! session has compiled. The compile stages themselves are in `pipeline`.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -23,7 +26,7 @@ use crate::run::streaming::{Streams, Windows};
 use crate::run::{CacheUse, Compiled, Executor, IdleMemory, Kept};
 use crate::{Error, Limits, MemoryShortage, Result, ensure};
 
-/// Settings of a session.
+/// The settings of a session.
 #[derive(Clone)]
 pub struct SessionBuilder {
     pub(super) model: Model,
@@ -46,7 +49,7 @@ pub struct SessionBuilder {
     idle_memory: IdleMemory,
     poison: bool,
     strict: bool,
-    /// Whether [`SessionBuilder::optimized`] takes equal names of dimensions for equal sizes.
+    /// Whether [`SessionBuilder::optimized`] takes equal dimension names for equal sizes.
     trusts_names: bool,
 }
 
@@ -76,8 +79,8 @@ impl SessionBuilder {
         }
     }
 
-    /// Adds an execution provider; those added first are preferred. Without any, `cpu` runs
-    /// everything.
+    /// Adds an execution provider. Providers that were added first are preferred. Without any,
+    /// `cpu` runs everything.
     #[must_use]
     pub fn provider(self, name: &str) -> SessionBuilder {
         self.provider_with(name, ProviderOptions::new())
@@ -89,16 +92,17 @@ impl SessionBuilder {
         self.provider_request(ProviderRequest { options, ..ProviderRequest::new(name) })
     }
 
-    /// Adds an execution provider as it is asked for.
+    /// Adds an execution provider from a request.
     #[must_use]
     pub fn provider_request(mut self, request: ProviderRequest) -> SessionBuilder {
         self.providers.push(request);
         self
     }
 
-    /// Adds an execution provider that the session does without, with a warning, where it cannot be
-    /// used: it is not in this build, its library cannot be loaded, there is no device, or the
-    /// device breaks while the session is built. Without this, each of them is an error.
+    /// Adds an execution provider that is optional: if it cannot be used, the session warns and
+    /// runs without it. That is the case if it is not in this build, its library cannot be loaded,
+    /// there is no device, or the device breaks during the build. For a required provider each of
+    /// these is an error.
     ///
     /// ```no_run
     /// use ort_core::ep::ProviderOptions;
@@ -120,16 +124,18 @@ impl SessionBuilder {
         self
     }
 
-    /// The threads inside one operator; by default the cores that this process may use.
+    /// Sets the number of threads inside one operator. The default is the number of cores that this
+    /// process may use.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> SessionBuilder {
         self.threads = Some(threads);
         self
     }
 
-    /// The threads that making the session uses, which packs weights, folds constants and holds
-    /// files of a compiled cache against their hashes, apart from [those of runs](Self::threads);
-    /// by default the cores that this process may use. The session is the same on any number.
+    /// Sets the number of threads for the build: it packs weights, folds constants and verifies the
+    /// hashes of compiled-cache files. It is independent of the [threads of runs](Self::threads).
+    /// The default is the number of cores that this process may use. The session is the same for
+    /// any number.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -144,17 +150,19 @@ impl SessionBuilder {
         self
     }
 
-    /// A folder that keeps packed weights and folded constants in files, which sessions map:
-    /// processes share them, loading packs nothing, and they do not count against limits. Devices
-    /// that compile programs keep there what a later process compiles before its first run. An
-    /// entry is found by the content of the model's files and by all that the packing depends on;
-    /// where there is none, or it is damaged or of other code, it is written first. The folder is
-    /// made where there is none; what lies in it may be removed at any time, but is never to be
-    /// changed. Whoever may write there decides what sessions compute.
+    /// Sets a folder for the compiled cache: files with packed weights and folded constants, which
+    /// sessions map. Processes share the mapped pages, loading packs nothing, and the pages do not
+    /// count against memory limits. Devices that compile programs keep them there for later
+    /// processes.
     ///
-    /// Building fails where the path leads to a file, where the folder cannot be made, and for a
-    /// graph that was built by hand, which has no content to be found by. A folder that cannot be
-    /// written leaves packed weights in memory, with a warning.
+    /// An entry is found by the content of the model's files and by everything that packing depends
+    /// on. A missing, damaged or outdated entry is written first. The folder is created if it does
+    /// not exist. Its files may be deleted at any time but must never be modified. Anyone with
+    /// write access to the folder decides what sessions compute.
+    ///
+    /// The build fails if the path is a file, if the folder cannot be created, or if the graph was
+    /// built by hand, because such a graph has no content hash. If the folder is not writable,
+    /// packed weights stay in memory, with a warning.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -170,18 +178,18 @@ impl SessionBuilder {
         self
     }
 
-    /// A bound in bytes on what the session allocates: packed weights, activations, workspaces and
-    /// outputs. Weights read from a mapped file are not allocated. Without a limit the bound is
-    /// what is free when the session is built, on the machine and in the control groups around the
-    /// process; a run that this would refuse looks again what is free then.
+    /// Sets a limit in bytes on what the session allocates: packed weights, activations, workspaces
+    /// and outputs. Weights that are read from a mapped file are not allocated. Without a limit the
+    /// bound is the memory that is free at build time, on the machine and in the process's control
+    /// groups. A run that would exceed this bound checks again how much is free at that time.
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> SessionBuilder {
         self.memory_limit = Some(bytes);
         self
     }
 
-    /// A budget that several sessions share: what each of them packs and runs counts against it. A
-    /// [`memory_limit`](Self::memory_limit) bounds this session besides.
+    /// Sets a budget that several sessions share: the packed weights and runs of each count against
+    /// it. A [`memory_limit`](Self::memory_limit) bounds this session in addition.
     ///
     /// ```
     /// use ort_alloc::Budget;
@@ -197,7 +205,7 @@ impl SessionBuilder {
         self
     }
 
-    /// Settings under ONNX Runtime's names, in the place of what was set before.
+    /// Applies settings under ONNX Runtime's names. They replace what was set before.
     ///
     /// ```
     /// use ort_core::session::{Model, Session, SessionOptions};
@@ -215,6 +223,8 @@ impl SessionBuilder {
         self.optimizer.level = options.graph_optimization_level;
         self.optimizer.disabled.clone_from(&options.disabled_rules);
         self.arena = options.enable_cpu_mem_arena.then(|| options.arena.clone());
+        // Without a plan nothing can share memory ahead of the run, so `enable_mem_reuse` has no
+        // effect.
         self.planning = match (options.enable_mem_pattern, options.enable_mem_reuse) {
             (false, _) => Planning::Off,
             (true, false) => Planning::Apart,
@@ -223,44 +233,44 @@ impl SessionBuilder {
         self
     }
 
-    /// How the session holds memory for values whose size only the run tells: in arenas with this
-    /// configuration, whose regions count in the budget, or without one straight from the heap. By
-    /// default [`ArenaConfig::lean`].
+    /// Sets how the session allocates values whose size is known only at run time. With a
+    /// configuration they come from arenas, whose regions count in the budget; with `None`,
+    /// straight from the heap. The default is [`ArenaConfig::lean`].
     #[must_use]
     pub fn arena(mut self, config: Option<ArenaConfig>) -> SessionBuilder {
         self.arena = config;
         self
     }
 
-    /// How much memory waits for the next run, and for how long; see [`IdleMemory`].
+    /// Sets how much idle memory waits for the next run, and for how long; see [`IdleMemory`].
     #[must_use]
     pub fn idle_memory(mut self, policy: IdleMemory) -> SessionBuilder {
         self.idle_memory = policy;
         self
     }
 
-    /// For finding kernels that read memory before they write it: everything that a kernel is to
-    /// write holds patterns first that are NaN in each floating-point type. By default the
-    /// environment variable `ORT_POISON_MEMORY` decides: 1 is yes.
+    /// Fills memory with a pattern before a kernel writes it, to find kernels that read memory
+    /// before they write it. The pattern is NaN in every floating-point type. By default the
+    /// environment variable `ORT_POISON_MEMORY` decides: 1 switches it on.
     #[must_use]
     pub fn poison(mut self, poison: bool) -> SessionBuilder {
         self.poison = poison;
         self
     }
 
-    /// Whether a run that the memory limit, or the machine, cannot hold at once may run in parts of
-    /// its batch, one after the other; by default it may. That is done where each item is proved to
-    /// be computed apart, with the same bits ([`Session::batch_parallel`]), by [`Session::run`];
-    /// what an [`IoBinding`](super::IoBinding) binds is not split.
+    /// Sets whether a run may split its batch if the memory limit or the machine cannot hold it at
+    /// once. The parts run one after another. By default this is allowed. A batch is split only if
+    /// each item is proved to be computed independently, bit for bit ([`Session::batch_parallel`]).
+    /// It applies to [`Session::run`], not to an [`IoBinding`](super::IoBinding).
     #[must_use]
     pub fn batch_split(mut self, allowed: bool) -> SessionBuilder {
         self.batch_split = allowed;
         self
     }
 
-    /// Has the output `output` be the new value of the input `input`, in the same memory: the step
-    /// that computes it runs after whoever else reads the input, and plans take the memory to be
-    /// there. Such a session runs over a binding alone ([`Session::io_binding`]), in which the
+    /// Makes the output `output` the new value of the input `input`, in the same memory. The step
+    /// that computes it runs after all other readers of the input, and plans count on the shared
+    /// memory. Such a session runs only with a binding ([`Session::io_binding`]) in which the
     /// output is bound to the input ([`OutputTarget::Input`](super::OutputTarget::Input)).
     ///
     /// ```no_run
@@ -276,16 +286,16 @@ impl SessionBuilder {
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     ///
-    /// Building fails where there is no such input or output, and where the old value is read after
-    /// the new one.
+    /// The build fails if there is no such input or output, or if the old value is read after the
+    /// new one is computed.
     #[must_use]
     pub fn update(mut self, input: &str, output: &str) -> SessionBuilder {
         self.updates.push((input.to_string(), output.to_string()));
         self
     }
 
-    /// Has runs refuse inputs that give one dimension name two sizes, which otherwise compile the
-    /// model again with a warning; by default what the model was loaded with
+    /// Sets whether runs refuse inputs that give one dimension name two sizes. Otherwise such a run
+    /// compiles the model again, with a warning. The default is how the model was loaded
     /// ([`Source::strict`](crate::onnx::Source::strict)).
     #[must_use]
     pub fn strict(mut self, strict: bool) -> SessionBuilder {
@@ -303,39 +313,39 @@ impl SessionBuilder {
         self.memory_limit.is_some() || (self.budget.is_some() && !self.follows_machine)
     }
 
-    /// How long building the session and each run may take; by default what the model was loaded
-    /// within.
+    /// Limits the time of the build and of each run. The default is the limits with which the model
+    /// was loaded.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> SessionBuilder {
         self.limits = limits;
         self
     }
 
-    /// How the CPU provider multiplies matrices.
+    /// Sets the precision of the CPU provider's GEMM kernels.
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> SessionBuilder {
         self.precision = precision;
         self
     }
 
-    /// How much of the graph may be rewritten before it is compiled; by default all.
+    /// Sets how much of the graph may be rewritten before it is compiled. The default is
+    /// everything.
     #[must_use]
     pub fn opt_level(mut self, level: Level) -> SessionBuilder {
         self.optimizer.level = level;
         self
     }
 
-    /// The same, rule by rule.
+    /// Sets the optimizer: the level, and single rules.
     #[must_use]
     pub fn optimizer(mut self, optimizer: Optimizer) -> SessionBuilder {
         self.optimizer = optimizer;
         self
     }
 
-    /// Writes the model and what compiling it packs and folds into one file, whole or not at all,
-    /// that [`Model::load`] takes like any other: where these providers, settings and CPU are found
-    /// again, nothing is packed. Elsewhere the weights that the file holds are packed again, with a
-    /// warning.
+    /// Writes the model, its packed weights and its folded constants into one file, atomically.
+    /// [`Model::load`] loads it like any other model. A session with the same providers, settings
+    /// and CPU then packs nothing. Any other session packs the weights again, with a warning.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -347,8 +357,8 @@ impl SessionBuilder {
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     ///
-    /// Fails where building a session would, where the file cannot be written, and for a graph that
-    /// was built by hand: save it first.
+    /// Fails if building a session would, if the file cannot be written, or if the graph was built
+    /// by hand: save such a graph first.
     pub fn save_compiled(&self, path: impl AsRef<Path>) -> Result<()> {
         let budget = self.new_budget();
         let threads = self.thread_count()?;
@@ -358,13 +368,13 @@ impl SessionBuilder {
         })
     }
 
-    /// The graph as it would be compiled, and what was rewritten. What ONNX Runtime has no operator
-    /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be
-    /// saved for any runtime.
+    /// Returns the graph as it would be compiled, and what was rewritten. Operators that ONNX
+    /// Runtime does not have ([`crate::spec::RUNTIME`], and some fused activations) are decomposed
+    /// again, so that the graph can be saved for any runtime.
     ///
-    /// The names of the inputs' dimensions are documentation, which a run may contradict. A session
-    /// sees such runs; who runs the graph elsewhere does not. So equal names are not taken for
-    /// equal sizes, unless [`trust_dimension_names`](Self::trust_dimension_names) says so.
+    /// The dimension names of inputs are documentation, and a run may contradict them. A session
+    /// notices such runs, but another runtime does not. So equal names do not imply equal sizes
+    /// here, unless [`trust_dimension_names`](Self::trust_dimension_names) is set.
     pub fn optimized(self) -> Result<(Graph, Report)> {
         match !self.trusts_names && self.model.may_be_independent() {
             true => self.optimized_with_independent_dims(),
@@ -372,16 +382,16 @@ impl SessionBuilder {
         }
     }
 
-    /// Lets [`optimized`](Self::optimized) take equal names of dimensions for equal sizes. The
-    /// graph may then have fewer nodes, and is wrong for runs whose inputs contradict the names.
+    /// Lets [`optimized`](Self::optimized) take equal dimension names for equal sizes. The graph
+    /// may then have fewer nodes, but it is wrong for runs whose inputs contradict the names.
     #[must_use]
     pub fn trust_dimension_names(mut self, trust: bool) -> SessionBuilder {
         self.trusts_names = trust;
         self
     }
 
-    /// Compiles the model, or takes what a session built alike has compiled. An operator that no
-    /// provider runs, or packed weights beyond the memory limit, are errors.
+    /// Compiles the model, or reuses what an equal session has compiled. It is an error if no
+    /// provider runs an operator, or if the packed weights exceed the memory limit.
     pub fn build(self) -> Result<Session> {
         let independent = Independent::new(self.clone());
         let threads = self.thread_count()?;
@@ -395,7 +405,8 @@ impl SessionBuilder {
             cache_dir: self.cache_dir.clone(),
             updates: self.updates.clone(),
         };
-        // What a limit of its own bounds is a session's own.
+        // A session with a limit of its own does not share: its packed weights count against that
+        // limit.
         let shared = match self.memory_limit {
             None => Some(self.model.compiled().get(key, || self.compile(threads))?),
             Some(_) => None,
@@ -404,14 +415,18 @@ impl SessionBuilder {
             Some(shared) => shared.compiled.clone(),
             None => Arc::new(self.compile(threads)?),
         };
-        // What was packed meanwhile is of another file then.
+        // If a mapped file was changed during the build, the packed weights may be those of the new
+        // content.
         self.model.check_files(true)?;
         let is_bounded = self.is_bounded();
+        // Runs count in a budget of their own within the shared one, so that each session knows its
+        // part.
         let budget = Budget::within(&compiled.budget, None);
         let executor = Executor {
             files: self.model.files(),
             kept: Kept::new(
                 DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref(), is_bounded)?,
+                // With a limit, dropped outputs are freed at once: recycled ones are in no budget.
                 (!is_bounded).then(Recycler::new),
                 self.idle_memory,
             ),
@@ -432,7 +447,7 @@ impl SessionBuilder {
         at_least_one(self.threads)
     }
 
-    /// What the program is compiled with, for runs on so many threads.
+    /// The inputs of the compile stages, for runs on `threads` threads.
     pub(super) fn setting<'a>(
         &self,
         threads: usize,
@@ -448,6 +463,7 @@ impl SessionBuilder {
         let start = Instant::now();
         let budget = self.new_budget();
         let (built, entry) = devices.attempt(|devices| {
+            // In here, because `attempt` may call this again without a broken device.
             let setting = self.setting(threads, devices, &budget)?;
             if let Some((built, entry)) = self.cached(setting)? {
                 return Ok((built, Some(entry)));
@@ -456,9 +472,11 @@ impl SessionBuilder {
             Ok((built.map_err(|problem| self.explain(problem, setting))?, None))
         })?;
         let devices = devices.all;
+        // Runs need what devices still compile in the background.
         devices.iter().try_for_each(|device| guard::end_of_build(&**device))?;
         let Built { program, plans, packed_bytes, cached_bytes, rewrites, owner, .. } = built;
         let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
+        // Compiling has read the mapped weights; drop their pages until a run reads them.
         self.model.release_all();
         let (nodes, copies) = program.counts(&devices);
         tracing::info!(
@@ -472,6 +490,7 @@ impl SessionBuilder {
         );
         let windows = Windows::of(&program, &devices)?;
         let streams = Streams::of(&program, (self.precision, &owner), windows);
+        // Small programs do not trim the heap: folding builds hundreds of them.
         let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
         let batch = OnceLock::new();
@@ -495,10 +514,11 @@ impl SessionBuilder {
         Devices::open(&self.devices, &self.providers)
     }
 
-    /// Names the limit that would do where the session's memory limit refused it: folded constants,
-    /// packed weights and copies at their most, or what of them stays beside a run, as far as sizes
-    /// are known. To know that, the session is built once more without memory for what it packs;
-    /// constants are folded for good, within a bound that follows from the model's size.
+    /// Adds the sufficient memory limit to the error of a build that exceeded its own. That limit
+    /// covers the build's peak of folded constants, packed weights and copies. It also covers what
+    /// stays of them plus the smallest run, if the sizes are known. To measure this, the session is
+    /// built once more: packed weights are only reserved in the budget, and constants are really
+    /// folded, within a bound that follows from the model's size.
     fn explain(&self, problem: Error, setting: Setting<'_>) -> Error {
         if problem.shortage().is_none() {
             return problem;
@@ -515,7 +535,8 @@ impl SessionBuilder {
         let mut largest: Vec<(String, usize)> = Category::ALL
             .into_iter()
             .map(|category| match category {
-                // Those of the sessions that fold.
+                // Constant folding runs in sessions of its own, whose outputs are the folded
+                // constants.
                 Category::Output => ("folded constants".to_string(), budget.peak_of(category)),
                 _ => (category.to_string(), budget.peak_of(category)),
             })
@@ -530,8 +551,8 @@ impl SessionBuilder {
         Error::out_of_memory("building the session", shortage).help(advice)
     }
 
-    /// The fewest bytes that a run takes beside what stays, as far as sizes do not depend on its
-    /// inputs.
+    /// The fewest bytes that a run needs beside the constants that stay, without values whose size
+    /// depends on the run's inputs.
     fn least_run(&self, built: &Built, Setting { threads, devices, .. }: Setting<'_>) -> Result<usize> {
         let Built { program, owner, .. } = built;
         let room = WorkspaceRoom::LEAST;
@@ -541,7 +562,7 @@ impl SessionBuilder {
         Ok(MemoryDemand::of(program, &plan).total().saturating_add(streams.least_bytes()))
     }
 
-    /// What everything of the session counts against.
+    /// A new budget for everything that the session allocates.
     pub(super) fn new_budget(&self) -> Arc<Budget> {
         match &self.budget {
             Some(shared) => Budget::within(shared, self.memory_limit),
@@ -550,11 +571,11 @@ impl SessionBuilder {
     }
 }
 
-/// How much more than the limit and twice the model's weights folding may take while the limit that
-/// would do is looked for.
+/// The slack beyond the limit and twice the model's weights that [`SessionBuilder::explain`] grants
+/// to folding.
 const EXPLAINING: usize = 64 << 20;
 
-/// A number of threads; by default the cores that this process may use.
+/// The number of threads; by default the cores that this process may use.
 fn at_least_one(threads: Option<usize>) -> Result<usize> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or_else(cores);

@@ -1,4 +1,8 @@
-//! Sessions that take their packed weights from the compiled cache, and put them there.
+//! Compiling with the compiled cache: packed weights are mapped from an entry, or written to it
+//! first.
+//!
+//! An entry is a file in the cache folder, or part of a compiled model. Finding, reading and
+//! writing entries is in `crate::cache`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,18 +18,20 @@ use crate::ep::{Fingerprint, Packing, guard};
 use crate::files::Target;
 use crate::{ErrorKind, Result, error};
 
-/// A compiled program, and the entry that its packed weights lie in.
+/// A compiled program, and the entry that holds its packed weights.
 pub(super) type FromCache = (Built, Arc<Entry>);
 
 impl SessionBuilder {
-    /// The program with its packed weights mapped: from the compiled model, or from the folder,
-    /// where they are put first if they are not there. None where that cannot be: then they are
-    /// packed into memory.
+    /// Compiles the program with mapped packed weights: from the compiled model, or from the cache
+    /// folder, into which they are written first if necessary. `None` if neither works: the caller
+    /// then packs into memory.
     pub(super) fn cached(&self, setting: Setting<'_>) -> Result<Option<FromCache>> {
         if let Some(compiled) = self.model.compiled_model() {
             match self.with_compiled(compiled.entry(), setting)? {
                 Ok(built) => return Ok(Some(built)),
                 Err(refusal) => {
+                    // From here on the files are used by their recorded hashes, which nothing has
+                    // checked yet.
                     compiled.verify_files(setting.reading())?;
                     tracing::warn!(
                         "the compiled model is packed again, as what it holds does not fit: {refusal}; `ort compile` makes one that does"
@@ -36,6 +42,8 @@ impl SessionBuilder {
         self.cache_dir.as_deref().map_or(Ok(None), |folder| self.in_folder(folder, setting))
     }
 
+    /// Compiles the program with the folder's entry, which is written if it is missing or does not
+    /// fit.
     fn in_folder(&self, path: &Path, setting: Setting<'_>) -> Result<Option<FromCache>> {
         let folder = Folder::open(path)?;
         let key = self.key(Some(folder.path()), setting)?;
@@ -47,12 +55,14 @@ impl SessionBuilder {
         match found {
             Some(Ok(built)) => return Ok(Some(built)),
             Some(Err(refusal)) => {
+                // A passed deadline also refuses the entry, which does not mean that it is damaged.
                 setting.reading().check()?;
                 tracing::info!("an entry of the compiled cache is written anew: {refusal}");
             }
             None => {}
         }
         let written = self.write_entry(&folder, &key, setting)?;
+        // The entry is mapped from the file just written: by its path a newer one may be found.
         let entry = written.and_then(|file| Entry::open(MappedFile::open_file(file).map_err(text)?));
         let built = match entry {
             Ok(entry) => self.with_entry(&Arc::new(entry), setting)?,
@@ -67,7 +77,8 @@ impl SessionBuilder {
         Ok(built.inspect_err(warn).ok())
     }
 
-    /// The program with what a compiled model holds.
+    /// Compiles the program with the entry inside a compiled model; the inner error says why it
+    /// does not fit.
     fn with_compiled(&self, entry: &Arc<Entry>, setting: Setting<'_>) -> Result<Result<FromCache, String>> {
         let fits = self.key(None, setting)?.check(entry);
         match fits.and_then(|()| entry.verify(entry.sources()..entry.len(), setting.reading())) {
@@ -76,24 +87,27 @@ impl SessionBuilder {
         }
     }
 
-    /// The program with what an entry holds; the inner error says why the entry does not fit.
+    /// Compiles the program with an entry; the inner error says why the entry does not fit.
     fn with_entry(&self, entry: &Arc<Entry>, setting: Setting<'_>) -> Result<Result<FromCache, String>> {
         let store = Store::reading(entry.clone());
         let built = self.program(setting, Packing::Cached(&store));
         match (store.problem(), built) {
+            // A mismatch in the entry also fails the build, so `problem` is tested first.
             (Some(refusal), _) => Ok(Err(refusal)),
             (None, Err(problem)) => Err(problem),
             (None, Ok(built)) => Ok(Ok((built, entry.clone()))),
         }
     }
 
-    /// Packs everything into a compiled model.
+    /// Writes the model and everything that compiling packs and folds into a compiled model.
     pub(super) fn write_compiled(&self, path: &Path, setting: Setting<'_>) -> Result<()> {
+        // The new file records these hashes, so they must be right.
         self.verify_files(setting.reading())?;
         let key = self.key(None, setting)?;
         let target = Target::of(path).map_err(|problem| cannot_write(path, &problem))?;
         let store = begin(&target, key.text(), self.model.contents(), setting.reading())?;
         let built = self.program(setting, Packing::Cached(&store)).map(drop);
+        // Compiling has read the mapped weights, and no session will run with them here.
         self.model.release_all();
         if let Some(refusal) = store.problem() {
             return Err(cannot_write(path, &std::io::Error::other(refusal)));
@@ -102,8 +116,8 @@ impl SessionBuilder {
         store.finish_at(&target).map(drop).map_err(|problem| cannot_write(path, &problem))
     }
 
-    /// Packs everything into an entry; nothing of it stays in memory. The inner error says why it
-    /// could not be written.
+    /// Packs everything into a new entry, and keeps nothing of it in memory. The inner error says
+    /// why it could not be written.
     fn write_entry(
         &self,
         folder: &Folder,
@@ -118,7 +132,7 @@ impl SessionBuilder {
         let built = self.program(setting, Packing::Cached(&store)).map(drop);
         match (store.problem(), built) {
             (Some(refusal), _) => return Ok(Err(refusal)),
-            // Streaming may need less.
+            // Not final: packing into memory may stream weights, which needs less.
             (None, Err(problem)) if problem.kind() == ErrorKind::OutOfMemory => {
                 return Ok(Err(problem.to_string()));
             }
@@ -131,17 +145,18 @@ impl SessionBuilder {
         Ok(file)
     }
 
-    /// Holds the files inside a compiled model against the hashes that it says they have.
+    /// Checks the files inside a compiled model against the hashes that it records for them.
     pub(super) fn verify_files(&self, reading: Reading) -> Result<()> {
         self.model.compiled_model().map_or(Ok(()), |compiled| compiled.verify_files(reading))
     }
 
-    /// What the entry for this session is named by and has to be made for.
+    /// The key of this session's entry: what names it, and what it must have been made for.
     fn key(&self, stamps: Option<&Path>, setting: Setting<'_>) -> Result<Key> {
         let content = self.model.content_hash(stamps, setting.reading())?.ok_or_else(|| {
             error!(InvalidArgument, "a graph that was built by hand has no place in the compiled cache")
                 .help("save the graph and load the file, or leave the cache out")
         })?;
+        // CPU features are in the CPU provider's fingerprint, below.
         let mut lasting = format!(
             "content {content}\ntarget {} {} {}\nprecision {:?}\noptimizer {:?}\n",
             std::env::consts::ARCH,
@@ -161,7 +176,7 @@ impl SessionBuilder {
                 .help("leave the compiled cache out, or let the device have a fingerprint")
             })?;
             let Fingerprint { code: version, hardware } = fingerprint;
-            // Quoted, so that no name makes a line of its own.
+            // Quoted, so that a name with a line break cannot forge a line of the key.
             lasting.push_str(&format!("device {:?} {:?} {hardware:?}\n", info.provider, info.name));
             code.push_str(&format!("device {version:?}\n"));
         }

@@ -1,14 +1,13 @@
-//! Runs whose inputs give one dimension name several sizes.
+//! Independent dimensions: runs whose inputs give one dimension name several sizes.
 //!
-//! Exporters use names of dimensions as documentation, and ONNX Runtime does not compare them. Here
+//! Exporters use dimension names as documentation, and ONNX Runtime does not compare them. Here
 //! inference, rewrites and plans rely on equal names being equal sizes. So the first run that
-//! contradicts compiles the model again, with a name of its own for each dimension of each input,
-//! and such runs take that session from then on. All others, and their plans, stay as they are. To
-//! the caller the two are one session: their runs share one budget and reuse each other's idle
-//! memory.
+//! contradicts this compiles the model again, with a unique name for each dimension of each input.
+//! That session serves all such runs from then on; other runs and their plans do not change. To the
+//! caller the two are one session: their runs share one budget and reuse each other's idle memory.
 //!
-//! A graph that is optimized to be run elsewhere has no such way out, so it is rewritten with
-//! independent dimensions, and has its names back when that is done.
+//! A graph that is optimized to run elsewhere has no such fallback. So it is rewritten with
+//! independent dimensions, and gets its names back afterwards.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -19,13 +18,13 @@ use crate::rewrite::Report;
 use crate::spec::infer_until;
 use crate::{Error, Result, Within};
 
-/// The session with independent dimensions, from the first run on that needs it, and what it is
-/// built with.
+/// The session with independent dimensions, built by the first run that needs it, and the settings
+/// for it.
 pub(super) struct Independent {
     settings: SessionBuilder,
     session: OnceLock<Arc<Session>>,
-    /// Held while the session is built. It is not held to read `session`, so that memory queries do
-    /// not wait for a build.
+    /// Held while the session is built. Readers of `session` do not take it, so that memory queries
+    /// do not wait for a build.
     building: Mutex<()>,
 }
 
@@ -42,24 +41,25 @@ impl Independent {
 
 impl Session {
     /// The sessions that are one to the caller: this one, and the one with independent dimensions
-    /// if there is one.
+    /// if it was built.
     pub(super) fn parts(&self) -> Vec<&Session> {
         std::iter::once(self).chain(self.independent.built()).collect()
     }
 
-    /// The session for a run whose inputs contradict the names of dimensions, which `conflict`
-    /// says.
+    /// The session for a run whose inputs contradict the dimension names; `conflict` is the
+    /// contradiction.
     ///
     /// # Errors
     ///
-    /// `conflict` itself if the session or its model is strict, or nothing but the names tells
-    /// which sizes are equal: for graphs that were built by hand, with gradients, and for sessions
-    /// that update inputs.
+    /// `conflict` itself, if the session or its model is strict, or if only the names tell which
+    /// sizes are equal. The latter holds for graphs that were built by hand, for graphs with
+    /// gradients, and for sessions that update inputs.
     pub(super) fn independent(&self, conflict: Error) -> Result<Arc<Session>> {
         let Independent { settings, session, building } = &self.independent;
         if !settings.may_be_independent() {
             return Err(conflict);
         }
+        // A build that panicked has not set `session`, so the next run may try again.
         let _building = building.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(session) = session.get() {
             return Ok(session.clone());
@@ -67,6 +67,7 @@ impl Session {
         tracing::warn!(
             "{conflict}; the model is compiled again with independent dimensions, for this and further such runs"
         );
+        // A second program needs memory that may have become free since this session was built.
         self.executor.follow_machine();
         let built = settings.with_independent_dims(self);
         let built = built.within(|| "compiling with independent dimensions")?;
@@ -79,7 +80,7 @@ impl SessionBuilder {
         !self.is_strict() && self.updates.is_empty() && self.model.may_be_independent()
     }
 
-    /// The optimized graph, in which no rewrite relied on names of dimensions, under those names.
+    /// The graph optimized without relying on dimension names, with those names restored.
     pub(super) fn optimized_with_independent_dims(mut self) -> Result<(Graph, Report)> {
         let named = self.model.clone();
         self.model = named.with_independent_dims()?;
@@ -89,18 +90,19 @@ impl SessionBuilder {
         Ok((graph, report))
     }
 
-    /// A session on the same devices and within the same budget. It reuses the idle memory of the
-    /// first.
+    /// Builds a session on the same devices and in the same budget, which reuses the idle memory of
+    /// `first`.
     fn with_independent_dims(&self, first: &Session) -> Result<Session> {
         let mut settings = self.clone();
         settings.model = self.model.with_independent_dims()?;
         settings.devices.clone_from(&first.executor.compiled.devices);
         settings.providers.clear();
-        // Entries of the compiled cache are found by the model's content, which is that of the
-        // first session.
+        // A cache entry is found by the model's content, which is the same for both sessions.
         settings.cache_dir = None;
+        // The shared budget has the limit already.
         settings.memory_limit = None;
         settings.budget = Some(first.executor.compiled.budget.clone());
+        // A budget that is passed on counts as the caller's limit unless this says otherwise.
         settings.follows_machine = first.executor.machine.is_some();
         let mut session = settings.build()?;
         session.executor.budget = first.executor.budget.clone();
@@ -111,7 +113,7 @@ impl SessionBuilder {
 }
 
 impl Model {
-    /// The model with a name of its own for each dimension of each input, inferred again.
+    /// The model with a unique name for each dimension of each input, inferred again.
     fn with_independent_dims(&self) -> Result<Model> {
         let mut graph = self.graph().clone();
         forget_names(&mut graph);
@@ -127,7 +129,7 @@ impl Model {
     }
 }
 
-/// The sizes that are numbers, and a symbol for each other axis.
+/// The shape with its constant sizes, and a symbol of its own for each other axis.
 fn own_names(input: &str, shape: &[Dim]) -> SymShape {
     let own = |(axis, dim): (usize, &Dim)| match dim.as_constant() {
         Some(_) => dim.clone(),
@@ -141,14 +143,14 @@ fn restore_names(graph: &mut Graph, named: &Graph) {
     forget_names(graph);
     let values = |graph: &Graph| [&graph.inputs[..], &graph.outputs].concat();
     for (id, named_id) in values(graph).into_iter().zip(values(named)) {
+        // An output that was folded is a constant, whose type is exact already.
         if !graph.constants.contains_key(&id) {
             graph.value_mut(id).ty = named.value(named_id).ty.clone();
         }
     }
 }
 
-/// Takes out of the types and elements of all values what was inferred from the names of
-/// dimensions.
+/// Removes from the types and elements of all values what was inferred from dimension names.
 fn forget_names(graph: &mut Graph) {
     for id in graph.value_ids() {
         let value = graph.value_mut(id);

@@ -1,17 +1,18 @@
-//! The largest size of a dimension that fits into a number of bytes, from plans alone: nothing
-//! runs.
+//! Maximum batch size: the largest size of a dimension that fits a memory budget.
+//!
+//! It is computed from plans alone; nothing runs.
 
 use super::Session;
 use crate::{ErrorKind, Result, ensure};
 
-/// No run has a dimension of this size: element counts would not be numbers any more.
+/// The search ends here: no run has a dimension this large, because element counts would overflow.
 const MOST: i64 = 1 << 48;
 
 impl Session {
-    /// The largest size of the symbolic dimension `dim` (in elements, such as a batch) with which
-    /// the session keeps to `budget` bytes: packed weights, folded constants, activations,
-    /// workspaces and outputs. Other dimensions count as 1. None if not even 1 fits. It is the
-    /// largest that runs as a whole: a run that is split
+    /// Returns the largest size of the symbolic dimension `dim` (such as a batch) with which the
+    /// session keeps to `budget` bytes: packed weights, folded constants, activations, workspaces
+    /// and outputs. Other dimensions count as 1. `None` if not even 1 fits. It is the largest size
+    /// that runs as a whole: a split run
     /// ([`SessionBuilder::batch_split`](super::SessionBuilder::batch_split)) may be larger.
     ///
     /// ```no_run
@@ -24,19 +25,20 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] where the model has no such dimension;
-    /// [`ErrorKind::NotImplemented`] where the sizes of values depend on data, so that no plan
-    /// tells the peak.
+    /// [`ErrorKind::InvalidArgument`] if the model has no such dimension;
+    /// [`ErrorKind::NotImplemented`] if sizes of values depend on data, so that no plan knows the
+    /// peak.
     pub fn largest_batch(&self, dim: &str, budget: usize) -> Result<Option<i64>> {
         self.largest_size(dim, &[], budget)
     }
 
-    /// The same with sizes of other dimensions.
+    /// [`Self::largest_batch`] with sizes for other dimensions.
     pub fn largest_size(&self, dim: &str, others: &[(&str, i64)], budget: usize) -> Result<Option<i64>> {
         let fits = |size: i64| self.fits_into(dim, size, others, budget);
         if !fits(1)? {
             return Ok(None);
         }
+        // Doubling brackets the answer, bisection finds it: the peak grows with the size.
         let mut fitting = 1;
         let mut too_large = 2;
         while too_large <= MOST && fits(too_large)? {
@@ -53,12 +55,15 @@ impl Session {
         Ok(Some(fitting))
     }
 
+    /// Whether a run with this size, together with the session's constants, fits into `budget`
+    /// bytes.
     fn fits_into(&self, dim: &str, size: i64, others: &[(&str, i64)], budget: usize) -> Result<bool> {
         let dims: Vec<(&str, i64)> = others.iter().copied().chain([(dim, size)]).collect();
         let bindings = self.bindings(&dims)?;
         let plan = match self.executor.least_plan(&bindings) {
             Ok(plan) => plan,
-            // More bytes than there are numbers for.
+            // The byte count overflowed. With size 1 the other sizes are at fault, which is the
+            // caller's error.
             Err(problem) if problem.kind() == ErrorKind::OutOfMemory && size > 1 => return Ok(false),
             Err(problem) => return Err(problem),
         };

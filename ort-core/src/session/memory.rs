@@ -1,4 +1,7 @@
-//! What a session holds, by what it is for, and giving it back.
+//! Memory accounting: what a session holds, by purpose, and trimming it.
+//!
+//! The numbers come from the session's budget, its compiled program and its idle memory. A plan's
+//! prediction for a run is [`Session::plan`].
 
 use ort_alloc::{Allocator, Category, HostAllocator};
 use rustc_hash::FxHashSet;
@@ -7,56 +10,56 @@ use super::Session;
 use crate::ep::SharedBytes;
 use crate::tensor::Tensor;
 
-/// The memory of a session, by what it is for, in bytes. What sessions share that were built alike
-/// on one model is in each of theirs.
+/// The memory of a session by purpose, in bytes. What sessions share because they were built alike
+/// on one model counts in each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     /// All weights of the model.
     pub weights: usize,
-    /// Of those, what runs read straight from the mapped file.
+    /// The part of `weights` that runs read straight from the mapped file.
     pub weights_mapped: usize,
     /// Constants in memory of their own: those of models that are not mapped, folded ones, and
-    /// copies for alignment.
+    /// aligned copies.
     pub weights_copied: usize,
-    /// Weights packed for speed, in memory of this process.
+    /// Packed weights in memory of this process.
     pub packed: usize,
-    /// Of those, what sessions on other models, or built otherwise, hold as well: equal bytes are
-    /// in this process once, and each session counts them.
+    /// The part of `packed` that sessions on other models, or with other settings, hold as well.
+    /// Equal bytes exist once in the process, and each session counts them.
     pub packed_shared: usize,
-    /// Constants in the memory of devices; where not all of them stay there, those of the last run.
+    /// Constants in device memory; if they are streamed, those that the last run left there.
     pub device_constants: usize,
-    /// Packed weights and folded constants in the mapped file of a compiled cache, which processes
-    /// share.
+    /// Packed weights and folded constants in the mapped file of the compiled cache, whose pages
+    /// processes share.
     pub cached: usize,
-    /// Planned activations: the slabs of runs, those that wait for the next ones included.
+    /// Planned activations: the slabs of runs, including those that wait for the next run.
     pub slabs: usize,
-    /// Scratch of kernels that the plan could not hold.
+    /// Kernel workspaces that are not in the plan.
     pub workspace: usize,
-    /// Outputs that somebody holds.
+    /// Outputs that are still held.
     pub outputs: usize,
-    /// Values whose size only the run tells, with the arena's regions.
+    /// Values whose size is known only at run time, including the arenas' regions.
     pub dynamic: usize,
-    /// Of those, the arena's regions, free ones included.
+    /// The part of `dynamic` that is arena regions, including free ones.
     pub arena: usize,
-    /// Dropped outputs that wait for the next ones of their size. They are in no budget: with a
-    /// limit there are none.
+    /// Dropped outputs that are kept for the next outputs of their size. They are in no budget, so
+    /// with a memory limit there are none.
     pub outputs_waiting: usize,
-    /// Of all that is above, what waits for the next run and a trim gives back: slabs, free
-    /// regions, dropped outputs.
+    /// The part of the bytes above that waits for the next run and that a trim frees: slabs, free
+    /// regions and dropped outputs.
     pub idle: usize,
-    /// The bound on what the session allocates.
+    /// The limit on what the session allocates.
     pub limit: usize,
     /// Activations, workspaces and outputs in use now.
     pub activations: usize,
-    /// The most that was in use at once.
+    /// The peak of activations, workspaces and outputs.
     pub activations_peak: usize,
 }
 
 impl MemoryUse {
-    /// All bytes that the session holds once it has run: mapped weights, which runs have read by
-    /// then, and everything that is allocated.
+    /// All bytes that the session holds after a run: mapped weights, which runs have made resident
+    /// by then, and everything that is allocated.
     ///
-    /// The process holds a few MiB more, for its code, the graph and the threads' stacks.
+    /// The process needs a few MiB more, for code, the graph and the threads' stacks.
     pub fn total(&self) -> usize {
         let weights =
             self.weights_mapped + self.weights_copied + self.packed + self.device_constants + self.cached;
@@ -64,7 +67,7 @@ impl MemoryUse {
     }
 }
 
-/// Bytes of constants by where they lie. What sessions share counts once.
+/// The bytes of constants by location. What sessions share counts once.
 #[derive(Default)]
 pub(super) struct ConstantBytes {
     pub(super) mapped: usize,
@@ -76,7 +79,7 @@ pub(super) struct ConstantBytes {
 }
 
 impl ConstantBytes {
-    /// The constants that sessions of one model hold now.
+    /// Sums the constants that sessions on one model hold now.
     pub(super) fn of(sessions: &[&Session]) -> ConstantBytes {
         let (mut sum, mut counted) = (ConstantBytes::default(), FxHashSet::default());
         for session in sessions {
@@ -84,12 +87,15 @@ impl ConstantBytes {
             sum.packed += session.packed_now();
             sum.on_devices += session.device_constants_now();
         }
+        // Each owner counts a shared packed weight, so duplicates among these sessions are
+        // subtracted.
         let owners: Vec<_> =
             sessions.iter().map(|session| session.executor.compiled.streams.owner()).collect();
         let shared = SharedBytes::of(&owners);
         sum.packed = sum.packed.saturating_sub(shared.among);
         sum.packed_shared = shared.with_others;
-        // A model that is not mapped keeps all of its weights in memory.
+        // A model that is not mapped keeps all its weights in memory, also those that runs no
+        // longer read.
         let model = sessions.first().map(|session| &session.model);
         if let Some(model) = model.filter(|model| !model.has_mapping()) {
             sum.copied = sum.copied.max(model.graph().weight_bytes());
@@ -103,6 +109,8 @@ impl ConstantBytes {
         for bytes in
             session.executor.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes())
         {
+            // The entry of a compiled model is in the model's mapped file, so the entry is tested
+            // first.
             let place = match bytes {
                 bytes if cache.is_some_and(|cache| cache.entry.holds(bytes)) => &mut self.cached,
                 bytes if session.model.is_mapped(bytes) => &mut self.mapped,
@@ -115,8 +123,8 @@ impl ConstantBytes {
 }
 
 impl Session {
-    /// The memory of the session. It includes the program compiled for runs that contradict the
-    /// names of dimensions.
+    /// The memory of the session. It includes the program for runs that contradict the dimension
+    /// names.
     pub fn memory(&self) -> MemoryUse {
         let held = |category| self.executor.budget.in_use_of(category);
         let constants = ConstantBytes::of(&self.parts());
@@ -142,8 +150,8 @@ impl Session {
     }
 
     /// The fewest bytes of constants that the session holds during a run and that count against its
-    /// limit: folded ones, copies for alignment, packed weights, and of those that come and go the
-    /// largest.
+    /// limit: folded constants, aligned copies, packed weights, and the windows that streamed ones
+    /// pass through.
     pub fn constant_bytes(&self) -> usize {
         let constants = self.parts().into_iter().map(|part| part.executor.compiled.constant_bytes);
         constants.fold(self.executor.compiled.streams.least_bytes(), usize::saturating_add)
@@ -155,19 +163,21 @@ impl Session {
             + self.executor.compiled.streams.resident_bytes(&self.executor.compiled.program)
     }
 
+    /// The bytes of constants that are in device memory now.
     pub(super) fn device_constants_now(&self) -> usize {
         self.fixed_device_constants() + self.executor.compiled.streams.windows.resident_bytes()
     }
 
-    /// The bytes of constants that always stay in the memory of devices.
+    /// The bytes of constants that always stay in device memory.
     pub(super) fn fixed_device_constants(&self) -> usize {
         let constants = self.executor.compiled.program.constants().into_iter();
         constants.filter(|tensor| !tensor.view().is_host()).map(Tensor::byte_count).sum()
     }
 
-    /// Gives back the memory that finished runs left for the next ones, and kept plans.
+    /// Frees the memory that finished runs left for later ones, and the cached plans.
     pub fn trim(&self) {
         self.executor.kept.release();
+        // Runs learn again how much of the packed weights dynamic values evict.
         self.executor.kept.evicted.store(0, std::sync::atomic::Ordering::Relaxed);
         self.parts().into_iter().for_each(|part| part.executor.compiled.plans.clear());
         HostAllocator::global().trim();

@@ -1,4 +1,7 @@
-//! Sessions: a model compiled for devices, ready to run from any thread.
+//! Sessions: a model compiled for its devices, ready to run from any thread.
+//!
+//! [`Model`] is a loaded and inferred graph, [`SessionBuilder`] compiles it, and an [`IoBinding`]
+//! runs it on preallocated memory. The run itself is in `crate::run`.
 //!
 //! ```no_run
 //! use ort_core::session::{Model, Session};
@@ -67,38 +70,40 @@ use independent::Independent;
 use memory::ConstantBytes;
 use shared::Shared;
 
-/// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of
-/// threads.
+/// A model compiled for its devices. Any number of threads may run it at once. Sessions that were
+/// built alike on one [`Model`] share the compiled program and its packed weights, unless they have
+/// a memory limit of their own.
 pub struct Session {
     model: Model,
-    /// What runs the program.
+    /// Runs the program.
     executor: Executor,
-    /// None where the program is the session's own.
+    /// Keeps the shared program alive, so that later sessions find it. `None` if this session
+    /// compiled a program of its own.
     _shared: Option<Arc<Shared>>,
-    /// The session for runs that contradict the names of dimensions.
+    /// Runs the inputs that contradict the dimension names.
     independent: Independent,
-    /// What bindings know of the session, once there is one.
+    /// What bindings need of the session; made by the first [`Session::io_binding`].
     signature: OnceLock<Arc<binding::Signature>>,
 }
 
 /// An input or output of a model.
 #[derive(Clone, Debug)]
 pub struct ValueSpec {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its type, with symbolic sizes.
+    /// The type, with symbolic sizes.
     pub ty: ValueType,
-    /// Whether the caller may leave it out.
+    /// Whether the caller may omit it.
     pub has_default: bool,
 }
 
 impl Session {
-    /// A builder for a session on `model`.
+    /// Returns a builder for a session on `model`.
     pub fn builder(model: &Model) -> SessionBuilder {
         SessionBuilder::new(model)
     }
 
-    /// The model it runs.
+    /// The model that the session runs.
     pub fn model(&self) -> &Model {
         &self.model
     }
@@ -121,17 +126,18 @@ impl Session {
             .collect()
     }
 
-    /// Runs the model on named inputs and returns the named outputs, each with memory of its own.
+    /// Runs the model on named inputs. Returns the named outputs, each in memory of its own.
     pub fn run(&self, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
         self.run_with(inputs, &RunOptions::default())
     }
 
-    /// The same with a deadline, a cancel token or a profile.
+    /// [`Self::run`] with a deadline, a cancel token or a profile.
     pub fn run_with(
         &self,
         inputs: &[(&str, Value)],
         options: &RunOptions<'_>,
     ) -> Result<Vec<(String, Value)>> {
+        // Only a binding has the buffers in which inputs are updated in place.
         ensure!(
             self.executor.compiled.program.updates.is_empty(),
             InvalidArgument,
@@ -141,6 +147,7 @@ impl Session {
         let readable = self.readable(inputs)?;
         let given = self.arrange(&readable)?;
         let mut bindings = Bindings::new();
+        // One dimension name with two sizes: this program assumes equal sizes.
         if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
             return self.independent(conflict)?.run_with(inputs, options);
         }
@@ -152,18 +159,19 @@ impl Session {
         Ok(names.zip(outputs).collect())
     }
 
-    /// The inputs with memory that kernels can read as typed slices: those that are not aligned are
-    /// copied.
+    /// Makes inputs readable as typed slices: copies those that are not aligned for their type, and
+    /// moves the parts of sequences, optionals, maps and sparse tensors to the host.
     fn readable<'n>(&self, inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
         let readable = |value: &Value| transfers::readable(value, self.executor.transfers());
         inputs.iter().map(|(name, value)| Ok((*name, readable(value)?))).collect()
     }
 
-    /// Puts named inputs in order; defaults stand in for what is left out.
+    /// Puts named inputs into the model's order and fills in the defaults of omitted ones.
     fn arrange<'v>(&'v self, inputs: &'v [(&str, Value)]) -> Result<Vec<ValueView<'v>>> {
         let graph = &self.executor.compiled.program.graph;
         let by_name = ByName::new(inputs);
         for (index, (name, _)) in inputs.iter().enumerate() {
+            // `find` returns the first input of a name, so a repeated name finds another index.
             ensure!(by_name.find(name) == Some(index), InvalidArgument, "input '{name}' is given twice");
         }
         let mut is_known = vec![false; inputs.len()];
@@ -198,35 +206,37 @@ impl Session {
         Ok(given)
     }
 
-    /// The memory of a run with these sizes of symbolic dimensions; a dimension that is not named
-    /// counts as 1. A name that the model does not have is an error.
+    /// Plans the memory of a run with these sizes of symbolic dimensions. A dimension that is not
+    /// named counts as 1. A name that the model does not have is an error.
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let bindings = self.bindings(dims)?;
         let values = self.executor.compiled.program.bound_values(self.executor.planning);
         self.report(&bindings, &values, self.independent.built())
     }
 
-    /// The memory of a run on these inputs.
+    /// Plans the memory of a run on these inputs.
     pub fn plan_for_inputs(&self, inputs: &[(&str, Value)]) -> Result<PlanReport> {
         self.plan_beside(self.independent.built(), inputs)
     }
 
-    /// [`Self::plan_for_inputs`] that also counts the constants of `other`.
+    /// [`Self::plan_for_inputs`], with the constants of `other` added to the report.
     fn plan_beside(&self, other: Option<&Session>, inputs: &[(&str, Value)]) -> Result<PlanReport> {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
         if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
+            // To the caller both sessions are one, so the report covers the constants of both.
             return self.independent(conflict)?.plan_beside(Some(self), inputs);
         }
         self.report(&bindings, &self.executor.given_values(&given), other)
     }
 
-    /// What each step of a run takes and gives back, in their order, with these sizes of symbolic
-    /// dimensions; for those who edit the graph to have fewer bytes alive at once.
+    /// Returns what each step of a run allocates and frees, in execution order, with these sizes of
+    /// symbolic dimensions. It is for tools that edit the graph to lower the peak.
     pub fn live_steps(&self, dims: &[(&str, i64)]) -> Result<Vec<LiveStep>> {
         Ok(live_steps(&self.executor.compiled.program, &self.bindings(dims)?, self.executor.threads))
     }
 
+    /// The plan's report, completed with weights, constants and available memory.
     fn report(
         &self,
         bindings: &Bindings,
@@ -239,6 +249,7 @@ impl Session {
         let available = self.executor.free_bytes();
         report.batch_split = self.executor.would_split(RunRequest { plan: &plan, bindings }, available);
         report.unsplit = self.executor.why_whole(RunRequest { plan: &plan, bindings });
+        // Constants get what the peak leaves, and a split run has a lower peak than the whole.
         let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
         report.kinds.extend(self.constant_kinds(&plan, available.saturating_sub(peak), other));
         report.available_bytes = available.saturating_sub(self.executor.compiled.streams.least_bytes());
@@ -248,7 +259,8 @@ impl Session {
     /// The constants during a run that leaves `bytes` for them, plus those that `other` holds.
     fn constant_kinds(&self, plan: &RunPlan, bytes: usize, other: Option<&Session>) -> [KindBytes; 7] {
         let streams = &self.executor.compiled.streams;
-        // A run that a device's own limit refuses is planned as if it had none.
+        // The report must not fail if a device's own limit is too small for the run, so such a run
+        // is planned without device limits.
         let MemoryDemand { on_devices, is_open_ended, .. } =
             MemoryDemand::of(&self.executor.compiled.program, plan);
         let free = |on_devices| AvailableMemory { bytes, on_devices, eighths: 8, is_open_ended };
@@ -257,6 +269,7 @@ impl Session {
         let streamed = streams.streamed_bytes(left);
         let parts: Vec<&Session> = std::iter::once(self).chain(other).collect();
         let now = ConstantBytes::of(&parts);
+        // Streamable weights count as packed only if they stay packed in this run.
         let packed = self.executor.compiled.packed_bytes + streams.packed_bytes() - streamed;
         let on_devices = self.fixed_device_constants() + shares.kept_bytes();
         let packed_by_other = now.packed.saturating_sub(self.packed_now());
@@ -273,8 +286,8 @@ impl Session {
         .map(|(kind, bytes)| KindBytes { kind, bytes, symbolic: None })
     }
 
-    /// Sizes for all symbolic dimensions of the inputs: those that are named, and 1 for the others.
-    /// A name that the model does not have is an error.
+    /// Returns sizes for all symbolic dimensions of the inputs: the given ones, and 1 for the
+    /// others. A name that the model does not have is an error.
     pub fn bindings(&self, dims: &[(&str, i64)]) -> Result<Bindings> {
         let symbols = self.model.symbols();
         let mut bindings = Bindings::new();
@@ -290,18 +303,18 @@ impl Session {
         Ok(bindings)
     }
 
-    /// The counters of the session's arenas, which hold values whose size only the run tells: one
-    /// for the host and one for each device with memory of its own. Empty where the session has
-    /// none.
+    /// Allocation counters of the session's arenas: one for the host and one for each device with
+    /// memory of its own. Arenas hold the values whose size is known only at run time. Empty if the
+    /// session has no arenas.
     ///
-    /// Their names are those of ONNX Runtime's `GetStats`, and as text they read like it.
+    /// The fields are named as in ONNX Runtime's `GetStats`, and their text form reads like it.
     pub fn allocator_stats(&self) -> Vec<(DeviceId, Stats)> {
         self.executor.kept.dynamic.stats()
     }
 
-    /// Where each node runs, in the order of the steps, why there, and why not on the providers
-    /// that come before in the session's order. Copies between memories, which are no nodes, are
-    /// left out; [`Session::steps`] has them.
+    /// Returns where each node runs, in execution order. Each entry says why the node runs there,
+    /// and why it does not run on the providers that precede this one in the session's order.
+    /// Copies between memories are not nodes, so only [`Session::steps`] lists them.
     ///
     /// ```
     /// fn print(session: &ort_core::session::Session) {
@@ -317,16 +330,16 @@ impl Session {
         placement::placements(&self.executor.compiled.program, &self.executor.compiled.devices)
     }
 
-    /// The steps in the order in which they run, copies between memories included: (node or copied
+    /// Returns the steps in execution order, including copies between memories: (node or copied
     /// value, operator or `Copy`, provider).
     pub fn steps(&self) -> Vec<(String, String, String)> {
         placement::steps(&self.executor.compiled.program, &self.executor.compiled.devices)
     }
 
-    /// By input, in the model's order, the memory from which runs read it without a copy; the
-    /// host's where they read it there, too. ONNX Runtime's `get_input_memory_infos`. An input that
-    /// the session updates ([`SessionBuilder::update`]) is to be bound to a buffer in this memory,
-    /// in which its new value is computed.
+    /// Returns for each input, in the model's order, the memory from which runs read it without a
+    /// copy. This is the host's if steps read it on the host as well. ONNX Runtime's
+    /// `get_input_memory_infos`. An input that the session updates ([`SessionBuilder::update`])
+    /// must be bound to a buffer in this memory, because its new value is computed there.
     pub fn input_memories(&self) -> Vec<DeviceId> {
         let program = &self.executor.compiled.program;
         let read = memories_of_reads(program);
@@ -338,29 +351,31 @@ impl Session {
         memories
     }
 
-    /// Whether each item of a batch is computed apart from the others, with the same bits in
-    /// whatever batch it is, so that runs may be split: the proof, or what stands in its way.
+    /// Returns the proof that a batch can be split: each item is computed independently of the
+    /// others, bit for bit, in any batch size.
     ///
     /// # Errors
     ///
-    /// The input, node or output for which it cannot be shown.
+    /// The input, node or output for which this could not be proved.
     pub fn batch_parallel(&self) -> Result<&BatchProof, &BatchRefusal> {
         self.executor.compiled.batch()
     }
 
-    /// What was rewritten before the graph was compiled.
+    /// The rewrites that were applied before the graph was compiled.
     pub fn rewrites(&self) -> &crate::rewrite::Report {
         &self.executor.compiled.rewrites
     }
 
-    /// The threads inside one operator.
+    /// The number of threads inside one operator.
     pub fn threads(&self) -> usize {
         self.executor.threads
     }
 }
 
-/// For each value that steps read, the memory in which they read it. None if there are several.
+/// Maps each slot that steps read to the memory in which they read it, or to `None` if there are
+/// several.
 fn memories_of_reads(program: &Program) -> FxHashMap<SlotId, Option<DeviceId>> {
+    // A copy counts as a read at its destination: an input that is bound there needs no copy.
     let memory = |step: &Step| match step.work {
         Work::Copy => {
             program.slots.get(step.outputs.first().copied().flatten()?.index()).map(|slot| slot.memory)
@@ -369,6 +384,7 @@ fn memories_of_reads(program: &Program) -> FxHashMap<SlotId, Option<DeviceId>> {
     };
     let mut memories: FxHashMap<SlotId, Option<DeviceId>> = FxHashMap::default();
     for step in &program.steps {
+        // The program's inputs have host slots, so steps other than copies read them there.
         let memory = Some(memory(step).unwrap_or(DeviceId::HOST));
         for slot in step.reads() {
             let only = memories.entry(slot).or_insert(memory);
@@ -387,6 +403,7 @@ fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {
     ))
 }
 
+/// Refuses a tensor of another element type, and a tensor where another kind of value is expected.
 fn check_type(name: &str, expected: &ValueType, value: &ValueView<'_>) -> Result<()> {
     match (expected, value.tensor()) {
         (ValueType::Tensor(expected), Ok(tensor)) => ensure!(
@@ -397,6 +414,7 @@ fn check_type(name: &str, expected: &ValueType, value: &ValueView<'_>) -> Result
             expected.dtype.name()
         ),
         (ValueType::Tensor(_), Err(problem)) => return Err(problem.within(format!("input '{name}'"))),
+        // An unknown type accepts any value, and an optional may hold a tensor.
         (ValueType::Unknown | ValueType::Optional(_), _) => {}
         (_, Ok(_)) => {
             return Err(error!(InvalidArgument, "input '{name}' is a tensor, expected {expected}"));
@@ -406,8 +424,8 @@ fn check_type(name: &str, expected: &ValueType, value: &ValueView<'_>) -> Result
     Ok(())
 }
 
-/// Given inputs by name. Few are looked through, which takes nothing from the heap; of many there
-/// is a table.
+/// Looks up the given inputs by name. Up to [`ByName::FEW`] inputs are searched linearly, which
+/// allocates nothing; more get a hash table.
 struct ByName<'v> {
     inputs: &'v [(&'v str, Value)],
     places: HashMap<&'v str, usize>,
@@ -427,7 +445,7 @@ impl<'v> ByName<'v> {
         ByName { inputs, places }
     }
 
-    /// The place of the first input of this name.
+    /// The index of the first input with this name.
     fn find(&self, name: &str) -> Option<usize> {
         match self.inputs.len() > ByName::FEW {
             true => self.places.get(name).copied(),

@@ -1,4 +1,7 @@
-//! A loaded model: immutable, shared by every session on it.
+//! A loaded model: immutable, and shared by every session on it.
+//!
+//! It holds the canonical graph after shape inference, the mapped files behind its weights, and the
+//! programs that sessions have compiled for it. Parsing is in `crate::onnx`.
 
 use std::io::Read;
 use std::path::Path;
@@ -20,36 +23,36 @@ use crate::{Result, Within};
 use super::ValueSpec;
 use super::shared::CompiledPrograms;
 
-/// A loaded model. Cloning shares it.
+/// A loaded model. Clones share it.
 #[derive(Clone)]
 pub struct Model {
-    /// Shared with the programs of sessions, as far as they run it unchanged.
+    /// Shared with the programs of sessions that do not change it.
     graph: Arc<Graph>,
-    /// What else was loaded; its own graph is empty.
+    /// Everything else that was loaded; its own graph is empty.
     file: Arc<LoadedModel>,
-    /// What sessions have compiled of it.
+    /// The programs that sessions have compiled for it.
     compiled: Arc<CompiledPrograms>,
-    /// Where the sizes of its dimensions are known from.
+    /// What equal dimension names imply.
     dims: DimNames,
-    /// Last: the heap gives back what the graph leaves. None for graphs built by hand.
+    /// Last, so that it drops last: it trims the heap once the graph is freed. `None` for graphs
+    /// that were built by hand.
     _trim: Option<Arc<TrimOnDrop>>,
 }
 
-/// What the names of the inputs' dimensions say.
+/// What the dimension names of the inputs imply.
 #[derive(Clone, Copy, PartialEq)]
 enum DimNames {
-    /// Equal names are equal sizes, and that is all that says so: of graphs built by hand, and with
-    /// gradients.
+    /// Equal names are equal sizes, and no other information says so: graphs that were built by
+    /// hand, and graphs with gradients.
     Binding,
-    /// They are documentation, which a run may contradict.
+    /// Names are documentation, which a run may contradict.
     Documentation,
-    /// No two are equal.
+    /// No two names are equal.
     Independent,
 }
 
 impl Model {
-    /// Loads a model from a file, which is mapped: weights stay in the file until something reads
-    /// them.
+    /// Loads a model from a file. The file is mapped, so its weights are read on demand.
     pub fn load(path: impl AsRef<Path>) -> Result<Model> {
         Model::from_source(Source::open(path, FileAccess::default())?)
     }
@@ -64,16 +67,19 @@ impl Model {
         Model::from_source(Source::from_reader(reader)?)
     }
 
-    /// Loads a model from an opened source.
+    /// Loads a model from an open source.
     pub fn from_source(source: Source) -> Result<Model> {
         let mut warnings = Warnings::new(source.is_strict());
         let mut loaded = load_warning(&source, &mut warnings)?;
         let (name, keeps_hash) = (source.name().to_owned(), source.keeps_hash());
+        // The source shares the files' bytes. Without it `forget_unshared` can free those that no
+        // weight uses.
         drop(source);
         let until = loaded.limits.until();
         let reading = Reading { threads: usize::MAX, until };
         loaded.contents.iter_mut().try_for_each(|content| content.forget_unshared(keeps_hash, reading))?;
         let start = Instant::now();
+        // Looked up before `expand_gradients` replaces the gradient nodes.
         let dims = match holds_gradient(&loaded.graph) {
             true => DimNames::Binding,
             false => DimNames::Documentation,
@@ -88,45 +94,47 @@ impl Model {
         let graph = Arc::new(std::mem::take(&mut loaded.graph));
         let (file, compiled) = (Arc::new(loaded), Arc::default());
         let model = Model { graph, file, compiled, dims, _trim: Some(Arc::default()) };
+        // Inference has read weights and what lies between them; runs read those pages again if
+        // needed.
         model.release_all();
         Ok(model)
     }
 
-    /// A model of a graph that was built by hand.
+    /// Wraps a graph that was built by hand.
     pub fn from_graph(graph: Graph) -> Model {
         let (file, compiled) = (Arc::default(), Arc::default());
         Model { graph: Arc::new(graph), file, compiled, dims: DimNames::Binding, _trim: None }
     }
 
-    /// The same model with a graph whose dimensions are independent.
+    /// The same model with a graph in which all dimensions are independent.
     pub(super) fn with_graph(&self, graph: Graph) -> Model {
         let (graph, compiled) = (Arc::new(graph), Arc::default());
         Model { graph, compiled, dims: DimNames::Independent, ..self.clone() }
     }
 
-    /// Whether inputs may contradict the names of their dimensions.
+    /// Whether runs may contradict the dimension names.
     pub(super) fn may_be_independent(&self) -> bool {
         self.dims == DimNames::Documentation
     }
 
-    /// What in the model's file ONNX does not allow, and loading made good. A strict [`Source`]
+    /// What the model's file does in violation of ONNX, and loading tolerated. A strict [`Source`]
     /// refuses it instead.
     pub fn warnings(&self) -> &[ModelWarning] {
         &self.file.warnings
     }
 
-    /// Whether it was loaded strictly.
+    /// Whether the model was loaded strictly.
     pub(super) fn is_strict(&self) -> bool {
         self.file.strict
     }
 
-    /// An error if a mapped file of the model was changed in place; `now` looks however soon after
-    /// the last time.
+    /// Returns an error if a mapped file of the model was modified in place. With `now` it checks
+    /// even if the last check was only just made.
     pub(super) fn check_files(&self, now: bool) -> Result<()> {
         self.file.check_files(now)
     }
 
-    /// What it was loaded within.
+    /// The limits that the model was loaded with.
     pub fn limits(&self) -> &crate::Limits {
         &self.file.limits
     }
@@ -141,17 +149,17 @@ impl Model {
         self.graph.clone()
     }
 
-    /// What sessions have compiled of it.
+    /// The programs that sessions have compiled for it.
     pub(super) fn compiled(&self) -> &CompiledPrograms {
         &self.compiled
     }
 
-    /// What the file says of itself.
+    /// The file's metadata.
     pub fn info(&self) -> &ModelInfo {
         &self.file.info
     }
 
-    /// The inputs that a caller gives, in order.
+    /// The inputs that a caller gives, in the model's order.
     pub fn inputs(&self) -> Vec<ValueSpec> {
         let graph = self.graph();
         let spec = |&id: &crate::ir::ValueId| ValueSpec {
@@ -171,30 +179,31 @@ impl Model {
         all.into_iter().collect()
     }
 
-    /// The hash of the files, for the compiled cache; none of a graph that was built by hand.
+    /// The hash of the model's files, for the compiled cache; `None` for a graph that was built by
+    /// hand. `stamps` is the folder in which known hashes are stored.
     pub(super) fn content_hash(&self, stamps: Option<&Path>, reading: Reading) -> Result<Option<String>> {
         let hash = hash_of(&self.file.contents, stamps, reading)?;
         Ok(hash.map(|hash| hash.to_hex().to_string()))
     }
 
-    /// The files that it was loaded from, its own first.
+    /// The files that the model was loaded from, its own first.
     pub(super) fn contents(&self) -> &[Content] {
         &self.file.contents
     }
 
-    /// The compiled model that it was loaded from.
+    /// The compiled model that the model was loaded from.
     pub(super) fn compiled_model(&self) -> Option<&Arc<CompiledModel>> {
-        // What it holds was packed for equal names of dimensions.
+        // Its weights were packed under the assumption that equal dimension names are equal sizes.
         self.file.compiled.as_ref().filter(|_| self.dims != DimNames::Independent)
     }
 
-    /// Whether these bytes are a slice of a mapped file of the model.
+    /// Whether these bytes are part of a mapped file of the model.
     pub(super) fn is_mapped(&self, bytes: &[u8]) -> bool {
         self.file.mappings.iter().any(|mapping| mapping.contains(bytes))
     }
 
-    /// Whether a constant is aligned for its type by its place in the model's file, wherever that
-    /// lies in memory; where it is in memory of its own, as it lies there.
+    /// Whether a constant is aligned for its type. For a constant in a file of the model its offset
+    /// in the file counts, wherever the file is mapped; for others the address.
     pub(super) fn is_aligned_in_file(&self, tensor: &Tensor) -> bool {
         let (Some(bytes), Some(size)) = (tensor.bytes(), tensor.dtype().byte_size()) else { return true };
         let start = bytes.as_ptr().addr();
@@ -203,23 +212,24 @@ impl Model {
         start.wrapping_sub(file.map_or(0, |file| file.as_ptr().addr())).is_multiple_of(size)
     }
 
-    /// Whether some file of the model is mapped.
+    /// Whether a file of the model is mapped.
     pub(super) fn has_mapping(&self) -> bool {
         !self.file.mappings.is_empty()
     }
 
-    /// Lets go of the resident pages of a weight that was packed or copied; they come back from the
-    /// file when they are read. A weight that is in no mapped file stays as it is.
+    /// Drops the resident pages of a weight that was packed or copied. They are read from the file
+    /// again on demand. A weight that is not in a mapped file is left alone.
     pub fn release(&self, tensor: &Tensor) {
         self.file.release(tensor);
     }
 
-    /// The same for all pages: reading what lies between the weights brings many of those in, too.
+    /// Drops all resident pages. Reading the bytes between the weights makes many of those
+    /// resident, too.
     pub(super) fn release_all(&self) {
         self.file.release_all();
     }
 
-    /// The files that it was loaded from, for runs.
+    /// The files that the model was loaded from, for runs.
     pub(super) fn files(&self) -> Arc<LoadedModel> {
         self.file.clone()
     }

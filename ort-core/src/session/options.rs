@@ -1,12 +1,16 @@
-//! Settings of sessions and runs under the names that ONNX Runtime has for them, also by string.
+//! Session options under ONNX Runtime's names, also set by string.
+//!
+//! A table lists the known keys. The execution mode and `inter_op_num_threads` are accepted but
+//! ignored.
 
 use ort_alloc::{ArenaConfig, ExtendStrategy};
 
 use crate::rewrite::Level;
 use crate::{Result, advise, error};
 
-/// Settings of a session, as ONNX Runtime's `SessionOptions` has them:
-/// [`SessionBuilder::options`](super::SessionBuilder::options) takes them. Sizes are in bytes.
+/// Settings of a session, with the names of ONNX Runtime's `SessionOptions`. Pass them to
+/// [`SessionBuilder::options`](super::SessionBuilder::options). Sizes are in bytes; defaults are in
+/// parentheses.
 ///
 /// ```
 /// use ort_core::session::SessionOptions;
@@ -21,42 +25,41 @@ use crate::{Result, advise, error};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionOptions {
-    /// Whether values whose size only the run tells lie in an arena, instead of coming straight
-    /// from the heap (true).
+    /// Whether values whose size is known only at run time come from an arena instead of the heap
+    /// (true).
     pub enable_cpu_mem_arena: bool,
-    /// Whether each run's memory is planned ahead, in one slab that waits for the next run (true).
-    /// Without it each value is allocated as it comes, and a run that does not fit into a limit
-    /// fails in its midst.
+    /// Whether each run's memory is planned ahead, in one slab that is kept for the next run
+    /// (true). Without a plan each value is allocated on demand, and a run that exceeds a limit
+    /// fails halfway.
     pub enable_mem_pattern: bool,
-    /// Whether values that are not alive together share memory in the plan (true). Without it each
-    /// has bytes of its own for the whole run, which helps to find what reads memory that is no
-    /// longer its own.
+    /// Whether values that are not alive at the same time share memory in the plan (true). Without
+    /// it each value has bytes of its own for the whole run, which helps to find a read after free.
     pub enable_mem_reuse: bool,
     /// How much of the graph may be rewritten (`all`).
     pub graph_optimization_level: Level,
-    /// Rewrite rules that are left out.
+    /// The rewrite rules to disable.
     pub disabled_rules: Vec<String>,
-    /// Threads inside one operator; 0 for the cores that the process may use (0).
+    /// Threads inside one operator; 0 is the number of cores that the process may use (0).
     pub intra_op_num_threads: usize,
-    /// Threads that make the session, apart from those of runs: see
-    /// [`SessionBuilder::load_threads`](super::SessionBuilder::load_threads); 0 for the cores that
-    /// the process may use (0). OpenVINO calls it `compilation_num_threads`.
+    /// Threads for building the session, independent of those of runs: see
+    /// [`SessionBuilder::load_threads`](super::SessionBuilder::load_threads). 0 is the number of
+    /// cores that the process may use (0). OpenVINO calls it `compilation_num_threads`.
     pub load_threads: usize,
-    /// Moot: nodes run one after another, so that their memory can be planned, and each uses all
+    /// Ignored: nodes run one after another, so that their memory can be planned, and each uses all
     /// threads. ONNX Runtime reads it only with [`ExecutionMode::Parallel`].
     pub inter_op_num_threads: usize,
-    /// Moot, see there.
+    /// Ignored, see [`ExecutionMode`].
     pub execution_mode: ExecutionMode,
-    /// A bound on everything that the session allocates: see
+    /// A limit on everything that the session allocates: see
     /// [`SessionBuilder::memory_limit`](super::SessionBuilder::memory_limit).
     pub memory_limit: Option<usize>,
     /// How arenas grow ([`ArenaConfig::lean`]).
     pub arena: ArenaConfig,
 }
 
-/// Whether nodes may run side by side. Moot: both run one node after another with the same results,
-/// because nodes side by side would need the memory of both at once. It is here so that programs
-/// which choose one need no change.
+/// Whether nodes may run in parallel. Ignored: both modes run one node after another and compute
+/// the same results, because parallel nodes would need the memory of both at once. It exists so
+/// that programs that choose a mode need no change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExecutionMode {
     /// ONNX Runtime's `ORT_SEQUENTIAL`.
@@ -84,16 +87,15 @@ impl Default for SessionOptions {
     }
 }
 
-/// A setting by string: its key, the values it takes in words, and what it does.
+/// A setting by string: its key, a description of the values it takes, and its setter.
 struct Entry {
     key: &'static str,
     values: &'static str,
     set: fn(&mut SessionOptions, &str) -> Option<()>,
 }
 
-/// Keys with a point are ONNX Runtime's configuration entries; the others are those of its
-/// `OrtArenaCfg` and of its providers' options, but for `memory_limit` and `load_threads`, which
-/// are ours.
+/// Keys with a dot are ONNX Runtime's configuration entries. The others come from its `OrtArenaCfg`
+/// and its provider options, except `memory_limit` and `load_threads`, which are ours.
 const ENTRIES: &[Entry] = &[
     Entry {
         key: "session.enable_cpu_mem_arena",
@@ -170,14 +172,13 @@ const NUMBER: &str = "a whole number";
 const SIZE: &str = "a number of bytes, -1 for what it is without the entry";
 
 impl SessionOptions {
-    /// Changes a setting by its key, as ONNX Runtime's `add_session_config_entry` does. Besides its
-    /// configuration entries it takes the keys of its arenas' settings, such as
-    /// `arena_extend_strategy`.
+    /// Changes a setting by its key, as ONNX Runtime's `add_session_config_entry` does. It also
+    /// takes the keys of ONNX Runtime's arena settings, such as `arena_extend_strategy`.
     ///
     /// # Errors
     ///
-    /// A key that does not exist, with the nearest that does, or a value that the key does not
-    /// take, with those that it takes.
+    /// The key does not exist: the error suggests the nearest one. Or the key does not take the
+    /// value: the error lists the values that it takes.
     pub fn add_session_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
         let entry = ENTRIES.iter().find(|entry| entry.key == key).ok_or_else(|| {
             let keys = ENTRIES.iter().map(|entry| entry.key);
@@ -208,7 +209,7 @@ fn number(value: &str, setting: &mut usize) -> Option<()> {
     Some(())
 }
 
-/// A size of the arena; -1 is the one of the defaults.
+/// Sets a size of the arena; -1 selects the default.
 fn size(value: &str, of: fn(&mut ArenaConfig) -> &mut usize, options: &mut SessionOptions) -> Option<()> {
     let bytes = match value {
         "-1" => *of(&mut ArenaConfig::lean()),
@@ -223,6 +224,7 @@ fn set_level(options: &mut SessionOptions, value: &str) -> Option<()> {
         "0" | "ORT_DISABLE_ALL" => Level::Disabled,
         "1" | "ORT_ENABLE_BASIC" => Level::Basic,
         "2" | "ORT_ENABLE_EXTENDED" => Level::Extended,
+        // Layout rewrites have no level of their own: `Level::All` includes them.
         "3" | "99" | "ORT_ENABLE_LAYOUT" | "ORT_ENABLE_ALL" => Level::All,
         value => Level::named(value)?,
     };

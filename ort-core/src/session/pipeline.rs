@@ -1,10 +1,10 @@
-//! From a model to the program that runs it, in five stages: rewrite, place, compile, order, plan.
+//! The compile pipeline: rewrite, place, compile, order, plan.
 //!
-//! `SessionBuilder::prepare` is the whole of it, but for two ends. Loading a model
-//! ([`Model::from_source`]) has inferred its types and shapes before the first stage. Plans depend
-//! on the sizes of inputs: `Executor::plan_kept` makes one for each combination of sizes, at its
-//! first run. [`SessionBuilder::optimized`] ends after the rewrites, [`SessionBuilder::prepared`]
-//! after the placement.
+//! `SessionBuilder::prepare` runs the first four stages. Types and shapes are already inferred:
+//! [`Model::from_source`] does that at load time. Plans depend on input sizes, so
+//! `Executor::plan_kept` makes one for each combination of sizes, at the first run with it.
+//! [`SessionBuilder::optimized`] stops after the rewrites, [`SessionBuilder::prepared`] after the
+//! placement.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,15 +24,15 @@ use crate::rewrite::{Environment, Level, Report, optimize};
 use crate::tensor::Tensor;
 use crate::{Limits, Result, Within};
 
-/// What compiling takes besides the settings.
+/// The inputs of a compilation besides the settings.
 #[derive(Clone, Copy)]
 pub(super) struct Setting<'a> {
-    /// Those of runs, and those that make the session.
+    /// The threads of runs, and those of the build.
     pub(super) threads: usize,
     pub(super) load_threads: usize,
     pub(super) devices: &'a [Arc<dyn Device>],
     pub(super) budget: &'a Arc<Budget>,
-    /// When all of it has to be done: the program may be built more than once.
+    /// The deadline for the whole build, in which the program may be compiled more than once.
     pub(super) until: Option<Instant>,
 }
 
@@ -42,28 +42,30 @@ impl Setting<'_> {
     }
 }
 
-/// A compiled program.
+/// A compiled program, and what compiling it counted.
 pub(super) struct Built {
     pub(super) program: Program,
-    /// Where its plans are kept, and those of its subgraphs.
+    /// The plan caches of the program and of its subgraphs.
     pub(super) plans: PlanCaches,
-    /// The bytes of its packed weights that always stay, those in the compiled cache left out.
+    /// The bytes of packed weights that always stay in memory, without those in the compiled cache.
     pub(super) packed_bytes: usize,
-    /// The bytes of those in the compiled cache.
+    /// The bytes of packed weights in the compiled cache.
     pub(super) cached_bytes: usize,
     pub(super) rewrites: Report,
     pub(super) owner: Arc<Owner>,
-    /// What is counted without being held, with [`Packing::Reserved`].
+    /// With [`Packing::Reserved`], the reservations for memory that is only counted.
     pub(super) _reserved: Vec<Reservation>,
 }
 
 impl SessionBuilder {
-    /// As [`optimized`](Self::optimized), with equal names of dimensions taken for equal sizes.
+    /// [`optimized`](Self::optimized), under the assumption that equal dimension names are equal
+    /// sizes.
     pub(super) fn optimized_as_named(self) -> Result<(Graph, Report)> {
         let devices = self.open_devices()?.all;
         let budget = self.new_budget();
         let setting = self.setting(1, &devices, &budget)?;
-        // The graph goes elsewhere, where no checksum of the compiled model holds for it.
+        // The caller may save the graph, and the compiled model's checksums do not protect the
+        // copy.
         self.verify_files(setting.reading())?;
         let (graph, report) = self.rewrite(setting, Packing::Now)?;
         let mut graph = Arc::unwrap_or_clone(graph);
@@ -71,9 +73,8 @@ impl SessionBuilder {
         Ok((graph, report))
     }
 
-    /// The graph as it is compiled: rewritten, and taken apart where no device has a kernel. A
-    /// session on it with [`Level::Disabled`] runs it as it stands, so that it can be edited in
-    /// between.
+    /// Returns the graph as it is compiled: rewritten, and decomposed where no device has a kernel.
+    /// A session on it with [`Level::Disabled`] runs it unchanged, so it can be edited in between.
     pub fn prepared(self) -> Result<Graph> {
         let budget = self.new_budget();
         self.open_devices()?.attempt(|devices| {
@@ -84,15 +85,15 @@ impl SessionBuilder {
         })
     }
 
-    /// All stages, within the time that building may take: rules that read long constants, and
-    /// kernels that pack for long, end with it.
+    /// Runs all stages before planning, with the build's deadline. The deadline also interrupts
+    /// rules that read large constants, and kernels that pack.
     pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
         let what = "compiling the model";
         let _watch = enter(Watch { what, cancel: CancelToken::new(), deadline: setting.until });
         guard::call(|| what.to_string(), || self.prepare(setting, packing))
     }
 
-    /// The road from the model's graph to a program whose runs can be planned.
+    /// Rewrites, places, compiles and orders the model's graph.
     fn prepare(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
         let (mut graph, rewrites) = self.rewrite(setting, packing)?;
         let updates = find_updates(self.model.graph(), &self.updates)?;
@@ -102,7 +103,8 @@ impl SessionBuilder {
         Ok(built)
     }
 
-    /// Stage 1: the model's graph after the rewrites that the optimizer allows, and what they were.
+    /// Stage 1: applies the rewrites that the optimizer enables. Returns the graph and what was
+    /// rewritten.
     fn rewrite(
         &self,
         Setting { devices, budget, load_threads, until, .. }: Setting<'_>,
@@ -111,6 +113,7 @@ impl SessionBuilder {
         let mut graph = self.model.shared_graph();
         let compute =
             |graph: Graph| evaluate(graph, load_threads, devices, budget, self.limits.ending(until));
+        // A cache entry holds the folded constants as well, so loading from it folds nothing.
         let evaluate = |graph: Graph| match packing {
             Packing::Cached(store) => store.folded(graph, compute),
             _ => compute(graph),
@@ -118,8 +121,8 @@ impl SessionBuilder {
         let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
         let channels_last = devices.iter().map(|device| guard::prefers_channels_last(&**device));
         let channels_last = channels_last.collect::<Result<Vec<bool>>>()?;
-        // What a session updates is read in both directions of a training, whose gradients have the
-        // channels second.
+        // No NHWC in sessions that update inputs: both directions of a training step read the
+        // updated weights, and the gradients are NCHW.
         let channels_last = if self.updates.is_empty() { &channels_last[..] } else { &[] };
         let vector_bytes = devices.iter().map(|device| guard::vector_bytes(&**device));
         let vector_bytes = vector_bytes.collect::<Result<Vec<usize>>>()?;
@@ -130,7 +133,8 @@ impl SessionBuilder {
         Ok((graph, report))
     }
 
-    /// Stage 3: a kernel for each node, and its constants where it reads them.
+    /// Stage 3: compiles a kernel for each node, and uploads its constants to the memory that reads
+    /// them.
     fn compile_placed(
         &self,
         graph: Arc<Graph>,
@@ -156,7 +160,8 @@ impl SessionBuilder {
             reserved: Vec::new(),
             is_aligned_in_file: &|tensor| self.model.is_aligned_in_file(tensor),
             is_mapped: &|tensor| tensor.bytes().is_some_and(|bytes| self.model.is_mapped(bytes)),
-            // Without a limit all packed weights stay, and those in the cache count against none.
+            // Without a limit all packed weights stay. Those in the cache are mapped and count
+            // against no limit.
             streams: is_bounded && !matches!(packing, Packing::Cached(_)),
             windows: if is_bounded { Windowing::Always } else { Windowing::OfBounded },
             packing,
@@ -172,7 +177,8 @@ impl SessionBuilder {
     }
 }
 
-/// Kernels read inputs as typed slices, and the file may hold the default of an input anywhere.
+/// Copies defaults of inputs that are not aligned for their type, because kernels read typed slices
+/// and the file may place a default at any offset.
 fn align_defaults(program: &mut Program, cx: &mut BuildCx<'_>) -> Result<()> {
     if program.graph.input_defaults.values().all(Tensor::is_aligned) {
         return Ok(());
@@ -186,14 +192,16 @@ fn align_defaults(program: &mut Program, cx: &mut BuildCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Stage 4: the steps in an order that has fewer bytes alive at once. Subgraphs come first: what
-/// they take counts for their node.
+/// Stage 4: reorders the steps to lower the peak. Subgraphs come first, because their peak counts
+/// for their node.
 fn order(program: &mut Program, threads: usize) -> Result<()> {
     for nested in program.steps.iter_mut().flat_map(|step| &mut step.nested) {
         order(&mut nested.program, threads)?;
     }
     if let Some(order) = order_of_updates(program)? {
         program.reorder(&order);
+        // The file's order would read old values too late, so this order replaces it as the
+        // reference.
         program.file_order = None;
     }
     if let Some(order) = better_order(program, threads) {
@@ -202,13 +210,13 @@ fn order(program: &mut Program, threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// The place of the first device that claims a node.
+/// The index of the first device that claims a node.
 fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Option<usize> {
     devices.iter().position(|device| guard::claim(&**device, &NodeView { graph, node }).is_ok())
 }
 
-/// Runs a graph of constants on the host's devices; without any of them on the CPU provider. The
-/// results count against `budget`.
+/// Constant folding: runs a graph of constants on the host devices, or on the CPU provider if there
+/// are none. The results count against `budget`.
 fn evaluate(
     graph: Graph,
     threads: usize,
@@ -217,6 +225,7 @@ fn evaluate(
     limits: Limits,
 ) -> Result<Vec<Tensor>> {
     let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(threads).load_threads(threads);
+    // No rewrites: constant folding calls this, and would call it again.
     builder = builder.limits(limits).opt_level(Level::Disabled).budget(budget);
     builder.devices = devices.iter().filter(|device| device.memory() == DeviceId::HOST).cloned().collect();
     let outputs = builder.build()?.run(&[])?.into_iter();

@@ -1,12 +1,15 @@
-//! The devices of a session: those that were opened before, then the first ones of providers by
-//! name.
+//! The devices of a session: already opened ones first, then the first device of each requested
+//! provider.
+//!
+//! Providers may be optional. A provider that cannot be opened, or whose device breaks during the
+//! build, is then left out with a warning.
 
 use std::sync::Arc;
 
 use crate::ep::{Device, ProviderOptions, guard, provider};
 use crate::{Error, Result, Within};
 
-/// A provider as it is asked for: by name, with its options.
+/// A request for a provider: its name and options.
 ///
 /// ```
 /// use ort_core::session::ProviderRequest;
@@ -18,26 +21,26 @@ use crate::{Error, Result, Within};
 pub struct ProviderRequest {
     /// The provider's name, or the path of a provider library.
     pub name: String,
-    /// What is said to it.
+    /// The options that are passed to it.
     pub options: ProviderOptions,
-    /// Whether it is done without, with a warning, where it cannot be used.
+    /// Whether the session runs without it, with a warning, if it cannot be used.
     pub is_optional: bool,
 }
 
 impl ProviderRequest {
-    /// A provider without options that must be there.
+    /// A required provider without options.
     pub fn new(name: &str) -> ProviderRequest {
         ProviderRequest { name: name.to_string(), options: ProviderOptions::new(), is_optional: false }
     }
 
-    /// The same with an option.
+    /// Adds an option.
     #[must_use]
     pub fn option(mut self, name: &str, value: &str) -> ProviderRequest {
         self.options.insert(name.to_string(), value.to_string());
         self
     }
 
-    /// The same, done without where it cannot be used.
+    /// Makes the provider optional.
     #[must_use]
     pub fn optional(mut self) -> ProviderRequest {
         self.is_optional = true;
@@ -45,30 +48,30 @@ impl ProviderRequest {
     }
 }
 
-/// Opens the first device of each provider, for several sessions that share tensors in the devices'
-/// memories; the CPU where no provider is asked for.
+/// Opens the first device of each provider, or the CPU if no provider is requested. It is for
+/// several sessions that share tensors in the memories of these devices.
 ///
 /// # Errors
 ///
-/// A provider that is not optional is not there, or has no device that can be opened.
+/// A required provider does not exist, or has no device that can be opened.
 pub fn open_devices(requests: &[ProviderRequest]) -> Result<Vec<Arc<dyn Device>>> {
     Ok(Devices::open(&[], requests)?.all)
 }
 
-/// Open devices in the session's order.
+/// Open devices, in the session's order.
 pub(super) struct Devices {
     pub(super) all: Vec<Arc<dyn Device>>,
-    /// By device: whether the session does without it.
+    /// By device, whether the session can run without it.
     optional: Vec<bool>,
 }
 
 impl Devices {
-    /// The devices that are open, then the first one of each requested provider; the CPU where
-    /// there are none.
+    /// Opens the first device of each requested provider after those already open. If there are
+    /// none, opens the CPU.
     ///
     /// # Errors
     ///
-    /// A provider that is not optional is not there, or has no device that can be opened.
+    /// A required provider does not exist, or has no device that can be opened.
     pub(super) fn open(opened: &[Arc<dyn Device>], requested: &[ProviderRequest]) -> Result<Devices> {
         let mut devices = Devices { all: opened.to_vec(), optional: vec![false; opened.len()] };
         for ProviderRequest { name, options, is_optional } in requested {
@@ -91,6 +94,7 @@ impl Devices {
         Ok(devices)
     }
 
+    /// Opens the CPU if no device is left.
     fn at_least_the_cpu(&mut self) -> Result<()> {
         if self.all.is_empty() {
             self.all.push(guard::open(provider("cpu")?, &ProviderOptions::new())?);
@@ -99,9 +103,10 @@ impl Devices {
         Ok(())
     }
 
-    /// Does some work with the devices; where it fails and an optional device turns out to be
-    /// broken, once more without that.
+    /// Runs `work` on the devices. If it fails and an optional device turns out to be broken, runs
+    /// it again without that device.
     pub(super) fn attempt<T>(&mut self, work: impl Fn(&[Arc<dyn Device>]) -> Result<T>) -> Result<T> {
+        // Each round leaves out one optional device, so the loop ends.
         loop {
             let problem = match work(&self.all) {
                 Ok(done) => return Ok(done),
@@ -111,9 +116,10 @@ impl Devices {
         }
     }
 
-    /// Leaves out an optional device that is broken; the problem comes back where there is none.
+    /// Leaves out one broken optional device, or returns `problem` if there is none.
     fn leave_out_broken(&mut self, problem: Error) -> Result<()> {
         let mut candidates = self.all.iter().zip(&self.optional);
+        // The error may not name its device, so ask each one.
         let broken = candidates.position(|(device, optional)| *optional && guard::check(&**device).is_err());
         let Some(place) = broken else { return Err(problem) };
         self.optional.remove(place);

@@ -1,4 +1,4 @@
-//! The programs that sessions on one model share: whoever asks for the same takes what is there.
+//! Sharing compiled programs: sessions on one model that need the same program compile it once.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -12,7 +12,7 @@ use crate::ep::{Device, Precision};
 use crate::rewrite::Optimizer;
 use crate::run::Compiled;
 
-/// What compiling depends on besides the model.
+/// Everything that compiling depends on besides the model.
 pub(super) struct CompileKey {
     pub(super) providers: Vec<ProviderRequest>,
     /// The devices that the caller opened.
@@ -23,12 +23,13 @@ pub(super) struct CompileKey {
     /// The budget that the caller shares between sessions.
     pub(super) budget: Option<Arc<Budget>>,
     pub(super) cache_dir: Option<PathBuf>,
-    /// Inputs and the outputs that are their new values.
+    /// The updated inputs, each with the output that is its new value.
     pub(super) updates: Vec<(String, String)>,
 }
 
 impl PartialEq for CompileKey {
     fn eq(&self, other: &CompileKey) -> bool {
+        // Devices and budgets have no equality, so they are compared by identity.
         let devices = self.devices.iter().zip(&other.devices);
         let same_budget = match (&self.budget, &other.budget) {
             (None, None) => true,
@@ -46,19 +47,19 @@ impl PartialEq for CompileKey {
     }
 }
 
-/// A program that other sessions may take, and what it was made for.
+/// A compiled program that other sessions may share, and its key.
 pub(super) struct Shared {
     key: CompileKey,
     pub(super) compiled: Arc<Compiled>,
 }
 
-/// What is compiled of one model, as long as some session has it.
+/// The compiled programs of one model. A program lives as long as a session uses it.
 #[derive(Default)]
 pub(super) struct CompiledPrograms(Mutex<Vec<Weak<Shared>>>);
 
 impl CompiledPrograms {
-    /// What was compiled for `key`, or what `make` compiles. Whoever asks meanwhile waits: two
-    /// copies would take twice the memory.
+    /// Returns the program for `key`, which `make` compiles if there is none. Other callers wait
+    /// meanwhile, because two copies of one program would take twice the memory.
     pub(super) fn get(
         &self,
         key: CompileKey,

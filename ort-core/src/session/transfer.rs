@@ -1,4 +1,4 @@
-//! Tensors in the memories of a session's devices.
+//! Transfers: tensors in the memories of a session's devices, and copies between them.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use crate::run::transfer::{check_reachable, on_host};
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView, byte_count};
 
 impl Session {
-    /// The devices that it runs on, in the order of its providers. [`Device::memory`] names the
+    /// The devices of the session, in the order of its providers. [`Device::memory`] names the
     /// memory of each, for [`Self::upload`] and
     /// [`IoBinding::bind_output`](super::IoBinding::bind_output).
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.executor.compiled.devices
     }
 
-    /// A copy of a tensor in the memory of one of the session's devices, or of the host; ONNX
-    /// Runtime's `OrtValue.ortvalue_from_numpy`. It counts in the session's budget as an output
-    /// until it is dropped.
+    /// Copies a tensor to the memory of one of the session's devices, or to the host. ONNX
+    /// Runtime's `OrtValue.ortvalue_from_numpy`. The copy counts in the session's budget as an
+    /// output until it is dropped.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, RunOptions, Session};
@@ -44,16 +44,16 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The tensor is of strings, either memory is none of the session's, or there is not enough of
-    /// it.
+    /// The tensor is of strings, either memory belongs to no device of the session, or it has too
+    /// little free memory.
     pub fn upload(&self, tensor: &Tensor, device: DeviceId) -> Result<Tensor> {
         check_reachable(self.devices(), ValueView::Tensor(tensor.view()))?;
         let memory = self.executor.output_memory(device, byte_count(tensor.dtype(), tensor.shape())?)?;
         self.executor.transfers().copied(tensor.view(), memory)
     }
 
-    /// The value in memory of the host: what is there already is shared, what is in memory of one
-    /// of the session's devices waited for and copied.
+    /// Returns the value in host memory. Tensors that are there already are shared; those on the
+    /// session's devices are waited for and copied.
     ///
     /// # Errors
     ///
@@ -62,14 +62,15 @@ impl Session {
         on_host(value, &|tensor| self.upload(tensor, DeviceId::HOST))
     }
 
-    /// Memory of one of the session's devices, or of the host, for a tensor that runs write: an
-    /// output, or a cache that is input and output. What it holds at first is unspecified. ONNX
-    /// Runtime's `OrtValue.ortvalue_from_shape_and_type`. It counts in the session's budget as an
-    /// output until it is dropped.
+    /// Allocates memory of one of the session's devices, or of the host, for a tensor that runs
+    /// write: an output, or a cache that is both input and output. Its initial content is
+    /// unspecified. ONNX Runtime's `OrtValue.ortvalue_from_shape_and_type`. It counts in the
+    /// session's budget as an output until it is dropped.
     ///
     /// # Errors
     ///
-    /// The type has no fixed size, the device is none of the session's, or has not enough memory.
+    /// The type has no fixed size, or the device is not one of the session's or has too little free
+    /// memory.
     pub fn buffer_on(&self, device: DeviceId, dtype: DType, shape: &[usize]) -> Result<TensorBuffer> {
         TensorBuffer::from_buffer(
             dtype,
@@ -78,13 +79,13 @@ impl Session {
         )
     }
 
-    /// Writes a tensor into a buffer of its type and shape, wherever the two are; ONNX Runtime's
-    /// `OrtValue.update_inplace`.
+    /// Copies a tensor into a buffer of its type and shape, between any memories of the session.
+    /// ONNX Runtime's `OrtValue.update_inplace`.
     ///
     /// # Errors
     ///
-    /// Type or shape differ, either memory is none of the session's, or a tensor still holds the
-    /// buffer's.
+    /// Type or shape differ, either memory belongs to no device of the session, or a tensor still
+    /// holds the buffer's memory.
     pub fn update_inplace(&self, buffer: &mut TensorBuffer, tensor: &Tensor) -> Result<()> {
         self.executor.transfers().copy(tensor.view(), buffer.view_mut()?)
     }
