@@ -1,22 +1,22 @@
-//! Which nodes stand in the way of a gradient.
+//! Diagnosis of gradients: which nodes block differentiation, and why.
 
 use super::gradient::backward;
 use crate::Result;
 use crate::ir::{Graph, ValueId};
 
-/// An operator through which no gradient goes, at one or more nodes for one reason.
+/// An operator that blocks a gradient, at one or more nodes for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocking {
-    /// The operator, with its domain where that is not ONNX's own.
+    /// The operator, with its domain unless that is ONNX's own.
     pub operator: String,
-    /// Why.
+    /// Why it has no gradient.
     pub reason: String,
-    /// The names of the nodes, last first.
+    /// The names of the nodes, the last in the graph first.
     pub nodes: Vec<String>,
 }
 
-/// All nodes on the way from `xs` to `y` that have no gradient, by operator and reason; none where
-/// `add_backward` succeeds. The graph must be inferred; it is left as it is.
+/// Returns all nodes on the path from `xs` to `y` that have no gradient, by operator and reason.
+/// There are none if `add_backward` succeeds. The graph must be inferred and does not change.
 ///
 /// ```no_run
 /// use ort_core::dtype::DType;
@@ -31,9 +31,10 @@ pub struct Blocking {
 /// # Ok::<(), ort_core::Error>(())
 /// ```
 ///
-/// Errors: the graph contradicts itself.
+/// Errors: the graph is inconsistent.
 pub fn blocking_nodes(graph: &Graph, y: ValueId, xs: &[ValueId]) -> Result<Vec<Blocking>> {
     let mut obstacles = Vec::new();
+    // On a copy, because the backward pass adds nodes.
     backward(&mut graph.clone(), y, xs, &mut obstacles)?;
     let mut found: Vec<Blocking> = Vec::new();
     for obstacle in obstacles {

@@ -1,5 +1,5 @@
-//! Puts the parts of composite nodes in their place where a gradient goes through them and they
-//! have no rule of their own.
+//! Decomposition of composite nodes on the path of a gradient, if they have no gradient rule of
+//! their own.
 
 use std::collections::HashMap;
 
@@ -9,12 +9,12 @@ use crate::ir::{Graph, Node, NodeId, ValueId};
 use crate::spec::{BackwardPass, Draft, Grad, infer_graph};
 use crate::{ErrorKind, Result, Within};
 
-/// How deep composites may lie within composites.
+/// Maximum nesting depth of composites: each step takes apart one level.
 const MAX_STEPS: usize = 16;
 
-/// Takes apart the composite nodes on the way from `xs` to `y`, and says whether there were any. A
-/// forward pass of parts keeps what backward needs of them; others stay whole. The graph stays
-/// inferred.
+/// Decomposes the composite nodes on the path from `xs` to `y`; returns whether there were any. The
+/// forward pass of the parts then keeps the intermediates that the backward pass needs. Composites
+/// off the path stay whole. The graph stays inferred.
 pub(super) fn take_apart(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Result<bool> {
     let mut changed = false;
     for _ in 0..MAX_STEPS {
@@ -25,6 +25,7 @@ pub(super) fn take_apart(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Resul
             node.reads().any(|read| varying.contains(&read))
                 && outputs.into_iter().any(|id| varying.contains(id))
         };
+        // Readers of sequences count as composites: their parts read the tensors in the sequence.
         let of_parts = |node: &Node| is_composite(node) || is_reader(node);
         let composites = forward.iter().filter(|(_, node)| of_parts(node) && is_on_the_way(node));
         let ids: Vec<NodeId> = composites.map(|(id, _)| *id).collect();
@@ -35,6 +36,7 @@ pub(super) fn take_apart(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Resul
         if ids.is_empty() || !replace(graph, &ids, readers)? {
             break;
         }
+        // The types of the parts decide which of them carry a gradient.
         infer_graph(graph)?;
         changed = true;
     }
@@ -45,8 +47,8 @@ fn is_composite(node: &Node) -> bool {
     matches!(node.spec.grad, Grad::Derived) && node.spec.scalar.is_none() && node.spec.lower.is_some()
 }
 
-/// Replaces these nodes, in the order of the graph, by their parts. One that cannot be taken apart
-/// stays, and is an obstacle later.
+/// Replaces these nodes, given in graph order, by their parts. A node that cannot be decomposed
+/// stays; the backward pass reports it.
 fn replace(graph: &mut Graph, ids: &[NodeId], readers: Vec<(NodeId, Vec<Node>)>) -> Result<bool> {
     let mut changed = !readers.is_empty();
     let mut readers: HashMap<NodeId, Vec<Node>> = readers.into_iter().collect();

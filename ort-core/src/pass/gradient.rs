@@ -1,10 +1,10 @@
-//! Replaces `Gradient` nodes by the backward nodes of the graph that they name.
+//! Reverse-mode automatic differentiation: replaces `Gradient` nodes by backward nodes.
 //!
-//! Reverse accumulation (Griewank & Walther, Evaluating Derivatives, chapter 3): the nodes between
-//! the independent tensors and `y` are visited last to first; each adds its share to the gradients
-//! of its inputs. Where the node's inputs are other values than the tensors named, the part of the
-//! graph that depends on them is computed again from those values; the rest of the forward pass is
-//! reused.
+//! Reverse accumulation (Griewank & Walther, Evaluating Derivatives, chapter 3) visits the nodes
+//! between the independent tensors and `y` last to first. Each adds its contribution to the
+//! gradients of its inputs. If a `Gradient` node has other values as inputs than the tensors it
+//! names, the part of the graph that depends on them is recomputed from those values. The rest of
+//! the forward pass is reused.
 
 use std::collections::HashMap;
 
@@ -16,17 +16,17 @@ use crate::{Result, Within, ensure, error};
 
 const DOMAIN: &str = "ai.onnx.preview.training";
 
-/// The most `Gradient` nodes of one graph, and the most nodes that it may grow to: gradients of
+/// Maximum number of `Gradient` nodes in a graph, and of nodes that it may grow to. Gradients of
 /// gradients multiply, and a small file must not claim all memory.
 const MOST_GRADIENTS: usize = 256;
 const MOST_NODES: usize = 300_000;
 
-/// Replaces the `Gradient` nodes of an inferred graph, those of subgraphs included, by nodes of the
-/// standard domain. The graph is sorted and inferred afterwards. The gradient of a `y` of several
-/// elements is that of their sum.
+/// Replaces the `Gradient` nodes of an inferred graph and its subgraphs by nodes of the standard
+/// domain. The graph is sorted and inferred afterwards. If `y` has several elements, the gradient
+/// is that of their sum.
 ///
-/// Errors: a tensor that a node names is not in its graph; nodes on the way from the independent
-/// tensors to `y` have no gradient, all of which the error names.
+/// Errors: a node names a tensor that is not in its graph; nodes on the path from the independent
+/// tensors to `y` have no gradient. The error names all of those.
 pub fn expand_gradients(graph: &mut Graph) -> Result<()> {
     if !holds_gradient(graph) {
         return Ok(());
@@ -39,7 +39,7 @@ fn is_gradient(node: &Node) -> bool {
     node.spec.name == "Gradient" && node.spec.domain == DOMAIN
 }
 
-/// Whether a node of the graph or of a graph inside it is a gradient.
+/// Whether the graph or one of its subgraphs contains a `Gradient` node.
 pub(crate) fn holds_gradient(graph: &Graph) -> bool {
     let subgraphs = |node: &Node| node.subgraphs.iter().any(|subgraph| holds_gradient(&subgraph.graph));
     graph.nodes.iter().any(|node| is_gradient(node) || subgraphs(node))
@@ -58,7 +58,7 @@ fn expand(graph: &mut Graph) -> Result<()> {
         NotImplemented,
         "{count} Gradient nodes, at most {MOST_GRADIENTS} are expanded"
     );
-    // A node whose `y` is computed by another Gradient waits for that one.
+    // A node whose `y` depends on another `Gradient` waits until that one is expanded.
     while let Some(place) = graph.nodes.iter().find(|node| is_gradient(node)).map(Node::place) {
         let mut ready = None;
         for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| is_gradient(node)) {
@@ -72,10 +72,12 @@ fn expand(graph: &mut Graph) -> Result<()> {
         let (index, node, request) = ready.ok_or_else(|| {
             error!(InvalidGraph, "it is part of the gradient that it asks for").within(place)
         })?;
+        // Decomposition renumbers nodes, so the request is stale: start over.
         if take_apart(graph, request.y, &request.independent).within(|| node.place())? {
             continue;
         }
         differentiate(graph, &node, &request).within(|| node.place())?;
+        // The nodes that `differentiate` added write its outputs now.
         graph.nodes.remove(index);
         let size = graph.nodes.len();
         ensure!(
@@ -88,11 +90,11 @@ fn expand(graph: &mut Graph) -> Result<()> {
     Ok(())
 }
 
-/// What a `Gradient` node asks for, in values of its graph.
+/// A resolved `Gradient` node: its tensor names as values of the graph.
 struct Request {
-    /// The independent tensors: those to differentiate by, then the others.
+    /// The independent tensors: `xs`, by which to differentiate, then `zs`.
     independent: Vec<ValueId>,
-    /// How many of them to differentiate by.
+    /// The number of `xs`.
     count: usize,
     y: ValueId,
     /// The nodes that compute `y` from the independent tensors, in order.
@@ -120,9 +122,9 @@ impl Request {
     }
 }
 
-/// Adds the nodes that compute the gradient of the sum of `y` by each of `xs`, and returns the
-/// values that they end in; none where `y` does not depend on a tensor. The graph must be inferred
-/// and stays so; the nodes come last, in an order in which they can run.
+/// Adds the nodes that compute the gradient of the sum of `y` with respect to each of `xs`, and
+/// returns their results; `None` if `y` does not depend on a tensor. The graph must be inferred and
+/// stays so. The nodes come last, in topological order.
 ///
 /// ```no_run
 /// use ort_core::dtype::DType;
@@ -138,9 +140,9 @@ impl Request {
 /// # Ok::<(), ort_core::Error>(())
 /// ```
 ///
-/// Composite nodes on the way are replaced by their parts. After an error the graph is of no use.
+/// Composite nodes on the path are replaced by their parts. After an error the graph is unusable.
 ///
-/// Errors: nodes on the way from `xs` to `y` have no gradient, all of which the error names;
+/// Errors: nodes on the path from `xs` to `y` have no gradient. The error names them all;
 /// `blocking_nodes` lists them.
 pub fn add_backward(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Result<Vec<Option<ValueId>>> {
     let mut obstacles = Vec::new();
@@ -149,7 +151,7 @@ pub fn add_backward(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Result<Vec
     Ok(gradients)
 }
 
-/// The same, with what stands in the way as a list.
+/// Like [`add_backward`], but lists the nodes without a gradient in `obstacles`.
 pub(super) fn backward(
     graph: &mut Graph,
     y: ValueId,
@@ -175,8 +177,8 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
     deliver(graph, gradient, xs, &totals)
 }
 
-/// Adds the backward nodes of a forward pass: the gradients of the sum of `y` by its values, where
-/// there is one.
+/// Adds the backward nodes of a forward pass. Returns the gradient of the sum of `y` for each value
+/// that has one.
 fn accumulate(
     graph: &mut Graph,
     course: BackwardPass<'_>,
@@ -186,20 +188,21 @@ fn accumulate(
     if !course.varying(graph).contains(&y) {
         return Ok(HashMap::new());
     }
+    // A seed of ones yields the gradient of the sum.
     let name = graph.value(y).name.clone();
     let one = NodeEmitter { graph: &mut *graph, name }.filled(1.0, y)?;
     course.accumulate(graph, &[(y, one)], obstacles)
 }
 
-/// A forward pass: the nodes that compute `y` from the values at one point.
+/// A forward pass at one point: the nodes that compute `y` from the values there.
 struct Pass {
     forward: Vec<(NodeId, Node)>,
     point: Vec<ValueId>,
     y: ValueId,
 }
 
-/// The forward pass from the values that are given. Nodes that depend on a value other than the
-/// tensor it stands for are added again; the others are those of the graph.
+/// Returns the forward pass from the given values. Nodes that depend on a value given in place of
+/// another tensor are duplicated; the others are those of the graph.
 fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[ValueId]) -> Result<Pass> {
     let mut stands_for: HashMap<ValueId, ValueId> = HashMap::new();
     let mut point = Vec::with_capacity(given.len());
@@ -208,8 +211,8 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
             point.push(given);
             continue;
         }
-        // Each gets a value of its own: one value may be given for two tensors, or have another
-        // part in the graph.
+        // Each gets a value of its own, because one value may be given for two tensors, or be used
+        // elsewhere in the graph.
         let mut pen = NodeEmitter { graph: &mut *graph, name: gradient.name.clone() };
         let own = pen.emit("Identity", &[given], &[])?;
         stands_for.insert(original, own);
@@ -230,6 +233,7 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
         for output in node.outputs.iter_mut().flatten() {
             let name = format!("{}/forward/{}", gradient.name, graph.value(*output).name);
             let again = graph.add_value(name, ValueType::Unknown);
+            // For an independent tensor the given value stands, even if a node here computes it.
             if !request.independent.contains(output) {
                 stands_for.insert(*output, again);
             }
@@ -242,7 +246,7 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
     Ok(Pass { forward: nodes, point, y })
 }
 
-/// Writes the outputs: the totals, or zeros where `y` does not depend on a tensor.
+/// Writes the outputs: the gradients, or zeros if `y` does not depend on a tensor.
 fn deliver(
     graph: &mut Graph,
     gradient: &Node,
@@ -264,7 +268,7 @@ fn deliver(
             None => pen.filled(0.0, x)?,
         };
         let same = pen.emit("Identity", &[total], &[])?;
-        // The node that was just added writes the output itself.
+        // Make the `Identity` that was just added write the output itself.
         let last = pen.graph.nodes.last_mut().and_then(|node| node.outputs.first_mut());
         if let Some(slot) = last.filter(|slot| **slot == Some(same)) {
             *slot = Some(output);

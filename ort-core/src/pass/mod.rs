@@ -1,4 +1,5 @@
-//! Passes over the canonical graph, between inference and partition.
+//! Passes over the canonical graph, between inference and partition: gradients, and the sequences
+//! in their way.
 
 mod ancestors;
 mod blocking;

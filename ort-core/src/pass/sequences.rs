@@ -1,5 +1,5 @@
-//! Sequences of known length on the way of a gradient, as the tensors that they hold: exporters
-//! write `chunk`, `unbind` and `stack` with them.
+//! Elimination of sequences on the path of a gradient: sequences of known length become the tensors
+//! they hold. Exporters write `chunk`, `unbind` and `stack` with them.
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId};
@@ -7,13 +7,13 @@ use crate::spec::{Draft, known_ints};
 use crate::tensor::Tensor;
 use crate::{Result, error};
 
-/// Whether a node takes a tensor out of a sequence that a node of the same graph makes.
+/// Whether a node takes a tensor out of a sequence.
 pub(super) fn is_reader(node: &Node) -> bool {
     node.spec.domain.is_empty() && matches!(node.spec.name, "SequenceAt" | "ConcatFromSequence")
 }
 
-/// What the node computes without the sequence; none where the sequence or the position is not
-/// known.
+/// Returns nodes that compute the same without the sequence; `None` if the sequence or the position
+/// is unknown.
 pub(super) fn without_sequence(graph: &mut Graph, node: &Node) -> Result<Option<Vec<Node>>> {
     let Some(maker) = maker_of(graph, node) else { return Ok(None) };
     match (node.spec.name, maker.spec.name) {
@@ -45,14 +45,14 @@ pub(super) fn without_sequence(graph: &mut Graph, node: &Node) -> Result<Option<
     }
 }
 
-/// The node that makes the sequence that a node reads.
+/// Returns the node that makes the sequence that a node reads.
 fn maker_of(graph: &Graph, node: &Node) -> Option<Node> {
     let sequence = node.inputs.first().copied().flatten()?;
     let producer: NodeId = graph.producers().get(sequence.index()).copied().flatten()?;
     graph.nodes.get(producer.index()).cloned()
 }
 
-/// The position that `SequenceAt` asks for, counted from the front.
+/// Returns the position that `SequenceAt` reads, counted from the front.
 fn position(graph: &Graph, node: &Node, count: Option<i64>) -> Option<usize> {
     let position = node.inputs.get(1).copied().flatten()?;
     let place = *known_ints(graph.constants.get(&position).map(Tensor::view))?.first()?;
@@ -60,7 +60,8 @@ fn position(graph: &Graph, node: &Node, count: Option<i64>) -> Option<usize> {
     usize::try_from(place).ok()
 }
 
-/// One part of a tensor that is split: a slice, or one element of the axis without it.
+/// Returns nodes that compute one part of a split tensor: a slice, or one element of the axis,
+/// which is dropped.
 fn part(graph: &mut Graph, node: &Node, maker: &Node) -> Result<Option<Vec<Node>>> {
     let Some(input) = maker.inputs.first().copied().flatten() else { return Ok(None) };
     let Some(shape) = graph.value(input).ty.shape().map(<[Dim]>::to_vec) else { return Ok(None) };
@@ -86,6 +87,7 @@ fn part(graph: &mut Graph, node: &Node, maker: &Node) -> Result<Option<Vec<Node>
             let Some(sizes) = known_ints(graph.constants.get(&split).map(Tensor::view)) else {
                 return Ok(None);
             };
+            // A scalar is the size of all parts but the last, a vector lists the size of each.
             let step = sizes.first().copied().filter(|step| is_scalar && *step > 0);
             let count = match step {
                 Some(step) => size.map(|size| (size + step - 1) / step),
@@ -109,7 +111,7 @@ fn part(graph: &mut Graph, node: &Node, maker: &Node) -> Result<Option<Vec<Node>
     replaced(graph, node, slice).map(Some)
 }
 
-/// The nodes that stand in a node's place.
+/// Builds the nodes that replace a node.
 fn replaced(
     graph: &mut Graph,
     node: &Node,

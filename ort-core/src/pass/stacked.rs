@@ -1,9 +1,9 @@
-//! Sequences that control flow makes element by element, as stacked tensors: exporters write
-//! `EmbeddingBag` with them.
+//! Elimination of sequences that control flow builds element by element: they become stacked
+//! tensors. Exporters write `EmbeddingBag` with them.
 //!
-//! A `SequenceMap` over tensors that are split is a `Scan`, and what each iteration of a `Loop`
-//! appends to a sequence is a scan output. Both have gradients, and shapes where a sequence has
-//! none. Elements of different sizes cannot be stacked: the run refuses them.
+//! A `SequenceMap` over split tensors becomes a `Scan`. What each iteration of a `Loop` appends to
+//! a sequence becomes a scan output. Both have gradients, and shapes, which a sequence lacks.
+//! Elements of different sizes cannot be stacked: the run reports an error.
 
 use std::collections::HashMap;
 
@@ -16,8 +16,8 @@ use crate::{Result, error};
 
 use super::sequences::is_reader;
 
-/// Has `ConcatFromSequence` and `SequenceAt` read stacked tensors if a `SequenceMap` or `Loop` of
-/// the graph makes their sequence, as far as ranks are known. The graph must be inferred and stays
+/// Makes `ConcatFromSequence` and `SequenceAt` read stacked tensors, if a `SequenceMap` or `Loop`
+/// of the graph builds their sequence and its ranks are known. The graph must be inferred and stays
 /// so.
 pub fn stack_sequences(graph: &mut Graph) -> Result<()> {
     let mut stacks = Stacks::default();
@@ -26,6 +26,7 @@ pub fn stack_sequences(graph: &mut Graph) -> Result<()> {
         let Some(node) = graph.nodes.get(index).filter(|node| is_reader(node)).cloned() else { continue };
         let Some(sequence) = node.inputs.first().copied().flatten() else { continue };
         let makes_elements = |maker: &Node| ["SequenceMap", "Loop", "Identity"].contains(&maker.spec.name);
+        // Only what control flow builds: a sequence that is split or listed needs no stack.
         if !maker_of(graph, sequence).is_some_and(|(_, maker)| makes_elements(&maker)) {
             continue;
         }
@@ -50,14 +51,14 @@ fn maker_of(graph: &Graph, value: ValueId) -> Option<(NodeId, Node)> {
     graph.nodes.get(id.index()).map(|node| (id, node.clone()))
 }
 
-/// A tensor whose slices along an axis, without it, are the elements of a sequence.
+/// A tensor whose slices along `axis`, with that axis dropped, are the elements of a sequence.
 #[derive(Clone, Copy)]
 struct Stack {
     value: ValueId,
     axis: usize,
 }
 
-/// The stacks of sequences, as far as they are known.
+/// The stacks of the sequences visited so far; `None` for a sequence that has none.
 #[derive(Default)]
 struct Stacks(HashMap<ValueId, Option<Stack>>);
 
@@ -66,7 +67,7 @@ impl Stacks {
         if let Some(known) = self.0.get(&sequence) {
             return Ok(*known);
         }
-        // What leads back to itself is not known.
+        // Entered before the search: a sequence that depends on itself has no stack.
         self.0.insert(sequence, None);
         let Some((id, node)) = maker_of(graph, sequence) else { return Ok(None) };
         let position = node.outputs.iter().position(|output| *output == Some(sequence)).unwrap_or(0);
@@ -85,7 +86,7 @@ impl Stacks {
         Ok(stack)
     }
 
-    /// The output of a `Scan` in the place of a `SequenceMap`.
+    /// Adds a `Scan` that computes what a `SequenceMap` does, and returns the stack of one output.
     fn of_map(&mut self, graph: &mut Graph, node: &Node, position: usize) -> Result<Option<Stack>> {
         let Some((_, body)) = node.subgraph("body") else { return Ok(None) };
         let mut inner = body.graph.clone();
@@ -93,6 +94,7 @@ impl Stacks {
         let (mut scanned, mut axes, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
         for (input, &value) in node.inputs.iter().zip(&body.graph.inputs) {
             let Some(outer) = *input else { return Ok(None) };
+            // A tensor is the same in each iteration, so the body captures it.
             if !matches!(graph.value(outer).ty, ValueType::Sequence(_)) {
                 captures.push(Capture { outer, inner: value });
                 continue;
@@ -122,7 +124,8 @@ impl Stacks {
     }
 }
 
-/// Of a tensor that is split into slices of size 1, itself.
+/// Returns the stack of a tensor split into slices of size 1: the tensor itself, with an axis of
+/// size 1 added if the slices keep the split axis.
 fn of_split(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
     let Some(value) = node.inputs.first().copied().flatten() else { return Ok(None) };
     let Some(rank) = graph.value(value).ty.shape().map(<[_]>::len) else { return Ok(None) };
@@ -145,7 +148,7 @@ fn of_split(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
     Ok(Some(Stack { value: pen.emit("Unsqueeze", &[value, axes], &[])?, axis }))
 }
 
-/// Of tensors of one shape, all of them on a new first axis.
+/// Stacks tensors of one shape on a new first axis.
 fn of_elements(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
     let elements: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
     let shape_of = |element: &ValueId| graph.value(*element).ty.shape();
@@ -163,18 +166,20 @@ fn of_elements(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
     Ok(Some(Stack { value, axis: 0 }))
 }
 
-/// Of a sequence that a `Loop` carries from an empty one on, to which each iteration appends an
-/// element and which it does not read otherwise: those elements become a scan output, and nothing
-/// is carried.
+/// Returns the stack of a sequence that a `Loop` carries, empty at first. Each iteration must
+/// append one element and not read the sequence otherwise. The elements become a scan output, and
+/// the loop-carried sequence goes away.
 fn of_loop(graph: &mut Graph, id: NodeId, position: usize) -> Result<Option<Stack>> {
     let Some(mut node) = graph.nodes.get(id.index()).cloned() else { return Ok(None) };
     let Some(sequence) = node.outputs.get(position).copied().flatten() else { return Ok(None) };
     let consumers = graph.consumers();
     let mut readers = consumers.get(sequence.index()).into_iter().flatten();
     let is_read = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(is_reader);
+    // The sequence goes away, so every reader must be able to read the stack instead.
     if !readers.all(is_read) || graph.outputs.contains(&sequence) {
         return Ok(None);
     }
+    // The trip count and the condition come before the loop-carried inputs.
     let first = node.inputs.get(2 + position).copied().flatten().and_then(|first| maker_of(graph, first));
     if first.is_none_or(|(_, maker)| maker.spec.name != "SequenceEmpty") {
         return Ok(None);
@@ -190,6 +195,7 @@ fn of_loop(graph: &mut Graph, id: NodeId, position: usize) -> Result<Option<Stac
     let value = graph.add_value(format!("{}/stacked_{position}", node.name), ValueType::Unknown);
     node.inputs.remove(2 + position);
     node.outputs.remove(position);
+    // Trailing outputs may be omitted, but the new scan output comes last.
     node.outputs.resize(outputs - 1, None);
     node.outputs.push(Some(value));
     graph.nodes.get_mut(id.index()).into_iter().for_each(|place| *place = node.clone());
@@ -197,8 +203,8 @@ fn of_loop(graph: &mut Graph, id: NodeId, position: usize) -> Result<Option<Stac
     Ok(Some(Stack { value, axis: 0 }))
 }
 
-/// Takes a sequence that is only appended to out of what a loop's body carries; returns the element
-/// that it appends. None, and nothing is changed, where the body does something else with it.
+/// Removes an append-only sequence from the loop-carried values of a body, and returns the element
+/// that is appended. `None`, with nothing changed, if the body does something else with it.
 fn take_appended(body: &mut Graph, position: usize) -> Option<ValueId> {
     let (carried, output) = (*body.inputs.get(2 + position)?, *body.outputs.get(1 + position)?);
     let reads = |value: ValueId| {
@@ -207,6 +213,7 @@ fn take_appended(body: &mut Graph, position: usize) -> Option<ValueId> {
     };
     let place = body.nodes.iter().position(|node| node.outputs.contains(&Some(output)))?;
     let insert = body.nodes.get(place)?;
+    // An insert with a position need not append.
     let is_appended = insert.spec.name == "SequenceInsert"
         && insert.inputs.first() == Some(&Some(carried))
         && insert.inputs.get(2).copied().flatten().is_none();
@@ -221,7 +228,8 @@ fn take_appended(body: &mut Graph, position: usize) -> Option<ValueId> {
     Some(element)
 }
 
-/// What a node reads of a sequence, from the stack of its elements; none if that is not known.
+/// Builds what a node reads from a sequence out of the stack of its elements; `None` if a rank is
+/// unknown.
 fn read(graph: &mut Graph, node: &Node, Stack { value, axis }: Stack) -> Result<Option<ValueId>> {
     let Some(rank) = graph.value(value).ty.shape().map(<[_]>::len) else { return Ok(None) };
     if node.spec.name == "SequenceAt" {
@@ -232,6 +240,8 @@ fn read(graph: &mut Graph, node: &Node, Stack { value, axis }: Stack) -> Result<
         let mut pen = NodeEmitter { graph, name: node.name.clone() };
         return pen.emit("Gather", &[value, place], &[("axis", Attribute::Int(axis as i64))]).map(Some);
     }
+    // `ConcatFromSequence`: move the stacked axis into place, then merge it with the axis behind it
+    // unless it is to be a new one.
     let stacks = node.attrs.flag("new_axis")?;
     let to = axis_of(node.attrs.int("axis")?, if stacks { rank } else { rank - 1 })?;
     let mut order: Vec<i64> = (0..rank).filter(|place| *place != axis).map(|place| place as i64).collect();
@@ -247,7 +257,7 @@ fn read(graph: &mut Graph, node: &Node, Stack { value, axis }: Stack) -> Result<
     merged(&mut pen, moved, to).map(Some)
 }
 
-/// A tensor with an axis and the one behind it as one.
+/// Merges an axis with the one behind it.
 fn merged(pen: &mut NodeEmitter<'_>, value: ValueId, axis: usize) -> Result<ValueId> {
     let axis = axis as i64;
     let mut sizes = |start: i64, end: Option<i64>| {
@@ -260,5 +270,6 @@ fn merged(pen: &mut NodeEmitter<'_>, value: ValueId, axis: usize) -> Result<Valu
     let back = sizes(axis + 2, None)?;
     let both = pen.emit("Mul", &[one, other], &[])?;
     let shape = pen.emit("Concat", &[front, both, back], &[("axis", Attribute::Int(0))])?;
+    // A 0 in the shape is a size, not one to copy.
     pen.emit("Reshape", &[value, shape], &[("allowzero", Attribute::Int(1))])
 }

@@ -1,10 +1,10 @@
-//! Attention with a cache of keys and values, as one operator: `Attention` with `past_key` and
-//! `present_key`.
+//! Fusion of attention with its KV cache, into one `Attention` with `past_key` and `present_key`.
 //!
-//! Decoders write new keys and values behind those of a past (`Concat`), give the result to the
-//! caller and attend to it. Here heads are split off queries, keys and values and joined again by
-//! transpositions around all of this. The operator reads and writes heads where they lie, and new
-//! rows go straight to their places. No rule says this, because the caches are results, too.
+//! Decoders append new keys and values to those of a past (`Concat`), return the result and attend
+//! to it. Transpositions around all of this split queries, keys and values into heads and join the
+//! result. The fused operator reads and writes heads without transpositions, and writes new rows
+//! straight into the cache. No rule can express this, because the caches are results besides that
+//! of the attention.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -15,16 +15,18 @@ use crate::ir::{Attribute, Graph, Node, NodeId, ValueId, ValueType};
 use crate::spec::ONNX;
 use crate::tensor::Tensor;
 
-/// Nodes between a cache and its attention that are looked at before an attention is left as it is.
+/// Maximum number of nodes to visit between a cache and its attention. Beyond that the attention
+/// stays as it is.
 const MOST_LOOKED_AT: usize = 1000;
 
-/// Fuses what there is; returns whether there is any.
+/// Fuses every attention that has a cache; returns whether there was any.
 pub(super) fn apply(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut Report) -> Result<bool> {
     let (producers, consumers) = (graph.producers(), graph.consumers());
     let mut fused: FxHashMap<usize, Vec<Node>> = FxHashMap::default();
     let mut gone: FxHashSet<usize> = FxHashSet::default();
     for index in 0..graph.nodes.len() {
         let finder = Finder { graph, producers: &producers, consumers: &consumers };
+        // Skip a match that shares a node with one fused before.
         let Some(found) =
             finder.find(index).filter(|found| found.nodes.iter().all(|node| !gone.contains(node)))
         else {
@@ -45,30 +47,32 @@ pub(super) fn apply(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut
             None => graph.nodes.push(node),
         }
     }
+    // Nodes that read a cache may stand before the attention that now computes it.
     if !super::in_order(graph) {
         graph.sort()?;
     }
     Ok(true)
 }
 
-/// Heads one after the other for each token: (batch, rows, heads, size).
+/// A value of shape (batch, rows, heads, size): the heads of a token are adjacent.
 struct Heads {
     value: ValueId,
     count: i64,
     size: i64,
 }
 
-/// An attention and what goes with it.
+/// An attention with its cache.
 struct Cached {
-    /// The places of the attention, of both concatenations, and of the transposition of the result.
+    /// The indices of the attention, of both concatenations, and of the transposition of the
+    /// result.
     nodes: [usize; 4],
     queries: Heads,
-    /// Those of keys and of values: what is new, what was there, and both together.
+    /// Keys and values: the new ones, those of the past, and both together.
     fresh: [Heads; 2],
     past: [ValueId; 2],
     present: [ValueId; 2],
     mask: Option<ValueId>,
-    /// (batch, rows, heads, size)
+    /// The result, of shape (batch, rows, heads, size).
     result: ValueId,
 }
 
@@ -86,7 +90,8 @@ impl Finder<'_> {
         let sees_all = ["is_causal", "left_window_size", "right_window_size"].into_iter().zip([0, -1, -1]);
         let sees_all =
             sees_all.into_iter().all(|(name, all)| node.attrs.find_int(name).is_none_or(|int| int == all));
-        // Places among new queries alone are not those behind a past.
+        // Causal masks and windows count from the first query: behind a past, positions would
+        // shift. Further inputs belong to another form of cache.
         if !sees_all || node.inputs.iter().skip(4).any(Option::is_some) {
             return None;
         }
@@ -106,14 +111,14 @@ impl Finder<'_> {
         Some((index, self.graph.nodes.get(index)?))
     }
 
-    /// What a node moves heads to the front of, or back: its result.
+    /// Returns the result of a node that moves heads to the front, or back.
     fn transposed(&self, index: usize) -> Option<ValueId> {
         let node = self.graph.nodes.get(index).filter(|node| is(node, "Transpose"))?;
         let is_swap = node.attrs.find_ints("perm").is_some_and(|perm| perm == [0, 2, 1, 3]);
         node.outputs.first().copied().flatten().filter(|_| is_swap)
     }
 
-    /// The heads that a transposition has brought to the front.
+    /// Returns the heads that a transposition moved to the front.
     fn heads(&self, value: ValueId) -> Option<Heads> {
         let (index, node) = self.producer(value)?;
         self.transposed(index)?;
@@ -123,7 +128,7 @@ impl Finder<'_> {
         (count > 0 && size > 0).then_some(Heads { value, count, size })
     }
 
-    /// The place of the node that writes heads behind a past, and both.
+    /// Returns the index of the node that appends heads to a past, with the past and the heads.
     fn cache(&self, value: ValueId) -> Option<(usize, ValueId, Heads)> {
         let (index, node) = self.producer(value).filter(|(_, node)| is(node, "Concat"))?;
         let &[Some(past), Some(fresh)] = node.inputs.as_slice() else { return None };
@@ -133,7 +138,8 @@ impl Finder<'_> {
         Some((index, past, fresh))
     }
 
-    /// Whether nothing that the attention will read follows from the caches that it will write.
+    /// Whether no input of the fused attention depends on the caches that it will write: that would
+    /// be a cycle.
     fn is_free_of(&self, found: &Cached) -> bool {
         let [_, k, v, _] = found.nodes;
         let first = k.min(v);
@@ -141,7 +147,8 @@ impl Finder<'_> {
         let mut open: Vec<ValueId> = heads.chain(found.past).chain(found.mask).collect();
         let mut seen: FxHashSet<usize> = FxHashSet::default();
         while let Some(value) = open.pop() {
-            // Nodes read what comes before them.
+            // The nodes are in topological order, so none before the concatenations depends on
+            // them.
             let Some((index, node)) = self.producer(value).filter(|(index, _)| *index >= first) else {
                 continue;
             };
@@ -157,7 +164,7 @@ impl Finder<'_> {
 }
 
 impl Cached {
-    /// The nodes that take the place of the attention; `None` if they would move it to a later
+    /// Returns the nodes that replace the attention; `None` if they would move it to a later
     /// device.
     fn replacement(
         &self,
@@ -199,7 +206,7 @@ fn is(node: &Node, op: &str) -> bool {
     (node.spec.domain, node.spec.name) == (ONNX, op)
 }
 
-/// A value of the type of another, with the batch and the rows of that and further axes.
+/// Adds a value of the same element type, batch and rows as `like`, with further axes.
 fn new_value(graph: &mut Graph, name: &str, like: ValueId, sizes: &[i64]) -> ValueId {
     let name = format!("{name}_{}", graph.value_count());
     let ty = &graph.value(like).ty;
@@ -211,7 +218,7 @@ fn new_value(graph: &mut Graph, name: &str, like: ValueId, sizes: &[i64]) -> Val
     graph.add_value(name.as_str(), ty)
 }
 
-/// The same elements in another shape.
+/// Builds a node that reshapes one value into another.
 fn reshape(graph: &mut Graph, (from, to): (ValueId, ValueId), sizes: &[i64]) -> Result<Node> {
     let name = format!("{}/Reshape_{}", graph.value(to).name, graph.value_count());
     let shape = graph.add_constant(format!("{name}.shape"), Tensor::from_slice(&[sizes.len()], sizes)?);

@@ -1,4 +1,8 @@
-//! Computes once what several nodes compute alike, and keeps small constants once.
+//! Common-subexpression elimination.
+//!
+//! Nodes merge if they have the same operator, attributes and inputs. Small constants of equal
+//! bytes are the same input. Random operators, and nodes with subgraphs or with tensors as
+//! attributes, never merge.
 
 use std::hash::{Hash, Hasher};
 
@@ -11,18 +15,19 @@ use crate::seeded;
 use crate::spec::Traits;
 use crate::tensor::Shape;
 
-/// Constants of up to this many bytes are compared.
+/// Constants of up to this many bytes are compared by content.
 const SMALL: usize = 1024;
 
-/// Which value stands for which.
+/// Maps a value to the equal one that replaces it.
 type Same = FxHashMap<ValueId, ValueId>;
 
-/// Lets one node stand for all that do the same to the same values, or to small constants of the
-/// same bytes.
+/// Merges nodes that apply the same operator to the same values, or to small constants of the same
+/// bytes.
 pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
     let mut same = Same::default();
     let constants = equal_constants(graph);
-    // Of nodes whose keys collide only the first has twins.
+    // One node per hash, so a lookup compares only once. If hashes collide, only the first node can
+    // have twins.
     let mut first: seeded::HashMap<u64, usize> = seeded::HashMap::default();
     let is_output: rustc_hash::FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     for index in 0..graph.nodes.len() {
@@ -32,14 +37,14 @@ pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
         let Some(node) = graph.nodes.get(index) else { continue };
         let twin = first.get(&key).and_then(|twin| graph.nodes.get(*twin));
         let twin = twin.filter(|twin| alike(twin, node, &constants));
-        // An output of the graph keeps its own node: it keeps its name.
+        // A graph output must keep its name, so it keeps its own node.
         let named = node.outputs.iter().flatten().any(|output| is_output.contains(output));
         match twin.filter(|_| !named) {
             Some(twin) => {
                 let mut made = twin.outputs.clone();
                 made.resize(made.len().max(node.outputs.len()), None);
                 let mut left = node.outputs.clone();
-                // What the twin does not make yet it makes from now on.
+                // An optional output that the twin omits moves to the twin.
                 for (to, own) in made.iter_mut().zip(&mut left) {
                     match (*own, *to) {
                         (Some(from), Some(to)) => drop(same.insert(from, to)),
@@ -61,9 +66,9 @@ pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
     }
 }
 
-/// Small constants of the same bytes as another, with the first such.
+/// Maps each small constant to the first of the same type, shape and bytes.
 fn equal_constants(graph: &Graph) -> Same {
-    // The bytes are the file's, which must not be able to foresee where they go.
+    // A seeded hash: the keys are bytes of the file, which must not be able to force collisions.
     let mut first: seeded::HashMap<(DType, &Shape, &[u8]), ValueId> = seeded::HashMap::default();
     let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let shapes: Vec<(ValueId, DType, Shape, &[u8])> = graph
@@ -94,13 +99,13 @@ fn rename(node: &mut Node, same: &Same) {
     captures.for_each(|capture| capture.outer = kept(capture.outer));
 }
 
-/// The inputs of a node, equal constants told by one of them.
+/// Returns the inputs of a node, with one representative for equal constants.
 fn inputs(node: &Node, constants: &Same) -> impl Iterator<Item = Option<ValueId>> {
     node.inputs.iter().map(|input| input.map(|id| constants.get(&id).copied().unwrap_or(id)))
 }
 
-/// A hash of what a node does; none for nodes that may do something else each time, or that are too
-/// large to compare.
+/// Hashes what a node computes. `None` for nodes that may compute something else each time, or that
+/// are too large to compare.
 fn key(node: &Node, constants: &Same) -> Option<u64> {
     if node.spec.traits.has(Traits::RANDOM) || !node.subgraphs.is_empty() {
         return None;
@@ -125,7 +130,7 @@ fn key(node: &Node, constants: &Same) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// Whether two nodes that [`key`] takes compute the same.
+/// Whether two nodes that have a [`key`] compute the same.
 fn alike(twin: &Node, node: &Node, constants: &Same) -> bool {
     std::ptr::eq(twin.spec, node.spec)
         && inputs(twin, constants).eq(inputs(node, constants))
@@ -135,6 +140,7 @@ fn alike(twin: &Node, node: &Node, constants: &Same) -> bool {
 fn attrs_alike(a: &Attributes, b: &Attributes) -> bool {
     let value_alike = |a: &Attribute, b: &Attribute| match (a, b) {
         (Attribute::Int(a), Attribute::Int(b)) => a == b,
+        // Compare bits: 0.0 == -0.0, but the two are different attributes.
         (Attribute::Float(a), Attribute::Float(b)) => a.to_bits() == b.to_bits(),
         (Attribute::String(a), Attribute::String(b)) => a == b,
         (Attribute::Ints(a), Attribute::Ints(b)) => a == b,

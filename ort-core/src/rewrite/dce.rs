@@ -1,9 +1,9 @@
-//! Takes away what nobody reads: nodes, and constants.
+//! Dead-code elimination.
 
 use super::Report;
 use crate::ir::Graph;
 
-/// Removes nodes none of whose outputs anybody reads, and constants that nobody reads.
+/// Removes nodes without any output that is read, and constants that are not read.
 pub(super) fn remove_dead(graph: &mut Graph, report: &mut Report) {
     let mut needed = vec![false; graph.value_count()];
     let mut need = |id: crate::ir::ValueId| {
@@ -13,6 +13,7 @@ pub(super) fn remove_dead(graph: &mut Graph, report: &mut Report) {
     };
     graph.outputs.iter().copied().for_each(&mut need);
     let mut living = vec![false; graph.nodes.len()];
+    // In reverse topological order, all readers of a node are decided before it.
     for (node, living) in graph.nodes.iter().zip(&mut living).rev() {
         *living = node.outputs.iter().flatten().any(|id| needed.get(id.index()).copied().unwrap_or(true));
         if *living {

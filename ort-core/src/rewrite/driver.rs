@@ -1,9 +1,9 @@
-//! Applies rules to a graph until none applies any more.
+//! Rewrite driver: applies rules to a graph until a fixed point.
 //!
-//! A sweep goes through the nodes in their order and offers each as the root of a pattern. What a
-//! rule puts in place of a match is inferred at once: it must have the types and shapes of what it
-//! replaces, or tell more of them, else the match stays and the rule is reported. A match of which
-//! less is known than its rule asks for stays, too. Sweeps end when one changes nothing.
+//! A sweep visits the nodes in order and tries each as the root of a pattern. Shape inference runs
+//! on a replacement at once. Its types and shapes must match or refine those of the root; otherwise
+//! the match stays, and the rule is not tried on that node again. A match also stays if less is
+//! known about it than its rule requires. Sweeps end when one changes nothing.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,13 +22,13 @@ use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
 use crate::limits::{NODES_PER_DEADLINE_CHECK, check_deadline};
 use crate::spec::{OpSpec, infer_at};
 
-/// The most sweeps over one graph; a rule set that needs more undoes its own work.
+/// Maximum number of sweeps over one graph. A rule set that needs more undoes its own work.
 const MOST_SWEEPS: usize = 32;
 
-/// The rules by the operator at their root.
+/// The rules, indexed by the operator at their root.
 pub(super) type Index<'a> = FxHashMap<*const OpSpec, Vec<&'a Compiled>>;
 
-/// The rules that are in force, by root.
+/// Indexes the enabled rules by root.
 pub(super) fn index<'a>(rules: &'a [Compiled], optimizer: &Optimizer) -> Index<'a> {
     let mut index = Index::default();
     let on = |compiled: &&Compiled| {
@@ -54,6 +54,7 @@ pub(super) fn apply(
     let mut refused = FxHashSet::default();
     for _ in 0..MOST_SWEEPS {
         let mut sweep = Sweep::new(graph, optimizer, environment.first_claim, report);
+        // Keep refusals across sweeps, or each sweep would build the same misfits again.
         sweep.refused = std::mem::take(&mut refused);
         let hits = sweep.run(rules, environment.until)?;
         refused = std::mem::take(&mut sweep.refused);
@@ -73,15 +74,16 @@ struct Sweep<'g> {
     first_claim: FirstClaim<'g>,
     report: &'g mut Report,
     producers: Vec<Option<NodeId>>,
-    /// How often each value is read: by nodes, their subgraphs, and as an output.
+    /// Read count of each value: by nodes, by captures of their subgraphs, and as a graph output.
     reads: Vec<usize>,
     is_output: Vec<bool>,
-    /// Where each node stands: new nodes stand where their match's root stood.
+    /// Position of each node; a new node has that of the root it replaces.
     places: Vec<usize>,
     dead: Vec<bool>,
-    /// For each value the one that stands for it now.
+    /// The alias of each value: the value that replaces it.
     aliases: Vec<Option<ValueId>>,
-    /// Rules whose result did not fit, with the node.
+    /// Rules whose replacement did not fit, with the name of the node. Unlike ids, names survive a
+    /// sweep.
     refused: FxHashSet<(&'static str, Arc<str>)>,
 }
 
@@ -118,7 +120,8 @@ impl<'g> Sweep<'g> {
         sweep
     }
 
-    /// Visits every node once, and new ones as they come; returns how often a rule applied.
+    /// Visits every node once, and new nodes as rules create them; returns the number of rule
+    /// applications.
     fn run(&mut self, rules: &Index<'_>, until: Option<Instant>) -> Result<usize> {
         let mut hits = 0;
         for index in 0..self.graph.nodes.len() {
@@ -126,13 +129,14 @@ impl<'g> Sweep<'g> {
                 check_deadline(until, "optimizing")?;
             }
             let mut visits: SmallVec<[NodeId; 8]> = SmallVec::from_slice(&[NodeId(index as u32)]);
-            // A rule may apply to what another made; a bound keeps two that undo each other from
-            // going on for ever.
+            // A rule may apply to nodes that another created. The bound stops two rules that undo
+            // each other.
             for _ in 0..MOST_SWEEPS {
                 let Some(id) = visits.pop() else { break };
                 if self.dead.get(id.index()).is_none_or(|dead| *dead) {
                     continue;
                 }
+                // Earlier rewrites may have aliased its inputs: patterns must see the aliases.
                 self.resolve(id);
                 if self.optimizer.stop_after.is_some_and(|most| self.report.total() >= most) {
                     return Ok(hits);
@@ -147,7 +151,7 @@ impl<'g> Sweep<'g> {
         Ok(hits)
     }
 
-    /// Tries the rules of one root in turn; returns whether one applied.
+    /// Tries the rules of one root in order; returns whether one applied.
     fn visit(&mut self, root: NodeId, rules: &Index<'_>) -> bool {
         let Some(node) = self.graph.nodes.get(root.index()) else { return false };
         let Some(candidates) = rules.get(&std::ptr::from_ref(node.spec)) else { return false };
@@ -179,7 +183,7 @@ impl<'g> Sweep<'g> {
         false
     }
 
-    /// Whether as much is known of a match as its rule asks for.
+    /// Whether as much is known about a match as its rule requires.
     fn is_known(&self, found: &Match, known: Known, root: NodeId) -> bool {
         let Some(root) = self.graph.nodes.get(root.index()) else { return false };
         let ty = |id: ValueId| &self.graph.value(id).ty;
@@ -196,12 +200,13 @@ impl<'g> Sweep<'g> {
         }
     }
 
-    /// Whether nobody outside the match reads what is inside of it.
+    /// Whether no node outside the match reads its inner values, or the rule allows that.
     fn is_free(&self, found: &Match, keep: bool) -> bool {
         let [_, inner @ ..] = found.nodes.as_slice() else { return false };
         keep || inner.iter().all(|id| {
             let node = self.graph.nodes.get(id.index());
-            // Whoever else reads the numbers of codes goes on to do so; nothing is computed twice.
+            // Other readers keep the dequantized value. The replacement reads the quantized one, so
+            // no work is duplicated.
             if node.is_some_and(|node| node.spec.name == "DequantizeLinear") {
                 return true;
             }
@@ -214,8 +219,8 @@ impl<'g> Sweep<'g> {
         })
     }
 
-    /// Puts the right side of a rule in the place of a match, if it fits. A rule that fails leaves
-    /// the match as it is: the graph runs without it as well.
+    /// Replaces a match by its rule's right-hand side, if that fits. If the rule fails, the match
+    /// stays, because the graph is correct without it.
     fn replace(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> bool {
         let Some(node) = self.graph.nodes.get(root.index()) else { return false };
         let key = (compiled.rule.name, node.name.clone());
@@ -223,12 +228,14 @@ impl<'g> Sweep<'g> {
             return false;
         }
         let fits = match &compiled.template {
+            // A template that is a single value needs no nodes.
             Some(Term::Value { name, .. }) => {
                 let value = found.value(name);
                 value.is_some_and(|value| self.alias(root, &[value]))
             }
             _ => match self.replace_by_nodes(compiled, found, root) {
                 Ok(Some(fits)) => fits,
+                // Declined, not refused: the builder may accept the match after other rewrites.
                 Ok(None) => return false,
                 Err(problem) => {
                     tracing::warn!(
@@ -251,8 +258,9 @@ impl<'g> Sweep<'g> {
         true
     }
 
-    /// Builds the right side of a rule; what it makes must take the place of the root, or values
-    /// that exist stand for it. None where the rule makes nothing of this match.
+    /// Builds a rule's replacement. Either new nodes compute all of the root's outputs, or the rule
+    /// adds none and existing values alias the outputs; a mix does not fit. `None` if the rule
+    /// declines this match.
     fn replace_by_nodes(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<Option<bool>> {
         let Some(node) = self.graph.nodes.get(root.index()).cloned() else { return Ok(None) };
         let mut patch = Patch::new(self.graph, found, &node, self.optimizer.level);
@@ -279,8 +287,8 @@ impl<'g> Sweep<'g> {
         Ok(Some(none_made && self.alias(root, &values)))
     }
 
-    /// Adds the nodes that take a root's place, unless their outputs contradict it or they would
-    /// not run on its device.
+    /// Adds the nodes that replace a root. If their outputs contradict the root's, or they would
+    /// run on a later device, undoes that and returns false.
     fn accept(&mut self, replaced: Replaced<'_>, nodes: Vec<Node>) -> bool {
         let Replaced { node: old, id: root, known, device } = replaced;
         let first = self.graph.nodes.len();
@@ -321,14 +329,14 @@ impl<'g> Sweep<'g> {
         true
     }
 
-    /// Whether a device that comes no later claims a node. What no device claimed before, none need
-    /// claim now.
+    /// Whether a device no later than `device` claims a node. If no device claimed the match, none
+    /// has to claim its replacement.
     fn runs_on(&self, node: &Node, device: Option<usize>) -> bool {
         let claimed = (self.first_claim)(self.graph, node);
         device.is_none_or(|device| claimed.is_some_and(|claimed| claimed <= device))
     }
 
-    /// Counts what a new node reads, and notes what it computes.
+    /// Counts the reads of a new node and registers it as the producer of its outputs.
     fn note_node(&mut self, id: NodeId) {
         let Some(node) = self.graph.nodes.get(id.index()) else { return };
         for value in node.reads() {
@@ -343,8 +351,8 @@ impl<'g> Sweep<'g> {
         }
     }
 
-    /// Lets values that exist stand for a root's outputs. An output of the graph keeps its name, so
-    /// only a value that a node computes, and that is no output itself, can stand for it.
+    /// Aliases a root's outputs to existing values. A graph output keeps its name, so its alias
+    /// must be computed by a node and must not be a graph output itself.
     fn alias(&mut self, root: NodeId, values: &[ValueId]) -> bool {
         let Some(old) = self.graph.nodes.get(root.index()) else { return false };
         if values.len() < wanted_outputs(old) {
@@ -376,8 +384,9 @@ impl<'g> Sweep<'g> {
         true
     }
 
-    /// Makes `new` an output of the graph in the place of `old`, under its name.
+    /// Makes `new` the graph output instead of `old`, under the name of `old`.
     fn stand_for_output(&mut self, old: ValueId, new: ValueId) {
+        // Swap the names, so that each stays unique.
         let (old_name, new_name) = (self.graph.value(old).name.clone(), self.graph.value(new).name.clone());
         self.graph.value_mut(old).name = new_name;
         self.graph.value_mut(new).name = old_name;
@@ -389,7 +398,7 @@ impl<'g> Sweep<'g> {
         }
     }
 
-    /// Lets a node read the values that stand for those it reads.
+    /// Makes a node read the aliases of its inputs and captures.
     fn resolve(&mut self, id: NodeId) {
         if self.aliases.is_empty() {
             return;
@@ -407,7 +416,7 @@ impl<'g> Sweep<'g> {
         captures.for_each(|capture| capture.outer = resolved(capture.outer));
     }
 
-    /// Takes a node away, and all before it that nobody needs then.
+    /// Removes a node, and recursively the producers that no one reads then.
     fn kill(&mut self, root: NodeId) {
         let mut doomed = vec![root];
         while let Some(id) = doomed.pop() {
@@ -422,6 +431,7 @@ impl<'g> Sweep<'g> {
                     *count = count.saturating_sub(1);
                 }
                 let Some(producer) = self.producers.get(value.index()).copied().flatten() else { continue };
+                // `reads` also counts graph outputs, so their producers stay.
                 let needed = self.graph.nodes.get(producer.index()).is_none_or(|node| {
                     let mut outputs = node.outputs.iter().flatten();
                     outputs.any(|output| self.reads.get(output.index()).is_none_or(|&reads| reads > 0))
@@ -433,12 +443,13 @@ impl<'g> Sweep<'g> {
         }
     }
 
-    /// Leaves the nodes that live, in their order.
+    /// Resolves all aliases and drops the dead nodes.
     fn finish(mut self) -> Result<()> {
         (0..self.graph.nodes.len()).for_each(|index| self.resolve(NodeId(index as u32)));
         let nodes = std::mem::take(&mut self.graph.nodes);
         let living = nodes.into_iter().zip(&self.places).zip(&self.dead).filter(|(_, dead)| !**dead);
         let mut living: Vec<(usize, Node)> = living.map(|((node, place), _)| (*place, node)).collect();
+        // A stable sort: new nodes at one position keep the order in which the rule added them.
         living.sort_by_key(|(place, _)| *place);
         self.graph.nodes = living.into_iter().map(|(_, node)| node).collect();
         if !super::in_order(self.graph) {
@@ -448,17 +459,17 @@ impl<'g> Sweep<'g> {
     }
 }
 
-/// The root of a match, whose outputs a rule's nodes are to compute.
+/// The root of a match, whose outputs the new nodes must compute.
 struct Replaced<'a> {
     node: &'a Node,
     id: NodeId,
-    /// What the rule asks to be known.
+    /// What the rule requires to be known.
     known: Known,
-    /// The first device that claims a node of the match.
+    /// The earliest device that claims a node of the match.
     device: Option<usize>,
 }
 
-/// Whether inference tells as much of a rule's result as the rule asks for.
+/// Whether inference knows as much about a replacement as its rule requires.
 fn tells_enough(ty: &ValueType, known: Known) -> bool {
     match known {
         Known::Ranks => ty.shape().is_some(),
@@ -467,13 +478,12 @@ fn tells_enough(ty: &ValueType, known: Known) -> bool {
     }
 }
 
-/// How many outputs a node has, up to the last that anybody wants.
+/// Returns the number of outputs of a node, up to the last that is not omitted.
 fn wanted_outputs(node: &Node) -> usize {
     node.outputs.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
 }
 
-/// Joins what is known of a value before and after a rewrite; false where they contradict each
-/// other.
+/// Merges what is known about a value before and after a rewrite; false if the two contradict.
 fn refine(info: &mut ValueInfo, before: &ValueInfo) -> bool {
     let fits = match (&mut info.ty, &before.ty) {
         (_, ValueType::Unknown) => true,
@@ -499,7 +509,8 @@ fn refine(info: &mut ValueInfo, before: &ValueInfo) -> bool {
     fits
 }
 
-/// Sizes that only a run tells fit any; of two that are known in part the one known before stays.
+/// Merges two sizes. A data-dependent size matches any, and a known size replaces it. Two different
+/// known sizes contradict each other.
 fn refine_dim(now: &mut Dim, then: &Dim) -> bool {
     if now == then || then.has_unknown() {
         return true;

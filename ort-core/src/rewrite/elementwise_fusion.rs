@@ -1,5 +1,7 @@
-//! Chains of elementwise operators become one operator each: what lies between them is never
-//! written to memory.
+//! Elementwise fusion.
+//!
+//! A chain of elementwise operators becomes one `FusedElementwise`, so its intermediate values are
+//! never written to memory.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -10,31 +12,31 @@ use crate::dtype::TypeSet;
 use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId};
 use crate::spec::{BinaryFn, OpSpec, RUNTIME, Registry, ScalarExpr};
 
-/// The most inputs of one fused operator.
+/// Maximum number of inputs of one fused operator.
 const MOST_INPUTS: usize = 8;
-/// The most functions in one formula, each node's counted once.
+/// Maximum number of functions in one formula, counting those of each node once.
 const MOST_FUNCTIONS: usize = 64;
-/// The most functions that the text of a formula applies. A value that is used twice is written
-/// twice, so that a chain in which every node reads its predecessor twice would double at each.
+/// Maximum number of functions in the text of a formula, which repeats a value at each use. Without
+/// a bound, a chain in which every node reads its predecessor twice would double at each.
 const MOST_WRITTEN: usize = 256;
 
-/// A value as a formula of others.
+/// A value as a formula of other values.
 struct Chain {
     formula: ScalarExpr,
-    /// How many functions its nodes apply.
+    /// Number of functions that its nodes apply.
     functions: usize,
-    /// How many the formula applies, in which a value stands as often as it is used.
+    /// Number of functions in the formula, which repeats a value at each use.
     written: usize,
     inputs: Vec<ValueId>,
-    /// The nodes that it is made of, its own last.
+    /// The nodes it consists of; the one that computes the value is last.
     nodes: Vec<usize>,
 }
 
-/// Fuses every chain of two or more elementwise operators of floats whose inner values nobody else
-/// reads.
+/// Fuses every chain of two or more elementwise float operators whose intermediate values have no
+/// other reader.
 pub(super) fn fuse(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut Report) -> Result<()> {
     let Some(spec) = Registry::global()?.find(RUNTIME, "FusedElementwise") else { return Ok(()) };
-    // What a first round has made one node may be a cheap formula for its readers.
+    // Two rounds: a node that the first one fused may be a cheap formula for its readers.
     for _ in 0..2 {
         repeat_for_readers(graph);
         fuse_chains(graph, spec, first_claim, report)?;
@@ -57,6 +59,7 @@ fn fuse_chains(
     }
     let mut dead = vec![false; graph.nodes.len()];
     let mut ends: Vec<Chain> = chains.into_values().filter(|chain| chain.nodes.len() > 1).collect();
+    // The map's order is arbitrary, the graph's must not be.
     ends.sort_unstable_by_key(|chain| chain.nodes.last().copied());
     for chain in ends {
         let Some((&last, inner)) = chain.nodes.split_last() else { continue };
@@ -68,6 +71,7 @@ fn fuse_chains(
         let parts = chain.nodes.iter().filter_map(|index| graph.nodes.get(*index));
         let device = parts.filter_map(|node| first_claim(graph, node)).min();
         let claimed = first_claim(graph, &fused);
+        // Leave the chain unfused if the fused node would move to a later device.
         if device.is_some_and(|device| claimed.is_none_or(|claimed| claimed > device)) {
             continue;
         }
@@ -83,15 +87,15 @@ fn fuse_chains(
     Ok(())
 }
 
-/// The most functions of a formula that is rather computed for each of its readers than written to
-/// memory.
+/// Maximum number of functions of a formula that is recomputed for each reader rather than written
+/// to memory.
 const CHEAP: usize = 4;
 
-/// Has elementwise readers of a cheap formula be the only ones, by copies of its node: they become
-/// parts of their readers, and what it computes is not kept for them.
+/// Copies the node of a cheap formula to each of its elementwise readers. A copy has a single
+/// reader and fuses into it, so its result is not stored.
 ///
-/// That is done where it takes no memory: the formula has one input of the size of its result,
-/// which is alive until the reader anyway.
+/// This must not cost memory: the formula must have one input of the size of its result, and that
+/// input must be alive until the reader anyway.
 fn repeat_for_readers(graph: &mut Graph) {
     let readers = graph.consumers();
     let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
@@ -108,7 +112,7 @@ fn repeat_for_readers(graph: &mut Graph) {
             lives && node.is_some_and(|node| is_elementwise_like(graph, node, output))
         };
         let fusing: Vec<usize> = readers.iter().filter(fuses).map(|reader| reader.index()).collect();
-        // The node itself is for the others, or for the first of these.
+        // The original serves the other readers, or the first of these if there are no others.
         let stays = fusing.len() < readers.len() || outputs.contains(&output);
         copies.extend(fusing.into_iter().skip(usize::from(!stays)).map(|reader| (reader, index, output)));
     }
@@ -132,7 +136,7 @@ fn repeat_for_readers(graph: &mut Graph) {
     }
 }
 
-/// The one input that is as large as the result of a node with a cheap formula.
+/// Returns the one input of the size of the result, if the node's formula is cheap.
 fn cheap_source(graph: &Graph, node: &Node, output: ValueId) -> Option<ValueId> {
     let shape = graph.value(output).ty.shape()?;
     let formula = formula_of(graph, node)?;
@@ -144,13 +148,13 @@ fn cheap_source(graph: &Graph, node: &Node, output: ValueId) -> Option<ValueId> 
     sources.all(|other| other == source).then_some(source)
 }
 
-/// Whether a node is elementwise, of the type and shape of a value that it reads.
+/// Whether a node is elementwise and returns the type and shape of a value that it reads.
 fn is_elementwise_like(graph: &Graph, node: &Node, read: ValueId) -> bool {
     let &[Some(output)] = node.outputs.as_slice() else { return false };
     formula_of(graph, node).is_some() && graph.value(output).ty == graph.value(read).ty
 }
 
-/// Whether a formula adds, subtracts, multiplies and compares only.
+/// Whether a formula consists of additions, subtractions, multiplications, minima and maxima.
 fn is_arithmetic(formula: &ScalarExpr) -> bool {
     match formula {
         ScalarExpr::Input(_) | ScalarExpr::Constant(_) => true,
@@ -163,7 +167,7 @@ fn is_arithmetic(formula: &ScalarExpr) -> bool {
     }
 }
 
-/// Which values exactly one node reads, and the caller does not get.
+/// Returns for each value whether exactly one node reads it and it is not a graph output.
 fn read_by_one_node(graph: &Graph) -> Vec<bool> {
     let mut reader: Vec<Option<usize>> = vec![None; graph.value_count()];
     let mut once = vec![false; graph.value_count()];
@@ -182,8 +186,8 @@ fn read_by_one_node(graph: &Graph) -> Vec<bool> {
     once
 }
 
-/// The chain that ends at a node, and the value it computes, where the node is elementwise. Chains
-/// that become part of it are taken out of `elementwise_fusion`.
+/// Returns the chain that ends at a node, with the value it computes, if the node is elementwise.
+/// Chains that it absorbs are removed from `chains`.
 fn chain_of(
     graph: &Graph,
     index: usize,
@@ -209,7 +213,7 @@ fn chain_of(
     let mut chain =
         Chain { formula: own, functions, written: functions, inputs: Vec::new(), nodes: Vec::new() };
     let mut parts = Vec::with_capacity(given.len());
-    // Inputs that are still to come need a place each.
+    // Reserve one input for each operand still to come.
     let mut to_come = given.len();
     for (position, id) in given.iter().copied().enumerate() {
         to_come -= 1;
@@ -219,7 +223,8 @@ fn chain_of(
             continue;
         }
         let uses = uses.get(position).copied().unwrap_or(1);
-        // What has the shape of the result is computed as often here as there.
+        // Absorb only values of the result's shape: a smaller one would be recomputed for each
+        // element it is broadcast to.
         let fits = chains.get(&id).is_some_and(|inner| {
             read_once.get(id.index()).copied().unwrap_or(false)
                 && chain.functions + inner.functions <= MOST_FUNCTIONS
@@ -234,7 +239,8 @@ fn chain_of(
                 chain.written += inner.written * uses;
                 chain.nodes.extend(inner.nodes);
                 match chain.inputs.is_empty() {
-                    // The places stay as they are.
+                    // With no input before it, the absorbed formula keeps its input numbers and
+                    // moves over without a walk. Long chains thus fuse in linear time.
                     true => {
                         chain.inputs = inner.inputs;
                         inner.formula
@@ -254,8 +260,8 @@ fn chain_of(
     Some((output, chain))
 }
 
-/// How often a formula uses each of its inputs; of a value that is given several times, at its
-/// first place.
+/// Counts the uses of each input of a formula. Uses of a repeated value count at its first
+/// position.
 fn uses_of_inputs(formula: &ScalarExpr, given: &[ValueId]) -> Vec<usize> {
     let mut uses = vec![0; given.len()];
     formula.visit_inputs(&mut |index| {
@@ -266,11 +272,12 @@ fn uses_of_inputs(formula: &ScalarExpr, given: &[ValueId]) -> Vec<usize> {
     uses
 }
 
-/// The formula of an elementwise node over its inputs.
+/// Returns the formula of an elementwise node over its inputs.
 fn formula_of(graph: &Graph, node: &Node) -> Option<ScalarExpr> {
     if let Some(formula) = node.spec.scalar {
         return formula(&node.attrs).ok();
     }
+    // `Clip` takes its bounds as inputs: it has a formula only if they are constants.
     if node.spec.domain == crate::spec::ONNX && node.spec.name == "Clip" {
         let bound = |index: usize| match node.inputs.get(index).copied().flatten() {
             None => Some(None),
@@ -286,22 +293,22 @@ fn formula_of(graph: &Graph, node: &Node) -> Option<ScalarExpr> {
     None
 }
 
-/// The rank that a result has by its inputs of more than one element, or that are not constant.
+/// Returns the rank of a result, not counting the inputs that are one-element constants.
 fn rank_without_constants(graph: &Graph, inputs: &[ValueId]) -> usize {
     let is_number = |id: &&ValueId| constant(graph, **id, usize::MAX).is_some();
     let others = inputs.iter().filter(|id| !is_number(id));
     others.filter_map(|id| graph.value(*id).ty.shape()).map(<[_]>::len).max().unwrap_or(0)
 }
 
-/// The number that a constant of one element holds, where it does not add axes to a result of this
-/// rank.
+/// Returns the number of a one-element constant. `None` if it is not finite, or has more axes than
+/// a result of this rank and would add some.
 fn constant(graph: &Graph, id: ValueId, rank: usize) -> Option<f64> {
     let tensor = graph.constants.get(&id)?;
     let number = scalar(tensor).filter(|_| tensor.shape().len() <= rank);
     number.filter(|number| number.is_finite())
 }
 
-/// The input of a formula that a value is.
+/// Returns the formula input for a value, adding the value if it is new.
 fn place(inputs: &mut Vec<ValueId>, id: ValueId) -> ScalarExpr {
     let known = inputs.iter().position(|known| *known == id);
     ScalarExpr::Input(known.unwrap_or_else(|| {
@@ -310,7 +317,7 @@ fn place(inputs: &mut Vec<ValueId>, id: ValueId) -> ScalarExpr {
     }))
 }
 
-/// A formula with others in the places of its inputs.
+/// Substitutes formulas for the inputs of a formula.
 fn substitute(formula: ScalarExpr, parts: Vec<ScalarExpr>) -> ScalarExpr {
     let mut uses = vec![0; parts.len()];
     formula.visit_inputs(&mut |index| uses.iter_mut().skip(index).take(1).for_each(|uses| *uses += 1));
@@ -318,8 +325,8 @@ fn substitute(formula: ScalarExpr, parts: Vec<ScalarExpr>) -> ScalarExpr {
     replace_inputs(formula, &mut parts)
 }
 
-/// Each part is there with how often it is still to be used: the last use takes it, instead of a
-/// copy.
+/// Substitutes `parts`, each with the number of its remaining uses: the last use moves it, the
+/// others copy it.
 fn replace_inputs(formula: ScalarExpr, parts: &mut [(ScalarExpr, usize)]) -> ScalarExpr {
     let mut part = |formula: Box<ScalarExpr>| Box::new(replace_inputs(*formula, parts));
     match formula {
@@ -343,7 +350,7 @@ fn replace_inputs(formula: ScalarExpr, parts: &mut [(ScalarExpr, usize)]) -> Sca
     }
 }
 
-/// How many functions a formula applies.
+/// Counts the functions of a formula.
 fn functions(formula: &ScalarExpr) -> usize {
     match formula {
         ScalarExpr::Input(_) | ScalarExpr::Constant(_) => 0,

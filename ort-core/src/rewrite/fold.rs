@@ -1,8 +1,8 @@
-//! Constant folding: what depends on constants alone is computed while the session is built.
+//! Constant folding: nodes that depend on constants alone are computed while the session is built.
 //!
-//! Folding never makes the constants of a graph larger, but for results of at most [`SMALL`] bytes
-//! each, of which all together take at most [`GROWTH`] bytes. Equal results of graphs within one
-//! another are one tensor.
+//! Folding never makes the constants of a graph larger, except by results of at most [`SMALL`]
+//! bytes each and [`GROWTH`] bytes together in one round. Larger results that are equal share one
+//! tensor across a graph and its subgraphs.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -15,17 +15,17 @@ use crate::ir::{Graph, Node, ValueId};
 use crate::spec::{SymTensor, Traits};
 use crate::tensor::{Tensor, byte_count};
 
-/// Results of up to this many bytes are kept even where nothing is saved: scalars, shapes, scales
-/// of channels.
+/// Results of up to this many bytes are folded even if that frees nothing: scalars, shapes,
+/// per-channel scales.
 pub(super) const SMALL: usize = 1024;
 
-/// What small results may add to the constants of a graph in one round.
+/// Maximum number of bytes that small results may add to the constants of a graph in one round.
 const GROWTH: usize = 64 << 10;
 
-/// The largest list of integers that becomes a constant because inference knows its elements.
+/// Maximum length of an integer list that becomes a constant because inference knows its elements.
 const MOST_KNOWN: usize = 64;
 
-/// Makes constants of the small integer values whose elements inference knows.
+/// Replaces small integer values by constants if inference knows their elements.
 pub(super) fn known_values(graph: &mut Graph, report: &mut Report) -> Result<()> {
     let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut known = Vec::new();
@@ -47,17 +47,17 @@ pub(super) fn known_values(graph: &mut Graph, report: &mut Report) -> Result<()>
     graph
         .nodes
         .retain(|node| !matches!(node.outputs.as_slice(), [Some(output)] if known.contains_key(output)));
-    // In the order of ids, so that the same model always gives the same graph.
+    // Insert in id order, so that the same model always yields the same graph.
     let mut known: Vec<(ValueId, Tensor)> = known.into_iter().collect();
     known.sort_unstable_by_key(|(id, _)| *id);
     graph.constants.extend(known);
     Ok(())
 }
 
-/// Computes nodes whose inputs are constants, results of up to `most` bytes each; returns whether
-/// there were any. A node that fails stays: the failure is the run's. A memory limit that does not
-/// suffice is an error, because a graph that is rewritten otherwise gives other bits: they must not
-/// depend on the limit.
+/// Folds nodes whose inputs are constants and whose results take at most `most` bytes; returns
+/// whether there were any. If one of them fails, all stay, and the run reports the failure. Running
+/// into the memory limit is an error instead: without the folding the graph would be rewritten
+/// differently, and the bits of results must not depend on the limit.
 pub(super) fn constants(
     graph: &mut Graph,
     evaluate: Evaluate<'_>,
@@ -91,7 +91,8 @@ pub(super) fn constants(
     Ok(true)
 }
 
-/// Results of more than [`SMALL`] bytes, by a hash of their bytes that no file can foresee.
+/// Results of more than [`SMALL`] bytes, by a seeded hash of their bytes: no file can force
+/// collisions.
 #[derive(Default)]
 pub(super) struct Shared {
     hasher: RandomState,
@@ -99,13 +100,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Lets go of what no graph has any more.
+    /// Drops the tensors that no graph holds any more.
     fn forget_unused(&mut self) {
         let is_used = |tensor: &Tensor| tensor.bytes().is_some_and(|bytes| !bytes.is_unique());
         self.tensors.values_mut().for_each(|tensors| tensors.retain(is_used));
     }
 
-    /// The tensor, or one of the same elements that there is already.
+    /// Returns a tensor of the same elements that exists already, or else this one.
     fn one_of(&mut self, tensor: Tensor) -> Tensor {
         let Some(bytes) = tensor.bytes().filter(|bytes| bytes.len() > SMALL) else { return tensor };
         let known = self.tensors.entry(self.hasher.hash_one(bytes)).or_default();
@@ -122,11 +123,11 @@ impl Shared {
     }
 }
 
-/// How often nodes are chosen anew where a constant turned out to stay.
+/// Maximum number of iterations of [`choose`] towards a fixed point.
 const MOST_CHOICES: usize = 8;
 
-/// The nodes to compute, by index. What they free is first guessed, then known from the choice
-/// before.
+/// Returns the indices of the nodes to fold. What folding frees depends on the choice itself: the
+/// first iteration assumes everything, and each later one corrects that from the choice before.
 fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
     let count = |ids: &mut dyn Iterator<Item = ValueId>| {
         let mut reads = vec![0usize; graph.value_count()];
@@ -142,6 +143,7 @@ fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
         }
         let nodes = graph.nodes.iter().enumerate().filter(|(index, _)| chosen.contains(index));
         let folded = count(&mut nodes.flat_map(|(_, node)| node.reads()));
+        // A value stays if nodes that are not folded read it as well.
         let stays = |index: usize| folded.get(index) != reads.get(index) && folded.get(index) != Some(&0);
         let mut is_right = true;
         for (index, freed) in freed.iter_mut().enumerate().filter(|(_, freed)| **freed) {
@@ -152,17 +154,18 @@ fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
             return chosen;
         }
     }
+    // No fixed point: assume only values with a single read to be freed, which always holds.
     let single: Vec<bool> = reads.iter().map(|reads| *reads == 1).collect();
     choose_with(graph, most, &single)
 }
 
-/// The nodes to compute where constants and results that are `freed` go away with the last node
-/// that reads them, so that results may take their place.
+/// Returns the nodes to fold, given which constants and results are `freed` with their last reader.
+/// New results may take up as many bytes as those free.
 fn choose_with(graph: &Graph, most: usize, freed: &[bool]) -> FxHashSet<usize> {
     let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut bytes: FxHashMap<ValueId, usize> =
         graph.constants.iter().map(|(id, tensor)| (*id, tensor.byte_count())).collect();
-    // The bytes of what is freed that no result has taken the place of.
+    // The freed bytes that no result has taken up yet, by value.
     let mut places = bytes.clone();
     places.retain(|id, _| freed.get(id.index()) == Some(&true));
     let mut chosen = FxHashSet::default();
@@ -171,7 +174,7 @@ fn choose_with(graph: &Graph, most: usize, freed: &[bool]) -> FxHashSet<usize> {
         if node.spec.traits.has(Traits::RANDOM) || !node.subgraphs.is_empty() || node.inputs.is_empty() {
             continue;
         }
-        // Rules look for numbers of codes: those are folded only when all rules have been tried.
+        // QDQ rules match `DequantizeLinear`: fold it only after they have all been tried.
         if most <= SMALL && node.spec.name == "DequantizeLinear" {
             continue;
         }
@@ -192,6 +195,7 @@ fn choose_with(graph: &Graph, most: usize, freed: &[bool]) -> FxHashSet<usize> {
         }
         growth += grown;
         chosen.insert(index);
+        // Charge the result to the bytes that its inputs free.
         let mut taken = made_bytes - grown;
         for id in &inputs {
             let Some(place) = places.get_mut(id) else { continue };
@@ -204,7 +208,7 @@ fn choose_with(graph: &Graph, most: usize, freed: &[bool]) -> FxHashSet<usize> {
     chosen
 }
 
-/// The bytes of each output of a node, where all are tensors of sizes that are numbers.
+/// Returns the bytes of each output of a node, if all are tensors of fixed sizes.
 fn output_bytes(graph: &Graph, node: &Node) -> Option<Vec<(ValueId, usize)>> {
     let bytes = |id: &ValueId| {
         let ty = graph.value(*id).ty.as_tensor()?;
@@ -215,7 +219,8 @@ fn output_bytes(graph: &Graph, node: &Node) -> Option<Vec<(ValueId, usize)>> {
     node.outputs.iter().flatten().map(bytes).collect()
 }
 
-/// The chosen nodes as a graph of their own, and the values of `graph` that its outputs stand for.
+/// Extracts the chosen nodes into a graph of their own. Also returns the values of `graph` that its
+/// outputs compute.
 fn extract(graph: &Graph, chosen: &FxHashSet<usize>) -> Result<(Graph, Vec<ValueId>)> {
     let mut part = Graph::new("constants");
     let mut ids: FxHashMap<ValueId, ValueId> = FxHashMap::default();
@@ -236,7 +241,7 @@ fn extract(graph: &Graph, chosen: &FxHashSet<usize>) -> Result<(Graph, Vec<Value
                 ids.get(id).copied().ok_or_else(|| crate::error!(Fail, "node {index} reads no constant"))?;
         }
         for id in node.outputs.iter_mut().flatten() {
-            // Under its number as a name: names need only be unique here.
+            // Named by its id: names need only be unique here.
             let own = part.add_value(id.0.to_string(), graph.value(*id).ty.clone());
             part.value_mut(own).symbolic = graph.value(*id).symbolic.clone();
             if read_outside.contains(id) {

@@ -1,4 +1,4 @@
-//! Finds a pattern in a graph, from its root towards the inputs.
+//! Pattern matching, from the root of a pattern towards its inputs.
 
 use smallvec::SmallVec;
 
@@ -7,25 +7,25 @@ use crate::ir::{Attribute, Graph, Node, NodeId, ValueId};
 use crate::spec::{SymTensor, Traits};
 use crate::tensor::Tensor;
 
-/// What the names of a pattern stand for.
+/// A matched pattern: the bindings of its names, and its nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Match {
     pub(super) values: SmallVec<[(&'static str, ValueId); 8]>,
     pub(super) named: SmallVec<[(&'static str, NodeId); 4]>,
-    /// The nodes of the match, the root first.
+    /// The matched nodes, the root first.
     pub(super) nodes: SmallVec<[NodeId; 8]>,
-    /// The greatest rank of the pattern's constants of numbers, which may add axes to what they are
-    /// broadcast with.
+    /// The highest rank of the constants that `#name` and number terms match. Such constants may
+    /// add axes to what they are broadcast with.
     pub(super) constant_rank: usize,
 }
 
 impl Match {
-    /// The value called `name`; none where it is optional and left out.
+    /// Returns the value bound to `name`; `None` if it is optional and left out.
     pub fn value(&self, name: &str) -> Option<ValueId> {
         self.values.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
-    /// The node called `name`.
+    /// Returns the node bound to `name`.
     pub fn node(&self, name: &str) -> Option<NodeId> {
         self.named.iter().find(|(known, _)| *known == name).map(|(_, node)| *node)
     }
@@ -41,13 +41,14 @@ impl Match {
     }
 }
 
-/// Whether the term's two inputs may stand in either order.
+/// Whether the term's two inputs may come in either order.
 pub(super) fn may_swap(term: &NodeTerm) -> bool {
     let commutes = term.ops.iter().any(|op| op.traits.has(Traits::COMMUTATIVE));
+    // Swapping two equal arguments would only repeat the search.
     commutes && term.args.len() == 2 && term.args.first() != term.args.get(1)
 }
 
-/// A graph, and which node computes each value.
+/// A graph with the producer of each value.
 #[derive(Clone, Copy)]
 pub(super) struct Finder<'a> {
     pub(super) graph: &'a Graph,
@@ -55,8 +56,8 @@ pub(super) struct Finder<'a> {
 }
 
 impl<'a> Finder<'a> {
-    /// The match of a pattern whose root is at `root`. Each bit of `orientation` swaps the inputs
-    /// of one node.
+    /// Matches a pattern at `root`. Each bit of `orientation` swaps the inputs of one swappable
+    /// pattern node, in the order of the search.
     pub(super) fn find(&self, pattern: &NodeTerm, root: NodeId, orientation: u32) -> Option<Match> {
         let mut search = Search { finder: *self, found: Match::default(), orientation };
         search.node(pattern, root).then_some(search.found)
@@ -80,7 +81,8 @@ struct Search<'a> {
 impl Search<'_> {
     fn node(&mut self, term: &NodeTerm, id: NodeId) -> bool {
         let Some(node) = self.finder.node(id) else { return false };
-        // The bit is used up whatever comes: what follows must not depend on how this node fares.
+        // Consume the bit before any check: bits belong to pattern nodes, whatever the graph has
+        // here.
         let swapped = may_swap(term) && self.next_bit();
         if !term.ops.iter().any(|op| std::ptr::eq(*op, node.spec)) || !attrs_match(term, node) {
             return false;
@@ -89,7 +91,7 @@ impl Search<'_> {
             self.found.nodes.push(id);
         }
         if let Some(name) = term.name {
-            // A name that occurs twice is one node, of which the pattern reads two outputs.
+            // A pattern may read two outputs of one node, and then names it twice.
             if self.found.node(name).is_some_and(|known| known != id) {
                 return false;
             }
@@ -99,6 +101,7 @@ impl Search<'_> {
         if !term.rest && node.inputs.iter().skip(term.args.len()).any(Option::is_some) {
             return false;
         }
+        // One of the term's operators commutes, but not the one found here.
         if swapped && !node.spec.traits.has(Traits::COMMUTATIVE) {
             return false;
         }
@@ -144,7 +147,7 @@ impl Search<'_> {
                     let node = self.finder.node(*id);
                     node.is_some_and(|node| node.outputs.get(term.output).copied().flatten() == Some(value))
                 };
-                // A named node is also the value that it computes.
+                // The name of a node is also that of the value it computes.
                 match producer.filter(at_output) {
                     Some(id) => {
                         self.node(term, id) && term.name.is_none_or(|name| self.name_output(name, value))
@@ -169,9 +172,9 @@ fn attrs_match(term: &NodeTerm, node: &Node) -> bool {
     })
 }
 
-/// How far from a tolerant number a constant may be, as a part of it: more than the digits that
-/// exporters write, and for half types what one rounding costs. Doubles are taken at their word: a
-/// fused operator computes with the number itself.
+/// Relative tolerances of a `~` number. [`TOLERANCE`] covers the digits that exporters leave out,
+/// and half types allow for one rounding. Doubles must be exact up to rounding, because a fused
+/// operator computes with the exact number.
 const TOLERANCE: f64 = 1e-4;
 const HALF_TOLERANCE: f64 = 4e-3;
 const DOUBLE_TOLERANCE: f64 = 4.0 * f64::EPSILON;
@@ -186,7 +189,7 @@ fn is_number(tensor: &Tensor, number: f64, tolerant: bool) -> bool {
     };
     match tolerant {
         true => (value - number).abs() <= part * number.abs(),
-        // The number as the tensor's type would hold it.
+        // The number itself, or its rounding to single precision if the tensor is F32.
         false => {
             value == number
                 || (tensor.dtype() == crate::dtype::DType::F32 && value == f64::from(number as f32))
@@ -194,7 +197,7 @@ fn is_number(tensor: &Tensor, number: f64, tolerant: bool) -> bool {
     }
 }
 
-/// The number that a constant of one element holds.
+/// Returns the number that a constant of one element holds.
 pub fn scalar(tensor: &Tensor) -> Option<f64> {
     use crate::dtype::DType;
     if tensor.element_count() != 1 {
@@ -210,7 +213,7 @@ pub fn scalar(tensor: &Tensor) -> Option<f64> {
     }
 }
 
-/// The elements of a small integer value, where all are known: of a constant, or by inference.
+/// Returns the elements of a small integer value if all are known, from a constant or by inference.
 pub fn known_ints(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
     match graph.constants.get(&value) {
         Some(tensor) => SymTensor::from_view(&tensor.view())?.as_ints(),

@@ -1,12 +1,15 @@
-//! Rewrites of the canonical graph: constants folded, what is common computed once, what nobody
-//! needs left out, and tables of rules ([`mod@crate::rules`]) that replace patterns of nodes by
-//! better ones.
+//! Graph optimizer: rewrites of the canonical graph.
 //!
-//! A rule is data: a pattern and a template, both as text, with a guard or a function where text
-//! cannot say it. The driver finds patterns from their root, refuses a match whose inner values are
-//! read elsewhere, and puts a result in place only if its types and shapes are those of what it
-//! replaces. Each rule has samples, from which a test builds the pattern and runs it with and
-//! without the rule.
+//! It folds constants, eliminates common subexpressions and dead code, and applies tables of rules
+//! ([`mod@crate::rules`]) that replace patterns of nodes by cheaper ones. Larger rewrites are
+//! passes of their own: elementwise fusion, attention with its KV cache, NHWC layout, transposed
+//! weights.
+//!
+//! A rule is data: a pattern and a template, both as text, with a guard or a builder function for
+//! what text cannot say. The driver matches a pattern from its root towards the inputs. It rejects
+//! a match whose inner values are read elsewhere, and a replacement whose types or shapes
+//! contradict the root's. Each rule has samples; a test builds the pattern from them and compares a
+//! run with the rule to one without it.
 
 mod attention_cache;
 mod cse;
@@ -36,24 +39,24 @@ use crate::tensor::Tensor;
 use crate::{Result, Within, advise, ensure, error};
 use rule::Compiled;
 
-/// What may be rewritten.
+/// Options of the graph optimizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Optimizer {
-    /// How much.
+    /// The optimization level.
     pub level: Level,
-    /// Rules that do not apply, by name.
+    /// The names of disabled rules.
     pub disabled: Vec<String>,
-    /// Stops after this many rewrites by rules: to find the one that does harm, by bisection.
+    /// Stop after this many rule applications, to find a harmful one by bisection.
     pub stop_after: Option<usize>,
 }
 
 impl Optimizer {
-    /// All rules of a level.
+    /// Returns options that enable all rules of a level.
     pub fn at(level: Level) -> Optimizer {
         Optimizer { level, ..Optimizer::default() }
     }
 
-    /// Refuses names of rules that do not exist.
+    /// Returns an error if `disabled` names an unknown rule.
     fn check(&self) -> Result<()> {
         let tables = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
         let names = || tables().chain([ATTENTION_CACHE, ELEMENTWISE_CHAIN, CHANNELS_LAST, WEIGHT_VECTORS]);
@@ -69,30 +72,30 @@ impl Optimizer {
     }
 }
 
-/// What was rewritten.
+/// What the optimizer changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     hits: Vec<(&'static str, usize)>,
-    /// Nodes that were computed while optimizing, their results kept as constants.
+    /// Nodes folded into constants.
     pub folded: usize,
-    /// Nodes that computed what another computes.
+    /// Nodes merged by common-subexpression elimination.
     pub common: usize,
-    /// Nodes whose results nobody read.
+    /// Nodes removed by dead-code elimination.
     pub unread: usize,
 }
 
 impl Report {
-    /// How often each rule applied, by name; those that never did are left out.
+    /// Returns how often each rule applied, sorted by name. Rules that never applied are absent.
     pub fn hits(&self) -> &[(&'static str, usize)] {
         &self.hits
     }
 
-    /// How often any rule applied.
+    /// Returns the total number of rule applications.
     pub fn total(&self) -> usize {
         self.hits.iter().map(|(_, count)| count).sum()
     }
 
-    /// How many nodes went away for other reasons than a rule.
+    /// Returns how many nodes were folded, merged or removed, without those that rules replaced.
     fn without_rules(&self) -> usize {
         self.folded + self.common + self.unread
     }
@@ -105,34 +108,34 @@ impl Report {
     }
 }
 
-/// Runs a graph without inputs and gives its outputs.
+/// Runs a graph without inputs and returns its outputs.
 pub(crate) type Evaluate<'a> = &'a dyn Fn(Graph) -> Result<Vec<Tensor>>;
 
-/// The place, in a session's order, of the first device that claims a node; none where no device
-/// does.
+/// Returns the index, in the session's device order, of the first device that claims a node; `None`
+/// if no device does.
 pub(crate) type FirstClaim<'a> = &'a dyn Fn(&Graph, &Node) -> Option<usize>;
 
-/// What rewriting asks of the session.
+/// What the optimizer needs from the session.
 #[derive(Clone, Copy)]
 pub(crate) struct Environment<'a> {
     pub(crate) evaluate: Evaluate<'a>,
-    /// No rule moves work to a later device than it was on.
+    /// Finds the device of a node, so that no rewrite moves work to a later device.
     pub(crate) first_claim: FirstClaim<'a>,
-    /// For each device, in a session's order, whether it prefers images with the channels last.
+    /// Whether each device, in the session's order, prefers NHWC images.
     pub(crate) channels_last: &'a [bool],
-    /// For each device, the bytes of the vectors in which it reads matrices.
+    /// The width in bytes of the vectors in which each device reads matrices.
     pub(crate) vector_bytes: &'a [usize],
-    /// When rewriting gives up.
+    /// The deadline: rule sweeps fail once it has passed.
     pub(crate) until: Option<Instant>,
 }
 
-/// All tables of rules.
+/// Returns all tables of rules.
 pub fn rule_sets() -> &'static [&'static RuleSet] {
     crate::rules::ALL
 }
 
-/// The rules, parsed once. One that does not parse is left out with a warning: a graph runs without
-/// it as well.
+/// Returns the rules, parsed once. A rule that does not parse is skipped with a warning, because
+/// the graph is correct without it.
 fn compiled() -> &'static [Compiled] {
     static COMPILED: OnceLock<Vec<Compiled>> = OnceLock::new();
     let parse = |(rule, level)| match Compiled::new(rule, level) {
@@ -148,8 +151,8 @@ fn compiled() -> &'static [Compiled] {
     })
 }
 
-/// Applies the rules of these families alone to an inferred graph, and computes nothing. What the
-/// graph has as outputs stays.
+/// Applies only the rules of these families to an inferred graph, without folding constants. The
+/// names of the graph's outputs stay.
 pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
     let others = rule_sets().iter().filter(|set| !families.contains(&set.family));
     let disabled = others.flat_map(|set| set.rules).map(|rule| rule.name.to_string()).collect();
@@ -169,7 +172,7 @@ pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
     Ok(report)
 }
 
-/// Rewrites an inferred graph. A shared graph is copied first, unless nothing is to be done.
+/// Optimizes an inferred graph. A shared graph is copied first, unless the level is `Disabled`.
 pub(crate) fn optimize(
     graph: &mut Arc<Graph>,
     optimizer: &Optimizer,
@@ -192,32 +195,33 @@ pub(crate) fn optimize(
     Ok(report)
 }
 
-/// What the fusion of attention with its cache, which has more than one result, is called among the
-/// rules.
+/// The rule name of the pass that fuses attention with its KV cache. No pattern can express it,
+/// because it has results besides that of its root.
 const ATTENTION_CACHE: &str = "attention_cache";
 
-/// What the fusion of elementwise operators, which no pattern can say, is called among the rules.
+/// The rule name of elementwise fusion, which no pattern can express.
 const ELEMENTWISE_CHAIN: &str = "elementwise_chain";
 
-/// What the change of layout for devices that prefer another is called among the rules.
+/// The rule name of the NHWC layout pass.
 const CHANNELS_LAST: &str = "channels_last";
 
-/// What the transposition of weights for devices that read vectors is called among the rules.
+/// The rule name of the pass that transposes weights for vector reads.
 const WEIGHT_VECTORS: &str = "weight_vectors";
 
-/// The most rounds of folding and rewriting; each may give the other something to do.
+/// Maximum number of rounds of rules and folding; each may enable the other.
 const MOST_ROUNDS: usize = 8;
 
 struct Driver<'a> {
     optimizer: &'a Optimizer,
     environment: Environment<'a>,
     report: &'a mut Report,
-    /// What folding made.
+    /// Deduplicates folded tensors across the graph and its subgraphs.
     shared: fold::Shared,
 }
 
 impl Driver<'_> {
     fn graph(&mut self, graph: &mut Graph) -> Result<()> {
+        // Subgraphs first: what they no longer capture becomes dead code in this graph.
         for node in &mut graph.nodes {
             let place = node.place();
             for subgraph in node.subgraphs.iter_mut().filter(|subgraph| subgraph.graph.broken.is_none()) {
@@ -225,6 +229,9 @@ impl Driver<'_> {
                 forget_unread_captures(subgraph);
             }
         }
+        // Basic rules and small constants first, so that fused patterns find shapes and scales as
+        // constants. Larger results fold only after the rules of each round, because QDQ rules
+        // match the `DequantizeLinear` of a weight.
         let basic = Optimizer { level: Level::Basic.min(self.optimizer.level), ..self.optimizer.clone() };
         let before = self.report.clone();
         self.apply_all(graph, &basic, fold::SMALL)?;
@@ -233,10 +240,12 @@ impl Driver<'_> {
             if self.optimizer.level == Level::All && self.applies(ATTENTION_CACHE) {
                 self.fuse_caches(graph)?;
             }
+            // After the rules: a fused chain hides its operators from their patterns.
             if self.applies(ELEMENTWISE_CHAIN) {
                 elementwise_fusion::fuse(graph, self.environment.first_claim, self.report)?;
             }
             dce::remove_dead(graph, self.report);
+            // After fusion: the layout pass converts fused convolutions and chains as whole nodes.
             if self.optimizer.level == Level::All && self.applies(CHANNELS_LAST) {
                 self.move_channels(graph)?;
             }
@@ -249,13 +258,13 @@ impl Driver<'_> {
         if *self.report == before { Ok(()) } else { graph.verify() }
     }
 
-    /// Whether what is called this is not left out.
+    /// Whether the rule or pass of this name is enabled.
     fn applies(&self, name: &str) -> bool {
         !self.optimizer.disabled.iter().any(|disabled| disabled == name)
     }
 
-    /// Fuses attention with its cache; what that leaves of reshapes and transpositions is for the
-    /// rules.
+    /// Fuses attention with its KV cache, then reruns the rules on the reshapes and transpositions
+    /// that are left.
     fn fuse_caches(&mut self, graph: &mut Graph) -> Result<()> {
         if attention_cache::apply(graph, self.environment.first_claim, self.report)? {
             dce::remove_dead(graph, self.report);
@@ -264,10 +273,11 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Moves channels behind where devices prefer that; filters are moved ahead.
+    /// Converts images to NHWC for devices that prefer it. Filters are transposed now, by folding.
     fn move_channels(&mut self, graph: &mut Graph) -> Result<()> {
         let Environment { evaluate, first_claim, channels_last, .. } = self.environment;
         if nhwc::apply(graph, first_claim, channels_last, self.report)? {
+            // Convolutions that share a filter each transposed it: merge those before folding.
             cse::merge(graph, self.report);
             fold::constants(graph, evaluate, usize::MAX, &mut self.shared, self.report)?;
             dce::remove_dead(graph, self.report);
@@ -275,7 +285,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Transposes weights that devices cannot read in vectors as they are.
+    /// Transposes weights whose rows a device cannot read in whole vectors.
     fn transpose_weights(&mut self, graph: &mut Graph) -> Result<()> {
         let Environment { evaluate, first_claim, vector_bytes, .. } = self.environment;
         if weight_vectors::apply(graph, first_claim, vector_bytes, self.report)? {
@@ -285,7 +295,8 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Folds constants of up to `most` bytes and applies rules, until neither finds anything.
+    /// Alternates rules and folding of nodes with up to `most` bytes of results, until neither
+    /// finds anything.
     fn apply_all(&mut self, graph: &mut Graph, optimizer: &Optimizer, most: usize) -> Result<()> {
         let index = driver::index(compiled(), optimizer);
         fold::known_values(graph, self.report)?;
@@ -294,12 +305,15 @@ impl Driver<'_> {
             let before = self.report.without_rules();
             let folded =
                 fold::constants(graph, self.environment.evaluate, most, &mut self.shared, self.report)?;
+            // The first pass, over small constants, cleans up in any case: the loaded graph may
+            // have duplicates and dead nodes.
             if rewritten || folded || most == fold::SMALL {
                 cse::merge(graph, self.report);
                 dce::remove_dead(graph, self.report);
                 fold::known_values(graph, self.report)?;
             }
-            // No rule applies any more, unless something else has changed since.
+            // `driver::apply` ran the rules to a fixed point. They can match again only if folding,
+            // CSE or DCE changed the graph since.
             if self.report.without_rules() == before {
                 break;
             }
@@ -308,7 +322,7 @@ impl Driver<'_> {
     }
 }
 
-/// Takes captures away that the subgraph does not read any more.
+/// Removes captures that the subgraph no longer reads.
 fn forget_unread_captures(subgraph: &mut Subgraph) {
     let mut read = vec![false; subgraph.graph.value_count()];
     let reads = subgraph.graph.nodes.iter().flat_map(|node| node.reads());
@@ -320,7 +334,7 @@ fn forget_unread_captures(subgraph: &mut Subgraph) {
     subgraph.captures.retain(|capture| read.get(capture.inner.index()).copied().unwrap_or(true));
 }
 
-/// Whether each node reads only what comes before it.
+/// Whether the nodes are in topological order.
 fn in_order(graph: &Graph) -> bool {
     let producers = graph.producers();
     graph.nodes.iter().enumerate().all(|(index, node)| {
@@ -330,7 +344,7 @@ fn in_order(graph: &Graph) -> bool {
     })
 }
 
-/// The first of at most one, for the macro of rules.
+/// Returns the guard of a rule, if it has one. For the `rules!` macro.
 #[doc(hidden)]
 pub const fn first_of(guards: &[fn(&Found<'_>) -> bool]) -> Option<fn(&Found<'_>) -> bool> {
     match guards {
@@ -339,7 +353,7 @@ pub const fn first_of(guards: &[fn(&Found<'_>) -> bool]) -> Option<fn(&Found<'_>
     }
 }
 
-/// The first of at most one, for the macro of rules.
+/// Returns what a rule requires to be known; ranks by default. For the `rules!` macro.
 #[doc(hidden)]
 pub const fn first_known(known: &[Known]) -> Known {
     match known {
@@ -348,13 +362,13 @@ pub const fn first_known(known: &[Known]) -> Known {
     }
 }
 
-/// The first of at most one, for the macro of rules.
+/// Returns an optional flag; false by default. For the `rules!` macro.
 #[doc(hidden)]
 pub const fn first_flag(flags: &[bool]) -> bool {
     matches!(flags, [true, ..])
 }
 
-/// A node of a rewrite, with its operator looked up.
+/// Builds a node of a rewrite, looking up its operator.
 fn new_node(
     (domain, op): (&str, &str),
     name: &str,
@@ -368,8 +382,7 @@ fn new_node(
     Ok(Node { name: name.into(), spec, inputs: inputs.into(), outputs: outputs.into(), attrs, subgraphs })
 }
 
-/// Whether the second node would be claimed by the device that claims the first one, or by one
-/// before it.
+/// Whether both nodes are claimed, the second by the same device as the first or an earlier one.
 fn is_no_later(graph: &Graph, first_claim: FirstClaim<'_>, nodes: [&Node; 2]) -> bool {
     let claims = nodes.map(|node| first_claim(graph, node));
     matches!(claims, [Some(before), Some(after)] if after <= before)

@@ -1,10 +1,9 @@
-//! Images with the channels of a pixel side by side, on devices that prefer it
-//! ([`Device::prefers_channels_last`]).
+//! NHWC layout for the images of devices that prefer it ([`Device::prefers_channels_last`]).
 //!
-//! Nodes are gone through in their order. A convolution becomes one of an image with the channels
-//! last; so does what reads its result and does not care for the order of axes, or names axes that
-//! can be counted anew. An image with the channels second is made again only where something else
-//! reads it.
+//! The pass visits the nodes in order. A convolution becomes one of an NHWC image. So does every
+//! reader of its result that is independent of the order of axes, or whose axes can be renumbered.
+//! The NCHW form of an image is materialized only if another node reads it. Images have one to
+//! three spatial axes; NHWC and NCHW stand for all of them.
 //!
 //! [`Device::prefers_channels_last`]: crate::ep::Device::prefers_channels_last
 
@@ -19,8 +18,8 @@ use crate::ir::{Attribute, Attributes, Graph, Node, ValueId, ValueType};
 use crate::spec::{MICROSOFT, ONNX, RUNTIME, Registry, infer_at};
 use crate::tensor::Tensor;
 
-/// Moves the channels of the images that devices work on whose place in `prefers` says so; returns
-/// whether there are any.
+/// Converts images to NHWC for the devices whose entry in `prefers` is true; returns whether there
+/// were any.
 pub(super) fn apply(
     graph: &mut Graph,
     first_claim: FirstClaim<'_>,
@@ -44,6 +43,7 @@ pub(super) fn apply(
     for node in nodes {
         moved += usize::from(pass.node(node)?);
     }
+    // Graph outputs keep their layout.
     for output in pass.graph.outputs.clone() {
         pass.make(output)?;
     }
@@ -55,18 +55,17 @@ fn is_convolution(node: &Node) -> bool {
     matches!((node.spec.domain, node.spec.name), (ONNX, "Conv") | (MICROSOFT, "FusedConv"))
 }
 
-/// The axes of an image in the order in which they are with the channels last.
+/// Returns the permutation from NCHW to NHWC.
 fn to_last(rank: usize) -> Vec<usize> {
     std::iter::once(0).chain(2..rank).chain([1]).collect()
 }
 
-/// The axes of an image with the channels last in the order in which they are with the channels
-/// second.
+/// Returns the permutation from NHWC to NCHW.
 fn to_second(rank: usize) -> Vec<usize> {
     (0..rank).map(|axis| place_of(axis, rank)).collect()
 }
 
-/// Where an axis is with the channels last.
+/// Returns the index in NHWC of an NCHW axis.
 fn place_of(axis: usize, rank: usize) -> usize {
     match axis {
         0 => 0,
@@ -79,31 +78,31 @@ fn is_image(rank: usize) -> bool {
     (3..=5).contains(&rank)
 }
 
-/// What a node with the channels last computes.
+/// What the NHWC form of a node computes.
 enum Moved {
-    /// The outputs of the node, in this form.
+    /// The outputs of the node, in NHWC.
     Last(Vec<ValueId>),
-    /// Its only output, as it was.
+    /// Its only output, unchanged.
     Same(ValueId),
 }
 
 struct Pass<'a> {
-    /// Its nodes are those of the new graph, so far.
+    /// The graph; its nodes are those emitted so far.
     graph: &'a mut Graph,
     first_claim: FirstClaim<'a>,
     prefers: &'a [bool],
-    /// Images with the channels last, by the same with them second.
+    /// The NHWC form of an image, by its NCHW form.
     last: FxHashMap<ValueId, ValueId>,
-    /// Those of them that have no other form yet.
+    /// NCHW images that no node computes yet.
     pending: FxHashSet<ValueId>,
-    /// Values that others stand for.
+    /// Values that another value replaces.
     same: FxHashMap<ValueId, ValueId>,
-    /// The images that the node at hand got another form of.
+    /// The images that were transposed to NHWC for the current node.
     new: Vec<ValueId>,
 }
 
 impl Pass<'_> {
-    /// Adds a node in one form or the other; returns whether the channels were moved.
+    /// Adds a node in NHWC or as it is; returns whether it was converted.
     fn node(&mut self, mut node: Node) -> Result<bool> {
         self.resolve(&mut node);
         let first = self.graph.nodes.len();
@@ -118,11 +117,13 @@ impl Pass<'_> {
                 self.note(&node, moved);
                 return Ok(true);
             }
+            // Undo: drop the nodes added for it, and the NHWC images that only those compute.
             self.graph.nodes.truncate(first);
             for id in self.new.drain(..) {
                 self.last.remove(&id);
             }
         }
+        // The node stays in NCHW, so the images it reads must exist in NCHW.
         for read in node.reads().collect::<Vec<_>>() {
             self.make(read)?;
         }
@@ -141,7 +142,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Whether a device that comes no later claims each of the newest nodes.
+    /// Whether a device no later than `device` claims each node added since `first`.
     fn is_claimed(&self, first: usize, device: usize) -> bool {
         let mut nodes = self.graph.nodes.iter().skip(first);
         nodes.all(|node| (self.first_claim)(self.graph, node).is_some_and(|claimed| claimed <= device))
@@ -161,8 +162,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Of an image whose channels the model itself moves to the second place, the form with them
-    /// last is what it moves.
+    /// If the model itself transposes an image from NHWC to NCHW, the source is its NHWC form.
     fn note_transposition(&mut self, node: &Node) {
         let (&[Some(input)], &[Some(output)]) = (node.inputs.as_slice(), node.outputs.as_slice()) else {
             return;
@@ -175,7 +175,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The order of axes of a transposition.
+    /// Returns the permutation of a transposition.
     fn order(&self, node: &Node, input: ValueId) -> Option<Vec<usize>> {
         if (node.spec.domain, node.spec.name) != (ONNX, "Transpose") {
             return None;
@@ -199,8 +199,7 @@ impl Pass<'_> {
         self.shape(id).map(<[_]>::len)
     }
 
-    /// The node with the channels last, where it has such a form. What it cannot be is left to the
-    /// caller to take back.
+    /// Converts a node to NHWC, if it has such a form. If not, the caller undoes what was added.
     fn moved(&mut self, node: &Node) -> Result<Option<Moved>> {
         if is_convolution(node) {
             return self.convolution(node);
@@ -234,6 +233,7 @@ impl Pass<'_> {
         };
         let x = self.last_of(x, rank)?;
         let w = self.transposed(w, &to_last(rank))?;
+        // The residual of a `FusedConv`.
         let addend = input(3).map(|addend| self.last_of(addend, rank)).transpose()?;
         let inputs = [Some(x), Some(w), input(2), addend];
         let y = self.emit((RUNTIME, "NhwcConv"), &inputs, attributes(node), node)?;
@@ -245,13 +245,13 @@ impl Pass<'_> {
             return Ok(None);
         }
         let mut attrs = attributes(node);
-        // The order of indices, which nobody reads.
+        // `storage_order` orders the indices, an output that is not read.
         attrs.retain(|(name, _)| name != "storage_order");
         let y = self.emit(operator, &[Some(x)], attrs, node)?;
         Ok(Some(Moved::Last(vec![y])))
     }
 
-    /// A pool over the whole image as a reduction of its spatial axes.
+    /// Converts a global pool to a reduction of the spatial axes.
     fn over_image(&mut self, node: &Node, op: &str, x: ValueId, rank: usize) -> Result<Option<Moved>> {
         let axes = self.ints(&(1..rank as i64 - 1).collect::<Vec<_>>())?;
         let y = self.emit((ONNX, op), &[Some(x), Some(axes)], Vec::new(), node)?;
@@ -265,8 +265,7 @@ impl Pass<'_> {
         let places = axes.iter().map(|axis| moved_axis(*axis, rank)).collect::<Option<Vec<i64>>>();
         let Some(mut places) = places else { return Ok(None) };
         places.sort_unstable();
-        // What is left of an image without its channels, or without its spatial axes, is the same
-        // in both orders.
+        // An image without its channels, or without its spatial axes, is the same in both layouts.
         let channels = rank as i64 - 1;
         let is_same = places.contains(&channels) || (1..channels).all(|axis| places.contains(&axis));
         if !keeps && !is_same {
@@ -278,7 +277,7 @@ impl Pass<'_> {
         Ok(Some(if keeps { Moved::Last(vec![y]) } else { Moved::Same(y) }))
     }
 
-    /// Operators with an axis, all of whose images have the channels last.
+    /// Converts an operator with an axis, if all its images have an NHWC form.
     fn along_axis(&mut self, node: &Node, rank: usize) -> Result<Option<Moved>> {
         let Some(axis) = moved_axis(node.attrs.int("axis")?, rank) else { return Ok(None) };
         let images = if node.spec.name == "Concat" { node.inputs.len() } else { 1 };
@@ -294,7 +293,7 @@ impl Pass<'_> {
         Ok(Some(Moved::Last(self.emit_many(operator, &inputs, attrs, node)?)))
     }
 
-    /// Operators that are told something of each axis: paddings, or scales and sizes.
+    /// Converts an operator with per-axis inputs: paddings, or scales and sizes.
     fn by_axis(&mut self, node: &Node, x: ValueId, rank: usize) -> Result<Option<Moved>> {
         let names_axes = node.attrs.find_ints("axes").is_some_and(|axes| !axes.is_empty());
         let is_pad = node.spec.name == "Pad";
@@ -306,7 +305,7 @@ impl Pass<'_> {
             let Some(id) = *input else { continue };
             *input = match index {
                 0 => Some(x),
-                // The number that is padded with.
+                // The padding value: a scalar.
                 2 if is_pad => Some(id),
                 _ => match self.list_in_order(id, rank)? {
                     Some(moved) => Some(moved),
@@ -318,8 +317,7 @@ impl Pass<'_> {
         Ok(Some(Moved::Last(self.emit_many(operator, &inputs, attributes(node), node)?)))
     }
 
-    /// A constant list of numbers for each axis, or of two such lists, in the order of axes with
-    /// the channels last.
+    /// Permutes a constant list with one or two numbers per axis to NHWC. `None` for other values.
     fn list_in_order(&mut self, id: ValueId, rank: usize) -> Result<Option<ValueId>> {
         let Some(tensor) = self.graph.constants.get(&id).cloned() else { return Ok(None) };
         let order: Vec<usize> = match tensor.shape() {
@@ -340,7 +338,7 @@ impl Pass<'_> {
         Ok(Some(self.graph.add_constant(name, moved)))
     }
 
-    /// A transposition of an image as one of the other form, or as that form itself.
+    /// Converts a transposition of an image to one of its NHWC form, or to that form itself.
     fn transposition(&mut self, node: &Node, x: ValueId, last: ValueId) -> Result<Option<Moved>> {
         let Some(order) = self.order(node, x) else { return Ok(None) };
         let order: Vec<usize> = order.iter().map(|axis| place_of(*axis, order.len())).collect();
@@ -348,7 +346,7 @@ impl Pass<'_> {
         Ok(Some(Moved::Same(y)))
     }
 
-    /// Elementwise operators of images, of numbers for each channel, and of single numbers.
+    /// Converts an elementwise operator on images, per-channel values and scalars.
     fn elementwise(&mut self, node: &Node) -> Result<Option<Moved>> {
         let &[Some(output)] = node.outputs.as_slice() else { return Ok(None) };
         let Some(shape) = self.shape(output).filter(|shape| is_image(shape.len())).map(<[Dim]>::to_vec)
@@ -357,6 +355,7 @@ impl Pass<'_> {
         };
         let is_whole =
             |pass: &Self, id: &ValueId| pass.last.contains_key(id) && pass.shape(*id) == Some(&shape);
+        // Convert only if an operand of full size is in NHWC already.
         if !node.inputs.iter().flatten().any(|id| is_whole(self, id)) {
             return Ok(None);
         }
@@ -375,8 +374,8 @@ impl Pass<'_> {
         Ok(Some(Moved::Last(vec![y])))
     }
 
-    /// An operand of an elementwise operator on images of this rank, where it has a form with the
-    /// channels last, or one costs little.
+    /// Returns the NHWC form of an operand of an elementwise operator on images of this rank, if it
+    /// exists or costs little.
     fn operand(&mut self, id: ValueId, rank: usize) -> Result<Option<ValueId>> {
         let Some(own) = self.shape(id).map(<[Dim]>::to_vec) else { return Ok(None) };
         if let Some(last) = self.last.get(&id).filter(|_| own.len() == rank) {
@@ -389,12 +388,13 @@ impl Pass<'_> {
         let is_per_channel = own.iter().rev().take(rank - 2).all(is_one);
         let before = own.len().checked_sub(rank - 1);
         match before {
-            // One list for all images lies along the last axis.
+            // Per-channel values without a batch become one axis, which broadcasts along the last.
             Some(before) if is_per_channel && own.iter().take(before).all(is_one) => {
                 let whole = self.ints(&[-1])?;
                 let name = self.name_of(id);
                 self.emit_as((ONNX, "Reshape"), &[Some(id), Some(whole)], Vec::new(), &name).map(Some)
             }
+            // Transposing per-channel values costs little, and folding transposes a constant.
             Some(1) if is_per_channel || self.graph.constants.contains_key(&id) => {
                 self.transposed(id, &to_last(rank)).map(Some)
             }
@@ -402,7 +402,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The form of an image with the channels last, made where there is none.
+    /// Returns the NHWC form of an image, transposing it if there is none.
     fn last_of(&mut self, id: ValueId, rank: usize) -> Result<ValueId> {
         if let Some(last) = self.last.get(&id) {
             return Ok(*last);
@@ -413,8 +413,8 @@ impl Pass<'_> {
         Ok(last)
     }
 
-    /// Makes the form with the channels second of an image that has the other one alone. An output
-    /// of the graph for which another value stands keeps its name, as a copy.
+    /// Materializes the NCHW form of an image that exists only in NHWC. A graph output that another
+    /// value replaces keeps its name, as a copy.
     fn make(&mut self, id: ValueId) -> Result<()> {
         if let Some(source) = self.same.get(&id).copied().filter(|_| self.graph.outputs.contains(&id)) {
             self.same.remove(&id);
@@ -430,7 +430,7 @@ impl Pass<'_> {
         self.define((ONNX, op), &inputs, attrs, id)
     }
 
-    /// A value with its axes in this order; itself where nothing moves.
+    /// Permutes the axes of a value; returns the value itself if nothing moves.
     fn transposed(&mut self, id: ValueId, order: &[usize]) -> Result<ValueId> {
         if order.iter().copied().eq(0..order.len()) {
             return Ok(id);
@@ -440,8 +440,7 @@ impl Pass<'_> {
         self.emit_as((ONNX, op), &inputs, attrs, &name)
     }
 
-    /// The operator that brings axes into this order: a reshape where only axes of one element
-    /// change places.
+    /// Returns the operator that permutes axes: a reshape if only axes of size 1 move.
     fn movement(
         &mut self,
         id: ValueId,
@@ -462,12 +461,12 @@ impl Pass<'_> {
         Ok(self.graph.add_constant(name, tensor))
     }
 
-    /// What a node that gives another form of a value is called.
+    /// Returns a name for a node that computes another layout of a value.
     fn name_of(&self, id: ValueId) -> String {
         format!("{}/layout_{}", self.graph.value(id).name, self.graph.value_count())
     }
 
-    /// Adds the node that takes the place of another with one output, under its name.
+    /// Adds the node that replaces another with one output, under its name.
     fn emit(
         &mut self,
         operator: (&str, &str),
@@ -490,7 +489,7 @@ impl Pass<'_> {
         Ok(output)
     }
 
-    /// The same with as many outputs as the other has.
+    /// Like `emit`, with as many outputs as the replaced node has.
     fn emit_many(
         &mut self,
         operator: (&str, &str),
@@ -510,7 +509,7 @@ impl Pass<'_> {
         self.graph.add_value(name, ValueType::Unknown)
     }
 
-    /// Adds a node that computes a value there is, of which all is known.
+    /// Adds a node that computes an existing value, whose type and shape stay as they are.
     fn define(
         &mut self,
         operator: (&str, &str),
@@ -554,7 +553,7 @@ fn attributes(node: &Node) -> Attrs {
     node.attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect()
 }
 
-/// Where an axis that may count from behind is with the channels last.
+/// Returns the index in NHWC of an NCHW axis, which may be negative.
 fn moved_axis(axis: i64, rank: usize) -> Option<i64> {
     let axis = usize::try_from(if axis < 0 { axis.checked_add(rank as i64)? } else { axis }).ok()?;
     (axis < rank).then(|| place_of(axis, rank) as i64)
@@ -564,8 +563,8 @@ fn picked<T: Copy>(list: &[T], order: &[usize]) -> Vec<T> {
     order.iter().filter_map(|index| list.get(*index).copied()).collect()
 }
 
-/// The sizes of a reshape that brings axes into this order; none where elements would move, or too
-/// many sizes are not known.
+/// Returns the target of the reshape that is equal to a permutation. `None` if elements would move,
+/// or if `Reshape` cannot express the sizes.
 fn reshape_of(shape: &[Dim], order: &[usize]) -> Option<Vec<i64>> {
     let is_one = |axis: &usize| shape.get(*axis).and_then(Dim::as_constant) == Some(1);
     let mut moving = order.iter().filter(|axis| !is_one(axis));
@@ -573,6 +572,7 @@ fn reshape_of(shape: &[Dim], order: &[usize]) -> Option<Vec<i64>> {
     let stay = moving.all(|axis| before.replace(*axis).is_none_or(|before| before < *axis));
     let sizes = order.iter().map(|axis| shape.get(*axis).and_then(Dim::as_constant).unwrap_or(-1));
     let sizes: Vec<i64> = sizes.collect();
+    // `Reshape` infers at most one size, and reads 0 as a size to copy.
     let fits = sizes.iter().filter(|size| **size == -1).count() <= 1 && !sizes.contains(&0);
     (stay && fits).then_some(sizes)
 }

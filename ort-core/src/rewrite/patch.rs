@@ -1,4 +1,4 @@
-//! The right side of a rule under construction: new nodes, and what is known of the match.
+//! Construction of a rule's replacement, and queries on its match.
 
 use super::matching::{Match, known_ints, scalar};
 use super::rule::{Found, Level};
@@ -10,79 +10,80 @@ use crate::tensor::Tensor;
 use crate::{Result, error};
 
 impl<'a> Found<'a> {
-    /// The value called `name`.
+    /// Returns the value bound to `name`.
     pub fn value(&self, name: &str) -> Option<ValueId> {
         self.found.value(name)
     }
 
-    /// The node called `name`.
+    /// Returns the node bound to `name`.
     pub fn node(&self, name: &str) -> Option<&'a Node> {
         self.found.node(name).and_then(|id| self.graph.nodes.get(id.index()))
     }
 
-    /// The node at the root of the pattern.
+    /// Returns the root of the match.
     pub fn root(&self) -> Option<&'a Node> {
         self.found.nodes.first().and_then(|id| self.graph.nodes.get(id.index()))
     }
 
-    /// The constant called `name`.
+    /// Returns the constant bound to `name`.
     pub fn tensor(&self, name: &str) -> Option<&'a Tensor> {
         self.value(name).and_then(|value| self.graph.constants.get(&value))
     }
 
-    /// The number that the constant called `name` holds, where it has one element.
+    /// Returns the number that the constant `name` holds, if it has one element.
     pub fn scalar(&self, name: &str) -> Option<f64> {
         self.tensor(name).and_then(scalar)
     }
 
-    /// The elements of the small integer value called `name`, where they are known.
+    /// Returns the elements of the small integer value `name`, if they are known.
     pub fn ints(&self, name: &str) -> Option<Vec<i64>> {
         self.value(name).and_then(|value| known_ints(self.graph, value))
     }
 
-    /// The shape of the value called `name`, where its rank is known.
+    /// Returns the shape of the value `name`, if its rank is known.
     pub fn shape(&self, name: &str) -> Option<&'a [crate::dim::Dim]> {
         self.value(name).and_then(|value| self.graph.value(value).ty.shape())
     }
 
-    /// The shape of the value called `name`, where every size is a number.
+    /// Returns the shape of the value `name`, if all its sizes are constants.
     pub fn fixed_shape(&self, name: &str) -> Option<Vec<usize>> {
         let sizes = self.shape(name)?.iter();
         sizes.map(|size| size.as_constant().and_then(|size| usize::try_from(size).ok())).collect()
     }
 
-    /// The shape of what the pattern computes, where its rank is known.
+    /// Returns the shape of the root's first output, if its rank is known.
     pub fn output_shape(&self) -> Option<&'a [crate::dim::Dim]> {
         let output = self.root()?.outputs.first().copied().flatten()?;
         self.graph.value(output).ty.shape()
     }
 
-    /// Whether the value called `name` has the shape of what the pattern computes.
+    /// Whether the value `name` has the shape of the root's first output.
     pub fn has_output_shape(&self, name: &str) -> bool {
         self.shape(name).is_some_and(|shape| self.output_shape() == Some(shape))
     }
 
-    /// The rank of the value called `name`, where it is known.
+    /// Returns the rank of the value `name`, if it is known.
     pub fn rank(&self, name: &str) -> Option<usize> {
         self.shape(name).map(<[_]>::len)
     }
 
-    /// A number as a float attribute of an operator on the value called `name`, whose attributes
-    /// are of single precision. None if that operator computes in double precision and the
-    /// attribute would round the number, or if there is no such number.
+    /// Converts a number to a float attribute of an operator on the value `name`. Float attributes
+    /// are of single precision. `None` if the operator computes in double precision and the
+    /// attribute would round the number, if the number is NaN or overflows, or if the element type
+    /// is unknown.
     pub fn attribute(&self, name: &str, number: f64) -> Option<f32> {
         let rounded = number as f32;
         let is_exact = self.dtype(name)? != DType::F64 || f64::from(rounded) == number;
         (!number.is_nan() && rounded.is_finite() == number.is_finite() && is_exact).then_some(rounded)
     }
 
-    /// The element type of the value called `name`.
+    /// Returns the element type of the value `name`.
     pub fn dtype(&self, name: &str) -> Option<DType> {
         self.value(name).and_then(|value| self.graph.value(value).ty.dtype())
     }
 }
 
-/// The nodes that a rule puts in the place of a match.
+/// The replacement of a match, under construction.
 #[derive(Debug)]
 pub struct Patch<'g> {
     pub(crate) draft: Draft<'g>,
@@ -97,30 +98,30 @@ impl<'g> Patch<'g> {
         Patch { draft, found, level }
     }
 
-    /// What is known of the match.
+    /// Returns the match, for queries.
     pub fn found(&self) -> Found<'_> {
         Found { graph: self.draft.graph(), found: self.found, level: self.level }
     }
 
-    /// The value called `name`.
+    /// Returns the value bound to `name`.
     pub fn value(&self, name: &str) -> Result<ValueId> {
         self.found.value(name).ok_or_else(|| error!(Fail, "the pattern has no value '{name}'"))
     }
 
-    /// The values of these names, as inputs of a node.
+    /// Returns the values of these names, as inputs of a node.
     ///
     /// Errors: as [`Patch::value`].
     pub fn inputs(&self, names: &[&str]) -> Result<Vec<Option<ValueId>>> {
         names.iter().map(|name| self.value(name).map(Some)).collect()
     }
 
-    /// The attributes of the matched node called `name`, as given.
+    /// Returns the attributes of the matched node `name`; none if there is no such node.
     pub fn attrs(&self, name: &str) -> Vec<(&'static str, Attribute)> {
         let node = self.found().node(name);
         node.map_or(Vec::new(), |node| node.attrs.iter().map(|(name, value)| (name, value.clone())).collect())
     }
 
-    /// Adds a node with one output; its operator is of any domain.
+    /// Adds a node with one output; its operator may be of any domain.
     pub fn emit(
         &mut self,
         operator: (&str, &str),
@@ -131,7 +132,7 @@ impl<'g> Patch<'g> {
         outputs.first().copied().ok_or_else(|| error!(Fail, "{} has no output", operator.1))
     }
 
-    /// Adds a node of the standard's domain with one output.
+    /// Adds a node of the ONNX domain with one output.
     pub fn node(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
         self.draft.emit(op, inputs, attrs)
     }
@@ -141,8 +142,8 @@ impl<'g> Patch<'g> {
         self.draft.constant(tensor)
     }
 
-    /// Adds a constant with one number of the element type of the value called `name`; none for
-    /// types other than floats.
+    /// Adds a scalar constant of the element type of the value `name`; `None` if that is not a
+    /// float type.
     pub fn number_like(&mut self, name: &str, number: f32) -> Result<Option<ValueId>> {
         let tensor = match self.found().dtype(name) {
             Some(DType::F32) => Tensor::scalar(number)?,
@@ -154,8 +155,8 @@ impl<'g> Patch<'g> {
         Ok(Some(self.constant(tensor)))
     }
 
-    /// The constant called `name` without dimensions, as ONNX Runtime wants scales and zero points,
-    /// if it has one element.
+    /// Returns the constant `name`, reshaped to a scalar if it has one element. ONNX Runtime
+    /// requires scales and zero points without dimensions.
     ///
     /// Errors: as [`Patch::value`].
     pub fn without_axes(&mut self, name: &str) -> Result<ValueId> {
@@ -172,7 +173,7 @@ impl<'g> Patch<'g> {
         self.draft.constant_ints(ints)
     }
 
-    /// Builds a template; returns the value of its root.
+    /// Builds a template and returns the value of its root; `None` for an omitted input.
     pub(super) fn build(&mut self, template: &Term) -> Result<Option<ValueId>> {
         match template {
             Term::Any => Ok(None),
@@ -195,6 +196,7 @@ impl<'g> Patch<'g> {
             attrs.push((name, attribute(spec, name, literal)?));
         }
         for copied in &node.copies {
+            // Copy only attributes that the new operator has. Those written in the template win.
             let taken = self.attrs(copied).into_iter().filter(|(name, _)| {
                 spec.attrs.iter().any(|attr| attr.name == *name)
                     && !node.attrs.iter().any(|(given, _)| given == name)
@@ -206,7 +208,7 @@ impl<'g> Patch<'g> {
     }
 }
 
-/// The attribute that a literal stands for, of the kind that the operator's record names.
+/// Converts a literal to the kind of attribute that the operator's spec declares.
 pub(super) fn attribute(spec: &OpSpec, name: &str, literal: &Literal) -> Result<Attribute> {
     let known = spec.attrs.iter().find(|attr| attr.name == name);
     let kind = known.map(|attr| attr.kind).ok_or_else(|| crate::ir::unknown_attribute(spec, name))?;

@@ -1,4 +1,6 @@
-//! What a rule is, and the table form rules are written in.
+//! Rewrite rules, and the `rules!` macro that tables of them are written in.
+//!
+//! A [`Rule`] is a row as written; `Compiled` is the same rule parsed and checked.
 
 use rustc_hash::FxHashMap;
 
@@ -9,23 +11,23 @@ use crate::ir::{Graph, ValueId};
 use crate::spec::OpSpec;
 use crate::{Result, Within, ensure, error};
 
-/// How much of a graph may change. Each level includes those before it.
+/// Optimization level. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Level {
-    /// The graph runs as it was loaded.
+    /// No rewrites: the graph runs as loaded.
     Disabled,
-    /// What is exact and needs no special kernel: constants folded, what is common computed once,
-    /// what nobody needs left out, algebra.
+    /// Exact rewrites that need no special kernel: constant folding, common-subexpression
+    /// elimination, dead-code elimination, algebraic identities.
     Basic,
     /// Fused operators.
     Extended,
-    /// Everything, layouts included.
+    /// Everything, including layout changes.
     #[default]
     All,
 }
 
 impl Level {
-    /// The levels by name.
+    /// The levels with their names.
     pub const NAMES: [(&'static str, Level); 4] = [
         ("disabled", Level::Disabled),
         ("basic", Level::Basic),
@@ -33,33 +35,33 @@ impl Level {
         ("all", Level::All),
     ];
 
-    /// The level called `name`.
+    /// Returns the level of this name.
     pub fn named(name: &str) -> Option<Level> {
         Level::NAMES.iter().find(|(known, _)| *known == name).map(|(_, level)| *level)
     }
 
-    /// Its name.
+    /// Returns the name of the level.
     pub fn name(self) -> &'static str {
         Level::NAMES.iter().find(|(_, level)| *level == self).map_or("", |(name, _)| name)
     }
 }
 
-/// What must be known of a match before a rule may apply to it.
+/// What inference must know about a match before a rule may apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Known {
-    /// The rank of every value that the pattern names, and of what it computes.
+    /// The ranks of all values that the pattern names, and of the root's outputs.
     #[default]
     Ranks,
-    /// The element types. What the pattern computes has the shape of the value it starts from. If
-    /// the rank of that value is unknown, constants of the pattern must have no dimensions, because
-    /// others may add axes by broadcasting.
+    /// The element types of the root's outputs, which have the shape of the pattern's input.
+    /// Constants with dimensions could add axes to it by broadcasting. If the pattern matches one,
+    /// the ranks of all named values must be known too.
     Types,
-    /// Nothing: the rule holds for any shapes, because it broadcasts nothing and names no axes.
+    /// Nothing: the rule holds for any shape, because it neither broadcasts nor names axes.
     Nothing,
 }
 
 impl Known {
-    /// What documentation says of it.
+    /// Returns the word for it in docs/RULES.md.
     pub fn text(self) -> &'static str {
         match self {
             Known::Ranks => "ranks",
@@ -69,46 +71,48 @@ impl Known {
     }
 }
 
-/// A rule as it is written: a row of a table.
+/// A rewrite rule: a row of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// Its name, unique among all rules.
+    /// The name, unique among all rules.
     pub name: &'static str,
-    /// What it does, in a sentence.
+    /// What the rule does, in one sentence. docs/RULES.md is generated from it.
     pub doc: &'static str,
-    /// What it looks for; see the module `term` for the syntax.
+    /// The pattern. Module `term` has the syntax.
     pub pattern: &'static str,
-    /// What must be known of the match.
+    /// What must be known about the match.
     pub known: Known,
-    /// What must hold besides.
+    /// The guard: a further condition on the match.
     pub when: Option<fn(&Found<'_>) -> bool>,
-    /// What stands there afterwards.
+    /// The replacement.
     pub then: Then,
-    /// Whether values inside the pattern may be read by others. Those stay.
+    /// Whether nodes outside the match may read its inner values. Inner nodes that are still read
+    /// then stay.
     pub keep: bool,
-    /// Inputs that it applies to: an example of the pattern, for the test of the rule. Values are
-    /// `name=type[sizes]`, constants too; attributes of named nodes are `node.attribute=value`.
+    /// Examples of the pattern, for the test of the rule. Values and constants are written
+    /// `name=type[sizes]`, attributes of named nodes `node.attribute=value`. Module `sample` has
+    /// the full syntax.
     pub samples: &'static [&'static str],
 }
 
-/// The right side of a rule.
+/// The replacement (right-hand side) of a rule.
 #[derive(Clone, Copy, Debug)]
 pub enum Then {
-    /// A template.
+    /// A template, in the syntax of patterns.
     Template(&'static str),
-    /// Adds nodes, and returns the values that stand for the outputs of the pattern's root; none
-    /// where it does not apply after all.
+    /// A function that adds nodes and returns one value per output of the pattern's root. `None` if
+    /// the rule does not apply after all.
     Build(fn(&mut Patch<'_>) -> Result<Option<Vec<ValueId>>>),
 }
 
 /// A table of rules of one level.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleSet {
-    /// The family, as its file is called.
+    /// The family, named after its file.
     pub family: &'static str,
-    /// From which level on they apply.
+    /// The lowest level at which the rules apply.
     pub level: Level,
-    /// The rules; of two that match the first applies.
+    /// The rules in order of priority: the first that matches applies.
     pub rules: &'static [Rule],
 }
 
@@ -117,36 +121,36 @@ pub struct RuleSet {
 pub struct Found<'a> {
     /// The graph.
     pub graph: &'a Graph,
-    /// What the names of the pattern stand for.
+    /// The bindings of the pattern's names.
     pub found: &'a Match,
-    /// The level that the graph is rewritten at.
+    /// The optimization level.
     pub level: Level,
 }
 
 impl Found<'_> {
-    /// Whether ONNX Runtime has to run the result: it loads what is written up to level `extended`,
-    /// and its kernels take less than the standard allows.
+    /// Whether ONNX Runtime must be able to run the result. It loads graphs written at levels up to
+    /// `extended`, and its kernels accept less than the standard allows.
     pub fn must_be_portable(&self) -> bool {
         self.level < Level::All
     }
 }
 
-/// A rule whose texts are parsed.
+/// A rule with its pattern and template parsed.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) rule: &'static Rule,
     pub(crate) level: Level,
     pub(crate) pattern: Term,
     pub(crate) template: Option<Term>,
-    /// Nodes of the pattern whose two inputs may be swapped.
+    /// Number of pattern nodes whose two inputs may be swapped.
     pub(crate) swaps: u32,
-    /// What must stand before the root: for each node there, its operators.
+    /// For each input of the root that the pattern makes a node, its possible operators.
     before: Vec<Vec<&'static OpSpec>>,
-    /// Whether one of the root's inputs must be a constant.
+    /// Whether the pattern requires a constant among the root's inputs.
     needs_constant: bool,
 }
 
-/// The most nodes with two exchangeable inputs in one pattern: each doubles the tries.
+/// Maximum number of swappable nodes in one pattern: each doubles the orientations to try.
 const MOST_SWAPS: u32 = 8;
 
 impl Compiled {
@@ -172,19 +176,20 @@ impl Compiled {
         parse().within(|| format!("rule '{}'", rule.name))
     }
 
-    /// Whether a root with these operators before it can match, from what takes no search: most
-    /// rules end here.
+    /// Whether a root with these producers can match: a cheap filter that rejects most rules before
+    /// the search.
     pub(crate) fn may_match(&self, before: &[&'static OpSpec], has_constant: bool) -> bool {
         let stands = |op: &&'static OpSpec| before.iter().any(|spec| std::ptr::eq(*spec, *op));
         (has_constant || !self.needs_constant) && self.before.iter().all(|ops| ops.iter().any(stands))
     }
 }
 
-/// Refuses a template that the pattern cannot fill in: a value that no match binds, or that some
-/// leave out while the template does not, a number, attributes of an unknown node.
+/// Checks that a match can fill in the template. Every value must be bound by the pattern, and
+/// bound in every match unless the template makes it optional. Copied attributes must be of a named
+/// node. Numbers are rejected, because a template does not know their type.
 fn check_template(pattern: &Term, template: &Term) -> Result<()> {
     let mut bound = FxHashMap::default();
-    // What the root computes is what the template takes the place of.
+    // Only the root's arguments bind values: its own value is what the template replaces.
     let args = pattern.root().into_iter().flat_map(|root| &root.args);
     args.for_each(|arg| note_values(arg, &mut bound));
     let nodes: Vec<&str> =
@@ -219,14 +224,14 @@ fn check_term(template: &Term, bound: &FxHashMap<&str, bool>, nodes: &[&str]) ->
     }
 }
 
-/// Notes the values that a match of a pattern binds, and whether some matches leave them out.
+/// Collects the values that a match binds, each with whether some matches leave it out.
 fn note_values(pattern: &Term, bound: &mut FxHashMap<&'static str, bool>) {
     match pattern {
         Term::Any | Term::Ints(_) | Term::Number { .. } => {}
         Term::Constant(name) => {
             bound.insert(*name, false);
         }
-        // A name that stands in another place without a question mark is always there.
+        // A name that also occurs without `?` is always bound.
         Term::Value { name, optional } => {
             let entry = bound.entry(*name).or_insert(*optional);
             *entry = *entry && *optional;
@@ -238,9 +243,9 @@ fn note_values(pattern: &Term, bound: &mut FxHashMap<&'static str, bool>) {
     }
 }
 
-/// Writes a table of rules: documentation, name, pattern, an optional guard, either a template or a
-/// function, and samples; then `keep true` if others may read inner values, and `known Types` or
-/// `known Nothing` if ranks need not be known.
+/// Defines a table of rules. A row has documentation, name, pattern, an optional guard, a template
+/// or function, and samples. Then `keep true` follows if outside nodes may read inner values, and
+/// `known Types` or `known Nothing` if ranks need not be known.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! rules {

@@ -1,13 +1,13 @@
-//! Graphs that a rule applies to, from its pattern and a sample: what the test of every rule runs.
+//! Sample graphs: a rule's pattern built over sample inputs, for the test of every rule.
 //!
-//! A sample is a list of `name=value` apart by spaces. For a value of the pattern it is
-//! `type[sizes]` (an input, or a constant where the pattern asks for one), `type:number` (a
-//! constant of no dimensions; `type[1,1]:number` has such) or `[integers]` (a constant);
-//! `const:type[sizes]` makes a constant of any value. `node.attribute=value` gives an attribute of
-//! a named node, `node.op=Name` chooses among its operators, `node.outputs=2` gives it more
-//! outputs. Numbers of the pattern take the type that `numbers=type` says, or its sizes with
-//! `numbers=type[1,1]`, else `f32`. The places of `_` are `_0`, `_1` and so on; left out where not
-//! given.
+//! A sample is a list of `name=value` entries separated by spaces. The value of a pattern's name is
+//! `type[sizes]` (an input, or a constant if the pattern asks for one), `type:number` (a scalar
+//! constant; `type[1,1]:number` gives it dimensions) or `[integers]` (a constant).
+//! `const:type[sizes]` makes any value a constant. `node.attribute=value` sets an attribute of a
+//! named node, `node.op=Name` selects one of its operators, and `node.outputs=2` gives it more
+//! outputs. `numbers=type` or `numbers=type[1,1]` sets the type of the pattern's numbers, by
+//! default `f32`. Each `_` has the name `_0`, `_1` and so on, and is omitted if there is no entry
+//! for it.
 
 use rustc_hash::FxHashMap;
 
@@ -19,20 +19,20 @@ use crate::ir::{Attribute, Graph, GraphBuilder, ValueId, ValueType};
 use crate::tensor::{Tensor, element_count};
 use crate::{Result, Within, ensure, error};
 
-/// How much of the shapes of its inputs a sample's graph tells.
+/// How much a sample's graph declares about the shapes of its inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Declared {
-    /// The sizes.
+    /// Fixed sizes.
     Sizes,
-    /// A symbol for each size, the same for equal sizes.
+    /// One symbol per distinct size.
     EqualSymbols,
-    /// A symbol for each axis.
+    /// One symbol per axis.
     Symbols,
-    /// Element types alone.
+    /// Only the element types.
     Types,
 }
 
-/// The graph of a rule's pattern over the values of a sample; its inputs are the pattern's values.
+/// Builds the graph of a rule's pattern over the values of a sample, which become its inputs.
 pub fn sample(rule: &'static Rule, text: &'static str, declared: Declared) -> Result<Graph> {
     build(rule, text, declared).within(|| format!("rule '{}', sample '{text}'", rule.name))
 }
@@ -53,8 +53,8 @@ fn build(rule: &'static Rule, text: &'static str, declared: Declared) -> Result<
     };
     let root = pattern.root().ok_or_else(|| error!(Fail, "the pattern has no root"))?;
     let outputs = sampler.node(root)?;
-    // Behind the pattern stands another node: an output of the graph keeps its name, which some
-    // rules cannot give it.
+    // Append a reader to each output. A graph output must keep its name, which a rule that aliases
+    // an input cannot provide.
     let axes = sampler.builder.constant(Tensor::from_slice(&[1], &[0i64])?);
     let follow = |output: &ValueId| sampler.builder.node("Unsqueeze", &[*output, axes], &[]);
     let outputs = outputs.iter().map(follow).collect::<Result<Vec<_>>>()?;
@@ -103,7 +103,7 @@ impl Sampler {
         Ok(Some(self.builder.constant(tensor)))
     }
 
-    /// The value called `name`, made where it is met first.
+    /// Returns the value `name`, created at its first use.
     fn value(&mut self, name: &'static str, constant: bool) -> Result<Option<ValueId>> {
         if let Some(value) = self.values.get(name) {
             return Ok(*value);
@@ -148,7 +148,7 @@ impl Sampler {
         self.builder.input(name, dtype, &symbols)
     }
 
-    /// The outputs of a node; one that has a name is made once.
+    /// Returns the outputs of a node. A named node is created once.
     fn node(&mut self, term: &NodeTerm) -> Result<Vec<ValueId>> {
         if let Some(outputs) = term.name.and_then(|name| self.nodes.get(name)) {
             return Ok(outputs.clone());
@@ -163,7 +163,7 @@ impl Sampler {
         let spec = *spec.ok_or_else(|| error!(Fail, "there is no operator {wanted:?}"))?;
         let mut attrs: Vec<(&str, Attribute)> = Vec::new();
         for (name, literal) in &term.attrs {
-            // An empty text stands for an attribute that is left out.
+            // An empty text in a pattern matches a missing attribute.
             if *literal != Literal::Text("") {
                 attrs.push((name, attribute(spec, name, literal)?));
             }
@@ -213,7 +213,7 @@ fn numbers(sizes: &[&str]) -> Result<Vec<usize>> {
     sizes.iter().map(|size| size.parse().map_err(|_| error!(Fail, "'{size}' is no size"))).collect()
 }
 
-/// A constant of one element, whose type `ty` may name sizes of 1.
+/// Builds a constant of one element; `ty` may carry sizes of 1, as in `f32[1,1]`.
 fn number(ty: &str, value: f64) -> Result<Tensor> {
     let (dtype, sizes) = ty.split_once('[').unwrap_or((ty, ""));
     let sizes: Vec<&str> = sizes.trim_end_matches(']').split(',').filter(|size| !size.is_empty()).collect();
@@ -234,10 +234,11 @@ fn scalar(dtype: DType, value: f64) -> Result<Tensor> {
     }
 }
 
-/// A constant of numbers between 0.25 and 1.25: positive, so that it may be a variance, and no two
-/// alike.
+/// Builds a constant of pseudorandom numbers between 0.25 and 1.25, or a hundred times that for
+/// integers. They are positive, so that the constant can be a variance. Booleans are all false.
 fn weights(dtype: DType, sizes: &[usize], seed: u32) -> Result<Tensor> {
     let count = element_count(sizes)?;
+    // A linear congruential generator: a sample always builds the same graph.
     let mut state = seed.wrapping_mul(2_654_435_761);
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -1,4 +1,4 @@
-//! Patterns and templates as text, and what they parse to.
+//! The term language of patterns and templates, and its parser.
 //!
 //! ```text
 //! term   := name '@' term            the node that the term matches, to read its attributes
@@ -12,8 +12,9 @@
 //!         | '..' name                in templates: the attributes of a matched node
 //! ```
 //!
-//! A name that occurs twice means the same value twice; the name of a node is also that of the
-//! value it computes. Operators are of the standard's domain, else of ours, else of ONNX Runtime's.
+//! A name that occurs twice must bind the same value both times. The name of a node is also that of
+//! the value it computes. An operator is looked up in the ONNX domain, then in ours, then in ONNX
+//! Runtime's.
 
 use crate::spec::{MICROSOFT, ONNX, OpSpec, RUNTIME, Registry};
 use crate::{Result, ensure, error};
@@ -21,13 +22,13 @@ use crate::{Result, ensure, error};
 /// A pattern or a template.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Term {
-    /// `_`
+    /// `_`: any value, or none.
     Any,
-    /// A value by its name.
+    /// A named value.
     Value { name: &'static str, optional: bool },
-    /// A constant by its name.
+    /// A named constant.
     Constant(&'static str),
-    /// A constant of one element.
+    /// A constant of one element with this value.
     Number { value: f64, tolerant: bool },
     /// A constant list of integers.
     Ints(Vec<i64>),
@@ -38,15 +39,15 @@ pub(crate) enum Term {
 /// A node of a pattern or of a template.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeTerm {
-    /// What the rule calls it.
+    /// The name before `@`.
     pub(crate) name: Option<&'static str>,
-    /// Any of these operators.
+    /// The alternative operators.
     pub(crate) ops: Vec<&'static OpSpec>,
     pub(crate) args: Vec<Term>,
-    /// Whether more inputs may follow.
+    /// Whether the node may have further inputs (`..`).
     pub(crate) rest: bool,
     pub(crate) attrs: Vec<(&'static str, Literal)>,
-    /// Matched nodes whose attributes a template takes over.
+    /// Matched nodes whose attributes a template copies.
     pub(crate) copies: Vec<&'static str>,
     pub(crate) output: usize,
 }
@@ -58,7 +59,7 @@ impl PartialEq for NodeTerm {
     }
 }
 
-/// The value of an attribute in a pattern or template.
+/// An attribute value in a pattern or template.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Literal {
     Number(f64),
@@ -67,7 +68,7 @@ pub(crate) enum Literal {
 }
 
 impl Term {
-    /// Parses a whole text.
+    /// Parses the whole text; anything left over is an error.
     pub(crate) fn parse(text: &'static str) -> Result<Term> {
         let mut parser = Parser { text, rest: text };
         let term = parser.term()?;
@@ -75,7 +76,7 @@ impl Term {
         Ok(term)
     }
 
-    /// The node at the root.
+    /// Returns the root node; `None` if the term is not a node.
     pub(crate) fn root(&self) -> Option<&NodeTerm> {
         match self {
             Term::Node(node) => Some(node),
@@ -85,7 +86,7 @@ impl Term {
 }
 
 impl NodeTerm {
-    /// The nodes of the term, itself first.
+    /// Returns the nodes of the term in preorder.
     pub(crate) fn nodes(&self) -> Vec<&NodeTerm> {
         let inner = self.args.iter().filter_map(Term::root).flat_map(NodeTerm::nodes);
         std::iter::once(self).chain(inner).collect()
@@ -98,7 +99,7 @@ struct Parser {
 }
 
 impl Parser {
-    /// Takes `token` away, where it is next.
+    /// Consumes `token` if it comes next, and returns whether it did.
     fn take(&mut self, token: &str) -> bool {
         let rest = self.rest.trim_start().strip_prefix(token);
         self.rest = rest.unwrap_or(self.rest);
@@ -110,7 +111,7 @@ impl Parser {
         Ok(())
     }
 
-    /// Takes the longest run of characters away that satisfy `of`.
+    /// Consumes and returns the longest run of characters that satisfy `of`.
     fn run(&mut self, of: impl Fn(char) -> bool) -> &'static str {
         let rest = self.rest.trim_start();
         let end = rest.find(|c| !of(c)).unwrap_or(rest.len());
@@ -164,6 +165,7 @@ impl Parser {
             node.name = Some(name);
             return Ok(term);
         }
+        // Operator names are capitalized, value names are not.
         if name.starts_with(|c: char| c.is_ascii_uppercase()) {
             return Ok(Term::Node(self.node(name)?));
         }

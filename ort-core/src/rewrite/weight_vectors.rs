@@ -1,11 +1,11 @@
-//! Weights of matrix products that lie transposed on devices that read matrices in vectors
+//! Transposition of matmul weights for devices that read matrices in vectors
 //! ([`Device::vector_bytes`]).
 //!
-//! Where rows are no whole vectors, each begins at another offset, and kernels and libraries load
-//! single elements: the logits of a vocabulary of 50257 words take three times what the weight's
-//! bytes do. If its columns are whole vectors, the weight is transposed while the session is built.
-//! That takes no more memory: products are all that reads such a weight, and there is still one of
-//! it.
+//! If a row is not a whole number of vectors, rows begin at different offsets, and kernels and
+//! libraries load single elements. The logits over a vocabulary of 50257 words then take three
+//! times as long as reading the weight's bytes. If the columns are whole vectors, we transpose the
+//! weight while the session is built. That costs no memory: only matmuls read such a weight, so
+//! only the transposed one is kept.
 //!
 //! [`Device::vector_bytes`]: crate::ep::Device::vector_bytes
 
@@ -18,13 +18,13 @@ use crate::dtype::DType;
 use crate::ir::{Attribute, Graph, Node, ValueId, ValueType};
 use crate::spec::{MICROSOFT, ONNX, RUNTIME};
 
-/// What smaller weights cost is the launch.
+/// The launch dominates the cost of smaller weights.
 const LEAST: usize = 64 << 10;
-/// The place of the weight among a product's inputs.
+/// The index of the weight among a matmul's inputs.
 const WEIGHT: usize = 1;
 
-/// Transposes weights of products by the bytes of a vector of each device; returns whether there
-/// are any.
+/// Transposes the weights of matmuls according to the vector width of each device; returns whether
+/// there were any.
 pub(super) fn apply(
     graph: &mut Graph,
     first_claim: FirstClaim<'_>,
@@ -50,12 +50,13 @@ pub(super) fn apply(
         transpositions.push(new_node((ONNX, "Transpose"), &name, &[Some(weight)], &[Some(turned)], order)?);
     }
     let has_any = !transpositions.is_empty();
+    // Their only inputs are constants, so they may come first. Folding then computes them.
     graph.nodes.splice(..0, transpositions);
     Ok(has_any)
 }
 
-/// Weights that are better read transposed, in the order of their ids, with the products that read
-/// them: nothing else does.
+/// Returns the weights that are better read transposed, in id order, with the matmuls that read
+/// them. No other node reads such a weight.
 fn candidates(
     graph: &Graph,
     first_claim: FirstClaim<'_>,
@@ -70,6 +71,7 @@ fn candidates(
         });
         let is_weight = |(place, read): &(usize, ValueId)| *place == WEIGHT && Some(*read) == weight;
         let inputs = node.inputs.iter().enumerate().filter_map(|(place, read)| Some((place, (*read)?)));
+        // A weight that anything else reads keeps its layout, or memory would hold both layouts.
         kept.extend(inputs.filter(|input| !is_weight(input)).map(|(_, read)| read));
         kept.extend(node.subgraphs.iter().flat_map(|inner| &inner.captures).map(|capture| capture.outer));
         weight.into_iter().for_each(|weight| readers.entry(weight).or_default().push(index));
@@ -79,7 +81,7 @@ fn candidates(
     found
 }
 
-/// The constant matrix of floats on the right of a product.
+/// Returns the constant float matrix on the right-hand side of a matmul.
 fn weight_of(graph: &Graph, node: &Node) -> Option<ValueId> {
     transposed_form(node)?;
     let rank =
@@ -100,7 +102,7 @@ fn is_better_transposed(graph: &Graph, weight: ValueId, vector_bytes: usize) -> 
     matches!(*tensor.shape(), [rows, columns] if is_whole(rows) && !is_whole(columns))
 }
 
-/// The operator that computes a product with its weight transposed.
+/// Returns the operator that computes a matmul with its weight transposed.
 fn transposed_form(node: &Node) -> Option<(&'static str, &'static str)> {
     match (node.spec.domain, node.spec.name) {
         (ONNX, "MatMul") => Some((RUNTIME, "FusedMatMul")),
@@ -111,8 +113,8 @@ fn transposed_form(node: &Node) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// A product with another weight, the transposition of its own; `None` if that would move it to a
-/// later device.
+/// Returns the matmul with the transposition of its weight; `None` if that would move it to a later
+/// device.
 fn product(
     graph: &Graph,
     index: usize,

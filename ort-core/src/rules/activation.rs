@@ -1,4 +1,4 @@
-//! Activations that exporters write as formulas.
+//! Activation fusion: activations that exporters write as formulas become one operator.
 //!
 //! Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv 1606.08415, for Gelu, its
 //! approximation by tanh and `x * sigmoid(1.702 x)`; Howard et al., "Searching for MobileNetV3",
@@ -67,7 +67,7 @@ rules! { "activation", Extended;
     relu_max: "Max(x, 0)" => Template("Relu(x)"), ["x=f32[3,40]"], known Types;
 }
 
-/// The factor of a Swish, where its attribute holds it as it is.
+/// Returns the factor of a Swish, if a float attribute can hold it.
 fn alpha(found: &Found<'_>) -> Option<f32> {
     found.attribute("x", found.scalar("alpha")?)
 }
@@ -76,7 +76,7 @@ fn alpha_is_attribute(found: &Found<'_>) -> bool {
     alpha(found).is_some()
 }
 
-/// Whether one sixth may be an attribute of single precision.
+/// Whether 1/6 may be rounded to a single-precision attribute.
 fn is_not_double(found: &Found<'_>) -> bool {
     found.dtype("x") != Some(DType::F64)
 }

@@ -1,4 +1,4 @@
-//! Operators that change nothing, or that undo each other.
+//! Algebraic simplification: removes operators that change nothing, or that undo each other.
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, ValueId};
@@ -63,7 +63,8 @@ rules! { "algebra", Basic;
         ["x=f32[2,6] starts=[0] ends=[9] axes=[1]"], keep true;
 }
 
-/// Whether the value called `zero` is one zero, of the sign that leaves every float as it is.
+/// Whether the constant `zero` is a single zero, and for floats has the sign that leaves every
+/// value unchanged.
 fn is_zero(found: &Found<'_>, is_negative: bool) -> bool {
     let is_float = found.dtype("zero").is_some_and(|dtype| dtype.is_float());
     found
@@ -79,8 +80,7 @@ fn subtracts_nothing(found: &Found<'_>) -> bool {
     is_zero(found, false)
 }
 
-/// Whether the value called `x` holds floats: the power of integers may be computed in another type
-/// than their product.
+/// Whether `x` holds floats. For integers, `Pow` may compute in another type than `Mul`.
 fn is_float(found: &Found<'_>) -> bool {
     found.dtype("x").is_some_and(|dtype| dtype.is_float())
 }
@@ -89,6 +89,7 @@ fn is_not_training(found: &Found<'_>) -> bool {
     let Some(node) = found.root() else { return false };
     let mask_wanted = node.outputs.get(1).copied().flatten().is_some();
     let training = node.inputs.get(2).copied().flatten();
+    // A flag that is not constant may be true in a run.
     let trains = training.is_some_and(|value| match found.graph.constants.get(&value) {
         Some(tensor) => crate::rewrite::scalar(tensor) != Some(0.0),
         None => true,
@@ -101,7 +102,7 @@ fn casts_to_own_type(found: &Found<'_>) -> bool {
     to.is_some_and(|to| found.dtype("x").is_some_and(|dtype| i64::from(dtype.onnx_code()) == to))
 }
 
-/// The permutation of a transposition; reversed axes where it gives none.
+/// Returns the permutation of a transposition: the axes reversed if none is given.
 fn permutation(node: &crate::ir::Node, rank: usize) -> Vec<usize> {
     match node.attrs.find_ints("perm") {
         Some(perm) => perm.iter().filter_map(|&axis| usize::try_from(axis).ok()).collect(),
@@ -143,7 +144,7 @@ fn cast_like(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 
 fn names_its_sizes(found: &Found<'_>) -> bool {
     let allows_zero = found.root().and_then(|node| node.attrs.find_int("allowzero")) == Some(1);
-    // A zero copies a size of the value before, which is another one then.
+    // A 0 copies a size of the input, and the rewrite changes the input.
     found.ints("shape").is_some_and(|sizes| !allows_zero && sizes.iter().all(|&size| size != 0))
 }
 
@@ -151,7 +152,8 @@ fn keeps_its_shape(found: &Found<'_>) -> bool {
     found.has_output_shape("x") && !found.shape("x").into_iter().flatten().any(Dim::has_unknown)
 }
 
-/// A slice may also reverse: only with steps of one an unchanged shape means unchanged elements.
+/// Whether a slice keeps all elements in their order. It may also reverse them, so an unchanged
+/// shape is enough only if the steps are 1.
 fn keeps_all_forwards(found: &Found<'_>) -> bool {
     let ones = |steps: Vec<i64>| steps.iter().all(|&step| step == 1);
     let forwards = found.value("steps").is_none() || found.ints("steps").is_some_and(ones);

@@ -1,14 +1,16 @@
-//! Attention as exporters write it, as one operator that need not hold all scores at once.
+//! Attention fusion: the formula that exporters write becomes one operator, which need not store
+//! all scores at once.
 //!
 //! Vaswani et al., "Attention Is All You Need", arXiv 1706.03762:
 //! `softmax(scale * Q * K^T + mask) * V`.
 //!
-//! The operator and the formula read masks in two ways. The operator pads a last axis that is too
-//! short with -inf, where the formula broadcasts it; and it gives zeros for a query that sees no
-//! key, where the softmax of the formula gives NaN. The fused form gives what the formula gives.
-//! [`mask_of_operator`] sees to masks. Scores may also be -inf because they overflow, which no mask
-//! tells: [`HIDDEN_IS_NAN`] is for those. Files don't get that attribute, so the mask of NaN stays.
-//! ONNX Runtime's operator gives 0 for what the mask hides, but NaN for what overflows.
+//! The operator and the formula treat masks differently. If the last axis of a mask is too short,
+//! the operator pads it with -inf, and the formula broadcasts it. For a query that sees no key, the
+//! operator returns zeros, and the softmax of the formula NaN. The fused form returns what the
+//! formula returns, so [`mask_of_operator`] adapts the mask. Scores may also be -inf because they
+//! overflow, which no mask shows: [`HIDDEN_IS_NAN`] covers those. That attribute is not written to
+//! files, so the NaN in the mask is still needed. ONNX Runtime's operator returns 0 for what the
+//! mask hides, but NaN for what overflows.
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, ValueId};
@@ -74,7 +76,7 @@ fn alpha(found: &Found<'_>) -> f32 {
     found.node("m").and_then(|node| node.attrs.find_float("alpha")).unwrap_or(1.0)
 }
 
-/// What the scores are multiplied with in the end, where the attribute can hold it.
+/// Returns the total factor of the scores, if a float attribute can hold it.
 fn scale(found: &Found<'_>) -> Option<f32> {
     let factor = match (found.scalar("factor"), found.scalar("divisor")) {
         (Some(factor), _) => factor,
@@ -82,7 +84,7 @@ fn scale(found: &Found<'_>) -> Option<f32> {
         (None, None) => return None,
     };
     let scale = found.attribute("q", f64::from(alpha(found)) * factor)?;
-    // A scale that underflows is one that the formula does not have.
+    // If the product of both factors underflows to 0, the formula still has a scale: do not fuse.
     (scale.is_finite() && (scale != 0.0 || factor == 0.0)).then_some(scale)
 }
 
@@ -102,21 +104,22 @@ fn scale_scores(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     Ok(Some(vec![patch.emit((crate::spec::RUNTIME, "FusedMatMul"), &inputs, &attrs)?]))
 }
 
-/// Whether queries, keys and values have four axes, and as many heads each, and the mask adds to
-/// neither.
+/// Whether queries, keys and values have four axes and equally many heads, and the mask does not
+/// enlarge the scores.
 fn are_heads(found: &Found<'_>) -> bool {
     let (Some([b, h, _, _]), Some([kb, kh, keys, _]), Some([vb, vh, values, _])) =
         (found.shape("q"), found.shape("k"), found.shape("v"))
     else {
         return false;
     };
-    // A mask could also broadcast the scores of one key to many values.
+    // With a mask, there must be as many keys as values: the mask could broadcast the scores of one
+    // key to several values.
     let mask_fits = found.value("mask").is_none() || (keys == values && mask_fits(found));
     b == kb && b == vb && h == kh && h == vh && mask_fits
 }
 
-/// Whether a mask leaves batch, heads and queries of the scores as they are. Of the last axis see
-/// [`mask_of_operator`]. ONNX Runtime's kernel broadcasts no mask over the queries.
+/// Whether a mask leaves batch, heads and queries of the scores as they are; [`mask_of_operator`]
+/// handles the last axis. ONNX Runtime's kernel does not broadcast a mask over the queries.
 fn mask_fits(found: &Found<'_>) -> bool {
     let (Some([scores @ .., _]), Some([sums @ .., _])) = (found.shape("m"), found.shape("sum")) else {
         return false;
@@ -142,11 +145,11 @@ fn attention(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     Ok(Some(vec![patch.emit(("", "Attention"), &[q, k, v, mask], &attrs)?]))
 }
 
-/// A mask with which the operator gives what the formula gives with `mask`: its last axis has a
-/// number for each key, and a row of -inf alone, which hides all keys, is NaN instead. None for
-/// types that have no such numbers.
+/// Returns a mask with which the operator computes what the formula computes with `mask`. Its last
+/// axis has one number per key. A row of only -inf, which hides all keys, becomes NaN. `None` if
+/// the type has no such numbers.
 ///
-/// Masks are small beside scores, and layers share what is made of one mask.
+/// Masks are small compared to scores, and layers that share a mask share the nodes added here.
 fn mask_of_operator(patch: &mut Patch<'_>, mask: ValueId) -> Result<Option<ValueId>> {
     let found = patch.found();
     let last = |name: &str| found.shape(name).and_then(<[Dim]>::last);
@@ -154,6 +157,7 @@ fn mask_of_operator(patch: &mut Patch<'_>, mask: ValueId) -> Result<Option<Value
     let hides_all = found.tensor("mask").is_none_or(has_hidden_row);
     let mut mask = mask;
     if !is_whole {
+        // The number of keys may be dynamic, so expand to it at run time.
         let keys = patch.value("k")?;
         let bounds = [("start", Attribute::Int(2)), ("end", Attribute::Int(3))];
         let count = patch.node("Shape", &[keys], &bounds)?;
@@ -164,13 +168,14 @@ fn mask_of_operator(patch: &mut Patch<'_>, mask: ValueId) -> Result<Option<Value
     }
     let numbers = (patch.number_like("q", f32::NEG_INFINITY)?, patch.number_like("q", f32::NAN)?);
     let (Some(hidden), Some(nan)) = numbers else { return Ok(None) };
+    // A row hides all keys if its maximum is -inf.
     let axes = patch.constant_ints(&[-1])?;
     let greatest = patch.node("ReduceMax", &[mask, axes], &[("keepdims", Attribute::Int(1))])?;
     let is_hidden = patch.node("Equal", &[greatest, hidden], &[])?;
     patch.node("Where", &[is_hidden, nan, mask], &[]).map(Some)
 }
 
-/// Whether what a mask chooses from is finite, and looked through for rows of -inf.
+/// Whether both numbers of a mask are finite, and the pattern looks for rows of only -inf.
 fn hides_no_query(found: &Found<'_>) -> bool {
     let is_finite = |name| {
         let numbers = found.tensor(name).and_then(|tensor| tensor.to_doubles().ok());
@@ -179,7 +184,7 @@ fn hides_no_query(found: &Found<'_>) -> bool {
     is_finite("shown") && is_finite("hidden") && found.scalar("least") == Some(f64::NEG_INFINITY)
 }
 
-/// Whether a row of a constant mask is -inf alone.
+/// Whether a constant mask has a row of only -inf.
 fn has_hidden_row(mask: &Tensor) -> bool {
     let width = mask.shape().last().copied().unwrap_or(1).max(1);
     mask.to_doubles().is_ok_and(|numbers| {
@@ -187,8 +192,7 @@ fn has_hidden_row(mask: &Tensor) -> bool {
     })
 }
 
-/// Whether queries, keys, values and the result have three axes, the last of which is that of all
-/// heads.
+/// Whether queries, keys, values and the result have three axes, the last one over all heads.
 fn joins_heads(found: &Found<'_>) -> bool {
     let (Some([b, l, _]), Some([qb, ql, _]), Some(3), Some(3)) =
         (found.output_shape(), found.shape("q"), found.rank("k"), found.rank("v"))
@@ -201,9 +205,9 @@ fn joins_heads(found: &Found<'_>) -> bool {
     plain && b == qb && l == ql && heads(found).is_some()
 }
 
-/// The heads of queries and of keys, if each of queries, keys and values is cut into heads of its
-/// last axis, and keeps batch and positions: a reshape may also move positions into the batch, as
-/// divided attention and windows do.
+/// Returns the number of heads of queries and of keys. `None` unless queries, keys and values each
+/// split their last axis into heads and keep batch and positions. A reshape may also move positions
+/// into the batch, for divided or windowed attention.
 fn heads(found: &Found<'_>) -> Option<(i64, i64)> {
     let node = found.node("a")?;
     let heads_of = |name: &str, index: usize| {
@@ -224,6 +228,7 @@ fn heads(found: &Found<'_>) -> Option<(i64, i64)> {
 fn attention_in_place(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let Some((query_heads, heads)) = heads(&patch.found()) else { return Ok(None) };
     let mut attrs = patch.attrs("a");
+    // With three axes, only attributes tell the operator the number of heads.
     attrs.retain(|(name, _)| !name.ends_with("num_heads"));
     attrs.push(("q_num_heads", Attribute::Int(query_heads)));
     attrs.push(("kv_num_heads", Attribute::Int(heads)));

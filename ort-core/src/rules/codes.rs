@@ -1,4 +1,4 @@
-//! What the range of codes makes needless.
+//! Removal of clamps that the saturation of quantization makes redundant.
 
 use crate::dtype::DType;
 use crate::rewrite::Found;
@@ -15,8 +15,8 @@ rules! { "codes", Basic;
         known Types;
 }
 
-/// Whether the least and the greatest code are what the bounds become: then all beyond the bounds
-/// becomes that, too, since rounding never changes an order. A rectifier has no upper bound.
+/// Whether the bounds quantize to the ends of the integer range. Saturation then does what the
+/// clamp does, because rounding is monotonic. A rectifier has no upper bound.
 fn range_is_inside(found: &Found<'_>) -> bool {
     let (least, greatest) = match found.dtype("z") {
         Some(DType::U8) => (0.0, 255.0),
@@ -24,7 +24,7 @@ fn range_is_inside(found: &Found<'_>) -> bool {
         _ => return false,
     };
     let (Some(scale), Some(zero)) = (found.scalar("s"), found.scalar("z")) else { return false };
-    // In the precision of the run, so that a tie is one here as well.
+    // In the precision of the run, so that the same values are ties.
     let code = |bound: f64| f64::from((bound as f32 / scale as f32).round_ties_even()) + zero;
     let bound = |name: &str, without: f64| match found.value(name) {
         Some(_) => found.scalar(name),

@@ -1,5 +1,5 @@
-//! Convolutions with what stands around them: padding, scales and biases of channels, batch
-//! normalization, residual and activation.
+//! Convolution fusion: padding, per-channel scales and biases, batch normalization, residual and
+//! activation.
 
 use crate::ir::{Attribute, ValueId};
 use crate::ops::fused::activation::Activation;
@@ -51,8 +51,8 @@ rules! { "conv", Extended;
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3] min=f32:0 max=f32:6"], known Nothing;
 }
 
-/// Whether only the normalized images are wanted, and each parameter is a list with one number for
-/// each filter.
+/// Whether only the normalized images are read, and each parameter is a vector with one number per
+/// filter.
 fn is_normalization_of_filters(found: &Found<'_>) -> bool {
     let is_list = |name: &str| {
         let filters = found.fixed_shape("w").and_then(|shape| shape.first().copied());
@@ -64,20 +64,19 @@ fn is_normalization_of_filters(found: &Found<'_>) -> bool {
         && (found.value("b").is_none() || is_list("b"))
 }
 
-/// Whether the bias is a constant list, or left out.
+/// Whether the bias is a constant vector, or left out.
 fn bias_is_constant(found: &Found<'_>) -> bool {
     found.value("b").is_none() || found.tensor("b").is_some_and(|bias| bias.shape().len() == 1)
 }
 
-/// Whether the constant called `name` has one number, or one for each of the filters on the axis of
-/// channels.
+/// Whether the constant `name` has a single number, or one per filter along the channel axis.
 fn per_channel(found: &Found<'_>, name: &str) -> bool {
     let (Some(constant), Some(filters)) = (found.tensor(name), found.fixed_shape("w")) else { return false };
     let [count, kernel @ ..] = filters.as_slice() else { return false };
     let spatial = kernel.len().saturating_sub(1);
     let fits = constant.shape().len() <= spatial + 2;
     let one = constant.element_count() == 1;
-    // Counted from the last axis, the channels lie before the spatial axes.
+    // Counted from the last axis, the channels follow the spatial axes.
     let channels =
         constant.shape().iter().rev().enumerate().all(|(axis, size)| *size == 1 || axis == spatial);
     fits && (one || (channels && constant.element_count() == *count))
@@ -91,13 +90,13 @@ fn addend_is_per_channel(found: &Found<'_>) -> bool {
     per_channel(found, "addend") && bias_is_constant(found)
 }
 
-/// The rank of the filters and their number.
+/// Returns the rank of the filters and their number.
 fn filters(patch: &Patch<'_>) -> Option<(usize, usize)> {
     let shape = patch.found().fixed_shape("w")?;
     Some((shape.len(), *shape.first()?))
 }
 
-/// `value` as one number for each filter, in the shape that broadcasts over the filters.
+/// Reshapes `value`, one number per filter, so that it broadcasts over the filters.
 fn over_filters(patch: &mut Patch<'_>, value: ValueId, (rank, _): (usize, usize)) -> Result<ValueId> {
     let mut sizes = vec![1; rank];
     sizes.iter_mut().take(1).for_each(|size| *size = -1);
@@ -105,7 +104,7 @@ fn over_filters(patch: &mut Patch<'_>, value: ValueId, (rank, _): (usize, usize)
     patch.node("Reshape", &[value, sizes], &[])
 }
 
-/// `value` as a list of one number for each filter.
+/// Converts `value` to a vector of one number per filter.
 fn list(patch: &mut Patch<'_>, value: ValueId, (_, count): (usize, usize)) -> Result<ValueId> {
     let flat = patch.constant_ints(&[-1])?;
     let flat = patch.node("Reshape", &[value, flat], &[])?;
@@ -113,7 +112,7 @@ fn list(patch: &mut Patch<'_>, value: ValueId, (_, count): (usize, usize)) -> Re
     patch.node("Expand", &[flat, count], &[])
 }
 
-/// The convolution with other filters and bias.
+/// Emits the convolution with other filters and another bias.
 fn conv(patch: &mut Patch<'_>, w: ValueId, b: Option<ValueId>) -> Result<Option<Vec<ValueId>>> {
     let (x, attrs) = (patch.value("x")?, patch.attrs("c"));
     Ok(Some(vec![patch.emit(("", "Conv"), &[Some(x), Some(w), b], &attrs)?]))
@@ -130,6 +129,7 @@ fn batch_norm_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         patch.value("mean")?,
         patch.value("variance")?,
     ];
+    // These nodes read constants: folding computes them while the session is built.
     let variance = patch.node("Add", &[variance, epsilon], &[])?;
     let deviation = patch.node("Sqrt", &[variance], &[])?;
     let factor = patch.node("Div", &[scale, deviation], &[])?;
@@ -173,7 +173,8 @@ fn add_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 fn pads_spatial_axes_with_zeros(found: &Found<'_>) -> bool {
     let (Some(pads), Some(rank)) = (found.ints("pads"), found.rank("x")) else { return false };
     let zeros = found.value("value").is_none() || found.scalar("value") == Some(0.0);
-    // Batch and channels stay as they are; a negative padding cuts, which a convolution cannot.
+    // Batch and channels must stay as they are. A negative padding crops, which a convolution
+    // cannot.
     let spatial = |(axis, pad): (usize, &i64)| if axis % rank < 2 { *pad == 0 } else { *pad >= 0 };
     zeros && rank > 2 && pads.len() == 2 * rank && pads.iter().enumerate().all(spatial)
 }
@@ -188,6 +189,7 @@ fn pad_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         _ => None,
     });
     let own = own.unwrap_or_else(|| vec![0; 2 * spatial]);
+    // `Pad` lists the begins of all axes, then the ends; skip batch and channels in both.
     let added = pads.iter().skip(2).take(spatial).chain(pads.iter().skip(rank + 2));
     let sum = own.iter().zip(added).map(|(own, added)| own.saturating_add(*added)).collect();
     attrs.retain(|(name, _)| *name != "pads");
@@ -196,18 +198,19 @@ fn pad_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     Ok(Some(vec![patch.emit(("", "Conv"), &inputs, &attrs)?]))
 }
 
-/// Whether neither side of the sum is broadcast.
+/// Whether the residual is no constant, and neither side of the addition is broadcast.
 fn residual_has_output_shape(found: &Found<'_>) -> bool {
     let both = found.has_output_shape("c") && found.has_output_shape("residual");
     found.tensor("residual").is_none() && both
 }
 
-/// A fused convolution with the inputs of the match.
+/// Emits a `FusedConv` with the inputs of the match.
 fn fused(
     patch: &mut Patch<'_>,
     activation: impl IntoIterator<Item = (&'static str, Attribute)>,
 ) -> Result<Option<Vec<ValueId>>> {
     let mut attrs = patch.attrs("c");
+    // A matched `FusedConv` has an empty activation, which the new one replaces.
     attrs.retain(|(name, _)| !name.starts_with("activation"));
     attrs.extend(activation);
     let inputs = ["x", "w", "b", "residual"].map(|name| patch.found.value(name));
@@ -226,7 +229,7 @@ fn activation(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     }
 }
 
-/// Both bounds, where attributes hold them as they are.
+/// Returns both bounds, if float attributes can hold them.
 fn bounds(found: &Found<'_>) -> Option<[f32; 2]> {
     let bound = |name: &str| found.attribute("x", found.scalar(name)?);
     Some([bound("min")?, bound("max")?])

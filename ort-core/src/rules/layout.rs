@@ -1,7 +1,8 @@
-//! The channels of a pixel side by side, for operators of codes: convolutions then read and write
-//! whole vectors of channels, however small the image. Each convolution is put between
-//! transpositions; those move behind what does not care for the order of axes, until they meet and
-//! nothing is moved between one convolution and the next.
+//! NHWC layout for quantized operators.
+//!
+//! With the channels last, convolutions read and write whole vectors of channels, however small the
+//! image. Each convolution is put between transpositions. The other rules move these behind
+//! operators that are independent of the order of axes, until they meet and cancel.
 
 use crate::Result;
 use crate::dtype::DType;
@@ -42,7 +43,7 @@ fn transpose(patch: &mut Patch<'_>, value: ValueId, order: &[i64]) -> Result<Val
     patch.node("Transpose", &[value], &[("perm", Attribute::Ints(order.to_vec()))])
 }
 
-/// The order of axes of a transposition, where it is given.
+/// Returns the permutation of a transposition, if it is given.
 fn order(found: &Found<'_>, name: &str) -> Option<Vec<i64>> {
     found.node(name).and_then(|node| node.attrs.find_ints("perm")).map(<[i64]>::to_vec)
 }
@@ -84,7 +85,7 @@ fn mean(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 
 fn max(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let (inputs, mut attrs) = (patch.inputs(&["x"])?, patch.attrs("p"));
-    // The order of indices, which nobody reads.
+    // `storage_order` orders the indices, an output that is not read.
     attrs.retain(|(name, _)| *name != "storage_order");
     let y = patch.emit((MICROSOFT, "NhwcMaxPool"), &inputs, &attrs)?;
     Ok(Some(vec![transpose(patch, y, &TO_SECOND)?]))
@@ -98,7 +99,7 @@ fn binary(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     moved(patch, "s", &["a", "as", "az", "b", "bs", "bz", "ys", "yz"])
 }
 
-/// The operator called `m` on other inputs, and the transposition behind it.
+/// Emits the operator `m` on other inputs, and the transposition behind it.
 fn moved(patch: &mut Patch<'_>, transposition: &str, names: &[&str]) -> Result<Option<Vec<ValueId>>> {
     let found = patch.found();
     let (Some(node), Some(order)) = (found.node("m"), order(&found, transposition)) else { return Ok(None) };

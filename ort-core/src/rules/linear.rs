@@ -1,4 +1,4 @@
-//! Matrix products with what follows them: bias, residual, activation.
+//! Matmul fusion: bias, residual and activation become the epilogue of the matmul.
 
 use crate::ir::{Attribute, ValueId};
 use crate::ops::fused::activation::Activation;
@@ -42,15 +42,15 @@ rules! { "linear", Extended;
         ];
 }
 
-/// Whether both sides have two axes or more, which `FusedMatMul` asks for.
+/// Whether both operands have two axes or more, as `FusedMatMul` requires.
 fn are_matrices(found: &Found<'_>) -> bool {
     ["a", "b"].into_iter().all(|side| found.rank(side).is_some_and(|rank| rank >= 2))
 }
 
-/// Whether the bias has one value for each column of the product, which it leaves as large as it
-/// is.
+/// Whether the bias has one value per column of the matmul, so that it does not broadcast the
+/// result.
 fn bias_is_vector(found: &Found<'_>) -> bool {
-    // A Gemm stands at the root, and has the shape of its product.
+    // A `Gemm` is the root itself, whose output has the shape of the matmul.
     let product = found.shape("m").or(found.output_shape());
     match (found.shape("bias"), product) {
         (Some([size]), Some([.., columns])) => size == columns && are_matrices(found),
@@ -58,7 +58,7 @@ fn bias_is_vector(found: &Found<'_>) -> bool {
     }
 }
 
-/// Whether neither side of the sum is broadcast.
+/// Whether the residual is no constant, and neither side of the addition is broadcast.
 fn residual_has_output_shape(found: &Found<'_>) -> bool {
     let both = found.has_output_shape("m") && found.has_output_shape("residual");
     found.tensor("residual").is_none() && both && are_matrices(found)
@@ -69,13 +69,14 @@ fn keeps_leading_axes(found: &Found<'_>) -> bool {
     let matrix = matrix.and_then(|matrix| found.graph.value(matrix).ty.shape());
     match (found.shape("a"), matrix, found.output_shape()) {
         (Some([lead @ .., size]), Some([_, columns]), Some([out_lead @ .., _])) => {
+            // A weight with more axes would broadcast over the leading axes.
             lead == out_lead && size == columns && found.rank("b") == Some(2)
         }
         _ => false,
     }
 }
 
-/// The attributes of the fused product that is there, or none for a plain one.
+/// Returns the attributes of the matched `FusedMatMul`; none for a plain matmul.
 fn product_attrs(patch: &Patch<'_>) -> Vec<(&'static str, Attribute)> {
     let kept = ["alpha", "transA", "transB"];
     patch.attrs("m").into_iter().filter(|(name, _)| kept.contains(name)).collect()

@@ -1,7 +1,9 @@
-//! The rewrite rules, one table per family. A table reads as its file's documentation: what each
-//! rule looks for, and what stands there afterwards.
+//! Rewrite rules, one table per family.
+//!
+//! A table documents its file: each row says what the rule does, its pattern and its replacement.
+//! docs/RULES.md is generated from the rows.
 
-/// The operators that products and convolutions end in, for patterns.
+/// The activations that matmuls and convolutions can fuse as an epilogue, for patterns.
 macro_rules! activations {
     () => {
         "Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus"
@@ -21,7 +23,7 @@ mod separable;
 
 use crate::rewrite::RuleSet;
 
-/// All tables, in the order in which rules of the same root are tried.
+/// All tables, in the order in which rules with the same root operator are tried.
 pub(crate) static ALL: &[&RuleSet] = &[
     &algebra::RULES,
     &codes::RULES,

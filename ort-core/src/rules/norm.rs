@@ -1,5 +1,5 @@
-//! Normalizations that exporters write as formulas, and softmax over the last axis of a flattened
-//! tensor.
+//! Normalization fusion, for normalizations that exporters write as formulas. Also softmax over the
+//! last axis of a flattened tensor.
 //!
 //! Ba, Kiros and Hinton, "Layer Normalization", arXiv 1607.06450; Zhang and Sennrich, "Root Mean
 //! Square Layer Normalization", arXiv 1910.07467.
@@ -33,7 +33,7 @@ fn over_last_axis(found: &Found<'_>) -> bool {
     axes == [-1] || axes == [rank as i64 - 1]
 }
 
-/// Whether the value called `name` has one number for each element of the last axis of `x`.
+/// Whether the value `name` has one number for each element of the last axis of `x`.
 fn per_last_axis(found: &Found<'_>, name: &str) -> bool {
     match (found.shape(name), found.shape("x")) {
         (Some([size]), Some([.., last])) => size == last,
@@ -41,8 +41,8 @@ fn per_last_axis(found: &Found<'_>, name: &str) -> bool {
     }
 }
 
-/// Whether the type is not double, of which the epsilon is an attribute of single precision and the
-/// first stage computes in that, too.
+/// Whether the type is not double. The fused operator's epsilon is of single precision, and so is
+/// its first stage.
 fn is_not_double(found: &Found<'_>) -> bool {
     found.dtype("x") != Some(DType::F64)
 }

@@ -1,9 +1,12 @@
-//! Operators of numbers between `DequantizeLinear` and `QuantizeLinear` become operators of codes;
-//! products of codes that were quantized on the way become numbers at once.
+//! Quantized-operator fusion.
 //!
-//! Jacob et al., "Quantization and Training of Neural Networks for Efficient
-//! Integer-Arithmetic-Only Inference", arXiv 1712.05877, for the arithmetic. Sums are exact in
-//! integers, where numbers round, so a code may differ by one.
+//! A float operator between `DequantizeLinear` and `QuantizeLinear` becomes an operator on
+//! quantized values. A matmul of inputs that the model quantizes at run time returns floats
+//! directly.
+//!
+//! The arithmetic is that of Jacob et al., "Quantization and Training of Neural Networks for
+//! Efficient Integer-Arithmetic-Only Inference", arXiv 1712.05877. Integer accumulators are exact,
+//! floats round, so a quantized result may differ by one.
 
 use crate::dim::Dim;
 use crate::dtype::DType;
@@ -87,26 +90,26 @@ rules! { "qdq", Extended;
         ["a=u8[2,3,8] b=const:i8[8,5] az=u8:128 as=f32[1] bs=f32:0.25 bias=f32[5]"];
 }
 
-/// Whether the value called `name` has one element and no more than one dimension.
+/// Whether the value `name` has one element and at most one axis.
 fn is_single(found: &Found<'_>, name: &str) -> bool {
     found.fixed_shape(name).is_some_and(|shape| matches!(shape.as_slice(), [] | [1]))
 }
 
-/// The names of scales that are there.
+/// The names that patterns give to scales.
 const SCALES: [&str; 5] = ["s", "as", "bs", "xs", "ys"];
 
-/// Whether codes become the same codes again: all numbers of codes are finite and in the order of
-/// their codes.
+/// Whether quantizing dequantized values restores them. The scale must be a single number such that
+/// all dequantized values are finite and in the order of the quantized ones.
 fn scale_is_single(found: &Found<'_>) -> bool {
     let is_usual = found.scalar("s").is_some_and(|scale| (1e-30..1e30).contains(&scale));
     is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
 }
 
-/// The names of zero points that are there.
+/// The names that patterns give to zero points.
 const ZEROS: [&str; 5] = ["z", "az", "bz", "xz", "yz"];
 
-/// Whether all scales are single numbers in single precision, all zero points single, and all codes
-/// bytes.
+/// Whether all scales are single F32 numbers, all zero points are single, and all quantized values
+/// are 8-bit.
 fn all_single(found: &Found<'_>) -> bool {
     let single = |name: &str| is_single(found, name) && found.dtype(name) == Some(DType::F32);
     SCALES.into_iter().filter(|name| found.value(name).is_some()).all(single)
@@ -121,7 +124,7 @@ fn of_bytes(found: &Found<'_>, name: &str) -> bool {
     matches!(found.dtype(name), Some(DType::I8 | DType::U8))
 }
 
-/// The same, with codes of one type.
+/// Like [`all_single`], with all quantized values of one type.
 fn all_alike(found: &Found<'_>) -> bool {
     let dtype = found.dtype("yz");
     let mut codes = ["a", "b", "x"].into_iter().filter(|name| found.value(name).is_some());
@@ -133,9 +136,10 @@ fn is_average(found: &Found<'_>) -> bool {
     all_alike(found) && dilated.is_none_or(|dilations| dilations.iter().all(|&dilation| dilation == 1))
 }
 
-/// Puts the operator of numbers to work on the codes.
+/// Applies the float operator to the quantized values.
 fn movement(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let Some(node) = patch.found().node("m").cloned() else { return Ok(None) };
+    // The replacement has one output; `MaxPool` may have indices as a second.
     if node.outputs.iter().skip(1).any(Option::is_some) {
         return Ok(None);
     }
@@ -146,7 +150,7 @@ fn movement(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     Ok(Some(vec![patch.emit((node.spec.domain, node.spec.name), &inputs, &attrs)?]))
 }
 
-/// Whether weights have one scale, or one for each of `count` places of `axis`.
+/// Whether the weights have one scale, or one for each index of `axis`.
 fn weights_are_scaled(found: &Found<'_>, axis: usize, rank: usize) -> bool {
     let (Some(shape), Some(scales), Some(node)) =
         (found.fixed_shape("w"), found.fixed_shape("ws"), found.node("d"))
@@ -160,8 +164,8 @@ fn weights_are_scaled(found: &Found<'_>, axis: usize, rank: usize) -> bool {
     shape.len() == rank && !blocked && (is_single(found, "ws") || per_place)
 }
 
-/// What convolutions and products with weights share: bytes and single scales but for those of the
-/// weights.
+/// Checks what convolutions and matmuls have in common: 8-bit values, and single scales except for
+/// the weights.
 fn sides_fit(found: &Found<'_>) -> bool {
     let scales = ["xs", "ys"].into_iter().all(|name| is_single(found, name));
     let floats = ["xs", "ys", "ws"].into_iter().all(|name| found.dtype(name) == Some(DType::F32));
@@ -173,8 +177,8 @@ fn sides_fit(found: &Found<'_>) -> bool {
         && ["x", "w", "yz"].into_iter().all(|name| of_bytes(found, name))
 }
 
-/// Whether the types are ones that we have a kernel for, or that ONNX Runtime has one for if it is
-/// to run the result: inputs and outputs of one type, and no weights of uint8 for inputs of int8.
+/// Whether there is a kernel for these types. We have one for all of them. If ONNX Runtime is to
+/// run the result, input and output must have one type, and int8 inputs no uint8 weights.
 fn have_kernel(found: &Found<'_>) -> bool {
     let [x, w, y] = ["x", "w", "yz"].map(|name| found.dtype(name));
     !found.must_be_portable() || (x == y && (x == Some(DType::U8) || w == x))
@@ -190,13 +194,12 @@ fn is_gemm(found: &Found<'_>) -> bool {
     sides_fit(found) && weights_are_scaled(found, if transposed { 0 } else { 1 }, 2)
 }
 
-/// Whether a constant bias has one number for each of `count` places of the last axis, and no more
-/// axes than two.
+/// Whether a constant bias has `count` numbers along its last axis, and at most two axes.
 fn is_bias_of_columns(found: &Found<'_>, count: usize) -> bool {
     matches!(found.fixed_shape("b").as_deref(), Some([size] | [1, size]) if *size == count)
 }
 
-/// Numbers of a constant bias, which is of numbers or of codes without a zero point.
+/// Returns the numbers of a constant bias of floats, or of quantized values without a zero point.
 fn bias_numbers(found: &Found<'_>) -> Result<Option<Vec<f64>>> {
     let Some(tensor) = found.tensor("b") else { return Ok(None) };
     let is_codes = found.value("bs").is_some();
@@ -221,8 +224,8 @@ fn bias_numbers(found: &Found<'_>) -> Result<Option<Vec<f64>>> {
     }
 }
 
-/// The bias in units of the accumulator, one for each of `count` columns; none if the pattern has
-/// no bias. No result says that it cannot be had so.
+/// Returns the bias in units of the accumulator, with one value for each of `count` columns.
+/// `Some(None)` if the pattern has no bias; `None` if its bias cannot be converted.
 fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> {
     let found = patch.found();
     if found.value("b").is_none() {
@@ -246,23 +249,23 @@ fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> 
     Ok(Some(Some(patch.constant(steps))))
 }
 
-/// A number of the bias as a whole number of steps of the accumulator. None if rounding it to one
-/// could be seen in the result's codes, which are `code` apart.
+/// Converts a number of the bias to whole steps of the accumulator. `None` if the rounding could
+/// show in the result, whose quantized values are `code` apart.
 fn whole_steps(number: f64, step: f64, code: f64) -> Option<i32> {
-    /// What a product of two scales in single precision is off by.
+    /// The relative error of a product of two scales in single precision.
     const SINGLE: f64 = 1.0 / (1 << 22) as f64;
-    /// The largest part of a code that rounding may take. It turns the code of an element as
-    /// seldom.
+    /// Maximum rounding error, as a fraction of the result's step. The fraction of results that it
+    /// changes is about as small.
     const UNSEEN: f64 = 1.0 / (1 << 10) as f64;
     let exact = number / step;
     let whole = exact.round_ties_even();
     let error = (exact - whole).abs();
     let is_unseen = error <= exact.abs() * SINGLE || error * step.abs() <= code.abs() * UNSEEN;
-    // A bias that is much larger than the sums can be is no bias of codes.
+    // A bias much larger than the accumulators can be is not a quantized bias.
     (is_unseen && whole.abs() <= f64::from(1_u32 << 30)).then_some(whole as i32)
 }
 
-/// Inputs of these names, each without dimensions if it has one element.
+/// Returns the inputs of these names, each as a scalar if it has one element.
 fn singles(patch: &mut Patch<'_>, names: &[&str]) -> Result<Vec<Option<ValueId>>> {
     names.iter().map(|name| patch.without_axes(name).map(Some)).collect()
 }
@@ -284,6 +287,7 @@ fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let found = patch.found();
     let transposed = found.node("g").and_then(|node: &Node| node.attrs.find_int("transB")).unwrap_or(0);
+    // The columns of the result are the rows of a transposed weight.
     let axis = if transposed == 1 { 0 } else { 1 };
     let Some(&columns) = found.fixed_shape("w").as_deref().and_then(|shape| shape.get(axis)) else {
         return Ok(None);
@@ -299,7 +303,7 @@ fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     Ok(Some(vec![patch.emit((MICROSOFT, "QGemm"), &inputs, &attrs)?]))
 }
 
-/// Whether a product of codes ends as `MatMulIntegerToFloat` has it.
+/// Whether the scales and zero points of a quantized matmul fit `MatMulIntegerToFloat`.
 fn is_scaled_product(found: &Found<'_>) -> bool {
     let columns =
         found.fixed_shape("b").filter(|shape| shape.len() == 2).and_then(|shape| shape.last().copied());

@@ -1,4 +1,5 @@
-//! Depthwise separable convolutions: a pointwise and a depthwise convolution as one.
+//! Fusion of depthwise-separable convolutions: a pointwise and a depthwise convolution become one
+//! operator.
 
 use crate::ir::ValueId;
 use crate::ops::fused::activation::Activation;
@@ -17,23 +18,22 @@ rules! { "separable", Extended;
         ];
 }
 
-/// Bytes of what lies between, for one image, from which on the two are one: those of a
-/// second-level cache. The time of the two to that of the one, measured with AVX-512 and 1 MiB of
-/// such cache for each core (`ort-ep-cpu/benches/fused.rs`): from here on 1.00 to 1.07 on one
-/// thread, 0.92 to 1.08 on two; below, 0.98 to 1.08 at 28 by 28 pixels, and 0.6 to 1.04 at 14 by 14
-/// and 7 by 7, with a panel of weights for each task.
+/// Minimum bytes of the intermediate image for which fusion pays: the size of a second-level cache.
+/// We measured the speedup with AVX-512 and 1 MiB of such cache per core
+/// (`ort-ep-cpu/benches/fused.rs`). From this size on it is 1.00 to 1.07 on one thread, and 0.92 to
+/// 1.08 on two. Below, it is 0.98 to 1.08 at 28 by 28 pixels, and 0.6 to 1.04 at 14 by 14 and 7 by
+/// 7, with one weight panel per task.
 const LEAST_BYTES: usize = 1 << 20;
 
-/// Whether the two are faster as one: the windows are of the usual kind, and what lies between is
-/// too large to stay in a near cache until it is read. An image of unknown size is taken to be
-/// large.
+/// Whether fusion pays: the windows are of the usual kind, and the intermediate is too large to
+/// stay in a near cache until it is read. An image of unknown size counts as large.
 fn pays(found: &Found<'_>) -> bool {
     is_pointwise(found)
         && is_depthwise(found)
         && bytes_between(found).is_none_or(|bytes| bytes >= LEAST_BYTES)
 }
 
-/// Whether all numbers of an attribute are `number`, where it is given.
+/// Whether all numbers of an attribute are `number`, or it is absent.
 fn all_are(found: &Found<'_>, node: &str, attr: &str, number: i64) -> bool {
     let ints = found.node(node).and_then(|node| node.attrs.find_ints(attr));
     ints.is_none_or(|ints| ints.iter().all(|value| *value == number))
@@ -51,8 +51,8 @@ fn is_pointwise(found: &Found<'_>) -> bool {
         && all_are(found, "p", "pads", 0)
 }
 
-/// Whether each channel has a square filter of its own, and an activation: what ends without one
-/// may still get one.
+/// Whether each channel has a square filter of its own, and there is an activation: without one, a
+/// later rewrite may still fuse one.
 fn is_depthwise(found: &Found<'_>) -> bool {
     let Some([filters, 1, height, width]) =
         found.fixed_shape("w2").and_then(|shape| <[usize; 4]>::try_from(shape).ok())
@@ -70,7 +70,7 @@ fn is_depthwise(found: &Found<'_>) -> bool {
         && is_finished
 }
 
-/// Bytes of what lies between for one image, where its size is known.
+/// Returns the bytes of the intermediate for one image, if its size is known.
 fn bytes_between(found: &Found<'_>) -> Option<usize> {
     let size = |axis: usize| usize::try_from(found.shape("x")?.get(axis)?.as_constant()?).ok();
     let channels = *found.fixed_shape("w1")?.first()?;
@@ -80,6 +80,7 @@ fn bytes_between(found: &Found<'_>) -> Option<usize> {
 
 fn pointwise_depthwise(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let mut attrs = patch.attrs("d");
+    // The activation of the pointwise convolution becomes the inner one.
     let inner =
         patch.found().node("p").map(|node| Activation::of_attributes(&node.attrs)).transpose()?.flatten();
     attrs.extend(inner.iter().flat_map(Activation::inner_attributes));
