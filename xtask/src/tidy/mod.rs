@@ -4,6 +4,7 @@
 mod code;
 mod layers;
 mod rules;
+mod words;
 
 use std::fs;
 use std::process::Command;

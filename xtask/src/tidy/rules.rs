@@ -1,7 +1,7 @@
 //! The rules, as a table. To add one, write a check and a row.
 
 use super::code::{lines_with_word, without_comments_and_literals};
-use super::{Finding, SourceFile, layers};
+use super::{Finding, SourceFile, layers, words};
 
 /// A rule: which files it is about, and what it finds in one of them, given the names of all files.
 pub(super) struct Rule {
@@ -21,6 +21,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule { applies: is_document, check: named_files_exist },
     Rule { applies: is_root_of_tests, check: all_tests_are_modules },
     Rule { applies: layers::applies, check: layers::check },
+    Rule { applies: words::applies, check: words::check },
 ];
 
 /// Lines of a file without its tests, and of a file of tests.
