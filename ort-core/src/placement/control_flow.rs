@@ -1,12 +1,14 @@
-//! Where the values of control flow lie, and where its bodies run.
+//! Placement of control flow: which memories hold its values, and where its bodies run.
 //!
-//! A node with subgraphs is claimed by a device of the host, which runs them one after the other:
-//! it reads conditions, and hands values on without looking at them. So they may lie in the memory
-//! of another device: what an iteration carries on stays there for the next one, scanned slices are
-//! parts of a tensor there, and what iterations give is put together there. That is a second way to
-//! run the node, taken for one on that device. It is there where the bodies cost less so than with
-//! all of their values on the host. The values on the device are those that bodies compute or read
-//! there; numbers of iterations, conditions, and what is no tensor of numbers, are the host's.
+//! A node with subgraphs is claimed by a host device, which runs them one after the other. Its
+//! kernel reads conditions, and hands other values on without looking at them. So these may be in
+//! the memory of another device: loop-carried values stay there between iterations, scanned slices
+//! are views of a tensor there, and the outputs of iterations are stacked there.
+//!
+//! This is a second choice for the node, listed under that device. It exists if the bodies then
+//! cost less than with all of their inputs and outputs on the host. Only values that bodies compute
+//! or read on the device are kept there. Trip counts, conditions, and values other than tensors of
+//! fixed-size elements stay on the host.
 
 #![allow(
     clippy::indexing_slicing,
@@ -27,17 +29,17 @@ use crate::program::{Body, Captured, ControlFlowPlacement, Partition};
 use crate::spec::{Flow, TripCount};
 use crate::{Result, Within};
 
-/// A subgraph of which each node is claimed.
+/// A subgraph in which each node is claimed, with the choices for its nodes.
 struct Claimed {
     graph: Arc<Graph>,
     captured: Vec<(ValueId, ValueId)>,
     choices: Vec<Choices>,
 }
 
-/// The memories of the ends of all bodies: of the inputs, and of the outputs.
+/// For each body, the memories of its inputs and of its outputs.
 type Memories = Vec<(Vec<DeviceId>, Vec<DeviceId>)>;
 
-/// The placements to run each node.
+/// Returns the choices for each node, given the first claim of each.
 pub(super) fn choices(
     graph: &Graph,
     devices: &[Arc<dyn Device>],
@@ -47,6 +49,7 @@ pub(super) fn choices(
     let nodes = graph.nodes.iter().zip(claimed);
     let of_node = nodes.map(|(node, first)| {
         let view = NodeView { graph, node };
+        // With a single memory the first claim is taken, so the others are not asked for.
         let later = devices.iter().enumerate().skip(first.0 + 1).filter(|_| is_mixed);
         let later = later.filter_map(|(index, device)| Some((index, guard::claim(&**device, &view).ok()?)));
         let claims = std::iter::once(first).chain(later);
@@ -58,7 +61,7 @@ pub(super) fn choices(
     of_node.collect()
 }
 
-/// The placements to run a node with subgraphs that these devices claim.
+/// Returns the choices for a node with subgraphs that these devices claim.
 pub(super) fn placements(
     view: NodeView<'_>,
     devices: &[Arc<dyn Device>],
@@ -75,6 +78,7 @@ pub(super) fn placements(
     let (placed, cost) = placed(&bodies, devices, &on_host);
     let is_mixed = is_mixed(devices);
     let repeats = node.spec.flow.filter(|flow| is_mixed && flow.rounds != TripCount::Once);
+    // The cost of the bodies is that of one iteration.
     let rounds = repeats.map_or(1, |flow| Estimates::new(graph).rounds(node, flow.rounds));
     let mut choices = Choices::new();
     for &(device, claim) in claims {
@@ -93,6 +97,7 @@ pub(super) fn placements(
     let host = claims.iter().find(|(device, _)| devices[*device].memory() == DeviceId::HOST);
     if let (Some(&(driver, claim)), Some(flow), true) = (host, node.spec.flow, is_mixed)
         && let Some((device, memories)) = on_device(node, flow, &bodies, devices)
+        // A device that claims the node itself has its choice already.
         && !claims.iter().any(|(claiming, _)| *claiming == device)
     {
         let (placed, less) = self::placed(&bodies, devices, &memories);
@@ -102,18 +107,21 @@ pub(super) fn placements(
             let flow =
                 ControlFlowPlacement { driver, is_on_device: true, inputs, outputs, bodies: placed, cost };
             choices.push(Choice { device, claim, flow: Some(Arc::new(flow)) });
+            // Choices are in the session's order of devices.
             choices.sort_by_key(|choice| choice.device);
         }
     }
     Ok(choices)
 }
 
-/// The bodies with their ends in these memories, and what one round of them costs.
+/// Places the bodies with their inputs and outputs in these memories. Returns them with the cost of
+/// one iteration.
 fn placed(bodies: &[Claimed], devices: &[Arc<dyn Device>], memories: &Memories) -> (Vec<Body>, u64) {
     let mut cost = 0u64;
     let placed = bodies.iter().zip(memories).map(|(body, (inputs, outputs))| {
         let Claimed { graph, captured, choices } = body;
         let (inputs, outputs) = (inputs.clone(), outputs.clone());
+        // Inference rejected the body, so it never runs.
         if graph.broken.is_some() {
             let partition = Partition::default();
             return Body { graph: graph.clone(), captures: Vec::new(), partition, inputs, outputs };
@@ -137,14 +145,16 @@ fn placed(bodies: &[Claimed], devices: &[Arc<dyn Device>], memories: &Memories) 
     (placed.collect(), cost)
 }
 
-/// A device that bodies are on where their ends are open, and the memories of their ends if the
-/// values that they compute or read there stay there.
+/// Finds a device that bodies use if the transfers of their inputs and outputs are free. Returns it
+/// with the memories of these inputs and outputs, if the values computed or read on the device stay
+/// there.
 fn on_device(
     node: &Node,
     flow: Flow,
     bodies: &[Claimed],
     devices: &[Arc<dyn Device>],
 ) -> Option<(usize, Memories)> {
+    // Slices along another axis than the first are not contiguous, so they cannot be views.
     if !(flow.in_front)(&node.attrs) {
         return None;
     }
@@ -158,6 +168,7 @@ fn on_device(
     for index in 0..node.outputs.len().max(carried) {
         let (to, from) = (flow.conditions + index, flow.counters + index);
         let is_carried = index < carried;
+        // What is not carried is stacked, one slice for each iteration.
         let is_stacked = !is_carried && flow.rounds != TripCount::Once;
         let fits = open.iter().all(|(graph, _)| {
             there.holds(graph, graph.outputs.get(to), is_stacked)
@@ -167,6 +178,7 @@ fn on_device(
             there.makes(search, graph.outputs.get(to))
                 || (is_carried && there.reads(search, graph.inputs.get(from)))
         });
+        // All bodies take and return a value in the same memory.
         for (inputs, outputs) in memories.iter_mut().filter(|_| fits && is_used) {
             set(outputs, to, there.memory);
             if is_carried {
@@ -175,6 +187,7 @@ fn on_device(
         }
     }
     for ((graph, search), (inputs, _)) in open.iter().zip(&mut memories) {
+        // The inputs behind the carried ones are scanned.
         for (index, input) in graph.inputs.iter().enumerate().skip(flow.counters + carried) {
             if there.holds(graph, Some(input), true) && there.reads(search, Some(input)) {
                 set(inputs, index, there.memory);
@@ -184,12 +197,12 @@ fn on_device(
     Some((device, memories))
 }
 
-/// A body with nothing said of its ends.
+/// Places a body as if transfers of its inputs and outputs were free.
 fn open<'a>(body: &'a Claimed, devices: &[Arc<dyn Device>]) -> PlacementSearch<'a> {
     place(&body.graph, devices, Boundary::Open, body.choices.clone())
 }
 
-/// The memories of the node's inputs and outputs, by those of its bodies.
+/// The memories of the node's inputs and outputs, as they follow from those of a body.
 fn of_node(
     node: &Node,
     flow: Flow,
@@ -210,7 +223,7 @@ fn set(memories: &mut [DeviceId], index: usize, memory: DeviceId) {
     }
 }
 
-/// A memory, and where copies within it may begin.
+/// A memory, and the alignment of copies within it.
 #[derive(Clone, Copy)]
 struct Place {
     memory: DeviceId,
@@ -218,7 +231,7 @@ struct Place {
 }
 
 impl Place {
-    /// Whether it may hold a value, or slices of it one behind the other.
+    /// Whether the memory may hold a value, or contiguous slices of it if `is_sliced`.
     fn holds(self, graph: &Graph, value: Option<&ValueId>, is_sliced: bool) -> bool {
         let bytes = value.and_then(|value| match &graph.value(*value).ty {
             ValueType::Tensor(tensor) => tensor.dtype.byte_size(),
@@ -227,22 +240,26 @@ impl Place {
         bytes.is_some_and(|bytes| !is_sliced || bytes.is_multiple_of(self.alignment))
     }
 
+    /// Whether the search produces a value in this memory.
     fn makes(self, search: &PlacementSearch<'_>, value: Option<&ValueId>) -> bool {
         value.is_some_and(|value| search.is_made_in(*value, self.memory))
     }
 
+    /// Whether the search has a reader of the value in this memory.
     fn reads(self, search: &PlacementSearch<'_>, value: Option<&ValueId>) -> bool {
         value.is_some_and(|value| search.read_memories(*value).contains(&self.memory))
     }
 }
 
 impl Claimed {
-    /// Captured constants become the subgraph's own, so that its kernels can pack them.
+    /// Claims every node of a subgraph. Captured constants become the subgraph's own, so that its
+    /// kernels can pack them.
     fn of(graph: &Graph, subgraph: &Subgraph, devices: &[Arc<dyn Device>]) -> Result<Claimed> {
         let mut inner = subgraph.graph.clone();
         let mut captured = Vec::new();
         if inner.broken.is_some() {
-            // Nothing of it runs; taking it is the error that inference found.
+            // None of it runs: a run that takes this branch fails with the error that inference
+            // found.
             return Ok(Claimed { graph: Arc::new(inner), captured, choices: Vec::new() });
         }
         for capture in &subgraph.captures {
@@ -259,7 +276,7 @@ impl Claimed {
         Ok(Claimed { graph, captured, choices })
     }
 
-    /// All of its ends in memory of the host.
+    /// The memories of its inputs and outputs if all are in host memory.
     fn on_host(&self) -> (Vec<DeviceId>, Vec<DeviceId>) {
         let Graph { inputs, outputs, .. } = &*self.graph;
         (vec![DeviceId::HOST; inputs.len()], vec![DeviceId::HOST; outputs.len()])

@@ -1,42 +1,41 @@
-//! What placements are weighed by: the cost of copies and of work, and sizes where they are
-//! symbols.
+//! Cost model of placement: transfers, work, and estimates for symbolic sizes.
 //!
 //! The unit is the time in which the host reads or writes one byte of a tensor, about an eighth of
-//! a nanosecond. All numbers are estimates of a usual machine; only their ratios count.
+//! a nanosecond. All numbers are estimates for a typical machine; only their ratios matter.
 
 use crate::dim::{Bindings, Dim, EvaluateError};
 use crate::ir::{Graph, Node, ValueId};
 use crate::spec::{Cost, SymTensor, TripCount, ViewCx, known_ints};
 use crate::tensor::Shape;
 
-/// A copy between two memories, however small it is: the call, and the wait until the device has
-/// come so far. About 20 µs.
+/// The fixed cost of a transfer between two memories: the call, and the wait until the device has
+/// caught up. About 20 µs.
 pub(super) const COPY: u64 = 160 << 10;
-/// A byte that is copied between two memories: a bus moves about as much as one core reads and
-/// writes.
+/// The cost of each transferred byte: a bus moves about as much as one core reads and writes.
 pub(super) const COPIED_BYTE: u64 = 1;
-/// What a node costs on the host however small it is: finding its tensors and calling its kernel.
-/// About 2 µs.
+/// The fixed cost of a node on the host: finding its tensors and calling its kernel. About 2 µs.
 const NODE: u64 = 16 << 10;
 
-/// What a size is taken for that only the caller or the run tells: one item of a batch, which is
-/// the first axis of an input with several, and 64 of anything else, such as the words of a text.
+/// The estimate for a symbolic batch size: one item. The batch is the first axis of an input with
+/// several axes.
 const ITEMS: i64 = 1;
+/// The estimate for every other unknown size, such as the words of a text.
 const LENGTH: i64 = 64;
-/// The most bytes that a value is taken for, so that no sum overflows.
+/// The most bytes that a value is estimated to have, so that no sum overflows.
 const MOST_BYTES: u64 = 1 << 36;
-/// No loop is taken to run more often.
+/// A constant trip count that reaches this one is taken as unknown.
 const MOST_ROUNDS: u64 = 1 << 16;
-/// The bytes of a string.
+/// The bytes that a string is estimated to have.
 const STRING_BYTES: usize = 8;
 
-/// Estimates for the values of one graph.
+/// Estimates for the values and nodes of one graph.
 pub(super) struct Estimates<'a> {
     graph: &'a Graph,
     bindings: Bindings,
 }
 
 impl<'a> Estimates<'a> {
+    /// Estimates that take the batch sizes of the graph's inputs for one item.
     pub(super) fn new(graph: &'a Graph) -> Estimates<'a> {
         let mut bindings = Bindings::new();
         for shape in graph.inputs.iter().filter_map(|&input| graph.value(input).ty.shape()) {
@@ -49,8 +48,8 @@ impl<'a> Estimates<'a> {
         Estimates { graph, bindings }
     }
 
-    /// The bytes of a value. What is no tensor, or one of unknown rank, is taken for a line of
-    /// elements.
+    /// Estimates the bytes of a value. A value that is not a tensor, or has no known rank, counts
+    /// as a row of [`LENGTH`] elements.
     pub(super) fn bytes(&mut self, value: ValueId) -> u64 {
         let dtype = self.graph.value(value).ty.dtype();
         let elements = self.shape(value).map_or(LENGTH as usize, |shape| product(&shape));
@@ -59,9 +58,9 @@ impl<'a> Estimates<'a> {
         (bytes as u64).min(MOST_BYTES)
     }
 
-    /// What the host needs for a node: nothing for one that only describes or looks at a part of
-    /// its input; else a call, and the bytes that are read and written. Those of constants are left
-    /// out, as of a table of words only some rows are read.
+    /// Estimates what a node costs on the host: nothing for one that only describes its input or is
+    /// a view of it, else a call plus the bytes read and written. Constants are left out, because a
+    /// lookup reads only some rows of a table.
     pub(super) fn work(&mut self, node: &Node) -> u64 {
         if node.spec.cost == Cost::Free || self.is_view(node) {
             return 0;
@@ -73,13 +72,13 @@ impl<'a> Estimates<'a> {
         NODE + bytes.min(MOST_BYTES)
     }
 
-    /// How often a control-flow node runs a subgraph.
+    /// Estimates the trip count of a control-flow node.
     pub(super) fn rounds(&mut self, node: &Node, rounds: TripCount) -> u64 {
         let counted = match rounds {
             TripCount::Once => Some(1),
             TripCount::Counted => node.inputs.first().copied().flatten().and_then(|count| {
                 let count = self.ints(count)?.first().copied()?;
-                // A loop that only its condition ends may be told any number.
+                // A loop that ends only by its condition may have any trip count as its bound.
                 u64::try_from(count).ok().filter(|count| *count < MOST_ROUNDS)
             }),
             TripCount::Slices => {
@@ -90,6 +89,7 @@ impl<'a> Estimates<'a> {
         counted.unwrap_or(LENGTH as u64)
     }
 
+    /// Whether the output of a node is a view of its input.
     fn is_view(&mut self, node: &Node) -> bool {
         let Some(view) = node.spec.view else { return false };
         let shapes = |estimates: &mut Estimates<'_>, values: &[Option<ValueId>]| -> Vec<Option<Shape>> {
@@ -104,6 +104,7 @@ impl<'a> Estimates<'a> {
         view(&ViewCx { attrs: &node.attrs, inputs: &inputs, ints: &ints, outputs: &outputs }).is_some()
     }
 
+    /// The elements of a small integer tensor, if they are known.
     fn ints(&self, value: ValueId) -> Option<Vec<i64>> {
         match self.graph.constants.get(&value) {
             Some(tensor) => known_ints(Some(tensor.view())),
@@ -116,6 +117,7 @@ impl<'a> Estimates<'a> {
         Some(shape.iter().map(|size| self.size(size)).collect())
     }
 
+    /// Estimates a dimension. A symbol without an estimate gets [`LENGTH`].
     fn size(&mut self, size: &Dim) -> usize {
         loop {
             match size.evaluate(&self.bindings) {

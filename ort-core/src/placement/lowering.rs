@@ -1,4 +1,5 @@
-//! What no device claims is replaced with its decomposition, until each node has a claim.
+//! Lowering: replaces nodes that no device claims with their decompositions, until each node has a
+//! claim.
 
 use std::sync::Arc;
 
@@ -7,17 +8,18 @@ use crate::ir::{Graph, Node, NodeId};
 use crate::spec::{Draft, infer_graph};
 use crate::{Error, Result, Within, error};
 
-/// The first claim for each node of a graph in which all that nobody claims is decomposed.
+/// Decomposes the nodes of a graph that no device claims. Returns the first claim for each node.
 pub(super) fn claim_all(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
     bring_slices_to_front(graph)?;
     let claims = lower_unclaimed(graph, devices);
-    // A device that broke while it was asked has refused for no reason.
+    // A failed device may have refused nodes only because it failed, so report the failure first.
     devices.iter().try_for_each(|device| {
         guard::check(&**device).within(|| format!("provider {}", device.info().provider))
     })?;
     claims
 }
 
+/// Returns the first device that claims a node, or each device's reason for refusing it.
 fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usize, Claim), String> {
     let mut reasons = Vec::new();
     for (index, device) in devices.iter().enumerate() {
@@ -29,9 +31,10 @@ fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usiz
     Err(reasons.join("; "))
 }
 
-/// Decomposes what nobody claims until everything is claimed or nothing more can be decomposed;
-/// returns the claim for each node.
+/// Decomposes unclaimed nodes until each node is claimed; fails if one of them has no
+/// decomposition. Returns the claim for each node.
 fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
+    // A bound, because decompositions may contain each other's operators.
     const MAX_STEPS: usize = 16;
     for _ in 0..MAX_STEPS {
         let (claims, refused) = claims(graph, devices);
@@ -40,12 +43,14 @@ fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Resul
         }
         let lowers = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(|node| node.spec.lower.is_some());
         let stuck: Vec<(NodeId, String)> = refused.iter().filter(|(id, _)| !lowers(id)).cloned().collect();
+        // Nothing can run these nodes, so decomposing the others would be in vain.
         if !stuck.is_empty() {
             return Err(unsupported(graph, &stuck));
         }
         let ids: Vec<NodeId> = refused.into_iter().map(|(id, _)| id).collect();
         let graph = Arc::make_mut(graph);
         lower_nodes(graph, &ids)?;
+        // Devices claim by types and shapes, which the new nodes do not have yet.
         infer_graph(graph)?;
     }
     Err(error!(Fail, "decomposing operators does not come to an end"))
@@ -73,8 +78,9 @@ pub(crate) fn lower_all_but(graph: &mut Graph, kept: fn(&Node) -> bool) -> Resul
     Ok(())
 }
 
-/// Has what control flow scans along other axes lie so that each slice is one piece, of which a
-/// device can take a part, and what is moved is in the plan.
+/// Transposes what control flow scans along other axes, so that the scan axis comes first. Each
+/// slice is then contiguous, so a device can take a view of it, and the plan counts the transposed
+/// tensors.
 fn bring_slices_to_front(graph: &mut Arc<Graph>) -> Result<()> {
     let is_across = |node: &Node| node.spec.flow.is_some_and(|flow| !(flow.in_front)(&node.attrs));
     if !graph.nodes.iter().any(is_across) {
@@ -94,7 +100,7 @@ fn bring_slices_to_front(graph: &mut Arc<Graph>) -> Result<()> {
     infer_graph(graph)
 }
 
-/// Puts the parts of these nodes, which are in the order of the graph, in their place.
+/// Replaces these nodes with their decompositions. `ids` is in the order of the graph.
 fn lower_nodes(graph: &mut Graph, ids: &[NodeId]) -> Result<()> {
     let nodes = std::mem::take(&mut graph.nodes);
     for (index, node) in nodes.into_iter().enumerate() {
@@ -114,7 +120,7 @@ fn lower_nodes(graph: &mut Graph, ids: &[NodeId]) -> Result<()> {
 /// An operator that no device runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unclaimed {
-    /// The operator, with its domain where that is not ONNX's own.
+    /// The operator, with its domain if that is not ONNX's own.
     pub operator: String,
     /// Why each provider refused it.
     pub reason: String,
@@ -124,8 +130,8 @@ pub struct Unclaimed {
     pub first_node: String,
 }
 
-/// Every operator of an inferred graph and its subgraphs that no device runs, decompositions tried:
-/// each with its count and first node.
+/// Returns every operator of an inferred graph and its subgraphs that no device runs even after
+/// decomposition, each with its count and first node.
 pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Unclaimed>> {
     let mut graph = graph.clone();
     let mut found = Vec::new();
@@ -133,6 +139,8 @@ pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Uncla
     for _ in 0..MAX_STEPS {
         let (_, refused) = claims(&graph, devices);
         let lowers = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(|node| node.spec.lower.is_some());
+        // Nodes that are stuck now are refused again in the last round, so they are collected only
+        // there.
         let (open, stuck): (Vec<_>, Vec<_>) = refused.into_iter().partition(|(id, _)| lowers(id));
         if open.is_empty() {
             collect(&graph, &stuck, &mut found);
@@ -149,7 +157,8 @@ pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Uncla
     Ok(found)
 }
 
-/// The claims for the nodes that some device claims, and the other nodes with the reasons.
+/// Returns the first claims of the nodes that some device claims, and the other nodes with the
+/// reasons.
 fn claims(graph: &Graph, devices: &[Arc<dyn Device>]) -> (Vec<(usize, Claim)>, Vec<(NodeId, String)>) {
     let mut claims = Vec::with_capacity(graph.nodes.len());
     let mut refused = Vec::new();
@@ -162,6 +171,7 @@ fn claims(graph: &Graph, devices: &[Arc<dyn Device>]) -> (Vec<(usize, Claim)>, V
     (claims, refused)
 }
 
+/// Adds these nodes to `found`, grouped by operator and reason.
 fn collect(graph: &Graph, stuck: &[(NodeId, String)], found: &mut Vec<Unclaimed>) {
     for (id, reason) in stuck {
         let Some(node) = graph.nodes.get(id.index()) else { continue };
@@ -180,7 +190,7 @@ fn collect(graph: &Graph, stuck: &[(NodeId, String)], found: &mut Vec<Unclaimed>
     }
 }
 
-/// One error for all nodes that nothing can run.
+/// One error for all nodes that no device can run.
 fn unsupported(graph: &Graph, stuck: &[(NodeId, String)]) -> Error {
     let mut found = Vec::new();
     collect(graph, stuck, &mut found);

@@ -1,6 +1,6 @@
-//! Which device runs which node.
+//! Device placement: which device runs each node.
 //!
-//! `lowering` makes a graph in which some device claims each node, `search` chooses among the
+//! `lowering` decomposes nodes until some device claims each of them. `search` chooses among the
 //! devices that claim a node, and `control_flow` places the bodies of control flow.
 
 mod control_flow;
@@ -25,20 +25,23 @@ pub use lowering::{Unclaimed, unclaimed};
 pub use report::NodePlacement;
 pub(crate) use report::{placements, steps};
 
-/// Whose a graph is.
+/// Whether a graph is the model's or a subgraph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The model's: what the caller gives and gets does not count as copied.
+    /// The model's graph: transfers of the caller's inputs and outputs do not count.
     Model,
-    /// A node's: what it is given and gives are values of other nodes, in the host's memory.
+    /// A node's subgraph: its inputs and outputs are values of other nodes in host memory, so their
+    /// transfers count.
     Subgraph,
 }
 
-/// Gives every node of an inferred graph to a device: the first that claims it, but for shapes,
-/// which the host computes, and for islands that save less than copying their values costs. A node
-/// that no device claims is decomposed one step and its parts are offered again; what is left after
-/// that is one error that lists every such operator. A shared graph is copied only where something
-/// is decomposed.
+/// Assigns every node of an inferred graph to a device: the first that claims it, with three
+/// exceptions. Shape arithmetic runs on the host, control flow where its bodies cost least, and a
+/// cluster of nodes moves to another device if that saves more transfer time than it costs work.
+///
+/// A node that no device claims is decomposed one step, and its parts are offered again. If
+/// operators are left unclaimed after that, one error lists all of them. A shared graph is copied
+/// only if something in it is decomposed.
 pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Scope) -> Result<Partition> {
     let claimed = claim_all(graph, devices)?;
     let choices = choices(graph, devices, claimed)?;
@@ -48,10 +51,11 @@ pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Sco
     })
 }
 
-/// What it costs to run each node on the device at its place in `places`, in the bytes that the
-/// host could read or write meanwhile: what a session makes small. Compare it only with that of
-/// other places for the same nodes. The arithmetic of products and convolutions is left out, as a
-/// session never moves them.
+/// Returns the estimated cost of running each node on the device at its place in `places`: the cost
+/// that a session minimizes. The unit is the time in which the host reads or writes one byte.
+///
+/// Compare it only with that of other places for the same nodes. The arithmetic of GEMMs and
+/// convolutions is left out, because a session never moves those.
 ///
 /// ```
 /// # use ort_core::{Result, ep::Device, ir::Graph, placement::{Scope, placement_cost}};
@@ -64,7 +68,7 @@ pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Sco
 ///
 /// # Errors
 ///
-/// A node has no place, or one of a device that does not claim it.
+/// A node has no place, or the device at its place does not claim it.
 pub fn placement_cost(
     graph: &Graph,
     devices: &[Arc<dyn Device>],

@@ -1,4 +1,4 @@
-//! Which provider runs each node of a session, and why.
+//! Placement report: which provider runs each node of a session, and why.
 
 use std::sync::Arc;
 
@@ -11,29 +11,31 @@ use crate::program::{Program, Reason, Step};
 /// Where a node runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePlacement {
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// Its operator, with the domain where that is not ONNX's own.
+    /// Its operator, with the domain if that is not ONNX's own.
     pub operator: String,
     /// The provider that runs it.
     pub provider: &'static str,
-    /// Why it runs there: as text, what it is by `to_string`.
+    /// Why it runs there; `to_string` returns the reason as text.
     pub reason: Reason,
     /// The providers that the session prefers to that one, each with the reason why it does not run
     /// the node.
     pub refusals: Vec<(&'static str, String)>,
-    /// Whether it reads nothing but the shapes of the session's inputs, and constants: its result
+    /// Whether it reads only constants and the shapes of the session's inputs, so that its result
     /// follows from the sizes.
     pub of_shapes: bool,
 }
 
-/// Where each node runs, in the order of the steps. Copies between memories are left out.
+/// Returns where each node runs, in the order of the steps. Transfers between memories are left
+/// out.
 pub(crate) fn placements(program: &Program, devices: &[Arc<dyn Device>]) -> Vec<NodePlacement> {
     let mut shapes = FxHashSet::default();
     program.steps.iter().filter_map(|step| placement_of(program, devices, step, &mut shapes)).collect()
 }
 
-/// Adds the node's outputs to `shapes`, the values that follow from sizes, where they do.
+/// Returns the placement of a step's node; `None` for a transfer. Adds the node's outputs to
+/// `shapes`, the values that follow from sizes, if they do.
 fn placement_of(
     program: &Program,
     devices: &[Arc<dyn Device>],
@@ -45,6 +47,7 @@ fn placement_of(
     let reason = reasons.get(step.node?).copied().unwrap_or_default();
     let view = NodeView { graph, node };
     let refusals = devices.iter().take(step.device).map(|device| {
+        // The placement passed over a provider that does claim the node; its reason says why.
         let why = guard::claim(&**device, &view).err().unwrap_or_else(|| reason.to_string());
         (device.info().provider, why)
     });
@@ -66,7 +69,7 @@ fn placement_of(
     })
 }
 
-/// The steps in the order in which they run, copies between memories included: (node or copied
+/// Returns the steps in execution order, transfers between memories included: (node or copied
 /// value, operator or `Copy`, provider).
 pub(crate) fn steps(program: &Program, devices: &[Arc<dyn Device>]) -> Vec<(String, String, String)> {
     let step = |step: &Step| {

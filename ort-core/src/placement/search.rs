@@ -1,19 +1,22 @@
-//! Where each node runs, of the devices that claim it: clusters move where that saves more copies
-//! than it costs work.
+//! Device placement by local search: a cluster of nodes moves to another device if the transfers
+//! saved outweigh the work added.
 //!
-//! Each node begins where the session prefers it: on the first device that claims it, or on the
-//! host where it computes shapes. A placement costs the work of the nodes that are not where they
-//! are preferred, and the copies of values that nodes of one memory make and nodes of another read;
-//! a value is copied once into each memory. What the caller gives and gets does not count: it comes
-//! from the host and goes there wherever the nodes are, so that a device keeps a model that it can
-//! run alone. Constants are uploaded once, when the session is built. What a subgraph gets and
-//! gives does count: other nodes make and read it, in each round of a loop. What it captures is
-//! brought once to each memory in which it is read, before the node runs.
+//! Each node starts where the session prefers it: on the host if it computes shapes, else on the
+//! first device that claims it. Control flow starts where its bodies cost least. The cost of a
+//! placement is the work of the nodes that are not where they are preferred, plus transfers. A
+//! value is transferred once to each memory in which nodes read it, other than the one in which it
+//! is produced.
 //!
-//! An cluster is what hangs together of the nodes on one device that may move. Clusters are tried on
-//! the other devices that claim all of their nodes, small ones first, until none gets cheaper.
-//! Products and convolutions never move: a device is there for them. Control flow is on a device
-//! where the values of its bodies lie there (`control_flow.rs`).
+//! Transfers of the caller's inputs and outputs do not count: these come from the host and go there
+//! wherever the nodes are, so a device keeps a model that it can run alone. Constants are uploaded
+//! once, when the session is built, and do not count either. The inputs and outputs of a subgraph
+//! do count, because other nodes produce and read them in each iteration of a loop. A captured
+//! value is transferred before the node runs, once to each memory in which the subgraph reads it.
+//!
+//! A cluster is a connected group of movable nodes on one device. Each cluster is tried on the
+//! other devices that claim all of its nodes, small clusters first, until no move lowers the cost.
+//! GEMMs and convolutions never move: a device is there for them. Control flow is on a device if
+//! the values of its bodies are in that device's memory (`control_flow.rs`).
 
 #![allow(
     clippy::indexing_slicing,
@@ -32,14 +35,14 @@ use crate::ir::{Graph, Node, NodeId, ValueId};
 use crate::program::{Cluster, ControlFlowPlacement, Partition, Reason};
 use crate::spec::Cost;
 
-/// Where what a graph is given, and what it gives, lies.
+/// Where the inputs and outputs of a graph are.
 #[derive(Clone, Copy)]
 pub(super) enum Boundary<'a> {
-    /// With the caller: it does not count as copied.
+    /// With the caller: their transfers do not count.
     Open,
-    /// In these memories: inputs, and outputs.
+    /// In these memories: those of the inputs, and those of the outputs.
     At(&'a [DeviceId], &'a [DeviceId]),
-    /// All of it in memory of the host, captured values included.
+    /// All of them in host memory, captured values included.
     Host,
 }
 
@@ -52,20 +55,20 @@ impl From<Scope> for Boundary<'_> {
     }
 }
 
-/// A way to run a node.
+/// One way to run a node: a device with its claim.
 #[derive(Clone)]
 pub(super) struct Choice {
-    /// The place of its device.
+    /// The index of the device.
     pub(super) device: usize,
     pub(super) claim: Claim,
-    /// Where the values of control flow are.
+    /// For control flow, where its values are and how its bodies are placed.
     pub(super) flow: Option<Arc<ControlFlowPlacement>>,
 }
 
-/// The ways to run one node, in the session's order of devices.
+/// The choices for one node, in the session's order of devices.
 pub(super) type Choices = SmallVec<[Choice; 2]>;
 
-/// Each node where it is claimed first, as where nothing is ever copied.
+/// Puts each node on the first device that claims it, for sessions that need no transfers.
 pub(super) fn first_choices(choices: Vec<Choices>) -> Partition {
     let mut partition = Partition::default();
     for Choice { device, claim, flow } in choices.into_iter().filter_map(|own| own.into_iter().next()) {
@@ -76,7 +79,7 @@ pub(super) fn first_choices(choices: Vec<Choices>) -> Partition {
     partition
 }
 
-/// What it costs to have each node on the device at its place.
+/// Returns the cost of having each node on the device at its place in `places`.
 pub(super) fn cost_in(
     graph: &Graph,
     devices: &[Arc<dyn Device>],
@@ -91,20 +94,20 @@ pub(super) fn cost_in(
     search.totals.score()
 }
 
-/// Whether a node is arithmetic on shapes. It stays on the host: the host needs the numbers, and
-/// they are few.
+/// Whether a node is shape arithmetic. It stays on the host, which needs the numbers, and they are
+/// few.
 fn on_shapes(graph: &Graph, node: &Node) -> bool {
     node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some())
 }
 
-/// Whether the devices have several memories: else nothing is ever copied.
+/// Whether the devices have several memories; otherwise there are no transfers.
 pub(super) fn is_mixed(devices: &[Arc<dyn Device>]) -> bool {
     let mut memories = devices.iter().map(|device| device.memory());
     let first = memories.next();
     !memories.all(|memory| Some(memory) == first)
 }
 
-/// Places the nodes of a graph whose ends lie where they are said to.
+/// Places the nodes of a graph whose inputs and outputs are where `ends` says.
 pub(super) fn place<'a>(
     graph: &'a Graph,
     devices: &[Arc<dyn Device>],
@@ -116,20 +119,21 @@ pub(super) fn place<'a>(
     search
 }
 
-/// A node on the search.
+/// The search state of a node.
 struct NodeState {
     choices: Choices,
-    /// The choice that the session prefers, and the one that is taken so far: their places in
-    /// `choices`.
+    /// The index in `choices` of the choice that the session prefers.
     preferred: usize,
+    /// The index of the current choice.
     at: usize,
-    /// What it costs anywhere but where it is preferred.
+    /// What the node costs at any choice but the preferred one.
     work: u64,
+    /// Whether the node may not move.
     stays: bool,
     /// Whether the plan knows its outputs, so that it does not run.
     is_planned: bool,
     reason: Reason,
-    /// Why it is where it is preferred.
+    /// The reason for the preferred choice.
     preference: Reason,
 }
 
@@ -138,6 +142,8 @@ impl NodeState {
         let node = &graph.nodes[node.index()];
         let on_host = |choice: &Choice| devices[choice.device].memory() == DeviceId::HOST;
         let on_shapes = on_shapes(graph, node);
+        // Shape arithmetic prefers the host, control flow the choice whose bodies cost least, and
+        // other nodes the first device that claims them.
         let host = choices.iter().position(on_host).filter(|_| on_shapes);
         let costs =
             choices.iter().enumerate().filter_map(|(at, choice)| Some((choice.flow.as_ref()?.cost, at)));
@@ -148,6 +154,7 @@ impl NodeState {
             elements.is_some_and(|mut elements| !elements.any(|element| element.has_unknown()))
         };
         let mut outputs = node.outputs.iter().flatten();
+        // The plan folds such a node, so moving it would change nothing.
         let is_planned = host.is_some() && !node.outputs.is_empty() && outputs.all(known);
         let is_heavy = node.spec.cost == Cost::Compute;
         let preference = match (preferred, &choices[preferred].flow) {
@@ -167,16 +174,18 @@ impl NodeState {
         }
     }
 
+    /// The device of the current choice.
     fn device(&self) -> usize {
         self.choices[self.at].device
     }
 
+    /// The index of the choice for a device, if there is one.
     fn place_of(&self, device: usize) -> Option<usize> {
         self.choices.iter().position(|choice| choice.device == device)
     }
 }
 
-/// What a placement costs.
+/// The cost of a placement, by cause.
 #[derive(Clone, Copy, Default)]
 struct Totals {
     work: u64,
@@ -190,49 +199,49 @@ impl Totals {
     }
 }
 
-/// A value on the search.
+/// The search state of a value.
 #[derive(Clone, Default)]
 struct ValueState {
-    /// The memory that it is made in; none for what the caller gives and for constants, whose
-    /// copies do not count.
+    /// The memory in which it is produced. `None` for the caller's inputs and for constants, whose
+    /// transfers do not count.
     memory: Option<usize>,
     bytes: u64,
-    /// Whether the caller gets it from the host's memory, so that it is copied there in any case.
+    /// Whether the caller reads it in host memory, so that it is transferred there in any case.
     is_output: bool,
-    /// How often it is read in each memory.
+    /// The number of readers in each memory.
     readers: SmallVec<[u32; 2]>,
 }
 
 impl ValueState {
-    /// How many copies are made of it.
+    /// The number of transfers of the value.
     fn copies(&self) -> u64 {
         let Some(home) = self.memory else { return 0 };
         let elsewhere = |memory: usize| memory != home && self.readers[memory] > 0;
         let devices = (HOST + 1..self.readers.len()).filter(|memory| elsewhere(*memory)).count();
-        // Between two devices the way leads over the host.
+        // A transfer between two devices is staged through the host.
         let at_host = home != HOST && !self.is_output && (elsewhere(HOST) || devices > 0);
         devices as u64 + u64::from(at_host)
     }
 }
 
-/// The place of the host's memory among the memories.
+/// The index of host memory among the memories.
 const HOST: usize = 0;
 
-/// A placement, and what it costs.
+/// A placement with its cost: the state of the local search.
 pub(super) struct PlacementSearch<'a> {
     graph: &'a Graph,
     nodes: Vec<NodeState>,
     values: Vec<ValueState>,
-    /// The memories, the host's first.
+    /// The memories, host memory first.
     known: Vec<DeviceId>,
-    /// By device: the place of its memory.
+    /// By device: the index of its memory in `known`.
     memories: Vec<usize>,
     producers: Vec<Option<NodeId>>,
     totals: Totals,
 }
 
 impl<'a> PlacementSearch<'a> {
-    /// Each node where it is preferred.
+    /// Starts with each node where it is preferred.
     fn new(
         graph: &'a Graph,
         devices: &[Arc<dyn Device>],
@@ -259,6 +268,7 @@ impl<'a> PlacementSearch<'a> {
         search
     }
 
+    /// Computes the state of the values and the totals of the initial placement.
     fn set_up(&mut self, ends: Boundary<'_>) {
         let graph = self.graph;
         let mut estimates = Estimates::new(graph);
@@ -271,12 +281,15 @@ impl<'a> PlacementSearch<'a> {
             }
             let state = &mut self.nodes[index];
             if state.choices.len() > 1 {
+                // Control flow is preferred where its bodies cost least; elsewhere it costs at most
+                // this much more.
                 let costs = state.choices.iter().filter_map(|choice| Some(choice.flow.as_ref()?.cost));
                 state.work = match costs.clone().max().zip(costs.min()) {
                     Some((most, least)) => most - least,
                     None => estimates.work(node),
                 };
             }
+            // A node that does not run reads nothing.
             if self.nodes[index].is_planned {
                 continue;
             }
@@ -291,7 +304,7 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    /// Where what the graph is given lies, and where what it gives is read.
+    /// Records where the graph's inputs are, and where its outputs are read.
     fn set_up_ends(&mut self, ends: Boundary<'_>, estimates: &mut Estimates<'_>) {
         let graph = self.graph;
         let host = DeviceId::HOST;
@@ -325,24 +338,24 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    /// The place of a memory among those of the devices.
+    /// The index of a memory in `known`.
     fn index_of(&self, memory: DeviceId) -> usize {
         self.known.iter().position(|known| *known == memory).unwrap_or(HOST)
     }
 
-    /// What the placement costs.
+    /// The cost of the placement.
     pub(super) fn score(&self) -> u64 {
         self.totals.score()
     }
 
-    /// The first device with memory of its own that a node is on.
+    /// The first device with memory of its own that has a node.
     pub(super) fn first_device(&self) -> Option<usize> {
         let devices = self.nodes.iter().map(NodeState::device);
         devices.filter(|device| self.memories[*device] != HOST).min()
     }
 
-    /// Whether a value is computed in a memory; one that no node computes, whether it is read
-    /// there.
+    /// Whether a value is produced in a memory. For a value that no node produces, whether it is
+    /// read there.
     pub(super) fn is_made_in(&self, value: ValueId, memory: DeviceId) -> bool {
         let held = &self.values[value.index()];
         let memory = self.index_of(memory);
@@ -356,6 +369,7 @@ impl<'a> PlacementSearch<'a> {
         read.map(|(_, memory)| *memory).collect()
     }
 
+    /// The inputs of a node that are present, with their positions.
     fn inputs(&self, node: usize) -> impl Iterator<Item = (usize, ValueId)> + use<'a> {
         let inputs = self.graph.nodes[node].inputs.iter().enumerate();
         inputs.filter_map(|(position, value)| Some((position, (*value)?)))
@@ -371,14 +385,15 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    /// The memory in which a node makes an output.
+    /// The memory in which a node produces an output, by one of its choices.
     fn made_in(&self, node: usize, at: usize, position: usize) -> usize {
         let Choice { device, flow, .. } = &self.nodes[node].choices[at];
         let memory = flow.as_ref().and_then(|flow| flow.outputs.get(position));
         memory.map_or(self.memories[*device], |memory| self.index_of(*memory))
     }
 
-    /// What a node reads, and in which memory: its inputs, and what its subgraphs capture.
+    /// The values that a node reads, each with the memory: its inputs, and what its subgraphs
+    /// capture.
     fn reads(&self, node: usize, at: usize) -> SmallVec<[(ValueId, usize); 4]> {
         let inputs = self.inputs(node).map(|(position, value)| (value, self.read_in(node, at, position)));
         let flow = self.nodes[node].choices[at].flow.iter();
@@ -389,7 +404,7 @@ impl<'a> PlacementSearch<'a> {
         inputs.chain(captured).collect()
     }
 
-    /// Changes what is known of a value, and the totals with it.
+    /// Changes the state of a value and updates the totals.
     fn change(&mut self, value: ValueId, change: impl FnOnce(&mut ValueState)) {
         let held = &mut self.values[value.index()];
         let before = held.copies();
@@ -399,7 +414,7 @@ impl<'a> PlacementSearch<'a> {
         self.totals.bytes = self.totals.bytes + after * held.bytes - before * held.bytes;
     }
 
-    /// Takes another claim for a node.
+    /// Moves a node to another of its choices.
     fn put(&mut self, node: usize, at: usize) {
         let state = &self.nodes[node];
         let (old, work) = (state.at, |at| if at == state.preferred { 0 } else { state.work });
@@ -420,17 +435,19 @@ impl<'a> PlacementSearch<'a> {
         self.nodes[node].at = at;
     }
 
-    /// Moves clusters until none gets cheaper.
+    /// Moves clusters until no move lowers the cost.
     fn improve(&mut self) {
-        // Small clusters come first, so that those between them have grown together when it is their
-        // turn: a few rounds do. More could take time beyond proportion to the nodes.
+        // Small clusters come first, so those between them have merged by the time it is their
+        // turn, and a few rounds suffice. More rounds could take time out of proportion to the
+        // number of nodes.
         const MOST_ROUNDS: usize = 8;
         for _ in 0..MOST_ROUNDS {
             let before = self.totals.score();
-            // What can come to a device that the session prefers comes first: it may be what keeps
-            // others there.
+            // Try devices that the session prefers first: a cluster that moves there may be what
+            // keeps others there.
             for way in [Direction::Earlier, Direction::Later] {
                 for grouping in [Grouping::Chains, Grouping::Readers] {
+                    // No transfers are left to save.
                     if self.totals.copies == 0 {
                         return;
                     }
@@ -445,7 +462,7 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    /// Moves an cluster to the device where the placement costs least, if that is less than where it
+    /// Moves a cluster to the device where the placement costs least, if that is less than where it
     /// is.
     fn move_if_cheaper(&mut self, cluster: &[usize], way: Direction) {
         let Some(&first) = cluster.first() else { return };
@@ -456,6 +473,7 @@ impl<'a> PlacementSearch<'a> {
             Direction::Later => home + 1..self.memories.len(),
         };
         for device in others {
+            // A trial is a move: the totals are updated incrementally.
             if !self.put_all(cluster, device) {
                 continue;
             }
@@ -482,7 +500,8 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    /// Puts all nodes on a device; false where it does not claim all of them.
+    /// Moves all nodes to a device. Returns false and moves none if the device does not claim all
+    /// of them.
     fn put_all(&mut self, nodes: &[usize], device: usize) -> bool {
         let claims = |node: &usize| self.nodes[*node].place_of(device).is_some();
         if !nodes.iter().all(claims) {
@@ -496,7 +515,7 @@ impl<'a> PlacementSearch<'a> {
         true
     }
 
-    /// The clusters of nodes that may move, small ones first.
+    /// Returns the clusters of movable nodes, small ones first.
     fn clusters(&self, grouping: Grouping) -> Vec<Vec<usize>> {
         let count = self.nodes.len();
         let mut joined = DisjointSets((0..count).collect());
@@ -506,6 +525,7 @@ impl<'a> PlacementSearch<'a> {
             let device = self.nodes[node].device();
             for (position, value) in self.inputs(node) {
                 let maker = self.producers[value.index()].map(NodeId::index);
+                // A node joins the producer of its input if both are on one device.
                 let is_alike =
                     |maker: &usize| !self.nodes[*maker].stays && self.nodes[*maker].device() == device;
                 if let Some(maker) = maker.filter(is_alike) {
@@ -514,6 +534,7 @@ impl<'a> PlacementSearch<'a> {
                 let here = self.read_in(node, self.nodes[node].at, position);
                 let is_copy = self.values[value.index()].memory.is_some_and(|home| home != here);
                 if grouping == Grouping::Readers && is_copy {
+                    // Readers on one device share the copy in its memory.
                     let last = &mut last_reader[value.index() * self.memories.len() + device];
                     if let Some(other) = last.replace(node) {
                         joined.join(other, node);
@@ -530,6 +551,7 @@ impl<'a> PlacementSearch<'a> {
         clusters
     }
 
+    /// Returns the placement, with the reason for each node.
     pub(super) fn partition(self) -> Partition {
         let mut partition = Partition::default();
         for mut state in self.nodes {
@@ -542,34 +564,35 @@ impl<'a> PlacementSearch<'a> {
     }
 }
 
-/// The outputs of a node that somebody may read, with their positions.
+/// The outputs of a node that are present, with their positions.
 fn outputs(node: &Node) -> impl Iterator<Item = (usize, ValueId)> + use<'_> {
     node.outputs.iter().enumerate().filter_map(|(position, value)| Some((position, (*value)?)))
 }
 
-/// Where to in the session's order of devices.
+/// The direction of a move in the session's order of devices.
 #[derive(Clone, Copy)]
 enum Direction {
     Earlier,
     Later,
 }
 
-/// What hangs together.
+/// What connects the nodes of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Grouping {
-    /// Nodes that read what others of them make.
+    /// A node and the producers of its inputs.
     Chains,
-    /// Those that read the same copy, too: one of them alone could not save it.
+    /// Also nodes that read the same copy: moving one of them alone could not save it.
     Readers,
 }
 
-/// Sets of nodes, each known by its first node.
+/// Union-find over nodes. The root of a set is its first node.
 struct DisjointSets(Vec<usize>);
 
 impl DisjointSets {
     fn root(&mut self, node: usize) -> usize {
         let mut at = node;
         while self.0[at] != at {
+            // Path halving.
             self.0[at] = self.0[self.0[at]];
             at = self.0[at];
         }

@@ -1,4 +1,4 @@
-//! The call of one step's kernel: what it reads, what it writes, and its scratch memory.
+//! Kernel invocation: binds one step's inputs, outputs and scratch memory, and runs its kernel.
 
 #![allow(
     clippy::indexing_slicing,
@@ -23,7 +23,7 @@ use crate::tensor::{DeviceRange, Shape, ValueView};
 use crate::{Result, error};
 
 impl Frame<'_> {
-    /// Runs the kernel (or the copy) of a step; returns what it handed over.
+    /// Runs the kernel or transfer of a step and returns the values that the kernel handed over.
     pub(super) fn execute(
         &mut self,
         index: usize,
@@ -37,9 +37,11 @@ impl Frame<'_> {
         let (mut scratch, device_scratch) = (extra.host, extra.device);
         let plan = &self.plan.steps[index];
         let heap = plan.heap.saturating_add(extra.heap);
+        // Kernels allocate this memory themselves. The reservation counts it until the kernel
+        // returns.
         let _heap = if heap > 0 { Some(self.reserve_heap(heap)?) } else { None };
 
-        // The host's memory is split into what the step reads and what it writes.
+        // Split the host memory into disjoint borrows: what the step reads and what it writes.
         let read = read_slots(step, plan);
         let (reads, writes) = (self.read_parts(&read), written_parts(plan, targets));
         let sources = Sources {
@@ -54,6 +56,7 @@ impl Frame<'_> {
             poison(targets, &mut writes, scratch.as_mut().and_then(Buffer::bytes_mut));
         }
         let mut inputs = input_views(&sources, &read, reads, self.slabs.devices)?;
+        // `read_slots` lists the captures of subgraphs behind the step's own inputs.
         let captures: Vec<Option<ValueView<'_>>> = inputs.drain(step.inputs.len()..).collect();
         let mut writes = writes.into_iter();
         let mut outputs: SmallVec<[OutputSlot<'_>; 4]> = SmallVec::new();
@@ -61,7 +64,7 @@ impl Frame<'_> {
             outputs.push(output_slot(target, shape, &mut writes, self.slabs.devices)?);
         }
         let planned_scratch = writes.next();
-        // The iterator must not outlive what the kernel's context borrows.
+        // The iterator must not outlive the memory that the kernel's context borrows.
         drop(writes);
         let workspace = match &mut scratch {
             Some(buffer) => buffer.bytes_mut(),
@@ -94,7 +97,8 @@ impl Frame<'_> {
         run_work((&self.program.graph, index, step), self.env, (cx, &mut nested), workspace)
     }
 
-    /// The parts of the host's memory that a step reads.
+    /// Returns the ranges of host memory that a step reads. An input whose memory an output takes
+    /// over is left out, because the step borrows that memory for writing.
     pub(super) fn read_parts(&self, read: &[(Option<SlotId>, bool)]) -> SmallVec<[Part; 16]> {
         let part = |&(slot, is_taken): &(Option<SlotId>, bool)| {
             let Storage::Slab { slab, range } = &self.plan.slots[slot.filter(|_| !is_taken)?.index()].place
@@ -106,23 +110,27 @@ impl Frame<'_> {
         read.iter().filter_map(part).collect()
     }
 
-    /// Whether what the kernel hands over may be an output of the run.
+    /// Whether a value that the kernel hands over may become an output of the run.
     pub(super) fn outlives_run(&self, step: &Step) -> bool {
         let hands_over = step.claim.outputs != OutputsFrom::Plan || !step.nested.is_empty();
         let is_output = |slot: &SlotId| self.plan.slots[slot.index()].is_output;
         hands_over && self.env.outlives_run && step.outputs.iter().flatten().any(is_output)
     }
 
-    /// Where what a step hands over comes from. The plan counts all of it, or none.
+    /// Where a step's kernel allocates the values that it hands over. The plan counts all of them
+    /// or none.
     pub(super) fn source(&self, step: &Step, outlives_run: bool) -> Source {
         let is_planned = |slot: &SlotId| matches!(self.plan.slots[slot.index()].place, Storage::Own);
+        // An arena region must not outlive the run, and the arena would count what the plan counts
+        // already.
         match outlives_run || step.outputs.iter().flatten().all(is_planned) {
             true => Source::Outside,
             false => Source::Arena,
         }
     }
 
-    /// Counts what a kernel takes of the heap.
+    /// Reserves budget for what a kernel takes of the heap, and checks that the heap can provide
+    /// it.
     pub(super) fn reserve_heap(&self, bytes: usize) -> Result<Reservation> {
         self.env.memory.reserve_for(|| {
             let reservation = self.env.control.budget.reserve(Category::Workspace, bytes)?;
@@ -130,8 +138,8 @@ impl Frame<'_> {
         })
     }
 
-    /// Scratch memory for a step whose shapes were not known to the plan: of the host, or of the
-    /// device that it runs on.
+    /// Allocates scratch memory for a step whose shapes the plan did not know, in the memory of the
+    /// device that runs it.
     pub(super) fn extra_scratch(
         &self,
         index: usize,
@@ -139,9 +147,10 @@ impl Frame<'_> {
     ) -> Result<ExtraScratch> {
         let step = &self.program.steps[index];
         let planned = |slot: &SlotId| self.plan.slots[slot.index()].shape.is_some();
-        // What hands over its outputs has a workspace that follows from the inputs.
+        // The workspace of a kernel that hands over its outputs follows from the inputs alone.
         let sized = if step.claim.outputs == OutputsFrom::Plan { &step.outputs[..] } else { &[] };
         let all_planned = step.inputs.iter().chain(sized).flatten().all(planned);
+        // The workspace of a step with subgraphs is their slab, which `NestedFrames` allocates.
         let kernel = step.work.kernel().filter(|_| !all_planned && step.nested.is_empty());
         let Some(kernel) = kernel else { return Ok(ExtraScratch::default()) };
         let mut inputs: Vec<Option<Shape>> = Vec::with_capacity(step.inputs.len());
@@ -155,7 +164,8 @@ impl Frame<'_> {
         let outputs: Vec<Option<Shape>> =
             outputs.iter().map(|known| known.as_ref().map(|(_, shape)| shape.clone())).collect();
         let threads = self.env.control.threads;
-        // What no plan knows is to be as little as can be where every byte counts.
+        // This memory is in no plan. Under a limit, the kernel has to do with the smallest
+        // workspace it can.
         let room = if self.env.control.budget.limit().is_some() { 0 } else { usize::MAX };
         let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads, room };
         let (bytes, heap) = (kernel.workspace(&shapes)?, kernel.heap(&shapes)?);
@@ -163,8 +173,8 @@ impl Frame<'_> {
     }
 }
 
-/// What a step reads: its inputs, then its captures, each with whether an output takes its memory
-/// over.
+/// The slots that a step reads: its inputs, then its captures. Each comes with whether an output
+/// takes over its memory.
 fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool); 16]> {
     let is_taken = |position: usize| plan.in_place.iter().any(|(_, input)| *input as usize == position);
     let inputs = step.inputs.iter().enumerate();
@@ -173,8 +183,8 @@ fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool);
     inputs.chain(captures.map(|slot| (Some(*slot), false))).collect()
 }
 
-/// The parts of the host's memory that a step writes: outputs, and last its workspace, if it is
-/// there.
+/// Returns the ranges of host memory that a step writes: its outputs, then its workspace if that is
+/// on the host.
 fn written_parts(plan: &StepPlan, targets: &[Target]) -> SmallVec<[Part; 4]> {
     let mut parts = SmallVec::new();
     for target in targets {
@@ -188,8 +198,8 @@ fn written_parts(plan: &StepPlan, targets: &[Target]) -> SmallVec<[Part; 4]> {
     parts
 }
 
-/// What a step reads, each where it lies; `reads` are the parts of the host's memory, in their
-/// order.
+/// Returns a view of each value that a step reads. `reads` holds the slices of host memory in the
+/// order of `read`.
 fn input_views<'v>(
     sources: &Sources<'v>,
     read: &[(Option<SlotId>, bool)],
@@ -202,6 +212,7 @@ fn input_views<'v>(
         let is_consumed = matches!(sources.program.slots[slot.index()].origin, Origin::Consumed);
         match view_of(sources, slot, &mut |_, _| reads.next()) {
             Some(view) => view.map(Some),
+            // The kernel packed this weight when it was compiled and does not read it.
             None if is_consumed => Ok(None),
             None => Ok(device_view(sources.plan, devices, slot)),
         }
@@ -209,7 +220,7 @@ fn input_views<'v>(
     read.iter().map(view).collect()
 }
 
-/// Does the work of a step.
+/// Runs the kernel or transfer of a step.
 fn run_work<'a, 'n: 'a>(
     (graph, index, step): (&'a Graph, usize, &'a Step),
     env: RunEnv<'_>,
@@ -252,7 +263,7 @@ fn planned_device_workspace<'a>(step: &StepPlan, slabs: &'a [Option<DeviceSlab>]
     (!step.workspace.is_empty()).then(|| slab.range(&step.workspace))
 }
 
-/// The parts of the devices' slabs that are for the subgraphs of a step.
+/// The ranges of the device slabs that the plan set aside for a step's subgraphs.
 fn planned_slabs<'a>(step: &StepPlan, slabs: &'a [Option<DeviceSlab>]) -> Vec<(DeviceId, DeviceRange<'a>)> {
     let parts = step.nested_slabs.iter();
     let parts = parts.filter_map(|(slab, range)| Some(slabs.get(*slab)?.as_ref()?.range(range)));

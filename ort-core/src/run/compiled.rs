@@ -1,4 +1,4 @@
-//! A model compiled for devices: made once, and shared by all sessions that ask for the same.
+//! Compiled programs, each made once and shared by all sessions that ask for the same settings.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,39 +12,40 @@ use crate::plan::{BatchProof, BatchRefusal, PlanCaches, batch_parallel};
 use crate::program::Program;
 use crate::rewrite::Report;
 
-/// A program with its packed weights, and what it was made for.
+/// A program with its packed weights and the devices that it was compiled for.
 pub(crate) struct Compiled {
     pub(crate) program: Program,
-    /// The plans of its runs, by the sizes of inputs.
+    /// Caches the run plans by the sizes of the inputs.
     pub(crate) plans: PlanCaches,
     pub(crate) streams: Streams,
     pub(crate) devices: Vec<Arc<dyn Device>>,
-    /// The bytes of packed weights that always stay.
+    /// The bytes of packed weights that are never evicted.
     pub(crate) packed_bytes: usize,
-    /// All bytes that building left in the budget: packed weights that always stay, folded
+    /// All bytes that building left in the budget: packed weights that are never evicted, folded
     /// constants, copies.
     pub(crate) constant_bytes: usize,
-    /// The entry of the compiled cache that packed weights lie in instead.
+    /// The entry of the compile cache that holds the packed weights instead, if there is one.
     pub(crate) cache: Option<CacheUse>,
     pub(crate) rewrites: Report,
-    /// Whether runs may be split, once somebody has asked.
+    /// The result of [`Self::batch()`], computed on first use.
     pub(crate) batch: OnceLock<Result<BatchProof, BatchRefusal>>,
-    /// What the packed weights count against, and the runs of every session on it.
+    /// Counts the packed weights and the runs of every session on this program.
     pub(crate) budget: Arc<Budget>,
-    /// Last: the heap gives back what the weights leave. None for programs too small to matter, as
-    /// folding makes by the hundred.
+    /// Trims the heap after the weights are freed, and so is the last field. `None` for programs
+    /// too small to matter: constant folding compiles hundreds of them.
     pub(crate) _trim: Option<TrimOnDrop>,
 }
 
 impl Compiled {
-    /// From this many bytes of packed weights on the heap is trimmed.
+    /// The bytes of packed weights from which on the heap is trimmed.
     pub(crate) const WORTH_A_TRIM: usize = 1 << 20;
 
-    /// The proof that each item of a batch has the same bits in whatever batch it is, or why there
-    /// is none.
+    /// Returns the proof that an item has the same bits in a batch of any size, or why there is
+    /// none.
     pub(crate) fn batch(&self) -> Result<&BatchProof, &BatchRefusal> {
         let proof = self.batch.get_or_init(|| match self.streams.precision() {
             Precision::Fp32 => batch_parallel(&self.program.graph),
+            // A part with few rows would be computed in float32, and the whole batch in bfloat16.
             _ => Err(BatchRefusal {
                 symbol: None,
                 place: "the precision".to_string(),
@@ -55,9 +56,9 @@ impl Compiled {
     }
 }
 
-/// What of a program lies in an entry of the compiled cache.
+/// The part of a program that is stored in a compile-cache entry.
 pub(crate) struct CacheUse {
     pub(crate) entry: Arc<Entry>,
-    /// The bytes of packed weights.
+    /// The bytes of packed weights in the entry.
     pub(crate) packed_bytes: usize,
 }

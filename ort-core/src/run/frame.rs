@@ -1,4 +1,8 @@
-//! One run of one program: steps through the schedule with every value where the plan put it.
+//! The interpreter loop over the steps of a program.
+//!
+//! A frame is one run of one program or subgraph. It holds every value where the plan put it, and
+//! runs the steps in schedule order. `call.rs` invokes a step's kernel, and `outputs.rs` places its
+//! outputs.
 
 #![allow(
     clippy::indexing_slicing,
@@ -25,37 +29,37 @@ use crate::program::{Program, SlotId};
 use crate::tensor::{DeviceRange, TensorBuffer, Value, ValueView};
 use crate::{ErrorKind, Result, Within, error};
 
-/// What all frames of a run share.
+/// The environment that all frames of a run share.
 #[derive(Clone, Copy)]
 pub(crate) struct RunEnv<'a> {
     pub(crate) control: &'a RunControl,
     pub(crate) devices: &'a [Arc<dyn Device>],
-    /// Where plans of subgraphs are kept.
+    /// Caches the plans of subgraphs.
     pub(crate) plans: &'a PlanCaches,
     pub(crate) profile: Option<&'a Profile>,
-    /// Where memory of the host for outputs comes from.
+    /// The host allocator for outputs.
     pub(crate) outputs: &'a dyn Allocator,
     pub(crate) planning: Planning,
-    /// How many subgraphs the frame is in.
+    /// The subgraph nesting depth; 0 for the model's graph.
     pub(crate) depth: usize,
-    /// Whether kernels find patterns where they are to write.
+    /// Whether to poison memory before kernels write it.
     pub(crate) poison: bool,
-    /// Memory for what cannot be planned.
+    /// Memory for values that cannot be planned.
     pub(crate) memory: RunMemory<'a>,
-    /// Whether the outputs of the program may be outputs of the run.
+    /// Whether an output of the frame's program may become an output of the run.
     pub(crate) outlives_run: bool,
-    /// How weights are packed during the run, where not all can stay packed.
+    /// On-demand weight packing; `None` if nothing of the program is streamed.
     pub(crate) streaming: Option<Streaming<'a>>,
 }
 
-/// The slabs of a run: the host's, which the frame borrows, and the devices'.
+/// The slabs of a run: the host's bytes and the device slabs.
 pub(crate) struct Slabs<'a> {
     pub(crate) host: &'a mut [u8],
-    /// By slab index of the plan; the host's entry is none.
+    /// By slab index of the plan; the entry of the host is `None`.
     pub(crate) devices: &'a [Option<DeviceSlab>],
 }
 
-/// A slab in the memory of a device: a buffer, or for a subgraph the part of one that its node has.
+/// A slab in device memory: a whole buffer or, for a subgraph, a range of its node's slab.
 #[derive(Clone)]
 pub(crate) struct DeviceSlab {
     pub(crate) buffer: SharedBuffer,
@@ -63,38 +67,41 @@ pub(crate) struct DeviceSlab {
 }
 
 impl DeviceSlab {
+    /// The device range of these bytes of the slab.
     pub(crate) fn range(&self, bytes: &Range<usize>) -> DeviceRange<'_> {
         DeviceRange { buffer: &self.buffer, offset: self.offset + bytes.start, len: bytes.len() }
     }
 }
 
-/// All memory of a run.
+/// The memory that a frame works in.
 pub(crate) struct Memory<'a> {
     pub(crate) slabs: Slabs<'a>,
-    /// The constants of devices that come and go; none in subgraphs.
+    /// The streamed device constants; empty for subgraphs.
     pub(crate) windows: Passing<'a>,
-    /// The buffers of a binding.
+    /// The buffers of the run's I/O binding.
     pub(crate) bound: &'a mut [Option<TensorBuffer>],
     pub(crate) tables: &'a mut Tables,
 }
 
-/// The tables of a run, which the next one may use again.
+/// Tables of a run, which the next run may reuse.
 #[derive(Default)]
 pub(crate) struct Tables {
     /// Values with memory of their own, by slot.
     owned: Vec<Option<Value>>,
-    /// Where the outputs of a step go, and their types and shapes.
+    /// Where each output of the current step goes.
     targets: Vec<Target>,
+    /// The types and shapes of these outputs.
     shapes: KnownShapes,
 }
 
 impl Tables {
-    /// Lets go of the values.
+    /// Drops the values.
     pub(crate) fn clear(&mut self) {
         self.owned.fill(None);
     }
 }
 
+/// One run of a program or subgraph.
 pub(crate) struct Frame<'a> {
     pub(super) program: &'a Program,
     pub(super) plan: &'a RunPlan,
@@ -106,8 +113,8 @@ pub(crate) struct Frame<'a> {
     pub(super) shapes: &'a mut KnownShapes,
     pub(super) slabs: Slabs<'a>,
     pub(super) windows: Passing<'a>,
-    /// Buffers of outputs that hold other values until the outputs are computed, in the order of
-    /// the plan.
+    /// Buffers of outputs that hold other values until the output itself is computed, in the order
+    /// of `RunPlan::homes`.
     pub(super) homes: Vec<Option<Buffer>>,
     pub(super) bound: &'a mut [Option<TensorBuffer>],
 }
@@ -122,6 +129,8 @@ impl<'a> Frame<'a> {
         let Tables { owned, targets, shapes } = tables;
         owned.clear();
         owned.resize(program.slots.len(), None);
+        // Resident constants are values of the frame from the start. Streamed ones arrive before
+        // each step.
         for (slot, tensor) in windows.residents() {
             owned[slot.index()] = Some(Value::Tensor(tensor.clone()));
         }
@@ -156,7 +165,7 @@ impl<'a> Frame<'a> {
                 let start = self.env.profile.map(|_| std::time::Instant::now());
                 self.step_with_constants(index)
                     .map_err(|problem| match problem.kind() {
-                        // Its inputs are not to blame.
+                        // The inputs are not to blame, so do not list them.
                         ErrorKind::Cancelled | ErrorKind::OutOfMemory => problem,
                         _ => problem.help(self.inputs_in_words(index)),
                     })
@@ -173,8 +182,7 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// What a step that has run did to the memory: what the plan says, and the values that it does
-    /// not know.
+    /// What a step that has run did to memory: the plan's numbers plus the values of unknown size.
     fn event_memory(&self, index: usize) -> EventMemory {
         let (plan, step) = (self.plan, &self.program.steps[index]);
         let bytes = |slot: &SlotId| match plan.slots[slot.index()].place {
@@ -192,7 +200,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The host's bytes at a place of the plan.
+    /// Returns bytes of a host region: 0 is the slab, the regions after it are the homes.
     pub(super) fn host_bytes(&self, region: usize, range: Range<usize>) -> Option<&[u8]> {
         match region.checked_sub(1) {
             None => self.slabs.host.get(range),
@@ -200,7 +208,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// What errors without an advice of their own say: what the step was given.
+    /// The help text for errors without one of their own: the step's inputs with their types and
+    /// shapes.
     fn inputs_in_words(&self, index: usize) -> String {
         let input = |slot: &Option<SlotId>| {
             let slot = (*slot)?;
@@ -217,13 +226,13 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Where values outside of slabs are found.
+    /// Where the frame finds values that are not in slabs.
     pub(super) fn sources(&self) -> Sources<'_> {
         let Frame { program, plan, owned, given, bound, .. } = self;
         Sources { program, plan, owned, given: *given, bound }
     }
 
-    /// Runs a step with the constants that come for it.
+    /// Runs a step with the streamed constants that it reads.
     fn step_with_constants(&mut self, index: usize) -> Result<()> {
         if self.windows.is_empty() {
             return self.step(index);
@@ -234,11 +243,14 @@ impl<'a> Frame<'a> {
         for (slot, tensor) in arrived {
             self.owned[slot.index()] = Some(Value::Tensor(tensor));
         }
+        // A later upload overwrites this half of the window, so drop the tensors even if the step
+        // fails.
         let done = self.step(index);
         slots.iter().for_each(|slot| self.owned[slot.index()] = None);
         done
     }
 
+    /// Runs a step: as a view of an input if that is possible, otherwise by its kernel.
     fn step(&mut self, index: usize) -> Result<()> {
         let step = &self.program.steps[index];
         if self.dynamic_view(step)? {
@@ -248,7 +260,7 @@ impl<'a> Frame<'a> {
         let found = self.find_targets(index, &mut targets, &mut shapes);
         let done = found.and_then(|()| self.execute(index, &mut targets, &shapes));
         let done = done.and_then(|handed| self.keep(step, (&mut targets, &shapes), handed));
-        // Bound buffers go back to their places, also after an error.
+        // Return bound buffers to their places, even after an error.
         for target in targets.drain(..) {
             if let Target::Bound { place, buffer, .. } = target {
                 self.bound[place] = Some(buffer);
@@ -259,6 +271,7 @@ impl<'a> Frame<'a> {
         done
     }
 
+    /// Returns the value of a slot, wherever it is.
     pub(super) fn value(&self, slot: SlotId) -> Result<ValueView<'_>> {
         let bytes = &mut |region, range| self.host_bytes(region, range);
         if let Some(view) = view_of(&self.sources(), slot, bytes) {
@@ -267,6 +280,7 @@ impl<'a> Frame<'a> {
         self.device_value(slot)
     }
 
+    /// Returns the value of a slot in a device slab.
     pub(super) fn device_value(&self, slot: SlotId) -> Result<ValueView<'_>> {
         device_view(self.plan, self.slabs.devices, slot).ok_or_else(|| {
             let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
@@ -275,9 +289,10 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The slabs of the devices that are not the host, by slab index. A subgraph has those of its node,
-/// which are `ready`, where they are long enough, and else what its sizes take that were not known
-/// to the plan.
+/// Allocates the device slabs of a frame, by slab index; the entry of the host is `None`.
+///
+/// A subgraph passes as `ready` the ranges that its node's plan set aside for it. If such a range
+/// is too short, because the node's plan did not know some size, the slab is allocated here.
 pub(crate) fn device_slabs(
     plan: &RunPlan,
     env: RunEnv<'_>,
@@ -287,12 +302,13 @@ pub(crate) fn device_slabs(
     for (memory, bytes) in &plan.slabs {
         let fits = |part: &&(DeviceId, DeviceRange<'_>)| part.0 == *memory && part.1.len >= *bytes;
         let part = ready.and_then(|ready| ready.iter().find(fits));
-        // A slab of no bytes is the place of values without elements.
+        // Empty slabs are allocated, too, because values without elements are placed in them.
         slabs.push(match part {
             _ if *memory == DeviceId::HOST => None,
             Some((_, part)) => Some(DeviceSlab { buffer: part.buffer.clone(), offset: part.offset }),
             None => {
                 let buffer = match ready {
+                    // The plan of the run does not count this slab, so it comes from the arena.
                     Some(_) => {
                         let values = ValueMemory { memory: env.memory, source: Source::Arena };
                         values.allocate(*memory, Category::Dynamic, *bytes)?

@@ -1,4 +1,8 @@
-//! What a run is granted of the budget, and the frames that go through a program with it.
+//! Admission of runs: reserves the memory of a run before its first node, or refuses the run.
+//!
+//! A [`Grant`] holds what was reserved: the host slab, windows for streamed constants, a lock on
+//! the packed weights and, under a memory limit, an advance on the budget. [`Executor::frame`] runs
+//! one frame with a grant. A split run uses the same grant for all of its parts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,27 +24,28 @@ use crate::program::{Program, Step};
 use crate::tensor::{Tensor, TensorBuffer, byte_count};
 use crate::{Error, ErrorKind, MemoryShortage, Result, error};
 
-/// What one run of the program computes.
+/// The plan, bindings and inputs of one pass through the program.
 pub(crate) struct RunWork<'a> {
     pub(crate) plan: &'a RunPlan,
     pub(crate) bindings: &'a Bindings,
     pub(crate) given: Given<'a>,
 }
 
-/// The bytes that a run takes.
+/// The bytes that a run needs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryDemand {
-    /// Of the host's slab.
+    /// Bytes of the host slab.
     pub(crate) slab: usize,
-    /// Of all that it allocates besides.
+    /// Bytes of everything else that it allocates.
     pub(crate) rest: usize,
-    /// Of that, on each device: slabs, and values with buffers of their own.
+    /// The part of `rest` on each device: slabs, and values with buffers of their own.
     pub(crate) on_devices: OnDevices,
-    /// Whether the run may take more, as the sizes of some values are only known then.
+    /// Whether the run may need more, because some sizes are known only at run time.
     pub(crate) is_open_ended: bool,
 }
 
 impl MemoryDemand {
+    /// The demand of a run with this plan.
     pub(crate) fn of(program: &Program, plan: &RunPlan) -> MemoryDemand {
         let slabs = plan.slabs.iter().filter(|(memory, _)| *memory != DeviceId::HOST);
         let mut on_devices: OnDevices = slabs.copied().collect();
@@ -56,7 +61,7 @@ impl MemoryDemand {
             }
         }
         add_nested(program, plan, &mut on_devices);
-        // What kernels and subgraphs hand over may come with tables that no plan counts.
+        // Values that kernels and subgraphs hand over may come with tables that no plan counts.
         let hands_over = |step: &Step| step.claim.outputs != OutputsFrom::Plan;
         let is_open_ended = plan.has_dynamic || program.steps.iter().any(hands_over);
         MemoryDemand {
@@ -67,6 +72,7 @@ impl MemoryDemand {
         }
     }
 
+    /// The bytes of the slab and of everything else.
     pub(crate) fn total(&self) -> usize {
         self.slab.saturating_add(self.rest)
     }
@@ -76,7 +82,7 @@ impl MemoryDemand {
         self.on_devices.iter().filter(|(device, _)| *device == memory).map(|(_, bytes)| *bytes).sum()
     }
 
-    /// The larger of each.
+    /// The maximum of two demands, field by field.
     pub(crate) fn or(self, other: MemoryDemand) -> MemoryDemand {
         let mut on_devices = self.on_devices;
         for (memory, bytes) in other.on_devices {
@@ -94,33 +100,33 @@ impl MemoryDemand {
     }
 }
 
-/// What a run has of the budget from its first node on.
+/// The memory that a run holds from before its first node until its end.
 pub(crate) struct Grant<'s> {
     room: WeightResidency,
     slab: Buffer,
     windows: RunWindows,
     advance: Option<Advance>,
     deadline: Option<Instant>,
-    /// Whether packed weights may be evicted: the run is alone.
+    /// Whether the run may evict packed weights: it holds the weight lock exclusively.
     may_evict: bool,
-    /// Last: the next run finds what this one gave back.
+    /// The last field, so that the next run enters only after this one has freed its memory.
     _turn: Option<WeightLock<'s>>,
 }
 
 impl Grant<'_> {
-    /// Whether weights are packed anew each time they are needed.
+    /// Whether some weights are packed again each time a step needs them.
     pub(crate) fn streams(&self) -> bool {
         self.room.window > 0
     }
 
-    /// Whether what runs read of the file is only in passing.
+    /// Whether the run streams weights or constants from the model's files.
     fn reads_in_passing(&self) -> bool {
         self.room.window > 0 || self.room.shares.window_bytes() > 0
     }
 }
 
 impl Executor {
-    /// One run of the program: is granted its memory, and lets `run` go through a frame.
+    /// Runs the program once, unsplit: reserves the memory and calls `run` with a frame.
     pub(crate) fn execute<T>(
         &self,
         work: RunWork<'_>,
@@ -139,9 +145,9 @@ impl Executor {
         Ok(done)
     }
 
-    /// Waits for the run's turn at the weights and takes what it needs, which `choose` says of the
-    /// bytes that there are, or refuses it before anything runs. Every run comes by here, so this
-    /// is where the model's files are checked.
+    /// Waits for the weight lock and reserves what the run needs, or refuses the run before
+    /// anything runs. `choose` returns the demand for the bytes that are available. Every run
+    /// passes through here, so this is where the model's files are checked.
     pub(crate) fn grant<C>(
         &self,
         options: &RunOptions<'_>,
@@ -153,14 +159,15 @@ impl Executor {
         let windows = &self.compiled.streams.windows;
         for eighths in (0..=8).rev() {
             let granted = match self.try_grant(deadline, &choose, eighths) {
+                // Other processes may have freed memory since the limit was taken.
                 Err(problem) if problem.shortage().is_some() && self.follow_machine() => {
                     self.try_grant(deadline, &choose, eighths)
                 }
                 granted => granted,
             };
             match granted {
-                // A device's memory may be in pieces, so that less of it is had than its limit
-                // leaves.
+                // A device's memory may be fragmented, so that less can be allocated than its limit
+                // leaves. Evict all constants, and retry with an eighth less for them.
                 Err(problem) if is_in_pieces(&problem) && eighths > 0 && windows.have_limits() => {
                     windows.let_all_go();
                 }
@@ -170,15 +177,16 @@ impl Executor {
         Err(error!(Fail, "a run was granted nothing"))
     }
 
-    /// Raises the bound of a session without a limit of its own to what is free by now; returns
-    /// whether that is more.
+    /// Raises the budget of a session without a limit of its own to what is free on the machine by
+    /// now. Returns whether the budget has grown.
     pub(crate) fn follow_machine(&self) -> bool {
         let Some((budget, free)) = self.machine.as_ref().zip(free_memory_bytes()) else { return false };
+        // Free memory leaves out what the session holds already.
         budget.raise_limit(free.saturating_add(budget.in_use()))
     }
 
-    /// The same where so many eighths may be taken of what the limits of devices leave beyond the
-    /// least.
+    /// Tries to grant the run. Constants get at most `eighths` eighths of what device limits leave
+    /// beyond the least that they need.
     fn try_grant<C>(
         &self,
         deadline: Option<Instant>,
@@ -189,10 +197,11 @@ impl Executor {
         let free = || {
             let available = self.free_bytes();
             let (need, chosen) = choose(available)?;
-            // Earlier runs have told how much less stays packed, so that weights are not packed
-            // only to be evicted.
+            // Leave as much free as earlier runs had to evict for values of unknown size. Otherwise
+            // weights would be packed only to be evicted.
             let open_end = if need.is_open_ended { self.kept.evicted.load(Ordering::Relaxed) } else { 0 };
             let bytes = available.saturating_sub(need.total());
+            // The windows still get their least.
             let bytes = bytes.saturating_sub(open_end).max(streams.least_bytes().min(bytes));
             let on_devices = need.on_devices.clone();
             Ok((
@@ -202,8 +211,8 @@ impl Executor {
         };
         let (room, (need, chosen), turn) = streams.turn(program, free, deadline)?;
         let slab = self.take_slab(&need, room.to_pack)?;
-        // Where a limit counts every byte, what the run takes besides is its own from here on:
-        // other runs cannot make it fail midway.
+        // Under a memory limit, set aside now what the run will allocate, so that other runs cannot
+        // make it fail midway.
         let advance = match self.kept.outputs {
             None => Some(self.budget.advance(need.rest.saturating_add(room.to_pack))?),
             Some(_) => None,
@@ -215,12 +224,12 @@ impl Executor {
         Ok((Grant { room, _turn: turn, slab, windows, advance, deadline, may_evict }, chosen))
     }
 
-    /// What a granted run allocates from.
+    /// The budget that a granted run allocates from: its advance, or else the session's budget.
     pub(crate) fn budget_of<'b>(&'b self, grant: &'b Grant<'_>) -> &'b Arc<Budget> {
         grant.advance.as_ref().map_or(&self.budget, Advance::budget)
     }
 
-    /// Lets `run` go through one frame with what was granted.
+    /// Calls `run` with a frame that works in the granted memory.
     pub(crate) fn frame<T>(
         &self,
         grant: &mut Grant<'_>,
@@ -270,15 +279,16 @@ impl Executor {
         let frame = Frame::new((&self.compiled.program, plan, bindings), env, given, memory);
         let (cancel, deadline) = (control.cancel.clone(), control.deadline);
         let _watch = enter(Watch { what: "the run", cancel, deadline });
-        // Kernels are guarded each by itself; a panic beside them is a defect, too, and drops the
-        // slab all the same.
+        // Each kernel has a panic guard of its own. This one turns a panic anywhere else in the run
+        // into an error, too. On an error the slab is dropped instead of kept.
         let done = guard::call(|| "a run".to_string(), || run(frame));
         done.map_err(with_least_limit)
     }
 
-    /// Gives back at least `bytes` of what a run that goes on can do without, or all of it: slabs
-    /// that wait, and packed weights where the run is alone with them. Returns how many bytes went.
+    /// Frees at least `bytes` that a running run can do without, or all there are. Idle slabs go
+    /// first, then packed weights if `may_evict_weights`. Returns the bytes freed.
     pub(crate) fn evict(&self, bytes: usize, may_evict_weights: bool) -> usize {
+        // Taken out first, so that the lock is not held while they are freed.
         let slabs = std::mem::take(&mut *self.kept.slabs.lock());
         let idle: usize = slabs.iter().map(Buffer::len).sum();
         drop(slabs);
@@ -290,10 +300,11 @@ impl Executor {
         idle + packed
     }
 
-    /// Leaves what the run held to the next one.
+    /// Ends a run: keeps its slab for the next one, releases the pages of streamed weights, and
+    /// shrinks the arenas that the options name.
     pub(crate) fn end(&self, grant: Grant<'_>, options: &RunOptions<'_>) {
         if grant.reads_in_passing() {
-            // What runs read of the file in passing would add up to all of it.
+            // The pages read while streaming would add up to the whole file.
             self.files.release_all();
         }
         self.kept.run_ended(Some(grant.slab).filter(|_| self.planning != Planning::Off));
@@ -301,8 +312,8 @@ impl Executor {
         self.compiled.devices.iter().for_each(|device| guard::end_of_run(&**device));
     }
 
-    /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed
-    /// weights that may go.
+    /// The bytes that a run may take: the unused budget, idle slabs and arena regions, and packed
+    /// weights and constants that may be evicted.
     pub(crate) fn free_bytes(&self) -> usize {
         let streams = &self.compiled.streams;
         let packed =
@@ -311,7 +322,7 @@ impl Executor {
         self.budget.available().saturating_add(idle).saturating_add(packed)
     }
 
-    /// Refuses a run that is not split and that so many bytes cannot hold.
+    /// Refuses an unsplit run that `available` bytes cannot hold.
     fn check_fits(&self, plan: &RunPlan, need: &MemoryDemand, available: usize) -> Result<()> {
         let needed = need.total().saturating_add(self.compiled.streams.least_bytes());
         if needed <= available {
@@ -320,7 +331,8 @@ impl Executor {
         Err(self.shortage((needed, available), largest_at_peak(plan, &self.compiled.program), None))
     }
 
-    /// The refusal of a run that needs more than is available; `largest` is what takes most of it.
+    /// The error for a run that needs more than is available. `largest` names what takes most of
+    /// it, and `unsplit` says why the batch was not split.
     pub(crate) fn shortage(
         &self,
         (needed, available): (usize, usize),
@@ -340,25 +352,27 @@ impl Executor {
         Error::out_of_memory("the run", shortage).help(advice)
     }
 
-    /// A slab for a run: an idle one that fits and is not more than twice too large, or a new one.
-    /// `to_pack` bytes are left for weights.
+    /// Returns a slab for a run: an idle one that fits and is at most about twice too large, or a
+    /// new one. Leaves `to_pack` bytes free for weights.
     fn take_slab(&self, need: &MemoryDemand, to_pack: usize) -> Result<Buffer> {
         const SLACK: usize = 1 << 20;
         let bytes = need.slab;
-        // What the run takes beside its slab.
+        // What the run allocates beside its slab.
         let rest = need.rest.saturating_add(to_pack);
         if self.budget.available() < rest.saturating_add(bytes) {
+            // Arena regions count in the budget even while they are free.
             self.kept.dynamic.trim();
         }
         let mut idle = self.kept.slabs.lock();
         let fits = |buffer: &Buffer| buffer.len() >= bytes && buffer.len() <= bytes.saturating_mul(2) + SLACK;
         let mut found = idle.iter().position(fits).map(|index| idle.swap_remove(index));
         if found.is_none() {
-            // What does not fit this run would only add to the resident size.
+            // No idle slab fits. Beside the new one, a slab that waits would only add to the
+            // resident size.
             idle.pop();
         }
-        // Idle slabs make room where the budget is short, at last the one that is larger than this
-        // run needs.
+        // If the budget is short, free idle slabs, and last the one that was found: it may be
+        // larger than this run needs.
         while self.budget.available() < rest && idle.pop().is_some() {}
         if self.budget.available() < rest {
             found = None;
@@ -372,8 +386,8 @@ impl Executor {
     }
 }
 
-/// Adds to what a run takes of each device the most that a step's subgraphs have there beside their
-/// slabs, which are parts of the run's.
+/// Adds to the demand on each device the most that a subgraph needs there beside its slab. The
+/// slabs of subgraphs are ranges of the run's own.
 fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
     if on_devices.is_empty() {
         return;
@@ -394,7 +408,7 @@ fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
     }
 }
 
-/// Says of a run that ended midway how much it needed so far.
+/// Adds to the error of a run that ran out of memory midway how much it needed so far.
 fn with_least_limit(problem: Error) -> Error {
     let Some(limit) = problem.shortage().map(MemoryShortage::sufficient_limit) else { return problem };
     problem.help(format!(
@@ -403,7 +417,8 @@ fn with_least_limit(problem: Error) -> Error {
     ))
 }
 
-/// Whether an allocator refused what a run was granted, rather than a limit the run.
+/// Whether an allocator failed although every limit had room, as it does if its memory is
+/// fragmented.
 fn is_in_pieces(problem: &Error) -> bool {
     problem.kind() == ErrorKind::OutOfMemory && problem.shortage().is_none()
 }

@@ -1,7 +1,7 @@
-//! What finished runs leave for the next ones, and when it goes back.
+//! Idle memory: what finished runs keep for the next ones, and when it is freed.
 //!
-//! There is no thread that watches: whenever a run ends it looks after its own session, and after
-//! the other sessions of the process that have not run for a while.
+//! There is no background thread. Whenever a run ends, it trims its own session, and frees the idle
+//! memory of the other sessions of the process that have not run for a while.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
@@ -25,11 +25,12 @@ use crate::ep::dynamic::DynamicMemory;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleMemory {
-    /// The most bytes that wait for the next run once one has ended: slabs, free regions of arenas,
-    /// dropped outputs. No bound by default.
+    /// The most bytes kept for the next run once one has ended: slabs, free arena regions, dropped
+    /// outputs. Unbounded by default.
     pub most_bytes: usize,
-    /// How long a session that does not run keeps them. They go back when another session's run
-    /// ends after that time, or with [`release_idle_memory`]. A minute by default; none for ever.
+    /// How long a session that does not run keeps them. After that time they are freed when a run
+    /// of another session ends, or by [`release_idle_memory`]. A minute by default; `None` keeps
+    /// them forever.
     pub after: Option<Duration>,
 }
 
@@ -41,20 +42,21 @@ impl Default for IdleMemory {
 
 /// The idle memory of one session.
 pub(crate) struct Kept {
-    /// Slabs of finished runs, the oldest first.
+    /// Slabs of finished runs, roughly oldest first.
     pub(crate) slabs: Mutex<Vec<Buffer>>,
-    /// Arenas for values whose size only the run tells.
+    /// Arenas for values whose size is known only at run time.
     pub(crate) dynamic: DynamicMemory,
-    /// Outputs that callers have dropped. None where a limit counts every byte.
+    /// Recycles the memory of outputs that callers have dropped. `None` under a memory limit, which
+    /// counts every byte.
     pub(crate) outputs: Option<Arc<Recycler>>,
-    /// Bytes of packed weights that runs have evicted for values of unknown size: that much less
-    /// stays packed.
+    /// Bytes of packed weights that runs have evicted for values of unknown size. Later runs with
+    /// such values pack that much less.
     pub(crate) evicted: AtomicUsize,
     policy: IdleMemory,
     last_run: Mutex<Instant>,
 }
 
-/// The sessions of the process.
+/// The sessions of the process that free idle memory after some time.
 static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
 
 impl Kept {
@@ -67,26 +69,30 @@ impl Kept {
         let kept = Arc::new(Kept { slabs, dynamic, outputs, evicted: AtomicUsize::new(0), policy, last_run });
         if policy.after.is_some() {
             let mut all = ALL.lock();
+            // Nothing else removes sessions that were dropped.
             all.retain(|kept| kept.strong_count() > 0);
             all.push(Arc::downgrade(&kept));
         }
         kept
     }
 
-    /// Bytes that wait for the next run.
+    /// All bytes kept for the next run.
     pub(crate) fn idle_bytes(&self) -> usize {
         self.slab_bytes() + self.dynamic.idle_bytes() + self.waiting_outputs()
     }
 
+    /// The bytes of idle slabs.
     pub(crate) fn slab_bytes(&self) -> usize {
         self.slabs.lock().iter().map(Buffer::len).sum()
     }
 
+    /// The bytes of dropped outputs that wait for reuse.
     pub(crate) fn waiting_outputs(&self) -> usize {
         self.outputs.as_ref().map_or(0, |recycler| recycler.waiting_bytes())
     }
 
-    /// A run has ended and leaves its slab, if that may be used again.
+    /// Keeps the slab of a run that has ended, if it may be reused, and frees what has been idle
+    /// too long.
     pub(crate) fn run_ended(&self, slab: Option<Buffer>) {
         self.slabs.lock().extend(slab);
         self.outputs.iter().for_each(|recycler| recycler.sweep());
@@ -96,14 +102,15 @@ impl Kept {
         }
         let now = Instant::now();
         *self.last_run.lock() = now;
-        // Where another run looks already, it finds the same.
+        // If another run is looking already, it finds the same.
         if let Some(all) = ALL.try_lock() {
             release(&all, now);
         }
     }
 
-    /// Gives back until no more than so many bytes wait: regions of arenas and dropped outputs,
-    /// then the oldest slabs. What the caller drops later waits only within what is left.
+    /// Frees idle memory until at most `most` bytes are kept: arena regions and dropped outputs
+    /// first, then the oldest slabs. Outputs that the caller drops later are kept only within what
+    /// is left.
     fn keep_within(&self, most: usize) {
         if self.idle_bytes() > most {
             self.dynamic.trim();
@@ -119,7 +126,7 @@ impl Kept {
         }
     }
 
-    /// Gives back everything; returns its bytes.
+    /// Frees all idle memory; returns its bytes.
     pub(crate) fn release(&self) -> usize {
         let bytes = self.idle_bytes();
         self.slabs.lock().clear();
@@ -134,22 +141,22 @@ impl Kept {
         }
     }
 
-    /// Whether it waits for longer than it should.
+    /// Whether the session has been idle for as long as its policy allows.
     fn is_due(&self, now: Instant) -> bool {
         let waited = now.saturating_duration_since(*self.last_run.lock());
         self.policy.after.is_some_and(|after| waited >= after)
     }
 }
 
-/// Gives back what is due; returns its bytes.
+/// Frees the idle memory of every session that is due; returns its bytes.
 fn release(all: &[Weak<Kept>], now: Instant) -> usize {
     let due = all.iter().filter_map(Weak::upgrade).filter(|kept| kept.is_due(now));
     due.map(|kept| kept.release()).sum()
 }
 
-/// Gives back the idle memory of every session of this process that has not run for as long as its
-/// [`IdleMemory::after`]; returns the bytes. Runs do so, too, when they end: this is for processes
-/// in which none may come for long.
+/// Frees the idle memory of every session of this process that has not run for as long as its
+/// [`IdleMemory::after`]. Returns the bytes freed. Runs do the same when they end, so only a
+/// process that may go long without a run needs to call this.
 pub fn release_idle_memory() -> usize {
     release(&ALL.lock(), Instant::now())
 }

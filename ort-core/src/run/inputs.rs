@@ -1,4 +1,4 @@
-//! The inputs of a run: their values, the dimensions they bind, and whether a plan fits them.
+//! Run inputs: their values, the symbolic dimensions that they bind, and whether a plan fits them.
 
 #![allow(
     clippy::indexing_slicing,
@@ -11,15 +11,16 @@ use crate::program::Program;
 use crate::tensor::{Value, ValueView};
 use crate::{Error, Result, ensure, error};
 
-/// The inputs of a program.
+/// The values given for a program's inputs.
 #[derive(Clone, Copy)]
 pub(crate) enum Given<'a> {
     Views(&'a [ValueView<'a>]),
-    /// The values of a binding. An input in one of its buffers is `None`.
+    /// The values of an I/O binding. An input in one of the binding's buffers is `None`.
     Values(&'a [Option<Value>]),
 }
 
 impl<'a> Given<'a> {
+    /// Returns a view of the input at `index`.
     pub(crate) fn get(self, index: usize) -> Option<ValueView<'a>> {
         match self {
             Given::Views(views) => views.get(index).copied(),
@@ -30,12 +31,13 @@ impl<'a> Given<'a> {
 
 /// Binds symbolic dimensions to the sizes of the inputs.
 ///
-/// Returns the first contradiction: a dimension name with two sizes. It is up to the caller,
-/// because the model can be compiled again with independent dimensions.
+/// Returns the first conflict: a dimension name with two sizes. The caller decides what to do about
+/// it, because the model can be compiled again with independent dimensions.
 ///
 /// # Errors
 ///
-/// An input's rank, or a size that the model fixes, differs. The error names the input.
+/// The rank of an input, or one of the sizes that the model fixes, differs. The error names the
+/// input.
 pub(crate) fn bind(
     program: &Program,
     given: &[ValueView<'_>],
@@ -62,6 +64,7 @@ pub(crate) fn bind(
                 error!(InvalidArgument, "{problem}: got shape {:?}, expected {}", tensor.shape(), info.ty)
                     .help("the sizes must be those of the model, and each name the same size everywhere")
                     .within(place());
+            // Only a symbolic dimension can be made independent.
             match dim.as_constant() {
                 Some(_) => return Err(problem),
                 None => conflict = conflict.or(Some(problem)),
@@ -71,7 +74,8 @@ pub(crate) fn bind(
     Ok(conflict)
 }
 
-/// Whether every input has the shape that it was planned with.
+/// Whether every input has the shape that the plan assumes. An input whose shape the plan does not
+/// know fits.
 pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -> bool {
     program.given.iter().zip(given).all(|(slot, value)| {
         match (&plan.slots[slot.index()].shape, value.tensor()) {

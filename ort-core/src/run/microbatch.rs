@@ -1,9 +1,9 @@
-//! Runs that are split: where the budget cannot hold a batch at once, its parts run one after the
-//! other, with the same bits.
+//! Micro-batching: splits a batch that the budget cannot hold at once into parts.
 //!
-//! A proof (`plan/batch.rs`) says that items are computed apart. Inputs are read, and outputs
-//! computed, where they lie in the whole batch; what does not hold its items one behind the other
-//! in memory is copied part by part.
+//! The parts run one after the other, and the outputs have the same bits as those of the whole
+//! batch. A proof (`plan/batch.rs`) says that the items of the batch are independent. An input or
+//! output whose items are contiguous is a zero-copy slice of the whole batch; others are copied
+//! part by part.
 
 use std::sync::Arc;
 
@@ -24,21 +24,23 @@ use crate::program::SlotId;
 use crate::tensor::{Shape, TensorBuffer, TensorView, Value, ValueView, byte_count};
 use crate::{Error, Result, ensure, error};
 
-/// How a value holds its items.
+/// How a value stores the items of a batch.
 struct Items {
     dtype: DType,
-    /// With all items.
+    /// The shape with all items.
     shape: Shape,
+    /// The axis of the items.
     axis: usize,
-    /// How often the items come one behind the other: the sizes in front of their axis.
+    /// How many times the sequence of items recurs in memory: the product of the sizes in front of
+    /// `axis`.
     outer: usize,
-    /// The bytes of an item each time.
+    /// The bytes of one item in each of these sequences.
     bytes: usize,
 }
 
 impl Items {
-    /// What the plan says of a value with `count` items along `axis`; none where that is not known,
-    /// or it is of strings.
+    /// Returns how a planned value stores `count` items along `axis`. `None` if its shape is not
+    /// known, its items do not have equal sizes, or it holds strings.
     fn of(planned: &SlotPlan, axis: usize, count: usize) -> Option<Items> {
         let (dtype, shape) = (planned.dtype?, planned.shape.clone()?);
         dtype.byte_size()?;
@@ -48,7 +50,7 @@ impl Items {
         even.then_some(Items { dtype, shape, axis, outer, bytes: all / (outer * count).max(1) })
     }
 
-    /// Whether the items of a part lie side by side.
+    /// Whether the items of a part are contiguous.
     fn is_leading(&self) -> bool {
         self.outer == 1
     }
@@ -60,56 +62,59 @@ impl Items {
         shape
     }
 
-    /// The bytes of a part.
+    /// The bytes of a part of `size` items.
     fn part_bytes(&self, size: usize) -> usize {
         self.outer.saturating_mul(self.bytes).saturating_mul(size)
     }
 }
 
-/// The items of a run: how its inputs and outputs hold them.
+/// How the inputs and outputs of a run store the items of its batch.
 struct Layout<'a> {
+    /// The dimension that counts the items.
     symbol: &'a Symbol,
     count: usize,
+    /// The fewest items of a part.
     least: usize,
+    /// `None` for an input that all items share.
     inputs: Vec<Option<Items>>,
     outputs: Vec<Items>,
 }
 
-/// A part of so many items.
+/// The plan of a part of `size` items.
 struct Part {
     size: usize,
     plan: Arc<RunPlan>,
     bindings: Bindings,
 }
 
-/// A run in parts.
+/// A run that is split into parts.
 pub(crate) struct Split<'a> {
     layout: &'a Layout<'a>,
     /// The items of each part, in order.
     sizes: Vec<usize>,
-    /// Of the one or two sizes.
+    /// One for each distinct size, of which there are one or two.
     parts: SmallVec<[Part; 2]>,
     need: MemoryDemand,
 }
 
-/// What a run is asked for.
+/// A run as it was requested: the plan of the whole batch and its bindings.
 #[derive(Clone, Copy)]
 pub(crate) struct RunRequest<'a> {
     pub(crate) plan: &'a RunPlan,
     pub(crate) bindings: &'a Bindings,
 }
 
-/// How a run goes: the plan of the whole, or in parts.
+/// How to run a batch: whole, or in parts.
 enum Strategy<'a> {
     Whole(MemoryDemand),
     Split(Split<'a>),
 }
 
-/// The most parts of a run: sizes may be any number where a tensor is empty.
+/// The most parts of a run. A bound is needed because the sizes of empty tensors may be any number.
 const MOST_PARTS: usize = 1 << 16;
 
-/// The numbers of parts that are tried: all small ones, then fewer and fewer, at last as many as
-/// there may be, 65,536 at most. They do not depend on the budget, so that a refusal can name what
+/// The numbers of parts to try: small ones one by one, then growing by a quarter, and last the most
+/// that there may be. They do not depend on the budget, so that a refusal can name the limit that
 /// would do.
 fn part_counts(count: usize, least: usize) -> impl Iterator<Item = usize> {
     let most = (count / least.max(1)).min(MOST_PARTS);
@@ -117,17 +122,18 @@ fn part_counts(count: usize, least: usize) -> impl Iterator<Item = usize> {
     counts.take_while(move |parts| *parts < most).chain((most > 1).then_some(most))
 }
 
-/// So many parts that differ by one item at most, the larger ones first.
+/// The sizes of `parts` parts that differ by one item at most, the larger ones first.
 fn even(count: usize, parts: usize) -> Vec<usize> {
     let parts = parts.max(1);
     (0..parts).map(|part| count / parts + usize::from(part < count % parts)).collect()
 }
 
 impl Executor {
-    /// How the items lie in a run; none where it may not be split, or has too few of them.
+    /// Returns how a run stores its items; `None` if the run may not be split or has too few items.
     fn items(&self, asked: RunRequest<'_>) -> Option<Layout<'_>> {
         let proof = self.compiled.batch().ok().filter(|_| self.batch_split)?;
         let count = usize::try_from(asked.bindings.get(&proof.symbol)?).ok()?;
+        // Even the smallest split has two parts, each of at least `least` items.
         if count < 2 * proof.least || proof.check(asked.bindings).is_err() {
             return None;
         }
@@ -146,9 +152,10 @@ impl Executor {
         Some(Layout { symbol: &proof.symbol, count, least: proof.least, inputs, outputs })
     }
 
-    /// The run in so many parts.
+    /// Plans the run in `parts` parts.
     fn split<'a>(&self, layout: &'a Layout<'a>, asked: RunRequest<'_>, parts: usize) -> Result<Split<'a>> {
         let sizes = even(layout.count, parts);
+        // A contiguous output is computed in place, in the buffer of the whole.
         let memory = |items: &Items| {
             if items.is_leading() { OutputMemory::Given(DeviceId::HOST) } else { OutputMemory::Own }
         };
@@ -160,6 +167,7 @@ impl Executor {
         };
         let largest = sizes.first().copied().unwrap_or(0);
         let mut split = Split { layout, sizes, parts: SmallVec::new(), need: MemoryDemand::default() };
+        // The sizes of parts differ by one item at most, so two plans cover all of them.
         for size in [largest, layout.count / parts.max(1)] {
             if split.part(size).is_some() {
                 continue;
@@ -168,11 +176,13 @@ impl Executor {
             bindings.insert(layout.symbol.clone(), size as i64);
             let plan = self.plan_bound(&bindings, &bound)?;
             let mut need = MemoryDemand::of(&self.compiled.program, &plan);
-            // What no plan knows could fail midway.
+            // A value of unknown size could make a part fail midway, so such a plan fits no budget.
             need.rest = if plan.has_dynamic { usize::MAX } else { need.rest };
             split.need = std::mem::take(&mut split.need).or(need);
             split.parts.push(Part { size, plan, bindings });
         }
+        // The whole outputs, and the copies of inputs that are not contiguous, are held beside each
+        // part.
         let kept = layout.outputs.iter().map(|items| items.part_bytes(layout.count));
         let copied = layout.inputs.iter().flatten().filter(|items| !items.is_leading());
         let copied = copied.map(|items| items.part_bytes(largest));
@@ -180,9 +190,11 @@ impl Executor {
         Ok(split)
     }
 
-    /// How a run goes for which there are `available` bytes: as a whole with all weights packed; in
-    /// the fewest parts for which that is so; as a whole with weights that are streamed; in the
-    /// fewest parts so.
+    /// Chooses how to run within `available` bytes.
+    ///
+    /// Keeping all weights packed comes before keeping the batch whole. The order is: whole with
+    /// all weights packed, the fewest parts with all weights packed, whole with streamed weights,
+    /// the fewest parts with streamed weights.
     fn way<'a>(
         &self,
         asked: RunRequest<'_>,
@@ -195,6 +207,7 @@ impl Executor {
         if fits(&whole, all) {
             return Ok(Strategy::Whole(whole));
         }
+        // For the refusal: the smallest demand that was tried, and its largest values.
         let mut least = (whole.total(), largest_at_peak(asked.plan, &self.compiled.program));
         let rounds = if all == window { &[window][..] } else { &[all, window] };
         for &packed in rounds {
@@ -202,7 +215,8 @@ impl Executor {
                 return Ok(Strategy::Whole(whole));
             }
             let Some(layout) = layout else { continue };
-            // No number of parts makes the outputs less.
+            // Splitting does not shrink the outputs. If they do not fit beside all packed weights,
+            // no number of parts does.
             let outputs = layout.outputs.iter().map(|items| items.part_bytes(layout.count));
             let outputs = outputs.fold(packed, usize::saturating_add);
             if packed != window && outputs > available {
@@ -222,7 +236,7 @@ impl Executor {
         Err(self.shortage((needed, available), least.1, self.why_whole(asked)))
     }
 
-    /// What takes most in a part, and the outputs of all.
+    /// The largest values of a part, and all outputs at their full size.
     fn largest_of(&self, split: &Split<'_>) -> Vec<(String, usize)> {
         let part = split.parts.first();
         let mut largest =
@@ -236,7 +250,7 @@ impl Executor {
         largest
     }
 
-    /// Why a batch of several items is not split where that would be needed.
+    /// Why a batch of several items cannot be split. `None` if it can, or if splitting is off.
     pub(crate) fn why_whole(&self, asked: RunRequest<'_>) -> Option<String> {
         let (symbol, why) = match self.compiled.batch() {
             Ok(proof) => (&proof.symbol, proof.check(asked.bindings).err()?),
@@ -246,8 +260,8 @@ impl Executor {
         (several && self.batch_split).then(|| format!("'{symbol}' is not split: {why}"))
     }
 
-    /// How a run would be split with so many bytes available; none where it would not be, or does
-    /// not fit even so.
+    /// How a run would be split with `available` bytes. `None` if it would run whole, or does not
+    /// fit even in parts.
     pub(crate) fn would_split(&self, asked: RunRequest<'_>, available: usize) -> Option<BatchSplit> {
         let layout = self.items(asked)?;
         match self.way(asked, Some(&layout), available).ok()? {
@@ -260,7 +274,7 @@ impl Executor {
         }
     }
 
-    /// Runs the program on what is given, as a whole or in parts.
+    /// Runs the program on the given values, whole or in parts.
     pub(crate) fn run(
         &self,
         asked: RunRequest<'_>,
@@ -268,7 +282,7 @@ impl Executor {
         options: &RunOptions<'_>,
     ) -> Result<Vec<Value>> {
         let layout = std::cell::OnceCell::new();
-        // The host takes no parts out of what is in the memory of a device.
+        // The host cannot slice what is in the memory of a device.
         let can_split = !given.iter().any(is_on_device);
         let fits_whole = |available: usize| {
             let needed = MemoryDemand::of(&self.compiled.program, asked.plan)
@@ -277,7 +291,7 @@ impl Executor {
             needed <= available
         };
         let choose = |available: usize| {
-            // The proof is looked for only where it is needed.
+            // A run that fits whole does not need the proof.
             let layout = match fits_whole(available) {
                 true => None,
                 false => layout.get_or_init(|| self.items(asked).filter(|_| can_split)).as_ref(),
@@ -339,8 +353,8 @@ impl Executor {
             )?;
             first += size;
             if grant.streams() {
-                // The heap keeps what packed weights leave between its other pages, and would with
-                // each part keep more.
+                // Freed weights leave holes between the heap's other pages, and each part would add
+                // more.
                 HostAllocator::global().trim();
             }
         }
@@ -351,7 +365,8 @@ impl Executor {
         whole.collect()
     }
 
-    /// Runs `size` items from the `first` on; outputs go to their place in those of all.
+    /// Runs the part of `size` items from item `first`, and writes its outputs to their places in
+    /// `whole`.
     fn run_part(
         &self,
         split: &Split<'_>,
@@ -370,6 +385,7 @@ impl Executor {
             Fail,
             "a part does not have its plan's shapes"
         );
+        // The buffers of an I/O binding are numbered with the inputs first, then the outputs.
         let mut bound: Vec<Option<TensorBuffer>> = given.iter().map(|_| None).collect();
         for (items, buffer) in layout.outputs.iter().zip(&mut *whole) {
             bound.push(match items.is_leading() {
@@ -398,6 +414,7 @@ impl Executor {
             }
             Ok(())
         })?;
+        // A part owns the buffer of the whole and hands it back here.
         for (buffer, part) in whole.iter_mut().zip(bound.into_iter().skip(places)) {
             *buffer = part.or_else(|| buffer.take());
         }
@@ -411,7 +428,8 @@ impl Split<'_> {
     }
 }
 
-/// The inputs of a part: `size` items from the `first` on, where they lie or in their copies.
+/// The inputs of a part of `size` items from item `first`: slices of the given values, or their
+/// copies.
 fn views<'v>(
     layout: &Layout<'_>,
     given: &[ValueView<'v>],
@@ -435,7 +453,7 @@ fn views<'v>(
     Ok(views)
 }
 
-/// Copies the items of inputs that do not lie side by side, `size` from the `first` on.
+/// Gathers `size` items from item `first` of each input whose items are not contiguous.
 fn copy_inputs(
     layout: &Layout<'_>,
     given: &[ValueView<'_>],
@@ -453,8 +471,8 @@ fn copy_inputs(
     Ok(())
 }
 
-/// Copies `count` runs of `len` bytes. A side has the distance from one run to the next, and where
-/// the first one begins.
+/// Copies `count` runs of `len` bytes between strided memory. Each side has a stride, and the
+/// offset of its first run.
 fn copy_runs(
     (from, [from_step, from_first]): (&[u8], [usize; 2]),
     (to, [to_step, to_first]): (&mut [u8], [usize; 2]),
@@ -479,7 +497,7 @@ mod tests {
 
     #[test]
     fn parts_are_even_and_few() {
-        // items, the fewest of a part, what is tried
+        // items, the fewest items of a part, the numbers of parts tried
         let cases: [(usize, usize, &[usize]); 6] = [
             (1, 1, &[]),
             (2, 1, &[2]),

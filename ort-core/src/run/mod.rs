@@ -1,9 +1,9 @@
-//! Runs of a compiled program: what a run is granted of the memory, and the frame that goes through
-//! the steps with it.
+//! Execution of a compiled program.
 //!
-//! [`Executor::run`] is the entry. It takes a grant ([`grant`]), for the whole batch or in parts
-//! ([`microbatch`]); each part goes through a [`frame`], in which every value is where the plan put
-//! it. Weights and constants that the limit cannot hold all at once come and go ([`streaming`]).
+//! [`Executor::run`] is the entry point. It reserves memory for the run ([`grant`]) and runs the
+//! batch whole or in parts ([`microbatch`]). Each part is one pass of a [`frame`] through the
+//! steps, in which every value is where the plan put it. Weights and device constants that the
+//! memory limit cannot hold all at once are streamed ([`streaming`]).
 
 mod call;
 pub(crate) mod compiled;
@@ -43,29 +43,31 @@ pub use profile::{EventMemory, Profile, ProfileEvent};
 pub use transfer::SharedMemory;
 use transfer::is_on_device;
 
-/// Runs one compiled program, from any number of threads.
+/// Runs one compiled program; any number of threads may share it.
 pub(crate) struct Executor {
-    /// The files that weights are read from.
+    /// The model's files, from which weights are read.
     pub(crate) files: Arc<LoadedModel>,
-    /// Shared with other sessions on the model that were built alike.
+    /// Shared with other sessions that were built on the model with the same settings.
     pub(crate) compiled: Arc<Compiled>,
-    /// What runs of this session hold, within the budget of what is compiled.
+    /// Counts what this session's runs hold. It is a child of the compiled program's budget.
     pub(crate) budget: Arc<Budget>,
-    /// The budget that follows the machine's free memory. None if the caller set a limit or shares
-    /// a budget.
+    /// The budget that follows the machine's free memory. `None` if the caller set a limit or
+    /// shares a budget.
     pub(crate) machine: Option<Arc<Budget>>,
     pub(crate) threads: usize,
     pub(crate) planning: Planning,
-    /// Whether runs may be split.
+    /// Whether a batch that does not fit in the budget may be split.
     pub(crate) batch_split: bool,
     pub(crate) limits: Limits,
-    /// What finished runs leave for the next ones.
+    /// Idle memory that finished runs leave for the next ones.
     pub(crate) kept: Arc<Kept>,
+    /// Whether to poison memory before kernels write it ([`poison`]).
     pub(crate) poison: bool,
 }
 
 impl Executor {
-    /// The plan for these bindings; where what is given contradicts it, one that knows no sizes.
+    /// Returns the plan for these bindings, and the bindings. If the inputs contradict them, the
+    /// plan knows no sizes and the bindings are empty.
     pub(crate) fn plan_fitting(
         &self,
         bindings: Bindings,
@@ -79,7 +81,7 @@ impl Executor {
         Ok((self.plan_bound(&Bindings::new(), bound)?, Bindings::new()))
     }
 
-    /// Where memory of the host for outputs comes from.
+    /// The host allocator for outputs: the recycler, if the session has one.
     fn output_allocator(&self) -> &dyn Allocator {
         match &self.kept.outputs {
             Some(recycler) => &**recycler,
@@ -87,16 +89,17 @@ impl Executor {
         }
     }
 
-    /// What a plan knows of a run without a binding: what is given in memory of devices.
+    /// What the plan knows of a run without an I/O binding: which inputs are in device memory.
     pub(crate) fn given_values(&self, given: &[ValueView<'_>]) -> BoundValues {
         let mut values = self.compiled.program.bound_values(self.planning);
+        // With an empty list, the plan takes every input to be in host memory.
         if values.inputs.is_empty() && given.iter().any(is_on_device) {
             values.inputs = given.iter().map(|value| GivenMemory::of(Some(*value))).collect();
         }
         values
     }
 
-    /// The plan for what is bound, as it was made before.
+    /// Returns the cached plan for these bindings, or makes one.
     fn plan_kept(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
         self.compiled.plans.get(&self.compiled.program, bindings, bound, || {
             let start = Instant::now();

@@ -1,4 +1,7 @@
-//! Runs of subgraphs inside a run, on the workspace of their node.
+//! Subgraph execution inside a run.
+//!
+//! Each run of a subgraph has a frame of its own, whose host slab is the workspace of the
+//! subgraph's node.
 
 use std::sync::Arc;
 
@@ -18,22 +21,22 @@ use crate::{Result, ensure, error};
 
 /// Runs the subgraphs of one step.
 pub(crate) struct NestedFrames<'a> {
-    /// The plans made with the node's own.
+    /// The plans that were made together with the node's own plan.
     pub(crate) plans: &'a [Arc<RunPlan>],
     pub(crate) nested: &'a [Nested],
-    /// What the subgraphs capture, one subgraph after the other.
+    /// The captured values, one subgraph after the other.
     pub(crate) captures: Vec<Option<ValueView<'a>>>,
     pub(crate) bindings: &'a Bindings,
     pub(crate) env: RunEnv<'a>,
-    /// The host's slab.
+    /// The host slab: the workspace of the node.
     pub(crate) workspace: Option<&'a mut [u8]>,
-    /// Those of devices.
+    /// The device slabs.
     pub(crate) slabs: Vec<(DeviceId, DeviceRange<'a>)>,
 }
 
 impl NestedFrames<'_> {
-    /// The plan that was made with the node's own, where what is given fits it; else one for these
-    /// shapes.
+    /// Returns the plan that was made together with the node's own if the inputs fit it. Otherwise
+    /// returns one for the inputs' shapes, with its bindings.
     fn plan(
         &self,
         index: usize,
@@ -41,7 +44,8 @@ impl NestedFrames<'_> {
         given: &[ValueView<'_>],
     ) -> Result<(Bindings, Arc<RunPlan>)> {
         let (threads, plans) = (self.env.control.threads, self.env.plans);
-        // What no plan knows is to be as little as can be where every byte counts.
+        // The enclosing plan does not count these plans. Under a limit, their kernels have to do
+        // with the smallest workspaces they can.
         let is_limited = self.env.control.budget.limit().is_some();
         let room = if is_limited { WorkspaceRoom::LEAST } else { WorkspaceRoom::ANY };
         let unbound = BoundValues { room, ..BoundValues::unbound(self.env.planning) };
@@ -59,15 +63,15 @@ impl NestedFrames<'_> {
                 return Ok((bindings, plan));
             }
         }
-        // The shapes differ from what was inferred once: nothing about them is known ahead.
+        // The shapes contradict shape inference, so plan without known sizes.
         bindings = Bindings::new();
         let plan = plans.get(program, &bindings, &unbound, || resolve(program, &bindings, threads))?;
         Ok((bindings, plan))
     }
 }
 
-/// Refuses tensors that contradict what the subgraph was built for: element types, ranks, and sizes
-/// that are numbers. Symbols bind anew with each run.
+/// Refuses tensors that contradict the types that the subgraph was built for: element type, rank
+/// and constant sizes. Symbolic sizes are bound again in each run.
 fn check_types(program: &Program, given: &[ValueView<'_>]) -> Result<()> {
     for (slot, value) in program.given.iter().zip(given) {
         let Some(slot) = program.slots.get(slot.index()) else { continue };
@@ -94,6 +98,7 @@ impl NestedRun for NestedFrames<'_> {
     fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>> {
         let nested = self.nested.get(index).ok_or_else(|| error!(Fail, "there is no subgraph {index}"))?;
         let program = &nested.program;
+        // A subgraph that inference rejected is an error only if it runs.
         if let Some(problem) = &program.graph.broken {
             return Err(problem.clone());
         }
@@ -113,6 +118,7 @@ impl NestedRun for NestedFrames<'_> {
         check_types(program, &given)?;
         let (bindings, plan) = self.plan(index, program, &given)?;
         let bytes = plan.host_slab();
+        // The node's workspace is too short if its plan did not know the sizes of the subgraph.
         let mut extra;
         let host: &mut [u8] = match self.workspace.as_deref_mut() {
             Some(workspace) if workspace.len() >= bytes => workspace,
@@ -140,7 +146,7 @@ impl NestedRun for NestedFrames<'_> {
         for (slot, shape) in program.given.iter().zip(inputs.iter().cloned().chain(captured)) {
             let info = program.graph.value(program.slots.get(slot.index())?.value);
             for (dim, &size) in info.ty.shape().unwrap_or(&[]).iter().zip(shape.iter().flatten()) {
-                // What contradicts stays as it was bound first, as where the subgraph runs.
+                // On a conflict the first binding stays, as in a run.
                 unify(dim, size as i64, &mut bindings).ok();
             }
             let ty = match (info.ty.as_tensor(), shape) {

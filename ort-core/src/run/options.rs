@@ -1,4 +1,4 @@
-//! Options of one run.
+//! Run options.
 
 use std::time::Instant;
 
@@ -7,30 +7,31 @@ use crate::ep::CancelToken;
 use crate::ep::dynamic::ArenaDevice;
 use crate::{Result, advise, ensure};
 
-/// What bounds one run.
+/// The options of one run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions<'a> {
-    /// Ends the run when it is cancelled.
+    /// Cancelling this token ends the run.
     pub cancel: CancelToken,
-    /// When the run gives up; by default after the session's
-    /// [`Limits::deadline`](crate::Limits::deadline).
+    /// When the run gives up. By default, the session's
+    /// [`Limits::deadline`](crate::Limits::deadline) counts from the start of the run.
     pub deadline: Option<Instant>,
-    /// Collects the time of each node.
+    /// Collects a profile event for each node.
     pub profile: Option<&'a Profile>,
-    /// Memories whose arenas give back their free regions after the run.
+    /// The memories whose arenas free their unused regions after the run.
     pub shrink_arenas: Vec<ArenaDevice>,
 }
 
 impl RunOptions<'_> {
-    /// Changes a setting of the run by its key, as ONNX Runtime's `add_run_config_entry` does.
-    /// There is one: `memory.enable_memory_arena_shrinkage`, a list as in `cpu:0;gpu:0` of the
-    /// memories whose arenas give back their free regions after the run; `gpu` counts the devices
-    /// with memory of their own.
+    /// Sets a run option by its key, as ONNX Runtime's `add_run_config_entry` does.
+    ///
+    /// The only key is `memory.enable_memory_arena_shrinkage`. Its value, such as `cpu:0;gpu:0`,
+    /// lists the memories whose arenas free their unused regions after the run. `gpu` numbers the
+    /// devices with memory of their own.
     ///
     /// # Errors
     ///
-    /// A key or a device that does not exist. A run is refused that is to shrink an arena which the
-    /// session does not have.
+    /// The key is unknown, or the list is malformed. A run fails if it is to shrink an arena that
+    /// the session does not have.
     pub fn add_run_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
         ensure!(
             RUN_ENTRIES.contains(&key),
@@ -43,7 +44,7 @@ impl RunOptions<'_> {
     }
 }
 
-/// Reads ONNX Runtime's list of arenas to shrink, such as `cpu:0;gpu:0`.
+/// Parses ONNX Runtime's list of arenas to shrink, such as `cpu:0;gpu:0`.
 pub(crate) fn shrink_devices(list: &str) -> Result<Vec<ArenaDevice>> {
     let mut devices = Vec::new();
     for device in list.split(';') {
@@ -61,7 +62,7 @@ pub(crate) fn shrink_devices(list: &str) -> Result<Vec<ArenaDevice>> {
     Ok(devices)
 }
 
-/// The entries of a run.
+/// The keys of the run options.
 pub(crate) const RUN_ENTRIES: [&str; 1] = ["memory.enable_memory_arena_shrinkage"];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Where the outputs of a step go, and what becomes of them after it.
+//! Output placement: where a step writes its outputs, and who owns them afterwards.
 
 #![allow(
     clippy::indexing_slicing,
@@ -22,36 +22,39 @@ use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count, in_words};
 use crate::{Result, ensure, error};
 
-/// For each output its type and shape, where they are known before the kernel runs.
+/// The type and shape of each output, if they are known before the kernel runs.
 pub(crate) type KnownShapes = Vec<Option<(DType, Shape)>>;
 
-/// What a kernel hands over, by output.
+/// The values that a kernel hands over, by output.
 pub(crate) type Handed = SmallVec<[Option<Value>; 4]>;
 
-/// Where an output's memory comes from in this run.
+/// Where the memory of an output comes from in this run.
 pub(crate) enum Target {
     Unwanted,
-    /// `region` is that of the host, where it is the host's.
+    /// A range of a slab. `region` is the host region that it is in, or `None` in a device slab.
+    /// `in_place` is the input whose memory it takes over.
     Slab {
         slab: usize,
         region: Option<usize>,
         range: Range<usize>,
         in_place: Option<usize>,
     },
-    /// Memory of its own, and the input that it holds.
+    /// A host buffer of its own and, if the output is computed in place, the input that it holds.
     Buffer(Buffer, Option<usize>),
+    /// A device buffer of its own.
     DeviceBuffer(SharedBuffer),
-    /// The binding's buffer at this place, which is there again after the step.
+    /// The binding's buffer at this place. It is put back there after the step.
     Bound {
         place: usize,
         buffer: TensorBuffer,
         in_place: Option<usize>,
     },
+    /// The kernel hands over a value.
     Handed,
 }
 
 impl Frame<'_> {
-    /// An output of the run has memory that is no part of an arena's.
+    /// Copies an output of the run out of arena memory, so that it does not keep a region alive.
     pub(crate) fn detach(&self, value: Value) -> Result<Value> {
         match self.env.outlives_run {
             true => self.env.memory.detach(value, self.env.outputs),
@@ -59,6 +62,7 @@ impl Frame<'_> {
         }
     }
 
+    /// Allocates the output buffers that hold other values until their output is computed.
     pub(super) fn open_homes(&mut self) -> Result<()> {
         for &slot in &self.plan.homes {
             let planned = &self.plan.slots[slot.index()];
@@ -71,7 +75,7 @@ impl Frame<'_> {
         Ok(())
     }
 
-    /// An output keeps nothing but its own memory alive.
+    /// Returns an output as a value that keeps only its own memory alive.
     pub(crate) fn take_output(&self, slot: SlotId) -> Result<Value> {
         if let Some(value) = &self.owned[slot.index()] {
             return Ok(value.clone());
@@ -79,14 +83,14 @@ impl Frame<'_> {
         self.copy_output(self.output_view(slot)?)
     }
 
-    /// An output where it is.
+    /// Returns a view of an output where it is.
     pub(crate) fn output_view(&self, slot: SlotId) -> Result<ValueView<'_>> {
         let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
         let view = view_of(&self.sources(), slot, &mut |region, range| self.host_bytes(region, range));
         view.ok_or_else(|| error!(Fail, "output '{name}' was not computed"))?
     }
 
-    /// An output that is an input, a constant or folded gets memory of its own.
+    /// Copies an output that is an input, a constant or folded to memory of its own.
     pub(super) fn copy_output(&self, value: ValueView<'_>) -> Result<Value> {
         let tensor = value.tensor().ok();
         if let Some(view) = tensor.filter(|view| !view.is_host()) {
@@ -103,7 +107,8 @@ impl Frame<'_> {
         Ok(Value::Tensor(Tensor::from_buffer(view.dtype(), view.shape(), buffer)?))
     }
 
-    /// Keeps what a step has computed into memory of its own.
+    /// Stores the outputs for which a step allocated memory, or whose values its kernel handed
+    /// over.
     pub(super) fn keep(
         &mut self,
         step: &Step,
@@ -112,6 +117,7 @@ impl Frame<'_> {
     ) -> Result<()> {
         for (position, (target, value)) in targets.iter_mut().zip(handed).enumerate() {
             let Some(slot) = step.outputs[position] else { continue };
+            // Bound buffers stay in `targets`, from where `Frame::step` puts them back.
             if matches!(target, Target::Bound { .. }) {
                 continue;
             }
@@ -132,7 +138,8 @@ impl Frame<'_> {
         Ok(())
     }
 
-    /// A handed value must be what the plan took it for, and where the program looks for it.
+    /// Checks a handed-over value against the plan, and copies it to the memory in which the
+    /// program reads it.
     pub(super) fn check_handed(&self, slot: SlotId, value: Value) -> Result<Value> {
         let planned = &self.plan.slots[slot.index()];
         let memory = self.program.slots[slot.index()].memory;
@@ -143,8 +150,8 @@ impl Frame<'_> {
             other => other,
         };
         if let (Storage::Own, Some(shape), Value::Tensor(tensor)) = (&planned.place, &planned.shape, &value) {
-            // A loop that ran no iteration does not know the sizes of what it would have handed
-            // over; the plan does.
+            // A loop with trip count 0 does not know the sizes of the values that it hands over.
+            // The plan does.
             if tensor.element_count() == 0 && shape.contains(&0) {
                 return Ok(Value::Tensor(tensor.reshape(shape)?));
             }
@@ -159,7 +166,7 @@ impl Frame<'_> {
         Ok(value)
     }
 
-    /// Where each output goes, and its type and shape.
+    /// Decides where each output of a step goes, and determines its type and shape.
     pub(super) fn find_targets(
         &mut self,
         index: usize,
@@ -196,7 +203,9 @@ impl Frame<'_> {
                     shapes.push(shape);
                     continue;
                 }
+                // The kernel hands over all other outputs.
                 _ if step.claim.outputs != OutputsFrom::Plan => (Target::Handed, None),
+                // Other values were in this buffer until now.
                 Storage::Own if let Some(buffer) = home => (Target::Buffer(buffer, in_place), known),
                 Storage::Own => self.allocate(slot, known, Category::Output)?,
                 _ => {
@@ -208,6 +217,8 @@ impl Frame<'_> {
                         Some((dtype, Some(shape))) if dtype != DType::String => {
                             self.allocate(slot, Some((dtype, shape)), Category::Dynamic)?
                         }
+                        // Strings, and shapes that inference cannot tell, cannot be allocated
+                        // ahead.
                         _ => (Target::Handed, None),
                     }
                 }
@@ -218,7 +229,7 @@ impl Frame<'_> {
         Ok(())
     }
 
-    /// A bound output whose shape only the run tells must have that of its buffer.
+    /// Refuses a bound output whose shape, known only at run time, is not that of its buffer.
     pub(super) fn check_bound(
         &self,
         step: &Step,
@@ -238,6 +249,7 @@ impl Frame<'_> {
         Ok(())
     }
 
+    /// Allocates an output of its own, in the memory of its slot.
     pub(super) fn allocate(
         &self,
         slot: SlotId,
@@ -249,12 +261,14 @@ impl Frame<'_> {
         let device = self.program.slots[slot.index()].memory;
         let memory = self.env.memory;
         let buffer = match category {
+            // Host outputs come from the recycler, if the session has one.
             Category::Output if device == DeviceId::HOST => {
                 let (budget, outputs) = (&self.env.control.budget, self.env.outputs);
                 memory.reserve_for(|| allocate_in(budget, category, outputs, bytes, 64))?
             }
             Category::Output => memory.allocate_outside(device, category, bytes)?,
             _ => {
+                // A value that may be returned to the caller must not be a region of an arena.
                 let outlives_run = self.env.outlives_run && self.plan.slots[slot.index()].is_output;
                 let source = if outlives_run { Source::Outside } else { Source::Arena };
                 ValueMemory { memory, source }.allocate(device, category, bytes)?
@@ -267,13 +281,14 @@ impl Frame<'_> {
         Ok((target, Some((dtype, shape))))
     }
 
-    /// Output types and shapes from the inputs as they are now.
+    /// Infers the types and shapes of a step's outputs from its actual inputs.
     pub(super) fn infer(&self, step: &Step) -> Result<OutputShapes> {
         let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else {
             // A copy has its input's type and shape.
             let view = self.value(step.inputs[0].ok_or_else(no_shape)?)?.tensor()?;
             return Ok(vec![Some((view.dtype(), Some(view.shape().into())))]);
         };
+        // Only running a subgraph tells the shapes of its outputs.
         if !node.subgraphs.is_empty() {
             return Ok(vec![None; step.outputs.len()]);
         }
@@ -287,9 +302,10 @@ impl Frame<'_> {
         infer_concrete(node, &facts)
     }
 
+    /// Returns what shape inference may know of an input.
     pub(super) fn facts(&self, value: Option<crate::ir::ValueId>, slot: SlotId) -> Result<InputFacts<'_>> {
         if let (Origin::Consumed, Some(value)) = (&self.program.slots[slot.index()].origin, value) {
-            // A packed weight is not read at run time; its type and shape still count.
+            // A packed weight is not read at run time, but its type and shape still count.
             let info = self.program.graph.value(value);
             let known = self.program.graph.constants.get(&value).map(|tensor| tensor.view());
             return Ok(InputFacts { ty: Cow::Borrowed(&info.ty), known, symbolic: None });
@@ -302,12 +318,12 @@ impl Frame<'_> {
         })
     }
 
-    /// Makes outputs of unknown size parts of an input that owns its memory, where the operator
-    /// allows it.
+    /// Makes outputs of unknown size views of an input that owns its memory, if the operator allows
+    /// it. Returns whether it did.
     pub(super) fn dynamic_view(&mut self, step: &Step) -> Result<bool> {
         let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else { return Ok(false) };
         let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };
-        // An output of the graph owns its memory, so it is copied rather than a view.
+        // A graph output owns its memory, so it is copied instead of being a view.
         let shares = |slot: &SlotId| {
             let dynamic = matches!(self.plan.slots[slot.index()].place, Storage::Dynamic);
             dynamic && !self.plan.slots[slot.index()].is_output
@@ -349,11 +365,13 @@ impl Frame<'_> {
     }
 }
 
+/// The value of an output in a buffer of its own.
 fn buffer_value(shape: &Option<(DType, Shape)>, buffer: Buffer) -> Result<Value> {
     let (dtype, shape) = shape.as_ref().ok_or_else(no_shape)?;
     Ok(Value::Tensor(Tensor::from_buffer(*dtype, shape, buffer)?))
 }
 
+/// The error for an output whose shape must be known but is not.
 pub(crate) fn no_shape() -> crate::Error {
     error!(Fail, "an output's shape is not known")
 }

@@ -1,25 +1,29 @@
-//! Memory that is to be written holds what no right answer is: for finding kernels that read it
-//! first.
+//! Memory poisoning, to find kernels that read memory before they write it.
+//!
+//! With `ORT_POISON_MEMORY=1`, outputs and workspaces are filled with a pattern that spoils every
+//! result computed from it.
 
 use super::outputs::Target;
 
-/// NaN in each floating-point type, a signalling one in `double`; no index, and no boolean.
+/// Reads as NaN in every floating-point type, a signalling NaN in `double`. As an integer it is not
+/// a valid index, and its bytes are not valid booleans.
 const PATTERN: [u8; 2] = 0x7ff5u16.to_le_bytes();
 
-/// Whether the environment asks for it.
+/// Whether the environment enables poisoning.
 pub(crate) fn from_environment() -> bool {
     std::env::var_os("ORT_POISON_MEMORY").is_some_and(|value| value == "1")
 }
 
-/// Overwrites a step's memory: what its outputs will be, unless they are in the place of inputs,
-/// and its workspace. `writes` are the parts of the host's slabs for the targets in them, and the
-/// workspace after those.
+/// Poisons the memory that a step writes: its outputs, except those computed in place of an input,
+/// and its workspace. `writes` holds the slices of host slabs for the targets in them, then the
+/// workspace.
 pub(crate) fn poison(targets: &mut [Target], writes: &mut [&mut [u8]], scratch: Option<&mut [u8]>) {
     let mut writes = writes.iter_mut();
     for target in targets {
         match target {
             Target::Slab { region: Some(_), in_place, .. } => {
                 let part = writes.next();
+                // An in-place output holds the input that the kernel is about to read.
                 if in_place.is_none() {
                     part.into_iter().for_each(|part| fill(part));
                 }

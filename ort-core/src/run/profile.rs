@@ -1,4 +1,4 @@
-//! Times of single nodes during a run.
+//! Per-node profiling: the time and memory of each node during a run.
 
 use std::time::{Duration, Instant};
 
@@ -6,35 +6,35 @@ use parking_lot::Mutex;
 
 use crate::program::Step;
 
-/// One node's run.
+/// The execution of one node.
 #[derive(Clone, Debug)]
 pub struct ProfileEvent {
     /// The node's name.
     pub node: String,
     /// Its operator.
     pub op: &'static str,
-    /// When it began, since the profile was made.
+    /// When it started, counted from the creation of the profile.
     pub start: Duration,
     /// How long it took.
     pub duration: Duration,
-    /// What it did to the memory of the run.
+    /// What it did to the run's memory.
     pub memory: EventMemory,
-    /// How many subgraphs it is in; what those hold is in a part of the memory of the node that
-    /// they belong to.
+    /// Its subgraph nesting depth; 0 in the model's graph. The memory of a subgraph is a part of
+    /// the memory of the node that it belongs to.
     pub depth: usize,
-    /// What computed it, where its provider tells: kernels, or a library and its algorithm.
+    /// What computed it, if the provider tells: kernels, or a library and its algorithm.
     pub kernels: Option<String>,
 }
 
-/// Bytes of values, workspaces and outputs: of the graph that the node is in.
+/// Bytes of values, workspaces and outputs in the graph that the node is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventMemory {
-    /// What begins to live with the node: its outputs, unless they are in the place of inputs, and
+    /// Bytes that become live with the node: its outputs, unless computed in place of inputs, and
     /// its workspace.
     pub allocated: usize,
-    /// What lives no longer than it.
+    /// Bytes that die with the node.
     pub freed: usize,
-    /// What is alive while it runs.
+    /// Bytes that are live while the node runs.
     pub live: usize,
 }
 
@@ -52,11 +52,12 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// An empty profile that begins now.
+    /// Creates an empty profile; its events are timed from now on.
     pub fn new() -> Profile {
         Profile::default()
     }
 
+    /// Records a step that began at `start` and has just ended.
     pub(crate) fn record(&self, step: &Step, start: Instant, memory: EventMemory, depth: usize) {
         let event = ProfileEvent {
             node: step.name.to_string(),
@@ -70,7 +71,7 @@ impl Profile {
         self.events.lock().push(event);
     }
 
-    /// The events so far, in the order in which they ended.
+    /// Returns the events so far, in the order in which they ended.
     pub fn events(&self) -> Vec<ProfileEvent> {
         self.events.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! Tensors on their way between the memories that a session works on.
+//! Transfers: copies of tensors between the memories that a session works on.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::tensor::{
 };
 use crate::{Result, Within, ensure, error};
 
-/// The devices that copy, and what a copy on the way between two of them counts against.
+/// The devices that copy, and the budget for the staging buffer of a transfer between two of them.
 #[derive(Clone, Copy)]
 pub(crate) struct Transfers<'a> {
     pub(crate) devices: &'a [Arc<dyn Device>],
@@ -25,8 +25,8 @@ pub(crate) struct Transfers<'a> {
 }
 
 impl Transfers<'_> {
-    /// Copies a tensor to one of its type and shape. Between two devices the way leads over the
-    /// host.
+    /// Copies a tensor to one of the same type and shape. A transfer between two devices is staged
+    /// through the host.
     pub(crate) fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         ensure!(
             from.dtype() == to.dtype() && from.shape() == to.shape(),
@@ -43,6 +43,7 @@ impl Transfers<'_> {
                 to.bytes_mut()?.copy_from_slice(from.bytes()?);
                 Ok(())
             }
+            // A device copies within its memory, and to and from the host.
             (one, other) if one == other || other == DeviceId::HOST => {
                 guard::copy(find(self.devices, one)?, from, to)
             }
@@ -59,7 +60,7 @@ impl Transfers<'_> {
         }
     }
 
-    /// A copy in memory of its own.
+    /// Copies a tensor into `memory`.
     pub(crate) fn copied(&self, from: TensorView<'_>, memory: Buffer) -> Result<Tensor> {
         let mut copy = TensorBuffer::from_buffer(from.dtype(), from.shape(), memory)?;
         self.copy(from, copy.view_mut()?)?;
@@ -67,8 +68,8 @@ impl Transfers<'_> {
     }
 }
 
-/// Tensors in the memories of several devices and the host's, for what several sessions on these
-/// devices use in turn ([`open_devices`](crate::session::open_devices)). They count in no session's
+/// Memory for tensors that several sessions on the same devices use in turn, on these devices and
+/// on the host ([`open_devices`](crate::session::open_devices)). The tensors count in no session's
 /// budget.
 pub struct SharedMemory {
     devices: Vec<Arc<dyn Device>>,
@@ -76,7 +77,7 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// The memories of these devices, and the host's.
+    /// Creates shared memory over these devices and the host.
     pub fn of(devices: &[Arc<dyn Device>]) -> SharedMemory {
         SharedMemory { devices: devices.to_vec(), budget: Budget::new(None) }
     }
@@ -86,11 +87,13 @@ impl SharedMemory {
         &self.devices
     }
 
-    /// Memory for a tensor. What it holds at first is unspecified, on the host it is zeros.
+    /// Allocates a buffer for a tensor. Host memory is zeroed; the contents of device memory are
+    /// unspecified.
     ///
     /// # Errors
     ///
-    /// The type has no fixed size, the memory is of another device, or there is not enough of it.
+    /// The type has no fixed size, `memory` belongs to another device, or there is not enough of
+    /// it.
     pub fn buffer(&self, memory: DeviceId, dtype: DType, shape: &[usize]) -> Result<TensorBuffer> {
         if memory == DeviceId::HOST {
             return TensorBuffer::new(dtype, shape);
@@ -101,18 +104,18 @@ impl SharedMemory {
         TensorBuffer::from_buffer(dtype, shape, buffer)
     }
 
-    /// Writes a tensor into a buffer of its type and shape, wherever the two are.
+    /// Copies a tensor into a buffer of the same type and shape, whatever memories the two are in.
     ///
     /// # Errors
     ///
-    /// Type or shape differ, either memory is of another device, or a tensor still holds the
-    /// buffer's.
+    /// Type or shape differ, either memory belongs to another device, or a tensor still holds the
+    /// buffer's memory.
     pub fn copy(&self, from: &Tensor, to: &mut TensorBuffer) -> Result<()> {
         let transfers = Transfers { devices: &self.devices, budget: &self.budget };
         transfers.copy(from.view(), to.view_mut()?)
     }
 
-    /// A copy of what a buffer holds, in this memory.
+    /// Copies the contents of a buffer to a new buffer in `memory`.
     ///
     /// # Errors
     ///
@@ -124,7 +127,7 @@ impl SharedMemory {
     }
 }
 
-/// The device whose memory this is.
+/// Finds the device that owns `memory`.
 pub(crate) fn find(devices: &[Arc<dyn Device>], memory: DeviceId) -> Result<&dyn Device> {
     let device = devices.iter().find(|device| device.memory() == memory);
     device.map(|device| &**device).ok_or_else(|| {
@@ -139,7 +142,7 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], memory: DeviceId) -> Result<&dyn
     })
 }
 
-/// Refuses values in memory of devices that are not the session's.
+/// Refuses values in the memory of a device that is not the session's.
 pub(crate) fn check_reachable(devices: &[Arc<dyn Device>], value: ValueView<'_>) -> Result<()> {
     match value.tensor() {
         Ok(tensor) if !tensor.is_host() => find(devices, tensor.memory()).map(|_| ()),
@@ -147,13 +150,13 @@ pub(crate) fn check_reachable(devices: &[Arc<dyn Device>], value: ValueView<'_>)
     }
 }
 
-/// Whether a value is a tensor in memory of a device.
+/// Whether a value is a tensor in device memory.
 pub(crate) fn is_on_device(value: &ValueView<'_>) -> bool {
     value.tensor().is_ok_and(|tensor| !tensor.is_host())
 }
 
-/// The same value with all its tensors in memory of the host: those that `to_host` is asked for,
-/// and those that are there.
+/// Returns the value with all its tensors in host memory. Calls `to_host` for each tensor that is
+/// not there yet.
 pub(crate) fn on_host(value: &Value, to_host: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Value> {
     let tensor = |tensor: &Tensor| if tensor.view().is_host() { Ok(tensor.clone()) } else { to_host(tensor) };
     Ok(match value {
@@ -180,8 +183,8 @@ pub(crate) fn on_host(value: &Value, to_host: &dyn Fn(&Tensor) -> Result<Tensor>
     })
 }
 
-/// A value as runs read it: aligned, and on the host what is inside of something that is not a
-/// tensor.
+/// Returns a value as runs read it: aligned. The tensors inside of anything but a tensor, such as a
+/// sequence, are moved to the host.
 pub(crate) fn readable(value: &Value, transfers: Transfers<'_>) -> Result<Value> {
     match value {
         Value::Tensor(_) => value.to_aligned(),
@@ -189,7 +192,7 @@ pub(crate) fn readable(value: &Value, transfers: Transfers<'_>) -> Result<Value>
     }
 }
 
-/// The same value in memory of the host.
+/// Returns the value in host memory.
 pub(crate) fn value_on_host(value: &Value, transfers: Transfers<'_>) -> Result<Value> {
     on_host(value, &|tensor| {
         let bytes = byte_count(tensor.dtype(), tensor.shape())?;
@@ -204,13 +207,15 @@ fn no_host_memory() -> crate::Error {
 }
 
 impl Executor {
+    /// The transfers of the session, on its budget.
     pub(crate) fn transfers(&self) -> Transfers<'_> {
         Transfers { devices: &self.compiled.devices, budget: &self.budget }
     }
 
-    /// Memory for an output.
+    /// Allocates memory for an output outside of a run.
     pub(crate) fn output_memory(&self, device: DeviceId, bytes: usize) -> Result<Buffer> {
         let budget = &self.budget;
+        // This is not a run that holds the weight lock exclusively, so packed weights have to stay.
         let memory =
             RunMemory { dynamic: &self.kept.dynamic, budget, evict: &|bytes| self.evict(bytes, false) };
         if device == DeviceId::HOST {
@@ -223,11 +228,13 @@ impl Executor {
 }
 
 impl Frame<'_> {
+    /// The transfers of the run, on its budget.
     fn transfers(&self) -> Transfers<'_> {
         Transfers { devices: self.env.devices, budget: &self.env.control.budget }
     }
 
-    /// Copies to the host what is given in memory of a device and read elsewhere, too.
+    /// Copies to the host each input that was given in a device's memory but is read elsewhere,
+    /// too.
     pub(crate) fn copy_given(&mut self) -> Result<()> {
         for &slot in &self.program.given {
             let (Some(planned), Some(known)) =
@@ -256,7 +263,7 @@ impl Frame<'_> {
         Ok(())
     }
 
-    /// A copy in a memory, out of what is set aside for the run.
+    /// Copies a tensor to the memory of `device`, on the run's budget.
     pub(crate) fn copied_to(
         &self,
         from: TensorView<'_>,
@@ -266,7 +273,7 @@ impl Frame<'_> {
         self.transfers().copied(from, self.value_memory(device, category, from)?)
     }
 
-    /// Memory for a copy of a tensor, out of what is set aside for the run.
+    /// Allocates memory for a copy of a tensor, on the run's budget.
     fn value_memory(&self, device: DeviceId, category: Category, of: TensorView<'_>) -> Result<Buffer> {
         let bytes = byte_count(of.dtype(), of.shape())?;
         let (budget, memory) = (&self.env.control.budget, self.env.memory);
@@ -276,8 +283,8 @@ impl Frame<'_> {
         memory.allocate_outside(device, category, bytes)
     }
 
-    /// Puts an output into its buffer unless it was computed there; without a buffer the value
-    /// itself is returned, in the memory `wanted`.
+    /// Delivers an output to its bound buffer, unless it was computed there. Without a buffer,
+    /// returns the output as a value in the memory `wanted`.
     pub(crate) fn deliver(&mut self, output: usize, place: usize, wanted: DeviceId) -> Result<Option<Value>> {
         let (program, plan) = (self.program, self.plan);
         let slot = *plan.outputs.get(output).ok_or_else(|| error!(Fail, "there is no output {output}"))?;
@@ -288,6 +295,8 @@ impl Frame<'_> {
         let Some(mut buffer) = self.bound.get_mut(place).and_then(Option::take) else {
             let memory = program.slots.get(slot.index()).map(|slot| slot.memory);
             let is_computed = self.owned.get(slot.index()).is_some_and(Option::is_some);
+            // Here `take_output` shares a value with memory of its own, and copies any other on the
+            // host.
             if memory == Some(wanted) && (is_computed || wanted == DeviceId::HOST) {
                 return self.take_output(slot).and_then(|value| self.detach(value)).map(Some);
             }
@@ -298,6 +307,7 @@ impl Frame<'_> {
         let copied = self
             .output_view(slot)
             .and_then(|value| self.transfers().copy(value.tensor()?, buffer.view_mut()?));
+        // Put the buffer back even if the copy failed.
         if let Some(home) = self.bound.get_mut(place) {
             *home = Some(buffer);
         }

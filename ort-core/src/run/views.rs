@@ -1,4 +1,4 @@
-//! Where slots are in memory: what a kernel reads and what it writes.
+//! Slot resolution: finds the memory of slots, as views that kernels read and write.
 
 #![allow(
     clippy::indexing_slicing,
@@ -29,8 +29,8 @@ pub(crate) struct Sources<'v> {
     pub(crate) bound: &'v [Option<TensorBuffer>],
 }
 
-/// A slot's value, where it is in memory that the host reads; none for consumed weights and device
-/// slabs. Ranges of the host's regions are asked of `bytes`.
+/// Returns a view of a slot's value; `None` for consumed weights and for values in device slabs.
+/// `bytes` resolves ranges of host regions.
 pub(crate) fn view_of<'v>(
     sources: &Sources<'v>,
     slot: SlotId,
@@ -57,7 +57,7 @@ pub(crate) fn view_of<'v>(
         Storage::Outside => match &program.slots[slot.index()].origin {
             Origin::Given(index) => given.get(*index).map(Ok),
             Origin::Constant(value) => tensor(value.view()),
-            // On a device for as long as a step reads it.
+            // Uploaded for the whole run, or only for the steps that read it.
             Origin::Streamed(_) => owned[slot.index()].as_ref().map(|value| Ok(value.view())),
             Origin::Consumed | Origin::Step => None,
         },
@@ -65,6 +65,7 @@ pub(crate) fn view_of<'v>(
     }
 }
 
+/// A view of the elements of `root` from element `offset` on.
 fn part<'v>(root: ValueView<'v>, shape: &'v [usize], offset: usize) -> Result<TensorView<'v>> {
     let root = root.tensor()?;
     if let Ok(strings) = root.strings() {
@@ -85,7 +86,7 @@ fn part<'v>(root: ValueView<'v>, shape: &'v [usize], offset: usize) -> Result<Te
     Ok(TensorView::host(root.dtype(), shape, bytes))
 }
 
-/// A slot's value in a device's slab.
+/// Returns a view of a slot's value in a device slab.
 pub(crate) fn device_view<'v>(
     plan: &'v RunPlan,
     slabs: &'v [Option<DeviceSlab>],
@@ -97,6 +98,8 @@ pub(crate) fn device_view<'v>(
     Some(ValueView::Tensor(TensorView::device(planned.dtype?, planned.shape.as_deref()?, range)))
 }
 
+/// Turns a step's target into the output slot of its kernel. `writes` yields the slices of host
+/// memory in the order of the targets.
 pub(crate) fn output_slot<'v>(
     target: &'v mut Target,
     shape: &'v Option<(DType, Shape)>,
@@ -137,11 +140,11 @@ pub(crate) fn output_slot<'v>(
     Ok(OutputSlot::Ready { tensor: Some(tensor), in_place })
 }
 
-/// A part of the host's memory of a run: the region, and the bytes in it.
+/// A range of the run's host memory: the region, and the bytes in it.
 pub(crate) type Part = (usize, Range<usize>);
 
-/// Borrows parts of the host's slab (region 0) and of the homes behind it together, in the order
-/// given.
+/// Borrows ranges of the host slab (region 0) and of the homes (the regions after it) at once.
+/// Returns the slices in the order given.
 pub(crate) fn split_regions<'s>(
     slab: &'s mut [u8],
     homes: &'s mut [Option<Buffer>],
@@ -164,6 +167,7 @@ pub(crate) fn split_regions<'s>(
         let places = writes.iter().zip(&mut written).filter(|(part, _)| part.0 == region);
         places.zip(to).for_each(|((_, place), slice)| *place = Some(slice));
     }
+    // A missing home was taken for its output, so no other value may still be in it.
     let missing = || error!(Fail, "a part of an output is used after the output has its memory");
     let read: Option<ReadSlices<'s>> = read.into_iter().collect();
     let written: Option<WriteSlices<'s>> = written.into_iter().collect();

@@ -1,5 +1,7 @@
-//! Plans whose workspaces keep to what limits leave: kernels that have a choice, as that of a
-//! library's algorithms, get less where there is less.
+//! Workspace limits: plans whose workspaces fit the memory limits.
+//!
+//! Some kernels can trade workspace for speed, for example by the choice of a library's algorithm.
+//! They get less workspace if there is less memory.
 
 use std::sync::Arc;
 
@@ -13,18 +15,21 @@ use crate::dim::Bindings;
 use crate::ep::guard;
 use crate::plan::{BoundValues, RunPlan, WorkspaceRoom};
 
-/// The most that a run may take.
+/// The most bytes that a run may take.
 struct Limits {
     total: usize,
     on_devices: OnDevices,
 }
 
 impl Executor {
-    /// The plan where some inputs and outputs lie in buffers of a binding. Its workspaces are as
-    /// large as kernels want them where that keeps to the limits beside all constants, else as
-    /// large as these leave; never so large that the run takes more for it than it has to.
+    /// Returns the plan for these dimensions and the buffers of an I/O binding.
+    ///
+    /// Workspaces are as large as kernels want if the run then stays within the limits beside all
+    /// constants, and otherwise as large as the limits leave. If even the smallest workspaces
+    /// exceed the limits, a larger one may only use memory that the run takes anyway.
     pub(crate) fn plan_bound(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
         let plan = self.plan_kept(bindings, bound)?;
+        // No kernel can do with less than this plan has.
         if !plan.can_shrink {
             return Ok(plan);
         }
@@ -35,14 +40,15 @@ impl Executor {
         }
         let within = |room| self.plan_kept(bindings, &BoundValues { room, ..bound.clone() });
         let least = within(WorkspaceRoom::LEAST)?;
-        // Where even that is too much it is what is taken, of which workspaces may fill what is
-        // free.
+        // If even that exceeds the limits, its demand becomes the limit. Workspaces may then fill
+        // what it leaves free.
         let limits = limits.or(&need(&least));
         let plan = within(limits.room(&least, &need(&least)))?;
+        // The layout with larger workspaces may still exceed the limits.
         Ok(if limits.hold(&need(&plan)) { plan } else { least })
     }
 
-    /// The plan whose workspaces are no larger than kernels cannot do without.
+    /// Returns the plan with the smallest workspaces that kernels can do with.
     pub(crate) fn least_plan(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
         let bound = self.compiled.program.bound_values(self.planning);
         let plan = self.plan_kept(bindings, &bound)?;
@@ -52,7 +58,7 @@ impl Executor {
         }
     }
 
-    /// What the limits of the session and of its devices leave to runs where all constants stay.
+    /// Returns what the limits of the session and its devices leave to a run if all constants stay.
     fn limits_beside_constants(&self) -> Result<Limits> {
         let limit = self.budget.limit().unwrap_or(usize::MAX);
         let total = limit.saturating_sub(self.compiled.streams.total_bytes());
@@ -61,6 +67,7 @@ impl Executor {
             let memory = device.memory();
             if let Some(limit) = guard::memory_stats(&**device)?.limit {
                 let left = limit.saturating_sub(self.compiled.streams.windows.total_bytes_on(memory));
+                // Device memory is handed out in granules.
                 on_devices.push((memory, left / arena::GRANULE * arena::GRANULE));
             }
         }
@@ -69,23 +76,24 @@ impl Executor {
 }
 
 impl Limits {
+    /// The limit on a device; a device without one is unbounded.
     fn on(&self, memory: DeviceId) -> usize {
         let own = self.on_devices.iter().find(|(device, _)| *device == memory);
         own.map_or(usize::MAX, |(_, most)| *most)
     }
 
-    /// Whether a run keeps to them.
+    /// Whether a run stays within the limits.
     fn hold(&self, need: &MemoryDemand) -> bool {
         need.total() <= self.total && need.on_devices.iter().all(|(memory, bytes)| *bytes <= self.on(*memory))
     }
 
-    /// The same, or what a run takes where that is more.
+    /// The limits, raised to what a run takes.
     fn or(&self, need: &MemoryDemand) -> Limits {
         let on_devices = self.on_devices.iter().map(|(memory, most)| (*memory, need.on(*memory).max(*most)));
         Limits { total: self.total.max(need.total()), on_devices: on_devices.collect() }
     }
 
-    /// How large each slab may be beside all else that a plan takes.
+    /// How large each slab may be beside everything else that the plan takes.
     fn room(&self, plan: &RunPlan, need: &MemoryDemand) -> WorkspaceRoom {
         let slab = |(memory, bytes): &(DeviceId, usize)| {
             let in_all = self.total.saturating_sub(need.total().saturating_sub(*bytes));

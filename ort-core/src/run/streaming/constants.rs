@@ -1,11 +1,11 @@
-//! Constants in the memory of devices, for sessions whose limit, or whose device's limit, may not
-//! hold all of them at once.
+//! Constant streaming: device constants for sessions whose memory limit, or whose device's limit,
+//! may be too small for all of them.
 //!
-//! Each run decides which stay ([`residency`](super::residency)). The others stay in the model's
-//! file, and each is uploaded into a window of the run before a step that reads it. The window has
-//! two halves in turn: what the next step reads is asked for before the step that reads the other
-//! half, so that a device that copies beside what it computes does both. What is asked for in which
-//! order is the device's to keep.
+//! Each run decides which constants stay resident ([`residency`](super::residency)). The others
+//! stay in the model's file, and are uploaded into a window before each step that reads them. The
+//! window is double-buffered: the constants of the next step are prefetched into one half before
+//! the step that reads the other half runs. So a device that copies and computes concurrently does
+//! both at once. The device itself keeps the uploads and kernels that are issued in order.
 
 use std::sync::Arc;
 
@@ -19,64 +19,67 @@ use crate::program::{Origin, Program, SlotId};
 use crate::tensor::{DeviceRange, Tensor, TensorMut};
 use crate::{Error, MemoryShortage, Result, error};
 
-/// What constants and halves of windows begin at multiples of.
+/// The alignment of constants and of window halves.
 const ALIGNMENT: usize = 256;
 
 /// Bytes of a run on each device with memory of its own.
 pub(crate) type OnDevices = SmallVec<[(DeviceId, usize); 1]>;
 
-/// The constants of a program that may come and go, by device.
+/// The streamable constants of a program, by device.
 #[derive(Default)]
 pub(crate) struct Windows {
     lanes: Vec<Lane>,
 }
 
-/// Those of one device.
+/// The streamable constants of one device.
 struct Lane {
     device: Arc<dyn Device>,
     memory: Arc<dyn Allocator>,
     constants: Vec<Constant>,
-    /// The steps that read some, in their order, each with these.
+    /// The steps that read constants, in order, each with the indices of those constants.
     uploads: Vec<(usize, Vec<usize>)>,
     costs: Costs,
 }
 
+/// A constant in the model's file and, while it is resident, on the device.
 struct Constant {
     slot: SlotId,
     name: Arc<str>,
     host: Tensor,
+    /// The bytes that it takes on the device.
     bytes: usize,
     resident: Mutex<Option<Tensor>>,
 }
 
-/// What a run has of them: by lane what stays, and the window for the rest.
+/// A run's share of device memory, by lane: which constants stay resident, and the window for the
+/// rest.
 #[derive(Default)]
 pub(crate) struct Shares(Vec<Chosen>);
 
-/// The constants of a run.
+/// The resident constants and the windows of a run.
 #[derive(Default)]
 pub(crate) struct RunWindows {
-    /// What stays, with its slots.
+    /// The resident constants, with their slots.
     residents: Vec<(SlotId, Tensor)>,
     lanes: Vec<RunLane>,
 }
 
-/// What passes through the window of one device.
+/// The constants that pass through the window of one device.
 struct RunLane {
     device: Arc<dyn Device>,
     halves: Vec<SharedBuffer>,
-    /// By step, in their order.
+    /// By step, in the order of the steps.
     uploads: Vec<(usize, Vec<Streamed>)>,
 }
 
-/// A constant at its place in half a window.
+/// A constant at its place in a window half.
 struct Streamed {
     slot: SlotId,
     host: Tensor,
     offset: usize,
 }
 
-/// How far a frame has come.
+/// The progress of a frame through the windows.
 #[derive(Default)]
 pub(crate) struct Passing<'a> {
     residents: &'a [(SlotId, Tensor)],
@@ -85,28 +88,31 @@ pub(crate) struct Passing<'a> {
 
 struct PassingLane<'a> {
     lane: &'a RunLane,
-    /// Called with a constant whose pages of the file are not needed any more.
+    /// Called with a constant whose pages of the model's file are not needed any more.
     release: &'a (dyn Fn(&Tensor) + Sync),
-    /// The place of the next upload.
+    /// The index of the next upload.
     next: usize,
-    /// How many were made.
+    /// How many uploads were made; they take the halves in turn.
     made: usize,
-    /// What was uploaded ahead: its step and the tensors.
+    /// What was prefetched: its step and the tensors.
     ahead: Option<(usize, Arrived)>,
 }
 
-/// What is on the device now, with its slots.
+/// The tensors that are on the device now, with their slots.
 type Arrived = SmallVec<[(SlotId, Tensor); 2]>;
 
+/// Rounds up to the granule of the device's allocator.
 fn rounded(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(arena::GRANULE).unwrap_or(usize::MAX)
 }
 
 impl Windows {
+    /// Collects the streamable constants of a program.
     pub(crate) fn of(program: &Program, devices: &[Arc<dyn Device>]) -> Result<Windows> {
         let mut lanes: Vec<Lane> = Vec::new();
         for device in devices {
             let memory = device.memory();
+            // Devices that share a memory share a lane.
             if lanes.iter().all(|lane| lane.memory.device() != memory) {
                 lanes.extend(Lane::of(program, device)?);
             }
@@ -118,44 +124,47 @@ impl Windows {
         self.lanes.is_empty()
     }
 
-    /// The fewest bytes that a run takes beside its activations.
+    /// The fewest bytes of constants that a run needs beside its activations.
     pub(crate) fn least_bytes(&self) -> usize {
         self.lanes.iter().map(|lane| lane.costs.least()).sum()
     }
 
-    /// The bytes of all of them.
+    /// The bytes of all streamable constants.
     pub(crate) fn total_bytes(&self) -> usize {
         self.lanes.iter().map(|lane| lane.costs.total()).sum()
     }
 
-    /// The bytes of all of them on a device.
+    /// The bytes of all streamable constants on a device.
     pub(crate) fn total_bytes_on(&self, memory: DeviceId) -> usize {
         let lanes = self.lanes.iter().filter(|lane| lane.memory.device() == memory);
         lanes.map(|lane| lane.costs.total()).sum()
     }
 
-    /// The bytes that are on devices now.
+    /// The bytes of constants that are resident now.
     pub(crate) fn resident_bytes(&self) -> usize {
         self.lanes.iter().map(Lane::resident_bytes).sum()
     }
 
-    /// What stays in so many bytes of the session's, beside what a run takes on each device. Of
-    /// what a device has beyond the least, `eighths` are taken.
+    /// Chooses which constants stay resident within `free` bytes of the session's budget, beside
+    /// what `run` takes on each device. Uses `eighths` eighths of what a device has beyond the
+    /// least.
     ///
     /// # Errors
     ///
-    /// A device's own limit does not hold the least beside the run.
+    /// The limit of a device cannot hold the least beside the run.
     pub(crate) fn choose(&self, free: usize, run: &OnDevices, eighths: usize) -> Result<Shares> {
         let mut left = free;
         let mut others = self.least_bytes();
         let mut chosen = Vec::with_capacity(self.lanes.len());
         for lane in &self.lanes {
             let least = lane.costs.least();
+            // The devices after this one still get their least.
             others = others.saturating_sub(least);
             let of_run = run.iter().filter(|(memory, _)| *memory == lane.memory.device());
             let there = lane.available(of_run.map(|(_, bytes)| *bytes).sum(), least)?;
             let there = match eighths {
                 8.. => there,
+                // Divided first, because the product could overflow.
                 _ => least.saturating_add(there.saturating_sub(least) / 8 * eighths),
             };
             let own = lane.costs.choose(there.min(left.saturating_sub(others)));
@@ -165,8 +174,8 @@ impl Windows {
         Ok(Shares(chosen))
     }
 
-    /// The most that a run allocates of its share beside what is there already, and whether
-    /// something has to go.
+    /// Returns the most that a run allocates for its share beyond what is resident, and whether it
+    /// has to evict something.
     pub(crate) fn to_bring(&self, shares: &Shares) -> (usize, bool) {
         let (mut bytes, mut lets_go) = (0usize, false);
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
@@ -182,7 +191,7 @@ impl Windows {
         (bytes, lets_go)
     }
 
-    /// Lets go of what does not stay.
+    /// Evicts the constants that do not stay.
     pub(crate) fn let_go(&self, shares: &Shares) {
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
             let goes = lane.constants.iter().zip(&chosen.keep).filter(|(_, keep)| !**keep);
@@ -190,7 +199,7 @@ impl Windows {
         }
     }
 
-    /// Lets go of all; what the devices' memory keeps for later goes, too.
+    /// Evicts all constants, and trims the devices' allocators.
     pub(crate) fn let_all_go(&self) {
         for lane in &self.lanes {
             lane.constants.iter().for_each(|constant| *constant.resident.lock() = None);
@@ -198,14 +207,15 @@ impl Windows {
         }
     }
 
-    /// Whether a device has a limit of its own: its memory may be in pieces then, so that less fits
-    /// than there is.
+    /// Whether a device has a memory limit of its own. If so, its memory may be fragmented, so that
+    /// less can be allocated than the limit leaves.
     pub(crate) fn have_limits(&self) -> bool {
+        // A device that cannot tell may have a limit.
         self.lanes.iter().any(|lane| lane.has_limit().unwrap_or(true))
     }
 
-    /// Brings what stays to the devices, and takes the windows. Where a device has a limit, what
-    /// the run takes on it is tried, too.
+    /// Uploads the resident constants and allocates the windows. If a device has a limit, also
+    /// tries whether the run's own demand can be allocated beside them.
     pub(crate) fn open(
         &self,
         shares: &Shares,
@@ -215,6 +225,8 @@ impl Windows {
     ) -> Result<RunWindows> {
         let mut opened = RunWindows::default();
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
+            // Held until the window and the resident constants are there, so that all of it has to
+            // fit at once.
             let mut tried = Vec::new();
             if lane.has_limit()? {
                 let of_run = run.iter().filter(|(memory, _)| *memory == lane.memory.device());
@@ -231,7 +243,7 @@ impl Windows {
         Ok(opened)
     }
 
-    /// The constants of which a step reads the most, in words, with their bytes; of each device.
+    /// The largest constant of each device, in words, with its bytes.
     pub(crate) fn largest(&self) -> impl Iterator<Item = (String, usize)> {
         self.lanes.iter().filter_map(|lane| {
             let largest = lane.constants.iter().max_by_key(|constant| constant.bytes)?;
@@ -241,21 +253,24 @@ impl Windows {
 }
 
 impl Shares {
+    /// The bytes of the constants that stay resident.
     pub(crate) fn kept_bytes(&self) -> usize {
         self.0.iter().map(|chosen| chosen.kept).sum()
     }
 
+    /// The bytes of all windows.
     pub(crate) fn window_bytes(&self) -> usize {
         self.0.iter().map(Chosen::window).sum()
     }
 
+    /// The bytes that each run uploads.
     pub(crate) fn streamed_bytes(&self) -> usize {
         self.0.iter().map(|chosen| chosen.streamed).sum()
     }
 }
 
 impl Lane {
-    /// None where the device has no constants that may come and go.
+    /// Returns `None` if the device has no streamable constants.
     fn of(program: &Program, device: &Arc<dyn Device>) -> Result<Option<Lane>> {
         let mut constants = Vec::new();
         let mut places = vec![None; program.slots.len()];
@@ -307,11 +322,12 @@ impl Lane {
         resident.map(|constant| constant.bytes).sum()
     }
 
-    /// The bytes that the device's own limit leaves for constants and window beside those of a run;
-    /// refuses fewer than the least.
+    /// Returns the bytes that the device's limit leaves for constants and window beside a run; an
+    /// error if they are fewer than `least`.
     fn available(&self, of_run: usize, least: usize) -> Result<usize> {
         let stats = guard::memory_stats(&*self.device)?;
         let Some(limit) = stats.limit else { return Ok(usize::MAX) };
+        // Resident constants may be evicted, so their bytes are available.
         let others = stats.in_use.saturating_sub(self.resident_bytes());
         let available = limit.saturating_sub(others);
         let of_run = rounded(of_run);
@@ -324,8 +340,8 @@ impl Lane {
         Err(Error::out_of_memory(&format!("the run on {name}"), shortage).help(advice))
     }
 
-    /// A constant that stays, uploaded where it is not there yet. The pages of the file that it
-    /// came from go.
+    /// Returns a resident constant, uploaded if it is not there yet. Releases the file pages that
+    /// an upload has read.
     fn resident(
         &self,
         constant: &Constant,
@@ -346,7 +362,7 @@ impl Lane {
 }
 
 impl RunLane {
-    /// None where everything stays.
+    /// Allocates the window and lays out the uploads in it; `None` if everything stays resident.
     fn open(lane: &Lane, chosen: &Chosen, budget: &Arc<Budget>) -> Result<Option<RunLane>> {
         if chosen.halves == 0 {
             return Ok(None);
@@ -358,6 +374,7 @@ impl RunLane {
             let passes = |constant: &&usize| chosen.keep.get(**constant) == Some(&false);
             for constant in read.iter().filter(passes).filter_map(|constant| lane.constants.get(*constant)) {
                 streamed.push(Streamed { slot: constant.slot, host: constant.host.clone(), offset });
+                // A multiple of the granule, so that the next offset is aligned.
                 offset += constant.bytes;
             }
             if !streamed.is_empty() {
@@ -374,7 +391,7 @@ impl RunLane {
 }
 
 impl RunWindows {
-    /// A frame that begins.
+    /// Starts the pass of a frame through the windows.
     pub(crate) fn pass<'a>(&'a self, release: &'a (dyn Fn(&Tensor) + Sync)) -> Passing<'a> {
         let lanes = self.lanes.iter();
         let lanes = lanes.map(|lane| PassingLane { lane, release, next: 0, made: 0, ahead: None });
@@ -383,18 +400,18 @@ impl RunWindows {
 }
 
 impl<'a> Passing<'a> {
-    /// Whether nothing comes for steps.
+    /// Whether no constants are uploaded for steps.
     pub(crate) fn is_empty(&self) -> bool {
         self.lanes.is_empty()
     }
 
-    /// What stays, with its slots.
+    /// The resident constants, with their slots.
     pub(crate) fn residents(&self) -> &'a [(SlotId, Tensor)] {
         self.residents
     }
 
-    /// Uploads what a step reads, where that was not done ahead, and then what the next one reads
-    /// of those that `runs` says of.
+    /// Returns the constants that a step reads, and uploads them unless they were prefetched. Then
+    /// prefetches the constants of the next step for which `runs` is true.
     pub(crate) fn arrive(&mut self, step: usize, runs: &dyn Fn(usize) -> bool) -> Result<Arrived> {
         let mut arrived = Arrived::new();
         for passing in &mut self.lanes {
@@ -403,7 +420,7 @@ impl<'a> Passing<'a> {
                 passing.ahead = Some(own);
             }
             arrived.extend(passing.ahead.take().into_iter().flat_map(|(_, tensors)| tensors));
-            // Ahead of the step, whose half is the other one.
+            // Prefetch into the other half, before the step is issued that reads this one.
             if passing.lane.halves.len() > 1 {
                 passing.ahead = passing.upload(&|reader| reader > step && runs(reader))?;
             }
@@ -413,8 +430,8 @@ impl<'a> Passing<'a> {
 }
 
 impl PassingLane<'_> {
-    /// Uploads what the next step reads, if it is the one: steps before it that do not run are
-    /// passed over.
+    /// Uploads the constants of the next step that `is_next` accepts, and passes over the steps
+    /// before it.
     fn upload(&mut self, is_next: &dyn Fn(usize) -> bool) -> Result<Option<(usize, Arrived)>> {
         let rest = self.lane.uploads.get(self.next..).unwrap_or_default();
         let Some(place) = rest.iter().position(|(reader, _)| is_next(*reader)) else { return Ok(None) };
@@ -424,6 +441,7 @@ impl PassingLane<'_> {
         let mut arrived = Arrived::new();
         for Streamed { slot, host, offset } in streamed {
             arrived.push((*slot, upload(&*self.lane.device, host, half, *offset)?));
+            // The pages come back from the file if a later step reads the constant.
             (self.release)(host);
         }
         self.next += place + 1;
@@ -432,7 +450,7 @@ impl PassingLane<'_> {
     }
 }
 
-/// A copy of a tensor of the host, so many bytes into a buffer of the device.
+/// Uploads a host tensor to a device buffer at byte `offset`.
 fn upload(device: &dyn Device, host: &Tensor, buffer: &SharedBuffer, offset: usize) -> Result<Tensor> {
     let (dtype, shape) = (host.dtype(), host.shape());
     let range = DeviceRange { buffer, offset, len: host.byte_count() };

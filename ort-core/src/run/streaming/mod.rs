@@ -1,7 +1,7 @@
-//! Weights and constants that come and go, where a limit cannot hold all of them at once.
+//! Streaming of weights and constants that a memory limit cannot hold all at once.
 //!
-//! [`weights`] are packed on the host right before their step, [`constants`] are uploaded to the
-//! memory of a device, and [`residency`] chooses which constants stay there.
+//! [`weights`] packs weights on the host right before their step. [`constants`] uploads constants
+//! to device memory, and [`residency`] chooses which of them stay there.
 
 mod constants;
 mod residency;

@@ -1,42 +1,43 @@
-//! Which constants stay in a device's memory and which pass through its window: numbers alone, so
-//! that the choice is the same wherever it is made.
+//! Constant residency: which constants stay in device memory, and which pass through its window.
 //!
-//! What passes through is uploaded for each step that reads it. So those stay first that cost most
-//! for their bytes: what several steps read, and what is so small that a copy of its own costs more
-//! than its bytes.
+//! A constant that does not stay is uploaded for each step that reads it. So the constants with the
+//! highest upload cost per byte stay first: those that several steps read, and those so small that
+//! the fixed cost of a copy outweighs their bytes. The choice is made from numbers alone, so it is
+//! the same wherever it is made.
 
 use std::cmp::Reverse;
 
-/// What a copy costs beside its bytes, in bytes.
+/// The fixed cost of a copy, in bytes.
 const COPY: usize = 64 << 10;
 
-/// The most sizes of half a window that are tried.
+/// The most sizes of a window half that are tried.
 const MOST_HALVES: usize = 64;
 
-/// The constants of one device.
+/// The upload costs of one device's constants.
 pub(crate) struct Costs {
-    /// The bytes of each, rounded up to those of the device's allocator.
+    /// The bytes of each constant, rounded up to the granule of the device's allocator.
     sizes: Vec<usize>,
-    /// For each the steps that read it, by their places in `sums`.
+    /// The steps that read each constant, as indices into `sums`.
     readers: Vec<Vec<usize>>,
     /// By step: the bytes of all constants that it reads.
     sums: Vec<usize>,
-    /// The constants, those first that cost most to upload each time for the bytes that they take.
+    /// The constants by upload cost per byte, the highest first.
     order: Vec<usize>,
-    /// Bytes of half a window that are tried, the largest first.
+    /// The sizes of a window half that are tried, the largest first.
     halves: Vec<usize>,
 }
 
-/// What stays, and the window for the rest.
+/// Which constants stay, and the window for the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chosen {
     /// By constant: whether it stays.
     pub(crate) keep: Vec<bool>,
     /// The bytes of those that stay.
     pub(crate) kept: usize,
-    /// The bytes of half the window: what one step reads at most of those that do not stay.
+    /// The bytes of a window half: the most that one step reads of constants that do not stay.
     pub(crate) half: usize,
-    /// One half where a single step reads such constants; none where no step does.
+    /// The number of halves: two, or one if a single step reads such constants, or zero if no step
+    /// does.
     pub(crate) halves: usize,
     /// The bytes that each run uploads.
     pub(crate) streamed: usize,
@@ -48,13 +49,13 @@ impl Chosen {
         self.half.saturating_mul(self.halves)
     }
 
-    /// All bytes on the device.
+    /// All bytes of constants on the device.
     pub(crate) fn total(&self) -> usize {
         self.kept.saturating_add(self.window())
     }
 }
 
-/// A choice that is being made.
+/// A choice in progress.
 struct Trial<'a> {
     costs: &'a Costs,
     chosen: Chosen,
@@ -63,7 +64,7 @@ struct Trial<'a> {
 }
 
 impl Costs {
-    /// Of constants with their bytes and the steps that read them, out of so many.
+    /// The costs of constants with these sizes and readers, over `steps` steps.
     pub(crate) fn new(sizes: Vec<usize>, readers: Vec<Vec<usize>>, steps: usize) -> Costs {
         let mut sums = vec![0usize; steps];
         for (size, readers) in sizes.iter().zip(&readers) {
@@ -71,11 +72,12 @@ impl Costs {
                 sums.get_mut(*step).into_iter().for_each(|sum| *sum = sum.saturating_add(*size));
             }
         }
-        // What a step reads in all, or of it one constant alone.
+        // Candidates: all that a step reads, one constant alone, or no window.
         let mut halves: Vec<usize> = sums.iter().chain(&sizes).copied().chain([0]).collect();
         halves.sort_unstable_by_key(|bytes| Reverse(*bytes));
         halves.dedup();
         if halves.len() > MOST_HALVES {
+            // Too many: take an even spread that includes the largest and the smallest.
             let last = halves.len() - 1;
             let spread = (0..MOST_HALVES).map(|index| index * last / (MOST_HALVES - 1));
             halves = spread.filter_map(|index| halves.get(index).copied()).collect();
@@ -83,7 +85,7 @@ impl Costs {
         let mut costs = Costs { sizes, readers, sums, order: Vec::new(), halves };
         let mut order: Vec<usize> = (0..costs.sizes.len()).collect();
         order.sort_by(|one, other| {
-            // By cost for each byte, without a division.
+            // Compares the costs per byte by cross-multiplication.
             let weight = |a: usize, b: usize| costs.cost(a) as u128 * costs.size(b) as u128;
             weight(*other, *one).cmp(&weight(*one, *other)).then(one.cmp(other))
         });
@@ -95,22 +97,24 @@ impl Costs {
         self.sizes.is_empty()
     }
 
-    /// The bytes of all.
+    /// The bytes of all constants.
     pub(crate) fn total(&self) -> usize {
         self.sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
     }
 
-    /// The fewest bytes with which there is a choice.
+    /// The fewest bytes that resident constants and window take together in any trial.
     pub(crate) fn least(&self) -> usize {
         let trials = self.halves.iter().map(|half| Trial::new(self, *half).chosen.total());
         trials.min().unwrap_or(0)
     }
 
-    /// What stays where all that stays and the window may take so many bytes. Below the
-    /// [least](Self::least) it is what the least takes.
+    /// Returns the cheapest choice whose resident constants and window take at most `free` bytes.
+    /// Below the [least](Self::least), returns the choice that takes the least.
     pub(crate) fn choose(&self, free: usize) -> Chosen {
         let mut best: Option<(u128, Chosen)> = None;
         let mut smallest: Option<Chosen> = None;
+        // A smaller window makes more constants stay, so each size is a trade-off to weigh as a
+        // whole.
         for half in &self.halves {
             let mut trial = Trial::new(self, *half);
             if smallest.as_ref().is_none_or(|least| trial.chosen.total() < least.total()) {
@@ -136,14 +140,14 @@ impl Costs {
         self.readers.get(constant).map_or(&[], Vec::as_slice)
     }
 
-    /// What it costs a run if a constant does not stay.
+    /// What it costs a run if the constant does not stay.
     fn cost(&self, constant: usize) -> usize {
         self.size(constant).saturating_add(COPY).saturating_mul(self.readers_of(constant).len())
     }
 }
 
 impl<'a> Trial<'a> {
-    /// The choice with the fewest bytes that stay so that no step reads more than `half` of the
+    /// Keeps constants, the costliest first, until no step reads more than `half` bytes of the
     /// others.
     fn new(costs: &'a Costs, half: usize) -> Trial<'a> {
         let chosen = Chosen { keep: vec![false; costs.sizes.len()], ..Chosen::default() };
@@ -158,7 +162,7 @@ impl<'a> Trial<'a> {
         trial
     }
 
-    /// Keeps as many more as fit beside the window.
+    /// Keeps as many further constants as fit beside the window.
     fn keep_within(&mut self, free: usize) {
         let mut room = free.saturating_sub(self.chosen.total());
         for constant in &self.costs.order {
@@ -171,6 +175,7 @@ impl<'a> Trial<'a> {
         self.measure();
     }
 
+    /// Marks a constant as resident.
     fn keep(&mut self, constant: usize) {
         let size = self.costs.size(constant);
         self.chosen.keep.get_mut(constant).into_iter().for_each(|keep| *keep = true);
@@ -180,13 +185,14 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// The window for what does not stay.
+    /// Computes the window for the constants that do not stay.
     fn measure(&mut self) {
         self.chosen.half = self.left.iter().copied().max().unwrap_or(0);
         self.chosen.halves = self.left.iter().filter(|left| **left > 0).count().min(2);
         self.chosen.streamed = self.left.iter().fold(0, |sum, left| sum.saturating_add(*left));
     }
 
+    /// The upload cost of a run.
     fn cost(&self) -> u128 {
         let left = self.chosen.keep.iter().enumerate().filter(|(_, keep)| !**keep);
         left.map(|(constant, _)| self.costs.cost(constant) as u128).sum()
@@ -207,13 +213,13 @@ mod tests {
         Costs::new(sizes, constants.iter().map(|(_, readers)| readers.to_vec()).collect(), steps)
     }
 
-    /// What stays, and the bytes of half the window, by the bytes that there are.
+    /// What stays, and the bytes of a window half, for some amounts of memory.
     #[test]
     fn what_costs_most_to_upload_stays_first() {
         let many: &[usize] = &[0, 1, 2];
-        // constants with their readers; bytes; what stays; half the window
+        // constants with their readers; free bytes; what stays; bytes of a window half
         let cases: [(&[(usize, &[usize])], usize, &[bool], usize); 6] = [
-            // Two of a size: the window alone is as large as both.
+            // Two of equal size: the window alone is as large as both.
             (&[(100 * KIB, &[0]), (100 * KIB, &[1])], 200 * KIB, &[true, true], 0),
             (
                 &[(100 * KIB, &[0]), (100 * KIB, &[1]), (100 * KIB, &[2])],
@@ -235,14 +241,14 @@ mod tests {
                 &[false, false, false, true],
                 8000 * KIB,
             ),
-            // A single large one stays where the window would be as large as two of it.
+            // A single large one stays, because the window would be as large as two of it.
             (
                 &[(1000 * KIB, &[0]), (300 * KIB, &[1]), (300 * KIB, &[2]), (300 * KIB, &[3])],
                 1600 * KIB,
                 &[true, false, false, false],
                 300 * KIB,
             ),
-            // Less than the least is refused by others.
+            // The caller refuses less than the least.
             (&[(5 * KIB, &[0])], 0, &[false], 5 * KIB),
         ];
         for (constants, free, keep, half) in cases {
@@ -259,8 +265,8 @@ mod tests {
     }
 
     proptest! {
-        /// Where the least fits, everything fits; all stay where all fit; the window holds what
-        /// each step reads.
+        /// If the least fits, the choice fits. If all constants fit, all stay. The window holds
+        /// what each step reads.
         #[test]
         fn what_stays_and_the_window_fit(constants in constants(), part in 0usize..1100) {
             let (sizes, readers): (Vec<usize>, Vec<Vec<usize>>) = constants.iter().cloned().unzip();

@@ -1,14 +1,16 @@
-//! Kernels whose packed weights come and go, for sessions whose memory limit cannot hold all of
-//! them at once, and the turns of runs at them and at the constants of devices that do
-//! ([`constants`](super::constants)).
+//! On-demand weight packing, for sessions whose memory limit cannot hold all packed weights at
+//! once.
 //!
-//! Each run decides which weights stay packed: the largest first, as far as they fit beside its
-//! activations. The others pass through a window, one at a time: packed from the model's file right
-//! before their step, and gone after it. Results have the same bits either way.
+//! Each run decides which weights stay packed: the largest first, if they fit beside its
+//! activations. The others pass through a window one at a time: packed from the model's file right
+//! before their step, and freed after it. Results have the same bits either way.
 //!
-//! Weights that stay packed give way to values whose size only the run tells: a run that may have
-//! such values is alone, so that it may evict whatever no step is using ([`Streams::evict`]). It
-//! fails midway only if it would with the window alone.
+//! An `RwLock` serializes the runs that pack or evict weights or device constants
+//! ([`constants`](super::constants)). Runs that have nothing to pack or evict share the lock.
+//!
+//! Packed weights give way to values whose size is known only at run time. A run that may have such
+//! values takes the lock exclusively, so that it may evict whatever no step is using
+//! ([`Streams::evict`]). It fails midway only if it would also fail with the window alone.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,51 +24,51 @@ use crate::run::streaming::{OnDevices, Shares, Windows};
 use crate::tensor::Tensor;
 use crate::{ErrorKind, Result, error};
 
-/// What runs need to pack weights.
+/// What a run needs to pack weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Streaming<'a> {
     pub(crate) streams: &'a Streams,
     /// By step: whether its weights stay packed.
     pub(crate) keep: &'a [bool],
-    /// What packed weights count against.
+    /// The budget that packed weights count in.
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) threads: usize,
-    /// Called with a weight whose pages of the file are not needed any more.
+    /// Called with a weight whose pages of the model's file are not needed any more.
     pub(crate) release: &'a (dyn Fn(&Tensor) + Sync),
-    /// Frees memory that the run can do without, at least the bytes asked for if there are any;
-    /// returns how many.
+    /// Frees memory that the run can do without, at least as many bytes as asked for if there are
+    /// any; returns how many.
     pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
 }
 
-/// What a run leaves packed.
+/// Which weights a run keeps packed, and the memory for the rest.
 #[derive(Default)]
 pub(crate) struct WeightResidency {
     /// By step: whether its weights stay packed.
     pub(crate) keep: Vec<bool>,
-    /// The bytes of the window; zero where all stay.
+    /// The bytes of the window; zero if all weights stay.
     pub(crate) window: usize,
-    /// The most bytes that the run packs at once beside what is packed already.
+    /// The most bytes that the run holds at once beyond what is packed already.
     pub(crate) to_pack: usize,
-    /// Weights that are packed and have to go.
+    /// Whether packed weights or resident constants have to be evicted.
     lets_go: bool,
-    /// What stays of the constants of devices, and their windows.
+    /// The resident device constants, and their windows.
     pub(crate) shares: Shares,
 }
 
-/// What is free for weights in a run.
+/// The memory that is free for a run's weights.
 pub(crate) struct AvailableMemory {
-    /// Bytes of the session's beside the run's activations.
+    /// Bytes of the session's budget beside the run's activations.
     pub(crate) bytes: usize,
-    /// What the run takes on devices.
+    /// What the run takes on each device.
     pub(crate) on_devices: OnDevices,
-    /// How much of what devices' own limits leave may be taken.
+    /// How many eighths may be taken of what device limits leave beyond the least.
     pub(crate) eighths: usize,
-    /// Whether the run may take more than is known before it.
+    /// Whether the run may need more than is known before it.
     pub(crate) is_open_ended: bool,
 }
 
-/// A run's turn at the packed weights: beside others where all that it needs stays packed, else
-/// alone.
+/// The lock on packed weights for the length of a run: shared if the run has nothing to pack or
+/// evict, else exclusive.
 pub(crate) enum WeightLock<'a> {
     Shared { _guard: RwLockReadGuard<'a, ()> },
     Alone { _guard: RwLockWriteGuard<'a, ()> },
@@ -74,29 +76,31 @@ pub(crate) enum WeightLock<'a> {
 
 /// The streamed kernels of a program.
 pub(crate) struct Streams {
-    /// Steps and the bytes that they pack, the largest first.
+    /// The steps and the bytes that they pack, the largest first.
     steps: Vec<(usize, usize)>,
     precision: Precision,
     owner: Arc<Owner>,
-    /// Held for as long as a run: a run that packs weights or lets go of some is alone.
+    /// Held for as long as a run. A run that packs or evicts weights holds it exclusively.
     turns: RwLock<()>,
-    /// The constants of devices that come and go.
+    /// The streamable device constants.
     pub(crate) windows: Windows,
 }
 
 impl Streaming<'_> {
+    /// Whether the weights of a step stay packed.
     pub(crate) fn keeps(&self, index: usize) -> bool {
         self.keep.get(index).copied().unwrap_or(false)
     }
 
-    /// The kernel with its weights packed. Values of unknown size may have taken what was set aside
-    /// for them: then others go.
+    /// Compiles the kernel with its weights packed. If values of unknown size have taken the memory
+    /// that was set aside for these weights, evicts others and tries again.
     pub(crate) fn make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
         loop {
             let problem = match self.try_make(view, device) {
                 Err(problem) if problem.kind() == ErrorKind::OutOfMemory => problem,
                 made => return made,
             };
+            // An allocator that failed without numbers may succeed once anything is freed.
             let missing = problem.shortage().map_or(1, |shortage| shortage.missing());
             if (self.evict)(missing) == 0 {
                 return Err(problem);
@@ -104,7 +108,8 @@ impl Streaming<'_> {
         }
     }
 
-    /// The same with what is free; the pages of the file that the weights came from go.
+    /// Compiles the kernel within the free memory, and releases the file pages of the weights it
+    /// packed.
     fn try_make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
         let math = (self.threads, self.streams.precision);
         let account = Account { budget: self.budget, owner: &self.streams.owner };
@@ -119,6 +124,7 @@ impl Streaming<'_> {
 }
 
 impl Streams {
+    /// Collects the streamed kernels of a program.
     pub(crate) fn of(
         program: &Program,
         (precision, owner): (Precision, &Arc<Owner>),
@@ -144,55 +150,57 @@ impl Streams {
         self.steps.is_empty() && self.windows.is_empty()
     }
 
-    /// The fewest bytes that a run takes beside its activations: the windows.
+    /// The fewest bytes of weights and constants that a run needs beside its activations.
     pub(crate) fn least_bytes(&self) -> usize {
         self.least_packed_bytes().saturating_add(self.windows.least_bytes())
     }
 
-    /// The bytes of all weights that may come and go.
+    /// The bytes of all streamable weights and constants.
     pub(crate) fn total_bytes(&self) -> usize {
         self.packed_bytes().saturating_add(self.windows.total_bytes())
     }
 
-    /// The bytes of the window that packed weights pass through.
+    /// The bytes of the window for packed weights: those of the largest.
     fn least_packed_bytes(&self) -> usize {
         self.steps.first().map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// The bytes of all packed weights that may come and go.
+    /// The bytes of all streamable packed weights.
     pub(crate) fn packed_bytes(&self) -> usize {
         self.steps.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Of those, the bytes that a run with `free` bytes beside its activations packs anew.
+    /// Of those, the bytes that a run with `free` bytes beside its activations has to pack again.
     pub(crate) fn streamed_bytes(&self, free: usize) -> usize {
         let keep = self.choose(free);
         let streamed = self.steps.iter().filter(|(step, _)| keep.get(*step) != Some(&true));
         streamed.map(|(_, bytes)| bytes).sum()
     }
 
-    /// The shares of devices' constants, and what is left for packed weights.
+    /// Returns the shares of device constants, and the bytes left for packed weights.
     pub(crate) fn shares(&self, free: &AvailableMemory) -> Result<(Shares, usize)> {
+        // Device constants come first, but always leave the window for packed weights.
         let bytes = free.bytes.saturating_sub(self.least_packed_bytes());
         let shares = self.windows.choose(bytes, &free.on_devices, free.eighths)?;
         let left = free.bytes.saturating_sub(shares.kept_bytes().saturating_add(shares.window_bytes()));
         Ok((shares, left))
     }
 
-    /// The bytes that are packed now.
+    /// The bytes of streamable weights that are packed now.
     pub(crate) fn resident_bytes(&self, program: &Program) -> usize {
         let kernels = self.kernels(program).filter(|kernel| kernel.resident.lock().is_some());
         kernels.map(|kernel| kernel.packed_bytes).sum()
     }
 
-    /// By step, whether its weights stay packed, so that all that stay and the window take at most
+    /// Returns by step whether its weights stay packed. All that stay and the window take at most
     /// `free` bytes.
     pub(crate) fn choose(&self, free: usize) -> Vec<bool> {
         let mut left = free;
         let mut window = 0;
         let mut keep = vec![false; self.steps.iter().map(|(step, _)| step + 1).max().unwrap_or(0)];
         for (place, &(step, bytes)) in self.steps.iter().enumerate() {
-            // The first that does not stay is the largest in the window.
+            // The steps are sorted by size, so the first that does not stay sets the window. Until
+            // then, leave room for the next one to pass through.
             let next =
                 if window > 0 { window } else { self.steps.get(place + 1).map_or(0, |(_, next)| *next) };
             let stays = bytes.saturating_add(next) <= left;
@@ -207,9 +215,11 @@ impl Streams {
         keep
     }
 
-    /// Waits for the run's turn. `free` tells what there is beside its activations and what was
-    /// decided for that, or refuses it; weights that there is no room for go. Nothing of `free` is
-    /// known before the turn: other runs may pack meanwhile.
+    /// Waits for the weight lock, and evicts the weights that there is no room for.
+    ///
+    /// `free` returns the memory beside the run's activations and what the caller chose for it, or
+    /// refuses the run. It is called only while the lock is held, and again after the lock was
+    /// taken exclusively, because other runs may pack in between.
     pub(crate) fn turn<'s, C>(
         &'s self,
         program: &Program,
@@ -223,7 +233,7 @@ impl Streams {
         let guard = in_time(until, || self.turns.read(), |until| self.turns.try_read_until(until))?;
         let (there, chosen) = free()?;
         let room = self.room(program, &there)?;
-        // What only the run tells may take the place of weights that runs beside it count on.
+        // Values of unknown size may evict weights that a concurrent run counts on.
         let may_evict = there.is_open_ended && !self.steps.is_empty();
         if room.to_pack == 0 && !room.lets_go && !may_evict {
             return Ok((room, chosen, Some(WeightLock::Shared { _guard: guard })));
@@ -241,17 +251,18 @@ impl Streams {
         Ok((room, chosen, Some(WeightLock::Alone { _guard: guard })))
     }
 
-    /// Lets go of packed weights that no step is using, the smallest first, until `bytes` are free
-    /// or none is left; returns how many went. Only for a run that is alone.
+    /// Evicts packed weights that no step is using, the smallest first, until `bytes` are free or
+    /// none is left. Returns the bytes freed. Only for a run that holds the lock exclusively.
     pub(crate) fn evict(&self, program: &Program, bytes: usize) -> usize {
         let mut gone = 0;
         for &(step, packed) in self.steps.iter().rev() {
             if gone >= bytes {
                 break;
             }
-            // The one that is locked is being packed.
+            // The kernel that is locked is being packed.
             let kernel = program.steps.get(step).and_then(streamed);
             let Some(mut resident) = kernel.and_then(|kernel| kernel.resident.try_lock()) else { continue };
+            // Another reference means that a step is running the kernel.
             if resident.as_ref().is_some_and(|kernel| Arc::strong_count(kernel) == 1) {
                 *resident = None;
                 gone += packed;
@@ -260,7 +271,8 @@ impl Streams {
         gone
     }
 
-    /// What would stay in what is free.
+    /// Returns what would stay packed in the free memory, and what has to be packed and evicted for
+    /// that.
     fn room(&self, program: &Program, free: &AvailableMemory) -> Result<WeightResidency> {
         let (shares, left) = self.shares(free)?;
         let keep = self.choose(left);
@@ -290,12 +302,13 @@ impl Streams {
         first.into_iter().chain(self.windows.largest()).collect()
     }
 
+    /// The streamed kernels, in the order of `steps`.
     fn kernels<'p>(&'p self, program: &'p Program) -> impl Iterator<Item = &'p StreamedKernel> {
         self.steps.iter().filter_map(|(index, _)| streamed(program.steps.get(*index)?))
     }
 }
 
-/// A lock, unless the time for it is over.
+/// Takes a lock, or fails once the deadline has passed.
 fn in_time<G>(
     until: Option<Instant>,
     lock: impl FnOnce() -> G,
@@ -310,6 +323,7 @@ fn in_time<G>(
     }
 }
 
+/// The streamed kernel of a step, if it has one.
 fn streamed(step: &Step) -> Option<&StreamedKernel> {
     match &step.work {
         Work::Streamed(kernel) => Some(kernel),
@@ -324,8 +338,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// What stays and the largest of the others fit wherever the window alone does, and all
-        /// stay where all fit.
+        /// If the window alone fits, it fits beside all that stays. If all weights fit, all stay.
         #[test]
         fn what_stays_fits_beside_the_window(sizes in prop::collection::vec(1usize..100, 1..20), free in 0usize..1500) {
             let mut steps: Vec<_> = sizes.into_iter().enumerate().collect();
