@@ -12,27 +12,27 @@
 #include <stdint.h>
 
 /**
- * The version of this interface. A library of another version is refused.
+ * The version of this ABI. The host refuses a library of another version.
  */
 #define ORT_PROVIDER_ABI_VERSION 1
 
 /**
- * The call did what it should.
+ * Success.
  */
 #define ORT_PROVIDER_OK 0
 
 /**
- * Something failed that no other code describes.
+ * A failure that no other code describes.
  */
 #define ORT_PROVIDER_FAIL 1
 
 /**
- * A value given by the caller does not fit, such as an option.
+ * An argument of the caller is invalid, for example an option.
  */
 #define ORT_PROVIDER_INVALID_ARGUMENT 2
 
 /**
- * A kernel failed while the model ran.
+ * A kernel failed during a run.
  */
 #define ORT_PROVIDER_RUNTIME_EXCEPTION 6
 
@@ -47,47 +47,47 @@
 #define ORT_PROVIDER_EP_FAIL 11
 
 /**
- * The device's memory, or a limit, does not suffice.
+ * Device memory is exhausted, or a memory limit is exceeded.
  */
 #define ORT_PROVIDER_OUT_OF_MEMORY 20
 
 /**
- * The input or output is left out, or nobody reads it.
+ * The input or output is omitted, or the output has no reader.
  */
 #define ORT_PROVIDER_ABSENT 0
 
 /**
- * The elements are in the host's memory, at `data`.
+ * The elements are in host memory, at `data`.
  */
 #define ORT_PROVIDER_HOST 1
 
 /**
- * The elements are in the device's memory, `offset` bytes into `memory`.
+ * The elements are in device memory, at `offset` bytes from the start of `memory`.
  */
 #define ORT_PROVIDER_DEVICE 2
 
 /**
- * Only type and shape are known.
+ * Only the type and the shape are known.
  */
 #define ORT_PROVIDER_SHAPE 3
 
 /**
- * One float. The kinds of attributes have the codes of ONNX's `AttributeProto.AttributeType`.
+ * A float. The kinds have the values of ONNX's `AttributeProto.AttributeType`.
  */
 #define ORT_PROVIDER_ATTRIBUTE_FLOAT 1
 
 /**
- * One integer.
+ * An integer.
  */
 #define ORT_PROVIDER_ATTRIBUTE_INT 2
 
 /**
- * One string.
+ * A string.
  */
 #define ORT_PROVIDER_ATTRIBUTE_STRING 3
 
 /**
- * One tensor.
+ * A tensor.
  */
 #define ORT_PROVIDER_ATTRIBUTE_TENSOR 4
 
@@ -107,60 +107,60 @@
 #define ORT_PROVIDER_ATTRIBUTE_STRINGS 8
 
 /**
- * Where the host collects what a claim says.
+ * Receives the details of a claim; opaque to the library.
  */
 typedef struct OrtProviderClaim OrtProviderClaim;
 
 /**
- * What the host keeps of the node that is being compiled.
+ * The compilation of one node; opaque to the library.
  */
 typedef struct OrtProviderCompilation OrtProviderCompilation;
 
 /**
- * A device that the library opened; only the library looks inside.
+ * A device that the library opened; opaque to the host.
  */
 typedef struct OrtProviderDevice OrtProviderDevice;
 
 /**
- * Where the host collects what a device says of itself.
+ * Receives the description of a device; opaque to the library.
  */
 typedef struct OrtProviderFacts OrtProviderFacts;
 
 /**
- * A compiled node; only the library looks inside.
+ * A compiled node; opaque to the host.
  */
 typedef struct OrtProviderKernel OrtProviderKernel;
 
 /**
- * The holder of a constant's bytes.
+ * The owner of a constant's bytes; opaque to the library.
  */
 typedef struct OrtProviderOwner OrtProviderOwner;
 
 /**
- * Where the host collects the message of an error.
+ * Receives the message of an error; opaque to the library.
  */
 typedef struct OrtProviderReport OrtProviderReport;
 
 /**
- * What a device is.
+ * The description of a device.
  */
 typedef struct OrtProviderDeviceInfo {
   /**
-   * The bytes of this record.
+   * The size of this record in bytes.
    */
   size_t size;
   /**
-   * The bytes of its memory; 0 where it does not tell.
+   * The size of its memory in bytes; 0 if it is unknown.
    */
   uint64_t memory_bytes;
   /**
-   * To be given back to the host's `fact`, during this call.
+   * An argument for the host's `fact`, valid during this call.
    */
   struct OrtProviderFacts *facts;
 } OrtProviderDeviceInfo;
 
 /**
- * An option of the device, as text. All text is UTF-8 and ends with a zero byte.
+ * A device option. All strings of this ABI are UTF-8 and NUL-terminated.
  */
 typedef struct OrtProviderOption {
   /**
@@ -174,7 +174,7 @@ typedef struct OrtProviderOption {
 } OrtProviderOption;
 
 /**
- * A tensor of a run. The bytes of an output are to be written, those of an input only read.
+ * A tensor of a run. The kernel writes outputs; inputs are read-only.
  */
 typedef struct OrtProviderTensor {
   /**
@@ -182,7 +182,7 @@ typedef struct OrtProviderTensor {
    */
   uint32_t kind;
   /**
-   * The element type, by ONNX's `TensorProto.DataType`; 0 where only the shape is known.
+   * The element type, as ONNX's `TensorProto.DataType`; 0 if only the shape is known.
    */
   int32_t element_type;
   /**
@@ -190,8 +190,8 @@ typedef struct OrtProviderTensor {
    */
   uint32_t rank;
   /**
-   * For an output: the input whose elements it holds at first, because both are the same memory;
-   * -1 for none. That input has the output's shape then.
+   * For an output: the input that it aliases, or -1. The output then holds that input's elements
+   * when the run starts, and both have the same shape.
    */
   int32_t in_place;
   /**
@@ -199,25 +199,25 @@ typedef struct OrtProviderTensor {
    */
   const int64_t *sizes;
   /**
-   * The bytes of all elements.
+   * The size of all elements in bytes.
    */
   uint64_t bytes;
   /**
-   * The first byte in the host's memory.
+   * The first byte in host memory.
    */
   void *data;
   /**
-   * The device's memory, as `allocate` gave it.
+   * The device memory, as `allocate` returned it.
    */
   uint64_t memory;
   /**
-   * The first byte in it.
+   * The offset of the first byte in `memory`.
    */
   uint64_t offset;
 } OrtProviderTensor;
 
 /**
- * What is known of a value before anything runs.
+ * What is known of a value at compile time.
  */
 typedef struct OrtProviderValue {
   /**
@@ -225,39 +225,39 @@ typedef struct OrtProviderValue {
    */
   uint32_t kind;
   /**
-   * The element type, by ONNX's `TensorProto.DataType`; 0 where it is not known.
+   * The element type, as ONNX's `TensorProto.DataType`; 0 if it is unknown.
    */
   int32_t element_type;
   /**
-   * The number of dimensions; -1 where it is not known.
+   * The number of dimensions; -1 if it is unknown.
    */
   int32_t rank;
   /**
-   * The sizes of the dimensions; -1 for one that only the run tells.
+   * The sizes of the dimensions; -1 for a size that only the run knows.
    */
   const int64_t *sizes;
   /**
-   * The sizes as expressions of the model's symbols, such as `2*batch`; `?` for one that nothing
-   * is known of.
+   * The sizes as expressions of the model's symbolic dimensions, such as `2*batch`; `?` for an
+   * unknown size.
    */
   const char *const *expressions;
   /**
-   * A constant's elements, row by row, little-endian, at any alignment.
+   * The elements of a constant: row-major, little-endian, at any alignment.
    */
   const uint8_t *data;
   /**
-   * The bytes of a constant.
+   * The size of a constant in bytes.
    */
   uint64_t bytes;
   /**
-   * What holds a constant's bytes. They are there during the call, and from `retain` to
+   * The owner of a constant's bytes. They are valid during the call, and from `retain` to
    * `release`.
    */
   const struct OrtProviderOwner *owner;
 } OrtProviderValue;
 
 /**
- * An attribute; the fields of its kind are set.
+ * An attribute. Only the fields of its kind are set.
  */
 typedef struct OrtProviderAttribute {
   /**
@@ -265,7 +265,7 @@ typedef struct OrtProviderAttribute {
    */
   const char *name;
   /**
-   * One of `ORT_PROVIDER_ATTRIBUTE_FLOAT` and so on.
+   * One of the constants `ORT_PROVIDER_ATTRIBUTE_*`.
    */
   uint32_t kind;
   /**
@@ -297,22 +297,21 @@ typedef struct OrtProviderAttribute {
    */
   size_t count;
   /**
-   * The tensor, as a constant.
+   * The tensor, encoded as a constant.
    */
   const struct OrtProviderValue *tensor;
 } OrtProviderAttribute;
 
 /**
- * A node in the form of the newest operator set: attributes have their defaults, nothing is left
- * of older sets.
+ * A node, upgraded to the newest opset, with all default attributes filled in.
  */
 typedef struct OrtProviderNode {
   /**
-   * The bytes of this record.
+   * The size of this record in bytes.
    */
   size_t size;
   /**
-   * The operator's domain; empty for ONNX's own.
+   * The operator's domain; empty for the ONNX domain.
    */
   const char *domain;
   /**
@@ -328,7 +327,7 @@ typedef struct OrtProviderNode {
    */
   const struct OrtProviderValue *inputs;
   /**
-   * How many.
+   * The number of them.
    */
   size_t input_count;
   /**
@@ -336,25 +335,25 @@ typedef struct OrtProviderNode {
    */
   const struct OrtProviderValue *outputs;
   /**
-   * How many.
+   * The number of them.
    */
   size_t output_count;
   /**
-   * The attributes in no order.
+   * The attributes, unordered.
    */
   const struct OrtProviderAttribute *attributes;
   /**
-   * How many.
+   * The number of them.
    */
   size_t attribute_count;
 } OrtProviderNode;
 
 /**
- * What a node is compiled with.
+ * The parameters of a compilation.
  */
 typedef struct OrtProviderCompileInfo {
   /**
-   * The bytes of this record.
+   * The size of this record in bytes.
    */
   size_t size;
   /**
@@ -362,23 +361,24 @@ typedef struct OrtProviderCompileInfo {
    */
   const struct OrtProviderNode *node;
   /**
-   * The threads that may be used.
+   * The number of threads that may be used.
    */
   uint32_t threads;
   /**
-   * Not 0 where products may be made in bfloat16.
+   * Non-zero if GEMMs may use bfloat16.
    */
   uint8_t bf16;
   /**
-   * Not 0 where the kernel is asked for its workspace and never runs: nothing need be packed.
+   * Non-zero if the kernel is only asked for its workspace and never runs: it need not pack
+   * weights.
    */
   uint8_t counts_only;
   /**
-   * The bytes that the session's memory limit leaves.
+   * The bytes left under the session's memory limit.
    */
   uint64_t available_bytes;
   /**
-   * To be given back to the host's `reserve` and `consume`, during this call.
+   * An argument for the host's `reserve` and `consume`, valid during this call.
    */
   struct OrtProviderCompilation *compilation;
 } OrtProviderCompileInfo;
@@ -388,7 +388,7 @@ typedef struct OrtProviderCompileInfo {
  */
 typedef struct OrtProviderRun {
   /**
-   * The bytes of this record.
+   * The size of this record in bytes.
    */
   size_t size;
   /**
@@ -396,7 +396,7 @@ typedef struct OrtProviderRun {
    */
   const struct OrtProviderTensor *inputs;
   /**
-   * How many.
+   * The number of them.
    */
   size_t input_count;
   /**
@@ -404,32 +404,31 @@ typedef struct OrtProviderRun {
    */
   const struct OrtProviderTensor *outputs;
   /**
-   * How many.
+   * The number of them.
    */
   size_t output_count;
   /**
-   * The scratch memory that `workspace` asked for, as bytes; absent where it asked for none.
+   * The scratch memory that `workspace` asked for; absent if it asked for none.
    */
   const struct OrtProviderTensor *workspace;
   /**
-   * The threads that may be used.
+   * The number of threads that may be used.
    */
   uint32_t threads;
   /**
-   * In a question for the workspace the bytes that it is to have at most where the kernel has
-   * ways to do with less.
+   * For `workspace` only: the most bytes that a kernel should ask for if it can run with less.
    */
   uint64_t room;
 } OrtProviderRun;
 
 /**
- * A provider. Every function may be called from several threads at once; what is given to a call
- * lives as long as the call. A function that returns a code explains with the host's `fail` what
- * went wrong. None of them may let a C++ exception or the like out.
+ * A provider. Functions may be called from several threads at once. Arguments are valid during the
+ * call. A function that returns an error code reports the reason with the host's `fail`. No
+ * exception may leave a function.
  */
 typedef struct OrtProviderTable {
   /**
-   * The bytes of this table.
+   * The size of this table in bytes.
    */
   size_t size;
   /**
@@ -437,15 +436,15 @@ typedef struct OrtProviderTable {
    */
   uint32_t abi_version;
   /**
-   * The name that users write, for example `npu`.
+   * The name by which users select the provider, for example `npu`.
    */
   const char *name;
   /**
-   * The library's own version.
+   * The version of the library.
    */
   const char *version;
   /**
-   * The number of devices that work here; the error says why there are none.
+   * Returns the number of usable devices; if there are none, an error says why.
    */
   int32_t (*device_count)(uint32_t *count, struct OrtProviderReport *report);
   /**
@@ -453,9 +452,9 @@ typedef struct OrtProviderTable {
    */
   int32_t (*device_info)(uint32_t index, struct OrtProviderDeviceInfo *info, struct OrtProviderReport *report);
   /**
-   * Opens the device at `index`. Unknown options are errors. `uses_host_memory` is set to 1
-   * where its kernels work on the host's memory, and stays 0 otherwise: such a device needs no
-   * `allocate`, `release`, `trim` and `copy`, which may be null for it.
+   * Opens the device at `index`. Unknown options are errors. A device whose kernels work in host
+   * memory sets `uses_host_memory` to 1. It needs no `allocate`, `release`, `trim` and `copy`,
+   * which may then be null.
    */
   int32_t (*open)(uint32_t index,
                   const struct OrtProviderOption *options,
@@ -464,12 +463,12 @@ typedef struct OrtProviderTable {
                   uint8_t *uses_host_memory,
                   struct OrtProviderReport *report);
   /**
-   * Closes a device, whose kernels and memory were released before.
+   * Closes a device. Its kernels and memory have been released before.
    */
   void (*close)(struct OrtProviderDevice *device);
   /**
-   * Gives device memory that begins at a multiple of `alignment`: any number but 0 that the
-   * library knows it by.
+   * Allocates device memory at a multiple of `alignment`. `memory` is a handle of the library's
+   * choice, not 0.
    */
   int32_t (*allocate)(struct OrtProviderDevice *device,
                       uint64_t bytes,
@@ -477,84 +476,81 @@ typedef struct OrtProviderTable {
                       uint64_t *memory,
                       struct OrtProviderReport *report);
   /**
-   * Takes device memory back.
+   * Frees device memory.
    */
   void (*release)(struct OrtProviderDevice *device, uint64_t memory);
   /**
-   * Gives released memory that the device keeps to the system, and returns how many bytes. May
-   * be null.
+   * Returns cached free memory to the system, and its size in bytes to the caller. May be null.
    */
   uint64_t (*trim)(struct OrtProviderDevice *device);
   /**
-   * Copies the elements of a tensor to another of the same type and shape; one of them or both
-   * are in the device's memory.
+   * Copies a tensor to another of the same type and shape. At least one of them is in device
+   * memory.
    */
   int32_t (*copy)(struct OrtProviderDevice *device,
                   const struct OrtProviderTensor *from,
                   const struct OrtProviderTensor *to,
                   struct OrtProviderReport *report);
   /**
-   * Waits until the device has done what it was given to do. May be null where it is done when
-   * calls return.
+   * Waits for all work submitted to the device. May be null if calls are synchronous.
    */
   int32_t (*synchronize)(struct OrtProviderDevice *device, struct OrtProviderReport *report);
   /**
-   * Whether the device runs a node: `ORT_PROVIDER_OK`, or `ORT_PROVIDER_NOT_IMPLEMENTED` with
-   * the reason. Any other code says that the device does not work.
+   * Asks whether the device can run a node: `ORT_PROVIDER_OK`, or `ORT_PROVIDER_NOT_IMPLEMENTED`
+   * with the reason. Any other code means that the device has failed.
    */
   int32_t (*claim)(struct OrtProviderDevice *device,
                    const struct OrtProviderNode *node,
                    struct OrtProviderClaim *claim,
                    struct OrtProviderReport *report);
   /**
-   * Makes the kernel of a claimed node.
+   * Compiles a claimed node to a kernel.
    */
   int32_t (*compile)(struct OrtProviderDevice *device,
                      const struct OrtProviderCompileInfo *info,
                      struct OrtProviderKernel **kernel,
                      struct OrtProviderReport *report);
   /**
-   * The bytes of scratch memory that a run with these shapes needs. May be null where no kernel
-   * needs any.
+   * Returns the bytes of scratch memory that a run with these shapes needs. May be null if no
+   * kernel needs any.
    */
   int32_t (*workspace)(struct OrtProviderKernel *kernel,
                        const struct OrtProviderRun *run,
                        uint64_t *bytes,
                        struct OrtProviderReport *report);
   /**
-   * Computes the outputs.
+   * Runs the kernel.
    */
   int32_t (*run)(struct OrtProviderKernel *kernel,
                  const struct OrtProviderRun *run,
                  struct OrtProviderReport *report);
   /**
-   * Releases a kernel.
+   * Frees a kernel.
    */
   void (*release_kernel)(struct OrtProviderKernel *kernel);
   /**
-   * Fails where the device can run nothing any more, for example because its driver has reset
-   * it. May be null.
+   * Fails if the device is lost, for example because its driver has reset it. May be null.
    */
   int32_t (*check)(struct OrtProviderDevice *device, struct OrtProviderReport *report);
   /**
-   * Other than 0 where images are to have the channels last: `NhwcConv` of the domain
-   * `ort-runtime` and the like, where it claims these. May be null.
+   * Non-zero if the device prefers NHWC, that is `NhwcConv` of the domain `ort-runtime` and
+   * similar operators, as far as it claims them. May be null.
    */
   uint8_t (*prefers_channels_last)(struct OrtProviderDevice *device);
   /**
-   * The bytes of the vectors in which matrices are read: weights of products whose rows are no
-   * multiple of that are transposed, if their columns are. 1 where weights are read as they are,
-   * or packed. May be null: 1.
+   * The width in bytes of the vector loads from weight matrices. GEMM weights whose rows are not
+   * a multiple of it are transposed if their columns are. 1 if the device needs no alignment, or
+   * packs weights. Null means 1.
    */
   size_t (*vector_bytes)(struct OrtProviderDevice *device);
 } OrtProviderTable;
 
 /**
- * What the host does for a library. It stays where it is as long as the process lives.
+ * The functions of the host. The table is valid for the life of the process.
  */
 typedef struct OrtProviderHost {
   /**
-   * The bytes of this table.
+   * The size of this table in bytes.
    */
   size_t size;
   /**
@@ -562,61 +558,62 @@ typedef struct OrtProviderHost {
    */
   uint32_t abi_version;
   /**
-   * The host's own version.
+   * The version of the host.
    */
   const char *version;
   /**
-   * Says why a call fails, and what the user can try (or null); returns `code`, to be returned
-   * by the call.
+   * Reports why a call fails, and what the user can try (or null). Returns `code`, which the
+   * failing call returns in turn.
    */
   int32_t (*fail)(struct OrtProviderReport *report, int32_t code, const char *message, const char *help);
   /**
-   * A fact of a device: the fact `name` is its own name, all others are shown as they are.
+   * Adds a property to the description of a device. The property `name` is the device's name;
+   * all others are shown verbatim.
    */
   void (*fact)(struct OrtProviderFacts *facts, const char *name, const char *value);
   /**
-   * Says of a claimed node that an input and an output that are equally long may be the same
-   * memory. Where `grows` is not 0, the kernel itself refuses a run whose output would be
-   * longer, as that of a cache's past and present does.
+   * Allows an input and an output of equal size to alias. A kernel for which `grows` is non-zero
+   * refuses runs whose output would be longer itself, like the past and the present of a KV
+   * cache.
    */
   void (*in_place)(struct OrtProviderClaim *claim, uint32_t input, uint32_t output, uint8_t grows);
   /**
-   * Says of a claimed node that an input must be in the host's memory.
+   * Requires an input to be in host memory.
    */
   void (*host_input)(struct OrtProviderClaim *claim, uint32_t input);
   /**
-   * Says of a claimed node that an input may be at any alignment.
+   * Allows an input to be at any alignment.
    */
   void (*unaligned_input)(struct OrtProviderClaim *claim, uint32_t input);
   /**
-   * Says of a claimed node that it leaves an output out where nobody reads it.
+   * Declares that the kernel does not compute an output that has no reader.
    */
   void (*left_out)(struct OrtProviderClaim *claim, uint32_t output);
   /**
-   * Counts bytes that the kernel keeps against the session's memory limit, until it is released.
-   * To be called before the memory is taken; other than `ORT_PROVIDER_OK`, it must not be taken.
+   * Reserves bytes that the kernel keeps until it is released, under the session's memory limit.
+   * Call it before the allocation; if it does not return `ORT_PROVIDER_OK`, do not allocate.
    */
   int32_t (*reserve)(struct OrtProviderCompilation *compilation,
                      uint64_t bytes,
                      struct OrtProviderReport *report);
   /**
-   * Says that runs will not read a constant input any more, which then is absent.
+   * Declares that runs do not read a constant input any more; it is then absent.
    */
   void (*consume)(struct OrtProviderCompilation *compilation, uint32_t input);
   /**
-   * Keeps a constant's bytes until `release`.
+   * Keeps a constant's bytes valid until `release`.
    */
   void (*retain)(const struct OrtProviderOwner *owner);
   /**
-   * Gives up what `retain` kept.
+   * Undoes one `retain`.
    */
   void (*release)(const struct OrtProviderOwner *owner);
 } OrtProviderHost;
 
 /**
- * The type of the function `ort_provider`: the library's table for a host of this version of the
- * interface, which stays where it is as long as the process lives. A library that does not know
- * the version returns its table all the same, with its own; null says that there is no provider.
+ * The type of the function `ort_provider`. It returns the library's table for a host of this ABI
+ * version, valid for the life of the process. A library of another version returns a table with
+ * its own version. Null means that there is no provider.
  */
 typedef const struct OrtProviderTable *(*OrtProviderEntry)(uint32_t abi_version,
                                                            const struct OrtProviderHost *host);

@@ -1,49 +1,48 @@
-//! The records and tables that cross the border, in C's layout. `ort_provider.h` is written from
-//! this file.
+//! The provider ABI: records and function tables in C's layout. `cargo xtask header` generates
+//! `ort_provider.h` from this file.
 //!
-//! The tables of functions and the records that begin with `size` only ever grow, at their end:
-//! `size` says how much of them the other side knows. Every other record stays as it is within one
-//! version of the interface.
+//! Function tables, and records that begin with `size`, only grow, and only at their end: `size`
+//! tells how many bytes the other side knows. All other records are fixed within an ABI version.
 
 use std::ffi::{c_char, c_void};
 
-/// The version of this interface. A library of another version is refused.
+/// The version of this ABI. The host refuses a library of another version.
 pub const ORT_PROVIDER_ABI_VERSION: u32 = 1;
 
-/// The one symbol of a library, of the type `OrtProviderEntry`.
+/// The symbol that a library exports, of type `OrtProviderEntry`.
 pub const ORT_PROVIDER_SYMBOL: &str = "ort_provider";
 
-/// The call did what it should.
+/// Success.
 pub const ORT_PROVIDER_OK: i32 = 0;
-/// Something failed that no other code describes.
+/// A failure that no other code describes.
 pub const ORT_PROVIDER_FAIL: i32 = 1;
-/// A value given by the caller does not fit, such as an option.
+/// An argument of the caller is invalid, for example an option.
 pub const ORT_PROVIDER_INVALID_ARGUMENT: i32 = 2;
-/// A kernel failed while the model ran.
+/// A kernel failed during a run.
 pub const ORT_PROVIDER_RUNTIME_EXCEPTION: i32 = 6;
 /// There is no kernel for this node; the message says why.
 pub const ORT_PROVIDER_NOT_IMPLEMENTED: i32 = 9;
 /// The provider or its device failed.
 pub const ORT_PROVIDER_EP_FAIL: i32 = 11;
-/// The device's memory, or a limit, does not suffice.
+/// Device memory is exhausted, or a memory limit is exceeded.
 pub const ORT_PROVIDER_OUT_OF_MEMORY: i32 = 20;
 
-/// The input or output is left out, or nobody reads it.
+/// The input or output is omitted, or the output has no reader.
 pub const ORT_PROVIDER_ABSENT: u32 = 0;
-/// The elements are in the host's memory, at `data`.
+/// The elements are in host memory, at `data`.
 pub const ORT_PROVIDER_HOST: u32 = 1;
-/// The elements are in the device's memory, `offset` bytes into `memory`.
+/// The elements are in device memory, at `offset` bytes from the start of `memory`.
 pub const ORT_PROVIDER_DEVICE: u32 = 2;
-/// Only type and shape are known.
+/// Only the type and the shape are known.
 pub const ORT_PROVIDER_SHAPE: u32 = 3;
 
-/// One float. The kinds of attributes have the codes of ONNX's `AttributeProto.AttributeType`.
+/// A float. The kinds have the values of ONNX's `AttributeProto.AttributeType`.
 pub const ORT_PROVIDER_ATTRIBUTE_FLOAT: u32 = 1;
-/// One integer.
+/// An integer.
 pub const ORT_PROVIDER_ATTRIBUTE_INT: u32 = 2;
-/// One string.
+/// A string.
 pub const ORT_PROVIDER_ATTRIBUTE_STRING: u32 = 3;
-/// One tensor.
+/// A tensor.
 pub const ORT_PROVIDER_ATTRIBUTE_TENSOR: u32 = 4;
 /// A list of floats.
 pub const ORT_PROVIDER_ATTRIBUTE_FLOATS: u32 = 6;
@@ -52,28 +51,28 @@ pub const ORT_PROVIDER_ATTRIBUTE_INTS: u32 = 7;
 /// A list of strings.
 pub const ORT_PROVIDER_ATTRIBUTE_STRINGS: u32 = 8;
 
-/// A device that the library opened; only the library looks inside.
+/// A device that the library opened; opaque to the host.
 pub struct OrtProviderDevice(());
 
-/// A compiled node; only the library looks inside.
+/// A compiled node; opaque to the host.
 pub struct OrtProviderKernel(());
 
-/// Where the host collects the message of an error.
+/// Receives the message of an error; opaque to the library.
 pub struct OrtProviderReport(());
 
-/// Where the host collects what a device says of itself.
+/// Receives the description of a device; opaque to the library.
 pub struct OrtProviderFacts(());
 
-/// Where the host collects what a claim says.
+/// Receives the details of a claim; opaque to the library.
 pub struct OrtProviderClaim(());
 
-/// What the host keeps of the node that is being compiled.
+/// The compilation of one node; opaque to the library.
 pub struct OrtProviderCompilation(());
 
-/// The holder of a constant's bytes.
+/// The owner of a constant's bytes; opaque to the library.
 pub struct OrtProviderOwner(());
 
-/// An option of the device, as text. All text is UTF-8 and ends with a zero byte.
+/// A device option. All strings of this ABI are UTF-8 and NUL-terminated.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderOption {
@@ -83,37 +82,37 @@ pub struct OrtProviderOption {
     pub value: *const c_char,
 }
 
-/// What is known of a value before anything runs.
+/// What is known of a value at compile time.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderValue {
     /// `ORT_PROVIDER_ABSENT`; `ORT_PROVIDER_HOST` for a constant; else `ORT_PROVIDER_SHAPE`.
     pub kind: u32,
-    /// The element type, by ONNX's `TensorProto.DataType`; 0 where it is not known.
+    /// The element type, as ONNX's `TensorProto.DataType`; 0 if it is unknown.
     pub element_type: i32,
-    /// The number of dimensions; -1 where it is not known.
+    /// The number of dimensions; -1 if it is unknown.
     pub rank: i32,
-    /// The sizes of the dimensions; -1 for one that only the run tells.
+    /// The sizes of the dimensions; -1 for a size that only the run knows.
     pub sizes: *const i64,
-    /// The sizes as expressions of the model's symbols, such as `2*batch`; `?` for one that nothing
-    /// is known of.
+    /// The sizes as expressions of the model's symbolic dimensions, such as `2*batch`; `?` for an
+    /// unknown size.
     pub expressions: *const *const c_char,
-    /// A constant's elements, row by row, little-endian, at any alignment.
+    /// The elements of a constant: row-major, little-endian, at any alignment.
     pub data: *const u8,
-    /// The bytes of a constant.
+    /// The size of a constant in bytes.
     pub bytes: u64,
-    /// What holds a constant's bytes. They are there during the call, and from `retain` to
+    /// The owner of a constant's bytes. They are valid during the call, and from `retain` to
     /// `release`.
     pub owner: *const OrtProviderOwner,
 }
 
-/// An attribute; the fields of its kind are set.
+/// An attribute. Only the fields of its kind are set.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderAttribute {
     /// Its name.
     pub name: *const c_char,
-    /// One of `ORT_PROVIDER_ATTRIBUTE_FLOAT` and so on.
+    /// One of the constants `ORT_PROVIDER_ATTRIBUTE_*`.
     pub kind: u32,
     /// The float.
     pub f: f32,
@@ -129,18 +128,17 @@ pub struct OrtProviderAttribute {
     pub strings: *const *const c_char,
     /// The length of the list.
     pub count: usize,
-    /// The tensor, as a constant.
+    /// The tensor, encoded as a constant.
     pub tensor: *const OrtProviderValue,
 }
 
-/// A node in the form of the newest operator set: attributes have their defaults, nothing is left
-/// of older sets.
+/// A node, upgraded to the newest opset, with all default attributes filled in.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderNode {
-    /// The bytes of this record.
+    /// The size of this record in bytes.
     pub size: usize,
-    /// The operator's domain; empty for ONNX's own.
+    /// The operator's domain; empty for the ONNX domain.
     pub domain: *const c_char,
     /// The operator.
     pub op_type: *const c_char,
@@ -148,60 +146,61 @@ pub struct OrtProviderNode {
     pub name: *const c_char,
     /// The inputs by position.
     pub inputs: *const OrtProviderValue,
-    /// How many.
+    /// The number of them.
     pub input_count: usize,
     /// The outputs by position.
     pub outputs: *const OrtProviderValue,
-    /// How many.
+    /// The number of them.
     pub output_count: usize,
-    /// The attributes in no order.
+    /// The attributes, unordered.
     pub attributes: *const OrtProviderAttribute,
-    /// How many.
+    /// The number of them.
     pub attribute_count: usize,
 }
 
-/// What a node is compiled with.
+/// The parameters of a compilation.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderCompileInfo {
-    /// The bytes of this record.
+    /// The size of this record in bytes.
     pub size: usize,
     /// The node.
     pub node: *const OrtProviderNode,
-    /// The threads that may be used.
+    /// The number of threads that may be used.
     pub threads: u32,
-    /// Not 0 where products may be made in bfloat16.
+    /// Non-zero if GEMMs may use bfloat16.
     pub bf16: u8,
-    /// Not 0 where the kernel is asked for its workspace and never runs: nothing need be packed.
+    /// Non-zero if the kernel is only asked for its workspace and never runs: it need not pack
+    /// weights.
     pub counts_only: u8,
-    /// The bytes that the session's memory limit leaves.
+    /// The bytes left under the session's memory limit.
     pub available_bytes: u64,
-    /// To be given back to the host's `reserve` and `consume`, during this call.
+    /// An argument for the host's `reserve` and `consume`, valid during this call.
     pub compilation: *mut OrtProviderCompilation,
 }
 
-/// A tensor of a run. The bytes of an output are to be written, those of an input only read.
+/// A tensor of a run. The kernel writes outputs; inputs are read-only.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderTensor {
     /// `ORT_PROVIDER_ABSENT`, `ORT_PROVIDER_HOST`, `ORT_PROVIDER_DEVICE` or `ORT_PROVIDER_SHAPE`.
     pub kind: u32,
-    /// The element type, by ONNX's `TensorProto.DataType`; 0 where only the shape is known.
+    /// The element type, as ONNX's `TensorProto.DataType`; 0 if only the shape is known.
     pub element_type: i32,
     /// The number of dimensions.
     pub rank: u32,
-    /// For an output: the input whose elements it holds at first, because both are the same memory;
-    /// -1 for none. That input has the output's shape then.
+    /// For an output: the input that it aliases, or -1. The output then holds that input's elements
+    /// when the run starts, and both have the same shape.
     pub in_place: i32,
     /// The sizes of the dimensions.
     pub sizes: *const i64,
-    /// The bytes of all elements.
+    /// The size of all elements in bytes.
     pub bytes: u64,
-    /// The first byte in the host's memory.
+    /// The first byte in host memory.
     pub data: *mut c_void,
-    /// The device's memory, as `allocate` gave it.
+    /// The device memory, as `allocate` returned it.
     pub memory: u64,
-    /// The first byte in it.
+    /// The offset of the first byte in `memory`.
     pub offset: u64,
 }
 
@@ -209,49 +208,48 @@ pub struct OrtProviderTensor {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderRun {
-    /// The bytes of this record.
+    /// The size of this record in bytes.
     pub size: usize,
     /// The inputs by position.
     pub inputs: *const OrtProviderTensor,
-    /// How many.
+    /// The number of them.
     pub input_count: usize,
     /// The outputs by position.
     pub outputs: *const OrtProviderTensor,
-    /// How many.
+    /// The number of them.
     pub output_count: usize,
-    /// The scratch memory that `workspace` asked for, as bytes; absent where it asked for none.
+    /// The scratch memory that `workspace` asked for; absent if it asked for none.
     pub workspace: *const OrtProviderTensor,
-    /// The threads that may be used.
+    /// The number of threads that may be used.
     pub threads: u32,
-    /// In a question for the workspace the bytes that it is to have at most where the kernel has
-    /// ways to do with less.
+    /// For `workspace` only: the most bytes that a kernel should ask for if it can run with less.
     pub room: u64,
 }
 
-/// What a device is.
+/// The description of a device.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderDeviceInfo {
-    /// The bytes of this record.
+    /// The size of this record in bytes.
     pub size: usize,
-    /// The bytes of its memory; 0 where it does not tell.
+    /// The size of its memory in bytes; 0 if it is unknown.
     pub memory_bytes: u64,
-    /// To be given back to the host's `fact`, during this call.
+    /// An argument for the host's `fact`, valid during this call.
     pub facts: *mut OrtProviderFacts,
 }
 
-/// What the host does for a library. It stays where it is as long as the process lives.
+/// The functions of the host. The table is valid for the life of the process.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderHost {
-    /// The bytes of this table.
+    /// The size of this table in bytes.
     pub size: usize,
     /// `ORT_PROVIDER_ABI_VERSION` of the host.
     pub abi_version: u32,
-    /// The host's own version.
+    /// The version of the host.
     pub version: *const c_char,
-    /// Says why a call fails, and what the user can try (or null); returns `code`, to be returned
-    /// by the call.
+    /// Reports why a call fails, and what the user can try (or null). Returns `code`, which the
+    /// failing call returns in turn.
     pub fail: Option<
         unsafe extern "C" fn(
             report: *mut OrtProviderReport,
@@ -260,22 +258,23 @@ pub struct OrtProviderHost {
             help: *const c_char,
         ) -> i32,
     >,
-    /// A fact of a device: the fact `name` is its own name, all others are shown as they are.
+    /// Adds a property to the description of a device. The property `name` is the device's name;
+    /// all others are shown verbatim.
     pub fact:
         Option<unsafe extern "C" fn(facts: *mut OrtProviderFacts, name: *const c_char, value: *const c_char)>,
-    /// Says of a claimed node that an input and an output that are equally long may be the same
-    /// memory. Where `grows` is not 0, the kernel itself refuses a run whose output would be
-    /// longer, as that of a cache's past and present does.
+    /// Allows an input and an output of equal size to alias. A kernel for which `grows` is non-zero
+    /// refuses runs whose output would be longer itself, like the past and the present of a KV
+    /// cache.
     pub in_place:
         Option<unsafe extern "C" fn(claim: *mut OrtProviderClaim, input: u32, output: u32, grows: u8)>,
-    /// Says of a claimed node that an input must be in the host's memory.
+    /// Requires an input to be in host memory.
     pub host_input: Option<unsafe extern "C" fn(claim: *mut OrtProviderClaim, input: u32)>,
-    /// Says of a claimed node that an input may be at any alignment.
+    /// Allows an input to be at any alignment.
     pub unaligned_input: Option<unsafe extern "C" fn(claim: *mut OrtProviderClaim, input: u32)>,
-    /// Says of a claimed node that it leaves an output out where nobody reads it.
+    /// Declares that the kernel does not compute an output that has no reader.
     pub left_out: Option<unsafe extern "C" fn(claim: *mut OrtProviderClaim, output: u32)>,
-    /// Counts bytes that the kernel keeps against the session's memory limit, until it is released.
-    /// To be called before the memory is taken; other than `ORT_PROVIDER_OK`, it must not be taken.
+    /// Reserves bytes that the kernel keeps until it is released, under the session's memory limit.
+    /// Call it before the allocation; if it does not return `ORT_PROVIDER_OK`, do not allocate.
     pub reserve: Option<
         unsafe extern "C" fn(
             compilation: *mut OrtProviderCompilation,
@@ -283,29 +282,29 @@ pub struct OrtProviderHost {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Says that runs will not read a constant input any more, which then is absent.
+    /// Declares that runs do not read a constant input any more; it is then absent.
     pub consume: Option<unsafe extern "C" fn(compilation: *mut OrtProviderCompilation, input: u32)>,
-    /// Keeps a constant's bytes until `release`.
+    /// Keeps a constant's bytes valid until `release`.
     pub retain: Option<unsafe extern "C" fn(owner: *const OrtProviderOwner)>,
-    /// Gives up what `retain` kept.
+    /// Undoes one `retain`.
     pub release: Option<unsafe extern "C" fn(owner: *const OrtProviderOwner)>,
 }
 
-/// A provider. Every function may be called from several threads at once; what is given to a call
-/// lives as long as the call. A function that returns a code explains with the host's `fail` what
-/// went wrong. None of them may let a C++ exception or the like out.
+/// A provider. Functions may be called from several threads at once. Arguments are valid during the
+/// call. A function that returns an error code reports the reason with the host's `fail`. No
+/// exception may leave a function.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct OrtProviderTable {
-    /// The bytes of this table.
+    /// The size of this table in bytes.
     pub size: usize,
     /// `ORT_PROVIDER_ABI_VERSION` of the library.
     pub abi_version: u32,
-    /// The name that users write, for example `npu`.
+    /// The name by which users select the provider, for example `npu`.
     pub name: *const c_char,
-    /// The library's own version.
+    /// The version of the library.
     pub version: *const c_char,
-    /// The number of devices that work here; the error says why there are none.
+    /// Returns the number of usable devices; if there are none, an error says why.
     pub device_count: Option<unsafe extern "C" fn(count: *mut u32, report: *mut OrtProviderReport) -> i32>,
     /// Describes the device at `index`.
     pub device_info: Option<
@@ -315,9 +314,9 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Opens the device at `index`. Unknown options are errors. `uses_host_memory` is set to 1
-    /// where its kernels work on the host's memory, and stays 0 otherwise: such a device needs no
-    /// `allocate`, `release`, `trim` and `copy`, which may be null for it.
+    /// Opens the device at `index`. Unknown options are errors. A device whose kernels work in host
+    /// memory sets `uses_host_memory` to 1. It needs no `allocate`, `release`, `trim` and `copy`,
+    /// which may then be null.
     pub open: Option<
         unsafe extern "C" fn(
             index: u32,
@@ -328,10 +327,10 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Closes a device, whose kernels and memory were released before.
+    /// Closes a device. Its kernels and memory have been released before.
     pub close: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice)>,
-    /// Gives device memory that begins at a multiple of `alignment`: any number but 0 that the
-    /// library knows it by.
+    /// Allocates device memory at a multiple of `alignment`. `memory` is a handle of the library's
+    /// choice, not 0.
     pub allocate: Option<
         unsafe extern "C" fn(
             device: *mut OrtProviderDevice,
@@ -341,13 +340,12 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Takes device memory back.
+    /// Frees device memory.
     pub release: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice, memory: u64)>,
-    /// Gives released memory that the device keeps to the system, and returns how many bytes. May
-    /// be null.
+    /// Returns cached free memory to the system, and its size in bytes to the caller. May be null.
     pub trim: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> u64>,
-    /// Copies the elements of a tensor to another of the same type and shape; one of them or both
-    /// are in the device's memory.
+    /// Copies a tensor to another of the same type and shape. At least one of them is in device
+    /// memory.
     pub copy: Option<
         unsafe extern "C" fn(
             device: *mut OrtProviderDevice,
@@ -356,12 +354,11 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Waits until the device has done what it was given to do. May be null where it is done when
-    /// calls return.
+    /// Waits for all work submitted to the device. May be null if calls are synchronous.
     pub synchronize:
         Option<unsafe extern "C" fn(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32>,
-    /// Whether the device runs a node: `ORT_PROVIDER_OK`, or `ORT_PROVIDER_NOT_IMPLEMENTED` with
-    /// the reason. Any other code says that the device does not work.
+    /// Asks whether the device can run a node: `ORT_PROVIDER_OK`, or `ORT_PROVIDER_NOT_IMPLEMENTED`
+    /// with the reason. Any other code means that the device has failed.
     pub claim: Option<
         unsafe extern "C" fn(
             device: *mut OrtProviderDevice,
@@ -370,7 +367,7 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Makes the kernel of a claimed node.
+    /// Compiles a claimed node to a kernel.
     pub compile: Option<
         unsafe extern "C" fn(
             device: *mut OrtProviderDevice,
@@ -379,8 +376,8 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// The bytes of scratch memory that a run with these shapes needs. May be null where no kernel
-    /// needs any.
+    /// Returns the bytes of scratch memory that a run with these shapes needs. May be null if no
+    /// kernel needs any.
     pub workspace: Option<
         unsafe extern "C" fn(
             kernel: *mut OrtProviderKernel,
@@ -389,7 +386,7 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Computes the outputs.
+    /// Runs the kernel.
     pub run: Option<
         unsafe extern "C" fn(
             kernel: *mut OrtProviderKernel,
@@ -397,23 +394,22 @@ pub struct OrtProviderTable {
             report: *mut OrtProviderReport,
         ) -> i32,
     >,
-    /// Releases a kernel.
+    /// Frees a kernel.
     pub release_kernel: Option<unsafe extern "C" fn(kernel: *mut OrtProviderKernel)>,
-    /// Fails where the device can run nothing any more, for example because its driver has reset
-    /// it. May be null.
+    /// Fails if the device is lost, for example because its driver has reset it. May be null.
     pub check:
         Option<unsafe extern "C" fn(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32>,
-    /// Other than 0 where images are to have the channels last: `NhwcConv` of the domain
-    /// `ort-runtime` and the like, where it claims these. May be null.
+    /// Non-zero if the device prefers NHWC, that is `NhwcConv` of the domain `ort-runtime` and
+    /// similar operators, as far as it claims them. May be null.
     pub prefers_channels_last: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> u8>,
-    /// The bytes of the vectors in which matrices are read: weights of products whose rows are no
-    /// multiple of that are transposed, if their columns are. 1 where weights are read as they are,
-    /// or packed. May be null: 1.
+    /// The width in bytes of the vector loads from weight matrices. GEMM weights whose rows are not
+    /// a multiple of it are transposed if their columns are. 1 if the device needs no alignment, or
+    /// packs weights. Null means 1.
     pub vector_bytes: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> usize>,
 }
 
-/// The type of the function `ort_provider`: the library's table for a host of this version of the
-/// interface, which stays where it is as long as the process lives. A library that does not know
-/// the version returns its table all the same, with its own; null says that there is no provider.
+/// The type of the function `ort_provider`. It returns the library's table for a host of this ABI
+/// version, valid for the life of the process. A library of another version returns a table with
+/// its own version. Null means that there is no provider.
 pub type OrtProviderEntry =
     unsafe extern "C" fn(abi_version: u32, host: *const OrtProviderHost) -> *const OrtProviderTable;
