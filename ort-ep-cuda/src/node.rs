@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ort_core::dtype::DType;
-use ort_core::ep::operand::{Arg, Given, Key};
+use ort_core::ep::operand::{Arg, BoundTensors, Key};
 use ort_core::ep::{Executable, IoShapes, NewTensor, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::tensor::Shape;
@@ -84,7 +84,7 @@ impl Executable for Node {
         match &self.kernel.counted {
             Some(counted) => self.run_counted(counted, cx),
             None => {
-                let given = Given::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
+                let given = BoundTensors::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
                 self.launch_all(&given, Phase::First, cx).map(|_| ())
             }
         }
@@ -125,7 +125,7 @@ impl Node {
 
     /// The workspace that libraries may have in a run; none where they cannot read its tensors as
     /// they lie.
-    fn room_of(&self, given: &Given<'_>) -> Result<Option<usize>> {
+    fn room_of(&self, given: &BoundTensors<'_>) -> Result<Option<usize>> {
         if !self.parts.libraries.any() || self.kernel.workspace.is_none() {
             return Ok(None);
         }
@@ -133,7 +133,7 @@ impl Node {
     }
 
     /// Whether all tensors begin where libraries want them, and maps.
-    fn are_aligned(&self, given: &Given<'_>) -> Result<bool> {
+    fn are_aligned(&self, given: &BoundTensors<'_>) -> Result<bool> {
         for range in given.input_ranges.iter().chain(&given.output_ranges).flatten() {
             if address(self.parts.id, *range)?.is_some_and(|address| !address.is_multiple_of(ALIGNMENT)) {
                 return Ok(false);
@@ -151,7 +151,7 @@ impl Node {
 
     /// Counts, waits for the count, and writes outputs of the sizes that follow from it.
     fn run_counted(&self, counted: &Counted, cx: &mut RunCx<'_>) -> Result<()> {
-        let given = Given::of_inputs(cx, self.kernel.def.host_inputs)?;
+        let given = BoundTensors::of_inputs(cx, self.kernel.def.host_inputs)?;
         let count = match self.launch_all(&given, Phase::First, cx)? {
             0 => 0,
             _ => self.read_count(&given)?,
@@ -173,7 +173,7 @@ impl Node {
 
     /// What the launches have counted, once they are done. What was asked for up to here is a graph
     /// of its own.
-    fn read_count(&self, given: &Given<'_>) -> Result<usize> {
+    fn read_count(&self, given: &BoundTensors<'_>) -> Result<usize> {
         let count = kernels::count(&self.op_cx(given, None), &mut 0);
         let (address, _) = self.place(count.arg, given)?;
         let mut bytes = [0; size_of::<u64>()];
@@ -182,14 +182,14 @@ impl Node {
     }
 
     /// Asks for the launches, and tells how many there are.
-    fn launch_all(&self, given: &Given<'_>, phase: Phase, run: &RunCx<'_>) -> Result<usize> {
+    fn launch_all(&self, given: &BoundTensors<'_>, phase: Phase, run: &RunCx<'_>) -> Result<usize> {
         let steps = self.steps(given, phase, run)?;
         steps.iter().try_for_each(|step| self.launch(step, given))?;
         Ok(steps.len())
     }
 
     /// What kernels see of what is given.
-    fn op_cx<'a>(&'a self, given: &'a Given<'_>, room: Option<usize>) -> OpCx<'a> {
+    fn op_cx<'a>(&'a self, given: &'a BoundTensors<'_>, room: Option<usize>) -> OpCx<'a> {
         OpCx {
             op: self.op,
             attrs: &self.attrs,
@@ -201,7 +201,7 @@ impl Node {
     }
 
     /// The launches for what is given, as they were for the same shapes before.
-    fn steps(&self, given: &Given<'_>, phase: Phase, run: &RunCx<'_>) -> Result<Arc<[Step]>> {
+    fn steps(&self, given: &BoundTensors<'_>, phase: Phase, run: &RunCx<'_>) -> Result<Arc<[Step]>> {
         let has_maps = self.has_maps() && self.are_aligned(given)?;
         let met = Met { key: given.key()?, room: self.room_of(given)?, has_maps, phase };
         if let Some(steps) = self.find(&met) {
@@ -232,7 +232,7 @@ impl Node {
     /// The place of the fastest of several ways, by trying them on what is given. The first one
     /// where an input is in the place of an output and there is no room for another one: it would
     /// be written over.
-    fn find_fastest(&self, ways: &[Vec<Launch>], given: &Given<'_>, run: &RunCx<'_>) -> Result<usize> {
+    fn find_fastest(&self, ways: &[Vec<Launch>], given: &BoundTensors<'_>, run: &RunCx<'_>) -> Result<usize> {
         let is_output = |input: &Operand| matches!(input.arg, Arg::Output(_));
         let times = if !given.inputs.iter().flatten().any(is_output) {
             self.time(ways, given)?
@@ -247,7 +247,7 @@ impl Node {
     }
 
     /// Milliseconds of each way; none of one that the device cannot do.
-    fn time(&self, ways: &[Vec<Launch>], given: &Given<'_>) -> Result<Vec<Option<f32>>> {
+    fn time(&self, ways: &[Vec<Launch>], given: &BoundTensors<'_>) -> Result<Vec<Option<f32>>> {
         let steps = ways.iter().map(|launches| self.with_entries(launches.clone()));
         let steps: Vec<Vec<Step>> = steps.collect::<Result<_>>()?;
         let calls = |steps: &Vec<Step>| steps.iter().map(|step| self.call(step, given)).collect();
@@ -256,7 +256,7 @@ impl Node {
     }
 
     /// Memory like that of the outputs, where plenty is left.
-    fn outputs_apart(&self, given: &Given<'_>, run: &RunCx<'_>) -> Option<Vec<Option<NewTensor>>> {
+    fn outputs_apart(&self, given: &BoundTensors<'_>, run: &RunCx<'_>) -> Option<Vec<Option<NewTensor>>> {
         let bytes = given.outputs.iter().flatten().map(Operand::bytes).fold(0, usize::saturating_add);
         self.parts.left().filter(|left| left.bytes / 4 >= bytes)?;
         let apart = |output: &Option<Operand>| match output {
@@ -275,12 +275,12 @@ impl Node {
         Some(steps)
     }
 
-    fn launch(&self, step: &Step, given: &Given<'_>) -> Result<()> {
+    fn launch(&self, step: &Step, given: &BoundTensors<'_>) -> Result<()> {
         let call = self.call(step, given)?;
         self.parts.queue.ask(call).within(|| format!("kernel '{}'", step.launch.entry))
     }
 
-    fn call(&self, step: &Step, given: &Given<'_>) -> Result<Call> {
+    fn call(&self, step: &Step, given: &BoundTensors<'_>) -> Result<Call> {
         let launch = &step.launch;
         match (&step.entry, &launch.code) {
             (Some(entry), _) => Ok(Call::Launch(Box::new(self.launched(entry, launch, given)?))),
@@ -291,7 +291,7 @@ impl Node {
         }
     }
 
-    fn launched(&self, entry: &Entry, launch: &Launch, given: &Given<'_>) -> Result<Launched> {
+    fn launched(&self, entry: &Entry, launch: &Launch, given: &BoundTensors<'_>) -> Result<Launched> {
         let mut launched = Launched::new(entry.function, [launch.grid, launch.block], launch.shared);
         for param in &launch.params {
             match param {
@@ -311,7 +311,12 @@ impl Node {
         Ok(launched)
     }
 
-    fn routed(&self, routine: &Arc<dyn Routine>, launch: &Launch, given: &Given<'_>) -> Result<Routed> {
+    fn routed(
+        &self,
+        routine: &Arc<dyn Routine>,
+        launch: &Launch,
+        given: &BoundTensors<'_>,
+    ) -> Result<Routed> {
         let mut tensors = SmallVec::new();
         for param in &launch.params {
             tensors.push(match param {
@@ -323,7 +328,7 @@ impl Node {
     }
 
     /// Address and bytes of a tensor.
-    fn place(&self, arg: Arg, given: &Given<'_>) -> Result<(u64, u64)> {
+    fn place(&self, arg: Arg, given: &BoundTensors<'_>) -> Result<(u64, u64)> {
         let range = given.range(arg).ok_or_else(|| error!(Fail, "{arg:?} has no memory"))?;
         Ok((address(self.parts.id, range)?.unwrap_or(0), range.len as u64))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ort_core::dim::{Bindings, Dim};
 use ort_core::dtype::DType;
-use ort_core::ep::operand::{Arg, Given, Key};
+use ort_core::ep::operand::{Arg, BoundTensors, Key};
 use ort_core::ep::{Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ir::{Attributes, ValueType};
 use ort_core::tensor::{Shape, Tensor};
@@ -72,7 +72,7 @@ impl Executable for Node {
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let _exclusive = self.parts.gpu.exclusive();
-        let given = Given::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
+        let given = BoundTensors::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
         let steps = self.steps(&given)?;
         for step in &*steps {
             self.record(step, &given)?;
@@ -130,7 +130,7 @@ impl Node {
     }
 
     /// The dispatches for what is given, as they were for the same shapes before.
-    fn steps(&self, given: &Given<'_>) -> Result<Arc<[Step]>> {
+    fn steps(&self, given: &BoundTensors<'_>) -> Result<Arc<[Step]>> {
         let key = given.key()?;
         if let Some(steps) = self.find(&key) {
             return Ok(steps);
@@ -172,7 +172,7 @@ impl Node {
         Some(steps)
     }
 
-    fn record(&self, step: &Step, given: &Given<'_>) -> Result<()> {
+    fn record(&self, step: &Step, given: &BoundTensors<'_>) -> Result<()> {
         let mut windows: SmallVec<[Window; 8]> = SmallVec::new();
         let mut numbers: SmallVec<[u32; 128]> = SmallVec::from_slice(&step.dispatch.numbers);
         for tensor in &step.dispatch.tensors {

@@ -1,9 +1,9 @@
-//! What is known of an expression's value without bindings, by interval arithmetic.
+//! Bounds of dimension expressions by interval arithmetic, without bindings.
 
 use super::polynomial::{Atom, Monomial};
 use super::{Dim, Repr};
 
-/// Values from `low` to `high`, both inside; `None` is no bound on that side.
+/// The closed interval from `low` to `high`. `None` means unbounded on that side.
 #[derive(Clone, Copy)]
 struct Interval {
     low: Option<i64>,
@@ -13,24 +13,24 @@ struct Interval {
 const ANY: Interval = Interval { low: None, high: None };
 
 impl Dim {
-    /// A number that the expression is never below, with symbols at least 0; `None` where none is
+    /// Returns a lower bound of the expression, assuming symbols of at least 0. `None` if none is
     /// known.
     pub fn lower_bound(&self) -> Option<i64> {
         self.interval().low
     }
 
-    /// A number that the expression is never above, with symbols at least 0; `None` where none is
+    /// Returns an upper bound of the expression, assuming symbols of at least 0. `None` if none is
     /// known.
     pub fn upper_bound(&self) -> Option<i64> {
         self.interval().high
     }
 
-    /// Whether the expression is at least 1 for all sizes.
+    /// Returns whether the expression is at least 1 for all sizes.
     pub fn is_known_positive(&self) -> bool {
         self.lower_bound().is_some_and(|low| low >= 1)
     }
 
-    /// Whether the expression is at least 0 for all sizes.
+    /// Returns whether the expression is at least 0 for all sizes.
     pub fn is_known_nonneg(&self) -> bool {
         self.lower_bound().is_some_and(|low| low >= 0)
     }
@@ -60,17 +60,19 @@ fn scale(interval: Interval, coefficient: i64) -> Interval {
     if coefficient < 0 { Interval { low: high, high: low } } else { Interval { low, high } }
 }
 
-/// The product of factors that are all at least 0; nothing is claimed where one may be negative.
+/// Returns the interval of a product whose factors are all at least 0. If a factor may be negative,
+/// the result is unbounded on both sides.
 fn monomial_interval(monomial: &Monomial) -> Interval {
     let mut product = Interval { low: Some(1), high: Some(1) };
     for (atom, exponent) in monomial.factors() {
         let factor = atom_interval(atom);
+        // A lone factor may be negative, because nothing is multiplied.
         if let (1, [_]) = (*exponent, monomial.factors()) {
             return factor;
         }
         let Some(low) = factor.low.filter(|low| *low >= 0) else { return ANY };
         for _ in 0..*exponent {
-            // A lower bound that overflows is still one at the largest number that fits.
+            // If the bound overflows, `i64::MAX` is still a lower bound.
             let bound = product.low.unwrap_or(0).saturating_mul(low);
             product = Interval { low: Some(bound), high: multiply(product.high, factor.high) };
         }
@@ -84,6 +86,7 @@ fn atom_interval(atom: &Atom) -> Interval {
         Atom::Symbol(_) => ANY,
         Atom::FloorDiv(a, b) => quotient_interval(a, b, i64::div_euclid),
         Atom::CeilDiv(a, b) => quotient_interval(a, b, |x, c| -((-x).div_euclid(c))),
+        // The remainder has the sign of the divisor and is smaller in magnitude.
         Atom::Modulo(_, b) => match b.interval() {
             Interval { low: Some(low), high } if low >= 0 => {
                 Interval { low: Some(0), high: add(high, Some(-1)) }
@@ -99,11 +102,11 @@ fn quotient_interval(a: &Dim, b: &Dim, divide: fn(i64, i64) -> i64) -> Interval 
     let (a, low) = (a.interval(), b.lower_bound());
     match b.as_constant() {
         Some(c) if c > 0 => {
+            // `i64::MIN` cannot be negated, which ceiling division does.
             let bound = |value: Option<i64>| value.filter(|v| *v > i64::MIN).map(|value| divide(value, c));
             Interval { low: bound(a.low), high: bound(a.high) }
         }
-        // A divisor is not 0, so one that is not negative is at least 1 and the quotient stays
-        // inside 0..=a.
+        // Divisors are not 0, so a nonnegative one is at least 1. The quotient is then in 0..=a.
         None if low.is_some_and(|low| low >= 0) && a.low.is_some_and(|low| low >= 0) => {
             Interval { low: Some(0), high: a.high }
         }
@@ -111,10 +114,10 @@ fn quotient_interval(a: &Dim, b: &Dim, divide: fn(i64, i64) -> i64) -> Interval 
     }
 }
 
-/// Of a maximum one known lower bound is enough, and all upper bounds must be known; of a minimum
-/// the reverse.
+/// Returns the interval of a maximum or minimum. For a maximum, one known lower bound is enough,
+/// but all upper bounds must be known. For a minimum it is the reverse.
 fn extreme_interval(list: &[Dim], choose: fn(i64, i64) -> i64, is_max: bool) -> Interval {
-    // Each argument is looked at once: twice would double the work with each level of nesting.
+    // Compute each interval once: twice would double the work per nesting level.
     let intervals: Vec<Interval> = list.iter().map(Dim::interval).collect();
     let any = |side: fn(&Interval) -> Option<i64>| intervals.iter().filter_map(side).reduce(choose);
     let all = |side: fn(&Interval) -> Option<i64>| {

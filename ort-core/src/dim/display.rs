@@ -1,4 +1,4 @@
-//! The readable form of an expression, which [`Dim::parse`] reads back.
+//! Text form of dimension expressions, which [`Dim::parse`] reads back.
 
 use std::fmt;
 
@@ -57,7 +57,7 @@ impl fmt::Display for Atom {
     }
 }
 
-/// One side of a fraction, in parentheses unless it is a plain number or a single atom.
+/// One side of a fraction, in parentheses unless it is a nonnegative constant or a single atom.
 struct Operand<'a>(&'a Dim);
 
 impl fmt::Display for Operand<'_> {

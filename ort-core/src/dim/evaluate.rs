@@ -1,5 +1,5 @@
-//! Numbers for expressions: evaluation, substitution, and solving a declared dimension for its
-//! symbols.
+//! Evaluation, substitution and unification of dimension expressions. Unification solves a declared
+//! dimension for its open symbol.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use super::function::{ceil_div_numbers, floor_div_numbers, modulo_numbers};
 use super::polynomial::Atom;
 use super::{Bindings, Dim, Repr, Symbol};
 
-/// Why an expression has no value under some bindings.
+/// Error of [`Dim::evaluate`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluateError {
-    /// The symbol is not bound.
+    /// A symbol is not bound.
     #[error("the dimension `{0}` has no value")]
     Unbound(Symbol),
-    /// The value or a part of it does not fit.
+    /// The value or an intermediate result overflows.
     #[error("the value of `{0}` does not fit in 64 bits")]
     Overflow(Dim),
     /// A divisor is 0.
@@ -21,39 +21,38 @@ pub enum EvaluateError {
     DivisionByZero(Dim),
 }
 
-/// What [`unify`] found.
+/// Outcome of [`unify`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unified {
-    /// The declared dimension equals the actual size, a symbol perhaps having been bound for it.
+    /// The declared dimension equals the actual size. A symbol may have been bound to make it so.
     Solved,
-    /// More than one symbol is open, or one inside a function: evaluate when more symbols are
-    /// bound.
+    /// Several symbols are open, or one inside a function. Evaluate once more symbols are bound.
     Deferred,
 }
 
-/// A size that a declared dimension cannot have.
+/// Mismatch between a declared dimension and an actual size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the size {actual} does not fit the dimension `{formal}`{}", with(known))]
 pub struct UnifyError {
-    /// The dimension as declared.
+    /// The declared dimension.
     pub formal: Dim,
-    /// The size found.
+    /// The actual size.
     pub actual: i64,
-    /// What was bound before.
+    /// The bindings before the attempt.
     pub known: Bindings,
 }
 
-/// What was bound, in brackets.
+/// Formats the bindings in parentheses, for the error message.
 fn with(known: &Bindings) -> String {
     if known.iter().next().is_none() { String::new() } else { format!(" (with {known})") }
 }
 
 impl Dim {
-    /// The value with these numbers for the symbols.
+    /// Returns the value of the expression under these bindings.
     ///
     /// # Errors
-    /// A symbol is not bound, a divisor is 0, or the value leaves 64 bits (products are formed in
-    /// 128 bits).
+    /// A symbol is not bound, a divisor is 0, or the value leaves 64 bits. Terms are computed in
+    /// 128 bits.
     pub fn evaluate(&self, bindings: &Bindings) -> Result<i64, EvaluateError> {
         if let Repr::Constant(value) = self.0 {
             return Ok(value);
@@ -97,17 +96,19 @@ impl Dim {
         }
     }
 
-    /// The expression with symbols replaced by others, all at once; symbols not in the map stay.
+    /// Replaces symbols by expressions, all at once. Symbols that are not in the map stay.
     pub fn substitute(&self, map: &BTreeMap<Symbol, Dim>) -> Dim {
         self.substitute_with(&|symbol| map.get(symbol).cloned())
     }
 
-    /// The expression with every bound symbol replaced by its number.
+    /// Replaces every bound symbol by its value.
     pub fn bind(&self, bindings: &Bindings) -> Dim {
         self.substitute_with(&|symbol| bindings.get(symbol).map(Dim::constant))
     }
 
     fn substitute_with(&self, replace: &dyn Fn(&Symbol) -> Option<Dim>) -> Dim {
+        // Rebuilding normalizes every term again, so expressions without a replaced symbol are
+        // shared.
         if self.as_constant().is_some() || !self.symbols().iter().any(|symbol| replace(symbol).is_some()) {
             return self.clone();
         }
@@ -142,13 +143,12 @@ fn substitute_atom(atom: &Atom, replace: &dyn Fn(&Symbol) -> Option<Dim>) -> Dim
     }
 }
 
-/// Makes a declared dimension equal to a size found in an input, binding the symbol that is still
-/// open.
+/// Unifies a declared dimension with an actual size, binding the symbol that is still open.
 ///
-/// Solved are constants, expressions whose symbols are bound already, and `k*symbol + c`.
+/// Solves constants, expressions whose symbols are all bound, and `k*symbol + c`.
 ///
 /// # Errors
-/// The size is negative, or no size of the open symbol gives it.
+/// The size is negative, or no value of the open symbol yields it.
 ///
 /// ```
 /// use ort_core::dim::{Bindings, Dim, Unified, unify};
@@ -167,6 +167,7 @@ pub fn unify(formal: &Dim, actual: i64, bindings: &mut Bindings) -> Result<Unifi
         return if value == actual { Ok(Unified::Solved) } else { Err(error(bindings)) };
     }
     let Some((symbol, scale, offset)) = as_linear(&open) else { return Ok(Unified::Deferred) };
+    // 128 bits, because `actual - offset` may leave `i64`.
     let solution = i128::from(actual) - i128::from(offset);
     let (value, rest) = (solution / i128::from(scale), solution % i128::from(scale));
     match i64::try_from(value) {
@@ -178,7 +179,7 @@ pub fn unify(formal: &Dim, actual: i64, bindings: &mut Bindings) -> Result<Unifi
     }
 }
 
-/// The parts of `scale * symbol + offset`; the scale is not 0.
+/// Splits `scale * symbol + offset` into its parts. The scale is not 0.
 fn as_linear(dim: &Dim) -> Option<(Symbol, i64, i64)> {
     let mut terms = dim.terms();
     let (monomial, scale) = terms.next()?;
@@ -189,6 +190,7 @@ fn as_linear(dim: &Dim) -> Option<(Symbol, i64, i64)> {
         },
         _ => return None,
     };
+    // Terms are sorted by degree, so a constant can only come second.
     match (terms.next(), terms.next()) {
         (None, _) => Some((symbol, scale, 0)),
         (Some((unit, offset)), None) if unit.is_unit() => Some((symbol, scale, offset)),

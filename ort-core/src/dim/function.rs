@@ -1,14 +1,14 @@
-//! Divisions, maximum and minimum of expressions, simplified as far as the normal form goes.
+//! Floor and ceiling division, modulo, maximum and minimum of expressions, with simplification.
 
 use super::Dim;
 use super::polynomial::{Atom, Terms, accumulate, build, from_atom, greatest_common_divisor};
 
-/// Most arguments of one maximum or minimum.
+/// Maximum number of arguments of one maximum or minimum.
 const ARGUMENT_LIMIT: usize = 32;
 
 impl Dim {
-    /// The quotient rounded towards minus infinity. Dividing by the constant 0 gives an expression
-    /// whose evaluation is an error.
+    /// Returns the quotient rounded towards minus infinity. Division by the constant 0 builds an
+    /// expression that fails to evaluate.
     ///
     /// ```
     /// use ort_core::dim::Dim;
@@ -19,45 +19,47 @@ impl Dim {
         floor_div(self, divisor).unwrap_or_else(Dim::unknown)
     }
 
-    /// The quotient rounded towards plus infinity.
+    /// Returns the quotient rounded towards plus infinity.
     pub fn ceil_div(&self, divisor: &Dim) -> Dim {
         ceil_div(self, divisor).unwrap_or_else(Dim::unknown)
     }
 
-    /// The remainder of [`Dim::floor_div`], which has the sign of the divisor.
+    /// Returns the remainder of [`Dim::floor_div`], which has the sign of the divisor.
     pub fn modulo(&self, divisor: &Dim) -> Dim {
         modulo(self, divisor).unwrap_or_else(Dim::unknown)
     }
 
-    /// The larger of two expressions.
+    /// Returns the maximum of two expressions.
     pub fn max(&self, other: &Dim) -> Dim {
-        extreme(&[self, other], true).unwrap_or_else(Dim::unknown)
+        max_or_min(&[self, other], true).unwrap_or_else(Dim::unknown)
     }
 
-    /// The smaller of two expressions.
+    /// Returns the minimum of two expressions.
     pub fn min(&self, other: &Dim) -> Dim {
-        extreme(&[self, other], false).unwrap_or_else(Dim::unknown)
+        max_or_min(&[self, other], false).unwrap_or_else(Dim::unknown)
     }
 }
 
-/// `a / b` rounded towards minus infinity, `None` by 0 and on overflow.
+/// Returns `a / b` rounded towards minus infinity. `None` for division by 0 and on overflow.
 pub(super) fn floor_div_numbers(a: i128, b: i128) -> Option<i128> {
     let quotient = a.checked_div(b)?;
     Some(if a % b != 0 && (a < 0) != (b < 0) { quotient - 1 } else { quotient })
 }
 
-/// `a / b` rounded towards plus infinity, `None` by 0 and on overflow.
+/// Returns `a / b` rounded towards plus infinity. `None` for division by 0 and on overflow.
 pub(super) fn ceil_div_numbers(a: i128, b: i128) -> Option<i128> {
     let quotient = a.checked_div(b)?;
     Some(if a % b != 0 && (a < 0) == (b < 0) { quotient + 1 } else { quotient })
 }
 
-/// `a - b * floor(a / b)`, `None` by 0 and on overflow.
+/// Returns `a - b * floor(a / b)`. `None` for division by 0 and on overflow.
 pub(super) fn modulo_numbers(a: i128, b: i128) -> Option<i128> {
     let rest = a.checked_rem(b)?;
     Some(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
 }
 
+/// Applies a function to two constants. The outer `None` leaves the division to the caller, because
+/// an operand is symbolic or the divisor is 0. The inner `None` is an overflow.
 fn of_constants(a: &Dim, b: &Dim, function: fn(i128, i128) -> Option<i128>) -> Option<Option<Dim>> {
     let (a, b) = (a.as_constant()?, b.as_constant()?);
     if b == 0 {
@@ -71,6 +73,7 @@ fn floor_div(numerator: &Dim, divisor: &Dim) -> Option<Dim> {
         return value;
     }
     match divisor.as_constant() {
+        // The expression keeps the division by 0, so that evaluation can report it.
         Some(0) => from_atom(Atom::FloorDiv(numerator.clone(), divisor.clone())),
         Some(c) if c > 0 => floor_div_constant(numerator, c),
         Some(c) => floor_div_constant(&numerator.checked_mul(&Dim::constant(-1))?, c.checked_neg()?),
@@ -84,15 +87,15 @@ fn ceil_div(numerator: &Dim, divisor: &Dim) -> Option<Dim> {
     }
     match divisor.as_constant() {
         Some(0) => from_atom(Atom::CeilDiv(numerator.clone(), divisor.clone())),
-        // ceil(n / c) = floor((n + c - 1) / c): one form for both roundings.
+        // ceil(n / c) = floor((n + c - 1) / c), so both roundings share one form.
         Some(c) if c > 0 => floor_div_constant(&numerator.checked_add(&Dim::constant(c - 1))?, c),
         Some(c) => ceil_div(&numerator.checked_mul(&Dim::constant(-1))?, &Dim::constant(c.checked_neg()?)),
         None => divide_by_expression(numerator, divisor, Atom::CeilDiv),
     }
 }
 
-/// `floor(numerator / divisor)` for a positive divisor: whole multiples move out of the fraction,
-/// which is then reduced, and a division of a division becomes one.
+/// Returns `floor(numerator / divisor)` for a positive divisor. Whole multiples move out of the
+/// fraction, the fraction is reduced, and nested divisions merge into one.
 fn floor_div_constant(numerator: &Dim, divisor: i64) -> Option<Dim> {
     let (mut whole, mut rest, mut constant) = (Terms::new(), Terms::new(), 0);
     let mut common = divisor.unsigned_abs();
@@ -123,6 +126,7 @@ fn floor_div_constant(numerator: &Dim, divisor: i64) -> Option<Dim> {
         return whole.checked_add(&floor_div_constant(&inner, by.checked_mul(divisor)?)?);
     }
     let rest = rest.checked_add(&Dim::constant(constant))?;
+    // A proper fraction rounds down to 0.
     let is_proper = rest.is_known_nonneg() && rest.upper_bound().is_some_and(|high| high < divisor);
     if is_proper {
         return Some(whole);
@@ -130,7 +134,7 @@ fn floor_div_constant(numerator: &Dim, divisor: i64) -> Option<Dim> {
     whole.checked_add(&from_atom(Atom::FloorDiv(rest, Dim::constant(divisor)))?)
 }
 
-/// A quotient by an expression: exact where it can be; otherwise common factors cancel and
+/// Returns the quotient by an expression, exact if possible. Otherwise common factors cancel, and
 /// multiples of a single-term divisor move out of the fraction.
 fn divide_by_expression(numerator: &Dim, divisor: &Dim, function: fn(Dim, Dim) -> Atom) -> Option<Dim> {
     if let Some(quotient) = numerator.exact_quotient(divisor) {
@@ -138,6 +142,7 @@ fn divide_by_expression(numerator: &Dim, divisor: &Dim, function: fn(Dim, Dim) -
     }
     let (numerator, divisor) = numerator.cancel_common(divisor)?;
     if divisor.as_constant().is_some() {
+        // Cancelling left a constant divisor, for which more simplifications exist.
         let is_floor = matches!(function(Dim::constant(0), Dim::constant(1)), Atom::FloorDiv(..));
         return if is_floor { floor_div(&numerator, &divisor) } else { ceil_div(&numerator, &divisor) };
     }
@@ -146,7 +151,8 @@ fn divide_by_expression(numerator: &Dim, divisor: &Dim, function: fn(Dim, Dim) -
     whole.checked_add(&fraction)
 }
 
-/// The terms of the numerator that a single-term divisor divides, divided; and the other terms.
+/// Splits the numerator into the quotient of the terms that a single-term divisor divides, and the
+/// remaining terms.
 fn split_multiples(numerator: &Dim, divisor: &Dim) -> Option<(Dim, Dim)> {
     let Some((by, by_coefficient)) = divisor.only_term() else {
         return Some((Dim::constant(0), numerator.clone()));
@@ -185,9 +191,9 @@ fn modulo(numerator: &Dim, divisor: &Dim) -> Option<Dim> {
     if is_proper { Some(rest) } else { from_atom(Atom::Modulo(rest, divisor.clone())) }
 }
 
-/// Maximum or minimum: nested ones are flattened, and arguments that another is known to cover are
-/// left out.
-fn extreme(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
+/// Returns the maximum or minimum. Nested ones are flattened, and arguments that another one
+/// dominates are dropped.
+fn max_or_min(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
     let mut flat: Vec<Dim> = Vec::new();
     for argument in arguments {
         match argument.only_atom() {
@@ -196,13 +202,14 @@ fn extreme(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
             _ => flat.push((*argument).clone()),
         }
     }
+    // Sorted, because `max(a, b)` and `max(b, a)` must have one normal form.
     flat.sort_by(|left, right| left.0.cmp(&right.0));
     flat.dedup();
     if flat.len() > ARGUMENT_LIMIT {
         return None;
     }
     let covers = |kept: &Dim, other: &Dim| {
-        // A minimum is never more than one of its arguments, a maximum never less.
+        // A minimum never exceeds any of its arguments; a maximum is never below one.
         let choices = match other.only_atom() {
             Some(Atom::Min(list)) if is_max => list.as_slice(),
             Some(Atom::Max(list)) if !is_max => list.as_slice(),
@@ -214,8 +221,8 @@ fn extreme(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
         let difference = if is_max { kept.checked_sub(other) } else { other.checked_sub(kept) };
         difference.is_some_and(|difference| difference.is_known_nonneg())
     };
-    // Equal arguments are gone, so two that cover each other cannot both be dropped unless bounds
-    // say they are equal; keeping the first of such a pair needs the list of those kept so far.
+    // Equal arguments are already merged. Two different ones may still dominate each other, if the
+    // bounds show that they are equal. Checking the kept ones first keeps exactly one of the pair.
     let mut kept: Vec<Dim> = Vec::new();
     for candidate in flat {
         if kept.iter().any(|other| covers(other, &candidate)) {

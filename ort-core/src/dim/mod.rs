@@ -1,11 +1,12 @@
-//! Symbolic dimensions: integer expressions over named symbols, kept in a normal form so that equal
-//! expressions compare equal.
+//! Symbolic dimensions: integer expressions over named symbols.
 //!
-//! An expression is an integer polynomial over symbols and over the functions floor division,
-//! ceiling division, modulo, maximum and minimum. It is simplified under the assumption that
-//! symbols are at least 0 (as sizes are) and that divisors are not 0. Arithmetic never fails: where
-//! a coefficient would overflow or an expression would grow past fixed limits, the result is a
-//! fresh unknown symbol, equal to nothing else, which is always sound.
+//! Expressions are kept in a normal form, so that equal ones compare equal.
+//!
+//! An expression is an integer polynomial. Its variables are symbols, and the functions floor
+//! division, ceiling division, modulo, maximum and minimum. Simplification assumes that symbols are
+//! at least 0 (as sizes are) and that divisors are not 0. The operators never fail. If a
+//! coefficient overflows, or the expression exceeds a size limit, the result is a fresh unknown
+//! symbol. It equals nothing else, so no false equality follows from it.
 
 mod bounds;
 mod display;
@@ -23,7 +24,7 @@ pub use evaluate::{EvaluateError, Unified, UnifyError, unify};
 use polynomial::{Atom, Polynomial};
 pub use symbol::{Bindings, Symbol};
 
-/// An integer expression over symbols, cheap to clone.
+/// An integer expression over symbols. Cloning is cheap.
 ///
 /// ```
 /// use ort_core::dim::Dim;
@@ -33,7 +34,7 @@ pub use symbol::{Bindings, Symbol};
 /// assert_eq!(doubled.floor_div(&Dim::constant(2)), batch + sequence);
 /// assert_eq!(doubled.to_string(), "2*batch + 2*seq");
 /// ```
-// No `Ord`: its `max` and `min` would be taken for those of the values.
+// No `Ord`: its `max` and `min` would be mistaken for those of the values.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Dim(Repr);
 
@@ -44,28 +45,28 @@ enum Repr {
 }
 
 impl Dim {
-    /// A number.
+    /// Returns a constant expression.
     pub const fn constant(value: i64) -> Dim {
         Dim(Repr::Constant(value))
     }
 
-    /// The expression that is one symbol.
+    /// Returns the expression that consists of one symbol.
     pub fn symbol(symbol: Symbol) -> Dim {
-        // A lone symbol is far below the limits of size; 0 is never reached.
+        // A single symbol is far below the size limits, so the fallback is never used.
         polynomial::from_atom(Atom::Symbol(symbol)).unwrap_or(Dim::constant(0))
     }
 
-    /// The symbol of that name, whatever the text is; [`Dim::parse`] reads expressions.
+    /// Returns the symbol of that name, whatever the text is. Use [`Dim::parse`] for expressions.
     pub fn named(name: &str) -> Dim {
         Dim::symbol(Symbol::named(name))
     }
 
-    /// A fresh size that depends on data; see [`Symbol::unknown`].
+    /// Returns a fresh data-dependent size; see [`Symbol::unknown`].
     pub fn unknown() -> Dim {
         Dim::symbol(Symbol::unknown())
     }
 
-    /// The number, where the expression has no symbols.
+    /// Returns the value of a constant expression.
     pub fn as_constant(&self) -> Option<i64> {
         match self.0 {
             Repr::Constant(value) => Some(value),
@@ -73,7 +74,7 @@ impl Dim {
         }
     }
 
-    /// The symbol, where the expression is a single one.
+    /// Returns the symbol if the expression is a single one.
     pub fn as_symbol(&self) -> Option<&Symbol> {
         match self.only_atom() {
             Some(Atom::Symbol(symbol)) => Some(symbol),
@@ -81,7 +82,7 @@ impl Dim {
         }
     }
 
-    /// Every symbol in the expression, sorted.
+    /// Returns every symbol in the expression, sorted.
     pub fn symbols(&self) -> BTreeSet<Symbol> {
         let mut symbols = BTreeSet::new();
         self.collect_symbols(&mut symbols);
@@ -99,7 +100,8 @@ impl Dim {
         }
     }
 
-    /// Whether a symbol in the expression depends on data, so that it cannot be planned.
+    /// Returns whether the expression contains a data-dependent symbol, so that it cannot be
+    /// planned.
     pub fn has_unknown(&self) -> bool {
         self.symbols().iter().any(Symbol::is_unknown)
     }
@@ -117,6 +119,7 @@ impl From<Symbol> for Dim {
     }
 }
 
+// Owned and borrowed operands, and `i64` on the right, so that formulas read as arithmetic.
 macro_rules! operators {
     ($($operator:ident $method:ident $checked:ident;)*) => {$(
         operators!(@one $operator $method $checked, &Dim, &Dim, self, other => self, other);
@@ -158,7 +161,7 @@ impl<'a> std::iter::Sum<&'a Dim> for Dim {
     }
 }
 
-/// The number of elements of a shape: `shape.iter().product::<Dim>()`.
+/// The element count of a shape: `shape.iter().product::<Dim>()`.
 impl<'a> std::iter::Product<&'a Dim> for Dim {
     fn product<I: Iterator<Item = &'a Dim>>(dims: I) -> Dim {
         dims.fold(Dim::constant(1), |product, dim| product * dim)

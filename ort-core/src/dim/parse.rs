@@ -1,23 +1,26 @@
-//! Reads dimension expressions as exporters write them into `dim_param`: `batch*2`, `past_seq +
-//! seq`, `floor(seq/2)`, `Max(1, s0)`, `(s0 - 1)//2 + 1`.
+//! Parser for dimension expressions.
+//!
+//! A recursive-descent parser for what exporters write into `dim_param`: `batch*2`, `floor(seq/2)`,
+//! `past_seq + seq`, `Max(1, s0)`, `(s0 - 1)//2 + 1`. Text that is not an expression names a
+//! symbol, so parsing never fails.
 
 use super::Dim;
 
-/// Longest text read as an expression, in bytes.
+/// Maximum length of an expression, in bytes.
 const TEXT_LIMIT: usize = 512;
-/// Deepest nesting of parentheses.
+/// Maximum nesting depth of parentheses.
 const DEPTH_LIMIT: u32 = 24;
-/// Largest exponent after `**`.
+/// Maximum exponent after `**`.
 const EXPONENT_LIMIT: i64 = 16;
 
 impl Dim {
-    /// The expression that the text spells, or the symbol of that name where it spells none.
+    /// Parses an expression. Text that is not an expression becomes the symbol of that name.
     ///
-    /// Understood are integers, names, `+ - * / // % **`, parentheses, and the functions `floor`,
-    /// `ceil` (`ceiling`), `max`, `min`, `mod`, `floor_div`, `ceil_div` in any capitals. `/` is
-    /// exact inside `floor(..)` and `ceil(..)` and rounds down elsewhere. A hyphen without spaces
-    /// between two letters is part of a name (`batch-size`). Empty text and `?` give a fresh
-    /// unknown size.
+    /// The grammar has integers, names, `+ - * / // % **`, parentheses, and functions. These are
+    /// `floor`, `ceil` (`ceiling`), `max`, `min`, `mod`, `floor_div` and `ceil_div`, in upper or
+    /// lower case. `/` is exact inside `floor(..)` and `ceil(..)` and rounds down elsewhere. If a
+    /// name is directly followed by a hyphen and a letter (`batch-size`), the whole text names a
+    /// symbol. Empty text and `?` yield a fresh unknown size.
     pub fn parse(text: &str) -> Dim {
         let text = text.trim();
         if text.is_empty() || text == "?" {
@@ -59,6 +62,7 @@ fn tokenize(text: &str) -> Option<Vec<Token>> {
         } else if first.is_alphabetic() || first == '_' {
             let length = rest.find(|c: char| !is_name_part(c)).unwrap_or(rest.len());
             let after = rest.get(length..)?.strip_prefix('-').and_then(|after| after.chars().next());
+            // Not a subtraction: exporters use such hyphens inside names (`batch-size`).
             if after.is_some_and(|c| c.is_alphabetic() || c == '_') {
                 return None;
             }
@@ -76,7 +80,7 @@ fn tokenize(text: &str) -> Option<Vec<Token>> {
         } else {
             return None;
         };
-        // A name that starts with a digit, as in `2d`, spells no expression.
+        // A name that starts with a digit, as `2d` does, is not an expression.
         let ends_number = matches!(tokens.last(), Some(Token::Integer(_))) && first.is_ascii_digit();
         rest = rest.get(length..)?;
         if ends_number && rest.starts_with(|c: char| is_name_part(c)) {
@@ -90,7 +94,7 @@ fn is_name_part(c: char) -> bool {
     c.is_alphanumeric() || "_.:".contains(c)
 }
 
-/// A quotient that has not been rounded yet.
+/// A quotient that is not rounded yet.
 struct Fraction {
     numerator: Dim,
     denominator: Dim,
@@ -110,6 +114,7 @@ impl Fraction {
     }
 
     fn add(&self, other: &Fraction, scale: i64) -> Fraction {
+        // An equal denominator stays as it is, which keeps the fraction small.
         let numerator = if self.denominator == other.denominator {
             return Fraction {
                 numerator: &self.numerator + &other.numerator * scale,
@@ -137,7 +142,9 @@ impl Fraction {
 }
 
 struct Parser<'a> {
+    /// Tokens not consumed yet.
     tokens: &'a [Token],
+    /// Current nesting of parentheses and function calls.
     depth: u32,
 }
 
@@ -160,6 +167,7 @@ impl Parser<'_> {
 
     fn sum(&mut self) -> Option<Fraction> {
         self.depth += 1;
+        // Every parenthesis and function call recurses through here.
         if self.depth > DEPTH_LIMIT {
             return None;
         }
@@ -187,6 +195,7 @@ impl Parser<'_> {
                 value = Fraction::whole(value.divide(&self.signed()?).floor()?);
             } else if self.take(&Token::Sign('%')) {
                 let divisor = self.signed()?.floor()?;
+                // Modulo is an integer operation, so both operands are rounded down first.
                 value = Fraction::whole(value.floor()?.modulo(&divisor));
             } else {
                 return Some(value);
@@ -199,6 +208,7 @@ impl Parser<'_> {
         while self.take(&Token::Sign('-')) {
             scale = -scale;
         }
+        // `**` binds tighter than a sign: `-a**2` is `-(a**2)`.
         let value = self.power()?;
         Some(if scale < 0 { value.multiply(&Fraction::whole(Dim::constant(-1))) } else { value })
     }

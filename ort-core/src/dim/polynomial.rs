@@ -1,7 +1,7 @@
-//! The normal form behind [`Dim`]: an integer polynomial over atoms, its terms sorted and merged.
+//! Normal form of [`Dim`]: an integer polynomial over atoms, with sorted and merged terms.
 //!
-//! Every function that builds an expression returns `None` where a coefficient leaves `i64` or the
-//! expression grows past the limits below, which keep a hostile model from making planning slow or
+//! Functions that build an expression return `None` if a coefficient leaves `i64` or the expression
+//! exceeds the limits below. The limits keep a hostile model from slowing down planning or
 //! overflowing the stack.
 
 use std::cmp::Ordering;
@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 use super::{Dim, Repr, Symbol};
 
-/// Most terms of one polynomial.
+/// Maximum number of terms of one polynomial.
 const TERM_LIMIT: usize = 256;
-/// Most symbols, constants and functions in an expression, counted through nested functions.
+/// Maximum number of symbols, constants and functions in an expression, including nested ones.
 const WEIGHT_LIMIT: u32 = 1024;
-/// Deepest nesting of functions.
+/// Maximum nesting depth of functions.
 const DEPTH_LIMIT: u32 = 48;
 
-/// What a polynomial is made over: a symbol, or a function of other expressions that has no simpler
-/// form.
+/// A variable of a polynomial: a symbol, or a function of expressions that does not simplify
+/// further.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Atom {
     Symbol(Symbol),
@@ -58,7 +58,7 @@ impl Atom {
     }
 }
 
-/// Symbols by name first, then functions by their arguments.
+/// Symbols first, by name; then functions by kind, then by arguments.
 impl Ord for Atom {
     fn cmp(&self, other: &Atom) -> Ordering {
         let arguments =
@@ -73,7 +73,7 @@ impl PartialOrd for Atom {
     }
 }
 
-/// A product of atoms with exponents of at least 1, sorted by atom; the empty product is 1.
+/// A product of atoms with exponents of at least 1, sorted by atom. The empty product is 1.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Monomial(Vec<(Arc<Atom>, u32)>);
 
@@ -106,7 +106,7 @@ impl Monomial {
         Some(product)
     }
 
-    /// `self / other` where every factor of `other` is in `self`.
+    /// Returns `self / other`, or `None` if `other` does not divide `self`.
     pub(super) fn divide(&self, other: &Monomial) -> Option<Monomial> {
         let mut quotient = self.clone();
         for (atom, exponent) in &other.0 {
@@ -120,7 +120,7 @@ impl Monomial {
         Some(quotient)
     }
 
-    /// The factors common to both.
+    /// Returns the greatest common divisor of two monomials.
     fn common(&self, other: &Monomial) -> Monomial {
         let exponent_in =
             |atom: &Arc<Atom>| other.0.iter().find(|factor| factor.0 == *atom).map_or(0, |factor| factor.1);
@@ -134,8 +134,9 @@ impl Monomial {
     }
 }
 
-/// Graded lexicographic order, highest degree first: the order of printing, and one under which the
-/// first term of a product is the product of the first terms, which division of polynomials needs.
+/// Graded lexicographic order, highest degree first. Expressions print in this order. It is a
+/// monomial order: the leading term of a product is the product of the leading terms. Polynomial
+/// long division relies on that.
 impl Ord for Monomial {
     fn cmp(&self, other: &Monomial) -> Ordering {
         let by_degree = other.degree().cmp(&self.degree());
@@ -151,7 +152,7 @@ impl PartialOrd for Monomial {
     }
 }
 
-/// A polynomial that is no constant: terms in order, coefficients not zero.
+/// A polynomial that is not a constant: terms in order, with nonzero coefficients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Polynomial {
     terms: Vec<(Monomial, i64)>,
@@ -159,22 +160,28 @@ pub(super) struct Polynomial {
     depth: u32,
 }
 
-/// Terms on the way to a polynomial.
+/// Terms under construction. Map order is term order.
 pub(super) type Terms = BTreeMap<Monomial, i64>;
 
+/// Adds a term, merging it with a like one. `None` on overflow.
 pub(super) fn accumulate(terms: &mut Terms, monomial: Monomial, coefficient: i64) -> Option<()> {
     let entry = terms.entry(monomial).or_insert(0);
     *entry = entry.checked_add(coefficient)?;
     Some(())
 }
 
+/// Returns the expression of these terms, or `None` beyond the size limits.
 pub(super) fn build(terms: Terms) -> Option<Dim> {
+    // Drop cancelled terms first. Equality is structural, so a constant must become
+    // `Repr::Constant`.
     let terms: Vec<_> = terms.into_iter().filter(|term| term.1 != 0).collect();
     match terms.as_slice() {
         [] => return Some(Dim::constant(0)),
         [(monomial, coefficient)] if monomial.is_unit() => return Some(Dim::constant(*coefficient)),
         _ => {}
     }
+    // Weight and depth are cached in the polynomial, so that these checks do not walk nested
+    // expressions again.
     let weight = terms.iter().map(|term| term.0.weight()).fold(0, u32::saturating_add);
     let atoms = terms.iter().flat_map(|term| term.0.factors());
     let depth = atoms.map(|factor| factor.0.depth()).max().unwrap_or(0);
@@ -203,7 +210,7 @@ impl Dim {
         }
     }
 
-    /// The terms in order; a constant is one term with no atoms.
+    /// Returns the terms in order. A constant is one term without atoms.
     pub(super) fn terms(&self) -> impl Iterator<Item = (&Monomial, i64)> + Clone {
         let (constant, terms) = match &self.0 {
             Repr::Constant(value) => (Some((&UNIT, *value)), &[][..]),
@@ -218,7 +225,7 @@ impl Dim {
         terms.next().is_none().then_some(first)
     }
 
-    /// The atom, where the expression is a single one.
+    /// Returns the atom if the expression is a single one.
     pub(super) fn only_atom(&self) -> Option<&Atom> {
         match self.only_term()? {
             (monomial, 1) => match monomial.factors() {
@@ -229,12 +236,12 @@ impl Dim {
         }
     }
 
-    /// Adds two expressions; `None` on overflow or past the limits of size.
+    /// Adds two expressions. `None` on overflow or beyond the size limits.
     pub fn checked_add(&self, other: &Dim) -> Option<Dim> {
         self.add_scaled(other, 1)
     }
 
-    /// Subtracts an expression; `None` on overflow or past the limits of size.
+    /// Subtracts an expression. `None` on overflow or beyond the size limits.
     pub fn checked_sub(&self, other: &Dim) -> Option<Dim> {
         self.add_scaled(other, -1)
     }
@@ -250,11 +257,13 @@ impl Dim {
         build(terms)
     }
 
-    /// Multiplies two expressions; `None` on overflow or past the limits of size.
+    /// Multiplies two expressions. `None` on overflow or beyond the size limits.
     pub fn checked_mul(&self, other: &Dim) -> Option<Dim> {
         if let (Some(left), Some(right)) = (self.as_constant(), other.as_constant()) {
             return left.checked_mul(right).map(Dim::constant);
         }
+        // Bounds the work before like terms merge. A product may merge to fewer terms than it has
+        // pairs, hence the factor 16.
         if self.terms().count().saturating_mul(other.terms().count()) > 16 * TERM_LIMIT {
             return None;
         }
@@ -268,14 +277,14 @@ impl Dim {
         build(terms)
     }
 
-    /// `self / divisor` where that is a polynomial with integer coefficients; the divisor is taken
-    /// not to be 0.
+    /// Returns `self / divisor` if the quotient is a polynomial with integer coefficients. Assumes
+    /// that the divisor is not 0.
     pub(super) fn exact_quotient(&self, divisor: &Dim) -> Option<Dim> {
         let (lead, lead_coefficient) = divisor.terms().next()?;
         let mut rest = self.clone();
         let mut quotient = Dim::constant(0);
-        // Long division by the leading term. Each step removes the leading term of the rest, so the
-        // steps are bounded by the quotient's terms, which the limit of size bounds.
+        // Long division by the leading term. Each step cancels the leading term of the remainder
+        // and adds a term to the quotient, so TERM_LIMIT bounds the steps.
         for _ in 0..=TERM_LIMIT {
             if rest.as_constant() == Some(0) {
                 return Some(quotient);
@@ -292,8 +301,8 @@ impl Dim {
         None
     }
 
-    /// Both expressions divided by their greatest common single-term divisor, so that ratios have
-    /// one form.
+    /// Divides both expressions by their greatest common single-term divisor, so that equal ratios
+    /// have one form.
     pub(super) fn cancel_common(&self, other: &Dim) -> Option<(Dim, Dim)> {
         let mut common: Option<(Monomial, u64)> = None;
         for (monomial, coefficient) in self.terms().chain(other.terms()) {

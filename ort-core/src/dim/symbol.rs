@@ -1,13 +1,13 @@
-//! Symbols of dimension expressions, and the numbers bound to them for one run.
+//! Symbols of dimension expressions, and their bindings in one run.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A name that stands for an integer which is known only when a model runs.
+/// A name for an integer that is known only at run time.
 ///
-/// Two named symbols are the same where their names are. A fresh symbol from [`Symbol::unknown`]
-/// equals only its own clones: it stands for a size that depends on data and cannot be planned.
+/// Two named symbols are equal if their names are. A fresh symbol from [`Symbol::unknown`] equals
+/// only its own clones: it stands for a data-dependent size, which cannot be planned.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Symbol(Kind);
 
@@ -17,36 +17,38 @@ enum Kind {
     Unknown { number: u64, is_size: bool },
 }
 
+// Process-wide, so that unknown symbols of different graphs never compare equal.
 static NEXT_UNKNOWN: AtomicU64 = AtomicU64::new(0);
 
 impl Symbol {
-    /// The symbol of that name: a model's `dim_param`.
+    /// Returns the symbol of that name: a `dim_param` of the model.
     pub fn named(name: impl Into<Arc<str>>) -> Symbol {
         Symbol(Kind::Named(name.into()))
     }
 
-    /// A fresh symbol for a size that depends on data; it is at least 0.
+    /// Returns a fresh symbol for a data-dependent size, which is at least 0.
     pub fn unknown() -> Symbol {
         Symbol(Kind::Unknown { number: NEXT_UNKNOWN.fetch_add(1, Ordering::Relaxed), is_size: true })
     }
 
-    /// A fresh symbol for an integer value (an axis, an index) that depends on data and may be
+    /// Returns a fresh symbol for a data-dependent integer (an axis, an index) that may be
     /// negative.
     pub fn unknown_value() -> Symbol {
         Symbol(Kind::Unknown { number: NEXT_UNKNOWN.fetch_add(1, Ordering::Relaxed), is_size: false })
     }
 
-    /// Whether the number depends on data, so that no binding of the inputs' dimensions gives it.
+    /// Returns whether the value depends on data, so that input dimensions do not determine it.
     pub fn is_unknown(&self) -> bool {
         matches!(self.0, Kind::Unknown { .. })
     }
 
-    /// Whether the number is known to be at least 0: all but [`Symbol::unknown_value`].
+    /// Returns whether the value is known to be at least 0: true except for
+    /// [`Symbol::unknown_value`].
     pub fn is_size(&self) -> bool {
         !matches!(self.0, Kind::Unknown { is_size: false, .. })
     }
 
-    /// The name, for symbols that have one.
+    /// Returns the name, if the symbol has one.
     pub fn name(&self) -> Option<&str> {
         match &self.0 {
             Kind::Named(name) => Some(name),
@@ -71,24 +73,23 @@ impl fmt::Debug for Symbol {
     }
 }
 
-/// Symbols and the numbers they stand for in one run, sorted, so that equal bindings are equal
-/// cache keys.
+/// The values of symbols in one run. Sorted, so that equal bindings are equal cache keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Bindings(Vec<(Symbol, i64)>);
 
 impl Bindings {
-    /// No symbol bound.
+    /// Returns bindings without symbols.
     pub fn new() -> Bindings {
         Bindings::default()
     }
 
-    /// The number bound to a symbol.
+    /// Returns the value bound to a symbol.
     pub fn get(&self, symbol: &Symbol) -> Option<i64> {
         let index = self.position(symbol).ok()?;
         self.0.get(index).map(|entry| entry.1)
     }
 
-    /// Binds a symbol and returns the number that was bound to it before.
+    /// Binds a symbol and returns its previous value.
     pub fn insert(&mut self, symbol: Symbol, value: i64) -> Option<i64> {
         match self.position(&symbol) {
             Ok(index) => self.0.get_mut(index).map(|entry| std::mem::replace(&mut entry.1, value)),
@@ -103,17 +104,17 @@ impl Bindings {
         self.0.binary_search_by(|entry| entry.0.cmp(symbol))
     }
 
-    /// The symbols and their numbers, sorted by symbol.
+    /// Returns the symbols and their values, sorted by symbol.
     pub fn iter(&self) -> impl Iterator<Item = (&Symbol, i64)> {
         self.0.iter().map(|(symbol, value)| (symbol, *value))
     }
 
-    /// How many symbols are bound.
+    /// Returns the number of bound symbols.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether no symbol is bound.
+    /// Returns whether no symbol is bound.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

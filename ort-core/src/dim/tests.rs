@@ -1,4 +1,4 @@
-//! Tests of dimension expressions: known identities, and properties over random expressions.
+//! Tests of dimension expressions: known identities, and properties of random expressions.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Pairs of texts that must, and must not, have one normal form.
+/// Pairs of texts with the same normal form, and pairs with different ones.
 #[test]
 fn identities() {
     let equal = [
@@ -142,7 +142,7 @@ fn errors_of_evaluation() {
     assert_eq!(evaluate("a - 1"), Ok(i64::MAX - 1));
 }
 
-/// Expressions that a hostile model could grow without end become unknown sizes, quickly.
+/// Expressions that a hostile model could grow without end quickly become unknown sizes.
 #[test]
 fn growth_is_bounded() {
     let mut power = Dim::parse("a + b + c + d");
@@ -193,7 +193,7 @@ impl Tree {
         }
     }
 
-    /// The value by definition; `None` where something is divided by zero.
+    /// Returns the value by definition, or `None` for division by zero.
     fn value(&self, symbols: &[i64]) -> Option<i128> {
         Some(match self {
             Tree::Number(value) => (*value).into(),

@@ -43,7 +43,7 @@ pub struct ArenaDevice {
 /// A session's memory for values that cannot be planned.
 pub(crate) struct DynamicMemory {
     /// The host's lane comes first.
-    lanes: Vec<Lane>,
+    lanes: Vec<DeviceMemory>,
     /// Whether the host arena is bypassed, because a limit counts every byte.
     exact: bool,
 }
@@ -86,7 +86,7 @@ pub(crate) enum Source {
 }
 
 /// One device memory with its allocator.
-struct Lane {
+struct DeviceMemory {
     id: DeviceId,
     allocator: Arc<dyn Allocator>,
     /// `None` if every value comes straight from the allocator.
@@ -102,11 +102,11 @@ impl DynamicMemory {
         config: Option<&ArenaConfig>,
         is_limited: bool,
     ) -> Result<DynamicMemory> {
-        let mut lanes = vec![Lane::new(HostAllocator::global().clone(), budget, config)];
+        let mut lanes = vec![DeviceMemory::new(HostAllocator::global().clone(), budget, config)];
         for device in devices {
             // Devices that work on host memory share the host's lane.
             if lanes.iter().all(|lane| lane.id != device.memory()) {
-                lanes.push(Lane::new(guard::allocator(&**device)?, budget, config));
+                lanes.push(DeviceMemory::new(guard::allocator(&**device)?, budget, config));
             }
         }
         let exact = is_limited && config.is_none_or(|config| *config == ArenaConfig::lean());
@@ -174,7 +174,7 @@ impl DynamicMemory {
         self.lanes.iter().filter_map(|lane| Some((lane.id, lane.arena.as_ref()?)))
     }
 
-    fn lane(&self, memory: DeviceId) -> Result<&Lane> {
+    fn lane(&self, memory: DeviceId) -> Result<&DeviceMemory> {
         let lane = self.lanes.iter().find(|lane| lane.id == memory);
         lane.ok_or_else(|| error!(Fail, "no device owns the memory of an output"))
     }
@@ -311,14 +311,18 @@ impl ValueMemory<'_> {
     }
 }
 
-impl Lane {
-    fn new(allocator: Arc<dyn Allocator>, budget: &Arc<Budget>, config: Option<&ArenaConfig>) -> Lane {
+impl DeviceMemory {
+    fn new(
+        allocator: Arc<dyn Allocator>,
+        budget: &Arc<Budget>,
+        config: Option<&ArenaConfig>,
+    ) -> DeviceMemory {
         let over = |config: &ArenaConfig| {
             let (inner, budget) = (allocator.clone(), budget.clone());
             let inner = BudgetedAllocator { inner, budget, category: Category::Dynamic };
             Arena::new(Arc::new(inner), config.clone())
         };
-        Lane { id: allocator.device(), arena: config.map(over), allocator }
+        DeviceMemory { id: allocator.device(), arena: config.map(over), allocator }
     }
 
     fn alignment(&self) -> usize {

@@ -218,7 +218,7 @@ pub struct Key {
 type Operands<const N: usize> = SmallVec<[Option<Operand>; N]>;
 
 /// The tensors bound to a node in one run.
-pub struct Given<'a> {
+pub struct BoundTensors<'a> {
     /// The inputs in device memory, by position.
     pub inputs: Operands<8>,
     /// The outputs, by position; `None` for one without a reader.
@@ -233,7 +233,7 @@ pub struct Given<'a> {
     pub workspace: Option<DeviceRange<'a>>,
 }
 
-impl<'a> Given<'a> {
+impl<'a> BoundTensors<'a> {
     /// Collects the tensors of a run. An input that an output overwrites in place is bound to that
     /// output. `host_inputs` lists the positions of inputs in host memory; `input_types` has the
     /// type of every input, because an in-place input has no view of its own.
@@ -241,7 +241,7 @@ impl<'a> Given<'a> {
         cx: &mut RunCx<'a>,
         host_inputs: &[usize],
         input_types: &[Option<DType>],
-    ) -> Result<Given<'a>> {
+    ) -> Result<BoundTensors<'a>> {
         let (mut outputs, mut output_ranges, mut taken) =
             (SmallVec::new(), SmallVec::new(), SmallVec::<[_; 4]>::new());
         for index in 0..cx.output_count() {
@@ -260,7 +260,7 @@ impl<'a> Given<'a> {
             outputs.push(Some(operand));
             output_ranges.push(Some(range));
         }
-        let mut given = Given::of_inputs(cx, host_inputs)?;
+        let mut given = BoundTensors::of_inputs(cx, host_inputs)?;
         for (index, output) in taken {
             let own_type = input_types.get(index).copied().flatten();
             // An output may have another element type of the same width, so keep the input's own.
@@ -269,12 +269,12 @@ impl<'a> Given<'a> {
                 input.get_or_insert(shared);
             }
         }
-        Ok(Given { outputs, output_ranges, ..given })
+        Ok(BoundTensors { outputs, output_ranges, ..given })
     }
 
     /// Collects the inputs and the workspace of a run, for a kernel that allocates its outputs. It
     /// adds these with [`Self::with_outputs`].
-    pub fn of_inputs(cx: &RunCx<'a>, host_inputs: &[usize]) -> Result<Given<'a>> {
+    pub fn of_inputs(cx: &RunCx<'a>, host_inputs: &[usize]) -> Result<BoundTensors<'a>> {
         let (mut inputs, mut input_ranges, mut host) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
         for index in 0..cx.input_count() {
             let view = cx.find_input(index);
@@ -295,15 +295,15 @@ impl<'a> Given<'a> {
         }
         let (outputs, output_ranges) = (SmallVec::new(), SmallVec::new());
         let workspace = cx.device_workspace();
-        Ok(Given { inputs, outputs, host, input_ranges, output_ranges, workspace })
+        Ok(BoundTensors { inputs, outputs, host, input_ranges, output_ranges, workspace })
     }
 
     /// Adds the outputs that the kernel allocated; `None` for one without a reader.
-    pub fn with_outputs<'b>(&self, made: &'b [Option<NewTensor>]) -> Result<Given<'b>>
+    pub fn with_outputs<'b>(&self, made: &'b [Option<NewTensor>]) -> Result<BoundTensors<'b>>
     where
         'a: 'b,
     {
-        let mut given = Given {
+        let mut given = BoundTensors {
             inputs: self.inputs.clone(),
             outputs: SmallVec::new(),
             host: self.host.iter().copied().collect(),

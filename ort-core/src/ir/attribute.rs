@@ -1,4 +1,4 @@
-//! Typed attributes, checked against the operator's record when the node is made.
+//! Typed node attributes, checked against the operator's record when the node is built.
 
 use crate::spec::{AttrDefault, AttrKind, OpSpec};
 use crate::tensor::{SparseTensor, Tensor};
@@ -6,7 +6,7 @@ use crate::{Result, advise, ensure, error};
 
 use super::ValueType;
 
-/// The value of one attribute; graphs are kept apart, as [`super::Subgraph`].
+/// The value of one attribute. Graph attributes are stored separately, as [`super::Subgraph`].
 #[derive(Clone, Debug)]
 pub enum Attribute {
     /// `INT`
@@ -32,7 +32,7 @@ pub enum Attribute {
 }
 
 impl Attribute {
-    /// The kind that the operator's record names.
+    /// Returns the kind, as operator records declare it.
     pub fn kind(&self) -> AttrKind {
         match self {
             Attribute::Int(_) => AttrKind::Int,
@@ -49,19 +49,19 @@ impl Attribute {
     }
 }
 
-/// The attributes of a node, defaults filled in. Reading one that the record does not list is an
-/// error.
+/// The attributes of a node, with defaults filled in.
 #[derive(Clone, Debug, Default)]
 pub struct Attributes(Vec<(&'static str, Attribute)>);
 
-/// Writes the accessors for one kind of attribute: required (or defaulted), and optional.
+/// Defines the accessors for one kind of attribute: one that fails if it is absent, and an optional
+/// one.
 macro_rules! accessors {
     ($(#[$doc:meta])* $get:ident, $find:ident, $variant:ident, $type:ty, $convert:expr) => {
         $(#[$doc])*
         pub fn $get(&self, name: &str) -> Result<$type> {
             self.$find(name).ok_or_else(|| missing(name))
         }
-        /// The same where the attribute is given or has a default, else none.
+        /// Returns the same, or `None` if the attribute is absent and has no default.
         pub fn $find(&self, name: &str) -> Option<$type> {
             match self.get(name)? {
                 Attribute::$variant(value) => Some($convert(value)),
@@ -75,7 +75,7 @@ fn missing(name: &str) -> crate::Error {
     error!(InvalidGraph, "attribute '{name}' is missing").help("the operator needs it: add it to the node")
 }
 
-/// The error for an attribute that an operator does not have.
+/// Returns the error for an attribute that the operator does not have.
 pub(crate) fn unknown_attribute(spec: &OpSpec, name: &str) -> crate::Error {
     let names = spec.attrs.iter().map(|attr| attr.name);
     error!(InvalidGraph, "operator {} has no attribute '{name}'", spec.name).help(advise(
@@ -86,13 +86,14 @@ pub(crate) fn unknown_attribute(spec: &OpSpec, name: &str) -> crate::Error {
 }
 
 impl Attributes {
-    /// Checks `given` against the record and fills in defaults, except those of internal
-    /// attributes. Unknown names, wrong kinds and missing required attributes are errors.
+    /// Checks `given` against the record and fills in defaults, except for internal attributes.
+    /// Unknown names, wrong kinds, duplicates and missing required attributes are errors.
     pub fn new(spec: &OpSpec, given: Vec<(String, Attribute)>) -> Result<Attributes> {
         Attributes::checked(spec, given)
     }
 
-    /// The same for names of any kind.
+    /// The same as [`Attributes::new`] for names of any string type, so that the loader can borrow
+    /// them.
     pub(crate) fn checked<N: AsRef<str>>(spec: &OpSpec, given: Vec<(N, Attribute)>) -> Result<Attributes> {
         let mut attributes = Vec::with_capacity(spec.attrs.len());
         for (name, value) in given {
@@ -115,6 +116,7 @@ impl Attributes {
             attributes.push((known.name, value));
         }
         for attr in spec.attrs {
+            // Subgraphs are stored outside the attributes, and the loader checks them.
             if attributes.iter().any(|(name, _)| *name == attr.name) || attr.kind == AttrKind::Graph {
                 continue;
             }
@@ -135,40 +137,40 @@ impl Attributes {
         Ok(Attributes(attributes))
     }
 
-    /// The attribute called `name`, given or by default.
+    /// Returns the attribute of this name, given or by default.
     pub fn get(&self, name: &str) -> Option<&Attribute> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
-    /// All attributes, by name.
+    /// Returns all attributes with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Attribute)> {
         self.0.iter().map(|(name, value)| (*name, value))
     }
 
-    accessors!(/// An integer.
+    accessors!(/// Returns an integer; an error if the attribute is absent.
         int, find_int, Int, i64, |value: &i64| *value);
-    accessors!(/// A float.
+    accessors!(/// Returns a float; an error if the attribute is absent.
         float, find_float, Float, f32, |value: &f32| *value);
-    accessors!(/// A string.
+    accessors!(/// Returns a string; an error if the attribute is absent.
         string, find_string, String, &str, String::as_str);
-    accessors!(/// A tensor.
+    accessors!(/// Returns a tensor; an error if the attribute is absent.
         tensor, find_tensor, Tensor, &Tensor, std::convert::identity);
-    accessors!(/// A list of integers.
+    accessors!(/// Returns a list of integers; an error if the attribute is absent.
         ints, find_ints, Ints, &[i64], Vec::as_slice);
-    accessors!(/// A list of floats.
+    accessors!(/// Returns a list of floats; an error if the attribute is absent.
         floats, find_floats, Floats, &[f32], Vec::as_slice);
-    accessors!(/// A list of strings.
+    accessors!(/// Returns a list of strings; an error if the attribute is absent.
         strings, find_strings, Strings, &[String], Vec::as_slice);
-    accessors!(/// A type.
+    accessors!(/// Returns a type; an error if the attribute is absent.
         value_type, find_type, Type, &ValueType, std::convert::identity);
 
-    /// The number that a float attribute was written as: the shortest decimal that is this float,
-    /// as a double. What is computed in doubles needs it: `1 - beta` of the float nearest 0.999 is
-    /// 1e-5 off.
+    /// Returns a float attribute as the number it was written as: the shortest decimal that rounds
+    /// to this float, as a double. Computation in doubles needs it: for the float nearest to 0.999,
+    /// `1 - beta` has a relative error of 1e-5.
     ///
     /// # Errors
     ///
-    /// No float attribute of this name.
+    /// There is no float attribute of this name.
     ///
     /// ```
     /// use ort_core::ir::{Attribute, Attributes};
@@ -180,10 +182,11 @@ impl Attributes {
     /// ```
     pub fn decimal(&self, name: &str) -> Result<f64> {
         let float = self.float(name)?;
+        // `to_string` prints the shortest decimal that parses back to this float.
         Ok(float.to_string().parse().unwrap_or_else(|_| f64::from(float)))
     }
 
-    /// An integer attribute that means true when it is not zero.
+    /// Returns whether an integer attribute, used as a boolean, is not zero.
     pub fn flag(&self, name: &str) -> Result<bool> {
         Ok(self.int(name)? != 0)
     }

@@ -1,4 +1,4 @@
-//! Builds graphs by hand, for tests and for decompositions.
+//! Graph builder for tests and decompositions.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::spec::{Registry, infer_graph};
 use crate::tensor::Tensor;
 use crate::{Result, Within, error};
 
-/// Adds nodes one after another; each addition returns the new values.
+/// Builds a graph node by node. Each addition returns the new values.
 ///
 /// ```no_run
 /// use ort_core::dtype::DType;
@@ -24,63 +24,63 @@ use crate::{Result, Within, error};
 #[derive(Debug)]
 pub struct GraphBuilder {
     graph: Graph,
-    /// What the names of nodes begin with.
+    /// Prefix of node names.
     scope: String,
 }
 
 impl GraphBuilder {
-    /// An empty graph called `name`.
+    /// Returns a builder of an empty graph of this name.
     pub fn new(name: &str) -> GraphBuilder {
         GraphBuilder { graph: Graph::new(name), scope: String::new() }
     }
 
-    /// A builder that adds to a graph that exists.
+    /// Returns a builder that extends an existing graph.
     pub fn extend(graph: Graph) -> GraphBuilder {
         GraphBuilder { graph, scope: String::new() }
     }
 
-    /// Has the names of the nodes that are added from now on begin with `scope/`.
+    /// Prefixes the names of nodes added from now on with `scope/`.
     pub fn set_scope(&mut self, scope: &str) {
         self.scope = format!("{scope}/");
     }
 
-    /// The graph as far as it is built.
+    /// Returns the graph built so far.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The same, to change.
+    /// Returns the graph built so far, for changes.
     pub fn graph_mut(&mut self) -> &mut Graph {
         &mut self.graph
     }
 
-    /// An input; each dimension is a number or an expression of symbols.
+    /// Adds a tensor input. Each dimension is a number or an expression over symbols.
     pub fn input(&mut self, name: &str, dtype: DType, shape: &[&str]) -> ValueId {
         let shape = shape.iter().map(|text| Dim::parse(text)).collect();
         self.typed_input(name, ValueType::tensor(dtype, Some(shape)))
     }
 
-    /// An input of any type.
+    /// Adds an input of any type.
     pub fn typed_input(&mut self, name: &str, ty: ValueType) -> ValueId {
         let id = self.graph.add_value(name, ty);
         self.graph.inputs.push(id);
         id
     }
 
-    /// A constant.
+    /// Adds a constant.
     pub fn constant(&mut self, tensor: Tensor) -> ValueId {
         let name = format!("constant_{}", self.graph.value_count());
         self.graph.add_constant(name, tensor)
     }
 
-    /// A node of the standard domain with one output.
+    /// Adds a node of the standard domain with one output.
     pub fn node(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         let outputs = self.add(("", op), &inputs, attrs, 1, Vec::new())?;
         outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
     }
 
-    /// A node of any domain with left-out inputs, several outputs, and subgraphs.
+    /// Adds a node of any domain, with optional inputs, several outputs, and subgraphs.
     pub fn add(
         &mut self,
         (domain, op): (&str, &str),
@@ -109,7 +109,8 @@ impl GraphBuilder {
         Ok(ids)
     }
 
-    /// The graph with these outputs, sorted and inferred.
+    /// Finishes the graph with these outputs: sorts the nodes, infers types and shapes, and
+    /// verifies it.
     pub fn finish(mut self, outputs: &[ValueId]) -> Result<Graph> {
         self.graph.outputs = outputs.to_vec();
         self.graph.sort()?;
@@ -118,7 +119,8 @@ impl GraphBuilder {
         Ok(self.graph)
     }
 
-    /// The graph as it stands, not yet inferred; for subgraphs, which are inferred with their node.
+    /// Finishes a subgraph, which is neither sorted nor inferred here: inference of the enclosing
+    /// node infers it.
     pub fn finish_subgraph(mut self, outputs: &[ValueId]) -> Graph {
         self.graph.outputs = outputs.to_vec();
         self.graph

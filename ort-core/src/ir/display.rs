@@ -1,4 +1,4 @@
-//! The readable text form of a graph: one line per node.
+//! Text form of a graph, one line per node.
 
 use std::fmt;
 

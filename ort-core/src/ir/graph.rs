@@ -1,4 +1,4 @@
-//! Nodes, values and subgraphs.
+//! Graph, nodes, values and subgraphs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,94 +12,94 @@ use crate::spec::{OpSpec, SymTensor};
 use crate::tensor::Tensor;
 use crate::{Error, Result, error};
 
-/// A value of one graph.
+/// Identifies a value of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
 
 impl ValueId {
-    /// Its place in a table with an entry for each value.
+    /// Returns the index into tables with one entry per value.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A node of one graph: its place in [`Graph::nodes`].
+/// Identifies a node of one graph: its index in [`Graph::nodes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
 impl NodeId {
-    /// Its place in [`Graph::nodes`].
+    /// Returns the index into [`Graph::nodes`].
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What is known of a value before anything runs.
+/// Static facts about a value.
 #[derive(Clone, Debug, Default)]
 pub struct ValueInfo {
-    /// Its name in the model; unique within its graph.
+    /// The name in the model, unique within the graph.
     pub name: Arc<str>,
-    /// Its type.
+    /// The type.
     pub ty: ValueType,
-    /// The elements of a small integer tensor, as far as inference knows them.
+    /// The elements of a small integer tensor as expressions, if inference tracks them.
     pub symbolic: Option<Arc<SymTensor>>,
 }
 
-/// A value of an enclosing graph that a subgraph reads.
+/// A value of the enclosing graph that a subgraph reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capture {
     /// The value in the enclosing graph.
     pub outer: ValueId,
-    /// The value that stands for it in the subgraph.
+    /// The corresponding value in the subgraph.
     pub inner: ValueId,
 }
 
-/// A graph inside a node, as `If`, `Loop` and `Scan` have.
+/// A graph owned by a node, such as the body of `Loop` or a branch of `If`.
 #[derive(Clone, Debug)]
 pub struct Subgraph {
-    /// The attribute that holds it, for example `then_branch`.
+    /// The attribute that holds it, such as `then_branch`.
     pub attr: &'static str,
-    /// The graph; captured values are not among its inputs.
+    /// The graph. Captured values are not among its inputs.
     pub graph: Graph,
-    /// What it reads of the enclosing graph.
+    /// The values it captures from the enclosing graph.
     pub captures: Vec<Capture>,
 }
 
-/// What a node reads or writes, by position; what is left out is none. Two lie in the node itself:
-/// a large graph would spend more on lists of their own than on its nodes.
+/// Inputs or outputs of a node by position; `None` if omitted. Two are stored inline: in a large
+/// graph, separate heap lists would cost more than the nodes themselves.
 pub type ValueIds = SmallVec<[Option<ValueId>; 2]>;
 
-/// One operation.
+/// An operation of a graph.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Its name; unique within its graph.
+    /// The name, unique within the graph.
     pub name: Arc<str>,
     /// The operator's record.
     pub spec: &'static OpSpec,
-    /// Inputs by position; an optional one that is left out is none.
+    /// Inputs by position. `None` is an omitted optional input.
     pub inputs: ValueIds,
-    /// Outputs by position; one that nobody wants is none.
+    /// Outputs by position. `None` is an output without a reader.
     pub outputs: ValueIds,
-    /// Attributes, defaults filled in.
+    /// Attributes, with defaults filled in.
     pub attrs: Attributes,
-    /// Graphs it may run.
+    /// Subgraphs that the node may run.
     pub subgraphs: Vec<Subgraph>,
 }
 
 impl Node {
-    /// All values of the enclosing graph that the node reads: inputs, and captures of its
-    /// subgraphs.
+    /// Returns all values of the enclosing graph that the node reads: its inputs and the captures
+    /// of its subgraphs.
     pub fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
         let captured = self.subgraphs.iter().flat_map(|sub| sub.captures.iter().map(|capture| capture.outer));
         self.inputs.iter().flatten().copied().chain(captured)
     }
 
-    /// How errors name it: `node 'conv_1' (Conv)`.
+    /// Returns the node as error messages name it: `node 'conv_1' (Conv)`.
     pub fn place(&self) -> String {
         format!("node '{}' ({})", self.name, self.spec.name)
     }
 
-    /// The subgraph held by the attribute `attr`.
+    /// Returns the subgraph held by the attribute `attr`, with its index.
     pub fn subgraph(&self, attr: &str) -> Option<(usize, &Subgraph)> {
         self.subgraphs.iter().enumerate().find(|(_, subgraph)| subgraph.attr == attr)
     }
@@ -108,31 +108,30 @@ impl Node {
 /// A graph of nodes in topological order.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
-    /// Its name in the model.
+    /// The name in the model.
     pub name: String,
-    /// The nodes; each reads only what comes before it.
+    /// The nodes. Each reads only values computed before it.
     pub nodes: Vec<Node>,
     values: Vec<ValueInfo>,
-    /// Values that the caller gives.
+    /// Values that the caller provides.
     pub inputs: Vec<ValueId>,
-    /// Values that the caller gets.
+    /// Values returned to the caller.
     pub outputs: Vec<ValueId>,
-    /// Values known now: weights and other constants.
+    /// Constants: weights and other values known before a run.
     pub constants: IndexMap<ValueId, Tensor, FxBuildHasher>,
-    /// Inputs that the caller may leave out, with the value they then have.
+    /// Default values of inputs that the caller may omit.
     pub input_defaults: HashMap<ValueId, Tensor>,
-    /// Why inference refused it, where it is a branch that another may stand in for: an error only
-    /// once it is taken.
+    /// The inference error of a broken branch. It is raised only if the branch is taken.
     pub broken: Option<Error>,
 }
 
 impl Graph {
-    /// An empty graph.
+    /// Returns an empty graph.
     pub fn new(name: impl Into<String>) -> Graph {
         Graph { name: name.into(), ..Graph::default() }
     }
 
-    /// Adds a value that nothing produces yet.
+    /// Adds a value without a producer.
     pub fn add_value(&mut self, name: impl Into<Arc<str>>, ty: ValueType) -> ValueId {
         let id = ValueId(self.values.len() as u32);
         self.values.push(ValueInfo { name: name.into(), ty, symbolic: None });
@@ -147,7 +146,7 @@ impl Graph {
         id
     }
 
-    /// What is known of a value.
+    /// Returns the facts about a value.
     #[allow(
         clippy::indexing_slicing,
         reason = "ids are made by `add_value` of the same graph, which never forgets one"
@@ -156,7 +155,7 @@ impl Graph {
         &self.values[id.index()]
     }
 
-    /// What is known of a value, to change.
+    /// Returns the facts about a value, for changes.
     #[allow(
         clippy::indexing_slicing,
         reason = "ids are made by `add_value` of the same graph, which never forgets one"
@@ -165,22 +164,22 @@ impl Graph {
         &mut self.values[id.index()]
     }
 
-    /// The number of values; ids run from 0.
+    /// Returns the number of values. Ids run from 0.
     pub fn value_count(&self) -> usize {
         self.values.len()
     }
 
-    /// All value ids.
+    /// Returns all value ids.
     pub fn value_ids(&self) -> impl Iterator<Item = ValueId> + use<> {
         (0..self.values.len() as u32).map(ValueId)
     }
 
-    /// The value with this name.
+    /// Returns the value of this name, by linear search.
     pub fn find_value(&self, name: &str) -> Option<ValueId> {
         self.value_ids().find(|&id| &*self.value(id).name == name)
     }
 
-    /// The node that produces each value, by value index.
+    /// Returns the producer of each value, by value index.
     pub fn producers(&self) -> Vec<Option<NodeId>> {
         let mut producers = vec![None; self.values.len()];
         for (index, node) in self.nodes.iter().enumerate() {
@@ -194,13 +193,14 @@ impl Graph {
         producers
     }
 
-    /// The nodes that read each value (captures included), by value index, each node once.
+    /// Returns the readers of each value (captures included), by value index, each reader once.
     pub fn consumers(&self) -> Vec<Vec<NodeId>> {
         let mut consumers: Vec<Vec<NodeId>> = vec![Vec::new(); self.values.len()];
         for (index, node) in self.nodes.iter().enumerate() {
             let id = NodeId(index as u32);
             for value in node.reads() {
                 let Some(readers) = consumers.get_mut(value.index()) else { continue };
+                // Nodes are visited in order, so a repeated read of this node is the last entry.
                 if readers.last() != Some(&id) {
                     readers.push(id);
                 }
@@ -209,8 +209,8 @@ impl Graph {
         consumers
     }
 
-    /// Sorts the nodes so that each reads only what comes before it, keeping the given order where
-    /// it can. A cycle is an error that names its nodes.
+    /// Sorts the nodes topologically, keeping the given order where possible. For a cycle, the
+    /// error names up to five of the nodes that cannot be ordered, on the cycle or after it.
     #[allow(
         clippy::indexing_slicing,
         reason = "nodes are counted here, and tables by value have an entry for each"
@@ -218,6 +218,7 @@ impl Graph {
     pub fn sort(&mut self) -> Result<()> {
         let producers = self.producers();
         let consumers = self.consumers();
+        // Kahn's algorithm. `waits` counts the producers that are not ordered yet, each once.
         let mut waits: Vec<usize> = self
             .nodes
             .iter()
@@ -228,6 +229,7 @@ impl Graph {
                 needed.len()
             })
             .collect();
+        // Ready nodes leave in index order, which keeps a graph that is already sorted unchanged.
         let ready = waits.iter().enumerate().filter(|(_, count)| **count == 0);
         let mut ready: std::collections::BTreeSet<usize> = ready.map(|(index, _)| index).collect();
         let mut order = Vec::with_capacity(self.nodes.len());
@@ -256,7 +258,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Bytes of all constants, those of subgraphs included.
+    /// Returns the bytes of all constants, including those of subgraphs.
     pub fn weight_bytes(&self) -> usize {
         let own: usize = self.constants.values().map(Tensor::byte_count).sum();
         let inner: usize =

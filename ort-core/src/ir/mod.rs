@@ -1,8 +1,8 @@
-//! The graph that everything after loading speaks: nodes over values, in topological order.
+//! Graph IR: nodes over values, in topological order. Everything after loading works on it.
 //!
-//! A graph holds canonical nodes only: their operators are records of this build ([`crate::spec`]),
-//! upgraded to the newest version, with typed attributes. Names and opsets of the file matter no
-//! more.
+//! A graph holds canonical nodes only. Their operators are records of this build ([`crate::spec`]),
+//! upgraded to the canonical version, with typed attributes. Names and opsets of the model file no
+//! longer matter.
 
 mod attribute;
 mod builder;

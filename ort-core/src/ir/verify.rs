@@ -1,9 +1,9 @@
-//! What must hold of every graph, checked as a table of rules.
+//! Graph verifier: the invariants of every graph, as a table of rules.
 
 use super::Graph;
 use crate::{Result, Within, ensure};
 
-/// A rule: what it is called and what it checks.
+/// A rule: its name and its check.
 type Rule = (&'static str, fn(&Graph) -> Result<()>);
 
 const RULES: &[Rule] = &[
@@ -28,7 +28,7 @@ pub(crate) fn verify(graph: &Graph) -> Result<()> {
 }
 
 impl Graph {
-    /// Checks that the graph is well formed: origins, order and arity.
+    /// Checks that the graph is well formed: unique definitions, topological order, arity.
     pub fn verify(&self) -> Result<()> {
         verify(self)
     }
@@ -40,6 +40,7 @@ fn one_origin(graph: &Graph) -> Result<()> {
     let given = graph.inputs.iter().copied().chain(graph.constants.keys().copied());
     for id in given.chain(produced) {
         let name = &graph.value(id).name;
+        // An id without an entry is invalid, and counts as a duplicate.
         let twice = seen.get_mut(id.index()).is_none_or(|seen| std::mem::replace(seen, true));
         ensure!(!twice, InvalidGraph, "'{name}' is defined twice");
     }

@@ -145,22 +145,22 @@ impl Request {
 /// Errors: nodes on the path from `xs` to `y` have no gradient. The error names them all;
 /// `blocking_nodes` lists them.
 pub fn add_backward(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Result<Vec<Option<ValueId>>> {
-    let mut obstacles = Vec::new();
-    let gradients = backward(graph, y, xs, &mut obstacles)?;
-    NotDifferentiable::refuse(&obstacles)?;
+    let mut refusals = Vec::new();
+    let gradients = backward(graph, y, xs, &mut refusals)?;
+    NotDifferentiable::refuse(&refusals)?;
     Ok(gradients)
 }
 
-/// Like [`add_backward`], but lists the nodes without a gradient in `obstacles`.
+/// Like [`add_backward`], but lists the nodes without a gradient in `refusals`.
 pub(super) fn backward(
     graph: &mut Graph,
     y: ValueId,
     xs: &[ValueId],
-    obstacles: &mut Vec<NotDifferentiable>,
+    refusals: &mut Vec<NotDifferentiable>,
 ) -> Result<Vec<Option<ValueId>>> {
     take_apart(graph, y, xs)?;
     let forward = nodes(graph, &ancestors(graph, y, xs));
-    let totals = accumulate(graph, BackwardPass { forward: &forward, xs, boundary: xs }, y, obstacles)?;
+    let totals = accumulate(graph, BackwardPass { forward: &forward, xs, boundary: xs }, y, refusals)?;
     Ok(xs.iter().map(|x| totals.get(x).copied()).collect())
 }
 
@@ -170,10 +170,10 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
     ensure!(given.len() == request.independent.len(), InvalidGraph, "an input is left out");
     let Pass { forward, point, y } = forward_at(graph, gradient, request, &given)?;
     let xs = point.get(..request.count).unwrap_or(&point);
-    let mut obstacles = Vec::new();
-    let course = BackwardPass { forward: &forward, xs, boundary: &point };
-    let totals = accumulate(graph, course, y, &mut obstacles)?;
-    NotDifferentiable::refuse(&obstacles)?;
+    let mut refusals = Vec::new();
+    let pass = BackwardPass { forward: &forward, xs, boundary: &point };
+    let totals = accumulate(graph, pass, y, &mut refusals)?;
+    NotDifferentiable::refuse(&refusals)?;
     deliver(graph, gradient, xs, &totals)
 }
 
@@ -181,17 +181,17 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
 /// that has one.
 fn accumulate(
     graph: &mut Graph,
-    course: BackwardPass<'_>,
+    pass: BackwardPass<'_>,
     y: ValueId,
-    obstacles: &mut Vec<NotDifferentiable>,
+    refusals: &mut Vec<NotDifferentiable>,
 ) -> Result<HashMap<ValueId, ValueId>> {
-    if !course.varying(graph).contains(&y) {
+    if !pass.varying(graph).contains(&y) {
         return Ok(HashMap::new());
     }
     // A seed of ones yields the gradient of the sum.
     let name = graph.value(y).name.clone();
     let one = NodeEmitter { graph: &mut *graph, name }.filled(1.0, y)?;
-    course.accumulate(graph, &[(y, one)], obstacles)
+    pass.accumulate(graph, &[(y, one)], refusals)
 }
 
 /// A forward pass at one point: the nodes that compute `y` from the values there.
@@ -213,8 +213,8 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
         }
         // Each gets a value of its own, because one value may be given for two tensors, or be used
         // elsewhere in the graph.
-        let mut pen = NodeEmitter { graph: &mut *graph, name: gradient.name.clone() };
-        let own = pen.emit("Identity", &[given], &[])?;
+        let mut emitter = NodeEmitter { graph: &mut *graph, name: gradient.name.clone() };
+        let own = emitter.emit("Identity", &[given], &[])?;
         stands_for.insert(original, own);
         point.push(own);
     }
@@ -260,21 +260,21 @@ fn deliver(
         gradient.outputs.len(),
         xs.len()
     );
-    let mut pen = NodeEmitter { graph, name: gradient.name.clone() };
+    let mut emitter = NodeEmitter { graph, name: gradient.name.clone() };
     for (&x, output) in xs.iter().zip(&gradient.outputs) {
         let Some(output) = *output else { continue };
         let total = match totals.get(&x) {
             Some(&total) => total,
-            None => pen.filled(0.0, x)?,
+            None => emitter.filled(0.0, x)?,
         };
-        let same = pen.emit("Identity", &[total], &[])?;
+        let same = emitter.emit("Identity", &[total], &[])?;
         // Make the `Identity` that was just added write the output itself.
-        let last = pen.graph.nodes.last_mut().and_then(|node| node.outputs.first_mut());
+        let last = emitter.graph.nodes.last_mut().and_then(|node| node.outputs.first_mut());
         if let Some(slot) = last.filter(|slot| **slot == Some(same)) {
             *slot = Some(output);
         }
-        let ty = pen.graph.value(same).ty.clone();
-        pen.graph.value_mut(output).ty = ty;
+        let ty = emitter.graph.value(same).ty.clone();
+        emitter.graph.value_mut(output).ty = ty;
     }
     Ok(())
 }

@@ -115,8 +115,8 @@ impl Stacks {
             ("scan_input_axes", Attribute::Ints(axes)),
         ];
         let body = Subgraph { attr: "body", graph: inner, captures };
-        let mut pen = NodeEmitter { graph, name: node.name.clone() };
-        let values = pen.emit_flow(("Scan", &scanned), &attrs, count, vec![body])?;
+        let mut emitter = NodeEmitter { graph, name: node.name.clone() };
+        let values = emitter.emit_flow(("Scan", &scanned), &attrs, count, vec![body])?;
         let stacks = node.outputs.iter().zip(&values);
         self.0
             .extend(stacks.filter_map(|(output, &value)| Some(((*output)?, Some(Stack { value, axis: 0 })))));
@@ -143,9 +143,9 @@ fn of_split(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
     if !keeps {
         return Ok(Some(Stack { value, axis }));
     }
-    let mut pen = NodeEmitter { graph, name: node.name.clone() };
-    let axes = pen.constant(Tensor::from_slice(&[1], &[axis as i64 + 1])?);
-    Ok(Some(Stack { value: pen.emit("Unsqueeze", &[value, axes], &[])?, axis }))
+    let mut emitter = NodeEmitter { graph, name: node.name.clone() };
+    let axes = emitter.constant(Tensor::from_slice(&[1], &[axis as i64 + 1])?);
+    Ok(Some(Stack { value: emitter.emit("Unsqueeze", &[value, axes], &[])?, axis }))
 }
 
 /// Stacks tensors of one shape on a new first axis.
@@ -156,13 +156,13 @@ fn of_elements(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
     if first.is_none() || elements.iter().any(|element| shape_of(element) != first) {
         return Ok(None);
     }
-    let mut pen = NodeEmitter { graph, name: node.name.clone() };
-    let axes = pen.constant(Tensor::from_slice(&[1], &[0i64])?);
+    let mut emitter = NodeEmitter { graph, name: node.name.clone() };
+    let axes = emitter.constant(Tensor::from_slice(&[1], &[0i64])?);
     let mut rows = Vec::with_capacity(elements.len());
     for element in elements {
-        rows.push(pen.emit("Unsqueeze", &[element, axes], &[])?);
+        rows.push(emitter.emit("Unsqueeze", &[element, axes], &[])?);
     }
-    let value = pen.emit("Concat", &rows, &[("axis", Attribute::Int(0))])?;
+    let value = emitter.emit("Concat", &rows, &[("axis", Attribute::Int(0))])?;
     Ok(Some(Stack { value, axis: 0 }))
 }
 
@@ -188,8 +188,8 @@ fn of_loop(graph: &mut Graph, id: NodeId, position: usize) -> Result<Option<Stac
         return Ok(None);
     };
     let Some(element) = take_appended(&mut body.graph, position) else { return Ok(None) };
-    let mut pen = NodeEmitter { graph: &mut body.graph, name: format!("{}/stacked", node.name).into() };
-    let row = pen.emit("Identity", &[element], &[])?;
+    let mut emitter = NodeEmitter { graph: &mut body.graph, name: format!("{}/stacked", node.name).into() };
+    let row = emitter.emit("Identity", &[element], &[])?;
     body.graph.outputs.push(row);
     let outputs = body.graph.outputs.len() - 1;
     let value = graph.add_value(format!("{}/stacked_{position}", node.name), ValueType::Unknown);
@@ -237,8 +237,8 @@ fn read(graph: &mut Graph, node: &Node, Stack { value, axis }: Stack) -> Result<
         if graph.value(place).ty.shape().is_none_or(|shape| !shape.is_empty()) {
             return Ok(None);
         }
-        let mut pen = NodeEmitter { graph, name: node.name.clone() };
-        return pen.emit("Gather", &[value, place], &[("axis", Attribute::Int(axis as i64))]).map(Some);
+        let mut emitter = NodeEmitter { graph, name: node.name.clone() };
+        return emitter.emit("Gather", &[value, place], &[("axis", Attribute::Int(axis as i64))]).map(Some);
     }
     // `ConcatFromSequence`: move the stacked axis into place, then merge it with the axis behind it
     // unless it is to be a new one.
@@ -246,30 +246,30 @@ fn read(graph: &mut Graph, node: &Node, Stack { value, axis }: Stack) -> Result<
     let to = axis_of(node.attrs.int("axis")?, if stacks { rank } else { rank - 1 })?;
     let mut order: Vec<i64> = (0..rank).filter(|place| *place != axis).map(|place| place as i64).collect();
     order.insert(to, axis as i64);
-    let mut pen = NodeEmitter { graph, name: node.name.clone() };
+    let mut emitter = NodeEmitter { graph, name: node.name.clone() };
     let moved = match to == axis {
         true => value,
-        false => pen.emit("Transpose", &[value], &[("perm", Attribute::Ints(order))])?,
+        false => emitter.emit("Transpose", &[value], &[("perm", Attribute::Ints(order))])?,
     };
     if stacks {
         return Ok(Some(moved));
     }
-    merged(&mut pen, moved, to).map(Some)
+    merged(&mut emitter, moved, to).map(Some)
 }
 
 /// Merges an axis with the one behind it.
-fn merged(pen: &mut NodeEmitter<'_>, value: ValueId, axis: usize) -> Result<ValueId> {
+fn merged(emitter: &mut NodeEmitter<'_>, value: ValueId, axis: usize) -> Result<ValueId> {
     let axis = axis as i64;
     let mut sizes = |start: i64, end: Option<i64>| {
         let mut attrs = vec![("start", Attribute::Int(start))];
         attrs.extend(end.map(|end| ("end", Attribute::Int(end))));
-        pen.emit("Shape", &[value], &attrs)
+        emitter.emit("Shape", &[value], &attrs)
     };
     let [front, one, other] =
         [sizes(0, Some(axis))?, sizes(axis, Some(axis + 1))?, sizes(axis + 1, Some(axis + 2))?];
     let back = sizes(axis + 2, None)?;
-    let both = pen.emit("Mul", &[one, other], &[])?;
-    let shape = pen.emit("Concat", &[front, both, back], &[("axis", Attribute::Int(0))])?;
+    let both = emitter.emit("Mul", &[one, other], &[])?;
+    let shape = emitter.emit("Concat", &[front, both, back], &[("axis", Attribute::Int(0))])?;
     // A 0 in the shape is a size, not one to copy.
-    pen.emit("Reshape", &[value, shape], &[("allowzero", Attribute::Int(1))])
+    emitter.emit("Reshape", &[value, shape], &[("allowzero", Attribute::Int(1))])
 }

@@ -47,7 +47,7 @@ pub(super) fn choices(
 ) -> Result<Vec<Choices>> {
     let is_mixed = is_mixed(devices);
     let nodes = graph.nodes.iter().zip(claimed);
-    let of_node = nodes.map(|(node, first)| {
+    let node_memories = nodes.map(|(node, first)| {
         let view = NodeView { graph, node };
         // With a single memory the first claim is taken, so the others are not asked for.
         let later = devices.iter().enumerate().skip(first.0 + 1).filter(|_| is_mixed);
@@ -58,7 +58,7 @@ pub(super) fn choices(
             false => placements(view, devices, &claims.collect::<SmallVec<[_; 2]>>()).within(|| node.place()),
         }
     });
-    of_node.collect()
+    node_memories.collect()
 }
 
 /// Returns the choices for a node with subgraphs that these devices claim.
@@ -75,7 +75,7 @@ pub(super) fn placements(
     });
     let bodies: Vec<Claimed> = bodies.collect::<Result<_>>()?;
     let on_host: Memories = bodies.iter().map(Claimed::on_host).collect();
-    let (placed, cost) = placed(&bodies, devices, &on_host);
+    let (placed, cost) = place_bodies(&bodies, devices, &on_host);
     let is_mixed = is_mixed(devices);
     let repeats = node.spec.flow.filter(|flow| is_mixed && flow.rounds != TripCount::Once);
     // The cost of the bodies is that of one iteration.
@@ -100,9 +100,9 @@ pub(super) fn placements(
         // A device that claims the node itself has its choice already.
         && !claims.iter().any(|(claiming, _)| *claiming == device)
     {
-        let (placed, less) = self::placed(&bodies, devices, &memories);
+        let (placed, less) = self::place_bodies(&bodies, devices, &memories);
         if less < cost {
-            let (inputs, outputs) = of_node(node, flow, &memories[0]);
+            let (inputs, outputs) = node_memories(node, flow, &memories[0]);
             let cost = less.saturating_mul(rounds);
             let flow =
                 ControlFlowPlacement { driver, is_on_device: true, inputs, outputs, bodies: placed, cost };
@@ -116,7 +116,7 @@ pub(super) fn placements(
 
 /// Places the bodies with their inputs and outputs in these memories. Returns them with the cost of
 /// one iteration.
-fn placed(bodies: &[Claimed], devices: &[Arc<dyn Device>], memories: &Memories) -> (Vec<Body>, u64) {
+fn place_bodies(bodies: &[Claimed], devices: &[Arc<dyn Device>], memories: &Memories) -> (Vec<Body>, u64) {
     let mut cost = 0u64;
     let placed = bodies.iter().zip(memories).map(|(body, (inputs, outputs))| {
         let Claimed { graph, captured, choices } = body;
@@ -162,7 +162,7 @@ fn on_device(
     let open: Vec<(&Graph, PlacementSearch<'_>)> =
         whole.map(|body| (&*body.graph, self::open(body, devices))).collect();
     let device = open.iter().filter_map(|(_, search)| search.first_device()).min()?;
-    let there = Place { memory: devices[device].memory(), alignment: devices[device].copy_alignment() };
+    let there = CopyMemory { memory: devices[device].memory(), alignment: devices[device].copy_alignment() };
     let carried = (flow.carried)(&node.attrs, node.inputs.len().saturating_sub(flow.controls));
     let mut memories: Memories = bodies.iter().map(Claimed::on_host).collect();
     for index in 0..node.outputs.len().max(carried) {
@@ -203,7 +203,7 @@ fn open<'a>(body: &'a Claimed, devices: &[Arc<dyn Device>]) -> PlacementSearch<'
 }
 
 /// The memories of the node's inputs and outputs, as they follow from those of a body.
-fn of_node(
+fn node_memories(
     node: &Node,
     flow: Flow,
     (inputs, outputs): &(Vec<DeviceId>, Vec<DeviceId>),
@@ -225,12 +225,12 @@ fn set(memories: &mut [DeviceId], index: usize, memory: DeviceId) {
 
 /// A memory, and the alignment of copies within it.
 #[derive(Clone, Copy)]
-struct Place {
+struct CopyMemory {
     memory: DeviceId,
     alignment: usize,
 }
 
-impl Place {
+impl CopyMemory {
     /// Whether the memory may hold a value, or contiguous slices of it if `is_sliced`.
     fn holds(self, graph: &Graph, value: Option<&ValueId>, is_sliced: bool) -> bool {
         let bytes = value.and_then(|value| match &graph.value(*value).ty {

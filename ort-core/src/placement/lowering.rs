@@ -10,7 +10,7 @@ use crate::{Error, Result, Within, error};
 
 /// Decomposes the nodes of a graph that no device claims. Returns the first claim for each node.
 pub(super) fn claim_all(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
-    bring_slices_to_front(graph)?;
+    move_scan_axes_to_front(graph)?;
     let claims = lower_unclaimed(graph, devices);
     // A failed device may have refused nodes only because it failed, so report the failure first.
     devices.iter().try_for_each(|device| {
@@ -81,7 +81,7 @@ pub(crate) fn lower_all_but(graph: &mut Graph, kept: fn(&Node) -> bool) -> Resul
 /// Transposes what control flow scans along other axes, so that the scan axis comes first. Each
 /// slice is then contiguous, so a device can take a view of it, and the plan counts the transposed
 /// tensors.
-fn bring_slices_to_front(graph: &mut Arc<Graph>) -> Result<()> {
+fn move_scan_axes_to_front(graph: &mut Arc<Graph>) -> Result<()> {
     let is_across = |node: &Node| node.spec.flow.is_some_and(|flow| !(flow.in_front)(&node.attrs));
     if !graph.nodes.iter().any(is_across) {
         return Ok(());

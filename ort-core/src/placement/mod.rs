@@ -5,6 +5,7 @@
 
 mod control_flow;
 mod cost;
+mod disjoint_sets;
 mod lowering;
 mod report;
 mod search;

@@ -30,6 +30,7 @@ use smallvec::SmallVec;
 
 use super::Scope;
 use super::cost::{COPIED_BYTE, COPY, Estimates};
+use super::disjoint_sets::DisjointSets;
 use crate::ep::{Claim, Device};
 use crate::ir::{Graph, Node, NodeId, ValueId};
 use crate::program::{Cluster, ControlFlowPlacement, Partition, Reason};
@@ -129,7 +130,7 @@ struct NodeState {
     /// What the node costs at any choice but the preferred one.
     work: u64,
     /// Whether the node may not move.
-    stays: bool,
+    is_pinned: bool,
     /// Whether the plan knows its outputs, so that it does not run.
     is_planned: bool,
     reason: Reason,
@@ -163,7 +164,7 @@ impl NodeState {
             _ => Reason::Shapes,
         };
         NodeState {
-            stays: is_planned || is_heavy || choices.len() < 2,
+            is_pinned: is_planned || is_heavy || choices.len() < 2,
             choices,
             preferred,
             at: preferred,
@@ -518,16 +519,16 @@ impl<'a> PlacementSearch<'a> {
     /// Returns the clusters of movable nodes, small ones first.
     fn clusters(&self, grouping: Grouping) -> Vec<Vec<usize>> {
         let count = self.nodes.len();
-        let mut joined = DisjointSets((0..count).collect());
+        let mut joined = DisjointSets::new(count);
         let by_reader = if grouping == Grouping::Readers { self.values.len() } else { 0 };
         let mut last_reader = vec![None; by_reader * self.memories.len()];
-        for node in (0..count).filter(|node| !self.nodes[*node].stays) {
+        for node in (0..count).filter(|node| !self.nodes[*node].is_pinned) {
             let device = self.nodes[node].device();
             for (position, value) in self.inputs(node) {
                 let maker = self.producers[value.index()].map(NodeId::index);
                 // A node joins the producer of its input if both are on one device.
                 let is_alike =
-                    |maker: &usize| !self.nodes[*maker].stays && self.nodes[*maker].device() == device;
+                    |maker: &usize| !self.nodes[*maker].is_pinned && self.nodes[*maker].device() == device;
                 if let Some(maker) = maker.filter(is_alike) {
                     joined.join(maker, node);
                 }
@@ -543,7 +544,7 @@ impl<'a> PlacementSearch<'a> {
             }
         }
         let mut clusters: Vec<Vec<usize>> = vec![Vec::new(); count];
-        for node in (0..count).filter(|node| !self.nodes[*node].stays) {
+        for node in (0..count).filter(|node| !self.nodes[*node].is_pinned) {
             clusters[joined.root(node)].push(node);
         }
         clusters.retain(|cluster| !cluster.is_empty());
@@ -583,24 +584,4 @@ enum Grouping {
     Chains,
     /// Also nodes that read the same copy: moving one of them alone could not save it.
     Readers,
-}
-
-/// Union-find over nodes. The root of a set is its first node.
-struct DisjointSets(Vec<usize>);
-
-impl DisjointSets {
-    fn root(&mut self, node: usize) -> usize {
-        let mut at = node;
-        while self.0[at] != at {
-            // Path halving.
-            self.0[at] = self.0[self.0[at]];
-            at = self.0[at];
-        }
-        at
-    }
-
-    fn join(&mut self, one: usize, other: usize) {
-        let (one, other) = (self.root(one), self.root(other));
-        self.0[one.max(other)] = one.min(other);
-    }
 }

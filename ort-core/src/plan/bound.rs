@@ -68,17 +68,17 @@ pub(crate) enum Planning {
 
 /// Limits on the slab of each memory. Kernels that can trade speed for workspace keep within them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WorkspaceRoom {
+pub(crate) struct SlabLimits {
     pub(crate) slabs: Vec<(DeviceId, usize)>,
     /// The limit of all other memories.
     pub(crate) others: usize,
 }
 
-impl WorkspaceRoom {
+impl SlabLimits {
     /// Kernels get the least workspace that they can run with.
-    pub(crate) const LEAST: WorkspaceRoom = WorkspaceRoom { slabs: Vec::new(), others: 0 };
+    pub(crate) const LEAST: SlabLimits = SlabLimits { slabs: Vec::new(), others: 0 };
     /// Kernels get as much workspace as they want.
-    pub(crate) const ANY: WorkspaceRoom = WorkspaceRoom { slabs: Vec::new(), others: usize::MAX };
+    pub(crate) const ANY: SlabLimits = SlabLimits { slabs: Vec::new(), others: usize::MAX };
 
     /// Returns the limit of a memory's slab, in bytes.
     pub(super) fn of(&self, memory: DeviceId) -> usize {
@@ -87,9 +87,9 @@ impl WorkspaceRoom {
     }
 }
 
-impl Default for WorkspaceRoom {
+impl Default for SlabLimits {
     fn default() -> Self {
-        WorkspaceRoom::ANY
+        SlabLimits::ANY
     }
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct BoundValues {
     /// The memory of each output.
     pub(crate) outputs: Vec<OutputMemory>,
     /// The limits on slabs.
-    pub(crate) room: WorkspaceRoom,
+    pub(crate) room: SlabLimits,
 }
 
 impl BoundValues {
@@ -150,8 +150,8 @@ impl BoundValues {
         for (output, (slot, memory)) in ends.outputs.iter().zip(&self.outputs).enumerate().rev() {
             // If no step computes an output in the memory of its buffer, the run copies it there at
             // the end.
-            let is_there = program.slots[slot.index()].memory == self.memory_of_output(output);
-            let buffer = self.buffer_of(output).filter(|_| is_there).map(|buffer| (*memory, buffer));
+            let exists_before_run = program.slots[slot.index()].memory == self.memory_of_output(output);
+            let buffer = self.buffer_of(output).filter(|_| exists_before_run).map(|buffer| (*memory, buffer));
             buffers[slot.index()] = buffer;
             if let OutputMemory::Input(input) = memory
                 && let Some(input) = ends.given.get(*input)
@@ -204,11 +204,11 @@ impl Planner<'_> {
             self.share_bound_input(step, (index, position), input, plan)?;
         }
         // A buffer that the caller does not provide needs a size known before the run.
-        let is_there = !matches!(memory, OutputMemory::Kept(_)) || bytes.is_some();
-        if is_there {
+        let exists_before_run = !matches!(memory, OutputMemory::Kept(_)) || bytes.is_some();
+        if exists_before_run {
             self.drafts[place] = Draft::Bound(buffer);
         }
-        Ok(is_there)
+        Ok(exists_before_run)
     }
 
     /// Lets an output be computed in place of a bound input, or returns why it cannot.

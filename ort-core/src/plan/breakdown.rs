@@ -89,15 +89,15 @@ pub(super) fn kinds(program: &Program, plan: &RunPlan, bindings: &Bindings) -> V
         // each time.
         let first = !std::mem::replace(&mut is_output[slot.index()], true);
         let planned = &plan.slots[slot.index()];
-        if !matches!(planned.place, Storage::Own) || first {
+        if !matches!(planned.storage, Storage::Own) || first {
             outputs.add(program, &program.slots[slot.index()], planned, bindings);
         }
     }
     let mut activations = Sum::new();
     for (index, (slot, planned)) in alive_at(program, plan, peak) {
         // A tenant is in an output's buffer, which counts already.
-        let is_guest = matches!(planned.place, Storage::Slab { slab, .. } if slab >= plan.slabs.len());
-        if !is_output[index] && !is_guest {
+        let is_tenant = matches!(planned.storage, Storage::Slab { slab, .. } if slab >= plan.slabs.len());
+        if !is_output[index] && !is_tenant {
             activations.add(program, slot, planned, bindings);
         }
     }
@@ -124,7 +124,7 @@ pub(super) fn alive_at<'a>(
     slots.filter(move |(_, (_, planned))| {
         let alive = planned.life.0 <= step && step <= planned.life.1;
         alive
-            && match &planned.place {
+            && match &planned.storage {
                 Storage::Slab { slab, range } => counted.insert((*slab, range.clone())),
                 // An output computed in place of an input is the same memory while both are live.
                 Storage::Own => planned.kind != ValueKind::InPlace || planned.life.0 != step,

@@ -21,7 +21,7 @@ const ALIGNMENT: usize = 64;
 impl Planner<'_> {
     /// Marks the concatenations whose inputs can all be parts of the output; returns whether there
     /// are any.
-    pub(super) fn find_joins(&mut self) -> bool {
+    pub(super) fn find_concats(&mut self) -> bool {
         let mut reads = vec![0usize; self.drafts.len()];
         let mut producer = vec![None; self.drafts.len()];
         for (index, step) in self.schedule.iter().enumerate().filter(|(index, _)| self.needed[*index]) {
@@ -59,7 +59,7 @@ impl Planner<'_> {
         let join = node.spec.join?;
         let [Some(whole)] = step.outputs.as_slice() else { return None };
         let planned = step.claim.outputs == OutputsFrom::Plan && !self.is_output[whole.index()];
-        if !planned || self.is_there(*whole) || self.view_of(step).is_some() {
+        if !planned || self.exists_before_run(*whole) || self.view_of(step).is_some() {
             return None;
         }
         let inputs: Vec<Option<Shape>> = step.inputs.iter().map(|slot| self.shape_of(*slot)).collect();
@@ -84,7 +84,7 @@ impl Planner<'_> {
             && self.shapes[slot.index()].is_some()
             && self.dtypes[slot.index()] == self.dtypes[whole.index()]
             && !self.is_output[slot.index()]
-            && !self.is_there(slot)
+            && !self.exists_before_run(slot)
             && step.claim.outputs == OutputsFrom::Plan
             && !self.joins[producer]
             && self.view_of(step).is_none()

@@ -18,7 +18,7 @@ use crate::{Result, error};
 impl Planner<'_> {
     /// Assigns offsets and assembles the plan.
     pub(super) fn finish(mut self) -> Result<RunPlan> {
-        self.settle_rounds();
+        self.correct_scan_memory();
         let mut layout = self.lay_out()?;
         let (mut own_peak, mut live) = self.measure(&[]);
         // Without sharing, every value keeps memory of its own, so no output is a home.
@@ -33,7 +33,7 @@ impl Planner<'_> {
             });
             if inside && self.slab_bytes(&other) + other_peak < self.slab_bytes(&layout) + own_peak {
                 (layout, own_peak) = (other, other_peak);
-                self.inherit(&homes, &mut live);
+                self.record_in_place(&homes, &mut live);
             } else {
                 self.undo_output_reuse();
                 homes.clear();
@@ -164,7 +164,7 @@ impl Planner<'_> {
             (Some(dtype), Some(shape)) => byte_count(dtype, shape).unwrap_or(0),
             _ => 0,
         };
-        let place = match self.drafts[index].clone() {
+        let storage = match self.drafts[index].clone() {
             Draft::Outside => Storage::Outside,
             Draft::Given(given) => Storage::Given(given),
             Draft::Bound(buffer) => Storage::Bound(buffer),
@@ -179,7 +179,14 @@ impl Planner<'_> {
             Draft::Unused => Storage::Unused,
         };
         let life = (self.first[index], self.last[index]);
-        SlotPlan { dtype: self.dtypes[index], shape, place, kind: self.kinds[index], life, is_output: false }
+        SlotPlan {
+            dtype: self.dtypes[index],
+            shape,
+            storage,
+            kind: self.kinds[index],
+            life,
+            is_output: false,
+        }
     }
 
     /// Releases the slots that own their memory after their last use. Outputs are kept.

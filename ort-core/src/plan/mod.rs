@@ -20,7 +20,7 @@ mod order;
 mod output_reuse;
 mod report;
 mod resolve;
-mod rounds;
+mod scan_memory;
 mod scratch;
 mod specialize;
 mod updates;
@@ -36,7 +36,7 @@ use crate::program::SlotId;
 use crate::tensor::{Shape, Tensor};
 
 pub use batch::{BatchProof, BatchRefusal, BatchSplit, batch_parallel, prove};
-pub(crate) use bound::{BoundValues, GivenMemory, OutputMemory, Planning, WorkspaceRoom};
+pub(crate) use bound::{BoundValues, GivenMemory, OutputMemory, Planning, SlabLimits};
 pub(crate) use boundary::Boundary;
 pub use breakdown::{KindBytes, MemoryKind};
 pub(crate) use cache::PlanCaches;
@@ -76,7 +76,7 @@ pub(crate) enum Storage {
 pub(crate) struct SlotPlan {
     pub(crate) dtype: Option<DType>,
     pub(crate) shape: Option<Shape>,
-    pub(crate) place: Storage,
+    pub(crate) storage: Storage,
     /// How the value gets its memory, as the report labels it.
     pub(crate) kind: ValueKind,
     /// The first and last step at which the value is live.

@@ -78,7 +78,7 @@ impl Planner<'_> {
             .sort_by_key(|index| (std::cmp::Reverse(self.groups[*index].bytes), self.groups[*index].first));
         let mut tenants: Vec<Tenant> = Vec::new();
         // An input that the output is computed in place of must begin where the output begins.
-        if let Some(group) = self.inheritance(home).map(|candidate| candidate.group) {
+        if let Some(group) = self.in_place_input(home).map(|candidate| candidate.group) {
             let group = &mut self.groups[group];
             tenants.push(Tenant { start: 0, end: bytes, life: (group.first, group.last) });
             group.slab = number;
@@ -96,7 +96,7 @@ impl Planner<'_> {
 
     /// Returns the input that a home's output can be computed in place of: it has the same size and
     /// is still in the slab.
-    fn inheritance(&self, home: SlotId) -> Option<&InPlaceCandidate> {
+    fn in_place_input(&self, home: SlotId) -> Option<&InPlaceCandidate> {
         let fits = |candidate: &&InPlaceCandidate| {
             let group = &self.groups[candidate.group];
             let alike = group.slab == 0 && group.bytes == self.own_bytes(home);
@@ -107,11 +107,11 @@ impl Planner<'_> {
 
     /// Records which homes are computed in place of a tenant, after tenants have moved in. Input
     /// and output are then the same memory, so the live bytes of the step count it once.
-    pub(super) fn inherit(&mut self, homes: &[SlotId], live: &mut [usize]) {
+    pub(super) fn record_in_place(&mut self, homes: &[SlotId], live: &mut [usize]) {
         for candidate in &self.in_place_candidates {
             let home = homes.iter().position(|home| *home == candidate.output);
-            // Only `inheritance` moves a value that lives until this step into the home. It fills
-            // the home, so it begins at offset 0.
+            // Only `in_place_input` moves a value that lives until this step into the home. The value
+            // fills the home, so it begins at offset 0.
             if home.is_some_and(|home| self.groups[candidate.group].slab == self.slabs.len() + home)
                 && self.groups[candidate.group].last == self.first[candidate.output.index()]
             {
@@ -132,8 +132,8 @@ impl Planner<'_> {
 
 /// Returns the start of the tightest gap below `end` that is free during `life`.
 fn gap(tenants: &[Tenant], life: (usize, usize), bytes: usize, end: usize) -> Option<usize> {
-    let rivals = tenants.iter().filter(|guest| guest.life.0 <= life.1 && life.0 <= guest.life.1);
-    let mut rivals: Vec<(usize, usize)> = rivals.map(|guest| (guest.start, guest.end)).collect();
+    let rivals = tenants.iter().filter(|tenant| tenant.life.0 <= life.1 && life.0 <= tenant.life.1);
+    let mut rivals: Vec<(usize, usize)> = rivals.map(|tenant| (tenant.start, tenant.end)).collect();
     rivals.sort_unstable();
     // An empty rival at the end closes the last gap.
     rivals.push((end, end));

@@ -158,7 +158,7 @@ fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> 
         let from_step = matches!(slot.origin, Origin::Step);
         if !from_step
             || matches!(
-                planned.place,
+                planned.storage,
                 Storage::Unused
                     | Storage::Folded(_)
                     | Storage::Outside
@@ -169,7 +169,7 @@ fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> 
             continue;
         }
         let bytes = planned.dtype.zip(planned.shape.as_ref());
-        let (slab, offset) = match &planned.place {
+        let (slab, offset) = match &planned.storage {
             Storage::Slab { slab, range } if *slab < plan.slabs.len() => (Some(*slab), Some(range.start)),
             Storage::Slab { slab, range } => {
                 (None, homes.get(slab - plan.slabs.len()).map(|home| home + range.start))

@@ -11,7 +11,7 @@
 use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
-use super::bound::{BoundValues, OutputMemory, Planning, WorkspaceRoom};
+use super::bound::{BoundValues, OutputMemory, Planning, SlabLimits};
 use super::boundary::Boundary;
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
@@ -54,7 +54,7 @@ impl Default for Surroundings<'_> {
             planning: Planning::Shared,
             inputs: Vec::new(),
             outputs: Vec::new(),
-            room: WorkspaceRoom::ANY,
+            room: SlabLimits::ANY,
         };
         Surroundings { known: &[], bound: &NOTHING }
     }
@@ -92,7 +92,7 @@ pub(super) fn resolve_given(
 fn plan<'a>(planner: impl Fn() -> Planner<'a>) -> Result<RunPlan> {
     let mut joining = planner();
     joining.find();
-    if !joining.find_joins() {
+    if !joining.find_concats() {
         return joining.place();
     }
     let joined = joining.place()?;
@@ -294,7 +294,7 @@ impl<'a> Planner<'a> {
 
     /// Whether the value of a slot that a step would compute exists before the run: it is folded,
     /// or given in the memory in which it is read.
-    pub(super) fn is_there(&self, slot: SlotId) -> bool {
+    pub(super) fn exists_before_run(&self, slot: SlotId) -> bool {
         match self.drafts[slot.index()] {
             Draft::Folded(_) | Draft::Given(_) => true,
             // Before outputs are placed, only values given on a device are bound in a step's slot.
@@ -309,7 +309,7 @@ impl<'a> Planner<'a> {
         let mut wanted = self.is_output.clone();
         for (index, step) in self.schedule.iter().enumerate().rev() {
             let mut outputs = step.outputs.iter().flatten();
-            let needed = outputs.any(|slot| wanted[slot.index()] && !self.is_there(*slot));
+            let needed = outputs.any(|slot| wanted[slot.index()] && !self.exists_before_run(*slot));
             self.needed[index] = needed;
             if needed {
                 for read in step.reads() {

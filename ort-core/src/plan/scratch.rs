@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use ort_alloc::DeviceId;
 
-use super::bound::WorkspaceRoom;
+use super::bound::SlabLimits;
 use super::resolve::{Group, Planner, Surroundings, resolve_given};
 use super::specialize::Known;
 use super::{BoundValues, RunPlan};
@@ -67,7 +67,7 @@ impl Planner<'_> {
     }
 
     /// Returns the largest workspace that fits in the slab beside everything live at this step.
-    fn room_of(&self, step: &Step, index: usize) -> usize {
+    fn workspace_limit(&self, step: &Step, index: usize) -> usize {
         let slab = self.slab_of_step(step);
         let alive = |group: &&Group| group.slab == slab && group.first <= index && index <= group.last;
         match self.bound.room.of(self.slabs[slab]) {
@@ -92,8 +92,8 @@ impl Planner<'_> {
             let mut bound = BoundValues::unbound(self.bound.planning);
             // A subgraph's plan does not know what is live around it. So its kernels get their
             // minimum as soon as there is any limit.
-            if self.bound.room != WorkspaceRoom::ANY {
-                bound.room = WorkspaceRoom::LEAST;
+            if self.bound.room != SlabLimits::ANY {
+                bound.room = SlabLimits::LEAST;
             }
             let around = Surroundings { known: &given, bound: &bound };
             let plan = resolve_given(&nested.program, self.bindings, self.threads, around)?;
@@ -128,7 +128,7 @@ impl Planner<'_> {
             // A workspace, too, may depend on sizes that are known only at run time.
             self.scratch_is_open |= !is_known && step.nested.is_empty();
             if is_known {
-                let room = self.room_of(step, index);
+                let room = self.workspace_limit(step, index);
                 let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: self.threads, room };
                 let wanted = kernel.workspace(&shapes)?;
                 if wanted > 0 && !self.can_shrink && self.slabs[self.slab_of_step(step)] != DeviceId::HOST {

@@ -53,7 +53,7 @@ impl Program {
         let mut part_of: FxHashMap<SlotId, usize> = FxHashMap::default();
         let mut written_in: FxHashMap<SlotId, usize> = FxHashMap::default();
         let mut count = 0;
-        for way in self.ways_of_updates() {
+        for way in self.update_chains() {
             // Each slot on the way overwrites the one before it.
             for (from, to) in way.iter().zip(way.iter().skip(1)) {
                 part_of.insert(*from, count);
@@ -87,7 +87,7 @@ impl Program {
     }
 
     /// Returns the slots that each update goes through, from its input to its output.
-    fn ways_of_updates(&self) -> impl Iterator<Item = Vec<SlotId>> {
+    fn update_chains(&self) -> impl Iterator<Item = Vec<SlotId>> {
         let makers = self.makers();
         let bound = self.bound_values(Planning::Shared);
         let ends = Boundary::of(self, &bound);

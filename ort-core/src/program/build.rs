@@ -49,7 +49,7 @@ pub(crate) struct BuildCx<'a> {
     pub(crate) streams: bool,
     /// Whether constants in device memory may be streamed. If a limit bounds the session, those of
     /// all devices may; otherwise those of devices with a limit of their own.
-    pub(crate) windows: Windowing,
+    pub(crate) windows: ConstantStreaming,
     pub(crate) packing: Packing<'a>,
     /// The folder of the compiled cache, for the files that devices keep there themselves.
     pub(crate) cache_dir: Option<&'a Path>,
@@ -61,7 +61,7 @@ pub(crate) struct BuildCx<'a> {
 
 /// The devices whose constants are streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Windowing {
+pub(crate) enum ConstantStreaming {
     /// Those of no device.
     Never,
     /// Those of devices with a memory limit of their own.
@@ -93,10 +93,10 @@ impl Program {
             steps: Vec::with_capacity(graph.nodes.len()),
             by_value: FxHashMap::with_capacity_and_hasher(count, FxBuildHasher),
             unread: count_reads(&graph),
-            stays: if cx.windows == Windowing::Never {
+            stays: if cx.windows == ConstantStreaming::Never {
                 FxHashSet::default()
             } else {
-                constants_that_stay(&graph)
+                unstreamable_constants(&graph)
             },
         };
         let given = given.into_iter().enumerate();
@@ -160,11 +160,11 @@ struct Builder {
 }
 
 /// Constants of fewer bytes stay on devices: uploading one in each run costs more than keeping it.
-const LEAST_STREAMED: usize = 4 << 10;
+const MIN_STREAMED_BYTES: usize = 4 << 10;
 
 /// The constants that are graph outputs, or that are read by nodes that alias their inputs or have
 /// subgraphs.
-fn constants_that_stay(graph: &Graph) -> FxHashSet<ValueId> {
+fn unstreamable_constants(graph: &Graph) -> FxHashSet<ValueId> {
     let hands_on = |node: &&Node| node.spec.view.is_some() || !node.subgraphs.is_empty();
     let read = graph.nodes.iter().filter(hands_on).flat_map(Node::reads);
     read.chain(graph.outputs.iter().copied()).filter(|value| graph.constants.contains_key(value)).collect()
@@ -335,7 +335,7 @@ impl Builder {
         };
         for (value, _) in view.node.inputs.iter().zip(consumed).filter(|(_, consumed)| *consumed) {
             let Some(value) = *value else { continue };
-            if self.read_once_less(value) > 0 {
+            if self.remove_reader(value) > 0 {
                 continue;
             }
             let slot = self.by_value.get(&(value, DeviceId::HOST));
@@ -379,17 +379,17 @@ impl Builder {
         cx: &BuildCx<'_>,
     ) -> Result<bool> {
         let may = match cx.windows {
-            Windowing::Never => false,
-            Windowing::OfBounded => guard::memory_stats(device)?.limit.is_some(),
-            Windowing::Always => true,
+            ConstantStreaming::Never => false,
+            ConstantStreaming::OfBounded => guard::memory_stats(device)?.limit.is_some(),
+            ConstantStreaming::Always => true,
         };
         Ok(may
-            && tensor.bytes().is_some_and(|bytes| bytes.len() >= LEAST_STREAMED)
+            && tensor.bytes().is_some_and(|bytes| bytes.len() >= MIN_STREAMED_BYTES)
             && !self.stays.contains(&value))
     }
 
     /// Removes one reader of a value; returns how many are left.
-    fn read_once_less(&mut self, value: ValueId) -> usize {
+    fn remove_reader(&mut self, value: ValueId) -> usize {
         let Some(reads) = self.unread.get_mut(value.index()) else { return 0 };
         *reads = reads.saturating_sub(1);
         *reads
@@ -412,7 +412,7 @@ impl Builder {
         // These constants are in the body's graph as well, so here they have one reader less.
         for capture in &subgraph.captures {
             if graph.constants.contains_key(&capture.outer) {
-                self.read_once_less(capture.outer);
+                self.remove_reader(capture.outer);
             }
         }
         let mut given: Vec<(ValueId, DeviceId)> = inner.inputs.iter().copied().zip(inputs).collect();
@@ -428,7 +428,7 @@ impl Builder {
         }
         // Runs stream constants only for steps of the outermost program, so those of bodies stay.
         let streams = std::mem::replace(&mut cx.streams, false);
-        let windows = std::mem::replace(&mut cx.windows, Windowing::Never);
+        let windows = std::mem::replace(&mut cx.windows, ConstantStreaming::Never);
         let program = Program::placed(inner, partition, (given, outputs), cx);
         (cx.streams, cx.windows) = (streams, windows);
         Ok(Nested { program: program?, captures })
@@ -454,7 +454,7 @@ impl Builder {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let is_read = slot.memory != DeviceId::HOST || read.contains(&SlotId(index as u32));
             let Origin::Constant(tensor) = &slot.origin else { continue };
-            let is_large = tensor.byte_count() >= LEAST_STREAMED;
+            let is_large = tensor.byte_count() >= MIN_STREAMED_BYTES;
             if !is_read && is_large && uploaded.contains(&slot.value) && !is_mapped(tensor) {
                 slot.origin = Origin::Consumed;
             }

@@ -20,7 +20,7 @@ use crate::ep::{Claim, Device, Executable, RunCx};
 use crate::ir::{Graph, ValueId};
 use crate::tensor::Tensor;
 
-pub(crate) use build::{BuildCx, Windowing, aligned};
+pub(crate) use build::{BuildCx, ConstantStreaming, aligned};
 pub use placed::Partition;
 pub(crate) use placed::{Body, Captured, ControlFlowPlacement};
 pub use reason::{Cluster, Reason};

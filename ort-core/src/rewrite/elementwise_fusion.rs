@@ -38,7 +38,7 @@ pub(super) fn fuse(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut 
     let Some(spec) = Registry::global()?.find(RUNTIME, "FusedElementwise") else { return Ok(()) };
     // Two rounds: a node that the first one fused may be a cheap formula for its readers.
     for _ in 0..2 {
-        repeat_for_readers(graph);
+        duplicate_cheap_producers(graph);
         fuse_chains(graph, spec, first_claim, report)?;
     }
     Ok(())
@@ -96,7 +96,7 @@ const CHEAP: usize = 4;
 ///
 /// This must not cost memory: the formula must have one input of the size of its result, and that
 /// input must be alive until the reader anyway.
-fn repeat_for_readers(graph: &mut Graph) {
+fn duplicate_cheap_producers(graph: &mut Graph) {
     let readers = graph.consumers();
     let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let last_read =

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::frame::{DeviceSlab, Frame, RunEnv};
 use super::nested::NestedFrames;
-use super::outputs::{Handed, Target};
+use super::outputs::{HandedOver, Target};
 use super::poison::poison;
 use super::views::{Part, Sources, device_view, output_slot, split_regions, view_of};
 use crate::dtype::DType;
@@ -29,7 +29,7 @@ impl Frame<'_> {
         index: usize,
         targets: &mut [Target],
         shapes: &[Option<(DType, Shape)>],
-    ) -> Result<Handed> {
+    ) -> Result<HandedOver> {
         let step = &self.program.steps[index];
         let outlives_run = self.outlives_run(step);
         let source = self.source(step, outlives_run);
@@ -101,7 +101,7 @@ impl Frame<'_> {
     /// over is left out, because the step borrows that memory for writing.
     pub(super) fn read_parts(&self, read: &[(Option<SlotId>, bool)]) -> SmallVec<[Part; 16]> {
         let part = |&(slot, is_taken): &(Option<SlotId>, bool)| {
-            let Storage::Slab { slab, range } = &self.plan.slots[slot.filter(|_| !is_taken)?.index()].place
+            let Storage::Slab { slab, range } = &self.plan.slots[slot.filter(|_| !is_taken)?.index()].storage
             else {
                 return None;
             };
@@ -120,7 +120,7 @@ impl Frame<'_> {
     /// Where a step's kernel allocates the values that it hands over. The plan counts all of them
     /// or none.
     pub(super) fn source(&self, step: &Step, outlives_run: bool) -> Source {
-        let is_planned = |slot: &SlotId| matches!(self.plan.slots[slot.index()].place, Storage::Own);
+        let is_planned = |slot: &SlotId| matches!(self.plan.slots[slot.index()].storage, Storage::Own);
         // An arena region must not outlive the run, and the arena would count what the plan counts
         // already.
         match outlives_run || step.outputs.iter().flatten().all(is_planned) {
@@ -226,7 +226,7 @@ fn run_work<'a, 'n: 'a>(
     env: RunEnv<'_>,
     (mut cx, nested): (RunCx<'a>, &'a mut NestedFrames<'n>),
     workspace: Option<&'n mut [u8]>,
-) -> Result<Handed> {
+) -> Result<HandedOver> {
     match &step.work {
         Work::Copy => {
             let (from, to) = (cx.input(0)?, cx.output(0)?);

@@ -19,7 +19,7 @@ use super::Profile;
 use super::inputs::Given;
 use super::outputs::{KnownShapes, Target};
 use super::profile::EventMemory;
-use super::streaming::{Passing, Streaming};
+use super::streaming::{Streaming, WindowCursor};
 use super::views::{Sources, device_view, view_of};
 use crate::dim::Bindings;
 use crate::ep::dynamic::{RunMemory, Source, ValueMemory};
@@ -77,7 +77,7 @@ impl DeviceSlab {
 pub(crate) struct Memory<'a> {
     pub(crate) slabs: Slabs<'a>,
     /// The streamed device constants; empty for subgraphs.
-    pub(crate) windows: Passing<'a>,
+    pub(crate) windows: WindowCursor<'a>,
     /// The buffers of the run's I/O binding.
     pub(crate) bound: &'a mut [Option<TensorBuffer>],
     pub(crate) tables: &'a mut Tables,
@@ -112,7 +112,7 @@ pub(crate) struct Frame<'a> {
     pub(super) targets: &'a mut Vec<Target>,
     pub(super) shapes: &'a mut KnownShapes,
     pub(super) slabs: Slabs<'a>,
-    pub(super) windows: Passing<'a>,
+    pub(super) windows: WindowCursor<'a>,
     /// Buffers of outputs that hold other values until the output itself is computed, in the order
     /// of `RunPlan::homes`.
     pub(super) homes: Vec<Option<Buffer>>,
@@ -185,7 +185,7 @@ impl<'a> Frame<'a> {
     /// What a step that has run did to memory: the plan's numbers plus the values of unknown size.
     fn event_memory(&self, index: usize) -> EventMemory {
         let (plan, step) = (self.plan, &self.program.steps[index]);
-        let bytes = |slot: &SlotId| match plan.slots[slot.index()].place {
+        let bytes = |slot: &SlotId| match plan.slots[slot.index()].storage {
             Storage::Dynamic => self.owned[slot.index()].as_ref().map_or(0, Value::byte_count),
             _ => 0,
         };

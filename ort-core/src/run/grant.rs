@@ -52,7 +52,7 @@ impl MemoryDemand {
         for (memory, bytes) in &mut on_devices {
             let slots = program.slots.iter().zip(&plan.slots);
             let own = slots
-                .filter(|(slot, planned)| slot.memory == *memory && matches!(planned.place, Storage::Own));
+                .filter(|(slot, planned)| slot.memory == *memory && matches!(planned.storage, Storage::Own));
             for (_, planned) in own {
                 let size = planned.dtype.zip(planned.shape.as_deref());
                 *bytes = bytes.saturating_add(
@@ -168,8 +168,8 @@ impl Executor {
             match granted {
                 // A device's memory may be fragmented, so that less can be allocated than its limit
                 // leaves. Evict all constants, and retry with an eighth less for them.
-                Err(problem) if is_in_pieces(&problem) && eighths > 0 && windows.have_limits() => {
-                    windows.let_all_go();
+                Err(problem) if is_fragmented(&problem) && eighths > 0 && windows.have_limits() => {
+                    windows.evict_all();
                 }
                 granted => return granted,
             }
@@ -419,6 +419,6 @@ fn with_least_limit(problem: Error) -> Error {
 
 /// Whether an allocator failed although every limit had room, as it does if its memory is
 /// fragmented.
-fn is_in_pieces(problem: &Error) -> bool {
+fn is_fragmented(problem: &Error) -> bool {
     problem.kind() == ErrorKind::OutOfMemory && problem.shortage().is_none()
 }

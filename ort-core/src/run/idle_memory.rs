@@ -41,7 +41,7 @@ impl Default for IdleMemory {
 }
 
 /// The idle memory of one session.
-pub(crate) struct Kept {
+pub(crate) struct SessionIdleMemory {
     /// Slabs of finished runs, roughly oldest first.
     pub(crate) slabs: Mutex<Vec<Buffer>>,
     /// Arenas for values whose size is known only at run time.
@@ -57,16 +57,23 @@ pub(crate) struct Kept {
 }
 
 /// The sessions of the process that free idle memory after some time.
-static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
+static ALL: Mutex<Vec<Weak<SessionIdleMemory>>> = Mutex::new(Vec::new());
 
-impl Kept {
+impl SessionIdleMemory {
     pub(crate) fn new(
         dynamic: DynamicMemory,
         outputs: Option<Arc<Recycler>>,
         policy: IdleMemory,
-    ) -> Arc<Kept> {
+    ) -> Arc<SessionIdleMemory> {
         let (slabs, last_run) = (Mutex::default(), Mutex::new(Instant::now()));
-        let kept = Arc::new(Kept { slabs, dynamic, outputs, evicted: AtomicUsize::new(0), policy, last_run });
+        let kept = Arc::new(SessionIdleMemory {
+            slabs,
+            dynamic,
+            outputs,
+            evicted: AtomicUsize::new(0),
+            policy,
+            last_run,
+        });
         if policy.after.is_some() {
             let mut all = ALL.lock();
             // Nothing else removes sessions that were dropped.
@@ -149,7 +156,7 @@ impl Kept {
 }
 
 /// Frees the idle memory of every session that is due; returns its bytes.
-fn release(all: &[Weak<Kept>], now: Instant) -> usize {
+fn release(all: &[Weak<SessionIdleMemory>], now: Instant) -> usize {
     let due = all.iter().filter_map(Weak::upgrade).filter(|kept| kept.is_due(now));
     due.map(|kept| kept.release()).sum()
 }

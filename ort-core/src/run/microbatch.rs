@@ -18,7 +18,7 @@ use super::{Executor, RunOptions};
 use crate::dim::{Bindings, Symbol};
 use crate::dtype::DType;
 use crate::plan::{
-    BatchSplit, BoundValues, GivenMemory, OutputMemory, RunPlan, SlotPlan, WorkspaceRoom, largest_at_peak,
+    BatchSplit, BoundValues, GivenMemory, OutputMemory, RunPlan, SlabLimits, SlotPlan, largest_at_peak,
 };
 use crate::program::SlotId;
 use crate::tensor::{Shape, TensorBuffer, TensorView, Value, ValueView, byte_count};
@@ -163,7 +163,7 @@ impl Executor {
             planning: self.planning,
             inputs: vec![GivenMemory::HOST; layout.inputs.len()],
             outputs: layout.outputs.iter().map(memory).collect(),
-            room: WorkspaceRoom::ANY,
+            room: SlabLimits::ANY,
         };
         let largest = sizes.first().copied().unwrap_or(0);
         let mut split = Split { layout, sizes, parts: SmallVec::new(), need: MemoryDemand::default() };
@@ -233,7 +233,7 @@ impl Executor {
             }
         }
         let needed = least.0.saturating_add(window);
-        Err(self.shortage((needed, available), least.1, self.why_whole(asked)))
+        Err(self.shortage((needed, available), least.1, self.why_unsplit(asked)))
     }
 
     /// The largest values of a part, and all outputs at their full size.
@@ -251,7 +251,7 @@ impl Executor {
     }
 
     /// Why a batch of several items cannot be split. `None` if it can, or if splitting is off.
-    pub(crate) fn why_whole(&self, asked: RunRequest<'_>) -> Option<String> {
+    pub(crate) fn why_unsplit(&self, asked: RunRequest<'_>) -> Option<String> {
         let (symbol, why) = match self.compiled.batch() {
             Ok(proof) => (&proof.symbol, proof.check(asked.bindings).err()?),
             Err(refusal) => (refusal.symbol.as_ref()?, refusal.to_string()),

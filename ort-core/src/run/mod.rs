@@ -35,7 +35,7 @@ use crate::plan::{BoundValues, GivenMemory, Planning, RunPlan, resolve_bound};
 use crate::tensor::ValueView;
 
 pub(crate) use compiled::{CacheUse, Compiled};
-pub(crate) use idle_memory::Kept;
+pub(crate) use idle_memory::SessionIdleMemory;
 pub use idle_memory::{IdleMemory, release_idle_memory};
 use inputs::fits;
 pub use options::RunOptions;
@@ -60,7 +60,7 @@ pub(crate) struct Executor {
     pub(crate) batch_split: bool,
     pub(crate) limits: Limits,
     /// Idle memory that finished runs leave for the next ones.
-    pub(crate) kept: Arc<Kept>,
+    pub(crate) kept: Arc<SessionIdleMemory>,
     /// Whether to poison memory before kernels write it ([`poison`]).
     pub(crate) poison: bool,
 }

@@ -9,12 +9,12 @@ use ort_alloc::{Category, DeviceId};
 
 use super::frame::{Frame, Memory, RunEnv, Slabs, Tables, device_slabs};
 use super::inputs::{Given, bind, fits};
-use super::streaming::Passing;
+use super::streaming::WindowCursor;
 use crate::dim::{Bindings, Dim, unify};
 use crate::ep::NestedRun;
 use crate::ep::dynamic::{Source, ValueMemory};
 use crate::ir::{SymShape, ValueType};
-use crate::plan::{BoundValues, Known, RunPlan, WorkspaceRoom, resolve_bound, specialize};
+use crate::plan::{BoundValues, Known, RunPlan, SlabLimits, resolve_bound, specialize};
 use crate::program::{Nested, Program};
 use crate::tensor::{DeviceRange, Shape, Value, ValueView};
 use crate::{Result, ensure, error};
@@ -47,7 +47,7 @@ impl NestedFrames<'_> {
         // The enclosing plan does not count these plans. Under a limit, their kernels have to do
         // with the smallest workspaces they can.
         let is_limited = self.env.control.budget.limit().is_some();
-        let room = if is_limited { WorkspaceRoom::LEAST } else { WorkspaceRoom::ANY };
+        let room = if is_limited { SlabLimits::LEAST } else { SlabLimits::ANY };
         let unbound = BoundValues { room, ..BoundValues::unbound(self.env.planning) };
         let resolve = |program: &Program, bindings: &Bindings, threads| {
             resolve_bound(program, bindings, threads, &unbound)
@@ -130,7 +130,7 @@ impl NestedRun for NestedFrames<'_> {
         };
         let devices = device_slabs(&plan, self.env, Some(&self.slabs))?;
         let slabs = Slabs { host, devices: &devices };
-        let windows = Passing::default();
+        let windows = WindowCursor::default();
         let memory = Memory { slabs, windows, bound: &mut [], tables: &mut Tables::default() };
         Frame::new((program, &plan, &bindings), self.env, Given::Views(&given), memory).run()
     }

@@ -26,7 +26,7 @@ use crate::{Result, ensure, error};
 pub(crate) type KnownShapes = Vec<Option<(DType, Shape)>>;
 
 /// The values that a kernel hands over, by output.
-pub(crate) type Handed = SmallVec<[Option<Value>; 4]>;
+pub(crate) type HandedOver = SmallVec<[Option<Value>; 4]>;
 
 /// Where the memory of an output comes from in this run.
 pub(crate) enum Target {
@@ -50,7 +50,7 @@ pub(crate) enum Target {
         in_place: Option<usize>,
     },
     /// The kernel hands over a value.
-    Handed,
+    HandedOver,
 }
 
 impl Frame<'_> {
@@ -113,7 +113,7 @@ impl Frame<'_> {
         &mut self,
         step: &Step,
         (targets, shapes): (&mut [Target], &[Option<(DType, Shape)>]),
-        handed: Handed,
+        handed: HandedOver,
     ) -> Result<()> {
         for (position, (target, value)) in targets.iter_mut().zip(handed).enumerate() {
             let Some(slot) = step.outputs[position] else { continue };
@@ -127,8 +127,8 @@ impl Frame<'_> {
                     let (dtype, shape) = shapes[position].as_ref().ok_or_else(no_shape)?;
                     Some(Value::Tensor(Tensor::from_device(*dtype, shape, buffer)?))
                 }
-                (Target::Handed, Some(value)) => Some(self.check_handed(slot, value)?),
-                (Target::Handed, None) => return Err(error!(Fail, "output {position} was not computed")),
+                (Target::HandedOver, Some(value)) => Some(self.check_handed(slot, value)?),
+                (Target::HandedOver, None) => return Err(error!(Fail, "output {position} was not computed")),
                 _ => None,
             };
             if value.is_some() {
@@ -149,7 +149,8 @@ impl Frame<'_> {
             }
             other => other,
         };
-        if let (Storage::Own, Some(shape), Value::Tensor(tensor)) = (&planned.place, &planned.shape, &value) {
+        if let (Storage::Own, Some(shape), Value::Tensor(tensor)) = (&planned.storage, &planned.shape, &value)
+        {
             // A loop with trip count 0 does not know the sizes of the values that it hands over.
             // The plan does.
             if tensor.element_count() == 0 && shape.contains(&0) {
@@ -187,7 +188,7 @@ impl Frame<'_> {
             let in_place = plan.steps[index].input_in_place_of(position);
             let home = plan.homes.iter().position(|home| *home == slot);
             let home = home.and_then(|home| self.homes.get_mut(home)?.take());
-            let (target, shape) = match &planned.place {
+            let (target, shape) = match &planned.storage {
                 Storage::Slab { slab, range } => {
                     let region = plan.host_region(*slab);
                     (Target::Slab { slab: *slab, region, range: range.clone(), in_place }, known)
@@ -204,7 +205,7 @@ impl Frame<'_> {
                     continue;
                 }
                 // The kernel hands over all other outputs.
-                _ if step.claim.outputs != OutputsFrom::Plan => (Target::Handed, None),
+                _ if step.claim.outputs != OutputsFrom::Plan => (Target::HandedOver, None),
                 // Other values were in this buffer until now.
                 Storage::Own if let Some(buffer) = home => (Target::Buffer(buffer, in_place), known),
                 Storage::Own => self.allocate(slot, known, Category::Output)?,
@@ -219,7 +220,7 @@ impl Frame<'_> {
                         }
                         // Strings, and shapes that inference cannot tell, cannot be allocated
                         // ahead.
-                        _ => (Target::Handed, None),
+                        _ => (Target::HandedOver, None),
                     }
                 }
             };
@@ -325,7 +326,7 @@ impl Frame<'_> {
         let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };
         // A graph output owns its memory, so it is copied instead of being a view.
         let shares = |slot: &SlotId| {
-            let dynamic = matches!(self.plan.slots[slot.index()].place, Storage::Dynamic);
+            let dynamic = matches!(self.plan.slots[slot.index()].storage, Storage::Dynamic);
             dynamic && !self.plan.slots[slot.index()].is_output
         };
         if !step.outputs.iter().flatten().all(shares) {

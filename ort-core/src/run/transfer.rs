@@ -242,7 +242,7 @@ impl Frame<'_> {
             else {
                 continue;
             };
-            let (Storage::Own | Storage::Dynamic, Origin::Given(index)) = (&planned.place, &known.origin)
+            let (Storage::Own | Storage::Dynamic, Origin::Given(index)) = (&planned.storage, &known.origin)
             else {
                 continue;
             };
@@ -288,7 +288,7 @@ impl Frame<'_> {
     pub(crate) fn deliver(&mut self, output: usize, place: usize, wanted: DeviceId) -> Result<Option<Value>> {
         let (program, plan) = (self.program, self.plan);
         let slot = *plan.outputs.get(output).ok_or_else(|| error!(Fail, "there is no output {output}"))?;
-        let planned = plan.slots.get(slot.index()).map(|planned| &planned.place);
+        let planned = plan.slots.get(slot.index()).map(|planned| &planned.storage);
         if matches!(planned, Some(Storage::Bound(bound)) if *bound == place) {
             return Ok(None);
         }

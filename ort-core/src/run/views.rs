@@ -39,7 +39,7 @@ pub(crate) fn view_of<'v>(
     let Sources { program, plan, owned, given, bound } = *sources;
     let planned = &plan.slots[slot.index()];
     let tensor = |view: TensorView<'v>| Some(Ok(ValueView::Tensor(view)));
-    match &planned.place {
+    match &planned.storage {
         Storage::Slab { slab, range } => {
             let bytes = bytes(plan.host_region(*slab)?, range.clone())?;
             tensor(TensorView::host(planned.dtype?, planned.shape.as_deref()?, bytes))
@@ -93,7 +93,7 @@ pub(crate) fn device_view<'v>(
     slot: SlotId,
 ) -> Option<ValueView<'v>> {
     let planned = &plan.slots[slot.index()];
-    let Storage::Slab { slab, range } = &planned.place else { return None };
+    let Storage::Slab { slab, range } = &planned.storage else { return None };
     let range = slabs.get(*slab)?.as_ref()?.range(range);
     Some(ValueView::Tensor(TensorView::device(planned.dtype?, planned.shape.as_deref()?, range)))
 }
@@ -110,7 +110,7 @@ pub(crate) fn output_slot<'v>(
     let missing = || error!(Fail, "an output has no memory");
     let (tensor, in_place) = match target {
         Target::Unwanted => return Ok(OutputSlot::Unwanted),
-        Target::Handed => return Ok(OutputSlot::Handed(None)),
+        Target::HandedOver => return Ok(OutputSlot::Handed(None)),
         Target::Slab { region: Some(_), in_place, .. } => {
             let (dtype, shape) = known()?;
             (TensorMut::host(dtype, shape, writes.next().ok_or_else(missing)?), *in_place)

@@ -13,7 +13,7 @@ use super::streaming::OnDevices;
 use crate::Result;
 use crate::dim::Bindings;
 use crate::ep::guard;
-use crate::plan::{BoundValues, RunPlan, WorkspaceRoom};
+use crate::plan::{BoundValues, RunPlan, SlabLimits};
 
 /// The most bytes that a run may take.
 struct Limits {
@@ -39,7 +39,7 @@ impl Executor {
             return Ok(plan);
         }
         let within = |room| self.plan_kept(bindings, &BoundValues { room, ..bound.clone() });
-        let least = within(WorkspaceRoom::LEAST)?;
+        let least = within(SlabLimits::LEAST)?;
         // If even that exceeds the limits, its demand becomes the limit. Workspaces may then fill
         // what it leaves free.
         let limits = limits.or(&need(&least));
@@ -53,7 +53,7 @@ impl Executor {
         let bound = self.compiled.program.bound_values(self.planning);
         let plan = self.plan_kept(bindings, &bound)?;
         match plan.can_shrink {
-            true => self.plan_kept(bindings, &BoundValues { room: WorkspaceRoom::LEAST, ..bound }),
+            true => self.plan_kept(bindings, &BoundValues { room: SlabLimits::LEAST, ..bound }),
             false => Ok(plan),
         }
     }
@@ -94,12 +94,12 @@ impl Limits {
     }
 
     /// How large each slab may be beside everything else that the plan takes.
-    fn room(&self, plan: &RunPlan, need: &MemoryDemand) -> WorkspaceRoom {
+    fn room(&self, plan: &RunPlan, need: &MemoryDemand) -> SlabLimits {
         let slab = |(memory, bytes): &(DeviceId, usize)| {
             let in_all = self.total.saturating_sub(need.total().saturating_sub(*bytes));
             let there = self.on(*memory).saturating_sub(need.on(*memory).saturating_sub(*bytes));
             (*memory, in_all.min(there))
         };
-        WorkspaceRoom { slabs: plan.slabs.iter().map(slab).collect(), others: 0 }
+        SlabLimits { slabs: plan.slabs.iter().map(slab).collect(), others: 0 }
     }
 }

@@ -12,9 +12,7 @@ use super::binding::{Bound, IoBinding};
 use super::{RunOptions, Session};
 use crate::dim::Bindings;
 use crate::dtype::DType;
-use crate::plan::{
-    BoundValues, GivenMemory, OutputMemory, Planning, RunPlan, SlotPlan, Storage, WorkspaceRoom,
-};
+use crate::plan::{BoundValues, GivenMemory, OutputMemory, Planning, RunPlan, SlabLimits, SlotPlan, Storage};
 use crate::run::grant::RunWork;
 use crate::run::inputs::{Given, bind};
 use crate::tensor::{TensorBuffer, Value, ValueView, byte_count, in_words};
@@ -65,7 +63,7 @@ impl Session {
         for (slot, output) in plan.outputs.iter().zip(&bound.outputs) {
             let OutputMemory::Kept(memory) = output else { continue };
             let is_elsewhere = program.slots.get(slot.index()).is_none_or(|slot| slot.memory != *memory);
-            let planned = plan.slots.get(slot.index()).and_then(|planned| kept_size(planned, is_elsewhere));
+            let planned = plan.slots.get(slot.index()).and_then(|planned| buffer_type(planned, is_elsewhere));
             if let Some((dtype, shape)) = planned {
                 bytes = bytes.saturating_add(byte_count(dtype, shape)?);
             }
@@ -151,7 +149,7 @@ impl Session {
             })?);
         }
         // Before planning: overlapping memory is an error for any sizes.
-        check_apart(binding)?;
+        check_no_overlap(binding)?;
         let mut bindings = Bindings::new();
         if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
             let session = self.independent(conflict)?;
@@ -202,7 +200,7 @@ impl Session {
                 .slots
                 .get(slot.index())
                 .is_none_or(|slot| slot.memory != memory);
-            let planned = plan.slots.get(slot.index()).and_then(|planned| kept_size(planned, is_elsewhere));
+            let planned = plan.slots.get(slot.index()).and_then(|planned| buffer_type(planned, is_elsewhere));
             let Some((dtype, shape)) = planned else {
                 // The run allocates this output itself, so memory of an earlier run is of no use.
                 *buffer = None;
@@ -226,9 +224,9 @@ impl Session {
 
 /// Returns the type and shape of an output that gets a buffer in the binding before the run, either
 /// to be computed there or because it is computed elsewhere and copied.
-fn kept_size(planned: &SlotPlan, is_elsewhere: bool) -> Option<(DType, &[usize])> {
-    let is_copied = matches!(planned.place, Storage::Outside | Storage::Given(_) | Storage::Folded(_));
-    let has_buffer = is_elsewhere || is_copied || matches!(planned.place, Storage::Bound(_));
+fn buffer_type(planned: &SlotPlan, is_elsewhere: bool) -> Option<(DType, &[usize])> {
+    let is_copied = matches!(planned.storage, Storage::Outside | Storage::Given(_) | Storage::Folded(_));
+    let has_buffer = is_elsewhere || is_copied || matches!(planned.storage, Storage::Bound(_));
     let dtype = planned.dtype.filter(|dtype| has_buffer && *dtype != DType::String)?;
     Some((dtype, planned.shape.as_deref()?))
 }
@@ -250,7 +248,7 @@ fn bound_values(binding: &IoBinding) -> BoundValues {
         planning: Planning::Shared,
         inputs: binding.inputs.iter().zip(&binding.buffers).map(given).collect(),
         outputs: binding.outputs.iter().zip(own).map(memory).collect(),
-        room: WorkspaceRoom::ANY,
+        room: SlabLimits::ANY,
     }
 }
 
@@ -296,7 +294,7 @@ impl<'a> Region<'a> {
 /// Refuses memory that is written under one name and used under another. Only foreign memory can
 /// overlap like that: all other memory has one writer, or readers only. An output in the memory of
 /// an input is allowed if it is bound to that input.
-fn check_apart(binding: &IoBinding) -> Result<()> {
+fn check_no_overlap(binding: &IoBinding) -> Result<()> {
     let IoBinding { signature, inputs, outputs, buffers, .. } = binding;
     let mut regions = Vec::new();
     for (index, ((spec, value), buffer)) in signature.inputs.iter().zip(inputs).zip(buffers).enumerate() {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use ort_alloc::{ArenaConfig, Budget, Category, Recycler, TrimOnDrop, free_memory_bytes};
 
 use super::independent::Independent;
-use super::pipeline::{Built, Setting};
+use super::pipeline::{Built, CompileContext};
 use super::providers::{Devices, ProviderRequest};
 use super::shared::CompileKey;
 use super::{Model, Session, SessionOptions};
@@ -18,12 +18,12 @@ use crate::dim::Bindings;
 use crate::ep::dynamic::DynamicMemory;
 use crate::ep::{Device, Packing, Precision, ProviderOptions, guard};
 use crate::ir::Graph;
-use crate::plan::{BoundValues, Planning, WorkspaceRoom, resolve_bound};
+use crate::plan::{BoundValues, Planning, SlabLimits, resolve_bound};
 use crate::rewrite::{Level, Optimizer, Report};
 use crate::run::grant::MemoryDemand;
 use crate::run::poison;
 use crate::run::streaming::{Streams, Windows};
-use crate::run::{CacheUse, Compiled, Executor, IdleMemory, Kept};
+use crate::run::{CacheUse, Compiled, Executor, IdleMemory, SessionIdleMemory};
 use crate::{Error, Limits, MemoryShortage, Result, ensure};
 
 /// The settings of a session.
@@ -424,7 +424,7 @@ impl SessionBuilder {
         let budget = Budget::within(&compiled.budget, None);
         let executor = Executor {
             files: self.model.files(),
-            kept: Kept::new(
+            kept: SessionIdleMemory::new(
                 DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref(), is_bounded)?,
                 // With a limit, dropped outputs are freed at once: recycled ones are in no budget.
                 (!is_bounded).then(Recycler::new),
@@ -453,9 +453,9 @@ impl SessionBuilder {
         threads: usize,
         devices: &'a [Arc<dyn Device>],
         budget: &'a Arc<Budget>,
-    ) -> Result<Setting<'a>> {
+    ) -> Result<CompileContext<'a>> {
         let load_threads = at_least_one(self.load_threads)?;
-        Ok(Setting { threads, load_threads, devices, budget, until: self.limits.until() })
+        Ok(CompileContext { threads, load_threads, devices, budget, until: self.limits.until() })
     }
 
     fn compile(&self, threads: usize) -> Result<Compiled> {
@@ -519,14 +519,14 @@ impl SessionBuilder {
     /// stays of them plus the smallest run, if the sizes are known. To measure this, the session is
     /// built once more: packed weights are only reserved in the budget, and constants are really
     /// folded, within a bound that follows from the model's size.
-    fn explain(&self, problem: Error, setting: Setting<'_>) -> Error {
+    fn explain(&self, problem: Error, setting: CompileContext<'_>) -> Error {
         if problem.shortage().is_none() {
             return problem;
         }
         let (available, limit) = self.new_budget().tightest();
         let most = limit.saturating_add(self.model.graph().weight_bytes().saturating_mul(2));
-        let budget = Budget::new(Some(most.saturating_add(EXPLAINING)));
-        let setting = Setting { budget: &budget, ..setting };
+        let budget = Budget::new(Some(most.saturating_add(FOLDING_SLACK_BYTES)));
+        let setting = CompileContext { budget: &budget, ..setting };
         let Ok(built) = self.program(setting, Packing::Reserved) else {
             let least = problem.shortage().map_or(0, MemoryShortage::sufficient_limit);
             return problem.help(format!("raise the memory limit to more than {least} bytes"));
@@ -553,9 +553,13 @@ impl SessionBuilder {
 
     /// The fewest bytes that a run needs beside the constants that stay, without values whose size
     /// depends on the run's inputs.
-    fn least_run(&self, built: &Built, Setting { threads, devices, .. }: Setting<'_>) -> Result<usize> {
+    fn least_run(
+        &self,
+        built: &Built,
+        CompileContext { threads, devices, .. }: CompileContext<'_>,
+    ) -> Result<usize> {
         let Built { program, owner, .. } = built;
-        let room = WorkspaceRoom::LEAST;
+        let room = SlabLimits::LEAST;
         let bound = BoundValues { room, ..program.bound_values(self.planning) };
         let plan = resolve_bound(program, &Bindings::new(), threads, &bound)?;
         let streams = Streams::of(program, (self.precision, owner), Windows::of(program, devices)?);
@@ -573,7 +577,7 @@ impl SessionBuilder {
 
 /// The slack beyond the limit and twice the model's weights that [`SessionBuilder::explain`] grants
 /// to folding.
-const EXPLAINING: usize = 64 << 20;
+const FOLDING_SLACK_BYTES: usize = 64 << 20;
 
 /// The number of threads; by default the cores that this process may use.
 fn at_least_one(threads: Option<usize>) -> Result<usize> {

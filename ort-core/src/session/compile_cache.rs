@@ -11,7 +11,7 @@ use std::time::Instant;
 use ort_alloc::MappedFile;
 
 use super::SessionBuilder;
-use super::pipeline::{Built, Setting};
+use super::pipeline::{Built, CompileContext};
 use super::providers::ProviderRequest;
 use crate::cache::{Entry, Folder, Key, Reading, Store, begin, cannot_write};
 use crate::ep::{Fingerprint, Packing, guard};
@@ -25,7 +25,7 @@ impl SessionBuilder {
     /// Compiles the program with mapped packed weights: from the compiled model, or from the cache
     /// folder, into which they are written first if necessary. `None` if neither works: the caller
     /// then packs into memory.
-    pub(super) fn cached(&self, setting: Setting<'_>) -> Result<Option<FromCache>> {
+    pub(super) fn cached(&self, setting: CompileContext<'_>) -> Result<Option<FromCache>> {
         if let Some(compiled) = self.model.compiled_model() {
             match self.with_compiled(compiled.entry(), setting)? {
                 Ok(built) => return Ok(Some(built)),
@@ -44,7 +44,7 @@ impl SessionBuilder {
 
     /// Compiles the program with the folder's entry, which is written if it is missing or does not
     /// fit.
-    fn in_folder(&self, path: &Path, setting: Setting<'_>) -> Result<Option<FromCache>> {
+    fn in_folder(&self, path: &Path, setting: CompileContext<'_>) -> Result<Option<FromCache>> {
         let folder = Folder::open(path)?;
         let key = self.key(Some(folder.path()), setting)?;
         let found = match folder.find(&key, setting.reading()) {
@@ -79,7 +79,11 @@ impl SessionBuilder {
 
     /// Compiles the program with the entry inside a compiled model; the inner error says why it
     /// does not fit.
-    fn with_compiled(&self, entry: &Arc<Entry>, setting: Setting<'_>) -> Result<Result<FromCache, String>> {
+    fn with_compiled(
+        &self,
+        entry: &Arc<Entry>,
+        setting: CompileContext<'_>,
+    ) -> Result<Result<FromCache, String>> {
         let fits = self.key(None, setting)?.check(entry);
         match fits.and_then(|()| entry.verify(entry.sources()..entry.len(), setting.reading())) {
             Ok(()) => self.with_entry(entry, setting),
@@ -88,7 +92,11 @@ impl SessionBuilder {
     }
 
     /// Compiles the program with an entry; the inner error says why the entry does not fit.
-    fn with_entry(&self, entry: &Arc<Entry>, setting: Setting<'_>) -> Result<Result<FromCache, String>> {
+    fn with_entry(
+        &self,
+        entry: &Arc<Entry>,
+        setting: CompileContext<'_>,
+    ) -> Result<Result<FromCache, String>> {
         let store = Store::reading(entry.clone());
         let built = self.program(setting, Packing::Cached(&store));
         match (store.problem(), built) {
@@ -100,7 +108,7 @@ impl SessionBuilder {
     }
 
     /// Writes the model and everything that compiling packs and folds into a compiled model.
-    pub(super) fn write_compiled(&self, path: &Path, setting: Setting<'_>) -> Result<()> {
+    pub(super) fn write_compiled(&self, path: &Path, setting: CompileContext<'_>) -> Result<()> {
         // The new file records these hashes, so they must be right.
         self.verify_files(setting.reading())?;
         let key = self.key(None, setting)?;
@@ -122,7 +130,7 @@ impl SessionBuilder {
         &self,
         folder: &Folder,
         key: &Key,
-        setting: Setting<'_>,
+        setting: CompileContext<'_>,
     ) -> Result<Result<std::fs::File, String>> {
         let start = Instant::now();
         let store = match folder.begin(key) {
@@ -151,7 +159,7 @@ impl SessionBuilder {
     }
 
     /// The key of this session's entry: what names it, and what it must have been made for.
-    fn key(&self, stamps: Option<&Path>, setting: Setting<'_>) -> Result<Key> {
+    fn key(&self, stamps: Option<&Path>, setting: CompileContext<'_>) -> Result<Key> {
         let content = self.model.content_hash(stamps, setting.reading())?.ok_or_else(|| {
             error!(InvalidArgument, "a graph that was built by hand has no place in the compiled cache")
                 .help("save the graph and load the file, or leave the cache out")

@@ -216,16 +216,20 @@ impl Session {
 
     /// Plans the memory of a run on these inputs.
     pub fn plan_for_inputs(&self, inputs: &[(&str, Value)]) -> Result<PlanReport> {
-        self.plan_beside(self.independent.built(), inputs)
+        self.plan_with_constants_of(self.independent.built(), inputs)
     }
 
     /// [`Self::plan_for_inputs`], with the constants of `other` added to the report.
-    fn plan_beside(&self, other: Option<&Session>, inputs: &[(&str, Value)]) -> Result<PlanReport> {
+    fn plan_with_constants_of(
+        &self,
+        other: Option<&Session>,
+        inputs: &[(&str, Value)],
+    ) -> Result<PlanReport> {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
         if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
             // To the caller both sessions are one, so the report covers the constants of both.
-            return self.independent(conflict)?.plan_beside(Some(self), inputs);
+            return self.independent(conflict)?.plan_with_constants_of(Some(self), inputs);
         }
         self.report(&bindings, &self.executor.given_values(&given), other)
     }
@@ -248,7 +252,7 @@ impl Session {
         report.weights_bytes = self.model.graph().weight_bytes();
         let available = self.executor.free_bytes();
         report.batch_split = self.executor.would_split(RunRequest { plan: &plan, bindings }, available);
-        report.unsplit = self.executor.why_whole(RunRequest { plan: &plan, bindings });
+        report.unsplit = self.executor.why_unsplit(RunRequest { plan: &plan, bindings });
         // Constants get what the peak leaves, and a split run has a lower peak than the whole.
         let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
         report.kinds.extend(self.constant_kinds(&plan, available.saturating_sub(peak), other));

@@ -19,14 +19,14 @@ use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
 use crate::placement::{Partition, Scope, lower_all_but, partition};
 use crate::plan::{PlanCaches, better_order, order_of_updates};
-use crate::program::{BuildCx, Program, Update, Windowing, aligned, find_updates};
+use crate::program::{BuildCx, ConstantStreaming, Program, Update, aligned, find_updates};
 use crate::rewrite::{Environment, Level, Report, optimize};
 use crate::tensor::Tensor;
 use crate::{Limits, Result, Within};
 
 /// The inputs of a compilation besides the settings.
 #[derive(Clone, Copy)]
-pub(super) struct Setting<'a> {
+pub(super) struct CompileContext<'a> {
     /// The threads of runs, and those of the build.
     pub(super) threads: usize,
     pub(super) load_threads: usize,
@@ -36,7 +36,7 @@ pub(super) struct Setting<'a> {
     pub(super) until: Option<Instant>,
 }
 
-impl Setting<'_> {
+impl CompileContext<'_> {
     pub(super) fn reading(self) -> Reading {
         Reading { threads: self.load_threads, until: self.until }
     }
@@ -87,14 +87,14 @@ impl SessionBuilder {
 
     /// Runs all stages before planning, with the build's deadline. The deadline also interrupts
     /// rules that read large constants, and kernels that pack.
-    pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
+    pub(super) fn program(&self, setting: CompileContext<'_>, packing: Packing<'_>) -> Result<Built> {
         let what = "compiling the model";
         let _watch = enter(Watch { what, cancel: CancelToken::new(), deadline: setting.until });
         guard::call(|| what.to_string(), || self.prepare(setting, packing))
     }
 
     /// Rewrites, places, compiles and orders the model's graph.
-    fn prepare(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
+    fn prepare(&self, setting: CompileContext<'_>, packing: Packing<'_>) -> Result<Built> {
         let (mut graph, rewrites) = self.rewrite(setting, packing)?;
         let updates = find_updates(self.model.graph(), &self.updates)?;
         let placed = partition(&mut graph, setting.devices, Scope::Model)?;
@@ -107,7 +107,7 @@ impl SessionBuilder {
     /// rewritten.
     fn rewrite(
         &self,
-        Setting { devices, budget, load_threads, until, .. }: Setting<'_>,
+        CompileContext { devices, budget, load_threads, until, .. }: CompileContext<'_>,
         packing: Packing<'_>,
     ) -> Result<(Arc<Graph>, Report)> {
         let mut graph = self.model.shared_graph();
@@ -141,10 +141,10 @@ impl SessionBuilder {
         placed: Partition,
         updates: Vec<Update>,
         rewrites: Report,
-        setting: Setting<'_>,
+        setting: CompileContext<'_>,
         packing: Packing<'_>,
     ) -> Result<Built> {
-        let Setting { load_threads, devices, budget, until, .. } = setting;
+        let CompileContext { load_threads, devices, budget, until, .. } = setting;
         let owner = Arc::<Owner>::default();
         let is_bounded = self.is_bounded();
         let mut cx = BuildCx {
@@ -163,7 +163,7 @@ impl SessionBuilder {
             // Without a limit all packed weights stay. Those in the cache are mapped and count
             // against no limit.
             streams: is_bounded && !matches!(packing, Packing::Cached(_)),
-            windows: if is_bounded { Windowing::Always } else { Windowing::OfBounded },
+            windows: if is_bounded { ConstantStreaming::Always } else { ConstantStreaming::OfBounded },
             packing,
             cache_dir: self.cache_dir.as_deref(),
             updates,

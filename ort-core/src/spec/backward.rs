@@ -1,42 +1,44 @@
-//! Reverse accumulation over nodes of a graph: what a backward pass and the rules of operators with
-//! graphs of their own share.
+//! Reverse accumulation over the nodes of a graph.
+//!
+//! Shared by the backward pass of a graph and by the gradient rules of control-flow operators.
 
 use std::collections::{HashMap, HashSet};
 
-use super::gradient::{GradCx, NodeEmitter};
+use super::gradient::GradCx;
+use super::node_emitter::NodeEmitter;
 use crate::dtype::TypeSet;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueType};
 use crate::{Error, ErrorKind, Result, Within, error};
 
-/// The most operators that one error names.
+/// Maximum number of operators that one error names.
 const MOST_NAMED: usize = 12;
-/// The most characters of one reason in an error.
-const MOST_LETTERS: usize = 300;
+/// Maximum length of one reason in an error, in characters.
+const MAX_REASON_CHARS: usize = 300;
 
-/// A node through which no gradient goes.
+/// A node that gradients cannot flow through.
 #[derive(Debug, Clone)]
 pub(crate) struct NotDifferentiable {
-    /// The operator, with its domain where that is not ONNX's own.
+    /// The operator, qualified with its domain unless it is the standard one.
     pub operator: String,
-    /// The node's name.
+    /// The name of the node.
     pub node: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// What a backward pass goes over.
+/// The range of a backward pass.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BackwardPass<'a> {
-    /// The nodes, in order.
+    /// The forward nodes, in order.
     pub forward: &'a [(NodeId, Node)],
-    /// The values to differentiate by.
+    /// The values to differentiate with respect to.
     pub xs: &'a [ValueId],
-    /// The values at which it ends, `xs` among them.
+    /// The values at which the pass stops, including `xs`.
     pub boundary: &'a [ValueId],
 }
 
 impl BackwardPass<'_> {
-    /// The values that depend on `xs` and can carry a gradient.
+    /// Returns the values that depend on `xs` and can carry a gradient.
     pub(crate) fn varying(&self, graph: &Graph) -> HashSet<ValueId> {
         let boundary: HashSet<ValueId> = self.boundary.iter().copied().collect();
         let mut varying: HashSet<ValueId> =
@@ -50,9 +52,9 @@ impl BackwardPass<'_> {
         varying
     }
 
-    /// Adds the nodes that compute the gradients of the sum of all seeds, each a value and its
-    /// gradient. Returns the gradients, by value, where there is one. Nodes that stand in the way
-    /// go to `obstacles`, and the pass goes on as if their gradient were 0.
+    /// Adds the nodes that compute the gradients. Each seed is a value and its gradient; their
+    /// contributions are summed. Returns the gradient of each value that has one. Nodes without a
+    /// gradient are added to `obstacles`, and the pass continues with zeros for them.
     pub(crate) fn accumulate(
         &self,
         graph: &mut Graph,
@@ -66,6 +68,7 @@ impl BackwardPass<'_> {
             add(graph, &mut totals, (value, seed), "seed")?;
         }
         for (id, node) in self.forward.iter().rev() {
+            // Gradients of boundary values are results, so they do not flow into the producers.
             let inner = |output: &Option<ValueId>| output.filter(|id| !boundary.contains(id));
             let total = |output| inner(output).and_then(|id| totals.get(&id).copied());
             let upstream: Vec<Option<ValueId>> = node.outputs.iter().map(total).collect();
@@ -73,6 +76,8 @@ impl BackwardPass<'_> {
                 continue;
             }
             let shares = match GradCx::run(graph, (*id, node), &upstream, &varying) {
+                // Collect instead of failing, so that one error names all obstacles. Other errors
+                // end the pass.
                 Err(problem) if problem.kind() == ErrorKind::NotImplemented => {
                     obstacles.push(NotDifferentiable::new(node, &problem));
                     zeros(graph, node, &varying)?
@@ -87,7 +92,7 @@ impl BackwardPass<'_> {
     }
 }
 
-/// Adds a share to the gradient of a value.
+/// Adds a contribution to the gradient of a value.
 fn add(
     graph: &mut Graph,
     totals: &mut HashMap<ValueId, ValueId>,
@@ -102,7 +107,8 @@ fn add(
     Ok(())
 }
 
-/// Zeros for what a node reads, so that what stands before it is looked at as well.
+/// Returns zero gradients for what a node reads, so that the pass goes on and finds the obstacles
+/// before it too.
 fn zeros(graph: &mut Graph, node: &Node, varying: &HashSet<ValueId>) -> Result<Vec<(ValueId, ValueId)>> {
     let tensor = |id: &ValueId| varying.contains(id) && graph.value(*id).ty.as_tensor().is_some();
     let values: Vec<ValueId> = node.reads().filter(tensor).collect();
@@ -110,8 +116,8 @@ fn zeros(graph: &mut Graph, node: &Node, varying: &HashSet<ValueId>) -> Result<V
     values.into_iter().map(|value| Ok((value, pen.filled(0.0, value)?))).collect()
 }
 
-/// Whether a value can carry a gradient: floats do, integers and booleans do not. Of what is no
-/// tensor it is not known, and its operators will say so.
+/// Returns whether a value can carry a gradient: floats can, integers and booleans cannot. For
+/// other types this is unknown here, so the operators decide.
 pub(crate) fn is_continuous(graph: &Graph, id: ValueId) -> bool {
     match &graph.value(id).ty {
         ValueType::Tensor(tensor) => TypeSet::FLOATS.contains(tensor.dtype),
@@ -128,11 +134,12 @@ impl NotDifferentiable {
         }
     }
 
-    /// One error for all of them; none where there is none.
+    /// Returns one error for all obstacles, if there are any.
     pub(crate) fn refuse(obstacles: &[NotDifferentiable]) -> Result<()> {
         if obstacles.is_empty() {
             return Ok(());
         }
+        // A model repeats its layers, so group equal reasons.
         let mut groups: Vec<(&NotDifferentiable, usize)> = Vec::new();
         for obstacle in obstacles {
             let same = |known: &&mut (&NotDifferentiable, usize)| {
@@ -154,16 +161,16 @@ impl NotDifferentiable {
 
 fn line((obstacle, count): (&NotDifferentiable, usize)) -> String {
     let NotDifferentiable { operator, node, reason } = obstacle;
-    let reason: String = reason.chars().take(MOST_LETTERS).collect();
+    let reason: String = reason.chars().take(MAX_REASON_CHARS).collect();
     let nodes = if count == 1 { "node" } else { "nodes" };
     format!("{operator}: {reason} ({count} {nodes}, first '{node}')")
 }
 
-/// Takes away the nodes from `start` on that nothing but each other reads, `roots` aside.
+/// Dead-code elimination among the nodes from `start` on, which keeps what `roots` need.
 pub(crate) fn prune(graph: &mut Graph, start: usize, roots: impl IntoIterator<Item = ValueId>) {
     let mut needed: HashSet<ValueId> = roots.into_iter().collect();
-    // Only the added nodes are visited. This runs once per differentiated node, so a pass over the
-    // whole graph would be quadratic.
+    // Visit only the added nodes. This runs once per differentiated node, so a pass over the whole
+    // graph would be quadratic.
     let added = graph.nodes.split_off(start.min(graph.nodes.len()));
     let mut kept = Vec::with_capacity(added.len());
     for node in added.into_iter().rev() {

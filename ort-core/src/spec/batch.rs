@@ -1,10 +1,11 @@
-//! How a batch goes through an operator: what a rule sees and says, and the rule that follows from
-//! the traits.
+//! Batch rules: how the items of a batch pass through an operator.
 //!
-//! A value either is the same for all items of the batch, or holds them one behind the other along
-//! one axis, each as long as the others. A rule says where the items are in the outputs, or why
-//! they are not apart there: an operator that mixes items has no rule that holds, and one without a
-//! rule is taken to mix them.
+//! They prove that a run can be split along the batch.
+//!
+//! A value either is the same for all items, or holds them one after another along one axis, each
+//! with the same size. A rule says along which axis the outputs hold the items, or why they do not
+//! keep them apart. An operator that mixes items has no valid rule. An operator without a rule is
+//! assumed to mix them.
 
 use smallvec::SmallVec;
 
@@ -12,49 +13,53 @@ use super::Traits;
 use crate::dim::{Dim, Symbol};
 use crate::ir::{Attributes, Graph, Node, ValueId};
 
-/// What a value has to do with the batch.
+/// How a value relates to the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchFact {
-    /// The same whatever the items are, and however many.
+    /// The same for all items and any number of them.
     Independent,
-    /// Sizes, of which some tell the number of items: for inputs that decide shapes.
+    /// Sizes, some of which depend on the number of items. Only inputs that decide shapes may take
+    /// them.
     Sizes,
-    /// The places of items in the batch, for an index that picks what is theirs and for nothing
-    /// else.
+    /// The positions of the items in the batch. Valid only as the index of a gather that picks each
+    /// item's own elements.
     Places,
-    /// The items one behind the other along this axis.
+    /// The items, one after another along this axis.
     Along(usize),
 }
 
-/// What a rule ends in: an error says why items are not apart, as the end of a sentence.
+/// Result of a rule. The error says why items are not kept apart, worded as the end of a sentence.
 pub type BatchResult = Result<(), String>;
 
-/// How the batch goes through an operator.
+/// The source of an operator's batch rule.
 #[derive(Clone, Copy, Debug)]
 pub enum BatchRule {
-    /// As in [`elementwise`] where the operator has the trait; otherwise it is not known.
+    /// As [`elementwise`] if the operator has that trait; otherwise unknown.
     FromTraits,
-    /// As this function says.
+    /// The operator's own rule.
     Rule(fn(&mut BatchCx<'_>) -> BatchResult),
 }
 
-/// What a rule sees and sets: a node of which some input holds items.
+/// Context of a batch rule: a node at least one of whose inputs holds items.
 #[derive(Debug)]
 pub struct BatchCx<'a> {
     graph: &'a Graph,
     node: &'a Node,
-    /// What counts the items.
+    /// The symbol that counts the items.
     symbol: &'a Symbol,
-    /// By input position; none for what is left out.
+    /// By input position; `None` for omitted inputs.
     inputs: SmallVec<[Option<BatchFact>; 4]>,
-    /// By input position, whether it is a constant.
+    /// By input position: whether the input is a constant.
     constants: SmallVec<[bool; 4]>,
+    /// By output position, as the rule sets it.
     outputs: SmallVec<[Option<BatchFact>; 2]>,
+    /// Minimum number of items per part.
     least: usize,
 }
 
 impl<'a> BatchCx<'a> {
-    /// A node whose inputs are known; `fact` is none for constants.
+    /// Returns the context of a node whose inputs are analyzed. `fact` returns `None` for
+    /// constants.
     pub(crate) fn new(
         (graph, node): (&'a Graph, &'a Node),
         symbol: &'a Symbol,
@@ -75,29 +80,29 @@ impl<'a> BatchCx<'a> {
         }
     }
 
-    /// What the rule has said of each output, and the fewest items that a part may have.
+    /// Returns what the rule set for each output, and the minimum number of items per part.
     pub(crate) fn finish(self) -> (SmallVec<[Option<BatchFact>; 2]>, usize) {
         (self.outputs, self.least)
     }
 
-    /// The attributes of the node.
+    /// Returns the attributes of the node.
     pub fn attrs(&self) -> &'a Attributes {
         &self.node.attrs
     }
 
-    /// The positions of the inputs that are given.
+    /// Returns the positions of the inputs that are not omitted.
     pub fn given(&self) -> impl Iterator<Item = usize> + use<> {
         let given: SmallVec<[usize; 8]> =
             self.inputs.iter().enumerate().filter_map(|(index, fact)| fact.map(|_| index)).collect();
         given.into_iter()
     }
 
-    /// What the input at `index` has to do with the batch; none where it is left out.
+    /// Returns how the input at `index` relates to the batch. `None` if it is omitted.
     pub fn fact(&self, index: usize) -> Option<BatchFact> {
         self.inputs.get(index).copied().flatten()
     }
 
-    /// The axis of the items in the input at `index`; none where it has none.
+    /// Returns the axis of the items in the input at `index`. `None` if it holds none.
     pub fn axis(&self, index: usize) -> Option<usize> {
         match self.fact(index) {
             Some(BatchFact::Along(axis)) => Some(axis),
@@ -105,12 +110,12 @@ impl<'a> BatchCx<'a> {
         }
     }
 
-    /// The axis of the items in the input at `index`, which must have them.
+    /// Returns the axis of the items in the input at `index`. An error if it holds none.
     pub fn items(&self, index: usize) -> Result<usize, String> {
         self.axis(index).ok_or_else(|| format!("{} holds no items", self.name(index)))
     }
 
-    /// Refuses inputs other than those at `with_items` that hold items.
+    /// Fails if an input other than those at `with_items` holds items.
     pub fn others_are_independent(&self, with_items: &[usize]) -> BatchResult {
         let mut others = self.given().filter(|index| !with_items.contains(index));
         match others.find(|index| self.axis(*index).is_some()) {
@@ -119,33 +124,33 @@ impl<'a> BatchCx<'a> {
         }
     }
 
-    /// The input at `index`, in words.
+    /// Returns the input at `index` as errors name it.
     pub fn name(&self, index: usize) -> String {
         let value = self.node.inputs.get(index).copied().flatten();
         let value = value.map_or("", |value| &*self.graph.value(value).name);
         format!("its input '{value}'")
     }
 
-    /// The shape of the input at `index`.
+    /// Returns the shape of the input at `index`.
     pub fn shape(&self, index: usize) -> Result<&'a [Dim], String> {
         let value = self.node.inputs.get(index).copied().flatten();
         let shape = value.and_then(|value| self.graph.value(value).ty.shape());
         shape.ok_or_else(|| format!("the shape of {} is not known", self.name(index)))
     }
 
-    /// Whether somebody wants the output at `index`.
+    /// Returns whether the output at `index` has a reader.
     pub fn wants(&self, index: usize) -> bool {
         self.node.outputs.get(index).is_some_and(Option::is_some)
     }
 
-    /// The shape of the output at `index`.
+    /// Returns the shape of the output at `index`.
     pub fn output(&self, index: usize) -> Result<&'a [Dim], String> {
         let value = self.node.outputs.get(index).copied().flatten();
         let shape = value.and_then(|value| self.graph.value(value).ty.shape());
         shape.ok_or_else(|| "the shape of its output is not known".to_string())
     }
 
-    /// The elements of the integer input at `index`, where they are known as numbers.
+    /// Returns the elements of the integer input at `index`, if all are known numbers.
     pub fn ints(&self, index: usize) -> Option<Vec<i64>> {
         let value = self.node.inputs.get(index).copied().flatten()?;
         match &self.graph.value(value).symbolic {
@@ -154,50 +159,53 @@ impl<'a> BatchCx<'a> {
         }
     }
 
-    /// Whether a size counts items.
+    /// Returns whether a size depends on the number of items.
     pub fn counts_items(&self, size: Option<&Dim>) -> bool {
         size.is_some_and(|size| size.symbols().contains(self.symbol))
     }
 
-    /// Whether the input at `index` is a constant, which kernels pack.
+    /// Returns whether the input at `index` is a constant, which kernels pack.
     pub fn is_constant(&self, index: usize) -> bool {
         self.constants.get(index) == Some(&true)
     }
 
-    /// Says that the items of the output at `index` lie along `axis`. An output that nobody wants
-    /// may be set, too.
+    /// Sets the axis along which the output at `index` holds the items. Outputs without a reader
+    /// may be set too.
     pub fn set(&mut self, index: usize, axis: usize) {
         if let Some(output) = self.outputs.get_mut(index) {
             *output = Some(BatchFact::Along(axis));
         }
     }
 
-    /// Says so of all outputs.
+    /// Sets the axis of the items for all outputs.
     pub fn set_all(&mut self, axis: usize) {
         self.outputs.fill(Some(BatchFact::Along(axis)));
     }
 
-    /// Says that a part of fewer items than this is computed in another way, with other bits.
+    /// Requires at least this many items per part: with fewer, kernels accumulate in another order,
+    /// and the result differs in bits.
     pub fn at_least(&mut self, items: usize) {
         self.least = self.least.max(items);
     }
 }
 
-/// The rule of an operator, or what follows from its traits.
+/// Applies the rule of the operator, or the one that follows from its traits.
 pub(crate) fn apply(cx: &mut BatchCx<'_>) -> BatchResult {
     match cx.node.spec.batch {
         BatchRule::Rule(rule) => rule(cx),
         BatchRule::FromTraits if cx.node.spec.traits.has(Traits::ELEMENTWISE) => elementwise(cx),
+        // Refuse what is not proven: splitting a batch that the operator mixes would change
+        // results.
         BatchRule::FromTraits => Err("how a batch goes through it is not known".to_string()),
     }
 }
 
-/// Where elements at one place of the broadcast inputs give the element at that place of the
-/// output: items lie along the same axis of the broadcast shape in all inputs that have it, and
-/// what is the same for all items has size 1 there.
+/// Batch rule of elementwise operators with broadcasting. Inputs with items must hold them along
+/// the same axis of the broadcast shape. The others must have size 1 there, or no such axis.
 pub fn elementwise(cx: &mut BatchCx<'_>) -> BatchResult {
     let output = cx.output(0)?;
     let given: SmallVec<[usize; 8]> = cx.given().collect();
+    // Broadcasting aligns shapes at the last axis.
     let aligned = |index: usize, axis: usize| Ok(axis + output.len().saturating_sub(cx.shape(index)?.len()));
     let axes = given.iter().filter_map(|&index| cx.axis(index).map(|axis| aligned(index, axis)));
     let axes: Vec<usize> = axes.collect::<Result<_, String>>()?;
@@ -212,10 +220,11 @@ pub fn elementwise(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// Refuses an input that does not broadcast to items along an axis of `shape`: one with items has
-/// the same size there, another one has none or 1.
+/// Fails if an input does not broadcast along the batch axis of `shape`. An input with items must
+/// have the same size on that axis. Others must have size 1 there, or no such axis.
 pub fn broadcasts(cx: &BatchCx<'_>, index: usize, (shape, axis): (&[Dim], usize)) -> BatchResult {
     let own = cx.shape(index)?;
+    // `None` if the input has too few dimensions to reach the batch axis.
     let place = (axis + own.len()).checked_sub(shape.len());
     let size = place.and_then(|place| own.get(place));
     let fits = match (cx.axis(index), size) {

@@ -1,14 +1,14 @@
-//! Multidirectional broadcasting of the ONNX specification (section "Broadcasting in ONNX").
+//! Multidirectional broadcasting, as in "Broadcasting in ONNX" of the ONNX specification.
 
 use crate::dim::Dim;
 use crate::tensor::Shape;
 use crate::{Result, error};
 
-/// What to try where sizes do not broadcast.
+/// Help text for sizes that do not broadcast.
 const BROADCAST: &str =
     "sizes are compared from the last on, and must be equal or 1: insert a Reshape, Unsqueeze or Transpose";
 
-/// The broadcast of concrete shapes.
+/// Broadcasts concrete shapes.
 ///
 /// ```
 /// use ort_core::spec::broadcast::shapes;
@@ -35,8 +35,9 @@ pub fn shapes(shapes: &[&[usize]]) -> Result<Shape> {
     Ok(result)
 }
 
-/// The broadcast of symbolic shapes. Where two symbolic sizes differ, the result is the size that
-/// cannot be 1, or else an expression for their broadcast, which the run checks.
+/// Broadcasts symbolic shapes. Of a constant other than 1 and a symbolic size, the constant is the
+/// result. Two different symbolic sizes yield an expression of their broadcast. Whether such sizes
+/// agree is checked at run time.
 pub fn dims(shapes: &[&[Dim]]) -> Result<Vec<Dim>> {
     let rank = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
     let mut result = vec![Dim::constant(1); rank];
@@ -58,14 +59,16 @@ fn pair(a: &Dim, b: &Dim) -> Option<Dim> {
         (Some(1), _) => Some(b.clone()),
         (_, Some(1)) => Some(a.clone()),
         (Some(_), Some(_)) => None,
+        // The symbolic size must be 1 or equal to the constant.
         (Some(_), None) => Some(a.clone()),
         (None, Some(_)) => Some(b.clone()),
         (None, None) => {
-            // The larger of two sizes, or 0 where one of them is.
+            // The larger of two sizes, or 0 if one of them is 0. `min(size, 1)` is 0 exactly for
+            // size 0.
             let one = Dim::constant(1);
             let (larger, [a_is, b_is]) = (a.max(b), [a, b].map(|size| size.min(&one)));
             Some(match () {
-                // Both are 0, or none.
+                // Either both are 0 or neither is.
                 () if a_is == b_is => larger,
                 () if larger == *a => larger * b_is,
                 () if larger == *b => larger * a_is,

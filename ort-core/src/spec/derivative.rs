@@ -1,4 +1,4 @@
-//! Derivatives of scalar formulas, as formulas.
+//! Symbolic differentiation of scalar formulas.
 
 use super::{BinaryFn, ScalarExpr, UnaryFn};
 
@@ -6,11 +6,11 @@ use super::{BinaryFn, ScalarExpr, UnaryFn};
 const ERF_SLOPE: f64 = std::f64::consts::FRAC_2_SQRT_PI;
 
 impl ScalarExpr {
-    /// The partial derivative with respect to the element of the input at `index`.
+    /// Returns the partial derivative with respect to the input at `index`.
     ///
-    /// What is piecewise constant has derivative 0. Where a formula has a kink the derivative is
-    /// that of one side: `max(x, 0)` has 0 at 0. Rules are those of Abramowitz & Stegun, Handbook
-    /// of Mathematical Functions, 3.3, 4 and 7.1.
+    /// Piecewise constant functions have derivative 0. At a kink the derivative is that of one
+    /// side: for `max(x, 0)` it is 0 at 0. The rules are those of Abramowitz & Stegun, Handbook of
+    /// Mathematical Functions, 3.3, 4 and 7.1.
     ///
     /// ```
     /// use ort_core::spec::ScalarExpr;
@@ -35,6 +35,7 @@ impl ScalarExpr {
                 }
             }
             ScalarExpr::Select(condition, then, otherwise) => {
+                // The condition is piecewise constant, so only the branches have derivatives.
                 choice((**condition).clone(), then.derivative(index), otherwise.derivative(index))
             }
         }
@@ -48,6 +49,8 @@ fn constant(value: f64) -> ScalarExpr {
 fn is(x: &ScalarExpr, value: f64) -> bool {
     *x == constant(value)
 }
+
+// Constructors that fold constants and drop neutral elements, so that derivatives stay small.
 
 fn sum(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
     match (&a, &b) {
@@ -95,7 +98,7 @@ fn choice(condition: ScalarExpr, then: ScalarExpr, otherwise: ScalarExpr) -> Sca
     if then == otherwise { then } else { ScalarExpr::select(condition, then, otherwise) }
 }
 
-/// The slope of a function at `x`.
+/// Returns the derivative of a function at `x`.
 fn unary(function: UnaryFn, x: &ScalarExpr) -> ScalarExpr {
     let of = |function| x.clone().apply(function);
     let square = || x.clone() * x.clone();
@@ -131,7 +134,7 @@ fn unary(function: UnaryFn, x: &ScalarExpr) -> ScalarExpr {
     }
 }
 
-/// The derivative of a function of `a` and `b`, whose own derivatives are `da` and `db`.
+/// Returns the derivative of a function of `a` and `b`, whose own derivatives are `da` and `db`.
 fn binary(
     function: BinaryFn,
     (a, b): (&ScalarExpr, &ScalarExpr),
@@ -149,8 +152,10 @@ fn binary(
         BinaryFn::Min => choice(a.less(b), da, db),
         BinaryFn::Max => choice(b.less(a), da, db),
         BinaryFn::Pow => power((a, b), (da, db)),
+        // The floored quotient `n` is piecewise constant, so `a - n*b` has derivative `da - n*db`.
         BinaryFn::Mod => difference(da, product((a / b).apply(UnaryFn::Floor), db)),
         BinaryFn::Fmod => {
+            // The same with a quotient that is truncated towards 0.
             let ratio = a / b;
             let (up, down) = (ratio.clone().apply(UnaryFn::Ceil), ratio.clone().apply(UnaryFn::Floor));
             difference(da, product(choice(ratio.less(0.0), up, down), db))
@@ -164,8 +169,9 @@ fn binary(
     }
 }
 
-/// The derivative of `a^b`. Where `b` is 0 nothing depends on `a`, and where `a` is 0 the limit in
-/// `b` is 0: both are said, since the formulas would multiply 0 by infinity there.
+/// Returns the derivative of `a^b`. It is 0 with respect to `a` if `b` is 0, and with respect to
+/// `b` if `a` is 0, as a limit. Both cases are explicit, because the formulas would multiply 0 by
+/// infinity.
 fn power((a, b): (ScalarExpr, ScalarExpr), (da, db): (ScalarExpr, ScalarExpr)) -> ScalarExpr {
     let zero = |x: &ScalarExpr| ScalarExpr::binary(BinaryFn::Equal, x.clone(), constant(0.0));
     let raise = |b| ScalarExpr::binary(BinaryFn::Pow, a.clone(), b);

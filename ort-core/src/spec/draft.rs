@@ -1,4 +1,4 @@
-//! A node under construction: what upgrades and decompositions edit.
+//! A node under construction, which upgrades and decompositions edit.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::ir::{Attribute, Attributes, Graph, Node, Subgraph, SymShape, ValueId,
 use crate::tensor::Tensor;
 use crate::{Result, Within, error};
 
-/// A node before it is canonical. Helpers emit further nodes in front of it; in the end either the
-/// draft itself becomes a node, or [`Draft::replace`] hands its outputs to emitted ones.
+/// A node that is not canonical yet. Helpers emit further nodes in front of it. Finally, either the
+/// draft itself becomes a node, or [`Draft::replace`] lets emitted nodes produce its outputs.
 #[derive(Debug)]
 pub struct Draft<'g> {
     graph: &'g mut Graph,
@@ -17,7 +17,7 @@ pub struct Draft<'g> {
     pub name: Arc<str>,
     /// The domain of the operator.
     pub domain: String,
-    /// The operator.
+    /// The operator's name.
     pub op: String,
     /// The version of the operator's domain that the node was written for.
     pub version: i64,
@@ -25,16 +25,18 @@ pub struct Draft<'g> {
     pub inputs: ValueIds,
     /// The outputs.
     pub outputs: ValueIds,
-    /// The attributes as given.
+    /// The attributes as given, without defaults.
     pub attrs: Vec<(String, Attribute)>,
     /// The subgraphs.
     pub subgraphs: Vec<Subgraph>,
+    /// Canonical nodes in front of the draft.
     emitted: Vec<Node>,
+    /// Whether emitted nodes produce the outputs.
     replaced: bool,
 }
 
 impl<'g> Draft<'g> {
-    /// A draft of operator `op` in `graph`.
+    /// Returns a draft of operator `op` in `graph`.
     pub fn new(graph: &'g mut Graph, name: Arc<str>, (domain, op, version): (&str, &str, i64)) -> Draft<'g> {
         Draft {
             graph,
@@ -51,7 +53,7 @@ impl<'g> Draft<'g> {
         }
     }
 
-    /// A draft of a canonical node, to decompose it.
+    /// Returns a draft of a canonical node, to decompose it.
     pub fn of_node(graph: &'g mut Graph, node: Node) -> Draft<'g> {
         Draft {
             graph,
@@ -68,53 +70,53 @@ impl<'g> Draft<'g> {
         }
     }
 
-    /// The graph that it is drafted for.
+    /// Returns the graph that the draft belongs to.
     pub(crate) fn graph(&self) -> &Graph {
         self.graph
     }
 
-    /// The values that emitted nodes compute.
+    /// Returns the values that the emitted nodes compute.
     pub(crate) fn emitted_values(&self) -> Vec<ValueId> {
         self.emitted.iter().flat_map(|node| node.outputs.iter().flatten().copied()).collect()
     }
 
-    /// The input at `index`, where it is given.
+    /// Returns the input at `index`, or `None` if it is omitted.
     pub fn input(&self, index: usize) -> Option<ValueId> {
         self.inputs.get(index).copied().flatten()
     }
 
-    /// The input at `index`, which must be given.
+    /// Returns the input at `index`; an error if it is omitted.
     pub fn required(&self, index: usize) -> Result<ValueId> {
         self.input(index).ok_or_else(|| error!(InvalidGraph, "input {index} is missing"))
     }
 
-    /// The type of a value as far as it is known (in upgrades, mostly not yet).
+    /// Returns the type of a value, if known. During upgrades most types are still unknown.
     pub fn value_type(&self, id: ValueId) -> &ValueType {
         &self.graph.value(id).ty
     }
 
-    /// The element type of an input.
+    /// Returns the element type of an input.
     pub fn dtype(&self, index: usize) -> Result<DType> {
         let dtype = self.input(index).and_then(|id| self.value_type(id).dtype());
         dtype.ok_or_else(|| error!(InvalidGraph, "the type of input {index} is not known"))
     }
 
-    /// The shape of an input, where its rank is known.
+    /// Returns the shape of an input, if its rank is known.
     pub fn shape(&self, index: usize) -> Option<SymShape> {
         self.input(index).and_then(|id| self.value_type(id).shape().map(<[_]>::to_vec))
     }
 
-    /// The constant that an input is, where it is one.
+    /// Returns the constant behind an input, if it is one.
     pub fn constant_input(&self, index: usize) -> Option<&Tensor> {
         self.input(index).and_then(|id| self.graph.constants.get(&id))
     }
 
-    /// The attribute called `name`, as given.
+    /// Returns the attribute of this name, as given.
     pub fn attr(&self, name: &str) -> Option<&Attribute> {
         self.attrs.iter().find(|(given, _)| given == name).map(|(_, value)| value)
     }
 
-    /// Takes the attribute called `name` away.
+    /// Removes and returns the attribute of this name.
     pub fn take_attr(&mut self, name: &str) -> Option<Attribute> {
         let index = self.attrs.iter().position(|(given, _)| given == name)?;
         Some(self.attrs.remove(index).1)
@@ -138,7 +140,7 @@ impl<'g> Draft<'g> {
         Ok(self.constant(tensor))
     }
 
-    /// Sets the input at `index`, filling the gap before it with left-out inputs.
+    /// Sets the input at `index`. Missing positions before it become omitted inputs.
     pub fn set_input(&mut self, index: usize, value: ValueId) {
         if self.inputs.len() <= index {
             self.inputs.resize(index + 1, None);
@@ -146,9 +148,9 @@ impl<'g> Draft<'g> {
         self.inputs.get_mut(index).into_iter().for_each(|input| *input = Some(value));
     }
 
-    /// Turns an attribute of integers into a constant `int64` input at `index`, as many operators
-    /// did in time. A list becomes one dimension, a single integer a scalar. Without the attribute
-    /// nothing changes.
+    /// Moves an attribute of numbers into a constant input at `index`, as later opsets did for many
+    /// operators. Integers become `int64`, floats `float`. A list becomes one-dimensional, a single
+    /// number a scalar. Without the attribute nothing changes.
     pub fn attr_to_input(&mut self, name: &str, index: usize) -> Result<()> {
         let tensor = match self.take_attr(name) {
             None => return Ok(()),
@@ -169,7 +171,7 @@ impl<'g> Draft<'g> {
         self.emit_one(op, &inputs, attrs)
     }
 
-    /// The same with left-out inputs.
+    /// The same with optional inputs.
     pub fn emit_one(
         &mut self,
         op: &str,
@@ -180,8 +182,8 @@ impl<'g> Draft<'g> {
         outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
     }
 
-    /// Emits a node of the standard domain with left-out inputs or several outputs in front of this
-    /// one.
+    /// Emits a node of the standard domain in front of this one, with optional inputs and any
+    /// number of outputs.
     pub fn emit_many(
         &mut self,
         op: &str,
@@ -204,6 +206,7 @@ impl<'g> Draft<'g> {
             .find(domain, op)
             .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
         let name: Arc<str> = format!("{}/{op}_{}", self.name, self.emitted.len()).into();
+        // Emitted nodes are canonical from the start, so their attributes are checked here.
         let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
         let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
         let mut ids = Vec::with_capacity(outputs);
@@ -216,7 +219,8 @@ impl<'g> Draft<'g> {
         Ok(ids)
     }
 
-    /// Makes this draft another operator of the standard domain, with other inputs and attributes.
+    /// Turns this draft into another operator of the standard domain, with other inputs and
+    /// attributes.
     pub fn become_op(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) {
         self.domain = String::new();
         self.op = op.to_string();
@@ -224,7 +228,8 @@ impl<'g> Draft<'g> {
         self.attrs = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
     }
 
-    /// Hands the outputs to values that emitted nodes produce; the draft itself disappears.
+    /// Lets emitted nodes produce the outputs of the draft, which itself disappears. The values are
+    /// renamed to the outputs, so each must come from an emitted node.
     pub fn replace(&mut self, values: &[ValueId]) -> Result<()> {
         for (index, output) in self.outputs.clone().into_iter().enumerate() {
             let Some(output) = output else { continue };
@@ -233,6 +238,7 @@ impl<'g> Draft<'g> {
             let slot = slots.find(|slot| **slot == Some(*value));
             let slot = slot.ok_or_else(|| error!(Fail, "output {index} is replaced by no emitted value"))?;
             *slot = Some(output);
+            // Emitted nodes that read the value follow the rename.
             for node in &mut self.emitted {
                 for input in &mut node.inputs {
                     if *input == Some(*value) {
@@ -245,7 +251,7 @@ impl<'g> Draft<'g> {
         Ok(())
     }
 
-    /// The canonical nodes, in order.
+    /// Returns the canonical nodes, in order.
     pub fn finish(mut self) -> Result<Vec<Node>> {
         if self.replaced {
             return Ok(self.emitted);

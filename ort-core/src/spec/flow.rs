@@ -1,39 +1,39 @@
-//! How the values of a control-flow node are those of its subgraphs.
+//! Control flow: how a node maps its inputs and outputs to those of its subgraphs.
 
 use crate::Result;
 use crate::ir::{Attributes, Graph, Node};
 
-/// Which inputs and outputs of a control-flow node its subgraphs take and give. Subgraphs take the
-/// node's inputs behind `controls`, and give its outputs, each in the same order.
+/// Maps the inputs and outputs of a control-flow node to those of its subgraphs. Subgraphs take the
+/// node's inputs after `controls` and produce the node's outputs, each in the same order.
 #[derive(Debug, Clone, Copy)]
 pub struct Flow {
-    /// The node's first inputs, which say which subgraph runs, or how often.
+    /// Number of leading node inputs that control which subgraph runs, or how often.
     pub controls: usize,
-    /// The first inputs of a subgraph, which are the node's own: the number of the iteration, and
-    /// whether the condition holds.
+    /// Number of leading subgraph inputs that the node provides itself: the iteration number and
+    /// the condition.
     pub counters: usize,
-    /// The first outputs of a subgraph, which are no outputs of the node: the condition.
+    /// Number of leading subgraph outputs that are not outputs of the node: the condition.
     pub conditions: usize,
-    /// How many of a node's inputs behind `controls` are carried: what an iteration gives for them
-    /// is what the next one takes.
+    /// Number of loop-carried inputs after `controls`: an iteration's outputs for them are the next
+    /// one's inputs.
     pub carried: fn(&Attributes, usize) -> usize,
-    /// How often it runs a subgraph.
+    /// How often the node runs a subgraph.
     pub rounds: TripCount,
-    /// Whether all slices of what is scanned, and of what comes out of iterations, lie in one
-    /// piece.
+    /// Whether all scanned inputs and outputs are scanned along axis 0, so that each slice is
+    /// contiguous.
     pub in_front: fn(&Attributes) -> bool,
-    /// The same node with others around it, so that they do; the node alone where too little is
-    /// known of the shapes.
+    /// Returns the same node with the nodes around it that make its slices contiguous. Returns the
+    /// node alone if too little is known about the shapes.
     pub to_front: fn(&mut Graph, Node) -> Result<Vec<Node>>,
 }
 
 /// How often a control-flow node runs a subgraph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TripCount {
-    /// One of them, once.
+    /// One of the subgraphs, once.
     Once,
-    /// At most as often as the node's first input says.
+    /// At most as often as the first input of the node says.
     Counted,
-    /// For each slice of its last input.
+    /// Once for each slice of the last input.
     Slices,
 }

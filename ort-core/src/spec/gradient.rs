@@ -1,242 +1,60 @@
-//! Gradient rules: from the gradient of a node's outputs to those of its inputs, as nodes.
+//! Gradient rules: from the gradients of a node's outputs to those of its inputs, as new nodes.
 //!
-//! Reverse accumulation as in Griewank & Walther, Evaluating Derivatives, chapter 3: a value's
-//! gradient has the value's shape and type. Elementwise operators need no rule, their formula is
-//! differentiated.
+//! Reverse accumulation as in Griewank & Walther, Evaluating Derivatives, chapter 3. The gradient
+//! of a value has the value's shape and type. Elementwise operators need no rule, because their
+//! formula is differentiated.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::node_emitter::NodeEmitter;
 use super::backward::{BackwardPass, NotDifferentiable, prune};
 use super::draft::Draft;
 use super::infer::infer_at;
-use super::{BinaryFn, RUNTIME, Registry, ScalarExpr, UnaryFn};
-use crate::dim::Dim;
+use super::{BinaryFn, RUNTIME, ScalarExpr, UnaryFn};
 use crate::dtype::DType;
-use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, Subgraph, ValueId, ValueType};
+use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId, ValueType};
 use crate::tensor::Tensor;
-use crate::{Result, Within, ensure, error};
+use crate::{Result, ensure, error};
 
-/// Where the gradient of an operator comes from.
+/// The source of an operator's gradient.
 #[derive(Debug, Clone, Copy)]
 pub enum Grad {
-    /// The derivative of its scalar formula; of an operator without formula that of its parts
-    /// (`lower`). One that has neither has no gradient.
+    /// The derivative of the scalar formula. Without a formula, the gradient of the decomposition
+    /// (`lower`). An operator with neither has no gradient.
     Derived,
     /// A rule, which sets the gradient of each wanted input that the outputs depend on.
     Rule(fn(&mut GradCx<'_>) -> Result<()>),
-    /// The derivative of other nodes that compute the same: added to the backward pass, which
-    /// computes again what it needs of them. The function returns what stands for the outputs, in
-    /// order; outputs behind those have no gradient.
+    /// The gradient of other nodes that compute the same. The function adds these to the backward
+    /// pass, which recomputes what it needs of them. It returns their outputs in the order of the
+    /// node's outputs. Further outputs of the node have no gradient.
     Parts(fn(&mut GradCx<'_>) -> Result<Vec<ValueId>>),
-    /// Zero for all inputs, and why: the outputs do not change, or jump, when an input's elements
-    /// change a little.
+    /// Zero for all inputs, with the reason: the outputs are piecewise constant in the inputs.
     Zero(&'static str),
-    /// There is none, and why.
+    /// No gradient, with the reason.
     None(&'static str),
 }
 
-/// Adds nodes to a graph that is inferred, and stays so.
-#[derive(Debug)]
-pub(crate) struct NodeEmitter<'g> {
-    pub(crate) graph: &'g mut Graph,
-    /// What the names of added nodes begin with.
-    pub(crate) name: Arc<str>,
-}
-
-impl NodeEmitter<'_> {
-    /// Adds a node of the standard domain with one output.
-    pub(crate) fn emit(
-        &mut self,
-        op: &str,
-        inputs: &[ValueId],
-        attrs: &[(&str, Attribute)],
-    ) -> Result<ValueId> {
-        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        self.emit_some(op, &inputs, attrs)
-    }
-
-    /// Adds a node of the standard domain with one output, and inputs that may be left out.
-    pub(crate) fn emit_some(
-        &mut self,
-        op: &str,
-        inputs: &[Option<ValueId>],
-        attrs: &[(&str, Attribute)],
-    ) -> Result<ValueId> {
-        let outputs = self.emit_many(op, inputs, attrs, 1)?;
-        outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
-    }
-
-    /// Adds a node of the standard domain with so many outputs.
-    pub(crate) fn emit_many(
-        &mut self,
-        op: &str,
-        inputs: &[Option<ValueId>],
-        attrs: &[(&str, Attribute)],
-        outputs: usize,
-    ) -> Result<Vec<ValueId>> {
-        self.emit_many_in(("", op), inputs, attrs, outputs)
-    }
-
-    /// A node with new outputs.
-    fn node(
-        &mut self,
-        (domain, op): (&str, &str),
-        inputs: &[Option<ValueId>],
-        attrs: &[(&str, Attribute)],
-        outputs: usize,
-    ) -> Result<(Node, Vec<ValueId>)> {
-        let spec = Registry::global()?
-            .find(domain, op)
-            .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
-        let name: Arc<str> = format!("{}/gradient/{op}_{}", self.name, self.graph.value_count()).into();
-        let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-        let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
-        let value = |index| self.graph.add_value(format!("{name}.{index}"), ValueType::Unknown);
-        let values: Vec<ValueId> = (0..outputs).map(value).collect();
-        let outputs = values.iter().copied().map(Some).collect();
-        let inputs = inputs.iter().copied().collect();
-        Ok((Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() }, values))
-    }
-
-    /// Adds a node of any domain with one output, and inputs that may be left out.
-    pub(crate) fn emit_in(
-        &mut self,
-        (domain, op): (&str, &str),
-        inputs: &[Option<ValueId>],
-        attrs: &[(&str, Attribute)],
-    ) -> Result<ValueId> {
-        let values = self.emit_many_in((domain, op), inputs, attrs, 1)?;
-        values.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
-    }
-
-    /// Adds a node of any domain with so many outputs.
-    pub(crate) fn emit_many_in(
-        &mut self,
-        (domain, op): (&str, &str),
-        inputs: &[Option<ValueId>],
-        attrs: &[(&str, Attribute)],
-        outputs: usize,
-    ) -> Result<Vec<ValueId>> {
-        let (node, values) = self.node((domain, op), inputs, attrs, outputs)?;
-        self.add(node)?;
-        Ok(values)
-    }
-
-    /// Adds a node of the standard domain with graphs of its own and so many outputs.
-    pub(crate) fn emit_flow(
-        &mut self,
-        (op, inputs): (&str, &[Option<ValueId>]),
-        attrs: &[(&str, Attribute)],
-        outputs: usize,
-        subgraphs: Vec<Subgraph>,
-    ) -> Result<Vec<ValueId>> {
-        let (mut node, values) = self.node(("", op), inputs, attrs, outputs)?;
-        node.subgraphs = subgraphs;
-        self.add(node)?;
-        Ok(values)
-    }
-
-    /// Adds a node whose outputs exist.
-    pub(crate) fn add(&mut self, node: Node) -> Result<()> {
-        self.graph.nodes.push(node);
-        infer_at(self.graph, self.graph.nodes.len() - 1)
-    }
-
-    /// Adds a constant.
-    pub(crate) fn constant(&mut self, tensor: Tensor) -> ValueId {
-        let name = format!("{}/gradient/constant_{}", self.name, self.graph.value_count());
-        self.graph.add_constant(name, tensor)
-    }
-
-    /// Adds a scalar of this type of floats.
-    pub(crate) fn number(&mut self, value: f64, dtype: DType) -> Result<ValueId> {
-        let tensor = match dtype {
-            DType::F64 => Tensor::scalar(value)?,
-            DType::F32 => Tensor::scalar(value as f32)?,
-            DType::F16 => Tensor::scalar(half::f16::from_f64(value))?,
-            DType::BF16 => Tensor::scalar(half::bf16::from_f64(value))?,
-            other => return Err(error!(NotImplemented, "{} has no gradients", other.name())),
-        };
-        Ok(self.constant(tensor))
-    }
-
-    /// A tensor with the shape and type of `like` and this number everywhere.
-    pub(crate) fn filled(&mut self, value: f64, like: ValueId) -> Result<ValueId> {
-        let number = self.number(value, self.dtype(like)?)?;
-        let shape = self.emit("Shape", &[like], &[])?;
-        self.emit("Expand", &[number, shape], &[])
-    }
-
-    /// The element type of a value.
-    pub(crate) fn dtype(&self, id: ValueId) -> Result<DType> {
-        let value = self.graph.value(id);
-        value.ty.dtype().ok_or_else(|| error!(NotImplemented, "the type of '{}' is not known", value.name))
-    }
-
-    pub(super) fn shape(&self, id: ValueId) -> Result<Vec<Dim>> {
-        let value = self.graph.value(id);
-        let shape = value.ty.shape().map(<[Dim]>::to_vec);
-        shape.ok_or_else(|| error!(NotImplemented, "the rank of '{}' is not known", value.name))
-    }
-
-    /// Undoes broadcasting: the sum of `value` over what `target` was repeated along, in the shape
-    /// of `target`.
-    fn sum_to(&mut self, value: ValueId, target: ValueId) -> Result<ValueId> {
-        let (from, to) = (self.shape(value)?, self.shape(target)?);
-        if from == to {
-            return Ok(value);
-        }
-        let rank = from.len();
-        ensure!(to.len() <= rank, Fail, "a gradient of rank {rank} for a value of rank {}", to.len());
-        let lead = rank - to.len();
-        let pairs = || from.iter().skip(lead).zip(&to);
-        // Whether two symbolic sizes agree, only the run knows.
-        let certain = pairs().all(|(from, to)| from == to || to.as_constant().is_some());
-        if !certain {
-            let shape = self.emit("Shape", &[target], &[])?;
-            return self.emit_in((RUNTIME, "SumTo"), &[Some(value), Some(shape)], &[]);
-        }
-        let repeated = pairs().enumerate().filter(|(_, (from, to))| from != to && **to == Dim::constant(1));
-        let axes: Vec<i64> =
-            (0..lead).chain(repeated.map(|(axis, _)| lead + axis)).map(|axis| axis as i64).collect();
-        let axes = self.constant(Tensor::from_slice(&[axes.len()], &axes)?);
-        let keep = [("keepdims", Attribute::Int(1)), ("noop_with_empty_axes", Attribute::Int(1))];
-        let sum = self.emit("ReduceSum", &[value, axes], &keep)?;
-        self.reshape_like(sum, target)
-    }
-
-    pub(super) fn reshape_like(&mut self, value: ValueId, target: ValueId) -> Result<ValueId> {
-        if self.shape(value)? == self.shape(target)? {
-            return Ok(value);
-        }
-        let shape = self.emit("Shape", &[target], &[])?;
-        self.emit("Reshape", &[value, shape], &[("allowzero", Attribute::Int(1))])
-    }
-
-    fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId> {
-        if self.dtype(value)? == dtype {
-            return Ok(value);
-        }
-        self.emit("Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
-    }
-}
-
-/// What a gradient rule sees and sets.
+/// Context of a gradient rule.
 #[derive(Debug)]
 pub struct GradCx<'a> {
+    /// Adds nodes to the backward pass.
     pub(crate) pen: NodeEmitter<'a>,
     pub(crate) id: NodeId,
     pub(crate) node: &'a Node,
+    /// The gradient of each output, if it has one.
     pub(super) upstream: &'a [Option<ValueId>],
+    /// The values whose gradients are wanted.
     varying: &'a HashSet<ValueId>,
+    /// The gradient of each input, as the rule sets it.
     gradients: Vec<Option<ValueId>>,
     /// The gradients of values that subgraphs capture.
     captured: Vec<(ValueId, ValueId)>,
 }
 
 impl<'a> GradCx<'a> {
-    /// The gradients of what a node reads from those of its outputs, for the values that vary.
+    /// Runs the gradient rule of a node. Returns the gradients of the varying values that the node
+    /// reads, from those of its outputs.
     pub(crate) fn run(
         graph: &'a mut Graph,
         (id, node): (NodeId, &'a Node),
@@ -247,6 +65,7 @@ impl<'a> GradCx<'a> {
         let gradients = vec![None; node.inputs.len()];
         let mut cx = GradCx { pen, id, node, upstream, varying, gradients, captured: Vec::new() };
         match (node.spec.grad, node.spec.scalar, node.spec.lower) {
+            // Absent means zero, so there is nothing to add.
             (Grad::Zero(_), ..) => {}
             (Grad::Rule(rule), ..) => rule(&mut cx)?,
             (Grad::Parts(parts), ..) => cx.through(parts)?,
@@ -263,8 +82,8 @@ impl<'a> GradCx<'a> {
         Ok(shares)
     }
 
-    /// Sets the gradients from those of nodes that `build` adds: they compute the outputs again,
-    /// which it returns in order.
+    /// Sets the gradients to those of nodes that `build` adds. These compute the node's outputs
+    /// again, and `build` returns them in order.
     pub fn through(&mut self, build: impl FnOnce(&mut GradCx<'a>) -> Result<Vec<ValueId>>) -> Result<()> {
         let start = self.pen.graph.nodes.len();
         let outputs = build(self)?;
@@ -276,29 +95,32 @@ impl<'a> GradCx<'a> {
             .zip(self.upstream)
             .filter_map(|(output, seed)| seed.map(|seed| (*output, seed)))
             .collect();
+        // A gradient of an output without a counterpart would be dropped silently.
         let missing = self.upstream.iter().skip(outputs.len()).any(Option::is_some);
         ensure!(!missing, NotImplemented, "{} has a gradient for some outputs only", self.node.spec.name);
         let boundary: Vec<ValueId> = self.node.inputs.iter().flatten().copied().collect();
         let xs: Vec<ValueId> = boundary.iter().copied().filter(|x| self.varying.contains(x)).collect();
         let mut obstacles = Vec::new();
-        let course = BackwardPass { forward: &forward, xs: &xs, boundary: &boundary };
-        let mut totals = course.accumulate(self.pen.graph, &seeds, &mut obstacles)?;
+        let pass = BackwardPass { forward: &forward, xs: &xs, boundary: &boundary };
+        let mut totals = pass.accumulate(self.pen.graph, &seeds, &mut obstacles)?;
         NotDifferentiable::refuse(&obstacles)?;
         for (input, gradient) in self.node.inputs.iter().zip(&mut self.gradients) {
             *gradient = input.and_then(|input| totals.remove(&input));
         }
+        // Only some of the recomputed nodes feed the gradients.
         prune(self.pen.graph, start, self.gradients.iter().flatten().copied());
         Ok(())
     }
 
-    /// The node's decomposition once more; returns what stands for its outputs.
+    /// Adds the node's decomposition to the graph a second time, and returns its outputs.
     fn lowered(&mut self, lower: fn(&mut Draft<'_>) -> Result<()>) -> Result<Vec<ValueId>> {
         let mut node = self.node.clone();
+        // The value count makes the name unique in the graph.
         node.name = format!("{}/gradient/again_{}", node.name, self.pen.graph.value_count()).into();
         let mut again = Vec::with_capacity(node.outputs.len());
         for (index, output) in node.outputs.iter_mut().enumerate() {
             let value = self.pen.graph.add_value(format!("{}.{index}", node.name), ValueType::Unknown);
-            // What nobody reads stays left out, and has no gradient.
+            // An omitted output stays omitted and has no gradient.
             *output = output.map(|_| value);
             again.push(value);
         }
@@ -310,49 +132,50 @@ impl<'a> GradCx<'a> {
         Ok(again)
     }
 
-    /// The attributes of the node.
+    /// Returns the attributes of the node.
     pub fn attrs(&self) -> &'a Attributes {
         &self.node.attrs
     }
 
-    /// The number of input positions that the node gives.
+    /// Returns the number of input positions of the node.
     pub fn input_count(&self) -> usize {
         self.node.inputs.len()
     }
 
-    /// The number of output positions that the node gives.
+    /// Returns the number of output positions of the node.
     pub fn output_count(&self) -> usize {
         self.node.outputs.len()
     }
 
-    /// The name of the node's operator.
+    /// Returns the name of the node's operator.
     pub fn operator(&self) -> &'static str {
         self.node.spec.name
     }
 
-    /// The input at `index`, which must be given.
+    /// Returns the input at `index`; an error if it is omitted.
     pub fn input(&self, index: usize) -> Result<ValueId> {
         let input = self.find_input(index);
         input.ok_or_else(|| error!(InvalidGraph, "input {index} is missing"))
     }
 
-    /// The input at `index`, where it is given.
+    /// Returns the input at `index`, or `None` if it is omitted.
     pub fn find_input(&self, index: usize) -> Option<ValueId> {
         self.node.inputs.get(index).copied().flatten()
     }
 
-    /// The output at `index`, where it is given.
+    /// Returns the output at `index`, or `None` if it is omitted.
     pub fn find_output(&self, index: usize) -> Option<ValueId> {
         self.node.outputs.get(index).copied().flatten()
     }
 
-    /// The output at `index`, which must be given.
+    /// Returns the output at `index`; an error if it is omitted.
     pub fn output(&self, index: usize) -> Result<ValueId> {
         let output = self.find_output(index);
         output.ok_or_else(|| error!(InvalidGraph, "output {index} is missing"))
     }
 
-    /// The output at `index`; where the node leaves it out, it computes it from now on.
+    /// Returns the output at `index`. If the node omits it, adds it to the node, which then
+    /// computes it in the forward pass.
     pub fn demand_output(&mut self, index: usize) -> Result<ValueId> {
         if let Some(output) = self.find_output(index) {
             return Ok(output);
@@ -371,12 +194,12 @@ impl<'a> GradCx<'a> {
         Ok(value)
     }
 
-    /// Infers a node that was changed.
+    /// Infers a node again after a change.
     pub(crate) fn infer_again(&mut self, id: NodeId) -> Result<()> {
         infer_at(self.pen.graph, id.index())
     }
 
-    /// The gradient of the first output, which must be the only one that counts.
+    /// Returns the gradient of the first output, which must be the only one with a gradient.
     pub fn upstream(&self) -> Result<ValueId> {
         match self.upstream {
             [Some(first), rest @ ..] if rest.iter().all(Option::is_none) => Ok(*first),
@@ -384,32 +207,32 @@ impl<'a> GradCx<'a> {
         }
     }
 
-    /// Whether the gradient of the input at `index` is wanted.
+    /// Returns whether the gradient of the input at `index` is wanted.
     pub fn wants(&self, index: usize) -> bool {
         self.find_input(index).is_some_and(|input| self.varying.contains(&input))
     }
 
-    /// Whether the gradient of a value that a subgraph captures is wanted.
+    /// Returns whether the gradient of a captured value is wanted.
     pub(crate) fn wants_captured(&self, outer: ValueId) -> bool {
         self.varying.contains(&outer)
     }
 
-    /// Adds to the gradient of a value that a subgraph captures.
+    /// Adds a contribution to the gradient of a captured value.
     pub(crate) fn add_captured(&mut self, outer: ValueId, gradient: ValueId) {
         self.captured.push((outer, gradient));
     }
 
-    /// The inputs whose gradients are wanted.
+    /// Returns the inputs whose gradients are wanted.
     pub fn wanted(&self) -> Vec<usize> {
         (0..self.input_count()).filter(|&index| self.wants(index)).collect()
     }
 
-    /// The rank of a value.
+    /// Returns the rank of a value.
     pub fn rank(&self, id: ValueId) -> Result<usize> {
         self.pen.shape(id).map(|shape| shape.len())
     }
 
-    /// The element type of a value.
+    /// Returns the element type of a value.
     pub fn dtype(&self, id: ValueId) -> Result<DType> {
         self.pen.dtype(id)
     }
@@ -419,7 +242,8 @@ impl<'a> GradCx<'a> {
         self.pen.emit(op, inputs, attrs)
     }
 
-    /// Emits the node's own operator, which has one output, with its attributes on other inputs.
+    /// Emits the node's own operator with the same attributes on other inputs. It must have one
+    /// output.
     pub fn repeat(&mut self, inputs: &[ValueId]) -> Result<ValueId> {
         let Node { spec, attrs, .. } = self.node;
         let name: Arc<str> =
@@ -436,17 +260,17 @@ impl<'a> GradCx<'a> {
         Ok(self.pen.constant(Tensor::from_slice(&[ints.len()], ints)?))
     }
 
-    /// Adds a scalar of this type of floats.
+    /// Adds a scalar constant of this float type.
     pub fn number(&mut self, value: f64, dtype: DType) -> Result<ValueId> {
         self.pen.number(value, dtype)
     }
 
-    /// The value converted to an element type.
+    /// Converts a value to an element type, if it has another.
     pub fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId> {
         self.pen.cast(value, dtype)
     }
 
-    /// The value with its last two dimensions exchanged.
+    /// Transposes the last two dimensions of a value.
     pub fn transposed(&mut self, value: ValueId) -> Result<ValueId> {
         let mut order: Vec<i64> = (0..self.rank(value)? as i64).collect();
         ensure!(order.len() >= 2, InvalidGraph, "a matrix was expected, got rank {}", order.len());
@@ -455,13 +279,13 @@ impl<'a> GradCx<'a> {
         self.emit("Transpose", &[value], &[("perm", Attribute::Ints(order))])
     }
 
-    /// The sum of `value` over what `target` was broadcast along, in the shape of `target`.
+    /// Sums `value` over the axes along which `target` was broadcast, in the shape of `target`.
     pub fn sum_to(&mut self, value: ValueId, target: ValueId) -> Result<ValueId> {
         self.pen.sum_to(value, target)
     }
 
-    /// A formula over operands of one type, as one node: an operator of the standard where one will
-    /// do.
+    /// Emits a formula over operands of one type as a single node. Uses a standard operator if
+    /// there is one, otherwise `FusedElementwise`.
     pub fn formula(&mut self, formula: &ScalarExpr, operands: &[ValueId]) -> Result<ValueId> {
         use ScalarExpr::{Binary, Input, Unary};
         let standard = match formula {
@@ -481,14 +305,14 @@ impl<'a> GradCx<'a> {
         self.pen.emit_in((RUNTIME, "FusedElementwise"), &operands, &attrs)
     }
 
-    /// Sets the gradient of an input, which has the input's shape.
+    /// Sets the gradient of an input. It must have the shape of the input.
     pub fn set(&mut self, index: usize, gradient: ValueId) {
         if let Some(slot) = self.gradients.get_mut(index) {
             *slot = Some(gradient);
         }
     }
 
-    /// Takes the gradient of an input back.
+    /// Removes the gradient of an input.
     pub fn forget(&mut self, index: usize) {
         if let Some(slot) = self.gradients.get_mut(index) {
             *slot = None;
@@ -502,7 +326,7 @@ impl<'a> GradCx<'a> {
         Ok(())
     }
 
-    /// Sets the gradient of an input whose elements are those of `gradient` under another shape.
+    /// Sets the gradient of an input from the same elements under another shape.
     pub fn set_reshaped(&mut self, index: usize, gradient: ValueId) -> Result<()> {
         let gradient = self.pen.reshape_like(gradient, self.input(index)?)?;
         self.set(index, gradient);
@@ -510,29 +334,30 @@ impl<'a> GradCx<'a> {
     }
 }
 
-/// The gradient of an output that is the first input under another shape.
+/// Gradient rule of an output that is the first input under another shape.
 pub fn of_reshape(cx: &mut GradCx<'_>) -> Result<()> {
     let upstream = cx.upstream()?;
     cx.set_reshaped(0, upstream)
 }
 
-/// The gradient of an output that is the first input, broadcast.
+/// Gradient rule of an output that is the first input, broadcast.
 pub fn of_broadcast(cx: &mut GradCx<'_>) -> Result<()> {
     let upstream = cx.upstream()?;
     cx.set_broadcast(0, upstream)
 }
 
-/// The gradient of an elementwise operator: upstream times the derivative of the formula, in one
-/// pass.
+/// Gradient rule of elementwise operators: for each input one fused node, upstream times the
+/// derivative of the formula.
 fn from_scalar(cx: &mut GradCx<'_>, formula: &ScalarExpr) -> Result<()> {
     let upstream = cx.upstream()?;
     for index in cx.wanted() {
         let derivative = formula.derivative(index);
+        // An absent gradient means zero and costs nothing.
         if derivative == ScalarExpr::Constant(0.0) {
             continue;
         }
         let mut operands = vec![upstream];
-        let derivative = over_operands(cx, &derivative, formula, &mut operands)?;
+        let derivative = bind_operands(cx, &derivative, formula, &mut operands)?;
         let gradient = cx.formula(&times(&derivative), &operands)?;
         let own = cx.dtype(cx.input(index)?)?;
         let gradient = cx.cast(gradient, own)?;
@@ -541,15 +366,16 @@ fn from_scalar(cx: &mut GradCx<'_>, formula: &ScalarExpr) -> Result<()> {
     Ok(())
 }
 
-/// A derivative whose inputs are places among `operands`, which come to be there, in the type of
-/// the first. Where it has the operator's formula itself, it reads the operator's output.
-fn over_operands(
+/// Rewrites a derivative so that its inputs index `operands`, appending the operands it needs in
+/// the type of the first. Subexpressions equal to the operator's formula read the operator's output
+/// instead of recomputing it.
+fn bind_operands(
     cx: &mut GradCx<'_>,
     derivative: &ScalarExpr,
     formula: &ScalarExpr,
     operands: &mut Vec<ValueId>,
 ) -> Result<ScalarExpr> {
-    let mut over = |x: &ScalarExpr| over_operands(cx, x, formula, operands).map(Box::new);
+    let mut over = |x: &ScalarExpr| bind_operands(cx, x, formula, operands).map(Box::new);
     let operand = match derivative {
         x if x == formula => cx.output(0)?,
         ScalarExpr::Input(index) => {
@@ -571,8 +397,8 @@ fn over_operands(
     })))
 }
 
-/// The first operand times `factor`. Choices stay outside of the product: what is not chosen may be
-/// infinite, and infinity times zero is no number.
+/// Returns the first operand times `factor`. The product moves into selects, because the branch not
+/// taken may be infinite, and infinity times zero is NaN.
 fn times(factor: &ScalarExpr) -> ScalarExpr {
     let upstream = ScalarExpr::Input(0);
     match factor {

@@ -1,25 +1,25 @@
-//! What a record says of its gradient, for readers.
+//! Gradient source of an operator, as documentation and error messages name it.
 
 use std::fmt;
 
 use super::{Grad, OpSpec, Param, Types};
 use crate::dtype::TypeSet;
 
-/// What is said of an operator whose record says nothing of a gradient.
+/// The reason for operators whose record does not mention a gradient.
 const NO_RULE: &str = "it has no rule for its gradient";
 
 /// Where an operator's gradient comes from, or why it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradSource {
-    /// The derivative of its formula.
+    /// The derivative of the scalar formula.
     Formula,
-    /// A rule of its own.
+    /// A gradient rule.
     Rule,
-    /// The gradients of the operators that it is made of.
+    /// The gradients of other operators that compute the same.
     Parts,
-    /// It is zero, and why.
+    /// Zero, with the reason.
     Zero(&'static str),
-    /// There is none, and why.
+    /// No gradient, with the reason.
     None(&'static str),
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for GradSource {
 }
 
 impl OpSpec {
-    /// Where the gradient comes from, or why there is none.
+    /// Returns where the gradient comes from, or why there is none.
     ///
     /// ```no_run
     /// use ort_core::spec::{GradSource, Registry};
@@ -59,7 +59,7 @@ impl OpSpec {
         }
     }
 
-    /// Why there is no gradient, where there is none.
+    /// Returns the reason why there is no gradient.
     pub(super) fn without_gradient(&self) -> &'static str {
         match self.gradient() {
             GradSource::None(why) => why,
@@ -67,7 +67,8 @@ impl OpSpec {
         }
     }
 
-    /// Whether some input and some output may hold floats; gradients go from one to the other.
+    /// Checks that some input and some output may hold floats, because gradients flow between
+    /// these.
     fn carries_floats(&self) -> Result<(), &'static str> {
         let floats = |params: &[Param]| params.iter().any(|param| self.may_hold_floats(param));
         match (floats(self.inputs), floats(self.outputs)) {

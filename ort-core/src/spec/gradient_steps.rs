@@ -1,4 +1,4 @@
-//! What gradient rules say often: sizes, reshapes, slices and sums along an axis, as nodes.
+//! Building blocks of gradient rules: sizes, reshapes, slices and sums along an axis, as nodes.
 
 use super::GradCx;
 use super::view::known_ints;
@@ -9,20 +9,21 @@ use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
 impl GradCx<'_> {
-    /// The gradient of the output at `index`; nothing where nothing depends on that output.
+    /// Returns the gradient of the output at `index`. `None` if nothing differentiated depends on
+    /// that output.
     pub fn find_upstream(&self, index: usize) -> Option<ValueId> {
         self.upstream.get(index).copied().flatten()
     }
 
-    /// The gradient of the first output; that of the others does not count, for they say how the
-    /// first came about.
+    /// Returns the gradient of the first output. Ignores those of the other outputs, which only
+    /// describe how the first was computed (a mask, indices, statistics).
     pub fn first_upstream(&self) -> Result<ValueId> {
         self.find_upstream(0).ok_or_else(|| {
             error!(NotImplemented, "{} has a gradient for its first output only", self.node.spec.name)
         })
     }
 
-    /// Emits a node of the standard domain with so many outputs; inputs may be left out.
+    /// Emits a node of the standard domain with this number of outputs and optional inputs.
     pub fn emit_many(
         &mut self,
         op: &str,
@@ -33,7 +34,7 @@ impl GradCx<'_> {
         self.pen.emit_many(op, inputs, attrs, outputs)
     }
 
-    /// Emits a node of the standard domain with one output; inputs may be left out.
+    /// Emits a node of the standard domain with one output and optional inputs.
     pub fn emit_some(
         &mut self,
         op: &str,
@@ -43,34 +44,34 @@ impl GradCx<'_> {
         self.pen.emit_some(op, inputs, attrs)
     }
 
-    /// The attributes of the node, for another one like it.
+    /// Returns a copy of the node's attributes, for a node like it.
     pub fn attr_list(&self) -> Vec<(&'static str, Attribute)> {
         self.attrs().iter().map(|(name, value)| (name, value.clone())).collect()
     }
 
-    /// A tensor with the shape and type of `like` and this number everywhere.
+    /// Adds a tensor filled with one number, of the shape and type of `like`.
     pub fn filled(&mut self, value: f64, like: ValueId) -> Result<ValueId> {
         self.pen.filled(value, like)
     }
 
-    /// The shape of a value, whose rank must be known.
+    /// Returns the shape of a value, whose rank must be known.
     pub fn shape(&self, value: ValueId) -> Result<Vec<Dim>> {
         self.pen.shape(value)
     }
 
-    /// The sizes of a value, where all are numbers.
+    /// Returns the sizes of a value, if all are constant.
     pub fn constant_sizes(&self, value: ValueId) -> Option<Vec<i64>> {
         self.pen.shape(value).ok()?.iter().map(Dim::as_constant).collect()
     }
 
-    /// The size of a value along an axis.
+    /// Returns the size of a value along an axis.
     pub fn size_at(&self, value: ValueId, axis: usize) -> Result<Dim> {
         let size = self.pen.shape(value)?.get(axis).cloned();
         size.ok_or_else(|| error!(InvalidGraph, "a tensor has no axis {axis}"))
     }
 
-    /// The elements of a small integer tensor: those of a constant, or those that inference follows
-    /// from constants through nodes such as `Unsqueeze` and `Cast`.
+    /// Returns the elements of a small integer tensor. These are known for constants, and if
+    /// inference tracked them from constants through nodes such as `Unsqueeze` and `Cast`.
     pub fn known_ints(&self, value: ValueId) -> Option<Vec<i64>> {
         let graph = &self.pen.graph;
         known_ints(graph.constants.get(&value).map(Tensor::view)).or_else(|| {
@@ -79,17 +80,17 @@ impl GradCx<'_> {
         })
     }
 
-    /// The elements of a constant of floats.
+    /// Returns the elements of a float constant.
     pub fn known_floats(&self, value: ValueId) -> Option<Vec<f32>> {
         self.pen.graph.constants.get(&value)?.to_vec().ok()
     }
 
-    /// The attribute called `name` as an axis of a tensor of this rank.
+    /// Returns the axis attribute `name`, normalized for a tensor of this rank.
     pub fn axis(&self, name: &str, rank: usize) -> Result<usize> {
         axis_of(self.attrs().int(name)?, rank)
     }
 
-    /// The sizes of a value from axis `start` to before `end`, as a list.
+    /// Returns the sizes of a value on axes `start..end`, as a one-dimensional tensor.
     pub fn sizes(&mut self, value: ValueId, start: usize, end: usize) -> Result<ValueId> {
         let shape = self.pen.shape(value)?;
         let known = shape.get(start..end).unwrap_or_default().iter().map(Dim::as_constant);
@@ -100,13 +101,13 @@ impl GradCx<'_> {
         self.emit("Shape", &[value], &attrs)
     }
 
-    /// All sizes of a value, as a list.
+    /// Returns all sizes of a value, as a one-dimensional tensor.
     pub fn shape_of(&mut self, value: ValueId) -> Result<ValueId> {
         let rank = self.rank(value)?;
         self.sizes(value, 0, rank)
     }
 
-    /// Lists one behind the other.
+    /// Concatenates one-dimensional tensors.
     pub fn join(&mut self, lists: &[ValueId]) -> Result<ValueId> {
         match lists {
             [one] => Ok(*one),
@@ -114,23 +115,23 @@ impl GradCx<'_> {
         }
     }
 
-    /// The elements of `value` in the shape that a list says.
+    /// Reshapes `value` to the shape in a one-dimensional tensor.
     pub fn reshape(&mut self, value: ValueId, shape: ValueId) -> Result<ValueId> {
         self.emit("Reshape", &[value, shape], &[])
     }
 
-    /// The elements of `value` in this shape, where -1 is what is left.
+    /// Reshapes `value` to this shape, in which -1 stands for the remaining elements.
     pub fn reshape_to(&mut self, value: ValueId, shape: &[i64]) -> Result<ValueId> {
         let shape = self.ints(shape)?;
         self.reshape(value, shape)
     }
 
-    /// The elements of `value` in the shape of `like`.
+    /// Reshapes `value` to the shape of `like`.
     pub fn reshape_like(&mut self, value: ValueId, like: ValueId) -> Result<ValueId> {
         self.pen.reshape_like(value, like)
     }
 
-    /// The dimensions of `value` in another order.
+    /// Permutes the dimensions of `value`.
     pub fn transpose(&mut self, value: ValueId, order: &[usize]) -> Result<ValueId> {
         if order.iter().enumerate().all(|(to, from)| to == *from) {
             return Ok(value);
@@ -139,42 +140,44 @@ impl GradCx<'_> {
         self.emit("Transpose", &[value], &[("perm", Attribute::Ints(order))])
     }
 
-    /// The sum along some axes, which stay with size 1.
+    /// Sums along some axes, which are kept with size 1.
     pub fn sum_along(&mut self, value: ValueId, axes: &[i64]) -> Result<ValueId> {
         self.reduce("ReduceSum", value, axes)
     }
 
-    /// The mean along some axes, which stay with size 1.
+    /// Averages along some axes, which are kept with size 1.
     pub fn mean_along(&mut self, value: ValueId, axes: &[i64]) -> Result<ValueId> {
         self.reduce("ReduceMean", value, axes)
     }
 
     fn reduce(&mut self, op: &str, value: ValueId, axes: &[i64]) -> Result<ValueId> {
         let axes = self.ints(axes)?;
+        // Without axes nothing is reduced; by default everything would be.
         self.emit(op, &[value, axes], &[("noop_with_empty_axes", Attribute::Int(1))])
     }
 
-    /// The numbers from 0 to before `size`, a list of one.
+    /// Returns the numbers `0..size`. `size` is a tensor of one element.
     pub fn range(&mut self, size: ValueId) -> Result<ValueId> {
+        // `Range` takes scalars.
         let scalar = self.ints(&[])?;
         let size = self.reshape(size, scalar)?;
         let (zero, one) = (self.integer(0)?, self.integer(1)?);
         self.emit("Range", &[zero, size, one], &[])
     }
 
-    /// A scalar of type `int64`.
+    /// Adds a scalar constant of type `int64`.
     pub fn integer(&mut self, value: i64) -> Result<ValueId> {
         Ok(self.pen.constant(Tensor::scalar(value)?))
     }
 
-    /// Zeros of a type of floats in the shape that a list says.
+    /// Returns zeros of a float type in the shape given by a one-dimensional tensor.
     pub fn zeros(&mut self, shape: ValueId, dtype: DType) -> Result<ValueId> {
         let zero = self.number(0.0, dtype)?;
         self.emit("Expand", &[zero, shape], &[])
     }
 
-    /// What `Gather` along `axis` with these indices did to `data`, undone: `updates` is added up
-    /// at the places that it came from.
+    /// Scatter-add, the transpose of `Gather` along `axis`: accumulates `updates` at the positions
+    /// in `data` that they were gathered from.
     pub fn sum_at(
         &mut self,
         data: ValueId,
@@ -187,7 +190,7 @@ impl GradCx<'_> {
         let size = self.sizes(data, axis, axis + 1)?;
         let (before, behind) = (self.sizes(data, 0, axis)?, self.sizes(data, axis + 1, rank)?);
         let shape = self.join(&[size, before, behind])?;
-        // The dimensions of the indices come first.
+        // `ScatterND` indexes leading dimensions, so the scattered axis moves to the front.
         let moved = axis..axis + depth;
         let order: Vec<usize> = moved.chain(0..axis).chain(axis + depth..rank - 1 + depth).collect();
         let updates = self.transpose(updates, &order)?;
@@ -202,7 +205,7 @@ impl GradCx<'_> {
     }
 }
 
-/// An axis counted from the front.
+/// Normalizes an axis that may count from the back.
 pub(crate) fn axis_of(axis: i64, rank: usize) -> Result<usize> {
     let rank = rank as i64;
     ensure!((-rank..rank).contains(&axis), InvalidGraph, "axis {axis} of a tensor of rank {rank}");

@@ -1,7 +1,7 @@
 //! Shape inference: types, symbolic shapes and symbolic elements, node by node.
 //!
-//! The same rules run twice: on symbolic dimensions when a model is loaded, and on concrete shapes
-//! at run time for values whose shape depends on data.
+//! The same rules run twice. At load time they see symbolic dimensions. At run time they see
+//! concrete shapes, for values whose shape depends on data.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,19 +18,20 @@ use crate::limits::check_deadline;
 use crate::tensor::{Shape, TensorView};
 use crate::{Result, Within, ensure, error};
 
-/// What is known of one input.
+/// What inference knows about one input.
 #[derive(Clone, Debug, Default)]
 pub struct InputFacts<'a> {
-    /// Its type.
+    /// The type.
     pub ty: Cow<'a, ValueType>,
-    /// Its elements, where they are known as numbers.
+    /// The elements, if they are known numbers.
     pub known: Option<TensorView<'a>>,
-    /// Its elements as expressions, where it is a small integer tensor.
+    /// The elements as expressions, for small integer tensors.
     pub symbolic: Option<Arc<SymTensor>>,
 }
 
 impl<'a> InputFacts<'a> {
-    /// The facts of a tensor at run time: everything.
+    /// Returns the facts of a tensor at run time: type, shape, and the elements if they are in host
+    /// memory.
     pub fn concrete(view: TensorView<'a>) -> InputFacts<'a> {
         let shape = view.shape().iter().map(|&size| Dim::constant(size as i64)).collect();
         InputFacts {
@@ -41,36 +42,38 @@ impl<'a> InputFacts<'a> {
     }
 }
 
-/// What an inference rule sees and sets.
+/// Context of an inference rule.
 #[derive(Debug)]
 pub struct InferCx<'a> {
     spec: &'static OpSpec,
     /// The attributes of the node.
     pub attrs: &'a Attributes,
     inputs: &'a [Option<InputFacts<'a>>],
+    /// The type variables that the inputs bind.
     bound: Bound<'a>,
+    /// The outputs of the node; `None` without a reader.
     wanted: &'a [Option<ValueId>],
     outputs: Outputs,
     subgraphs: &'a mut [Subgraph],
 }
 
 impl<'a> InferCx<'a> {
-    /// The number of input positions that the node gives, left-out ones counted.
+    /// Returns the number of input positions of the node, including omitted ones.
     pub fn input_count(&self) -> usize {
         self.inputs.len()
     }
 
-    /// The number of output positions that the node gives.
+    /// Returns the number of output positions of the node.
     pub fn output_count(&self) -> usize {
         self.outputs.len()
     }
 
-    /// Whether the input at `index` is given.
+    /// Returns whether the input at `index` is present.
     pub fn has_input(&self, index: usize) -> bool {
         self.facts(index).is_some()
     }
 
-    /// Whether somebody wants the output at `index`.
+    /// Returns whether the output at `index` has a reader.
     pub fn has_output(&self, index: usize) -> bool {
         self.wanted.get(index).is_some_and(Option::is_some)
     }
@@ -79,29 +82,29 @@ impl<'a> InferCx<'a> {
         self.inputs.get(index).and_then(Option::as_ref)
     }
 
-    /// The type of an input.
+    /// Returns the type of an input.
     pub fn input_type(&self, index: usize) -> Option<&'a ValueType> {
         self.facts(index).map(|facts| &*facts.ty)
     }
 
-    /// The element type of a tensor input.
+    /// Returns the element type of a tensor input.
     pub fn dtype(&self, index: usize) -> Result<DType> {
         self.input_type(index)
             .and_then(ValueType::dtype)
             .ok_or_else(|| error!(InvalidGraph, "the element type of input {index} is not known"))
     }
 
-    /// The shape of a tensor input, where its rank is known.
+    /// Returns the shape of a tensor input, if its rank is known.
     pub fn shape(&self, index: usize) -> Option<&'a [Dim]> {
         self.input_type(index).and_then(ValueType::shape)
     }
 
-    /// The elements of an input, where they are known as numbers.
+    /// Returns the elements of an input, if they are known numbers.
     pub fn known(&self, index: usize) -> Option<TensorView<'a>> {
         self.facts(index).and_then(|facts| facts.known)
     }
 
-    /// The elements of a small integer input as expressions, with its shape.
+    /// Returns a small integer input as a tensor of expressions.
     pub fn symbolic(&self, index: usize) -> Option<Arc<SymTensor>> {
         let facts = self.facts(index)?;
         match &facts.symbolic {
@@ -110,33 +113,34 @@ impl<'a> InferCx<'a> {
         }
     }
 
-    /// The elements of a small integer input as expressions.
+    /// Returns the elements of a small integer input as expressions.
     pub fn dims(&self, index: usize) -> Option<Vec<Dim>> {
         self.symbolic(index).map(|symbolic| symbolic.elements.clone())
     }
 
-    /// The elements of a small integer input, where all are numbers.
+    /// Returns the elements of a small integer input, if all are known numbers.
     pub fn ints(&self, index: usize) -> Option<Vec<i64>> {
         self.symbolic(index).and_then(|symbolic| symbolic.as_ints())
     }
 
-    /// The elements of a float input, where they are known.
+    /// Returns the elements of a float input, if they are known.
     pub fn floats(&self, index: usize) -> Option<Vec<f32>> {
         self.known(index).and_then(|view| view.to_vec::<f32>().ok())
     }
 
-    /// A size that only the run will tell.
+    /// Returns a fresh symbol for a size that is known only at run time.
     pub fn fresh(&self) -> Dim {
         Dim::unknown()
     }
 
-    /// The broadcast shape of the inputs at `indices`; none where a rank is unknown.
+    /// Returns the broadcast shape of the inputs at `indices`. `None` if a rank is unknown.
     pub fn broadcast(&self, indices: &[usize]) -> Result<Option<SymShape>> {
         let shapes: Option<Vec<&[Dim]>> = indices.iter().map(|&index| self.shape(index)).collect();
         shapes.map(|shapes| broadcast::dims(&shapes)).transpose()
     }
 
-    /// Sets a tensor output whose element type follows from the record's type variables.
+    /// Sets the shape of a tensor output. Its element type follows from the type variables of the
+    /// record.
     pub fn set_shape(&mut self, index: usize, shape: SymShape) -> Result<()> {
         let Some(param) = self.spec.output_param(index) else { return Ok(()) };
         let dtype = bound_dtype(&self.bound, self.spec, param)?;
@@ -163,24 +167,24 @@ impl<'a> InferCx<'a> {
         }
     }
 
-    /// The shape that an output was set to, where its rank is known.
+    /// Returns the shape that an output was set to, if its rank is known.
     pub fn output_shape(&self, index: usize) -> Option<&[Dim]> {
         self.outputs.get(index).and_then(|(ty, _)| ty.shape())
     }
 
-    /// The number of subgraphs.
+    /// Returns the number of subgraphs.
     pub fn subgraph_count(&self) -> usize {
         self.subgraphs.len()
     }
 
-    /// Infers the subgraph at `index` with these types of its inputs; returns the types of its
-    /// outputs.
+    /// Infers the subgraph at `index` with these input types, and returns its output types.
     pub fn infer_subgraph(&mut self, index: usize, inputs: &[ValueType]) -> Result<Vec<ValueType>> {
         let Some(subgraph) = self.subgraphs.get_mut(index) else {
             return Err(error!(InvalidGraph, "subgraph {index} is missing"));
         };
         let graph = &mut subgraph.graph;
         for (id, ty) in graph.inputs.clone().into_iter().zip(inputs) {
+            // An unknown type keeps the one that the subgraph declares.
             if *ty != ValueType::Unknown {
                 graph.value_mut(id).ty = ty.clone();
             }
@@ -189,8 +193,8 @@ impl<'a> InferCx<'a> {
         Ok(graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect())
     }
 
-    /// Infers a branch that may never be taken: where it contradicts itself the result is none, and
-    /// taking it is the error.
+    /// Infers a branch that may never be taken. If inference fails, this returns `None` and stores
+    /// the error in the branch, where it is raised once the branch is taken.
     pub fn infer_branch(&mut self, index: usize) -> Option<Vec<ValueType>> {
         let inferred = self.infer_subgraph(index, &[]);
         let graph = &mut self.subgraphs.get_mut(index)?.graph;
@@ -206,17 +210,18 @@ impl<'a> InferCx<'a> {
         }
     }
 
-    /// The subgraph at `index`, as far as it is inferred.
+    /// Returns the subgraph at `index` in its current state of inference.
     pub fn subgraph(&self, index: usize) -> Option<&Subgraph> {
         self.subgraphs.get(index)
     }
 
-    /// The subgraph held by the attribute `attr`, by its index.
+    /// Returns the index of the subgraph held by the attribute `attr`.
     pub fn find_subgraph(&self, attr: &str) -> Option<usize> {
         self.subgraphs.iter().position(|subgraph| subgraph.attr == attr)
     }
 
-    /// Fills in the element types that the rule left open, where type variables tell them.
+    /// Sets the outputs whose type the rule left open to tensors of the element type of their type
+    /// variable, if that is known.
     fn finish(mut self) -> Outputs {
         for (index, (ty, _)) in self.outputs.iter_mut().enumerate() {
             if *ty != ValueType::Unknown {
@@ -225,6 +230,7 @@ impl<'a> InferCx<'a> {
             let Some(param) = self.spec.output_param(index) else { continue };
             let bound = self.bound.iter().find(|(name, _)| *name == param.ty).map(|(_, ty)| *ty);
             *ty = match (bound, bound_dtype(&self.bound, self.spec, param)) {
+                // A container is not a tensor of its element type, so it stays unknown.
                 (Some(ValueType::Sequence(_) | ValueType::Optional(_)), _) => continue,
                 (_, Ok(dtype)) => ValueType::tensor(dtype, None),
                 (_, Err(_)) => continue,
@@ -234,13 +240,13 @@ impl<'a> InferCx<'a> {
     }
 }
 
-/// The type of each output, and the elements of small integer tensors.
+/// The type of each output, and its elements as expressions for small integer tensors.
 type Outputs = SmallVec<[(ValueType, Option<Arc<SymTensor>>); 1]>;
 
-/// The type of an input of which nothing is known.
+/// The type of an input without facts.
 static UNKNOWN: ValueType = ValueType::Unknown;
 
-/// Infers one node from what is known of its inputs.
+/// Infers one node from the facts about its inputs.
 fn infer_node(node: &Node, inputs: &[Option<InputFacts<'_>>], subgraphs: &mut [Subgraph]) -> Result<Outputs> {
     let spec = node.spec;
     let type_of = |index: usize| match inputs.get(index) {
@@ -255,21 +261,21 @@ fn infer_node(node: &Node, inputs: &[Option<InputFacts<'_>>], subgraphs: &mut [S
     Ok(cx.finish())
 }
 
-/// Infers every value of a graph, in node order, and of its subgraphs.
+/// Infers every value of a graph in node order, including subgraphs.
 pub fn infer_graph(graph: &mut Graph) -> Result<()> {
     infer_until(graph, None)
 }
 
-/// The same, given up when the time has come.
+/// The same with a deadline.
 pub(crate) fn infer_until(graph: &mut Graph, until: Option<Instant>) -> Result<()> {
     infer_comparing(graph, until, &mut |_, _| Ok(()))
 }
 
-/// What is told of each value whose type is inferred: the value as it was declared, and the
+/// Callback for each inferred value: its current facts, which hold the declared type, and the
 /// inferred type.
 pub(crate) type Compare<'c> = &'c mut dyn FnMut(&ValueInfo, &ValueType) -> Result<()>;
 
-/// The same; `compare` sees the declared types before the inferred ones take their place.
+/// The same. `compare` sees the declared types before the inferred ones replace them.
 pub(crate) fn infer_comparing(graph: &mut Graph, until: Option<Instant>, compare: Compare<'_>) -> Result<()> {
     (0..graph.nodes.len()).try_for_each(|index| {
         check_deadline(until, "inferring")?;
@@ -277,13 +283,14 @@ pub(crate) fn infer_comparing(graph: &mut Graph, until: Option<Instant>, compare
     })
 }
 
-/// Infers the outputs of one node of a graph whose inputs are inferred.
+/// Infers the outputs of one node. Its inputs must be inferred already.
 pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
     infer_node_at(graph, index, &mut |_, _| Ok(()))
 }
 
 fn infer_node_at(graph: &mut Graph, index: usize, compare: Compare<'_>) -> Result<()> {
     let Some(node) = graph.nodes.get_mut(index) else { return Ok(()) };
+    // Rules change subgraphs while inputs borrow the graph, so detach them from the node.
     let mut subgraphs = std::mem::take(&mut node.subgraphs);
     for subgraph in &mut subgraphs {
         pass_captures(graph, subgraph);
@@ -300,6 +307,7 @@ fn infer_node_at(graph: &mut Graph, index: usize, compare: Compare<'_>) -> Resul
         let id = graph.nodes.get(index).and_then(|node| node.outputs.get(position).copied().flatten());
         let Some(id) = id else { continue };
         let value = graph.value_mut(id);
+        // An unknown result keeps the declared type.
         if ty != ValueType::Unknown {
             compare(value, &ty)?;
             value.ty = ty;
@@ -312,13 +320,14 @@ fn infer_node_at(graph: &mut Graph, index: usize, compare: Compare<'_>) -> Resul
     Ok(())
 }
 
-/// What errors without an advice of their own say: what the node was given.
+/// Returns the help text of errors that have none of their own: the inputs of the node.
 fn inputs_in_words(graph: &Graph, node: &Node) -> String {
     let input = |(index, id): (usize, &Option<ValueId>)| {
         let value = graph.value((*id)?);
         let name = node.spec.input_param(index).map_or("", |param| param.name);
         Some(format!("{name} = '{}' {}", value.name, value.ty))
     };
+    // Variadic operators may have hundreds of inputs.
     let inputs: Vec<String> = node.inputs.iter().enumerate().filter_map(input).take(12).collect();
     match inputs.as_slice() {
         [] => "check its attributes; it has no inputs".to_string(),
@@ -332,7 +341,7 @@ fn facts_of(graph: &Graph, id: ValueId) -> InputFacts<'_> {
     InputFacts { ty: Cow::Borrowed(&value.ty), known, symbolic: value.symbolic.clone() }
 }
 
-/// Hands what is known of captured values to the subgraph.
+/// Copies the facts about captured values into the subgraph.
 fn pass_captures(graph: &Graph, subgraph: &mut Subgraph) {
     for capture in &subgraph.captures {
         let outer = graph.value(capture.outer);
@@ -347,11 +356,11 @@ fn pass_captures(graph: &Graph, subgraph: &mut Subgraph) {
     }
 }
 
-/// For each output of a node its element type and, where it is known, its shape; none for what is
-/// no tensor.
+/// For each output the element type and, if known, the shape. `None` for an output that is not a
+/// tensor.
 pub type OutputShapes = Vec<Option<(DType, Option<Shape>)>>;
 
-/// The type and shape of each output at run time; the shape is none where it depends on more than
+/// Infers the outputs of a node at run time. The shape is `None` if it depends on more than
 /// inference sees.
 pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<OutputShapes> {
     let outputs = infer_node(node, inputs, &mut [])?;

@@ -1,8 +1,8 @@
-//! Operator records: one `static OpSpec` per operator, and what is derived from them.
+//! Operator records: one `static OpSpec` per operator, the single source of truth about it.
 //!
 //! A record lists names, types, attributes, traits, shape inference, upgrades from older opsets,
 //! the scalar formula of an elementwise operator, and the decomposition. Registry, inference,
-//! documentation and tests all read the record; there is no second list of operators.
+//! documentation and tests all derive from the record, so there is no second list of operators.
 
 mod backward;
 pub mod batch;
@@ -14,6 +14,7 @@ pub mod gradient;
 mod gradient_source;
 mod gradient_steps;
 mod infer;
+mod node_emitter;
 mod registry;
 mod render;
 mod scalar;
@@ -26,7 +27,7 @@ pub(crate) use backward::{BackwardPass, NotDifferentiable, is_continuous, prune}
 pub use batch::{BatchCx, BatchFact, BatchResult, BatchRule};
 pub use draft::Draft;
 pub use flow::{Flow, TripCount};
-pub(crate) use gradient::NodeEmitter;
+pub(crate) use node_emitter::NodeEmitter;
 pub use gradient::{Grad, GradCx};
 pub use gradient_source::GradSource;
 pub(crate) use gradient_steps::axis_of;
@@ -43,73 +44,74 @@ pub use view::{ViewCx, ViewOf};
 use crate::ir::Node;
 use crate::{Result, ensure, error};
 
-/// The domain of the standard operators, spelled as ONNX spells it.
+/// The domain of the standard operators. ONNX spells it as the empty string.
 pub const ONNX: &str = "";
 /// The domain of classical machine learning operators.
 pub const ONNX_ML: &str = "ai.onnx.ml";
-/// The domain of operators in preview.
+/// The domain of preview operators.
 pub const ONNX_PREVIEW: &str = "ai.onnx.preview";
 /// The domain of operators that ONNX Runtime adds.
 pub const MICROSOFT: &str = "com.microsoft";
-/// The domain of the runtime's own fused operators, which rewrites make.
+/// The domain of the runtime's own fused operators, which rewrites create.
 pub const RUNTIME: &str = "ort-runtime";
 
-/// Everything there is to know of one operator.
+/// The record of one operator.
 ///
-/// Records are written with struct update over [`OP`], which fills what most operators do not have.
+/// Records use struct update syntax over [`OP`], which has the defaults.
 #[derive(Debug)]
 pub struct OpSpec {
     /// The domain, [`ONNX`] by default.
     pub domain: &'static str,
-    /// The operator's name in ONNX.
+    /// The ONNX name.
     pub name: &'static str,
-    /// The opset version in which the operator appeared.
+    /// The opset version that introduced the operator.
     pub first: i64,
-    /// The opset version in which its canonical form appeared.
+    /// The opset version of the canonical form.
     pub since: i64,
-    /// Before this version of the domain a node may carry attributes that the operator does not
-    /// have: ONNX Runtime does not check those of operators that it had before the standard.
+    /// For nodes from opsets below this version, the loader ignores unknown attributes with a
+    /// warning. ONNX Runtime had these operators before the standard did, and does not check their
+    /// attributes.
     pub unchecked_before: i64,
-    /// Inputs in order.
+    /// Inputs, in order.
     pub inputs: &'static [Param],
-    /// Outputs in order.
+    /// Outputs, in order.
     pub outputs: &'static [Param],
-    /// The types that each type variable may stand for.
+    /// The type variables and the types they allow.
     pub types: &'static [TypeVar],
-    /// Attributes in any order.
+    /// Attributes, in any order.
     pub attrs: &'static [AttrSpec],
-    /// Attributes that only rewrites set: files neither have them nor get them.
+    /// Attributes that only rewrites set. The loader rejects them and saving omits them.
     pub internal_attrs: &'static [AttrSpec],
     /// Properties that passes rely on.
     pub traits: Traits,
-    /// What bounds its speed.
+    /// What limits the operator's speed.
     pub cost: Cost,
-    /// Types and shapes of the outputs from those of the inputs.
+    /// Inference rule: sets types and shapes of the outputs from those of the inputs.
     pub infer: fn(&mut InferCx<'_>) -> Result<()>,
-    /// For each output, the part of an input it is without any element moving.
+    /// Zero-copy rule: the outputs as contiguous parts of one input, if the node can alias it.
     pub view: Option<fn(&ViewCx<'_>) -> Option<ViewOf>>,
-    /// The elements of the one output at which its inputs begin, where it is nothing but them, one
-    /// behind the other.
+    /// Concatenation rule: the element offset of each input in the single output, if the output is
+    /// just the inputs laid out one after another.
     pub join: Option<fn(&ViewCx<'_>) -> Option<Vec<usize>>>,
-    /// Steps from older opset versions to this form, oldest first.
+    /// Upgrades from older opset versions to this form, oldest first.
     pub upgrades: &'static [Upgrade],
     /// The formula of an elementwise operator.
     pub scalar: Option<ScalarFn>,
-    /// The same computation in terms of other operators, for providers without a kernel.
+    /// Decomposition into other operators, for providers without a kernel.
     pub lower: Option<fn(&mut Draft<'_>) -> Result<()>>,
-    /// Where its gradient comes from.
+    /// The source of the gradient.
     pub grad: Grad,
-    /// Where the items of a batch are in the outputs, for runs that are split. By default not
-    /// known, but for elementwise operators.
+    /// Batch rule: where the outputs hold the items of a batch, for runs that are split. By default
+    /// only elementwise operators have one.
     pub batch: BatchRule,
-    /// How its values are those of its subgraphs.
+    /// How the node maps its inputs and outputs to those of its subgraphs, for control flow.
     pub flow: Option<Flow>,
 }
 
-/// The formula of an elementwise operator over its inputs, from its node.
+/// Builds the formula of an elementwise operator from the attributes of a node.
 pub type ScalarFn = fn(&crate::ir::Attributes) -> Result<ScalarExpr>;
 
-/// The record that others start from: one operator without inputs, outputs or attributes.
+/// The default record, without inputs, outputs or attributes.
 pub const OP: OpSpec = OpSpec {
     domain: ONNX,
     name: "",
@@ -134,74 +136,74 @@ pub const OP: OpSpec = OpSpec {
     flow: None,
 };
 
-/// How many values stand at one position of an operator's inputs or outputs.
+/// The number of values that a formal input or output takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arity {
     /// Exactly one.
     Single,
-    /// One or none.
+    /// One, or none if it is omitted.
     Optional,
-    /// At least this many; only the last position may be variadic.
+    /// At least `min`. Only the last parameter may be variadic.
     Variadic {
-        /// The least number of values.
+        /// The minimum number of values.
         min: usize,
-        /// Whether all have one type.
+        /// Whether all values have the same type.
         homogeneous: bool,
     },
 }
 
-/// One formal input or output.
+/// A formal input or output.
 #[derive(Debug, Clone, Copy)]
 pub struct Param {
-    /// Its name in ONNX.
+    /// The ONNX name.
     pub name: &'static str,
     /// A type variable of the record, or a fixed type such as `tensor(int64)`.
     pub ty: &'static str,
-    /// How many values it takes.
+    /// The number of values it takes.
     pub arity: Arity,
-    /// Whether output shapes depend on its elements (axes, shapes, counts), which then must be host
-    /// memory.
+    /// Whether output shapes depend on the elements (axes, shapes, counts). Such an input must be
+    /// in host memory.
     pub host: bool,
 }
 
 impl Param {
-    /// The same parameter, whose elements decide output shapes.
+    /// Marks the parameter as one whose elements decide output shapes.
     pub const fn host(mut self) -> Param {
         self.host = true;
         self
     }
 }
 
-/// A required input or output.
+/// Returns a required input or output.
 pub const fn one(name: &'static str, ty: &'static str) -> Param {
     Param { name, ty, arity: Arity::Single, host: false }
 }
 
-/// An input or output that may be left out.
+/// Returns an optional input or output.
 pub const fn opt(name: &'static str, ty: &'static str) -> Param {
     Param { name, ty, arity: Arity::Optional, host: false }
 }
 
-/// Any number of values of one type, at least `min`.
+/// Returns a variadic parameter of one type, with at least `min` values.
 pub const fn many(name: &'static str, ty: &'static str, min: usize) -> Param {
     Param { name, ty, arity: Arity::Variadic { min, homogeneous: true }, host: false }
 }
 
-/// Any number of values, each of its own type, at least `min`.
+/// Returns a variadic parameter of mixed types, with at least `min` values.
 pub const fn many_mixed(name: &'static str, ty: &'static str, min: usize) -> Param {
     Param { name, ty, arity: Arity::Variadic { min, homogeneous: false }, host: false }
 }
 
-/// A type variable and the types it may stand for.
+/// A type variable and the types it allows.
 #[derive(Debug, Clone, Copy)]
 pub struct TypeVar {
-    /// Its name in ONNX, for example `T`.
+    /// The ONNX name, for example `T`.
     pub name: &'static str,
-    /// What it may be.
+    /// The allowed types.
     pub types: Types,
 }
 
-/// A type variable that stands for tensors of some element types.
+/// Returns a type variable for tensors of these element types.
 pub const fn var(name: &'static str, dtypes: crate::dtype::TypeSet) -> TypeVar {
     TypeVar { name, types: Types::tensors(dtypes) }
 }
@@ -213,7 +215,7 @@ pub enum AttrKind {
     Int,
     /// A 32-bit float.
     Float,
-    /// Text.
+    /// A string.
     String,
     /// A tensor.
     Tensor,
@@ -227,41 +229,41 @@ pub enum AttrKind {
     Ints,
     /// A list of floats.
     Floats,
-    /// A list of texts.
+    /// A list of strings.
     Strings,
     /// A list of tensors.
     Tensors,
 }
 
-/// The value of an attribute that a node does not give.
+/// Whether an attribute may be omitted, and its default.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum AttrDefault {
-    /// The node must give it.
+    /// The node must have the attribute.
     Required,
-    /// It then stays absent.
+    /// The attribute is optional and has no default.
     None,
     /// An integer.
     Int(i64),
     /// A float.
     Float(f32),
-    /// Text.
+    /// A string.
     String(&'static str),
     /// A list of integers.
     Ints(&'static [i64]),
     /// A list of floats.
     Floats(&'static [f32]),
-    /// A list of texts.
+    /// A list of strings.
     Strings(&'static [&'static str]),
 }
 
-/// One attribute of an operator.
+/// The declaration of one attribute.
 #[derive(Debug, Clone, Copy)]
 pub struct AttrSpec {
-    /// Its name in ONNX.
+    /// The ONNX name.
     pub name: &'static str,
     /// The kind of its value.
     pub kind: AttrKind,
-    /// Its value where the node gives none.
+    /// The value if the node omits it.
     pub default: AttrDefault,
 }
 
@@ -269,35 +271,35 @@ pub struct AttrSpec {
 pub mod attr {
     use super::{AttrDefault, AttrKind, AttrSpec};
 
-    /// An integer with a default.
+    /// Returns an integer attribute with a default.
     pub const fn int(name: &'static str, default: i64) -> AttrSpec {
         AttrSpec { name, kind: AttrKind::Int, default: AttrDefault::Int(default) }
     }
-    /// A float with a default.
+    /// Returns a float attribute with a default.
     pub const fn float(name: &'static str, default: f32) -> AttrSpec {
         AttrSpec { name, kind: AttrKind::Float, default: AttrDefault::Float(default) }
     }
-    /// A text with a default.
+    /// Returns a string attribute with a default.
     pub const fn string(name: &'static str, default: &'static str) -> AttrSpec {
         AttrSpec { name, kind: AttrKind::String, default: AttrDefault::String(default) }
     }
-    /// A list of integers with a default.
+    /// Returns an attribute of a list of integers, with a default.
     pub const fn ints(name: &'static str, default: &'static [i64]) -> AttrSpec {
         AttrSpec { name, kind: AttrKind::Ints, default: AttrDefault::Ints(default) }
     }
-    /// A list of floats with a default.
+    /// Returns an attribute of a list of floats, with a default.
     pub const fn floats(name: &'static str, default: &'static [f32]) -> AttrSpec {
         AttrSpec { name, kind: AttrKind::Floats, default: AttrDefault::Floats(default) }
     }
-    /// A list of texts with a default.
+    /// Returns an attribute of a list of strings, with a default.
     pub const fn strings(name: &'static str, default: &'static [&'static str]) -> AttrSpec {
         AttrSpec { name, kind: AttrKind::Strings, default: AttrDefault::Strings(default) }
     }
-    /// An attribute that a node must give.
+    /// Returns a required attribute.
     pub const fn required(name: &'static str, kind: AttrKind) -> AttrSpec {
         AttrSpec { name, kind, default: AttrDefault::Required }
     }
-    /// An attribute that a node may leave out.
+    /// Returns an optional attribute without a default.
     pub const fn optional(name: &'static str, kind: AttrKind) -> AttrSpec {
         AttrSpec { name, kind, default: AttrDefault::None }
     }
@@ -308,72 +310,72 @@ pub mod attr {
 pub struct Traits(u32);
 
 impl Traits {
-    /// No property.
+    /// The empty set.
     pub const NONE: Traits = Traits(0);
     /// `op(a, b) = op(b, a)`.
     pub const COMMUTATIVE: Traits = Traits(1);
     /// `op(op(a, b), c) = op(a, op(b, c))` in exact arithmetic.
     pub const ASSOCIATIVE: Traits = Traits(2);
-    /// Each output element depends on the broadcast elements at its place alone.
+    /// Each output element depends only on the broadcast input elements at its position.
     pub const ELEMENTWISE: Traits = Traits(4);
     /// Elements are moved, never changed.
     pub const MOVES_DATA: Traits = Traits(8);
-    /// Each run may give another result.
+    /// Each run may return a different result.
     pub const RANDOM: Traits = Traits(16);
 
-    /// Both sets together.
+    /// Returns the union of two sets.
     pub const fn with(self, other: Traits) -> Traits {
         Traits(self.0 | other.0)
     }
 
-    /// Whether all properties of `other` are in the set.
+    /// Returns whether the set has all properties of `other`.
     pub const fn has(self, other: Traits) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// What bounds an operator's speed.
+/// What limits an operator's speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// Nothing: it only describes (shapes, views).
+    /// Nothing: the operator only handles metadata (shapes, views).
     Free,
-    /// Reading and writing memory.
+    /// Memory bandwidth.
     Memory,
     /// Arithmetic.
     Compute,
 }
 
-/// One step from an older version of an operator towards its canonical form.
+/// An upgrade from an older version of an operator towards the canonical form.
 #[derive(Debug, Clone, Copy)]
 pub struct Upgrade {
-    /// Applies to nodes of models whose opset is below this version.
+    /// Applies to nodes from opsets below this version.
     pub before: i64,
-    /// The change.
+    /// The rewrite of the node.
     pub apply: fn(&mut Draft<'_>) -> Result<()>,
 }
 
 impl OpSpec {
-    /// The formal parameter for the input at `index`.
+    /// Returns the formal parameter of the input at `index`.
     pub fn input_param(&self, index: usize) -> Option<&'static Param> {
         param_at(self.inputs, index)
     }
 
-    /// The formal parameter for the output at `index`.
+    /// Returns the formal parameter of the output at `index`.
     pub fn output_param(&self, index: usize) -> Option<&'static Param> {
         param_at(self.outputs, index)
     }
 
-    /// The operator's name, with its domain where that is not ONNX's own.
+    /// Returns the name, qualified with the domain unless it is the standard one.
     pub fn full_name(&self) -> String {
         if self.domain.is_empty() { self.name.to_string() } else { format!("{}.{}", self.domain, self.name) }
     }
 
-    /// The type variable called `name`.
+    /// Returns the type variable of this name.
     pub fn type_var(&self, name: &str) -> Option<&'static TypeVar> {
         self.types.iter().find(|var| var.name == name)
     }
 
-    /// Checks how many inputs and outputs a node has, and which are left out.
+    /// Checks the number of inputs and outputs of a node, and which of them it omits.
     pub fn check_arity(&self, node: &Node) -> Result<()> {
         check_params("input", self.inputs, &node.inputs)?;
         check_params("output", self.outputs, &node.outputs)
@@ -381,11 +383,12 @@ impl OpSpec {
 }
 
 fn param_at(params: &'static [Param], index: usize) -> Option<&'static Param> {
+    // The last parameter takes all further values if it is variadic.
     params.get(index).or_else(|| params.last().filter(|p| matches!(p.arity, Arity::Variadic { .. })))
 }
 
-/// The inputs or outputs of an operator in words, the optional ones in brackets.
-fn they_are(what: &str, params: &'static [Param]) -> String {
+/// Lists the inputs or outputs of an operator for error messages, optional ones in brackets.
+fn describe_params(what: &str, params: &'static [Param]) -> String {
     let name = |param: &Param| match param.arity {
         Arity::Single => param.name.to_string(),
         Arity::Optional => format!("[{}]", param.name),
@@ -401,13 +404,14 @@ fn check_params<T>(what: &str, params: &'static [Param], values: &[Option<T>]) -
     for (index, value) in values.iter().enumerate() {
         let param = param_at(params, index).ok_or_else(|| {
             error!(InvalidGraph, "{} {what}s given, at most {} allowed", values.len(), params.len())
-                .help(they_are(what, params))
+                .help(describe_params(what, params))
         })?;
+        // A node may omit any output: it then has no reader.
         let left_out_ok = what == "output" || !matches!(param.arity, Arity::Single);
         ensure!(
             value.is_some() || left_out_ok,
             InvalidGraph,
-            help = they_are(what, params),
+            help = describe_params(what, params),
             "{what} '{}' is left out, but is not optional",
             param.name
         );
@@ -419,12 +423,13 @@ fn check_params<T>(what: &str, params: &'static [Param], values: &[Option<T>]) -
             Arity::Optional => 0,
             Arity::Variadic { min, .. } => min,
         };
+        // Trailing outputs may be omitted too, except a required first one.
         let least = if what == "output" && index > 0 { 0 } else { least };
         let many = if least == 1 { "value" } else { "values" };
         ensure!(
             given >= least,
             InvalidGraph,
-            help = they_are(what, params),
+            help = describe_params(what, params),
             "{what} '{}' needs {least} {many}, got {given}",
             param.name
         );
@@ -432,7 +437,7 @@ fn check_params<T>(what: &str, params: &'static [Param], values: &[Option<T>]) -
     Ok(())
 }
 
-/// Submits operator records to the registry.
+/// Registers operator records.
 #[macro_export]
 macro_rules! ops {
     ($($spec:ident),* $(,)?) => {

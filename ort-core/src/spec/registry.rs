@@ -1,4 +1,4 @@
-//! All operator records of this process, found by domain and name.
+//! Operator registry: all operator records of this process, by domain and name.
 
 use std::sync::OnceLock;
 
@@ -7,13 +7,13 @@ use rustc_hash::FxHashMap;
 use super::OpSpec;
 use crate::{Result, ensure};
 
-/// A record as crates submit it; see the `ops!` macro.
+/// A registered record; see the `ops!` macro.
 #[derive(Debug)]
 pub struct OpRecord(pub &'static OpSpec);
 
 inventory::collect!(OpRecord);
 
-/// The records by domain and name, sorted, each name once.
+/// The records, sorted by domain and name, without duplicates.
 #[derive(Debug)]
 pub struct Registry {
     records: Vec<&'static OpSpec>,
@@ -21,7 +21,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The registry of this process. Two records of one name are an error.
+    /// Returns the registry of this process. Two records of the same operator are an error.
     pub fn global() -> Result<&'static Registry> {
         static REGISTRY: OnceLock<Result<Registry>> = OnceLock::new();
         let registry = REGISTRY.get_or_init(|| {
@@ -32,6 +32,7 @@ impl Registry {
 
     fn collect(records: impl Iterator<Item = &'static OpSpec>) -> Result<Registry> {
         let mut records: Vec<&'static OpSpec> = records.collect();
+        // `inventory` iterates in no defined order. Sorting also makes duplicates adjacent.
         records.sort_by_key(|record| (record.domain, record.name));
         for (record, next) in records.iter().zip(records.iter().skip(1)) {
             let same = (record.domain, record.name) == (next.domain, next.name);
@@ -41,21 +42,22 @@ impl Registry {
         Ok(Registry { records, by_name })
     }
 
-    /// The record of an operator. `ai.onnx` and the empty domain are one.
+    /// Returns the record of an operator. `ai.onnx` is an alias of the empty domain.
     pub fn find(&self, domain: &str, name: &str) -> Option<&'static OpSpec> {
         let domain = if domain == "ai.onnx" { "" } else { domain };
-        // The names of the table live longer than the one that is looked up.
+        // Shortens the lifetime of the keys, because the looked-up name does not live as long as
+        // the table.
         let by_name: &FxHashMap<(&str, &str), &'static OpSpec> = &self.by_name;
         by_name.get(&(domain, name)).copied()
     }
 
-    /// The newest version of a domain that a record's form is of; 1 of a domain without records.
+    /// Returns the highest canonical version of a domain's operators, or 1 without records.
     pub fn newest_version(&self, domain: &str) -> i64 {
         let records = self.records.iter().filter(|record| record.domain == domain);
         records.map(|record| record.since).max().unwrap_or(1)
     }
 
-    /// Every record, sorted by domain and name.
+    /// Returns every record, sorted by domain and name.
     pub fn records(&self) -> &[&'static OpSpec] {
         &self.records
     }

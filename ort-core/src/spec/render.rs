@@ -1,4 +1,4 @@
-//! Scalar formulas as nodes of standard operators.
+//! Lowering of scalar formulas to nodes of standard operators.
 
 use super::{BinaryFn, Draft, ScalarExpr, UnaryFn};
 use crate::Result;
@@ -6,22 +6,23 @@ use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::tensor::Tensor;
 
-/// The value of a formula over the inputs of a draft, which have this type of floats. A formula
-/// that is an input gives that.
+/// Emits a formula over the inputs of a draft, which have this float type, and returns its value. A
+/// formula that is just an input returns the input.
 pub(crate) fn render(draft: &mut Draft<'_>, dtype: DType, formula: &ScalarExpr) -> Result<ValueId> {
     Render { draft, dtype, known: Vec::new() }.number(formula)
 }
 
-/// Renders formulas as nodes, equal parts once.
+/// Emits formulas as nodes, with common-subexpression elimination.
 struct Render<'d, 'g> {
     draft: &'d mut Draft<'g>,
+    /// The float type in which the formula is computed.
     dtype: DType,
-    /// Formulas whose values there are.
+    /// Formulas that are already emitted, with their values.
     known: Vec<(ScalarExpr, ValueId)>,
 }
 
 impl Render<'_, '_> {
-    /// An input of the formula, converted to an element type.
+    /// Returns an input of the formula, cast to an element type.
     fn operand(&mut self, index: usize, dtype: DType) -> Result<ValueId> {
         let input = self.draft.required(index)?;
         match self.draft.value_type(input).dtype() == Some(dtype) {
@@ -30,7 +31,7 @@ impl Render<'_, '_> {
         }
     }
 
-    /// A scalar of the formula's type.
+    /// Adds a scalar constant of the formula's type.
     fn scalar(&mut self, value: f64) -> Result<ValueId> {
         let tensor = match self.dtype {
             DType::F64 => Tensor::scalar(value)?,
@@ -45,7 +46,7 @@ impl Render<'_, '_> {
         self.draft.emit("Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
     }
 
-    /// The formula as a tensor of floats.
+    /// Emits the formula as a float tensor.
     fn number(&mut self, x: &ScalarExpr) -> Result<ValueId> {
         if let Some((_, known)) = self.known.iter().find(|(formula, _)| formula == x) {
             return Ok(*known);
@@ -61,12 +62,13 @@ impl Render<'_, '_> {
                 None => self.shifted(*function, inner, x)?,
             },
             ScalarExpr::Binary(BinaryFn::Mod, a, b) => {
-                // The sign of the divisor: a - floor(a / b) * b.
+                // ONNX `Mod` takes floats only with `fmod`, which has the sign of the dividend.
+                // This remainder has the sign of the divisor: a - floor(a / b) * b.
                 let (a, b) = ((**a).clone(), (**b).clone());
                 let whole = (a.clone() / b.clone()).apply(UnaryFn::Floor);
                 self.number(&(a - whole * b))?
             }
-            ScalarExpr::Binary(function, a, b) if !is_truth(*function) => {
+            ScalarExpr::Binary(function, a, b) if !is_boolean(*function) => {
                 let inputs = [self.number(a)?, self.number(b)?];
                 let fmod = [("fmod", Attribute::Int(1))];
                 let attrs = if *function == BinaryFn::Fmod { &fmod[..] } else { &[] };
@@ -76,13 +78,14 @@ impl Render<'_, '_> {
                 let inputs = [self.truth(condition)?, self.number(then)?, self.number(otherwise)?];
                 self.draft.emit("Where", &inputs, &[])?
             }
-            ScalarExpr::Binary(..) => self.number_of_truth(x)?,
+            ScalarExpr::Binary(..) => self.boolean_as_float(x)?,
         };
         self.known.push((x.clone(), value));
         Ok(value)
     }
 
-    /// A function of one value that is no operator: one that shifts by 1, or a truth.
+    /// Emits a function of one operand that has no operator of its own: one shifted by 1, or one
+    /// with a boolean result.
     fn shifted(&mut self, function: UnaryFn, inner: &ScalarExpr, x: &ScalarExpr) -> Result<ValueId> {
         match function {
             UnaryFn::Expm1 => {
@@ -94,7 +97,7 @@ impl Render<'_, '_> {
                 let sum = self.draft.emit("Add", &[inner, one], &[])?;
                 self.draft.emit("Log", &[sum], &[])
             }
-            _ => self.number_of_truth(x),
+            _ => self.boolean_as_float(x),
         }
     }
 
@@ -102,19 +105,19 @@ impl Render<'_, '_> {
         self.number(&ScalarExpr::Constant(1.0))
     }
 
-    fn number_of_truth(&mut self, x: &ScalarExpr) -> Result<ValueId> {
+    fn boolean_as_float(&mut self, x: &ScalarExpr) -> Result<ValueId> {
         let truth = self.truth(x)?;
         self.cast(truth, self.dtype)
     }
 
-    /// The formula as a tensor of booleans.
+    /// Emits the formula as a boolean tensor.
     fn truth(&mut self, x: &ScalarExpr) -> Result<ValueId> {
         match x {
             ScalarExpr::Binary(function @ (BinaryFn::And | BinaryFn::Or | BinaryFn::Xor), a, b) => {
                 let inputs = [self.truth(a)?, self.truth(b)?];
                 self.draft.emit(binary_op(*function), &inputs, &[])
             }
-            ScalarExpr::Binary(function, a, b) if is_truth(*function) => {
+            ScalarExpr::Binary(function, a, b) if is_boolean(*function) => {
                 let inputs = [self.number(a)?, self.number(b)?];
                 self.draft.emit(binary_op(*function), &inputs, &[])
             }
@@ -135,7 +138,7 @@ impl Render<'_, '_> {
     }
 }
 
-/// The operator that is this function; none where it takes two, or gives booleans.
+/// Returns the operator of a function. `None` if it takes two operators or its result is boolean.
 fn unary_op(function: UnaryFn) -> Option<&'static str> {
     Some(match function {
         UnaryFn::Neg => "Neg",
@@ -166,7 +169,7 @@ fn unary_op(function: UnaryFn) -> Option<&'static str> {
     })
 }
 
-/// The operator that is this function.
+/// Returns the operator of a function.
 fn binary_op(function: BinaryFn) -> &'static str {
     match function {
         BinaryFn::Add => "Add",
@@ -186,7 +189,7 @@ fn binary_op(function: BinaryFn) -> &'static str {
     }
 }
 
-fn is_truth(function: BinaryFn) -> bool {
+fn is_boolean(function: BinaryFn) -> bool {
     use BinaryFn::{And, Equal, Less, LessOrEqual, Or, Xor};
     matches!(function, Less | LessOrEqual | Equal | And | Or | Xor)
 }

@@ -1,4 +1,4 @@
-//! Scalar formulas of elementwise operators: the one definition that every provider renders.
+//! Scalar formulas: the single definition of an elementwise operator, which every provider renders.
 
 /// A function of one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,7 +35,7 @@ pub enum UnaryFn {
     Not,
 }
 
-/// A function of two numbers. Comparisons give 1 for true and 0 for false.
+/// A function of two numbers. Comparisons return 1 for true and 0 for false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each is the operator of that name in ONNX; Fmod is Mod with that attribute")]
 pub enum BinaryFn {
@@ -56,45 +56,45 @@ pub enum BinaryFn {
     Xor,
 }
 
-/// A formula over the elements of an operator's inputs at one place.
+/// A formula over the elements of an operator's inputs at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ScalarExpr {
-    /// The element of the input at this position.
+    /// The element of the input at this index.
     Input(usize),
-    /// A number.
+    /// A constant.
     Constant(f64),
-    /// A function of one formula.
+    /// A function applied to one formula.
     Unary(UnaryFn, Box<ScalarExpr>),
-    /// A function of two formulas.
+    /// A function applied to two formulas.
     Binary(BinaryFn, Box<ScalarExpr>, Box<ScalarExpr>),
-    /// The second formula where the first is not zero, else the third.
+    /// The second formula if the first is not zero, otherwise the third.
     Select(Box<ScalarExpr>, Box<ScalarExpr>, Box<ScalarExpr>),
 }
 
 impl ScalarExpr {
-    /// A function of one formula.
+    /// Applies a function to one formula.
     pub fn unary(function: UnaryFn, x: ScalarExpr) -> ScalarExpr {
         ScalarExpr::Unary(function, Box::new(x))
     }
 
-    /// A function of two formulas.
+    /// Applies a function to two formulas.
     pub fn binary(function: BinaryFn, a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
         ScalarExpr::Binary(function, Box::new(a), Box::new(b))
     }
 
-    /// `if condition { then } else { otherwise }`.
+    /// Returns `if condition { then } else { otherwise }`.
     pub fn select(condition: ScalarExpr, then: ScalarExpr, otherwise: ScalarExpr) -> ScalarExpr {
         ScalarExpr::Select(Box::new(condition), Box::new(then), Box::new(otherwise))
     }
 
-    /// How many inputs the formula reads: one more than the highest position in it.
+    /// Returns the number of inputs that the formula needs: one more than the highest index in it.
     pub fn input_count(&self) -> usize {
         let mut count = 0;
         self.visit_inputs(&mut |index| count = count.max(index.saturating_add(1)));
         count
     }
 
-    /// Calls `visit` with the position of each input that the formula reads, as often as it does.
+    /// Calls `visit` with the index of each input, once per occurrence.
     pub fn visit_inputs(&self, visit: &mut dyn FnMut(usize)) {
         match self {
             ScalarExpr::Input(index) => visit(*index),
@@ -105,22 +105,22 @@ impl ScalarExpr {
         }
     }
 
-    /// `min(self, other)`.
+    /// Returns `min(self, other)`.
     pub fn min(self, other: impl Into<ScalarExpr>) -> ScalarExpr {
         ScalarExpr::binary(BinaryFn::Min, self, other.into())
     }
 
-    /// `max(self, other)`.
+    /// Returns `max(self, other)`.
     pub fn max(self, other: impl Into<ScalarExpr>) -> ScalarExpr {
         ScalarExpr::binary(BinaryFn::Max, self, other.into())
     }
 
-    /// 1 where `self < other`, else 0.
+    /// Returns a formula that is 1 if `self < other`, otherwise 0.
     pub fn less(self, other: impl Into<ScalarExpr>) -> ScalarExpr {
         ScalarExpr::binary(BinaryFn::Less, self, other.into())
     }
 
-    /// The function of this formula.
+    /// Applies a function to this formula.
     pub fn apply(self, function: UnaryFn) -> ScalarExpr {
         ScalarExpr::unary(function, self)
     }

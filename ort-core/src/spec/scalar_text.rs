@@ -1,8 +1,8 @@
-//! Scalar formulas as text: `mul(x0, sigmoid(x0))`.
+//! Text form of scalar formulas: `mul(x0, sigmoid(x0))`.
 //!
-//! `x0`, `x1`, ... are the elements of the inputs; numbers are decimal, or `inf`, `-inf`, `nan`;
-//! everything else is a function with its operands in brackets, named as in the tables below.
-//! Blanks between the parts mean nothing.
+//! `x0`, `x1`, ... are the elements of the inputs. Numbers are decimal, `inf`, `-inf` or `nan`.
+//! Everything else is a function call, with a name from the tables below. Whitespace between tokens
+//! is ignored.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,11 +10,11 @@ use std::str::FromStr;
 use super::{BinaryFn, ScalarExpr, UnaryFn};
 use crate::{Error, Result, Within, ensure, unknown_name};
 
-/// The longest text that is read, in bytes.
+/// Maximum length of the text, in bytes.
 const LONGEST: usize = 1 << 14;
-/// The deepest nesting that is read: formulas are walked recursively.
+/// Maximum nesting depth. Formulas are walked recursively, so it bounds the stack.
 const DEEPEST: usize = 256;
-/// Inputs that a formula may have.
+/// Maximum number of inputs of a formula.
 const MOST_INPUTS: usize = 1 << 10;
 
 const UNARY: &[(&str, UnaryFn)] = &[
@@ -69,7 +69,7 @@ const BINARY: &[(&str, BinaryFn)] = &[
 
 const SELECT: &str = "select";
 
-/// The name of a function in its table.
+/// Returns the name of a function in its table.
 fn name_of<F: PartialEq>(table: &[(&'static str, F)], function: &F) -> &'static str {
     table.iter().find(|(_, known)| known == function).map_or("", |(name, _)| name)
 }
@@ -79,7 +79,7 @@ impl fmt::Display for ScalarExpr {
         match self {
             ScalarExpr::Input(index) => write!(f, "x{index}"),
             ScalarExpr::Constant(value) if value.is_nan() => f.write_str("nan"),
-            // The shortest digits that give the same number back.
+            // `{:?}` prints the shortest digits that parse back to the same number.
             ScalarExpr::Constant(value) => write!(f, "{value:?}"),
             ScalarExpr::Unary(function, x) => write!(f, "{}({x})", name_of(UNARY, function)),
             ScalarExpr::Binary(function, a, b) => write!(f, "{}({a}, {b})", name_of(BINARY, function)),
@@ -90,7 +90,7 @@ impl fmt::Display for ScalarExpr {
     }
 }
 
-/// Reads a formula.
+/// Parses a formula.
 ///
 /// ```
 /// use ort_core::spec::ScalarExpr;
@@ -118,7 +118,7 @@ impl FromStr for ScalarExpr {
 
 struct Reader<'t> {
     text: &'t str,
-    /// Bytes read so far, whole characters.
+    /// Byte offset of the next character.
     at: usize,
 }
 
@@ -127,7 +127,7 @@ impl<'t> Reader<'t> {
         self.text.get(self.at..).unwrap_or("")
     }
 
-    /// The place in words.
+    /// Returns the position and the next characters, for error messages.
     fn here(&self) -> String {
         let next: String = self.rest().chars().take(16).collect();
         format!("at byte {}: '{next}'", self.at)
@@ -138,7 +138,7 @@ impl<'t> Reader<'t> {
         self.at += rest.len() - rest.trim_start().len();
     }
 
-    /// Reads one character, after blanks.
+    /// Consumes one character, after whitespace.
     fn expect(&mut self, character: char) -> Result<()> {
         self.blanks();
         let found = self.rest().starts_with(character);
@@ -147,11 +147,11 @@ impl<'t> Reader<'t> {
         Ok(())
     }
 
-    /// The longest run of characters of names and numbers.
+    /// Consumes the longest run of characters that names and numbers consist of.
     fn word(&mut self) -> &'t str {
         self.blanks();
         let rest = self.rest();
-        // A sign inside a number follows its exponent.
+        // A sign starts a number or follows its exponent.
         let mut before = ' ';
         let end = rest.find(|character: char| {
             let signs = matches!(character, '+' | '-') && matches!(before, ' ' | 'e' | 'E');
@@ -186,13 +186,14 @@ impl<'t> Reader<'t> {
             let [condition, then, otherwise] = self.operands(depth)?;
             return Ok(ScalarExpr::select(condition, then, otherwise));
         }
+        // Go back, so that the message points at the unknown name.
         self.at = place;
         let names = UNARY.iter().map(|(name, _)| *name).chain(BINARY.iter().map(|(name, _)| *name));
         let names: Vec<&str> = names.chain([SELECT]).collect();
         Err(unknown_name("function", word, &names)).within(|| format!("a formula, {}", self.here()))
     }
 
-    /// `N` formulas in brackets, with commas between them.
+    /// Parses `N` comma-separated formulas in parentheses.
     fn operands<const N: usize>(&mut self, depth: usize) -> Result<[ScalarExpr; N]> {
         let mut operands = [const { ScalarExpr::Input(0) }; N];
         for (index, operand) in operands.iter_mut().enumerate() {
@@ -204,7 +205,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// A number: decimal, or one of the three words. Rust reads more words than these.
+/// Parses a number: decimal, or one of the three words. Rust would accept more words than these.
 fn number(word: &str) -> Option<f64> {
     let is_decimal = word.bytes().any(|byte| byte.is_ascii_digit())
         && word.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '-' | '+' | '.'));

@@ -1,11 +1,12 @@
-//! Small integer tensors whose elements are symbolic: shapes, axes, counts.
+//! Symbolic tensors: small integer tensors whose elements are expressions, such as shapes, axes and
+//! counts.
 
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::tensor::{Shape, Tensor, TensorView, element_count};
 use crate::{Result, ensure};
 
-/// The largest element count that inference follows.
+/// Maximum element count of a tensor that inference tracks.
 const LIMIT: usize = 1024;
 
 /// A small tensor of `int64`, `int32` or `bool` whose elements are integer expressions.
@@ -13,40 +14,42 @@ const LIMIT: usize = 1024;
 pub struct SymTensor {
     /// The concrete shape.
     pub shape: Shape,
-    /// The elements in row-major order.
+    /// The elements, in row-major order.
     pub elements: Vec<Dim>,
 }
 
 impl SymTensor {
-    /// A tensor of one dimension.
+    /// Returns a one-dimensional tensor.
     pub fn vector(elements: Vec<Dim>) -> SymTensor {
         SymTensor { shape: [elements.len()].as_slice().into(), elements }
     }
 
-    /// A tensor without dimensions.
+    /// Returns a zero-dimensional tensor.
     pub fn scalar(element: Dim) -> SymTensor {
         SymTensor { shape: Shape::new(), elements: vec![element] }
     }
 
-    /// A tensor of any small shape.
+    /// Returns a tensor of this shape; an error if the elements do not fill it.
     pub fn new(shape: &[usize], elements: Vec<Dim>) -> Result<SymTensor> {
         ensure!(element_count(shape)? == elements.len(), Fail, "symbolic elements do not fill {shape:?}");
         Ok(SymTensor { shape: shape.into(), elements })
     }
 
-    /// Whether inference follows a tensor of this type and element count.
+    /// Returns whether inference tracks tensors of this type and element count.
     pub fn follows(dtype: DType, count: usize) -> bool {
         count <= LIMIT && matches!(dtype, DType::I64 | DType::I32 | DType::Bool)
     }
 
-    /// The element count of a shape whose zeros count as 1, which bounds every loop over it: the
-    /// other sizes of an empty tensor may be as large as they like.
+    /// Returns the element count of a shape with zeros counted as 1. It bounds every loop over the
+    /// shape, because the other sizes of an empty tensor may be arbitrarily large.
     pub fn extent(sizes: &[usize]) -> usize {
         sizes.iter().fold(1, |count, &size| count.saturating_mul(size.max(1)))
     }
 
-    /// The elements of a concrete tensor, where it is small and of a type that inference follows.
+    /// Returns the elements of a concrete tensor if it is small, in host memory, and of a type that
+    /// inference tracks.
     pub fn from_view(view: &TensorView<'_>) -> Option<SymTensor> {
+        // Check the extent instead of the element count, because rules loop over the shape.
         if !SymTensor::follows(view.dtype(), SymTensor::extent(view.shape())) || !view.is_host() {
             return None;
         }
@@ -54,13 +57,13 @@ impl SymTensor {
         Some(SymTensor { shape: view.shape().into(), elements })
     }
 
-    /// All elements as numbers, where all are.
+    /// Returns all elements as numbers, if all are constant.
     pub fn as_ints(&self) -> Option<Vec<i64>> {
         self.elements.iter().map(Dim::as_constant).collect()
     }
 
-    /// The tensor of type `dtype` with the elements as numbers; none where one is not, or does not
-    /// fit.
+    /// Returns a tensor of this shape with the given elements. `None` if they do not fit the shape
+    /// or the type, or if inference does not track the type.
     pub fn to_tensor(&self, dtype: DType, ints: &[i64]) -> Option<Tensor> {
         match dtype {
             DType::I64 => Tensor::from_slice(&self.shape, ints).ok(),

@@ -1,4 +1,4 @@
-//! Which types a type variable may stand for, and the binding of variables at a node.
+//! Type constraints, and the binding of type variables at a node.
 
 use smallvec::SmallVec;
 
@@ -8,7 +8,7 @@ use crate::{Result, ensure, error};
 
 use super::{Arity, OpSpec, Param};
 
-/// The types that a type variable may stand for, by the container around the element type.
+/// The types that a type variable allows, grouped by the container of the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Types {
     /// Dense tensors.
@@ -21,12 +21,12 @@ pub struct Types {
     pub optional_sequence: TypeSet,
     /// Sparse tensors.
     pub sparse: TypeSet,
-    /// Maps, as ONNX writes them: `map(int64, float)`; also sequences of maps.
+    /// Maps in ONNX notation: `map(int64, float)`. Sequences of maps as well.
     pub maps: &'static [&'static str],
 }
 
 impl Types {
-    /// No type.
+    /// The empty set.
     pub const NONE: Types = Types {
         tensor: TypeSet::EMPTY,
         sequence: TypeSet::EMPTY,
@@ -36,17 +36,17 @@ impl Types {
         maps: &[],
     };
 
-    /// Tensors of these element types.
+    /// Returns tensors of these element types.
     pub const fn tensors(dtypes: TypeSet) -> Types {
         Types { tensor: dtypes, ..Types::NONE }
     }
 
-    /// Sequences of tensors of these element types.
+    /// Returns sequences of tensors of these element types.
     pub const fn sequences(dtypes: TypeSet) -> Types {
         Types { sequence: dtypes, ..Types::NONE }
     }
 
-    /// Whether `ty` is among them; an unknown type may be any.
+    /// Returns whether `ty` is allowed. An unknown type may be any, so it is.
     pub fn contains(&self, ty: &ValueType) -> bool {
         let element = |ty: &ValueType, set: TypeSet| ty.dtype().is_some_and(|dtype| set.contains(dtype));
         match ty {
@@ -69,7 +69,7 @@ impl Types {
         }
     }
 
-    /// The types as ONNX writes them, sorted.
+    /// Returns the types in ONNX notation, sorted.
     pub fn names(&self) -> Vec<String> {
         let wrapped = |set: TypeSet, before: &str, after: &str| -> Vec<String> {
             set.iter().map(|dtype| format!("{before}tensor({}){after}", dtype.name())).collect()
@@ -94,11 +94,11 @@ fn map_name(ty: &ValueType) -> String {
     }
 }
 
-/// The type variables of a node that its inputs tell, and the types they stand for.
+/// The type variables that the inputs of a node bind, with their types.
 pub type Bound<'a> = SmallVec<[(&'static str, &'a ValueType); 4]>;
 
-/// What each type variable of a node stands for, from its inputs. A type that the operator does not
-/// allow, or two types for one variable, are errors that name the input.
+/// Binds the type variables of a node from the types of its inputs. A type that the operator does
+/// not allow, or conflicting types for one variable, are errors that name the input.
 pub fn bind_types<'a>(
     spec: &'static OpSpec,
     node: &Node,
@@ -122,6 +122,7 @@ fn bind_one<'a>(
     bound: &mut Bound<'a>,
 ) -> Result<()> {
     let Some(var) = spec.type_var(param.ty) else {
+        // Only tensor types are checked: `fixed_type` does not parse others.
         let expected = fixed_type(param.ty);
         ensure!(
             expected.is_none() || expected == ty.dtype(),
@@ -142,6 +143,7 @@ fn bind_one<'a>(
         spec.name,
         var.types.names().join(", ")
     );
+    // Each value has a type of its own, so none may bind the variable.
     if matches!(param.arity, Arity::Variadic { homogeneous: false, .. }) {
         return Ok(());
     }
@@ -164,6 +166,8 @@ fn bind_one<'a>(
     Ok(())
 }
 
+/// Returns whether two types may bind the same variable. Shapes may differ: a variable constrains
+/// only containers and element types.
 fn same_element(a: &ValueType, b: &ValueType) -> bool {
     match (a, b) {
         (ValueType::Tensor(a), ValueType::Tensor(b)) => a.dtype == b.dtype,
@@ -174,12 +178,13 @@ fn same_element(a: &ValueType, b: &ValueType) -> bool {
     }
 }
 
-/// The element type of a fixed parameter type such as `tensor(int64)`.
+/// Returns the element type of a fixed parameter type such as `tensor(int64)`.
 pub(super) fn fixed_type(ty: &str) -> Option<DType> {
     DType::from_name(ty.strip_prefix("tensor(")?.strip_suffix(')')?)
 }
 
-/// The dtype that a bound variable's tensors have.
+/// Returns the element type of an output: the fixed one, the one bound to its type variable, or the
+/// only one that the variable allows.
 pub(super) fn bound_dtype(
     bound: &[(&'static str, &ValueType)],
     spec: &'static OpSpec,

@@ -19,7 +19,7 @@ use tables::{
 use crate::ErrorKind;
 
 /// The error kinds that have a status code of their own; all others map to `ORT_PROVIDER_FAIL`.
-const CODES: [(ErrorKind, i32); 6] = [
+const STATUS_CODES: [(ErrorKind, i32); 6] = [
     (ErrorKind::Fail, ORT_PROVIDER_FAIL),
     (ErrorKind::InvalidArgument, ORT_PROVIDER_INVALID_ARGUMENT),
     (ErrorKind::RuntimeException, ORT_PROVIDER_RUNTIME_EXCEPTION),
@@ -29,11 +29,11 @@ const CODES: [(ErrorKind, i32); 6] = [
 ];
 
 pub(super) fn code_of(kind: ErrorKind) -> i32 {
-    CODES.iter().find(|(own, _)| *own == kind).map_or(ORT_PROVIDER_FAIL, |(_, code)| *code)
+    STATUS_CODES.iter().find(|(own, _)| *own == kind).map_or(ORT_PROVIDER_FAIL, |(_, code)| *code)
 }
 
 /// Returns the error kind of a status code, or `None` for a code that the ABI does not define.
 #[cfg(feature = "provider-libraries")]
 pub(super) fn kind_of(code: i32) -> Option<ErrorKind> {
-    CODES.iter().find(|(_, own)| *own == code).map(|(kind, _)| *kind)
+    STATUS_CODES.iter().find(|(_, own)| *own == code).map(|(kind, _)| *kind)
 }

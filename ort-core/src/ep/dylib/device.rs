@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::NodeRecords;
-use super::host::{Compilation, Said, call, is_refusal};
+use super::host::{Compilation, ReportedClaim, call, is_refusal};
 use crate::dtype::DType;
 use crate::ep::abi::tables::{
     ORT_PROVIDER_ABSENT, ORT_PROVIDER_DEVICE, ORT_PROVIDER_HOST, ORT_PROVIDER_SHAPE, OrtProviderCompileInfo,
@@ -112,7 +112,7 @@ impl Device for Opened {
 
     fn claim(&self, view: &NodeView<'_>) -> Result<Claim, String> {
         let records = NodeRecords::new(view)?;
-        let mut said = Said::default();
+        let mut said = ReportedClaim::default();
         let place = said.place();
         let answer = call(|report| {
             // SAFETY: the device is open; the records and `said` live through the call.
@@ -203,7 +203,7 @@ impl Device for Opened {
 }
 
 /// Converts a reported claim after validating its positions against the node.
-fn checked(said: Said, view: &NodeView<'_>) -> Result<Claim> {
+fn checked(said: ReportedClaim, view: &NodeView<'_>) -> Result<Claim> {
     let (inputs, outputs) = (view.node.inputs.len(), view.node.outputs.len());
     ensure!(!said.too_much, EpFail, "it says more than can be of a node");
     for (input, output) in &said.in_place {

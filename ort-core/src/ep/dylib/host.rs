@@ -133,7 +133,7 @@ unsafe extern "C" fn fact(facts: *mut OrtProviderFacts, name: *const c_char, val
 
 /// A claim as the library reported it, unchecked.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct ReportedClaim {
     pub(super) in_place: Vec<(usize, usize)>,
     pub(super) grows: Vec<(usize, usize)>,
     pub(super) host_inputs: Vec<usize>,
@@ -143,7 +143,7 @@ pub(super) struct Said {
     pub(super) too_much: bool,
 }
 
-impl Said {
+impl ReportedClaim {
     pub(super) fn place(&mut self) -> *mut OrtProviderClaim {
         (&raw mut *self).cast()
     }
@@ -158,42 +158,43 @@ impl Said {
     }
 }
 
-/// Casts a claim pointer back to the [`Said`] behind it.
+/// Casts a claim pointer back to the [`ReportedClaim`] behind it.
 ///
 /// # Safety
 ///
-/// `claim` is null or comes from [`Said::place`], and nothing else uses that `Said` meanwhile.
-unsafe fn said<'a>(claim: *mut OrtProviderClaim) -> Option<&'a mut Said> {
+/// `claim` is null or comes from [`ReportedClaim::place`], and nothing else uses that
+/// `ReportedClaim` meanwhile.
+unsafe fn said<'a>(claim: *mut OrtProviderClaim) -> Option<&'a mut ReportedClaim> {
     // SAFETY: by this function's contract.
-    unsafe { claim.cast::<Said>().as_mut() }
+    unsafe { claim.cast::<ReportedClaim>().as_mut() }
 }
 
 unsafe extern "C" fn in_place(claim: *mut OrtProviderClaim, input: u32, output: u32, grows: u8) {
     // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     let pair = (input as usize, output as usize);
-    Said::note(&mut said.in_place, &mut said.too_much, pair);
+    ReportedClaim::note(&mut said.in_place, &mut said.too_much, pair);
     if grows != 0 {
-        Said::note(&mut said.grows, &mut said.too_much, pair);
+        ReportedClaim::note(&mut said.grows, &mut said.too_much, pair);
     }
 }
 
 unsafe extern "C" fn host_input(claim: *mut OrtProviderClaim, input: u32) {
     // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
-    Said::note(&mut said.host_inputs, &mut said.too_much, input as usize);
+    ReportedClaim::note(&mut said.host_inputs, &mut said.too_much, input as usize);
 }
 
 unsafe extern "C" fn unaligned_input(claim: *mut OrtProviderClaim, input: u32) {
     // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
-    Said::note(&mut said.unaligned, &mut said.too_much, input as usize);
+    ReportedClaim::note(&mut said.unaligned, &mut said.too_much, input as usize);
 }
 
 unsafe extern "C" fn left_out(claim: *mut OrtProviderClaim, output: u32) {
     // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
-    Said::note(&mut said.left_out, &mut said.too_much, output as usize);
+    ReportedClaim::note(&mut said.left_out, &mut said.too_much, output as usize);
 }
 
 /// The host's state while a library compiles a node.

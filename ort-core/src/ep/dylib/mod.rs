@@ -5,8 +5,8 @@
 //! and neither do threads and thread-local destructors that the library created on its own.
 
 mod device;
+mod elf;
 mod host;
-mod image;
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -23,8 +23,8 @@ use super::abi::tables::{
 use super::{Device, DeviceInfo, ExecutionProvider, ProviderOptions};
 use crate::{Result, Within, ensure, error};
 use device::Opened;
+pub use elf::check_library;
 use host::{Facts, HOST, c_text, call};
-pub use image::check_library;
 
 /// The environment variable with the folders to search for provider libraries, separated as in
 /// `PATH`.

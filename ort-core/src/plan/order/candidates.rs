@@ -24,8 +24,8 @@ const MOST_VALUES: usize = 64;
 /// Returns the candidates, the simplest first.
 pub(super) fn all(dependencies: &DependencyGraph, footprint: &Footprint) -> impl Iterator<Item = Vec<usize>> {
     let given: Vec<usize> = (0..dependencies.len()).collect();
-    let late = demand(dependencies, |_| {});
-    let heavy = heavy_first(dependencies, footprint);
+    let late = depth_first(dependencies, |_| {});
+    let heavy = sethi_ullman(dependencies, footprint);
     let orders = [
         eager(dependencies, footprint, &given),
         eager(dependencies, footprint, &late),
@@ -36,7 +36,7 @@ pub(super) fn all(dependencies: &DependencyGraph, footprint: &Footprint) -> impl
 
 /// Runs each step as late as its readers allow: a depth-first postorder, in which what a step reads
 /// is computed right before it. `sort` orders the inputs of a step.
-fn demand(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
+fn depth_first(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
     let mut seen = vec![false; dependencies.len()];
     let mut order = Vec::with_capacity(dependencies.len());
     let mut stack: Vec<(usize, bool)> = Vec::new();
@@ -62,7 +62,7 @@ fn demand(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -> Vec
 /// Orders the inputs of a step as Sethi and Ullman order the operands of an expression (1970):
 /// first those whose computation needs the most memory beyond their result. This is optimal if
 /// nothing is read twice and nothing is in place.
-fn heavy_first(dependencies: &DependencyGraph, footprint: &Footprint) -> Vec<usize> {
+fn sethi_ullman(dependencies: &DependencyGraph, footprint: &Footprint) -> Vec<usize> {
     let mut need: Vec<(u64, u64)> = Vec::with_capacity(dependencies.len());
     for step in 0..dependencies.len() {
         let mut inputs: Vec<(u64, u64)> =
@@ -77,7 +77,7 @@ fn heavy_first(dependencies: &DependencyGraph, footprint: &Footprint) -> Vec<usi
         let own = held.saturating_add(made).saturating_add(footprint.scratch[step]);
         need.push((peak.max(own), made));
     }
-    demand(dependencies, |inputs| {
+    depth_first(dependencies, |inputs| {
         inputs.sort_by_key(|input| (Reverse(need[*input].0.saturating_sub(need[*input].1)), *input));
     })
 }

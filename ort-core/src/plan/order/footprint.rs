@@ -121,7 +121,7 @@ fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[A
 fn bytes_of(planner: &Planner<'_>, slot: SlotId) -> Option<u64> {
     let place = slot.index();
     match (planner.dtypes[place], &planner.shapes[place]) {
-        _ if planner.is_there(slot) => None,
+        _ if planner.exists_before_run(slot) => None,
         (Some(dtype), Some(shape)) if dtype != DType::String => Some(byte_count(dtype, shape).ok()? as u64),
         _ => None,
     }

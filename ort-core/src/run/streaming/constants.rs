@@ -13,7 +13,7 @@ use ort_alloc::{Allocator, Budget, Category, DeviceId, SharedBuffer, allocate_in
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::residency::{Chosen, Costs};
+use super::residency::{Costs, ResidencyChoice};
 use crate::ep::{Device, guard};
 use crate::program::{Origin, Program, SlotId};
 use crate::tensor::{DeviceRange, Tensor, TensorMut};
@@ -54,7 +54,7 @@ struct Constant {
 /// A run's share of device memory, by lane: which constants stay resident, and the window for the
 /// rest.
 #[derive(Default)]
-pub(crate) struct Shares(Vec<Chosen>);
+pub(crate) struct Shares(Vec<ResidencyChoice>);
 
 /// The resident constants and the windows of a run.
 #[derive(Default)]
@@ -81,12 +81,12 @@ struct Streamed {
 
 /// The progress of a frame through the windows.
 #[derive(Default)]
-pub(crate) struct Passing<'a> {
+pub(crate) struct WindowCursor<'a> {
     residents: &'a [(SlotId, Tensor)],
-    lanes: SmallVec<[PassingLane<'a>; 1]>,
+    lanes: SmallVec<[LaneCursor<'a>; 1]>,
 }
 
-struct PassingLane<'a> {
+struct LaneCursor<'a> {
     lane: &'a RunLane,
     /// Called with a constant whose pages of the model's file are not needed any more.
     release: &'a (dyn Fn(&Tensor) + Sync),
@@ -176,23 +176,23 @@ impl Windows {
 
     /// Returns the most that a run allocates for its share beyond what is resident, and whether it
     /// has to evict something.
-    pub(crate) fn to_bring(&self, shares: &Shares) -> (usize, bool) {
-        let (mut bytes, mut lets_go) = (0usize, false);
+    pub(crate) fn pending_allocation(&self, shares: &Shares) -> (usize, bool) {
+        let (mut bytes, mut must_evict) = (0usize, false);
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
             bytes = bytes.saturating_add(chosen.window());
             for (constant, keep) in lane.constants.iter().zip(&chosen.keep) {
                 match (constant.resident.lock().is_some(), keep) {
                     (false, true) => bytes = bytes.saturating_add(constant.bytes),
-                    (true, false) => lets_go = true,
+                    (true, false) => must_evict = true,
                     _ => {}
                 }
             }
         }
-        (bytes, lets_go)
+        (bytes, must_evict)
     }
 
     /// Evicts the constants that do not stay.
-    pub(crate) fn let_go(&self, shares: &Shares) {
+    pub(crate) fn evict_unkept(&self, shares: &Shares) {
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
             let goes = lane.constants.iter().zip(&chosen.keep).filter(|(_, keep)| !**keep);
             goes.for_each(|(constant, _)| *constant.resident.lock() = None);
@@ -200,7 +200,7 @@ impl Windows {
     }
 
     /// Evicts all constants, and trims the devices' allocators.
-    pub(crate) fn let_all_go(&self) {
+    pub(crate) fn evict_all(&self) {
         for lane in &self.lanes {
             lane.constants.iter().for_each(|constant| *constant.resident.lock() = None);
             lane.memory.trim();
@@ -260,7 +260,7 @@ impl Shares {
 
     /// The bytes of all windows.
     pub(crate) fn window_bytes(&self) -> usize {
-        self.0.iter().map(Chosen::window).sum()
+        self.0.iter().map(ResidencyChoice::window).sum()
     }
 
     /// The bytes that each run uploads.
@@ -363,7 +363,7 @@ impl Lane {
 
 impl RunLane {
     /// Allocates the window and lays out the uploads in it; `None` if everything stays resident.
-    fn open(lane: &Lane, chosen: &Chosen, budget: &Arc<Budget>) -> Result<Option<RunLane>> {
+    fn open(lane: &Lane, chosen: &ResidencyChoice, budget: &Arc<Budget>) -> Result<Option<RunLane>> {
         if chosen.halves == 0 {
             return Ok(None);
         }
@@ -392,14 +392,14 @@ impl RunLane {
 
 impl RunWindows {
     /// Starts the pass of a frame through the windows.
-    pub(crate) fn pass<'a>(&'a self, release: &'a (dyn Fn(&Tensor) + Sync)) -> Passing<'a> {
+    pub(crate) fn pass<'a>(&'a self, release: &'a (dyn Fn(&Tensor) + Sync)) -> WindowCursor<'a> {
         let lanes = self.lanes.iter();
-        let lanes = lanes.map(|lane| PassingLane { lane, release, next: 0, made: 0, ahead: None });
-        Passing { residents: &self.residents, lanes: lanes.collect() }
+        let lanes = lanes.map(|lane| LaneCursor { lane, release, next: 0, made: 0, ahead: None });
+        WindowCursor { residents: &self.residents, lanes: lanes.collect() }
     }
 }
 
-impl<'a> Passing<'a> {
+impl<'a> WindowCursor<'a> {
     /// Whether no constants are uploaded for steps.
     pub(crate) fn is_empty(&self) -> bool {
         self.lanes.is_empty()
@@ -429,7 +429,7 @@ impl<'a> Passing<'a> {
     }
 }
 
-impl PassingLane<'_> {
+impl LaneCursor<'_> {
     /// Uploads the constants of the next step that `is_next` accepts, and passes over the steps
     /// before it.
     fn upload(&mut self, is_next: &dyn Fn(usize) -> bool) -> Result<Option<(usize, Arrived)>> {

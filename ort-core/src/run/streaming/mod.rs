@@ -7,5 +7,5 @@ mod constants;
 mod residency;
 mod weights;
 
-pub(crate) use constants::{OnDevices, Passing, RunWindows, Shares, Windows};
+pub(crate) use constants::{OnDevices, RunWindows, Shares, WindowCursor, Windows};
 pub(crate) use weights::{AvailableMemory, Streaming, Streams, WeightLock, WeightResidency};

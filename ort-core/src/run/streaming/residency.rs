@@ -29,7 +29,7 @@ pub(crate) struct Costs {
 
 /// Which constants stay, and the window for the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Chosen {
+pub(crate) struct ResidencyChoice {
     /// By constant: whether it stays.
     pub(crate) keep: Vec<bool>,
     /// The bytes of those that stay.
@@ -43,7 +43,7 @@ pub(crate) struct Chosen {
     pub(crate) streamed: usize,
 }
 
-impl Chosen {
+impl ResidencyChoice {
     /// The bytes of the window.
     pub(crate) fn window(&self) -> usize {
         self.half.saturating_mul(self.halves)
@@ -58,7 +58,7 @@ impl Chosen {
 /// A choice in progress.
 struct Trial<'a> {
     costs: &'a Costs,
-    chosen: Chosen,
+    chosen: ResidencyChoice,
     /// By step: the bytes that it reads of constants that do not stay.
     left: Vec<usize>,
 }
@@ -110,9 +110,9 @@ impl Costs {
 
     /// Returns the cheapest choice whose resident constants and window take at most `free` bytes.
     /// Below the [least](Self::least), returns the choice that takes the least.
-    pub(crate) fn choose(&self, free: usize) -> Chosen {
-        let mut best: Option<(u128, Chosen)> = None;
-        let mut smallest: Option<Chosen> = None;
+    pub(crate) fn choose(&self, free: usize) -> ResidencyChoice {
+        let mut best: Option<(u128, ResidencyChoice)> = None;
+        let mut smallest: Option<ResidencyChoice> = None;
         // A smaller window makes more constants stay, so each size is a trade-off to weigh as a
         // whole.
         for half in &self.halves {
@@ -150,7 +150,7 @@ impl<'a> Trial<'a> {
     /// Keeps constants, the costliest first, until no step reads more than `half` bytes of the
     /// others.
     fn new(costs: &'a Costs, half: usize) -> Trial<'a> {
-        let chosen = Chosen { keep: vec![false; costs.sizes.len()], ..Chosen::default() };
+        let chosen = ResidencyChoice { keep: vec![false; costs.sizes.len()], ..ResidencyChoice::default() };
         let mut trial = Trial { costs, chosen, left: costs.sums.clone() };
         for constant in &costs.order {
             let readers = costs.readers_of(*constant);

@@ -50,7 +50,7 @@ pub(crate) struct WeightResidency {
     /// The most bytes that the run holds at once beyond what is packed already.
     pub(crate) to_pack: usize,
     /// Whether packed weights or resident constants have to be evicted.
-    lets_go: bool,
+    must_evict: bool,
     /// The resident device constants, and their windows.
     pub(crate) shares: Shares,
 }
@@ -235,14 +235,14 @@ impl Streams {
         let room = self.room(program, &there)?;
         // Values of unknown size may evict weights that a concurrent run counts on.
         let may_evict = there.is_open_ended && !self.steps.is_empty();
-        if room.to_pack == 0 && !room.lets_go && !may_evict {
+        if room.to_pack == 0 && !room.must_evict && !may_evict {
             return Ok((room, chosen, Some(WeightLock::Shared { _guard: guard })));
         }
         drop(guard);
         let guard = in_time(until, || self.turns.write(), |until| self.turns.try_write_until(until))?;
         let (there, chosen) = free()?;
         let room = self.room(program, &there)?;
-        self.windows.let_go(&room.shares);
+        self.windows.evict_unkept(&room.shares);
         let goes = self
             .kernels(program)
             .zip(&self.steps)
@@ -277,7 +277,7 @@ impl Streams {
         let (shares, left) = self.shares(free)?;
         let keep = self.choose(left);
         let mut room = WeightResidency::default();
-        (room.to_pack, room.lets_go) = self.windows.to_bring(&shares);
+        (room.to_pack, room.must_evict) = self.windows.pending_allocation(&shares);
         for (kernel, &(step, bytes)) in self.kernels(program).zip(&self.steps) {
             let is_resident = kernel.resident.lock().is_some();
             match keep.get(step) {
@@ -285,7 +285,7 @@ impl Streams {
                 Some(true) => room.to_pack += bytes,
                 _ => {
                     room.window = room.window.max(bytes);
-                    room.lets_go |= is_resident;
+                    room.must_evict |= is_resident;
                 }
             }
         }

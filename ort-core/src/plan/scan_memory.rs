@@ -22,7 +22,7 @@ impl Planner<'_> {
     /// the step's outputs account for the old ones. A single iteration reads its old states from
     /// the inputs, and the body's buffers become the outputs. They would count twice, so we
     /// subtract them. Without iterations the body does not run.
-    pub(super) fn settle_rounds(&mut self) {
+    pub(super) fn correct_scan_memory(&mut self) {
         for index in 0..self.steps.len() {
             let taken = self.nested_own[index];
             self.nested_own[index] = match self.rounds(index) {
@@ -58,7 +58,7 @@ impl Planner<'_> {
         let mut steps = nested.program.steps.iter();
         let made = steps.find(|step| step.outputs.contains(&Some(*inner)));
         // An output without a buffer of its own is copied into a buffer of exactly its size.
-        !matches!(plan.slots[inner.index()].place, Storage::Own)
+        !matches!(plan.slots[inner.index()].storage, Storage::Own)
             || made.is_some_and(|step| step.claim.outputs == OutputsFrom::Plan)
     }
 

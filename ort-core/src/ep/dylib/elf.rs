@@ -43,13 +43,13 @@ const SEGMENT: usize = 56;
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 
-fn not_whole(found: &str) -> Error {
+fn truncated(found: &str) -> Error {
     error!(EpFail, "it is no whole shared library: {found}").help("build it or copy it again")
 }
 
 /// Reads a little-endian number of `COUNT` bytes at `at`.
 fn number<const COUNT: usize>(bytes: &[u8], at: usize) -> Result<u64> {
-    let own = bytes.get(at..at + COUNT).ok_or_else(|| not_whole("it is cut short in its headers"))?;
+    let own = bytes.get(at..at + COUNT).ok_or_else(|| truncated("it is cut short in its headers"))?;
     Ok(own.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
@@ -82,14 +82,14 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
     );
     // `e_type`.
     if number::<2>(headers, 16)? != u64::from(SHARED) {
-        return Err(not_whole("it is a program or an object file"));
+        return Err(truncated("it is a program or an object file"));
     }
     // The program header table: `e_phoff`, `e_phentsize` and `e_phnum`.
     let (first, size) = (number::<8>(headers, 32)?, number::<2>(headers, 54)?);
     let count = number::<2>(headers, 56)?;
     ensure!(size == SEGMENT as u64 && count > 0, EpFail, "it has {count} segments of {size} bytes");
     let first = usize::try_from(first).ok().filter(|first| (HEADER..MOST_HEADERS as usize).contains(first));
-    let first = first.ok_or_else(|| not_whole("its table of segments is out of place"))?;
+    let first = first.ok_or_else(|| truncated("its table of segments is out of place"))?;
     let mut has_symbols = false;
     for index in 0..count as usize {
         let at = first + index * SEGMENT;
@@ -100,12 +100,12 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
         let end = start.checked_add(bytes);
         let is_there = end.is_some_and(|end| end <= length) && bytes <= number::<8>(headers, at + 40)?;
         if matches!(kind, LOAD | DYNAMIC) && !is_there {
-            return Err(not_whole(&format!(
+            return Err(truncated(&format!(
                 "segment {index} of {bytes} bytes from {start} on does not lie in the file of {length} bytes"
             )));
         }
     }
-    if has_symbols { Ok(()) } else { Err(not_whole("it has no symbols")) }
+    if has_symbols { Ok(()) } else { Err(truncated("it has no symbols")) }
 }
 
 #[cfg(all(test, target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
