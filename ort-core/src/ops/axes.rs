@@ -1,10 +1,12 @@
-//! Axes as attributes and inputs give them: negative ones count from the back.
+//! Axis arguments: normalization, masks and the shapes that follow from them.
+//!
+//! Negative axes count from the back, as in numpy.
 
 use crate::ir::SymShape;
 use crate::spec::InferCx;
 use crate::{Result, ensure, error};
 
-/// The axis as an index below `rank`; the error says what range is allowed.
+/// Normalizes an axis to an index below `rank`. The error names the rank that the axis exceeds.
 pub(super) fn normalize(axis: i64, rank: usize) -> Result<usize> {
     let from_front = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     from_front
@@ -13,27 +15,27 @@ pub(super) fn normalize(axis: i64, rank: usize) -> Result<usize> {
         .ok_or_else(|| error!(InvalidGraph, "axis {axis} is out of range for rank {rank}"))
 }
 
-/// The size along an axis that [`normalize`] counted from the front.
+/// Returns the size along an axis that [`normalize`] returned.
 pub(super) fn size<T>(shape: &[T], axis: usize) -> Result<&T> {
     shape
         .get(axis)
         .ok_or_else(|| error!(InvalidGraph, "axis {axis} is out of range for rank {}", shape.len()))
 }
 
-/// The shape with another size along an axis.
+/// Returns the shape with the size along an axis replaced.
 pub(super) fn with_size<T: Clone>(shape: &[T], axis: usize, size: T) -> Vec<T> {
     let mut result = shape.to_vec();
     result.get_mut(axis).into_iter().for_each(|old| *old = size.clone());
     result
 }
 
-/// The sizes in front of an axis and behind it.
+/// Returns the sizes before and after an axis.
 pub(super) fn around<T>(shape: &[T], axis: usize) -> (&[T], &[T]) {
     let (front, rest) = shape.split_at_checked(axis).unwrap_or((shape, &[]));
     (front, rest.get(1..).unwrap_or(&[]))
 }
 
-/// For each dimension, whether it is among `axes`; an axis given twice is an error.
+/// Returns for each dimension whether it is among `axes`. A repeated axis is an error.
 pub(super) fn mask(axes: &[i64], rank: usize) -> Result<Vec<bool>> {
     let mut mask = vec![false; rank];
     for &axis in axes {
@@ -43,16 +45,16 @@ pub(super) fn mask(axes: &[i64], rank: usize) -> Result<Vec<bool>> {
     Ok(mask)
 }
 
-/// Sets output 0 to the shape of input 0, after checking the attribute `axis`.
+/// Infers output 0 with the shape of input 0, after checking the attribute `axis`.
 pub(super) fn infer_same_along_axis(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let axis = cx.attrs.int("axis")?;
-    // A tensor without dimensions has one line of one element.
+    // A scalar counts as a vector of one element, so axes 0 and -1 are valid.
     normalize(axis, shape.len().max(1))?;
     cx.set_shape(0, shape.to_vec())
 }
 
-/// The sizes that `mask` does not cover, or 1 in place of those it covers where they are kept.
+/// Returns the shape after a reduction: the axes in `mask` are dropped, or become 1 with `keep`.
 pub(super) fn without(shape: &SymShape, mask: &[bool], keep: bool) -> SymShape {
     let sizes = shape.iter().zip(mask);
     sizes

@@ -1,26 +1,30 @@
-//! Rules of families of operators for where the items of a batch are in their outputs: see
-//! `spec/batch.rs`.
+//! Batch rules: how the batch axis propagates through families of operators.
+//!
+//! A rule either sets the batch axis of each output or says why the operator mixes the items of the
+//! batch. A run splits its batch only if every node that reads batched values has a rule that
+//! accepts it. See `spec/batch.rs` for the facts that rules work on.
 
 use crate::dim::Dim;
 use crate::ops::axes;
 use crate::spec::batch::{BatchCx, BatchFact, BatchResult, broadcasts};
 
-/// Fewer rows than this are multiplied with a matrix that is not packed in another order of sums
-/// than more.
+/// The fewest rows for which an unpacked GEMM accumulates in one fixed order. A single row takes
+/// another path, whose rounding differs.
 const SAME_ORDER: usize = 2;
 
-/// The axis that the attribute `axis` names, of a shape of this rank.
+/// Returns the attribute `axis`, normalized to this rank.
 fn axis_of(cx: &BatchCx<'_>, rank: usize) -> Result<usize, String> {
     let axis = cx.attrs().int("axis").map_err(|problem| problem.to_string())?;
     axes::normalize(axis, rank).map_err(|problem| problem.to_string())
 }
 
+/// Refuses a node, with the reason, if it mixes items.
 fn refuse_if(mixes: bool, why: &str) -> BatchResult {
     if mixes { Err(why.to_string()) } else { Ok(()) }
 }
 
-/// Operators of images: the first axis of the first input is that of all outputs, and no other
-/// input holds items.
+/// Image operators: the batch is the first axis of the first input and of all outputs. No other
+/// input may hold items.
 pub(super) fn images(cx: &mut BatchCx<'_>) -> BatchResult {
     refuse_if(cx.items(0)? != 0, "the batch is not the first axis of its images")?;
     cx.others_are_independent(&[0])?;
@@ -28,8 +32,8 @@ pub(super) fn images(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// The same with weights (the second input, at `weight`), by whose packing the computation is
-/// chosen once for all sizes.
+/// As [`images`], with constant weights at input `weight`. Kernels choose their algorithm when they
+/// pack constant weights, so the choice cannot depend on the size of the batch.
 fn convolution(cx: &mut BatchCx<'_>, weight: usize) -> BatchResult {
     images(cx)?;
     refuse_if(
@@ -38,17 +42,17 @@ fn convolution(cx: &mut BatchCx<'_>, weight: usize) -> BatchResult {
     )
 }
 
-/// `Conv` and those like it.
+/// `Conv` and the operators like it.
 pub(super) fn conv(cx: &mut BatchCx<'_>) -> BatchResult {
     convolution(cx, 1)
 }
 
-/// `QLinearConv`, whose weights stand behind the image's scale and zero point.
+/// `QLinearConv`, whose weights follow the image's scale and zero point.
 pub(super) fn conv_of_codes(cx: &mut BatchCx<'_>) -> BatchResult {
     convolution(cx, 3)
 }
 
-/// `FusedConv`: what is added to the result, the fourth input, holds items as the image does.
+/// `FusedConv`: the addend, its fourth input, is batched like the image.
 pub(super) fn conv_with_addend(cx: &mut BatchCx<'_>) -> BatchResult {
     refuse_if(cx.items(0)? != 0, "the batch is not the first axis of its images")?;
     if cx.fact(3).is_some() {
@@ -63,15 +67,15 @@ pub(super) fn conv_with_addend(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `BatchNormalization`, which takes statistics of the batch when it trains.
+/// `BatchNormalization`, which mixes items only in training, through the batch statistics.
 pub(super) fn batch_norm(cx: &mut BatchCx<'_>) -> BatchResult {
     let trains = cx.attrs().flag("training_mode").unwrap_or(true);
     refuse_if(trains, "in training it takes the statistics of all items")?;
     images(cx)
 }
 
-/// Along the attribute `axis` alone elements meet; outputs have the shape of the input, or another
-/// size there.
+/// Operators that mix elements along the attribute `axis` only. Outputs have the input's shape,
+/// except for the size of that axis.
 pub(super) fn along_axis(cx: &mut BatchCx<'_>) -> BatchResult {
     let items = cx.items(0)?;
     refuse_if(axis_of(cx, cx.shape(0)?.len())? == items, "it goes along the axis of the items")?;
@@ -80,16 +84,17 @@ pub(super) fn along_axis(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `ArgMax` and `ArgMin`: as `along_axis`, but that the axis may go.
+/// `ArgMax` and `ArgMin`: as [`along_axis`], but the axis may be dropped.
 pub(super) fn arg(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, axis) = (cx.items(0)?, axis_of(cx, cx.shape(0)?.len())?);
     refuse_if(axis == items, "it goes along the axis of the items")?;
     let keeps = cx.attrs().flag("keepdims").unwrap_or(false);
+    // A dropped axis before the batch axis shifts it down by one.
     cx.set(0, if keeps || axis > items { items } else { items - 1 });
     Ok(())
 }
 
-/// Reductions over the axes of the second input.
+/// Reductions over the axes in the second input.
 pub(super) fn reduction(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, rank) = (cx.items(0)?, cx.shape(0)?.len());
     let attrs = cx.attrs();
@@ -97,6 +102,7 @@ pub(super) fn reduction(cx: &mut BatchCx<'_>) -> BatchResult {
         None => Vec::new(),
         Some(_) => cx.ints(1).ok_or("its axes are no constants")?,
     };
+    // Without axes the operator reduces all of them, unless `noop_with_empty_axes` is set.
     if axes.is_empty() {
         refuse_if(!attrs.flag("noop_with_empty_axes").unwrap_or(false), "it reduces all axes")?;
         cx.set(0, items);
@@ -104,12 +110,13 @@ pub(super) fn reduction(cx: &mut BatchCx<'_>) -> BatchResult {
     }
     let mask = axes::mask(&axes, rank).map_err(|problem| problem.to_string())?;
     refuse_if(mask.get(items) == Some(&true), "it reduces the axis of the items")?;
+    // Each dropped axis before the batch axis shifts it down by one.
     let gone = mask.iter().take(items).filter(|reduced| **reduced).count();
     cx.set(0, if attrs.flag("keepdims").unwrap_or(true) { items } else { items - gone });
     Ok(())
 }
 
-/// `MeanVarianceNormalization`, over the axes of an attribute.
+/// `MeanVarianceNormalization`, over the axes in an attribute.
 pub(super) fn mean_variance(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, rank) = (cx.items(0)?, cx.shape(0)?.len());
     let axes = cx.attrs().ints("axes").map_err(|problem| problem.to_string())?;
@@ -119,7 +126,7 @@ pub(super) fn mean_variance(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `CumSum` and `CumProd`, along the axis of the second input.
+/// `CumSum` and `CumProd`, along the axis in the second input.
 pub(super) fn cumulative(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, rank) = (cx.items(0)?, cx.shape(0)?.len());
     let Some(&[axis]) = cx.ints(1).as_deref() else { return Err("its axis is no constant".to_string()) };
@@ -129,7 +136,7 @@ pub(super) fn cumulative(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// Normalizations of rows, from the attribute `axis` on.
+/// Layer normalizations, whose statistics span the axes from the attribute `axis` on.
 pub(super) fn layer_norm(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, shape) = (cx.items(0)?, cx.shape(0)?);
     refuse_if(axis_of(cx, shape.len())? <= items, "it takes the statistics of all items")?;
@@ -139,7 +146,7 @@ pub(super) fn layer_norm(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// The same of the last axis, after `skip`, the second input, was added.
+/// As [`layer_norm`] over the last axis, after the second input, `skip`, is added.
 pub(super) fn skip_norm(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, shape) = (cx.items(0)?, cx.shape(0)?);
     refuse_if(items + 1 >= shape.len(), "it takes the statistics of all items")?;
@@ -149,11 +156,12 @@ pub(super) fn skip_norm(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// Elements keep their order and number: items are apart where as many places stand in front of
-/// their axis as before, and it counts them.
+/// `Reshape` and the like, which keep the order and number of elements. The batch axis is the
+/// output axis that counts the items and has as many elements before it as in the input.
 pub(super) fn reshaped(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, from, to) = (cx.items(0)?, cx.shape(0)?, cx.output(0)?);
     let count = |sizes: &[Dim]| sizes.iter().product::<Dim>();
+    // An equal product of the leading sizes keeps the elements of an item together.
     let in_front = count(from.get(..items).unwrap_or_default());
     let place = (0..to.len()).find(|place| {
         count(to.get(..*place).unwrap_or_default()) == in_front && cx.counts_items(to.get(*place))
@@ -162,7 +170,7 @@ pub(super) fn reshaped(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `Transpose`.
+/// `Transpose`, which moves the batch axis.
 pub(super) fn transposed(cx: &mut BatchCx<'_>) -> BatchResult {
     let items = cx.items(0)?;
     let order = super::tensor::geometry::permutation(cx.attrs(), cx.shape(0)?.len());
@@ -172,7 +180,7 @@ pub(super) fn transposed(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `Concat`: of items with items, along another axis.
+/// `Concat` of inputs that are all batched, along another axis.
 pub(super) fn concat(cx: &mut BatchCx<'_>) -> BatchResult {
     let items = cx.items(0)?;
     refuse_if(axis_of(cx, cx.shape(0)?.len())? == items, "it goes along the axis of the items")?;
@@ -183,7 +191,7 @@ pub(super) fn concat(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// Other axes change; along that of the items all stay as they are.
+/// Returns the batch axis, if the output keeps its size along it.
 fn whole_along_items(cx: &BatchCx<'_>) -> Result<usize, String> {
     let items = cx.items(0)?;
     let same = cx.shape(0)?.get(items) == cx.output(0)?.get(items);
@@ -191,7 +199,7 @@ fn whole_along_items(cx: &BatchCx<'_>) -> Result<usize, String> {
     Ok(items)
 }
 
-/// `Slice`: of other axes, or from the first item on in steps of one.
+/// `Slice` along other axes, or of the whole batch axis: from 0 in steps of 1.
 pub(super) fn slice(cx: &mut BatchCx<'_>) -> BatchResult {
     let items = whole_along_items(cx)?;
     let rank = cx.shape(0)?.len();
@@ -204,6 +212,7 @@ pub(super) fn slice(cx: &mut BatchCx<'_>) -> BatchResult {
     for (place, axis) in axes.iter().enumerate() {
         let axis = axes::normalize(*axis, rank).map_err(|problem| problem.to_string())?;
         let at = |values: Option<&Vec<i64>>| values.and_then(|values| values.get(place).copied());
+        // With steps of 1 from 0 and an unchanged size, the slice is the whole axis.
         let forward = cx.fact(4).is_none() || at(cx.ints(4).as_ref()) == Some(1);
         let whole = forward && at(starts.as_ref()) == Some(0);
         refuse_if(axis == items && !whole, "it takes a part of the items")?;
@@ -212,9 +221,11 @@ pub(super) fn slice(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `Resize`: of other axes.
+/// `Resize` along other axes.
 pub(super) fn resized(cx: &mut BatchCx<'_>) -> BatchResult {
     let items = whole_along_items(cx)?;
+    // `tf_crop_and_resize` takes a region of interest, which may crop an axis whose size stays the
+    // same.
     let crops = cx.attrs().find_string("coordinate_transformation_mode") == Some("tf_crop_and_resize");
     refuse_if(crops, "it may take a part of the items")?;
     cx.others_are_independent(&[0])?;
@@ -222,19 +233,20 @@ pub(super) fn resized(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `MaxPool`, whose indices count from the first image on.
+/// `MaxPool` without its indices, which are offsets into the whole batch.
 pub(super) fn max_pool(cx: &mut BatchCx<'_>) -> BatchResult {
     refuse_if(cx.wants(1), "its indices count from the first image on")?;
     images(cx)
 }
 
-/// `Gather`: of items by the same indices for all, or of the same table by each item's indices.
+/// `Gather`: either batched data with shared indices, or a shared table with batched indices.
 pub(super) fn gather(cx: &mut BatchCx<'_>) -> BatchResult {
     let rank = cx.shape(0)?.len();
     let axis = axis_of(cx, rank)?;
     match (cx.axis(0), cx.axis(1)) {
         (Some(items), None) => {
             refuse_if(items == axis, "it picks items by their place")?;
+            // The axes of the indices replace the gathered axis.
             let added = cx.shape(1)?.len();
             cx.set(0, if items < axis { items } else { items + added - 1 });
         }
@@ -244,8 +256,7 @@ pub(super) fn gather(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `GatherElements`: both hold the items along the same axis, which is not the one that is gathered
-/// along.
+/// `GatherElements`, if data and indices are batched along the same axis and gather along another.
 pub(super) fn gather_elements(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, indices) = (cx.items(0)?, cx.items(1)?);
     refuse_if(items != indices, "its inputs hold the items along different axes")?;
@@ -254,7 +265,7 @@ pub(super) fn gather_elements(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `Expand` and `Tile`: the input has the items, or all of them are alike.
+/// `Expand` and `Tile`, of a batched input or of one that they repeat for each item.
 pub(super) fn repeated(cx: &mut BatchCx<'_>) -> BatchResult {
     let to = cx.output(0)?;
     if let Some(items) = cx.axis(0) {
@@ -265,8 +276,8 @@ pub(super) fn repeated(cx: &mut BatchCx<'_>) -> BatchResult {
         return Ok(());
     }
     let own = cx.shape(0)?;
-    // Where the input has size 1 the result repeats it, for as many items as there are. The prover
-    // finds that axis.
+    // The input is shared, so the batch axis is the one that is broadcast from size 1 to a size
+    // that counts items. With several candidates we cannot tell which it is.
     let grown = (0..to.len()).filter(|&place| {
         let size = (place + own.len()).checked_sub(to.len()).and_then(|place| own.get(place));
         size.is_none_or(|size| size.as_constant() == Some(1)) && cx.counts_items(to.get(place))
@@ -279,7 +290,8 @@ pub(super) fn repeated(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `ConstantOfShape`: all elements are alike.
+/// `ConstantOfShape`, whose elements are all equal: the first axis that counts items is the batch
+/// axis.
 pub(super) fn constant_of_shape(cx: &mut BatchCx<'_>) -> BatchResult {
     let to = cx.output(0)?;
     let place = (0..to.len()).find(|place| cx.counts_items(to.get(*place)));
@@ -287,7 +299,7 @@ pub(super) fn constant_of_shape(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `Pad`: nothing along the axis of the items.
+/// `Pad`, without padding along the batch axis.
 pub(super) fn padded(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, rank) = (whole_along_items(cx)?, cx.shape(0)?.len());
     let pads = cx.ints(1).ok_or("its pads are no constants")?;
@@ -297,6 +309,7 @@ pub(super) fn padded(cx: &mut BatchCx<'_>) -> BatchResult {
     };
     for (place, axis) in axes.iter().enumerate() {
         let axis = axes::normalize(*axis, rank).map_err(|problem| problem.to_string())?;
+        // `pads` lists all the begins, then all the ends.
         let pads = [pads.get(place), pads.get(place + axes.len())];
         refuse_if(axis == items && pads != [Some(&0); 2], "it pads the items")?;
     }
@@ -304,7 +317,7 @@ pub(super) fn padded(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `Trilu`: all but the last two axes.
+/// `Trilu` and other operators on matrices, whose batch axes precede the last two.
 pub(super) fn of_matrices(cx: &mut BatchCx<'_>) -> BatchResult {
     let items = cx.items(0)?;
     refuse_if(items + 2 >= cx.shape(0)?.len(), "the items are in its matrices")?;
@@ -313,7 +326,7 @@ pub(super) fn of_matrices(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// `QuantizeLinear` and `DequantizeLinear`: one scale for all, or for places along another axis.
+/// `QuantizeLinear` and `DequantizeLinear`, per tensor or per channel along another axis.
 pub(super) fn quantized(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, rank) = (cx.items(0)?, cx.shape(0)?.len());
     cx.others_are_independent(&[0])?;
@@ -327,12 +340,12 @@ pub(super) fn quantized(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// Whether the last two axes of a side are exchanged.
+/// Returns whether the attribute `name`, such as `transA`, is set.
 fn is_exchanged(cx: &BatchCx<'_>, name: &str) -> bool {
     cx.attrs().find_int(name).unwrap_or(0) != 0
 }
 
-/// `MatMul` and what is like it: items are products of the batch, or rows on the left.
+/// `MatMul` and the like: the items are batched matrices, or rows of A.
 pub(super) fn matmul(cx: &mut BatchCx<'_>) -> BatchResult {
     let exchanged = [is_exchanged(cx, "transA"), is_exchanged(cx, "transB")];
     let mixed = is_exchanged(cx, "transBatchA") || is_exchanged(cx, "transBatchB");
@@ -342,7 +355,7 @@ pub(super) fn matmul(cx: &mut BatchCx<'_>) -> BatchResult {
     Ok(())
 }
 
-/// The runtime's `FusedMatMul`: a bias for each column, and a residual of the shape of the result.
+/// The runtime's `FusedMatMul`, with a bias for each column and a residual of the output's shape.
 pub(super) fn matmul_with_addends(cx: &mut BatchCx<'_>) -> BatchResult {
     let items = product(cx, [is_exchanged(cx, "transA"), is_exchanged(cx, "transB")])?;
     let shape = cx.output(0)?;
@@ -358,18 +371,22 @@ pub(super) fn gemm(cx: &mut BatchCx<'_>) -> BatchResult {
     matmul_with_addends(cx)
 }
 
-/// The axis of the items in a product. A single matrix on the right that is packed is multiplied in
-/// one order, whatever is on the left; without packing a single row is not.
+/// Returns the batch axis of a matmul's output.
+///
+/// A constant B of rank 2 or less is packed, and a packed GEMM accumulates in one order whatever A
+/// is. An unpacked GEMM uses another order for a single row.
 fn product(cx: &mut BatchCx<'_>, exchanged: [bool; 2]) -> Result<usize, String> {
     let (left, right, result) = (cx.shape(0)?, cx.shape(1)?, cx.output(0)?);
     let packed = cx.is_constant(1) && right.len() <= 2;
     let matrix = |shape: &[Dim]| shape.len().checked_sub(2);
-    // Of the result, how many axes are in front of its matrices.
+    // `batches` counts the output's axes before its matrices.
     let columns = usize::from(right.len() > 1);
     let batches = result.len().checked_sub(1 + columns).filter(|_| left.len() > 1);
     let (batches, rows) = batches.zip(matrix(left)).ok_or("its left side is a vector")?;
     let aligned = |axis: usize, own: usize| (axis + batches).checked_sub(own).ok_or("an axis is missing");
     if let Some(items) = cx.axis(0).filter(|items| *items >= rows) {
+        // The items are rows of A: its last axis if A is transposed, else the one before. Along the
+        // other axis they would be summed.
         refuse_if((items == rows) == exchanged[0], "the items are in its sums")?;
         refuse_if(cx.axis(1).is_some(), "both sides hold items, but not in their batches")?;
         refuse_if(exchanged[0] && left.len() > 2, "the items are in its matrices")?;
@@ -378,6 +395,7 @@ fn product(cx: &mut BatchCx<'_>, exchanged: [bool; 2]) -> Result<usize, String> 
         }
         return Ok(batches);
     }
+    // Otherwise the items are among the leading axes of A or B, which must broadcast together.
     let steps = matrix(right).unwrap_or(0);
     refuse_if(cx.axis(1).is_some_and(|items| items >= steps), "the items are columns, or in its sums")?;
     let axes = [(cx.axis(0), rows), (cx.axis(1), steps)];
@@ -396,8 +414,8 @@ fn product(cx: &mut BatchCx<'_>, exchanged: [bool; 2]) -> Result<usize, String> 
         };
         refuse_if(!fits, "a side has neither a matrix for each item nor one for all")?;
     }
-    // Several matrices of an item never become one product, as those of a single item otherwise
-    // might.
+    // A GEMM over a B with several matrices per item is never folded into one larger GEMM. With a
+    // single matrix it might be, and then the number of rows depends on the batch.
     let several = right.iter().take(steps).any(|size| size.as_constant().is_some_and(|size| size > 1));
     if !packed && !several {
         cx.at_least(SAME_ORDER);
@@ -405,8 +423,8 @@ fn product(cx: &mut BatchCx<'_>, exchanged: [bool; 2]) -> Result<usize, String> 
     Ok(items)
 }
 
-/// Operators whose inputs hold an item in each row of their first axis, and their outputs as well.
-/// Inputs at `shared` may be the same for all; the others are of single items.
+/// Operators whose inputs and outputs are batched along their first axis. Only the inputs at
+/// `shared` may be the same for all items.
 fn rows(cx: &mut BatchCx<'_>, shared: &[usize]) -> BatchResult {
     for index in cx.given() {
         match cx.fact(index) {
@@ -422,8 +440,7 @@ fn rows(cx: &mut BatchCx<'_>, shared: &[usize]) -> BatchResult {
     Ok(())
 }
 
-/// Refuses a mask that is neither the same for all items nor holds one for each: of rank 4, or
-/// less.
+/// Refuses an attention mask that is neither shared nor batched along the first of four axes.
 fn mask(cx: &BatchCx<'_>, index: usize) -> BatchResult {
     if cx.fact(index).is_none() {
         return Ok(());
@@ -436,7 +453,7 @@ fn mask(cx: &BatchCx<'_>, index: usize) -> BatchResult {
     refuse_if(!fits, "its mask is neither the same for all items nor one for each")
 }
 
-/// `Attention` of the standard.
+/// The standard's `Attention`.
 pub(super) fn attention(cx: &mut BatchCx<'_>) -> BatchResult {
     mask(cx, 3)?;
     rows(cx, &[3])
@@ -452,6 +469,8 @@ pub(super) fn multi_head(cx: &mut BatchCx<'_>) -> BatchResult {
 
 /// `GroupQueryAttention`.
 pub(super) fn group_query(cx: &mut BatchCx<'_>) -> BatchResult {
+    // The lengths, caches, attention bias, sinks, scales and norm weights. Of these only the
+    // attention bias, 10, may also be batched.
     let shared = [6, 7, 8, 10, 11, 12, 13, 14, 15];
     let wrong = shared.into_iter().find(|index| *index != 10 && cx.axis(*index).is_some());
     if let Some(index) = wrong {
@@ -461,28 +480,31 @@ pub(super) fn group_query(cx: &mut BatchCx<'_>) -> BatchResult {
     rows(cx, &shared)
 }
 
-/// `RotaryEmbedding` of the standard: caches of angles may be the same for all items.
+/// The standard's `RotaryEmbedding`, whose caches of angles may be shared.
 pub(super) fn rotary(cx: &mut BatchCx<'_>) -> BatchResult {
     rows(cx, &[1, 2])
 }
 
-/// That of `com.microsoft`, where positions may begin at one offset for all.
+/// `RotaryEmbedding` of `com.microsoft`, whose positions may be one offset shared by all items.
 pub(super) fn rotary_with_offset(cx: &mut BatchCx<'_>) -> BatchResult {
     rows(cx, &[1, 2, 3])
 }
 
-/// Recurrent layers: the weights and the peepholes are the same for all items.
+/// Recurrent layers, whose weights and peepholes are shared.
 pub(super) fn recurrent(cx: &mut BatchCx<'_>) -> BatchResult {
     let batch_first = cx.attrs().find_int("layout").unwrap_or(0) != 0;
     let axis = usize::from(!batch_first);
     refuse_if(cx.items(0)? != axis, "the batch is not the axis that its layout says")?;
     cx.others_are_independent(&[0, 4, 5, 6])?;
+    // `sequence_lens` has the batch first in every layout; the initial states follow `layout`.
     for (index, own) in [(4, 0), (5, axis), (6, axis)] {
         refuse_if(cx.fact(index).is_some() && cx.items(index)? != own, "its states do not hold the items")?;
     }
     if !(cx.is_constant(1) && cx.is_constant(2)) {
         cx.at_least(SAME_ORDER);
     }
+    // `Y` is [length, directions, batch, size], or [batch, length, directions, size] with the batch
+    // first.
     cx.set(0, if batch_first { 0 } else { 2 });
     cx.set(1, axis);
     cx.set(2, axis);

@@ -1,4 +1,7 @@
-//! The operator records, one file per operator or tight family.
+//! Operator records: one file per operator or closely related family.
+//!
+//! A record holds an operator's schema, shape inference, upgrades, decomposition and gradient. The
+//! types that a record is made of are in [`crate::spec`]; kernels are in the providers.
 
 mod axes;
 mod batch;

@@ -1,4 +1,7 @@
-//! `If`: one of two subgraphs.
+//! `If`: runs one of two subgraphs.
+//!
+//! The output types are the join of both branches, or those of the branch that a constant condition
+//! selects.
 
 use super::V;
 use super::merge::merge;
@@ -35,7 +38,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let then = infer_branch(cx, "then_branch")?;
     let otherwise = infer_branch(cx, "else_branch")?;
     let known = cx.ints(0).and_then(|condition| condition.first().copied());
-    // Exporters leave branches behind that contradict the shapes and are never taken.
+    // Exporters leave in branches that are never taken and contradict the known shapes, so only the
+    // branch that is taken must be consistent.
     let taken = match known {
         Some(0) => (None, otherwise),
         Some(_) => (then, None),
@@ -47,6 +51,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
                 (Some(then), Some(otherwise)) => merge(then, otherwise)?,
                 _ => return Err(error!(InvalidGraph, "a branch has no output {index}")),
             },
+            // One branch is ruled out by the condition or inconsistent, so the other determines the
+            // type.
             (Some(types), None) | (None, Some(types)) => types.get(index).cloned().unwrap_or_default(),
             (None, None) => return Err(broken(cx)),
         };
@@ -55,7 +61,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The types of a branch's outputs; none where it contradicts itself.
+/// Infers the output types of a branch. `None` if the branch contradicts itself.
 fn infer_branch(cx: &mut InferCx<'_>, attr: &str) -> Result<Option<Vec<ValueType>>> {
     let index = cx.find_subgraph(attr).ok_or_else(|| error!(InvalidGraph, "'{attr}' is missing"))?;
     let types = cx.infer_branch(index);
@@ -64,7 +70,7 @@ fn infer_branch(cx: &mut InferCx<'_>, attr: &str) -> Result<Option<Vec<ValueType
     Ok(types)
 }
 
-/// Why no branch can be taken.
+/// Returns the error if every branch that may be taken is inconsistent.
 fn broken(cx: &InferCx<'_>) -> Error {
     let branches = (0..cx.subgraph_count()).filter_map(|index| cx.subgraph(index));
     let problem = branches.filter_map(|branch| branch.graph.broken.clone()).next();

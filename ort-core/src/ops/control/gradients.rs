@@ -1,9 +1,10 @@
-//! Gradients of `If`, `Loop` and `Scan`.
+//! Reverse-mode gradients of `If`, `Loop` and `Scan`.
 //!
-//! Backward is control flow itself: its bodies compute the forward body again and differentiate it.
-//! A loop keeps the values that it carries, as they are when an iteration begins, in further
-//! outputs; backward is a `Scan` over them from the last to the first, which carries the gradients
-//! of what the loop carries and adds up those of what its body captures.
+//! The backward pass is control flow itself: its bodies recompute the forward body and
+//! differentiate it. A forward loop stores its loop-carried values at the start of each iteration
+//! as additional scan outputs. The backward pass is a `Scan` over them from the last iteration to
+//! the first. It carries the gradients of the carried values and accumulates those of captured
+//! values.
 
 use std::collections::HashMap;
 
@@ -13,12 +14,13 @@ use crate::spec::{BackwardPass, GradCx, NodeEmitter, NotDifferentiable, is_conti
 use crate::tensor::Tensor;
 use crate::{Result, Within, ensure, error};
 
-/// The nodes of a graph, which a backward pass goes over.
+/// Collects the nodes of a graph for a [`BackwardPass`].
 fn forward(graph: &Graph) -> Vec<(NodeId, Node)> {
     graph.nodes.iter().enumerate().map(|(index, node)| (NodeId(index as u32), node.clone())).collect()
 }
 
-/// The gradients of `xs` in a body from those of its values; all of its nodes are in the way.
+/// Differentiates a body: appends the nodes that compute the gradients of `xs` from `seeds`, pairs
+/// of a value and its gradient. A node without a gradient is an error.
 fn differentiate(
     body: &mut Graph,
     xs: &[ValueId],
@@ -32,20 +34,21 @@ fn differentiate(
     Ok(totals)
 }
 
-/// Where the parts of a loop are in its node and its body.
+/// The layout of a loop's node and body.
 struct Flow {
-    /// The first carried value among the inputs of the node and of the body.
+    /// The index of the first carried value in the inputs of the node and of the body.
     first_input: usize,
-    /// The first carried value among the outputs of the body.
+    /// The index of the first carried value in the outputs of the body.
     first_output: usize,
-    /// How many values are carried.
+    /// The number of loop-carried values.
     states: usize,
-    /// For each scanned input its axis and direction.
+    /// The axis and direction of each scanned input.
     inputs: Vec<(i64, i64)>,
-    /// For each scan output its axis and direction.
+    /// The axis and direction of each scan output.
     outputs: Vec<(i64, i64)>,
 }
 
+/// The gradient of `Scan`.
 pub(super) fn of_scan(cx: &mut GradCx<'_>) -> Result<()> {
     let attrs = cx.attrs();
     let scanned = usize::try_from(attrs.int("num_scan_inputs")?).unwrap_or(0);
@@ -68,6 +71,7 @@ pub(super) fn of_scan(cx: &mut GradCx<'_>) -> Result<()> {
     of_iterations(cx, &flow)
 }
 
+/// The gradient of `Loop`, whose scan outputs always stack along axis 0, in order.
 pub(super) fn of_loop(cx: &mut GradCx<'_>) -> Result<()> {
     let states = cx.input_count().saturating_sub(2);
     let outputs = body_of(cx)?.graph.outputs.len().saturating_sub(1 + states);
@@ -81,29 +85,32 @@ fn body_of<'a>(cx: &GradCx<'a>) -> Result<&'a Subgraph> {
     body.ok_or_else(|| error!(InvalidGraph, "'body' is missing"))
 }
 
-/// The backward body while it is made: the forward body's nodes, then those of its gradient.
+/// The backward body under construction: the nodes of the forward body, then those of its gradient.
 struct Backward {
     graph: Graph,
     captures: Vec<Capture>,
-    /// Carried values and their first values outside.
+    /// Loop-carried values in the body, with their initial values outside.
     states: Vec<(ValueId, ValueId)>,
-    /// Scanned values inside, what is scanned outside, axis and direction.
+    /// Scanned values in the body, the outer tensors that they slice, and axis and direction.
     scanned: Vec<(ValueId, ValueId, (i64, i64))>,
 }
 
 impl Backward {
+    /// Adds a body input with the type of `like`.
     fn input(&mut self, name: &str, like: ValueId) -> ValueId {
         let ty = self.graph.value(like).ty.clone();
         let name = format!("{name}_{}", self.graph.value_count());
         self.graph.add_value(name, ty)
     }
 
-    /// Scans `outer`; returns what stands for its slices.
+    /// Makes `inner` the slices of `outer`, in the reverse of the forward direction.
     fn scan(&mut self, inner: ValueId, outer: ValueId, (axis, direction): (i64, i64)) {
         self.scanned.push((inner, outer, (axis, 1 - direction)));
     }
 }
 
+/// Builds the gradient of a loop. The backward body returns the gradients of the varying states, of
+/// the captures, and of the wanted scanned inputs, in this order.
 fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
     let body = body_of(cx)?;
     let graph = body.graph.clone();
@@ -119,6 +126,7 @@ fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
         back.captures.iter().copied().filter(|it| cx.wants_captured(it.outer)).collect();
 
     let seeds = seeds(cx, flow, &mut back, &varying)?;
+    // Every iteration reads the captured values, so their gradients accumulate in carried sums.
     let mut sums = Vec::with_capacity(captures.len());
     for capture in &captures {
         let sum = back.input("sum", capture.inner);
@@ -148,6 +156,7 @@ fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
         });
     }
     back.graph.outputs = results.clone();
+    // Of the recomputed forward body, only the nodes that the gradients read remain.
     prune(&mut back.graph, 0, results);
     keep_what_is_read(cx, flow, &mut back, (carried, scanned))?;
     let directions: Vec<(i64, i64)> = wanted
@@ -160,8 +169,8 @@ fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
     Ok(())
 }
 
-/// Sets what the backward loop ends in: the gradients of first values, of captures and of scanned
-/// inputs.
+/// Assigns the outputs of the backward loop: the gradients of initial values, of captured values,
+/// and of scanned inputs.
 fn hand_over(
     cx: &mut GradCx<'_>,
     flow: &Flow,
@@ -187,7 +196,7 @@ fn slice(values: &[ValueId], start: usize, count: usize) -> Result<&[ValueId]> {
     found.ok_or_else(|| error!(InvalidGraph, "the body has {} inputs, fewer than it is given", values.len()))
 }
 
-/// The carried values that depend on what is to be differentiated by, in some iteration.
+/// Finds the carried values that depend on a value to differentiate by, in any iteration.
 fn varying_states(cx: &GradCx<'_>, flow: &Flow, back: &Backward) -> Result<Vec<usize>> {
     let graph = &back.graph;
     let captured = back.captures.iter().filter(|it| cx.wants_captured(it.outer)).map(|it| it.inner);
@@ -195,6 +204,8 @@ fn varying_states(cx: &GradCx<'_>, flow: &Flow, back: &Backward) -> Result<Vec<u
     let wanted = (flow.first_input..cx.input_count()).filter(|&index| cx.wants(index));
     xs.extend(wanted.filter_map(|index| graph.inputs.get(index)));
     let forward = forward(graph);
+    // A carried value may become varying only through another one, an iteration later, so we
+    // iterate to a fixed point.
     loop {
         let varying = BackwardPass { forward: &forward, xs: &xs, boundary: &xs }.varying(graph);
         let pairs = graph.inputs.iter().skip(flow.first_input).take(flow.states);
@@ -221,8 +232,8 @@ fn varying_states(cx: &GradCx<'_>, flow: &Flow, back: &Backward) -> Result<Vec<u
     Ok(states)
 }
 
-/// The gradients of the body's outputs: carried ones come from the iteration after, those of scan
-/// outputs are scanned.
+/// Seeds the gradients of the body's outputs. Those of carried values come from the following
+/// iteration; those of scan outputs are scanned from the upstream gradient.
 fn seeds(
     cx: &mut GradCx<'_>,
     flow: &Flow,
@@ -254,8 +265,8 @@ fn seeds(
     Ok(seeds)
 }
 
-/// Scans what the backward body reads of the forward one: scanned inputs again, carried values as
-/// the loop kept them.
+/// Provides what the backward body reads of the forward one: it scans the scanned inputs again, and
+/// the carried values that the forward loop stores.
 fn keep_what_is_read(
     cx: &mut GradCx<'_>,
     flow: &Flow,
@@ -273,8 +284,8 @@ fn keep_what_is_read(
         let kept = keep(cx, *inner)?;
         back.scan(*inner, kept, (0, 0));
     }
-    // A Loop's body begins with the number of the iteration, and a condition that holds while it
-    // runs.
+    // A `Loop` body starts with the iteration number and the condition. The condition is true in
+    // every iteration that runs, so it becomes a constant.
     let [counter, condition] = body_of(cx)?.graph.inputs.get(..flow.first_input).unwrap_or_default() else {
         ensure!(!back.scanned.is_empty(), Fail, "a Scan scans nothing");
         back.captures.retain(|capture| reads.contains(&capture.inner));
@@ -284,7 +295,8 @@ fn keep_what_is_read(
         let rank = back.graph.value(*condition).ty.shape().map_or(0, <[Dim]>::len);
         back.graph.constants.insert(*condition, Tensor::from_slice(vec![1; rank].as_slice(), &[true])?);
     }
-    // It also tells how many iterations there were.
+    // The stored iteration numbers also give the backward scan its trip count, if it scans nothing
+    // else.
     if is_read(counter) || back.scanned.is_empty() {
         let kept = keep(cx, *counter)?;
         back.scan(*counter, kept, (0, 0));
@@ -293,7 +305,8 @@ fn keep_what_is_read(
     Ok(())
 }
 
-/// Makes the loop of the forward pass hand out an input of its body, iteration by iteration.
+/// Makes the forward loop output an input of its body for every iteration, as an additional scan
+/// output.
 fn keep(cx: &mut GradCx<'_>, inner: ValueId) -> Result<ValueId> {
     let is_tensor = body_of(cx)?.graph.value(inner).ty.as_tensor().is_some();
     ensure!(is_tensor, NotImplemented, "{} carries a value that is no tensor", cx.operator());
@@ -303,6 +316,8 @@ fn keep(cx: &mut GradCx<'_>, inner: ValueId) -> Result<ValueId> {
     let node = cx.pen.graph.nodes.get_mut(cx.id.index()).ok_or_else(gone)?;
     let carried_first = usize::from(node.spec.name == "Loop");
     let body = node.subgraphs.iter_mut().find(|subgraph| subgraph.attr == "body").ok_or_else(gone)?;
+    // The node may leave out trailing outputs, and the new one must come after all the body's
+    // outputs.
     while node.outputs.len() + carried_first < body.graph.outputs.len() {
         node.outputs.push(None);
     }
@@ -313,6 +328,7 @@ fn keep(cx: &mut GradCx<'_>, inner: ValueId) -> Result<ValueId> {
     let mut attrs: Vec<(String, Attribute)> =
         node.attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
     for (name, value) in &mut attrs {
+        // The new output is stacked along axis 0, forward, which the attribute lists encode as 0.
         if let (true, Attribute::Ints(list)) = (name.starts_with("scan_output_"), value) {
             list.push(0);
         }
@@ -323,7 +339,7 @@ fn keep(cx: &mut GradCx<'_>, inner: ValueId) -> Result<ValueId> {
     Ok(kept)
 }
 
-/// Adds the backward `Scan`; returns its outputs.
+/// Emits the backward `Scan`; returns its outputs.
 fn emit_scan(cx: &mut GradCx<'_>, back: Backward, outputs: &[(i64, i64)]) -> Result<Vec<ValueId>> {
     let Backward { mut graph, captures, states, scanned } = back;
     graph.inputs =
@@ -349,8 +365,8 @@ fn emit_scan(cx: &mut GradCx<'_>, back: Backward, outputs: &[(i64, i64)]) -> Res
     cx.pen.emit_flow(("Scan", &outer), &attrs, count, vec![subgraph])
 }
 
-/// Backward is the branch that was taken, computed again; a branch that does not read a value has
-/// zeros for it.
+/// The gradient of `If`: the branch that was taken, recomputed and differentiated. A branch that
+/// does not read a value returns zeros for its gradient.
 pub(super) fn of_if(cx: &mut GradCx<'_>) -> Result<()> {
     let mut wanted: Vec<ValueId> = Vec::new();
     for capture in cx.node.subgraphs.iter().flat_map(|branch| &branch.captures) {
@@ -368,9 +384,10 @@ pub(super) fn of_if(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Builds the backward graph of one branch, with one output for each wanted value.
 fn backward_branch(cx: &GradCx<'_>, branch: &Subgraph, wanted: &[ValueId]) -> Result<Subgraph> {
     let name = format!("{}/{}", cx.node.name, branch.attr);
-    // A branch that contradicts itself is never taken.
+    // An inconsistent branch is never taken, so an empty graph that returns zeros will do.
     let (mut graph, mut captures) = match &branch.graph.broken {
         None => (branch.graph.clone(), branch.captures.clone()),
         Some(_) => (Graph::new(branch.graph.name.clone()), Vec::new()),
@@ -390,7 +407,8 @@ fn backward_branch(cx: &GradCx<'_>, branch: &Subgraph, wanted: &[ValueId]) -> Re
             seeds.push((output, capture(&mut graph, upstream, &mut captures)));
         }
     }
-    // A branch may have several values for one outside, as for a weight and what is the same as it.
+    // A branch may capture one outer value several times, as for a weight and its alias, so the
+    // gradients of all the captures are summed.
     let mut places: Vec<Vec<ValueId>> = Vec::with_capacity(wanted.len());
     for &outer in wanted {
         capture(&mut graph, outer, &mut captures);

@@ -1,4 +1,7 @@
-//! `Loop`: a subgraph run again and again, with values carried from one iteration to the next.
+//! `Loop`: runs a subgraph repeatedly, with loop-carried values and scan outputs.
+//!
+//! Inference iterates the body's types to a fixed point, because a carried value may change its
+//! shape from one iteration to the next.
 
 use super::V;
 use super::merge::{outside, widen};
@@ -32,12 +35,13 @@ static LOOP: OpSpec = OpSpec {
 
 ops![LOOP];
 
-/// How often the types of carried values may change before they must have settled: each pass widens
-/// at least one size.
+/// The pass limit for the fixed point of the carried types. Each pass that changes them widens at
+/// least one size.
 const MAX_PASSES: usize = 64;
 
-/// Infers a body until the types of what it carries do not change any more. `fixed` are the types
-/// of the inputs before the carried ones, `inputs` those after. Returns the types of all outputs.
+/// Infers a body to the fixed point of its loop-carried types. `fixed` are the types of the inputs
+/// before the carried ones, `inputs` of those after; the first `skipped_outputs` outputs are not
+/// carried. Returns the types of all outputs.
 pub(super) fn settle(
     cx: &mut InferCx<'_>,
     body: usize,
@@ -90,8 +94,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         cx.output_count()
     );
     for (index, (ty, after)) in carried.iter().zip(outputs.iter().skip(1)).enumerate() {
-        // After an iteration the value is no optional any more, where the body hands over what it
-        // holds.
+        // A body may take an optional and return the value that it holds. After an iteration the
+        // value is then no longer optional.
         let ty = match (ty, after) {
             (ty, ValueType::Optional(_) | ValueType::Unknown) => ty,
             (ValueType::Optional(held), _) => held,
@@ -103,6 +107,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     for index in count..cx.output_count() {
         let Some(output) = outputs.get(index + 1) else { continue };
         let Some(tensor) = output.as_tensor() else { continue };
+        // A scan output stacks the values of all iterations along a new leading axis.
         let leading = trips.clone().unwrap_or_else(Dim::unknown);
         let shape = outside(output).shape().map(|shape| prepend(leading, shape));
         cx.set(index, tensor.dtype, shape);
@@ -114,8 +119,8 @@ fn prepend(leading: Dim, shape: &[Dim]) -> SymShape {
     std::iter::once(leading).chain(shape.iter().cloned()).collect()
 }
 
-/// The type of the iteration number or the condition: without dimensions, unless the body declares
-/// one of size 1.
+/// Returns the type of the iteration number or the condition: a scalar, unless the body declares a
+/// vector of size 1.
 fn counter_type(cx: &InferCx<'_>, body: usize, position: usize, dtype: DType) -> ValueType {
     let declared = cx.subgraph(body).and_then(|body| {
         let input = body.graph.inputs.get(position)?;
@@ -125,19 +130,21 @@ fn counter_type(cx: &InferCx<'_>, body: usize, position: usize, dtype: DType) ->
     ValueType::tensor(dtype, Some(shape))
 }
 
-/// The number of iterations, where it follows from the inputs: the count is known and the condition
-/// always holds.
+/// Returns the trip count, if the maximum is known and the condition never ends the loop early.
 fn trips(cx: &InferCx<'_>, body: usize) -> Option<Dim> {
     let starts = match cx.has_input(1) {
         true => cx.ints(1).and_then(|condition| condition.first().copied()),
         false => Some(1),
     };
+    // A condition that is false at the start means zero iterations, whatever the maximum.
     if starts == Some(0) {
         return Some(Dim::constant(0));
     }
     let count = cx.dims(0)?.first().cloned()?;
     let graph = &cx.subgraph(body)?.graph;
     let condition = graph.outputs.first().copied()?;
+    // The condition stays true if the body returns a constant true, or the condition that it was
+    // given.
     let stays = is_true(graph, condition) || (starts.is_some() && is_input(graph, condition, 1));
     stays.then(|| count.max(&Dim::constant(0)))
 }
@@ -148,7 +155,7 @@ fn is_true(graph: &Graph, value: ValueId) -> bool {
     symbolic.or_else(constant).is_some_and(|elements| elements.first().is_some_and(|&element| element != 0))
 }
 
-/// Whether a value is the input at `position`, handed on unchanged.
+/// Returns whether a value is the input at `position`, forwarded through `Identity` nodes only.
 fn is_input(graph: &Graph, mut value: ValueId, position: usize) -> bool {
     let input = graph.inputs.get(position).copied();
     for node in graph.nodes.iter().rev() {

@@ -1,18 +1,18 @@
-//! The type of a value that comes from one of two places.
+//! Type joins: the type of a value with two possible definitions, such as the branches of `If` or
+//! two iterations of `Loop`.
 
 use crate::dim::Dim;
 use crate::ir::{TensorType, ValueType};
 use crate::{Result, ensure};
 
-/// The type that covers both: sizes that differ are known to the run only, and shapes of different
-/// rank are not known at all.
+/// Joins two types. Sizes that differ become data-dependent, and shapes of different rank become
+/// unknown.
 pub(in crate::ops) fn merge(first: &ValueType, second: &ValueType) -> Result<ValueType> {
     merge_with(first, second, &mut |a, b| if a == b { a.clone() } else { Dim::unknown() })
 }
 
-/// The type at the start of every iteration, from the type at the start of the first (`before`) and
-/// at the end of an iteration that started so (`after`). A size that does not stay becomes a fresh
-/// unknown, once: afterwards it may be anything.
+/// Widens the type at the start of an iteration (`before`) by that at its end (`after`). A size
+/// that changes becomes a fresh unknown, which then covers every size, so widening converges.
 pub(super) fn widen(before: &ValueType, after: &ValueType) -> Result<ValueType> {
     merge_with(before, after, &mut |a, b| {
         let settled = a == b || a.as_symbol().is_some_and(|symbol| symbol.is_unknown());
@@ -35,7 +35,7 @@ fn merge_with(
         (ValueType::Optional(a), ValueType::Optional(b)) => {
             ValueType::Optional(Box::new(merge_with(a, b, size)?))
         }
-        // An optional may be given as the value it holds.
+        // ONNX lets a plain value stand for an optional that holds it.
         (ValueType::Optional(a), other) | (other, ValueType::Optional(a)) => {
             ValueType::Optional(Box::new(merge_with(a, other, size)?))
         }
@@ -70,8 +70,8 @@ fn without_shape(ty: &ValueType) -> ValueType {
     }
 }
 
-/// The type with sizes that were found unknown inside a subgraph replaced by fresh ones: outside,
-/// they stand for other numbers.
+/// Replaces sizes that are data-dependent inside a subgraph by fresh unknowns. The subgraph's
+/// symbols stand for one iteration, so they must not leak into the outer graph.
 pub(in crate::ops) fn outside(ty: &ValueType) -> ValueType {
     let renew = |tensor: &TensorType| TensorType {
         dtype: tensor.dtype,

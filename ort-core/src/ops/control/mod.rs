@@ -1,4 +1,4 @@
-//! Control flow: operators that run subgraphs.
+//! Control flow: `If`, `Loop` and `Scan`, the operators that run subgraphs.
 
 mod branch;
 mod gradients;
@@ -9,7 +9,7 @@ mod scan;
 use crate::dtype::TypeSet;
 use crate::spec::{TypeVar, Types};
 
-/// What `If` hands over and `Loop` carries: tensors, sequences and optionals.
+/// The values that `If` returns and `Loop` carries: tensors, sequences and optionals.
 const V: TypeVar = TypeVar {
     name: "V",
     types: Types {

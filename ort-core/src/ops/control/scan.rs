@@ -1,4 +1,7 @@
-//! `Scan`: a subgraph run for each slice of its inputs.
+//! `Scan`: runs a subgraph for each slice of its inputs, with loop-carried states and stacked
+//! outputs.
+//!
+//! The opset 8 form, with a batch axis of its own, becomes two nested scans.
 
 use std::sync::Arc;
 
@@ -48,18 +51,20 @@ static SCAN: OpSpec = OpSpec {
 
 ops![SCAN];
 
-/// The states: what is not scanned.
+/// Returns the number of states: the inputs that are not scanned.
 fn carried(attrs: &Attributes, inputs: usize) -> usize {
     let scanned = attrs.int("num_scan_inputs").ok().and_then(|count| usize::try_from(count).ok());
     inputs.saturating_sub(scanned.unwrap_or(0))
 }
 
+/// Returns whether every scanned axis is the first, so that slices are contiguous.
 fn in_front(attrs: &Attributes) -> bool {
     let axes = ["scan_input_axes", "scan_output_axes"].into_iter().filter_map(|name| attrs.find_ints(name));
     axes.flatten().all(|&axis| axis == 0)
 }
 
-/// The axis at `index` of an attribute that may be left out, counted from the front.
+/// Returns the axis at `index` of an attribute list, normalized to `rank`; 0 if the list is left
+/// out.
 fn axis(axes: Option<&[i64]>, index: usize, rank: usize) -> Result<usize> {
     let axis = axes.and_then(|axes| axes.get(index).copied()).unwrap_or(0);
     let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
@@ -67,7 +72,7 @@ fn axis(axes: Option<&[i64]>, index: usize, rank: usize) -> Result<usize> {
     found.ok_or_else(|| error!(InvalidGraph, "axis {axis} is outside rank {rank}"))
 }
 
-/// An input or output of a scan along an axis that is not the first.
+/// A scan input or output along an axis other than the first.
 struct Across {
     is_input: bool,
     index: usize,
@@ -76,7 +81,7 @@ struct Across {
     rank: usize,
 }
 
-/// What is scanned along other axes than the first; none where a rank is not known.
+/// Collects what is scanned along an axis other than the first. `None` if a rank is unknown.
 fn across(graph: &Graph, node: &Node) -> Result<Option<Vec<Across>>> {
     let states = carried(&node.attrs, node.inputs.len());
     let mut found = Vec::new();
@@ -94,7 +99,8 @@ fn across(graph: &Graph, node: &Node) -> Result<Option<Vec<Across>>> {
     Ok(Some(found))
 }
 
-/// Moves the scanned axes to the front before the node, and those of its outputs back behind it.
+/// Transposes the scanned axes of the inputs to the front before the node, and those of the outputs
+/// back after it. Slices are then contiguous, and the axis attributes are dropped.
 fn to_front(graph: &mut Graph, mut node: Node) -> Result<Vec<Node>> {
     let Some(found) = across(graph, &node)? else { return Ok(vec![node]) };
     let (mut before, mut behind) = (Vec::new(), Vec::new());
@@ -160,6 +166,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         let size = slice.remove(axis(cx.attrs.find_ints("scan_input_axes"), index - states, slice.len())?);
         length = Some(match length {
             None => size,
+            // All scanned inputs have the same length, so we prefer a constant to a symbol.
             Some(known) if known.as_constant().is_some() => known,
             Some(_) => size,
         });
@@ -188,10 +195,12 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before opset 9 all inputs had a leading batch dimension, the scanned ones their sequence second.
-/// That is a scan over the batch without state, whose body is a scan over the sequence. Where the
-/// sequences have lengths of their own, the body cuts what is scanned and fills up what comes out
-/// with zeros.
+/// Rewrites the opset 8 form, in which every input has a leading batch axis and the scanned ones
+/// have their sequence second.
+///
+/// The result is a stateless scan over the batch, whose body is a scan over the sequence. If the
+/// sequences have lengths of their own, the body cuts the scanned inputs to the length and pads the
+/// outputs with zeros.
 fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     ensure!(!draft.inputs.is_empty(), InvalidGraph, "Scan without inputs");
     let lengths = draft.inputs.remove(0);
@@ -210,6 +219,7 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
 
     let mut middle = Graph::new(format!("{}_batch", draft.name));
     let mut captures = Vec::new();
+    // The inner scan now captures from the middle graph, which captures from the outer one in turn.
     for capture in &mut inner.captures {
         let name = inner.graph.value(capture.inner).name.clone();
         let value = middle.add_value(name, ValueType::Unknown);
@@ -259,16 +269,17 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The length of a batch element's sequences, in the graph of one element.
+/// The length of one batch element's sequences, as values of that element's graph.
 struct Length {
-    /// The length, and that of the longest sequence, as lists of one number.
+    /// The length of this element's sequences, as a list of one number.
     own: ValueId,
+    /// The length of the padded sequences, as a list of one number.
     longest: ValueId,
     zero: ValueId,
 }
 
 impl Length {
-    /// From a scalar length and an uncut sequence.
+    /// Builds the values from a scalar length and an uncut sequence.
     fn of(graph: &mut Graph, length: ValueId, sequence: ValueId) -> Result<Length> {
         let mut constant = |name: &str, value: i64| -> Result<ValueId> {
             let name = format!("{}.{name}", graph.name);
@@ -281,12 +292,13 @@ impl Length {
         Ok(Length { own, longest, zero })
     }
 
+    /// Cuts a sequence to its own length.
     fn cut(&self, graph: &mut Graph, sequence: ValueId) -> Result<ValueId> {
         let inputs = [sequence, self.zero, self.own, self.zero].map(Some);
         emit(graph, "Slice", &inputs, Vec::new())
     }
 
-    /// The sequence with zeros behind it, as long as the longest.
+    /// Pads a sequence with zeros to the length of the longest.
     fn fill_up(&self, graph: &mut Graph, sequence: ValueId) -> Result<ValueId> {
         let missing = emit(graph, "Sub", &[Some(self.longest), Some(self.own)], Vec::new())?;
         let axis = vec![("axis".to_string(), Attribute::Int(0))];
@@ -295,7 +307,7 @@ impl Length {
     }
 }
 
-/// Adds a node with one output.
+/// Appends a node with one output.
 fn emit(
     graph: &mut Graph,
     op: &str,

@@ -1,5 +1,4 @@
-//! The activations that fused operators name in their attributes `activation` and
-//! `activation_params`.
+//! Activation epilogues: what fused operators name in `activation` and `activation_params`.
 
 use smallvec::SmallVec;
 
@@ -8,29 +7,31 @@ use crate::ops::microsoft::number;
 use crate::spec::{Draft, Registry, ScalarExpr};
 use crate::{Result, ensure, error, unknown_name};
 
-/// One activation: how fused operators name it, and the operator that it is.
+/// One activation: its name in fused operators, and the standard operator that it stands for.
 struct Row {
     name: &'static str,
-    /// The standard's operator.
+    /// The name of the standard operator.
     op: &'static str,
-    /// Its parameters in the order of `activation_params`, named as the operator's attributes (for
-    /// `Clip`, inputs).
+    /// The parameters in the order of `activation_params`, named like the operator's attributes
+    /// (for `Clip`, its inputs).
     parameters: &'static [&'static str],
-    /// Attributes of the operator that the name stands for.
+    /// The operator's attributes that the name implies.
     fixed: &'static [(&'static str, &'static str)],
-    /// Whether ONNX Runtime's `FusedConv` has it, too.
+    /// Whether ONNX Runtime's `FusedConv` has it.
     in_onnx_runtime: bool,
 }
 
+/// An activation that ONNX Runtime's `FusedConv` lacks.
 const fn row(name: &'static str, parameters: &'static [&'static str]) -> Row {
     Row { name, op: name, parameters, fixed: &[], in_onnx_runtime: false }
 }
 
+/// An activation that ONNX Runtime's `FusedConv` has.
 const fn shared(name: &'static str, parameters: &'static [&'static str]) -> Row {
     Row { in_onnx_runtime: true, ..row(name, parameters) }
 }
 
-/// Those that ONNX Runtime fuses, and more.
+/// The activations that ONNX Runtime fuses, and more.
 const ROWS: &[Row] = &[
     row("Celu", &["alpha"]),
     shared("Clip", &["min", "max"]),
@@ -69,17 +70,17 @@ fn find(name: &str) -> Result<&'static Row> {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Activation {
-    /// Its name in the attribute `activation`.
+    /// The name in the attribute `activation`.
     pub name: &'static str,
     values: SmallVec<[f32; 2]>,
 }
 
 impl Activation {
-    /// The activation called `name`, with its parameters in their order. One without parameters
-    /// ignores what is given.
+    /// Creates the activation called `name` with its parameters in order. An activation without
+    /// parameters ignores `values`.
     ///
     /// # Errors
-    /// An unknown name, or another number of parameters.
+    /// An unknown name, or a wrong number of parameters.
     pub fn new(name: &str, values: &[f32]) -> Result<Activation> {
         let row = find(name)?;
         let (expected, given) = (row.parameters.len(), values.len());
@@ -95,13 +96,13 @@ impl Activation {
         Ok(Activation { name: row.name, values: values.iter().take(expected).copied().collect() })
     }
 
-    /// What the attributes `activation` and `activation_params` of a fused operator say.
+    /// Reads the attributes `activation` and `activation_params` of a fused operator.
     pub fn of_attributes(attrs: &Attributes) -> Result<Option<Activation>> {
         Activation::named_by(attrs, ["activation", "activation_params"])
     }
 
-    /// What the attributes `inner_activation` and `inner_activation_params` say, of an operator
-    /// that is made of two.
+    /// Reads the attributes `inner_activation` and `inner_activation_params`, of an operator that
+    /// fuses two convolutions.
     pub fn inner_of_attributes(attrs: &Attributes) -> Result<Option<Activation>> {
         Activation::named_by(attrs, ["inner_activation", "inner_activation_params"])
     }
@@ -113,8 +114,8 @@ impl Activation {
         }
     }
 
-    /// What the attributes `activation` and `activation_alpha`, `activation_beta`,
-    /// `activation_gamma` of `FusedGemm` say.
+    /// Reads the attributes `activation`, `activation_alpha`, `activation_beta` and
+    /// `activation_gamma` of `FusedGemm`.
     pub fn of_gemm(attrs: &Attributes) -> Result<Activation> {
         let row = find(attrs.string("activation")?)?;
         let value = |parameter: &&str| {
@@ -126,8 +127,8 @@ impl Activation {
         Activation::new(row.name, &values)
     }
 
-    /// The activation that a node of the standard's operator `op` computes from its first input,
-    /// where it is one; not for `Clip`, whose bounds are inputs.
+    /// Returns the activation that a node of the standard operator `op` applies to its first input.
+    /// `None` for `Clip`, whose bounds are inputs.
     pub fn of_operator(op: &str, attrs: &Attributes) -> Option<Activation> {
         let is_fixed = |(name, value): &(&str, &str)| attrs.find_string(name) == Some(*value);
         let same = |row: &&Row| row.op == op && row.op != "Clip" && row.fixed.iter().all(is_fixed);
@@ -136,13 +137,12 @@ impl Activation {
         Activation::new(row.name, &values?).ok()
     }
 
-    /// The attributes that say it, of an operator with `activation` and `activation_params`.
+    /// Returns the attributes `activation` and `activation_params` for this activation.
     pub fn attributes(&self) -> Vec<(&'static str, Attribute)> {
         self.attributes_by(["activation", "activation_params"])
     }
 
-    /// The attributes that say it, of an operator with `inner_activation` and
-    /// `inner_activation_params`.
+    /// Returns the attributes `inner_activation` and `inner_activation_params` for this activation.
     pub fn inner_attributes(&self) -> Vec<(&'static str, Attribute)> {
         self.attributes_by(["inner_activation", "inner_activation_params"])
     }
@@ -155,12 +155,12 @@ impl Activation {
         attrs
     }
 
-    /// Whether ONNX Runtime's `FusedConv` has the activation, too.
+    /// Returns whether ONNX Runtime's `FusedConv` has the activation.
     pub fn is_in_onnx_runtime(&self) -> bool {
         ROWS.iter().any(|row| row.name == self.name && row.in_onnx_runtime)
     }
 
-    /// A parameter by its name.
+    /// Returns a parameter by its name.
     ///
     /// # Errors
     /// The activation has no such parameter.
@@ -170,14 +170,16 @@ impl Activation {
         value.ok_or_else(|| error!(InvalidGraph, "activation '{}' has no parameter '{name}'", self.name))
     }
 
-    /// The formula of it, of the first input.
+    /// Returns the scalar formula over the first input.
     ///
     /// # Errors
-    /// The operator of the standard that it is has none.
+    /// The standard operator has no formula.
     pub fn formula(&self) -> Result<ScalarExpr> {
         let row = find(self.name)?;
         if row.op == "Clip" {
             let [min, max] = ["min", "max"].map(|name| self.parameter(name));
+            // The standard's `Clip` has no formula, because its bounds are inputs; here they are
+            // constants.
             return Ok(ScalarExpr::Input(0).max(f64::from(min?)).min(f64::from(max?)));
         }
         let spec = Registry::global()?.find("", row.op);
@@ -190,7 +192,7 @@ impl Activation {
         scalar(&Attributes::new(spec, given)?)
     }
 
-    /// Makes a draft the operator that applies it to a value.
+    /// Turns a draft into the standard operator that applies the activation to a value.
     pub(in crate::ops) fn become_of(&self, draft: &mut Draft<'_>, value: ValueId) -> Result<()> {
         let row = find(self.name)?;
         if row.op == "Clip" {
@@ -211,7 +213,7 @@ impl Activation {
     }
 }
 
-/// Makes a draft the activation that its attributes say, or the value itself.
+/// Replaces a draft by the activation of a value, or by the value itself if there is none.
 pub(in crate::ops) fn end_with(
     draft: &mut Draft<'_>,
     value: ValueId,
@@ -227,8 +229,7 @@ pub(in crate::ops) fn end_with(
 mod tests {
     use super::*;
 
-    /// Each row names an operator of the standard and its attributes, and is found again from that
-    /// operator.
+    /// Each row names a standard operator and its attributes, and `of_operator` finds it from them.
     #[test]
     fn rows_are_operators() -> Result<()> {
         for row in ROWS {

@@ -1,4 +1,4 @@
-//! `FusedElementwise`: several elementwise operators as one, from the text of their common formula.
+//! `FusedElementwise`: a group of elementwise operators, fused into one formula.
 
 use crate::dtype::TypeSet;
 use crate::ir::Attributes;
@@ -8,8 +8,8 @@ use crate::spec::{
 };
 use crate::{Result, ensure};
 
-/// The formula, as [`ScalarExpr`] reads it, of the elements of the inputs, which broadcast. Each
-/// input is part of it.
+/// Evaluates `formula`, in the text form of [`ScalarExpr`], over the broadcast inputs. The formula
+/// must use every input.
 static FUSED_ELEMENTWISE: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "FusedElementwise",
@@ -54,6 +54,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let formula = formula(&crate::ops::microsoft::draft_attributes(draft)?)?;
+    // A formula that is just an input renders no node, and a draft must be replaced by an emitted
+    // value.
     if let ScalarExpr::Input(index) = formula {
         let input = draft.required(index)?;
         draft.become_op("Identity", &[input], &[]);

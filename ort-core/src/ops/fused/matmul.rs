@@ -1,4 +1,4 @@
-//! `FusedMatMul`: a matrix product with a factor, a bias, a residual and an activation.
+//! `FusedMatMul`: a matmul with an epilogue of scale, bias, residual and activation.
 
 use super::activation::{Activation, end_with};
 use crate::dim::Dim;
@@ -13,9 +13,9 @@ use crate::spec::{
 };
 use crate::{Result, error};
 
-/// `Y = activation(alpha * A * B + bias + residual)`, the last two dimensions of a side exchanged
-/// with `transA` and `transB`. Sides have rank 2 or more; the bias has one value for each column,
-/// the residual the shape of the result.
+/// `Y = activation(alpha * A * B + bias + residual)`, where `transA` and `transB` transpose the
+/// last two axes of an operand. Operands have rank 2 or more; the bias has one value for each
+/// column, the residual the shape of the output.
 static FUSED_MATMUL: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "FusedMatMul",
@@ -66,6 +66,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let activation = Activation::of_attributes(&draft_attributes(draft)?)?;
     let sides = [Some(draft.required(0)?), Some(draft.required(1)?)];
     let (alpha, trans_a, trans_b) = (float(draft, "alpha")?, int(draft, "transA")?, int(draft, "transB")?);
+    // Without a scale or a transposition the product is the standard's `MatMul`.
     let mut result = if alpha == 1.0 && trans_a == 0 && trans_b == 0 {
         draft.emit_one("MatMul", &sides, &[])?
     } else {

@@ -1,6 +1,7 @@
-//! The runtime's own fused operators, of the domain [`RUNTIME`]: what rewrites make of several of
-//! the standard's operators so that a provider runs them in one pass. Each has a decomposition that
-//! is exact.
+//! The runtime's own fused operators, in the domain [`RUNTIME`].
+//!
+//! Rewrites fuse several standard operators into one of these so that a provider runs them in one
+//! pass. Each has an exact decomposition, for providers without a kernel.
 
 pub mod activation;
 mod elementwise;
@@ -12,8 +13,8 @@ use crate::ir::Node;
 use crate::spec::{MICROSOFT, RUNTIME};
 use activation::Activation;
 
-/// Whether ONNX Runtime has the operator of a node that a rewrite made: it has none of the
-/// runtime's own, and does not end convolutions with all of the activations.
+/// Returns whether ONNX Runtime has the operator of a node that a rewrite made. It has none of the
+/// runtime's own operators, and its `FusedConv` lacks some of the activations.
 pub(crate) fn is_in_onnx_runtime(node: &Node) -> bool {
     match (node.spec.domain, node.spec.name) {
         (RUNTIME, _) => false,

@@ -1,5 +1,6 @@
-//! Operators of images of floats with the channels of a pixel side by side: `NhwcConv`,
-//! `NhwcMaxPool` and `NhwcAveragePool`.
+//! Float image operators in NHWC layout: `NhwcConv`, `NhwcMaxPool` and `NhwcAveragePool`.
+//!
+//! They decompose into the standard operators between transpositions.
 
 use crate::Result;
 use crate::dim::Dim;
@@ -16,8 +17,8 @@ use crate::ops::nn::geometry::Windows;
 use crate::ops::nn::pool::{AVERAGE_POOL_ATTRS, NHWC_MAX_POOL_ATTRS};
 use crate::spec::{BatchRule, Cost, Draft, InferCx, OP, OpSpec, RUNTIME, one, opt, var};
 
-/// `FusedConv` of `X` [N, .., C], of filters `W` [M, .., C / group] and of an addend `Z` as `Y` is:
-/// [N, .., M].
+/// `FusedConv` in NHWC: `X` is [N, .., C], the filters `W` are [M, .., C / group], and the addend
+/// `Z` and `Y` are [N, .., M].
 static NHWC_CONV: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "NhwcConv",
@@ -32,8 +33,8 @@ static NHWC_CONV: OpSpec = OpSpec {
     ..OP
 };
 
-/// `MaxPool` of `X` [N, .., C] without the indices. ONNX Runtime's operator of this name is of
-/// codes.
+/// `MaxPool` of `X` [N, .., C], without indices. ONNX Runtime's operator of this name takes
+/// quantized values.
 static NHWC_MAX_POOL: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "NhwcMaxPool",
@@ -85,15 +86,17 @@ fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {
     let inputs = [Some(image), Some(weight), draft.input(2)];
     let mut result = draft.emit_one("Conv", &inputs, &named(&attrs))?;
     result = move_channels(draft, result, rank, false)?;
+    // `Z` is NHWC like `Y`, so it is added after the transposition back.
     if let Some(addend) = draft.input(3) {
         result = draft.emit("Add", &[result, addend], &[])?;
     }
     end_with(draft, result, activation.as_ref())
 }
 
-/// Shapes of a pool with the channels last.
+/// Infers the output shape of an NHWC pool.
 pub(in crate::ops) fn infer_pool(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(image) = cx.shape(0) else { return Ok(()) };
+    // We reuse the shape rules of the standard's pools, which are NCHW.
     let image = channels_first(image, true)?;
     let windows = Windows::of_pool(cx.attrs, image.len())?;
     let (outer, places) = image.split_at_checked(2).unwrap_or((&image, &[]));
@@ -102,7 +105,7 @@ pub(in crate::ops) fn infer_pool(cx: &mut InferCx<'_>) -> Result<()> {
     set_image(cx, shape, true)
 }
 
-/// A pool with the channels last as the standard's between transpositions.
+/// Decomposes an NHWC pool into the standard's pool between transpositions.
 pub(in crate::ops) fn lower_pool(draft: &mut Draft<'_>, op: &str) -> Result<()> {
     let (rank, image) = (image_rank(draft, None)?, draft.required(0)?);
     let image = move_channels(draft, image, rank, true)?;
@@ -112,10 +115,12 @@ pub(in crate::ops) fn lower_pool(draft: &mut Draft<'_>, op: &str) -> Result<()> 
     draft.replace(&[result])
 }
 
+/// Returns the attributes of a draft, for another operator.
 fn given(draft: &Draft<'_>) -> Vec<(String, Attribute)> {
     draft.attrs.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
+/// Returns attributes in the form in which drafts take them.
 fn named(attrs: &[(String, Attribute)]) -> Vec<(&str, Attribute)> {
     attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
 }

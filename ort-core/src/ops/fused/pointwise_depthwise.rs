@@ -1,4 +1,5 @@
-//! `FusedPointwiseDepthwise`: a pointwise convolution and the depthwise one that reads it.
+//! `FusedPointwiseDepthwise`: a pointwise convolution fused into the depthwise convolution that
+//! reads it.
 
 use super::activation::Activation;
 use crate::dtype::TypeSet;
@@ -12,9 +13,10 @@ use crate::spec::{
 };
 use crate::{Result, ensure, error};
 
-/// `Y = activation(depthwise(inner_activation(pointwise(X, W1) + B1), W2) + B2)`. `W1` is [C, K, 1,
-/// ..] and `W2` is [C, 1, k, ..] with one filter for each of the C = `group` channels between the
-/// two. The attributes of windows are those of the depthwise convolution.
+/// `Y = activation(depthwise(inner_activation(pointwise(X, W1) + B1), W2) + B2)`.
+///
+/// `W1` is [C, K, 1, ..] and `W2` is [C, 1, k, ..], with one filter for each of the C = `group`
+/// channels between the two. The window attributes are those of the depthwise convolution.
 static FUSED_POINTWISE_DEPTHWISE: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "FusedPointwiseDepthwise",
@@ -58,6 +60,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         let one = each.as_constant().is_none_or(|channels| channels == 1);
         ensure!(one, InvalidGraph, "a filter of W2 has {each} channels, expected 1");
     }
+    // A pointwise convolution without padding or strides keeps the spatial sizes.
     let between: Vec<_> = [batch, filters].into_iter().chain(sizes).cloned().collect();
     let Some(depthwise) = cx.shape(2) else { return Ok(()) };
     let shape = conv::output_shape(cx, [&between, depthwise], 4)?;
@@ -77,7 +80,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[result])
 }
 
-/// Emits a convolution that ends in an activation, if there is one.
+/// Emits a convolution with an optional activation.
 fn conv_with(
     draft: &mut Draft<'_>,
     inputs: &[Option<ValueId>],

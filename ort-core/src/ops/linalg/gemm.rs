@@ -1,4 +1,4 @@
-//! `Gemm`: `alpha * A * B + beta * C` of matrices.
+//! `Gemm`: `alpha * A * B + beta * C` of matrices, either of `A` and `B` optionally transposed.
 
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
@@ -28,7 +28,7 @@ static GEMM: OpSpec = OpSpec {
     upgrades: &[Upgrade {
         before: 7,
         apply: |draft| {
-            // Broadcasting of C became the rule.
+            // From version 7 on `C` always broadcasts, so the flag is dropped.
             draft.take_attr("broadcast");
             Ok(())
         },
@@ -39,6 +39,7 @@ static GEMM: OpSpec = OpSpec {
 
 ops![GEMM];
 
+/// Infers the output shape of `Gemm` and `FusedGemm`.
 pub(in crate::ops) fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let (rows, left) = matrix("A", a, cx.attrs.flag("transA")?)?;
@@ -50,6 +51,7 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     if let Some(c) = cx.shape(2) {
         ensure!(c.len() <= 2, InvalidGraph, "C has rank {}, at most 2 broadcasts to a matrix", c.len());
         let broadcast = broadcast::dims(&[&shape, c])?;
+        // `C` must broadcast to the product, but not enlarge it.
         let grows = broadcast.iter().zip(&shape).any(|(to, from)| {
             matches!((to.as_constant(), from.as_constant()), (Some(to), Some(from)) if to != from)
         });
@@ -58,6 +60,7 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape)
 }
 
+/// Returns the rows and columns of an operand after its transposition.
 fn matrix(name: &str, shape: &[Dim], transposed: bool) -> Result<(Dim, Dim)> {
     match shape {
         [rows, columns] if transposed => Ok((columns.clone(), rows.clone())),
@@ -66,12 +69,16 @@ fn matrix(name: &str, shape: &[Dim], transposed: bool) -> Result<(Dim, Dim)> {
     }
 }
 
-/// `dA = alpha * dY * B^T`, `dB = alpha * A^T * dY`, transposed where the operand is, and `dC =
-/// beta * dY`.
+/// The gradient of `Gemm`, in which every transposition is folded into a flag of the emitted
+/// `Gemm`.
+///
+/// For plain operands `dA = alpha * dY * B^T`, `dB = alpha * A^T * dY` and `dC = beta * dY`.
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let (a, b, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let (alpha, beta) = (cx.attrs().float("alpha")?, cx.attrs().float("beta")?);
     let (trans_a, trans_b) = (cx.attrs().flag("transA")?, cx.attrs().flag("transB")?);
+    // The gradient of a transposed operand is the transpose of the plain one, so the operands swap:
+    // `(dY * op(B)^T)^T = op(B) * dY^T`, and likewise for `B`.
     let rows = if trans_a { (b, upstream, trans_b, true) } else { (upstream, b, false, !trans_b) };
     let columns = if trans_b { (upstream, a, true, trans_a) } else { (a, upstream, !trans_a, false) };
     for (index, (left, right, trans_left, trans_right)) in [rows, columns].into_iter().enumerate() {
@@ -86,6 +93,7 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
         }
     }
     if cx.wants(2) {
+        // `C` may have broadcast, so its gradient is summed back to its shape.
         let beta = cx.number(f64::from(beta), cx.dtype(upstream)?)?;
         let gradient = cx.emit("Mul", &[upstream, beta], &[])?;
         cx.set_broadcast(2, gradient)?;

@@ -1,5 +1,5 @@
-//! `MatMul`, `MatMulInteger` and `QLinearMatMul`: matrix products with numpy's rules for batches
-//! and vectors.
+//! `MatMul`, `MatMulInteger` and `QLinearMatMul`: batched matmuls with the shape rules of
+//! `numpy.matmul`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -66,15 +66,16 @@ static QLINEAR_MATMUL: OpSpec = OpSpec {
 
 ops![MATMUL, MATMUL_INTEGER, QLINEAR_MATMUL];
 
+/// Infers the output shape; `right` is the index of the second operand.
 fn infer(cx: &mut InferCx<'_>, right: usize) -> Result<()> {
     let (Some(a), Some(b)) = (cx.shape(0), cx.shape(right)) else { return Ok(()) };
     let shape = product_shape(a, b)?;
     cx.set_shape(0, shape)
 }
 
-/// The shape of the product of `a` and `b` as `numpy.matmul` has it: the last two dimensions are
-/// matrices, the others broadcast, and a single dimension is a row on the left and a column on the
-/// right that then disappears.
+/// Returns the shape of `a * b` by the rules of `numpy.matmul`. The last two axes are the matrices
+/// and the others broadcast. A vector is a row as `a` and a column as `b`, and that axis is dropped
+/// from the output.
 pub(in crate::ops) fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
     let (Some((left_k, a_rest)), false) = (a.split_last(), b.is_empty()) else {
         return Err(error!(InvalidGraph, "a matrix product needs operands of rank 1 or more"));
@@ -101,10 +102,12 @@ pub(in crate::ops) fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
     Ok(shape)
 }
 
-/// `dA = dY * B^T` and `dB = A^T * dY`, summed over batches that were broadcast; vectors are
-/// matrices meanwhile.
+/// The gradient of `MatMul`: `dA = dY * B^T` and `dB = A^T * dY`, summed over broadcast batch axes.
+/// Vector operands become matrices first.
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let (mut a, mut b, mut upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    // A product with a vector drops an axis. We restore it in the operand and in the upstream
+    // gradient.
     let (row, column) = (cx.rank(a)? == 1, cx.rank(b)? == 1);
     if column {
         let last = cx.ints(&[-1])?;
@@ -124,7 +127,8 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     if cx.wants(1) {
         let is_one_matrix = cx.rank(b)? == 2 && cx.rank(a)? > 2;
         let product = if is_one_matrix {
-            // One product over the rows of all batches sums over them.
+            // All batches share one B, so its gradient is a sum over them. One GEMM over the rows
+            // of all batches computes that sum in its accumulators.
             let rows =
                 |cx: &mut GradCx<'_>, side| cx.emit("Flatten", &[side], &[("axis", Attribute::Int(-1))]);
             let sides = [rows(cx, a)?, rows(cx, upstream)?];
@@ -138,7 +142,8 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The product of two sides, the matrices of one of them transposed as they are read.
+/// Emits the matmul of two operands with the flag `side` set, which transposes one of them without
+/// a copy.
 fn transposed_product(cx: &mut GradCx<'_>, sides: [ValueId; 2], side: &str) -> Result<ValueId> {
     cx.pen.emit_in((MICROSOFT, "FusedMatMul"), &sides.map(Some), &[(side, Attribute::Int(1))])
 }

@@ -1,4 +1,4 @@
-//! Operators that multiply matrices.
+//! Linear algebra: `Gemm`, `MatMul` and their quantized forms.
 
 pub(super) mod gemm;
 pub(super) mod matmul;

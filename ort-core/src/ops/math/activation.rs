@@ -1,4 +1,4 @@
-//! Activation functions, each with its formula.
+//! Activation functions, as scalar formulas.
 
 use crate::Result;
 use crate::dtype::TypeSet;
@@ -68,6 +68,7 @@ static HARD_SIGMOID: OpSpec = OpSpec {
 static HARD_SWISH: OpSpec = OpSpec {
     upgrades: &[],
     first: 14,
+    // `x * HardSigmoid(x)` with `alpha = 1 / 6` and `beta = 0.5`.
     ..unary("HardSwish", 22, |_| Ok(x() * (x() * (1.0 / 6.0) + 0.5).max(0.0).min(1.0)))
 };
 
@@ -127,6 +128,7 @@ static SHRINK: OpSpec = OpSpec {
     first: 9,
     ..unary("Shrink", 9, |attrs| {
         let (bias, lambda) = (attrs.float("bias")?, attrs.float("lambd")?);
+        // Outside `[-lambd, lambd]` the input moves towards 0 by `bias`; inside, the output is 0.
         let high = ScalarExpr::select(number(f64::from(lambda)).less(x()), x() - bias, number(0.0));
         Ok(ScalarExpr::select(x().less(-lambda), x() + bias, high))
     })
@@ -152,12 +154,12 @@ ops![
     SHRINK,
 ];
 
-/// `negative` where the input is below 0, else the input.
+/// Returns `negative` if the input is below 0, else the input.
 fn below_zero(negative: ScalarExpr) -> ScalarExpr {
     ScalarExpr::select(x().less(0.0), negative, x())
 }
 
-/// The defaults of `Selu` had fewer digits before version 6.
+/// Before version 6 the defaults of `Selu` had fewer digits.
 fn first_constants_of_selu(draft: &mut Draft<'_>) -> Result<()> {
     for (name, value) in [("alpha", 1.6732), ("gamma", 1.0507)] {
         if draft.attr(name).is_none() {
@@ -167,16 +169,18 @@ fn first_constants_of_selu(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `log(1 + e^x)`, written so that nothing overflows.
+/// `log(1 + e^x)`, as `max(x, 0) + log1p(e^-|x|)` so that the exponential never overflows.
 fn softplus() -> ScalarExpr {
     x().max(0.0) + (-x().apply(UnaryFn::Abs)).apply(UnaryFn::Exp).apply(UnaryFn::Log1p)
 }
 
+/// `x * sigmoid(alpha * x)`.
 fn swish(alpha: f32) -> ScalarExpr {
     x() * (x() * alpha).apply(UnaryFn::Sigmoid)
 }
 
-/// From the output, which the next convolution or product keeps anyway, instead of the input.
+/// The gradient of `Relu`, from its output rather than its input: the next convolution or matmul
+/// keeps the output for its own gradient anyway.
 fn gradient_of_relu(cx: &mut GradCx<'_>) -> Result<()> {
     let (upstream, output) = (ScalarExpr::Input(0), ScalarExpr::Input(1));
     let formula = ScalarExpr::select(number(0.0).less(output), upstream, number(0.0));
@@ -186,6 +190,7 @@ fn gradient_of_relu(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
+/// `x / 2 * (1 + erf(x / sqrt(2)))`, or its approximation by `tanh`.
 fn gelu(attrs: &Attributes) -> Result<ScalarExpr> {
     let inner = match attrs.string("approximate")? {
         "none" => (x() * std::f64::consts::FRAC_1_SQRT_2).apply(UnaryFn::Erf),
@@ -200,6 +205,7 @@ fn gelu(attrs: &Attributes) -> Result<ScalarExpr> {
 }
 
 fn infer_gelu(cx: &mut InferCx<'_>) -> Result<()> {
+    // Refuses an unknown `approximate` when the model is loaded.
     gelu(cx.attrs)?;
     same_shape(cx)
 }

@@ -1,4 +1,4 @@
-//! Arithmetic of two tensors that broadcast.
+//! Binary arithmetic with broadcasting: `Add`, `Sub`, `Mul`, `Div`, `Mod` and `Pow`.
 
 use crate::Result;
 use crate::dim::Dim;
@@ -53,10 +53,12 @@ static POW: OpSpec = OpSpec {
     ..binary("Pow", 15, NUMERIC)
 };
 
+/// The types of a base. An exponent may be of any numeric type.
 const POW_BASES: TypeSet = TypeSet::FLOATS.union(TypeSet::of(&[DType::I32, DType::I64]));
 
 ops![ADD, SUB, MUL, DIV, MOD, POW];
 
+/// Infers the shape, and the elements if they are known symbolically.
 fn with_symbols(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Dim>) -> Result<()> {
     broadcast(cx)?;
     symbolic::binary(cx, function)

@@ -1,4 +1,4 @@
-//! Functions of the bits of integers.
+//! Bitwise operators on integers.
 
 use crate::Result;
 use crate::ensure;

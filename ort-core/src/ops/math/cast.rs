@@ -1,4 +1,4 @@
-//! Conversions between element types: `Cast`, `CastLike`, `BitCast`.
+//! Type conversions: `Cast`, `CastLike` and `BitCast`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -62,7 +62,7 @@ static BIT_CAST: OpSpec = OpSpec {
 
 ops![CAST, CAST_LIKE, BIT_CAST];
 
-/// The type that the attribute `to` names, which must be one of `allowed`.
+/// Returns the type that the attribute `to` names, which must be among `allowed`.
 fn target(cx: &InferCx<'_>, allowed: TypeSet) -> Result<DType> {
     let code = cx.attrs.int("to")?;
     i32::try_from(code).ok().and_then(DType::from_onnx).filter(|dtype| allowed.contains(*dtype)).ok_or_else(
@@ -85,6 +85,8 @@ fn infer_cast_like(cx: &mut InferCx<'_>) -> Result<()> {
     }
 }
 
+/// Infers an output of type `to`, with the symbolic elements of the input if the conversion keeps
+/// them known.
 fn set_converted(cx: &mut InferCx<'_>, to: DType) -> Result<()> {
     let mode = cx.attrs.string("round_mode")?;
     ensure!(
@@ -101,12 +103,13 @@ fn set_converted(cx: &mut InferCx<'_>, to: DType) -> Result<()> {
     Ok(())
 }
 
-/// A symbolic element in another type, where that is certain.
+/// Converts a symbolic element to another type. `None` if its value is then unknown.
 fn convert(element: &Dim, to: DType) -> Option<Dim> {
     match (to, element.as_constant()) {
         (DType::I64, _) => Some(element.clone()),
         (DType::I32, Some(value)) => Some(Dim::constant(i64::from(value as i32))),
-        // A size that does not fit 32 bits does not fit a tensor of them either.
+        // A symbolic size is taken to fit 32 bits, because an int32 tensor could not hold a larger
+        // one either.
         (DType::I32, None) => Some(element.clone()),
         (DType::Bool, Some(value)) => Some(Dim::constant(i64::from(value != 0))),
         (DType::Bool, None) => element.is_known_positive().then(|| Dim::constant(1)),
@@ -114,7 +117,7 @@ fn convert(element: &Dim, to: DType) -> Option<Dim> {
     }
 }
 
-/// `CastLike` is `Cast` to the second input's type.
+/// Decomposes `CastLike` into `Cast` to the second input's type.
 fn lower_cast_like(draft: &mut Draft<'_>) -> Result<()> {
     let (input, to) = (draft.required(0)?, draft.dtype(1)?);
     let mut attrs = vec![("to", Attribute::Int(i64::from(to.onnx_code())))];
@@ -125,7 +128,7 @@ fn lower_cast_like(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The gradient in the type of the input.
+/// The gradient of a cast: the upstream gradient, cast back to the input's type.
 fn gradient_of_cast(cx: &mut GradCx<'_>) -> Result<()> {
     let (upstream, to) = (cx.upstream()?, cx.dtype(cx.input(0)?)?);
     let gradient = cx.cast(upstream, to)?;
@@ -148,7 +151,7 @@ fn infer_bit_cast(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 6 the target was named, such as `FLOAT`.
+/// Before version 6 the target was a name, such as `FLOAT`.
 fn name_to_code(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::String(name)) = draft.attr("to") else { return Ok(()) };
     let name = name.to_ascii_lowercase();

@@ -1,5 +1,4 @@
-//! Operators that choose among or combine several tensors: `Where`, `Clip`, `Min`, `Max`, `Sum`,
-//! `Mean`.
+//! Selection and variadic operators: `Where`, `Clip`, `Min`, `Max`, `Sum` and `Mean`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -62,6 +61,7 @@ static MEAN: OpSpec =
 
 ops![WHERE, CLIP, MIN, MAX, SUM, MEAN];
 
+/// The record of a variadic operator whose inputs broadcast.
 const fn variadic(name: &'static str, outputs: &'static [Param]) -> OpSpec {
     OpSpec {
         name,
@@ -76,12 +76,14 @@ const fn variadic(name: &'static str, outputs: &'static [Param]) -> OpSpec {
     }
 }
 
+/// Infers the shape, and the elements as a fold of `function` over the inputs.
 fn extreme(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Dim>) -> Result<()> {
     broadcast(cx)?;
     symbolic::fold(cx, function)
 }
 
-/// Each input of a sum has the gradient of the output; of a mean, its part of it.
+/// The gradient of `Sum` and `Mean`: each input gets the upstream gradient, divided by the number
+/// of inputs for a mean.
 fn share(cx: &mut GradCx<'_>, mean: bool) -> Result<()> {
     let mut gradient = cx.upstream()?;
     if mean {
@@ -91,7 +93,8 @@ fn share(cx: &mut GradCx<'_>, mean: bool) -> Result<()> {
     cx.wanted().into_iter().try_for_each(|index| cx.set_broadcast(index, gradient))
 }
 
-/// Inputs that are equally extreme share the gradient.
+/// The gradient of `Min` and `Max`: inputs that tie for the extreme share the upstream gradient
+/// equally.
 fn gradient_of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     let (output, upstream) = (cx.output(0)?, cx.upstream()?);
     let dtype = cx.dtype(output)?;
@@ -111,12 +114,14 @@ fn gradient_of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What is within the bounds has the gradient; what is below or above hands it to its bound.
+/// The gradient of `Clip`: that of elements within the bounds goes to the input, that of the others
+/// to the bound that they exceed.
 fn gradient_of_clip(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, upstream) = (cx.input(0)?, cx.upstream()?);
     let zero = cx.number(0.0, cx.dtype(input)?)?;
     let mut inside = upstream;
-    // The upper bound is applied to what the lower one leaves, and wins where it is below it.
+    // `Clip` is `min(max(x, low), high)`, so the upper bound applies to the raised input and wins
+    // if the bounds are out of order.
     let raised = match cx.find_input(1) {
         Some(least) if cx.find_input(2).is_some() => cx.emit("Max", &[input, least], &[])?,
         _ => input,
@@ -149,6 +154,7 @@ fn infer_clip(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(x) = cx.symbolic(0) else { return Ok(()) };
     let bound = |index: usize| cx.symbolic(index).and_then(|bound| bound.elements.first().cloned());
     let (low, high) = (bound(1), bound(2));
+    // A bound that is given but not known leaves the elements unknown.
     if cx.has_input(1) != low.is_some() || cx.has_input(2) != high.is_some() {
         return Ok(());
     }
@@ -162,7 +168,7 @@ fn infer_clip(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 11 the bounds were attributes, of floats only.
+/// Before version 11 the bounds were float attributes.
 fn bounds_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
     for (index, name) in [(1, "min"), (2, "max")] {
         let bound = match draft.take_attr(name) {
@@ -170,7 +176,7 @@ fn bounds_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
             Some(Attribute::Float(bound)) => bound,
             Some(_) => return Err(error!(InvalidGraph, "attribute '{name}' is no float")),
         };
-        // The widest float stands for no bound.
+        // These were the defaults, which mean no bound.
         if (index == 1 && bound == f32::MIN) || (index == 2 && bound == f32::MAX) {
             continue;
         }
@@ -181,6 +187,7 @@ fn bounds_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
         };
         let typed = draft.dtype(0).is_ok();
         let mut value = draft.constant(tensor);
+        // The upgrade may run before the input's type is known.
         if !typed {
             let input = draft.required(0)?;
             value = draft.emit("CastLike", &[value, input], &[])?;

@@ -1,4 +1,4 @@
-//! Comparisons of two tensors that broadcast, to booleans.
+//! Comparisons with broadcasting, to booleans.
 
 use crate::Result;
 use crate::dim::Dim;
@@ -47,6 +47,7 @@ static GREATER_OR_EQUAL: OpSpec = OpSpec {
 
 ops![EQUAL, LESS, GREATER, LESS_OR_EQUAL, GREATER_OR_EQUAL];
 
+/// The record of a comparison.
 const fn comparison(name: &'static str, since: i64, upgrades: &'static [Upgrade]) -> OpSpec {
     OpSpec {
         outputs: C,
@@ -57,6 +58,7 @@ const fn comparison(name: &'static str, since: i64, upgrades: &'static [Upgrade]
     }
 }
 
+/// Infers the shape, and the elements if they can be decided symbolically.
 fn compare(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Dim>) -> Result<()> {
     broadcast(cx)?;
     symbolic::binary(cx, function)

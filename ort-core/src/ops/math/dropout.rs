@@ -1,5 +1,4 @@
-//! `Dropout`: in training, elements set to 0 at random and the others scaled up; else the same
-//! tensor.
+//! `Dropout`: in training, zeroes random elements and scales up the others; otherwise the identity.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
@@ -33,7 +32,8 @@ static DROPOUT: OpSpec = OpSpec {
 
 ops![DROPOUT];
 
-/// What was kept has its gradient, scaled as it was; the mask says what that is.
+/// The gradient of `Dropout`: kept elements pass the upstream gradient with the same scale. The
+/// pass demands the mask from the forward node to know which were kept.
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let upstream = cx.first_upstream()?;
     let Some(training) = cx.find_input(2) else {
@@ -47,6 +47,7 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
         None => cx.number(0.5, dtype)?,
     };
     let kept = cx.emit("Sub", &[one, ratio], &[])?;
+    // Outside of training nothing is scaled, so the divisor is 1.
     let kept = cx.emit("Where", &[training, kept, one], &[])?;
     let mask = cx.demand_output(1)?;
     let zero = cx.number(0.0, dtype)?;
@@ -71,8 +72,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 7 the attribute `is_test` said whether the node only passes its input on; it was
-/// 0 by default.
+/// Before version 7 the attribute `is_test`, 0 by default, said whether the node is the identity.
 fn test_to_input(draft: &mut Draft<'_>) -> Result<()> {
     let test = match draft.take_attr("is_test") {
         None => false,
@@ -94,7 +94,7 @@ fn test_to_input(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 10 the mask had the type of the data.
+/// Before version 10 the mask had the type of the data, so the boolean mask is cast.
 fn mask_of_numbers(draft: &mut Draft<'_>) -> Result<()> {
     if draft.outputs.get(1).copied().flatten().is_none() {
         return Ok(());
@@ -106,8 +106,8 @@ fn mask_of_numbers(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[output, mask])
 }
 
-/// Before version 12 the ratio was an attribute, and from version 7 on without meaning: the node
-/// only passed its input on.
+/// From version 7 until version 12 the ratio was an attribute without effect, because the node was
+/// always the identity.
 fn drop_ratio(draft: &mut Draft<'_>) -> Result<()> {
     draft.take_attr("ratio");
     Ok(())

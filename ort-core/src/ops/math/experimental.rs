@@ -1,8 +1,8 @@
-//! Experimental operators of the first operator sets: `Affine`, `Scale`, `ScaledTanh`,
-//! `ParametricSoftplus`, `ImageScaler`, `Crop`, `DynamicSlice`.
+//! Experimental operators of the first opsets: `Affine`, `Scale`, `ScaledTanh`,
+//! `ParametricSoftplus`, `ImageScaler`, `Crop` and `DynamicSlice`.
 //!
-//! The standard dropped them; ONNX Runtime still runs them before operator set 10, and converters
-//! of that time wrote them (Tiny YOLO). Each is a few of the standard's operators.
+//! The standard dropped them, but ONNX Runtime still runs them before opset 10, and converters of
+//! that time wrote them (Tiny YOLO). Each decomposes into a few standard operators.
 
 use super::shared::{INPUT, OUTPUT, X, Y, same_shape};
 use crate::dim::Dim;
@@ -14,6 +14,7 @@ use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt,
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
+/// A record from a float tensor to one of the same shape.
 const OF_FLOATS: OpSpec = OpSpec {
     since: 10,
     inputs: INPUT,
@@ -49,8 +50,8 @@ static SCALE: OpSpec = OpSpec {
     ..OF_FLOATS
 };
 
-/// `alpha * function(beta * x)`. The schemas have no defaults, and ONNX Runtime's kernels need both
-/// factors.
+/// `alpha * function(beta * x)`. The schemas have no defaults, but ONNX Runtime's kernels require
+/// both factors.
 const OF_TWO_FACTORS: OpSpec = OpSpec {
     attrs: &[attr::optional("alpha", AttrKind::Float), attr::optional("beta", AttrKind::Float)],
     infer: infer_two_factors,
@@ -68,7 +69,7 @@ static PARAMETRIC_SOFTPLUS: OpSpec = OpSpec {
     ..OF_TWO_FACTORS
 };
 
-/// `scale * x`, and a bias for each channel of an image.
+/// `scale * x`, plus a bias for each channel of an image.
 static IMAGE_SCALER: OpSpec = OpSpec {
     name: "ImageScaler",
     attrs: &[attr::optional("bias", AttrKind::Floats), attr::float("scale", 1.0)],
@@ -77,7 +78,8 @@ static IMAGE_SCALER: OpSpec = OpSpec {
     ..OF_FLOATS
 };
 
-/// An image without its borders, or the part of a given size behind the left and upper border.
+/// Crops the borders off an image, or with `scale` takes that many rows and columns after the top
+/// and left borders.
 static CROP: OpSpec = OpSpec {
     name: "Crop",
     attrs: &[attr::required("border", AttrKind::Ints), attr::optional("scale", AttrKind::Ints)],
@@ -86,7 +88,7 @@ static CROP: OpSpec = OpSpec {
     ..OF_FLOATS
 };
 
-/// `Slice` before its bounds were inputs.
+/// The predecessor of the `Slice` whose bounds are inputs.
 static DYNAMIC_SLICE: OpSpec = OpSpec {
     name: "DynamicSlice",
     since: 10,
@@ -123,18 +125,19 @@ fn lower_two_factors(draft: &mut Draft<'_>, function: &str) -> Result<()> {
     Ok(())
 }
 
-/// A float attribute as a constant of the input's type.
+/// Emits a float attribute as a constant of the input's type.
 fn constant(draft: &mut Draft<'_>, name: &str) -> Result<ValueId> {
     let (value, dtype) = (float(draft, name)?, draft.dtype(0)?);
     number(draft, value, dtype)
 }
 
+/// Emits the product of `x` and a float attribute.
 fn times(draft: &mut Draft<'_>, x: ValueId, name: &str) -> Result<ValueId> {
     let factor = constant(draft, name)?;
     draft.emit("Mul", &[x, factor], &[])
 }
 
-/// The shape of an image: batch, channels, height, width.
+/// Returns the shape of an image: batch, channels, height, width.
 fn image<'s>(cx: &InferCx<'s>) -> Result<Option<[&'s Dim; 4]>> {
     let Some(shape) = cx.shape(0) else { return Ok(None) };
     match shape {
@@ -162,6 +165,7 @@ fn lower_image_scaler(draft: &mut Draft<'_>) -> Result<()> {
     let to = Attribute::Int(i64::from(draft.dtype(0)?.onnx_code()));
     let tensor = Tensor::from_slice(&[1, bias.len(), 1, 1], &bias)?;
     let bias = draft.constant(tensor);
+    // The attribute holds float32, and the image may have another float type.
     let bias = draft.emit("Cast", &[bias], &[("to", to)])?;
     draft.become_op("Add", &[scaled, bias], &[]);
     Ok(())
@@ -173,7 +177,7 @@ struct Cropping {
     top: i64,
     right: i64,
     bottom: i64,
-    /// The height and width behind the left and upper border; without them the other borders count.
+    /// The cropped height and width. Without it the right and bottom borders apply.
     size: Option<[i64; 2]>,
 }
 
@@ -190,6 +194,7 @@ impl Cropping {
         });
         let size = size.transpose()?;
         let mut all = border.iter().chain(size.iter().flatten());
+        // The bound keeps sums of borders and sizes from overflowing.
         let wrong = all.find(|value| !(0..=i64::from(i32::MAX)).contains(*value));
         match wrong {
             None => Ok(Cropping { left, top, right, bottom, size }),
@@ -233,7 +238,7 @@ fn lower_crop(draft: &mut Draft<'_>) -> Result<()> {
         Cropping::new(ints("border").unwrap_or(&[]), ints("scale"))?;
     let ends = match size {
         Some([rows, columns]) => [top + rows, left + columns],
-        // A border of 0 ends where the image does.
+        // A negative end counts from the back, but 0 would be the front.
         None => [bottom, right].map(|border| if border == 0 { i64::MAX } else { -border }),
     };
     let x = draft.required(0)?;

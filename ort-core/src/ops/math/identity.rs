@@ -1,11 +1,11 @@
-//! `Identity`: the same value, of any type.
+//! `Identity`: forwards a value of any type, as a view.
 
 use crate::Result;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::spec::{Cost, Grad, InferCx, OP, OpSpec, Traits, TypeVar, Types, ViewOf, gradient, one};
 
-/// Types of tensors in containers.
+/// The element types of sequences and optionals.
 const CONTAINED: TypeSet = TypeSet::ALL_TENSOR.difference(TypeSet::of(&[crate::dtype::DType::BF16]));
 
 static IDENTITY: OpSpec = OpSpec {

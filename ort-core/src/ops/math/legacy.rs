@@ -1,4 +1,4 @@
-//! Upgrades that many elementwise operators share.
+//! Opset upgrades shared by many elementwise operators.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
@@ -6,14 +6,14 @@ use crate::spec::Draft;
 use crate::tensor::Tensor;
 use crate::{Result, error};
 
-/// Drops `consumed_inputs`, a hint of versions before 6.
+/// Drops `consumed_inputs`, an in-place hint of versions before 6.
 pub(super) fn drop_hint(draft: &mut Draft<'_>) -> Result<()> {
     draft.take_attr("consumed_inputs");
     Ok(())
 }
 
-/// Before version 7 the second input broadcast only where `broadcast` said so, and then from the
-/// dimension `axis` of the first on. Appending dimensions of size 1 to it says the same today.
+/// Before version 7 the second input broadcast only with the attribute `broadcast`, aligned at the
+/// dimension `axis` of the first. Trailing dimensions of size 1 express that under numpy's rules.
 pub(super) fn broadcast_along_axis(draft: &mut Draft<'_>) -> Result<()> {
     let broadcast = take_int(draft, "broadcast")?.unwrap_or(0);
     let axis = take_int(draft, "axis")?;
@@ -23,7 +23,7 @@ pub(super) fn broadcast_along_axis(draft: &mut Draft<'_>) -> Result<()> {
     }
 }
 
-/// Before version 7 the slope of `PRelu` held a value for each channel: dimension 1.
+/// Before version 7 the slope of `PRelu` held one value per channel, dimension 1.
 pub(super) fn slope_by_channel(draft: &mut Draft<'_>) -> Result<()> {
     let slope = draft.shape(1).or_else(|| {
         let tensor = draft.constant_input(1)?;
@@ -33,7 +33,8 @@ pub(super) fn slope_by_channel(draft: &mut Draft<'_>) -> Result<()> {
     if alone { Ok(()) } else { append_ones(draft, 1) }
 }
 
-/// Some operators once took integers, too, computed as floats.
+/// Upgrades an operator that once took integers: it runs in double precision, and the result is
+/// cast back.
 pub(in crate::ops) fn integers_as_floats(draft: &mut Draft<'_>) -> Result<()> {
     if !draft.dtype(0).is_ok_and(|dtype| TypeSet::INTEGERS.contains(dtype)) {
         return Ok(());
@@ -51,6 +52,7 @@ pub(in crate::ops) fn integers_as_floats(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[result])
 }
 
+/// Removes an integer attribute and returns it.
 fn take_int(draft: &mut Draft<'_>, name: &str) -> Result<Option<i64>> {
     match draft.take_attr(name) {
         None => Ok(None),
@@ -59,15 +61,16 @@ fn take_int(draft: &mut Draft<'_>, name: &str) -> Result<Option<i64>> {
     }
 }
 
-/// Appends dimensions of size 1 to the second input until it begins at `axis` of the first. The
-/// ranks may be unknown at this point, so this is arithmetic on shapes, which inference folds.
+/// Appends dimensions of size 1 to the second input until it aligns at `axis` of the first. Ranks
+/// may be unknown at load time, so we emit shape arithmetic, which inference folds.
 fn append_ones(draft: &mut Draft<'_>, axis: i64) -> Result<()> {
     let (a, b) = (draft.required(0)?, draft.required(1)?);
     let shape_a = draft.emit("Shape", &[a], &[])?;
     let rank_a = draft.emit("Shape", &[shape_a], &[])?;
     let shape_b = draft.emit("Shape", &[b], &[])?;
     let rank_b = draft.emit("Shape", &[shape_b], &[])?;
-    // A negative axis counts from the end, where the first input's rank cancels out.
+    // The second input must reach from `axis` to the end: `rank_a - axis` dimensions, and for a
+    // negative axis, which counts from the end, just `-axis`.
     let at = draft.constant_ints(&[axis])?;
     let behind =
         if axis < 0 { draft.emit("Neg", &[at], &[])? } else { draft.emit("Sub", &[rank_a, at], &[])? };

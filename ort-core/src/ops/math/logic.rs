@@ -1,4 +1,4 @@
-//! Logic of booleans.
+//! Boolean logic with broadcasting: `Not`, `And`, `Or` and `Xor`.
 
 use crate::Result;
 use crate::dim::Dim;
@@ -42,6 +42,7 @@ static XOR: OpSpec = OpSpec {
 
 ops![NOT, AND, OR, XOR];
 
+/// The record of a binary logic operator.
 const fn logic(name: &'static str) -> OpSpec {
     OpSpec { outputs: C, traits: SEMIRING, ..binary(name, 7, BOOLS) }
 }
@@ -51,6 +52,7 @@ fn infer_not(cx: &mut InferCx<'_>) -> Result<()> {
     symbolic::unary(cx, |x| x.as_constant().map(|value| Dim::constant(i64::from(value == 0))))
 }
 
+/// Infers the shape, and the elements if they are known symbolically.
 fn with_symbols(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Dim>) -> Result<()> {
     broadcast(cx)?;
     symbolic::binary(cx, function)

@@ -1,4 +1,6 @@
-//! Operators that compute each element from the elements at its place.
+//! Elementwise operators: arithmetic, logic, comparison, casts and activations.
+//!
+//! Most have a scalar formula, from which providers generate kernels and gradients are derived.
 
 mod activation;
 mod arithmetic;

@@ -1,4 +1,4 @@
-//! What records of elementwise operators have in common: parameters, type sets, inference.
+//! Building blocks of elementwise records: parameters, type sets, upgrades and inference.
 
 use crate::dtype::TypeSet;
 use crate::spec::{
@@ -22,18 +22,20 @@ pub(super) const NUMERIC: &[TypeVar] = &[var("T", TypeSet::NUMERIC)];
 /// Floats and signed integers.
 pub(super) const SIGNED: &[TypeVar] = &[var("T", TypeSet::FLOATS.union(TypeSet::SIGNED))];
 
+/// The traits of elementwise operators whose inputs may be swapped.
 pub(super) const COMMUTATIVE: Traits = Traits::ELEMENTWISE.with(Traits::COMMUTATIVE);
+/// The traits of elementwise operators that are commutative and associative.
 pub(super) const SEMIRING: Traits = COMMUTATIVE.with(Traits::ASSOCIATIVE);
 
-/// Before version 6 operators carried a hint for sharing memory, which means nothing now.
+/// Before version 6 operators carried an in-place hint, which is ignored.
 pub(super) const DROP_HINT: Upgrade = Upgrade { before: 6, apply: legacy::drop_hint };
-/// The upgrades of a function of one tensor.
+/// The upgrades of unary operators.
 pub(super) const UNARY_UPGRADES: &[Upgrade] = &[DROP_HINT];
-/// The upgrades of a function of two tensors that broadcast: before version 7 along an axis.
+/// The upgrades of binary operators, whose broadcasting was along an axis before version 7.
 pub(super) const BINARY_UPGRADES: &[Upgrade] =
     &[DROP_HINT, Upgrade { before: 7, apply: legacy::broadcast_along_axis }];
 
-/// The record of a function of one tensor of floats, `X` to `Y`.
+/// The record of a unary float operator, from `X` to `Y`.
 pub(in crate::ops) const fn unary(name: &'static str, since: i64, scalar: ScalarFn) -> OpSpec {
     OpSpec {
         name,
@@ -50,7 +52,7 @@ pub(in crate::ops) const fn unary(name: &'static str, since: i64, scalar: Scalar
     }
 }
 
-/// The record of a function of two tensors that broadcast, `A` and `B` to `C`.
+/// The record of a binary operator with broadcasting, from `A` and `B` to `C`.
 pub(super) const fn binary(name: &'static str, since: i64, types: &'static [TypeVar]) -> OpSpec {
     OpSpec {
         name,
@@ -65,22 +67,22 @@ pub(super) const fn binary(name: &'static str, since: i64, types: &'static [Type
     }
 }
 
-/// The element of the first input.
+/// The first input's element.
 pub(in crate::ops) fn x() -> ScalarExpr {
     ScalarExpr::Input(0)
 }
 
-/// The element of the second input.
+/// The second input's element.
 pub(in crate::ops) fn y() -> ScalarExpr {
     ScalarExpr::Input(1)
 }
 
-/// A number.
+/// A constant.
 pub(in crate::ops) fn number(value: f64) -> ScalarExpr {
     ScalarExpr::Constant(value)
 }
 
-/// The output has the shape of the first input.
+/// Infers an output of the first input's shape.
 pub(in crate::ops) fn same_shape(cx: &mut InferCx<'_>) -> Result<()> {
     match cx.shape(0) {
         Some(shape) => cx.set_shape(0, shape.to_vec()),
@@ -88,7 +90,7 @@ pub(in crate::ops) fn same_shape(cx: &mut InferCx<'_>) -> Result<()> {
     }
 }
 
-/// The output has the broadcast shape of all inputs.
+/// Infers an output of the broadcast shape of all inputs.
 pub(super) fn broadcast(cx: &mut InferCx<'_>) -> Result<()> {
     let given: Vec<usize> = (0..cx.input_count()).filter(|&index| cx.has_input(index)).collect();
     match cx.broadcast(&given)? {
@@ -97,7 +99,8 @@ pub(super) fn broadcast(cx: &mut InferCx<'_>) -> Result<()> {
     }
 }
 
-/// The output has the shape of the first input, to which the second broadcasts.
+/// Infers an output of the first input's shape, to which the second must broadcast without
+/// enlarging it.
 pub(in crate::ops) fn broadcast_to_first(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     if let Some(both) = cx.broadcast(&[0, 1])? {

@@ -1,5 +1,7 @@
-//! Arithmetic on the symbolic elements of small integer tensors: how shapes computed by a model
-//! stay known.
+//! Shape arithmetic: symbolic evaluation of small integer tensors.
+//!
+//! Models compute shapes with ordinary operators (`Shape`, `Gather`, `Mul`, `Concat`, `Reshape`).
+//! Evaluating their elements as symbolic dimensions keeps the resulting shapes known.
 
 use crate::Result;
 use crate::dim::{Dim, Symbol};
@@ -7,8 +9,7 @@ use crate::dtype::DType;
 use crate::spec::{InferCx, SymTensor, broadcast};
 use crate::tensor::element_count;
 
-/// Sets the elements of the output to `function` of those of the first input. None is a value that
-/// is not known.
+/// Evaluates a unary `function` on the input's symbolic elements. `None` is an unknown value.
 pub(super) fn unary(cx: &mut InferCx<'_>, function: fn(&Dim) -> Option<Dim>) -> Result<()> {
     if let Some(x) = cx.symbolic(0) {
         let elements = x.elements.iter().map(|x| function(x).unwrap_or_else(unknown)).collect();
@@ -17,7 +18,7 @@ pub(super) fn unary(cx: &mut InferCx<'_>, function: fn(&Dim) -> Option<Dim>) -> 
     Ok(())
 }
 
-/// Sets the elements of the output to `function` of those of the first two inputs, broadcast.
+/// Evaluates a binary `function` on the symbolic elements of the first two inputs, broadcast.
 pub(super) fn binary(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Dim>) -> Result<()> {
     if let (Some(a), Some(b)) = (cx.symbolic(0), cx.symbolic(1))
         && let Some(result) = zip(&a, &b, function)?
@@ -27,7 +28,7 @@ pub(super) fn binary(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Di
     Ok(())
 }
 
-/// Folds all inputs, at least one, with `function`.
+/// Folds the symbolic elements of all inputs, at least one, with `function`.
 pub(super) fn fold(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Dim>) -> Result<()> {
     let Some(first) = cx.symbolic(0) else { return Ok(()) };
     let mut result = SymTensor::clone(&first);
@@ -40,8 +41,8 @@ pub(super) fn fold(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Dim>
     Ok(())
 }
 
-/// Sets the elements of the output to those of the second input where the first is true, else of
-/// the third.
+/// Evaluates `Where` on symbolic elements. An unknown condition still selects if both sides are
+/// equal.
 pub(super) fn select(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(condition), Some(a), Some(b)) = (cx.symbolic(0), cx.symbolic(1), cx.symbolic(2)) else {
         return Ok(());
@@ -66,6 +67,7 @@ pub(super) fn select(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Combines the elements of two tensors, broadcast. `None` if the result is too large to follow.
 fn zip(a: &SymTensor, b: &SymTensor, function: fn(&Dim, &Dim) -> Option<Dim>) -> Result<Option<SymTensor>> {
     let shape = broadcast::shapes(&[&a.shape, &b.shape])?;
     let count = element_count(&shape)?;
@@ -80,9 +82,10 @@ fn zip(a: &SymTensor, b: &SymTensor, function: fn(&Dim, &Dim) -> Option<Dim>) ->
     elements.map(|elements| SymTensor::new(&shape, elements)).transpose()
 }
 
-/// The element of `tensor` that is broadcast to place `at` of `shape`.
+/// Returns the element of `tensor` that broadcasts to index `at` of `shape`, in row-major order.
 fn element<'a>(tensor: &'a SymTensor, shape: &[usize], mut at: usize) -> Option<&'a Dim> {
     let (mut offset, mut stride) = (0, 1);
+    // Aligns at the last axis; `None` are the leading axes that the tensor lacks.
     let sizes = tensor.shape.iter().rev().map(Some).chain(std::iter::repeat(None));
     for (&wanted, size) in shape.iter().rev().zip(sizes) {
         let place = at % wanted.max(1);
@@ -96,16 +99,17 @@ fn element<'a>(tensor: &'a SymTensor, shape: &[usize], mut at: usize) -> Option<
     tensor.elements.get(offset)
 }
 
-/// A value of which nothing is known.
+/// A fresh unknown, which may be negative.
 fn unknown() -> Dim {
     Dim::symbol(Symbol::unknown_value())
 }
 
+/// A boolean as a constant.
 fn truth(value: bool) -> Option<Dim> {
     Some(Dim::constant(i64::from(value)))
 }
 
-/// The magnitude.
+/// The absolute value.
 pub(super) fn abs(x: &Dim) -> Option<Dim> {
     match x.as_constant() {
         Some(value) => value.checked_abs().map(Dim::constant),
@@ -113,7 +117,7 @@ pub(super) fn abs(x: &Dim) -> Option<Dim> {
     }
 }
 
-/// -1, 0 or 1.
+/// The sign: -1, 0 or 1.
 pub(super) fn sign(x: &Dim) -> Option<Dim> {
     match x.as_constant() {
         Some(value) => Some(Dim::constant(value.signum())),
@@ -121,7 +125,8 @@ pub(super) fn sign(x: &Dim) -> Option<Dim> {
     }
 }
 
-/// The quotient rounded towards 0, which is the floor where nothing is negative.
+/// The quotient, truncated. That equals the floor for a nonnegative dividend and a positive
+/// divisor, the only symbolic case.
 pub(super) fn divide(a: &Dim, b: &Dim) -> Option<Dim> {
     match (a.as_constant(), b.as_constant()) {
         (Some(a), Some(b)) => a.checked_div(b).map(Dim::constant),
@@ -129,18 +134,19 @@ pub(super) fn divide(a: &Dim, b: &Dim) -> Option<Dim> {
     }
 }
 
-/// The remainder; its two kinds agree where nothing is negative.
+/// The remainder. Truncated and floored remainders agree for a nonnegative dividend and a positive
+/// divisor, the only case that is followed.
 pub(super) fn remainder(a: &Dim, b: &Dim) -> Option<Dim> {
     (a.is_known_nonneg() && b.is_known_positive()).then(|| a.modulo(b))
 }
 
-/// A small constant power.
+/// A power with a small constant exponent, as repeated multiplication.
 pub(super) fn power(a: &Dim, b: &Dim) -> Option<Dim> {
     let exponent = b.as_constant().filter(|exponent| (0..=8).contains(exponent))?;
     (0..exponent).try_fold(Dim::constant(1), |product, _| product.checked_mul(a))
 }
 
-/// Whether `a = b`, where it is certain.
+/// Whether `a = b`; `None` if that depends on the symbols.
 pub(super) fn equal(a: &Dim, b: &Dim) -> Option<Dim> {
     if a == b {
         return truth(true);
@@ -149,7 +155,7 @@ pub(super) fn equal(a: &Dim, b: &Dim) -> Option<Dim> {
     if differ { truth(false) } else { None }
 }
 
-/// Whether `a < b`, where it is certain.
+/// Whether `a < b`; `None` if that depends on the symbols.
 pub(super) fn less(a: &Dim, b: &Dim) -> Option<Dim> {
     let gap = b.checked_sub(a)?;
     if gap.is_known_positive() {
@@ -158,12 +164,12 @@ pub(super) fn less(a: &Dim, b: &Dim) -> Option<Dim> {
     if gap.upper_bound().is_some_and(|high| high <= 0) { truth(false) } else { None }
 }
 
-/// Whether `a <= b`, where it is certain.
+/// Whether `a <= b`; `None` if that depends on the symbols.
 pub(super) fn less_or_equal(a: &Dim, b: &Dim) -> Option<Dim> {
     less(b, a).and_then(|greater| truth(greater == Dim::constant(0)))
 }
 
-/// Both; a false on one side decides.
+/// Logical and, which a known false on one side decides.
 pub(super) fn and(a: &Dim, b: &Dim) -> Option<Dim> {
     match (a.as_constant(), b.as_constant()) {
         (Some(0), _) | (_, Some(0)) => truth(false),
@@ -172,7 +178,7 @@ pub(super) fn and(a: &Dim, b: &Dim) -> Option<Dim> {
     }
 }
 
-/// Either; a true on one side decides.
+/// Logical or, which a known true on one side decides.
 pub(super) fn or(a: &Dim, b: &Dim) -> Option<Dim> {
     match (a.as_constant(), b.as_constant()) {
         (Some(0), Some(0)) => truth(false),
@@ -181,7 +187,7 @@ pub(super) fn or(a: &Dim, b: &Dim) -> Option<Dim> {
     }
 }
 
-/// One of both.
+/// Exclusive or.
 pub(super) fn xor(a: &Dim, b: &Dim) -> Option<Dim> {
     truth((a.as_constant()? != 0) != (b.as_constant()? != 0))
 }

@@ -1,4 +1,4 @@
-//! Mathematical functions of one tensor.
+//! Unary mathematical functions.
 
 use crate::Result;
 use crate::dtype::{DType, TypeSet};
@@ -43,7 +43,7 @@ static ASINH: OpSpec = OpSpec { first: 9, ..named("Asinh", 22, |_| Ok(x().apply(
 static ACOSH: OpSpec = OpSpec { first: 9, ..named("Acosh", 22, |_| Ok(x().apply(UnaryFn::Acosh))) };
 static ATANH: OpSpec = OpSpec { first: 9, ..named("Atanh", 22, |_| Ok(x().apply(UnaryFn::Atanh))) };
 
-/// Floats that can be infinite or no number, to booleans.
+/// Types from floats with infinities or NaN to booleans.
 const CLASSIFIED: &[TypeVar] =
     &[var("T1", TypeSet::FLOATS.union(TypeSet::FLOAT8)), var("T2", TypeSet::of(&[DType::Bool]))];
 
@@ -61,6 +61,7 @@ static IS_INF: OpSpec = OpSpec {
     types: CLASSIFIED,
     attrs: &[attr::int("detect_negative", 1), attr::int("detect_positive", 1)],
     upgrades: &[],
+    // No formula: `UnaryFn::IsInf` detects both infinities, but the attributes may select one.
     scalar: None,
     first: 10,
     ..unary("IsInf", 20, |_| Ok(x()))
@@ -71,7 +72,7 @@ ops![
     SINH, COSH, TANH, ASINH, ACOSH, ATANH, IS_NAN, IS_INF,
 ];
 
-/// The record of a function from `input` to `output`.
+/// The record of a unary function whose parameters are called `input` and `output`.
 const fn named(name: &'static str, since: i64, scalar: crate::spec::ScalarFn) -> OpSpec {
     OpSpec { inputs: INPUT, outputs: OUTPUT, ..unary(name, since, scalar) }
 }

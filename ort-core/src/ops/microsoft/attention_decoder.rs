@@ -1,5 +1,5 @@
-//! `DecoderMaskedMultiHeadAttention`: one step of a decoder. It is `MultiHeadAttention` with its
-//! inputs in another order.
+//! `DecoderMaskedMultiHeadAttention`: one decoding step. It decomposes into `MultiHeadAttention`,
+//! whose inputs have another order.
 
 use super::attention_heads::{head_count, head_size};
 use super::attention_projected::{common_attrs, shares_buffer, split_projected};
@@ -47,19 +47,20 @@ static DECODER_MASKED_MULTI_HEAD_ATTENTION: OpSpec = OpSpec {
 
 ops![DECODER_MASKED_MULTI_HEAD_ATTENTION];
 
-/// Keys and values of a node: how many are new, and the sizes of their heads. A query may hold all
-/// three.
+/// The new keys and values of a node: their number, and their head sizes.
 struct Keys {
     fresh: Dim,
     size: Dim,
     value_size: Dim,
 }
 
-/// None where their shapes are not known.
+/// Returns the new keys and values, which a packed query holds as well. `None` if their shapes are
+/// unknown.
 fn keys(cx: &InferCx<'_>, width: &Dim, heads: &Dim) -> Result<Option<Keys>> {
     ensure!(cx.has_input(1) == cx.has_input(2), InvalidGraph, "key and value go together");
     let one = Dim::constant(1);
     if !cx.has_input(1) {
+        // A packed query holds queries, keys and values side by side.
         let size = head_size("query", width, &(heads * 3))?;
         return Ok(Some(Keys { fresh: one, value_size: size.clone(), size }));
     }
@@ -71,6 +72,8 @@ fn keys(cx: &InferCx<'_>, width: &Dim, heads: &Dim) -> Result<Option<Keys>> {
             Ok(Some(Keys { fresh: one, size, value_size }))
         }
         (Some([_, n, fresh, size]), Some([_, _, _, value_size])) => {
+            // Cross-attention: keys and values are already split into heads and complete, so there
+            // is no past.
             agree("the count of heads of key", heads, n)?;
             let past = cx.has_input(5);
             ensure!(!past, InvalidGraph, "past_key for a key of rank 4, which holds all keys");
@@ -114,6 +117,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         _ => Dim::constant(0),
     };
     let (present, total) = if shares {
+        // The past is a preallocated buffer, of which `past_sequence_length` entries are valid. The
+        // present is the same buffer.
         let length = cx.dims(7).and_then(|length| length.first().cloned());
         (past, length.map_or_else(|| cx.fresh(), |length| length + fresh))
     } else {
@@ -126,8 +131,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Checks the width of the beams, as far as it is known, against the table of where their tokens
-/// came from.
+/// Checks the beam width, if it is known, against `cache_indirection`, which says for each beam
+/// where its tokens are in the cache.
 fn check_beams(cx: &InferCx<'_>, shares: bool) -> Result<()> {
     let has_table = cx.has_input(9);
     ensure!(shares || !has_table, InvalidGraph, "cache_indirection needs past_present_share_buffer");
@@ -142,6 +147,7 @@ fn check_beams(cx: &InferCx<'_>, shares: bool) -> Result<()> {
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let mut inputs: ValueIds = match draft.input(1) {
         Some(_) => (0..3).map(|index| draft.input(index)).collect(),
+        // Without keys the query is packed.
         None => split_projected(draft, draft.required(0)?)?.map(Some).as_slice().into(),
     };
     inputs.extend([10, 3, 4, 5, 6].map(|index| draft.input(index)));

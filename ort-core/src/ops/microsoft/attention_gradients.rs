@@ -1,5 +1,5 @@
-//! `MultiHeadAttention` and `RotaryEmbedding` of `com.microsoft` out of smaller operators, for
-//! their gradients.
+//! Gradients of `MultiHeadAttention` and `RotaryEmbedding` of `com.microsoft`, by decomposition
+//! into differentiable operators.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
@@ -11,6 +11,7 @@ fn axis(axis: i64) -> [(&'static str, Attribute); 1] {
     [("axis", Attribute::Int(axis))]
 }
 
+/// Decomposes `MultiHeadAttention`; returns the output and the present keys and values.
 pub(super) fn multi_head_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let shares = [8, 9].iter().any(|&index| cx.find_input(index).is_some());
     ensure!(
@@ -39,16 +40,18 @@ pub(super) fn multi_head_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
         let places = places(cx, (q, k), offset)?;
         added.push(causal(cx, places, dtype)?);
     }
+    // A scale of 0 means the default, one over the root of the head size.
     let scale = cx.attrs().find_float("scale").filter(|scale| *scale != 0.0);
     let result = Heads { q, k, v, scale, softcap: 0.0, added, hidden_is_nan: false }.attend(cx)?;
     Ok(vec![side_by_side(cx, result)?, k, v])
 }
 
-/// Queries, keys and values, `[batch, heads, rows, size]` each, with their bias.
+/// Emits queries, keys and values with their bias, each `[batch, heads, rows, size]`.
 fn queries_keys_values(cx: &mut GradCx<'_>) -> Result<[ValueId; 3]> {
     let heads = cx.attrs().int("num_heads")?;
     let query = cx.input(0)?;
-    // Side by side in one tensor, `[batch, rows, heads, parts, size]`.
+    // Splits a packed tensor `[batch, rows, heads, parts, size]` into its parts, each
+    // `[batch, rows, heads * size]`.
     let packed = |cx: &mut GradCx<'_>, value: ValueId, count: i64| -> Result<Vec<ValueId>> {
         let attrs = [axis(3)[0].clone(), ("num_outputs", Attribute::Int(count))];
         let parts = cx.emit_many("Split", &[Some(value)], &attrs, count as usize)?;
@@ -75,6 +78,8 @@ fn queries_keys_values(cx: &mut GradCx<'_>) -> Result<[ValueId; 3]> {
         }
         let sizes = cx.join(&sizes)?;
         let parts = cx.emit_many("Split", &[Some(bias), Some(sizes)], &axis(0), 3)?;
+        // In cross-attention keys and values of rank 4 already contain their bias, so only queries
+        // get it.
         let biased = if crossed { 1 } else { 3 };
         for (side, bias) in sides.iter_mut().zip(parts).take(biased) {
             *side = cx.emit("Add", &[*side, bias], &[])?;
@@ -88,12 +93,14 @@ fn queries_keys_values(cx: &mut GradCx<'_>) -> Result<[ValueId; 3]> {
     <[ValueId; 3]>::try_from(sides).map_err(|_| error!(Fail, "attention has three sides"))
 }
 
-/// What a mask of padding adds to the scores.
+/// Emits the mask that padding adds to the scores: `mask_filter_value` for the keys to ignore, else
+/// 0.
 fn padding(cx: &mut GradCx<'_>, mask: ValueId, k: ValueId) -> Result<ValueId> {
     let dtype = cx.dtype(k)?;
     let wide = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
     let (rank, filter) = (cx.rank(mask)?, cx.attrs().find_float("mask_filter_value").unwrap_or(-10000.0));
     let holds = match rank {
+        // One number per sequence is the count of its valid keys.
         1 if cx.size_at(mask, 0)? == cx.size_at(k, 0)? => {
             let keys = cx.sizes(k, 2, 3)?;
             let keys = cx.range(keys)?;
@@ -102,6 +109,8 @@ fn padding(cx: &mut GradCx<'_>, mask: ValueId, k: ValueId) -> Result<ValueId> {
             cx.emit("Less", &[keys, lengths], &[])?
         }
         2 | 3 => {
+            // A mask of [batch, keys] or [batch, queries, keys] broadcasts over the axes that it
+            // lacks.
             let axes: &[i64] = if rank == 2 { &[1, 2] } else { &[1] };
             let axes = cx.ints(axes)?;
             let mask = cx.cast(mask, DType::Bool)?;
@@ -113,13 +122,14 @@ fn padding(cx: &mut GradCx<'_>, mask: ValueId, k: ValueId) -> Result<ValueId> {
     cx.emit("Where", &[holds, zero, filter], &[])
 }
 
+/// Decomposes `RotaryEmbedding`; returns its output.
 pub(super) fn rotary_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let (x, ids) = (cx.input(0)?, cx.input(1)?);
     let is_packed = cx.attrs().find_int("is_packed_batching").unwrap_or(0) != 0;
     ensure!(!is_packed, NotImplemented, "is_packed_batching has no gradient");
     let is_flat = cx.rank(x)? == 3;
     let at = if is_flat { 1 } else { 2 };
-    // One number is the place of the first position, the same for the whole batch.
+    // A single number is the position of the first token, in every sequence of the batch.
     let ids = match cx.rank(ids)? {
         1 => {
             let count = cx.sizes(x, at, at + 1)?;
@@ -139,6 +149,7 @@ pub(super) fn rotary_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
         let all = cx.size_at(x, 2)?.as_constant().filter(|_| width > 0);
         let all =
             all.ok_or_else(|| error!(NotImplemented, "the gradient of heads that only the run counts"))?;
+        // A head has two elements for each column of the caches.
         heads = all / (2 * width);
     }
     rotate(cx, x, caches, heads).map(|y| vec![y])

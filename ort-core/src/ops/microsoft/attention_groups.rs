@@ -1,5 +1,5 @@
-//! `GroupQueryAttention`: causal attention whose keys and values serve groups of heads and are kept
-//! in a cache.
+//! `GroupQueryAttention`: causal attention with a KV cache, in which a group of query heads shares
+//! one head of keys and values.
 
 use super::attention_heads::{ATTENTION_TYPES, head_count, head_size};
 use crate::dim::Dim;
@@ -85,7 +85,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         Some(shape) => return Err(error!(InvalidGraph, "query has rank {}, expected 3", shape.len())),
     };
     let [batch, queries, width] = query.map(Dim::clone);
-    // Without keys the query holds all three, the heads of keys and values after its own.
+    // Without keys the query is packed: the heads of keys and values follow its own.
     let size = match cx.has_input(1) {
         true => head_size("query", &width, &heads)?,
         false => head_size("query", &width, &(&heads + &key_heads * 2))?,
@@ -95,13 +95,15 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (cache, row) = match cx.shape(3) {
         None if cx.has_input(3) => return Ok(()),
         None => (total.clone(), size),
-        // A past that is long enough is the buffer of the present; else the present is longer.
+        // If the past has room for the total length it is also the buffer of the present; otherwise
+        // the present is longer. A sliding window never grows.
         Some([_, _, past, row]) => match cx.attrs.flag("sliding_window_cache")? {
             true => (past.clone(), row.clone()),
             false => (past.max(&total), row.clone()),
         },
         Some(shape) => return Err(error!(InvalidGraph, "past_key has rank {}, expected 4", shape.len())),
     };
+    // The cache may be quantized, so its type follows the past, not the query.
     let dtype = cx.dtype(if cx.has_input(3) { 3 } else { 0 })?;
     for index in [1, 2] {
         let shape = vec![batch.clone(), key_heads.clone(), cache.clone(), row.clone()];

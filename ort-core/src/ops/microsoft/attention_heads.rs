@@ -1,5 +1,5 @@
 //! `MultiHeadAttention`: attention over projected queries, keys and values, with a padding mask and
-//! caches.
+//! a KV cache.
 
 use super::attention_gradients;
 use crate::dim::Dim;
@@ -9,7 +9,7 @@ use crate::ops::batch;
 use crate::spec::{AttrKind, BatchRule, Cost, Grad, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
-/// The types that attention computes in.
+/// The types in which attention computes.
 pub(super) const ATTENTION_TYPES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
 static MULTI_HEAD_ATTENTION: OpSpec = OpSpec {
@@ -45,14 +45,14 @@ static MULTI_HEAD_ATTENTION: OpSpec = OpSpec {
 
 ops![MULTI_HEAD_ATTENTION];
 
-/// A count of heads from an attribute.
+/// Returns a head count from an attribute.
 pub(super) fn head_count(cx: &InferCx<'_>, name: &str) -> Result<Dim> {
     let count = cx.attrs.int(name)?;
     ensure!(count > 0, InvalidGraph, "{name} is {count}, expected at least 1");
     Ok(Dim::constant(count))
 }
 
-/// The size of a head: the width divided by the count of heads.
+/// Returns the head size: the width divided by the head count.
 pub(super) fn head_size(name: &str, width: &Dim, heads: &Dim) -> Result<Dim> {
     let exact = match (width.as_constant(), heads.as_constant()) {
         (Some(width), Some(heads)) => heads > 0 && width % heads == 0,
@@ -62,8 +62,10 @@ pub(super) fn head_size(name: &str, width: &Dim, heads: &Dim) -> Result<Dim> {
     Ok(width.floor_div(heads))
 }
 
-/// New keys and values: how many, and the sizes of their heads.
+/// Returns the number of new keys and values, and their head sizes. `None` if their shapes are
+/// unknown.
 fn fresh_keys(cx: &InferCx<'_>, heads: &Dim, query: &[Dim]) -> Result<Option<[Dim; 3]>> {
+    // Rank 5 is packed QKV, [batch, sequence, heads, 3, size].
     if let [_, sequence, _, _, size] = query {
         return Ok(Some([sequence.clone(), size.clone(), size.clone()]));
     }
@@ -76,12 +78,14 @@ fn fresh_keys(cx: &InferCx<'_>, heads: &Dim, query: &[Dim]) -> Result<Option<[Di
         };
     };
     match (key, cx.shape(2)) {
+        // Rank 5 is packed KV, [batch, sequence, heads, 2, size].
         ([_, sequence, _, _, size], _) => Ok(Some([sequence.clone(), size.clone(), size.clone()])),
         ([_, sequence, width], Some([_, _, value_width])) => {
             let sizes = [head_size("key", width, heads)?, head_size("value", value_width, heads)?];
             let [size, value_size] = sizes;
             Ok(Some([sequence.clone(), size, value_size]))
         }
+        // Rank 4 is cross-attention, [batch, heads, sequence, size].
         ([_, _, sequence, size], Some([_, _, _, value_size])) => {
             Ok(Some([sequence.clone(), size.clone(), value_size.clone()]))
         }
@@ -111,7 +115,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         Some([_, _, past, _]) => past.clone(),
         Some(shape) => return Err(error!(InvalidGraph, "past_key has rank {}, expected 4", shape.len())),
     };
-    // With its length apart the past is a buffer that the present shares.
+    // With `past_sequence_length` the past is a preallocated buffer that the present shares.
     let (present, total) = if cx.has_input(8) {
         let length = cx.dims(8).and_then(|length| length.first().cloned());
         (past, length.map_or_else(|| cx.fresh(), |length| length + fresh))

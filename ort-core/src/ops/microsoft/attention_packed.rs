@@ -1,5 +1,5 @@
-//! `PackedAttention`: `Attention` over a batch of sequences of different lengths that lie one after
-//! the other.
+//! `PackedAttention`: `Attention` over a batch of sequences of different lengths, stored without
+//! padding.
 
 use super::attention_heads::head_count;
 use super::attention_projected::{common_attrs, head_sizes, split_projected};
@@ -59,6 +59,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         agree("the length of bias", width, len)?;
     }
     if let Some([batch, longest]) = cx.shape(3) {
+        // `token_offset` has an entry for each place of the padded batch, so there cannot be more
+        // tokens.
         let places = (batch * longest).as_constant();
         let enough =
             !matches!((tokens.as_constant(), places), (Some(tokens), Some(places)) if tokens > places);
@@ -68,8 +70,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, vec![tokens.clone(), heads * value_size])
 }
 
-/// The projections are put where their tokens are in the padded batch, attended to with the lengths
-/// of the sequences as a mask, and collected again.
+/// Scatters the projections to their tokens' places in the padded batch, attends with the sequence
+/// lengths as the mask, and gathers the results.
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (input, weights, bias) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let (offsets, ends) = (draft.required(3)?, draft.required(4)?);
@@ -81,7 +83,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let tokens = draft.emit("Shape", &[input], &[("end", Attribute::Int(1))])?;
     let places = draft.emit("ReduceProd", &[padded], &[])?;
 
-    // The first offsets are those of tokens, the others those of padding.
+    // `token_offset` lists the places of all tokens first, then those of the padding.
     let offsets =
         draft.emit("Cast", &[offsets], &[("to", Attribute::Int(i64::from(DType::I64.onnx_code())))])?;
     let offsets = draft.emit("Reshape", &[offsets, rest], &[])?;
@@ -97,6 +99,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let shape = concat(draft, &[padded, width])?;
     let unpacked = draft.emit("Reshape", &[unpacked, shape], &[("allowzero", Attribute::Int(1))])?;
 
+    // The lengths are the differences of the cumulative lengths.
     let last = draft.constant_ints(&[i64::MAX])?;
     let starts = draft.emit("Slice", &[ends, zero, rest], &[])?;
     let ends = draft.emit("Slice", &[ends, one, last], &[])?;
@@ -116,7 +119,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Sizes one after the other.
+/// Concatenates sizes into a shape.
 fn concat(draft: &mut Draft<'_>, parts: &[ValueId]) -> Result<ValueId> {
     draft.emit("Concat", parts, &[("axis", Attribute::Int(0))])
 }

@@ -1,6 +1,7 @@
-//! `Attention`: projections of one input into queries, keys and values, and attention over them. It
-//! is a product and `MultiHeadAttention`; what other operators that project share with it is here,
-//! too.
+//! `Attention`: projects one input to queries, keys and values, and attends over them.
+//!
+//! It decomposes into a matmul and `MultiHeadAttention`. The file also holds what it shares with
+//! the other operators that project.
 
 use super::attention_heads::{ATTENTION_TYPES, head_count, head_size};
 use super::{agree, check_rank, wants};
@@ -45,22 +46,23 @@ static ATTENTION: OpSpec = OpSpec {
 
 ops![ATTENTION];
 
-/// Where an operator that projects its input has its optional inputs.
+/// The indices of the optional inputs of an operator that projects its input.
 pub(super) struct Places {
     pub(super) bias: usize,
     pub(super) mask: usize,
     pub(super) past: usize,
     pub(super) attention_bias: Option<usize>,
-    /// How much of a past that present shares its buffer with is valid.
+    /// The valid length of a past that shares its buffer with the present.
     pub(super) length: Option<usize>,
 }
 
 const PLACES: Places = Places { bias: 2, mask: 3, past: 4, attention_bias: Some(5), length: Some(6) };
 
-/// The sizes of the heads of keys and of values, where weights give `width` columns.
+/// Returns the head sizes of keys and of values, from weights with `width` columns.
 pub(super) fn head_sizes(cx: &InferCx<'_>, width: &Dim, heads: &Dim) -> Result<[Dim; 2]> {
     let [keys, values] = match cx.attrs.find_ints("qkv_hidden_sizes") {
         Some(&[queries, keys, values]) => {
+            // A score is a dot product of a query and a key, so their sizes must be equal.
             let fits = queries == keys && keys > 0 && values > 0;
             let sizes = [queries, keys, values];
             ensure!(
@@ -83,13 +85,13 @@ pub(super) fn head_sizes(cx: &InferCx<'_>, width: &Dim, heads: &Dim) -> Result<[
     Ok([head_size("key", &keys, heads)?, head_size("value", &values, heads)?])
 }
 
-/// Whether past and present are one buffer that is longer than what it holds.
+/// Returns whether past and present share one preallocated buffer.
 pub(super) fn shares_buffer(draft: &Draft<'_>) -> bool {
     matches!(draft.attr("past_present_share_buffer"), Some(Attribute::Int(shares)) if *shares != 0)
 }
 
-/// The shapes of the output (batch, sequence, width of values) and of the present (2, batch, heads,
-/// keys, size).
+/// Infers the shapes of the output, `[batch, sequence, width of values]`, and of the present,
+/// `[2, batch, heads, keys, size]`.
 pub(super) fn infer_projected(cx: &mut InferCx<'_>, places: &Places) -> Result<()> {
     let heads = head_count(cx, "num_heads")?;
     check_rank(cx, 0, "input", 3)?;
@@ -110,6 +112,7 @@ pub(super) fn infer_projected(cx: &mut InferCx<'_>, places: &Places) -> Result<(
     let [size, value_size] = head_sizes(cx, width, &heads)?;
     cx.set_shape(0, vec![batch.clone(), queries.clone(), &heads * &value_size])?;
     if cx.has_input(places.past) || cx.has_output(1) {
+        // The present stacks keys and values in one tensor.
         agree("the size of the heads of values, which are kept with keys,", &size, &value_size)?;
     }
     let total = match cx.shape(places.past) {
@@ -130,16 +133,16 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     attend_projected(draft, product, &PLACES)
 }
 
-/// The attributes that `MultiHeadAttention` has, too.
+/// The attributes shared with `MultiHeadAttention`.
 const COMMON: &[&str] = &["mask_filter_value", "num_heads", "scale", "unidirectional"];
 
-/// The attributes of a node that `MultiHeadAttention` has, too.
+/// Returns the attributes of a node that `MultiHeadAttention` has too.
 pub(super) fn common_attrs(draft: &Draft<'_>) -> Vec<(&'static str, Attribute)> {
     let given = COMMON.iter().map(|name| (*name, draft.attr(name).cloned()));
     given.filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// Queries, keys and values from where they lie side by side in the last dimension.
+/// Splits the last dimension into queries, keys and values.
 pub(super) fn split_projected(draft: &mut Draft<'_>, projected: ValueId) -> Result<[ValueId; 3]> {
     let last = ("axis", Attribute::Int(-1));
     let parts = match draft.attr("qkv_hidden_sizes").cloned() {
@@ -152,9 +155,9 @@ pub(super) fn split_projected(draft: &mut Draft<'_>, projected: ValueId) -> Resu
     <[ValueId; 3]>::try_from(parts).map_err(|_| error!(Fail, "Split has as many outputs as it is told"))
 }
 
-/// Replaces a node by `MultiHeadAttention` over the parts of `projected` (batch, sequence, widths
-/// of queries, keys and values), to which it adds the bias. Past and present of keys and values are
-/// the halves of one tensor.
+/// Replaces a node by `MultiHeadAttention` over `projected`, which holds queries, keys and values
+/// side by side in its last dimension, without their bias. The past and the present are one tensor
+/// of two halves: keys and values.
 pub(super) fn attend_projected(draft: &mut Draft<'_>, projected: ValueId, places: &Places) -> Result<()> {
     let rotates = matches!(draft.attr("do_rotary"), Some(Attribute::Int(rotates)) if *rotates != 0);
     ensure!(
@@ -174,6 +177,8 @@ pub(super) fn attend_projected(draft: &mut Draft<'_>, projected: ValueId, places
             let half = draft.constant(Tensor::scalar(half)?);
             inputs.push(Some(draft.emit("Gather", &[past, half], &[])?));
         }
+        // `MultiHeadAttention` takes a length to mean a shared buffer, so only such a past passes
+        // one.
         let length = places.length.filter(|_| shares_buffer(draft));
         inputs.push(length.and_then(|index| draft.input(index)));
     }

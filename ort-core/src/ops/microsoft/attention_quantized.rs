@@ -1,5 +1,4 @@
-//! `QAttention`: `Attention` whose input and weights are integers of 8 bits with scales and zero
-//! points.
+//! `QAttention`: `Attention` with 8-bit quantized input and weights.
 
 use super::agree;
 use super::attention_projected::{Places, attend_projected, infer_projected};
@@ -54,6 +53,7 @@ const PLACES: Places = Places { bias: 2, mask: 5, past: 8, attention_bias: None,
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let width = cx.shape(1).and_then(|shape| shape.get(1));
+    // The input is quantized per tensor; the weights per tensor or per column.
     for (index, what, by_column) in [
         (3, "input_scale", false),
         (4, "weight_scale", true),
@@ -80,7 +80,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let inputs = [draft.input(0), draft.input(1), draft.input(6), draft.input(7)];
     let product = draft.emit_one("MatMulInteger", &inputs, &[])?;
     let dtype = draft.dtype(3)?;
-    // Sums of integers and products of scales go beyond halves: only the result is rounded to them.
+    // The int32 accumulators and the products of scales exceed float16's range, so only the final
+    // result is rounded to it.
     let product = cast(draft, product, DType::F32)?;
     let mut scales = [draft.required(3)?, draft.required(4)?];
     if dtype != DType::F32 {

@@ -1,5 +1,5 @@
-//! `RotaryEmbedding`: the standard's, with positions as a first one or one for each token, and
-//! packed batches.
+//! `RotaryEmbedding`: like the standard's, but positions are a starting offset or one per token,
+//! and batches may be packed.
 
 use super::attention_gradients;
 use super::attention_heads::ATTENTION_TYPES;

@@ -1,4 +1,4 @@
-//! `BiasSoftmax`, `BiasDropout`, `BiasAdd` and `BiasSplitGelu`: operators of the sum of an input
+//! `BiasSoftmax`, `BiasDropout`, `BiasAdd` and `BiasSplitGelu`: operators on the sum of an input
 //! and a bias.
 
 use super::{agree, check_per_column, check_rank, int};
@@ -60,7 +60,7 @@ static BIAS_ADD: OpSpec = OpSpec {
     ..OP
 };
 
-/// The left half of the sum times `Gelu` of the right half.
+/// The left half of the sum times the `Gelu` of the right half.
 static BIAS_SPLIT_GELU: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "BiasSplitGelu",
@@ -74,9 +74,10 @@ static BIAS_SPLIT_GELU: OpSpec = OpSpec {
 
 ops![BIAS_SOFTMAX, BIAS_DROPOUT, BIAS_ADD, BIAS_SPLIT_GELU];
 
-/// The softmax of all dimensions from `axis` on, taken as one. The bias has fewer rows than the
-/// data: each serves several that follow one another, with `is_inner_broadcast`, or else all biases
-/// serve again and again.
+/// A softmax over all dimensions from `axis` on, flattened into rows.
+///
+/// The bias has fewer rows than the data. With `is_inner_broadcast` each bias row serves
+/// consecutive data rows; otherwise the bias repeats as a whole.
 fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let (data, bias) = (draft.required(0)?, draft.required(1)?);
     let rank = draft.shape(0).map(|shape| shape.len());
@@ -90,6 +91,7 @@ fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let size = draft.emit("Reshape", &[size, one], &[])?;
     let rows = draft.emit("Div", &[size, width], &[])?;
     let inner = int(draft, "is_inner_broadcast")? != 0;
+    // Splits the rows of the data into two axes, so that the bias broadcasts along one of them.
     let sides = if inner { [[rows, rest], [rows, one]] } else { [[rest, rows], [one, rows]] };
     let mut parts: Vec<ValueId> = Vec::with_capacity(2);
     for (value, [outer, inner]) in [data, bias].into_iter().zip(sides) {

@@ -1,4 +1,4 @@
-//! `CDist`: the distance of each row of one matrix from each row of another.
+//! `CDist`: pairwise distances between the rows of two matrices.
 
 use super::agree;
 use crate::dtype::{DType, TypeSet};

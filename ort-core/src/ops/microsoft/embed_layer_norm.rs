@@ -1,4 +1,5 @@
-//! `EmbedLayerNormalization`: the sum of embeddings of words, positions and segments, normalized.
+//! `EmbedLayerNormalization`: layer normalization of the sum of word, position and segment
+//! embeddings.
 
 use super::{agree, check_per_column, check_rank, float, wants};
 use crate::dim::Dim;
@@ -66,6 +67,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             agree("the batch of position_ids", &ids[0], &shape[0])?;
         }
     }
+    // Without `position_ids` the positions are 0, 1, 2 and so on.
     if let (Some(table), false) = (cx.shape(3), cx.has_input(8)) {
         let enough = !matches!((ids[1].as_constant(), table[0].as_constant()), (Some(a), Some(b)) if a > b);
         ensure!(
@@ -100,7 +102,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     };
     let mut sum = draft.emit("Add", &[words, positions], &[])?;
     if let Some(segments) = draft.input(4) {
-        // Without numbers of segments all is of the first.
+        // Without `segment_ids` every word is in the first segment.
         let which = match draft.input(1) {
             Some(which) => which,
             None => draft.constant(Tensor::scalar(0_i64)?),
@@ -111,11 +113,12 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let attrs = [("epsilon", Attribute::Float(float(draft, "epsilon")?))];
     let (gamma, beta) = (draft.required(5)?, draft.required(6)?);
     let result = draft.emit("LayerNormalization", &[sum, gamma, beta], &attrs)?;
+    // `replace` skips an output that the node lacks, so any value may stand in for it.
     let mask_index = if wants(draft, 1) { mask_index(draft, ids)? } else { result };
     draft.replace(&[result, mask_index, sum])
 }
 
-/// The embeddings of positions 0, 1, 2 .. as many as a sequence has.
+/// Returns the embeddings of the first positions, one for each word of a sequence.
 fn first_positions(draft: &mut Draft<'_>, positions: ValueId, ids: ValueId) -> Result<ValueId> {
     let range = [("start", Attribute::Int(1)), ("end", Attribute::Int(2))];
     let length = draft.emit("Shape", &[ids], &range)?;
@@ -123,7 +126,7 @@ fn first_positions(draft: &mut Draft<'_>, positions: ValueId, ids: ValueId) -> R
     draft.emit("Slice", &[positions, zero, length, zero], &[])
 }
 
-/// For each sequence, how many places the mask has at 1; without a mask 0.
+/// Returns the number of ones in the mask of each sequence, or 0 without a mask.
 fn mask_index(draft: &mut Draft<'_>, ids: ValueId) -> Result<ValueId> {
     let Some(mask) = draft.input(7) else {
         let batch = draft.emit("Shape", &[ids], &[("end", Attribute::Int(1))])?;

@@ -1,4 +1,4 @@
-//! `FusedGemm` and `FusedConv`: a product or a convolution with an activation.
+//! `FusedGemm` and `FusedConv`: a GEMM or a convolution with an activation epilogue.
 
 use super::{agree, check_rank, draft_attributes};
 use crate::Result;
@@ -36,7 +36,7 @@ static FUSED_GEMM: OpSpec = OpSpec {
     ..OP
 };
 
-/// The attributes of a convolution with an activation.
+/// The attributes of a convolution with an activation epilogue.
 pub(in crate::ops) const CONV_ATTRS: &[AttrSpec] = &[
     attr::string("auto_pad", "NOTSET"),
     attr::optional("dilations", AttrKind::Ints),
@@ -94,7 +94,7 @@ fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {
     end_with(draft, result, activation.as_ref())
 }
 
-/// Emits the operator with the attributes that are not the activation's.
+/// Emits the unfused operator, with all attributes but the activation's.
 fn emit(draft: &mut Draft<'_>, op: &str, inputs: &[Option<ValueId>]) -> Result<ValueId> {
     let attrs = draft.attrs.clone();
     let others = attrs.iter().filter(|(name, _)| !name.starts_with("activation"));

@@ -1,5 +1,4 @@
-//! `Gelu`, `QuickGelu`, `FastGelu` and `BiasGelu`: activations like the standard's `Gelu` and
-//! `Swish`.
+//! `Gelu`, `QuickGelu`, `FastGelu` and `BiasGelu`: variants of the standard's `Gelu` and `Swish`.
 
 use super::{SAME_AS_STANDARD, becomes};
 use crate::dtype::TypeSet;
@@ -12,7 +11,7 @@ use crate::{Result, ensure, error};
 static GELU: OpSpec =
     OpSpec { domain: MICROSOFT, upgrades: SAME_AS_STANDARD, ..unary("Gelu", 1, |_| Ok(gelu(x()))) };
 
-/// `x * sigmoid(alpha * x)`, which the standard calls `Swish`.
+/// `x * sigmoid(alpha * x)`, the standard's `Swish` with another default.
 static QUICK_GELU: OpSpec = OpSpec {
     domain: MICROSOFT,
     attrs: &[attr::float("alpha", 1.702)],
@@ -34,7 +33,7 @@ static BIAS_GELU: OpSpec = OpSpec {
     ..unary("BiasGelu", 1, |_| Ok(gelu(x() + y())))
 };
 
-/// `Gelu` by `tanh`, of the input or of its sum with a bias.
+/// The `tanh` approximation of `Gelu`, of the input or of its sum with a bias.
 static FAST_GELU: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "FastGelu",
@@ -55,7 +54,7 @@ fn gelu(x: ScalarExpr) -> ScalarExpr {
     x * 0.5 * (error + 1.0)
 }
 
-/// The bias is one value for each place of the last dimension.
+/// Infers an output of the input's shape; the bias has one value per column.
 fn infer_biased(cx: &mut InferCx<'_>) -> Result<()> {
     if let (Some(shape), Some(bias)) = (cx.shape(0), cx.shape(1)) {
         let [length] = bias else {

@@ -1,4 +1,4 @@
-//! `FusedMatMul` and `TransposeMatMul`: matrix products with transposed sides and a factor.
+//! `FusedMatMul` and `TransposeMatMul`: matmuls with transposed operands and a scale.
 
 use super::{becomes, float, int, number};
 use crate::dim::Dim;
@@ -34,7 +34,7 @@ static FUSED_MATMUL: OpSpec = OpSpec {
     ..PRODUCT
 };
 
-/// The older form of `FusedMatMul`.
+/// The predecessor of `FusedMatMul`.
 static TRANSPOSE_MATMUL: OpSpec = OpSpec {
     name: "TransposeMatMul",
     attrs: &[attr::float("alpha", 1.0), attr::int("transA", 0), attr::int("transB", 0)],
@@ -48,12 +48,12 @@ static TRANSPOSE_MATMUL: OpSpec = OpSpec {
 
 ops![FUSED_MATMUL, TRANSPOSE_MATMUL];
 
-/// The attributes that transpose each side: its matrices, and its first dimension with those of the
+/// The attributes that transpose each operand: the last two axes, and the first axis with the
 /// batch.
 const SIDES: [[&str; 2]; 2] = [["transA", "transBatchA"], ["transB", "transBatchB"]];
 
-/// Which dimension of a side comes to each place of the product: the first one behind the batch
-/// with `batch`, then the last two exchanged with `matrix`. A vector stays as it is.
+/// Returns the permutation that transposes an operand. `batch` moves the first axis behind the
+/// batch axes, then `matrix` swaps the last two. A vector stays as it is.
 fn order(rank: usize, matrix: bool, batch: bool) -> Result<Vec<usize>> {
     let mut order: Vec<usize> = (0..rank).collect();
     if batch {
@@ -90,6 +90,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let alpha = float(draft, "alpha")?;
     let ranks = [0, 1].map(|index| draft.shape(index).map(|shape| shape.len()));
     let sides @ [left, right] = [draft.required(0)?, draft.required(1)?];
+    // Two matrices are a `Gemm`, which scales and transposes in one pass.
     if ranks == [Some(2), Some(2)] {
         let attrs = [
             ("alpha", Attribute::Float(alpha)),
@@ -111,7 +112,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The side at `index` as it is multiplied.
+/// Emits the transposed operand at `index`.
 fn transposed(
     draft: &mut Draft<'_>,
     (index, side): (usize, ValueId),
@@ -128,8 +129,8 @@ fn transposed(
     draft.emit("Transpose", &[side], &[("perm", Attribute::Ints(order))])
 }
 
-/// Transposes a side whose rank only the run knows. Dimensions that stay together become one, which
-/// leaves a tensor of rank 3; a vector counts as a matrix of one row.
+/// Transposes an operand of unknown rank. Adjacent axes that stay together are merged into one,
+/// which leaves rank 3; a vector counts as a matrix of one row.
 fn transposed_as_it_comes(
     draft: &mut Draft<'_>,
     side: ValueId,
@@ -141,6 +142,7 @@ fn transposed_as_it_comes(
         (true, false) => ([Some(1), Some(-1)], [1, 0, 2]),
         (false, _) => ([Some(-2), Some(-1)], [0, 2, 1]),
     };
+    // `parts` are the shapes of the three groups of axes, `sizes` their products.
     let (mut parts, mut sizes) = (Vec::new(), Vec::new());
     for (start, end) in [(Some(0), ends[0]), (ends[0], ends[1]), (ends[1], None)] {
         let range = [("start", start), ("end", end)];

@@ -1,4 +1,4 @@
-//! `MoE`: a mixture of experts, of which a router chooses a few for each token.
+//! `MoE`: a mixture of experts, in which a router selects the top `k` for each token.
 
 use super::{agree, check_rank};
 use crate::dim::Dim;
@@ -43,8 +43,8 @@ ops![MIXTURE];
 
 const ACTIVATIONS: &[&str] = &["relu", "gelu", "silu", "swiglu", "identity"];
 
-/// How many columns of the first layer make one of the second's: the halves of a fused SwiGLU are
-/// 2.
+/// Returns how many columns of the first layer make one input of the second: 2 for a fused SwiGLU,
+/// whose gate and value are interleaved or concatenated.
 fn fused(cx: &InferCx<'_>) -> Result<i64> {
     let activation = cx.attrs.string("activation_type")?;
     ensure!(
@@ -65,7 +65,7 @@ fn fused(cx: &InferCx<'_>) -> Result<i64> {
     Ok(if is_gated && fusion > 0 { 2 } else { 1 })
 }
 
-/// Checks an input against the sizes that others give.
+/// Checks the shape of an input against the expected sizes.
 fn check(cx: &InferCx<'_>, index: usize, expected: &[&Dim]) -> Result<()> {
     let what = MIXTURE.input_param(index).map_or("", |param| param.name);
     check_rank(cx, index, what, expected.len())?;
@@ -76,7 +76,8 @@ fn check(cx: &InferCx<'_>, index: usize, expected: &[&Dim]) -> Result<()> {
         .try_for_each(|(expected, own)| agree(&format!("a size of {what}"), expected, own))
 }
 
-/// The shape of the input; sizes are those of tokens, experts, hidden and inner width.
+/// Infers an output of the input's shape, and checks the other inputs against the counts of tokens
+/// and experts and the hidden and inner widths.
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (count, fused) = (cx.attrs.int("k")?, fused(cx)?);
     ensure!(count > 0, InvalidGraph, "k is {count}, expected at least 1");

@@ -1,10 +1,9 @@
-//! Operators of the domain `com.microsoft` that exported and optimized models contain. Their
-//! records follow the schemas that ONNX Runtime registers.
+//! Operators of the domain `com.microsoft`, as found in exported and optimized models. The records
+//! follow the schemas that ONNX Runtime registers.
 //!
-//! An operator that is one of the standard's under another name or with another default becomes
-//! that one when a model is loaded (`upgrades`), so that nothing after the loader knows it. One
-//! that is made of several of the standard's is decomposed where no provider has a kernel for it
-//! (`lower`).
+//! An operator that is a standard one under another name or with another default becomes that one
+//! when a model is loaded (`upgrades`), so nothing after the loader sees it. One that is a
+//! composition of standard operators is decomposed if no provider has a kernel for it (`lower`).
 
 mod attention_decoder;
 mod attention_gradients;
@@ -40,25 +39,25 @@ use crate::spec::{Draft, InferCx, Registry, Upgrade};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
-/// The upgrade of an operator that is the standard's of the same name.
+/// The upgrade of an operator that equals the standard's of the same name.
 const SAME_AS_STANDARD: &[Upgrade] = &[becomes(|draft| {
     draft.domain.clear();
     Ok(())
 })];
 
-/// The upgrade of an operator that is another one, whatever the version.
+/// The upgrade of an operator that becomes another one in every version.
 const fn becomes(apply: fn(&mut Draft<'_>) -> Result<()>) -> Upgrade {
     Upgrade { before: i64::MAX, apply }
 }
 
-/// Refuses two sizes that are numbers and differ.
+/// Refuses two sizes that are both constant and differ.
 pub(in crate::ops) fn agree(what: &str, expected: &Dim, actual: &Dim) -> Result<()> {
     let differ = matches!((expected.as_constant(), actual.as_constant()), (Some(a), Some(b)) if a != b);
     ensure!(!differ, InvalidGraph, "{what} is {actual}, expected {expected}");
     Ok(())
 }
 
-/// Refuses an input that is not one value for each place of the last dimension of `shape`.
+/// Refuses an input that is not a vector with one value per column, the last dimension of `shape`.
 pub(in crate::ops) fn check_per_column(
     cx: &InferCx<'_>,
     index: usize,
@@ -77,14 +76,14 @@ pub(in crate::ops) fn check_per_column(
     agree(&format!("the length of {what}"), width, length)
 }
 
-/// Refuses an input whose rank is known and another one.
+/// Refuses an input whose rank is known and differs from `rank`.
 pub(in crate::ops) fn check_rank(cx: &InferCx<'_>, index: usize, what: &str, rank: usize) -> Result<()> {
     let Some(shape) = cx.shape(index) else { return Ok(()) };
     ensure!(shape.len() == rank, InvalidGraph, "{what} has rank {}, expected {rank}", shape.len());
     Ok(())
 }
 
-/// A constant number of an element type of floats.
+/// Emits a scalar constant of a float type.
 pub(in crate::ops) fn number(draft: &mut Draft<'_>, value: f32, dtype: DType) -> Result<ValueId> {
     let tensor = match dtype {
         DType::F64 => Tensor::scalar(f64::from(value))?,
@@ -95,7 +94,7 @@ pub(in crate::ops) fn number(draft: &mut Draft<'_>, value: f32, dtype: DType) ->
     Ok(draft.constant(tensor))
 }
 
-/// A float attribute of a node, defaults filled in.
+/// Returns a float attribute of a node whose defaults are filled in.
 pub(in crate::ops) fn float(draft: &Draft<'_>, name: &str) -> Result<f32> {
     match draft.attr(name) {
         Some(Attribute::Float(value)) => Ok(*value),
@@ -103,7 +102,7 @@ pub(in crate::ops) fn float(draft: &Draft<'_>, name: &str) -> Result<f32> {
     }
 }
 
-/// An integer attribute of a node, defaults filled in.
+/// Returns an integer attribute of a node whose defaults are filled in.
 pub(in crate::ops) fn int(draft: &Draft<'_>, name: &str) -> Result<i64> {
     match draft.attr(name) {
         Some(Attribute::Int(value)) => Ok(*value),
@@ -111,14 +110,14 @@ pub(in crate::ops) fn int(draft: &Draft<'_>, name: &str) -> Result<i64> {
     }
 }
 
-/// The attributes of a node, defaults filled in.
+/// Returns the attributes of a node, with defaults filled in.
 pub(in crate::ops) fn draft_attributes(draft: &Draft<'_>) -> Result<Attributes> {
     let spec = Registry::global()?.find(&draft.domain, &draft.op);
     let spec = spec.ok_or_else(|| error!(Fail, "operator {} is not known", draft.op))?;
     Attributes::new(spec, draft.attrs.clone())
 }
 
-/// Whether somebody wants the output at `index`.
+/// Returns whether the node has the output at `index`.
 fn wants(draft: &Draft<'_>, index: usize) -> bool {
     draft.outputs.get(index).copied().flatten().is_some()
 }

@@ -1,4 +1,4 @@
-//! `NhwcMaxPool`: the greatest codes of windows, with the channels of the image last.
+//! `NhwcMaxPool`: max pooling of 8-bit quantized images in NHWC layout.
 
 use super::qlinear::CODES;
 use crate::ops;

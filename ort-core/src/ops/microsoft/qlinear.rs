@@ -1,10 +1,9 @@
-//! What the `QLinear` operators share: tensors of 8-bit codes `q` that stand for the numbers `(q -
-//! zero) * scale`.
+//! Building blocks of the `QLinear` operators: tensors of 8-bit quantized values `q` that represent
+//! `(q - zero) * scale`.
 //!
-//! A zero point that is left out is 0. ONNX Runtime's rounding is followed to the bit: most
-//! operators divide by the scale, round, and add the zero point as `QuantizeLinear` does; some add
-//! the zero point first and round the sum, which gives another code for a tie where the zero point
-//! is odd.
+//! A zero point that is left out is 0. Rounding follows ONNX Runtime to the bit: divide by the
+//! scale, round half to even, then add the zero point, as `QuantizeLinear` does. Adding an odd zero
+//! point before rounding would send ties the other way.
 
 use super::number;
 use crate::dim::Dim;
@@ -13,16 +12,15 @@ use crate::ir::{Attribute, ValueId};
 use crate::spec::{Draft, InferCx};
 use crate::{Result, ensure, error};
 
-/// The types of codes.
+/// The 8-bit quantized types.
 pub(super) const CODES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
 
-/// Where a tensor of codes stands among the inputs, in the order of most operators: its scale and
-/// its zero point follow it.
+/// The inputs of a quantized tensor at `first`, in the usual order: scale and zero point follow it.
 pub(super) const fn codes_at(first: usize) -> Codes {
     Codes { codes: first, scale: first + 1, zero: first + 2 }
 }
 
-/// The inputs that are a tensor of codes, its scale and its zero point.
+/// The input indices of a quantized tensor, its scale and its zero point.
 #[derive(Clone, Copy)]
 pub(super) struct Codes {
     codes: usize,
@@ -30,7 +28,7 @@ pub(super) struct Codes {
     zero: usize,
 }
 
-/// Refuses scales and zero points of more than one element, given by their places among the inputs.
+/// Refuses scales and zero points, at these inputs, that have more than one element.
 pub(super) fn check_single(cx: &InferCx<'_>, places: impl IntoIterator<Item = usize>) -> Result<()> {
     for index in places {
         let Some(shape) = cx.shape(index) else { continue };
@@ -48,13 +46,12 @@ pub(super) fn check_single(cx: &InferCx<'_>, places: impl IntoIterator<Item = us
     Ok(())
 }
 
-/// All but the first, of a list that has two or more.
+/// Returns all elements but the first; a list of fewer than two stays whole.
 fn behind_first<T>(list: &mut [T]) -> &mut [T] {
     if list.len() < 2 { list } else { list.split_at_mut(1).1 }
 }
 
-/// The dimensions of an image in the order batch, channels, places, where the channels may stand
-/// last.
+/// Returns the shape of an image as NCHW; `last` says that it is NHWC.
 pub(in crate::ops) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Dim>> {
     ensure!(image.len() >= 3, InvalidGraph, "an image has rank 3 or more, got rank {}", image.len());
     let mut dims = image.to_vec();
@@ -64,8 +61,7 @@ pub(in crate::ops) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Di
     Ok(dims)
 }
 
-/// Sets output 0 to a shape in the order batch, channels, places, with the channels last where they
-/// shall be.
+/// Sets output 0 to an NCHW shape, converted to NHWC if `last`.
 pub(in crate::ops) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last: bool) -> Result<()> {
     if last {
         behind_first(&mut shape).rotate_left(1);
@@ -73,8 +69,8 @@ pub(in crate::ops) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last:
     cx.set_shape(0, shape)
 }
 
-/// The rank of the image at input 0, which a decomposition needs to know: its own, or that of the
-/// weights at input `weights`, or that of the windows.
+/// Returns the rank of the image at input 0, which a decomposition must know. It follows from the
+/// image, else from the weights at input `weights`, else from `kernel_shape`.
 pub(in crate::ops) fn image_rank(draft: &Draft<'_>, weights: Option<usize>) -> Result<usize> {
     let own = draft.shape(0).map(|shape| shape.len());
     let of_weights = || weights.and_then(|index| draft.shape(index)).map(|shape| shape.len());
@@ -89,7 +85,7 @@ pub(in crate::ops) fn image_rank(draft: &Draft<'_>, weights: Option<usize>) -> R
     })
 }
 
-/// An image with its channels moved from behind to the second place, or back.
+/// Transposes an image from NHWC to NCHW, or back.
 pub(in crate::ops) fn move_channels(
     draft: &mut Draft<'_>,
     image: ValueId,
@@ -105,7 +101,7 @@ pub(in crate::ops) fn move_channels(
     draft.emit("Transpose", &[image], &[("perm", Attribute::Ints(order))])
 }
 
-/// A value of one element without dimensions, so that it does not add any by broadcasting.
+/// Reshapes a value of one element to a scalar, so that it adds no dimension by broadcasting.
 pub(super) fn scalar(draft: &mut Draft<'_>, value: ValueId) -> Result<ValueId> {
     if draft.value_type(value).shape().is_some_and(<[Dim]>::is_empty) {
         return Ok(value);
@@ -114,33 +110,36 @@ pub(super) fn scalar(draft: &mut Draft<'_>, value: ValueId) -> Result<ValueId> {
     draft.emit("Reshape", &[value, shape], &[])
 }
 
+/// Emits a cast to `dtype`.
 pub(super) fn cast(draft: &mut Draft<'_>, value: ValueId, dtype: DType) -> Result<ValueId> {
     draft.emit("Cast", &[value], &[("to", code(dtype))])
 }
 
+/// Returns a type as an attribute holds it.
 fn code(dtype: DType) -> Attribute {
     Attribute::Int(i64::from(dtype.onnx_code()))
 }
 
-/// The numbers that codes stand for, with another scale than their own.
+/// Dequantizes a tensor with another scale than its own.
 pub(super) fn scaled(draft: &mut Draft<'_>, place: Codes, scale: ValueId) -> Result<ValueId> {
     let inputs = [Some(draft.required(place.codes)?), Some(scale), draft.input(place.zero)];
     draft.emit_one("DequantizeLinear", &inputs, &[])
 }
 
-/// The numbers that codes stand for.
+/// Dequantizes a tensor.
 pub(super) fn numbers(draft: &mut Draft<'_>, place: Codes) -> Result<ValueId> {
     let scale = draft.required(place.scale)?;
     scaled(draft, place, scale)
 }
 
-/// The codes with their zero point taken off, as numbers.
+/// Returns the quantized values minus their zero point, as floats.
 pub(super) fn differences(draft: &mut Draft<'_>, place: Codes) -> Result<ValueId> {
     let one = number(draft, 1.0, DType::F32)?;
     scaled(draft, place, one)
 }
 
-/// Makes the draft the codes of numbers: divided by the scale, rounded, and the zero point added.
+/// Turns the draft into the quantization of `numbers`: divided by the scale, rounded, plus the zero
+/// point.
 pub(super) fn quantize(
     draft: &mut Draft<'_>,
     numbers: ValueId,
@@ -153,7 +152,7 @@ pub(super) fn quantize(
     Ok(())
 }
 
-/// As [`quantize`], for numbers that are already divided.
+/// As [`quantize`], for numbers that are already divided by the scale.
 pub(super) fn round(
     draft: &mut Draft<'_>,
     numbers: ValueId,
@@ -164,8 +163,7 @@ pub(super) fn round(
     quantize(draft, numbers, one, zero, dtype)
 }
 
-/// As [`round`], with a zero point that may have one dimension. It is added after rounding, so that
-/// ties go to the even distance from it.
+/// As [`round`], for a zero point of rank 0 or 1, which becomes a scalar like the scale.
 pub(super) fn round_sum(
     draft: &mut Draft<'_>,
     numbers: ValueId,
@@ -176,8 +174,9 @@ pub(super) fn round_sum(
     round(draft, numbers, zero, dtype)
 }
 
-/// The codes at a place with another scale and zero point, given by their places among the inputs.
+/// Requantizes the tensor at `place` to the scale and zero point at these inputs.
 pub(super) fn requantized(draft: &mut Draft<'_>, place: Codes, [scale, zero]: [usize; 2]) -> Result<ValueId> {
+    // Equal parameters on both sides: the quantized values pass unchanged.
     if same(draft, place.scale, scale) && same(draft, place.zero, zero) {
         return draft.required(place.codes);
     }
@@ -186,7 +185,7 @@ pub(super) fn requantized(draft: &mut Draft<'_>, place: Codes, [scale, zero]: [u
     draft.emit("QuantizeLinear", &inputs, &[])
 }
 
-/// Whether two inputs are one value, or constants of one element that are equal.
+/// Returns whether two inputs are one value, or bitwise equal constants.
 fn same(draft: &Draft<'_>, a: usize, b: usize) -> bool {
     let constants = || {
         let [a, b] = [draft.constant_input(a)?, draft.constant_input(b)?];

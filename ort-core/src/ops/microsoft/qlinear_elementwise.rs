@@ -1,4 +1,5 @@
-//! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid` and `QLinearLeakyRelu`: arithmetic on 8-bit codes.
+//! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid` and `QLinearLeakyRelu`: elementwise operators on
+//! 8-bit quantized tensors.
 
 use super::float;
 use super::qlinear::{
@@ -9,7 +10,7 @@ use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::spec::{Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 
-/// Two tensors of codes, and the scale and zero point of the result.
+/// The record of a binary operator: two quantized tensors, and the output's scale and zero point.
 const BINARY: OpSpec = OpSpec {
     domain: MICROSOFT,
     inputs: &[
@@ -31,7 +32,7 @@ const BINARY: OpSpec = OpSpec {
 static QLINEAR_ADD: OpSpec = OpSpec { name: "QLinearAdd", lower: Some(lower_add), ..BINARY };
 static QLINEAR_MUL: OpSpec = OpSpec { name: "QLinearMul", lower: Some(lower_mul), ..BINARY };
 
-/// One tensor of codes, and the scale and zero point of the result.
+/// The record of a unary operator: one quantized tensor, and the output's scale and zero point.
 const UNARY: OpSpec = OpSpec {
     domain: MICROSOFT,
     inputs: &[
@@ -77,7 +78,7 @@ fn infer_unary(cx: &mut InferCx<'_>) -> Result<()> {
     }
 }
 
-/// The scales of both sides and of the result.
+/// Returns the scales of both operands and of the output.
 fn scales(draft: &mut Draft<'_>) -> Result<[ValueId; 3]> {
     let mut scale = |index| {
         let value = draft.required(index)?;
@@ -86,7 +87,8 @@ fn scales(draft: &mut Draft<'_>) -> Result<[ValueId; 3]> {
     Ok([scale(1)?, scale(4)?, scale(6)?])
 }
 
-/// `round(a * (a_scale / c_scale) + b * (b_scale / c_scale)) + c_zero`.
+/// `round(a * (a_scale / c_scale) + b * (b_scale / c_scale)) + c_zero`, with `a` and `b` less their
+/// zero points.
 fn lower_add(draft: &mut Draft<'_>) -> Result<()> {
     let (dtype, [a, b, c]) = (draft.dtype(0)?, scales(draft)?);
     let mut sides = [a, b];
@@ -98,8 +100,8 @@ fn lower_add(draft: &mut Draft<'_>) -> Result<()> {
     round_sum(draft, sum, draft.input(7), dtype)
 }
 
-/// `round(a * b * (a_scale * b_scale / c_scale)) + c_zero`, where the product of the codes is
-/// exact.
+/// `round(a * b * (a_scale * b_scale / c_scale)) + c_zero`, with `a` and `b` less their zero
+/// points, whose product is exact.
 fn lower_mul(draft: &mut Draft<'_>) -> Result<()> {
     let (dtype, [a, b, c]) = (draft.dtype(0)?, scales(draft)?);
     let scale = draft.emit("Mul", &[a, b], &[])?;
@@ -110,6 +112,7 @@ fn lower_mul(draft: &mut Draft<'_>) -> Result<()> {
     round_sum(draft, product, draft.input(7), dtype)
 }
 
+/// Dequantizes the input, applies `op` and quantizes the output.
 fn lower_unary(draft: &mut Draft<'_>, op: &str, attrs: &[(&str, Attribute)]) -> Result<()> {
     let (dtype, numbers) = (draft.dtype(0)?, numbers(draft, codes_at(0))?);
     let result = draft.emit(op, &[numbers], attrs)?;

@@ -1,5 +1,5 @@
-//! `QLinearConcat` and `QLinearWhere`: 8-bit codes from several tensors, each with a scale and zero
-//! point of its own.
+//! `QLinearConcat` and `QLinearWhere`: data movement among 8-bit quantized tensors with different
+//! scales and zero points.
 
 use super::int;
 use super::qlinear::{CODES, check_single, codes_at, requantized};
@@ -49,7 +49,7 @@ static QLINEAR_WHERE: OpSpec = OpSpec {
 
 ops![QLINEAR_CONCAT, QLINEAR_WHERE];
 
-/// The places of the tensors among the inputs of `QLinearConcat`: each is followed by its scale and
+/// Returns the input indices of the tensors of `QLinearConcat`. Each is followed by its scale and
 /// zero point.
 fn tensors(inputs: usize) -> impl Iterator<Item = usize> {
     (2..inputs).step_by(3)
@@ -65,6 +65,7 @@ fn infer_concat(cx: &mut InferCx<'_>) -> Result<()> {
     );
     let dtype = cx.dtype(1)?;
     for first in tensors(count) {
+        // The variadic parameter takes both types, so their order is checked here.
         let expected = [dtype, DType::F32, dtype];
         for (index, expected) in (first..).zip(expected) {
             let actual = cx.dtype(index)?;
@@ -82,6 +83,7 @@ fn infer_concat(cx: &mut InferCx<'_>) -> Result<()> {
     let known: Vec<&[Dim]> = tensors(count).filter_map(|index| cx.shape(index)).collect();
     let are_all = known.len() == tensors(count).count();
     let Some((mut shape, axis)) = concat::joined(cx.attrs, &known)? else { return Ok(()) };
+    // An input of unknown shape makes the size along `axis` unknown, but not the others.
     if !are_all {
         shape = axes::with_size(&shape, axis, cx.fresh());
     }

@@ -1,5 +1,5 @@
-//! `QLinearAveragePool`, `QLinearGlobalAveragePool`, `QLinearReduceMean` and `QLinearSoftmax`: sums
-//! over 8-bit codes.
+//! `QLinearAveragePool`, `QLinearGlobalAveragePool`, `QLinearReduceMean` and `QLinearSoftmax`:
+//! reductions of 8-bit quantized tensors.
 
 use super::int;
 use super::qlinear::{
@@ -136,7 +136,8 @@ fn infer_softmax(cx: &mut InferCx<'_>) -> Result<()> {
     axes::infer_same_along_axis(cx)
 }
 
-/// The averages are divided by the scale and rounded, before the zero point is added.
+/// Averages the dequantized values, divides by the output's scale and rounds, before the zero point
+/// is added.
 fn lower_pool(draft: &mut Draft<'_>) -> Result<()> {
     if is_global(draft) {
         return lower_global(draft);
@@ -163,8 +164,10 @@ fn lower_pool(draft: &mut Draft<'_>) -> Result<()> {
     round_sum(draft, averages, draft.input(4), dtype)
 }
 
-/// Where padding counts, a last window that reaches beyond it counts as a whole, unlike that of the
-/// standard's operator: the image is padded so far that none does.
+/// Pads the image so that no window reaches beyond the padding.
+///
+/// With `ceil_mode` and `count_include_pad`, ONNX Runtime counts a last window that reaches beyond
+/// the padding as a whole window. The standard's operator does not.
 #[allow(
     clippy::indexing_slicing,
     reason = "each list is made with a value for each axis of the image, whose rank is 3 or more"
@@ -187,12 +190,14 @@ fn pad_last_windows(draft: &mut Draft<'_>) -> Result<()> {
     let (kernel, strides, mut pads) =
         (ints("kernel_shape", 1, rank), ints("strides", 1, rank), ints("pads", 0, 2 * rank));
     for axis in 0..rank {
+        // The clamp keeps the arithmetic below from overflowing.
         let size = image[2 + axis].as_constant().map(|size| size.clamp(0, 1 << 40));
         let size = size.ok_or_else(|| {
             error!(NotImplemented, "the windows of an image of unknown size cannot be padded")
         })?;
         let (kernel, stride, before, behind) = (kernel[axis], strides[axis], pads[axis], pads[axis + rank]);
-        // As many windows as ceil_mode gives: none begins in the padding behind the image.
+        // The window count of `ceil_mode`, without windows that start in the padding after the
+        // image.
         let room = (size + before + behind - kernel).max(0);
         let begin = size + before;
         let windows = ((room + stride - 1) / stride + 1).min((begin + stride - 1) / stride).max(1);
@@ -202,8 +207,8 @@ fn pad_last_windows(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether one window without padding covers the whole image: ONNX Runtime then sums codes, not
-/// numbers.
+/// Returns whether one window without padding covers the whole image. ONNX Runtime then sums the
+/// quantized values, not the dequantized ones, which rounds differently.
 fn is_global(draft: &Draft<'_>) -> bool {
     let (Some(Attribute::Ints(kernel)), Some(image)) = (draft.attr("kernel_shape"), draft.shape(0)) else {
         return false;
@@ -218,7 +223,8 @@ fn is_global(draft: &Draft<'_>) -> bool {
     covers && pads.iter().all(|pad| *pad == 0)
 }
 
-/// The sum of the codes is exact, and multiplied by `x_scale / (y_scale * places)`.
+/// Decomposes a global pool: the int32 sum of the quantized values is exact, and is multiplied by
+/// `x_scale / (y_scale * count)`.
 fn lower_global(draft: &mut Draft<'_>) -> Result<()> {
     let (dtype, last) = (draft.dtype(0)?, int(draft, "channels_last")? != 0);
     let codes = draft.required(0)?;
@@ -232,6 +238,7 @@ fn lower_global(draft: &mut Draft<'_>) -> Result<()> {
     if let Some(zero) = draft.input(2) {
         let zero = scalar(draft, zero)?;
         let terms = [cast(draft, zero, DType::I32)?, cast(draft, count, DType::I32)?];
+        // Each of the `count` summands contains the zero point once.
         let zeros = draft.emit("Mul", &terms, &[])?;
         sum = draft.emit("Sub", &[sum, zeros], &[])?;
     }
@@ -241,7 +248,7 @@ fn lower_global(draft: &mut Draft<'_>) -> Result<()> {
     round(draft, means, draft.input(4), dtype)
 }
 
-/// The axes of an image's places, which the run counts if the rank is not known before.
+/// Returns the spatial axes of an image, computed at run time if its rank is unknown.
 fn place_axes(draft: &mut Draft<'_>, image: ValueId, last: bool) -> Result<ValueId> {
     let first: i64 = if last { 1 } else { 2 };
     if let Some(shape) = draft.shape(0) {
@@ -257,7 +264,7 @@ fn place_axes(draft: &mut Draft<'_>, image: ValueId, last: bool) -> Result<Value
     draft.emit("Range", &[first, end, step], &[])
 }
 
-/// What turns a sum of codes into a code of the result.
+/// Returns the factor from a sum of quantized inputs to a quantized output, less its zero point.
 fn mean_scale(draft: &mut Draft<'_>, count: ValueId) -> Result<ValueId> {
     let (own, result) = (draft.required(1)?, draft.required(3)?);
     let [own, result] = [scalar(draft, own)?, scalar(draft, result)?];
@@ -278,14 +285,16 @@ fn lower_mean(draft: &mut Draft<'_>) -> Result<()> {
     quantize(draft, means, draft.required(3)?, draft.input(4), dtype)
 }
 
-/// Multiplied by the whole number of steps that are in 1. Before version 13 of the standard's
-/// operator, as which attribute `opset` asks to be read, the softmax is that of all dimensions from
-/// `axis` on.
+/// Decomposes a quantized softmax, whose result is multiplied by `floor(1 / y_scale)`.
+///
+/// The attribute `opset` selects the standard's form: before version 13 the softmax is over all
+/// dimensions from `axis` on.
 fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let (dtype, codes, axis) = (draft.dtype(0)?, draft.required(0)?, int(draft, "axis")?);
     let is_last = match draft.shape(0).map(|shape| shape.len()) {
         Some(rank) => axes::normalize(axis, rank.max(1))? + 1 >= rank,
-        // The matrix behind an axis that turns out to be the last one gives the same.
+        // Of an unknown rank only -1 is sure to be the last axis. If another axis turns out to be
+        // the last, the matrix form gives the same result.
         None => axis == -1,
     };
     let is_matrix = int(draft, "opset")? < 13 && !is_last;

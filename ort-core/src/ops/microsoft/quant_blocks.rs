@@ -1,5 +1,4 @@
-//! `MatMulNBits` and `GatherBlockQuantized`: weights in blocks of narrow codes with a scale for
-//! each block.
+//! `MatMulNBits` and `GatherBlockQuantized`: block-quantized weights, with a scale for each block.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -70,7 +69,7 @@ static GATHER_BLOCK_QUANTIZED: OpSpec = OpSpec {
 
 ops![MATMUL_NBITS, GATHER_BLOCK_QUANTIZED];
 
-/// Checks that an input has as many elements as its sizes say, where both are known.
+/// Refuses an input whose element count differs from that of `sizes`, if its shape is known.
 fn check_count(cx: &InferCx<'_>, index: usize, name: &str, sizes: &[i64]) -> Result<()> {
     let Some(shape) = cx.shape(index) else { return Ok(()) };
     let given: Option<Vec<i64>> = shape.iter().map(Dim::as_constant).collect();
@@ -94,12 +93,13 @@ fn infer_matmul(cx: &mut InferCx<'_>) -> Result<()> {
         InvalidGraph,
         "block_size is {block}, expected a power of two of at least 16"
     );
-    // As `div_ceil`, which signed integers do not have.
+    // `div_ceil`, which signed integers lack in stable Rust.
     let blocks = (k - 1) / block + 1;
     check_count(cx, 1, "B", &[n, blocks, block * bits / 8])?;
     check_count(cx, 2, "scales", &[n, blocks])?;
     if cx.has_input(3) {
         let is_packed = cx.dtype(3)? == DType::U8;
+        // Packed zero points start each row at a byte.
         let row = if is_packed { (blocks.saturating_mul(bits) - 1) / 8 + 1 } else { blocks };
         check_count(cx, 3, "zero_points", &[n, row])?;
     }
@@ -139,7 +139,7 @@ fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
     let axis = normalize_axis(cx.attrs.int("gather_axis")?, data.len())?;
     let quantized = normalize_axis(cx.attrs.int("quantize_axis")?, data.len())?;
     let mut data = data.to_vec();
-    // Codes of fewer than 8 bits in bytes lie along the last dimension.
+    // Values of fewer than 8 bits are packed into bytes along the last dimension.
     if dtype == DType::U8 {
         ensure!(
             axis == 0,
@@ -158,7 +158,7 @@ fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape)
 }
 
-/// Refuses scales that are not one for each block of the data along `axis`.
+/// Refuses scales other than one for each block of the data along `axis`.
 fn check_scales(cx: &InferCx<'_>, data: &[Dim], axis: usize, block: i64) -> Result<()> {
     let Some(scales) = cx.shape(2) else { return Ok(()) };
     ensure!(
@@ -171,11 +171,13 @@ fn check_scales(cx: &InferCx<'_>, data: &[Dim], axis: usize, block: i64) -> Resu
     let is_float = FLOAT_CODES.contains(cx.dtype(0)?);
     for (at, (scale, size)) in scales.iter().zip(data).enumerate() {
         let (Some(scale), Some(size)) = (scale.as_constant(), size.as_constant()) else { continue };
+        // A block size of 0 is one block along the whole axis.
         let expected = match (at == axis, block) {
             (true, 0) => 1,
             (true, _) => size.max(0) / block + i64::from(size % block > 0),
             (false, _) => size,
         };
+        // The scales of float data may broadcast along the other axes.
         let shared = is_float && at != axis && scale == 1;
         ensure!(
             scale == expected || shared,
@@ -186,8 +188,8 @@ fn check_scales(cx: &InferCx<'_>, data: &[Dim], axis: usize, block: i64) -> Resu
     Ok(())
 }
 
-/// Refuses zero points that are not as many as scales; those of `bits` in bytes are packed along
-/// the last dimension.
+/// Refuses zero points other than one for each scale. Those of fewer than 8 bits are packed into
+/// bytes along the last dimension.
 fn check_zero_points(cx: &InferCx<'_>, bits: i64) -> Result<()> {
     let (Some(scales), Some(zeros)) = (cx.shape(2), cx.shape(3)) else { return Ok(()) };
     ensure!(
@@ -210,8 +212,8 @@ fn check_zero_points(cx: &InferCx<'_>, bits: i64) -> Result<()> {
     Ok(())
 }
 
-/// The product with the weights the other way round; the product of the unit matrix with them is
-/// what the codes stand for.
+/// The gradient of `MatMulNBits`: `dA = dY * W`, with the dequantized weights `W` of shape
+/// `[N, K]`. Multiplying the identity matrix by the quantized weights dequantizes them.
 fn gradient_of_product(cx: &mut GradCx<'_>) -> Result<()> {
     let (rows, upstream) = (cx.input(0)?, cx.upstream()?);
     ensure!(!cx.wants(2) && !cx.wants(3), NotImplemented, "the scales of codes have no gradient");

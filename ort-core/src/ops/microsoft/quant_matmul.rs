@@ -1,8 +1,7 @@
-//! Products of matrices of 8-bit codes: `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and
-//! `QGemm`.
+//! Quantized matmuls: `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and `QGemm`.
 //!
-//! All three are the product of the codes less their zero points, which is exact in integers, and
-//! then a factor for each column.
+//! All three multiply 8-bit quantized values less their zero points, exactly in int32 accumulators,
+//! and then apply a scale per column.
 
 use super::{agree, check_per_column, check_rank, float, int, number};
 use crate::dim::Dim;
@@ -82,7 +81,7 @@ static QGEMM: OpSpec = OpSpec {
 
 ops![DYNAMIC_QUANTIZE_MATMUL, MATMUL_INTEGER_TO_FLOAT, QGEMM];
 
-/// Refuses an input that has more or fewer than one element.
+/// Refuses an input with other than one element.
 fn check_single(cx: &InferCx<'_>, index: usize) -> Result<()> {
     for size in cx.shape(index).unwrap_or(&[]) {
         agree(&format!("the number of elements of input {index}"), &Dim::constant(1), size)?;
@@ -90,8 +89,8 @@ fn check_single(cx: &InferCx<'_>, index: usize) -> Result<()> {
     Ok(())
 }
 
-/// The shape of a product; the inputs in `single` have one element, and the one at `bias` one for
-/// each column.
+/// Infers the shape of a matmul. The inputs in `single` have one element, and the one at `bias` one
+/// per column.
 fn infer(cx: &mut InferCx<'_>, single: &[usize], bias: usize) -> Result<()> {
     for index in single {
         check_single(cx, *index)?;
@@ -111,6 +110,7 @@ fn infer_gemm(cx: &mut InferCx<'_>) -> Result<()> {
     for (index, what) in [(0, "A"), (3, "B")] {
         check_rank(cx, index, what, 2)?;
     }
+    // The output is quantized only if it has a zero point.
     let dtype = if cx.has_input(8) { cx.dtype(8)? } else { DType::F32 };
     let (mut a, mut b) = (cx.shape(0).map(<[_]>::to_vec), cx.shape(3).map(<[_]>::to_vec));
     for (side, name) in [(&mut a, "transA"), (&mut b, "transB")] {
@@ -134,7 +134,7 @@ fn infer_gemm(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The value as type `to`, itself where it is of that type.
+/// Casts a value, unless it already has the type.
 fn cast(draft: &mut Draft<'_>, value: ValueId, to: DType) -> Result<ValueId> {
     if draft.value_type(value).dtype() == Some(to) {
         return Ok(value);
@@ -142,7 +142,8 @@ fn cast(draft: &mut Draft<'_>, value: ValueId, to: DType) -> Result<ValueId> {
     draft.emit("Cast", &[value], &[("to", Attribute::Int(i64::from(to.onnx_code())))])
 }
 
-/// The only element of a tensor, as a scalar. A reshape that does not fit refuses tensors of more.
+/// Reshapes a tensor of one element to a scalar. The reshape fails at run time for a tensor of
+/// more.
 fn scalar(draft: &mut Draft<'_>, value: ValueId) -> Result<ValueId> {
     if draft.value_type(value).shape().is_some_and(<[Dim]>::is_empty) {
         return Ok(value);
@@ -151,7 +152,7 @@ fn scalar(draft: &mut Draft<'_>, value: ValueId) -> Result<ValueId> {
     draft.emit("Reshape", &[value, shape], &[])
 }
 
-/// `sums * factor + bias` in single precision; a product of two vectors is a scalar.
+/// Emits `sums * factor + bias` in float32.
 fn scaled(
     draft: &mut Draft<'_>,
     sums: ValueId,
@@ -159,6 +160,8 @@ fn scaled(
     bias: Option<ValueId>,
 ) -> Result<ValueId> {
     let mut bias = bias;
+    // A product of two vectors is a scalar, to which scale and bias of one element must not add a
+    // dimension.
     if let [Some(1), Some(1)] = [0, 1].map(|index| draft.shape(index).map(|shape| shape.len())) {
         factor = scalar(draft, factor)?;
         bias = bias.map(|bias| scalar(draft, bias)).transpose()?;
@@ -174,6 +177,7 @@ fn scaled(
     }
 }
 
+/// Quantizes `A` with a scale from its own range, and multiplies.
 fn lower_dynamic(draft: &mut Draft<'_>) -> Result<()> {
     let (a, b, b_scale) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let quantized = draft.emit_many("DynamicQuantizeLinear", &[Some(a)], &[], 3)?;
@@ -188,7 +192,8 @@ fn lower_dynamic(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[result])
 }
 
-/// The same with codes that are given. Half precision is rounded to once, at the end.
+/// As [`lower_dynamic`], with operands that are already quantized. The result is rounded to float16
+/// only once, at the end.
 fn lower_to_float(draft: &mut Draft<'_>) -> Result<()> {
     let dtype = draft.dtype(2)?;
     let (a_scale, b_scale) = (draft.required(2)?, draft.required(3)?);
@@ -204,7 +209,7 @@ fn lower_to_float(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[result])
 }
 
-/// A side of `QGemm` as it is multiplied.
+/// Emits an operand of `QGemm`, transposed if the flag is set.
 fn side(draft: &mut Draft<'_>, index: usize, transposed: &str) -> Result<ValueId> {
     let side = draft.required(index)?;
     if int(draft, transposed)? == 0 {
@@ -213,7 +218,8 @@ fn side(draft: &mut Draft<'_>, index: usize, transposed: &str) -> Result<ValueId
     draft.emit("Transpose", &[side], &[("perm", Attribute::Ints(vec![1, 0]))])
 }
 
-/// `(A * B + C) * (alpha * a_scale * b_scale / y_scale)`, and with a zero point rounded to codes.
+/// `(A * B + C) * (alpha * a_scale * b_scale / y_scale)`, quantized if there is an output zero
+/// point.
 fn lower_gemm(draft: &mut Draft<'_>) -> Result<()> {
     let (a, b) = (side(draft, 0, "transA")?, side(draft, 3, "transB")?);
     let (a_scale, a_zero, b_scale) = (draft.required(1)?, draft.required(2)?, draft.required(4)?);
@@ -234,6 +240,7 @@ fn lower_gemm(draft: &mut Draft<'_>) -> Result<()> {
     }
     let result = scaled(draft, sums, factor, None)?;
     let Some(zero) = draft.input(8) else { return draft.replace(&[result]) };
+    // The factor already contains `1 / y_scale`, so the quantization has a scale of 1.
     let (one, zero) = (number(draft, 1.0, DType::F32)?, scalar(draft, zero)?);
     let result = draft.emit("QuantizeLinear", &[result, one, zero], &[])?;
     draft.replace(&[result])

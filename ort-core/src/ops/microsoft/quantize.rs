@@ -1,5 +1,5 @@
-//! `QuantizeLinear`, `DequantizeLinear` and `QLinearConv` as ONNX Runtime had them before, or
-//! beside, the standard.
+//! ONNX Runtime's own `QuantizeLinear`, `DequantizeLinear` and `QLinearConv`, from before or beside
+//! the standard's.
 
 use super::qlinear::{CODES, channels_first, image_rank, move_channels, set_image};
 use super::{SAME_AS_STANDARD, becomes, int};
@@ -21,8 +21,7 @@ static QUANTIZE_LINEAR: OpSpec = OpSpec {
     outputs: &[one("y", "T2")],
     types: &[var("T1", FLOATS), var("T2", NARROW)],
     attrs: &[attr::optional("axis", AttrKind::Int)],
-    // It divides as float32 whatever the type, and the standard's operator in the type of the
-    // scale.
+    // This one divides in float32 whatever the type, the standard's in the type of the scale.
     upgrades: &[becomes(|draft| {
         draft.domain.clear();
         draft.set_attr("precision", Attribute::Int(i64::from(DType::F32.onnx_code())));
@@ -42,8 +41,8 @@ static DEQUANTIZE_LINEAR: OpSpec = OpSpec {
     ..OP
 };
 
-/// The standard's operator with the channels of the image, not of the weight, in the second or in
-/// the last place.
+/// The standard's operator, but with `channels_last` the image is NHWC. The weights keep their
+/// layout.
 static QLINEAR_CONV: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "QLinearConv",
@@ -88,6 +87,7 @@ fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {
     let last = int(draft, "channels_last")? != 0;
     draft.take_attr("channels_last");
     if !last {
+        // Without `channels_last` it is the standard's operator.
         draft.domain.clear();
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! `SimplifiedLayerNormalization`, which the standard calls `RMSNormalization`, and the two
-//! normalizations of a sum, `SkipLayerNormalization` and `SkipSimplifiedLayerNormalization`.
+//! Fused normalizations: `SimplifiedLayerNormalization`, the standard's `RMSNormalization`, and the
+//! two of a residual sum, `SkipLayerNormalization` and `SkipSimplifiedLayerNormalization`.
 
 use super::{check_per_column, float, int, number, wants};
 use crate::dim::Dim;
@@ -14,7 +14,8 @@ use crate::{Result, ensure, error};
 const SUMMED: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
 
-/// ONNX Runtime registers it in the standard's domain.
+/// ONNX Runtime registers it in the standard's domain, and accepts attributes that it does not
+/// have.
 static SIMPLIFIED_LAYER_NORMALIZATION: OpSpec = OpSpec {
     name: "SimplifiedLayerNormalization",
     unchecked_before: i64::MAX,
@@ -65,7 +66,8 @@ static SKIP_SIMPLIFIED_LAYER_NORMALIZATION: OpSpec = OpSpec {
 
 ops![SIMPLIFIED_LAYER_NORMALIZATION, SKIP_LAYER_NORMALIZATION, SKIP_SIMPLIFIED_LAYER_NORMALIZATION];
 
-/// The skip has the shape of the input, with its batch of size 1 or left out.
+/// Infers the shapes. The skip has the shape of the input, except that its batch may be 1 or left
+/// out.
 fn infer_skip(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     ensure!(
@@ -86,6 +88,7 @@ fn infer_skip(cx: &mut InferCx<'_>) -> Result<()> {
     for index in 2..cx.input_count() {
         check_per_column(cx, index, "gamma, beta or bias", shape)?;
     }
+    // Mean and inverse deviation are per row.
     let mut statistics = shape.to_vec();
     if let Some(last) = statistics.last_mut() {
         *last = Dim::constant(1);
@@ -98,6 +101,7 @@ fn infer_skip(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn lower_simplified(draft: &mut Draft<'_>) -> Result<()> {
     if !wants(draft, 1) {
+        // Without `inv_std_var`, which the standard's operator lacks, the two are the same.
         draft.op = "RMSNormalization".to_string();
         return Ok(());
     }
@@ -109,7 +113,8 @@ fn lower_simplified(draft: &mut Draft<'_>) -> Result<()> {
         (_, Some(rank)) => (axis, rank),
         _ => return Err(error!(NotImplemented, "axis {axis} of an input of unknown rank")),
     };
-    // A rank that is not known bounds no axis.
+    // With an unknown rank nothing else bounds a negative axis, and the list of axes must stay
+    // short.
     let sensible = last.checked_sub(first).is_some_and(|count| count <= 64);
     ensure!(sensible, InvalidGraph, help = "-1 is the last axis", "axis {axis} is beyond every rank");
     let axes: Vec<i64> = (first..last).collect();
@@ -123,7 +128,7 @@ fn lower_simplified(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[result, factor])
 }
 
-/// `1 / sqrt(mean(x^2) + epsilon)` over `axes`, computed in and of type `dtype`.
+/// Emits `1 / sqrt(mean(x^2) + epsilon)` over `axes`, computed and returned in `dtype`.
 fn inverse_deviation(
     draft: &mut Draft<'_>,
     input: ValueId,
@@ -142,7 +147,7 @@ fn inverse_deviation(
     draft.emit("Reciprocal", &[root], &[])
 }
 
-/// The sum of input, skip and the bias at `bias`.
+/// Emits the sum of input, skip and the bias at input `bias`.
 fn sum(draft: &mut Draft<'_>, bias: usize) -> Result<ValueId> {
     let (input, skip) = (draft.required(0)?, draft.required(1)?);
     let sum = draft.emit("Add", &[input, skip], &[])?;
@@ -158,11 +163,12 @@ fn lower_skip(draft: &mut Draft<'_>) -> Result<()> {
     let attrs = [("epsilon", Attribute::Float(float(draft, "epsilon")?))];
     let count = if wants(draft, 1) || wants(draft, 2) { 3 } else { 1 };
     let results = draft.emit_many("LayerNormalization", &inputs, &attrs, count)?;
+    // `sum` stands in for statistics that the node does not output; `replace` skips those.
     let at = |index: usize| results.get(index).copied().unwrap_or(sum);
     draft.replace(&[at(0), at(1), at(2), sum])
 }
 
-/// Nothing is subtracted here: the mean that is given out is 0.
+/// Decomposes `SkipSimplifiedLayerNormalization`, which subtracts no mean: the output `mean` is 0.
 fn lower_skip_simplified(draft: &mut Draft<'_>) -> Result<()> {
     let sum = sum(draft, 3)?;
     let (scale, epsilon) = (draft.required(2)?, float(draft, "epsilon")?);

@@ -1,4 +1,4 @@
-//! `Trilu`, `GridSample` and `Unique` as they were before the standard had them, and `Inverse`.
+//! `Trilu`, `GridSample` and `Unique` from before the standard had them, and `Inverse`.
 
 use super::{SAME_AS_STANDARD, becomes, check_rank};
 use crate::dtype::{DType, TypeSet};
@@ -42,7 +42,7 @@ static GRID_SAMPLE: OpSpec = OpSpec {
     ..OP
 };
 
-/// Each element of a vector once, in the order in which they come first.
+/// The distinct elements of a vector, in order of first occurrence.
 static UNIQUE: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "Unique",
@@ -79,7 +79,8 @@ fn infer_unique(cx: &mut InferCx<'_>) -> Result<()> {
     }
 }
 
-/// The standard's operator has the places of first occurrence as a further output.
+/// Becomes the standard's `Unique`, which has the indices of first occurrence as an additional
+/// output.
 fn lower_unique(draft: &mut Draft<'_>) -> Result<()> {
     let input = draft.required(0)?;
     draft.become_op("Unique", &[input], &[("sorted", Attribute::Int(0))]);

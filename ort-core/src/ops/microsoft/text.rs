@@ -1,4 +1,5 @@
-//! `Tokenizer` and `MurmurHash3`: texts cut into tokens, and hashes of elements.
+//! Text operators: `Tokenizer`, which splits strings into tokens, and `MurmurHash3`, which hashes
+//! elements.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -59,7 +60,7 @@ fn infer_tokenizer(cx: &mut InferCx<'_>) -> Result<()> {
         "Tokenizer takes rank 1 or 2, got rank {}",
         shape.len()
     );
-    // The most tokens of a text, the run tells.
+    // The last axis is the largest token count of a string, which depends on the data.
     let shape = shape.iter().cloned().chain([Dim::unknown()]).collect();
     cx.set_shape(0, shape)
 }

@@ -1,4 +1,4 @@
-//! `CategoryMapper` and `OneHotEncoder`: categories as numbers.
+//! Categorical features: `CategoryMapper` and `OneHotEncoder`.
 
 use super::{LABELS, NUMBERS};
 use crate::dim::Dim;
@@ -49,6 +49,7 @@ fn infer_mapper(cx: &mut InferCx<'_>) -> Result<()> {
         "'cats_int64s' has {ints} elements and 'cats_strings' has {strings}; each category is one of both"
     );
     let Ok(from) = cx.dtype(0) else { return Ok(()) };
+    // The mapper runs in either direction; the input's type selects it.
     let to = if from == DType::String { DType::I64 } else { DType::String };
     let shape = cx.shape(0).map(<[_]>::to_vec);
     cx.set(0, to, shape);

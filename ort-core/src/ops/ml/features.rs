@@ -1,4 +1,4 @@
-//! Operators that select and threshold features.
+//! Feature selection and thresholds: `ArrayFeatureExtractor` and `Binarizer`.
 
 use super::{NUMBERS, same_shape};
 use crate::dim::Dim;
@@ -37,7 +37,7 @@ fn extract(cx: &mut InferCx<'_>) -> Result<()> {
     let Some((_, rows)) = shape.split_last() else {
         return Err(error!(InvalidGraph, "ArrayFeatureExtractor needs rank 1 or more, got rank 0"));
     };
-    // A vector gives a matrix of one row.
+    // A vector counts as a matrix of one row.
     let mut picked = if rows.is_empty() { vec![Dim::constant(1)] } else { rows.to_vec() };
     picked.push(indices.iter().product());
     cx.set_shape(0, picked)

@@ -1,4 +1,4 @@
-//! `Imputer`: replaces one value, which stands for a missing one.
+//! `Imputer`: replaces a placeholder for missing values.
 
 use super::{NUMBERS, check_feature_list, same_shape};
 use crate::dtype::DType;

@@ -1,4 +1,4 @@
-//! `LabelEncoder`: each element replaced by the value of its key.
+//! `LabelEncoder`: maps each element to the value of its key.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
@@ -40,8 +40,8 @@ static LABEL_ENCODER: OpSpec = OpSpec {
 
 ops![LABEL_ENCODER];
 
-/// Whether the first form of the operator turns numbers into strings. The type of the input says
-/// so; where it is not known yet, the type of the output, or which default is given.
+/// Returns whether version 1 of the operator maps numbers to strings. The type of the input
+/// decides; if it is unknown, the type of the output, then which default is given.
 fn makes_strings(draft: &Draft<'_>) -> bool {
     if let Ok(dtype) = draft.dtype(0) {
         return dtype != DType::String;
@@ -53,7 +53,7 @@ fn makes_strings(draft: &Draft<'_>) -> bool {
     }
 }
 
-/// Before version 2 the classes were a list of strings, and their numbers the places in it.
+/// Before version 2 the classes were a list of strings, numbered by their position.
 fn classes_to_keys(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::Strings(classes)) = draft.take_attr("classes_strings") else {
         return Err(error!(InvalidGraph, "LabelEncoder has no 'classes_strings'"));
@@ -61,6 +61,7 @@ fn classes_to_keys(draft: &mut Draft<'_>) -> Result<()> {
     let places = Attribute::Ints((0..classes.len() as i64).collect());
     let classes = Attribute::Strings(classes);
     if makes_strings(draft) {
+        // The other default would be of the wrong type for the values.
         draft.take_attr("default_int64");
         draft.set_attr("keys_int64s", places);
         draft.set_attr("values_strings", classes);
@@ -72,8 +73,8 @@ fn classes_to_keys(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 4 a key that is NaN matches nothing, in ONNX Runtime and the standard's
-/// evaluator; since then it matches every NaN.
+/// Drops NaN keys. Before version 4 a NaN key matches nothing, in ONNX Runtime and the standard's
+/// reference evaluator; since then it matches every NaN.
 fn without_nan_keys(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::Floats(keys)) = draft.attr("keys_floats") else { return Ok(()) };
     if !keys.iter().any(|key| key.is_nan()) {
@@ -95,7 +96,7 @@ fn without_nan_keys(draft: &mut Draft<'_>) -> Result<()> {
             Some(Attribute::Strings(values)) if values.len() == keys.len() => {
                 Attribute::Strings(kept(&keys, values))
             }
-            // Lists of two lengths stay as they are, which the kernel refuses.
+            // Keys and values of different lengths stay as they are, and the kernel refuses them.
             Some(_) => return Ok(()),
             None => continue,
         };
@@ -105,7 +106,7 @@ fn without_nan_keys(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The type of the keys or values, whichever of the four attributes is given.
+/// Returns the type of the keys or values, from whichever of the four attributes is given.
 fn listed_type(cx: &InferCx<'_>, what: &str) -> Result<DType> {
     let name = |kind: &str| format!("{what}_{kind}");
     let attrs = cx.attrs;

@@ -1,4 +1,4 @@
-//! `LinearClassifier` and `LinearRegressor`.
+//! Linear models: `LinearClassifier` and `LinearRegressor`.
 
 use super::{LABELS, NUMBERS, class_labels, rows, set_classes};
 use crate::dim::Dim;
@@ -44,8 +44,9 @@ ops![LINEAR_CLASSIFIER, LINEAR_REGRESSOR];
 
 fn infer_classifier(cx: &mut InferCx<'_>) -> Result<()> {
     let (dtype, labels) = class_labels(cx.attrs, "classlabels_ints", "classlabels_strings")?;
-    // Each class has an intercept. Two labels may share one function, which then decides for the
-    // second of them; without intercepts there is a function for each label.
+    // The number of decision functions is that of the intercepts, or of the labels without any. A
+    // single function for two labels is a binary classifier: it scores the second label, and the
+    // output still has two columns.
     let functions = cx.attrs.find_floats("intercepts").map_or(labels, <[f32]>::len).max(1);
     let columns = if functions == 1 && labels == 2 { 2 } else { functions };
     set_classes(cx, dtype, columns)

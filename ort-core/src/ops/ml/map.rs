@@ -1,4 +1,5 @@
-//! Operators from and to maps, and `FeatureVectorizer`, which also makes one row of several inputs.
+//! Map conversions: `CastMap`, `DictVectorizer` and `ZipMap`; and `FeatureVectorizer`, which
+//! concatenates features of several inputs.
 
 use super::{LABELS, NUMBERS};
 use crate::dim::Dim;
@@ -85,7 +86,7 @@ static ZIP_MAP: OpSpec = OpSpec {
 
 ops![CAST_MAP, DICT_VECTORIZER, FEATURE_VECTORIZER, ZIP_MAP];
 
-/// One row: of all values, or in the sparse form of `max_map` values.
+/// Infers one row: of all values, or in the sparse form of `max_map` values.
 fn infer_cast_map(cx: &mut InferCx<'_>) -> Result<()> {
     let dtype = match cx.attrs.string("cast_to")? {
         "TO_FLOAT" => DType::F32,
@@ -99,6 +100,7 @@ fn infer_cast_map(cx: &mut InferCx<'_>) -> Result<()> {
         }
     };
     let columns = match cx.attrs.string("map_form")? {
+        // The dense form lists all values of the map, whose number is data-dependent.
         "DENSE" => cx.fresh(),
         "SPARSE" => {
             let columns = cx.attrs.int("max_map")?;
@@ -111,7 +113,7 @@ fn infer_cast_map(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// One row, a column for each word of the vocabulary.
+/// Infers one row with a column for each word of the vocabulary.
 fn infer_dict_vectorizer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(ValueType::Map(key, value)) = cx.input_type(0) else { return Ok(()) };
     let words = if *key == DType::String {
@@ -125,7 +127,8 @@ fn infer_dict_vectorizer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The columns of all inputs, each cut or filled up to what `inputdimensions` says.
+/// Infers the concatenated columns of all inputs, each cut or padded to its size in
+/// `inputdimensions`.
 fn infer_feature_vectorizer(cx: &mut InferCx<'_>) -> Result<()> {
     let sizes = cx.attrs.find_ints("inputdimensions");
     if let Some(sizes) = sizes {

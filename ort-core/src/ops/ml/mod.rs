@@ -1,4 +1,4 @@
-//! Operators of classical machine learning.
+//! Classical machine learning: the operators of the domain `ai.onnx.ml`.
 
 mod category;
 mod features;
@@ -18,14 +18,14 @@ use crate::ir::Attributes;
 use crate::spec::InferCx;
 use crate::{Result, ensure, error};
 
-/// The numbers that most operators of this domain take.
+/// The numeric types that most operators of the domain take.
 const NUMBERS: TypeSet = TypeSet::of(&[DType::F32, DType::F64, DType::I64, DType::I32]);
 
-/// The types of the labels of classes.
+/// The types of class labels.
 const LABELS: TypeSet = TypeSet::of(&[DType::String, DType::I64]);
 
-/// The type and the number of the class labels that stand in one of two attributes. The one with
-/// strings counts where it is not empty, as in ONNX Runtime.
+/// Returns the type and the number of the class labels in one of two attributes. As in ONNX
+/// Runtime, nonempty strings take precedence.
 fn class_labels(attrs: &Attributes, ints: &str, strings: &str) -> Result<(DType, usize)> {
     match (attrs.find_strings(strings), attrs.find_ints(ints)) {
         (Some(labels), _) if !labels.is_empty() => Ok((DType::String, labels.len())),
@@ -34,7 +34,7 @@ fn class_labels(attrs: &Attributes, ints: &str, strings: &str) -> Result<(DType,
     }
 }
 
-/// The number of rows of features: `[N, F]`, or `[F]` for one row.
+/// Returns the number of samples: the rows of `[N, F]`, or 1 for `[F]`.
 fn rows(cx: &InferCx<'_>) -> Result<Option<Dim>> {
     let Some(shape) = cx.shape(0) else { return Ok(None) };
     match shape {
@@ -44,7 +44,7 @@ fn rows(cx: &InferCx<'_>) -> Result<Option<Dim>> {
     }
 }
 
-/// Labels `[N]` of a type and scores `[N, columns]` for the rows of the input.
+/// Infers a classifier's outputs: labels `[N]` and scores `[N, columns]`.
 fn set_classes(cx: &mut InferCx<'_>, labels: DType, columns: usize) -> Result<()> {
     let rows = rows(cx)?;
     cx.set(0, labels, rows.clone().map(|rows| vec![rows]));
@@ -52,7 +52,7 @@ fn set_classes(cx: &mut InferCx<'_>, labels: DType, columns: usize) -> Result<()
     Ok(())
 }
 
-/// The output has the shape of the input.
+/// Infers an output of the input's shape.
 fn same_shape(cx: &mut InferCx<'_>) -> Result<()> {
     match cx.shape(0) {
         Some(shape) => cx.set_shape(0, shape.to_vec()),
@@ -60,7 +60,7 @@ fn same_shape(cx: &mut InferCx<'_>) -> Result<()> {
     }
 }
 
-/// Checks that a list for each feature has one element or as many as there are features.
+/// Refuses a per-feature list whose length is neither 1 nor the number of features.
 fn check_feature_list(cx: &InferCx<'_>, name: &str, given: usize) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let features = shape.last().and_then(|size| size.as_constant());

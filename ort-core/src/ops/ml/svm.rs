@@ -1,4 +1,4 @@
-//! `SVMClassifier` and `SVMRegressor`: support vector machines.
+//! Support vector machines: `SVMClassifier` and `SVMRegressor`.
 
 use super::{LABELS, NUMBERS, class_labels, rows, set_classes};
 use crate::Result;
@@ -51,7 +51,8 @@ static SVM_REGRESSOR: OpSpec = OpSpec {
 
 ops![SVM_CLASSIFIER, SVM_REGRESSOR];
 
-/// A column for each class, or, without probabilities, for each pair of more than two classes.
+/// Infers the scores: a column for each class. With support vectors but without probabilities, a
+/// multiclass machine returns its decision functions instead, one for each pair of classes.
 fn infer_classifier(cx: &mut InferCx<'_>) -> Result<()> {
     let (dtype, labels) = class_labels(cx.attrs, "classlabels_ints", "classlabels_strings")?;
     let supports =

@@ -1,4 +1,4 @@
-//! `TreeEnsemble`: sums of what decision trees give.
+//! `TreeEnsemble`: aggregates the leaf weights of decision trees.
 
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
@@ -43,6 +43,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let [rows, _] = shape else {
         return Err(error!(InvalidGraph, "TreeEnsemble takes rank 2, got rank {}", shape.len()));
     };
+    // Without `n_targets` the number of targets follows from the largest target id.
     let named = || cx.attrs.find_ints("leaf_targetids")?.iter().max()?.checked_add(1);
     let targets = cx.attrs.find_int("n_targets").or_else(named).filter(|&targets| targets >= 0);
     let targets = targets.ok_or_else(|| error!(InvalidGraph, "TreeEnsemble has no targets"))?;

@@ -1,6 +1,7 @@
-//! `TreeEnsembleClassifier` and `TreeEnsembleRegressor`, which `TreeEnsemble` has taken over.
+//! Tree ensembles of the older form: `TreeEnsembleClassifier` and `TreeEnsembleRegressor`.
 //!
-//! They stay operators of their own: labels and base values have no place in `TreeEnsemble`.
+//! `TreeEnsemble` supersedes them, but has no place for labels and base values, so they stay
+//! operators of their own.
 
 use super::{LABELS, NUMBERS, class_labels, rows, set_classes};
 use crate::dim::Dim;
@@ -78,7 +79,7 @@ static TREE_ENSEMBLE_REGRESSOR: OpSpec = OpSpec {
 
 ops![TREE_ENSEMBLE_CLASSIFIER, TREE_ENSEMBLE_REGRESSOR];
 
-/// The attributes that describe the nodes, and what the sums start from.
+/// The attributes of the nodes and of the base values, with which the sums start.
 const NODES: [AttrSpec; 13] = [
     attr::optional("nodes_treeids", AttrKind::Ints),
     attr::optional("nodes_nodeids", AttrKind::Ints),
@@ -101,6 +102,7 @@ fn infer_classifier(cx: &mut InferCx<'_>) -> Result<()> {
 }
 
 fn infer_regressor(cx: &mut InferCx<'_>) -> Result<()> {
+    // Without `n_targets` the number of targets follows from the largest target id.
     let named = || cx.attrs.find_ints("target_ids")?.iter().max()?.checked_add(1);
     let targets = cx.attrs.find_int("n_targets").or_else(named).filter(|&targets| targets > 0);
     let targets = targets.ok_or_else(|| error!(InvalidGraph, "there are no targets; give 'n_targets'"))?;
