@@ -1,5 +1,8 @@
-//! Artifacts: the files that a training by the calls of ONNX Runtime's on-device training
-//! ([`crate::api`]) begins with.
+//! Artifacts for on-device training.
+//!
+//! They are the files that a training run through ONNX Runtime's API ([`crate::api`]) starts from.
+//! File and option names are ONNX Runtime's. The contents are not: the training model holds only
+//! the forward pass.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -17,61 +20,63 @@ use crate::graph::{TrainingGraph, evaluation, named_values, values_by_name};
 use crate::weights::TrainableGraph;
 use crate::{Loss, Optimizer, TrainingOptions};
 
-/// What [`generate_artifacts`] is to write, under the names of ONNX Runtime's function.
+/// Options of [`generate_artifacts`], under the names of ONNX Runtime's function.
 #[derive(Clone, Debug, Default)]
 pub struct ArtifactOptions {
-    /// The parameters that are trained.
+    /// The names of the parameters to train.
     pub requires_grad: Vec<String>,
-    /// Parameters that are in the checkpoint and stay as they are.
+    /// Parameters that are stored in the checkpoint and stay frozen.
     pub frozen_params: Vec<String>,
-    /// The loss. Without one the model's first output is the loss, which must be one number.
+    /// The loss. Without one, the model's first output is the loss and must be a single number.
     pub loss: Option<Loss>,
-    /// How parameters follow their gradients, as [`Optimizer::onnxruntime_adamw`]. Without one
-    /// there is no optimizer model.
+    /// The optimizer, for example [`Optimizer::onnxruntime_adamw`]. Without one, no optimizer model
+    /// is written.
     pub optimizer: Option<Optimizer>,
-    /// The largest norm of all gradients together, `ClipGradNorm` of ONNX Runtime's optimizers.
+    /// The largest global gradient norm: `ClipGradNorm` of ONNX Runtime's optimizers.
     pub clip_grad: Option<f32>,
-    /// The folder of the files; by default the current one. It is made where there is none.
+    /// The output folder, by default the current one. It is created if it does not exist.
     pub artifact_directory: Option<PathBuf>,
-    /// What the names of the files begin with.
+    /// The prefix of the file names.
     pub prefix: String,
-    /// Values of the model that training and evaluation give beside the loss.
+    /// Values of the model that training and evaluation return next to the loss.
     pub additional_output_names: Vec<String>,
-    /// Whether a checkpoint without the values of trained parameters is written as well.
+    /// Whether to write a nominal checkpoint as well, which leaves out the values of trained
+    /// parameters.
     pub nominal_checkpoint: bool,
-    /// The model's output that the loss is of, by default the first; it may be followed by the
-    /// loss's own input, `labels` or `target`.
+    /// The model output that the loss is computed from, by default the first. The loss's own input,
+    /// `labels` or `target`, may follow it.
     pub loss_input_names: Vec<String>,
 }
 
 /// The files that [`generate_artifacts`] wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifacts {
-    /// The forward pass, with parameters as inputs, and what the training is to be.
+    /// The forward pass with parameters as inputs, and a description of the training run.
     pub training_model: PathBuf,
-    /// Forward pass and loss.
+    /// The forward pass and the loss.
     pub eval_model: PathBuf,
-    /// The parameters.
+    /// The parameters with their values.
     pub checkpoint: PathBuf,
-    /// The parameters, those that are trained without values.
+    /// The parameters, without values for those that are trained.
     pub nominal_checkpoint: Option<PathBuf>,
-    /// The update of parameters.
+    /// The update of the parameters.
     pub optimizer_model: Option<PathBuf>,
 }
 
-/// Writes what a training by [`crate::api`] begins with: `training_model.onnx`, `eval_model.onnx`,
-/// `checkpoint`, and as asked for `optimizer_model.onnx` and `nominal_checkpoint`.
+/// Writes the files that a training run through [`crate::api`] starts from: `training_model.onnx`,
+/// `eval_model.onnx` and `checkpoint`, and on request `optimizer_model.onnx` and
+/// `nominal_checkpoint`.
 ///
-/// The names of files and options are those of ONNX Runtime's `generate_artifacts`, the contents
-/// are this runtime's own. The training model holds the forward pass; its backward pass is derived
-/// when a [`Module`](crate::api::Module) is made, so that the memory limit and recomputation of
-/// that moment apply. The checkpoint is one `safetensors` file. Parameters are in the checkpoint
-/// alone, so that models of any size have artifacts.
+/// The names of files and options are those of ONNX Runtime's `generate_artifacts`. The contents
+/// are this runtime's own. The training model holds the forward pass. Its backward pass is derived
+/// when a [`Module`](crate::api::Module) is created, so that the memory limit and the recomputation
+/// of that moment apply. The checkpoint is a `safetensors` file. It alone stores the parameters, so
+/// that models of any size have artifacts.
 ///
 /// # Errors
 ///
-/// A name is unknown, or both trained and frozen; a node on the way to the loss has no gradient; a
-/// file cannot be written. Each file is written whole or not at all.
+/// A name is unknown, a parameter is both trained and frozen, a node between parameters and loss
+/// has no gradient, or a file cannot be written. Each file is written completely or not at all.
 ///
 /// ```no_run
 /// use ort_core::session::Model;
@@ -100,6 +105,7 @@ pub fn generate_artifacts(model: &Model, options: &ArtifactOptions) -> Result<Ar
     let state = CheckpointState::of(tensors(&forward, &description, &graph)?);
 
     let training_model = path("training_model.onnx");
+    // The checkpoint was taken from `forward` above, while its weights were still constants.
     take_out(&mut forward, &description.all())?;
     write(&forward, model, &training_model, &Description::Training(description.clone()))?;
 
@@ -124,7 +130,7 @@ pub fn generate_artifacts(model: &Model, options: &ArtifactOptions) -> Result<Ar
     Ok(Artifacts { training_model, eval_model, checkpoint, nominal_checkpoint, optimizer_model })
 }
 
-/// What a file of the artifacts says of itself.
+/// The description that an artifact carries in its metadata.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "artifact", rename_all = "snake_case")]
 pub(crate) enum Description {
@@ -133,7 +139,7 @@ pub(crate) enum Description {
     Optimizer(OptimizerDescription),
 }
 
-/// A training without its optimizer.
+/// A training run without its optimizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TrainingDescription {
     pub(crate) loss: Loss,
@@ -145,13 +151,13 @@ pub(crate) struct TrainingDescription {
 }
 
 impl TrainingDescription {
-    /// The names of everything in the checkpoint.
+    /// Returns the names of all tensors in the checkpoint.
     pub(crate) fn all(&self) -> Vec<String> {
         self.trained.iter().chain(&self.frozen).chain(&self.statistics).cloned().collect()
     }
 }
 
-/// An optimizer and the parameters that it updates.
+/// An optimizer, and the parameters that it updates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OptimizerDescription {
     pub(crate) parameters: Vec<String>,
@@ -159,11 +165,11 @@ pub(crate) struct OptimizerDescription {
     pub(crate) clip_norm: Option<f32>,
 }
 
-/// The metadata of a model that a description is under.
+/// The metadata key of a model's description.
 const KEY: &str = "ort-runtime.training";
 
 impl Description {
-    /// What a file says of itself.
+    /// Parses the description in a model's metadata.
     pub(crate) fn of(info: &ModelInfo) -> Result<Description> {
         let text = info.metadata.iter().find(|(key, _)| key == KEY).map(|(_, text)| text);
         let text = text.ok_or_else(|| {
@@ -174,7 +180,7 @@ impl Description {
             .map_err(|problem| error!(InvalidArgument, "what it says of its training is damaged: {problem}"))
     }
 
-    /// What kind of artifact it is.
+    /// Returns the kind of artifact, for error messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Description::Training(_) => "a training model",
@@ -184,6 +190,7 @@ impl Description {
     }
 }
 
+/// Translates the options of ONNX Runtime's function to those of a [`Trainer`](crate::Trainer).
 fn training_options(options: &ArtifactOptions) -> Result<TrainingOptions> {
     ensure!(
         !options.requires_grad.is_empty(),
@@ -198,7 +205,8 @@ fn training_options(options: &ArtifactOptions) -> Result<TrainingOptions> {
             "parameter '{both}' cannot be frozen and require a gradient at the same time"
         ));
     }
-    // ONNX Runtime's loss has classes on axis 1, whatever the rank.
+    // ONNX Runtime's loss has its classes on axis 1 at every rank, while our default is the last
+    // axis at rank 3.
     let loss = match options.loss.clone().unwrap_or(Loss::Output) {
         Loss::CrossEntropy { label_smoothing, ignore_index, class_axis } => {
             Loss::CrossEntropy { label_smoothing, ignore_index, class_axis: class_axis.or(Some(1)) }
@@ -218,6 +226,7 @@ fn training_options(options: &ArtifactOptions) -> Result<TrainingOptions> {
     let training = TrainingOptions {
         loss,
         output: options.loss_input_names.first().cloned(),
+        // Without an optimizer model the choice is never used, and SGD needs no state.
         optimizer: options.optimizer.unwrap_or_else(Optimizer::sgd),
         clip_norm: options.clip_grad,
         trainable: options.requires_grad.clone(),
@@ -229,7 +238,8 @@ fn training_options(options: &ArtifactOptions) -> Result<TrainingOptions> {
     Ok(training)
 }
 
-/// Refuses names that stand for no parameter, or for several.
+/// Fails if a name denotes no trainable parameter, or if a wildcard in a name matched parameters
+/// that were not asked for.
 pub(crate) fn check_trained(graph: &TrainingGraph, asked: &[String]) -> Result<()> {
     let trained: BTreeSet<&String> = graph.parameters.iter().map(|parameter| &parameter.name).collect();
     for name in asked {
@@ -248,6 +258,7 @@ pub(crate) fn check_trained(graph: &TrainingGraph, asked: &[String]) -> Result<(
     Ok(())
 }
 
+/// Describes the training run, with sorted names as in a checkpoint.
 fn describe(
     model: &Model,
     options: &ArtifactOptions,
@@ -266,7 +277,7 @@ fn describe(
     })
 }
 
-/// What the checkpoint holds: tensors by name, and whether they are trained.
+/// Collects the contents of the checkpoint: tensors by name, and whether they are trained.
 fn tensors(
     forward: &Graph,
     description: &TrainingDescription,
@@ -292,7 +303,7 @@ fn tensors(
     Ok(all)
 }
 
-/// Makes inputs of weights, whose values are then elsewhere.
+/// Turns weights into graph inputs, because their values are stored in the checkpoint.
 fn take_out(graph: &mut Graph, names: &[String]) -> Result<()> {
     let values = values_by_name(graph);
     let mut taken = HashSet::with_capacity(names.len());
@@ -308,7 +319,7 @@ fn take_out(graph: &mut Graph, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Gives weights that were made inputs their values.
+/// Turns inputs back into weights with values: the inverse of [`take_out`].
 pub(crate) fn put_in(graph: &mut Graph, weights: Vec<(String, Tensor)>) -> Result<()> {
     let values = values_by_name(graph);
     let mut inputs: HashSet<ValueId> = graph.inputs.iter().copied().collect();
@@ -321,6 +332,7 @@ pub(crate) fn put_in(graph: &mut Graph, weights: Vec<(String, Tensor)>) -> Resul
     Ok(())
 }
 
+/// Writes a graph as ONNX, with its description in the metadata.
 fn write(graph: &Graph, model: &Model, path: &Path, description: &Description) -> Result<()> {
     let text = serde_json::to_string(description).map_err(|problem| error!(Fail, "{problem}"))?;
     let mut info = model.info().clone();

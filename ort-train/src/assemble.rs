@@ -1,5 +1,7 @@
-//! The graphs of a training's stages: a whole step, a batch whose gradients are added up, an
-//! update, an evaluation.
+//! The graphs of the training stages: step, gradient accumulation, update, evaluation.
+//!
+//! They combine forward and backward pass ([`TrainingGraph`]) with optimizer nodes. How a stage is
+//! compiled and run is in `stage`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,16 +17,16 @@ use crate::options::{Patterns, TrainingOptions};
 use crate::stage::StageGraph;
 use crate::trainer::{Trainer, gradient_name, state_name};
 
-/// What sums of gradients are multiplied by before an update.
+/// The input that scales the accumulated gradients before an update.
 pub(crate) const GRADIENT_SCALE: &str = "optimizer.gradient_scale";
-/// Whether all gradients of an update are finite, an output of updates with a loss scale.
+/// The output of an update under loss scaling: whether all its gradients are finite.
 pub(crate) const FINITE: &str = "optimizer.finite";
-/// Whether a sum of gradients begins anew.
+/// The input that says whether accumulators are overwritten instead of added to.
 pub(crate) const OVERWRITE: &str = "gradient.overwrite";
 
 impl Trainer {
-    /// Forward, backward and update at once: each gradient is gone as soon as its parameter is
-    /// updated.
+    /// Builds the graph of a whole step: forward pass, backward pass and update. Each gradient is
+    /// freed as soon as its parameter is updated.
     pub(crate) fn step_graph(&self) -> Result<StageGraph> {
         let mut builder = GraphBuilder::extend(self.training.graph.clone());
         builder.set_scope("optimizer");
@@ -37,6 +39,7 @@ impl Trainer {
             .map(|(index, it)| (index, it.value, it.gradient))
             .collect();
         let mut stage = Updates::of(&self.training, &self.options, &mut builder);
+        // A step needs no averaging, so only a loss scale has to be divided out.
         let scale = stage.options.scaling().is_some().then(|| stage.gradient_scale());
         stage.emit(&gradients, scale)?;
         let Updates { updates, outputs, .. } = stage;
@@ -51,18 +54,19 @@ impl Trainer {
         Ok(StageGraph { replaces: self.replaced(&graph), graph, reads, updates, outputs })
     }
 
-    /// What a batch gives to the caller.
+    /// The outputs of a batch for the caller.
     fn batch_outputs(&self) -> Vec<String> {
         std::iter::once(LOSS.to_string()).chain(self.options.additional_outputs.iter().cloned()).collect()
     }
 
-    /// Statistics and the outputs that they are replaced by.
+    /// Running statistics, and the outputs that replace them.
     fn replaced(&self, graph: &Graph) -> Vec<(String, String)> {
         let pair = |it: &Statistic| (it.name.clone(), graph.value(it.updated).name.to_string());
         self.training.statistics.iter().map(pair).collect()
     }
 
-    /// Forward and backward, gradients added to sums.
+    /// Builds the graph of a batch that accumulates its gradients: forward and backward pass, then
+    /// one addition per parameter.
     pub(crate) fn accumulate_graph(&self) -> Result<StageGraph> {
         let mut builder = GraphBuilder::extend(self.training.graph.clone());
         builder.set_scope("gradient");
@@ -90,11 +94,12 @@ impl Trainer {
         Ok(StageGraph { replaces: self.replaced(&graph), graph, reads, updates, outputs })
     }
 
-    /// The update by sums of gradients.
+    /// Builds the graph of an update with the accumulated gradients.
     pub(crate) fn apply_graph(&self) -> Result<StageGraph> {
         apply_graph(&self.training, &self.options)
     }
 
+    /// Builds the evaluation graph, or takes the one that was loaded from a file.
     pub(crate) fn evaluate_graph(&self) -> Result<StageGraph> {
         let graph = match &self.evaluation {
             Some(graph) => graph.clone(),
@@ -104,6 +109,7 @@ impl Trainer {
         let parameters = self.training.parameters.iter().map(|it| it.name.clone());
         let statistics = self.training.statistics.iter().map(|it| it.name.clone());
         let inputs: HashSet<&str> = graph.inputs.iter().map(|&id| &*graph.value(id).name).collect();
+        // An evaluation model from a file need not read all trained tensors.
         let reads = parameters.chain(statistics).filter(|name| inputs.contains(name.as_str())).collect();
         let mut outputs = self.batch_outputs();
         if !outputs.contains(&output) {
@@ -113,7 +119,7 @@ impl Trainer {
     }
 }
 
-/// The update by sums of gradients.
+/// Builds the graph of an update with the accumulated gradients.
 pub(crate) fn apply_graph(training: &TrainingGraph, options: &TrainingOptions) -> Result<StageGraph> {
     let mut builder = GraphBuilder::new("apply");
     builder.set_scope("optimizer");
@@ -135,12 +141,12 @@ pub(crate) fn apply_graph(training: &TrainingGraph, options: &TrainingOptions) -
     Ok(StageGraph { graph, reads, updates, replaces: Vec::new(), outputs })
 }
 
-/// The output of an update that says whether it was made.
+/// The output that says whether an update was applied, if there is a loss scale.
 fn finite(options: &TrainingOptions) -> Option<String> {
     options.scaling().map(|_| FINITE.to_string())
 }
 
-/// Adds the updates of parameters to a graph.
+/// Emits the parameter updates into a graph.
 struct Updates<'a> {
     training: &'a TrainingGraph,
     options: &'a TrainingOptions,
@@ -160,8 +166,8 @@ impl<'a> Updates<'a> {
         Updates { training, options, no_decay, builder, updates: Vec::new(), outputs: Vec::new() }
     }
 
-    /// Adds the update of each parameter, by its index, value and gradient. `scale` is what
-    /// gradients are multiplied by before they are clipped.
+    /// Emits the update of each parameter, given by index, value and gradient. Gradients are
+    /// multiplied by `scale` before they are clipped.
     fn emit(&mut self, gradients: &[(usize, ValueId, ValueId)], scale: Option<ValueId>) -> Result<()> {
         let (learning_rate, step) = shared_inputs(self.builder);
         let all: Vec<ValueId> = gradients.iter().map(|(_, _, gradient)| *gradient).collect();
@@ -178,12 +184,12 @@ impl<'a> Updates<'a> {
         Ok(())
     }
 
-    /// What gradients are multiplied by, an input.
+    /// Adds the input that gradients are multiplied by.
     fn gradient_scale(&mut self) -> ValueId {
         self.builder.typed_input(GRADIENT_SCALE, ValueType::tensor(DType::F32, Some(Vec::new())))
     }
 
-    /// Whether all gradients are finite, also an output.
+    /// Emits the check that all gradients are finite, whose result is also an output.
     fn finite(&mut self, gradients: &[ValueId]) -> Result<ValueId> {
         let inputs: Vec<Option<ValueId>> = gradients.iter().copied().map(Some).collect();
         let finite = self.builder.add((RUNTIME, "AllFinite"), &inputs, &[], 1, Vec::new())?;
@@ -193,8 +199,8 @@ impl<'a> Updates<'a> {
         Ok(finite)
     }
 
-    /// What gradients are multiplied by so that their norm, after `scale`, is `most` at the most,
-    /// as PyTorch's `clip_grad_norm_` has it.
+    /// Emits the factor that scales the gradients so that their norm, after `scale`, is at most
+    /// `most`. The formula is that of PyTorch's `clip_grad_norm_`.
     fn clipped(&mut self, gradients: &[ValueId], scale: Option<ValueId>, most: f32) -> Result<ValueId> {
         let inputs: Vec<Option<ValueId>> = gradients.iter().copied().map(Some).collect();
         let norm = self.builder.add((RUNTIME, "GlobalNorm"), &inputs, &[], 1, Vec::new())?;
@@ -206,6 +212,8 @@ impl<'a> Updates<'a> {
             Some(scale) => scale,
             None => number(self.builder, 1.0)?,
         };
+        // We scale the norm instead of each gradient, which gives the same clipping without another
+        // pass.
         let norm = self.builder.node("Mul", &[norm, scale], &[])?;
         let (most, little, one) =
             (number(self.builder, most)?, number(self.builder, 1e-6)?, number(self.builder, 1.0)?);
@@ -215,6 +223,7 @@ impl<'a> Updates<'a> {
         self.builder.node("Mul", &[scale, share], &[])
     }
 
+    /// Emits the update of one parameter and of its optimizer state.
     fn update(
         &mut self,
         parameter: &Parameter,
@@ -243,15 +252,16 @@ impl<'a> Updates<'a> {
     }
 }
 
-/// Names an output after the tensor that it is the new value of.
+/// Names an output after the tensor whose new value it is.
 fn rename(builder: &mut GraphBuilder, output: ValueId, of: &str) -> String {
     let name = format!("{of}.updated");
     builder.graph_mut().value_mut(output).name = name.as_str().into();
     name
 }
 
-/// Puts the nodes from `first` on right behind what they wait for among those before: their inputs,
-/// and the other readers of these.
+/// Moves the nodes from `first` on directly behind what they wait for among the earlier nodes: the
+/// producers of their inputs and the other readers of these. So a gradient dies early, and an
+/// in-place update comes after all readers of the old value.
 fn update_early(graph: &mut Graph, first: usize) {
     let producers = graph.producers();
     let mut last_reader: HashMap<ValueId, usize> = HashMap::new();
@@ -262,7 +272,7 @@ fn update_early(graph: &mut Graph, first: usize) {
     for (index, node) in graph.nodes.iter().enumerate().skip(first) {
         let made = node.reads().filter_map(|value| producers.get(value.index()).copied().flatten());
         let made: Vec<usize> = made.map(|id| id.index()).collect();
-        // What reads other new nodes stays where it is, behind them.
+        // A node that reads other new nodes stays behind them.
         if made.iter().any(|maker| *maker >= first) {
             continue;
         }

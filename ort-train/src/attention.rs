@@ -1,9 +1,11 @@
-//! Attention as exporters write it, made one operator before gradients are added: the backward pass
-//! then keeps no scores.
+//! Attention fusion before differentiation.
 //!
-//! `MatMul(dropout(Softmax(masked(MatMul(q, k^T) * scale))), v)`, where the mask is `Add` or
-//! `Where`, the scale `Mul` or `Div` by one number, and all but the products and the softmax may be
-//! missing.
+//! It replaces attention as exporters write it with one operator, `TrainingAttention`. The backward
+//! pass of that operator recomputes the scores, so none are kept for it.
+//!
+//! The pattern is `MatMul(dropout(Softmax(masked(MatMul(q, k^T) * scale))), v)`. The mask is an
+//! `Add` or `Where`, the scale a `Mul` or `Div` by one number. Everything except the two matmuls
+//! and the softmax may be missing.
 
 use std::collections::HashSet;
 
@@ -14,14 +16,15 @@ use ort_core::spec::RUNTIME;
 
 use crate::graph::is_standard;
 
-/// The graph with attention as `TrainingAttention`, where no mask follows from `trained` values, as
-/// masks get no gradient.
+/// Fuses attention into `TrainingAttention`, unless a mask depends on `trained` values: masks get
+/// no gradient.
 pub(crate) fn fuse_attention(mut graph: Graph, trained: &[ValueId]) -> Result<Graph> {
     let finder = Finder::new(&graph, trained);
     let found: Vec<Option<Found>> = (0..graph.nodes.len()).map(|index| finder.find(index)).collect();
     if found.iter().all(Option::is_none) {
         return Ok(graph);
     }
+    // The fused node replaces the last matmul. The other nodes of the pattern have no reader left.
     let replaced: HashSet<usize> = found.iter().flatten().flat_map(|found| &found.inside).copied().collect();
     let (nodes, outputs) = (std::mem::take(&mut graph.nodes), graph.outputs.clone());
     let mut builder = GraphBuilder::extend(graph);
@@ -36,31 +39,34 @@ pub(crate) fn fuse_attention(mut graph: Graph, trained: &[ValueId]) -> Result<Gr
     builder.finish(&outputs)
 }
 
-/// Attention that ends in one product.
+/// An occurrence of the pattern, which ends in one matmul.
 #[derive(Default)]
 struct Found {
-    /// The nodes that nothing else reads.
+    /// The nodes of the pattern except the last, which nothing else reads.
     inside: Vec<usize>,
     queries: Option<ValueId>,
-    /// What queries are multiplied or divided by.
+    /// The operator and number that queries are scaled by.
     scale: Option<(&'static str, ValueId)>,
     keys: Keys,
     values: Option<ValueId>,
     mask: Option<Mask>,
-    /// Share, seed and step of dropout, and its stream.
+    /// The ratio, seed and step of dropout, and its stream.
     dropout: Option<([Option<ValueId>; 3], i64)>,
 }
 
-/// What keys are a transposition of.
+/// The keys as a transpose of an existing value.
 #[derive(Default)]
 struct Keys {
     of: Option<ValueId>,
+    /// The permutation from `of` to the keys.
     order: Vec<i64>,
 }
 
+/// A mask on the scores.
 enum Mask {
     Added(ValueId),
-    /// Scores stay where it is true, or false, and are filled with a number elsewhere.
+    /// Scores stay where `condition` is true (`stays`) or where it is false, and are set to `fill`
+    /// elsewhere.
     Where {
         condition: ValueId,
         stays: bool,
@@ -69,6 +75,7 @@ enum Mask {
 }
 
 impl Found {
+    /// Emits the fused node, with the name and outputs of the last matmul.
     fn emit(self, builder: &mut GraphBuilder, mut node: Node) -> Result<()> {
         let mut inputs = vec![self.queries, self.keys.of, self.values];
         if let (Some(queries), Some((op, scale))) = (self.queries, self.scale)
@@ -76,6 +83,8 @@ impl Found {
         {
             *input = Some(builder.node(op, &[queries, scale], &[])?);
         }
+        // If the exporter's transpose only swapped the last two axes, the keys are read as they
+        // are.
         let is_turned = !self.keys.order.is_sorted();
         if let (Some(keys), true, Some(input)) = (self.keys.of, is_turned, inputs.get_mut(1)) {
             let order = Attribute::Ints(self.keys.order);
@@ -87,6 +96,7 @@ impl Found {
             Some(Mask::Added(mask)) => Some(mask),
             Some(Mask::Where { condition, stays, fill }) => {
                 attrs.push(("fill", Attribute::Float(fill)));
+                // The operator keeps scores where its mask is true.
                 Some(if stays { condition } else { builder.node("Not", &[condition], &[])? })
             }
         });
@@ -104,13 +114,13 @@ impl Found {
     }
 }
 
-/// Looks for attention in a graph.
+/// Pattern matcher for attention.
 struct Finder<'g> {
     graph: &'g Graph,
     producers: Vec<Option<NodeId>>,
-    /// How often each value is read, by nodes or as an output.
+    /// The number of readers of each value: nodes, and graph outputs.
     reads: Vec<usize>,
-    /// Whether a value follows from what is trained.
+    /// Whether each value depends on a trained value.
     follows: Vec<bool>,
 }
 
@@ -134,6 +144,7 @@ impl<'g> Finder<'g> {
         Finder { graph, producers: graph.producers(), reads, follows }
     }
 
+    /// Matches the pattern backwards from the node `end`.
     fn find(&self, end: usize) -> Option<Found> {
         let node = self.graph.nodes.get(end).filter(|node| is_standard(node, "MatMul"))?;
         let mut found = Found { values: input(node, 1), ..Found::default() };
@@ -144,6 +155,7 @@ impl<'g> Finder<'g> {
             found.dropout = Some((given, weights.attrs.find_int("stream").unwrap_or(0)));
             weights = self.step_in(&mut found, input(weights, 0)?)?;
         } else if is_standard(weights, "Dropout") && weights.inputs.len() < 3 {
+            // Without its third input, `training_mode`, `Dropout` is the identity.
             weights = self.step_in(&mut found, input(weights, 0)?)?;
         }
         let rank = self.rank(input(weights, 0)?)?;
@@ -165,16 +177,17 @@ impl<'g> Finder<'g> {
         (is_standard(scores, "MatMul") && self.are_heads(&found, input(scores, 1)?)).then_some(found)
     }
 
-    /// The node that makes a value which nothing else reads.
+    /// Returns the producer of a value, if the value has one reader.
     fn inside(&self, value: ValueId) -> Option<(usize, &'g Node)> {
         let index = self.producers.get(value.index()).copied().flatten()?.index();
         let node = self.graph.nodes.get(index)?;
         let alone = self.reads.get(value.index()) == Some(&1);
-        // Other outputs, as the mask of a Dropout, may be named and not read.
+        // Other outputs, such as the mask of a `Dropout`, may exist if nothing reads them.
         let unread = |output: &ValueId| self.reads.get(output.index()) == Some(&0);
         (alone && node.outputs.iter().flatten().skip(1).all(unread)).then_some((index, node))
     }
 
+    /// Follows a value to its producer and adds that to the pattern.
     fn step_in(&self, found: &mut Found, value: ValueId) -> Option<&'g Node> {
         let (index, node) = self.inside(value)?;
         found.inside.push(index);
@@ -190,12 +203,14 @@ impl<'g> Finder<'g> {
         one.is_some() && one == other
     }
 
-    /// The mask that a node lays over scores without making them more, and the scores.
+    /// Returns the mask that a node applies to scores, and the scores. The mask must not broadcast
+    /// the scores to a larger shape.
     fn mask(&self, node: &Node) -> Option<(Mask, ValueId)> {
         let output = node.outputs.first().copied().flatten()?;
         let follows = |value: ValueId| self.follows.get(value.index()) == Some(&true);
         if is_standard(node, "Add") {
             let [one, other] = [input(node, 0)?, input(node, 1)?];
+            // The scores are the operand that depends on a weight.
             let (scores, mask) = if follows(other) { (other, one) } else { (one, other) };
             let fits = follows(scores) && !follows(mask) && self.same_shape(scores, output);
             return fits.then_some((Mask::Added(mask), scores));
@@ -211,7 +226,7 @@ impl<'g> Finder<'g> {
         fits.then_some((Mask::Where { condition, stays, fill }, scores))
     }
 
-    /// The only element of a constant of float32.
+    /// Returns the element of a float32 constant that has exactly one.
     fn number(&self, value: ValueId) -> Option<f32> {
         let tensor = self.graph.constants.get(&value)?;
         if tensor.dtype() != DType::F32 || tensor.element_count() != 1 {
@@ -220,7 +235,7 @@ impl<'g> Finder<'g> {
         tensor.to_vec::<f32>().ok()?.first().copied()
     }
 
-    /// The number that a node multiplies or divides scores by, and the scores.
+    /// Returns how a node scales the scores: the operator, the number and the scores.
     fn scale(&self, node: &Node) -> Option<(&'static str, ValueId, ValueId)> {
         let is_number = |value: ValueId| {
             let shape = self.graph.value(value).ty.shape();
@@ -236,7 +251,8 @@ impl<'g> Finder<'g> {
         }
     }
 
-    /// What keys with their last two axes exchanged are made of.
+    /// Returns the keys, given the right operand of the matmul, which has their last two axes
+    /// swapped.
     fn keys(&self, turned: ValueId) -> Option<Keys> {
         let rank = self.rank(turned)?;
         let mut order: Vec<i64> = (0..rank as i64).collect();
@@ -254,7 +270,7 @@ impl<'g> Finder<'g> {
         Some(Keys { of: Some(of), order })
     }
 
-    /// Whether queries, transposed keys and values have the same leading axes, at least one.
+    /// Whether queries, transposed keys and values have the same leading axes, and at least one.
     fn are_heads(&self, found: &Found, turned: ValueId) -> bool {
         let leading = |value: Option<ValueId>| {
             let shape = self.graph.value(value?).ty.shape()?;
@@ -265,6 +281,7 @@ impl<'g> Finder<'g> {
     }
 }
 
+/// Returns an input, or `None` if it is absent.
 fn input(node: &Node, index: usize) -> Option<ValueId> {
     node.inputs.get(index).copied().flatten()
 }

@@ -1,10 +1,12 @@
-//! Checkpoints: a folder with the tensors of a training as `safetensors`, and `training.json`,
-//! which says what they are of.
+//! Checkpoints of a training run.
 //!
-//! The tensors are written under a name of their own first, then `training.json` takes the place of
-//! the one before. Whatever ends the writing, the folder holds one whole checkpoint, the old or the
-//! new one. A folder may come from anyone: saving into it writes and removes nothing but files of
-//! our own names in it, and loading refuses numbers that no training could have had.
+//! A checkpoint is a folder with the tensors as `safetensors`, and `training.json`, which describes
+//! them.
+//!
+//! Saving is atomic. The tensors are first written under a new name, then `training.json` replaces
+//! the old one. Even if writing is interrupted, the folder holds one complete checkpoint, the old
+//! or the new one. Folders are untrusted input: saving writes and removes only files with our own
+//! names in them, and loading rejects numbers that no training run could have produced.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -27,28 +29,30 @@ use crate::{MixedPrecision, Optimizer, Schedule, Trainer};
 
 /// The file that makes a folder a checkpoint.
 const MANIFEST: &str = "training.json";
-/// The form of the files.
+/// The version of the file format.
 const VERSION: u32 = 1;
-/// How the names of files with tensors begin and end; a number is between.
+/// The prefix and suffix of tensor file names, with a number in between.
 const OWN: (&str, &str) = ("tensors-", ".safetensors");
-/// The most bytes of `training.json`: properties may hold a history of the training.
+/// The size limit of `training.json`. It is large because properties may hold a history of the
+/// training run.
 const MOST_MANIFEST: usize = 64 << 20;
-/// No training run makes more steps, and the counter can go on from here without overflow.
+/// The limit on step counters. No training run makes more steps, and a counter can continue from
+/// here without overflow.
 const MOST_STEPS: u64 = 1 << 53;
-/// What is above this is no learning rate, but damage.
+/// The limit on learning rates. A larger one is taken for damage.
 const MOST_RATE: f32 = 1e6;
 
-/// Whether a file is one of those that saving a checkpoint writes and removes.
+/// Whether saving a checkpoint could have written a file of this name.
 fn is_own(name: &str) -> bool {
     let number = name.strip_prefix(OWN.0).and_then(|rest| rest.strip_suffix(OWN.1));
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// What `training.json` holds.
+/// The contents of `training.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Manifest {
     version: u32,
-    /// The file of the tensors, in the same folder.
+    /// The name of the tensor file in the same folder.
     tensors: String,
     updates: u64,
     batches: u64,
@@ -65,7 +69,7 @@ struct Manifest {
 }
 
 impl Manifest {
-    /// Refuses a checkpoint of a training in another precision than that of `trainer`.
+    /// Fails if the checkpoint was saved in another precision than that of `trainer`.
     fn check_precision(&self, trainer: &Trainer) -> Result<()> {
         let (then, now) = (self.mixed_precision, trainer.options.mixed_precision);
         ensure!(
@@ -92,7 +96,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Refuses numbers that no training could have had: they would spoil the weights, or overflow.
+    /// Fails on numbers that no training run could have produced: they would spoil the weights, or
+    /// overflow.
     fn check_numbers(&self) -> Result<()> {
         check_rate(self.learning_rate)?;
         self.schedule.check().map_err(|problem| damaged(&problem))?;
@@ -106,7 +111,7 @@ impl Manifest {
     }
 }
 
-/// Refuses a learning rate that no training could have had.
+/// Fails on a learning rate that no training run could have had.
 pub(crate) fn check_rate(rate: f32) -> Result<()> {
     ensure!(
         rate.is_finite() && (0.0..=MOST_RATE).contains(&rate),
@@ -118,12 +123,12 @@ pub(crate) fn check_rate(rate: f32) -> Result<()> {
 }
 
 impl Trainer {
-    /// Writes all that the training needs to go on as if it had not ended, and properties of the
-    /// caller's, such as where it is in its data.
+    /// Saves everything that is needed to resume the training run exactly, and the caller's own
+    /// properties, such as the position in the data.
     ///
     /// # Errors
     ///
-    /// The folder cannot be made or written to; then it holds what it held before.
+    /// The folder cannot be created or written to. It then keeps its old contents.
     pub fn save_checkpoint(
         &mut self,
         folder: impl AsRef<Path>,
@@ -133,11 +138,12 @@ impl Trainer {
         self.save_in(folder, properties).within(|| format!("checkpoint '{}'", folder.display()))
     }
 
+    /// [`Self::save_checkpoint`], with errors that do not name the folder yet.
     fn save_in(&mut self, folder: &Path, properties: &Map<String, Json>) -> Result<()> {
         self.leave();
         fs::create_dir_all(folder).map_err(|problem| system("the folder cannot be made", &problem))?;
-        // What the folder says may come from anyone: only a file that a checkpoint of ours could
-        // have written is taken for an old one and removed.
+        // The manifest is untrusted, so its old tensor file is removed only if our own checkpoints
+        // could have written that name.
         let before = read_manifest(folder).ok().map(|manifest| manifest.tensors).filter(|name| is_own(name));
         let tensors = self.write_tensors(folder, before.as_deref())?;
         let manifest = Manifest {
@@ -160,18 +166,22 @@ impl Trainer {
             file.complete()?.publish()
         });
         written.map_err(|problem| system("it cannot be written", &problem))?;
-        // What nothing refers to any more; another try removes it where this one cannot.
+        // Nothing refers to the old tensors any more. If they cannot be removed, the checkpoint is
+        // still valid.
         if let Some(before) = before.filter(|before| *before != manifest.tensors) {
             let _ = fs::remove_file(folder.join(before));
         }
         Ok(())
     }
 
-    /// Writes the tensors into a file of another name than the one before; returns the name.
+    /// Writes the tensors into a file with a name that the previous checkpoint does not use.
+    /// Returns the name.
     fn write_tensors(&self, folder: &Path, before: Option<&str>) -> Result<String> {
         let name = |index: u64| format!("{}{index}{}", OWN.0, OWN.1);
         let index =
             (self.batches..).find(|index| before != Some(name(*index).as_str())).unwrap_or(self.batches);
+        // A `View` cannot report an error, so the first tensor that cannot be copied from its
+        // device leaves it here.
         let (state, lost) = (&self.state, RefCell::new(None));
         let views = state.iter().map(|(name, buffer)| {
             let dtype = stored_dtype(buffer.dtype())?;
@@ -190,18 +200,19 @@ impl Trainer {
         Ok(name(index))
     }
 
-    /// Goes on from a checkpoint of a training with the same parameters and optimizer; returns the
-    /// properties that were saved with it.
+    /// Resumes from a checkpoint of a training run with the same parameters and optimizer. Returns
+    /// the properties that were saved with it.
     ///
     /// # Errors
     ///
-    /// There is no checkpoint, it is damaged, or it is of another training: then the training is as
-    /// it was.
+    /// There is no checkpoint, it is damaged, or it belongs to another training run. In these cases
+    /// nothing has changed.
     pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<Map<String, Json>> {
         let folder = folder.as_ref();
         self.load_from(folder).within(|| format!("checkpoint '{}'", folder.display()))
     }
 
+    /// [`Self::load_checkpoint`], with errors that do not name the folder yet.
     fn load_from(&mut self, folder: &Path) -> Result<Map<String, Json>> {
         let manifest = read_manifest(folder)?;
         ensure!(
@@ -214,6 +225,7 @@ impl Trainer {
         );
         manifest.check_precision(self)?;
         manifest.check_numbers()?;
+        // A name with separators could lead out of the folder.
         ensure!(
             is_plain_name(&manifest.tensors),
             InvalidArgument,
@@ -227,6 +239,7 @@ impl Trainer {
         let tensors = SafeTensors::deserialize(&bytes).map_err(|problem| damaged(&problem))?;
         self.leave();
         self.hold_gradients(manifest.pending > 0)?;
+        // All tensors are checked before the first is overwritten.
         self.check_tensors(&tensors)?;
         let names: Vec<String> = self.state.iter().map(|(name, _)| name.to_string()).collect();
         for name in names {
@@ -246,7 +259,7 @@ impl Trainer {
         Ok(manifest.properties)
     }
 
-    /// Refuses tensors that are not those of this training.
+    /// Fails if the tensors are not those of this training run.
     fn check_tensors(&self, tensors: &SafeTensors<'_>) -> Result<()> {
         for (name, buffer) in self.state.iter() {
             let found = tensors.tensor(name).map_err(|_| {
@@ -268,6 +281,7 @@ impl Trainer {
     }
 }
 
+/// Reads and parses `training.json`.
 fn read_manifest(folder: &Path) -> Result<Manifest> {
     let text = read_text(&folder.join(MANIFEST), MOST_MANIFEST).map_err(|problem| match problem.kind() {
         IoErrorKind::NotFound => error!(NoSuchFile, "there is no {MANIFEST} in it"),
@@ -283,15 +297,17 @@ fn read_manifest(folder: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
+/// The error for a damaged checkpoint.
 pub(crate) fn damaged(problem: &dyn std::fmt::Display) -> Error {
     error!(InvalidArgument, "it is damaged: {problem}").help("take an older one")
 }
 
+/// The error for a failed call of the operating system.
 pub(crate) fn system(what: &str, problem: &std::io::Error) -> Error {
     error!(Fail, "{what}: {problem}").help("check the path, its permissions and the space that is left")
 }
 
-/// A tensor as it is stored.
+/// A host tensor to be written.
 pub(crate) struct Stored<'a> {
     pub(crate) dtype: Dtype,
     pub(crate) shape: &'a [usize],
@@ -316,17 +332,18 @@ impl View for Stored<'_> {
     }
 }
 
-/// A tensor of the training, which comes from its device when it is written: the host has one at a
-/// time.
+/// A persistent tensor to be written. It is copied from its device when it is its turn, so the host
+/// holds one copy at a time.
 struct Kept<'a> {
     dtype: Dtype,
     buffer: &'a TensorBuffer,
     state: &'a State,
-    /// Why a tensor could not be had; what is written instead is of no use.
+    /// The reason why a tensor could not be copied. The file is then discarded.
     lost: &'a RefCell<Option<Error>>,
 }
 
 impl Kept<'_> {
+    /// Copies the bytes from the device.
     fn copied(&self) -> Result<Vec<u8>> {
         Ok(self.state.on_host(self.buffer)?.view().bytes()?.to_vec())
     }
@@ -357,6 +374,7 @@ impl View for Kept<'_> {
     }
 }
 
+/// The type of a tensor in `safetensors`.
 pub(crate) fn stored_dtype(dtype: DType) -> Result<Dtype> {
     Ok(match dtype {
         DType::F32 => Dtype::F32,

@@ -1,7 +1,7 @@
-//! Deduplication of tensors by content: finds those that equal an earlier one or its transpose.
+//! Deduplication of tensors by content, up to a transpose.
 //!
-//! Contents are keys of an ordered map. A matrix and its transpose have the same key, because the
-//! key is in a canonical orientation. So a tensor is compared with O(log n) others, and most
+//! The contents are keys of an ordered map. A matrix and its transpose have the same key, because
+//! the key is in a canonical orientation. So each tensor takes O(log n) comparisons, and most
 //! comparisons end at the first element.
 
 use std::cmp::Ordering;
@@ -12,15 +12,16 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ir::ValueId;
 use ort_core::tensor::Tensor;
 
-/// Two tensors of the same content.
+/// Two tensors with the same content.
 pub(crate) struct Pair {
     pub(crate) first: ValueId,
     pub(crate) second: ValueId,
+    /// Whether `second` is the transpose of `first`.
     pub(crate) transposed: bool,
 }
 
-/// Pairs each tensor that equals an earlier one with the first of its content. Considers floats of
-/// more than one element that `keep` accepts.
+/// Pairs each tensor that equals an earlier one with the first of its content. Only floats with
+/// more than one element that `keep` accepts take part.
 pub(crate) fn equal_pairs(candidates: &[(ValueId, Tensor)], keep: fn(&Content<'_>) -> bool) -> Vec<Pair> {
     let mut known: BTreeMap<Content<'_>, ValueId> = BTreeMap::new();
     let mut pairs = Vec::new();
@@ -40,7 +41,7 @@ pub(crate) fn equal_pairs(candidates: &[(ValueId, Tensor)], keep: fn(&Content<'_
     pairs
 }
 
-/// The content of a tensor. Equality is bitwise, and a matrix equals its transpose.
+/// The content of a tensor as a map key. Equality is bitwise, and a matrix equals its transpose.
 pub(crate) struct Content<'t> {
     dtype: DType,
     /// The bytes of an element.
@@ -53,7 +54,7 @@ pub(crate) struct Content<'t> {
 }
 
 impl<'t> Content<'t> {
-    /// None for types that cannot be trained, and for single elements.
+    /// Returns `None` for types that cannot be trained, and for single elements.
     fn of(tensor: &'t Tensor) -> Option<Content<'t>> {
         let dtype = tensor.dtype();
         let size = dtype.byte_size().filter(|_| TypeSet::FLOATS.contains(dtype))?;
@@ -61,7 +62,8 @@ impl<'t> Content<'t> {
         Some(Content { dtype, size, shape: tensor.shape().to_vec(), is_turned: false, bytes })
     }
 
-    /// The content in canonical orientation.
+    /// Brings the content into canonical orientation: at most as many rows as columns, and for a
+    /// square matrix the orientation that is less in byte order.
     fn oriented(mut self) -> Content<'t> {
         if let &[rows, columns] = self.shape.as_slice() {
             self.is_turned = rows > columns || rows == columns && self.is_less_transposed(rows);
@@ -70,7 +72,8 @@ impl<'t> Content<'t> {
         self
     }
 
-    /// Whether any two elements differ.
+    /// Whether any two elements differ. All are equal if the tensor equals itself shifted by one
+    /// element.
     pub(crate) fn varies(&self) -> bool {
         let shifted = self.bytes.get(self.size..);
         shifted != self.bytes.get(..self.bytes.len() - self.size)
@@ -102,7 +105,8 @@ impl<'t> Content<'t> {
 impl Ord for Content<'_> {
     fn cmp(&self, other: &Self) -> Ordering {
         let kinds = self.dtype.cmp(&other.dtype).then_with(|| self.shape.cmp(&other.shape));
-        // Byte order, so that two contents that lie in canonical order take one `memcmp`.
+        // Byte order, so that two contents that are both stored in canonical order take one
+        // `memcmp`.
         kinds.then_with(|| match self.is_turned || other.is_turned {
             false => self.bytes.cmp(other.bytes),
             true => self.elements().cmp(other.elements()),

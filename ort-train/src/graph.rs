@@ -1,5 +1,6 @@
-//! The graph of a training step: a model's forward pass in training mode, a loss, and the gradients
-//! of its parameters.
+//! The training graph: forward pass in training mode, loss, and parameter gradients.
+//!
+//! The updates are added in `assemble`, because they differ between the stages of a training run.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,19 +24,19 @@ use crate::weights::{
 };
 use crate::{OperatorPrecision, TrainingOptions};
 
-/// A weight that is trained.
+/// A trained weight.
 #[derive(Clone, Debug)]
 pub struct Parameter {
-    /// The name of the model's initializer.
+    /// The name of the initializer in the model.
     pub name: String,
-    /// Its value before the training.
+    /// Its value before training.
     pub tensor: Tensor,
     pub(crate) value: ValueId,
-    /// Its gradient of the loss.
+    /// The gradient of the loss by it.
     pub(crate) gradient: ValueId,
 }
 
-/// A statistic that the forward pass itself brings up to date, as the running mean of
+/// A statistic that the forward pass itself updates, such as the running mean of
 /// `BatchNormalization`.
 #[derive(Clone, Debug)]
 pub(crate) struct Statistic {
@@ -44,20 +45,20 @@ pub(crate) struct Statistic {
     pub(crate) updated: ValueId,
 }
 
-/// Forward pass, loss and backward pass of a model as one graph, whose parameters are inputs.
+/// The forward pass, loss and backward pass of a model as one graph. Parameters are inputs.
 #[derive(Clone, Debug)]
 pub struct TrainingGraph {
     pub(crate) graph: Graph,
     pub(crate) loss: ValueId,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) statistics: Vec<Statistic>,
-    /// The inputs that the caller gives for each step.
+    /// The inputs that the caller provides at each step.
     pub(crate) inputs: Vec<String>,
-    /// The weights that stay as they are.
+    /// The weights that are not trained.
     pub(crate) frozen: Vec<String>,
-    /// The model's output that the loss is of.
+    /// The model output that the loss is computed from.
     pub(crate) output: String,
-    /// With mixed precision, the operators and what they compute in.
+    /// With mixed precision, the number of nodes per operator and type.
     pub(crate) precisions: Vec<OperatorPrecision>,
     shared: Vec<SharedWeight>,
     equal: Vec<EqualWeights>,
@@ -66,15 +67,15 @@ pub struct TrainingGraph {
     doubtful: Vec<String>,
 }
 
-/// What the loss is multiplied by before it is differentiated, an input of graphs with a loss
-/// scale.
+/// The input for the loss scale, in graphs that have one.
 pub(crate) const LOSS_SCALE: &str = "loss.scale";
-/// The seed of random numbers, an input of graphs that drop.
+/// The input for the random seed, in graphs with dropout.
 pub(crate) const SEED: &str = "dropout.seed";
-/// What random numbers of a step follow from, an input of graphs that drop.
+/// The input for the counter that dropout draws a step's random numbers from, in graphs with
+/// dropout.
 pub(crate) const COUNTER: &str = "dropout.step";
 
-/// What a model's forward pass is for.
+/// The mode of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Train,
@@ -82,10 +83,12 @@ pub(crate) enum Mode {
 }
 
 impl TrainingGraph {
-    /// The graph of a training step without its update.
+    /// Builds the graph of a training step without its update.
     ///
-    /// Errors: the output or a pattern of weights is not in the model, the output does not suit the
-    /// loss, or a node on the way from the parameters to the loss has no gradient.
+    /// # Errors
+    ///
+    /// The output or a pattern of weights is not in the model, the output does not suit the loss,
+    /// or a node between parameters and loss has no gradient.
     pub fn new(model: &Model, options: &TrainingOptions) -> Result<TrainingGraph> {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(options)?;
@@ -97,6 +100,8 @@ impl TrainingGraph {
             true => doubtful_weights(&forward.graph, &values),
             false => Vec::new(),
         };
+        // Before differentiation, because fused operators keep less for their gradients, and before
+        // autocast, whose lists name them.
         forward.recognize(options)?;
         forward.graph = fuse_attention(forward.graph, &values)?;
         let precisions = forward.mix(options)?;
@@ -120,6 +125,7 @@ impl TrainingGraph {
                     help = "leave it out of the weights that are trained",
                     "the loss does not depend on weight '{name}'"
                 );
+                // The loss does not depend on it, so it turns back from an input into a constant.
                 constant.insert(value);
                 graph.constants.insert(value, tensor);
                 frozen.push(name);
@@ -137,6 +143,7 @@ impl TrainingGraph {
         );
         frozen.extend(forward.frozen);
         Ok(TrainingGraph {
+            // After differentiation, because the gradient then shares the statistics.
             graph: split_normalizations(graph)?,
             loss,
             parameters,
@@ -153,10 +160,12 @@ impl TrainingGraph {
         })
     }
 
-    /// The operators on the way from the weights to the loss that have no gradient, all of them.
+    /// Lists all operators between weights and loss that have no gradient.
     ///
-    /// Errors: the output or a pattern of weights is not in the model, or the output does not suit
-    /// the loss.
+    /// # Errors
+    ///
+    /// The output or a pattern of weights is not in the model, or the output does not suit the
+    /// loss.
     pub fn blocking(model: &Model, options: &TrainingOptions) -> Result<Vec<Blocking>> {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(options)?;
@@ -165,7 +174,8 @@ impl TrainingGraph {
         let (before, output) = (forward.graph.clone(), forward.output);
         match forward.finish(options, &[]) {
             Ok((graph, loss)) => blocking_nodes(&graph, loss, &values),
-            // What stands in the way before the loss may be why the loss cannot be of this output.
+            // An operator without a gradient before the loss may be the reason why the output does
+            // not suit the loss. So we report it instead, if there is one.
             Err(problem) => {
                 let mut found = blocking_nodes(&before, output, &values).unwrap_or_default();
                 let registry = Registry::global()?;
@@ -178,69 +188,71 @@ impl TrainingGraph {
         }
     }
 
-    /// The graph: inputs of the model and of the loss, then parameters and statistics.
+    /// Returns the graph. Its inputs are those of the model and of the loss, then parameters and
+    /// statistics.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The weights that are trained.
+    /// Returns the trained weights.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// The names of the weights that stay as they are.
+    /// Returns the names of the weights that are not trained.
     pub fn frozen(&self) -> &[String] {
         &self.frozen
     }
 
-    /// The names of the inputs that a caller gives for each step: those of the model, then that of
-    /// the loss.
+    /// Returns the names of the inputs that a caller provides at each step: those of the model,
+    /// then that of the loss.
     pub fn inputs(&self) -> &[String] {
         &self.inputs
     }
 
-    /// The name of the model's output that the loss is of.
+    /// Returns the name of the model output that the loss is computed from.
     pub fn output(&self) -> &str {
         &self.output
     }
 
-    /// The trained weights that several nodes read, each of which trains as one parameter.
+    /// Returns the trained weights that several nodes read. Each is trained as one parameter.
     pub fn shared_weights(&self) -> &[SharedWeight] {
         &self.shared
     }
 
-    /// The trained weights that hold the same numbers as another and train apart from it.
+    /// Returns the trained weights whose values equal those of another one, but that are trained
+    /// separately.
     pub fn equal_weights(&self) -> &[EqualWeights] {
         &self.equal
     }
 
-    /// The weights of rank 0 that are not trained because nothing asked for them: a temperature or
-    /// a gate, or a constant that an exporter made an initializer.
+    /// Returns the weights of rank 0 that are not trained because no option names them. Each is a
+    /// temperature or a gate, or a constant that an exporter made an initializer.
     pub fn untrained_scalars(&self) -> &[String] {
         &self.scalars
     }
 
-    /// The buffers and constants among the initializers that are not trained because nothing asked
-    /// for them. PyTorch's exporter marks them, or they have the names that exporters give to
-    /// constants.
+    /// Returns the buffers and constants among the initializers that are not trained because no
+    /// option names them. PyTorch's exporter marks them, or they have the names that exporters give
+    /// to constants.
     pub fn untrained_constants(&self) -> &[String] {
         &self.constants
     }
 
-    /// The weights that are trained because nothing was asked for, and may be constants of the
-    /// model's code: exporters made up their names, and only elementwise arithmetic reads them.
+    /// Returns the weights that are trained by default but may be constants of the model's code:
+    /// exporters generated their names, and only elementwise arithmetic reads them.
     pub fn doubtful_weights(&self) -> &[String] {
         &self.doubtful
     }
 
-    /// With mixed precision, how many nodes of each operator of the forward pass compute in 16 bits
-    /// and in float32; otherwise nothing.
+    /// Returns, with mixed precision, how many nodes of each forward operator compute in 16 bits
+    /// and in float32. The list is empty otherwise.
     pub fn precisions(&self) -> &[OperatorPrecision] {
         &self.precisions
     }
 }
 
-/// The loss times its scale, which becomes an input.
+/// Multiplies the loss by its scale, which becomes an input.
 fn scaled(graph: &mut Graph, loss: ValueId) -> Result<ValueId> {
     let outputs = graph.outputs.clone();
     let mut builder = GraphBuilder::extend(std::mem::replace(graph, Graph::new("")));
@@ -252,8 +264,8 @@ fn scaled(graph: &mut Graph, loss: ValueId) -> Result<ValueId> {
     Ok(scaled)
 }
 
-/// A gradient as it was before it was cast to the type of its parameter: updates read gradients of
-/// any type of floats.
+/// Returns a gradient before its cast to the parameter's type, if it was computed in 16 bits.
+/// Updates read gradients of any float type, so the float32 copy is not needed.
 fn narrowest(graph: &Graph, producers: &[Option<NodeId>], gradient: ValueId) -> ValueId {
     let maker = producers.get(gradient.index()).copied().flatten();
     let cast = maker.and_then(|id| graph.nodes.get(id.index())).filter(|node| is_standard(node, "Cast"));
@@ -262,8 +274,8 @@ fn narrowest(graph: &Graph, producers: &[Option<NodeId>], gradient: ValueId) -> 
     from.filter(is_half).unwrap_or(gradient)
 }
 
-/// The forward pass and loss alone, for evaluation, with the output that the loss is of; parameters
-/// are inputs as in the training graph.
+/// Builds the forward pass and the loss for evaluation. The graph also outputs the value that the
+/// loss is computed from. Parameters are inputs as in the training graph.
 pub(crate) fn evaluation(
     model: &Model,
     training: &TrainingGraph,
@@ -284,7 +296,7 @@ pub(crate) fn evaluation(
     forward.finish(options, &outputs)
 }
 
-/// The values by name. Of values with equal names the first counts.
+/// Indexes the values by name. If names repeat, the first value wins.
 pub(crate) fn values_by_name(graph: &Graph) -> HashMap<Arc<str>, ValueId> {
     let mut values = HashMap::with_capacity(graph.value_count());
     for id in graph.value_ids() {
@@ -293,7 +305,7 @@ pub(crate) fn values_by_name(graph: &Graph) -> HashMap<Arc<str>, ValueId> {
     values
 }
 
-/// The values of these names.
+/// Returns the values of these names, all of which a node must compute.
 pub(crate) fn named_values(graph: &Graph, names: &[String]) -> Result<Vec<ValueId>> {
     let producers = graph.producers();
     let made = |id: ValueId| producers.get(id.index()).is_some_and(Option::is_some);
@@ -311,29 +323,30 @@ pub(crate) fn named_values(graph: &Graph, names: &[String]) -> Result<Vec<ValueI
     Ok(found)
 }
 
-/// A model's graph on its way to a training graph.
+/// A model's graph while it is turned into a training graph.
 struct Forward {
     graph: Graph,
-    /// The weights among the constants, as against what nodes give.
+    /// The weights among the constants. The others are outputs of `Constant` nodes.
     weights: HashSet<ValueId>,
     output: ValueId,
     inputs: Vec<String>,
     statistics: Vec<Statistic>,
     frozen: Vec<String>,
-    /// Weights of rank 0 that the options neither train nor freeze.
+    /// The weights of rank 0 that the options neither train nor freeze.
     scalars: Vec<String>,
-    /// The weights that are no parameters.
+    /// The weights that are not parameters.
     buffers: HashSet<ValueId>,
-    /// The names of those that the options neither train nor freeze.
+    /// The names of those `buffers` that the options neither train nor freeze.
     skipped: Vec<String>,
 }
 
 impl Forward {
+    /// Prepares a model's graph for training or evaluation.
     fn new(model: &Model, options: &TrainingOptions, mode: Mode) -> Result<Forward> {
         let TrainableGraph { mut graph, weights, buffers } = TrainableGraph::of(model, options)?;
         stack_sequences(&mut graph)?;
-        // A weight that a caller may give in the place of the model's is a weight all the same.
-        // In the order of the inputs: that of parameters follows from it, and that of sums over all
+        // An input with a default is a weight as well. We go through the inputs in order, because
+        // the order of the parameters follows from it, and so does the summation order over all
         // gradients.
         let mut defaults = std::mem::take(&mut graph.input_defaults);
         for input in std::mem::take(&mut graph.inputs) {
@@ -354,8 +367,8 @@ impl Forward {
         Ok(forward)
     }
 
-    /// Has each `BatchNormalization` take the statistics of its batch and update its running ones,
-    /// or read the running ones only: in evaluation, and if the options freeze them.
+    /// Makes each `BatchNormalization` use the statistics of its batch and update the running ones.
+    /// In evaluation, and if the options freeze them, it only reads the running ones.
     fn normalize_batches(&mut self, mode: Mode, options: &TrainingOptions) -> Result<()> {
         let mut kept = Vec::new();
         let frozen = Patterns::new(&options.frozen);
@@ -379,6 +392,7 @@ impl Forward {
             let (place, running) =
                 (node.place(), [3, 4].map(|input| node.inputs.get(input).copied().flatten()));
             let mut outputs = node.outputs.clone();
+            // Without training mode the operator has only its first output.
             outputs.truncate(if mode == Mode::Train { 3 } else { 1 });
             for (position, running) in running.into_iter().enumerate().filter(|_| mode == Mode::Train) {
                 let running = running
@@ -405,6 +419,7 @@ impl Forward {
         Ok(())
     }
 
+    /// Registers a running statistic and its new value.
     fn keep_statistic(&mut self, running: ValueId, updated: ValueId) -> Result<()> {
         let name = self.graph.value(running).name.to_string();
         let tensor = self.graph.constants.get(&running).cloned().ok_or_else(|| {
@@ -418,12 +433,13 @@ impl Forward {
         Ok(())
     }
 
-    /// Has each `Dropout` drop by numbers that follow from a seed and the step, so that backward
-    /// needs no mask, or drop nothing.
+    /// Replaces each `Dropout` by one whose random numbers depend on a seed and the step, so that
+    /// the backward pass draws them again and keeps no mask. In evaluation it drops nothing.
     fn drop_out(&mut self, mode: Mode) -> Result<()> {
         let drops = |node: &Node| is_standard(node, "Dropout");
         if mode == Mode::Evaluate {
             for node in self.graph.nodes.iter_mut().filter(|node| drops(node)) {
+                // The third input is `training_mode`. Without it the node is the identity.
                 node.inputs.truncate(2);
             }
             return Ok(());
@@ -438,6 +454,7 @@ impl Forward {
         let [seed, counter] = [SEED, COUNTER].map(|name| self.graph.add_value(name, scalar.clone()));
         self.graph.inputs.extend([seed, counter]);
         let read: HashSet<ValueId> = self.graph.nodes.iter().flat_map(Node::reads).collect();
+        // Each node has a stream of its own, so that the nodes do not all drop the same elements.
         for (stream, place) in places.into_iter().enumerate() {
             let ratio = self.graph.add_constant(format!("dropout.{stream}.ratio"), Tensor::scalar(0.5f32)?);
             let Some(node) = self.graph.nodes.get(place) else { continue };
@@ -462,15 +479,15 @@ impl Forward {
         Ok(())
     }
 
-    /// Turns weights into inputs, in this order. Takes several, because each call is a pass over
-    /// all constants.
+    /// Turns weights into inputs, in this order. It takes several at once, because each call is a
+    /// pass over all constants.
     fn make_inputs(&mut self, weights: &[ValueId]) {
         let made: HashSet<ValueId> = weights.iter().copied().collect();
         self.graph.constants.retain(|value, _| !made.contains(value));
         self.graph.inputs.extend(weights);
     }
 
-    /// Makes inputs of the weights that may be trained.
+    /// Selects the weights that may be trained and turns them into inputs.
     fn take_candidates(&mut self, options: &TrainingOptions) -> Result<Vec<(ValueId, Tensor)>> {
         let constants: Vec<(ValueId, Tensor)> =
             self.graph.constants.iter().map(|(value, tensor)| (*value, tensor.clone())).collect();
@@ -489,13 +506,14 @@ impl Forward {
             );
         }
         let [trainable, frozen] = [&options.trainable, &options.frozen].map(|list| Patterns::new(list));
-        // Those that a training step updates are no constants any more.
+        // The statistics that a training step updates are inputs by now. Those in bodies and frozen
+        // ones are still constants.
         let statistics = all_running_statistics(&self.graph);
         let mut candidates = Vec::new();
         for ((value, tensor), name) in constants.into_iter().zip(names) {
             let is_weight = self.weights.contains(&value);
-            // A pattern asks for weights; what a node gives, an epsilon for example, is asked for
-            // by name.
+            // A pattern selects weights only. The output of a `Constant` node, for example an
+            // epsilon, must be named in full.
             let is_asked = trainable.names(&name) || is_weight && trainable.matches(&name);
             let is_continuous = TypeSet::FLOATS.contains(tensor.dtype());
             let is_buffer = self.buffers.contains(&value);
@@ -529,10 +547,11 @@ impl Forward {
         Ok(candidates)
     }
 
-    /// Has activations and normalizations that are written as formulas be operators of their own,
-    /// whose gradients need their inputs alone.
+    /// Fuses activations and normalizations that are written as formulas into single operators,
+    /// whose gradients need only their inputs.
     fn recognize(&mut self, options: &TrainingOptions) -> Result<()> {
         let outputs = self.graph.outputs.clone();
+        // These values must survive the rewrites under their names, so they are outputs meanwhile.
         self.graph.outputs.extend(named_values(&self.graph, &options.additional_outputs)?);
         self.graph.outputs.extend(self.statistics.iter().map(|statistic| statistic.updated));
         apply_families(&mut self.graph, &["activation", "norm"])?;
@@ -540,7 +559,7 @@ impl Forward {
         Ok(())
     }
 
-    /// Has what may be computed in 16 bits, where that is asked for.
+    /// Applies autocast if mixed precision is asked for.
     fn mix(&mut self, options: &TrainingOptions) -> Result<Vec<OperatorPrecision>> {
         let Some(precision) = options.mixed_precision else { return Ok(Vec::new()) };
         let graph = std::mem::replace(&mut self.graph, Graph::new(""));
@@ -549,7 +568,7 @@ impl Forward {
         Ok(precisions)
     }
 
-    /// The graph with the loss behind it, inferred; `more` are outputs beside the loss and
+    /// Appends the loss and infers types. `more` are outputs in addition to the loss and the
     /// statistics.
     fn finish(&mut self, options: &TrainingOptions, more: &[ValueId]) -> Result<(Graph, ValueId)> {
         let mut builder = GraphBuilder::extend(std::mem::replace(&mut self.graph, Graph::new("")));
@@ -563,15 +582,16 @@ impl Forward {
     }
 }
 
-/// The output of the loss.
+/// The name of the output for the loss.
 pub(crate) const LOSS: &str = "loss";
 
+/// Whether a node is this operator of the standard domain.
 pub(crate) fn is_standard(node: &Node, op: &str) -> bool {
     node.spec.domain.is_empty() && node.spec.name == op
 }
 
-/// The value that the loss is of: an output of the model, or what a node computes on the way to
-/// one.
+/// Returns the value that the loss is computed from: a model output, or a value that a node
+/// computes on the way to one.
 fn output_of(graph: &Graph, asked: Option<&str>) -> Result<ValueId> {
     let named = |id: &&ValueId| asked.is_none_or(|name| &*graph.value(**id).name == name);
     if let Some(output) = graph.outputs.iter().find(named) {

@@ -1,8 +1,8 @@
-//! Training of ONNX models.
+//! Training of ONNX models: training graphs, losses, optimizers, activation checkpointing.
 //!
 //! A plain inference model becomes one graph: its forward pass, a loss, the backward pass, and an
-//! optimizer's update of each parameter. The graph runs as any other does: it is planned before it
-//! runs, so that the memory of a step is known before the first one.
+//! optimizer update for each parameter. A session plans and runs that graph like any other, so the
+//! peak memory of a training step is known before the first step runs.
 //!
 //! ```no_run
 //! use ort_core::session::Model;

@@ -1,4 +1,4 @@
-//! Losses: nodes from a model's output to one number.
+//! Loss functions, as nodes from a model output to a scalar.
 
 use ort_core::dim::Dim;
 use ort_core::dtype::DType;
@@ -7,46 +7,47 @@ use ort_core::tensor::Tensor;
 use ort_core::{Error, Result, ensure, error};
 use serde::{Deserialize, Serialize};
 
-/// What a training step makes smaller.
+/// The loss that a training run minimizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Loss {
-    /// The mean of the squared differences from an input `target` of the output's shape.
+    /// Mean squared error against an input `target` of the output's shape.
     Mse,
-    /// The mean of the absolute differences from an input `target` of the output's shape.
+    /// Mean absolute error against an input `target` of the output's shape.
     L1,
-    /// The mean cross entropy of scores (logits) with an input `labels`, which are `int64` classes.
+    /// Mean cross entropy of logits against an input `labels` of `int64` classes.
     CrossEntropy {
-        /// The share of the target that all classes have alike, 0 to below 1 (Szegedy et al. 2016,
-        /// section 7).
+        /// The label smoothing: the share of the target that is spread evenly over all classes,
+        /// from 0 to below 1 (Szegedy et al. 2016, section 7).
         label_smoothing: f32,
-        /// A label that does not count.
+        /// A label that is ignored.
         ignore_index: Option<i64>,
-        /// The axis of classes; by default 1 for matrices and images, and the last for scores of
-        /// rank 3, as language models give them.
+        /// The class axis. By default it is the last axis for rank 3, as language models have it,
+        /// and axis 1 for all other ranks.
         class_axis: Option<i64>,
     },
-    /// The mean binary cross entropy of scores (logits) with an input `target` of probabilities of
-    /// the same shape.
+    /// Mean binary cross entropy of logits against an input `target` of probabilities of the same
+    /// shape.
     BceWithLogits,
-    /// The Kullback-Leibler divergence of the scores' distribution from that of an input `target`
-    /// of a teacher's scores, both divided by a temperature; mean over all but the last axis, times
-    /// the square of the temperature (Hinton et al. 2015, section 2).
+    /// Distillation: the Kullback-Leibler divergence `KL(teacher || model)`. The teacher's logits
+    /// are an input `target`. Both logits are divided by a temperature. The result is the mean over
+    /// all axes except the last, times the square of the temperature (Hinton et al. 2015, section
+    /// 2).
     KlDivergence {
         /// The temperature, above 0.
         temperature: f32,
     },
-    /// The model's own output, which is one number.
+    /// The model's own output, which has a single element.
     Output,
 }
 
 impl Loss {
-    /// Cross entropy without label smoothing, in which every label counts.
+    /// Returns cross entropy without label smoothing and without an ignored label.
     pub fn cross_entropy() -> Loss {
         Loss::CrossEntropy { label_smoothing: 0.0, ignore_index: None, class_axis: None }
     }
 
-    /// The name of the input that it adds to the model's; none where there is no such input.
+    /// Returns the name of the input that the loss adds to the model's, or `None` if it adds none.
     pub fn input(&self) -> Option<&'static str> {
         match self {
             Loss::Output => None,
@@ -55,8 +56,8 @@ impl Loss {
         }
     }
 
-    /// The axis of classes of scores of this rank, counted from the first; none where the loss has
-    /// no classes, or the rank no such axis.
+    /// Returns the class axis for logits of this rank, counted from the first. Returns `None` if
+    /// the loss has no classes or the rank has no such axis.
     pub fn class_axis(&self, rank: usize) -> Option<usize> {
         match self {
             Loss::CrossEntropy { class_axis, .. } => class_axis_of(*class_axis, rank).ok(),
@@ -64,7 +65,7 @@ impl Loss {
         }
     }
 
-    /// Adds the nodes to an inferred graph; returns the value of the loss, a scalar.
+    /// Emits the loss into an inferred graph. Returns its value, a scalar.
     pub(crate) fn emit(&self, builder: &mut GraphBuilder, output: ValueId) -> Result<ValueId> {
         self.check()?;
         if let Some(name) = self.input() {
@@ -110,6 +111,7 @@ impl Loss {
         }
     }
 
+    /// Checks the ranges of the loss's parameters.
     fn check(&self) -> Result<()> {
         match self {
             Loss::CrossEntropy { label_smoothing: number, .. } => ensure!(
@@ -127,6 +129,7 @@ impl Loss {
         Ok(())
     }
 
+    /// Emits a loss that compares the output with a target of the same shape.
     fn compare(&self, nodes: &mut Nodes<'_>, output: ValueId, target: ValueId) -> Result<ValueId> {
         let each = match self {
             Loss::Mse => {
@@ -138,8 +141,8 @@ impl Loss {
                 nodes.emit("Abs", &[difference])?
             }
             Loss::KlDivergence { temperature } => return nodes.divergence(output, target, *temperature),
-            // log(1 + exp(x)) - x t is - t log s(x) - (1 - t) log(1 - s(x)), and finite wherever x
-            // is.
+            // `softplus(x) - x t` equals `-t log s(x) - (1 - t) log(1 - s(x))` with the sigmoid
+            // `s`, and is finite for every finite `x`.
             _ => {
                 let softplus = nodes.emit("Softplus", &[output])?;
                 let product = nodes.emit("Mul", &[output, target])?;
@@ -150,13 +153,13 @@ impl Loss {
     }
 }
 
-/// Says which node is why the rank of a value is not known: the first whose inputs have ranks and
-/// whose outputs have none.
+/// The error for an output of unknown rank. It names the cause: the first node whose inputs have
+/// ranks and whose outputs have none.
 fn unknown_rank(graph: &Graph, output: ValueId) -> Error {
     let producers = graph.producers();
     let mut cause = None;
     let mut value = Some(output);
-    // Nodes read what comes before them, so that this ends.
+    // The graph is acyclic, so this ends.
     while let Some(maker) = value.and_then(|id| producers.get(id.index()).copied().flatten()) {
         let Some(node) = graph.nodes.get(maker.index()) else { break };
         cause = Some(node.place());
@@ -170,6 +173,7 @@ fn unknown_rank(graph: &Graph, output: ValueId) -> Error {
     problem.help("take an output of a known rank for the loss, or add a Reshape to the model")
 }
 
+/// Whether the rank of a type, or of its elements, is known.
 fn has_rank(ty: &ValueType) -> bool {
     match ty {
         ValueType::Sequence(element) | ValueType::Optional(element) => has_rank(element),
@@ -177,7 +181,7 @@ fn has_rank(ty: &ValueType) -> bool {
     }
 }
 
-/// The axis of classes, counted from the first.
+/// Returns the class axis, counted from the first. Axis 0 cannot be the class axis.
 fn class_axis_of(asked: Option<i64>, rank: usize) -> Result<usize> {
     ensure!(
         rank >= 2,
@@ -191,40 +195,45 @@ fn class_axis_of(asked: Option<i64>, rank: usize) -> Result<usize> {
     found.ok_or_else(|| error!(InvalidArgument, "classes on axis {axis}, expected 1 to {}", rank - 1))
 }
 
-/// Adds nodes of the standard domain.
+/// Emits nodes of the standard domain.
 struct Nodes<'b> {
     builder: &'b mut GraphBuilder,
 }
 
 impl Nodes<'_> {
+    /// Emits a node without attributes.
     fn emit(&mut self, op: &str, inputs: &[ValueId]) -> Result<ValueId> {
         self.builder.node(op, inputs, &[])
     }
 
+    /// Emits a node with attributes.
     fn emit_with(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
         self.builder.node(op, inputs, attrs)
     }
 
-    /// A number of the element type of `like`.
+    /// Emits a constant with the element type of `like`.
     fn number(&mut self, number: f32, like: ValueId) -> Result<ValueId> {
         let constant = self.builder.constant(Tensor::scalar(number)?);
         self.emit("CastLike", &[constant, like])
     }
 
+    /// Emits the mean over all elements.
     fn mean(&mut self, value: ValueId) -> Result<ValueId> {
         self.emit_with("ReduceMean", &[value], &[("keepdims", Attribute::Int(0))])
     }
 
+    /// Emits the sum over all elements.
     fn sum(&mut self, value: ValueId) -> Result<ValueId> {
         self.emit_with("ReduceSum", &[value], &[("keepdims", Attribute::Int(0))])
     }
 
-    /// The sum of elements over the last axis, where the others stay.
+    /// Emits the sum over the last axis.
     fn sum_of_last(&mut self, value: ValueId) -> Result<ValueId> {
         let axes = self.builder.constant(Tensor::from_slice(&[1], &[-1i64])?);
         self.emit_with("ReduceSum", &[value, axes], &[("keepdims", Attribute::Int(0))])
     }
 
+    /// Emits the Kullback-Leibler divergence.
     fn divergence(&mut self, student: ValueId, teacher: ValueId, temperature: f32) -> Result<ValueId> {
         let last = [("axis", Attribute::Int(-1))];
         let divisor = self.number(temperature, student)?;
@@ -237,10 +246,13 @@ impl Nodes<'_> {
         let each = self.emit("Mul", &[share, difference])?;
         let rows = self.sum_of_last(each)?;
         let mean = self.mean(rows)?;
+        // The gradients of softened logits shrink with the square of the temperature. This factor
+        // makes up for it.
         let square = self.number(temperature * temperature, mean)?;
         self.emit("Mul", &[mean, square])
     }
 
+    /// Emits cross entropy, with label smoothing if there is any.
     fn cross_entropy(
         &mut self,
         (scores, shape): (ValueId, &[Dim]),
@@ -251,10 +263,12 @@ impl Nodes<'_> {
         let places = shape.iter().enumerate().filter(|(place, _)| *place != axis);
         let places: Vec<Dim> = places.map(|(_, dim)| dim.clone()).collect();
         let labels = self.builder.typed_input("labels", ValueType::tensor(DType::I64, Some(places)));
-        // The operators have classes on axis 1.
+        // The standard's operators have their classes on axis 1.
         let (scores, labels) = match axis {
             1 => (scores, labels),
             _ if axis + 1 == shape.len() => {
+                // If the classes come last, two reshapes move them to axis 1 without a copy. Any
+                // other axis takes a transpose.
                 let rows = self.emit_with("Flatten", &[scores], &[("axis", Attribute::Int(axis as i64))])?;
                 let one = self.builder.constant(Tensor::from_slice(&[1], &[-1i64])?);
                 (rows, self.emit("Reshape", &[labels, one])?)
@@ -281,7 +295,7 @@ impl Nodes<'_> {
         self.emit("Add", &[likelihood, alike])
     }
 
-    /// The mean of what stands at labels that count, over all classes.
+    /// Emits the mean log-probability over all classes and all labels that are not ignored.
     fn mean_over_classes(&mut self, logs: ValueId, labels: ValueId, ignore: Option<i64>) -> Result<ValueId> {
         let Some(label) = ignore else { return self.mean(logs) };
         let axes = self.builder.constant(Tensor::from_slice(&[1], &[1i64])?);

@@ -1,6 +1,8 @@
-//! Batch normalizations in training as what a batch tells of each channel, and a formula of
-//! elements. Statistics are then computed once for both passes, and the formula becomes a part of
-//! what reads it: what is normalized is not kept for the backward pass.
+//! Batch normalization split: per-channel statistics and an elementwise formula.
+//!
+//! The gradient shares the statistics with the forward pass. The formula fuses into its readers, so
+//! the normalized values are not kept for the backward pass. Only batch normalization in training
+//! mode is split.
 
 use std::collections::HashMap;
 
@@ -15,13 +17,14 @@ use crate::graph::is_standard;
 /// `(X - mean) * factor + bias`.
 const NORMALIZE: &str = "add(mul(sub(x0, x1), x2), x3)";
 
-/// The graph, which has its gradients, with each normalization in parts whose tensors are all
-/// float32 or all float64.
+/// Splits each batch normalization of a graph that already has its gradients, if its tensors are
+/// all float32 or all float64.
 pub(crate) fn split_normalizations(mut graph: Graph) -> Result<Graph> {
     let (nodes, outputs) = (std::mem::take(&mut graph.nodes), graph.outputs.clone());
     let mut builder = GraphBuilder::extend(graph);
     builder.set_scope("normalization");
-    // The mean and one over the deviation of what is normalized, by it and the bits of epsilon.
+    // The mean and inverse deviation of each normalized value, by that value and the bits of
+    // epsilon.
     let mut statistics: HashMap<(ValueId, u32), [ValueId; 2]> = HashMap::new();
     for mut node in nodes {
         match Normalization::of(builder.graph(), &node) {
@@ -34,6 +37,8 @@ pub(crate) fn split_normalizations(mut graph: Graph) -> Result<Graph> {
                 let input = node.inputs.first().copied().flatten().filter(|_| is_gradient);
                 let epsilon = node.attrs.float("epsilon").unwrap_or_default().to_bits();
                 if let Some(parts) = input.and_then(|input| statistics.get(&(input, epsilon))) {
+                    // The gradient takes the statistics as optional inputs 3 and 4. Without them it
+                    // computes them again.
                     node.inputs.truncate(3);
                     node.inputs.extend(parts.map(Some));
                 }
@@ -44,7 +49,7 @@ pub(crate) fn split_normalizations(mut graph: Graph) -> Result<Graph> {
     builder.finish(&outputs)
 }
 
-/// A batch normalization in training.
+/// A batch normalization in training mode.
 struct Normalization {
     input: ValueId,
     scale: ValueId,
@@ -54,6 +59,7 @@ struct Normalization {
 }
 
 impl Normalization {
+    /// Recognizes a batch normalization that can be split.
     fn of(graph: &Graph, node: &Node) -> Option<Normalization> {
         if !is_standard(node, "BatchNormalization") || node.attrs.find_int("training_mode") != Some(1) {
             return None;
@@ -70,7 +76,7 @@ impl Normalization {
         (is_one_type && rank >= 2).then_some(Normalization { input, scale, bias, running, rank })
     }
 
-    /// Emits the parts in the place of the node, and returns the mean and one over the deviation.
+    /// Emits the parts in place of the node. Returns the mean and the inverse deviation.
     fn emit(self, builder: &mut GraphBuilder, node: Node) -> Result<[ValueId; 2]> {
         let [mean, variance] = self.running;
         let attrs = [
@@ -82,8 +88,10 @@ impl Normalization {
         let &[mean, inverse] = made.as_slice() else { return Ok([self.input; 2]) };
         if let Some(statistics) = builder.graph_mut().nodes.last_mut() {
             statistics.name = format!("{}/statistics", node.name).into();
+            // The statistics node also takes over the updates of the running statistics.
             statistics.outputs.extend(node.outputs.iter().skip(1).copied());
         }
+        // Scale and bias get the shape `[1, C, 1, ...]`, so that they broadcast along axis 1.
         let mut shape = vec![1i64; self.rank];
         shape.iter_mut().skip(1).take(1).for_each(|channels| *channels = -1);
         let shape = builder.constant(Tensor::from_slice(&[self.rank], &shape)?);

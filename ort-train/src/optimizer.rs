@@ -1,4 +1,4 @@
-//! Optimizers: one node for each parameter, which writes the new value over the old one.
+//! Optimizers: one node per parameter, which updates the parameter and its state in place.
 
 use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, GraphBuilder, ValueId, ValueType};
@@ -6,20 +6,20 @@ use ort_core::spec::RUNTIME;
 use ort_core::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-/// How Adam takes weight decay.
+/// The form of weight decay in Adam.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdamForm {
-    /// `torch.optim.Adam`: decay is part of the gradient.
+    /// `torch.optim.Adam`: L2 regularization, where the decay is part of the gradient.
     Adam,
-    /// `torch.optim.AdamW` (Loshchilov & Hutter 2019): the parameter decays first.
+    /// `torch.optim.AdamW` (Loshchilov & Hutter 2019): decoupled decay, before the update.
     Torch,
-    /// The AdamW of Hugging Face's `transformers` and of ONNX Runtime's `adam_mode` 1: the
-    /// parameter decays last.
+    /// The AdamW of Hugging Face's `transformers` and of ONNX Runtime's `adam_mode` 1: decoupled
+    /// decay, after the update.
     HuggingFace,
 }
 
-/// How parameters follow their gradients.
+/// The rule that updates parameters from their gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[allow(
@@ -27,20 +27,20 @@ pub enum AdamForm {
     reason = "the fields are the optimizers' own, by the names that papers and PyTorch have for them"
 )]
 pub enum Optimizer {
-    /// Stochastic gradient descent, with momentum where it is above 0.
+    /// Stochastic gradient descent, with momentum if `momentum` is above 0.
     Sgd { momentum: f32, nesterov: bool, weight_decay: f32 },
     /// Adam (Kingma & Ba 2015) and AdamW.
     Adam { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32, correct_bias: bool, form: AdamForm },
-    /// AdamW whose moments take a byte for each element (Dettmers et al. 2022).
+    /// AdamW with 8-bit moments, quantized in blocks (Dettmers et al. 2022).
     AdamW8bit { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32 },
     /// LAMB (You et al. 2020).
     Lamb { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32 },
-    /// Adafactor (Shazeer & Stern 2018): the second moment of a matrix is kept as a row and a
+    /// Adafactor (Shazeer & Stern 2018): the second moment of a matrix is factored into a row and a
     /// column.
     Adafactor { beta2_decay: f32, clip_threshold: f32, weight_decay: f32 },
 }
 
-/// What is kept of a parameter from one update to the next.
+/// A tensor of optimizer state of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StateSpec {
     pub(crate) kind: &'static str,
@@ -48,28 +48,28 @@ pub(crate) struct StateSpec {
     pub(crate) shape: Vec<usize>,
 }
 
-/// What all updates of a step share.
+/// The graph values that all updates of a step share.
 #[derive(Clone, Copy)]
 pub(crate) struct StepValues {
     pub(crate) learning_rate: ValueId,
-    /// What gradients are multiplied by.
+    /// The factor on gradients.
     pub(crate) scale: Option<ValueId>,
-    /// Whether the update counts.
+    /// Whether the update is applied. If it is false, parameters and state keep their values.
     pub(crate) update: Option<ValueId>,
-    /// The number of the update, from 1.
+    /// The number of the update, counted from 1.
     pub(crate) step: ValueId,
 }
 
-/// The elements of a block that share a scale in [`Optimizer::AdamW8bit`].
+/// The elements per block of [`Optimizer::AdamW8bit`]. Each block has one scale.
 const BLOCK: usize = 256;
 
 impl Optimizer {
-    /// Plain stochastic gradient descent.
+    /// Returns plain stochastic gradient descent.
     pub fn sgd() -> Optimizer {
         Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }
     }
 
-    /// AdamW as `torch.optim.AdamW` has it by default.
+    /// Returns AdamW with the defaults of `torch.optim.AdamW`.
     pub fn adamw() -> Optimizer {
         Optimizer::Adam {
             beta1: 0.9,
@@ -81,8 +81,8 @@ impl Optimizer {
         }
     }
 
-    /// AdamW as ONNX Runtime's artifacts have it by default: epsilon 1e-6, no weight decay, which
-    /// would come last.
+    /// Returns AdamW with the defaults of ONNX Runtime's artifacts: epsilon 1e-6, and no weight
+    /// decay, which would come after the update.
     pub fn onnxruntime_adamw() -> Optimizer {
         Optimizer::Adam {
             beta1: 0.9,
@@ -94,7 +94,7 @@ impl Optimizer {
         }
     }
 
-    /// Adam as `torch.optim.Adam` has it by default.
+    /// Returns Adam with the defaults of `torch.optim.Adam`.
     pub fn adam() -> Optimizer {
         Optimizer::Adam {
             beta1: 0.9,
@@ -106,7 +106,8 @@ impl Optimizer {
         }
     }
 
-    /// The same without weight decay, as biases and scales often have it.
+    /// Returns the same optimizer without weight decay, which biases and normalization scales
+    /// usually skip.
     pub(crate) fn without_decay(mut self) -> Optimizer {
         match &mut self {
             Optimizer::Sgd { weight_decay, .. }
@@ -118,6 +119,7 @@ impl Optimizer {
         self
     }
 
+    /// Checks the ranges of the hyperparameters.
     pub(crate) fn check(&self) -> Result<()> {
         let share = |name: &str, number: f32| {
             ensure!(
@@ -162,7 +164,7 @@ impl Optimizer {
         }
     }
 
-    /// The states of a parameter, zeros at first.
+    /// Returns the state tensors of a parameter, which start at zero.
     pub(crate) fn states(&self, dtype: DType, shape: &[usize]) -> Vec<StateSpec> {
         let like = |kind| StateSpec { kind, dtype, shape: shape.to_vec() };
         let count: usize = shape.iter().product();
@@ -195,7 +197,7 @@ impl Optimizer {
         }
     }
 
-    /// Adds the update of a parameter; returns its new value, then those of its states.
+    /// Emits the update of a parameter. Returns the new values of the parameter and of its state.
     pub(crate) fn emit(
         &self,
         builder: &mut GraphBuilder,
@@ -208,7 +210,8 @@ impl Optimizer {
         if !matches!(self, Optimizer::Sgd { .. }) {
             inputs.push(Some(step));
         }
-        // A matrix has no plain second moment.
+        // Adafactor lists row and column moments before the full second moment. A vector or scalar
+        // has only the latter, so the inputs of the first two are left empty.
         let skipped = matches!(self, Optimizer::Adafactor { .. }) && states.len() == 1;
         inputs.extend(if skipped { vec![None, None] } else { Vec::new() });
         inputs.extend(states.iter().copied().map(Some));
@@ -219,7 +222,7 @@ impl Optimizer {
             inputs_kept(states, skipped),
             Vec::new(),
         )?;
-        // What is not given has no new value.
+        // The moments that are left empty have no outputs either.
         if let Some(node) = builder.graph_mut().nodes.last_mut().filter(|_| skipped) {
             node.outputs.iter_mut().skip(1).take(2).for_each(|output| *output = None);
         }
@@ -231,6 +234,7 @@ impl Optimizer {
             .collect())
     }
 
+    /// The operator of the runtime's own domain.
     fn operator(&self) -> &'static str {
         match self {
             Optimizer::Sgd { .. } => "SGD",
@@ -241,6 +245,7 @@ impl Optimizer {
         }
     }
 
+    /// The attributes of the operator.
     fn attributes(&self) -> Vec<(&'static str, Attribute)> {
         let float = |name, number| (name, Attribute::Float(number));
         let flag = |name, flag| (name, Attribute::Int(i64::from(flag)));
@@ -275,10 +280,13 @@ impl Optimizer {
     }
 }
 
+/// The number of outputs of an update: the parameter, its state, and two empty places if they are
+/// skipped.
 fn inputs_kept(states: &[ValueId], skipped: bool) -> usize {
     1 + states.len() + if skipped { 2 } else { 0 }
 }
 
+/// The attributes that all optimizers with two moments share.
 fn moments(beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32) -> Vec<(&'static str, Attribute)> {
     let float = |name, number| (name, Attribute::Float(number));
     vec![
@@ -289,14 +297,13 @@ fn moments(beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32) -> Vec<(&'st
     ]
 }
 
-/// The inputs that all updates read, added to a graph: the learning rate and the number of the
-/// update.
+/// Adds the inputs that all updates read: the learning rate and the number of the update.
 pub(crate) fn shared_inputs(builder: &mut GraphBuilder) -> (ValueId, ValueId) {
     let scalar = |dtype| ValueType::tensor(dtype, Some(Vec::new()));
     (builder.typed_input(LEARNING_RATE, scalar(DType::F32)), builder.typed_input(STEP, scalar(DType::I64)))
 }
 
-/// The input of the learning rate.
+/// The name of the input for the learning rate.
 pub(crate) const LEARNING_RATE: &str = "optimizer.learning_rate";
-/// The input of the number of the update, from 1.
+/// The name of the input for the number of the update, counted from 1.
 pub(crate) const STEP: &str = "optimizer.step";

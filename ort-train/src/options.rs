@@ -1,4 +1,4 @@
-//! What a training is to be.
+//! Options of a training run, and the wildcard patterns that select weights by name.
 
 use std::collections::HashSet;
 
@@ -10,64 +10,68 @@ use wildmatch::WildMatch;
 
 use crate::{Loss, LossScale, MixedPrecision, Optimizer, Recompute, Schedule};
 
-/// What a training is to be. Patterns of names have `*` for any characters and `?` for one.
+/// The options of a training run. In patterns of names, `*` matches any characters and `?` matches
+/// one.
 #[derive(Clone, Debug)]
 pub struct TrainingOptions {
-    /// What becomes smaller.
+    /// The loss to minimize.
     pub loss: Loss,
-    /// The model's output that the loss is of, or any value that one of its nodes computes; by
-    /// default the first output.
+    /// The model output that the loss is computed from, or any value that a node of the model
+    /// computes. By default the first output.
     pub output: Option<String>,
-    /// How parameters follow their gradients.
+    /// The rule that updates parameters from their gradients.
     pub optimizer: Optimizer,
-    /// The learning rate that the schedule scales.
+    /// The base learning rate, which the schedule scales.
     pub learning_rate: f32,
-    /// The learning rate over the updates.
+    /// The learning rate schedule, as a factor per update.
     pub schedule: Schedule,
-    /// Patterns of the weights that are trained; by default all floats of rank 1 or more that have
-    /// gradients, but what an exporter marks as a buffer or names as a constant
+    /// Patterns of the weights to train. By default these are all floats of rank 1 or more that
+    /// have a gradient, except what an exporter marks as a buffer or names as a constant
     /// ([`TrainingGraph::untrained_constants`](crate::TrainingGraph::untrained_constants)). A
-    /// pattern matches initializers; a constant that a node gives is trained only if it is named in
-    /// full.
+    /// pattern matches initializers only. The output of a `Constant` node is trained only if its
+    /// full name is given.
     pub trainable: Vec<String>,
-    /// Patterns of weights that stay as they are. They take no gradient and no state.
+    /// Patterns of weights to freeze. They get no gradient and no optimizer state.
     pub frozen: Vec<String>,
-    /// Patterns of parameters without weight decay.
+    /// Patterns of parameters without weight decay, usually biases and normalization scales.
     pub no_decay: Vec<String>,
-    /// Patterns of weights that several nodes read, each of which then trains a copy of its own.
+    /// Patterns of shared weights to untie: each node that reads such a weight trains a copy of its
+    /// own.
     pub untied: Vec<String>,
-    /// Patterns of weights that hold the same numbers, transposed ones included, and then train as
-    /// one.
+    /// Patterns of weights to tie. Weights with equal values, or with values that are equal after a
+    /// transpose, are trained as one parameter.
     pub tied: Vec<String>,
-    /// The largest norm of all gradients together; what is longer is scaled down.
+    /// The largest global gradient norm. If the norm over all gradients is larger, they are scaled
+    /// down to it.
     pub clip_norm: Option<f32>,
-    /// How many batches make one update. Their gradients are averaged.
+    /// The number of batches per update (gradient accumulation). Their gradients are averaged.
     pub accumulate: usize,
-    /// Whether `BatchNormalization` keeps its running statistics and normalizes by them, as in
-    /// evaluation; otherwise it takes those of each batch and updates the running ones.
+    /// Whether `BatchNormalization` normalizes by its running statistics and leaves them unchanged,
+    /// as in evaluation. Otherwise it normalizes by the statistics of the batch and updates the
+    /// running ones.
     pub freeze_statistics: bool,
-    /// Whether `Dropout` nodes drop.
+    /// Whether `Dropout` nodes drop elements in training steps.
     pub dropout: bool,
-    /// Where random numbers begin.
+    /// The seed of the random number generator.
     pub seed: u64,
-    /// A bound in bytes on parameters, states, gradients and activations together.
+    /// The memory limit in bytes on parameters, optimizer state, gradients and activations
+    /// together.
     pub memory_limit: Option<usize>,
-    /// What is computed again in the backward pass instead of being kept.
+    /// Which activations the backward pass recomputes instead of keeping them.
     pub recompute: Recompute,
-    /// The execution providers that steps run on, in order of preference; by default the CPU. A
-    /// tensor of the training lies in the memory of the device that updates it.
+    /// The execution providers for training steps, in order of preference. By default the CPU. A
+    /// parameter and its optimizer state stay in the memory of the device that updates them.
     pub providers: Vec<ProviderRequest>,
-    /// The threads inside one operator; by default the cores that this process may use.
+    /// The intra-op threads. By default all cores that this process may use.
     pub threads: Option<usize>,
-    /// How the CPU provider multiplies matrices.
+    /// The precision of matmuls on the CPU provider.
     pub precision: Precision,
-    /// The type of 16 bits that forward and backward passes are partly computed in; by default all
-    /// is float32. Evaluation and prediction are in float32, as the model that is exported is.
+    /// The 16-bit type of mixed precision for the forward and backward pass. By default everything
+    /// is float32. Evaluation, prediction and the exported model always use float32.
     pub mixed_precision: Option<MixedPrecision>,
-    /// What the loss is multiplied by before it is differentiated; by default
-    /// [`LossScale::dynamic`] for float16, and nothing otherwise.
+    /// The loss scale. By default [`LossScale::dynamic`] for float16, and none otherwise.
     pub loss_scale: Option<LossScale>,
-    /// Values of the model that a batch gives beside its loss
+    /// Values of the model to return next to the loss
     /// ([`Trainer::output`](crate::Trainer::output)).
     pub additional_outputs: Vec<String>,
 }
@@ -103,6 +107,7 @@ impl Default for TrainingOptions {
 }
 
 impl TrainingOptions {
+    /// Checks the ranges of all options that do not depend on the model.
     pub(crate) fn check(&self) -> Result<()> {
         self.optimizer.check()?;
         self.schedule.check()?;
@@ -128,8 +133,9 @@ impl TrainingOptions {
         self.scaling().map_or(Ok(()), LossScale::check)
     }
 
-    /// The loss scale, where there is one.
+    /// Returns the loss scale in effect, or `None` without loss scaling.
     pub(crate) fn scaling(&self) -> Option<LossScale> {
+        // bfloat16 has the exponent range of float32, so small gradients do not underflow in it.
         let by_default = match self.mixed_precision? {
             MixedPrecision::Fp16 => Some(LossScale::dynamic()),
             MixedPrecision::Bf16 => None,
@@ -146,7 +152,9 @@ pub(crate) struct Patterns<'p> {
 }
 
 impl<'p> Patterns<'p> {
+    /// Compiles the patterns.
     pub(crate) fn new(patterns: &'p [String]) -> Patterns<'p> {
+        // Compiled matchers are kept for real wildcards only: `matches` tries each of them in turn.
         let wild = patterns.iter().filter(|pattern| pattern.contains(['*', '?']));
         let wild = wild.map(|pattern| WildMatch::new(pattern)).collect();
         Patterns { names: patterns.iter().map(String::as_str).collect(), wild }

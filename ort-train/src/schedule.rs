@@ -1,41 +1,41 @@
-//! Learning rates over the updates of a training.
+//! Learning rate schedules.
 
 use ort_core::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-/// The learning rate of each update as a share of the optimizer's own, as the schedules of Hugging
-/// Face's `transformers` and PyTorch's `StepLR` have it. Updates count from 0.
+/// A learning rate schedule: a factor on the base learning rate for each update. The shapes are
+/// those of Hugging Face's `transformers` and of PyTorch's `StepLR`. Updates count from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Schedule {
-    /// The same throughout.
+    /// A constant rate.
     #[default]
     Constant,
-    /// Up from 0 over `warmup` updates, then in a line down to 0 at `total`.
+    /// Linear warmup from 0 over `warmup` updates, then linear decay to 0 at `total`.
     Linear {
-        /// The updates that it rises over.
+        /// The number of warmup updates.
         warmup: u64,
-        /// The updates of the whole training.
+        /// The number of updates in the whole training run.
         total: u64,
     },
-    /// Up from 0 over `warmup` updates, then half a cosine down to 0 at `total`.
+    /// Linear warmup from 0 over `warmup` updates, then half a cosine down to 0 at `total`.
     Cosine {
-        /// The updates that it rises over.
+        /// The number of warmup updates.
         warmup: u64,
-        /// The updates of the whole training.
+        /// The number of updates in the whole training run.
         total: u64,
     },
-    /// Times `factor` after every `every` updates.
+    /// Step decay: the rate is multiplied by `factor` after every `every` updates.
     Step {
-        /// The updates between two falls.
+        /// The number of updates between two decays.
         every: u64,
-        /// What it is multiplied by.
+        /// The factor of each decay.
         factor: f64,
     },
 }
 
 impl Schedule {
-    /// The share at an update.
+    /// Returns the factor at an update.
     ///
     /// ```
     /// use ort_train::Schedule;
@@ -56,6 +56,7 @@ impl Schedule {
             }
             Schedule::Cosine { warmup, total } => {
                 let done = (update - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
+                // Past `total` the cosine would rise again, so the rate stays at 0 from there on.
                 let done = done.min(1.0);
                 (0.5 * (1.0 + (std::f64::consts::PI * done).cos())).max(0.0)
             }
@@ -63,6 +64,7 @@ impl Schedule {
         }
     }
 
+    /// Checks that warmup ends within the training run and that step decay is well defined.
     pub(crate) fn check(&self) -> Result<()> {
         match *self {
             Schedule::Linear { warmup, total } | Schedule::Cosine { warmup, total } => ensure!(

@@ -1,5 +1,7 @@
-//! A part of a training that runs as one graph: a whole step, a batch whose gradients are added up,
-//! an update, an evaluation.
+//! Training stages: a compiled graph with a binding for the tensors that it updates.
+//!
+//! A stage is a whole step, a batch with gradient accumulation, an update, or an evaluation. The
+//! graphs are built in `assemble`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,32 +22,34 @@ use crate::mixed::recast;
 use crate::recompute::{ActivationPattern, PlanRow, Planned, RecomputeReport, Request, planned};
 use crate::state::State;
 
-/// What a stage computes.
+/// The graph of a stage, and the persistent tensors that it uses.
 pub(crate) struct StageGraph {
     pub(crate) graph: Graph,
-    /// Tensors of the training that it reads.
+    /// Persistent tensors that it only reads.
     pub(crate) reads: Vec<String>,
-    /// Tensors of the training that it writes in their memory, and the outputs that do.
+    /// Persistent tensors that it updates in place, each with the output that is the new value.
     pub(crate) updates: Vec<(String, String)>,
-    /// Tensors of the training that are replaced by outputs, which are small.
+    /// Persistent tensors that are replaced by outputs: running statistics, which are small enough
+    /// to copy after a run.
     pub(crate) replaces: Vec<(String, String)>,
-    /// Other outputs.
+    /// Other outputs, for the caller.
     pub(crate) outputs: Vec<String>,
 }
 
 impl StageGraph {
-    /// The graph as a session would rewrite it, its outputs by their names, with casts repeated in
-    /// the backward pass; and the bytes of the constants that were folded for it.
+    /// Returns the graph as a session would rewrite it, with the casts of the forward pass repeated
+    /// in the backward pass and with the original output names. Also returns the bytes of the
+    /// constants that were folded.
     fn prepared(&mut self, settings: &Settings<'_>) -> Result<(Graph, usize)> {
         let graph = std::mem::replace(&mut self.graph, Graph::new(""));
         let names: Vec<_> = graph.outputs.iter().map(|&id| graph.value(id).name.clone()).collect();
-        // What is folded does not follow from the limit, so that a limit that is named as
-        // sufficient is.
+        // Folding ignores the memory limit. Otherwise the folded bytes would depend on it, and a
+        // limit that an error names as sufficient might not suffice.
         let folded = Budget::new(None);
         let settings = Settings { own: None, ..*settings };
         let builder = settings.builder(&Model::from_graph(graph)).budget(&folded);
         let mut graph = with_updates(builder, &self.updates).prepared()?;
-        // Rewrites may have another value in the place of an output.
+        // A rewrite may replace an output by a value of another name.
         for (id, name) in graph.outputs.clone().into_iter().zip(names) {
             graph.value_mut(id).name = name;
         }
@@ -53,16 +57,17 @@ impl StageGraph {
     }
 }
 
-/// What the sessions of stages are built with.
+/// The settings that the sessions of stages are built with.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings<'a> {
     pub(crate) devices: &'a [Arc<dyn Device>],
     pub(crate) options: &'a TrainingOptions,
-    /// What the memory limit leaves beside the bytes that are kept from step to step.
+    /// What the memory limit leaves after the bytes that stay allocated between steps.
     pub(crate) own: Option<usize>,
 }
 
 impl Settings<'_> {
+    /// Returns a session builder with these settings.
     fn builder(&self, model: &Model) -> SessionBuilder {
         let mut builder = self.devices.iter().cloned().fold(Session::builder(model), SessionBuilder::device);
         if let Some(threads) = self.options.threads {
@@ -74,13 +79,13 @@ impl Settings<'_> {
         builder.precision(self.options.precision)
     }
 
-    /// The same if this many bytes of the limit are taken.
+    /// Returns the settings with this many bytes taken off the limit.
     fn beside(&self, bytes: usize) -> Self {
         Settings { own: self.own.map(|own| own.saturating_sub(bytes)), ..*self }
     }
 }
 
-/// The outputs of a stage that its binding keeps in memory of their own.
+/// The outputs of a stage that its binding keeps in buffers of their own.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct KeptOutputs<'a> {
     replaces: &'a [(String, String)],
@@ -88,7 +93,7 @@ pub(crate) struct KeptOutputs<'a> {
 }
 
 impl KeptOutputs<'_> {
-    /// What a run takes that keeps them.
+    /// Returns the memory of a run that keeps these outputs.
     pub(crate) fn peak(&self, session: &Session, dims: &[(&str, i64)]) -> Result<BoundPeak> {
         let inputs = session.inputs();
         let memories = memories_of(session, &inputs);
@@ -99,14 +104,15 @@ impl KeptOutputs<'_> {
     }
 }
 
-/// The memory in which a session reads each input.
+/// Returns the memory in which a session reads each input.
 fn memories_of<'a>(session: &Session, inputs: &'a [ValueSpec]) -> HashMap<&'a str, DeviceId> {
     inputs.iter().map(|input| input.name.as_str()).zip(session.input_memories()).collect()
 }
 
+/// A compiled stage.
 pub(crate) struct Stage {
     session: Session,
-    /// The bytes of constants that were folded before the session was built.
+    /// The bytes of the constants that were folded before the session was built.
     folded: usize,
     binding: IoBinding,
     reads: Vec<String>,
@@ -118,6 +124,7 @@ pub(crate) struct Stage {
     patterns: Vec<ActivationPattern>,
 }
 
+/// Declares the in-place updates to a session builder.
 fn with_updates(mut builder: SessionBuilder, updates: &[(String, String)]) -> SessionBuilder {
     for (input, output) in updates {
         builder = builder.update(input, output);
@@ -126,7 +133,7 @@ fn with_updates(mut builder: SessionBuilder, updates: &[(String, String)]) -> Se
 }
 
 impl Stage {
-    /// Plans and compiles a stage.
+    /// Compiles a stage.
     pub(crate) fn new(mut stage: StageGraph, settings: &Settings<'_>) -> Result<Stage> {
         let graph = std::mem::replace(&mut stage.graph, Graph::new(""));
         let builder = settings.builder(&Model::from_graph(graph));
@@ -134,7 +141,7 @@ impl Stage {
         Ok(Stage::of(stage, session, 0))
     }
 
-    /// A stage that a session computes, for which this many bytes of constants were folded before.
+    /// Wraps a session as a stage. `folded` is the bytes of constants that were folded before.
     fn of(stage: StageGraph, session: Session, folded: usize) -> Stage {
         let StageGraph { reads, updates, replaces, outputs, .. } = stage;
         let binding = session.io_binding();
@@ -142,16 +149,17 @@ impl Stage {
         Stage { session, folded, binding, reads, updates, replaces, outputs, recompute, rows, patterns }
     }
 
-    /// The same where casts of the forward pass are made anew in the backward pass.
+    /// Compiles a stage whose backward pass repeats the casts of the forward pass instead of
+    /// keeping their results.
     pub(crate) fn recasting(mut stage: StageGraph, settings: &Settings<'_>) -> Result<Stage> {
         let (graph, folded) = stage.prepared(settings)?;
-        // No rewrite takes the clones for what is common.
+        // Without rewrites, because CSE would merge the clones with their originals.
         let builder = settings.beside(folded).builder(&Model::from_graph(graph)).opt_level(Level::Disabled);
         let session = with_updates(builder, &stage.updates).build()?;
         Ok(Stage::of(stage, session, folded))
     }
 
-    /// The same with recomputation as asked.
+    /// Compiles a stage with the requested recomputation.
     pub(crate) fn recomputing(
         mut stage: StageGraph,
         settings: &Settings<'_>,
@@ -163,6 +171,7 @@ impl Stage {
             let builder = settings.builder(&Model::from_graph(graph)).opt_level(Level::Disabled);
             with_updates(builder, &stage.updates).build()
         };
+        // Folded constants live outside the candidate sessions, so they count as kept bytes.
         let kept = request.kept.saturating_add(folded);
         let outputs = KeptOutputs { replaces: &stage.replaces, outputs: &stage.outputs };
         let request = Request { kept, outputs, ..*request };
@@ -170,39 +179,40 @@ impl Stage {
         Ok(Stage { recompute: Some(report), rows, patterns, ..Stage::of(stage, session, folded) })
     }
 
-    /// The bytes of constants that were folded before the session was built.
+    /// Returns the bytes of the constants that were folded before the session was built.
     pub(crate) fn folded(&self) -> usize {
         self.folded
     }
 
-    /// The bytes of constants that the stage holds beside the model's: folded ones, copies for
-    /// alignment, packed weights.
+    /// Returns the bytes of constants that the stage holds in addition to the model's: folded
+    /// constants, aligned copies and packed weights.
     pub(crate) fn constants(&self) -> usize {
         self.folded.saturating_add(self.session.constant_bytes())
     }
 
-    /// What may be computed again, where that was asked for.
+    /// Returns the recomputation table, if it was asked for.
     pub(crate) fn rows(&self) -> &[PlanRow] {
         &self.rows
     }
 
-    /// What is kept for the backward pass, where that was asked for.
+    /// Returns the patterns of what is kept for the backward pass, if they were asked for.
     pub(crate) fn patterns(&self) -> &[ActivationPattern] {
         &self.patterns
     }
 
-    /// What recomputation it has.
+    /// Returns the recomputation that was chosen.
     pub(crate) fn recompute(&self) -> Option<RecomputeReport> {
         self.recompute
     }
 
-    /// What a run takes beside what it updates, with these sizes of symbolic dimensions.
+    /// Returns the memory of a run in addition to what it updates, with these sizes of symbolic
+    /// dimensions.
     pub(crate) fn peak(&self, dims: &[(&str, i64)]) -> Result<BoundPeak> {
         let outputs = KeptOutputs { replaces: &self.replaces, outputs: &self.outputs };
         outputs.peak(&self.session, dims)
     }
 
-    /// The memory of a run, with these sizes of symbolic dimensions.
+    /// Returns the memory plan of a run with these sizes of symbolic dimensions.
     pub(crate) fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         self.session.plan(dims)
     }
@@ -211,14 +221,14 @@ impl Stage {
         &self.session
     }
 
-    /// Takes over the tensors that it needs.
+    /// Takes the tensors that it needs from the state and binds them.
     pub(crate) fn enter(&mut self, state: &mut State) -> Result<()> {
         let inputs = self.session.inputs();
         let memories = memories_of(&self.session, &inputs);
         let memory_of = |name: &str| memories.get(name).copied().unwrap_or(DeviceId::HOST);
         let updates = self.updates.iter().map(|(name, _)| name);
         let replaced = self.replaces.iter().map(|(name, _)| name);
-        // All are brought before the first is taken, so that none is lost where there is no room
+        // All tensors are moved before the first is taken, so that none is lost if there is no room
         // for another.
         let needed = || self.reads.iter().chain(updates.clone()).chain(replaced.clone());
         needed().try_for_each(|name| state.bring(name, memory_of(name)))?;
@@ -237,14 +247,14 @@ impl Stage {
         Ok(())
     }
 
-    /// Gives all tensors back.
+    /// Returns all tensors to the state.
     pub(crate) fn leave(&mut self, state: &mut State) {
         for (name, buffer) in self.binding.take_buffers() {
             state.insert(name, buffer);
         }
     }
 
-    /// Runs on what the caller gives; outputs can be asked for afterwards.
+    /// Runs on the caller's inputs. Afterwards the outputs can be read.
     pub(crate) fn run(&mut self, inputs: &[(&str, Value)], options: &RunOptions<'_>) -> Result<()> {
         for (name, value) in inputs {
             self.binding.bind_input(name, value.clone())?;
@@ -257,7 +267,7 @@ impl Stage {
         Ok(())
     }
 
-    /// An output of the last run that is one number.
+    /// Returns an output of the last run that is a single number.
     pub(crate) fn number(&self, output: &str) -> Result<f32> {
         let value = self.binding.output(output)?;
         let tensor = value.tensor()?;
@@ -267,17 +277,17 @@ impl Stage {
         }
     }
 
-    /// An output of the last run that is a truth value.
+    /// Returns an output of the last run that is a boolean.
     pub(crate) fn is_true(&self, output: &str) -> Result<bool> {
         self.binding.output(output)?.tensor()?.to_scalar::<bool>()
     }
 
-    /// An output of the last run.
+    /// Returns an output of the last run.
     pub(crate) fn output(&self, output: &str) -> Result<Value> {
         self.binding.output(output)?.to_value()
     }
 
-    /// Whether the graph has such an input.
+    /// Whether the graph has an input of this name.
     pub(crate) fn takes(&self, input: &str) -> bool {
         self.session.inputs().iter().any(|spec| spec.name == input)
     }

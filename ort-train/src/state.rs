@@ -1,8 +1,7 @@
-//! What a training keeps from step to step: parameters, statistics, the optimizer's states, sums of
-//! gradients.
+//! Persistent tensors: parameters, running statistics, optimizer state, gradient accumulators.
 //!
-//! Each tensor lies where the stage that had it last wanted it: in memory of the host, or of the
-//! device that updates it.
+//! Each tensor stays in the memory where the last stage wanted it: on the host or on the device
+//! that updates it. So it is transferred only if the next stage runs elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,18 +12,20 @@ use ort_core::session::SharedMemory;
 use ort_core::tensor::{Tensor, TensorBuffer};
 use ort_core::{Result, Within, advise, error};
 
-/// Tensors by name. While a stage runs, it has those that it needs.
+/// Tensors by name. While a stage is entered, its binding owns the tensors that it needs, and they
+/// are missing here.
 pub(crate) struct State {
     tensors: BTreeMap<String, TensorBuffer>,
     memory: SharedMemory,
 }
 
 impl State {
-    /// No tensors yet, for sessions on these devices.
+    /// Creates an empty state for sessions on these devices.
     pub(crate) fn new(devices: &[Arc<dyn Device>]) -> State {
         State { tensors: BTreeMap::new(), memory: SharedMemory::of(devices) }
     }
 
+    /// The devices whose memories may hold the tensors.
     pub(crate) fn devices(&self) -> &[Arc<dyn Device>] {
         self.memory.devices()
     }
@@ -33,16 +34,18 @@ impl State {
         self.tensors.insert(name, buffer);
     }
 
+    /// Removes a tensor, for a stage that binds it.
     pub(crate) fn take(&mut self, name: &str) -> Result<TensorBuffer> {
         self.tensors.remove(name).ok_or_else(|| error!(Fail, "the training has no tensor '{name}'"))
     }
 
-    /// Whether the tensor is here rather than lent to the stage that is entered.
+    /// Whether the tensor is here and not lent to the entered stage.
     pub(crate) fn holds(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// Has a tensor in this memory. Where there is no room it stays where it is.
+    /// Moves a tensor to this memory. If the copy fails, for example because the memory is full,
+    /// the tensor stays where it is.
     pub(crate) fn bring(&mut self, name: &str, memory: DeviceId) -> Result<()> {
         let there = self.get(name)?;
         if there.memory() != memory {
@@ -52,6 +55,7 @@ impl State {
         Ok(())
     }
 
+    /// Borrows a tensor. If there is none of that name, the error suggests similar names.
     pub(crate) fn get(&self, name: &str) -> Result<&TensorBuffer> {
         self.tensors.get(name).ok_or_else(|| {
             let known = self.tensors.keys().map(String::as_str);
@@ -60,17 +64,17 @@ impl State {
         })
     }
 
-    /// A copy in memory of the host.
+    /// Copies a tensor to the host.
     pub(crate) fn tensor(&self, name: &str) -> Result<Tensor> {
         self.on_host(self.get(name)?)?.tensor()
     }
 
-    /// A copy of one of the tensors in memory of the host.
+    /// Copies the buffer of one of these tensors to the host.
     pub(crate) fn on_host(&self, buffer: &TensorBuffer) -> Result<TensorBuffer> {
         self.memory.copy_in(DeviceId::HOST, buffer)
     }
 
-    /// Overwrites a tensor with one of its type and shape.
+    /// Overwrites a tensor in place with one of the same type and shape.
     pub(crate) fn write(&mut self, name: &str, from: &Tensor) -> Result<()> {
         self.get(name)?;
         let State { tensors, memory } = self;

@@ -1,10 +1,11 @@
-//! The weights of a model, as training needs them: each one a constant of the main graph.
+//! Weight canonicalization and tying: each weight becomes one constant of the main graph.
 //!
 //! A file may hold one parameter in several places: bodies of `Loop`, `If` and `Scan` have copies
-//! of what they capture, and exporters fold the transpose of a tied embedding. Or it may hold
-//! several parameters in one: exporters merge initializers of equal numbers, such as the statistics
-//! and scales of fresh normalizations. This file undoes the first for captures and the second for
-//! statistics, says where else either may have happened, and ties or unties weights on request.
+//! of what they capture, and exporters fold the transpose of a tied embedding. A file may also hold
+//! several parameters in one: exporters merge equal initializers, such as the statistics and scales
+//! of fresh normalizations. This module undoes the copies for captures and the merging for
+//! statistics. It reports the other places where either may have happened, and ties or unties
+//! weights on request.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,47 +21,47 @@ use crate::equal_tensors::{Pair, equal_pairs};
 use crate::graph::is_standard;
 use crate::options::Patterns;
 
-/// The first input of `BatchNormalization` that is a running statistic, and the second.
+/// The inputs of `BatchNormalization` for the running mean and variance.
 const STATISTICS: [usize; 2] = [3, 4];
 
-/// A weight that several nodes read, so that it trains as one parameter.
+/// A weight that several nodes read, and that is therefore trained as one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedWeight {
-    /// The weight.
+    /// The name of the weight.
     pub name: String,
-    /// The nodes that read it, in order.
+    /// The names of the nodes that read it, in graph order.
     pub readers: Vec<String>,
-    /// Whether several normalizations scale or shift by it: exporters merge equal initializers, and
-    /// those of fresh normalizations are all equal.
+    /// Whether several normalizations scale or shift by it. Then it may be merged by the exporter,
+    /// because the initializers of fresh normalizations are all equal.
     pub by_normalizations: bool,
 }
 
-/// Two weights that hold the same numbers and train apart.
+/// Two weights with equal values that are trained separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EqualWeights {
-    /// The first of them in the file.
+    /// The one that comes first in the file.
     pub first: String,
-    /// The other.
+    /// The other one.
     pub second: String,
     /// Whether the second is the transpose of the first.
     pub transposed: bool,
 }
 
-/// A graph that has each weight as a constant or a default of its own, outside of bodies.
+/// A graph with every weight as a constant or input default of its own, outside of bodies.
 pub(crate) struct TrainableGraph {
     pub(crate) graph: Graph,
-    /// Its weights, as against constants that nodes give.
+    /// The weights among its constants. The others are outputs of `Constant` nodes.
     pub(crate) weights: HashSet<ValueId>,
-    /// Those of them that the file says are no parameters, by a mark or by their names.
+    /// The weights that are not parameters, according to a mark in the file or their names.
     pub(crate) buffers: HashSet<ValueId>,
 }
 
 impl TrainableGraph {
-    /// The graph of a model, with ties as the options say.
+    /// Prepares the graph of a model, with weights tied and untied as the options ask.
     ///
     /// # Errors
     ///
-    /// A pattern of weights to tie or untie finds nothing to do.
+    /// A pattern of weights to tie or untie has no effect.
     pub(crate) fn of(model: &Model, options: &TrainingOptions) -> Result<TrainableGraph> {
         let mut graph = model.graph().clone();
         let initializers = Initializers::of(model);
@@ -74,14 +75,15 @@ impl TrainableGraph {
         let buffers = weights.iter().filter(|id| is_buffer(&graph.value(**id).name)).copied().collect();
         let mut copies = Copies::of(&graph, weights, buffers);
         copies.separate_statistics(&mut graph);
+        // Untying comes first, and `tie` leaves its copies alone: they still hold equal values.
         copies.untie(&mut graph, &options.untied)?;
         let graph = tie(graph, &options.tied, &copies.separated)?;
         Ok(TrainableGraph { graph, weights: copies.weights, buffers: copies.buffers })
     }
 }
 
-/// Whether PyTorch's exporters give this name to a tensor that the model's code holds, never to a
-/// parameter: the output of a node `Constant` that became an initializer, or a lifted tensor.
+/// Whether PyTorch's exporters give this name to a constant in the model's code, and never to a
+/// parameter: the output of a `Constant` node that became an initializer, or a lifted tensor.
 fn is_name_of_constant(name: &str) -> bool {
     let last = name.rsplit('/').next().unwrap_or(name);
     let node = last.strip_suffix("_output_0").filter(|_| name.starts_with('/'));
@@ -94,20 +96,22 @@ fn is_name_of_constant(name: &str) -> bool {
     node.is_some_and(is_node) || lifted.iter().any(|it| last.strip_prefix(it).is_some_and(is_number))
 }
 
-/// Whether an exporter made this name up: of the node that reads a folded value, or a number.
+/// Whether an exporter generated this name, from a number or from the node that reads a folded
+/// value.
 fn is_made_up(name: &str) -> bool {
     let of_reader = name.strip_prefix("onnx::").and_then(|name| name.rsplit_once('_'));
     let number = of_reader.map(|(_, number)| number).or_else(|| name.strip_prefix("val_"));
     number.is_some_and(is_number) || name.starts_with('/') && name.ends_with("_output_0")
 }
 
+/// Whether a text consists of decimal digits.
 fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The weights among `trained` that may be constants of the model's code: exporters made up their
-/// names, and only elementwise arithmetic reads them. They may as well be folded parameters, such
-/// as a reshaped scale.
+/// Returns the weights among `trained` that may be constants of the model's code: exporters
+/// generated their names, and only elementwise arithmetic reads them. They may also be folded
+/// parameters, such as a reshaped scale.
 pub(crate) fn doubtful_weights(graph: &Graph, trained: &[ValueId]) -> Vec<String> {
     const ARITHMETIC: [&str; 7] = ["Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"];
     let consumers = graph.consumers();
@@ -122,22 +126,23 @@ pub(crate) fn doubtful_weights(graph: &Graph, trained: &[ValueId]) -> Vec<String
     trained.iter().filter(|id| is_doubtful(id)).map(|id| graph.value(*id).name.to_string()).collect()
 }
 
-/// The names of a model's weights.
+/// The names of the initializers of a model.
 struct Initializers<'m>(HashSet<&'m str>);
 
 impl<'m> Initializers<'m> {
+    /// Collects the names.
     fn of(model: &'m Model) -> Initializers<'m> {
         Initializers(model.info().initializers.iter().map(String::as_str).collect())
     }
 
-    /// Whether a constant of this name is a weight. A model that names no initializer has weights
-    /// all the same: its constants.
+    /// Whether a constant of this name is a weight. If the model lists no initializers, all its
+    /// constants are.
     fn contains(&self, name: &str) -> bool {
         self.0.is_empty() || self.0.contains(name)
     }
 }
 
-/// Moves the weights that bodies of control flow hold to the graph around them; the bodies capture
+/// Hoists the weights in control-flow bodies to the surrounding graph, and makes the bodies capture
 /// them.
 fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
     if graph.nodes.iter().all(|node| node.subgraphs.is_empty()) {
@@ -150,9 +155,10 @@ fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
     let mut names = UniqueNames::of(graph);
     let mut nodes = std::mem::take(&mut graph.nodes);
     let mut bodies: Vec<&mut Subgraph> = nodes.iter_mut().flat_map(|node| &mut node.subgraphs).collect();
+    // Innermost bodies first: each call lifts weights by one level.
     bodies.iter_mut().for_each(|subgraph| lift_weights(&mut subgraph.graph, initializers));
-    // First all names: a copy under another name, as of an `Identity` that loading resolved, may
-    // come before the one that is called by the weight's.
+    // First we register all weights by memory. A copy under another name, such as that of an
+    // `Identity` which loading resolved, may come before the one with the weight's name.
     for subgraph in &bodies {
         for (inner, tensor) in &subgraph.graph.constants {
             let name = &subgraph.graph.value(*inner).name;
@@ -172,9 +178,9 @@ fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
     graph.nodes = nodes;
 }
 
-/// Has the readers of a weight's copies read the weight itself. Exporters merge equal initializers
-/// and write the others as `Identity` nodes, which loading resolves to constants in the weight's
-/// memory.
+/// Redirects the readers of a weight's copies to the weight itself. Exporters merge equal
+/// initializers and write the others as `Identity` nodes, which loading resolves to constants in
+/// the weight's memory.
 fn merge_aliases(graph: &mut Graph, initializers: &Initializers<'_>) {
     let (mut known, mut instead) = (HashMap::new(), HashMap::new());
     let is_weight = |id: &ValueId| initializers.contains(&graph.value(*id).name);
@@ -183,7 +189,7 @@ fn merge_aliases(graph: &mut Graph, initializers: &Initializers<'_>) {
             known.entry(memory).or_insert(*id);
         }
     }
-    // An output keeps its name.
+    // A graph output keeps its name, so it is not merged.
     let others = graph.constants.iter().filter(|(id, _)| !is_weight(id) && !graph.outputs.contains(id));
     for (id, tensor) in others {
         let weight = Memory::of(tensor).and_then(|memory| known.get(&memory));
@@ -193,8 +199,8 @@ fn merge_aliases(graph: &mut Graph, initializers: &Initializers<'_>) {
     graph.constants.retain(|value, _| !instead.contains_key(value));
 }
 
-/// Gives bodies of control flow the constants that they capture, which kernels may pack and rules
-/// fold.
+/// Replaces captures of constants in control-flow bodies by the constants themselves, so that
+/// kernels can pack them and rewrites can fold them.
 pub(crate) fn sink_constants(graph: &mut Graph) {
     let constants = &graph.constants;
     for subgraph in graph.nodes.iter_mut().flat_map(|node| &mut node.subgraphs) {
@@ -210,7 +216,7 @@ pub(crate) fn sink_constants(graph: &mut Graph) {
     }
 }
 
-/// Where the floats of a tensor lie: constants that the loader gave to a body share the memory.
+/// The identity of a tensor's memory. Constants that the loader copied into a body share it.
 #[derive(PartialEq, Eq, Hash)]
 struct Memory {
     address: usize,
@@ -219,7 +225,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// None for what is not trained, and for tensors without elements, which have no address.
+    /// Returns `None` for types that are not trained, and for empty tensors, which have no address.
     fn of(tensor: &Tensor) -> Option<Memory> {
         let is_float = TypeSet::FLOATS.contains(tensor.dtype());
         let view = tensor.view();
@@ -229,7 +235,7 @@ impl Memory {
     }
 }
 
-/// The names of a graph, to find ones that are not taken.
+/// The names in a graph, for picking new ones.
 struct UniqueNames {
     taken: HashSet<Arc<str>>,
     /// The next suffix to try for each name that was taken. Without it N requests for one name
@@ -238,12 +244,13 @@ struct UniqueNames {
 }
 
 impl UniqueNames {
+    /// Collects the names of all values.
     fn of(graph: &Graph) -> UniqueNames {
         let taken = graph.value_ids().map(|id| graph.value(id).name.clone()).collect();
         UniqueNames { taken, numbers: HashMap::new() }
     }
 
-    /// The name, with a number behind it if it is taken.
+    /// Returns the name, with a numeric suffix if it is taken.
     fn unique(&mut self, name: &str) -> Arc<str> {
         let mut found: Arc<str> = name.into();
         if !self.taken.contains(name) {
@@ -260,7 +267,7 @@ impl UniqueNames {
     }
 }
 
-/// The running statistics that normalizations of the graph read, those in bodies included.
+/// Returns the running statistics of all batch normalizations, including those in bodies.
 pub(crate) fn all_running_statistics(graph: &Graph) -> HashSet<ValueId> {
     let mut all: HashSet<ValueId> = graph.nodes.iter().flat_map(running_statistics).collect();
     for subgraph in graph.nodes.iter().flat_map(|node| &node.subgraphs) {
@@ -271,26 +278,27 @@ pub(crate) fn all_running_statistics(graph: &Graph) -> HashSet<ValueId> {
     all
 }
 
-/// The running statistics that a node reads.
+/// Returns the running statistics of a node, if it is a batch normalization.
 fn running_statistics(node: &Node) -> impl Iterator<Item = ValueId> {
     let positions = STATISTICS.into_iter().filter(|_| is_standard(node, "BatchNormalization"));
     positions.filter_map(|input| node.inputs.get(input).copied().flatten())
 }
 
-/// Copies of weights for the nodes that read them.
+/// Copy-on-demand of weights for the nodes that read them.
 struct Copies {
     names: UniqueNames,
-    /// How many inputs and captures read each value, by value index.
+    /// The number of readers of each value: node inputs, captures and graph outputs.
     reads: Vec<usize>,
-    /// The weights, their copies among them.
+    /// The weights, including copies.
     weights: HashSet<ValueId>,
-    /// Those that are no parameters.
+    /// The weights that are not parameters.
     buffers: HashSet<ValueId>,
-    /// Weights that were untied, and their copies.
+    /// Untied weights and their copies.
     separated: HashSet<ValueId>,
 }
 
 impl Copies {
+    /// Counts the readers of all values.
     fn of(graph: &Graph, weights: HashSet<ValueId>, buffers: HashSet<ValueId>) -> Copies {
         let mut reads = vec![0; graph.value_count()];
         for read in graph.nodes.iter().flat_map(Node::reads).chain(graph.outputs.iter().copied()) {
@@ -299,7 +307,7 @@ impl Copies {
         Copies { names: UniqueNames::of(graph), reads, weights, buffers, separated: HashSet::new() }
     }
 
-    /// Gives each batch normalization statistics that nothing else reads: it updates them.
+    /// Gives each batch normalization running statistics of its own, because it updates them.
     fn separate_statistics(&mut self, graph: &mut Graph) {
         for index in 0..graph.nodes.len() {
             let running: HashSet<ValueId> =
@@ -308,7 +316,7 @@ impl Copies {
         }
     }
 
-    /// Gives each reader of one of these weights a weight of its own.
+    /// Gives each reader of a matching weight a copy of its own.
     fn untie(&mut self, graph: &mut Graph, patterns: &[String]) -> Result<()> {
         for pattern in patterns {
             let asked = Patterns::new(std::slice::from_ref(pattern));
@@ -329,8 +337,8 @@ impl Copies {
         Ok(())
     }
 
-    /// Has the inputs and captures of a node read copies of the constants that `is_asked` chooses,
-    /// as far as something else reads them as well. Returns the constants and their copies.
+    /// Makes the inputs and captures of a node read copies of the constants that `is_asked`
+    /// selects, unless the node is their only reader. Returns pairs of constant and copy.
     fn copy_reads(
         &mut self,
         graph: &mut Graph,
@@ -350,7 +358,8 @@ impl Copies {
         reads.into_iter().zip(copies).filter_map(|(read, copy)| Some([read, copy?])).collect()
     }
 
-    /// A copy of a constant for one of its readers, if it has others.
+    /// Copies a constant for one of its readers, if it has others. The last reader keeps the
+    /// original.
     fn copy_of(&mut self, graph: &mut Graph, value: ValueId) -> Option<ValueId> {
         let reads = self.reads.get_mut(value.index()).filter(|reads| **reads > 1)?;
         let tensor = graph.constants.get(&value).or_else(|| graph.input_defaults.get(&value)).cloned()?;
@@ -368,15 +377,16 @@ impl Copies {
     }
 }
 
-/// Has weights that match a pattern and hold the same numbers, transposed ones included, be one.
-/// Those that were `separated` stay apart.
+/// Merges weights that match a pattern and have equal values, including transposed ones. Weights in
+/// `separated` stay apart.
 fn tie(graph: Graph, patterns: &[String], separated: &HashSet<ValueId>) -> Result<Graph> {
     if patterns.is_empty() {
         return Ok(graph);
     }
-    // A node updates its running statistics, whatever they are equal to.
+    // Running statistics never merge: each normalization updates its own.
     let statistics = all_running_statistics(&graph);
     let mut defaults: Vec<_> = graph.input_defaults.iter().collect();
+    // The map has no order, and the first weight of a pair is the one that stays.
     defaults.sort_by_key(|(id, _)| **id);
     let weights = graph.constants.iter().chain(defaults);
     let weights = weights.filter(|(id, _)| !statistics.contains(id) && !separated.contains(id));
@@ -409,6 +419,7 @@ fn tie(graph: Graph, patterns: &[String], separated: &HashSet<ValueId>) -> Resul
     graph.constants.retain(|value, _| !instead.contains_key(value));
     graph.input_defaults.retain(|value, _| !instead.contains_key(value));
     graph.inputs.retain(|value| !instead.contains_key(value));
+    // A new `Transpose` was appended behind its readers.
     graph.sort()?;
     Ok(graph)
 }
@@ -424,7 +435,7 @@ fn redirect(graph: &mut Graph, instead: &HashMap<ValueId, ValueId>) {
     graph.outputs.iter_mut().for_each(now);
 }
 
-/// The weights among `trained` that several nodes read.
+/// Returns the weights among `trained` that several nodes read.
 pub(crate) fn shared_weights(graph: &Graph, trained: &[ValueId]) -> Vec<SharedWeight> {
     let consumers = graph.consumers();
     let mut found = Vec::new();
@@ -444,8 +455,8 @@ pub(crate) fn shared_weights(graph: &Graph, trained: &[ValueId]) -> Vec<SharedWe
     found
 }
 
-/// The weights among `trained` that hold the same numbers as an earlier one. What
-/// holds one number throughout, as fresh biases and scales do, is left out.
+/// Returns the weights among `trained` whose values equal those of an earlier one. Tensors filled
+/// with a single value, such as fresh biases and scales, are left out.
 pub(crate) fn equal_weights(graph: &Graph, trained: &[(ValueId, Tensor)]) -> Vec<EqualWeights> {
     let name = |id: ValueId| graph.value(id).name.to_string();
     let pairs = equal_pairs(trained, |content| content.varies()).into_iter();

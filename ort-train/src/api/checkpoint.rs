@@ -1,5 +1,4 @@
-//! The state of a training: parameters, properties, and the optimizer's states where there are
-//! some.
+//! Checkpoint state of the on-device training API: parameters, properties and optimizer state.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,27 +15,28 @@ use crate::Trainer;
 use crate::state::State;
 use crate::trainer::gradient_name;
 
-/// The state of a training. Clones share it, and so do the [`Module`](super::Module) and the
-/// [`Optimizer`](super::Optimizer) that are made of it.
+/// The state of a training run. Clones share it, and so do the [`Module`](super::Module) and the
+/// [`Optimizer`](super::Optimizer) that are created from it.
 #[derive(Clone)]
 pub struct CheckpointState {
     shared: Arc<Mutex<Shared>>,
 }
 
-/// A parameter as it is now, a copy.
+/// A copy of a parameter's current state.
 #[derive(Clone, Debug)]
 pub struct Parameter {
-    /// The name of the model's initializer.
+    /// The name of the initializer in the model.
     pub name: String,
     /// Its value.
     pub data: Tensor,
-    /// The sum of its gradients; none before the first batch, and for what is not trained.
+    /// Its accumulated gradient. `None` before the first batch, and for a parameter that is not
+    /// trained.
     pub grad: Option<Tensor>,
     /// Whether it is trained.
     pub requires_grad: bool,
 }
 
-/// A property of a state: what a user wants to find again with it.
+/// A user-defined property of a state, such as the epoch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Property {
@@ -66,33 +66,34 @@ impl From<&str> for Property {
     }
 }
 
-/// What [`CheckpointState`], [`Module`](super::Module) and [`Optimizer`](super::Optimizer) share.
+/// The state that [`CheckpointState`], [`Module`](super::Module) and
+/// [`Optimizer`](super::Optimizer) share.
 #[derive(Default)]
 pub(super) struct Shared {
-    /// In order of their names.
+    /// The parameters, sorted by name.
     pub(super) parameters: BTreeMap<String, Kept>,
     pub(super) properties: BTreeMap<String, Property>,
-    /// States from a checkpoint, until an optimizer takes them.
+    /// Optimizer state from a checkpoint, until an optimizer takes it.
     pub(super) optimizer: Option<OptimizerState>,
     pub(super) trainer: Option<Trainer>,
-    /// Whether the training has an optimizer of the user's.
+    /// Whether the user created an optimizer. Otherwise the trainer has a placeholder.
     pub(super) has_optimizer: bool,
-    /// Whether sums of gradients begin anew with the next batch.
+    /// Whether the next batch overwrites the gradient accumulators.
     pub(super) resets: bool,
 }
 
-/// A parameter as the checkpoint has it. While there is a trainer, that has the values of those
-/// that change.
+/// A parameter in the checkpoint. Once there is a trainer, it has the current values of everything
+/// that it updates.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
     pub(super) requires_grad: bool,
-    /// None in a nominal checkpoint, until it is set.
+    /// `None` in a nominal checkpoint, until the value is set.
     pub(super) tensor: Option<Tensor>,
 }
 
-/// An optimizer's states.
+/// The state of an optimizer.
 #[derive(Clone, Debug)]
 pub(super) struct OptimizerState {
     pub(super) optimizer: crate::Optimizer,
@@ -102,25 +103,25 @@ pub(super) struct OptimizerState {
 }
 
 impl CheckpointState {
-    /// The state in a file of [`Self::save_checkpoint`] or
-    /// [`generate_artifacts`](crate::generate_artifacts). The file is mapped.
+    /// Loads a file that [`Self::save_checkpoint`] or
+    /// [`generate_artifacts`](crate::generate_artifacts) wrote. The file is mapped.
     ///
     /// # Errors
     ///
-    /// There is no such file, or it is no checkpoint, or damaged.
+    /// The file does not exist, is not a checkpoint, or is damaged.
     pub fn load_checkpoint(path: impl AsRef<Path>) -> Result<CheckpointState> {
         let path = path.as_ref();
         let shared = files::load(path).within(|| format!("checkpoint '{}'", path.display()))?;
         Ok(CheckpointState { shared: Arc::new(Mutex::new(shared)) })
     }
 
-    /// Writes parameters and properties into one file, and the optimizer's states and learning rate
-    /// where asked for; sums of gradients are not in it.
+    /// Writes parameters and properties into one file, and optionally the optimizer state and the
+    /// learning rate. Accumulated gradients are not saved.
     ///
     /// # Errors
     ///
     /// A nominal checkpoint was not completed, there is no optimizer, or the file cannot be
-    /// written; then it holds what it held before.
+    /// written. An existing file then keeps its old contents.
     pub fn save_checkpoint(&self, path: impl AsRef<Path>, include_optimizer_state: bool) -> Result<()> {
         let path = path.as_ref();
         let mut shared = self.lock();
@@ -128,14 +129,14 @@ impl CheckpointState {
             .within(|| format!("checkpoint '{}'", path.display()))
     }
 
-    /// The same without the values of trained parameters.
+    /// [`Self::save_checkpoint`] without the values of trained parameters.
     pub(crate) fn save_nominal(&self, path: &Path) -> Result<()> {
         let mut shared = self.lock();
         files::save(&mut shared, path, files::Contents { values: false, optimizer: false })
             .within(|| format!("checkpoint '{}'", path.display()))
     }
 
-    /// A state of tensors by name, and whether they are trained.
+    /// Creates a state from tensors by name, each with whether it is trained.
     pub(crate) fn of(tensors: BTreeMap<String, (Tensor, bool)>) -> CheckpointState {
         let kept = |(name, (tensor, requires_grad)): (String, (Tensor, bool))| {
             let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
@@ -146,20 +147,21 @@ impl CheckpointState {
         CheckpointState { shared: Arc::new(Mutex::new(shared)) }
     }
 
+    /// Locks the shared state.
     pub(super) fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock()
     }
 
-    /// The names of the parameters, in order: trained, frozen, and running statistics.
+    /// Returns the sorted names of all parameters: trained and frozen ones, and running statistics.
     pub fn parameter_names(&self) -> Vec<String> {
         self.lock().parameters.keys().cloned().collect()
     }
 
-    /// A parameter.
+    /// Returns a parameter.
     ///
     /// # Errors
     ///
-    /// There is none of this name, or a nominal checkpoint was not completed.
+    /// There is no parameter of this name, or a nominal checkpoint was not completed.
     pub fn parameter(&self, name: &str) -> Result<Parameter> {
         let mut shared = self.lock();
         let requires_grad = shared.kept(name)?.requires_grad;
@@ -167,26 +169,27 @@ impl CheckpointState {
         Ok(Parameter { name: name.to_string(), data, grad, requires_grad })
     }
 
-    /// All parameters, in order of their names.
+    /// Returns all parameters, sorted by name.
     pub fn parameters(&self) -> Result<Vec<Parameter>> {
         self.parameter_names().iter().map(|name| self.parameter(name)).collect()
     }
 
-    /// Sets the value of a parameter. Those that are not trained are set before a module is made.
+    /// Sets the value of a parameter. A parameter that is not trained must be set before a module
+    /// is created.
     ///
     /// # Errors
     ///
-    /// There is none of this name, or the tensor has another type or shape.
+    /// There is no parameter of this name, or the tensor has another type or shape.
     pub fn set_parameter(&self, name: &str, data: &Tensor) -> Result<()> {
         self.lock().set_value(name, data)
     }
 
-    /// The names of the properties, in order.
+    /// Returns the sorted names of the properties.
     pub fn property_names(&self) -> Vec<String> {
         self.lock().properties.keys().cloned().collect()
     }
 
-    /// A property; none where there is none of this name.
+    /// Returns a property, or `None` if there is no property of this name.
     pub fn property(&self, name: &str) -> Option<Property> {
         self.lock().properties.get(name).cloned()
     }
@@ -195,7 +198,7 @@ impl CheckpointState {
     ///
     /// # Errors
     ///
-    /// It is a number that is not finite.
+    /// The value is a number that is not finite.
     ///
     /// ```no_run
     /// # let state = ort_train::api::CheckpointState::load_checkpoint("checkpoint")?;
@@ -217,6 +220,7 @@ impl CheckpointState {
 }
 
 impl Shared {
+    /// Returns the checkpoint entry of a parameter.
     pub(super) fn kept(&self, name: &str) -> Result<&Kept> {
         self.parameters.get(name).ok_or_else(|| {
             let known = self.parameters.keys().map(String::as_str);
@@ -224,21 +228,22 @@ impl Shared {
         })
     }
 
-    /// The training, where a module was made.
+    /// Returns the trainer, which exists once a module was created.
     pub(super) fn trainer(&mut self) -> Result<&mut Trainer> {
         self.trainer.as_mut().ok_or_else(|| error!(Fail, "the state has no module"))
     }
 
-    /// The tensors of the training, where it has one of this name.
+    /// Returns the trainer's tensors if there is one of this name among them.
     fn changing(&mut self, name: &str) -> Option<&mut State> {
         let trainer = self.trainer.as_mut()?;
         trainer.leave();
         Some(&mut trainer.state).filter(|state| state.get(name).is_ok())
     }
 
-    /// The value of a parameter.
+    /// Returns the current value of a parameter.
     pub(super) fn value(&mut self, name: &str) -> Result<Tensor> {
         let kept = self.kept(name)?.tensor.clone();
+        // The trainer has zeros in place of a value that a nominal checkpoint leaves out.
         if kept.is_none() {
             return Err(incomplete(name));
         }
@@ -248,6 +253,8 @@ impl Shared {
         }
     }
 
+    /// Returns the accumulated gradient of a parameter, or `None` if no batch has run or it is not
+    /// trained.
     fn gradient(&mut self, name: &str) -> Result<Option<Tensor>> {
         if self.trainer.as_ref().is_none_or(|trainer| trainer.pending == 0) {
             return Ok(None);
@@ -256,7 +263,7 @@ impl Shared {
         self.changing(&name).map(|state| state.tensor(&name)).transpose()
     }
 
-    /// Refuses a tensor that a parameter cannot become.
+    /// Fails if a parameter cannot take this tensor as its value.
     pub(super) fn check_value(&mut self, name: &str, data: &Tensor) -> Result<()> {
         let kept = self.kept(name)?;
         ensure!(
@@ -268,6 +275,8 @@ impl Shared {
             kept.dtype,
             kept.shape
         );
+        // Setting a frozen parameter to its own value is allowed, because
+        // `copy_buffer_to_parameters` may write all parameters.
         let is_same = kept.tensor.as_ref().is_some_and(|before| before.bytes() == data.bytes());
         ensure!(
             self.trainer.is_none() || is_same || self.changing(name).is_some(),
@@ -278,6 +287,7 @@ impl Shared {
         Ok(())
     }
 
+    /// Sets the value of a parameter.
     pub(super) fn set_value(&mut self, name: &str, data: &Tensor) -> Result<()> {
         self.check_value(name, data)?;
         ensure!(data.bytes().is_some(), InvalidArgument, "'{name}' is not in host memory");
@@ -285,20 +295,22 @@ impl Shared {
             state.write(name, data)?;
         }
         let is_nominal = self.kept(name)?.tensor.is_none();
-        // The training has the values of what changes: here it only says that there is one.
+        // The trainer has the values of everything that changes. The entry here only records that
+        // there is a value.
         if let Some(kept) = self.parameters.get_mut(name).filter(|_| self.trainer.is_none() || is_nominal) {
             kept.tensor = Some(data.clone());
         }
         Ok(())
     }
 
-    /// Refuses to go on with parameters that have no values.
+    /// Fails if a parameter has no value.
     pub(super) fn check_complete(&self) -> Result<()> {
         let missing = self.parameters.iter().find(|(_, kept)| kept.tensor.is_none());
         missing.map_or(Ok(()), |(name, _)| Err(incomplete(name)))
     }
 }
 
+/// The error for a nominal checkpoint without a value.
 fn incomplete(name: &str) -> ort_core::Error {
     error!(InvalidArgument, "parameter '{name}' has no value: the checkpoint is nominal")
         .help("complete it by copy_buffer_to_parameters")

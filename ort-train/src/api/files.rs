@@ -1,4 +1,6 @@
-//! The file of a checkpoint: one of `safetensors`, whose metadata say in JSON what the tensors are.
+//! Checkpoint files of the on-device training API.
+//!
+//! A checkpoint is a `safetensors` file whose metadata describes the tensors in JSON.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -15,16 +17,17 @@ use super::checkpoint::{Kept, OptimizerState, Property, Shared};
 use crate::checkpoint::{Stored, check_rate, damaged, stored_dtype, system};
 use crate::trainer::state_name;
 
-/// The metadata that the description is under.
+/// The metadata key of the description.
 const KEY: &str = "ort-runtime.checkpoint";
-/// The form of the file.
+/// The version of the file format.
 const VERSION: u32 = 1;
-/// What names of an optimizer's states begin with.
+/// The name prefix of optimizer state. With [`PARAMETER`] it keeps a parameter apart from a state
+/// of the same name.
 const STATE: &str = "optimizer:";
-/// What names of parameters begin with.
+/// The name prefix of parameters.
 const PARAMETER: &str = "parameter:";
 
-/// What the file says of its tensors.
+/// The description of the tensors, in the metadata.
 #[derive(Debug, Serialize, Deserialize)]
 struct Manifest {
     version: u32,
@@ -33,15 +36,17 @@ struct Manifest {
     optimizer: Option<OptimizerEntry>,
 }
 
+/// A parameter in the description.
 #[derive(Debug, Serialize, Deserialize)]
 struct Entry {
     requires_grad: bool,
     shape: Vec<usize>,
     dtype: String,
-    /// Whether its value is in the file.
+    /// Whether the file contains its value.
     has_value: bool,
 }
 
+/// The optimizer in the description.
 #[derive(Debug, Serialize, Deserialize)]
 struct OptimizerEntry {
     optimizer: crate::Optimizer,
@@ -49,15 +54,16 @@ struct OptimizerEntry {
     learning_rate: f32,
 }
 
-/// What is written.
+/// What to write in addition to frozen parameters and properties.
 #[derive(Clone, Copy)]
 pub(super) struct Contents {
-    /// Values of trained parameters.
+    /// The values of trained parameters.
     pub(super) values: bool,
-    /// The optimizer's states.
+    /// The optimizer state.
     pub(super) optimizer: bool,
 }
 
+/// Writes the shared state into a file.
 pub(super) fn save(shared: &mut Shared, path: &Path, contents: Contents) -> Result<()> {
     let mut tensors = BTreeMap::new();
     let mut parameters = BTreeMap::new();
@@ -84,7 +90,8 @@ pub(super) fn save(shared: &mut Shared, path: &Path, contents: Contents) -> Resu
     write(path, &tensors, &manifest)
 }
 
-/// The optimizer's states: the training's, or those that came from a checkpoint.
+/// Returns the optimizer state: that of a loaded checkpoint which no optimizer has taken yet, or
+/// that of the trainer.
 fn states(shared: &mut Shared) -> Result<OptimizerState> {
     let none = || {
         error!(InvalidArgument, "there is no optimizer whose state could be saved")
@@ -108,6 +115,7 @@ fn states(shared: &mut Shared) -> Result<OptimizerState> {
     Ok(OptimizerState { optimizer, updates, learning_rate, tensors })
 }
 
+/// Writes the tensors and their description. The file appears complete or not at all.
 fn write(path: &Path, tensors: &BTreeMap<String, Tensor>, manifest: &Manifest) -> Result<()> {
     let stored = |(name, tensor): (&'_ String, &'_ Tensor)| Ok((name.clone(), stored_dtype(tensor.dtype())?));
     let types = tensors.iter().map(stored).collect::<Result<Vec<_>>>()?;
@@ -124,6 +132,7 @@ fn write(path: &Path, tensors: &BTreeMap<String, Tensor>, manifest: &Manifest) -
     written.map_err(|problem| system("the tensors cannot be written", &problem))
 }
 
+/// Loads a file. Tensors are zero-copy views of the mapping.
 pub(super) fn load(path: &Path) -> Result<Shared> {
     let file = MappedFile::open(path).map_err(|problem| error!(NoSuchFile, "{problem}"))?;
     let bytes = file.bytes();
@@ -154,6 +163,8 @@ pub(super) fn load(path: &Path) -> Result<Shared> {
         found.into_iter().filter_map(|(name, it)| Some((name.strip_prefix(STATE)?.to_string(), it)));
     let tensors = tensors.collect();
     if let Some(optimizer) = &manifest.optimizer {
+        // The file is untrusted: such a number would otherwise reach the weights with the first
+        // update.
         check_rate(optimizer.learning_rate)?;
         optimizer.optimizer.check().map_err(|problem| damaged(&problem))?;
     }
@@ -163,11 +174,13 @@ pub(super) fn load(path: &Path) -> Result<Shared> {
     Ok(Shared { parameters, properties: manifest.properties, optimizer, ..Shared::default() })
 }
 
+/// Checks a parameter's entry against its tensor.
 fn kept(name: &str, entry: &Entry, tensor: Option<Tensor>) -> Result<Kept> {
     let dtype = [DType::F32, DType::F64, DType::F16, DType::BF16]
         .into_iter()
         .find(|dtype| dtype.name() == entry.dtype)
         .ok_or_else(|| error!(InvalidArgument, "parameter '{name}' is of type '{}'", entry.dtype))?;
+    // Nominal parameters are allocated from this shape later, so its size must not overflow.
     byte_count(dtype, &entry.shape)?;
     let fits = tensor.as_ref().is_none_or(|it| it.dtype() == dtype && it.shape() == entry.shape);
     ensure!(
@@ -179,11 +192,13 @@ fn kept(name: &str, entry: &Entry, tensor: Option<Tensor>) -> Result<Kept> {
     Ok(Kept { dtype, shape: entry.shape.clone(), requires_grad: entry.requires_grad, tensor })
 }
 
+/// The name of a type that checkpoints can store.
 fn stored_name(dtype: DType) -> Result<&'static str> {
     stored_dtype(dtype)?;
     Ok(dtype.name())
 }
 
+/// The type of a stored tensor.
 fn dtype_of(dtype: Dtype) -> Result<DType> {
     Ok(match dtype {
         Dtype::F32 => DType::F32,

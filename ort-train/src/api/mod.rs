@@ -1,17 +1,18 @@
-//! Training by the calls of ONNX Runtime's on-device training (`onnxruntime.training.api`): a
-//! [`Module`] computes losses and gradients, an [`Optimizer`] applies them, a [`CheckpointState`]
-//! holds the parameters.
+//! On-device training with ONNX Runtime's API (`onnxruntime.training.api`).
 //!
-//! The three share one training ([`Trainer`](crate::Trainer)), which is planned before it runs.
-//! Numbers are those of ONNX Runtime: gradients of the batches since [`Module::lazy_reset_grad`]
-//! are summed, not averaged, and [`Optimizer::step`] leaves them as they are. What differs:
+//! A [`Module`] computes losses and gradients, an [`Optimizer`] applies them, and a
+//! [`CheckpointState`] holds the parameters.
 //!
-//! - Files are this runtime's own: artifacts that ONNX Runtime wrote are refused, and made anew by
-//!   [`generate_artifacts`](crate::generate_artifacts).
+//! The three share one training run ([`Trainer`](crate::Trainer)), which is planned before it runs.
+//! Results match ONNX Runtime: gradients since [`Module::lazy_reset_grad`] are summed, not
+//! averaged, and [`Optimizer::step`] keeps them. The differences are:
+//!
+//! - Files are this runtime's own. Artifacts that ONNX Runtime wrote are rejected and must be
+//!   generated again with [`generate_artifacts`](crate::generate_artifacts).
 //! - The loss is the output `loss`.
-//! - Running statistics of normalizations are trained on, and are in the checkpoint beside the
-//!   parameters, as frozen ones are.
-//! - [`LinearLRScheduler`] takes its counts as documented; ONNX Runtime 1.19 exchanges them.
+//! - Running statistics of normalizations are updated during training. The checkpoint stores them
+//!   next to the parameters, like frozen ones.
+//! - [`LinearLRScheduler`] takes its counts in the documented order. ONNX Runtime 1.19 swaps them.
 //!
 //! ```no_run
 //! use ort_core::tensor::Tensor;

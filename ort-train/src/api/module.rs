@@ -1,4 +1,4 @@
-//! Losses and gradients of batches.
+//! Modules of the on-device training API: losses and gradients of batches.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,21 +17,22 @@ use crate::artifacts::{Description, TrainingDescription, check_trained, put_in};
 use crate::graph::LOSS;
 use crate::{Optimizer, Recompute, StepMemory, Trainer, TrainingOptions};
 
-/// How a [`Module`] runs.
+/// The options of a [`Module`].
 #[derive(Clone, Debug)]
 pub struct ModuleOptions {
-    /// A bound in bytes on parameters, states, gradients and activations together.
+    /// The memory limit in bytes on parameters, optimizer state, gradients and activations
+    /// together.
     pub memory_limit: Option<usize>,
-    /// What is computed again in the backward pass instead of being kept.
+    /// Which activations the backward pass recomputes instead of keeping them.
     pub recompute: Recompute,
-    /// The execution providers that it runs on, in order of preference; by default the CPU. ONNX
+    /// The execution providers, in order of preference. By default the CPU. It replaces ONNX
     /// Runtime's `device`.
     pub providers: Vec<ProviderRequest>,
-    /// The threads inside one operator; by default the cores that this process may use.
+    /// The intra-op threads. By default all cores that this process may use.
     pub threads: Option<usize>,
-    /// How the CPU provider multiplies matrices.
+    /// The precision of matmuls on the CPU provider.
     pub precision: Precision,
-    /// Where random numbers begin.
+    /// The seed of the random number generator.
     pub seed: u64,
 }
 
@@ -43,8 +44,8 @@ impl Default for ModuleOptions {
     }
 }
 
-/// A model that is trained. In training mode a call adds the gradients of its batch to their sums,
-/// in evaluation mode it only computes the loss.
+/// A model in training. In training mode a call accumulates the gradients of its batch. In
+/// evaluation mode it only computes the loss.
 pub struct Module {
     state: CheckpointState,
     training: bool,
@@ -53,13 +54,13 @@ pub struct Module {
 }
 
 impl Module {
-    /// A module of a training model, an evaluation model (needed for [`Self::eval`]) and a state,
-    /// which has one module at most.
+    /// Creates a module from a training model, an evaluation model (needed for [`Self::eval`]) and
+    /// a state. A state can have only one module.
     ///
     /// # Errors
     ///
-    /// A file is no artifact of its kind, the files are not of one training, or the training does
-    /// not fit into the memory limit.
+    /// A file is not an artifact of its kind, the files belong to different training runs, or the
+    /// training run does not fit into the memory limit.
     pub fn new(
         train_model: impl AsRef<Path>,
         state: &CheckpointState,
@@ -87,13 +88,13 @@ impl Module {
         Ok(Module { state: state.clone(), training: true, evaluates, trained })
     }
 
-    /// The loss of a batch, whose inputs are given in the order of [`Self::input_names`]. In
-    /// training mode its gradients are added to the sums.
+    /// Computes the loss of a batch, whose inputs are in the order of [`Self::input_names`]. In
+    /// training mode it also accumulates the gradients.
     ///
     /// # Errors
     ///
-    /// An input does not fit, the step does not fit into the memory limit, a nominal checkpoint was
-    /// not completed, or there is no evaluation model.
+    /// An input does not fit, the step exceeds the memory limit, a nominal checkpoint was not
+    /// completed, or there is no evaluation model.
     pub fn call(&mut self, inputs: &[Value]) -> Result<f32> {
         let mut shared = self.state.lock();
         shared.check_complete()?;
@@ -117,69 +118,71 @@ impl Module {
             );
             return shared.trainer()?.eval_step(&given);
         }
+        // The reset is cleared only after the batch has succeeded, so that a failed one can be
+        // repeated.
         let begins = shared.resets || shared.trainer()?.pending == 0;
         let loss = shared.trainer()?.accumulate_onto(&given, begins)?;
         shared.resets = false;
         Ok(loss)
     }
 
-    /// One of the additional outputs of the last call.
+    /// Returns one of the additional outputs of the last call.
     ///
     /// # Errors
     ///
-    /// There is none of this name, or something else was done since the call.
+    /// There is no output of this name, or another operation ran since the call.
     pub fn output(&self, name: &str) -> Result<Value> {
         self.state.lock().trainer()?.output(name)
     }
 
-    /// Sets training mode, or evaluation mode.
+    /// Selects training mode or evaluation mode.
     pub fn train(&mut self, mode: bool) -> &mut Module {
         self.training = mode;
         self
     }
 
-    /// Sets evaluation mode: nothing drops, normalizations take their running statistics, nothing
+    /// Selects evaluation mode: no dropout, normalization by running statistics, and no state
     /// changes.
     pub fn eval(&mut self) -> &mut Module {
         self.train(false)
     }
 
-    /// Whether it is in training mode.
+    /// Whether the module is in training mode.
     pub fn is_training(&self) -> bool {
         self.training
     }
 
-    /// Has the sums of gradients begin anew with the next batch in training mode. No memory is
+    /// Makes the next batch in training mode overwrite the gradient accumulators. No memory is
     /// cleared.
     pub fn lazy_reset_grad(&self) {
         self.state.lock().resets = true;
     }
 
-    /// The names of the inputs of a call: those of the model, then that of the loss.
+    /// Returns the names of the inputs of a call: those of the model, then that of the loss.
     pub fn input_names(&self) -> Result<Vec<String>> {
         Ok(self.state.lock().trainer()?.training.inputs.clone())
     }
 
-    /// The names of the outputs of a call: `loss`, then the additional ones.
+    /// Returns the names of the outputs of a call: `loss`, then the additional outputs.
     pub fn output_names(&self) -> Result<Vec<String>> {
         let additional = self.state.lock().trainer()?.options.additional_outputs.clone();
         Ok(std::iter::once(LOSS.to_string()).chain(additional).collect())
     }
 
-    /// The memory of a call in training mode at these sizes of symbolic dimensions, with parameters
-    /// and states; known before the first call.
+    /// Returns the memory of a call in training mode with these sizes of symbolic dimensions,
+    /// including parameters and optimizer state. It is known before the first call.
     pub fn memory(&self, dims: &[(&str, i64)]) -> Result<StepMemory> {
         self.state.lock().trainer()?.memory(dims)
     }
 
-    /// The elements of the parameters.
+    /// Returns the number of elements of all parameters, or of the trained ones.
     pub fn get_parameters_size(&self, trainable_only: bool) -> Result<usize> {
         let shared = self.state.lock();
         self.names(&shared, trainable_only).iter().map(|name| element_count(&shared.kept(name)?.shape)).sum()
     }
 
-    /// The elements of all parameters, or of those that are trained, one after the other in the
-    /// order of their names.
+    /// Returns the elements of all parameters, or of the trained ones, concatenated in the order of
+    /// their names.
     ///
     /// # Errors
     ///
@@ -200,13 +203,13 @@ impl Module {
         all.tensor()
     }
 
-    /// Sets the parameters to what [`Self::get_contiguous_parameters`] gave; this completes a
-    /// nominal checkpoint.
+    /// Sets the parameters from a buffer in the layout of [`Self::get_contiguous_parameters`]. This
+    /// completes a nominal checkpoint.
     ///
     /// # Errors
     ///
-    /// The buffer has another size or type, or frozen parameters would change; then nothing has
-    /// changed.
+    /// The buffer has another size or type, or frozen parameters would change. In these cases
+    /// nothing has changed.
     pub fn copy_buffer_to_parameters(&self, buffer: &Tensor, trainable_only: bool) -> Result<()> {
         let count = self.get_parameters_size(trainable_only)?;
         ensure!(
@@ -220,6 +223,8 @@ impl Module {
         );
         let elements = buffer.to_vec::<f32>()?;
         let mut shared = self.state.lock();
+        // Two passes: all values are checked before the first is written, so that an error changes
+        // nothing.
         let (mut rest, mut parts) = (elements.as_slice(), Vec::new());
         for name in self.names(&shared, trainable_only) {
             let shape = shared.kept(&name)?.shape.clone();
@@ -234,20 +239,23 @@ impl Module {
         parts.iter().try_for_each(|(name, tensor)| shared.set_value(name, tensor))
     }
 
+    /// The state that the module was created from.
     pub(super) fn state(&self) -> &CheckpointState {
         &self.state
     }
 
+    /// The names of the trained parameters.
     pub(super) fn trained(&self) -> &[String] {
         &self.trained
     }
 
+    /// The names of all parameters, or of the trained ones.
     fn names(&self, shared: &Shared, trainable_only: bool) -> Vec<String> {
         if trainable_only { self.trained.clone() } else { shared.parameters.keys().cloned().collect() }
     }
 
-    /// Writes the model from its inputs to the values `graph_output_names`, with the parameters as
-    /// they are, as ONNX; whole or not at all.
+    /// Writes the model from its inputs to the values `graph_output_names`, with the current
+    /// parameters, as ONNX. The file appears complete or not at all.
     ///
     /// # Errors
     ///
@@ -273,7 +281,7 @@ impl Module {
     }
 }
 
-/// Makes these values the outputs, and leaves out what they do not follow from.
+/// Makes these values the outputs, and removes dead nodes, inputs and constants.
 fn keep_only(graph: &mut Graph, outputs: Vec<ValueId>) {
     let mut needed: BTreeSet<ValueId> = outputs.iter().copied().collect();
     let nodes = std::mem::take(&mut graph.nodes);
@@ -289,18 +297,19 @@ fn keep_only(graph: &mut Graph, outputs: Vec<ValueId>) {
     graph.outputs = outputs;
 }
 
-/// A model and what it says of itself.
+/// Loads a model and its description.
 pub(super) fn load(path: &Path) -> Result<(Model, Description)> {
     let model = Model::load(path)?;
     let described = Description::of(model.info()).within(|| path.display().to_string())?;
     Ok((model, described))
 }
 
+/// The error for an artifact of another kind.
 pub(super) fn is_another(path: &Path, found: &Description, expected: &str) -> ort_core::Error {
     error!(InvalidArgument, "'{}' is {}, expected {expected}", path.display(), found.kind())
 }
 
-/// Refuses a state that is not of this training.
+/// Fails if the state's parameters are not those of this training run.
 fn check_state(shared: &Shared, description: &TrainingDescription) -> Result<()> {
     let expected: BTreeSet<String> = description.all().into_iter().collect();
     let found: BTreeSet<String> = shared.parameters.keys().cloned().collect();
@@ -315,8 +324,8 @@ fn check_state(shared: &Shared, description: &TrainingDescription) -> Result<()>
     Ok(())
 }
 
-/// Gives parameters the tensors that a graph is compiled with. Zeros stand in for tensors that a
-/// nominal checkpoint leaves out.
+/// Gives parameters the tensors that a graph is compiled with. Tensors that a nominal checkpoint
+/// leaves out are zero.
 fn put_parameters(graph: &mut Graph, shared: &Shared, names: Vec<String>) -> Result<()> {
     let tensor = |name: String| {
         let kept = shared.kept(&name)?;
@@ -329,6 +338,7 @@ fn put_parameters(graph: &mut Graph, shared: &Shared, names: Vec<String>) -> Res
     put_in(graph, names.into_iter().map(tensor).collect::<Result<_>>()?)
 }
 
+/// Creates the trainer behind a module.
 fn trainer(
     model: &Model,
     shared: &Shared,
@@ -341,11 +351,12 @@ fn trainer(
     let options = TrainingOptions {
         loss: description.loss.clone(),
         output: Some(description.output.clone()),
-        // Until there is another: it has no states.
+        // A placeholder until [`super::Optimizer`] replaces it: it needs no state.
         optimizer: Optimizer::sgd(),
         trainable: description.trained.clone(),
         additional_outputs: description.additional_outputs.clone(),
-        // Gradients are always summed, over as many batches as the caller likes.
+        // Gradients are always summed, over any number of batches: the trainer must never update by
+        // itself.
         accumulate: usize::MAX,
         memory_limit,
         recompute,
@@ -360,7 +371,8 @@ fn trainer(
     Ok(trainer)
 }
 
-/// The graph of evaluation in a file.
+/// Loads the evaluation graph of a file. Only frozen parameters become constants. The others
+/// change, so they stay inputs.
 fn evaluation(path: &Path, shared: &Shared, description: &TrainingDescription) -> Result<Graph> {
     let (model, described) = load(path)?;
     let Description::Evaluation(own) = &described else {

@@ -1,4 +1,4 @@
-//! Updates of parameters, and learning rates over them.
+//! Parameter updates and learning rate schedules of the on-device training API.
 
 use std::path::Path;
 
@@ -10,23 +10,23 @@ use super::{CheckpointState, Module};
 use crate::artifacts::Description;
 use crate::{Schedule, Trainer};
 
-/// The learning rate that an optimizer begins with.
+/// The initial learning rate of an optimizer.
 const INITIAL_LEARNING_RATE: f32 = 1e-3;
 
-/// Updates the parameters of a [`Module`]. Clones are the same optimizer.
+/// Updates the parameters of a [`Module`]. Clones share the same optimizer.
 #[derive(Clone)]
 pub struct Optimizer {
     state: CheckpointState,
 }
 
 impl Optimizer {
-    /// The optimizer of an optimizer model. Its states are those of the module's checkpoint, where
-    /// that has some, otherwise zeros.
+    /// Creates the optimizer of an optimizer model. Its state comes from the module's checkpoint if
+    /// that has any, and is zero otherwise.
     ///
     /// # Errors
     ///
-    /// The file is no optimizer model or one of another training, the checkpoint has states of
-    /// another optimizer, or the states do not fit into the memory limit.
+    /// The file is not an optimizer model, it belongs to another training run, the checkpoint has
+    /// the state of another optimizer, or the state does not fit into the memory limit.
     pub fn new(optimizer_model: impl AsRef<Path>, module: &Module) -> Result<Optimizer> {
         let path = optimizer_model.as_ref();
         let (_, described) = load(path)?;
@@ -61,8 +61,8 @@ impl Optimizer {
         Ok(Optimizer { state })
     }
 
-    /// Updates the parameters by the sums of gradients since [`Module::lazy_reset_grad`], which
-    /// stay as they are.
+    /// Updates the parameters with the gradients summed since [`Module::lazy_reset_grad`], and
+    /// keeps the sums.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl Optimizer {
         self.state.lock().trainer()?.apply_scaled(1.0)
     }
 
-    /// The learning rate, 0.001 at first.
+    /// Returns the learning rate, which is 0.001 at first.
     pub fn get_learning_rate(&self) -> Result<f32> {
         Ok(self.state.lock().trainer()?.options.learning_rate)
     }
@@ -85,12 +85,13 @@ impl Optimizer {
         self.state.lock().trainer()?.set_learning_rate(learning_rate)
     }
 
+    /// The number of updates so far.
     fn updates(&self) -> Result<u64> {
         Ok(self.state.lock().trainer()?.updates)
     }
 }
 
-/// Puts the states of a checkpoint in place.
+/// Restores the optimizer state of a checkpoint, once.
 fn restore(shared: &mut Shared) -> Result<()> {
     let Some(OptimizerState { updates, learning_rate, tensors, .. }) = shared.optimizer.take() else {
         return Ok(());
@@ -104,8 +105,8 @@ fn restore(shared: &mut Shared) -> Result<()> {
     trainer.set_learning_rate(learning_rate)
 }
 
-/// A learning rate that rises from 0 in a line over `warmup_step_count` updates, and falls in a
-/// line to 0 at `total_step_count`.
+/// A schedule with linear warmup from 0 over `warmup_step_count` updates, then linear decay to 0 at
+/// `total_step_count`.
 #[derive(Clone)]
 pub struct LinearLRScheduler {
     optimizer: Optimizer,
@@ -114,11 +115,11 @@ pub struct LinearLRScheduler {
 }
 
 impl LinearLRScheduler {
-    /// Sets the learning rate of the optimizer's next update, too.
+    /// Creates the scheduler, and sets the learning rate of the optimizer's next update.
     ///
     /// # Errors
     ///
-    /// There are more updates of warm-up than in all, or the rate is below 0 or not finite.
+    /// There are more warmup updates than updates in total, or the rate is below 0 or not finite.
     pub fn new(
         optimizer: &Optimizer,
         warmup_step_count: u64,
@@ -132,7 +133,7 @@ impl LinearLRScheduler {
         Ok(scheduler)
     }
 
-    /// Sets the learning rate of the next update; to be called after each [`Optimizer::step`].
+    /// Sets the learning rate of the next update. Call it after each [`Optimizer::step`].
     pub fn step(&self) -> Result<()> {
         let share = self.schedule.factor(self.optimizer.updates()?);
         self.optimizer.set_learning_rate((f64::from(self.initial_lr) * share) as f32)

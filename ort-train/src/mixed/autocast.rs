@@ -1,9 +1,10 @@
-//! Which operators compute in 16 bits, and the casts that this takes: the lists of PyTorch's
-//! autocast, by ONNX's names.
+//! Autocast: selects the operators that compute in 16 bits and inserts the casts.
 //!
-//! An operator is of one of five kinds ([`kind_of`]). What is not listed computes in float32. So
-//! does what has a kernel or a gradient in float32 only; the counts by operator tell
-//! ([`OperatorPrecision`]).
+//! The lists are those of PyTorch's autocast, under ONNX names.
+//!
+//! An operator has one of five kinds ([`kind_of`]). An operator that is not listed computes in
+//! float32. So does one whose kernel or gradient exists in float32 only. [`OperatorPrecision`]
+//! reports the counts by operator.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,37 +16,37 @@ use ort_core::tensor::Tensor;
 
 use super::MixedPrecision;
 
-/// How many nodes of an operator compute in which type.
+/// The number of nodes of an operator that compute in each type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorPrecision {
     /// The operator.
     pub operator: String,
-    /// Nodes of the forward pass that compute in 16 bits.
+    /// The number of forward nodes that compute in 16 bits.
     pub half: usize,
-    /// Nodes of the forward pass that compute in float32.
+    /// The number of forward nodes that compute in float32.
     pub single: usize,
 }
 
-/// What an operator computes in.
+/// The type that an operator computes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// In 16 bits, whatever its inputs are.
+    /// 16 bits, whatever its inputs are.
     Half,
-    /// In float32, whatever its inputs are.
+    /// float32, whatever its inputs are.
     Single,
-    /// In the widest type of its inputs.
+    /// The widest type of its inputs.
     Widest,
-    /// In float32; what it makes of an input of 16 bits is rounded to these.
+    /// float32, with outputs rounded to 16 bits if an input was computed in 16 bits.
     Around,
-    /// In any: it does not compute with the elements.
+    /// Any type: it does not compute with the elements.
     Any,
 }
 
-/// Products, as `torch.autocast` lists them.
+/// Operators that compute in 16 bits: matmuls and convolutions, as `torch.autocast` lists them.
 const HALF: &[&str] =
     &["MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "PRelu", "Attention", "TrainingAttention"];
 
-/// What follows its inputs.
+/// Operators that compute in the widest type of their inputs.
 const WIDEST: &[&str] = &[
     "Abs",
     "Add",
@@ -100,6 +101,7 @@ const WIDEST: &[&str] = &[
     "Where",
 ];
 
+/// Classifies a node.
 fn kind_of(node: &Node) -> Kind {
     let name = node.spec.name;
     match name {
@@ -112,8 +114,8 @@ fn kind_of(node: &Node) -> Kind {
     }
 }
 
-/// Edits an inferred forward pass; values keep their names and types, those of 16 bits are new ones
-/// beside them. `ends` are values that are read later.
+/// Edits an inferred forward pass. Values keep their names and types. 16-bit versions are new
+/// values. `ends` are values that are read later, and that must exist in float32.
 pub(crate) fn autocast(
     graph: Graph,
     precision: MixedPrecision,
@@ -146,6 +148,7 @@ pub(crate) fn autocast(
             *if is_half { half } else { single } += 1;
         }
     }
+    // The loss reads the ends under their own names, so a cast back may be needed.
     for &end in ends {
         edit.single(end)?;
     }
@@ -157,25 +160,26 @@ pub(crate) fn autocast(
     Ok((edit.builder.graph().clone(), counts.into_iter().map(row).collect()))
 }
 
+/// The state of the rewrite.
 struct Edit {
     builder: GraphBuilder,
     dtype: DType,
     inputs: HashSet<ValueId>,
-    /// What stands for a value in 16 bits.
+    /// The 16-bit version of each value that has one.
     half: HashMap<ValueId, ValueId>,
-    /// Values that there are in 16 bits alone so far.
+    /// Values that so far exist in 16 bits only.
     only_half: HashSet<ValueId>,
-    /// Values that were computed in 16 bits.
+    /// Values that a node computed in 16 bits, as opposed to casts of float32 values.
     made_half: HashSet<ValueId>,
 }
 
 impl Edit {
-    /// Whether a value is of float32 in the graph as it was.
+    /// Whether a value is float32 in the original graph.
     fn is_single(&self, value: ValueId) -> bool {
         self.builder.graph().value(value).ty.dtype() == Some(DType::F32)
     }
 
-    /// Adds a node behind the casts that it needs; returns whether it computes in 16 bits.
+    /// Adds a node after the casts that it needs. Returns whether it computes in 16 bits.
     fn add(&mut self, mut node: Node, products: &HashSet<ValueId>) -> Result<bool> {
         let is_half = match kind_of(&node) {
             Kind::Half => allows(node.spec, self.dtype),
@@ -200,6 +204,7 @@ impl Edit {
                 false => self.single(value)?,
             });
         }
+        // Bodies of control flow are not rewritten, so they capture float32.
         for capture in node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures) {
             capture.outer = self.single(capture.outer)?;
         }
@@ -226,11 +231,13 @@ impl Edit {
         Ok(is_half)
     }
 
+    /// Records that a node computed a value in 16 bits, and in 16 bits only.
     fn note_half(&mut self, value: ValueId) {
         self.only_half.insert(value);
         self.made_half.insert(value);
     }
 
+    /// The float32 inputs whose type decides what the node computes in.
     fn floats_of<'n>(&'n self, node: &'n Node) -> impl Iterator<Item = ValueId> + 'n {
         let inputs = node.inputs.iter().enumerate().filter_map(|(place, input)| input.map(|it| (place, it)));
         inputs
@@ -240,13 +247,14 @@ impl Edit {
             .map(|(_, value)| value)
     }
 
-    /// Whether all inputs are of 16 bits, or do not say in what type to compute: single numbers,
-    /// and what is added to a product as its bias.
+    /// Whether the node's inputs let it compute in 16 bits. At least one must have been computed in
+    /// 16 bits. The others must not decide the type: constants of one element, or a bias that is
+    /// added to the result of a matmul.
     fn is_widest_half(&self, node: &Node, products: &HashSet<ValueId>) -> bool {
         let (half, others): (Vec<ValueId>, Vec<ValueId>) =
             self.floats_of(node).partition(|value| self.made_half.contains(value));
         let is_linear = node.spec.name == "Add" && half.iter().any(|value| products.contains(value));
-        // One over something is among the functions that autocast computes in float32.
+        // Autocast computes reciprocals in float32.
         let inverts = node.spec.name == "Div"
             && node.inputs.first().copied().flatten().is_some_and(|value| others.contains(&value));
         let graph = self.builder.graph();
@@ -259,7 +267,7 @@ impl Edit {
         !half.is_empty() && !inverts && others.iter().all(follows)
     }
 
-    /// Has a node read its inputs in whatever type they are there.
+    /// Makes a node read each input in 16 bits if it exists in 16 bits only, which saves a cast.
     fn read_any(&self, node: &mut Node) {
         for input in node.inputs.iter_mut().flatten() {
             if self.only_half.contains(input)
@@ -270,7 +278,7 @@ impl Edit {
         }
     }
 
-    /// The value in 16 bits.
+    /// Returns the 16-bit version of a value, and adds a cast if there is none.
     fn half(&mut self, value: ValueId) -> Result<ValueId> {
         if let Some(half) = self.half.get(&value) {
             return Ok(*half);
@@ -280,18 +288,20 @@ impl Edit {
         Ok(half)
     }
 
-    /// The value in float32, under its own name.
+    /// Makes sure that a value exists in float32 under its own name.
     fn single(&mut self, value: ValueId) -> Result<ValueId> {
         if self.only_half.remove(&value)
             && let Some(&half) = self.half.get(&value)
         {
             let made = self.cast(half, DType::F32)?;
+            // The cast writes the original value, so that later readers need no redirection.
             let last = self.builder.graph_mut().nodes.last_mut().and_then(|node| node.outputs.first_mut());
             last.into_iter().filter(|output| **output == Some(made)).for_each(|output| *output = Some(value));
         }
         Ok(value)
     }
 
+    /// Adds a cast.
     fn cast(&mut self, value: ValueId, to: DType) -> Result<ValueId> {
         let cast =
             self.builder.node("Cast", &[value], &[("to", Attribute::Int(i64::from(to.onnx_code())))])?;
@@ -300,6 +310,7 @@ impl Edit {
         Ok(cast)
     }
 
+    /// Adds a value that replaces another in the new type.
     fn stand_in(&mut self, value: ValueId, what: &str, dtype: DType) -> ValueId {
         let info = self.builder.graph().value(value);
         let (name, ty) = (format!("{}.{what}", info.name), retyped(&info.ty, dtype));
@@ -307,15 +318,17 @@ impl Edit {
     }
 }
 
+/// The type with other elements and the same shape.
 fn retyped(ty: &ValueType, dtype: DType) -> ValueType {
     ValueType::tensor(dtype, ty.shape().map(<[_]>::to_vec))
 }
 
+/// The rank of a value. An unknown rank compares unequal to every rank.
 fn rank(graph: &Graph, value: ValueId) -> usize {
     graph.value(value).ty.shape().map_or(usize::MAX, <[_]>::len)
 }
 
-/// Whether a number is one in 16 bits, too.
+/// Whether no finite element overflows in 16 bits.
 fn fits(number: &Tensor, dtype: DType) -> bool {
     let largest = if dtype == DType::F16 { 65504.0 } else { f32::MAX };
     number
@@ -323,19 +336,20 @@ fn fits(number: &Tensor, dtype: DType) -> bool {
         .is_ok_and(|numbers| numbers.iter().all(|number| number.is_infinite() || number.abs() <= largest))
 }
 
+/// The formal parameter at a position. The last one may be variadic.
 fn param_at(params: &'static [Param], place: usize) -> Option<&'static Param> {
     let variadic = params.last().filter(|last| matches!(last.arity, Arity::Variadic { .. }));
     params.get(place).or(variadic)
 }
 
-/// Whether the value at a place has the type that the operator computes in: that of its first
-/// output.
+/// Whether the value at a position has the type that the operator computes in, which is that of its
+/// first output.
 fn is_element(spec: &OpSpec, params: &'static [Param], place: usize) -> bool {
     let first = spec.outputs.first().map(|param| param.ty);
     first.is_some() && param_at(params, place).map(|param| param.ty) == first
 }
 
-/// Whether an operator may compute in this type.
+/// Whether the operator's type constraints allow it to compute in this type.
 fn allows(spec: &OpSpec, dtype: DType) -> bool {
     let first = spec.outputs.first().map(|param| param.ty);
     spec.types.iter().any(|var| Some(var.name) == first && var.types.tensor.contains(dtype))

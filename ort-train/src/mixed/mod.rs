@@ -1,10 +1,10 @@
-//! Mixed precision: forward and backward passes partly in 16 bits, from parameters and states in
-//! float32.
+//! Mixed precision training: 16-bit compute with float32 parameters and optimizer state.
 //!
-//! The forward pass is edited before the loss is added ([`mod@autocast`]): products read casts of
-//! the parameters, and what they make stays in 16 bits as long as operators allow. The backward
-//! pass follows from that. Where the smallest gradients would be lost, the loss is multiplied by a
-//! scale before it is differentiated, and gradients are divided by it in the update ([`scaler`]).
+//! The forward pass is edited before the loss is added ([`mod@autocast`]): matmuls read 16-bit
+//! casts of the parameters, and their results stay in 16 bits for as long as the operators allow.
+//! Differentiation then derives a backward pass in the same types. Small gradients would underflow
+//! in float16. So the loss is multiplied by a scale before it is differentiated, and the update
+//! divides the gradients by it ([`scaler`]).
 
 mod autocast;
 mod recast;
@@ -18,20 +18,18 @@ pub(crate) use recast::recast;
 pub(crate) use scaler::LossScaler;
 use serde::{Deserialize, Serialize};
 
-/// The type of 16 bits that products are computed in. Parameters, the optimizer's states and the
-/// loss stay in float32.
+/// The 16-bit type of matmuls. Parameters, optimizer state and the loss stay in float32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixedPrecision {
-    /// bfloat16: the range of float32 with 8 bits of precision. It needs no loss scale.
+    /// bfloat16: the exponent range of float32 with 8 bits of precision. It needs no loss scaling.
     Bf16,
-    /// float16: 11 bits of precision, and numbers up to 65504 only, so that gradients need a loss
-    /// scale.
+    /// float16: 11 bits of precision, but no numbers above 65504, so gradients need loss scaling.
     Fp16,
 }
 
 impl MixedPrecision {
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(self) -> DType {
         match self {
             MixedPrecision::Bf16 => DType::BF16,
@@ -40,28 +38,28 @@ impl MixedPrecision {
     }
 }
 
-/// What the loss is multiplied by before it is differentiated. An update by gradients that are not
-/// finite is left out.
+/// Loss scaling: the loss is multiplied by a scale before it is differentiated. An update whose
+/// gradients are not finite is skipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
-    /// The same throughout.
+    /// A constant scale.
     Constant(f32),
-    /// A scale that falls when gradients overflow and grows when they have not for a while, as
-    /// PyTorch's `GradScaler` has it.
+    /// Dynamic loss scaling as in PyTorch's `GradScaler`: the scale falls when gradients overflow,
+    /// and grows after a while without overflow.
     Dynamic {
         /// The scale of the first step.
         initial: f32,
-        /// What it is multiplied by after `growth_interval` updates in a row, above 1.
+        /// The factor after `growth_interval` updates in a row, above 1.
         growth_factor: f32,
-        /// What it is multiplied by after an update that was left out, above 0 and below 1.
+        /// The factor after a skipped update, above 0 and below 1.
         backoff_factor: f32,
-        /// How many updates in a row make it grow.
+        /// The number of updates in a row after which the scale grows.
         growth_interval: u32,
     },
 }
 
 impl LossScale {
-    /// The scale with the numbers that PyTorch's `GradScaler` has by default.
+    /// Returns dynamic loss scaling with the defaults of PyTorch's `GradScaler`.
     pub fn dynamic() -> LossScale {
         LossScale::Dynamic {
             initial: 65536.0,
@@ -71,13 +69,15 @@ impl LossScale {
         }
     }
 
-    /// The scale of the first step.
+    /// Returns the scale of the first step.
     pub(crate) fn initial(self) -> f32 {
         match self {
             LossScale::Constant(scale) | LossScale::Dynamic { initial: scale, .. } => scale,
         }
     }
 
+    /// Checks that the scale and its reciprocal are normal numbers and that the factors have the
+    /// right direction.
     pub(crate) fn check(self) -> Result<()> {
         let scale = self.initial();
         ensure!(

@@ -1,14 +1,16 @@
-//! Casts that the backward pass makes anew instead of keeping what they made for the forward pass.
+//! Cast rematerialization: the backward pass repeats casts instead of keeping their results.
 
 use std::collections::{HashMap, HashSet};
 
 use ort_core::ir::{Graph, Node, ValueId};
 
-/// The graph of a step, whose first output is the loss, with a second cast before its backward
-/// readers wherever what is cast is there anyway (a parameter, or a value that the backward pass
-/// reads itself) or is narrower than what the cast makes. The bits are the same, and less is kept.
+/// Adds a second cast before the backward readers of a cast's result, if the cast's input stays
+/// alive anyway or is narrower than the result. An input stays alive if it is a parameter, a
+/// constant, or a value that the backward pass reads itself. The bits are the same, and less memory
+/// is kept. The first output of the graph must be the loss.
 pub(crate) fn recast(mut graph: Graph) -> Graph {
     let Some(&loss) = graph.outputs.first() else { return graph };
+    // A node is forward if the loss depends on it, and backward otherwise.
     let forward = ancestors(&graph, loss);
     let backward = |index: &usize| !forward.contains(index);
     let read: HashSet<ValueId> = (0..graph.nodes.len())
@@ -46,8 +48,8 @@ pub(crate) fn recast(mut graph: Graph) -> Graph {
     graph
 }
 
-/// Adds the clone of the cast that makes `value`, where there is to be one and is none, behind that
-/// of its own input.
+/// Adds the clone of the cast that produces `value`, if it is to be repeated and has no clone yet.
+/// If the cast's input comes from another repeated cast, its clone is added first.
 fn add_clone(
     graph: &mut Graph,
     again: &HashMap<ValueId, Node>,
@@ -61,6 +63,7 @@ fn add_clone(
         chain.push((value, node));
         next = node.inputs.first().copied().flatten();
     }
+    // Innermost cast first: each clone reads the clone before it.
     for (value, node) in chain.into_iter().rev() {
         let mut node = node.clone();
         node.name = format!("{}_again", node.name).into();
@@ -75,12 +78,13 @@ fn add_clone(
     }
 }
 
+/// Whether elements of `one` have fewer bits than those of `other`.
 fn is_narrower(graph: &Graph, one: ValueId, other: ValueId) -> bool {
     let bits = |value: ValueId| graph.value(value).ty.dtype().and_then(|dtype| dtype.bits());
     matches!((bits(one), bits(other)), (Some(one), Some(other)) if one < other)
 }
 
-/// The places of the nodes that compute a value.
+/// Returns the indices of the nodes that a value depends on.
 fn ancestors(graph: &Graph, value: ValueId) -> HashSet<usize> {
     let producers = graph.producers();
     let (mut found, mut work) = (HashSet::new(), vec![value]);

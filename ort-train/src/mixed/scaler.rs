@@ -1,26 +1,28 @@
-//! The loss scale from update to update.
+//! Loss scaler: adapts the loss scale from update to update.
 
 use serde::{Deserialize, Serialize};
 
 use super::LossScale;
 
-/// A loss scale and what its changes follow from.
+/// The current loss scale and the counters that change it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LossScaler {
-    /// What the loss is multiplied by.
+    /// The factor on the loss.
     pub(crate) scale: f32,
-    /// Updates in a row since the scale changed last.
+    /// The number of updates in a row since the scale last changed.
     in_a_row: u32,
-    /// Updates that were left out.
+    /// The number of skipped updates.
     pub(crate) skipped: u64,
 }
 
 impl LossScaler {
+    /// Starts at the initial scale.
     pub(crate) fn new(rule: LossScale) -> LossScaler {
         LossScaler { scale: rule.initial(), in_a_row: 0, skipped: 0 }
     }
 
-    /// After an update, or one that was left out as gradients were not finite.
+    /// Adapts the scale after an update, or after one that was skipped because gradients were not
+    /// finite.
     pub(crate) fn follow(&mut self, rule: LossScale, is_updated: bool) {
         self.skipped += u64::from(!is_updated);
         let LossScale::Dynamic { growth_factor, backoff_factor, growth_interval, .. } = rule else { return };
@@ -35,7 +37,8 @@ impl LossScaler {
             }
         };
         self.in_a_row = 0;
-        // A scale whose reciprocal is no normal number would change the gradients.
+        // The update multiplies gradients by the reciprocal, so a subnormal or infinite one would
+        // change them.
         if scale.is_normal() && (1.0 / scale).is_normal() {
             self.scale = scale;
         }
@@ -46,7 +49,7 @@ impl LossScaler {
 mod tests {
     use super::*;
 
-    /// The scales that PyTorch 2.4.1's `GradScaler` goes through with the same numbers and the same
+    /// The expected scales are those of PyTorch 2.4.1's `GradScaler` with the same parameters and
     /// overflows.
     #[test]
     fn as_grad_scaler_has_it() {

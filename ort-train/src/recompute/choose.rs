@@ -1,11 +1,12 @@
-//! Rematerialization search: which stashed values to drop, so that a step fits its memory target at
-//! the least extra time.
+//! Rematerialization search: selects the stashed values to drop.
 //!
-//! It is a local search over sets of blocks with several starting points. One keeps everything. The
-//! others follow from cuts of the forward pass: between two cuts everything is recomputed from what
-//! crosses the first (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). From each
-//! start blocks are dropped or kept, the most bytes saved per second first, until the simulated
-//! peak meets the target. Then blocks that need not be dropped are kept again.
+//! The goal is to fit the memory target with the least extra time. This is a local search over sets
+//! of blocks with several starting points. One keeps everything. The others follow from cuts of the
+//! forward pass: between two cuts, everything is recomputed from what crosses the first (Chen et
+//! al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+//!
+//! From each start, blocks are dropped or kept, in the order of bytes saved per second, until the
+//! simulated peak meets the target. Then blocks that need not be dropped are kept again.
 
 #![allow(
     clippy::indexing_slicing,
@@ -15,7 +16,7 @@
 use super::joint::Joint;
 use super::simulation::Outcome;
 
-/// The blocks that are computed again.
+/// A set of blocks to recompute, with its simulated cost.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     pub(crate) dropped: Vec<bool>,
@@ -23,14 +24,15 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
+    /// Simulates a choice.
     pub(crate) fn of(joint: &Joint<'_>, dropped: Vec<bool>, target: u64) -> Choice {
         let outcome = joint.outcome(&dropped, target);
         Choice { dropped, outcome }
     }
 }
 
-/// The choice of the least extra time whose simulated peak is at most `target` bytes. If none was
-/// found, the one that exceeds it the least.
+/// Returns the fastest choice whose simulated peak is at most `target` bytes. If there is none,
+/// returns the one that exceeds the target least.
 pub(crate) fn cheapest(joint: &Joint<'_>, target: u64) -> Option<Choice> {
     let beginnings = beginnings(joint).into_iter();
     let found: Vec<Choice> =
@@ -41,12 +43,12 @@ pub(crate) fn cheapest(joint: &Joint<'_>, target: u64) -> Option<Choice> {
     cheapest.or_else(|| found.iter().min_by_key(beyond)).cloned()
 }
 
-/// The choice of the lowest simulated peak that was found.
+/// Returns the choice with the lowest simulated peak that the search finds.
 pub(crate) fn least(joint: &Joint<'_>) -> Choice {
     let all = beginnings(joint).into_iter().map(|dropped| Choice::of(joint, dropped, 0));
     let mut best =
         all.min_by_key(|choice| choice.outcome.peak).unwrap_or_else(|| Choice::of(joint, none(joint), 0));
-    // Each round asks for a little less than was reached.
+    // Each round asks for 2 % less than the last one reached.
     loop {
         let target = best.outcome.peak - best.outcome.peak / 50;
         match cheapest(joint, target) {
@@ -56,16 +58,17 @@ pub(crate) fn least(joint: &Joint<'_>) -> Choice {
     }
 }
 
-/// Everything dropped but what crosses from layer to layer.
+/// Returns the choice that drops everything except what crosses from layer to layer.
 pub(crate) fn between_cuts(joint: &Joint<'_>) -> Choice {
     Choice::of(joint, between(joint, &cuts(joint)), 0)
 }
 
+/// The empty choice.
 fn none(joint: &Joint<'_>) -> Vec<bool> {
     vec![false; joint.maker.len()]
 }
 
-/// Nothing dropped, and everything between cuts at several distances.
+/// The starting points: nothing dropped, and everything between cuts at several distances.
 fn beginnings(joint: &Joint<'_>) -> Vec<Vec<bool>> {
     let mut all = vec![none(joint)];
     let cuts = cuts(joint);
@@ -78,11 +81,11 @@ fn beginnings(joint: &Joint<'_>) -> Vec<Vec<bool>> {
     all
 }
 
-/// The places in the forward pass, by step, before which few bytes cross that later forward steps
-/// read.
+/// The cuts of the forward pass, as steps before which few bytes cross that later forward steps
+/// read. A cut is a local minimum of the crossing bytes, and at most their median.
 pub(super) fn cuts(joint: &Joint<'_>) -> Vec<usize> {
     let crossing = crossing(joint);
-    // Copies between memories are many and take nothing: what is usual is what is usual of nodes.
+    // The median is over nodes only. Transfers between memories are many and allocate nothing.
     let is_node = |step: &usize| joint.is_forward[*step] && joint.steps[*step].node.is_some();
     let steps: Vec<usize> = (0..joint.steps.len()).filter(is_node).collect();
     let at: Vec<u64> = steps.iter().map(|step| crossing[*step]).collect();
@@ -99,7 +102,8 @@ pub(super) fn cuts(joint: &Joint<'_>) -> Vec<usize> {
         let is_low = at[index] <= middle
             && at.get(index.wrapping_sub(1)).is_none_or(|earlier| *earlier >= at[index])
             && at.get(index + 1).is_none_or(|later| *later >= at[index]);
-        // A segment is worth a cut that is small beside what it keeps.
+        // A segment needs a cut only if it keeps much more than what crosses the cut, and a
+        // noticeable share of all stashed bytes.
         if is_low && at[index] > 0 && before >= 2 * at[index] && before >= all / 64 {
             cuts.push(step);
             since = 0;
@@ -108,13 +112,14 @@ pub(super) fn cuts(joint: &Joint<'_>) -> Vec<usize> {
     cuts
 }
 
-/// For each step, the droppable bytes that earlier forward steps made and this or later forward
-/// steps read.
+/// For each step, the droppable bytes that earlier forward steps produced and that this or later
+/// forward steps read.
 fn crossing(joint: &Joint<'_>) -> Vec<u64> {
     let mut last = vec![None; joint.maker.len()];
     for (index, step) in joint.steps.iter().enumerate().filter(|(index, _)| joint.is_forward[*index]) {
         step.reads.iter().for_each(|block| last[*block] = Some(index));
     }
+    // A difference array over steps: its prefix sums are the crossing bytes.
     let mut change = vec![0i64; joint.steps.len() + 1];
     for (block, last) in last.iter().enumerate() {
         if let (Some(made), Some(last)) = (joint.maker[block], last)
@@ -133,7 +138,7 @@ fn crossing(joint: &Joint<'_>) -> Vec<u64> {
     running.collect()
 }
 
-/// Everything dropped but what crosses one of the cuts.
+/// Drops everything except what crosses one of the cuts.
 fn between(joint: &Joint<'_>, cuts: &[usize]) -> Vec<bool> {
     let mut dropped = joint.droppable.clone();
     let mut last = vec![0; joint.maker.len()];
@@ -147,34 +152,35 @@ fn between(joint: &Joint<'_>, cuts: &[usize]) -> Vec<bool> {
     dropped
 }
 
-/// Changes what is dropped until the target is met, then takes back what need not be dropped.
+/// Toggles blocks until the target is met, then keeps blocks that need not be dropped.
 fn improve(joint: &Joint<'_>, begin: Choice, target: u64) -> Choice {
     let mut choice = change_more(joint, begin, target);
     take_back(joint, &mut choice, target);
     choice
 }
 
-/// How many bytes beyond the target, over all steps, a second of recomputation saves.
+/// The excess bytes, summed over all steps, that a second of recomputation saves.
 fn worth(before: &Outcome, after: &Outcome) -> f64 {
+    // The lower bound on time keeps a free change from a division by zero.
     (before.excess - after.excess) / (after.seconds - before.seconds).max(1e-7)
 }
 
-/// The most blocks that a search changes one by one. Each trial simulates the whole step, so the
-/// search would be quadratic in the size of the model without a bound.
+/// The most blocks that a search toggles one by one. Each trial simulates the whole step, so
+/// without a bound the search would be quadratic in the size of the model.
 const MOST_ALONE: usize = 512;
 
-/// The most units of a search over more than [`MOST_ALONE`] blocks. They are fewer, because each
-/// trial takes longer.
+/// The number of units in a search over more than [`MOST_ALONE`] blocks. It is smaller, because
+/// each trial takes longer.
 const UNITS: usize = 128;
 
-/// The most blocks of a unit. Each is alone if they are few.
+/// The number of blocks per unit. If there are few blocks, each is a unit.
 fn unit_size(blocks: usize) -> usize {
     if blocks <= MOST_ALONE { 1 } else { blocks.div_ceil(UNITS) }
 }
 
-/// The blocks that may change, in units. Blocks that share a unit save about the same bytes per
-/// second of recomputation, and all are dropped or all are kept. The sort is stable, so that blocks
-/// with equal rates stay in model order.
+/// Groups the blocks that may be toggled into units. The blocks of a unit save about the same bytes
+/// per second of recomputation, and are either all dropped or all kept. The sort is stable, so that
+/// blocks with equal rates stay in model order.
 fn changing_units(joint: &Joint<'_>, dropped: &[bool]) -> Vec<Vec<usize>> {
     let candidates =
         (0..joint.maker.len()).filter(|block| joint.droppable[*block] && joint.bytes[*block] > 0);
@@ -200,10 +206,10 @@ fn change(dropped: &mut [bool], unit: &[usize]) {
     unit.iter().for_each(|block| dropped[*block] ^= true);
 }
 
-/// Toggles one unit after the other until the target is met. Keeping a dropped unit may help, too:
-/// recomputation from far back keeps everything on the way alive. What a change is worth falls as
-/// others are made, so only the best of the last ranking are tried again (Minoux 1978, accelerated
-/// greedy). Each unit changes at most once.
+/// Toggles one unit after the other until the target is met. Keeping a dropped unit may help as
+/// well, because recomputation from far back keeps everything on the way alive. The gain of a
+/// change falls as others are made, so only the best of the last ranking are tried again (Minoux
+/// 1978, accelerated greedy). Each unit is toggled at most once.
 fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
     let units = changing_units(joint, &choice.dropped).into_iter();
     let mut queue: Vec<(f64, Vec<usize>)> = units.map(|unit| (f64::INFINITY, unit)).collect();
@@ -211,6 +217,7 @@ fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
         let mut best: Option<(f64, usize, Outcome)> = None;
         queue.sort_by(|one, other| other.0.total_cmp(&one.0));
         for (place, entry) in queue.iter_mut().enumerate() {
+            // The old gain is taken as an upper bound, so no later entry can be better.
             if best.as_ref().is_some_and(|(worth, ..)| *worth >= entry.0) {
                 break;
             }
@@ -230,11 +237,10 @@ fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
     choice
 }
 
-/// Keeps units again, the slowest to recompute first. Undoes what raises the peak beyond the
-/// target, or further if it is beyond already, and what adds bytes beyond the target or time.
+/// Keeps units again, the slowest to recompute first. A change is undone if it raises the peak
+/// above the target (or further above it), adds excess bytes, or adds time.
 fn take_back(joint: &Joint<'_>, choice: &mut Choice, target: u64) {
-    // What some step needs in any case may be beyond the target; the others stay as far below it as
-    // they are.
+    // If the target is out of reach, the peak that was reached is the bound.
     let reached = choice.outcome.peak.max(target);
     let mut dropped: Vec<usize> = (0..choice.dropped.len()).filter(|block| choice.dropped[*block]).collect();
     let time = |block: &usize| joint.maker[*block].map_or(0.0, |maker| joint.seconds[maker]);

@@ -1,6 +1,7 @@
-//! Recomputable subgraphs by what they are made of, as ONNX Runtime's memory optimizer names them:
-//! `FusedMatMul+Add+Softmax+` is the operators in the order in which they run. A request switches
-//! the first so many subgraphs of a name on.
+//! Recomputable subgraphs, clustered by their operators as in ONNX Runtime's memory optimizer.
+//!
+//! The name `FusedMatMul+Add+Softmax+` lists the operators in execution order. A request enables
+//! the first N subgraphs of a name.
 
 #![allow(
     clippy::indexing_slicing,
@@ -18,18 +19,19 @@ use ort_core::{Error, Result, Within, advise, ensure, error};
 
 use super::joint::Joint;
 
-/// How a subgraph is computed again.
+/// The strategy of recomputing a subgraph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Strategy {
-    /// Not at all (0).
+    /// No recomputation (0).
     Disabled,
-    /// From what is kept for the backward pass anyway (1).
+    /// From values that are kept for the backward pass anyway (1).
     Recompute,
-    /// From the input of a `Cast` that makes elements larger, which is kept instead (2).
+    /// From the input of a widening `Cast`, which is kept instead (2).
     Compromised,
 }
 
 impl Strategy {
+    /// The number in a configuration.
     pub(super) fn number(self) -> u8 {
         match self {
             Strategy::Disabled => 0,
@@ -44,16 +46,15 @@ impl Strategy {
 pub struct PlanRequest {
     /// The operators, each followed by `+`.
     pub cluster: String,
-    /// How.
+    /// The strategy.
     pub strategy: Strategy,
-    /// How many subgraphs, the first ones in the order in which they run; all without a number
-    /// (-1).
+    /// The number of subgraphs, in execution order. `None` stands for all of them (-1).
     pub count: Option<usize>,
 }
 
 impl PlanRequest {
-    /// Reads a configuration file: a JSON array of strings, each with one entry or several between
-    /// commas.
+    /// Reads a configuration file: a JSON array of strings, each with one or more comma-separated
+    /// entries.
     pub fn read(path: impl AsRef<Path>) -> Result<Vec<PlanRequest>> {
         let path = path.as_ref();
         let place = || format!("memory optimizer configuration '{}'", path.display());
@@ -69,7 +70,7 @@ impl PlanRequest {
         Ok(lists.collect::<Result<Vec<_>>>().within(place)?.concat())
     }
 
-    /// Entries between commas.
+    /// Parses comma-separated entries.
     ///
     /// ```
     /// use ort_train::{PlanRequest, Strategy};
@@ -109,20 +110,21 @@ impl FromStr for PlanRequest {
     }
 }
 
-/// A row of the table of what may be computed again.
+/// A row of the recomputation table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanRow {
     /// The operators, each followed by `+`.
     pub cluster: String,
-    /// How it is computed again.
+    /// The strategy.
     pub strategy: Strategy,
-    /// Whether it is switched on.
+    /// Whether it is enabled.
     pub is_on: bool,
-    /// How many subgraphs there are.
+    /// The number of subgraphs.
     pub frequency: usize,
-    /// By how many bytes the peak falls with all of them alone, as the simulation has it.
+    /// The bytes by which the simulated peak falls if all of these subgraphs, and no others, are
+    /// recomputed.
     pub max_saving: u64,
-    /// The bytes that are not kept, over the model's symbolic sizes.
+    /// The bytes that are no longer kept, as a formula of the model's symbolic dimensions.
     pub symbolic_saving: String,
 }
 
@@ -132,15 +134,15 @@ impl Display for PlanRow {
     }
 }
 
-/// The subgraphs of one name and strategy, in the order in which they run.
+/// The subgraphs of one name and strategy, in execution order.
 pub(crate) struct Cluster {
-    /// The step that each is for, and the blocks that it drops.
+    /// The step whose outputs each recomputes, and the blocks that it drops.
     pub(crate) subgraphs: Vec<(usize, BTreeSet<usize>)>,
-    /// The bytes that are not kept.
+    /// The bytes that are no longer kept.
     symbolic: Dim,
 }
 
-/// All recomputable subgraphs, by name and strategy, in the order of the first of each.
+/// Finds all recomputable subgraphs, by name and strategy, in the order of first occurrence.
 pub(crate) fn clusters(joint: &Joint<'_>) -> IndexMap<(String, Strategy), Cluster> {
     let mut found: IndexMap<(String, Strategy), Cluster> = IndexMap::new();
     let forward_steps = joint.forward_steps();
@@ -167,8 +169,8 @@ pub(crate) fn clusters(joint: &Joint<'_>) -> IndexMap<(String, Strategy), Cluste
     found
 }
 
-/// The blocks that are computed again together with those of the entry: up to what is kept for the
-/// backward pass anyway.
+/// Returns the blocks that are recomputed together with those of the entry, back to what is kept
+/// for the backward pass anyway. Returns `None` if a block on the way cannot be recomputed.
 fn subgraph(joint: &Joint<'_>, entry: &[usize], strategy: Strategy) -> Option<BTreeSet<usize>> {
     let mut blocks: BTreeSet<usize> = entry.iter().copied().collect();
     let mut work: Vec<usize> = entry.to_vec();
@@ -189,11 +191,11 @@ fn subgraph(joint: &Joint<'_>, entry: &[usize], strategy: Strategy) -> Option<BT
             work.push(read);
         }
     }
-    // Without such a cast the compromise is the other plan.
+    // Without a widening cast, the compromise would be the same plan as `Recompute`.
     (strategy == Strategy::Recompute || stopped).then_some(blocks)
 }
 
-/// Whether a step is a cast to larger elements.
+/// Whether a step is a cast to wider elements.
 fn widens(joint: &Joint<'_>, step: usize) -> bool {
     let parts = &joint.steps[step];
     let node = parts.node.and_then(|node| joint.graph.nodes.get(node));
@@ -202,14 +204,14 @@ fn widens(joint: &Joint<'_>, step: usize) -> bool {
     node.is_some_and(|node| node.spec.name == "Cast") && read < made
 }
 
-/// The operators of a subgraph in the order in which they run.
+/// Returns the operators of a subgraph in execution order.
 fn name_of(joint: &Joint<'_>, forward_steps: &[Vec<usize>], blocks: &BTreeSet<usize>) -> String {
     let steps: BTreeSet<usize> = blocks.iter().flat_map(|block| &forward_steps[*block]).copied().collect();
     let nodes = steps.iter().filter_map(|step| joint.graph.nodes.get(joint.steps[*step].node?));
     nodes.map(|node| format!("{}+", node.spec.name)).collect()
 }
 
-/// The bytes of a block over symbolic sizes.
+/// Returns the bytes of a block as a formula of the symbolic dimensions.
 fn bytes_of(joint: &Joint<'_>, block: usize) -> Dim {
     let value = || {
         let step = &joint.steps[joint.maker[block]?];
@@ -224,9 +226,11 @@ fn bytes_of(joint: &Joint<'_>, block: usize) -> Dim {
     known().unwrap_or_else(|| Dim::constant(joint.bytes[block] as i64))
 }
 
-/// The blocks that are dropped as requested.
+/// Returns the blocks that the requests drop.
 ///
-/// Errors: a request names no subgraph of the graph; the nearest is named.
+/// # Errors
+///
+/// A request names no subgraph of the graph. The error suggests the nearest name.
 pub(crate) fn requested(joint: &Joint<'_>, requests: &[PlanRequest]) -> Result<Vec<bool>> {
     let known = clusters(joint);
     let mut last: IndexMap<(&str, Strategy), Option<usize>> = IndexMap::new();
@@ -244,7 +248,7 @@ pub(crate) fn requested(joint: &Joint<'_>, requests: &[PlanRequest]) -> Result<V
             request.cluster,
             request.strategy.number()
         );
-        // The last entry for a cluster counts.
+        // The last entry for a cluster wins.
         last.retain(|(name, _), _| *name != request.cluster);
         last.insert((&request.cluster, request.strategy), request.count);
     }
@@ -257,7 +261,7 @@ pub(crate) fn requested(joint: &Joint<'_>, requests: &[PlanRequest]) -> Result<V
     Ok(dropped)
 }
 
-/// The table: what may be computed again, the largest saving first.
+/// Returns the recomputation table, with the largest saving first.
 pub(crate) fn rows(joint: &Joint<'_>, dropped: &[bool]) -> Vec<PlanRow> {
     let before = joint.outcome(&vec![false; joint.maker.len()], 0).peak;
     let row = |((cluster, strategy), found): ((String, Strategy), Cluster)| {

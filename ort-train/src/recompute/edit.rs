@@ -1,4 +1,7 @@
-//! A training graph with clones of forward nodes, which backward nodes read.
+//! Recomputation rewrite: adds clones of forward nodes for backward nodes to read.
+//!
+//! Each clone is placed right before the first backward node that needs it, so that its result
+//! lives as briefly as possible.
 
 #![allow(
     clippy::indexing_slicing,
@@ -11,8 +14,10 @@ use ort_core::ir::{Graph, Node, ValueId};
 
 use super::joint::Joint;
 
-/// The graph with the dropped blocks computed again before the backward nodes that read them.
+/// Returns the graph in which the dropped blocks are recomputed before the backward nodes that read
+/// them.
 pub(crate) fn recomputed(joint: &Joint<'_>, dropped: &[bool]) -> Graph {
+    // A view belongs to the block of its base, so it is recomputed together with it.
     let mut block_of: HashMap<ValueId, usize> = HashMap::new();
     for step in &joint.steps {
         let Some(node) = step.node.and_then(|node| joint.graph.nodes.get(node)) else { continue };
@@ -38,17 +43,18 @@ pub(crate) fn recomputed(joint: &Joint<'_>, dropped: &[bool]) -> Graph {
     edit.graph
 }
 
+/// The state of the rewrite.
 struct Edit<'a> {
-    /// The node that makes each value that is computed again.
+    /// The producer of each value that is recomputed.
     makers: HashMap<ValueId, usize>,
     nodes: &'a [Node],
-    /// What stands for a value in the backward pass.
+    /// The clone of each value that has one.
     clones: HashMap<ValueId, ValueId>,
     graph: Graph,
 }
 
 impl Edit<'_> {
-    /// Has a node read clones, which are added before it.
+    /// Makes a node read clones, which are added before it.
     fn read_clones(&mut self, node: &mut Node) {
         let wanted: Vec<ValueId> = node.reads().filter(|value| self.makers.contains_key(value)).collect();
         for value in wanted {
@@ -64,7 +70,8 @@ impl Edit<'_> {
         captures.for_each(|capture| now(&mut capture.outer));
     }
 
-    /// Adds the clone of the node that makes a value, behind those that it needs itself.
+    /// Adds the clone of a value's producer, after the clones that it needs itself. The search is
+    /// iterative, because chains of clones may be as long as the model.
     fn add_clone(&mut self, value: ValueId) {
         let mut stack = vec![(value, false)];
         while let Some((value, ready)) = stack.pop() {
@@ -90,7 +97,7 @@ impl Edit<'_> {
             };
             node.inputs.iter_mut().flatten().for_each(now);
             for (position, output) in node.outputs.iter_mut().enumerate() {
-                // What is kept is not made again, but no node is without its first output.
+                // Outputs that are kept need no clone, but every node must have its first output.
                 *output =
                     output.filter(|output| position == 0 || self.makers.contains_key(output)).map(|output| {
                         let info = self.graph.value(output).clone();

@@ -1,5 +1,6 @@
-//! The joint forward and backward graph of a training step as the memory planner sees it: steps,
-//! blocks, and which blocks may be recomputed.
+//! The joint forward and backward graph as the memory planner sees it.
+//!
+//! It has the steps and blocks of a plan, and says which blocks may be recomputed.
 
 #![allow(
     clippy::indexing_slicing,
@@ -15,22 +16,22 @@ use ort_core::spec::Traits;
 use super::seconds::seconds_of;
 use super::simulation::{Outcome, Simulation};
 
-/// A training graph as memory sees it, at one binding of its sizes.
+/// A training graph with its memory footprint, for one binding of its symbolic dimensions.
 pub(crate) struct Joint<'g> {
     pub(crate) graph: &'g Graph,
     pub(crate) steps: Vec<LiveStep>,
     /// Whether each step is part of the forward pass and the loss.
     pub(crate) is_forward: Vec<bool>,
-    /// The step that makes each block.
+    /// The step that produces each block.
     pub(crate) maker: Vec<Option<usize>>,
     /// The bytes of each block.
     pub(crate) bytes: Vec<u64>,
-    /// About how long each step takes.
+    /// The estimated time of each step.
     pub(crate) seconds: Vec<f64>,
-    /// The blocks that may be computed again, which forward steps make and backward steps read or
-    /// would read.
+    /// Whether each block may be recomputed: a forward step that gives the same bits again produces
+    /// it.
     pub(crate) droppable: Vec<bool>,
-    /// Those of them that backward steps read.
+    /// The droppable blocks that backward steps read.
     pub(crate) stashed: Vec<usize>,
     /// Whether each block is in `stashed`.
     pub(crate) is_stashed: Vec<bool>,
@@ -38,8 +39,7 @@ pub(crate) struct Joint<'g> {
 }
 
 impl<'g> Joint<'g> {
-    /// The graph whose steps these are, of which `loss` is the output that the forward pass ends
-    /// in.
+    /// Analyzes a graph with these steps. `loss` is the output that the forward pass ends in.
     pub(crate) fn new(
         graph: &'g Graph,
         steps: Vec<LiveStep>,
@@ -54,7 +54,7 @@ impl<'g> Joint<'g> {
         let (mut maker, mut bytes) = (vec![None; count], vec![0; count]);
         let mut droppable = vec![false; count];
         for (index, step) in steps.iter().enumerate() {
-            // A copy to another memory is part of what makes the value.
+            // A transfer to another memory belongs to the pass that produced the value.
             let of_forward = |block: &usize| maker[*block].is_none_or(|maker: usize| is_forward[maker]);
             is_forward.push(match step.node {
                 Some(node) => forward.contains(&node),
@@ -79,13 +79,13 @@ impl<'g> Joint<'g> {
         Joint { graph, steps, is_forward, maker, bytes, seconds, droppable, stashed, is_stashed, simulation }
     }
 
-    /// What is alive at each step where some blocks are dropped after the forward pass.
+    /// Simulates a step with some blocks dropped after the forward pass.
     pub(crate) fn outcome(&self, dropped: &[bool], target: u64) -> Outcome {
         self.simulation.outcome(dropped, target)
     }
 
-    /// For each block the forward steps whose outputs lie in it, ascending: its maker, and the
-    /// views of it.
+    /// For each block, the forward steps whose outputs it contains, ascending: its producer, and
+    /// the views of it.
     pub(crate) fn forward_steps(&self) -> Vec<Vec<usize>> {
         let mut found = vec![Vec::new(); self.maker.len()];
         for (index, step) in self.steps.iter().enumerate().filter(|(index, _)| self.is_forward[*index]) {
@@ -94,7 +94,7 @@ impl<'g> Joint<'g> {
         found
     }
 
-    /// For each block, how many backward steps read it.
+    /// For each block, the number of backward steps that read it.
     pub(crate) fn backward_readers(&self) -> Vec<usize> {
         let mut readers = vec![0; self.maker.len()];
         let backward = self.steps.iter().zip(&self.is_forward).filter(|(_, is_forward)| !**is_forward);
@@ -102,13 +102,13 @@ impl<'g> Joint<'g> {
         readers
     }
 
-    /// The time of a step without recomputation.
+    /// The estimated time of a step without recomputation.
     pub(crate) fn all_seconds(&self) -> f64 {
         self.seconds.iter().sum()
     }
 }
 
-/// The nodes that compute a value.
+/// Returns the nodes that a value depends on.
 fn ancestors(graph: &Graph, value: ValueId) -> HashSet<usize> {
     let producers = graph.producers();
     let mut found = HashSet::new();
@@ -122,7 +122,7 @@ fn ancestors(graph: &Graph, value: ValueId) -> HashSet<usize> {
     found
 }
 
-/// Whether running a node once more gives the same bits.
+/// Whether running a node again produces the same bits. Control flow is never repeated.
 fn is_repeatable(node: &Node) -> bool {
     !node.spec.traits.has(Traits::RANDOM) && node.subgraphs.is_empty()
 }

@@ -1,12 +1,15 @@
-//! Less memory for more time: activations that are computed again when the backward pass needs
-//! them, instead of being kept for it.
+//! Activation checkpointing: activations are recomputed in the backward pass, not kept for it.
 //!
-//! The graph of a step is edited before it is planned. A value that forward nodes make and backward
-//! nodes read is *stashed*; a choice ([`choose`]) says which of them are not kept. Backward nodes
-//! then read clones ([`mod@edit`]), which are computed from what is kept right before they are
-//! needed. A liveness simulation ([`simulation`]) ranks choices. The plan of the edited graph
-//! decides: a choice that does not lower the peak is never taken. Gradients of weights that are
-//! larger than what else is alive are made and used in slices ([`slices`]).
+//! This trades time for memory.
+//!
+//! The graph of a step is edited before it is planned. A value that forward nodes produce and
+//! backward nodes read is *stashed*. A search ([`choose`]) selects the stashed values to drop.
+//! Backward nodes then read clones ([`mod@edit`]), which are computed from kept values right before
+//! they are needed.
+//!
+//! A liveness simulation ([`simulation`]) ranks the choices, but the plan of the edited graph
+//! decides: a choice that does not lower the peak is never applied. Weight gradients that are large
+//! compared to everything else alive are computed and applied in slices ([`slices`]).
 
 mod choose;
 mod clusters;

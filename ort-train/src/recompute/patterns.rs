@@ -1,5 +1,6 @@
-//! What is kept for the backward pass, node by node: those that are alike in all that recomputing
-//! them depends on are one pattern.
+//! Activation patterns: what the backward pass keeps, node by node.
+//!
+//! Nodes that are alike in everything that their recomputation depends on form one pattern.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -12,46 +13,46 @@ use super::clusters::{Cluster, Strategy, clusters};
 use super::joint::Joint;
 use super::plan::Recompute;
 
-/// Nodes of the forward pass whose outputs are kept for the backward pass, alike in the subgraphs
-/// that would compute them again and in the sizes of the outputs.
+/// Forward nodes whose outputs are kept for the backward pass, and which are alike in the subgraphs
+/// that would recompute them and in the sizes of their outputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ActivationPattern {
-    /// How many nodes there are.
+    /// The number of nodes.
     pub frequency: usize,
-    /// The ways to compute their outputs again, of which each excludes the others.
+    /// The ways to recompute their outputs. They are mutually exclusive.
     pub options: Vec<PatternOption>,
 }
 
-/// One way to compute what a node makes again.
+/// One way to recompute the outputs of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PatternOption {
     /// The operators of the subgraph, each followed by `+`.
     pub cluster: String,
-    /// From what it is computed.
+    /// The strategy: what it is recomputed from.
     pub strategy: Strategy,
-    /// How many of the nodes have it switched on.
+    /// The number of nodes that have it enabled.
     pub applied: usize,
-    /// What is kept of the node without it.
+    /// The outputs of the node that are kept without it.
     pub activations: Vec<StashedActivation>,
 }
 
 /// An output that is kept for the backward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StashedActivation {
-    /// Its position among the outputs of the node.
+    /// Its index among the outputs of the node.
     pub output: usize,
-    /// How many nodes of the backward pass read it.
+    /// The number of backward nodes that read it.
     pub readers: usize,
-    /// The number of elements over the symbolic sizes.
+    /// The number of elements as a formula of the symbolic dimensions.
     pub elements: String,
-    /// Bytes of an element; none where elements share bytes.
+    /// The bytes per element. `None` if elements share bytes.
     pub bytes_per_element: Option<usize>,
-    /// The part of its bytes that is not kept, in percent.
+    /// The share of its bytes that is no longer kept, in percent.
     pub saved_percent: u64,
 }
 
-/// The patterns, the most frequent first, those of one frequency from the last name to the first.
-/// `dropped` is what is computed again now.
+/// Returns the patterns, most frequent first. Patterns of equal frequency are in descending order
+/// of their names. `dropped` is what is recomputed now.
 pub(crate) fn patterns(joint: &Joint<'_>, dropped: &[bool]) -> Vec<ActivationPattern> {
     let readers = joint.backward_readers();
     let mut by_entry: IndexMap<usize, Vec<(PatternOption, bool)>> = IndexMap::new();
@@ -80,8 +81,8 @@ pub(crate) fn patterns(joint: &Joint<'_>, dropped: &[bool]) -> Vec<ActivationPat
     patterns
 }
 
-/// The outputs of a step that are kept for the backward pass, and what of them is saved with these
-/// blocks computed again. `readers` has the number of backward steps that read each block.
+/// Returns the outputs of a step that are kept for the backward pass, and how much of them is saved
+/// if these blocks are recomputed. `readers` has the number of backward readers of each block.
 fn activations(
     joint: &Joint<'_>,
     entry: usize,
@@ -106,7 +107,7 @@ fn activations(
     stashed.map(activation).collect()
 }
 
-/// The bytes of what is kept so that these blocks can be computed again.
+/// Returns the bytes of what is kept additionally, so that these blocks can be recomputed.
 fn kept_instead(joint: &Joint<'_>, blocks: &BTreeSet<usize>) -> u64 {
     let makers = blocks.iter().filter_map(|block| joint.steps.get(joint.maker.get(*block).copied()??));
     let reads: BTreeSet<usize> = makers.flat_map(|step| step.reads.iter().copied()).collect();
@@ -117,20 +118,21 @@ fn kept_instead(joint: &Joint<'_>, blocks: &BTreeSet<usize>) -> u64 {
     reads.iter().filter(is_new).filter_map(|block| joint.bytes.get(*block)).sum()
 }
 
+/// The number of elements of a value as a formula of the symbolic dimensions.
 fn elements(joint: &Joint<'_>, value: ValueId) -> Option<String> {
     let shape = joint.graph.value(value).ty.shape()?;
     Some(shape.iter().fold(Dim::constant(1), |product, dim| &product * dim).to_string())
 }
 
-/// The least width of the first column.
+/// The minimum width of the first column.
 const FREQUENCY: usize = 7;
-/// The width of what a line is about.
+/// The width of the title in a line.
 const TITLE: usize = 15;
-/// The length of the lines around a block.
+/// The length of the rules around a block.
 const BORDER: usize = 140;
 
-/// The patterns as ONNX Runtime prints them at the log level `DEVINFO`. `config` is the file, or
-/// the entries, that recomputation was asked for by.
+/// Formats the patterns as ONNX Runtime prints them at log level `DEVINFO`. `config` is the
+/// configuration file, or the entries, of the request.
 ///
 /// ```
 /// use ort_train::{ActivationPattern, PatternOption, Recompute, StashedActivation, Strategy, memory_insight};
@@ -183,7 +185,7 @@ pub fn memory_insight(recompute: &Recompute, config: Option<&str>, patterns: &[A
     text + "Note: use comma as a separator for enabling more than one subgraphs.\n"
 }
 
-/// Whether an option is switched on, and how to do it.
+/// Describes whether an option is enabled, and how to enable it.
 fn status(recompute: &Recompute, option: &PatternOption) -> String {
     if option.applied == 0 {
         let key = format!("{}:{}:-1", option.cluster, option.strategy.number());
@@ -199,7 +201,7 @@ fn status(recompute: &Recompute, option: &PatternOption) -> String {
     format!("Enabled, requested count={asked}, actual applied count={}", option.applied)
 }
 
-/// The lines of what is kept: how often outputs are read, where that is more than once, and their
+/// The lines about kept outputs: the number of readers of those that have several, then their
 /// sizes.
 fn stashed(option: &PatternOption) -> Vec<String> {
     let often = option.activations.iter().filter(|activation| activation.readers > 1);
@@ -213,10 +215,12 @@ fn stashed(option: &PatternOption) -> Vec<String> {
     reused.into_iter().chain(option.activations.iter().map(size)).collect()
 }
 
+/// A title, padded to its column, and a text.
 fn titled(title: &str, what: &str) -> String {
     format!("{title:<TITLE$}: {what}")
 }
 
+/// Appends a line with its first column.
 fn line(text: &mut String, first: &str, rest: &str) {
     let _ = writeln!(text, "{first:<FREQUENCY$}|{rest}");
 }

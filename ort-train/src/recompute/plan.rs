@@ -1,5 +1,7 @@
-//! From what is asked to a session that keeps to it: choices are made by simulation, and taken only
-//! if the plan of the edited graph is as good.
+//! Recomputation planning: turns a request into a session that meets it.
+//!
+//! The simulation proposes choices. A choice is applied only if the plan of the edited graph
+//! confirms it.
 
 use ort_core::dim::Bindings;
 use ort_core::ir::{Graph, ValueId};
@@ -12,22 +14,22 @@ use super::patterns::{ActivationPattern, patterns};
 use super::{Joint, cheapest, least, recomputed, sliced};
 use crate::stage::KeptOutputs;
 
-/// What is computed again in the backward pass instead of being kept for it.
+/// Which activations the backward pass recomputes instead of keeping them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Recompute {
-    /// What a memory limit asks for, at the least time; nothing without a limit.
+    /// What the memory limit requires, in the least time. Nothing without a limit.
     #[default]
     AsLimited,
-    /// Everything between boundaries of layers, as far as that lowers the peak (level 1).
+    /// Everything between layer boundaries, if that lowers the peak (level 1).
     Layers,
-    /// Whatever makes the peak the lowest that is found (level 2).
+    /// The lowest peak that the search finds (level 2).
     Most,
-    /// The subgraphs that are named.
+    /// The named subgraphs.
     Plans(Vec<PlanRequest>),
 }
 
 impl Recompute {
-    /// What a number of `ORTMODULE_MEMORY_OPT_LEVEL` means.
+    /// Returns the meaning of an `ORTMODULE_MEMORY_OPT_LEVEL`.
     pub fn of_level(level: u8) -> Result<Recompute> {
         match level {
             0 => Ok(Recompute::AsLimited),
@@ -38,7 +40,7 @@ impl Recompute {
         }
     }
 
-    /// The name that the level has in reports.
+    /// Returns the name of the level in reports.
     pub fn level_name(&self) -> &'static str {
         match self {
             Recompute::AsLimited | Recompute::Plans(_) => "USER_SPECIFIED",
@@ -48,64 +50,64 @@ impl Recompute {
     }
 }
 
-/// What recomputation comes to, at the sizes that it was chosen for.
+/// The effect of recomputation, at the sizes that it was chosen for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecomputeReport {
-    /// The bytes of activations at the peak without it.
+    /// The peak of activations in bytes without recomputation.
     pub peak_before: usize,
-    /// The same with it.
+    /// The peak with recomputation.
     pub peak: usize,
-    /// The values that are computed again.
+    /// The number of recomputed values.
     pub values: usize,
-    /// About how much longer a step takes, as a share of the time without it.
+    /// The estimated extra time of a step, as a fraction of the time without recomputation.
     pub extra_time: f64,
-    /// The weights whose gradients are made and used in slices.
+    /// The number of weights whose gradients are computed and applied in slices.
     pub sliced: usize,
 }
 
-/// How often the simulation is asked for less than is wanted, as plans have gaps that it does not
-/// know.
+/// The number of times that the simulation is asked for a lower target. Plans have gaps
+/// (fragmentation) that it does not model, so a choice may miss its target.
 const TRIES: usize = 10;
 
-/// What is asked of the simulation beyond the lowest peak that it knows, in percent of that.
+/// The targets below the lowest simulated peak that are tried as well, in percent of that peak.
 const BELOW: [u64; 2] = [96, 90];
 
-/// A session of a graph, and what recomputation it has.
+/// A session with its recomputation.
 pub(crate) struct Planned {
     pub(crate) session: Session,
     pub(crate) report: RecomputeReport,
     pub(crate) rows: Vec<PlanRow>,
     pub(crate) patterns: Vec<ActivationPattern>,
-    /// The bytes of a step in all: what is kept, constants, activations.
+    /// The total bytes of a step: kept bytes, constants and activations.
     needed: usize,
 }
 
-/// What a choice is made for.
+/// The request that recomputation is planned for.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     pub(crate) recompute: &'a Recompute,
-    /// Whether the table of plans is wanted.
+    /// Whether the recomputation tables are wanted.
     pub(crate) tabulate: bool,
-    /// The bytes that count against the limit beside those of the session.
+    /// The bytes that count against the limit in addition to the session's.
     pub(crate) kept: usize,
-    /// The bound on all bytes of a step.
+    /// The limit on all bytes of a step.
     pub(crate) limit: Option<usize>,
     pub(crate) dims: &'a [(&'a str, i64)],
-    /// The outputs whose buffers are there throughout a step.
+    /// The outputs whose buffers exist throughout a step.
     pub(crate) outputs: KeptOutputs<'a>,
 }
 
-/// What builds the session of a graph, within a limit of its own in bytes.
+/// Builds a session for a graph, within a limit of its own in bytes.
 type Build<'a> = &'a dyn Fn(Graph, Option<usize>) -> Result<Session>;
 
-/// The same within the bytes of a search.
+/// [`Build`] with the limit of a search.
 type Make<'a> = &'a dyn Fn(Graph) -> Result<Session, Refused>;
 
-/// Why a search found no session.
+/// The reason why a search found no session.
 enum Refused {
-    /// Every plan that was tried takes more; the lowest takes this many bytes in all.
+    /// No plan fits. The smallest needs this many bytes in total.
     Step(usize),
-    /// The session's constants take at least this many bytes.
+    /// Not even the session's constants fit. They need at least this many bytes.
     Constants(usize),
     Other(Error),
 }
@@ -117,6 +119,7 @@ impl From<Error> for Refused {
 }
 
 impl Refused {
+    /// Classifies an error of a session build. A shortage during a build is one of constants.
     fn of_build(problem: Error) -> Refused {
         match problem.shortage() {
             Some(shortage) => Refused::Constants(shortage.sufficient_limit()),
@@ -125,14 +128,16 @@ impl Refused {
     }
 }
 
-/// Gradients that are larger than the peak of activations over this are made and used in slices,
-/// where a step has to be small.
+/// If a step must be small, gradients larger than this fraction (1/N) of the peak of activations
+/// are sliced.
 const SLICES: usize = 32;
 
-/// The session of a prepared graph, or of one with recomputation, as asked. The first output is the
-/// loss.
+/// Returns the session of a prepared graph with the requested recomputation. The first output must
+/// be the loss.
 ///
-/// Errors: no choice keeps to the limit; the smallest that one does keep to is named.
+/// # Errors
+///
+/// No choice fits the limit. The error names the smallest limit that some choice fits.
 pub(crate) fn planned(graph: &Graph, build: Build<'_>, request: &Request<'_>) -> Result<Planned> {
     let within = |bytes: usize| bytes.saturating_sub(request.kept);
     match search(graph, build, request.limit.map(within), request) {
@@ -156,7 +161,7 @@ pub(crate) fn planned(graph: &Graph, build: Build<'_>, request: &Request<'_>) ->
     }
 }
 
-/// The refusal of a limit, with the least that does.
+/// Returns the error for a limit, which names the smallest sufficient one.
 fn refused(graph: &Graph, build: Build<'_>, needed: usize, request: &Request<'_>) -> Result<Error> {
     let limit = request.limit.unwrap_or(usize::MAX);
     let session = build(graph.clone(), Some(usize::MAX))?;
@@ -170,9 +175,9 @@ fn refused(graph: &Graph, build: Build<'_>, needed: usize, request: &Request<'_>
     Ok(Error::out_of_memory("a training step", shortage).help(advice))
 }
 
-/// Looks below the lowest need that a search found until one finds nothing: what it names is the
-/// least, and what it finds on the way keeps to the limit if anything does. The error is that least
-/// need.
+/// Searches below the smallest known need, again and again, until a search finds nothing. If a
+/// session found on the way fits the request's limit, it is returned. Otherwise the inner error is
+/// the smallest need.
 fn lowered(
     graph: &Graph,
     build: Build<'_>,
@@ -197,8 +202,8 @@ fn lowered(
     Ok(Err(least))
 }
 
-/// The least limit if not even a session's constants fit: one that holds them tells what a step
-/// takes besides.
+/// Returns the smallest sufficient limit if not even the constants fit. A trial limit that holds
+/// them shows what a step needs besides.
 fn least_beside_constants(graph: &Graph, build: Build<'_>, request: &Request<'_>) -> Result<usize> {
     let mut own = build(graph.clone(), Some(usize::MAX))?.constant_bytes();
     loop {
@@ -210,6 +215,7 @@ fn least_beside_constants(graph: &Graph, build: Build<'_>, request: &Request<'_>
                 return Ok(lowered(graph, build, needed, &request)?
                     .map_or_else(|needed| needed, |found| found.needed));
             }
+            // The need for constants was only a lower bound. Each round raises it, so this ends.
             Err(Refused::Constants(least)) if least > own => own = least,
             Err(Refused::Constants(_)) => return Ok(limit),
             Err(Refused::Other(problem)) => return Err(problem),
@@ -217,7 +223,7 @@ fn least_beside_constants(graph: &Graph, build: Build<'_>, request: &Request<'_>
     }
 }
 
-/// A session within `own` bytes that keeps to the limit of the request.
+/// Searches for a session that fits the request's limit. The session itself gets `own` bytes.
 fn search(
     graph: &Graph,
     build: Build<'_>,
@@ -234,6 +240,8 @@ fn search(
         Ok(found) => is_most || found.report.values > 0 && !is_named,
         Err(refused) => matches!(refused, Refused::Step(_)),
     };
+    // Slices are tried only if memory is short: for the lowest peak, if a limit required
+    // recomputation, or if nothing fitted.
     let slices = if is_short { sliced(graph, before / SLICES)? } else { None };
     let Some((graph, weights)) = slices else { return whole };
     let parts = make(graph.clone()).and_then(|session| chosen(&graph, session, &make, before, request));
@@ -253,8 +261,8 @@ fn search(
     }
 }
 
-/// The session of a graph with recomputation, or of the graph as it is. `before` is the peak of the
-/// step that nothing was done to.
+/// Returns the session of a graph with recomputation, or without it if that is as good. `before` is
+/// the peak of the unedited step.
 fn chosen(
     graph: &Graph,
     session: Session,
@@ -267,6 +275,7 @@ fn chosen(
     let as_it_is = RecomputeReport { peak_before: before, peak: own, ..RecomputeReport::default() };
     let needed = held.saturating_add(own);
     let fits = |needed: usize| request.limit.is_none_or(|limit| needed <= limit);
+    // The common case returns before any simulation.
     if *request.recompute == Recompute::AsLimited && fits(needed) && !request.tabulate {
         return Ok(Planned { session, report: as_it_is, rows: Vec::new(), patterns: Vec::new(), needed });
     }
@@ -289,8 +298,8 @@ fn chosen(
         Ok(Planned { session, report, rows, patterns, needed })
     };
     let room = request.limit.map_or(usize::MAX, |limit| limit.saturating_sub(held));
-    // What is known to do is never refused, even if recomputation in the plan of the edited graph
-    // takes more.
+    // A limit that is known to suffice must never be rejected. So the named need is at most
+    // `known`, even if the plans of edited graphs need more.
     let within = |known: usize| match within(&joint, room, request, &attempt) {
         Err(Refused::Step(least)) => Err(Refused::Step(least.min(known))),
         found => found,
@@ -318,7 +327,7 @@ fn chosen(
     }
 }
 
-/// The choice of the least time whose plan keeps to the room that the limit leaves to activations.
+/// Returns the fastest choice whose plan fits the room that the limit leaves to activations.
 fn within(
     joint: &Joint<'_>,
     room: usize,
@@ -328,13 +337,15 @@ fn within(
     let limit = request.limit.unwrap_or(usize::MAX);
     let mut target = room;
     for _ in 0..TRIES {
-        // A plan takes what the simulation says, and gaps.
+        // A plan needs what the simulation says, plus gaps.
         let choice = cheapest(joint, target as u64).filter(|choice| choice.outcome.peak <= room as u64);
         let Some(choice) = choice else { break };
         let found = attempt(&choice)?;
         if found.needed <= limit {
             return Ok(found);
         }
+        // The target falls by the overshoot, but by at least 1/256 so that a few tries make a
+        // difference.
         let less = (found.needed - limit).max(target / 256);
         target = target.saturating_sub(less);
     }
@@ -345,8 +356,8 @@ fn within(
     }
 }
 
-/// The choice whose plan has the lowest peak: the simulation does not know the gaps that plans
-/// have, so that less is asked of it, too.
+/// Returns the choice whose plan has the lowest peak. The simulation does not model the gaps in
+/// plans, so lower targets are tried as well.
 fn lowest(
     joint: &Joint<'_>,
     attempt: &dyn Fn(&Choice) -> Result<Planned, Refused>,
@@ -364,11 +375,13 @@ fn lowest(
     Ok(best)
 }
 
-/// The bytes of activations at the peak; of those whose sizes depend on data only the run tells.
+/// Returns the peak of activations in bytes. Values whose sizes depend on data are not included,
+/// because their sizes are known only during a run.
 fn peak_of(session: &Session, request: &Request<'_>) -> Result<usize> {
     Ok(request.outputs.peak(session, request.dims)?.bytes)
 }
 
+/// The sizes of a value under these bindings, if they are known.
 fn sizes(graph: &Graph, bindings: &Bindings, id: ValueId) -> Option<Vec<usize>> {
     let shape = graph.value(id).ty.shape()?;
     shape.iter().map(|dim| usize::try_from(dim.evaluate(bindings).ok()?).ok()).collect()

@@ -1,17 +1,17 @@
-//! About how long a node takes, from its operator and sizes: what choices are weighed by before
-//! anything has run.
+//! Analytic cost model: the estimated time of a node from its operator and sizes.
+//!
+//! It weighs choices before anything has run.
 
 use ort_core::ir::{Node, ValueId};
 use ort_core::spec::Cost;
 
-/// Multiplications and additions a second, and bytes a second, of one core: only their ratio
-/// counts.
+/// Floating-point operations per second and bytes per second of one core. Only their ratio matters.
 const OPERATIONS: f64 = 80e9;
 const BYTES: f64 = 8e9;
-/// What a node costs however small it is.
+/// The fixed overhead of a node.
 const START: f64 = 2e-6;
 
-/// About how many seconds a node takes.
+/// Estimates the seconds that a node takes.
 pub(super) fn seconds_of(node: &Node, shape_of: &dyn Fn(ValueId) -> Option<Vec<usize>>) -> f64 {
     if node.spec.cost == Cost::Free || node.spec.view.is_some() {
         return 0.0;
@@ -26,15 +26,15 @@ pub(super) fn seconds_of(node: &Node, shape_of: &dyn Fn(ValueId) -> Option<Vec<u
     START + moved / BYTES + operations / OPERATIONS
 }
 
-/// How many products each element of the output sums: the elements of the second operand for each
-/// column, or channel, of the output.
+/// The length of the inner product per output element: the elements of the second operand divided
+/// by the columns, or channels, of the output.
 fn inner_size(node: &Node, made: ValueId, shape_of: &dyn Fn(ValueId) -> Option<Vec<usize>>) -> f64 {
     let second = node.inputs.get(1).copied().flatten().and_then(shape_of);
     let (Some(second), Some(made)) = (second, shape_of(made)) else { return 1.0 };
     let is_convolution = node.spec.name.contains("Conv");
     let elements: usize = second.iter().product();
     let columns = if is_convolution {
-        // Weights: output channels first.
+        // Convolution weights have their output channels first.
         second.first().copied().unwrap_or(1)
     } else {
         let batch: usize = second.iter().rev().skip(2).product();

@@ -1,8 +1,7 @@
-//! Liveness simulation: the bytes alive at each step of a training graph if some blocks are
-//! recomputed.
+//! Liveness simulation: the bytes alive at each step if some blocks are recomputed.
 //!
-//! A search tries thousands of choices, and each trial visits all steps. So the steps lie in flat
-//! arrays, and trials reuse one set of tables.
+//! A search tries thousands of choices, and each trial visits all steps. So the steps are stored in
+//! flat arrays, and trials reuse one set of tables.
 
 #![allow(
     clippy::indexing_slicing,
@@ -16,24 +15,24 @@ use ort_core::plan::LiveStep;
 /// The simulated cost of a choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Outcome {
-    /// The most bytes alive at any step.
+    /// The peak: the most bytes alive at any step.
     pub(crate) peak: u64,
-    /// The bytes alive beyond the target, summed over all steps.
+    /// The bytes alive above the target, summed over all steps.
     pub(crate) excess: f64,
-    /// The time of recomputation.
+    /// The estimated time of recomputation.
     pub(crate) seconds: f64,
 }
 
-/// The steps of a training graph, in CSR form.
+/// The steps of a training graph in CSR form.
 pub(super) struct Simulation {
     steps: Vec<Step>,
     /// The blocks that steps read, in step order.
     reads: Vec<u32>,
-    /// The blocks that steps make, in step order.
+    /// The blocks that steps allocate, in step order.
     makes: Vec<Made>,
-    /// The blocks whose memory a made block may reuse in place.
+    /// The blocks that an allocated block may reuse in place.
     sources: Vec<u32>,
-    /// The step that makes each block.
+    /// The step that produces each block.
     makers: Vec<Option<u32>>,
     tables: RefCell<Tables>,
 }
@@ -58,6 +57,7 @@ fn push<T>(items: &mut Vec<T>, more: impl Iterator<Item = T>) -> Span {
     Span { begin, end: items.len() as u32 }
 }
 
+/// A step of the graph.
 struct Step {
     reads: Span,
     makes: Span,
@@ -66,6 +66,7 @@ struct Step {
     is_forward: bool,
 }
 
+/// A block that a step allocates.
 struct Made {
     block: u32,
     bytes: u64,
@@ -75,18 +76,20 @@ struct Made {
 /// The scratch tables of a trial.
 #[derive(Default)]
 struct Tables {
-    /// The steps of the edited graph, and whether each is a clone.
+    /// The steps of the edited graph in order, each with whether it is a clone.
     order: Vec<(u32, bool)>,
+    /// Whether each step has been cloned.
     cloned: Vec<bool>,
+    /// The stack of the depth-first search over clones.
     stack: Vec<(u32, bool)>,
-    /// The reads to come of each block, then of the clone of each block.
+    /// The remaining reads of each block, then of the clone of each block.
     pending: Vec<u32>,
     /// The bytes that each block and each clone holds.
     held: Vec<u64>,
 }
 
-/// The table index that a step reads a block by: that of its clone if the block is dropped and the
-/// step reads clones. Clones come after all blocks.
+/// The table index under which a step reads a block. It is that of the clone if the block is
+/// dropped and the step reads clones. Clones follow all blocks.
 fn place(dropped: &[bool], reads_clones: bool, block: u32) -> usize {
     let block = block as usize;
     if reads_clones && dropped[block] { block + dropped.len() } else { block }
@@ -100,7 +103,7 @@ struct Memory<'t> {
 }
 
 impl Memory<'_> {
-    /// Makes a block. If anything reads it, it reuses the first of its sources that is dead.
+    /// Allocates a block. If anything reads it, it reuses the first of its sources that is dead.
     fn make(&mut self, to: usize, bytes: u64, mut sources: impl Iterator<Item = usize>) {
         let dead = sources.find(|block| self.pending[*block] == 0 && self.held[*block] > 0);
         match dead.filter(|_| self.pending[to] > 0) {
@@ -112,7 +115,7 @@ impl Memory<'_> {
         }
     }
 
-    /// Frees the blocks that have no reads left.
+    /// Frees the blocks without remaining reads.
     fn release(&mut self, blocks: impl Iterator<Item = usize>) {
         for block in blocks {
             if self.pending[block] == 0 {
@@ -123,7 +126,8 @@ impl Memory<'_> {
 }
 
 impl Simulation {
-    /// `is_forward` and `seconds` are by step, `makers` has the step that makes each block.
+    /// Flattens the steps. `is_forward` and `seconds` are per step, `makers` has the step that
+    /// produces each block.
     pub(super) fn new(
         live: &[LiveStep],
         is_forward: &[bool],
@@ -146,7 +150,7 @@ impl Simulation {
         Simulation { steps, reads, makes, sources, makers, tables: RefCell::default() }
     }
 
-    /// Simulates a step with some blocks dropped after the forward pass.
+    /// Simulates a training step with some blocks dropped after the forward pass.
     pub(super) fn outcome(&self, dropped: &[bool], target: u64) -> Outcome {
         let mut tables = self.tables.borrow_mut();
         self.schedule(dropped, &mut tables);
@@ -163,7 +167,7 @@ impl Simulation {
             reads.iter().for_each(|block| memory.pending[read_at(block)] -= 1);
             for made in makes {
                 let to = made_at(made);
-                // A clone makes only blocks that are read.
+                // Outputs of a clone that nothing reads take no memory.
                 if !is_clone || memory.pending[to] > 0 {
                     memory.make(to, made.bytes, made.sources.of(&self.sources).iter().map(read_at));
                 }
@@ -178,7 +182,8 @@ impl Simulation {
     }
 
     /// Writes the order of the edited graph: the forward steps, then each backward step after the
-    /// clones that it needs.
+    /// clones that it needs. The search is iterative, because chains of clones may be as long as
+    /// the model.
     fn schedule(&self, dropped: &[bool], tables: &mut Tables) {
         let Tables { order, cloned, stack, .. } = tables;
         order.clear();
@@ -201,14 +206,15 @@ impl Simulation {
         }
     }
 
-    /// The makers of the dropped blocks that a step reads, last read first: a stack reverses them.
+    /// The producers of the dropped blocks that a step reads, last read first, because a stack
+    /// reverses them.
     fn dropped_makers<'s>(&'s self, step: &'s Step, dropped: &'s [bool]) -> impl Iterator<Item = u32> + 's {
         let blocks = step.reads.of(&self.reads).iter().rev();
         let blocks = blocks.map(|block| *block as usize).filter(move |block| dropped[*block]);
         blocks.filter_map(move |block| self.makers[block])
     }
 
-    /// Counts the reads of each block and clone, and resets what the last trial held.
+    /// Counts the reads of each block and clone, and resets what the previous trial held.
     fn count_reads(&self, dropped: &[bool], tables: &mut Tables) {
         let Tables { order, pending, held, .. } = tables;
         pending.clear();

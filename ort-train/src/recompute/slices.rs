@@ -1,9 +1,12 @@
-//! Updates of large weights by rows of their gradients: a gradient is then never whole in memory.
+//! Sliced weight updates: large gradients are computed and applied a few rows at a time.
 //!
-//! A gradient is gone as soon as its parameter is updated, but until then it is as large as the
-//! parameter, which may be more than all else that a step with recomputation holds. Rows of the
-//! product that a gradient is depend on rows of one factor only, and plain updates work on each
-//! element alone, so that both can be done for some rows after the other, with the same bits.
+//! So a large gradient is never whole in memory. A gradient is freed as soon as its parameter is
+//! updated. But until then it is as large as the parameter, which may exceed everything else that a
+//! step with recomputation keeps.
+//!
+//! The gradient of a matmul weight is itself a matmul, and each of its rows depends on only one row
+//! or column of one operand. Elementwise optimizers update each element independently. So both can
+//! run slice by slice, with the same bits.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,14 +15,13 @@ use ort_core::spec::RUNTIME;
 use ort_core::tensor::{Tensor, byte_count};
 use ort_core::{Result, error};
 
-/// Rows of a slice are a multiple of this, unless a weight has fewer: kernels work on so many at a
-/// time.
+/// The rows of a slice are a multiple of this, because kernels process that many at a time.
 const ROWS: usize = 32;
 
 const CONV_GRAD_WEIGHTS: &str = "ConvGradWeights";
 
-/// The graph with each gradient of more than `most` bytes made and used in slices of about so many,
-/// and how many weights that are; none where there is no such gradient.
+/// Slices each gradient of more than `most` bytes into parts of about that size. Returns the graph
+/// and the number of sliced weights, or `None` if there is no such gradient.
 pub(crate) fn sliced(graph: &Graph, most: usize) -> Result<Option<(Graph, usize)>> {
     let found = find(graph, most);
     if found.is_empty() {
@@ -34,6 +36,7 @@ pub(crate) fn sliced(graph: &Graph, most: usize) -> Result<Option<(Graph, usize)
     for (index, node) in nodes.iter().enumerate() {
         match found.get(&index) {
             Some(update) => update.emit(&mut builder, &nodes, node)?,
+            // Each slice has a maker of its own, so the whole gradient is not computed.
             None if makers.contains(&index) => {}
             None => builder.graph_mut().nodes.push(node.clone()),
         }
@@ -41,11 +44,11 @@ pub(crate) fn sliced(graph: &Graph, most: usize) -> Result<Option<(Graph, usize)
     Ok(Some((builder.finish(&outputs)?, count)))
 }
 
-/// An update whose gradient nobody else reads.
+/// An update whose gradient has no other reader.
 struct Update {
-    /// The node that makes the gradient.
+    /// The producer of the gradient.
     maker: usize,
-    /// The input of that node whose parts along `axis` rows of the gradient depend on.
+    /// The input of the producer whose parts along `axis` the gradient's rows depend on.
     factor: usize,
     axis: i64,
     /// The shape of the gradient.
@@ -54,7 +57,7 @@ struct Update {
     rows: usize,
 }
 
-/// The updates that can be done in slices, by their nodes.
+/// Finds the updates that can be sliced, by node index.
 fn find(graph: &Graph, most: usize) -> HashMap<usize, Update> {
     let (producers, consumers) = (graph.producers(), graph.consumers());
     let outputs: HashSet<ValueId> = graph.outputs.iter().copied().collect();
@@ -69,6 +72,8 @@ fn find(graph: &Graph, most: usize) -> HashMap<usize, Update> {
             ty.shape()?.iter().map(|dim| usize::try_from(dim.as_constant()?).ok()).collect();
         let shape = shape.filter(|shape| shape.len() == 2 || is_convolution)?;
         let (bytes, all) = (byte_count(ty.dtype()?, &shape).ok()?, *shape.first()?);
+        // As many rows as `most` bytes hold, rounded down to a multiple of `ROWS`, but at least
+        // `ROWS`.
         let rows = (all * most / bytes.max(1) / ROWS).max(1) * ROWS;
         (bytes > most && rows < all).then_some(Update { maker, factor, axis, shape, rows })
     };
@@ -76,18 +81,21 @@ fn find(graph: &Graph, most: usize) -> HashMap<usize, Update> {
     nodes.filter_map(|(index, node)| Some((index, update(node)?))).collect()
 }
 
-/// Whether a node is an update that computes each element alone.
+/// Whether a node is an elementwise update that is not sliced yet. 8-bit moments, LAMB and
+/// Adafactor need whole gradients.
 fn is_elementwise(node: &Node) -> bool {
     node.spec.domain == RUNTIME
         && ["SGD", "AdamW"].contains(&node.spec.name)
         && node.attrs.find_int("first_row").is_none()
 }
 
-/// The input of a node that makes the gradient of a weight, and its axis, that the rows of the
-/// gradient follow.
+/// Returns which input of a gradient's producer, along which axis, determines the rows of the
+/// gradient.
 fn factor_of(node: &Node) -> Option<(usize, i64)> {
     let flag = |name| node.attrs.find_int(name).unwrap_or(0) != 0;
     match node.spec.name {
+        // Rows are output channels: axis 1 of the upstream gradient. Groups would tie them to parts
+        // of the input.
         CONV_GRAD_WEIGHTS => (node.attrs.find_int("group") == Some(1)).then_some((1, 1)),
         "FusedMatMul" | "Gemm" | "MatMul" => {
             let is_plain = node.inputs.iter().skip(2).all(Option::is_none) && !flag("transBatchA");
@@ -98,8 +106,8 @@ fn factor_of(node: &Node) -> Option<(usize, i64)> {
 }
 
 impl Update {
-    /// Adds, slice by slice, what makes the gradient and the update, each of the value that the one
-    /// before made.
+    /// Emits, for each slice, the producer of its gradient and its update, which continues from the
+    /// values of the previous slice.
     fn emit(&self, builder: &mut GraphBuilder, nodes: &[Node], node: &Node) -> Result<()> {
         let Some(maker) = nodes.get(self.maker) else { return Ok(()) };
         let all = self.shape.first().copied().unwrap_or_default();
@@ -116,11 +124,13 @@ impl Update {
                 .into_iter()
                 .map(Some)
                 .collect();
+            // The last slice produces the outputs of the original update.
             if let Some(emitted) = builder.graph_mut().nodes.last_mut().filter(|_| end == all) {
                 emitted.outputs = node.outputs.clone();
                 made = node.outputs.to_vec();
             }
-            // The parameter, and behind the scalars the states.
+            // The next slice reads the new parameter and states. States are the last inputs, after
+            // the scalars.
             let behind = inputs.len() + 1 - made.len();
             let states = inputs.iter_mut().enumerate().filter(|(place, _)| *place == 0 || *place >= behind);
             states.zip(made).for_each(|((_, input), new)| *input = new);
@@ -128,7 +138,7 @@ impl Update {
         Ok(())
     }
 
-    /// Adds what makes some rows of the gradient.
+    /// Emits the producer of some rows of the gradient.
     fn gradient(
         &self,
         builder: &mut GraphBuilder,
@@ -155,6 +165,7 @@ impl Update {
     }
 }
 
+/// The attributes of a node.
 fn given(node: &Node) -> Vec<(&'static str, Attribute)> {
     node.attrs.iter().map(|(name, value)| (name, value.clone())).collect()
 }

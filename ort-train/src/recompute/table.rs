@@ -1,13 +1,13 @@
-//! The report of the memory optimizer, in the layout that ONNX Runtime's has.
+//! Report of the memory optimizer, in ONNX Runtime's layout.
 
 use super::clusters::PlanRow;
 use super::plan::Recompute;
 
-/// The columns of a row in the table.
+/// The columns of a row.
 type Row = [String; 8];
 
-/// The line of the feature, and a row for each plan: its name, whether it is on, how many there
-/// are, and what they save.
+/// Formats the table: a line for the feature, and a row per plan with its name, whether it is
+/// enabled, its frequency and its savings.
 ///
 /// ```
 /// use ort_train::{PlanRow, Recompute, Strategy, memory_table};
@@ -72,7 +72,7 @@ pub fn memory_table(recompute: &Recompute, plans: &[PlanRow]) -> String {
     lines.concat()
 }
 
-/// Cells, each as wide as its column.
+/// Formats cells, each padded to the width of its column.
 fn line(cells: &[String], widths: &[usize]) -> String {
     let last = cells.len().saturating_sub(1);
     let cell = |(index, cell): (usize, &String)| match widths.get(index) {
@@ -83,10 +83,12 @@ fn line(cells: &[String], widths: &[usize]) -> String {
     format!("{}\n", text.trim_end())
 }
 
+/// The status as the table shows it.
 fn on_or_off(is_on: bool) -> String {
     if is_on { "ON" } else { "OFF" }.to_string()
 }
 
+/// A number with thousands separators.
 fn with_thousands(number: u64) -> String {
     let digits = number.to_string();
     let grouped = digits.char_indices().map(|(place, digit)| {

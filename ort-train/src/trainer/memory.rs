@@ -1,5 +1,4 @@
-//! Memory accounting: the planned and the measured bytes of a training step, and the least limit
-//! that it fits.
+//! Memory accounting of training steps: planned and measured bytes, and the smallest limit.
 
 use ort_core::dtype::DType;
 use ort_core::plan::PlanReport;
@@ -12,31 +11,32 @@ use crate::graph::Parameter;
 use crate::stage::Stage;
 use crate::{ActivationPattern, PlanRow, RecomputeReport};
 
-/// The bytes of a training step at some sizes of its batch.
+/// The bytes of a training step at given sizes of its symbolic dimensions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepMemory {
-    /// Of parameters and statistics.
+    /// Parameters and running statistics.
     pub parameters: usize,
-    /// Of the optimizer's states.
+    /// Optimizer state.
     pub states: usize,
-    /// Of sums of gradients over batches.
+    /// Gradients accumulated over batches.
     pub gradients: usize,
-    /// Of activations, gradients within a step, and workspaces: the peak of the plan.
+    /// Activations, gradients within a step, and workspaces: the peak of the memory plan.
     pub activations: usize,
-    /// Of constants beside the model's own: folded ones, copies for alignment, packed weights.
+    /// Constants in addition to those of the model: folded constants, aligned copies and packed
+    /// weights.
     pub constants: usize,
 }
 
 impl StepMemory {
-    /// All of it.
+    /// Returns the sum of all fields.
     pub fn total(&self) -> usize {
         self.parameters + self.states + self.gradients + self.activations + self.constants
     }
 }
 
 impl Trainer {
-    /// The memory of a step at these sizes of symbolic dimensions. Those that are not named count
-    /// as 1.
+    /// Plans the memory of a step with these sizes of symbolic dimensions. A dimension that is not
+    /// named counts as 1.
     pub fn memory(&mut self, dims: &[(&str, i64)]) -> Result<StepMemory> {
         let kind = self.main_kind();
         let stage = self.ready_at(kind, dims)?;
@@ -46,8 +46,8 @@ impl Trainer {
         Ok(StepMemory { activations, constants, ..self.held() })
     }
 
-    /// The memory of the steps so far, as counted while they ran. Activations are the peak of all
-    /// steps.
+    /// Returns the memory of the steps so far, as counted while they ran. Activations are the peak
+    /// over all steps.
     pub fn measured(&mut self) -> StepMemory {
         let kind = if self.options.accumulate == 1 { Kind::Step } else { Kind::Accumulate };
         let stage = self.stages.get(kind).as_ref();
@@ -56,31 +56,35 @@ impl Trainer {
         StepMemory { activations, constants, ..self.held() }
     }
 
-    /// What stays from step to step.
+    /// The bytes that stay allocated between steps.
     fn held(&self) -> StepMemory {
         let parameters = self.training.parameters.iter();
         let sizes: usize = parameters.clone().map(|parameter| parameter.tensor.byte_count()).sum();
         let statistics: usize = self.training.statistics.iter().map(|it| it.tensor.byte_count()).sum();
         let states: usize = parameters.map(|parameter| self.state_bytes_of(parameter)).sum();
+        // `Trainer::accumulate` may also be called directly. Then the accumulators count while
+        // batches are pending.
         let gradients = if self.options.accumulate > 1 || self.pending > 0 { sizes } else { 0 };
         StepMemory { parameters: sizes + statistics, states, gradients, ..StepMemory::default() }
     }
 
-    /// The plan of a step at these sizes.
+    /// Returns the memory plan of a step at these sizes.
     pub fn plan(&mut self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let kind = self.main_kind();
         self.ready_at(kind, dims)?.plan(dims)
     }
 
-    /// The largest size of the dimension `dim`, a batch for example, whose step fits in `bytes`. It
-    /// is computed from plans, nothing runs. None if 1 does not fit. Until recomputation has been
-    /// chosen for a size, it is the largest size without recomputation.
+    /// Returns the largest size of the dimension `dim`, for example the batch, whose step fits in
+    /// `bytes`. The size is computed from plans, and nothing runs. Returns `None` if not even size
+    /// 1 fits. Until recomputation has been chosen for some size, the result is for a step without
+    /// recomputation.
     pub fn largest_batch(&mut self, dim: &str, others: &[(&str, i64)], bytes: usize) -> Result<Option<i64>> {
         let kind = self.main_kind();
         self.leave();
         let Some(rest) = bytes.checked_sub(self.kept_bytes()) else { return Ok(None) };
-        // Later stages are compiled with recomputation for their sizes. This one is for sizes that
-        // are not known yet, so it has none, and `bytes` is its limit.
+        // Later stages are compiled with recomputation for their own sizes. Here the sizes are not
+        // known yet, so we compile a temporary stage without recomputation and without a limit:
+        // `bytes` bounds it.
         let is_there = self.stages.get(kind).is_some();
         let is_to_come = !is_there && self.waits_for_sizes();
         let made = if is_to_come { Some(self.made(kind, None)?) } else { None };
@@ -92,17 +96,19 @@ impl Trainer {
         stage.session().largest_size(dim, others, rest)
     }
 
-    /// Chooses what to recompute
+    /// Chooses which activations to recompute
     /// ([`TrainingOptions::recompute`](crate::TrainingOptions::recompute)) for steps with these
-    /// sizes of symbolic dimensions. Those that are not named count as 1. Without this call the
-    /// sizes of the first step decide. Steps of other sizes run, too, but may not fit.
+    /// sizes of symbolic dimensions. A dimension that is not named counts as 1. Without this call,
+    /// the sizes of the first batch decide. Steps of other sizes run as well, but may not fit.
     ///
     /// # Errors
     ///
-    /// No choice fits the memory limit. The error names the smallest limit that one fits.
+    /// No choice fits the memory limit. The error names the smallest limit that some choice fits.
     pub fn optimize_memory(&mut self, dims: &[(&str, i64)]) -> Result<RecomputeReport> {
         self.leave();
         let kind = self.main_kind();
+        // The stage compiled before is for other sizes. We drop it, so that `ready_at` compiles one
+        // for these.
         *self.stages.get(kind) = None;
         let report = self.ready_at(kind, dims)?.recompute();
         match report {
@@ -114,31 +120,34 @@ impl Trainer {
         }
     }
 
-    /// What may be recomputed at these sizes, and how many bytes of the peak that saves: the rows
-    /// of [`memory_table`](crate::memory_table).
+    /// Returns what can be recomputed at these sizes and how many bytes of the peak that saves: the
+    /// rows of [`memory_table`](crate::memory_table).
     pub fn recompute_plans(&mut self, dims: &[(&str, i64)]) -> Result<Vec<PlanRow>> {
         self.tabulated(dims).map(|stage| stage.rows().to_vec())
     }
 
-    /// What is kept for the backward pass at these sizes, node by node: what
+    /// Returns what is kept for the backward pass at these sizes, node by node: the patterns that
     /// [`memory_insight`](crate::memory_insight) prints.
     pub fn activation_patterns(&mut self, dims: &[(&str, i64)]) -> Result<Vec<ActivationPattern>> {
         self.tabulated(dims).map(|stage| stage.patterns().to_vec())
     }
 
-    /// The stage that runs for each batch, compiled again with the recomputation tables.
+    /// Compiles the stage of a batch again, with the recomputation tables.
     fn tabulated(&mut self, dims: &[(&str, i64)]) -> Result<&mut Stage> {
         self.leave();
         let kind = self.main_kind();
         *self.stages.get(kind) = None;
         self.tabulates = true;
         let made = self.ready_at(kind, dims).map(|_| ());
+        // Cleared even if the compilation failed: tables cost simulations that later stages do not
+        // need.
         self.tabulates = false;
         made?;
         self.ready(kind)
     }
 
-    /// The bytes that stay from step to step.
+    /// The bytes that stay allocated between steps, and count against the limit besides the
+    /// session. Sums saturate, because sizes from a file may overflow.
     pub(super) fn kept_bytes(&self) -> usize {
         let of = |parameter: &Parameter| {
             let own = parameter.tensor.byte_count();
@@ -150,6 +159,7 @@ impl Trainer {
         parameters.chain(statistics).fold(0, usize::saturating_add)
     }
 
+    /// The bytes of a parameter's optimizer state.
     fn state_bytes_of(&self, parameter: &Parameter) -> usize {
         let (dtype, shape) = (parameter.tensor.dtype(), parameter.tensor.shape());
         let states = self.options.optimizer.states(dtype, shape);
@@ -158,13 +168,15 @@ impl Trainer {
         states.iter().fold(0, |sum: usize, state| sum.saturating_add(bytes(state.dtype, &state.shape)))
     }
 
-    /// Refuses a limit below the bytes that stay from step to step. The error names the least limit
-    /// for a step of these sizes.
+    /// Fails if the limit is below the bytes that stay allocated between steps. The error names the
+    /// smallest limit for a step of these sizes.
     pub(super) fn check_state_fits(&self, dims: &[(&str, i64)]) -> Result<()> {
         let (kept, limit) = (self.kept_bytes(), self.options.memory_limit.unwrap_or(usize::MAX));
         if kept <= limit {
             return Ok(());
         }
+        // The search for a recomputation reports the smallest limit for a whole step. It is run
+        // only for that number.
         let needed = match self.recomputing(self.main_kind(), dims) {
             Err(problem) => problem.shortage().map(|shortage| shortage.needed),
             Ok(_) => None,

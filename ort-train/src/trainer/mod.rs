@@ -1,5 +1,6 @@
-//! The trainer: a model's parameters, its optimizer's states, and the compiled graphs that update
-//! them.
+//! The trainer: parameters, optimizer state, and the compiled graphs that update them.
+//!
+//! The graphs themselves are built in `assemble` and `graph`.
 
 mod memory;
 mod stages;
@@ -20,26 +21,26 @@ pub use memory::StepMemory;
 use stages::Stages;
 pub(crate) use tensors::{gradient_name, state_name};
 
-/// Trains a model: each step runs the forward pass, the loss, the backward pass and the update of
-/// each parameter as one planned graph.
+/// A training run of a model. Each step runs the forward pass, the loss, the backward pass and the
+/// update of each parameter as one planned graph.
 pub struct Trainer {
     pub(crate) model: Model,
     pub(crate) options: TrainingOptions,
     pub(crate) training: TrainingGraph,
     pub(crate) state: State,
     stages: Stages,
-    /// Updates that were made.
+    /// The number of updates so far.
     pub(crate) updates: u64,
-    /// Batches that random numbers were drawn for: the counter of the random streams.
+    /// The number of batches so far, which is the counter of the random streams.
     pub(crate) batches: u64,
-    /// Batches whose gradients are summed and not yet applied.
+    /// The number of batches whose gradients are accumulated but not yet applied.
     pub(crate) pending: usize,
-    /// The loss scaler, if the options have a loss scale.
+    /// The loss scaler, if the options use loss scaling.
     pub(crate) scaler: Option<LossScaler>,
-    /// Whether the next stage that is compiled also makes the recomputation tables.
+    /// Whether the next compiled stage also computes the recomputation tables.
     tabulates: bool,
     profile: Option<Arc<Profile>>,
-    /// The evaluation graph, if it comes from a file.
+    /// The evaluation graph, if it was loaded from a file.
     pub(crate) evaluation: Option<Graph>,
 }
 
@@ -49,14 +50,14 @@ impl Trainer {
     /// # Errors
     ///
     /// An option is out of range, the model cannot be trained with these options
-    /// ([`TrainingGraph::new`]), or parameters and states exceed the memory limit. That error names
-    /// the least limit for a step with symbolic dimensions of 1.
+    /// ([`TrainingGraph::new`]), or parameters and optimizer state exceed the memory limit. The
+    /// memory error names the smallest limit for a step with symbolic dimensions of 1.
     pub fn new(model: &Model, options: TrainingOptions) -> Result<Trainer> {
         Trainer::for_sizes(model, options, &[])
     }
 
-    /// [`Self::new`], but an error names the least limit for a step with these sizes of symbolic
-    /// dimensions. Those that are not named count as 1.
+    /// [`Self::new`], but a memory error names the smallest limit for a step with these sizes of
+    /// symbolic dimensions. A dimension that is not named counts as 1.
     ///
     /// # Errors
     ///
@@ -82,52 +83,54 @@ impl Trainer {
             profile: None,
             evaluation: None,
         };
+        // Checked before `fill_state` allocates what would not fit.
         trainer.check_state_fits(dims)?;
         trainer.fill_state()?;
+        // Without recomputation the step's graph does not depend on sizes, so we compile it now and
+        // report its errors here instead of at the first batch.
         if !trainer.waits_for_sizes() {
             trainer.ready(trainer.main_kind())?;
         }
         Ok(trainer)
     }
 
-    /// The graph of the step, without its update.
+    /// Returns the graph of a step without its update.
     pub fn training_graph(&self) -> &TrainingGraph {
         &self.training
     }
 
-    /// The options of the training run.
+    /// Returns the options of the training run.
     pub fn options(&self) -> &TrainingOptions {
         &self.options
     }
 
-    /// Updates that were made.
+    /// Returns the number of updates so far.
     pub fn updates(&self) -> u64 {
         self.updates
     }
 
-    /// Batches whose gradients are summed and not yet applied.
+    /// Returns the number of batches whose gradients are accumulated but not yet applied.
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// The factor on the loss of the next batch before it is differentiated. None if the options
-    /// have no loss scale.
+    /// Returns the loss scale of the next batch, or `None` if the options have no loss scaling.
     pub fn loss_scale(&self) -> Option<f32> {
         self.scaler.map(|scaler| scaler.scale)
     }
 
-    /// Updates that were skipped because gradients were not finite. They do not count as
-    /// [`Self::updates`].
+    /// Returns the number of updates that were skipped because gradients were not finite.
+    /// [`Self::updates`] does not count them.
     pub fn skipped(&self) -> u64 {
         self.scaler.map_or(0, |scaler| scaler.skipped)
     }
 
-    /// The learning rate of the next update.
+    /// Returns the learning rate of the next update.
     pub fn learning_rate(&self) -> f32 {
         (f64::from(self.options.learning_rate) * self.options.schedule.factor(self.updates)) as f32
     }
 
-    /// Sets the learning rate that the schedule scales.
+    /// Sets the base learning rate, which the schedule scales.
     pub fn set_learning_rate(&mut self, rate: f32) -> Result<()> {
         ensure!(
             rate.is_finite() && rate >= 0.0,
@@ -138,12 +141,12 @@ impl Trainer {
         Ok(())
     }
 
-    /// Collects the time of each node of the following steps, or of none if `profile` is `None`.
+    /// Records the time of each node in the following steps. `None` stops recording.
     pub fn set_profile(&mut self, profile: Option<Arc<Profile>>) {
         self.profile = profile;
     }
 
-    /// Replaces the optimizer. Its states begin with zeros.
+    /// Replaces the optimizer. The new optimizer state starts at zero.
     pub(crate) fn set_optimizer(&mut self, optimizer: Optimizer, clip_norm: Option<f32>) -> Result<()> {
         self.leave();
         let options = TrainingOptions { optimizer, clip_norm, ..self.options.clone() };
@@ -158,7 +161,10 @@ impl Trainer {
                 drop(self.state.take(&state_name(name, state.kind))?);
             }
         }
+        // Only these two stages contain updates.
         (self.stages.step, self.stages.apply) = (None, None);
+        // Under a limit, the size of the optimizer state changes what is left for every other
+        // stage.
         if self.options.memory_limit.is_some() {
             self.stages = Stages::default();
         }

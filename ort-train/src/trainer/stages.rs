@@ -1,5 +1,6 @@
-//! Lazily compiled stages: each is built when it is first needed, and the one that is entered holds
-//! the tensors.
+//! Lazily compiled training stages.
+//!
+//! Each stage is compiled when it is first needed. The entered stage owns the tensors.
 
 use ort_core::session::NodePlacement;
 use ort_core::tensor::Value;
@@ -10,7 +11,7 @@ use crate::Recompute;
 use crate::recompute::Request;
 use crate::stage::{KeptOutputs, Settings, Stage};
 
-/// The stages of a training run. At most one of them holds the tensors.
+/// The compiled stages of a training run. At most one of them owns the tensors at a time.
 #[derive(Default)]
 pub(super) struct Stages {
     pub(super) step: Option<Stage>,
@@ -40,14 +41,14 @@ impl Stages {
 }
 
 impl Trainer {
-    /// Where each node of a step runs. Empty until the step is compiled, by [`Self::plan`] or the
-    /// first batch.
+    /// Returns the device of each node of a step. The list is empty until the step is compiled, by
+    /// [`Self::plan`] or the first batch.
     pub fn placement(&mut self) -> Vec<NodePlacement> {
         let kind = self.main_kind();
         self.stages.get(kind).as_ref().map_or_else(Vec::new, |stage| stage.session().placement())
     }
 
-    /// The stage that runs for each batch.
+    /// The kind of stage that runs for each batch.
     pub(super) fn main_kind(&self) -> Kind {
         if self.options.accumulate == 1 { Kind::Step } else { Kind::Accumulate }
     }
@@ -57,7 +58,7 @@ impl Trainer {
         self.options.memory_limit.is_some() || self.options.recompute != Recompute::AsLimited
     }
 
-    /// A stage, compiled for these sizes if its graph depends on them.
+    /// Returns a stage, compiled for these sizes if its graph depends on them.
     pub(super) fn ready_at(&mut self, kind: Kind, dims: &[(&str, i64)]) -> Result<&mut Stage> {
         let is_asked = self.waits_for_sizes() || self.tabulates;
         let recomputes = matches!(kind, Kind::Step | Kind::Accumulate) && is_asked;
@@ -69,7 +70,7 @@ impl Trainer {
         self.ready(kind)
     }
 
-    /// A stage, compiled when it is needed for the first time.
+    /// Returns a stage, and compiles it if this is its first use.
     pub(super) fn ready(&mut self, kind: Kind) -> Result<&mut Stage> {
         if self.stages.get(kind).is_none() {
             let stage = self.made(kind, self.options.memory_limit);
@@ -79,7 +80,7 @@ impl Trainer {
         self.stages.get(kind).as_mut().ok_or_else(|| error!(Fail, "a part of the training is gone"))
     }
 
-    /// A stage without recomputation, within a limit in bytes.
+    /// Compiles a stage without recomputation, within a limit in bytes.
     pub(super) fn made(&self, kind: Kind, limit: Option<usize>) -> Result<Stage> {
         let graph = match kind {
             Kind::Step => self.step_graph()?,
@@ -94,7 +95,7 @@ impl Trainer {
         }
     }
 
-    /// A stage with recomputation as asked, within the memory limit.
+    /// Compiles a stage with the requested recomputation, within the memory limit.
     pub(super) fn recomputing(&self, kind: Kind, dims: &[(&str, i64)]) -> Result<Stage> {
         let graph = if kind == Kind::Step { self.step_graph()? } else { self.accumulate_graph()? };
         let (recompute, tabulate) = (&self.options.recompute, self.tabulates);
@@ -104,13 +105,15 @@ impl Trainer {
         Stage::recomputing(graph, &self.settings(limit), &request)
     }
 
-    /// The settings of the stages' sessions, within a limit in bytes.
+    /// The session settings of a stage, within a limit in bytes.
     fn settings(&self, limit: Option<usize>) -> Settings<'_> {
+        // The session counts neither parameters nor optimizer state, so its own limit is what they
+        // leave.
         let own = limit.map(|limit| limit.saturating_sub(self.kept_bytes()));
         Settings { devices: self.state.devices(), options: &self.options, own }
     }
 
-    /// The sizes of symbolic dimensions that inputs have.
+    /// Returns the sizes that the inputs give to symbolic dimensions.
     pub(super) fn sizes_of(&self, inputs: &[(&str, Value)]) -> Vec<(String, i64)> {
         let graph = &self.training.graph;
         let mut sizes: Vec<(String, i64)> = Vec::new();
@@ -124,11 +127,13 @@ impl Trainer {
             }
         }
         sizes.sort();
+        // If two inputs disagree on a size, the smaller one is kept. It only selects the sizes that
+        // recomputation is chosen for.
         sizes.dedup_by(|one, other| one.0 == other.0);
         sizes
     }
 
-    /// Has a stage hold the tensors that it needs.
+    /// Hands a stage the tensors that it needs.
     pub(super) fn enter(&mut self, kind: Kind) -> Result<()> {
         if self.stages.entered == Some(kind) {
             return Ok(());
@@ -145,7 +150,7 @@ impl Trainer {
         }
     }
 
-    /// Takes the tensors back from the stage that holds them.
+    /// Returns the tensors from the entered stage to the state.
     pub(crate) fn leave(&mut self) {
         let Some(kind) = self.stages.entered.take() else { return };
         let state = &mut self.state;
@@ -154,8 +159,8 @@ impl Trainer {
         }
     }
 
-    /// Under a limit, frees the idle memory of evaluation before a training stage runs, and the
-    /// other way round. Together they could exceed the limit.
+    /// Under a limit, frees the idle memory of evaluation before a training stage runs, and vice
+    /// versa. Together the two could exceed the limit.
     fn trim_others(&mut self, kind: Kind) {
         if self.options.memory_limit.is_none() {
             return;
@@ -168,8 +173,8 @@ impl Trainer {
         }
     }
 
-    /// Restates a session's out-of-memory error in terms of the whole training run's limit. The
-    /// session's own limit is what parameters and states leave of that.
+    /// Restates a session's out-of-memory error in terms of the limit of the whole training run.
+    /// The session's own limit is only what parameters and optimizer state leave of it.
     pub(super) fn in_all(&self, kind: Kind, folded: usize, problem: Error) -> Error {
         let limit = self.options.memory_limit.zip(problem.shortage());
         let Some((limit, shortage)) = limit else { return problem };

@@ -1,5 +1,4 @@
-//! The training loop's calls: forward and backward passes, gradient accumulation, updates,
-//! evaluation.
+//! The training loop: forward and backward pass, gradient accumulation, update, evaluation.
 
 use ort_core::session::{Model, RunOptions, Session, SessionBuilder};
 use ort_core::tensor::{Tensor, Value};
@@ -12,15 +11,15 @@ use crate::graph::{COUNTER, LOSS, LOSS_SCALE, SEED};
 use crate::optimizer::{LEARNING_RATE, STEP};
 
 impl Trainer {
-    /// Runs one batch and returns its loss. Updates all parameters, or with
-    /// [`TrainingOptions::accumulate`](crate::TrainingOptions::accumulate) above 1 does so after
-    /// that many batches.
+    /// Runs one batch and returns its loss. It updates all parameters. With
+    /// [`TrainingOptions::accumulate`](crate::TrainingOptions::accumulate) above 1 it updates them
+    /// once after that many batches.
     ///
     /// # Errors
     ///
-    /// An input is missing or does not fit, or the step exceeds the memory limit. Then nothing has
-    /// changed. A run that a deadline ends may have updated some parameters. So may a run that
-    /// exceeds the limit through values whose sizes depend on data.
+    /// An input is missing or does not fit, or the step exceeds the memory limit. In these cases
+    /// nothing has changed. A run that hits a deadline may have updated some parameters. So may a
+    /// run that exceeds the limit through values whose sizes depend on data.
     pub fn train_step(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
         if self.options.accumulate > 1 {
             let loss = self.accumulate(inputs)?;
@@ -44,14 +43,16 @@ impl Trainer {
         Ok(loss)
     }
 
-    /// Runs one batch, adds its gradients to those since the last update, and returns its loss.
+    /// Runs one batch, adds its gradients to those accumulated since the last update, and returns
+    /// its loss.
     pub fn accumulate(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
         self.accumulate_onto(inputs, self.pending == 0)
     }
 
-    /// [`Self::accumulate`]. With `overwrite` the gradient sums start again from this batch.
+    /// [`Self::accumulate`], but with `overwrite` the accumulators restart from this batch.
     pub(crate) fn accumulate_onto(&mut self, inputs: &[(&str, Value)], overwrite: bool) -> Result<f32> {
         let mut given = inputs.to_vec();
+        // A flag of the graph, so that the first batch needs no pass that zeroes the accumulators.
         given.push((OVERWRITE, Tensor::from_bools(&[], &[overwrite])?.into()));
         let loss = self.run(Kind::Accumulate, given)?;
         self.pending = if overwrite { 1 } else { self.pending + 1 };
@@ -59,14 +60,15 @@ impl Trainer {
         Ok(loss)
     }
 
-    /// Updates the parameters by the mean of the gradients since the last update.
+    /// Updates the parameters with the mean of the gradients accumulated since the last update.
     pub fn apply(&mut self) -> Result<()> {
         self.apply_scaled(1.0 / self.pending as f32)?;
         self.pending = 0;
         Ok(())
     }
 
-    /// Updates the parameters by the sums of gradients times `scale`, and keeps the sums.
+    /// Updates the parameters with the accumulated gradients times `scale`, and keeps the
+    /// accumulators.
     pub(crate) fn apply_scaled(&mut self, scale: f32) -> Result<()> {
         ensure!(
             self.pending > 0,
@@ -81,20 +83,22 @@ impl Trainer {
         Ok(())
     }
 
-    /// The loss of a batch in evaluation mode: no dropout, and batch normalization by running
-    /// statistics.
+    /// Computes the loss of a batch in evaluation mode: no dropout, and batch normalization by
+    /// running statistics.
     pub fn eval_step(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
         self.run(Kind::Evaluate, inputs.to_vec())
     }
 
-    /// The loss of [`Self::eval_step`], and the model output that it is computed from.
+    /// Computes the loss of [`Self::eval_step`], and returns it with the model output that it is
+    /// computed from.
     pub fn evaluate(&mut self, inputs: &[(&str, Value)]) -> Result<(f32, Value)> {
         let loss = self.run(Kind::Evaluate, inputs.to_vec())?;
         let output = self.training.output.clone();
         Ok((loss, self.ready(Kind::Evaluate)?.output(&output)?))
     }
 
-    /// The model's outputs with the parameters as they are, as [`Self::eval_step`] computes them.
+    /// Computes the model's outputs with the current parameters, in evaluation mode as in
+    /// [`Self::eval_step`].
     pub fn predict(&mut self, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
         self.leave();
         let model = Model::from_graph(self.trained_graph()?);
@@ -102,8 +106,9 @@ impl Trainer {
         devices.fold(Session::builder(&model), SessionBuilder::device).build()?.run(inputs)
     }
 
-    /// One of [`TrainingOptions::additional_outputs`](crate::TrainingOptions::additional_outputs),
-    /// of the last batch.
+    /// Returns one of
+    /// [`TrainingOptions::additional_outputs`](crate::TrainingOptions::additional_outputs), from
+    /// the last batch.
     ///
     /// # Errors
     ///
@@ -137,6 +142,8 @@ impl Trainer {
         self.enter(kind)?;
         let profile = self.profile.clone();
         let stage = self.ready(kind)?;
+        // The caller's inputs stay: a wrong name among them must be an error. Ours are dropped if
+        // the graph has no dropout, no update or no loss scale.
         let own = [SEED, COUNTER, LEARNING_RATE, STEP, LOSS_SCALE, GRADIENT_SCALE];
         given.retain(|(name, _)| !own.contains(name) || stage.takes(name));
         let options = RunOptions { profile: profile.as_deref(), ..RunOptions::default() };
@@ -145,8 +152,9 @@ impl Trainer {
         if kind == Kind::Apply { Ok(0.0) } else { self.ready(kind)?.number(LOSS) }
     }
 
-    /// Adds the scalar inputs of an update. It multiplies gradient sums by `scale`.
+    /// Adds the scalar inputs of an update, which multiplies the gradients by `scale`.
     fn update_inputs(&self, given: &mut Vec<(&str, Value)>, scale: f32) -> Result<()> {
+        // The gradients still contain the loss scale. One factor removes it and takes the mean.
         let scale = scale / self.loss_scale().unwrap_or(1.0);
         given.push((GRADIENT_SCALE, Tensor::scalar(scale)?.into()));
         given.push((LEARNING_RATE, Tensor::scalar(self.learning_rate())?.into()));

@@ -1,4 +1,4 @@
-//! Parameters, gradient sums and optimizer states: initialization, access and export.
+//! Parameters, accumulated gradients and optimizer state: initialization, access and export.
 
 use std::path::Path;
 
@@ -13,13 +13,13 @@ use crate::graph::{Parameter, values_by_name};
 use crate::weights::TrainableGraph;
 
 impl Trainer {
-    /// A trained parameter as it is now.
+    /// Returns the current value of a parameter.
     pub fn parameter(&mut self, name: &str) -> Result<Tensor> {
         self.leave();
         self.state.tensor(name)
     }
 
-    /// The mean of each parameter's gradients over the batches since the last update.
+    /// Returns the mean of each parameter's gradients over the batches since the last update.
     pub fn grads(&mut self) -> Result<Vec<(String, Tensor)>> {
         ensure!(
             self.pending > 0,
@@ -41,14 +41,15 @@ impl Trainer {
         Ok(found)
     }
 
-    /// Writes the model with its trained weights as ONNX. The file appears whole or not at all.
+    /// Writes the model with its trained weights as ONNX. The write is atomic: the file is complete
+    /// or absent.
     pub fn export(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let graph = self.trained_graph()?;
         let weights = Weights::Inside;
         save(&graph, self.model.info(), path, &weights)
     }
 
-    /// The inference graph with the weights as they are now.
+    /// Returns the inference graph with the current weights.
     pub(crate) fn trained_graph(&mut self) -> Result<Graph> {
         self.leave();
         let mut graph = TrainableGraph::of(&self.model, &self.options)?.graph;
@@ -66,11 +67,12 @@ impl Trainer {
         Ok(graph)
     }
 
-    /// Initializes parameters and statistics from the model, and states with zeros.
+    /// Initializes parameters and running statistics from the model, and optimizer state with
+    /// zeros.
     pub(super) fn fill_state(&mut self) -> Result<()> {
         for Parameter { name, tensor, .. } in &self.training.parameters {
             self.state.insert(name.clone(), TensorBuffer::copy_of(tensor)?);
-            // The copy replaces the pages of the mapped file.
+            // The copy replaces the pages of the mapped file, so they need not stay resident.
             self.model.release(tensor);
         }
         for statistic in &self.training.statistics {
@@ -81,7 +83,7 @@ impl Trainer {
         self.hold_gradients(self.options.accumulate > 1)
     }
 
-    /// Allocates optimizer states of zeros.
+    /// Allocates zeroed optimizer state.
     pub(super) fn fill_states(&mut self) -> Result<()> {
         for Parameter { name, tensor, .. } in &self.training.parameters {
             for state in self.options.optimizer.states(tensor.dtype(), tensor.shape()) {
@@ -92,7 +94,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Allocates the gradient sums that do not exist yet, if `holds` asks for them.
+    /// Allocates the gradient accumulators that do not exist yet, if `holds` is true.
     pub(crate) fn hold_gradients(&mut self, holds: bool) -> Result<()> {
         if !holds {
             return Ok(());
@@ -107,10 +109,12 @@ impl Trainer {
     }
 }
 
+/// The name of an optimizer state tensor in the trainer's state and in checkpoints.
 pub(crate) fn state_name(parameter: &str, kind: &str) -> String {
     format!("{parameter}.{kind}")
 }
 
+/// The name of a parameter's gradient accumulator.
 pub(crate) fn gradient_name(parameter: &str) -> String {
     format!("{parameter}.gradient")
 }
