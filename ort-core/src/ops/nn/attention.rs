@@ -1,4 +1,7 @@
-//! `Attention`: scaled dot-product attention with masks, groups of heads and caches.
+//! Scaled dot-product attention: `Attention`.
+//!
+//! Covers additive masks, sliding windows, grouped-query heads and the KV cache. Inputs come by
+//! heads (rank 4) or with the heads concatenated (rank 3).
 
 use super::attention_gradients;
 use crate::dim::Dim;
@@ -55,15 +58,17 @@ static ATTENTION: OpSpec = OpSpec {
 
 ops![ATTENTION];
 
-/// An internal attribute of `Attention`: where it is 1, a query all of whose scores are -inf gives
-/// NaN, as the softmax of the formula does that a rule fused. Without it such a query gives 0.
+/// An internal attribute of `Attention`: if it is 1, a query whose scores are all -inf returns NaN,
+/// as the unfused softmax would. A fusion rule sets it. Otherwise such a query returns 0.
 pub const HIDDEN_IS_NAN: &str = "hidden_is_nan";
 
-/// The code of `double` in `softmax_precision`.
+/// `TensorProto.DataType.DOUBLE`, as `softmax_precision` encodes it.
 const DOUBLE: i64 = 11;
 
-/// In `double`, where queries and values are of different types of which one is that, or the
-/// softmax shall be.
+/// Decomposes into casts around an `Attention` of `double`.
+///
+/// Applies if the inputs mix types of which one is `double`, or if `softmax_precision` asks for it.
+/// Everything else needs the kernel.
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (query, value) = (draft.dtype(0)?, draft.dtype(2)?);
     let precision = match draft.attr("softmax_precision") {
@@ -74,6 +79,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     ensure!(asked && (query != value || query != DType::F64), NotImplemented, "Attention has no parts");
     let to = |dtype: DType| [("to", Attribute::Int(i64::from(dtype.onnx_code())))];
     let mut inputs = draft.inputs.clone();
+    // Q, K, V and the KV cache. Masks and lengths keep their types.
     for index in [0, 1, 2, 4, 5] {
         if let (Some(input), Some(cast)) = (draft.input(index), inputs.get_mut(index)) {
             *cast = Some(draft.emit("Cast", &[input], &to(DType::F64))?);
@@ -85,13 +91,17 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let outputs = draft.emit_many("Attention", &inputs, &attrs, draft.outputs.len())?;
     let mut results = Vec::with_capacity(outputs.len());
     for (index, output) in outputs.into_iter().enumerate() {
+        // Only `present_value` has the type of V; the other outputs have that of Q.
         let dtype = if index == 2 { value } else { query };
         results.push(draft.emit("Cast", &[output], &to(dtype))?);
     }
     draft.replace(&results)
 }
 
-/// Queries, keys or values as (batch, heads, sequence, head size).
+/// The shape of Q, K or V as (batch, heads, sequence, head size).
+///
+/// A tensor of rank 3 concatenates its heads, and `attribute` counts them. A symbolic width is
+/// taken to divide.
 fn heads(cx: &InferCx<'_>, name: &str, shape: &[Dim], attribute: &str) -> Result<[Dim; 4]> {
     match shape {
         [batch, heads, sequence, size] => Ok([batch.clone(), heads.clone(), sequence.clone(), size.clone()]),
@@ -120,9 +130,11 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         (false, _) => Dim::constant(0),
         (true, Some([_, _, past, _])) => past.clone(),
         (true, Some(_)) => return Err(error!(InvalidGraph, "past_key must have rank 4")),
+        // Without the past length no output shape is known, not even a symbolic total.
         (true, None) => return Ok(()),
     };
     let total = past + fresh;
+    // The kernel attends by heads, but Y comes back in the layout of Q: rank 3 or 4.
     let y = match is_flat {
         true => vec![batch.clone(), time.clone(), &query_heads * &value_size],
         false => vec![batch.clone(), query_heads.clone(), time.clone(), value_size.clone()],

@@ -1,7 +1,7 @@
-//! Attention and rotary embeddings out of smaller operators, for their gradients.
+//! Attention and rotary embeddings as primitive operators, for their gradients.
 //!
-//! The forward pass keeps its one kernel and no scores; backward computes the weights again from
-//! queries and keys, as Dao et al., FlashAttention, 2022, 3.1 do.
+//! The forward pass keeps its fused kernel and stores no scores. The backward pass recomputes the
+//! attention weights from Q and K, as in Dao et al., FlashAttention, 2022, 3.1.
 
 use super::attention::HIDDEN_IS_NAN;
 use crate::dim::Dim;
@@ -10,19 +10,20 @@ use crate::ir::{Attribute, ValueId};
 use crate::spec::GradCx;
 use crate::{Result, ensure, error};
 
-/// Queries, keys and values by heads, and what is added to the scores.
+/// Q, K and V by heads, and the additive masks of the scores.
 pub(in crate::ops) struct Heads {
     /// `[batch, heads, queries, size]`.
     pub(in crate::ops) q: ValueId,
-    /// `[batch, heads, keys, size]`; each head may serve several of the queries.
+    /// `[batch, heads, keys, size]`; under grouped-query attention a head serves several query
+    /// heads.
     pub(in crate::ops) k: ValueId,
     pub(in crate::ops) v: ValueId,
-    /// One over the root of a head's size by default.
+    /// The factor of the scores; `1 / sqrt(head size)` if absent.
     pub(in crate::ops) scale: Option<f32>,
     pub(in crate::ops) softcap: f32,
-    /// What is added to the scores; what is minus infinity hides a key.
+    /// Additive masks, broadcast against the scores. Minus infinity hides a key.
     pub(in crate::ops) added: Vec<ValueId>,
-    /// Whether a query without a key gives NaN instead of 0.
+    /// Whether a query that sees no key returns NaN instead of 0.
     pub(in crate::ops) hidden_is_nan: bool,
 }
 
@@ -30,31 +31,31 @@ fn axis(axis: i64) -> [(&'static str, Attribute); 1] {
     [("axis", Attribute::Int(axis))]
 }
 
-/// Sums are taken in single precision at least.
+/// The accumulator type: at least single precision.
 fn wide(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
-/// `[batch, rows, heads * size]` as `[batch, heads, rows, size]`.
+/// Splits heads: `[batch, rows, heads * size]` becomes `[batch, heads, rows, size]`.
 pub(in crate::ops) fn by_heads(cx: &mut GradCx<'_>, value: ValueId, heads: i64) -> Result<ValueId> {
     let split = cx.reshape_to(value, &[0, 0, heads, -1])?;
     cx.transpose(split, &[0, 2, 1, 3])
 }
 
-/// The other way round.
+/// Concatenates heads, the inverse of [`by_heads`].
 pub(in crate::ops) fn side_by_side(cx: &mut GradCx<'_>, value: ValueId) -> Result<ValueId> {
     let turned = cx.transpose(value, &[0, 2, 1, 3])?;
     cx.reshape_to(turned, &[0, 0, -1])
 }
 
-/// `value` where a condition holds, minus infinity elsewhere.
+/// An additive mask: 0 if the condition holds, minus infinity otherwise.
 fn hidden_unless(cx: &mut GradCx<'_>, holds: ValueId, dtype: DType) -> Result<ValueId> {
     let (zero, hidden) = (cx.number(0.0, dtype)?, cx.number(f64::NEG_INFINITY, dtype)?);
     cx.emit("Where", &[holds, zero, hidden], &[])
 }
 
 impl Heads {
-    /// The result, `[batch, heads, queries, size of values]`.
+    /// Builds the attention and returns the output, `[batch, heads, queries, value size]`.
     pub(in crate::ops) fn attend(self, cx: &mut GradCx<'_>) -> Result<ValueId> {
         let own = cx.dtype(self.q)?;
         let dtype = wide(own);
@@ -83,7 +84,8 @@ impl Heads {
         cx.cast(result, own)
     }
 
-    /// Keys or values for each head of the queries.
+    /// Keys or values with as many heads as Q: each KV head is repeated for its group of query
+    /// heads.
     fn for_queries(&self, cx: &mut GradCx<'_>, value: ValueId, dtype: DType) -> Result<ValueId> {
         let value = cx.cast(value, dtype)?;
         let (heads, own) = (cx.size_at(self.q, 1)?, cx.size_at(value, 1)?);
@@ -94,6 +96,8 @@ impl Heads {
             return Err(error!(NotImplemented, "the gradient of attention whose heads only the run counts"));
         };
         let (two, group) = (cx.ints(&[2])?, cx.ints(&[heads / own])?);
+        // Unsqueeze, expand, reshape: repeats each head `group` times in a row, as the standard
+        // maps heads.
         let apart = cx.emit("Unsqueeze", &[value, two], &[])?;
         let (before, behind) = (cx.sizes(value, 0, 2)?, cx.sizes(value, 2, 4)?);
         let shape = cx.join(&[before, group, behind])?;
@@ -103,8 +107,8 @@ impl Heads {
         cx.reshape(copies, shape)
     }
 
-    /// The softmax of the scores with what is added; a query that sees no key has weights of 0, or
-    /// NaN.
+    /// Masked softmax of the scores. A query that sees no key has weights of 0, or NaN if
+    /// `hidden_is_nan`.
     fn weigh(&self, cx: &mut GradCx<'_>, mut scores: ValueId) -> Result<ValueId> {
         let dtype = cx.dtype(scores)?;
         if self.hidden_is_nan {
@@ -114,7 +118,8 @@ impl Heads {
             }
             return cx.emit("Softmax", &[scores], &axis(-1));
         }
-        // Far below every score, and far from where sums end.
+        // A finite stand-in for -inf keeps the softmax of a fully masked row free of NaN. It lies
+        // below every real score, and three masks at once still add up to a finite f32.
         let least = cx.number(if dtype == DType::F64 { -1e300 } else { -1e38 }, dtype)?;
         let hidden = cx.number(f64::NEG_INFINITY, dtype)?;
         let mut seen: Option<ValueId> = None;
@@ -131,6 +136,7 @@ impl Heads {
         let weights = cx.emit("Softmax", &[scores], &axis(-1))?;
         match seen {
             None => Ok(weights),
+            // A fully masked row has a softmax over the stand-ins alone: its weights become 0 here.
             Some(seen) => {
                 let zero = cx.number(0.0, dtype)?;
                 cx.emit("Where", &[seen, weights, zero], &[])
@@ -139,8 +145,8 @@ impl Heads {
     }
 }
 
-/// The places of queries among the keys, `[queries, 1]` behind what is broadcast, and those of the
-/// keys.
+/// The positions of the queries and of the keys in the sequence: `[queries, 1]`, with leading batch
+/// dimensions if `offset` has them, and `[keys]`. `offset` is the position of the first query.
 pub(in crate::ops) fn places(
     cx: &mut GradCx<'_>,
     (q, k): (ValueId, ValueId),
@@ -155,7 +161,7 @@ pub(in crate::ops) fn places(
     Ok([rows, columns])
 }
 
-/// Hides the keys behind each query.
+/// The causal mask: hides the keys after each query's position.
 pub(in crate::ops) fn causal(
     cx: &mut GradCx<'_>,
     [rows, columns]: [ValueId; 2],
@@ -165,7 +171,9 @@ pub(in crate::ops) fn causal(
     hidden_unless(cx, holds, wide(dtype))
 }
 
-/// `Attention` of the standard.
+/// Decomposes the standard's `Attention`.
+///
+/// Its outputs are Y and the present keys and values; `qk_matmul_output` has no gradient.
 pub(super) fn attention_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let mut sides = Vec::with_capacity(3);
     let is_flat = cx.rank(cx.input(0)?)? == 3;
@@ -174,7 +182,7 @@ pub(super) fn attention_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
         if is_flat {
             value = by_heads(cx, value, cx.attrs().int(heads)?)?;
         }
-        // Keys and values follow those that are kept.
+        // New keys and values are appended to the KV cache.
         if let Some(past) = cx.find_input(index + 3).filter(|_| index > 0) {
             value = cx.emit("Concat", &[past, value], &axis(2))?;
         }
@@ -190,7 +198,7 @@ pub(super) fn attention_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     Ok(vec![result, k, v])
 }
 
-/// What masks, windows and lengths add to the scores.
+/// The additive masks of the node: its mask input, causality, sliding windows and sequence lengths.
 fn hidden_keys(cx: &mut GradCx<'_>, q: ValueId, k: ValueId) -> Result<Vec<ValueId>> {
     let dtype = wide(cx.dtype(q)?);
     let mut added = Vec::new();
@@ -207,6 +215,8 @@ fn hidden_keys(cx: &mut GradCx<'_>, q: ValueId, k: ValueId) -> Result<Vec<ValueI
     if !is_causal && windows.iter().all(|size| *size < 0) && lengths.is_none() {
         return Ok(added);
     }
+    // The first query's position: after the cache, or such that the last query meets the last valid
+    // key. Without either, queries and keys both count from 0.
     let offset = match (cx.find_input(4), lengths) {
         (Some(past), _) => Some(cx.sizes(past, 2, 3)?),
         (None, Some(lengths)) => {
@@ -219,6 +229,7 @@ fn hidden_keys(cx: &mut GradCx<'_>, q: ValueId, k: ValueId) -> Result<Vec<ValueI
     if is_causal {
         added.push(causal(cx, [rows, columns], dtype)?);
     }
+    // A window of size w shows the keys from w before the query to w after it; -1 is no limit.
     for (size, sign) in windows.into_iter().zip([-1, 1]).filter(|(size, _)| *size >= 0) {
         let distance = cx.integer(sign * size)?;
         let end = cx.emit("Add", &[rows, distance], &[])?;
@@ -233,7 +244,8 @@ fn hidden_keys(cx: &mut GradCx<'_>, q: ValueId, k: ValueId) -> Result<Vec<ValueI
     Ok(added)
 }
 
-/// A mask as what is added; keys beyond its end are hidden.
+/// The mask input as an additive mask of the keys' length. The standard hides the keys that a
+/// shorter mask does not reach.
 fn mask_of(cx: &mut GradCx<'_>, mask: ValueId, k: ValueId, dtype: DType) -> Result<ValueId> {
     let added = match cx.dtype(mask)? {
         DType::Bool => hidden_unless(cx, mask, dtype)?,
@@ -252,10 +264,12 @@ fn mask_of(cx: &mut GradCx<'_>, mask: ValueId, k: ValueId, dtype: DType) -> Resu
     cx.emit("Pad", &[added, pads, hidden, last], &[])
 }
 
-/// `RotaryEmbedding` of the standard.
+/// Decomposes the standard's `RotaryEmbedding`.
 pub(super) fn rotary_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let (x, cos, sin) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     let mut caches = [cos, sin];
+    // With position ids the caches are tables of all positions; without, they come by batch and
+    // position.
     if let Some(ids) = cx.find_input(3) {
         for cache in &mut caches {
             *cache = cx.emit("Gather", &[*cache, ids], &axis(0))?;
@@ -265,7 +279,7 @@ pub(super) fn rotary_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     rotate(cx, x, caches, heads).map(|y| vec![y])
 }
 
-/// Heads rotated by angles whose cosines and sines are `[batch, positions, half]`.
+/// Rotates each head by angles whose cosines and sines are `[batch, positions, half]`.
 pub(in crate::ops) fn rotate(
     cx: &mut GradCx<'_>,
     x: ValueId,
@@ -274,6 +288,7 @@ pub(in crate::ops) fn rotate(
 ) -> Result<ValueId> {
     let is_flat = cx.rank(x)? == 3;
     let turned = if is_flat { cx.reshape_to(x, &[0, 0, heads, -1])? } else { x };
+    // The caches have no axis of heads: every head at a position turns by the same angles.
     let of_heads = cx.ints(&[if is_flat { 2 } else { 1 }])?;
     for cache in &mut caches {
         *cache = cx.emit("Unsqueeze", &[*cache, of_heads], &[])?;
@@ -286,6 +301,7 @@ pub(in crate::ops) fn rotate(
         cx.emit("Slice", &[turned, from, to, last], &[])
     };
     let (first, rest) = match is_whole {
+        // Only the first `rotary_embedding_dim` elements of a head turn; the rest pass through.
         true => (turned, None),
         false => (part(cx, 0, rotated)?, Some(part(cx, rotated, i64::MAX)?)),
     };
@@ -296,7 +312,8 @@ pub(in crate::ops) fn rotate(
     cx.reshape_like(whole, x)
 }
 
-/// All of the last dimension in pairs, which lie side by side or half of the dimension apart.
+/// Rotates the whole last dimension in pairs. A pair's elements are adjacent if `interleaved`, and
+/// half the dimension apart otherwise.
 fn rotate_pairs(cx: &mut GradCx<'_>, x: ValueId, [cos, sin]: [ValueId; 2]) -> Result<ValueId> {
     let interleaved = cx.attrs().find_int("interleaved").unwrap_or(0) != 0;
     let (mut whole, mut axes) = (x, axis(-1));
@@ -313,6 +330,7 @@ fn rotate_pairs(cx: &mut GradCx<'_>, x: ValueId, [cos, sin]: [ValueId; 2]) -> Re
         }
     }
     let [a, b] = halves[..] else { return Err(error!(Fail, "Split has as many outputs as it is told")) };
+    // A rotation by the angle t: (a cos t - b sin t, a sin t + b cos t).
     let product = |cx: &mut GradCx<'_>, x: ValueId, y: ValueId| cx.emit("Mul", &[x, y], &[]);
     let (cos_a, sin_b) = (product(cx, cos, a)?, product(cx, sin, b)?);
     let (sin_a, cos_b) = (product(cx, sin, a)?, product(cx, cos, b)?);

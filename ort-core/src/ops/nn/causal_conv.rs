@@ -1,4 +1,7 @@
-//! `CausalConvWithState`: a depthwise convolution along time that carries its last inputs over.
+//! Causal depthwise convolution: `CausalConvWithState`.
+//!
+//! The convolution runs along time. Its last `kernel - 1` inputs are the state, which the next call
+//! takes as `past_state`.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;

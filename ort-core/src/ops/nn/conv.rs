@@ -1,4 +1,6 @@
-//! `Conv`, `ConvInteger`, `QLinearConv` and `ConvTranspose`.
+//! Convolutions: `Conv`, `ConvInteger`, `QLinearConv` and `ConvTranspose`.
+//!
+//! Shape inference alone; [`Windows`] does the arithmetic of sizes and padding.
 
 use super::conv_gradients;
 use super::geometry::Windows;
@@ -44,6 +46,7 @@ static CONV_INTEGER: OpSpec = OpSpec {
     types: &[var("T1", BYTES), var("T2", BYTES), var("T3", INT32)],
     attrs: ATTRS,
     cost: Cost::Compute,
+    // It has no bias: no input has this index.
     infer: |cx| infer(cx, [1, usize::MAX]),
     batch: BatchRule::Rule(batch::conv),
     ..OP
@@ -98,17 +101,17 @@ static CONV_TRANSPOSE: OpSpec = OpSpec {
 
 ops![CONV, CONV_INTEGER, QLINEAR_CONV, CONV_TRANSPOSE];
 
-/// Refuses two sizes that are numbers and differ.
+/// Fails if two constant dimensions differ. Symbolic dimensions are taken to agree.
 fn agree(what: &str, a: &Dim, b: &Dim) -> Result<()> {
     let differ = matches!((a.as_constant(), b.as_constant()), (Some(a), Some(b)) if a != b);
     ensure!(!differ, InvalidGraph, "{what} does not fit: {a} and {b}");
     Ok(())
 }
 
-/// The first two sizes of an image or weight, and its spatial ones.
+/// The first two dimensions of an image or weight, and its spatial dimensions.
 pub(in crate::ops) type Parts<'a> = (&'a Dim, &'a Dim, &'a [Dim]);
 
-/// The parts of an image and of a weight of the same rank, 3 or more.
+/// Splits an image and a weight of equal rank, 3 or more.
 pub(in crate::ops) fn image_and_kernel<'a>(
     image: &'a [Dim],
     kernel: &'a [Dim],
@@ -129,7 +132,7 @@ pub(in crate::ops) fn image_and_kernel<'a>(
     }
 }
 
-/// What to try where image and weight differ.
+/// The help if the ranks of image and weight differ.
 const RANKS: &str =
     "both need a batch or filters, channels, and the same spatial axes: [N, C, H, W] and [M, C, h, w]";
 
@@ -140,7 +143,7 @@ fn group(cx: &InferCx<'_>) -> Result<i64> {
     Ok(group)
 }
 
-/// Sets the shape of a convolution, whose weight and bias are the inputs at these places.
+/// Infers the shape of a convolution. `places` are the input indices of its weight and bias.
 pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, places: [usize; 2]) -> Result<()> {
     let [weight, bias] = places;
     let (Some(image), Some(weight)) = (cx.shape(0), cx.shape(weight)) else { return Ok(()) };
@@ -148,8 +151,8 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, places: [usize; 2]) -> Result<
     cx.set_shape(0, shape)
 }
 
-/// The shape of a convolution of an image by a weight, both with the channels second, with the bias
-/// at this input.
+/// The output shape of a convolution of an NCHW image. `bias` is the input index of the bias, which
+/// may be absent.
 pub(in crate::ops) fn output_shape(
     cx: &InferCx<'_>,
     [image, weight]: [&[Dim]; 2],
@@ -171,6 +174,8 @@ pub(in crate::ops) fn output_shape(
 
 fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    // The weight is that of the convolution being transposed: the input channels first, then the
+    // output channels of one group.
     let ((batch, channels, image), (inner, filters, kernel)) = image_and_kernel(image, kernel)?;
     let group = group(cx)?;
     agree("the weight's number of channels", channels, inner)?;

@@ -1,9 +1,8 @@
-//! `ConvGradInput` and `ConvGradWeights`: the gradients of a convolution by its image and by its
-//! weights (backward data and backward filter).
+//! Convolution backward data and backward filter: `ConvGradInput` and `ConvGradWeights`.
 //!
-//! Both have the strides, dilations, pads and groups of the convolution, and the shape of what they
-//! are the gradient by. There may be more or fewer windows than the image has room for: what they
-//! meet outside of it counts as padding.
+//! Both have the strides, dilations, pads and groups of the convolution, and take the shape of
+//! their output as an input. The number of windows need not match the size of the image: positions
+//! outside the image count as zero padding.
 
 use super::conv_gradients;
 use super::geometry::Windows;
@@ -51,8 +50,9 @@ static CONV_GRAD_WEIGHTS: OpSpec = OpSpec {
 
 ops![CONV_GRAD_INPUT, CONV_GRAD_WEIGHTS];
 
-/// The shape is the one that is given. The weights' shape is that of input 1, or the one that is
-/// given.
+/// Sets the output to the shape that input 2 holds, and checks the ranks and attributes.
+///
+/// The weights' shape is that of input 1, or the output shape itself if `weights` is another index.
 fn infer(cx: &mut InferCx<'_>, weights: usize) -> Result<()> {
     let group = cx.attrs.int("group")?;
     ensure!((1..1 << 31).contains(&group), InvalidGraph, help = "group is 1 or more", "group {group}");
@@ -72,13 +72,13 @@ fn infer(cx: &mut InferCx<'_>, weights: usize) -> Result<()> {
     cx.set_shape(0, shape)
 }
 
-/// The numbers of the convolution, one for each spatial axis.
+/// The attributes of the convolution, one number per spatial axis.
 struct Numbers {
     strides: Vec<i64>,
     dilations: Vec<i64>,
     pads: Vec<i64>,
     group: i64,
-    /// Spatial axes.
+    /// The number of spatial axes.
     spatial: usize,
 }
 
@@ -104,8 +104,8 @@ impl Numbers {
     }
 }
 
-/// A transposed convolution of the whole, whose padding is cut off. Places behind the last window
-/// have zeros.
+/// Decomposes into a `ConvTranspose` without padding, whose border is then cut off. Positions after
+/// the last window are padded with zeros.
 fn lower_input(draft: &mut Draft<'_>) -> Result<()> {
     let (upstream, weights, shape) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let Numbers { strides, dilations, pads, group, spatial } = Numbers::of(draft)?;
@@ -118,6 +118,8 @@ fn lower_input(draft: &mut Draft<'_>) -> Result<()> {
     let there = draft.emit("Shape", &[whole], &[("start", Attribute::Int(2))])?;
     let (two, rank) = (draft.constant_ints(&[2])?, draft.constant_ints(&[spatial as i64 + 2])?);
     let wanted = draft.emit("Slice", &[shape, two, rank], &[])?;
+    // A negative pad crops. The end pad is negative if the windows overhang the image, and positive
+    // if they fall short of it.
     let begins: Vec<i64> = pads.iter().take(spatial).map(|begin| -begin).collect();
     let begins = draft.constant_ints(&begins)?;
     let ends = draft.emit("Sub", &[wanted, there], &[])?;
@@ -129,9 +131,11 @@ fn lower_input(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[gradient])
 }
 
-/// A convolution of the image with the upstream gradient, batch and channels exchanged, strides and
-/// dilations too. Filters stay in the order of their groups, the batch is summed over. Places that
-/// no window reached make more sums than there are weights.
+/// Decomposes into a convolution of the image with the upstream gradient as its kernel.
+///
+/// Batch and channels swap roles, and so do strides and dilations. The convolution sums over the
+/// batch; the filters stay in the order of their groups. Where strides leave a remainder that no
+/// window covers, it returns more positions than the kernel has, so the end is sliced off.
 fn lower_weights(draft: &mut Draft<'_>) -> Result<()> {
     let (image, upstream, shape) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let Numbers { strides, dilations, pads, group, spatial } = Numbers::of(draft)?;
@@ -139,7 +143,8 @@ fn lower_weights(draft: &mut Draft<'_>) -> Result<()> {
         |order: Vec<usize>| [("perm", Attribute::Ints(order.into_iter().map(|axis| axis as i64).collect()))];
     let exchanged: Vec<usize> = [1, 0].into_iter().chain(2..spatial + 2).collect();
     let upstream = draft.emit("Transpose", &[upstream], &perm(exchanged.clone()))?;
-    // An image of N times G times C channels becomes C images of G times N channels.
+    // `[N, G * C, ...]` becomes `[C, G * N, ...]`, so that a group of the convolution sums over the
+    // batch.
     let range = |start, end| [("start", Attribute::Int(start)), ("end", Attribute::Int(end))];
     let (rank, axis) = (spatial as i64 + 2, [("axis", Attribute::Int(0))]);
     let batch = draft.emit("Shape", &[image], &range(0, 1))?;

@@ -1,8 +1,8 @@
 //! Gradients of convolutions and pools.
 //!
-//! A convolution is linear in the image and in the weights; the transpose by either is an operator
-//! of its own, `ConvGradInput` and `ConvGradWeights` (Goodfellow, Bengio & Courville, Deep
-//! Learning, 9.5).
+//! A convolution is linear in the image and in the weights. Its transposes are operators of their
+//! own, `ConvGradInput` and `ConvGradWeights` (Goodfellow, Bengio & Courville, Deep Learning, 9.5),
+//! so second-order gradients are convolutions again.
 
 use super::geometry::Windows;
 use crate::dim::Dim;
@@ -10,7 +10,7 @@ use crate::ir::{Attribute, ValueId};
 use crate::spec::{GradCx, RUNTIME};
 use crate::{Result, error};
 
-/// The numbers of a convolution or pool, one for each spatial axis.
+/// The attributes of a convolution or pool, one number per spatial axis.
 #[derive(Clone)]
 struct Geometry {
     strides: Vec<i64>,
@@ -21,8 +21,10 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// As the attributes say. `SAME` padding of a convolution with strides, and `output_shape`,
-    /// depend on the image's spatial sizes, which must then be numbers.
+    /// Reads the attributes and resolves `auto_pad`.
+    ///
+    /// Strided `SAME` padding and `output_shape` depend on the spatial dimensions of the image,
+    /// which must then be constants.
     fn of(cx: &GradCx<'_>, image: ValueId, kernel: &[i64], transposed: bool) -> Result<Geometry> {
         let attrs = cx.attrs();
         let rank = kernel.len();
@@ -33,6 +35,7 @@ impl Geometry {
         let (mut begins, mut ends) = (list("pads", rank * 2, 0), Vec::new());
         ends.extend(begins.split_off(rank));
         let same = !matches!(attrs.find_string("auto_pad"), None | Some("NOTSET" | "VALID"));
+        // Only a transposed convolution has `output_shape`, which fixes the padding as `SAME` does.
         let explicit = transposed && attrs.find_ints("output_shape").is_some_and(|shape| !shape.is_empty());
         if same || explicit {
             let kernel: Vec<Dim> = kernel.iter().map(|&size| Dim::constant(size)).collect();
@@ -68,7 +71,8 @@ impl Geometry {
         ]
     }
 
-    /// What each window adds to the places of an image that it lay over, in the shape of `image`.
+    /// The backward-data pass: adds each window's contribution to the positions that it covered, in
+    /// the shape of `image`.
     fn spread(
         &self,
         cx: &mut GradCx<'_>,
@@ -81,7 +85,7 @@ impl Geometry {
         cx.pen.emit_in((RUNTIME, "ConvGradInput"), &inputs, &self.attrs())
     }
 
-    /// The gradient of weights, in their shape.
+    /// The backward-filter pass: the gradient of the weights, in their shape.
     fn of_weights(
         &self,
         cx: &mut GradCx<'_>,
@@ -94,7 +98,7 @@ impl Geometry {
         cx.pen.emit_in((RUNTIME, "ConvGradWeights"), &inputs, &self.attrs())
     }
 
-    /// The convolution of an image, with as many windows as `like` has.
+    /// The forward convolution of an image, with exactly as many windows as `like` has.
     fn gather(
         &self,
         cx: &mut GradCx<'_>,
@@ -103,6 +107,8 @@ impl Geometry {
         like: ValueId,
     ) -> Result<ValueId> {
         let (rank, mut geometry) = (self.begins.len() + 2, self.clone());
+        // Pad the end until the last window of `like` fits; if more windows fit, the slice below
+        // drops them. Symbolic sizes have only the slice.
         let sizes = [image, weights, like].map(|value| cx.constant_sizes(value));
         if let [Some(image), Some(kernel), Some(windows)] = &sizes {
             let axes = image.iter().zip(kernel).zip(windows).skip(2);
@@ -124,7 +130,7 @@ impl Geometry {
     }
 }
 
-/// The spatial sizes of weights.
+/// The spatial dimensions of the weights, which must be constants.
 fn kernel(cx: &GradCx<'_>, weights: ValueId) -> Result<Vec<i64>> {
     let sizes = cx.constant_sizes(weights).map(|sizes| sizes.into_iter().skip(2).collect());
     sizes.ok_or_else(|| {
@@ -155,7 +161,8 @@ pub(super) fn of_conv(cx: &mut GradCx<'_>) -> Result<()> {
     of_bias(cx, upstream)
 }
 
-/// A transposed convolution's result is the image of a convolution whose result is the image here.
+/// The transposed convolution is a convolution's backward-data pass: its gradients are that
+/// convolution and its backward filter, with image and upstream gradient exchanged.
 pub(super) fn of_conv_transpose(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, weights, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let geometry = Geometry::of(cx, image, &kernel(cx, weights)?, true)?;
@@ -170,7 +177,7 @@ pub(super) fn of_conv_transpose(cx: &mut GradCx<'_>) -> Result<()> {
     of_bias(cx, upstream)
 }
 
-/// `ConvGradInput` is linear in the upstream gradient and in the weights.
+/// `ConvGradInput` is bilinear in the upstream gradient and the weights.
 pub(super) fn of_input_gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let (of_result, weights, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let geometry = Geometry::of(cx, upstream, &kernel(cx, weights)?, false)?;
@@ -185,7 +192,7 @@ pub(super) fn of_input_gradient(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `ConvGradWeights` is linear in the image and in the upstream gradient.
+/// `ConvGradWeights` is bilinear in the image and the upstream gradient.
 pub(super) fn of_weights_gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, of_result, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let geometry = Geometry::of(cx, image, &kernel(cx, upstream)?, false)?;
@@ -200,9 +207,11 @@ pub(super) fn of_weights_gradient(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The gradient goes to the place that was the greatest.
+/// Scatters the upstream gradient to the argmax of each window.
 pub(super) fn of_max_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, upstream) = (cx.input(0)?, cx.first_upstream()?);
+    // The scatter needs row-major indices. A node without them, or with column-major ones, runs
+    // again.
     let by_rows = cx.attrs().find_int("storage_order").unwrap_or(0) == 0;
     let places = match cx.find_output(1).filter(|_| by_rows) {
         Some(places) => places,
@@ -214,6 +223,7 @@ pub(super) fn of_max_pool(cx: &mut GradCx<'_>) -> Result<()> {
         }
     };
     let (places, upstream) = (cx.reshape_to(places, &[-1])?, cx.reshape_to(upstream, &[-1])?);
+    // Windows overlap, so the scatter adds. The indices count from the start of the whole tensor.
     let (size, one) = (cx.emit("Size", &[image], &[])?, cx.ints(&[1])?);
     let size = cx.reshape(size, one)?;
     let zeros = cx.zeros(size, cx.dtype(upstream)?)?;
@@ -222,12 +232,14 @@ pub(super) fn of_max_pool(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_reshaped(0, gradient)
 }
 
-/// What the windows of a pool add to each place, in the shape of the image; each channel by itself.
+/// Adds each window's value to the positions that it covers, in the shape of the image: the
+/// transpose of a sum pool.
 fn spread_windows(cx: &mut GradCx<'_>, value: ValueId) -> Result<ValueId> {
     let image = cx.input(0)?;
     let rank = cx.rank(image)?;
     let kernel = cx.attrs().ints("kernel_shape")?.to_vec();
     let geometry = Geometry::of(cx, image, &kernel, false)?;
+    // Channels do not mix, so they become batch items and one kernel of ones serves them all.
     let alone = cx.ints(&[-1, 1])?;
     let alone_shape = |cx: &mut GradCx<'_>, value: ValueId| -> Result<ValueId> {
         let spatial = cx.sizes(value, 2, rank)?;
@@ -242,11 +254,14 @@ fn spread_windows(cx: &mut GradCx<'_>, value: ValueId) -> Result<ValueId> {
     cx.reshape_like(spread, image)
 }
 
-/// Each window's gradient in equal parts to its places. The mean of ones over their sum is one over
-/// a window's count, padding and windows beyond the image considered.
+/// Spreads each window's gradient evenly over its positions.
+///
+/// Average over sum of an image of ones is one over the count by which the window divides: it
+/// accounts for padding and for windows that overhang the image.
 pub(super) fn of_average_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, upstream) = (cx.input(0)?, cx.upstream()?);
     let (rank, dtype) = (cx.rank(image)?, cx.dtype(image)?);
+    // The counts are the same for all items and channels: one image of ones is enough.
     let (alone, spatial) = (cx.ints(&[1, 1])?, cx.sizes(image, 2, rank)?);
     let shape = cx.join(&[alone, spatial])?;
     let one = cx.number(1.0, dtype)?;
@@ -263,7 +278,7 @@ pub(super) fn of_average_pool(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `sign(x) (|x| / y)^(p - 1)`, and 0 where the norm is.
+/// `dx = sign(x) (|x| / y)^(p - 1) dy`, and 0 where the norm `y` is 0.
 pub(super) fn of_lp_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, output, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
     let dtype = cx.dtype(image)?;
@@ -273,6 +288,7 @@ pub(super) fn of_lp_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let parts = cx.emit("Div", &[upstream, of_output], &[])?;
     let is_zero = cx.emit("Equal", &[output, zero], &[])?;
     let parts = cx.emit("Where", &[is_zero, zero, parts], &[])?;
+    // The global pool has one window, whose gradient broadcasts over the image.
     let parts = match cx.operator() {
         "LpPool" => spread_windows(cx, parts)?,
         _ => parts,
@@ -285,7 +301,7 @@ pub(super) fn of_lp_pool(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Equal parts for all pixels of a channel.
+/// Spreads the gradient evenly over the positions of a channel.
 pub(super) fn of_global_average(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, upstream) = (cx.input(0)?, cx.upstream()?);
     let rank = cx.rank(image)?;
@@ -299,7 +315,7 @@ pub(super) fn of_global_average(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Pixels that are equally great share the gradient.
+/// Splits the gradient evenly between tied maxima.
 pub(super) fn of_global_max(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, output, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
     let hit = cx.emit("Equal", &[image, output], &[])?;

@@ -1,4 +1,6 @@
-//! `DeformConv`: a convolution whose windows have their positions moved by an input.
+//! Deformable convolution: `DeformConv`.
+//!
+//! An input shifts the sampling positions of each window, and another may weigh them.
 
 use super::conv::image_and_kernel;
 use super::geometry::Windows;

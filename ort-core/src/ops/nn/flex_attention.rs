@@ -1,5 +1,6 @@
-//! `FlexAttention` of the preview domain: attention whose scores and probabilities pass through
-//! subgraphs.
+//! Attention with user-defined subgraphs: `FlexAttention` of the preview domain.
+//!
+//! One subgraph modifies the scores, another the probabilities.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueType;
@@ -34,6 +35,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         return Err(error!(InvalidGraph, "Q, K and V must have rank 4"));
     };
     let keys = cx.shape(1).and_then(|k| k.get(2)).cloned().unwrap_or_else(|| cx.fresh());
+    // The subgraphs see scores of the softmax's type: at least single precision by default.
     let dtype = match cx.attrs.find_int("softmax_precision") {
         Some(code) => i32::try_from(code).ok().and_then(DType::from_onnx),
         None if cx.dtype(0)? == DType::F64 => Some(DType::F64),

@@ -1,24 +1,25 @@
-//! The geometry of convolutions and pools: sizes of results and padding, once for inference and
-//! kernels.
+//! Window geometry of convolutions and pools.
+//!
+//! Output sizes and padding, computed in one place for both shape inference and the kernels.
 
 use crate::dim::Dim;
 use crate::ir::Attributes;
 use crate::{Result, ensure, error};
 
-/// How the padding is chosen.
+/// How the padding is chosen (`auto_pad`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AutoPad {
     /// As the attribute `pads` says.
     NotSet,
-    /// As the size of the result wants, the odd one at the end.
+    /// As the output size requires; an odd remainder goes to the end.
     SameUpper,
-    /// As the size of the result wants, the odd one at the beginning.
+    /// As the output size requires; an odd remainder goes to the beginning.
     SameLower,
-    /// None.
+    /// No padding.
     Valid,
 }
 
-/// A window along one spatial axis.
+/// The windows along one spatial axis, for an image of any size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Axis {
     kernel: Dim,
@@ -35,35 +36,36 @@ pub struct Windows {
     ceil: bool,
 }
 
-/// A window along one spatial axis of an image of known size.
+/// The windows along one spatial axis of an image of known size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowAxis {
     /// The size of the image.
     pub input: usize,
     /// The number of windows.
     pub output: usize,
-    /// The size of the kernel.
+    /// The size of the kernel, without dilation.
     pub kernel: usize,
-    /// From one window to the next, at least 1.
+    /// The distance between windows, at least 1.
     pub stride: usize,
-    /// From one position of the kernel to the next, at least 1.
+    /// The distance between positions of the kernel, at least 1.
     pub dilation: usize,
-    /// Padding before and behind the image.
+    /// The padding before and after the image.
     pub pads: [usize; 2],
 }
 
-/// The largest size, stride, dilation or padding: sums of a few products of two such numbers fit in
-/// 64 bits.
+/// The exclusive upper bound of sizes, strides, dilations and padding: sums of a few products of
+/// two such numbers fit in 64 bits.
 const LIMIT: i64 = 1 << 31;
 
 impl Windows {
-    /// Reads `auto_pad`, `ceil_mode`, `dilations`, `pads` and `strides`, where the operator has
-    /// them. `kernel` is the size along each spatial axis of the image; the attribute
-    /// `kernel_shape`, where given, must agree.
+    /// Reads `auto_pad`, `ceil_mode`, `dilations`, `pads` and `strides`, if the operator has them.
+    ///
+    /// `kernel` is the size along each spatial axis of the image. The attribute `kernel_shape`, if
+    /// given, must agree with it.
     ///
     /// # Errors
     ///
-    /// When an attribute does not have a value for each axis, or one that makes no sense.
+    /// If an attribute does not have a value for each axis, or has one out of range.
     pub fn new(attrs: &Attributes, kernel: &[Dim]) -> Result<Windows> {
         let rank = kernel.len();
         let list = |name: &str, len: usize, default: i64, least: i64| -> Result<Vec<i64>> {
@@ -110,12 +112,12 @@ impl Windows {
         Ok(Windows { axes, auto_pad, ceil: attrs.find_int("ceil_mode").unwrap_or(0) != 0 })
     }
 
-    /// The windows of an operator whose kernel is the attribute `kernel_shape`, on an image of
-    /// `rank` dimensions, batch and channels counted.
+    /// The windows of an operator whose kernel is the attribute `kernel_shape`, for an image of
+    /// `rank` dimensions, including batch and channels.
     ///
     /// # Errors
     ///
-    /// As [`Windows::new`], and when the attribute does not have a value for each spatial axis.
+    /// As [`Windows::new`], and if the attribute does not have a value for each spatial axis.
     pub fn of_pool(attrs: &Attributes, rank: usize) -> Result<Windows> {
         let kernel: Vec<Dim> = attrs.ints("kernel_shape")?.iter().map(|&size| Dim::constant(size)).collect();
         ensure!(
@@ -126,7 +128,7 @@ impl Windows {
         Windows::new(attrs, &kernel)
     }
 
-    /// The number of windows along each axis of an image of these sizes.
+    /// Returns the number of windows along each axis of an image of these spatial dimensions.
     pub fn outputs(&self, input: &[Dim]) -> Vec<Dim> {
         self.axes.iter().zip(input).map(|(axis, input)| self.output(axis, input)).collect()
     }
@@ -141,15 +143,16 @@ impl Windows {
                 if !self.ceil {
                     return room.floor_div(&stride) + 1;
                 }
-                // A window that would start in the padding behind the image is left out.
+                // `ceil_mode` drops a last window that would start in the padding after the image.
                 let started = (input + axis.pads[0]).ceil_div(&stride);
                 (room.ceil_div(&stride) + 1).min(&started)
             }
         }
     }
 
-    /// The padding before and behind each axis of an image of these sizes; none if it depends on a
-    /// size that is not a number. With a stride of 1 `SAME` padding is the same for all sizes.
+    /// Returns the padding before and after each axis of an image of these spatial dimensions, or
+    /// `None` if it depends on a symbolic one. At stride 1, `SAME` padding is the same for every
+    /// size.
     pub fn paddings(&self, input: &[Dim]) -> Option<Vec<[i64; 2]>> {
         self.axes.iter().zip(input).map(|(axis, input)| self.padding(axis, input)).collect()
     }
@@ -169,7 +172,7 @@ impl Windows {
     ///
     /// # Errors
     ///
-    /// When the kernel's size is not a number, or the kernel is larger than the padded image.
+    /// If the kernel has a symbolic size, or is larger than the padded image.
     pub fn on(&self, input: &[usize]) -> Result<Vec<WindowAxis>> {
         ensure!(
             input.len() == self.axes.len(),
@@ -190,6 +193,7 @@ impl Windows {
         };
         let size = Dim::constant(size);
         let output = self.output(axis, &size);
+        // Only a symbolic kernel has no padding here, and such a kernel fails below.
         let pads = self.padding(axis, &size).unwrap_or_default();
         Ok(WindowAxis {
             input,
@@ -201,18 +205,21 @@ impl Windows {
         })
     }
 
-    /// The sizes of the result of a transposed convolution, whose windows lie on that result.
+    /// Returns the spatial dimensions of a transposed convolution's output, which is what its
+    /// windows slide over.
     ///
     /// # Errors
     ///
-    /// When `output_padding` or `output_shape` do not have a value for each axis.
+    /// If `output_padding` or `output_shape` does not have a value for each axis.
     pub fn transposed_outputs(&self, attrs: &Attributes, input: &[Dim]) -> Result<Vec<Dim>> {
         let (extra, shape) = (self.extra(attrs)?, self.output_shape(attrs)?);
+        // An explicit shape wins over `auto_pad` and `pads`; the padding follows from it.
         if let Some(shape) = shape {
             return Ok(shape.into_iter().map(Dim::constant).collect());
         }
         let outputs = self.axes.iter().zip(input).zip(extra).map(|((axis, input), extra)| {
             let whole = (input - 1) * axis.stride + extra + axis.extent();
+            // `SAME` makes the output `stride` times the image, whatever the kernel.
             match self.auto_pad {
                 AutoPad::SameUpper | AutoPad::SameLower => input * axis.stride,
                 AutoPad::Valid => whole,
@@ -222,9 +229,10 @@ impl Windows {
         Ok(outputs.collect())
     }
 
-    /// The windows of a transposed convolution of an image of these spatial sizes: their `input` is
-    /// the size of the result and their `output` that of the image. The padding may be more than
-    /// the attributes say at the end, where `output_shape` cuts the result.
+    /// The windows of a transposed convolution of an image of these spatial sizes.
+    ///
+    /// Input and output swap roles: `input` is the output's size, `output` that of the image. If
+    /// `output_shape` is given, the padding follows from it instead of `pads`.
     ///
     /// # Errors
     ///
@@ -256,9 +264,11 @@ impl Windows {
         Ok(result)
     }
 
-    /// The padding before and behind each axis of a transposed convolution's result; none if it
-    /// depends on a size that is not a number. `SAME` padding does not: the result has `stride`
-    /// times the size of the image, so that what is cut off is the same for all sizes.
+    /// Returns the padding before and after each axis of a transposed convolution's output, or
+    /// `None` if it depends on a symbolic dimension.
+    ///
+    /// `SAME` padding never does: the output is `stride` times the image, so the part cut off is
+    /// the same for every size.
     ///
     /// # Errors
     ///
@@ -273,6 +283,7 @@ impl Windows {
             }
             let whole = (size - 1) * axis.stride + extra + axis.extent();
             let total = (whole - output).as_constant()?.max(0);
+            // The standard: every mode but SAME_UPPER puts the odd remainder at the beginning.
             let (less, more) = (total / 2, total - total / 2);
             Some(if self.auto_pad == AutoPad::SameUpper { [less, more] } else { [more, less] })
         });
@@ -283,7 +294,7 @@ impl Windows {
         self.spatial(attrs, "output_padding").map(|list| list.unwrap_or_else(|| vec![0; self.axes.len()]))
     }
 
-    /// The attribute `output_shape` without batch and channels, which some exporters write too.
+    /// The attribute `output_shape`, without the batch and channels that some exporters include.
     fn output_shape(&self, attrs: &Attributes) -> Result<Option<Vec<i64>>> {
         match attrs.find_ints("output_shape") {
             Some(shape) if shape.len() == self.axes.len() + 2 => {
@@ -302,7 +313,7 @@ impl Windows {
 }
 
 impl Axis {
-    /// What a dilated kernel spans.
+    /// The span of the dilated kernel.
     fn extent(&self) -> Dim {
         (&self.kernel - 1) * self.dilation + 1
     }

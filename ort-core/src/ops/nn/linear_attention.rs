@@ -1,4 +1,4 @@
-//! `LinearAttention`: attention as a recurrence over a state matrix per head.
+//! Linear attention: `LinearAttention`, a recurrence over a state matrix per head.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -41,6 +41,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (queries, heads) = (cx.attrs.int("q_num_heads")?, cx.attrs.int("kv_num_heads")?);
     let fits = heads > 0 && queries > 0 && queries % heads == 0;
     ensure!(fits, InvalidGraph, "{queries} query heads are no multiple of {heads} heads");
+    // A past state fixes the type of the present one; without it the state has the type of the
+    // query.
     let state_type = cx.dtype(3).or_else(|_| cx.dtype(0))?;
     let (Some(query), Some(value)) = (cx.shape(0), cx.shape(2)) else {
         cx.set(1, state_type, None);

@@ -1,4 +1,4 @@
-//! `NegativeLogLikelihoodLoss` and `SoftmaxCrossEntropyLoss`: losses of classification.
+//! Classification losses: `NegativeLogLikelihoodLoss` and `SoftmaxCrossEntropyLoss`.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
@@ -66,9 +66,11 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(1, scores.to_vec())
 }
 
-/// By the logarithms of the probabilities: minus the label's weight at the label, 0 elsewhere. By
-/// the scores the probabilities come on top, times that weight (Goodfellow, Bengio & Courville,
-/// Deep Learning, 6.2.2.3).
+/// The gradient of the scores.
+///
+/// By log-probabilities it is minus the label's weight at the label, 0 elsewhere. By logits it is
+/// the softmax minus the one-hot label, times that weight (Goodfellow, Bengio & Courville, Deep
+/// Learning, 6.2.2.3).
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let scores = cx.input(0)?;
     ensure!(!cx.wants(2), NotImplemented, "{} has no gradient by its weights", cx.operator());
@@ -79,6 +81,7 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let share = cx.emit("Unsqueeze", &[share, classes], &[])?;
     let at_label = [("axis", Attribute::Int(1)), ("reduction", Attribute::String("add".into()))];
     let gradient = if cx.operator() == "SoftmaxCrossEntropyLoss" {
+        // The forward pass may have left the log-probabilities as its second output.
         let logarithms = match cx.find_output(1) {
             Some(logarithms) => logarithms,
             None => cx.emit("LogSoftmax", &[scores], &[("axis", Attribute::Int(1))])?,
@@ -87,6 +90,7 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
         let one = cx.number(-1.0, dtype)?;
         let shape = cx.shape_of(labels)?;
         let ones = cx.emit("Expand", &[one, shape], &[])?;
+        // Adding -1 at the labels subtracts the one-hot labels without building them.
         let rest = cx.emit("ScatterElements", &[probabilities, labels, ones], &at_label)?;
         cx.emit("Mul", &[rest, share], &[])?
     } else {
@@ -98,8 +102,8 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The labels, with class 0 for those that are ignored, and what each label's loss adds to the
-/// output, times the output's gradient.
+/// Returns the labels, with class 0 in place of ignored ones, and the upstream gradient times the
+/// weight of each label's loss in the output.
 fn shares(cx: &mut GradCx<'_>) -> Result<(ValueId, ValueId)> {
     let (scores, mut labels, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
     let dtype = cx.dtype(scores)?;
@@ -111,6 +115,8 @@ fn shares(cx: &mut GradCx<'_>) -> Result<(ValueId, ValueId)> {
         }
         None => None,
     };
+    // An ignored label may be no class at all: class 0 keeps the gathers and scatters in range, and
+    // the weight of 0 below cancels it.
     if let Some(ignored) = ignored {
         let zero = cx.integer(0)?;
         labels = cx.emit("Where", &[ignored, zero, labels], &[])?;
@@ -126,6 +132,7 @@ fn shares(cx: &mut GradCx<'_>) -> Result<(ValueId, ValueId)> {
         let zero = cx.number(0.0, dtype)?;
         weight = cx.emit("Where", &[ignored, zero, weight], &[])?;
     }
+    // The mean divides by the sum of the weights, not by the number of labels.
     if cx.attrs().string("reduction")? == "mean" {
         let all = cx.emit("ReduceSum", &[weight], &[("keepdims", Attribute::Int(0))])?;
         weight = cx.emit("Div", &[weight, all], &[])?;

@@ -1,4 +1,4 @@
-//! `MaxUnpool`: puts the values of a max pool back where its indices say.
+//! Max unpooling: `MaxUnpool` scatters the values of a max pool back to its indices.
 
 use super::geometry::Windows;
 use crate::dim::Dim;

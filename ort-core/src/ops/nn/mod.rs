@@ -1,5 +1,6 @@
-//! Operators of neural networks: convolutions, pools, normalizations, softmax, recurrent layers,
-//! attention.
+//! Neural network layers.
+//!
+//! Convolutions, pools, normalizations, softmax, losses, recurrent layers, attention.
 
 mod attention;
 pub(super) mod attention_gradients;

@@ -1,5 +1,6 @@
-//! `BatchNormalizationGrad`: the gradients of a batch normalization in training, by its input,
-//! scale and bias.
+//! Batch normalization backward: `BatchNormalizationGrad`.
+//!
+//! The gradients of a batch normalization in training mode by its input, scale and bias.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
@@ -41,14 +42,15 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape.to_vec())
 }
 
-/// With `x̂` the normalized elements and `g` the upstream gradient: `scale (g - mean(g) - x̂ mean(g
-/// x̂)) / deviation`, channel by channel.
+/// With `x̂` the normalized input and `g` the upstream gradient, per channel:
+/// `dx = scale (g - mean(g) - x̂ mean(g x̂)) / deviation`.
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (x, scale, upstream) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let rank = draft.shape(0).map(|shape| shape.len() as i64);
     let rank = rank.ok_or_else(|| error!(NotImplemented, "the rank is not known"))?;
     let axes: Vec<i64> = std::iter::once(0).chain(2..rank).collect();
     let axes = draft.constant_ints(&axes)?;
+    // The forward pass may have saved the statistics; otherwise they are recomputed from x.
     let (centred, inverse) = match (draft.input(3), draft.input(4)) {
         (Some(mean), Some(inverse)) => (draft.emit("Sub", &[x, mean], &[])?, inverse),
         _ => standardize(draft, x, axes)?,
@@ -71,7 +73,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[of_x, of_scale, of_bias])
 }
 
-/// X around its mean, and one over its deviation, channel by channel.
+/// Returns the centred input and the inverse standard deviation, per channel.
 fn standardize(draft: &mut Draft<'_>, x: ValueId, axes: ValueId) -> Result<(ValueId, ValueId)> {
     let epsilon = match draft.attr("epsilon") {
         Some(Attribute::Float(epsilon)) => *epsilon,

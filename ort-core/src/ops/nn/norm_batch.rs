@@ -1,5 +1,7 @@
-//! `BatchNormalization`: each channel scaled by its mean and variance over the batch, or over past
-//! batches.
+//! Batch normalization: `BatchNormalization`.
+//!
+//! Normalizes each channel by the mean and variance of the batch (training mode) or by running
+//! statistics.
 
 use crate::dtype::TypeSet;
 use crate::ir::Attribute;
@@ -47,8 +49,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape.to_vec())
 }
 
-/// Before version 7, `is_test` told inference from training; since then it is the number of
-/// outputs.
+/// Before version 7, `is_test` separated inference from training; since then the number of outputs
+/// does.
 fn drop_test_flag(draft: &mut Draft<'_>) -> Result<()> {
     draft.take_attr("consumed_inputs");
     if matches!(draft.take_attr("is_test"), Some(Attribute::Int(1))) {
@@ -57,12 +59,15 @@ fn drop_test_flag(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before version 14, giving statistics as outputs meant training, and version 9 dropped statistics
-/// of each activation (`spatial` 0).
+/// Sets `training_mode`. Before version 14 a node with statistics as outputs was in training.
+///
+/// Version 9 removed `spatial` 0, statistics of each activation instead of each channel.
 fn name_the_mode(draft: &mut Draft<'_>) -> Result<()> {
     let spatial = !matches!(draft.take_attr("spatial"), Some(Attribute::Int(0)));
     let training = draft.outputs.iter().skip(1).any(Option::is_some);
     let saved = draft.outputs.iter().skip(3).any(Option::is_some);
+    // An old training node may have five outputs: running mean and variance, and those of the
+    // batch.
     if !saved {
         draft.outputs.truncate(if training { 3 } else { 1 });
     }
@@ -75,8 +80,10 @@ fn name_the_mode(draft: &mut Draft<'_>) -> Result<()> {
     }
 }
 
-/// Training with the statistics of this batch as further outputs, or with those of each activation,
-/// which are channels of a flat image.
+/// Training with the batch's own statistics as further outputs, or with statistics of each
+/// activation.
+///
+/// For the latter, the image is flattened so that activations become channels.
 fn train(draft: &mut Draft<'_>, spatial: bool) -> Result<()> {
     let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|index| draft.required(index));
     let (x, scale, bias, mean, variance) = (x?, scale?, bias?, mean?, variance?);
@@ -95,7 +102,7 @@ fn train(draft: &mut Draft<'_>, spatial: bool) -> Result<()> {
         attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let mut outputs = draft.emit_many("BatchNormalization", &given, &attrs, 3)?;
     if draft.outputs.len() > 3 {
-        // Running statistics that forget the past are those of this batch.
+        // With a momentum of 0 the running statistics are those of this batch.
         attrs.retain(|(name, _)| *name != "momentum");
         attrs.push(("momentum", Attribute::Float(0.0)));
         outputs.extend(draft.emit_many("BatchNormalization", &given, &attrs, 3)?.into_iter().skip(1));

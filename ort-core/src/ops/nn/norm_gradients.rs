@@ -1,9 +1,9 @@
 //! Gradients of normalizations.
 //!
-//! With `x̂ = (x - mean) / deviation` and `g` the gradient by `x̂`, that by `x` is `(g - mean(g) -
-//! x̂ mean(g x̂)) / deviation`: a change of one element moves mean and deviation of all (Ioffe &
-//! Szegedy, Batch Normalization, section 3; Ba, Kiros & Hinton, Layer Normalization). Without
-//! centring, `mean(g)` is not there.
+//! With `x̂ = (x - mean) / deviation` and `g` the gradient of `x̂`, the gradient of `x` is
+//! `(g - mean(g) - x̂ mean(g x̂)) / deviation`. Each element also moves the mean and deviation of
+//! all others (Ioffe & Szegedy, Batch Normalization, section 3; Ba, Kiros & Hinton, Layer
+//! Normalization). Without centring, as in RMS normalization, the term `mean(g)` is absent.
 
 use crate::Result;
 use crate::dtype::DType;
@@ -12,9 +12,9 @@ use crate::spec::{GradCx, RUNTIME};
 
 /// A tensor normalized along some axes.
 struct Normalized {
-    /// The normalized elements.
+    /// The normalized elements, `x̂`.
     unit: ValueId,
-    /// One over the deviation.
+    /// The inverse standard deviation, or inverse root mean square.
     inverse: ValueId,
     axes: Vec<i64>,
     centred: bool,
@@ -40,7 +40,7 @@ impl Normalized {
         Ok(Normalized { unit, inverse, axes, centred })
     }
 
-    /// The gradient by the elements before, from that by the normalized ones.
+    /// Returns the gradient of `x` from `upstream`, the gradient of `x̂`.
     fn gradient(&self, cx: &mut GradCx<'_>, upstream: ValueId) -> Result<ValueId> {
         let along = cx.emit("Mul", &[upstream, self.unit], &[])?;
         let along = cx.mean_along(along, &self.axes)?;
@@ -61,12 +61,12 @@ fn inverse_root(cx: &mut GradCx<'_>, variance: ValueId, epsilon: f32) -> Result<
     cx.emit("Reciprocal", &[root], &[])
 }
 
-/// Sums of half-precision numbers are taken in single precision.
+/// The accumulator type: at least single precision.
 fn wide(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
-/// Sets the gradient of an input to a value of another type that broadcasting made larger.
+/// Sets the gradient of an input from a value of another type and a broadcast shape.
 fn deliver(cx: &mut GradCx<'_>, index: usize, gradient: ValueId) -> Result<()> {
     if !cx.wants(index) {
         return Ok(());
@@ -83,13 +83,14 @@ fn in_wide(cx: &mut GradCx<'_>, value: ValueId) -> Result<ValueId> {
     cx.cast(value, dtype)
 }
 
-/// `LayerNormalization` and `RMSNormalization`.
+/// The gradients of `LayerNormalization` and `RMSNormalization`.
 pub(super) fn of_layer(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
     let (x, scale, upstream) = (in_wide(cx, input)?, in_wide(cx, scale)?, in_wide(cx, upstream)?);
     let rank = cx.rank(x)?;
     let axes = (cx.axis("axis", rank)? as i64..rank as i64).collect();
     let epsilon = cx.attrs().float("epsilon")?;
+    // `RMSNormalization` does not centre.
     let normalized = Normalized::new(cx, x, axes, epsilon, cx.operator() == "LayerNormalization")?;
     let of_unit = cx.emit("Mul", &[upstream, scale], &[])?;
     if cx.wants(0) {
@@ -101,13 +102,14 @@ pub(super) fn of_layer(cx: &mut GradCx<'_>) -> Result<()> {
     deliver(cx, 2, upstream)
 }
 
-/// A value for each channel against an image of this rank.
+/// Reshapes a value per channel so that it broadcasts against an image of this rank.
 fn by_channel(cx: &mut GradCx<'_>, value: ValueId, rank: usize) -> Result<ValueId> {
     let shape: Vec<i64> = std::iter::once(-1).chain(std::iter::repeat_n(1, rank.saturating_sub(2))).collect();
     cx.reshape_to(value, &shape)
 }
 
-/// The sum over all but the channels, to the shape of an input with one value for each.
+/// Sums over all axes but the channels and sets the gradient of an input with one value per
+/// channel.
 fn deliver_by_channel(cx: &mut GradCx<'_>, index: usize, gradient: ValueId) -> Result<()> {
     if !cx.wants(index) {
         return Ok(());
@@ -118,8 +120,8 @@ fn deliver_by_channel(cx: &mut GradCx<'_>, index: usize, gradient: ValueId) -> R
     cx.set_reshaped(index, sum)
 }
 
-/// `InstanceNormalization` and `GroupNormalization`: the latter over channels that are put
-/// together.
+/// The gradients of `InstanceNormalization` and `GroupNormalization`. Both normalize rows: the
+/// elements of a channel, or of a group of channels.
 pub(super) fn of_channels(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let (x, scale, upstream) = (in_wide(cx, input)?, in_wide(cx, scale)?, in_wide(cx, upstream)?);
@@ -145,8 +147,8 @@ pub(super) fn of_channels(cx: &mut GradCx<'_>) -> Result<()> {
     deliver_by_channel(cx, 2, upstream)
 }
 
-/// Batch normalization in training whose tensors are all of one type that is not a half: one
-/// operator.
+/// Batch normalization in training mode, all tensors of one type that is not half precision: one
+/// fused operator.
 fn of_batch_in_training(cx: &mut GradCx<'_>) -> Result<()> {
     let (x, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
     let epsilon = [("epsilon", Attribute::Float(cx.attrs().float("epsilon")?))];
@@ -160,9 +162,13 @@ fn of_batch_in_training(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// In training by the batch's own statistics, else by given ones, which then have gradients, too.
+/// The gradients of `BatchNormalization`.
+///
+/// Training mode differentiates through the batch's own statistics. Otherwise the statistics are
+/// inputs with gradients of their own.
 pub(super) fn of_batch(cx: &mut GradCx<'_>) -> Result<()> {
     let dtypes = [cx.dtype(cx.input(0)?)?, cx.dtype(cx.input(1)?)?, cx.dtype(cx.first_upstream()?)?];
+    // What the fused operator takes: float32 or float64 throughout, and an axis of channels.
     let is_one_type = [[DType::F32; 3], [DType::F64; 3]].contains(&dtypes);
     if cx.attrs().flag("training_mode")? && is_one_type && cx.rank(cx.input(0)?)? >= 2 {
         return of_batch_in_training(cx);
@@ -194,7 +200,7 @@ pub(super) fn of_batch(cx: &mut GradCx<'_>) -> Result<()> {
             deliver_by_channel(cx, 3, of_mean)?;
         }
         if cx.wants(4) {
-            // The unit falls with the variance's power of -1/2.
+            // `x̂` is proportional to `(variance + epsilon)^(-1/2)`.
             let half = cx.number(-0.5, cx.dtype(x)?)?;
             let square = cx.emit("Mul", &[inverse, inverse], &[])?;
             let slope = cx.emit("Mul", &[square, half], &[])?;
@@ -209,7 +215,7 @@ pub(super) fn of_batch(cx: &mut GradCx<'_>) -> Result<()> {
     deliver_by_channel(cx, 2, upstream)
 }
 
-/// `(x - mean) / (deviation + 1e-9)` along given axes.
+/// The gradient of `(x - mean) / (deviation + 1e-9)` along given axes, without the 1e-9.
 pub(super) fn of_mean_variance(cx: &mut GradCx<'_>) -> Result<()> {
     let (x, upstream) = (cx.input(0)?, cx.upstream()?);
     let axes = cx.attrs().ints("axes")?.to_vec();
@@ -219,12 +225,13 @@ pub(super) fn of_mean_variance(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `x` over its norm along an axis.
+/// The gradient of `x / norm(x)` along an axis, and 0 where the norm is 0.
 pub(super) fn of_lp(cx: &mut GradCx<'_>) -> Result<()> {
     let (x, unit, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
     let axis = cx.ints(&[cx.attrs().int("axis")?])?;
     let (op, slope) = match cx.attrs().int("p")? {
         1 => ("ReduceL1", cx.emit("Sign", &[x], &[])?),
+        // For p = 2 the norm's derivative is x over the norm, which is the output itself.
         _ => ("ReduceL2", unit),
     };
     let norm = cx.emit(op, &[x, axis], &[])?;
@@ -240,14 +247,17 @@ pub(super) fn of_lp(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `x s^-beta` with `s = bias + alpha / size * (sum of squares of the channels around)`.
+/// The gradient of `x s^-beta` with `s = bias + alpha / size * sum(neighbours^2)`.
+///
+/// An element scales itself by `s^-beta`, and enters `s` of every channel whose window covers it.
 pub(super) fn of_local_response(cx: &mut GradCx<'_>) -> Result<()> {
     let (x, upstream) = (cx.input(0)?, cx.upstream()?);
     let (dtype, attrs) = (cx.dtype(x)?, cx.attrs());
     let (alpha, beta, bias) = (attrs.float("alpha")?, attrs.float("beta")?, attrs.float("bias")?);
     let size = attrs.int("size")?;
     let (before, behind) = ((size - 1) / 2, size / 2);
-    // Channels are the rows of an image of one channel, so that a pool sums over neighbours.
+    // Channels become the rows of a one-channel image, so that a pool sums over neighbours.
+    // `count_include_pad` makes it divide by `size` everywhere, as the formula does.
     let rows = |cx: &mut GradCx<'_>, value: ValueId, pads: [i64; 2]| -> Result<ValueId> {
         let (batch, channels) = (cx.sizes(value, 0, 1)?, cx.sizes(value, 1, 2)?);
         let (one, rest) = (cx.ints(&[1])?, cx.ints(&[-1])?);
@@ -272,6 +282,7 @@ pub(super) fn of_local_response(cx: &mut GradCx<'_>) -> Result<()> {
     let own = cx.emit("Mul", &[upstream, scale], &[])?;
     let slope = cx.emit("Div", &[own, sum], &[])?;
     let slope = cx.emit("Mul", &[slope, x], &[])?;
+    // Mirrored pads: the channels whose window covers this one, instead of those in its window.
     let around = rows(cx, slope, [behind, before])?;
     let factor = cx.number(-2.0 * alpha * f64::from(beta), dtype)?;
     let around = cx.emit("Mul", &[around, factor], &[])?;

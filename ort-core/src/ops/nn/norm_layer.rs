@@ -1,5 +1,7 @@
-//! Normalizations of each item by itself: `LayerNormalization`, `RMSNormalization`,
-//! `InstanceNormalization`, `GroupNormalization`, `MeanVarianceNormalization`.
+//! Per-item normalization.
+//!
+//! `LayerNormalization`, `RMSNormalization`, `InstanceNormalization`, `GroupNormalization`,
+//! `MeanVarianceNormalization`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -99,7 +101,7 @@ ops![
     MEAN_VARIANCE_NORMALIZATION,
 ];
 
-/// The type in which statistics are computed and given out.
+/// The type in which statistics are computed and returned.
 fn stash_type(cx: &InferCx<'_>) -> Result<DType> {
     let code = cx.attrs.int("stash_type")?;
     let dtype = i32::try_from(code).ok().and_then(DType::from_onnx);
@@ -116,6 +118,7 @@ pub(in crate::ops) fn infer_layer(cx: &mut InferCx<'_>) -> Result<()> {
         return Ok(());
     };
     let axis = axes::normalize(cx.attrs.int("axis")?, shape.len())?;
+    // The statistics keep the rank, with 1 along the normalized axes.
     let ones = std::iter::repeat(Dim::constant(1));
     let statistics: Vec<Dim> = shape.iter().take(axis).cloned().chain(ones).take(shape.len()).collect();
     cx.set(1, stash, Some(statistics.clone()));
@@ -145,8 +148,10 @@ fn infer_mean_variance(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape.to_vec())
 }
 
-/// Before version 9 a flag said whether the mean is that of each channel or of all, and another
-/// whether the variance is made 1; that of a constant channel has no epsilon.
+/// Decomposes the form before version 9, which had flags instead of axes.
+///
+/// `across_channels` includes the channels in the mean, `normalize_variance` divides by the
+/// deviation. No epsilon guards that division: a constant channel returns NaN.
 fn mean_variance_by_flags(draft: &mut Draft<'_>) -> Result<()> {
     let mut flag = |name: &str, default: bool| match draft.take_attr(name) {
         None => Ok(default),
@@ -154,6 +159,7 @@ fn mean_variance_by_flags(draft: &mut Draft<'_>) -> Result<()> {
         Some(_) => Err(error!(InvalidGraph, "attribute '{name}' must be an integer")),
     };
     let (across, normalize) = (flag("across_channels", false)?, flag("normalize_variance", true)?);
+    // The old form was for images: rank 4 if unknown.
     let rank = draft.shape(0).map_or(4, |shape| shape.len() as i64);
     let axes: Vec<i64> = (0..rank).filter(|&axis| across || axis != 1).collect();
     let (x, axes) = (draft.required(0)?, draft.constant_ints(&axes)?);
@@ -173,7 +179,7 @@ fn drop_consumed_inputs(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Version 18 had one scale and bias for each group, repeated here for each of its channels.
+/// Version 18 had a scale and bias per group; repeats them for each channel of the group.
 fn scale_each_channel(draft: &mut Draft<'_>) -> Result<()> {
     let groups = match draft.attr("num_groups") {
         Some(Attribute::Int(groups)) if *groups > 0 => *groups,

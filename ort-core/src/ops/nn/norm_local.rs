@@ -1,4 +1,4 @@
-//! Normalizations by neighbours: `LRN` over channels nearby, `LpNormalization` along one axis.
+//! Local normalizations: `LRN` over neighbouring channels, `LpNormalization` along one axis.
 
 use crate::dtype::TypeSet;
 use crate::ops;

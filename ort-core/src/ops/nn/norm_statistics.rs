@@ -1,5 +1,7 @@
-//! `BatchNormalizationStatistics`: the mean and deviation of each channel, which a batch
-//! normalization in training and its gradient share.
+//! Batch statistics: `BatchNormalizationStatistics`.
+//!
+//! Computes the mean and deviation of each channel once, for a batch normalization in training mode
+//! and for its gradient.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -9,9 +11,10 @@ use crate::spec::{Draft, InferCx, OP, OpSpec, RUNTIME, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
-/// What is normalized is `(X - mean) * inverse_deviation`: both have the rank of X, and one element
-/// for each channel. Running statistics are updated as by ONNX's `BatchNormalization`, with the
-/// variance of the population.
+/// Batch normalization is then `(X - mean) * inverse_deviation`.
+///
+/// Both have the rank of X, with one element per channel. Running statistics are updated as ONNX's
+/// `BatchNormalization` does, with the population variance.
 static BATCH_NORMALIZATION_STATISTICS: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "BatchNormalizationStatistics",

@@ -1,4 +1,4 @@
-//! Pools: `MaxPool`, `AveragePool`, `LpPool`, and those over the whole image.
+//! Pools: `MaxPool`, `AveragePool`, `LpPool`, and their global forms.
 
 use super::conv_gradients;
 use super::geometry::Windows;
@@ -25,10 +25,10 @@ const KERNEL_SHAPE: AttrSpec = attr::required("kernel_shape", AttrKind::Ints);
 const PADS: AttrSpec = attr::optional("pads", AttrKind::Ints);
 const STRIDES: AttrSpec = attr::optional("strides", AttrKind::Ints);
 
-/// The attributes of `AveragePool`, whatever the order of axes.
+/// The attributes of `AveragePool`, in NCHW or NHWC.
 pub(in crate::ops) const AVERAGE_POOL_ATTRS: &[AttrSpec] =
     &[AUTO_PAD, CEIL_MODE, attr::int("count_include_pad", 0), DILATIONS, KERNEL_SHAPE, PADS, STRIDES];
-/// Those of `NhwcMaxPool`, which has no indices.
+/// The attributes of `NhwcMaxPool`, which returns no indices.
 pub(in crate::ops) const NHWC_MAX_POOL_ATTRS: &[AttrSpec] =
     &[AUTO_PAD, CEIL_MODE, DILATIONS, KERNEL_SHAPE, PADS, STRIDES];
 
@@ -115,8 +115,9 @@ static GLOBAL_LP_POOL: OpSpec = OpSpec {
 
 ops![MAX_POOL, AVERAGE_POOL, LP_POOL, GLOBAL_MAX_POOL, GLOBAL_AVERAGE_POOL, GLOBAL_LP_POOL];
 
-/// The power was a float at first. One that is not whole is taken of the elements before, and its
-/// root after a sum.
+/// Version 1 had a float as the power.
+///
+/// A fractional power is taken elementwise before a pool with `p = 1`, and its root afterwards.
 fn whole_power(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::Float(power)) = draft.attr("p").cloned() else { return Ok(()) };
     if power.fract() == 0.0 && power.abs() < 1e6 {

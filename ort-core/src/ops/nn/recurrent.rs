@@ -93,8 +93,8 @@ static LSTM: OpSpec = OpSpec {
     ..OP
 };
 
-/// An `LSTM` whose weights are 8-bit codes and lie transposed; inputs and states are quantized when
-/// they are multiplied.
+/// An `LSTM` with transposed 8-bit weights. The kernel quantizes inputs and states just before each
+/// GEMM.
 static DYNAMIC_QUANTIZE_LSTM: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "DynamicQuantizeLSTM",
@@ -126,20 +126,21 @@ static DYNAMIC_QUANTIZE_LSTM: OpSpec = OpSpec {
 
 ops![RNN, GRU, LSTM, DYNAMIC_QUANTIZE_LSTM];
 
-/// Whether the whole sequence is wanted is now told by the first output.
+/// Drops `output_sequence`: since version 7, a node that wants the whole sequence has the first
+/// output.
 fn drop_output_sequence(draft: &mut Draft<'_>) -> Result<()> {
     draft.take_attr("output_sequence");
     Ok(())
 }
 
-/// The recurrence is (directions, gates * hidden, hidden).
+/// The recurrence weights are (directions, gates * hidden, hidden).
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let hidden = cx.shape(2).and_then(<[Dim]>::last).cloned();
     infer_states(cx, hidden)
 }
 
-/// The recurrence is (directions, hidden, 4 * hidden), and scales and zero points are for a
-/// direction or a column of it.
+/// The recurrence weights are (directions, hidden, 4 * hidden). Scales and zero points are per
+/// direction, or per column of a direction.
 fn infer_quantized(cx: &mut InferCx<'_>) -> Result<()> {
     let may_equal = |a: &Dim, b: &Dim| a.as_constant().zip(b.as_constant()).is_none_or(|(a, b)| a == b);
     for (index, of) in [(8, 1), (9, 1), (10, 2), (11, 2)] {
@@ -162,6 +163,7 @@ fn infer_states(cx: &mut InferCx<'_>, hidden: Option<Dim>) -> Result<()> {
         "bidirectional" => Dim::constant(2),
         other => return Err(error!(InvalidGraph, "direction '{other}' is none of the standard's")),
     };
+    // The weights win over `hidden_size`, which is optional.
     let given = cx.attrs.find_int("hidden_size").map(Dim::constant);
     let Some(hidden) = hidden.or(given) else { return Ok(()) };
     let Some(x) = cx.shape(0) else { return Ok(()) };
@@ -172,6 +174,8 @@ fn infer_states(cx: &mut InferCx<'_>, hidden: Option<Dim>) -> Result<()> {
         let fits = cx.shape(index).is_none_or(|shape| shape.len() == rank);
         ensure!(fits, InvalidGraph, "input {index} does not have rank {rank}");
     }
+    // Layout 0 is (steps, batch, ...), layout 1 is (batch, steps, ...); directions sit next to
+    // hidden.
     let (y, state) = if cx.attrs.find_int("layout").is_some_and(|layout| layout != 0) {
         (
             vec![first.clone(), second.clone(), directions.clone(), hidden.clone()],

@@ -1,5 +1,6 @@
-//! Loops over the steps of a sequence, as gradients of recurrent layers need them: a `Scan` whose
-//! body is written node by node, and the activations of gates.
+//! Scan construction for the gradients of recurrent layers.
+//!
+//! Builds a `Scan` whose body is emitted node by node, and the activations of gates.
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Capture, Graph, Node, Subgraph, ValueId, ValueType};
@@ -11,7 +12,9 @@ pub(in crate::ops) struct Steps {
     pub(in crate::ops) graph: Graph,
     name: String,
     captures: Vec<Capture>,
+    /// Loop-carried values: in the body, and the initial value outside.
     carried: Vec<(ValueId, ValueId)>,
+    /// Scanned sequences: the current step in the body, and the sequence outside.
     scanned: Vec<(ValueId, ValueId)>,
 }
 
@@ -27,15 +30,14 @@ impl Steps {
         self.graph.add_value(name, ty)
     }
 
-    /// What stands in the body for a value that is carried from step to step, `first` before the
-    /// first.
+    /// Adds a loop-carried value that starts as `first`; returns its value in the body.
     pub(in crate::ops) fn carry(&mut self, cx: &GradCx<'_>, first: ValueId) -> ValueId {
         let inner = self.value(cx.pen.graph.value(first).ty.clone());
         self.carried.push((inner, first));
         inner
     }
 
-    /// What stands in the body for the step of a sequence.
+    /// Adds a scanned sequence; returns the value of the current step in the body.
     pub(in crate::ops) fn scan(&mut self, cx: &GradCx<'_>, sequence: ValueId) -> Result<ValueId> {
         let value = cx.pen.graph.value(sequence);
         let shape: Option<Vec<Dim>> = value.ty.shape().and_then(|shape| shape.get(1..)).map(<[Dim]>::to_vec);
@@ -44,21 +46,22 @@ impl Steps {
         Ok(inner)
     }
 
-    /// What stands in the body for a value outside.
+    /// Captures an outer value; returns its value in the body.
     pub(in crate::ops) fn capture(&mut self, cx: &GradCx<'_>, outer: ValueId) -> ValueId {
         let inner = self.value(cx.pen.graph.value(outer).ty.clone());
         self.captures.push(Capture { outer, inner });
         inner
     }
 
-    /// Adds nodes to the body.
+    /// An emitter of nodes in the body.
     pub(in crate::ops) fn pen(&mut self) -> NodeEmitter<'_> {
         NodeEmitter { graph: &mut self.graph, name: self.name.as_str().into() }
     }
 
-    /// Adds the `Scan`, from the last step to the first where it is `reversed`. Returns the last of
-    /// what is carried, then sequences of what is collected, in the order of the sequences that are
-    /// scanned.
+    /// Adds the `Scan`, from the last step to the first if `reversed`.
+    ///
+    /// Returns the final loop-carried values, then the collected sequences. Those keep the step
+    /// order of the scanned sequences.
     pub(in crate::ops) fn finish(
         mut self,
         cx: &mut GradCx<'_>,
@@ -66,11 +69,13 @@ impl Steps {
         (carried, collected): (&[ValueId], &[ValueId]),
     ) -> Result<Vec<ValueId>> {
         let mut outputs = Vec::with_capacity(carried.len() + collected.len());
+        // A collected value may be an input of the body, so each output gets a node of its own.
         for &output in carried.iter().chain(collected) {
             outputs.push(self.pen().emit("Identity", &[output], &[])?);
         }
         let Steps { mut graph, mut captures, carried, scanned, .. } = self;
         graph.outputs.clone_from(&outputs);
+        // Differentiation leaves dead nodes in the body; captures that only they read go too.
         prune(&mut graph, 0, outputs);
         let reads: Vec<ValueId> = graph.nodes.iter().flat_map(Node::reads).collect();
         captures.retain(|capture| reads.contains(&capture.inner));
@@ -89,7 +94,7 @@ impl Steps {
     }
 }
 
-/// The equal parts of the last dimension of a value.
+/// Splits a value into `count` equal parts along an axis.
 pub(in crate::ops) fn parts(
     pen: &mut NodeEmitter<'_>,
     value: ValueId,
@@ -108,7 +113,7 @@ pub(in crate::ops) struct Activation {
     beta: f32,
 }
 
-/// The activations of each direction: `defaults` where the attribute names none.
+/// The activations of each direction, `defaults` if the attribute names none.
 pub(in crate::ops) fn activations(
     attrs: &Attributes,
     directions: usize,
@@ -125,7 +130,8 @@ pub(in crate::ops) fn activations(
     let mut all = Vec::with_capacity(needed);
     for name in names.into_iter().take(needed) {
         let name = name.to_ascii_lowercase();
-        // Which parameters an activation has, and their defaults.
+        // Which parameters an activation has, and their defaults. The attribute lists have entries
+        // only for activations with that parameter.
         let (alpha, beta) = match name.as_str() {
             "affine" => (Some(1.0), Some(0.0)),
             "scaledtanh" => (Some(1.0), Some(1.0)),
@@ -142,7 +148,7 @@ pub(in crate::ops) fn activations(
 }
 
 impl Activation {
-    /// The activation of a value, clipped before where there is a bound.
+    /// Emits the activation of a value, which is clipped first if there is a bound.
     pub(in crate::ops) fn emit(
         &self,
         pen: &mut NodeEmitter<'_>,

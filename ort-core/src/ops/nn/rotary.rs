@@ -1,5 +1,6 @@
-//! `RotaryEmbedding`: rotates pairs of each head's elements by an angle that depends on the
-//! position.
+//! Rotary position embedding: `RotaryEmbedding`.
+//!
+//! Rotates pairs of each head's elements by angles that depend on the position.
 
 use super::attention_gradients;
 use crate::dtype::{DType, TypeSet};

@@ -1,4 +1,4 @@
-//! `Softmax`, `LogSoftmax` and `Hardmax` along one axis.
+//! Softmax family: `Softmax`, `LogSoftmax` and `Hardmax` along one axis.
 
 use crate::dtype::TypeSet;
 use crate::ir::Attribute;
@@ -33,7 +33,7 @@ static HARDMAX: OpSpec =
 
 ops![SOFTMAX, LOG_SOFTMAX, HARDMAX];
 
-/// Before version 13 the input was read as a matrix whose rows begin at `axis` (1 by default).
+/// Before version 13 the input was a matrix whose rows begin at `axis` (1 by default).
 fn over_matrices(draft: &mut Draft<'_>) -> Result<()> {
     let axis = match draft.take_attr("axis") {
         None => 1,
@@ -41,6 +41,7 @@ fn over_matrices(draft: &mut Draft<'_>) -> Result<()> {
         Some(_) => return Err(error!(InvalidGraph, "attribute 'axis' must be an integer")),
     };
     let last = draft.shape(0).map(|shape| shape.len() as i64 - 1);
+    // Rows that begin at the last axis are the current form.
     if axis == -1 || last == Some(axis) {
         draft.set_attr("axis", Attribute::Int(-1));
         return Ok(());
@@ -64,6 +65,7 @@ fn axis_attr(draft: &Draft<'_>) -> i64 {
 fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let (input, axis) = (draft.required(0)?, axis_attr(draft));
     let axes = draft.constant_ints(&[axis])?;
+    // Subtracting the maximum keeps Exp from overflowing.
     let greatest = draft.emit("ReduceMax", &[input, axes], &[])?;
     let shifted = draft.emit("Sub", &[input, greatest], &[])?;
     let powers = draft.emit("Exp", &[shifted], &[])?;
@@ -75,6 +77,7 @@ fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
 fn lower_log_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let (input, axis) = (draft.required(0)?, axis_attr(draft));
     let axes = draft.constant_ints(&[axis])?;
+    // Subtracting the maximum keeps Exp from overflowing.
     let greatest = draft.emit("ReduceMax", &[input, axes], &[])?;
     let shifted = draft.emit("Sub", &[input, greatest], &[])?;
     let powers = draft.emit("Exp", &[shifted], &[])?;

@@ -1,4 +1,4 @@
-//! `DynamicQuantizeLinear`: to 8 bits with a scale from the data.
+//! Dynamic quantization: `DynamicQuantizeLinear` quantizes to 8 bits with a scale from the data.
 
 use crate::Result;
 use crate::dtype::{DType, TypeSet};

@@ -1,4 +1,4 @@
-//! Operators between numbers and their quantized codes.
+//! Quantization and dequantization.
 
 mod dynamic_quantize;
 mod quantize;

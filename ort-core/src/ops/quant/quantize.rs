@@ -1,4 +1,4 @@
-//! `QuantizeLinear` and `DequantizeLinear`.
+//! Linear quantization: `QuantizeLinear` and `DequantizeLinear`.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
@@ -55,7 +55,7 @@ static DEQUANTIZE_LINEAR: OpSpec = OpSpec {
 
 ops![QUANTIZE_LINEAR, DEQUANTIZE_LINEAR];
 
-/// The type that the attribute `output_dtype` names, where it names one.
+/// Returns the type of the attribute `output_dtype`, or `None` if it is unset.
 fn output_dtype(cx: &InferCx<'_>, allowed: TypeSet) -> Result<Option<DType>> {
     let code = cx.attrs.int("output_dtype")?;
     if code == 0 {
@@ -67,6 +67,7 @@ fn output_dtype(cx: &InferCx<'_>, allowed: TypeSet) -> Result<Option<DType>> {
 
 fn infer_quantize(cx: &mut InferCx<'_>) -> Result<()> {
     let wanted = output_dtype(cx, CODES)?;
+    // The zero point determines the type, then `output_dtype`; the default is uint8.
     let dtype = match cx.has_input(2) {
         true => {
             let dtype = cx.dtype(2)?;
@@ -85,6 +86,7 @@ fn infer_quantize(cx: &mut InferCx<'_>) -> Result<()> {
 }
 
 fn infer_dequantize(cx: &mut InferCx<'_>) -> Result<()> {
+    // A scale of float8e8m0 is no output type; such a node returns float by default.
     let scale = Some(cx.dtype(1)?).filter(|dtype| FLOATS.contains(*dtype));
     let dtype = output_dtype(cx, FLOATS)?.or(scale).unwrap_or(DType::F32);
     let shape = cx.shape(0).map(<[_]>::to_vec);

@@ -1,4 +1,6 @@
-//! Operators that draw random numbers.
+//! Random number generators.
+//!
+//! Each is [`Traits::RANDOM`], which keeps passes from folding or merging it.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -93,7 +95,7 @@ static MULTINOMIAL: OpSpec = OpSpec {
 
 ops![RANDOM_NORMAL, RANDOM_UNIFORM, RANDOM_NORMAL_LIKE, RANDOM_UNIFORM_LIKE, BERNOULLI, MULTINOMIAL];
 
-/// The element type that the attribute `dtype` names, or else that of the input.
+/// The element type of the attribute `dtype`, or that of the input without the attribute.
 fn output_dtype(cx: &InferCx<'_>, allowed: TypeSet) -> Result<DType> {
     let dtype = match cx.attrs.find_int("dtype") {
         None => cx.dtype(0)?,

@@ -1,4 +1,4 @@
-//! `ArgMax` and `ArgMin`: where along an axis the greatest or least element is.
+//! `ArgMax` and `ArgMin`: the index of the extreme element along an axis.
 
 use crate::Result;
 use crate::dtype::TypeSet;
@@ -25,6 +25,7 @@ ops![ARG_MAX, ARG_MIN];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
+    // A scalar has no axis to check: its index is 0.
     let mask = match shape.len() {
         0 => Vec::new(),
         rank => axes::mask(&[cx.attrs.int("axis")?], rank)?,

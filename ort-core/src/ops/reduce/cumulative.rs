@@ -1,4 +1,4 @@
-//! `CumSum` and `CumProd`: sums and products of all elements up to each place along an axis.
+//! Prefix sums and products along an axis: `CumSum` and `CumProd`.
 
 use super::gradients;
 use crate::Result;
@@ -39,6 +39,7 @@ ops![CUM_SUM, CUM_PROD];
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     if let Some(&[axis]) = cx.ints(1).as_deref() {
+        // A scalar counts as one element along one axis.
         axes::normalize(axis, shape.len().max(1))?;
     }
     cx.set_shape(0, shape.to_vec())

@@ -1,4 +1,4 @@
-//! `Det`: determinants of square matrices.
+//! Determinants of square matrices: `Det`.
 
 use crate::dtype::TypeSet;
 use crate::ops;

@@ -1,4 +1,6 @@
-//! `Einsum`: sums of products over named subscripts, after A. Einstein's convention.
+//! Einstein summation: `Einsum`.
+//!
+//! Parses equations for inference, gradients and the kernels.
 
 use std::collections::BTreeMap;
 
@@ -24,30 +26,34 @@ static EINSUM: OpSpec = OpSpec {
 
 ops![EINSUM];
 
-/// A subscript of one dimension.
+/// The subscript of one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Label {
-    /// A dimension that the ellipsis covers, counted from the last one.
+    /// A dimension that the ellipsis covers, counted from the last one, because ellipses align like
+    /// broadcasting.
     Ellipsis(usize),
     /// A letter.
     Letter(char),
 }
 
-/// A parsed equation: subscripts for each dimension of each input, and of the output.
+/// A parsed equation: a subscript for each dimension of each input and of the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Equation {
     /// The subscripts of each input, outermost dimension first.
     pub inputs: Vec<Vec<Label>>,
-    /// The subscripts of the output.
+    /// The subscripts of the output, outermost dimension first.
     pub output: Vec<Label>,
 }
 
 impl Equation {
-    /// Reads an equation for inputs of these ranks. Without `->` the output has the ellipsis'
-    /// dimensions and then the letters that occur once, in alphabetical order.
+    /// Parses an equation for inputs of these ranks.
+    ///
+    /// Without `->` the output has the ellipsis' dimensions, then the letters that occur once, in
+    /// alphabetical order.
     ///
     /// # Errors
-    /// `InvalidGraph` where the terms do not fit the inputs, or the output names what no input has.
+    /// `InvalidGraph` if the terms do not fit the inputs, or if the output names a subscript that
+    /// no input has.
     ///
     /// ```
     /// use ort_core::ops::{Equation, Label};
@@ -99,7 +105,7 @@ impl Equation {
         Ok(Equation { inputs, output })
     }
 
-    /// Every subscript that is summed over, sorted.
+    /// Returns the subscripts that are summed over, sorted.
     pub fn summed(&self) -> Vec<Label> {
         let mut labels: Vec<Label> = self.inputs.iter().flatten().copied().collect();
         labels.sort();
@@ -109,8 +115,8 @@ impl Equation {
     }
 }
 
-/// The labels of a term, and how many dimensions its ellipsis covers. Without a rank the ellipsis
-/// covers none.
+/// Reads a term: its labels, and how many dimensions its ellipsis covers. Without a rank the
+/// ellipsis covers none.
 fn read_term(term: &str, rank: Option<usize>) -> Result<(Vec<Label>, usize)> {
     let (before, after) = match term.split_once("...") {
         Some((before, after)) => (before, Some(after)),
@@ -137,12 +143,15 @@ fn read_term(term: &str, rank: Option<usize>) -> Result<(Vec<Label>, usize)> {
     let covered = covered.ok_or_else(|| {
         error!(InvalidGraph, "term '{term}' does not fit an input of rank {}", rank.unwrap_or(0))
     })?;
+    // Counted from the last dimension, so the first gets the largest number.
     labels.extend((0..covered).rev().map(Label::Ellipsis));
     labels.extend(after_labels);
     Ok((labels, covered))
 }
 
 fn read_output(term: &str, widest: usize) -> Result<Vec<Label>> {
+    // The output has no rank yet: count its letters first, then give the ellipsis the widest span
+    // of any input.
     let (named, _) = read_term(term, None)?;
     if !term.contains("...") {
         return Ok(named);
@@ -158,6 +167,7 @@ fn implicit_output(inputs: &[Vec<Label>], widest: usize) -> Vec<Label> {
         }
     }
     let once = counts.into_iter().filter(|(_, count)| *count == 1).map(|(letter, _)| Label::Letter(letter));
+    // The ellipsis comes first, its outermost dimension in front.
     (0..widest).rev().map(Label::Ellipsis).chain(once).collect()
 }
 
@@ -169,6 +179,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let mut sizes: BTreeMap<Label, Dim> = BTreeMap::new();
     for (labels, shape) in equation.inputs.iter().zip(&shapes) {
         for (label, size) in labels.iter().zip(*shape) {
+            // Dimensions of one label broadcast: a 1 in one operand stretches to the other's size.
             let known = sizes.entry(*label).or_insert_with(|| Dim::constant(1));
             *known = broadcast::dims(&[std::slice::from_ref(&*known), std::slice::from_ref(size)])?.remove(0);
         }

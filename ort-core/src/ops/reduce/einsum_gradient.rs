@@ -1,8 +1,8 @@
 //! The gradient of `Einsum`: the equation solved for each operand.
 //!
-//! The upstream gradient takes the place of the operand, whose subscripts become the result's. An
-//! ellipsis becomes one letter for each dimension that it covers. A subscript that an operand
-//! repeats names a diagonal: its gradient is zero off that diagonal.
+//! The upstream gradient replaces the operand, and the operand's subscripts become the output. Each
+//! dimension of an ellipsis gets a letter of its own. A subscript that an operand repeats selects a
+//! diagonal: its gradient is zero off that diagonal.
 
 use super::einsum::{Equation, Label};
 use crate::ir::{Attribute, ValueId};
@@ -32,7 +32,8 @@ fn of_operand(cx: &mut GradCx<'_>, equation: &Equation, letters: &Letters, index
     let others = equation.inputs.iter().enumerate().filter(|(other, _)| *other != index);
     let known: Vec<Label> =
         equation.output.iter().chain(others.flat_map(|(_, labels)| labels)).copied().collect();
-    // What only this operand has was summed over, so its gradient repeats along it.
+    // A subscript that only this operand has was summed over, so its gradient repeats along it.
+    // `first` skips repeated subscripts, which `on_diagonal` handles.
     let first = |axis: usize| own.iter().position(|label| own.get(axis) == Some(label)) == Some(axis);
     let is_kept = |axis: usize| first(axis) && own.get(axis).is_some_and(|label| known.contains(label));
     let (kept, gone): (Vec<usize>, Vec<usize>) = (0..own.len()).partition(|&axis| is_kept(axis));
@@ -54,7 +55,7 @@ fn of_operand(cx: &mut GradCx<'_>, equation: &Equation, letters: &Letters, index
     cx.set_broadcast(index, gradient)
 }
 
-/// The gradient where the indices along two axes of `input` are equal, and zero elsewhere.
+/// The gradient on the diagonal of two axes of `input`, zero elsewhere.
 fn on_diagonal(cx: &mut GradCx<'_>, gradient: ValueId, input: ValueId, axes: [usize; 2]) -> Result<ValueId> {
     let rank = cx.rank(input)?;
     let mut indices = Vec::with_capacity(2);
@@ -69,7 +70,7 @@ fn on_diagonal(cx: &mut GradCx<'_>, gradient: ValueId, input: ValueId, axes: [us
     cx.emit("Where", &[is_equal, gradient, zero], &[])
 }
 
-/// One letter for each subscript, an ellipsis' dimensions included.
+/// One letter per subscript, including the dimensions of an ellipsis.
 struct Letters(Vec<(Label, char)>);
 
 impl Letters {

@@ -1,4 +1,4 @@
-//! The ten `Reduce` operators: one value for all elements along some axes.
+//! Reductions along axes: the ten `Reduce` operators.
 
 use super::gradients;
 use crate::Result;
@@ -17,7 +17,7 @@ const ORDERED: &[TypeVar] =
     &[var("T", TypeSet::HIGH_PRECISION.union(TypeSet::of(&[DType::U8, DType::I8, DType::Bool])))];
 const FLOATS: &[TypeVar] = &[var("T", TypeSet::FLOATS)];
 
-/// What all of the family share; the axes became an input in version 18, for `ReduceSum` in 13.
+/// The base record of the family. The axes became an input in version 18, for `ReduceSum` in 13.
 const REDUCTION: OpSpec = OpSpec {
     since: 18,
     inputs: &[one("data", "T"), opt("axes", "tensor(int64)").host()],
@@ -30,7 +30,7 @@ const REDUCTION: OpSpec = OpSpec {
     ..OP
 };
 
-/// The logarithms took integers before version 28.
+/// The logarithms accepted integers before version 28.
 const OF_INTEGERS: &[Upgrade] =
     &[Upgrade { before: 18, apply: axes_to_input }, Upgrade { before: 28, apply: integers_as_floats }];
 
@@ -99,7 +99,7 @@ fn axes_to_input(draft: &mut Draft<'_>) -> Result<()> {
     draft.attr_to_input("axes", 1)
 }
 
-/// Which dimensions a node reduces; none where the axes are not known yet.
+/// Returns a mask of the reduced dimensions, or `None` if the axes are not constant.
 fn reduced(cx: &InferCx<'_>, rank: usize) -> Result<Option<Vec<bool>>> {
     let axes = match (cx.has_input(1), cx.ints(1)) {
         (false, _) => Vec::new(),
@@ -118,6 +118,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let keep = cx.attrs.flag("keepdims")?;
     match reduced(cx, shape.len())? {
         Some(mask) => cx.set_shape(0, axes::without(&shape.to_vec(), &mask, keep)),
+        // Unknown axes with `keepdims` still fix the rank.
         None if keep => {
             let unknown = shape.iter().map(|_| cx.fresh()).collect();
             cx.set_shape(0, unknown)
@@ -142,8 +143,8 @@ fn infer_min(cx: &mut InferCx<'_>) -> Result<()> {
     infer_elements(cx, i64::MAX, |a, b| a.min(b))
 }
 
-/// Follows the elements of a small integer tensor whose single dimension is reduced: counts of
-/// elements are computed so.
+/// Propagates the symbolic elements of an int64 vector through its reduction: models compute
+/// element counts this way.
 fn infer_elements(cx: &mut InferCx<'_>, identity: i64, combine: fn(&Dim, &Dim) -> Dim) -> Result<()> {
     infer(cx)?;
     let Some(symbolic) = cx.symbolic(0).filter(|symbolic| symbolic.shape.len() == 1) else { return Ok(()) };

@@ -1,10 +1,10 @@
-//! Gradients of reductions: what an element's change does to the one value that it went into.
+//! Gradients of reductions: how an element's change moves the value that it went into.
 
 use crate::Result;
 use crate::ir::{Attribute, ValueId};
 use crate::spec::GradCx;
 
-/// A value of the reduced shape, repeated along the dimensions that are gone.
+/// Broadcasts a value of the reduced shape along the reduced dimensions.
 fn repeated(cx: &mut GradCx<'_>, mut value: ValueId) -> Result<ValueId> {
     let input = cx.input(0)?;
     if !cx.attrs().flag("keepdims")?
@@ -17,7 +17,7 @@ fn repeated(cx: &mut GradCx<'_>, mut value: ValueId) -> Result<ValueId> {
     cx.emit("Expand", &[value, shape], &[])
 }
 
-/// The input, and output and upstream gradient in its shape.
+/// Returns the input, and the output and upstream gradient broadcast to its shape.
 fn parts(cx: &mut GradCx<'_>) -> Result<[ValueId; 3]> {
     let (input, output, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
     Ok([input, repeated(cx, output)?, repeated(cx, upstream)?])
@@ -35,6 +35,7 @@ pub(super) fn of_mean(cx: &mut GradCx<'_>) -> Result<()> {
     let gradient = repeated(cx, upstream)?;
     let all = cx.emit("Size", &[input], &[])?;
     let kept = cx.emit("Size", &[output], &[])?;
+    // An output without elements would divide by zero.
     let one = cx.ints(&[1])?;
     let kept = cx.emit("Max", &[kept, one], &[])?;
     let count = cx.emit("Div", &[all, kept], &[])?;
@@ -43,7 +44,7 @@ pub(super) fn of_mean(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_broadcast(0, gradient)
 }
 
-/// Elements that are equally extreme share the gradient.
+/// Splits the gradient evenly between tied extremes.
 pub(super) fn of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, upstream) = (cx.input(0)?, cx.upstream()?);
     let output = cx.output(0)?;
@@ -59,8 +60,10 @@ pub(super) fn of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The product of the other elements: the product over the element, and where one element is zero,
-/// the product without it.
+/// The product of the other elements: the whole product over the element.
+///
+/// If the element is the only zero, it is the product without it; with more zeros it is 0 for all
+/// of them.
 pub(super) fn of_product(cx: &mut GradCx<'_>) -> Result<()> {
     let [input, product, upstream] = parts(cx)?;
     let dtype = cx.dtype(input)?;
@@ -93,7 +96,7 @@ pub(super) fn of_l1(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `x / |x|`, and 0 where all elements are.
+/// `dx = x / |x| dy`, and 0 if all elements are 0.
 pub(super) fn of_l2(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, output, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
     let zero = cx.number(0.0, cx.dtype(input)?)?;
@@ -106,7 +109,7 @@ pub(super) fn of_l2(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// One over the sum, which is the exponential of the result.
+/// `dx = dy / sum`; the sum is the exponential of the output.
 pub(super) fn of_log_sum(cx: &mut GradCx<'_>) -> Result<()> {
     let (output, upstream) = (cx.output(0)?, cx.upstream()?);
     let sum = cx.emit("Exp", &[output], &[])?;
@@ -116,7 +119,7 @@ pub(super) fn of_log_sum(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The element's part of the sum of exponentials.
+/// `dx = exp(x - y) dy`: the element's share of the sum of exponentials.
 pub(super) fn of_log_sum_exp(cx: &mut GradCx<'_>) -> Result<()> {
     let [input, output, upstream] = parts(cx)?;
     let part = cx.emit("Sub", &[input, output], &[])?;
@@ -135,8 +138,9 @@ pub(super) fn of_sum_square(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Each element goes into all sums from its place on, so its gradient is the sum of theirs, from
-/// the other end.
+/// The gradient of a prefix sum is the prefix sum of the gradient from the other end.
+///
+/// An element enters every sum from its position on.
 pub(super) fn of_running_sum(cx: &mut GradCx<'_>) -> Result<()> {
     let (axis, upstream) = (cx.input(1)?, cx.upstream()?);
     let attrs = [
@@ -148,7 +152,7 @@ pub(super) fn of_running_sum(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The gradients of the values go back to where they were found.
+/// Scatters the gradients of the values back to their indices.
 pub(super) fn of_top_k(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, upstream) = (cx.input(0)?, cx.first_upstream()?);
     let axis = cx.attrs().int("axis")?;

@@ -1,4 +1,4 @@
-//! Operators that combine many elements into one: reductions, scans, selections and contractions.
+//! Reductions, prefix sums, top-k and contractions.
 
 mod arg;
 mod cumulative;

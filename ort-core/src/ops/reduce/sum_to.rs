@@ -1,5 +1,7 @@
-//! `SumTo`: undoes broadcasting. A gradient is summed over what a value was repeated along, in the
-//! value's shape, which is known where the sizes that it was repeated from are not.
+//! Unbroadcasting: `SumTo` sums a gradient over the dimensions that a value was broadcast along.
+//!
+//! It takes the value's shape as an input, so it also works if the axes to sum are known only at
+//! run time.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
@@ -37,7 +39,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape)
 }
 
-/// Nothing was repeated.
+/// A view of the data if no dimension was broadcast.
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let (from, to) = (cx.inputs.first()?.as_deref()?, cx.outputs.first()?.as_deref()?);
     if from.iter().ne(to.iter()) {
@@ -46,7 +48,8 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     ViewOf::whole(cx)
 }
 
-/// The axes are found at run time: those that only the data has, then those whose sizes differ.
+/// Decomposes into a `ReduceSum` with axes from run time: the leading ones that only the data has,
+/// then those whose sizes differ.
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (data, shape) = (draft.required(0)?, draft.required(1)?);
     let rank = |shape: Option<usize>| shape.ok_or_else(|| error!(NotImplemented, "the rank is not known"));
@@ -64,13 +67,15 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let leading: Vec<i64> = (0..lead as i64).collect();
     let leading = draft.constant_ints(&leading)?;
     let axes = draft.emit("Concat", &[leading, found], &[("axis", Attribute::Int(0))])?;
+    // Without the flag, an empty list of axes would reduce all of them.
     let keep = [("keepdims", Attribute::Int(1)), ("noop_with_empty_axes", Attribute::Int(1))];
     let sum = draft.emit("ReduceSum", &[data, axes], &keep)?;
+    // Drops the leading axes, which the sum keeps with size 1.
     let sum = draft.emit("Reshape", &[sum, shape], &[("allowzero", Attribute::Int(1))])?;
     draft.replace(&[sum])
 }
 
-/// What was summed is broadcast again.
+/// Broadcasts the gradient over the summed axes.
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let (data, upstream): (ValueId, ValueId) = (cx.input(0)?, cx.upstream()?);
     let shape = cx.shape_of(data)?;

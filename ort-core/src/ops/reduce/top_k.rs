@@ -1,4 +1,4 @@
-//! `TopK`: the greatest or least elements along an axis, and where they are.
+//! `TopK`: the greatest or least elements along an axis and their indices.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;

@@ -1,4 +1,4 @@
-//! Sequences made, measured, and changed element by element.
+//! Sequence construction, access and update.
 
 use super::{CONTAINED, POSITION, S, element_type, sequence_of};
 use crate::Result;
@@ -19,6 +19,7 @@ static SEQUENCE_CONSTRUCT: OpSpec = OpSpec {
     types: &[var("T", CONTAINED), S],
     infer: |cx| {
         let mut element = cx.input_type(0).cloned().unwrap_or_default();
+        // The elements' shapes may differ: the sequence has what they have in common.
         for index in 1..cx.input_count() {
             element = merge(&element, cx.input_type(index).unwrap_or(&ValueType::Unknown))?;
         }

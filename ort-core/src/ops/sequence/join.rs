@@ -1,4 +1,4 @@
-//! Tensors cut into sequences, and sequences joined to tensors.
+//! Splitting tensors into sequences and concatenating sequences into tensors.
 
 use super::{CONTAINED, POSITION, S, element_type, sequence_of};
 use crate::Result;
@@ -48,6 +48,7 @@ fn split(cx: &mut InferCx<'_>) -> Result<()> {
         None => None,
         Some(shape) => {
             let axis = axes::normalize(cx.attrs.int("axis")?, shape.len())?;
+            // Without `split`, parts have size 1, and lose the axis if `keepdims` is 0.
             let part = match cx.has_input(1) {
                 true => axes::with_size(shape, axis, equal_parts(cx, axes::size(shape, axis)?)),
                 false if cx.attrs.flag("keepdims")? => axes::with_size(shape, axis, Dim::constant(1)),
@@ -63,7 +64,9 @@ fn split(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The size that all parts have, where they are known to be equal.
+/// The size of all parts, or an unknown dimension if they may differ.
+///
+/// A list gives each part's size. A scalar is the size of every part but a smaller last one.
 fn equal_parts(cx: &InferCx<'_>, size: &Dim) -> Dim {
     let lengths = cx.ints(1).unwrap_or_default();
     let Some(&first) = lengths.first() else { return Dim::unknown() };

@@ -1,4 +1,4 @@
-//! `SequenceMap`: a subgraph run for each element of sequences.
+//! `SequenceMap`: runs a subgraph for each element of a sequence.
 
 use super::{CONTAINED, S, sequence_of};
 use crate::ir::ValueType;
@@ -29,7 +29,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let body = cx.find_subgraph("body").ok_or_else(|| error!(InvalidGraph, "'body' is missing"))?;
     let inputs: Vec<ValueType> = (0..cx.input_count())
         .map(|index| match cx.input_type(index) {
-            // The sizes of one element are not those of another.
+            // Elements may differ in size, so symbolic dimensions of one do not hold for the next.
             Some(ValueType::Sequence(element)) => outside(element),
             other => other.cloned().unwrap_or_default(),
         })

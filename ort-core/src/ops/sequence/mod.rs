@@ -1,4 +1,4 @@
-//! Operators on sequences and optionals.
+//! Sequences and optionals.
 
 mod elements;
 mod join;
@@ -12,13 +12,13 @@ use crate::spec::{InferCx, TypeVar, Types};
 /// The element types of tensors in sequences.
 const CONTAINED: TypeSet = TypeSet::ALL_TENSOR.difference(TypeSet::of(&[DType::BF16]));
 
-/// Sequences of tensors.
+/// The type variable of a sequence of tensors.
 const S: TypeVar = TypeVar { name: "S", types: Types::sequences(CONTAINED) };
 
-/// Types of positions in a sequence.
+/// The types of a position in a sequence.
 const POSITION: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
 
-/// The type of the elements of the sequence at an input.
+/// The element type of the sequence at an input.
 fn element_type(cx: &InferCx<'_>, input: usize) -> ValueType {
     match cx.input_type(input) {
         Some(ValueType::Sequence(element)) => (**element).clone(),

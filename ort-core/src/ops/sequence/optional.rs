@@ -1,4 +1,4 @@
-//! Values that may be absent.
+//! Optional values: `Optional`, `OptionalHasElement`, `OptionalGetElement`.
 
 use crate::Result;
 use crate::dtype::{DType, TypeSet};
@@ -6,9 +6,9 @@ use crate::ir::ValueType;
 use crate::ops;
 use crate::spec::{AttrKind, Grad, GradCx, InferCx, OP, OpSpec, TypeVar, Types, attr, one, opt, var};
 
-/// Tensors and sequences: what an optional may hold.
+/// What an optional may hold: tensors and sequences.
 const HELD: Types = Types { tensor: TypeSet::ALL, sequence: TypeSet::ALL, ..Types::NONE };
-/// Optionals, and values given as they are.
+/// An optional, or a plain value, which counts as present.
 const ANY: Types = Types { optional: TypeSet::ALL, optional_sequence: TypeSet::ALL, ..HELD };
 
 static OPTIONAL: OpSpec = OpSpec {
@@ -69,7 +69,7 @@ fn get(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A value's gradient is that of the optional that holds it.
+/// The gradient passes through unchanged: the optional and its content share it.
 fn of_held(cx: &mut GradCx<'_>) -> Result<()> {
     let upstream = cx.upstream()?;
     cx.set(0, upstream);

@@ -1,4 +1,4 @@
-//! `DFT` and `STFT`: Fourier transforms of whole signals and of frames.
+//! Fourier transforms: `DFT` of whole signals and `STFT` of frames.
 
 use super::gradients;
 use crate::dim::Dim;
@@ -55,7 +55,7 @@ fn axis_to_input(draft: &mut Draft<'_>) -> Result<()> {
     draft.attr_to_input("axis", 2)
 }
 
-/// The single number that an optional input holds; a fresh size where it is not known.
+/// The number that an optional input holds, or a fresh symbolic dimension if it is not constant.
 fn number(cx: &InferCx<'_>, index: usize) -> Result<Option<Dim>> {
     if !cx.has_input(index) {
         return Ok(None);
@@ -72,11 +72,14 @@ fn infer_dft(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(shape.len() >= 2, InvalidGraph, "a signal of rank {} has no axis to transform", shape.len());
     let (onesided, inverse) = (cx.attrs.flag("onesided")?, cx.attrs.flag("inverse")?);
     let last = shape.len() - 1;
+    // The last axis holds real and imaginary parts. Only the inverse of a one-sided spectrum is
+    // real.
     let mut output = axes::with_size(shape, last, if onesided && inverse { 1.into() } else { 2.into() });
     let axis = match number(cx, 2)? {
         None => Some(last - 1),
         Some(axis) => axis.as_constant().map(|axis| axes::normalize(axis, shape.len())).transpose()?,
     };
+    // The unknown axis may be any but the last.
     let Some(axis) = axis else {
         output.iter_mut().take(last).for_each(|size| *size = cx.fresh());
         return cx.set_shape(0, output);
@@ -84,11 +87,13 @@ fn infer_dft(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(axis != last, InvalidGraph, "the last axis holds real and imaginary parts");
     let length = match number(cx, 1)? {
         Some(length) => length,
+        // The one-sided spectrum of an even length n has n / 2 + 1 bins.
         None if onesided && inverse => (axes::size(shape, axis)? - 1) * 2,
         None => axes::size(shape, axis)?.clone(),
     };
     let negative = length.as_constant().is_some_and(|length| length < 0);
     ensure!(!negative, InvalidGraph, "a transform of length {length}");
+    // The other half of a real signal's spectrum is its complex conjugate, so one side omits it.
     let bins = if onesided && !inverse { length.floor_div(&Dim::constant(2)) + 1 } else { length };
     cx.set_shape(0, axes::with_size(&output, axis, bins))
 }

@@ -1,12 +1,13 @@
-//! Gradients of Fourier transforms: the adjoint of a transform is the inverse one without its
-//! scale.
+//! Gradients of Fourier transforms.
+//!
+//! The adjoint of a transform is the inverse transform without its scale.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::spec::{GradCx, axis_of};
 use crate::{Result, ensure, error};
 
-/// `value` with zeros behind it along an axis, or cut, to the size that a list of one says.
+/// Pads `value` with zeros at the end of an axis, or crops it, to the size in a one-element list.
 fn sized(cx: &mut GradCx<'_>, value: ValueId, axis: usize, size: ValueId) -> Result<ValueId> {
     let there = cx.sizes(value, axis, axis + 1)?;
     let (zero, axes) = (cx.ints(&[0])?, cx.ints(&[axis as i64])?);
@@ -36,16 +37,20 @@ pub(super) fn of_dft(cx: &mut GradCx<'_>) -> Result<()> {
         }
         None => cx.sizes(input, axis, axis + 1)?,
     };
-    // Bins that are left out have gradients of zero.
+    // The bins that a one-sided output omits have a gradient of zero.
     let whole = if onesided { sized(cx, upstream, axis, length)? } else { upstream };
     let at = cx.integer(axis as i64)?;
     let attrs = [("inverse", Attribute::Int(i64::from(!inverse)))];
     let back = cx.emit_some("DFT", &[Some(whole), None, Some(at)], &attrs)?;
+    // Only the inverse DFT divides by the length: undo that, or divide if the node itself is
+    // inverse.
     let scale = cx.cast(length, cx.dtype(upstream)?)?;
     let back = cx.emit(if inverse { "Div" } else { "Mul" }, &[back, scale], &[])?;
     let size = cx.sizes(input, axis, axis + 1)?;
+    // `dft_length` cropped or padded the input: undo it.
     let mut gradient = sized(cx, back, axis, size)?;
     let last = rank - 1;
+    // A real input drops the imaginary part of its gradient.
     if cx.size_at(input, last)?.as_constant() != Some(2) {
         let numbers = cx.sizes(input, last, rank)?;
         gradient = sized(cx, gradient, last, numbers)?;
@@ -54,7 +59,7 @@ pub(super) fn of_dft(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Frames of the signal, each times the window and transformed.
+/// Decomposes `STFT` into frames of the signal, times the window, transformed by `DFT`.
 pub(super) fn stft_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let signal = cx.input(0)?;
     let list = |cx: &mut GradCx<'_>, value: ValueId| {
@@ -69,6 +74,7 @@ pub(super) fn stft_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
         (None, None) => cx.sizes(signal, 1, 2)?,
     };
     let (samples, one) = (cx.sizes(signal, 1, 2)?, cx.ints(&[1])?);
+    // Only whole frames count: `(samples - length) / step + 1`.
     let last = cx.emit("Sub", &[samples, length], &[])?;
     let frames = cx.emit("Div", &[last, step], &[])?;
     let frames = cx.emit("Add", &[frames, one], &[])?;
@@ -78,7 +84,7 @@ pub(super) fn stft_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let places = cx.emit("Add", &[starts, offsets], &[])?;
     let axis = [("axis", Attribute::Int(1))];
     let mut cut = cx.emit("Gather", &[signal, places], &axis)?;
-    // Real signals may leave their last dimension out.
+    // Real signals may omit the last dimension.
     if cx.rank(signal)? == 2 {
         let last = cx.ints(&[-1])?;
         cut = cx.emit("Unsqueeze", &[cut, last], &[])?;

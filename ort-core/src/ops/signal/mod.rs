@@ -1,4 +1,4 @@
-//! Operators of signal processing: Fourier transforms and windows.
+//! Signal processing: Fourier transforms and windows.
 
 mod fourier;
 mod gradients;

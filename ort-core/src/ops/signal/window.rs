@@ -1,4 +1,4 @@
-//! Windows (`HannWindow`, `HammingWindow`, `BlackmanWindow`) and `MelWeightMatrix`.
+//! Window functions (`HannWindow`, `HammingWindow`, `BlackmanWindow`) and `MelWeightMatrix`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -51,7 +51,7 @@ fn output_datatype(cx: &InferCx<'_>) -> Result<DType> {
         .ok_or_else(|| error!(InvalidGraph, "output_datatype {code} is no numeric type"))
 }
 
-/// The single size that an input holds, where it is known.
+/// The size that an input holds, or a fresh symbolic dimension if it is not constant.
 fn size(cx: &InferCx<'_>, index: usize) -> Result<Dim> {
     let size = match cx.dims(index).as_deref() {
         Some([size]) => size.clone(),

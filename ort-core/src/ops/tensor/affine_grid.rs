@@ -1,4 +1,4 @@
-//! `AffineGrid`: the positions of an image's pixels after an affine map, for `GridSample`.
+//! `AffineGrid`: sampling positions of an affine map, for `GridSample`.
 
 use super::index_gradients;
 use crate::dim::Dim;

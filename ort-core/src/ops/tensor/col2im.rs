@@ -1,4 +1,4 @@
-//! `Col2Im`: columns of blocks added up to an image, the reverse of what a convolution reads.
+//! `Col2Im`: adds columns of blocks up to an image, the transpose of im2col.
 
 use super::index_gradients;
 use crate::dim::Dim;

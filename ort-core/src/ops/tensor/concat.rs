@@ -1,4 +1,4 @@
-//! `Concat`: tensors one after another along an axis.
+//! Concatenation along an axis: `Concat`.
 
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
@@ -47,6 +47,7 @@ fn default_axis(draft: &mut Draft<'_>) -> Result<()> {
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let known: Vec<&[Dim]> = (0..cx.input_count()).filter_map(|index| cx.shape(index)).collect();
     let Some((mut result, axis)) = joined(cx.attrs, &known)? else { return Ok(()) };
+    // An input without a shape leaves the total along the axis unknown.
     if known.len() < cx.input_count() {
         result = axes::with_size(&result, axis, cx.fresh());
     }
@@ -54,8 +55,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, result)
 }
 
-/// The shape of tensors of these shapes one after another, and the axis that attribute `axis`
-/// names; nothing without any shape.
+/// Returns the shape of the concatenated tensors and the attribute `axis` counted from the front,
+/// or `None` without any shape.
 pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Option<(Vec<Dim>, usize)>> {
     let Some(first) = shapes.first() else { return Ok(None) };
     let axis = normalize_axis(attrs.int("axis")?, first.len())?;
@@ -74,6 +75,7 @@ pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Op
             } else {
                 let differ = size.as_constant().zip(other.as_constant()).is_some_and(|(a, b)| a != b);
                 ensure!(!differ, InvalidGraph, "inputs of shape {first:?} and {shape:?} along axis {axis}");
+                // A constant is more precise than a symbolic dimension.
                 if size.as_constant().is_none() && other.as_constant().is_some() {
                     *size = other.clone();
                 }
@@ -83,7 +85,7 @@ pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Op
     Ok(Some((result, axis)))
 }
 
-/// Joins symbolic elements where every input has them.
+/// Concatenates symbolic elements if every input has them.
 fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], axis: usize) -> Result<()> {
     let Some(sizes) = constant_sizes(shape) else { return Ok(()) };
     let mut parts = Vec::with_capacity(cx.input_count());
@@ -98,6 +100,7 @@ fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], axis: usize) -> Result<()> 
         return Ok(());
     }
     let mut parts: Vec<_> = parts.iter().map(|part| part.elements.chunks(run(part).max(1))).collect();
+    // Each index of the outer dimensions takes one run of every input. An empty result takes none.
     for _ in 0..saturating_product(sizes.get(..axis).unwrap_or(&[])).min(sizes.iter().product()) {
         for part in &mut parts {
             elements.extend_from_slice(part.next().unwrap_or(&[]));
@@ -106,7 +109,7 @@ fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], axis: usize) -> Result<()> 
     set_elements(cx, cx.dtype(0)?, shape, elements)
 }
 
-/// One input that has all the elements is the result.
+/// A view if one input has all the elements, because the others are empty.
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let count = |shape: &Option<crate::tensor::Shape>| shape.as_ref().map(|shape| shape.iter().product());
     let total: usize = count(cx.outputs.first()?)?;
@@ -114,7 +117,8 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     (total > 0).then(|| ViewOf { input, offsets: vec![0] })
 }
 
-/// Along the outermost dimension larger than 1 inputs lie one behind the other.
+/// Returns the offset of each input in the output, or `None` if the inputs are not contiguous
+/// there: the axis must be the outermost dimension larger than 1.
 fn join(cx: &ViewCx<'_>) -> Option<Vec<usize>> {
     let output = cx.outputs.first()?.as_ref()?;
     let axis = normalize_axis(cx.attrs.int("axis").ok()?, output.len()).ok()?;

@@ -1,4 +1,4 @@
-//! `Constant` and `ConstantOfShape`: tensors that the model itself gives.
+//! Constant tensors: `Constant` and `ConstantOfShape`.
 //!
 //! The loader turns `Constant` nodes into constants of the graph, so no provider has a kernel for
 //! them.
@@ -69,6 +69,7 @@ fn infer_constant(cx: &mut InferCx<'_>) -> Result<()> {
         attrs.find_strings("value_strings").map(|values| (DType::String, list(values.len()))),
     ];
     let mut given = found.into_iter().flatten();
+    // Exactly one of the attributes must be given.
     let (dtype, shape) = given.next().ok_or_else(|| error!(InvalidGraph, "a Constant without a value"))?;
     ensure!(given.next().is_none(), InvalidGraph, "a Constant with two values");
     cx.set(0, dtype, Some(shape));
@@ -101,7 +102,7 @@ fn infer_constant_of_shape(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// As many sizes that only the run will tell as a list has elements, where that is known.
+/// Returns one fresh symbolic dimension per element of a list, if its length is a constant.
 pub(super) fn fresh_dims(cx: &InferCx<'_>, length: &Dim) -> Option<Vec<Dim>> {
     let rank = length.as_constant().filter(|rank| (0..=64).contains(rank))?;
     Some((0..rank).map(|_| cx.fresh()).collect())

@@ -1,4 +1,4 @@
-//! `CenterCropPad`: the middle of a tensor cut out, or the tensor put into the middle of zeros.
+//! `CenterCropPad`: crops a tensor to its center, or pads it with zeros on both sides.
 
 use super::index_gradients;
 use crate::dtype::{DType, TypeSet};

@@ -1,4 +1,4 @@
-//! `DepthToSpace` and `SpaceToDepth`: blocks of channels to blocks of pixels and back.
+//! `DepthToSpace` and `SpaceToDepth`: moves channels into blocks of positions and back.
 
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
@@ -41,7 +41,7 @@ static SPACE_TO_DEPTH: OpSpec = OpSpec {
 
 ops![DEPTH_TO_SPACE, SPACE_TO_DEPTH];
 
-/// The input's four sizes and the size of a block.
+/// Returns the four dimensions of the input and the block size.
 fn parts<'a>(cx: &InferCx<'a>) -> Result<Option<(&'a [Dim; 4], i64)>> {
     let mode = cx.attrs.string("mode")?;
     one_of("the mode", mode, &["DCR", "CRD"])?;

@@ -1,4 +1,4 @@
-//! `Shape` and `Size`: the sizes of a tensor, and the number of its elements.
+//! `Shape` and `Size`: the dimensions of a tensor, and the number of its elements.
 
 use crate::Result;
 
@@ -43,6 +43,7 @@ fn infer_shape(cx: &mut InferCx<'_>) -> Result<()> {
     let range = shape_range(cx.attrs.int("start")?, cx.attrs.find_int("end"), shape.len());
     let sizes = shape.get(range).unwrap_or(&[]).to_vec();
     cx.set_shape(0, vec![Dim::constant(sizes.len() as i64)])?;
+    // Later nodes compute shapes from these elements, so inference propagates them.
     cx.set_symbolic(0, SymTensor::vector(sizes));
     Ok(())
 }

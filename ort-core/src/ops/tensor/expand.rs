@@ -1,4 +1,4 @@
-//! `Expand` and `Tile`: dimensions repeated.
+//! Broadcasting and tiling: `Expand` and `Tile`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -50,7 +50,9 @@ static TILE: OpSpec = OpSpec {
 ops![EXPAND, TILE];
 
 /// Before version 6, `Tile` repeated one axis: `tiles` and `axis` were inputs of one element, of
-/// the data's type. The rank may be unknown at this point, so the repeats are arithmetic on shapes.
+/// the data's type.
+///
+/// The rank may be unknown during loading, so the repeats are computed from the shape at run time.
 fn repeats_of_one_axis(draft: &mut Draft<'_>) -> Result<()> {
     let (data, tiles, axis) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let vector = draft.constant_ints(&[1])?;
@@ -75,7 +77,8 @@ fn infer_expand(cx: &mut InferCx<'_>) -> Result<()> {
         (Some(target), _) => target,
         (None, Some([length])) => {
             let Some(unknown) = fresh_dims(cx, length) else { return Ok(()) };
-            // A size that is not known may also be 1 and leave the input's size.
+            // An unknown size may be 1, which keeps the input's size: nothing is known but the
+            // rank.
             let rank = unknown.len().max(input.len());
             let sizes = (0..rank).map(|_| cx.fresh()).collect();
             return cx.set_shape(0, sizes);
@@ -121,7 +124,7 @@ fn infer_tile(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape)
 }
 
-/// Nothing is repeated where the element counts agree.
+/// A view if the element counts agree, because then nothing is repeated.
 fn view_if_equal(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let count = |shape: &[usize]| shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
     let input = count(cx.inputs.first()?.as_ref()?)?;

@@ -1,4 +1,4 @@
-//! `Gather`, `GatherElements` and `GatherND`: elements picked by index.
+//! Gathering by index: `Gather`, `GatherElements` and `GatherND`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -82,6 +82,7 @@ fn gather_symbolic(cx: &mut InferCx<'_>, axis: usize, shape: &[Dim]) -> Result<(
     let Some(&size) = data.shape.get(axis) else { return Ok(()) };
     let indices: Vec<usize> =
         indices.iter().map(|&index| normalize_axis(index, size)).collect::<Result<_>>()?;
+    // Each outer block holds `size` runs; an index picks one of them.
     let run = saturating_product(axes::around(&data.shape, axis).1).max(1);
     let mut elements = Vec::new();
     for outer in data.elements.chunks(run.saturating_mul(size).max(1)) {
@@ -92,7 +93,7 @@ fn gather_symbolic(cx: &mut InferCx<'_>, axis: usize, shape: &[Dim]) -> Result<(
     set_elements(cx, cx.dtype(0)?, shape, elements)
 }
 
-/// One index of an outermost dimension is a contiguous part.
+/// A view if a single index selects a contiguous part: along the outermost dimension larger than 1.
 fn view_gather(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let data = cx.inputs.first()?.as_ref()?;
     let &[index] = cx.ints.get(1)?.as_deref()? else { return None };
@@ -129,6 +130,7 @@ fn infer_gather_nd(cx: &mut InferCx<'_>) -> Result<()> {
     let batch = usize::try_from(cx.attrs.int("batch_dims")?).map_err(|_| invalid())?;
     let (last, outer) = indices.split_last().ok_or_else(invalid)?;
     ensure!(batch <= outer.len() && batch < data.len(), InvalidGraph, "batch_dims {batch} of {indices:?}");
+    // The depth is how many axes an index tuple covers; without it the output's rank is unknown.
     let Some(depth) = last.as_constant() else { return Ok(()) };
     let depth = usize::try_from(depth).map_err(|_| invalid())?;
     let inner = data.get(batch + depth..).filter(|_| depth > 0).ok_or_else(invalid)?;

@@ -1,5 +1,6 @@
-//! The index arithmetic of operators that move elements, shared by inference and kernels: axes,
-//! slices, and tensors read in another order.
+//! Index arithmetic of data movement: axes, slices and strided reads.
+//!
+//! Shared by shape inference and the kernels.
 
 use smallvec::SmallVec;
 
@@ -25,7 +26,7 @@ pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
     })
 }
 
-/// The axes counted from the front, in the order given. One that is named twice is an error.
+/// Counts the axes from the front, in the given order. Naming an axis twice is an error.
 pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<SmallVec<[usize; 6]>> {
     let mut result = SmallVec::with_capacity(axes.len().min(rank));
     for &axis in axes {
@@ -41,14 +42,14 @@ pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<SmallVec<[usize; 6]>>
     Ok(result)
 }
 
-/// The permutation of a `Transpose` node: the input's axis for each axis of the output.
+/// The permutation of a `Transpose` node: the input axis of each output axis.
 pub fn permutation(attrs: &Attributes, rank: usize) -> Result<SmallVec<[usize; 6]>> {
     let Some(perm) = attrs.find_ints("perm") else { return Ok((0..rank).rev().collect()) };
     ensure!(perm.len() == rank, InvalidGraph, "permutation {perm:?} of a tensor of rank {rank}");
     normalize_axes(perm, rank)
 }
 
-/// The part of a shape of this rank that the attributes `start` and `end` name.
+/// The range of dimensions that the attributes `start` and `end` of `Shape` select.
 pub fn shape_range(start: i64, end: Option<i64>, rank: usize) -> std::ops::Range<usize> {
     let clamp = |index: i64| {
         let index = if index < 0 { index.saturating_add(rank as i64) } else { index };
@@ -58,7 +59,7 @@ pub fn shape_range(start: i64, end: Option<i64>, rank: usize) -> std::ops::Range
     start..end.max(start)
 }
 
-/// The steps between neighbours along each dimension of a contiguous tensor, in elements.
+/// The strides of a contiguous tensor, in elements.
 pub fn contiguous_strides(shape: &[usize]) -> SmallVec<[isize; 6]> {
     let mut strides: SmallVec<[isize; 6]> = SmallVec::from_elem(1, shape.len());
     let mut next = 1isize;
@@ -69,27 +70,27 @@ pub fn contiguous_strides(shape: &[usize]) -> SmallVec<[isize; 6]> {
     strides
 }
 
-/// What `Slice` takes of one dimension.
+/// The part of one dimension that `Slice` takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SliceAxis {
     /// The first index taken.
     pub start: usize,
-    /// From one index to the next; not 0.
+    /// The step between indices; not 0.
     pub step: i64,
-    /// How many indices are taken.
+    /// The number of indices taken.
     pub count: usize,
 }
 
-/// What to try where a slice stands still.
+/// The help for a slice with step 0.
 const SLICE_STEP: &str = "use 1 to go forward, or -1 to go back";
 
 impl SliceAxis {
-    /// All of a dimension.
+    /// Takes the whole dimension.
     pub const fn all(size: usize) -> SliceAxis {
         SliceAxis { start: 0, step: 1, count: size }
     }
 
-    /// The indices that `start..end` with a step takes of a dimension, with the clamping of ONNX.
+    /// Resolves `start..end` with a step on a dimension of this size, clamping as ONNX does.
     pub fn new(size: usize, start: i64, end: i64, step: i64) -> Result<SliceAxis> {
         ensure!(step != 0, InvalidGraph, help = SLICE_STEP, "a slice has step 0");
         if size == 0 {
@@ -97,7 +98,7 @@ impl SliceAxis {
         }
         let size = size as i64;
         let absolute = |index: i64| if index < 0 { index.saturating_add(size) } else { index };
-        // Going backwards, a start in front of everything still takes the first element, unlike in
+        // With a negative step, a start before the first element still takes that element, unlike
         // NumPy.
         let (starts, ends) = if step > 0 { ((0, size), (0, size)) } else { ((0, size - 1), (-1, size - 1)) };
         let start = absolute(start).clamp(starts.0, starts.1);
@@ -108,12 +109,12 @@ impl SliceAxis {
     }
 }
 
-/// The arguments of `Slice` as numbers.
+/// The arguments of `Slice`.
 #[derive(Debug, Clone, Copy)]
 pub struct SliceArguments<'a> {
     /// The first index of each axis.
     pub starts: &'a [i64],
-    /// The index behind the last one of each axis.
+    /// The end of each axis, exclusive.
     pub ends: &'a [i64],
     /// The axes; by default the first ones.
     pub axes: Option<&'a [i64]>,
@@ -122,14 +123,14 @@ pub struct SliceArguments<'a> {
 }
 
 impl SliceArguments<'_> {
-    /// Checks that the lists are equally long, and returns the axis and step of each entry.
+    /// Returns the axis and step of each entry, and fails if the lists differ in length.
     pub fn axes_and_steps(&self, rank: usize) -> Result<AxesAndSteps> {
         let count = self.starts.len();
         ensure!(self.ends.len() == count, InvalidGraph, "{count} starts and {} ends", self.ends.len());
         slice_axes_and_steps(count, self.axes, self.steps, rank)
     }
 
-    /// What is taken of each dimension of a tensor.
+    /// Resolves the slice of each dimension of a tensor.
     pub fn resolve(&self, shape: &[usize]) -> Result<SmallVec<[SliceAxis; 6]>> {
         let mut parts: SmallVec<[SliceAxis; 6]> = shape.iter().map(|&size| SliceAxis::all(size)).collect();
         let bounds = self.starts.iter().zip(self.ends);
@@ -142,10 +143,10 @@ impl SliceArguments<'_> {
     }
 }
 
-/// The axis and step of each slice.
+/// The axis and step of each entry of a slice.
 type AxesAndSteps = SmallVec<[(usize, i64); 6]>;
 
-/// The axis and step of each of `count` slices.
+/// Returns the axis and step of each of a slice's `count` entries.
 pub fn slice_axes_and_steps(
     count: usize,
     axes: Option<&[i64]>,
@@ -154,6 +155,8 @@ pub fn slice_axes_and_steps(
 ) -> Result<AxesAndSteps> {
     let axes = match axes {
         Some(axes) => normalize_axes(axes, rank)?,
+        // One more than the rank at most: the check below then fails without allocating `count`
+        // axes.
         None => (0..count.min(rank + 1)).collect(),
     };
     ensure!(axes.len() == count && count <= rank, InvalidGraph, "{count} slices of {} axes", axes.len());
@@ -163,20 +166,20 @@ pub fn slice_axes_and_steps(
     Ok(axes.into_iter().zip(steps).collect())
 }
 
-/// A tensor read in another order: the element at index `(i, j, ..)` is element
+/// A strided read: the element at index `(i, j, ..)` is element
 /// `offset + i * strides[0] + j * strides[1] + ..` of the source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Strided {
     /// The sizes of the result.
     pub sizes: SmallVec<[usize; 6]>,
-    /// The step in the source for a step along each dimension, in elements.
+    /// The stride in the source along each dimension of the result, in elements.
     pub strides: SmallVec<[isize; 6]>,
-    /// The first element.
+    /// The source index of the first element.
     pub offset: usize,
 }
 
 impl Strided {
-    /// The dimensions in another order.
+    /// Permutes the dimensions.
     pub fn transpose(shape: &[usize], permutation: &[usize]) -> Strided {
         let strides = contiguous_strides(shape);
         Strided {
@@ -186,11 +189,11 @@ impl Strided {
         }
     }
 
-    /// A part of each dimension.
+    /// Slices each dimension.
     pub fn slice(shape: &[usize], parts: &[SliceAxis]) -> Strided {
         let strides = contiguous_strides(shape);
         let offset = parts.iter().zip(&strides).map(|(part, &stride)| part.start * stride as usize).sum();
-        // A step that is never taken may be larger than any tensor.
+        // A step that is never taken may exceed the tensor, and its stride would overflow.
         let step = |part: &SliceAxis, stride: isize| {
             if part.count < 2 { 0 } else { stride * isize::try_from(part.step).unwrap_or(0) }
         };
@@ -201,7 +204,7 @@ impl Strided {
         }
     }
 
-    /// Dimensions of size 1 repeated, missing ones in front added, as broadcasting does.
+    /// Broadcasts: repeats dimensions of size 1 and adds leading ones.
     pub fn expand(shape: &[usize], result: &[usize]) -> Result<Strided> {
         let missing = result.len().checked_sub(shape.len());
         let missing = missing.ok_or_else(|| error!(InvalidArgument, "{shape:?} expanded to {result:?}"))?;
@@ -214,8 +217,8 @@ impl Strided {
         Ok(Strided { sizes: result.into(), strides, offset: 0 })
     }
 
-    /// Each dimension several times one after another. The result has two dimensions for each of
-    /// the source.
+    /// Repeats each dimension. The result has two dimensions for each of the source: the repeats,
+    /// and the source's own.
     pub fn tile(shape: &[usize], repeats: &[usize]) -> Strided {
         let strides = contiguous_strides(shape);
         let pairs = shape.iter().zip(repeats);
@@ -231,8 +234,7 @@ impl Strided {
         self.sizes.iter().product()
     }
 
-    /// The same order with dimensions of size 1 dropped and neighbours that continue each other
-    /// joined.
+    /// Drops dimensions of size 1 and merges neighbours that are contiguous with each other.
     pub fn simplify(&self) -> Strided {
         let mut result = Strided { sizes: SmallVec::new(), strides: SmallVec::new(), offset: self.offset };
         for (&size, &stride) in self.sizes.iter().zip(&self.strides).filter(|(size, _)| **size != 1) {
@@ -250,11 +252,12 @@ impl Strided {
         result
     }
 
-    /// Whether every element is inside a source of `count` elements.
+    /// Whether every read falls inside a source of `count` elements.
     pub fn fits(&self, count: usize) -> bool {
         if self.sizes.contains(&0) {
             return true;
         }
+        // i128, because sizes times strides of a caller's arbitrary geometry may overflow.
         let (mut low, mut high) = (self.offset as i128, self.offset as i128);
         for (&size, &stride) in self.sizes.iter().zip(&self.strides) {
             let reach = (size as i128 - 1) * stride as i128;
@@ -267,7 +270,7 @@ impl Strided {
         low >= 0 && high < count as i128
     }
 
-    /// The elements in this order; for small sources, such as shapes.
+    /// Reads the elements into a vector; for small sources such as shapes.
     pub fn collect<T: Clone>(&self, from: &[T]) -> Result<Vec<T>> {
         ensure!(self.fits(from.len()), Fail, "an index points outside of {} elements", from.len());
         if self.sizes.contains(&0) {
@@ -282,19 +285,19 @@ impl Strided {
     }
 }
 
-/// How `Resize` treats target sizes that do not have the proportions of the input.
+/// How `Resize` treats target sizes with another aspect ratio than the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResizePolicy {
-    /// The target sizes are taken as they are.
+    /// Use the target sizes as they are.
     Stretch,
-    /// One scale for all axes: the largest with which no size is above its target.
+    /// One scale for all axes: the largest for which no size exceeds its target.
     NotLarger,
-    /// One scale for all axes: the smallest with which no size is below its target.
+    /// One scale for all axes: the smallest for which no size falls below its target.
     NotSmaller,
 }
 
 impl ResizePolicy {
-    /// The policy that the attribute `keep_aspect_ratio_policy` names.
+    /// Parses the attribute `keep_aspect_ratio_policy`.
     pub fn parse(name: &str) -> Result<ResizePolicy> {
         match name {
             "stretch" => Ok(ResizePolicy::Stretch),
@@ -307,10 +310,11 @@ impl ResizePolicy {
         }
     }
 
-    /// The scales and the sizes of the resized axes.
+    /// Returns the scales and sizes of the resized axes.
     pub fn apply(self, from: &[i64], targets: &[i64]) -> (Vec<ResizeScale>, Vec<i64>) {
         let scales: Vec<ResizeScale> =
             from.iter().zip(targets).map(|(&from, &to)| ResizeScale::of_sizes(from, to)).collect();
+        // Compares the fractions by cross-multiplication: the quotients would round.
         let less = |a: &ResizeScale, b: &ResizeScale| a.to * b.from < b.to * a.from;
         let choose = |a: ResizeScale, b: ResizeScale| match (self, less(&b, &a)) {
             (ResizePolicy::NotSmaller, true) | (ResizePolicy::NotLarger, false) => a,
@@ -325,11 +329,11 @@ impl ResizePolicy {
     }
 }
 
-/// Elements of a result for each element of the input of a `Resize`, as a fraction.
+/// The scale of one `Resize` axis, output size over input size, as a fraction.
 ///
-/// Of sizes, both numbers are whole: a coordinate is then rounded once, by a division, and exact
-/// where it is halfway between two elements. A quotient kept as one number is off by its rounding,
-/// and picks the other of the two.
+/// Between sizes, both numbers are integers: a coordinate is then rounded once, by a division, and
+/// is exact if it falls halfway between two elements. A quotient stored as one number carries its
+/// own rounding error and may pick the other of the two.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResizeScale {
     to: f64,
@@ -337,10 +341,10 @@ pub struct ResizeScale {
 }
 
 impl ResizeScale {
-    /// The scale of an axis that stays as it is.
+    /// The scale of an axis that keeps its size.
     pub const ONE: ResizeScale = ResizeScale { to: 1.0, from: 1.0 };
 
-    /// The scale that is given as a number.
+    /// A scale given as a number.
     pub fn given(scale: f32) -> ResizeScale {
         ResizeScale { to: f64::from(scale), from: 1.0 }
     }
@@ -350,7 +354,7 @@ impl ResizeScale {
         ResizeScale { to: to as f64, from: from as f64 }
     }
 
-    /// Whether sizes stay as they are.
+    /// Whether the size stays the same.
     pub fn is_one(self) -> bool {
         self.to == self.from
     }
@@ -360,12 +364,12 @@ impl ResizeScale {
         self.to / self.from
     }
 
-    /// A size or coordinate of the input in the result.
+    /// Maps a size or coordinate of the input to the output.
     pub fn times(self, x: f64) -> f64 {
         x * self.to / self.from
     }
 
-    /// A size or coordinate of the result in the input.
+    /// Maps a size or coordinate of the output to the input.
     pub fn divide(self, x: f64) -> f64 {
         x * self.from / self.to
     }
@@ -380,8 +384,8 @@ pub fn scaled_size(size: i64, scale: f32) -> i64 {
 mod tests {
     use super::*;
 
-    /// Sizes, their targets, and the sizes that come out: halves go up, whatever the quotient of
-    /// two sizes is rounded to.
+    /// Sizes, their targets, and the resulting sizes: halves round up, however the quotient of two
+    /// sizes rounds.
     #[test]
     fn policies_keep_proportions() {
         use ResizePolicy::{NotLarger, NotSmaller, Stretch};

@@ -1,12 +1,14 @@
-//! Gradients of operators that move elements: what was moved there moves back, and what was read
-//! several times is added up.
+//! Gradients of data movement.
+//!
+//! Each element's gradient moves back. The gradients of an element that was read several times
+//! accumulate.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::spec::GradCx;
 use crate::{Result, ensure, error};
 
-/// Each input gets its part of the gradient.
+/// Splits the gradient between the inputs.
 pub(super) fn of_concat(cx: &mut GradCx<'_>) -> Result<()> {
     let upstream = cx.upstream()?;
     let rank = cx.rank(upstream)?;
@@ -27,7 +29,7 @@ pub(super) fn of_concat(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The gradients of the parts, one behind the other; zeros for parts that nothing depends on.
+/// Concatenates the gradients of the parts; a part that nothing depends on has zeros.
 pub(super) fn of_split(cx: &mut GradCx<'_>) -> Result<()> {
     let input = cx.input(0)?;
     let axis = cx.axis("axis", cx.rank(input)?)?;
@@ -47,8 +49,8 @@ pub(super) fn of_split(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Where the elements came from, axis by axis: a run of steps of 1 is padded with zeros, others are
-/// added up at their indices.
+/// Writes the gradient back axis by axis: a slice of step 1 is padded with zeros, any other is
+/// scattered to its indices.
 pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
     let rank = cx.rank(input)?;
@@ -67,8 +69,10 @@ pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
         let places = cx.range(size)?;
         let zero = cx.ints(&[0])?;
         let step = entry_of(cx, bounds.steps, entry)?;
+        // A step that is not constant takes the scatter, which is right for every step.
         let steps_of_one = step.is_none_or(|step| cx.known_ints(step).is_some_and(|step| step == [1]));
         let (start, end) = (entry_of(cx, bounds.starts, entry)?, entry_of(cx, bounds.ends, entry)?);
+        // Slicing a range of indices yields the places that the slice took, clamped as by ONNX.
         let places = cx.emit_some("Slice", &[Some(places), start, end, Some(zero), step], &[])?;
         gradient = match steps_of_one {
             true => padded(cx, gradient, axis, places, size)?,
@@ -82,7 +86,7 @@ pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The axes of a slice; none if only the run knows which they are, or how many.
+/// Returns the axes of a slice, or `None` if they or their count are not constant.
 fn known_slice_axes(cx: &GradCx<'_>) -> Result<Option<Vec<i64>>> {
     if let Some(axes) = cx.find_input(3) {
         return Ok(cx.known_ints(axes));
@@ -91,7 +95,7 @@ fn known_slice_axes(cx: &GradCx<'_>) -> Result<Option<Vec<i64>>> {
     Ok(count.map(|count| (0..count).collect()))
 }
 
-/// The lists of a slice, with an entry for each of its axes.
+/// The bound lists of a slice, with an entry for each of its axes.
 #[derive(Clone, Copy)]
 struct SliceBounds {
     starts: Option<ValueId>,
@@ -100,8 +104,9 @@ struct SliceBounds {
 }
 
 impl SliceBounds {
-    /// The same slice with an entry for each axis of its input, of which there are `rank`. Axes
-    /// that it does not name are taken whole. This needs no axis to be known before the run.
+    /// Returns the same slice with an entry for each of the input's `rank` axes.
+    ///
+    /// Axes that it does not name are taken whole. No axis needs to be known before the run.
     fn of_all_axes(self, cx: &mut GradCx<'_>, rank: usize) -> Result<SliceBounds> {
         let axes = match cx.find_input(3) {
             Some(axes) => cx.cast(axes, DType::I64)?,
@@ -124,7 +129,7 @@ impl SliceBounds {
     }
 }
 
-/// One entry of a list, as a list of one in `int64`.
+/// One entry of a list, as an `int64` list of one element.
 fn entry_of(cx: &mut GradCx<'_>, list: Option<ValueId>, entry: usize) -> Result<Option<ValueId>> {
     let Some(list) = list else { return Ok(None) };
     if let Some(&known) = cx.known_ints(list).as_deref().and_then(|list| list.get(entry)) {
@@ -135,7 +140,8 @@ fn entry_of(cx: &mut GradCx<'_>, list: Option<ValueId>, entry: usize) -> Result<
     cx.emit("Gather", &[list, entry], &[]).map(Some)
 }
 
-/// `value` with zeros around it along an axis, so that it lies at consecutive `places` of `size`.
+/// Pads `value` with zeros along an axis such that it ends up at the consecutive `places` of
+/// `size`.
 fn padded(
     cx: &mut GradCx<'_>,
     value: ValueId,
@@ -144,7 +150,7 @@ fn padded(
     size: ValueId,
 ) -> Result<ValueId> {
     let zero = cx.ints(&[0])?;
-    // An empty slice begins anywhere.
+    // An empty slice has no first place: the appended zero stands in.
     let some = cx.join(&[places, zero])?;
     let begin = cx.emit("Gather", &[some, zero], &[])?;
     let count = cx.emit("Shape", &[places], &[])?;
@@ -154,8 +160,7 @@ fn padded(
     pad(cx, value, axis, pads)
 }
 
-/// `value` with zeros before and behind it along an axis, or with less than it has where `pads` are
-/// negative.
+/// Pads `value` with zeros at both ends of an axis, or crops it if `pads` are negative.
 fn pad(cx: &mut GradCx<'_>, value: ValueId, axis: usize, pads: ValueId) -> Result<ValueId> {
     let axes = cx.ints(&[axis as i64])?;
     cx.emit_some("Pad", &[Some(value), Some(pads), None, Some(axes)], &[])
@@ -192,7 +197,7 @@ pub(super) fn of_gather_nd(cx: &mut GradCx<'_>) -> Result<()> {
     let rank = cx.rank(indices)?;
     let batch = usize::try_from(cx.attrs().int("batch_dims")?).unwrap_or(0);
     ensure!(batch < rank, InvalidGraph, "batch_dims {batch} for indices of rank {rank}");
-    // The places within the batch in front of each index.
+    // Prefixes each index with its batch indices, because `ScatterND` has no `batch_dims`.
     for axis in (0..batch).rev() {
         let size = cx.sizes(indices, axis, axis + 1)?;
         let places = cx.range(size)?;
@@ -213,8 +218,10 @@ pub(super) fn of_gather_nd(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Replaced elements have no gradient, and what replaced them has theirs. Of duplicate indices
-/// without reduction nobody says which one counts.
+/// Overwritten elements have a gradient of zero, and the updates have theirs.
+///
+/// Without a reduction the standard does not define which of two duplicate indices wins, so both
+/// get the gradient.
 pub(super) fn of_scatter(cx: &mut GradCx<'_>) -> Result<()> {
     let (indices, updates, upstream) = (cx.input(1)?, cx.input(2)?, cx.upstream()?);
     let op = cx.operator();
@@ -246,7 +253,7 @@ pub(super) fn of_scatter(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Constant padding is taken off; other modes copied elements, whose gradients are added up.
+/// Constant padding is cropped; the other modes copied elements, whose gradients accumulate.
 pub(super) fn of_pad(cx: &mut GradCx<'_>) -> Result<()> {
     let (data, pads, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let mode = cx.attrs().string("mode")?;
@@ -256,6 +263,7 @@ pub(super) fn of_pad(cx: &mut GradCx<'_>) -> Result<()> {
         let inside = cx.emit_some("Pad", &inputs, &[])?;
         cx.set(0, inside);
         if cx.wants(2) {
+            // The pad value has the gradient of everything outside the data.
             let keep = [("keepdims", Attribute::Int(0))];
             let all = cx.emit("ReduceSum", &[upstream], &keep)?;
             let inside = cx.emit("ReduceSum", &[inside], &keep)?;
@@ -278,6 +286,7 @@ pub(super) fn of_pad(cx: &mut GradCx<'_>) -> Result<()> {
         let places = cx.range(size)?;
         let of_axis = cx.ints(&[entry as i64, (entry + axes.len()) as i64])?;
         let pads = cx.emit("Gather", &[pads, of_axis], &[])?;
+        // Padding a range of indices yields the element that each position was copied from.
         let attrs = [("mode", Attribute::String(mode.to_string()))];
         let places = cx.emit("Pad", &[places, pads], &attrs)?;
         let whole = along(cx, gradient, axis, size)?;
@@ -287,7 +296,7 @@ pub(super) fn of_pad(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The sum over the copies.
+/// Sums over the copies: one axis for the repeats and one for the data, dimension by dimension.
 pub(super) fn of_tile(cx: &mut GradCx<'_>) -> Result<()> {
     let (data, repeats, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let rank = cx.rank(data)?;
@@ -302,15 +311,14 @@ pub(super) fn of_tile(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_reshaped(0, sum)
 }
 
-/// The other way round, with the same attributes.
+/// Applies the inverse operator with the same attributes.
 pub(super) fn of_blocks(cx: &mut GradCx<'_>) -> Result<()> {
     let upstream = cx.upstream()?;
     let back = if cx.operator() == "DepthToSpace" { "SpaceToDepth" } else { "DepthToSpace" };
     with_same_attributes(cx, back, &[Some(upstream)])
 }
 
-/// The operator is its own gradient: what it keeps or moves for elements, it does for their
-/// gradients.
+/// Applies the operator itself to the gradient: it keeps or moves gradients as it does elements.
 pub(super) fn of_itself(cx: &mut GradCx<'_>) -> Result<()> {
     let (upstream, op) = (cx.upstream()?, cx.operator());
     with_same_attributes(cx, op, &[Some(upstream), cx.find_input(1)])
@@ -322,7 +330,7 @@ fn with_same_attributes(cx: &mut GradCx<'_>, op: &str, inputs: &[Option<ValueId>
     Ok(())
 }
 
-/// Each element that was kept has its gradient.
+/// Scatters the gradient to the elements that were kept.
 pub(super) fn of_compress(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, condition, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let (data, axis) = match cx.attrs().find_int("axis") {
@@ -330,15 +338,17 @@ pub(super) fn of_compress(cx: &mut GradCx<'_>) -> Result<()> {
         None => (cx.reshape_to(input, &[-1])?, 0),
     };
     let size = cx.sizes(data, axis, axis + 1)?;
+    // Compressing a range of indices yields the places of those elements.
     let places = cx.range(size)?;
     let kept = cx.emit("Compress", &[places, condition], &[("axis", Attribute::Int(0))])?;
     let gradient = cx.sum_at(data, axis, kept, upstream)?;
     cx.set_reshaped(0, gradient)
 }
 
-/// Interpolation is linear in the elements and goes axis by axis, so that along each axis it is a
-/// product with a matrix, which resizing the unit matrix gives. Its transpose takes the gradient
-/// back.
+/// Multiplies the gradient by the transposed interpolation matrix of each axis.
+///
+/// Interpolation is linear in the elements and separable, so along an axis it is a matrix product.
+/// Resizing the identity matrix returns that matrix.
 pub(super) fn of_resize(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
     let rank = cx.rank(input)?;
@@ -360,6 +370,7 @@ pub(super) fn of_resize(cx: &mut GradCx<'_>) -> Result<()> {
         }
         let matrix = resizing_matrix(cx, input, entry, axis)?;
         let last = rank - 1;
+        // MatMul works on the last axis, so `axis` swaps places with it.
         let order: Vec<usize> = (0..rank)
             .map(|at| {
                 if at == axis {
@@ -390,7 +401,7 @@ fn is_kept(cx: &GradCx<'_>, entry: usize, axis: usize) -> Result<bool> {
     Ok(of(cx.input(0)?)? == of(cx.output(0)?)?)
 }
 
-/// The matrix of resizing along an axis: what each element of the input adds to each of the output.
+/// The interpolation matrix along an axis: the weight of each input element in each output element.
 fn resizing_matrix(cx: &mut GradCx<'_>, input: ValueId, entry: usize, axis: usize) -> Result<ValueId> {
     let size = cx.sizes(input, axis, axis + 1)?;
     let places = cx.range(size)?;

@@ -1,4 +1,4 @@
-//! `GridSample`: an image read at the positions that a grid gives.
+//! `GridSample`: samples an image at the positions of a grid.
 
 use super::sample_gradients;
 use crate::dtype::TypeSet;
@@ -28,7 +28,7 @@ static GRID_SAMPLE: OpSpec = OpSpec {
 
 ops![GRID_SAMPLE];
 
-/// Before version 20 the modes were named for images of two dimensions.
+/// Renames modes: before version 20 they had the names of the two-dimensional forms.
 pub(in crate::ops) fn rename_modes(draft: &mut Draft<'_>) -> Result<()> {
     let renamed = match draft.attr("mode") {
         Some(Attribute::String(mode)) if mode == "bilinear" => "linear",

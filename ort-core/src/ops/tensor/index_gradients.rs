@@ -1,12 +1,14 @@
-//! Gradients of operators that place elements by an index: scatters with a reduction, caches,
-//! one-hot, unique and unpooled elements.
+//! Gradients of operators that place elements by index.
+//!
+//! Scatters with a reduction, caches, one-hot, unique and unpooled elements, and others whose rule
+//! needs indices.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::spec::GradCx;
 use crate::{Result, error};
 
-/// Where a scatter puts its updates, to do the same with others.
+/// The destination of a scatter, for scattering and gathering other values at the same indices.
 struct Places {
     scatter: &'static str,
     gather: &'static str,
@@ -35,15 +37,15 @@ impl Places {
         cx.emit(self.gather, &[from, self.indices], &self.axis)
     }
 
-    /// The numbers of updates for which `holds` is one, by place.
+    /// Counts per destination the updates whose `holds` is 1.
     fn counted(&self, cx: &mut GradCx<'_>, holds: ValueId) -> Result<ValueId> {
         let zeros = cx.filled(0.0, self.data)?;
         self.reduced(cx, zeros, holds, "add")
     }
 }
 
-/// The greatest or least of all that meet at a place has the gradient; those that are equal share
-/// it.
+/// Splits the gradient evenly between the tied extremes at a destination: updates and the old
+/// element.
 pub(super) fn of_scatter_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     let (places, updates) = (Places::of(cx)?, cx.input(2)?);
     let (output, upstream) = (cx.output(0)?, cx.upstream()?);
@@ -69,8 +71,8 @@ pub(super) fn of_scatter_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The product of all others that meet at a place; where one factor is zero only that one has a
-/// gradient.
+/// The product of the other factors at a destination. With one zero among the factors, only that
+/// one has a gradient; with more, none has.
 pub(super) fn of_scatter_product(cx: &mut GradCx<'_>) -> Result<()> {
     let (places, updates, upstream) = (Places::of(cx)?, cx.input(2)?, cx.upstream()?);
     let dtype = cx.dtype(updates)?;
@@ -86,7 +88,7 @@ pub(super) fn of_scatter_product(cx: &mut GradCx<'_>) -> Result<()> {
     let count = cx.emit("Add", &[count, of_data], &[])?;
     let product = cx.emit("Mul", &[product, upstream], &[])?;
     let share = |cx: &mut GradCx<'_>, is_zero: ValueId, own: ValueId, [product, count]: [ValueId; 2]| {
-        // All factors but the own one: no other may be zero.
+        // The other factors contain no zero if the count is no more than this factor's own.
         let limit = cx.emit("Where", &[is_zero, one, zero], &[])?;
         let alone = cx.emit("Equal", &[count, limit], &[])?;
         let rest = cx.emit("Div", &[product, own], &[])?;
@@ -104,12 +106,13 @@ pub(super) fn of_scatter_product(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Each number of `values` has the gradients of the places that it stands at.
+/// Sums the gradient over the positions of each of the two `values`.
 pub(super) fn of_one_hot(cx: &mut GradCx<'_>) -> Result<()> {
     if !cx.wants(2) {
         return Ok(());
     }
     let (indices, depth, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    // Only ones and zeros instead of the values: a mask of the hot positions.
     let values = cx.pen.constant(crate::tensor::Tensor::from_slice(&[2], &[0.0f32, 1.0])?);
     let dtype = cx.dtype(upstream)?;
     let values = cx.cast(values, dtype)?;
@@ -128,7 +131,7 @@ pub(super) fn of_one_hot(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What stands for all of its kind is the first of them.
+/// Scatters the gradient to the first occurrence of each value, which the output copied.
 pub(super) fn of_unique(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, upstream) = (cx.input(0)?, cx.upstream()?);
     let first = cx.demand_output(1)?;
@@ -140,7 +143,7 @@ pub(super) fn of_unique(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_reshaped(0, gradient)
 }
 
-/// The cache keeps its gradient where it is not written, and the update has the others.
+/// The overwritten part of the cache has a gradient of zero, and the update has the gradient there.
 pub(super) fn of_tensor_scatter(cx: &mut GradCx<'_>) -> Result<()> {
     let (cache, update, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let rank = cx.rank(cache)?;
@@ -154,7 +157,7 @@ pub(super) fn of_tensor_scatter(cx: &mut GradCx<'_>) -> Result<()> {
     if !cx.wants(1) {
         return Ok(());
     }
-    // The places along the axis: the first of each batch, and the others after it.
+    // The indices along the axis: the start of each batch item, plus a range.
     let count = cx.sizes(update, axis, axis + 1)?;
     let steps = cx.range(count)?;
     let column = |at: usize| -> Vec<i64> { (0..rank).map(|axis| if axis == at { -1 } else { 1 }).collect() };
@@ -175,7 +178,7 @@ pub(super) fn of_tensor_scatter(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `start + i * delta`; the limit only says how many there are.
+/// The element is `start + i * delta`; the limit only determines the count and has no gradient.
 pub(super) fn of_range(cx: &mut GradCx<'_>) -> Result<()> {
     let upstream = cx.upstream()?;
     let keep = [("keepdims", Attribute::Int(0))];
@@ -194,7 +197,7 @@ pub(super) fn of_range(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What was cut off in the middle is padded, and the other way round.
+/// Pads what was cropped and crops what was padded.
 pub(super) fn of_center_crop_pad(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, upstream) = (cx.input(0)?, cx.upstream()?);
     let mut sizes = cx.shape_of(input)?;
@@ -207,7 +210,7 @@ pub(super) fn of_center_crop_pad(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The windows of the gradient: a convolution with one filter for each place of a window.
+/// im2col of the gradient: a convolution with one one-hot filter per position of the block.
 pub(super) fn of_col2im(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, upstream) = (cx.input(0)?, cx.upstream()?);
     let block = cx.known_ints(cx.input(2)?);
@@ -221,6 +224,7 @@ pub(super) fn of_col2im(cx: &mut GradCx<'_>) -> Result<()> {
     let filters = cx.emit("Equal", &[column, places], &[])?;
     let filters = cx.cast(filters, dtype)?;
     let filters = cx.reshape_to(filters, &[[count, 1].as_slice(), &block].concat())?;
+    // Channels do not mix, so they become batch items.
     let (alone, spatial) = (cx.ints(&[-1, 1])?, cx.sizes(upstream, 2, rank + 2)?);
     let shape = cx.join(&[alone, spatial])?;
     let images = cx.reshape(upstream, shape)?;
@@ -231,7 +235,8 @@ pub(super) fn of_col2im(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The products of all positions with their homogeneous coordinates, which the unit map gives.
+/// Multiplies the gradient by the homogeneous coordinates of all positions, which the identity map
+/// returns.
 pub(super) fn of_affine_grid(cx: &mut GradCx<'_>) -> Result<()> {
     let (theta, size, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let dtype = cx.dtype(theta)?;
@@ -241,6 +246,7 @@ pub(super) fn of_affine_grid(cx: &mut GradCx<'_>) -> Result<()> {
     let shape = [1, rank as usize, rank as usize + 1];
     let unit = cx.pen.constant(crate::tensor::Tensor::from_slice(&shape, &unit)?);
     let unit = cx.cast(unit, dtype)?;
+    // One batch item is enough: the base positions are the same for all.
     let (one, start, end) = (cx.ints(&[1])?, cx.ints(&[1])?, cx.ints(&[i64::MAX])?);
     let rest = cx.emit("Slice", &[size, start, end], &[])?;
     let rest = cx.cast(rest, DType::I64)?;
@@ -261,12 +267,12 @@ pub(super) fn of_affine_grid(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Each value has the gradient of the place that it was put at.
+/// Gathers each value's gradient from the place that it was put at.
 pub(in crate::ops) fn of_max_unpool(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, indices, mut upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     if cx.find_input(2).is_some() {
-        // Indices count in the image that the pool had, of which the output has the upper left
-        // corner.
+        // The indices refer to the image that was pooled, and `output_shape` crops that to its
+        // upper left corner.
         let whole = cx.emit("MaxUnpool", &[input, indices], &cx.attr_list())?;
         let (all, there) = (cx.shape_of(whole)?, cx.shape_of(upstream)?);
         let missing = cx.emit("Sub", &[all, there], &[])?;
@@ -279,12 +285,14 @@ pub(in crate::ops) fn of_max_unpool(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_reshaped(0, gradient)
 }
 
-/// Codes less their zero point, in floats, times the gradient: that of a scale.
+/// The gradient of the scale: the quantized values minus their zero point, times the upstream
+/// gradient, summed per scale.
 pub(in crate::ops) fn of_dequantize(cx: &mut GradCx<'_>) -> Result<()> {
     let (codes, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     if !cx.wants(1) {
         return Ok(());
     }
+    // Dequantizing with scales of 1 yields the values minus their zero point.
     let ones = cx.filled(1.0, scale)?;
     let inputs = [Some(codes), Some(ones), cx.find_input(2)];
     let plain = cx.emit_some("DequantizeLinear", &inputs, &cx.attr_list())?;
@@ -293,6 +301,7 @@ pub(in crate::ops) fn of_dequantize(cx: &mut GradCx<'_>) -> Result<()> {
     let (rank, of_scale) = (cx.rank(codes)?, cx.rank(scale)?);
     let gradient = match of_scale {
         0 => cx.emit("ReduceSum", &[product], &[("keepdims", Attribute::Int(0))])?,
+        // One scale for the whole tensor, written as a vector.
         1 if cx.size_at(scale, 0)?.as_constant() == Some(1) && rank != 1 => {
             cx.emit("ReduceSum", &[product], &[("keepdims", Attribute::Int(0))])?
         }
@@ -302,7 +311,7 @@ pub(in crate::ops) fn of_dequantize(cx: &mut GradCx<'_>) -> Result<()> {
             cx.sum_along(product, &axes)?
         }
         _ => {
-            // Blocks along the axis have one scale each.
+            // Block quantization: each block along the axis has a scale of its own.
             let axis = cx.axis("axis", rank)?;
             let (before, behind) = (cx.sizes(product, 0, axis)?, cx.sizes(product, axis + 1, rank)?);
             let (blocks, rest) =
@@ -315,8 +324,9 @@ pub(in crate::ops) fn of_dequantize(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_reshaped(1, gradient)
 }
 
-/// The gradient of a product of all up to an element: a loop that multiplies, which has a gradient
-/// where an element is zero, too.
+/// Decomposes `CumProd` into a scan that multiplies.
+///
+/// Its derivative has no division, so it holds at zeros too.
 pub(in crate::ops) fn running_product(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     use crate::ops::nn::recurrent_steps::Steps;
     let input = cx.input(0)?;
@@ -326,6 +336,7 @@ pub(in crate::ops) fn running_product(cx: &mut GradCx<'_>) -> Result<Vec<ValueId
         error!(NotImplemented, "the gradient of CumProd along an axis that only the run knows")
     })?;
     let axis = crate::spec::axis_of(axis, rank)?;
+    // The scan runs over the first axis.
     let order: Vec<usize> = std::iter::once(axis).chain((0..rank).filter(|at| *at != axis)).collect();
     let moved = cx.transpose(input, &order)?;
     let one = cx.number(1.0, cx.dtype(input)?)?;
@@ -343,8 +354,10 @@ pub(in crate::ops) fn running_product(cx: &mut GradCx<'_>) -> Result<Vec<ValueId
     Ok(vec![cx.transpose(y, &back)?])
 }
 
-/// A square matrix is its determinant's gradient times the transpose of its inverse, and the
-/// inverse's is `-Y^T G Y^T`. A matrix without inverse has no gradient that is a number.
+/// The gradients of a determinant and of an inverse.
+///
+/// For `Y = det X` it is `G Y X^-T`; for the inverse `Y = X^-1` it is `-Y^T G Y^T`. A singular
+/// matrix has no finite gradient.
 pub(in crate::ops) fn of_matrix(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, output, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
     let gradient = if cx.operator() == "Det" {

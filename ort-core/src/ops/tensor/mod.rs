@@ -1,4 +1,4 @@
-//! Operators that make, describe, move and select elements.
+//! Tensor construction, shape and data movement.
 
 pub mod geometry;
 
@@ -38,15 +38,15 @@ use crate::spec::{InferCx, SymTensor};
 use crate::tensor::Shape;
 use crate::{Result, ensure};
 
-/// The sizes as numbers, where all are numbers that a tensor can have.
+/// Returns the sizes if all are constants and form a valid tensor shape.
 fn constant_sizes(shape: &[Dim]) -> Option<Shape> {
     let sizes: Option<Shape> =
         shape.iter().map(|size| size.as_constant().and_then(|size| usize::try_from(size).ok())).collect();
     sizes.filter(|sizes| crate::tensor::element_count(sizes).is_ok())
 }
 
-/// Sets the output at `index` to a shape that must not have negative sizes, and hands on symbolic
-/// elements that keep their order.
+/// Sets the output to a shape, which must not have negative sizes, and propagates symbolic
+/// elements, whose order a reshape keeps.
 fn set_reshaped(cx: &mut InferCx<'_>, shape: Vec<Dim>) -> Result<()> {
     for size in &shape {
         let negative = size.as_constant().is_some_and(|size| size < 0);
@@ -58,8 +58,7 @@ fn set_reshaped(cx: &mut InferCx<'_>, shape: Vec<Dim>) -> Result<()> {
     cx.set_shape(0, shape)
 }
 
-/// Sets symbolic elements of the first output, where inference follows tensors of its type and
-/// size.
+/// Sets the symbolic elements of the output if inference follows tensors of its type and size.
 fn set_elements(cx: &mut InferCx<'_>, dtype: DType, shape: &[Dim], elements: Vec<Dim>) -> Result<()> {
     if let Some(sizes) = constant_sizes(shape)
         && SymTensor::follows(dtype, elements.len())

@@ -46,7 +46,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, shape)
 }
 
-/// The first element as an integer; a float is cut.
+/// The first element as an integer; floats are truncated.
 fn whole_number(view: &TensorView<'_>) -> Result<i64> {
     let dtype = view.dtype();
     let first = crate::for_each_type!(dtype in [F32, F64, F16], T => {

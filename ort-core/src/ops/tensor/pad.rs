@@ -1,4 +1,4 @@
-//! `Pad`: elements added around a tensor, or with negative pads taken away.
+//! Padding: `Pad` adds elements around a tensor, or crops it if pads are negative.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
@@ -51,8 +51,8 @@ fn pads_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
         Some(_) => return Err(error!(InvalidGraph, "attribute 'value' is no float")),
         None => 0.0,
     };
-    // Zero is the default for every type; another value was a float, and must have the type of the
-    // data.
+    // Zero is the default for every type. Any other value was a float attribute and must become a
+    // constant of the data's type.
     if value == 0.0 {
         return Ok(());
     }
@@ -77,6 +77,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         (true, Some(axes)) => Some(normalize_axes(&axes, shape.len())?),
         (true, None) => None,
     };
+    // Unknown pads or axes still fix the rank.
     let (Some(axes), Some(pads)) = (axes, cx.dims(1)) else {
         let sizes = shape.iter().map(|_| cx.fresh()).collect();
         return cx.set_shape(0, sizes);
@@ -99,7 +100,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, sizes)
 }
 
-/// Pads that are all zero change nothing.
+/// A view if all pads are zero.
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let pads = cx.ints.get(1)?.as_deref()?;
     if pads.iter().all(|&pad| pad == 0) { ViewOf::whole(cx) } else { None }

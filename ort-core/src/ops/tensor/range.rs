@@ -43,10 +43,10 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, vec![size])
 }
 
-/// What to try where a range stands still.
+/// The help for a range with step 0.
 const STEP: &str = "the input 'delta' must not be 0";
 
-/// `max(ceil((limit - start) / delta), 0)`; none where the sign of the step is not known.
+/// `max(ceil((limit - start) / delta), 0)`, or `None` if the sign of the step is unknown.
 fn integer_size(start: &Dim, limit: &Dim, delta: &Dim) -> Result<Option<Dim>> {
     ensure!(delta.as_constant() != Some(0), InvalidGraph, help = STEP, "a Range with step 0");
     let (distance, step) = if delta.is_known_positive() {
@@ -71,7 +71,7 @@ fn set_elements(cx: &mut InferCx<'_>, size: &Option<Dim>, start: &Dim, delta: &D
     Ok(())
 }
 
-/// The size where all three numbers are known but are no integers that inference follows.
+/// The size if all three numbers are constants that inference does not track as integers.
 fn known_size(cx: &InferCx<'_>) -> Result<Option<i64>> {
     let (Some(start), Some(limit), Some(delta)) = (cx.known(0), cx.known(1), cx.known(2)) else {
         return Ok(None);
@@ -79,6 +79,7 @@ fn known_size(cx: &InferCx<'_>) -> Result<Option<i64>> {
     let (start, limit, delta) = (number(&start)?, number(&limit)?, number(&delta)?);
     ensure!(delta != 0.0, InvalidGraph, help = STEP, "a Range with step 0");
     let size = ((limit - start) / delta).ceil();
+    // Also fails for NaN and infinity.
     let ends = size < 1e15;
     ensure!(ends, InvalidGraph, "a Range from {start} to {limit} by {delta} has no end");
     Ok(Some(size.max(0.0) as i64))

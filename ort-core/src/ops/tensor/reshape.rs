@@ -56,6 +56,7 @@ fn shape_to_input(draft: &mut Draft<'_>) -> Result<()> {
 fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
     let copy_zero = !cx.attrs.flag("allowzero")?;
     let Some(target) = cx.dims(1) else {
+        // An unknown target still has a known rank if its length is a constant.
         let Some([length]) = cx.shape(1) else { return Ok(()) };
         return match fresh_dims(cx, length) {
             Some(shape) => cx.set_shape(0, shape),
@@ -83,6 +84,7 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
                     "shape {target:?} leaves two sizes open"
                 );
                 open = Some(index);
+                // A placeholder that is neutral in the product until `close` fills it.
                 Dim::constant(1)
             }
             Some(size) => {
@@ -94,7 +96,7 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
                 );
                 Dim::constant(size)
             }
-            // An element that may be negative may also mean "whatever is left".
+            // A symbolic element that may be negative may turn out to be -1, which infers the size.
             None if !size.is_known_nonneg() && size.has_unknown() => cx.fresh(),
             None => size.clone(),
         });
@@ -110,7 +112,7 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
     set_reshaped(cx, shape)
 }
 
-/// Fills the size that -1 leaves open, and compares the element counts where both are numbers.
+/// Infers the size that -1 stands for, and compares the element counts if both are constants.
 fn close(shape: &mut [Dim], open: Option<usize>, input: &[Dim], target: &[Dim]) -> Result<()> {
     let total: Dim = input.iter().product();
     let rest: Dim = shape.iter().product();

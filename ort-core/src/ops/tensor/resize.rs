@@ -1,4 +1,4 @@
-//! `Resize`, and `Upsample` which it replaced: a tensor of another size by interpolation.
+//! Interpolation: `Resize`, and `Upsample`, which it replaced.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -64,8 +64,9 @@ static UPSAMPLE: OpSpec = OpSpec {
 
 ops![RESIZE, UPSAMPLE];
 
-/// Version 10 of `Resize` had two inputs, scaled coordinates without a shift, and to the nearest
-/// rounded down where an axis grows and up where it shrinks.
+/// Version 10 of `Resize` had two inputs and asymmetric coordinates.
+///
+/// Its nearest mode rounded down along axes that grow and up along axes that shrink.
 fn scales_behind_roi(draft: &mut Draft<'_>) -> Result<()> {
     let mut scales = draft.required(1)?;
     let nearest = !matches!(draft.attr("mode"), Some(Attribute::String(mode)) if mode != "nearest");
@@ -74,6 +75,7 @@ fn scales_behind_roi(draft: &mut Draft<'_>) -> Result<()> {
         |choose: fn(f32, f32) -> f32| given.iter().map(|&scale| choose(scale, 1.0)).collect::<Vec<_>>();
     let (growing, shrinking) = (part(f32::max), part(f32::min));
     let shrinks = nearest && shrinking.iter().any(|&scale| scale < 1.0);
+    // One node has one rounding mode: grow first in a node of its own, then shrink.
     if shrinks && growing.iter().any(|&scale| scale > 1.0) {
         let growing = draft.constant(Tensor::from_slice(&[growing.len()], &growing)?);
         let data = draft.required(0)?;
@@ -94,7 +96,7 @@ fn scales_behind_roi(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Version 1 of `Upsample` scaled the two last dimensions of an image.
+/// Version 1 of `Upsample` scaled the last two dimensions of an image.
 fn scales_of_an_image(draft: &mut Draft<'_>) -> Result<()> {
     let mut take = |name: &str| match draft.take_attr(name) {
         Some(Attribute::Float(scale)) => Ok(scale),
@@ -132,6 +134,7 @@ fn infer_resize(cx: &mut InferCx<'_>) -> Result<()> {
         Some(axes) => normalize_axes(axes, shape.len())?,
         None => (0..shape.len()).collect(),
     };
+    // An empty list counts as absent.
     let is_empty = |index: usize| {
         let length = cx.shape(index).and_then(<[_]>::first).and_then(Dim::as_constant);
         !cx.has_input(index) || length == Some(0)
@@ -165,7 +168,7 @@ fn infer_resize(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, sizes)
 }
 
-/// The sizes of the resized axes where target sizes are given.
+/// The sizes of the resized axes if target sizes are given.
 fn resized(
     cx: &InferCx<'_>,
     shape: &[Dim],
@@ -180,6 +183,7 @@ fn resized(
     if policy == ResizePolicy::Stretch {
         return Ok(targets);
     }
+    // The other policies derive one scale from all sizes, so all must be constants.
     let numbers = |dims: Vec<&Dim>| dims.into_iter().map(Dim::as_constant).collect::<Option<Vec<i64>>>();
     let known = (
         numbers(axes.iter().filter_map(|&axis| shape.get(axis)).collect()),
@@ -190,14 +194,14 @@ fn resized(
     Ok(sizes.into_iter().map(Dim::constant).collect())
 }
 
-/// `floor(size * scale)`; none where a symbolic size is scaled by a number that is no simple
+/// `floor(size * scale)`, or `None` if a symbolic size is scaled by a number that is no simple
 /// fraction.
 fn scaled_dim(size: &Dim, scale: f32) -> Result<Option<Dim>> {
     ensure!(scale > 0.0 && scale.is_finite(), InvalidGraph, "the scale {scale} is not positive");
     if let Some(size) = size.as_constant() {
         return Ok(Some(Dim::constant(scaled_size(size, scale))));
     }
-    // Fractions with a divisor that is a power of two are exact as floats.
+    // Fractions whose divisor is a power of two are exact as floats.
     let exact = (0..7).map(|power| 1i64 << power).find(|&divisor| (scale * divisor as f32).fract() == 0.0);
     Ok(exact
         .filter(|_| scale < 4096.0)

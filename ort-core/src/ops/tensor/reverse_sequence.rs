@@ -1,4 +1,4 @@
-//! `ReverseSequence`: the first elements of each sequence of a batch in reverse.
+//! `ReverseSequence`: reverses the leading elements of each sequence of a batch.
 
 use crate::dtype::TypeSet;
 use crate::ops;

@@ -1,26 +1,27 @@
-//! Images read between their pixels, out of smaller operators: `GridSample`, `RoiAlign` and
-//! `DeformConv` for their gradients.
+//! Interpolated sampling as primitive operators, for its gradients.
 //!
-//! A place along an axis is read as a few pixels with weights; the places are multiplied out over
-//! the axes, and each combination is one gather. Weights depend on the place, pixels only on its
-//! whole part, so that gradients go to images and places.
+//! Covers `GridSample`, `RoiAlign` and `DeformConv`.
+//!
+//! Along each axis, a position reads a few taps with weights. Their combinations over the axes are
+//! one gather each. Weights depend on the position and indices only on its floor, so gradients
+//! reach both the image and the positions.
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::spec::GradCx;
 use crate::{Result, ensure, error};
 
-/// One pixel that a place along an axis reads.
+/// One element that a position reads along an axis.
 pub(in crate::ops) struct Tap {
-    /// Its index inside of the image, in `int64`.
+    /// The index inside the image, in `int64`.
     index: ValueId,
-    /// None is a weight of 1.
+    /// The weight; 1 if absent.
     weight: Option<ValueId>,
-    /// Where it counts; none is everywhere.
+    /// Where the tap counts; everywhere if absent.
     inside: Option<ValueId>,
 }
 
-/// What stands outside of the image.
+/// The value of positions outside the image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Padding {
     Zeros,
@@ -28,7 +29,7 @@ enum Padding {
     Reflection,
 }
 
-/// An axis of an image: its size in `int64`, and size and last index in floats.
+/// An axis of an image: its size in `int64`, and its size and last index in floats.
 struct Axis {
     count: ValueId,
     size: ValueId,
@@ -36,7 +37,7 @@ struct Axis {
     zero: ValueId,
     one: ValueId,
     padding: Padding,
-    /// Between which coordinates the image lies.
+    /// The range of coordinates that the image covers.
     low: ValueId,
     high: ValueId,
 }
@@ -67,7 +68,7 @@ impl Axis {
 
     fn reflected(&self, cx: &mut GradCx<'_>, x: ValueId) -> Result<ValueId> {
         let dtype = cx.dtype(x)?;
-        // An image of one pixel has no range.
+        // With aligned corners, a one-pixel image has a range of 0, by which `Mod` must not divide.
         let least = cx.number(1e-3, dtype)?;
         let range = cx.emit("Sub", &[self.high, self.low], &[])?;
         let range = cx.emit("Max", &[range, least], &[])?;
@@ -81,7 +82,7 @@ impl Axis {
         cx.emit("Add", &[self.low, distance], &[])
     }
 
-    /// A coordinate that lies outside, as the padding moves it.
+    /// Moves a coordinate outside the image as the padding says.
     fn padded(&self, cx: &mut GradCx<'_>, x: ValueId) -> Result<ValueId> {
         let moved = match self.padding {
             Padding::Zeros => return Ok(x),
@@ -92,7 +93,7 @@ impl Axis {
         cx.emit("Where", &[inside, x, moved], &[])
     }
 
-    /// The pixel with an index that may be outside.
+    /// The tap of an index that may be outside the image.
     fn tap(&self, cx: &mut GradCx<'_>, index: ValueId, weight: Option<ValueId>) -> Result<Tap> {
         let inside = self.between(cx, index, self.zero, self.last)?;
         let mut place = index;
@@ -105,7 +106,7 @@ impl Axis {
         Ok(Tap { index, weight, inside: Some(inside).filter(|_| self.padding == Padding::Zeros) })
     }
 
-    /// The two pixels around a coordinate.
+    /// The taps of linear interpolation: the two elements around a coordinate.
     fn linear(&self, cx: &mut GradCx<'_>, x: ValueId) -> Result<Vec<Tap>> {
         let below = cx.emit("Floor", &[x], &[])?;
         let fraction = cx.emit("Sub", &[x, below], &[])?;
@@ -114,7 +115,7 @@ impl Axis {
         Ok(vec![self.tap(cx, below, Some(rest))?, self.tap(cx, above, Some(fraction))?])
     }
 
-    /// The four pixels around a coordinate, by Keys' cubic convolution with -0.75.
+    /// The taps of Keys' cubic convolution with a = -0.75: the four elements around a coordinate.
     fn cubic(&self, cx: &mut GradCx<'_>, x: ValueId) -> Result<Vec<Tap>> {
         let dtype = cx.dtype(x)?;
         let below = cx.emit("Floor", &[x], &[])?;
@@ -141,8 +142,10 @@ impl Axis {
     }
 }
 
-/// The images `[batch, channels, pixels]` at places `[batch, points]`, of which `axes` has the
-/// pixels axis by axis with the sizes of the axes. Returns `[batch, channels, points]`.
+/// Reads the images `[batch, channels, pixels]` at positions `[batch, points]` and returns
+/// `[batch, channels, points]`.
+///
+/// `axes` holds the size and the taps of each axis.
 fn read(cx: &mut GradCx<'_>, images: ValueId, axes: &[(ValueId, Vec<Tap>)]) -> Result<ValueId> {
     let dtype = cx.dtype(images)?;
     let zero = cx.number(0.0, dtype)?;
@@ -157,6 +160,7 @@ fn read(cx: &mut GradCx<'_>, images: ValueId, axes: &[(ValueId, Vec<Tap>)]) -> R
         for (size, taps) in axes {
             let tap = taps.get(rest % taps.len()).ok_or_else(|| error!(Fail, "a pixel is missing"))?;
             rest /= taps.len();
+            // Row-major index, outermost axis first.
             index = Some(match index {
                 None => tap.index,
                 Some(index) => {
@@ -177,6 +181,7 @@ fn read(cx: &mut GradCx<'_>, images: ValueId, axes: &[(ValueId, Vec<Tap>)]) -> R
             let weight = cx.emit("Unsqueeze", &[weight, middle], &[])?;
             pixel = cx.emit("Mul", &[pixel, weight], &[])?;
         }
+        // After the weight, so that a tap outside the image adds an exact zero.
         if let Some(inside) = inside {
             let inside = cx.emit("Unsqueeze", &[inside, middle], &[])?;
             pixel = cx.emit("Where", &[inside, pixel, zero], &[])?;
@@ -193,7 +198,7 @@ fn both(cx: &mut GradCx<'_>, op: &str, a: Option<ValueId>, b: Option<ValueId>) -
     }
 }
 
-/// The parts of the last dimension of a value, without it.
+/// Splits the last dimension into its elements and drops it.
 fn columns(cx: &mut GradCx<'_>, value: ValueId, count: usize) -> Result<Vec<ValueId>> {
     let attrs = [("axis", Attribute::Int(-1)), ("num_outputs", Attribute::Int(count as i64))];
     let parts = cx.emit_many("Split", &[Some(value)], &attrs, count)?;
@@ -218,10 +223,12 @@ pub(super) fn grid_sample_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     };
     let aligned = cx.attrs().flag("align_corners")?;
     let mut axes = Vec::with_capacity(spatial);
+    // A grid position is (x, y), innermost axis first; the image's axes are (H, W).
     for (index, position) in positions.into_iter().rev().enumerate() {
         let axis = Axis::of(cx, image, index + 2, padding, if aligned { 0.0 } else { 0.5 })?;
         let half = cx.number(0.5, dtype)?;
         let shifted = cx.emit("Add", &[position, axis.one], &[])?;
+        // Maps [-1, 1] to [0, size - 1] with aligned corners, else to [-0.5, size - 0.5].
         let mut x = match aligned {
             true => {
                 let x = cx.emit("Mul", &[shifted, half], &[])?;
@@ -239,7 +246,7 @@ pub(super) fn grid_sample_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
                 let x = axis.padded(cx, x)?;
                 vec![axis.tap(cx, x, None)?]
             }
-            // Cubic interpolation pads what it reads, not where it reads.
+            // Cubic interpolation pads the taps, not the position.
             "cubic" => axis.cubic(cx, x)?,
             _ => {
                 let x = axis.padded(cx, x)?;
@@ -255,15 +262,15 @@ pub(super) fn grid_sample_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     Ok(vec![cx.reshape(result, shape)?])
 }
 
-/// Bilinear samples of regions, their mean over each bin. Where regions lie has no gradient, as in
-/// PyTorch.
+/// Bilinear samples of regions, averaged over each bin. The regions' coordinates have no gradient,
+/// as in PyTorch.
 pub(in crate::ops) fn of_roi_align(cx: &mut GradCx<'_>) -> Result<()> {
     cx.through(roi_align_parts)?;
     cx.forget(1);
     Ok(())
 }
 
-/// The rows and columns of the samples of each region, `[regions, bins * samples]`.
+/// The coordinates of each region's samples, rows then columns, `[regions, bins * samples]`.
 fn region_samples(
     cx: &mut GradCx<'_>,
     regions: ValueId,
@@ -282,10 +289,12 @@ fn region_samples(
     let mut coordinates = Vec::with_capacity(2);
     for (start, end, bins) in [(top, bottom, bins[0]), (left, right, bins[1])] {
         let mut extent = cx.emit("Sub", &[end, start], &[])?;
+        // Without the half-pixel shift, regions are at least one pixel wide and high.
         if !half_pixel {
             let one = cx.number(1.0, dtype)?;
             extent = cx.emit("Max", &[extent, one], &[])?;
         }
+        // Sample centers, evenly spaced over the region: all bins have the same number of them.
         let places: Vec<f64> =
             (0..bins * samples).map(|at| (at as f64 + 0.5) / (bins * samples) as f64).collect();
         let places = cx.pen.constant(crate::tensor::Tensor::from_slice(&[places.len()], &places)?);
@@ -308,7 +317,7 @@ fn roi_align_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let bins = [attrs.int("output_height")?, attrs.int("output_width")?];
     let dtype = cx.dtype(image)?;
     let coordinates = region_samples(cx, regions, bins, samples)?;
-    // All points of all regions, `[1, points]`, in the images one behind the other.
+    // All points of all regions as `[1, points]`: the batch index is one more axis of the image.
     let count = cx.sizes(regions, 0, 1)?;
     let grid = cx.ints(&[bins[0] * samples, bins[1] * samples])?;
     let shape = cx.join(&[count, grid])?;
@@ -325,6 +334,8 @@ fn roi_align_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     for (at, coordinate) in coordinates.into_iter().enumerate() {
         let axis = Axis::of(cx, image, at + 2, Padding::Border, 0.0)?;
         let x = spread(cx, coordinate, &[if at == 0 { 2 } else { 1 }])?;
+        // A sample more than one pixel outside the image counts as 0; up to there the border
+        // repeats.
         let low = cx.number(-1.0, dtype)?;
         let here = axis.between(cx, x, low, axis.size)?;
         inside = both(cx, "And", inside, Some(here))?;
@@ -351,7 +362,8 @@ fn roi_align_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     Ok(vec![cx.transpose(mean, &[1, 0, 2, 3])?])
 }
 
-/// The pixels that the taps of all windows read, axis by axis, at `[maps, taps * windows]` places.
+/// The taps of all windows axis by axis, at `[maps, taps * windows]` positions shifted by the
+/// offsets.
 fn moved_taps(cx: &mut GradCx<'_>, kernel: &[i64], offset: Vec<ValueId>) -> Result<Vec<(ValueId, Vec<Tap>)>> {
     let (image, output, attrs) = (cx.input(0)?, cx.output(0)?, cx.attrs());
     let rank = kernel.len();
@@ -368,7 +380,7 @@ fn moved_taps(cx: &mut GradCx<'_>, kernel: &[i64], offset: Vec<ValueId>) -> Resu
     for (at, offset) in offset.into_iter().enumerate() {
         let get = |list: &[i64]| list.get(at).copied().unwrap_or(1);
         step /= get(kernel).max(1);
-        // Where the windows begin along the axis, and where their taps are from there.
+        // Where the windows begin along the axis, and the distance of each tap from there.
         let count = cx.sizes(output, at + 2, at + 3)?;
         let begins = cx.range(count)?;
         let (stride, pad) = (cx.integer(get(&strides))?, cx.integer(get(&pads))?);
@@ -392,7 +404,7 @@ fn moved_taps(cx: &mut GradCx<'_>, kernel: &[i64], offset: Vec<ValueId>) -> Resu
     Ok(axes)
 }
 
-/// Windows whose pixels lie at places that are moved, then a product with the filters.
+/// Decomposes into the im2col of shifted windows and a GEMM with the filters.
 pub(in crate::ops) fn deform_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let (image, filters, offset, output) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.output(0)?);
     let rank = cx.rank(image)? - 2;
@@ -418,6 +430,7 @@ pub(in crate::ops) fn deform_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<Value
     let maps = cx.sizes(image, 0, 1)?;
     let spatial = cx.sizes(image, 2, rank + 2)?;
     let area = cx.emit("ReduceProd", &[spatial], &[])?;
+    // Each offset group of channels has positions of its own, so groups become batch items.
     let of_map = cx.ints(&[channels / moved_groups])?;
     let (groups_of_maps, all) = (cx.ints(&[moved_groups])?, maps);
     let all = cx.emit("Mul", &[all, groups_of_maps], &[])?;
@@ -431,8 +444,8 @@ pub(in crate::ops) fn deform_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<Value
         let mask = cx.reshape(mask, shape)?;
         values = cx.emit("Mul", &[values, mask], &[])?;
     }
-    // [batch, groups, channels of a group times taps, windows] by [groups, filters of a group,
-    // channels times taps].
+    // `[groups, filters per group, channels per group * taps]` by
+    // `[batch, groups, channels per group * taps, windows]`.
     let outer = cx.ints(&[-1, groups, channels / groups * taps])?;
     let shape = cx.join(&[outer, pixels])?;
     let values = cx.reshape(values, shape)?;
@@ -447,7 +460,7 @@ pub(in crate::ops) fn deform_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<Value
     Ok(vec![result])
 }
 
-/// The state before the sequence, then a convolution of each channel by itself.
+/// Decomposes into a concatenation of state and sequence, and a depthwise convolution.
 pub(in crate::ops) fn causal_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let (input, filters) = (cx.input(0)?, cx.input(1)?);
     let sizes = cx.constant_sizes(filters);
@@ -471,6 +484,8 @@ pub(in crate::ops) fn causal_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<Value
     if cx.attrs().string("activation")? != "none" {
         result = cx.emit("Swish", &[result], &[])?;
     }
+    // The new state is the last `kernel - 1` inputs, including the old state's if the sequence is
+    // short.
     let (time, end, axis) = (cx.sizes(input, 2, 3)?, cx.ints(&[i64::MAX])?, cx.ints(&[2])?);
     let state = cx.emit("Slice", &[whole, time, end, axis], &[])?;
     Ok(vec![result, state])

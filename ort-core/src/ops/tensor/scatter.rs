@@ -1,5 +1,6 @@
-//! `ScatterElements` and `ScatterND`: a copy of a tensor with elements replaced or combined at
-//! given indices; and the deprecated `Scatter`.
+//! Scattering by index: `ScatterElements`, `ScatterND` and the deprecated `Scatter`.
+//!
+//! The output is a copy of the data with elements replaced or combined at the given indices.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;

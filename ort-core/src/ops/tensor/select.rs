@@ -1,4 +1,4 @@
-//! `NonZero` and `Compress`: which elements to keep is in the data.
+//! Selection by value: `NonZero` and `Compress`, whose output sizes depend on the data.
 
 use crate::Result;
 use crate::dim::Dim;
@@ -53,7 +53,7 @@ fn infer_compress(cx: &mut InferCx<'_>) -> Result<()> {
     let condition = cx.known(1).and_then(|view| view.bytes().ok());
     let kept = match (condition, total.as_constant().and_then(|total| usize::try_from(total).ok())) {
         (Some(condition), Some(total)) => {
-            // A condition that is longer than what it chooses from chooses nothing more.
+            // A condition longer than the data selects nothing beyond it.
             let kept = condition.iter().take(total).filter(|&&keep| keep != 0).count();
             Dim::constant(kept as i64)
         }

@@ -1,4 +1,4 @@
-//! `Slice`: a range of indices, with steps, of some dimensions.
+//! `Slice`: a strided range of indices along some dimensions.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -54,6 +54,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         let [length] = cx.shape(1)? else { return None };
         length.as_constant().and_then(|length| usize::try_from(length).ok())
     });
+    // Without axes or their count, any dimension may be sliced: only the rank is known.
     let Some(count) = count.filter(|_| axes_known) else {
         let sizes = shape.iter().map(|_| cx.fresh()).collect();
         return cx.set_shape(0, sizes);
@@ -79,7 +80,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, result)
 }
 
-/// The size of a slice of a dimension; none where a bound may lie on either side of 0.
+/// Returns the size of a slice of a dimension, or `None` if a bound may be on either side of 0.
 fn sliced(size: &Dim, start: &Dim, end: &Dim, step: i64) -> Result<Option<Dim>> {
     let numbers = (size.as_constant(), start.as_constant(), end.as_constant());
     if let (Some(size), Some(start), Some(end)) = numbers {
@@ -88,12 +89,13 @@ fn sliced(size: &Dim, start: &Dim, end: &Dim, step: i64) -> Result<Option<Dim>> 
     }
     let zero = Dim::constant(0);
     let stride = Dim::constant(step.saturating_abs());
+    // The last elements, or all of them if the dimension is shorter.
     if step > 0 && is_negative(start) && is_endless(end) {
         return Ok(Some(Dim::min(&-start, size).ceil_div(&stride)));
     }
     let distance = if step > 0 {
-        // An end beyond the size is cut, a start beyond it leaves nothing, which the last maximum
-        // says.
+        // An end beyond the size is clamped. A start beyond it makes the distance negative, which
+        // the final maximum turns into 0.
         let (Some(first), Some(last)) = (from_front(start, size), from_front(end, size)) else {
             return Ok(None);
         };
@@ -110,6 +112,7 @@ fn sliced(size: &Dim, start: &Dim, end: &Dim, step: i64) -> Result<Option<Dim>> 
         } else {
             Dim::min(&Dim::max(&first, &zero), &last_index)
         };
+        // The usual "to the front" is a large negative constant, which maps to the index before 0.
         let last = if end.as_constant().is_some_and(|end| end <= -i64::from(i32::MAX)) {
             Dim::constant(-1)
         } else {
@@ -124,12 +127,12 @@ fn is_negative(index: &Dim) -> bool {
     index.upper_bound().is_some_and(|high| high < 0)
 }
 
-/// Whether an index is the usual "to the end": beyond what any dimension of a symbolic size has.
+/// Whether an index is the usual "to the end": `i32::MAX` or more, beyond any symbolic dimension.
 fn is_endless(index: &Dim) -> bool {
     index.as_constant().is_some_and(|index| index >= i64::from(i32::MAX))
 }
 
-/// An index counted from the front; none where its sign is not known.
+/// Returns an index counted from the front, or `None` if its sign is unknown.
 fn from_front(index: &Dim, size: &Dim) -> Option<Dim> {
     if index.is_known_nonneg() {
         return Some(index.clone());
@@ -150,7 +153,7 @@ fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], result: &[Dim]) -> Result<(
     set_elements(cx, cx.dtype(0)?, result, elements)
 }
 
-/// A slice is contiguous where every dimension outside of the outermost shortened one gives a
+/// A view if the slice is contiguous: every dimension outside the innermost shortened one takes a
 /// single index.
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let shape: &Shape = cx.inputs.first()?.as_ref()?;
@@ -169,6 +172,7 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
             return None;
         }
     }
+    // An empty slice may start past the last element, so its view starts at 0.
     if parts.iter().any(|part| part.count == 0) {
         return Some(ViewOf { input: 0, offsets: vec![0] });
     }

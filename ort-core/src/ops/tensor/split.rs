@@ -34,7 +34,7 @@ static SPLIT: OpSpec = OpSpec {
 
 ops![SPLIT];
 
-/// In version 1 the parts could also be an input, of the data's type.
+/// In version 1 the part sizes could also be an input, of the data's type.
 fn whole_parts(draft: &mut Draft<'_>) -> Result<()> {
     let Some(parts) = draft.input(1) else { return Ok(()) };
     let to = Attribute::Int(i64::from(DType::I64.onnx_code()));
@@ -47,7 +47,7 @@ fn split_to_input(draft: &mut Draft<'_>) -> Result<()> {
     draft.attr_to_input("split", 1)
 }
 
-/// The size of each part of a dimension that is split into `count` parts.
+/// Returns the size of each part of a dimension that is split into `count` parts.
 fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
     if cx.has_input(1) {
         let Some(parts) = cx.dims(1) else { return Ok((0..count).map(|_| cx.fresh()).collect()) };
@@ -66,6 +66,7 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
     if let Some(given) = cx.attrs.find_int("num_outputs") {
         ensure!(given == count as i64, InvalidGraph, "num_outputs is {given}, but there are {count} outputs");
     }
+    // The standard: equal parts, with a smaller last one if the size does not divide.
     let part = size.ceil_div(&Dim::constant(count as i64));
     let last = size - &part * (count as i64 - 1);
     let negative = last.as_constant().is_some_and(|last| last < 0);
@@ -86,6 +87,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let axis = normalize_axis(cx.attrs.int("axis")?, shape.len())?;
     let parts = parts_of(cx, axes::size(shape, axis)?, cx.output_count())?;
+    // Inference tracks the elements of vectors only, whose parts are contiguous.
     let symbolic = cx.symbolic(0).filter(|_| shape.len() == 1);
     let mut start = 0usize;
     for (index, part) in parts.into_iter().enumerate() {
@@ -101,7 +103,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Parts along the outermost dimension larger than 1 are contiguous.
+/// A view if the parts are contiguous: along the outermost dimension larger than 1.
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let shape = cx.inputs.first()?.as_ref()?;
     let axis = normalize_axis(cx.attrs.int("axis").ok()?, shape.len()).ok()?;
@@ -112,8 +114,7 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let mut next = 0usize;
     for output in cx.outputs {
         offsets.push(next);
-        // A part that nobody wants still takes its place; without its size the next ones are not
-        // found.
+        // An omitted output has no shape here, so the offsets after it are unknown.
         match output {
             Some(output) => next = next.checked_add(saturating_product(output))?,
             None => return None,

@@ -1,4 +1,4 @@
-//! `Squeeze` and `Unsqueeze`: dimensions of size 1 dropped and added.
+//! `Squeeze` and `Unsqueeze`: drop and add dimensions of size 1.
 
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
@@ -58,7 +58,7 @@ fn infer_squeeze(cx: &mut InferCx<'_>) -> Result<()> {
         let Some(axes) = cx.ints(1) else { return Ok(()) };
         normalize_axes(&axes, shape.len())?
     } else {
-        // Which sizes are 1 must be known to know the rank.
+        // The rank follows only if every size is known to be 1 or not.
         if shape.iter().any(|size| size.as_constant().is_none() && !is_above_one(size)) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! `TensorScatter`: new entries written into a cache, as key-value caches of attention need.
+//! `TensorScatter`: writes new entries into a cache, such as the KV cache of attention.
 
 use super::index_gradients;
 use crate::dtype::TypeSet;

@@ -1,4 +1,4 @@
-//! `Transpose`: the dimensions in another order.
+//! `Transpose`: permutes the dimensions.
 
 use crate::Result;
 use crate::dtype::TypeSet;
@@ -40,7 +40,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, result)
 }
 
-/// Nothing moves where the dimensions larger than 1 stay in order.
+/// A view if the dimensions larger than 1 keep their order.
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let shape = cx.inputs.first()?.as_ref()?;
     let order = permutation(cx.attrs, shape.len()).ok()?;
@@ -48,7 +48,7 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     if moving.is_sorted() { ViewOf::whole(cx) } else { None }
 }
 
-/// The inverse permutation.
+/// Transposes the gradient by the inverse permutation.
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let upstream = cx.upstream()?;
     let order = permutation(cx.attrs(), cx.rank(upstream)?)?;

@@ -1,4 +1,4 @@
-//! `Unique`: each element, or each part along an axis, once.
+//! `Unique`: each distinct element, or distinct slice along an axis, once.
 
 use super::index_gradients;
 use crate::dtype::TypeSet;

@@ -1,4 +1,4 @@
-//! Operators on strings.
+//! String processing.
 
 mod strings;
 mod tf_idf;

@@ -1,4 +1,4 @@
-//! Operators that normalize, join, split and match strings.
+//! String normalization, concatenation, splitting and matching.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -75,7 +75,7 @@ fn normalize(cx: &mut InferCx<'_>) -> Result<()> {
         "StringNormalizer takes rank 1 or 2, got rank {}",
         shape.len()
     );
-    // Stop words vanish: how many elements stay, the run tells.
+    // Stop words are dropped, so the number of strings depends on the data.
     let mut shape = shape.to_vec();
     if let Some(last) = shape.last_mut() {
         *last = Dim::unknown();
@@ -86,6 +86,7 @@ fn normalize(cx: &mut InferCx<'_>) -> Result<()> {
 fn split(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let mut parts = shape.to_vec();
+    // The number of parts depends on the data; shorter rows are padded to the longest.
     parts.push(Dim::unknown());
     cx.set_shape(0, parts)?;
     cx.set_shape(1, shape.to_vec())

@@ -1,4 +1,4 @@
-//! `TfIdfVectorizer`: counts of n-grams.
+//! N-gram counts: `TfIdfVectorizer`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -34,6 +34,7 @@ static TF_IDF_VECTORIZER: OpSpec = OpSpec {
 ops![TF_IDF_VECTORIZER];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    // Each n-gram names its output column, so the largest index determines the width.
     let last = cx.attrs.ints("ngram_indexes")?.iter().max().copied().unwrap_or(-1);
     let width = last.checked_add(1).filter(|&width| width >= 0);
     let width = Dim::constant(width.ok_or_else(|| error!(InvalidGraph, "ngram_indexes are out of range"))?);

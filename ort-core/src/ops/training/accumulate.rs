@@ -1,4 +1,6 @@
-//! `Accumulate`: a sum of gradients over batches, in its own memory.
+//! Gradient accumulation: `Accumulate`.
+//!
+//! Adds the gradient of a batch to a running sum, or starts the sum over.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
@@ -19,7 +21,7 @@ static ACCUMULATE: OpSpec = OpSpec {
 
 ops![ACCUMULATE];
 
-/// The output is as the sum, and so must the value be.
+/// The output has the type and shape of the sum, and the value must have its shape.
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     if let (Some(sum), Some(value)) = (cx.shape(0), cx.shape(1)) {
         let differ = |(one, other): (&crate::dim::Dim, &crate::dim::Dim)| matches!((one.as_constant(), other.as_constant()), (Some(one), Some(other)) if one != other);
@@ -35,7 +37,10 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What the sum holds does not count where it begins anew, infinities included.
+/// Decomposes into an add and a select.
+///
+/// With `overwrite` the old sum is ignored, including infinities, which a multiplication by 0 would
+/// turn into NaN.
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (sum, value, overwrite) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let value = draft.emit("CastLike", &[value, sum], &[("saturate", Attribute::Int(1))])?;

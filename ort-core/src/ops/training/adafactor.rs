@@ -1,6 +1,7 @@
-//! `Adafactor` (Shazeer & Stern, Adaptive Learning Rates with Sublinear Memory Cost, 2018), in the
-//! form that `torch.optim` has: of matrices only the means of the squared gradients over rows and
-//! over columns are kept.
+//! The `Adafactor` optimizer, in the form of `torch.optim`.
+//!
+//! Shazeer & Stern, Adaptive Learning Rates with Sublinear Memory Cost, 2018. For matrices it keeps
+//! only the row and column means of the squared gradients.
 
 use super::step::{
     GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, STEP, StepPen, TYPES, UPDATE, check_range,
@@ -48,12 +49,12 @@ static ADAFACTOR: OpSpec = OpSpec {
 
 ops![ADAFACTOR];
 
-/// The least mean of squares: `epsilon1`, or where that is 0 the distance from 1 to the next number
-/// of the parameter's type.
+/// Returns the lower bound of the mean square: `epsilon1`, or the machine epsilon of the
+/// parameter's type if that is 0.
 ///
 /// # Errors
 ///
-/// No such attribute.
+/// If there is no such attribute.
 pub fn adafactor_epsilon(attrs: &Attributes, dtype: DType) -> Result<f64> {
     let given = attrs.decimal("epsilon1")?;
     Ok(match (given == 0.0, dtype) {
@@ -79,6 +80,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         ));
     };
     let given = [ROW, COLUMN, SECOND].map(|index| cx.has_input(index));
+    // Only matrices factor into rows and columns; scalars and vectors keep the whole second moment.
     match shape.len() {
         0 | 1 => {
             ensure!(given == [false, false, true], InvalidGraph, "{}", states(shape.len(), given));
@@ -103,7 +105,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     }
 }
 
-/// What the states of a rank are, for where others are given.
+/// The error message if the states do not match the rank.
 fn states(rank: usize, given: [bool; 3]) -> String {
     let names = ["row_moment", "column_moment", "second_moment"];
     let given: Vec<&str> =
@@ -118,6 +120,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let least = adafactor_epsilon(&pen.attrs, pen.dtype)?;
     let size = size(&mut pen, parameter)?;
     let decay = pen.attr("weight_decay")?;
+    // Decoupled decay, before the update. The step size above is that of the undecayed parameter.
     if decay != 0.0 {
         parameter = pen.decayed(parameter, decay)?;
     }
@@ -127,6 +130,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let root = pen.op("Sqrt", &[estimate])?;
     let update = pen.op("Div", &[gradient, root])?;
     let (norm, threshold) = (pen.mean_root(update)?, pen.attr("clip_threshold")?);
+    // Update clipping: the root mean square of the update is at most the threshold.
     let (one, threshold) = (pen.number_of(1.0, DType::F64)?, pen.number_of(threshold, DType::F64)?);
     let norm = pen.op("Div", &[norm, threshold])?;
     let norm = pen.op("Max", &[norm, one])?;
@@ -137,7 +141,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     pen.finish(&[(0, new), (ROW, row), (COLUMN, column), (SECOND, second)])
 }
 
-/// The length of the step: what the parameter and the learning rate allow, in doubles.
+/// The step size, in doubles: the root mean square of the parameter, at least `epsilon2`, times the
+/// learning rate, at most `1 / sqrt(step)`.
 fn size(pen: &mut StepPen<'_, '_>, parameter: ValueId) -> Result<ValueId> {
     let least = pen.attr("epsilon2")?;
     let (norm, least) = (pen.mean_root(parameter)?, pen.number_of(least, DType::F64)?);
@@ -149,8 +154,8 @@ fn size(pen: &mut StepPen<'_, '_>, parameter: ValueId) -> Result<ValueId> {
     pen.op("Mul", &[norm, rate])
 }
 
-/// The estimate of the second moment, and the new states; in the place of one that is not given is
-/// another.
+/// Returns the estimate of the second moment, and the new states. An absent state has another value
+/// in its place, which nothing reads.
 fn estimate(pen: &mut StepPen<'_, '_>, gradient: ValueId, least: f64) -> Result<(ValueId, [ValueId; 3])> {
     let power = pen.attr("beta2_decay")?;
     let (step, power) = (pen.step()?, pen.number_of(power, DType::F64)?);
@@ -164,6 +169,7 @@ fn estimate(pen: &mut StepPen<'_, '_>, gradient: ValueId, least: f64) -> Result<
     let (row, column) = (pen.draft.required(ROW)?, pen.draft.required(COLUMN)?);
     let (rows, columns) = (pen.mean(squares, -1)?, pen.mean(squares, -2)?);
     let (row, column) = (nearer(pen, row, rows, weight)?, nearer(pen, column, columns, weight)?);
+    // The rank-1 estimate: row times column over the mean of the rows.
     let (product, mean, least) = (pen.op("Mul", &[row, column])?, pen.mean(row, -2)?, pen.number(least)?);
     let mean = pen.op("Max", &[mean, least])?;
     let estimate = pen.op("Div", &[product, mean])?;

@@ -1,5 +1,6 @@
-//! `AdamW`: Adam with decoupled weight decay (Loshchilov & Hutter, 2019), in the three forms that
-//! frameworks have.
+//! `AdamW`: Adam with decoupled weight decay (Loshchilov & Hutter, 2019).
+//!
+//! One record has the three variants that frameworks have.
 
 use super::step::{
     FIRST_ROW, GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, SHARE, STEP, StepPen, TYPES, UPDATE,
@@ -20,7 +21,7 @@ pub(super) const INPUTS: &[Param] = &[
     one("first_moment", "T"),
     one("second_moment", "T"),
 ];
-/// The states of all kinds of Adam.
+/// The input indices of the moments, in all kinds of Adam.
 pub(super) const FIRST: usize = 6;
 pub(super) const SECOND: usize = 7;
 
@@ -48,24 +49,25 @@ static ADAM_W: OpSpec = OpSpec {
 
 ops![ADAM_W];
 
-/// Where decay and epsilon stand in a step of Adam.
+/// Where weight decay and epsilon enter a step of Adam.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdamMode {
-    /// `torch.optim.AdamW`: the parameter decays first; epsilon is added to the corrected root.
+    /// `torch.optim.AdamW`: the parameter decays first, and epsilon is added to the bias-corrected
+    /// root.
     Torch,
-    /// The AdamW that transformers had, which is mode 1 of ONNX Runtime: epsilon is added to the
-    /// root as it is, the parameter decays last.
+    /// The former AdamW of transformers, which is mode 1 of ONNX Runtime: epsilon is added to the
+    /// uncorrected root, and the parameter decays last.
     HuggingFace,
-    /// `torch.optim.Adam`: the decay is a part of the gradient.
+    /// `torch.optim.Adam`: the decay is part of the gradient (L2 regularization).
     Adam,
 }
 
 impl AdamMode {
-    /// The mode that the attribute `mode` names.
+    /// Parses the attribute `mode`.
     ///
     /// # Errors
     ///
-    /// A name that is none of `torch`, `huggingface` and `adam`.
+    /// If the name is not `torch`, `huggingface` or `adam`.
     pub fn of(attrs: &Attributes) -> Result<AdamMode> {
         match attrs.string("mode")? {
             "torch" => Ok(AdamMode::Torch),
@@ -83,7 +85,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     same_shapes(cx, INPUTS, &[FIRST, SECOND])
 }
 
-/// The ranges of the attributes that all kinds of Adam have.
+/// Checks the ranges of the attributes that all kinds of Adam have.
 pub(super) fn check_moments(attrs: &Attributes) -> Result<()> {
     check_range(attrs, "beta1", SHARE)?;
     check_range(attrs, "beta2", SHARE)?;
@@ -96,6 +98,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let mode = AdamMode::of(&pen.attrs)?;
     let (mut parameter, mut gradient) = (pen.tensor(0)?, pen.gradient()?);
     let (rate, decay) = (pen.rate()?, pen.attr("weight_decay")?);
+    // L2 regularization passes through the moments, decoupled decay does not.
     if mode == AdamMode::Adam && decay != 0.0 {
         let decayed = pen.times(parameter, decay)?;
         gradient = pen.op("Add", &[gradient, decayed])?;
@@ -109,6 +112,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (root, bias_root) = (pen.op("Sqrt", &[second])?, pen.op("Sqrt", &[bias2])?);
     let size = pen.op("Div", &[rate, bias1])?;
     let (size, denominator) = match mode {
+        // Correcting the step size instead of the root leaves epsilon uncorrected.
         AdamMode::HuggingFace => (pen.op("Mul", &[size, bias_root])?, root),
         _ => {
             let bias_root = pen.narrow(bias_root)?;
@@ -125,8 +129,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     pen.finish(&[(0, new), (FIRST, first), (SECOND, second)])
 }
 
-/// The new moments, `beta1 * m + (1 - beta1) * g` and `beta2 * v + (1 - beta2) * g * g`. The first
-/// goes from the nearer end.
+/// The new moments: `beta1 * m + (1 - beta1) * g` and `beta2 * v + (1 - beta2) * g * g`. The first
+/// interpolates from the nearer end.
 pub(super) fn moments(pen: &mut StepPen<'_, '_>, gradient: ValueId) -> Result<(ValueId, ValueId)> {
     let (first, second) = (pen.tensor(FIRST)?, pen.tensor(SECOND)?);
     let (beta1, beta2) = (pen.attr("beta1")?, pen.attr("beta2")?);

@@ -1,9 +1,9 @@
-//! `AdamW8bit`: AdamW whose moments are kept as codes of 8 bits (Dettmers et al., 8-bit Optimizers
-//! via Block-wise Quantization, 2022).
+//! `AdamW8bit`: AdamW with 8-bit quantized moments.
 //!
-//! Each 256 elements of the flattened parameter have one scale, the greatest magnitude; codes stand
-//! for dynamic numbers from -1 to 1 for the first moment and from 0 to 1 for the second. Zeros are
-//! the states at first.
+//! Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022. Each block of 256 elements
+//! of the flattened parameter has one scale, the largest magnitude. Quantized values index a table
+//! of dynamic numbers, from -1 to 1 for the first moment and from 0 to 1 for the second. States
+//! start as zeros.
 
 use super::adam::check_moments;
 use super::step::{
@@ -14,7 +14,7 @@ use crate::dim::Dim;
 use crate::ops;
 use crate::spec::{InferCx, OP, OpSpec, Param, RUNTIME, attr, one};
 
-/// Elements of a scale.
+/// The number of elements per scale.
 pub const ADAM_8BIT_BLOCK: usize = 256;
 
 const FIRST_CODES: Param = one("first_codes", "tensor(uint8)");
@@ -63,7 +63,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     check_shape(cx, 9, SECOND_SCALES.name, &[scales], whose)
 }
 
-/// How many scales a parameter of this shape has, where its sizes are numbers.
+/// Returns the number of scales of a parameter of this shape, if its dimensions are constants.
 fn scale_count(shape: &[Dim]) -> Option<i64> {
     let count = shape.iter().map(Dim::as_constant).try_fold(1i64, |count, size| count.checked_mul(size?))?;
     i64::try_from(usize::try_from(count).ok()?.div_ceil(ADAM_8BIT_BLOCK)).ok()

@@ -1,13 +1,14 @@
-//! `TrainingAttention` and its gradient: attention that keeps no matrix of scores for the backward
-//! pass.
+//! Fused training attention: `TrainingAttention` and its gradient.
+//!
+//! No score matrix is stored for the backward pass.
 //!
 //! `output = drop(softmax(masked(query * key^T))) * value` (Vaswani et al., Attention Is All You
-//! Need, 2017), over any leading axes. The gradient computes the weights again from queries and
-//! keys, as Dao et al., FlashAttention, 2022, algorithm 4 do, and drops the elements that
-//! `CounterDropout` of the same seed, stream and step drops. Queries come scaled.
+//! Need, 2017), over any leading axes. Queries come scaled. The gradient recomputes the weights
+//! from queries and keys, as in Dao et al., FlashAttention, 2022, algorithm 4. It drops the same
+//! elements, because `CounterDropout` depends only on seed, stream and step.
 //!
-//! With weights `P`, dropped weights `P'` and upstream gradient `dO`: `dV = P'^T dO`, `dP' = dO
-//! V^T`, `dS = P' dP' - P rowsum(P' dP')`, `dQ = dS K`, `dK = dS^T Q`.
+//! With weights `P`, dropped weights `P'` and upstream gradient `dO`: `dV = P'^T dO`,
+//! `dP' = dO V^T`, `dS = P' dP' - P rowsum(P' dP')`, `dQ = dS K`, `dK = dS^T Q`.
 
 use super::step::check_scalar;
 use crate::dim::Dim;
@@ -24,10 +25,10 @@ use crate::{Result, ensure, error};
 const QUERY: Param = one("query", "T");
 const KEY: Param = one("key", "T");
 const VALUE: Param = one("value", "T");
-/// Added to the scores, in the type of the queries or, where these have 16 bits, in float32; or
-/// false where scores are `fill`. Broadcast.
+/// An additive mask in the type of the queries, or in float32 for 16-bit queries; or a boolean
+/// mask, false where a score becomes `fill`. Broadcast against the scores.
 const MASK: Param = opt("mask", "M");
-/// The share of weights that is dropped; with it come seed and step.
+/// The share of weights to drop. Seed and step must come with it.
 const RATIO: Param = opt("ratio", "tensor(float)");
 const SEED: Param = opt("seed", "tensor(int64)");
 const STEP: Param = opt("step", "tensor(int64)");
@@ -68,8 +69,8 @@ fn differ(one: &Dim, other: &Dim) -> bool {
     matches!((one.as_constant(), other.as_constant()), (Some(one), Some(other)) if one != other)
 }
 
-/// Refuses shapes that do not go together, the first of which is at input `first`; returns those
-/// that are known.
+/// Checks types and shapes of the inputs from index `first` on, and returns the known shapes of
+/// queries, keys and values.
 fn check<'a>(cx: &InferCx<'a>, first: usize) -> Result<[Option<&'a [Dim]>; 3]> {
     for (index, param) in [RATIO, SEED, STEP].iter().enumerate() {
         check_scalar(cx, first + 4 + index, param.name)?;
@@ -137,6 +138,7 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     }
     let mut inputs = vec![Some(cx.upstream()?)];
     inputs.extend((0..7).map(|index| cx.find_input(index)));
+    // Trailing absent inputs are no inputs of the node.
     while inputs.last() == Some(&None) {
         inputs.pop();
     }
@@ -148,11 +150,11 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Says attention in the standard's operators.
+/// Emits attention as standard operators.
 struct Parts<'d, 'g> {
     draft: &'d mut Draft<'g>,
     attrs: Attributes,
-    /// The place of the queries among the inputs.
+    /// The input index of the queries.
     first: usize,
 }
 
@@ -161,7 +163,7 @@ impl Parts<'_, '_> {
         self.draft.emit(op, inputs, &[])
     }
 
-    /// A value with its last two axes exchanged, as those of the queries.
+    /// Transposes the last two axes. The value must have the rank of the queries.
     fn turned(&mut self, value: ValueId) -> Result<ValueId> {
         let rank = self.draft.shape(self.first).map_or(0, |shape| shape.len()) as i64;
         ensure!(rank >= 2, NotImplemented, "attention of queries whose rank is not known");
@@ -194,7 +196,7 @@ impl Parts<'_, '_> {
         self.cast(number)
     }
 
-    /// A value in the queries' type.
+    /// Casts a value to the queries' type.
     fn cast(&mut self, value: ValueId) -> Result<ValueId> {
         let dtype = self.draft.dtype(self.first)?;
         self.draft.emit("Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
@@ -229,15 +231,19 @@ fn lower_backward(draft: &mut Draft<'_>) -> Result<()> {
     ];
     let weights = parts.weights()?;
     let dropped = parts.dropped(weights)?;
+    // dV = P'^T dO
     let turned = parts.turned(dropped)?;
     let by_values = parts.op("MatMul", &[turned, upstream])?;
     let values = parts.turned(v)?;
+    // P' dP' with dP' = dO V^T, then dS = P' dP' - P rowsum(P' dP').
     let by_weights = parts.op("MatMul", &[upstream, values])?;
     let by_weights = parts.op("Mul", &[dropped, by_weights])?;
     let axis = parts.draft.constant_ints(&[-1])?;
     let sums = parts.op("ReduceSum", &[by_weights, axis])?;
     let sums = parts.op("Mul", &[weights, sums])?;
     let mut by_scores = parts.op("Sub", &[by_weights, sums])?;
+    // A masked score is the constant `fill`, so it has no gradient. That matters if `fill` is
+    // finite.
     if let (Some(mask), Ok(DType::Bool)) = (parts.draft.input(4), parts.draft.dtype(4)) {
         let zero = parts.filled(0.0)?;
         by_scores = parts.op("Where", &[mask, by_scores, zero])?;

@@ -1,10 +1,10 @@
-//! `CounterDropout`: dropout whose random numbers follow from a seed, a step and an element's place
-//! alone.
+//! Counter-based dropout: `CounterDropout`.
 //!
-//! Element `i` is dropped where word `i % 4` of Philox4x32-10 (Salmon et al., Parallel Random
-//! Numbers: As Easy as 1, 2, 3, 2011) of the counter `i / 4`, `step` is below `ratio * 2^32`; the
-//! key comes from `seed` and `stream`. So there is no state, and no mask to keep until the backward
-//! pass: the gradient is the same operator on the upstream gradient.
+//! The random numbers depend only on a seed, a step and an element's index. Element `i` is dropped
+//! if word `i % 4` of Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3,
+//! 2011) of the counter `i / 4`, `step` is below `ratio * 2^32`. The key comes from `seed` and
+//! `stream`. There is no state, and no mask to keep for the backward pass: the gradient is the same
+//! operator applied to the upstream gradient.
 
 use super::step::check_scalar;
 use crate::Result;
@@ -43,7 +43,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     }
 }
 
-/// What was kept has its gradient, divided as it was; the same numbers say what that is.
+/// Applies the same dropout to the gradient: the same elements are kept, with the same scale.
 fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let mut inputs = vec![cx.upstream()?];
     for index in 1..INPUTS.len() {

@@ -1,5 +1,7 @@
-//! `LAMB`: Adam whose step is as long as the parameter allows (You et al., Large Batch Optimization
-//! for Deep Learning, 2020).
+//! `LAMB`: Adam with a trust ratio.
+//!
+//! The step size is relative to the norm of the parameter (You et al., Large Batch Optimization for
+//! Deep Learning, 2020).
 
 use super::adam::{FIRST, INPUTS, MOMENTS, SECOND, check_moments, moments};
 use super::step::{POSITIVE, StepPen, TYPES, check_range, infer_step, same_shapes};
@@ -61,8 +63,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     pen.finish(&[(0, new), (FIRST, first), (SECOND, second)])
 }
 
-/// The norm of the parameter by that of its update, up to the greatest that is allowed; 1 where
-/// either is 0.
+/// The norm of the parameter over that of its update, at most `max_trust_ratio`; 1 if either is 0.
 fn trust_ratio(pen: &mut StepPen<'_, '_>, parameter: ValueId, update: ValueId) -> Result<ValueId> {
     let (norm, update_norm) = (pen.norm(parameter)?, pen.norm(update)?);
     let most = pen.attr("max_trust_ratio")?;

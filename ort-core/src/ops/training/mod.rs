@@ -1,5 +1,8 @@
-//! What training needs: optimizer steps and `Gradient` of the domain `ai.onnx.preview.training`
-//! here, the runtime's own steps, one parameter each, in the files beside.
+//! Training operators.
+//!
+//! This file has the standard's optimizers and `Gradient`, of the domain
+//! `ai.onnx.preview.training`. The submodules have the runtime's own optimizer steps, one parameter
+//! each, and what else a training step needs.
 
 mod accumulate;
 mod adafactor;
@@ -25,8 +28,8 @@ const DOMAIN: &str = "ai.onnx.preview.training";
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F64]);
 const TYPES: &[TypeVar] = &[var("T1", FLOATS), var("T2", TypeSet::of(&[DType::I64])), var("T3", FLOATS)];
 
-/// The record that the optimizers share: learning rate, iteration count, then tensors in groups:
-/// those to optimize, their gradients, their states.
+/// The base record of the optimizers. Inputs are the learning rate, the iteration count, then
+/// groups of tensors: the parameters, their gradients, their states.
 const OPTIMIZER: OpSpec = OpSpec {
     domain: DOMAIN,
     since: 1,
@@ -72,8 +75,8 @@ static MOMENTUM: OpSpec = OpSpec {
     ..OPTIMIZER
 };
 
-/// Names tensors of the graph that it stands in; `pass::expand_gradients` replaces it before
-/// anything runs.
+/// Differentiates the graph that it is in by tensor names. `pass::expand_gradients` replaces it
+/// before anything runs.
 static GRADIENT: OpSpec = OpSpec {
     domain: DOMAIN,
     name: "Gradient",
@@ -94,7 +97,7 @@ static GRADIENT: OpSpec = OpSpec {
 
 ops![ADAGRAD, ADAM, GRADIENT, MOMENTUM];
 
-/// A gradient has the type of the tensor to differentiate by.
+/// A gradient has the type of the tensor that it is for.
 fn infer_gradient(cx: &mut InferCx<'_>) -> Result<()> {
     for index in 0..cx.output_count() {
         if let Some(ty) = cx.input_type(index) {
@@ -104,7 +107,7 @@ fn infer_gradient(cx: &mut InferCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The outputs are the new tensors and states: all groups but the gradients.
+/// The outputs are the new parameters and states: all groups but the gradients.
 fn infer(cx: &mut InferCx<'_>, groups: usize) -> Result<()> {
     let given = cx.input_count().saturating_sub(2);
     ensure!(
@@ -122,6 +125,7 @@ fn infer(cx: &mut InferCx<'_>, groups: usize) -> Result<()> {
     );
     for index in 0..cx.output_count() {
         let group = index / count;
+        // States come after the gradients, which have no output.
         let source = if group == 0 { 2 + index } else { 2 + index + count };
         if let Some(ty) = cx.input_type(source) {
             cx.set_type(index, ty.clone());

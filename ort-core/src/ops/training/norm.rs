@@ -1,5 +1,6 @@
-//! `GlobalNorm` and `AllFinite`: one number of all gradients together, to clip them or to leave an
-//! update out.
+//! Reductions over all gradients: `GlobalNorm` and `AllFinite`.
+//!
+//! The norm is for clipping, the check for skipping an update.
 
 use super::step::StepPen;
 use crate::dtype::{DType, TypeSet};
@@ -15,7 +16,7 @@ const OF_ALL: OpSpec = OpSpec {
     ..OP
 };
 
-/// The root of the sum of all squares.
+/// The L2 norm of all gradients together.
 static GLOBAL_NORM: OpSpec = OpSpec {
     name: "GlobalNorm",
     outputs: &[one("norm", "tensor(float)")],
@@ -24,7 +25,7 @@ static GLOBAL_NORM: OpSpec = OpSpec {
     ..OF_ALL
 };
 
-/// Whether no element is infinite or no number.
+/// Whether every element is finite: neither infinite nor NaN.
 static ALL_FINITE: OpSpec = OpSpec {
     name: "AllFinite",
     outputs: &[one("finite", "tensor(bool)")],
@@ -40,7 +41,7 @@ fn infer(cx: &mut InferCx<'_>, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// The sum over all inputs of what `sum` makes of each in doubles, a scalar.
+/// Sums a scalar over all inputs. `sum` computes it from each input in doubles.
 fn total(
     pen: &mut StepPen<'_, '_>,
     sum: impl Fn(&mut StepPen<'_, '_>, ValueId) -> Result<ValueId>,
@@ -66,7 +67,7 @@ fn lower_norm(draft: &mut Draft<'_>) -> Result<()> {
     pen.draft.replace(&[norm])
 }
 
-/// Zero times what is finite is 0; the sum is no number with any other.
+/// Zero times a finite number is 0; any infinity or NaN makes the sum NaN.
 fn lower_finite(draft: &mut Draft<'_>) -> Result<()> {
     let mut pen = StepPen::new(draft)?;
     let zero = pen.number_of(0.0, DType::F64)?;

@@ -1,5 +1,6 @@
-//! `SGD`: stochastic gradient descent with momentum, Nesterov's too, as `torch.optim.SGD` without
-//! dampening.
+//! `SGD`: stochastic gradient descent with plain or Nesterov momentum.
+//!
+//! As `torch.optim.SGD` without dampening.
 
 use super::step::{
     FIRST_ROW, GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, StepPen, TYPES, UPDATE, check_range,
@@ -62,6 +63,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
         let old = pen.tensor(VELOCITY)?;
         let kept = pen.times(old, momentum)?;
         velocity = pen.op("Add", &[kept, gradient])?;
+        // Nesterov looks ahead: it adds the momentum of the new velocity to the gradient.
         gradient = match pen.attrs.flag("nesterov")? {
             false => velocity,
             true => {

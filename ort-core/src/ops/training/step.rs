@@ -1,9 +1,12 @@
-//! What the operators of a training step share: their first inputs, the shapes that must agree, and
-//! the pen that says them in the standard's operators.
+//! Shared parts of optimizer steps.
 //!
-//! One node updates one parameter, or with the attribute `first_row` as many of its rows, which are
-//! parts along axis 0, as the gradient has. A float attribute is the decimal number that was
-//! written ([`Attributes::decimal`]), as `1 - 0.999` in the float's digits alone would be 1e-5 off.
+//! Their common inputs, the shape checks, and [`StepPen`], which emits a step as standard
+//! operators.
+//!
+//! One node updates one parameter. With the attribute `first_row` it updates as many rows of it,
+//! parts along axis 0, as the gradient has. A float attribute is read as the decimal number that
+//! was written ([`Attributes::decimal`]), because `1 - 0.999` from the float's digits would be 1e-5
+//! off.
 
 use super::super::microsoft::draft_attributes;
 use crate::dim::Dim;
@@ -16,9 +19,9 @@ use crate::{Result, ensure, error};
 pub(super) const PARAMETER: Param = one("parameter", "T");
 pub(super) const GRADIENT: Param = one("gradient", "G");
 pub(super) const LEARNING_RATE: Param = one("learning_rate", "tensor(float)");
-/// What the gradient is multiplied by first; left out it is 1.
+/// The factor that is applied to the gradient first; 1 if absent.
 pub(super) const SCALE: Param = opt("scale", "tensor(float)");
-/// Whether anything changes; where it is false each output has the bits of its input.
+/// Whether to update; if false, each output is bitwise equal to its input.
 pub(super) const UPDATE: Param = opt("update", "tensor(bool)");
 /// The number of this update, counted from 1.
 pub(super) const STEP: Param = one("step", "tensor(int64)");
@@ -26,13 +29,13 @@ pub(super) const STEP: Param = one("step", "tensor(int64)");
 pub(super) const TYPES: &[TypeVar] =
     &[var("T", TypeSet::of(&[DType::F32, DType::F64])), var("G", TypeSet::FLOATS)];
 
-/// The first of the rows that the gradient is of, where it is not of all: all others stay as they
-/// are.
+/// The first row that the gradient covers, if it does not cover all; other rows stay unchanged.
 pub(super) const FIRST_ROW: AttrSpec = attr::optional("first_row", AttrKind::Int);
 
-/// Gives each output the type of the input whose new value it is, and refuses what cannot be one
-/// step: scalars that are none, a gradient of another shape than the parameter, and a new state of
-/// none.
+/// Gives each output the type of its input and checks the shapes.
+///
+/// Fails if a scalar input has dimensions, if the gradient has another shape than the parameter, or
+/// if an absent state has an output.
 pub(super) fn infer_step(cx: &mut InferCx<'_>, params: &[Param], states: &[usize]) -> Result<()> {
     let scalar =
         |param: &Param| [LEARNING_RATE, SCALE, UPDATE, STEP].iter().any(|one| one.name == param.name);
@@ -53,7 +56,7 @@ pub(super) fn infer_step(cx: &mut InferCx<'_>, params: &[Param], states: &[usize
     Ok(())
 }
 
-/// Refuses a gradient that is not one of rows of the parameter.
+/// Fails if the gradient does not cover rows of the parameter.
 fn check_rows(cx: &InferCx<'_>, first: i64) -> Result<()> {
     ensure!(first >= 0, InvalidGraph, "attribute '{}' is {first}, expected 0 or more", FIRST_ROW.name);
     let (Some(parameter), Some(gradient)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
@@ -73,13 +76,13 @@ fn check_rows(cx: &InferCx<'_>, first: i64) -> Result<()> {
     check_shape(cx, 1, GRADIENT.name, &expected, "of rows of the parameter")
 }
 
-/// Refuses states that have not the shape of the parameter.
+/// Fails if a state has another shape than the parameter.
 pub(super) fn same_shapes(cx: &InferCx<'_>, params: &[Param], states: &[usize]) -> Result<()> {
     let mut states = params.iter().enumerate().filter(|(index, _)| states.contains(index));
     states.try_for_each(|(index, param)| check_like_parameter(cx, index, param.name))
 }
 
-/// A new state of none is an error.
+/// Fails if the node has an output for a state that is not given.
 pub(super) fn refuse_output(cx: &InferCx<'_>, output: usize, input: Option<&Param>) -> Result<()> {
     let name = input.map_or("state", |param| param.name);
     ensure!(
@@ -102,13 +105,13 @@ pub(super) fn check_scalar(cx: &InferCx<'_>, index: usize, name: &str) -> Result
     Ok(())
 }
 
-/// Refuses an input that has not the shape of the parameter.
+/// Fails if an input has another shape than the parameter.
 pub(super) fn check_like_parameter(cx: &InferCx<'_>, index: usize, name: &str) -> Result<()> {
     let Some(parameter) = cx.shape(0) else { return Ok(()) };
     check_shape(cx, index, name, parameter, "of the parameter")
 }
 
-/// Refuses an input that cannot have this shape.
+/// Fails if an input cannot have this shape.
 pub(super) fn check_shape(
     cx: &InferCx<'_>,
     index: usize,
@@ -128,7 +131,7 @@ pub(super) fn check_shape(
     Ok(())
 }
 
-/// Refuses an attribute that is no number from `least` to below `bound`.
+/// Fails if an attribute is outside `least..bound`.
 pub(super) fn check_range(attrs: &Attributes, name: &str, (least, bound): (f32, f32)) -> Result<()> {
     let value = attrs.float(name)?;
     ensure!(
@@ -139,17 +142,17 @@ pub(super) fn check_range(attrs: &Attributes, name: &str, (least, bound): (f32, 
     Ok(())
 }
 
-/// The range of attributes that are a share of what was before.
+/// The range of decay rates.
 pub(super) const SHARE: (f32, f32) = (0.0, 1.0);
-/// The range of attributes that are not negative.
+/// The range of non-negative attributes.
 pub(super) const POSITIVE: (f32, f32) = (0.0, f32::INFINITY);
 
-/// Says a step in the standard's operators, in the parameter's type.
+/// Emits a step as standard operators, in the parameter's type.
 pub(super) struct StepPen<'d, 'g> {
     pub(super) draft: &'d mut Draft<'g>,
     pub(super) attrs: Attributes,
     pub(super) dtype: DType,
-    /// The first of the rows that are updated, and the one behind them, where not all are.
+    /// The range of updated rows, unless all are.
     rows: Option<[i64; 2]>,
 }
 
@@ -158,6 +161,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
         let (attrs, dtype) = (draft_attributes(draft)?, draft.dtype(0)?);
         let rows = match attrs.find_int(FIRST_ROW.name) {
             Some(first) => {
+                // The rows are sliced at constants, so their number must be a constant too.
                 let rows = draft.shape(1).and_then(|shape| shape.first()?.as_constant());
                 let rows = rows.ok_or_else(|| error!(NotImplemented, "the number of rows is not known"))?;
                 Some([first, first.saturating_add(rows)])
@@ -167,7 +171,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
         Ok(StepPen { draft, attrs, dtype, rows })
     }
 
-    /// The part that is updated of the parameter or a state.
+    /// The updated rows of the parameter or of a state.
     pub(super) fn tensor(&mut self, index: usize) -> Result<ValueId> {
         let whole = self.draft.required(index)?;
         match self.rows {
@@ -181,7 +185,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
         self.draft.emit("Slice", &[tensor, first?, end?, axis?], &[])
     }
 
-    /// A whole tensor with its new part.
+    /// Puts the updated rows back into the whole tensor.
     fn around(&mut self, old: ValueId, new: ValueId) -> Result<ValueId> {
         let Some([first, end]) = self.rows else { return Ok(new) };
         let (before, after) = (self.rows_of(old, 0, first)?, self.rows_of(old, end, i64::MAX)?);
@@ -206,7 +210,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
         Ok(self.draft.constant(tensor))
     }
 
-    /// A node of one or two inputs.
+    /// Emits a node of one or two inputs.
     pub(super) fn op(&mut self, op: &str, inputs: &[ValueId]) -> Result<ValueId> {
         self.draft.emit(op, inputs, &[])
     }
@@ -215,7 +219,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
         self.draft.emit("Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
     }
 
-    /// `value * factor` of a number.
+    /// `value * factor`.
     pub(super) fn times(&mut self, value: ValueId, factor: f64) -> Result<ValueId> {
         let factor = self.number(factor)?;
         self.op("Mul", &[value, factor])
@@ -227,7 +231,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
         self.op("Add", &[value, number])
     }
 
-    /// The gradient in the parameter's type, scaled.
+    /// The scaled gradient, in the parameter's type.
     pub(super) fn gradient(&mut self) -> Result<ValueId> {
         let (gradient, dtype) = (self.draft.required(1)?, self.dtype);
         let gradient = self.cast(gradient, dtype)?;
@@ -236,19 +240,19 @@ impl<'d, 'g> StepPen<'d, 'g> {
         self.op("Mul", &[gradient, scale])
     }
 
-    /// The learning rate in doubles, in which the factors of a step are computed.
+    /// The learning rate in doubles: all factors of a step are computed in doubles.
     pub(super) fn rate(&mut self) -> Result<ValueId> {
         let rate = self.draft.required(2)?;
         self.cast(rate, DType::F64)
     }
 
-    /// A number that was computed in doubles, in the parameter's type.
+    /// Casts a number computed in doubles to the parameter's type.
     pub(super) fn narrow(&mut self, value: ValueId) -> Result<ValueId> {
         let dtype = self.dtype;
         self.cast(value, dtype)
     }
 
-    /// `1 - decay^step` in doubles for the step at input 5, or 1 where nothing is corrected.
+    /// The bias correction `1 - decay^step` in doubles, or 1 without `correct_bias`.
     pub(super) fn bias(&mut self, decay: f64) -> Result<ValueId> {
         let one = self.number_of(1.0, DType::F64)?;
         if !self.attrs.flag("correct_bias")? {
@@ -260,13 +264,13 @@ impl<'d, 'g> StepPen<'d, 'g> {
         self.op("Sub", &[one, power])
     }
 
-    /// The number of the step at input 5, in doubles.
+    /// The step number, input 5, in doubles.
     pub(super) fn step(&mut self) -> Result<ValueId> {
         let step = self.draft.required(5)?;
         self.cast(step, DType::F64)
     }
 
-    /// `value * (1 - rate * decay)`.
+    /// Weight decay: `value * (1 - rate * decay)`.
     pub(super) fn decayed(&mut self, value: ValueId, decay: f64) -> Result<ValueId> {
         let (rate, one) = (self.rate()?, self.number_of(1.0, DType::F64)?);
         let decay = self.number_of(decay, DType::F64)?;
@@ -287,14 +291,14 @@ impl<'d, 'g> StepPen<'d, 'g> {
         self.sum(squares)
     }
 
-    /// The norm of all elements in doubles.
+    /// The L2 norm of all elements, in doubles.
     pub(super) fn norm(&mut self, value: ValueId) -> Result<ValueId> {
         let wide = self.cast(value, DType::F64)?;
         let squares = self.sum_of_squares(wide)?;
         self.op("Sqrt", &[squares])
     }
 
-    /// The root of the mean of all squares in doubles.
+    /// The root mean square of all elements, in doubles.
     pub(super) fn mean_root(&mut self, value: ValueId) -> Result<ValueId> {
         let wide = self.cast(value, DType::F64)?;
         let (squares, count) = (self.sum_of_squares(wide)?, self.op("Size", &[value])?);
@@ -303,14 +307,16 @@ impl<'d, 'g> StepPen<'d, 'g> {
         self.op("Sqrt", &[mean])
     }
 
-    /// The mean along an axis, which stays with a size of 1.
+    /// The mean along an axis, which keeps size 1.
     pub(super) fn mean(&mut self, value: ValueId, axis: i64) -> Result<ValueId> {
         let axes = self.draft.constant_ints(&[axis])?;
         self.op("ReduceMean", &[value, axes])
     }
 
-    /// Hands over the outputs, each the new value of an input, which stays where there is no
-    /// update. What is the new value of an input that is not given is handed to nobody.
+    /// Replaces the node. Each pair is an input index and its new value; without an update the old
+    /// value stays.
+    ///
+    /// The value of an absent input still fills its output's place, but nothing reads it.
     pub(super) fn finish(mut self, pairs: &[(usize, ValueId)]) -> Result<()> {
         let update = self.draft.input(4);
         let mut outputs = Vec::with_capacity(pairs.len());
@@ -329,7 +335,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
     }
 }
 
-/// The number of an input that must be given, for the message of what is missing.
+/// Fails if an input that the attributes require is absent.
 pub(super) fn needs(cx: &InferCx<'_>, index: usize, name: &str, why: &str) -> Result<()> {
     match cx.has_input(index) {
         true => Ok(()),

@@ -1,4 +1,4 @@
-//! `ImageDecoder`: the pixels of an encoded image.
+//! Image decoding: `ImageDecoder`.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
@@ -19,7 +19,7 @@ static IMAGE_DECODER: OpSpec = OpSpec {
 
 ops![IMAGE_DECODER];
 
-/// Height, width and the channels of the pixel format.
+/// The output is (height, width, channels), and the pixel format determines the channels.
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let channels = match cx.attrs.string("pixel_format")? {
         "RGB" | "BGR" => 3,

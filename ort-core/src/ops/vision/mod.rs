@@ -1,4 +1,4 @@
-//! Operators on boxes and regions of images.
+//! Computer vision: boxes, regions and image decoding.
 
 mod image_decoder;
 mod non_max_suppression;

@@ -25,6 +25,7 @@ static NON_MAX_SUPPRESSION: OpSpec = OpSpec {
 ops![NON_MAX_SUPPRESSION];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    // The number of boxes depends on the data; each is (batch, class, box).
     let selected = cx.fresh();
     cx.set(0, DType::I64, Some(vec![selected, 3.into()]));
     Ok(())

@@ -1,4 +1,4 @@
-//! `RoiAlign` and `MaxRoiPool`: regions of feature maps pooled to one size.
+//! Region pooling: `RoiAlign` and `MaxRoiPool` pool regions of feature maps to one size.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
@@ -43,7 +43,7 @@ static MAX_ROI_POOL: OpSpec = OpSpec {
 
 ops![ROI_ALIGN, MAX_ROI_POOL];
 
-/// Version 10 knew no shift by half a pixel.
+/// Version 10 had no shift by half a pixel.
 fn without_half_pixel(draft: &mut Draft<'_>) -> Result<()> {
     let mode = Attribute::String("output_half_pixel".to_string());
     draft.set_attr("coordinate_transformation_mode", mode);

@@ -1,5 +1,7 @@
-//! The gradient of `GRU`, with the reset gate before or after the recurrence matmul
-//! (`linear_before_reset`).
+//! The gradient of `GRU`.
+//!
+//! The reset gate applies before or after the recurrence GEMM of the last gate
+//! (`linear_before_reset`), and each form has its own backward loop.
 
 use super::{Direction, Layer, Looped};
 use crate::ir::{Attribute, ValueId};
@@ -7,7 +9,8 @@ use crate::ops::nn::recurrent_steps::{Activation, parts};
 use crate::spec::{GradCx, NodeEmitter};
 use crate::{Result, ensure, error};
 
-/// The recurrence weights or biases of the first two gates of a `GRU`, and of the last.
+/// Splits recurrence weights or biases into those of the first two gates of a `GRU` and those of
+/// the last.
 fn split_gates(pen: &mut NodeEmitter<'_>, value: ValueId) -> Result<[ValueId; 2]> {
     match parts(pen, value, 0, 3)?.as_slice() {
         [first, second, last] => {
@@ -24,8 +27,8 @@ pub(super) fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) 
     let x = layer.gates(cx, (layer.x, direction.w), of_x)?;
     let mut back = layer.backward(cx, direction)?;
     let states = back.steps.scan(cx, direction.states)?;
-    // The last gate's product with the state is of the whole state, or of what the reset gate
-    // leaves of it.
+    // With the reset gate after the GEMM, all recurrent projections run over all steps at once.
+    // Before it, the last gate multiplies the reset state, which only the loop knows.
     let (recurrent, last) = match after {
         true => (layer.gates(cx, (direction.states, direction.r), of_h)?, None),
         false => {
@@ -40,6 +43,7 @@ pub(super) fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) 
         }
     };
     let (x, h) = (back.steps.scan(cx, x)?, back.steps.scan(cx, recurrent)?);
+    // The nodes added from here on are the cell to differentiate.
     let start = back.steps.graph.nodes.len();
     let (next, reset) =
         gru_cell(&mut back.steps.pen(), &direction.activations, layer.clip, [x, h, states], last)?;
@@ -47,6 +51,8 @@ pub(super) fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) 
     let [of_x, of_h, of_state] = found.as_slice() else {
         return Err(error!(Fail, "three gradients were asked for"));
     };
+    // Without `linear_before_reset`, the last gate's GEMM is part of the cell, and its share of the
+    // gradient is already in `of_state`.
     let weights = match after {
         true => back.r,
         false => split_gates(&mut back.steps.pen(), back.r)?[0],
@@ -66,9 +72,10 @@ pub(super) fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) 
     }
 }
 
-/// The cell of a `GRU`: the state after a step, and what the reset gate leaves of the one before.
-/// `last` are the recurrence weights and the bias of the last gate, where the reset comes before
-/// the product with them.
+/// The cell of a `GRU`: returns the state after a step and the reset state before it.
+///
+/// `last` holds the last gate's recurrence weights and bias if the reset gate applies before that
+/// GEMM.
 fn gru_cell(
     pen: &mut NodeEmitter<'_>,
     activations: &[Activation],
@@ -97,7 +104,7 @@ fn gru_cell(
     };
     let n = pen.emit("Add", &[*n, more], &[])?;
     let n = g.emit(pen, n, clip)?;
-    // (1 - z) n + z h
+    // (1 - z) n + z h = n + z (h - n)
     let change = pen.emit("Sub", &[state, n], &[])?;
     let change = pen.emit("Mul", &[z, change], &[])?;
     Ok((pen.emit("Add", &[n, change], &[])?, reset))

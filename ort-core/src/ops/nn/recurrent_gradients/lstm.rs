@@ -1,5 +1,7 @@
-//! The gradient of `LSTM`. The forward pass keeps no cell states, so a scan computes them again
-//! first; that takes no matmul.
+//! The gradient of `LSTM`.
+//!
+//! The forward pass stores no cell states. A scan first recomputes them from the gates, without a
+//! GEMM.
 
 use super::{Direction, Layer, Looped};
 use crate::ir::ValueId;
@@ -7,7 +9,7 @@ use crate::ops::nn::recurrent_steps::{Activation, Steps, parts};
 use crate::spec::{GradCx, NodeEmitter};
 use crate::{Result, error};
 
-/// The cell of an `LSTM`: the states after a step.
+/// The cell of an `LSTM`: returns the hidden and cell states after a step.
 fn lstm_cell(
     pen: &mut NodeEmitter<'_>,
     cx: (&GradCx<'_>, &[Activation], Option<f32>),
@@ -16,6 +18,8 @@ fn lstm_cell(
 ) -> Result<[ValueId; 2]> {
     let (cx, activations, clip) = cx;
     let [f, g, h] = activations else { return Err(error!(Fail, "LSTM has three activations")) };
+    // The standard orders gates as input, output, forget, cell, and peepholes as input, output,
+    // forget.
     let gates = parts(pen, gates, -1, 4)?;
     let &[mut input, mut output, mut forget, cell] = gates.as_slice() else {
         return Err(error!(Fail, "Split has as many outputs as it is told"));
@@ -46,13 +50,14 @@ fn lstm_cell(
     let kept = pen.emit("Mul", &[forget, c], &[])?;
     let added = pen.emit("Mul", &[input, cell], &[])?;
     let c = pen.emit("Add", &[kept, added], &[])?;
+    // The output gate peeps at the new cell state, unlike the other two.
     output = peep(pen, output, peepholes.map(|[_, output, _]| output), c)?;
     let output = f.emit(pen, output, clip)?;
     let state = h.emit(pen, c, None)?;
     Ok([pen.emit("Mul", &[output, state], &[])?, c])
 }
 
-/// The cell state before each step.
+/// The cell state before each step, recomputed by a forward scan.
 fn cell_states(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction, gates: ValueId) -> Result<ValueId> {
     let first = direction.c.ok_or_else(|| error!(Fail, "LSTM has a cell state"))?;
     let mut steps = Steps::new(cx);
@@ -62,6 +67,7 @@ fn cell_states(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction, gates:
     let peepholes = direction.peepholes.map(|peepholes| steps.capture(cx, peepholes));
     let mut pen = steps.pen();
     let [_, mut next] = lstm_cell(&mut pen, (cx, &direction.activations, layer.clip), (x, c), peepholes)?;
+    // Past a sequence's end the cell state stays as it is.
     if let Some(active) = active {
         next = pen.emit("Where", &[active, next, c], &[])?;
     }
@@ -76,6 +82,7 @@ pub(super) fn of_lstm(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction)
     let (x, c) = (back.steps.scan(cx, gates)?, back.steps.scan(cx, cells)?);
     let mut peepholes = None;
     if let Some(outer) = direction.peepholes {
+        // The peepholes are the same in every step, so the loop carries the sum of their gradients.
         let zeros = cx.filled(0.0, outer)?;
         peepholes = Some((back.steps.capture(cx, outer), back.steps.carry(cx, zeros)));
     }

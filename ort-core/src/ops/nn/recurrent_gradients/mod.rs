@@ -1,10 +1,10 @@
-//! Gradients of `RNN`, `GRU` and `LSTM`: backpropagation through time (Werbos, Backpropagation
-//! through time, 1990).
+//! Backpropagation through time: gradients of `RNN`, `GRU` and `LSTM`.
 //!
-//! The hidden states are the output `Y`, so that what gates had before their activations is two
-//! products over all steps at once. Of an `LSTM` the cell states are computed again, which takes no
-//! product. The loop from the last step to the first holds the activations and one product with the
-//! recurrence weights; the gradients of all weights are products over all steps after it.
+//! After Werbos, Backpropagation through time, 1990. The output `Y` holds all hidden states, so two
+//! GEMMs over all steps at once recompute the gates' pre-activations. An `LSTM` also recomputes its
+//! cell states, without a GEMM. The loop from the last step to the first has only the activations
+//! and one GEMM with the recurrence weights. The weight gradients are GEMMs over all steps after
+//! the loop.
 
 mod gru;
 mod lstm;
@@ -16,14 +16,14 @@ use crate::ir::{Attribute, NodeId, ValueId};
 use crate::spec::{BackwardPass, GradCx, NodeEmitter, NotDifferentiable};
 use crate::{Result, error};
 
-/// What the directions of a layer share; sequences have their steps first.
+/// What the directions of a layer share. Sequences have their steps first.
 struct Layer {
     /// `[steps, batch, inputs]`.
     x: ValueId,
     /// `[steps, directions, batch, hidden]`.
     y: ValueId,
-    /// Which steps a sequence has, `[steps, batch, 1]`, and the same one step later, where
-    /// sequences have lengths of their own.
+    /// Whether a sequence has this step, `[steps, batch, 1]`, and whether it has the next one.
+    /// Absent unless the sequences have lengths of their own.
     active: Option<[ValueId; 2]>,
     batch_first: bool,
     directions: usize,
@@ -37,37 +37,37 @@ struct Direction {
     w: ValueId,
     /// `[gates, hidden]`.
     r: ValueId,
-    /// Of the inputs and of the states, `[gates]` each.
+    /// The biases of the input and the recurrent projection, `[gates]` each.
     biases: Option<[ValueId; 2]>,
     peepholes: Option<ValueId>,
-    /// The first states, `[batch, hidden]`.
+    /// The initial states, `[batch, hidden]`.
     h: ValueId,
     c: Option<ValueId>,
-    /// The state before each step, `[steps, batch, hidden]`.
+    /// The hidden state before each step, `[steps, batch, hidden]`.
     states: ValueId,
     activations: Vec<Activation>,
-    /// The gradients of the outputs.
+    /// The upstream gradients.
     of_y: Option<ValueId>,
     of_h: Option<ValueId>,
     of_c: Option<ValueId>,
 }
 
-/// The gradients of one direction, in the order of the inputs; the lengths have none.
+/// The gradients of one direction.
 #[derive(Default)]
 struct Gradients {
     x: Option<ValueId>,
-    /// By input: `W`, `R`, `B`, `initial_h`, `initial_c`, `P`, each with an axis for the direction
-    /// in front.
+    /// By input index: `W`, `R`, `B`, `initial_h`, `initial_c`, `P`, each with a leading axis for
+    /// the direction.
     others: Vec<(usize, ValueId)>,
 }
 
-/// What the loop of a direction gives.
+/// The results of a direction's backward loop.
 struct Looped {
-    /// The gradients of gates by inputs, `[steps, batch, gates]`.
+    /// The gradients of the gates' input projections, `[steps, batch, gates]`.
     of_x: ValueId,
-    /// The gradients of gates by states.
+    /// The gradients of the gates' recurrent projections.
     of_h: ValueId,
-    /// What the last gate's recurrence weights were multiplied with, where that is not the state.
+    /// The operand of the last gate's recurrence GEMM, if it is not the hidden state.
     reset: Option<ValueId>,
     h: ValueId,
     c: Option<ValueId>,
@@ -91,6 +91,7 @@ pub(super) fn of_recurrent(cx: &mut GradCx<'_>) -> Result<()> {
             _ => lstm::of_lstm(cx, &layer, &direction)?,
         };
         let found = layer.products(cx, &direction, &looped)?;
+        // Both directions read the same input, so its gradients add up. The others are stacked.
         of_x = match (of_x, found.x) {
             (Some(sum), Some(more)) => Some(cx.emit("Add", &[sum, more], &[])?),
             (sum, more) => sum.or(more),
@@ -123,7 +124,9 @@ impl Layer {
         let attrs = cx.attrs();
         let directions = if attrs.string("direction")? == "bidirectional" { 2 } else { 1 };
         let batch_first = attrs.find_int("layout").unwrap_or(0) != 0;
+        // A clip of 0 or less means no clipping.
         let clip = attrs.find_float("clip").filter(|bound| *bound > 0.0);
+        // The hidden states are needed even if the forward pass did not return them.
         let (x, y) = (cx.input(0)?, cx.demand_output(0)?);
         let mut layer = Layer { x, y, active: None, batch_first, directions, clip };
         layer.x = layer.turned(cx, x, &[1, 0, 2])?;
@@ -142,13 +145,13 @@ impl Layer {
         Ok(layer)
     }
 
-    /// A value whose batch comes first, with the steps or directions first; the other way round
-    /// with the same order.
+    /// Permutes a value between the batch-first layout and the one of this file; a no-op if the
+    /// node does not have `layout` 1.
     fn turned(&self, cx: &mut GradCx<'_>, value: ValueId, order: &[usize]) -> Result<ValueId> {
         if self.batch_first { cx.transpose(value, order) } else { Ok(value) }
     }
 
-    /// The part of a value that belongs to a direction, which is its axis `axis`.
+    /// Selects the direction `index` of a value along `axis`.
     fn part(&self, cx: &mut GradCx<'_>, value: ValueId, axis: i64, index: usize) -> Result<ValueId> {
         if self.directions == 1 {
             let axes = cx.ints(&[axis])?;
@@ -158,7 +161,7 @@ impl Layer {
         cx.emit("Gather", &[value, index], &[("axis", Attribute::Int(axis))])
     }
 
-    /// A state of a direction, or its gradient.
+    /// Selects a direction's state, or its gradient.
     fn state(&self, cx: &mut GradCx<'_>, value: Option<ValueId>, index: usize) -> Result<Option<ValueId>> {
         let Some(value) = value else { return Ok(None) };
         let value = self.turned(cx, value, &[1, 0, 2])?;
@@ -215,7 +218,7 @@ impl Layer {
         Ok(Direction { reversed, w, r, biases, peepholes, h, c, states, activations, of_y, of_h, of_c })
     }
 
-    /// The state before each step: those of the steps before, behind the first.
+    /// Returns the state before each step: `first`, then the states after all steps but the last.
     fn states_before(
         &self,
         cx: &mut GradCx<'_>,
@@ -230,13 +233,13 @@ impl Layer {
         let order = if reversed { [others, first] } else { [first, others] };
         let states = cx.emit("Concat", &order, &[("axis", Attribute::Int(0))])?;
         match self.active {
-            // The end of a sequence is where it begins from behind.
+            // Read backwards, a short sequence starts at its own last step, from the initial state.
             Some([_, next]) if reversed => cx.emit("Where", &[next, states, first], &[]),
             _ => Ok(states),
         }
     }
 
-    /// `sequence * weights^T`, with a bias where there is one.
+    /// `sequence * weights^T`, plus the bias if there is one.
     fn gates(
         &self,
         cx: &mut GradCx<'_>,
@@ -251,7 +254,7 @@ impl Layer {
         }
     }
 
-    /// What all gates have before their activations.
+    /// The pre-activations of all gates, over all steps.
     fn all_gates(&self, cx: &mut GradCx<'_>, direction: &Direction) -> Result<ValueId> {
         let [of_x, of_h] = direction.biases.map_or([None; 2], |biases| biases.map(Some));
         let from_x = self.gates(cx, (self.x, direction.w), of_x)?;
@@ -259,7 +262,7 @@ impl Layer {
         cx.emit("Add", &[from_x, from_h], &[])
     }
 
-    /// The gradients of inputs, weights and first states, from those of the gates.
+    /// The gradients of inputs, weights, biases and initial states from those of the gates.
     fn products(&self, cx: &mut GradCx<'_>, direction: &Direction, looped: &Looped) -> Result<Gradients> {
         let mut found = Gradients::default();
         if cx.wants(0) {
@@ -272,6 +275,7 @@ impl Layer {
         if cx.wants(2) {
             let gradient = match looped.reset {
                 None => over_all_steps(cx, looped.of_h, direction.states)?,
+                // The last gate multiplied the reset state, so its weights' gradient does too.
                 Some(reset) => {
                     let [others, last] = last_apart(&mut cx.pen, looped.of_h)?;
                     let others = over_all_steps(cx, others, direction.states)?;
@@ -302,7 +306,7 @@ impl Layer {
         Ok(found)
     }
 
-    /// The start of a loop from the last step to the first.
+    /// Starts the loop from the last step to the first.
     fn backward(&self, cx: &mut GradCx<'_>, direction: &Direction) -> Result<Backward> {
         let mut steps = Steps::new(cx);
         let first = |cx: &mut GradCx<'_>, given: Option<ValueId>| match given {
@@ -329,7 +333,7 @@ impl Layer {
             of_h = pen.emit("Add", &[of_h, of_y], &[])?;
         }
         let mut of_c = carried_c;
-        // A step that a sequence does not have hands on what it is given.
+        // A step past a sequence's end passes the gradients through unchanged.
         if let Some(active) = active {
             let of_c_there = carried_c.map(|c| pen.emit("Where", &[active, zero, c], &[])).transpose()?;
             through = Some((pen.emit("Where", &[active, zero, carried_h], &[])?, of_c_there));
@@ -346,14 +350,15 @@ struct Backward {
     /// The gradients of the states after the step.
     of_h: ValueId,
     of_c: Option<ValueId>,
-    /// The gradients that pass by the step.
+    /// The gradients that bypass the step, of sequences that do not have it.
     through: Option<(ValueId, Option<ValueId>)>,
     /// The recurrence weights.
     r: ValueId,
 }
 
 impl Backward {
-    /// The gradients of `xs` from those of the values of the cell whose nodes begin at `start`.
+    /// The gradients of `xs` from `seeds`, pairs of a value and its gradient. The cell's nodes
+    /// begin at `start`.
     fn differentiate(
         &mut self,
         start: usize,
@@ -368,10 +373,13 @@ impl Backward {
             BackwardPass { forward: &forward, xs, boundary: xs }.accumulate(graph, seeds, &mut obstacles)?;
         NotDifferentiable::refuse(&obstacles)?;
         let mut pen = self.steps.pen();
+        // A value that no seed depends on has a gradient of zeros, because the loop returns one for
+        // each.
         xs.iter().map(|x| totals.get(x).map_or_else(|| pen.filled(0.0, *x), |total| Ok(*total))).collect()
     }
 
-    /// The gradient of the state before the step: from the gates, and what came to it otherwise.
+    /// The gradient of the state before the step: through the gates, plus what reaches it
+    /// otherwise.
     fn state_before(&mut self, gates: ValueId, weights: ValueId, others: Option<ValueId>) -> Result<ValueId> {
         let passed = self.through.map(|(h, _)| h);
         let mut pen = self.steps.pen();
@@ -383,7 +391,7 @@ impl Backward {
     }
 }
 
-/// `left^T * right` over all steps and sequences.
+/// `left^T * right`, summed over all steps and sequences by one GEMM.
 fn over_all_steps(cx: &mut GradCx<'_>, left: ValueId, right: ValueId) -> Result<ValueId> {
     let rows = |cx: &mut GradCx<'_>, value: ValueId| {
         let (width, all) = (cx.sizes(value, 2, 3)?, cx.ints(&[-1])?);
@@ -394,7 +402,7 @@ fn over_all_steps(cx: &mut GradCx<'_>, left: ValueId, right: ValueId) -> Result<
     cx.emit("Gemm", &[left, right], &[("transA", Attribute::Int(1))])
 }
 
-/// The first two of three gates, and the last.
+/// Splits three gates into the first two and the last.
 fn last_apart(pen: &mut NodeEmitter<'_>, gates: ValueId) -> Result<[ValueId; 2]> {
     match parts(pen, gates, -1, 3)?.as_slice() {
         [first, second, last] => {

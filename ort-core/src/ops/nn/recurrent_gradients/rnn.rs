@@ -1,4 +1,4 @@
-//! The gradient of `RNN`: one activation, whose input is the sum of both products.
+//! The gradient of `RNN`: one activation of the sum of both projections.
 
 use super::{Direction, Layer, Looped};
 use crate::spec::GradCx;
@@ -9,6 +9,7 @@ pub(super) fn of_rnn(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) 
     let gates = layer.all_gates(cx, direction)?;
     let mut back = layer.backward(cx, direction)?;
     let x = back.steps.scan(cx, gates)?;
+    // The nodes added from here on are the cell to differentiate.
     let start = back.steps.graph.nodes.len();
     let h = f.emit(&mut back.steps.pen(), x, layer.clip)?;
     let found = back.differentiate(start, &[x], &[(h, back.of_h)])?;
