@@ -140,7 +140,7 @@ impl Trainer {
 
     /// [`Self::save_checkpoint`], with errors that do not name the folder yet.
     fn save_in(&mut self, folder: &Path, properties: &Map<String, Json>) -> Result<()> {
-        self.leave();
+        self.detach();
         fs::create_dir_all(folder).map_err(|problem| system("the folder cannot be made", &problem))?;
         // The manifest is untrusted, so its old tensor file is removed only if our own checkpoints
         // could have written that name.
@@ -237,7 +237,7 @@ impl Trainer {
             .map_err(|problem| error!(NoSuchFile, "{problem}"))?;
         let bytes = file.bytes();
         let tensors = SafeTensors::deserialize(&bytes).map_err(|problem| damaged(&problem))?;
-        self.leave();
+        self.detach();
         self.hold_gradients(manifest.pending > 0)?;
         // All tensors are checked before the first is overwritten.
         self.check_tensors(&tensors)?;

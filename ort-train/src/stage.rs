@@ -222,7 +222,7 @@ impl Stage {
     }
 
     /// Takes the tensors that it needs from the state and binds them.
-    pub(crate) fn enter(&mut self, state: &mut State) -> Result<()> {
+    pub(crate) fn attach(&mut self, state: &mut State) -> Result<()> {
         let inputs = self.session.inputs();
         let memories = memories_of(&self.session, &inputs);
         let memory_of = |name: &str| memories.get(name).copied().unwrap_or(DeviceId::HOST);
@@ -248,7 +248,7 @@ impl Stage {
     }
 
     /// Returns all tensors to the state.
-    pub(crate) fn leave(&mut self, state: &mut State) {
+    pub(crate) fn detach(&mut self, state: &mut State) {
         for (name, buffer) in self.binding.take_buffers() {
             state.insert(name, buffer);
         }

@@ -12,7 +12,7 @@ use ort_core::session::SharedMemory;
 use ort_core::tensor::{Tensor, TensorBuffer};
 use ort_core::{Result, Within, advise, error};
 
-/// Tensors by name. While a stage is entered, its binding owns the tensors that it needs, and they
+/// Tensors by name. While a stage is attached, its binding owns the tensors that it needs, and they
 /// are missing here.
 pub(crate) struct State {
     tensors: BTreeMap<String, TensorBuffer>,
@@ -39,7 +39,7 @@ impl State {
         self.tensors.remove(name).ok_or_else(|| error!(Fail, "the training has no tensor '{name}'"))
     }
 
-    /// Whether the tensor is here and not lent to the entered stage.
+    /// Whether the tensor is here and not lent to the attached stage.
     pub(crate) fn holds(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }

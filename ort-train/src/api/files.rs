@@ -101,7 +101,7 @@ fn states(shared: &mut Shared) -> Result<OptimizerState> {
         return Ok(state.clone());
     }
     let trainer = shared.trainer.as_mut().filter(|_| shared.has_optimizer).ok_or_else(none)?;
-    trainer.leave();
+    trainer.detach();
     let optimizer = trainer.options.optimizer;
     let mut tensors = BTreeMap::new();
     for parameter in &trainer.training.parameters {

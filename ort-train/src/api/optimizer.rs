@@ -97,7 +97,7 @@ fn restore(shared: &mut Shared) -> Result<()> {
         return Ok(());
     };
     let trainer: &mut Trainer = shared.trainer()?;
-    trainer.leave();
+    trainer.detach();
     for (name, tensor) in &tensors {
         trainer.state.write(name, tensor).within(|| format!("state '{name}'"))?;
     }

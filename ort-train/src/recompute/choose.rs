@@ -13,7 +13,7 @@
     reason = "blocks and steps are numbered by the session, and each table has an entry for each"
 )]
 
-use super::joint::Joint;
+use super::liveness::Joint;
 use super::simulation::Outcome;
 
 /// A set of blocks to recompute, with its simulated cost.

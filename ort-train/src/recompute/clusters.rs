@@ -17,7 +17,7 @@ use indexmap::IndexMap;
 use ort_core::dim::Dim;
 use ort_core::{Error, Result, Within, advise, ensure, error};
 
-use super::joint::Joint;
+use super::liveness::Joint;
 
 /// The strategy of recomputing a subgraph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

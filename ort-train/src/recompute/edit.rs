@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use ort_core::ir::{Graph, Node, ValueId};
 
-use super::joint::Joint;
+use super::liveness::Joint;
 
 /// Returns the graph in which the dropped blocks are recomputed before the backward nodes that read
 /// them.

@@ -13,7 +13,7 @@ use ort_core::ir::{Graph, Node, ValueId};
 use ort_core::plan::LiveStep;
 use ort_core::spec::Traits;
 
-use super::seconds::seconds_of;
+use super::cost_model::seconds_of;
 use super::simulation::{Outcome, Simulation};
 
 /// A training graph with its memory footprint, for one binding of its symbolic dimensions.

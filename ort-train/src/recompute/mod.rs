@@ -13,11 +13,11 @@
 
 mod choose;
 mod clusters;
+mod cost_model;
 mod edit;
-mod joint;
+mod liveness;
 mod patterns;
 mod plan;
-mod seconds;
 mod simulation;
 mod slices;
 mod table;
@@ -25,7 +25,7 @@ mod table;
 use choose::{cheapest, least};
 pub use clusters::{PlanRequest, PlanRow, Strategy};
 use edit::recomputed;
-use joint::Joint;
+use liveness::Joint;
 pub use patterns::{ActivationPattern, PatternOption, StashedActivation, memory_insight};
 pub(crate) use plan::{Planned, Request, planned};
 pub use plan::{Recompute, RecomputeReport};

@@ -10,7 +10,7 @@ use ort_core::dim::Dim;
 use ort_core::ir::ValueId;
 
 use super::clusters::{Cluster, Strategy, clusters};
-use super::joint::Joint;
+use super::liveness::Joint;
 use super::plan::Recompute;
 
 /// Forward nodes whose outputs are kept for the backward pass, and which are alike in the subgraphs

@@ -6,7 +6,7 @@ use ort_core::session::BoundPeak;
 use ort_core::{Error, MemoryShortage, Result, ensure};
 
 use super::Trainer;
-use super::stages::Kind;
+use super::stages::StageKind;
 use crate::graph::Parameter;
 use crate::stage::Stage;
 use crate::{ActivationPattern, PlanRow, RecomputeReport};
@@ -49,7 +49,7 @@ impl Trainer {
     /// Returns the memory of the steps so far, as counted while they ran. Activations are the peak
     /// over all steps.
     pub fn measured(&mut self) -> StepMemory {
-        let kind = if self.options.accumulate == 1 { Kind::Step } else { Kind::Accumulate };
+        let kind = if self.options.accumulate == 1 { StageKind::Step } else { StageKind::Accumulate };
         let stage = self.stages.get(kind).as_ref();
         let activations = stage.map_or(0, |stage| stage.session().memory().activations_peak);
         let constants = stage.map_or(0, Stage::constants);
@@ -80,7 +80,7 @@ impl Trainer {
     /// recomputation.
     pub fn largest_batch(&mut self, dim: &str, others: &[(&str, i64)], bytes: usize) -> Result<Option<i64>> {
         let kind = self.main_kind();
-        self.leave();
+        self.detach();
         let Some(rest) = bytes.checked_sub(self.kept_bytes()) else { return Ok(None) };
         // Later stages are compiled with recomputation for their own sizes. Here the sizes are not
         // known yet, so we compile a temporary stage without recomputation and without a limit:
@@ -105,7 +105,7 @@ impl Trainer {
     ///
     /// No choice fits the memory limit. The error names the smallest limit that some choice fits.
     pub fn optimize_memory(&mut self, dims: &[(&str, i64)]) -> Result<RecomputeReport> {
-        self.leave();
+        self.detach();
         let kind = self.main_kind();
         // The stage compiled before is for other sizes. We drop it, so that `ready_at` compiles one
         // for these.
@@ -134,7 +134,7 @@ impl Trainer {
 
     /// Compiles the stage of a batch again, with the recomputation tables.
     fn tabulated(&mut self, dims: &[(&str, i64)]) -> Result<&mut Stage> {
-        self.leave();
+        self.detach();
         let kind = self.main_kind();
         *self.stages.get(kind) = None;
         self.tabulates = true;

@@ -148,7 +148,7 @@ impl Trainer {
 
     /// Replaces the optimizer. The new optimizer state starts at zero.
     pub(crate) fn set_optimizer(&mut self, optimizer: Optimizer, clip_norm: Option<f32>) -> Result<()> {
-        self.leave();
+        self.detach();
         let options = TrainingOptions { optimizer, clip_norm, ..self.options.clone() };
         options.check()?;
         let before = std::mem::replace(&mut self.options, options);

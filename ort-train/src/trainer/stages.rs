@@ -1,6 +1,6 @@
 //! Lazily compiled training stages.
 //!
-//! Each stage is compiled when it is first needed. The entered stage owns the tensors.
+//! Each stage is compiled when it is first needed. The attached stage owns the tensors.
 
 use ort_core::session::NodePlacement;
 use ort_core::tensor::Value;
@@ -18,11 +18,11 @@ pub(super) struct Stages {
     accumulate: Option<Stage>,
     pub(super) apply: Option<Stage>,
     evaluate: Option<Stage>,
-    pub(super) entered: Option<Kind>,
+    pub(super) attached: Option<StageKind>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum StageKind {
     Step,
     Accumulate,
     Apply,
@@ -30,12 +30,12 @@ pub(super) enum Kind {
 }
 
 impl Stages {
-    pub(super) fn get(&mut self, kind: Kind) -> &mut Option<Stage> {
+    pub(super) fn get(&mut self, kind: StageKind) -> &mut Option<Stage> {
         match kind {
-            Kind::Step => &mut self.step,
-            Kind::Accumulate => &mut self.accumulate,
-            Kind::Apply => &mut self.apply,
-            Kind::Evaluate => &mut self.evaluate,
+            StageKind::Step => &mut self.step,
+            StageKind::Accumulate => &mut self.accumulate,
+            StageKind::Apply => &mut self.apply,
+            StageKind::Evaluate => &mut self.evaluate,
         }
     }
 }
@@ -49,8 +49,8 @@ impl Trainer {
     }
 
     /// The kind of stage that runs for each batch.
-    pub(super) fn main_kind(&self) -> Kind {
-        if self.options.accumulate == 1 { Kind::Step } else { Kind::Accumulate }
+    pub(super) fn main_kind(&self) -> StageKind {
+        if self.options.accumulate == 1 { StageKind::Step } else { StageKind::Accumulate }
     }
 
     /// Whether the graph of a batch depends on its sizes, because recomputation is chosen for them.
@@ -59,9 +59,9 @@ impl Trainer {
     }
 
     /// Returns a stage, compiled for these sizes if its graph depends on them.
-    pub(super) fn ready_at(&mut self, kind: Kind, dims: &[(&str, i64)]) -> Result<&mut Stage> {
+    pub(super) fn ready_at(&mut self, kind: StageKind, dims: &[(&str, i64)]) -> Result<&mut Stage> {
         let is_asked = self.waits_for_sizes() || self.tabulates;
-        let recomputes = matches!(kind, Kind::Step | Kind::Accumulate) && is_asked;
+        let recomputes = matches!(kind, StageKind::Step | StageKind::Accumulate) && is_asked;
         if !recomputes || self.stages.get(kind).is_some() {
             return self.ready(kind);
         }
@@ -71,7 +71,7 @@ impl Trainer {
     }
 
     /// Returns a stage, and compiles it if this is its first use.
-    pub(super) fn ready(&mut self, kind: Kind) -> Result<&mut Stage> {
+    pub(super) fn ready(&mut self, kind: StageKind) -> Result<&mut Stage> {
         if self.stages.get(kind).is_none() {
             let stage = self.made(kind, self.options.memory_limit);
             let stage = stage.map_err(|problem| self.in_all(kind, 0, problem))?;
@@ -81,23 +81,25 @@ impl Trainer {
     }
 
     /// Compiles a stage without recomputation, within a limit in bytes.
-    pub(super) fn made(&self, kind: Kind, limit: Option<usize>) -> Result<Stage> {
+    pub(super) fn made(&self, kind: StageKind, limit: Option<usize>) -> Result<Stage> {
         let graph = match kind {
-            Kind::Step => self.step_graph()?,
-            Kind::Accumulate => self.accumulate_graph()?,
-            Kind::Apply => self.apply_graph()?,
-            Kind::Evaluate => self.evaluate_graph()?,
+            StageKind::Step => self.step_graph()?,
+            StageKind::Accumulate => self.accumulate_graph()?,
+            StageKind::Apply => self.apply_graph()?,
+            StageKind::Evaluate => self.evaluate_graph()?,
         };
         let settings = self.settings(limit);
         match self.options.mixed_precision {
-            Some(_) if matches!(kind, Kind::Step | Kind::Accumulate) => Stage::recasting(graph, &settings),
+            Some(_) if matches!(kind, StageKind::Step | StageKind::Accumulate) => {
+                Stage::recasting(graph, &settings)
+            }
             _ => Stage::new(graph, &settings),
         }
     }
 
     /// Compiles a stage with the requested recomputation, within the memory limit.
-    pub(super) fn recomputing(&self, kind: Kind, dims: &[(&str, i64)]) -> Result<Stage> {
-        let graph = if kind == Kind::Step { self.step_graph()? } else { self.accumulate_graph()? };
+    pub(super) fn recomputing(&self, kind: StageKind, dims: &[(&str, i64)]) -> Result<Stage> {
+        let graph = if kind == StageKind::Step { self.step_graph()? } else { self.accumulate_graph()? };
         let (recompute, tabulate) = (&self.options.recompute, self.tabulates);
         let (kept, limit) = (self.kept_bytes(), self.options.memory_limit);
         let outputs = KeptOutputs::default();
@@ -134,39 +136,41 @@ impl Trainer {
     }
 
     /// Hands a stage the tensors that it needs.
-    pub(super) fn enter(&mut self, kind: Kind) -> Result<()> {
-        if self.stages.entered == Some(kind) {
+    pub(super) fn attach(&mut self, kind: StageKind) -> Result<()> {
+        if self.stages.attached == Some(kind) {
             return Ok(());
         }
-        self.leave();
+        self.detach();
         self.trim_others(kind);
         self.ready(kind)?;
-        self.hold_gradients(matches!(kind, Kind::Accumulate | Kind::Apply))?;
-        self.stages.entered = Some(kind);
+        self.hold_gradients(matches!(kind, StageKind::Accumulate | StageKind::Apply))?;
+        self.stages.attached = Some(kind);
         let state = &mut self.state;
-        match self.stages.get(kind) {
-            Some(stage) => stage.enter(state),
+        let attached = match self.stages.get(kind) {
+            Some(stage) => stage.attach(state),
             None => Err(error!(Fail, "a part of the training is gone")),
-        }
+        };
+        // A stage that lacks room takes no tensor, or only some: the next step must try again.
+        attached.inspect_err(|_| self.detach())
     }
 
-    /// Returns the tensors from the entered stage to the state.
-    pub(crate) fn leave(&mut self) {
-        let Some(kind) = self.stages.entered.take() else { return };
+    /// Returns the tensors from the attached stage to the state.
+    pub(crate) fn detach(&mut self) {
+        let Some(kind) = self.stages.attached.take() else { return };
         let state = &mut self.state;
         if let Some(stage) = self.stages.get(kind) {
-            stage.leave(state);
+            stage.detach(state);
         }
     }
 
     /// Under a limit, frees the idle memory of evaluation before a training stage runs, and vice
     /// versa. Together the two could exceed the limit.
-    fn trim_others(&mut self, kind: Kind) {
+    fn trim_others(&mut self, kind: StageKind) {
         if self.options.memory_limit.is_none() {
             return;
         }
-        for other in [Kind::Step, Kind::Accumulate, Kind::Apply, Kind::Evaluate] {
-            let is_apart = (other == Kind::Evaluate) != (kind == Kind::Evaluate);
+        for other in [StageKind::Step, StageKind::Accumulate, StageKind::Apply, StageKind::Evaluate] {
+            let is_apart = (other == StageKind::Evaluate) != (kind == StageKind::Evaluate);
             if let Some(stage) = self.stages.get(other).as_ref().filter(|_| is_apart) {
                 stage.session().trim();
             }
@@ -175,15 +179,15 @@ impl Trainer {
 
     /// Restates a session's out-of-memory error in terms of the limit of the whole training run.
     /// The session's own limit is only what parameters and optimizer state leave of it.
-    pub(super) fn in_all(&self, kind: Kind, folded: usize, problem: Error) -> Error {
+    pub(super) fn in_all(&self, kind: StageKind, folded: usize, problem: Error) -> Error {
         let limit = self.options.memory_limit.zip(problem.shortage());
         let Some((limit, shortage)) = limit else { return problem };
         let held = self.kept_bytes().saturating_add(folded);
         let needed = held.saturating_add(shortage.sufficient_limit());
         let subject = match kind {
-            Kind::Step | Kind::Accumulate => "a training step",
-            Kind::Apply => "an update",
-            Kind::Evaluate => "an evaluation",
+            StageKind::Step | StageKind::Accumulate => "a training step",
+            StageKind::Apply => "an update",
+            StageKind::Evaluate => "an evaluation",
         };
         let largest = shortage.largest.clone();
         let shortage = MemoryShortage { needed, available: limit, limit, largest };

@@ -5,7 +5,7 @@ use ort_core::tensor::{Tensor, Value};
 use ort_core::{Result, advise, ensure, error};
 
 use super::Trainer;
-use super::stages::Kind;
+use super::stages::StageKind;
 use crate::assemble::{FINITE, GRADIENT_SCALE, OVERWRITE};
 use crate::graph::{COUNTER, LOSS, LOSS_SCALE, SEED};
 use crate::optimizer::{LEARNING_RATE, STEP};
@@ -37,8 +37,8 @@ impl Trainer {
         );
         let mut given = inputs.to_vec();
         self.update_inputs(&mut given, 1.0)?;
-        let loss = self.run(Kind::Step, given)?;
-        self.end_update(Kind::Step)?;
+        let loss = self.run(StageKind::Step, given)?;
+        self.end_update(StageKind::Step)?;
         self.batches += 1;
         Ok(loss)
     }
@@ -54,7 +54,7 @@ impl Trainer {
         let mut given = inputs.to_vec();
         // A flag of the graph, so that the first batch needs no pass that zeroes the accumulators.
         given.push((OVERWRITE, Tensor::from_bools(&[], &[overwrite])?.into()));
-        let loss = self.run(Kind::Accumulate, given)?;
+        let loss = self.run(StageKind::Accumulate, given)?;
         self.pending = if overwrite { 1 } else { self.pending + 1 };
         self.batches += 1;
         Ok(loss)
@@ -78,29 +78,29 @@ impl Trainer {
         );
         let mut given = Vec::new();
         self.update_inputs(&mut given, scale)?;
-        self.run(Kind::Apply, given)?;
-        self.end_update(Kind::Apply)?;
+        self.run(StageKind::Apply, given)?;
+        self.end_update(StageKind::Apply)?;
         Ok(())
     }
 
     /// Computes the loss of a batch in evaluation mode: no dropout, and batch normalization by
     /// running statistics.
     pub fn eval_step(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
-        self.run(Kind::Evaluate, inputs.to_vec())
+        self.run(StageKind::Evaluate, inputs.to_vec())
     }
 
     /// Computes the loss of [`Self::eval_step`], and returns it with the model output that it is
     /// computed from.
     pub fn evaluate(&mut self, inputs: &[(&str, Value)]) -> Result<(f32, Value)> {
-        let loss = self.run(Kind::Evaluate, inputs.to_vec())?;
+        let loss = self.run(StageKind::Evaluate, inputs.to_vec())?;
         let output = self.training.output.clone();
-        Ok((loss, self.ready(Kind::Evaluate)?.output(&output)?))
+        Ok((loss, self.ready(StageKind::Evaluate)?.output(&output)?))
     }
 
     /// Computes the model's outputs with the current parameters, in evaluation mode as in
     /// [`Self::eval_step`].
     pub fn predict(&mut self, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
-        self.leave();
+        self.detach();
         let model = Model::from_graph(self.trained_graph()?);
         let devices = self.state.devices().iter().cloned();
         devices.fold(Session::builder(&model), SessionBuilder::device).build()?.run(inputs)
@@ -121,7 +121,7 @@ impl Trainer {
             help = advise("additional outputs", name, known.iter().map(String::as_str)),
             "the training has no additional output '{name}'"
         );
-        let kind = self.stages.entered.filter(|kind| *kind != Kind::Apply);
+        let kind = self.stages.attached.filter(|kind| *kind != StageKind::Apply);
         let kind = kind.ok_or_else(|| {
             error!(InvalidArgument, "output '{name}' is gone").help("ask for it right after a batch")
         })?;
@@ -130,7 +130,7 @@ impl Trainer {
 
     /// Runs a stage on those of the given inputs that it takes. Returns the loss, or 0 for an
     /// update.
-    fn run(&mut self, kind: Kind, mut given: Vec<(&str, Value)>) -> Result<f32> {
+    fn run(&mut self, kind: StageKind, mut given: Vec<(&str, Value)>) -> Result<f32> {
         given.push((SEED, Tensor::scalar(self.options.seed as i64)?.into()));
         given.push((COUNTER, Tensor::scalar(self.batches as i64)?.into()));
         given.push((LOSS_SCALE, Tensor::scalar(self.loss_scale().unwrap_or(1.0))?.into()));
@@ -139,7 +139,7 @@ impl Trainer {
             let sizes: Vec<(&str, i64)> = sizes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
             self.ready_at(kind, &sizes)?;
         }
-        self.enter(kind)?;
+        self.attach(kind)?;
         let profile = self.profile.clone();
         let stage = self.ready(kind)?;
         // The caller's inputs stay: a wrong name among them must be an error. Ours are dropped if
@@ -149,7 +149,7 @@ impl Trainer {
         let options = RunOptions { profile: profile.as_deref(), ..RunOptions::default() };
         let (folded, done) = (stage.folded(), stage.run(&given, &options));
         done.map_err(|problem| self.in_all(kind, folded, problem))?;
-        if kind == Kind::Apply { Ok(0.0) } else { self.ready(kind)?.number(LOSS) }
+        if kind == StageKind::Apply { Ok(0.0) } else { self.ready(kind)?.number(LOSS) }
     }
 
     /// Adds the scalar inputs of an update, which multiplies the gradients by `scale`.
@@ -163,7 +163,7 @@ impl Trainer {
     }
 
     /// Counts an update, or that it was skipped, and adapts the loss scale.
-    fn end_update(&mut self, kind: Kind) -> Result<()> {
+    fn end_update(&mut self, kind: StageKind) -> Result<()> {
         let is_updated = match self.scaler {
             Some(_) => self.ready(kind)?.is_true(FINITE)?,
             None => true,

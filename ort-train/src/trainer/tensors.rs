@@ -15,7 +15,7 @@ use crate::weights::TrainableGraph;
 impl Trainer {
     /// Returns the current value of a parameter.
     pub fn parameter(&mut self, name: &str) -> Result<Tensor> {
-        self.leave();
+        self.detach();
         self.state.tensor(name)
     }
 
@@ -27,7 +27,7 @@ impl Trainer {
             help = "accumulate a batch first",
             "there are no gradients"
         );
-        self.leave();
+        self.detach();
         let scale = 1.0 / (self.pending as f64 * f64::from(self.loss_scale().unwrap_or(1.0)));
         let mut found = Vec::with_capacity(self.training.parameters.len());
         for Parameter { name, .. } in &self.training.parameters {
@@ -51,7 +51,7 @@ impl Trainer {
 
     /// Returns the inference graph with the current weights.
     pub(crate) fn trained_graph(&mut self) -> Result<Graph> {
-        self.leave();
+        self.detach();
         let mut graph = TrainableGraph::of(&self.model, &self.options)?.graph;
         let values = values_by_name(&graph);
         let trained = self.training.parameters.iter().map(|it| &it.name);
