@@ -1,11 +1,12 @@
-//! Where memory comes from: device identities, the [`Allocator`] trait and its statistics.
+//! Device identities, the [`Allocator`] trait and its statistics.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::{AllocError, Buffer};
 
-/// Names one memory space. Two buffers with the same id can be read by the same kernels.
+/// The identifier of a memory space. Kernels that can read one buffer can read every buffer with
+/// the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
@@ -25,52 +26,51 @@ impl fmt::Display for DeviceId {
 
 /// A source of memory on one device.
 pub trait Allocator: Send + Sync {
-    /// The device whose memory this hands out.
+    /// Returns the device whose memory this allocates.
     fn device(&self) -> DeviceId;
 
-    /// Gives a region of exactly `bytes` bytes that starts at a multiple of `alignment`.
+    /// Allocates exactly `bytes` bytes at a multiple of `alignment`.
     ///
     /// # Errors
     ///
-    /// [`AllocError::OutOfMemory`] or [`AllocError::BudgetExceeded`] where the memory cannot be
-    /// had, and [`AllocError::Unsupported`] where `alignment` is no power of two or is more than
-    /// the device offers.
+    /// [`AllocError::OutOfMemory`] or [`AllocError::BudgetExceeded`] if there is not enough memory,
+    /// and [`AllocError::Unsupported`] if `alignment` is not a power of two or exceeds what the
+    /// device supports.
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError>;
 
-    /// What has been handed out so far.
+    /// Returns the counters.
     fn stats(&self) -> Stats;
 
-    /// Gives memory that nobody holds back to the operating system (or to the allocator underneath)
-    /// and returns how many bytes went back.
+    /// Returns unused memory to the operating system or the underlying allocator. Returns the
+    /// number of bytes released.
     fn trim(&self) -> usize;
 }
 
-/// Counters of an allocator, by the names that ONNX Runtime's `GetStats` gives them.
+/// Counters of an allocator, named as in ONNX Runtime's `GetStats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Allocations served since the start.
+    /// Allocations served so far.
     pub num_allocs: u64,
-    /// Reservations: allocations that bypass an arena's regions.
+    /// Reservations so far: allocations that bypass an arena's regions.
     pub num_reserves: u64,
-    /// Regions an arena holds now: one more with each extension, one fewer with each region given
-    /// back.
+    /// The arena's regions: incremented with each extension, decremented with each region released.
     pub num_arena_extensions: u64,
-    /// Times that free regions went back.
+    /// How often free regions were released.
     pub num_arena_shrinkages: u64,
     /// Bytes in live buffers, after rounding.
     pub in_use: usize,
-    /// Bytes held from the source underneath, live or free.
+    /// Bytes obtained from the underlying allocator, live or free.
     pub total_allocated: usize,
-    /// The largest value of `in_use` so far.
+    /// The high-water mark of `in_use`.
     pub max_in_use: usize,
-    /// The largest single allocation so far, after rounding.
+    /// The largest allocation so far, after rounding.
     pub max_alloc_size: usize,
-    /// The most that `total_allocated` may become; `None` for no limit.
+    /// The upper limit of `total_allocated`; `None` for no limit.
     pub limit: Option<usize>,
 }
 
 impl fmt::Display for Stats {
-    /// One line per counter, the name padded to 26 columns, as ONNX Runtime dumps them.
+    /// Writes one line per counter with the name padded to 26 columns, as ONNX Runtime does.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let limit = self.limit.map_or(u64::MAX, |limit| limit as u64);
         let lines = [
@@ -88,7 +88,7 @@ impl fmt::Display for Stats {
     }
 }
 
-/// The counters of an allocator that serves each request by itself, kept without a lock.
+/// Lock-free counters of an allocator without regions.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     num_allocs: AtomicU64,

@@ -1,16 +1,15 @@
-//! Best fit with coalescing over any allocator, for sizes that nobody knew before the run.
+//! Best-fit arena with coalescing over any allocator, for sizes unknown before the run.
 //!
-//! The behaviour is that of ONNX Runtime's arena: regions from the allocator underneath are divided
-//! into chunks in multiples of 256 bytes, a request takes the smallest free chunk that holds it and
-//! splits off what is left, a freed chunk joins its free neighbours, and regions grow by one of two
-//! strategies. It departs from it in four points, each of which lowers memory:
+//! It behaves like ONNX Runtime's arena. Regions from the underlying allocator are divided into
+//! chunks in multiples of 256 bytes. A request takes the smallest free chunk that fits, and splits
+//! off the rest. A freed chunk is coalesced with its free neighbours. Regions grow by one of two
+//! strategies. Four differences lower memory use:
 //!
-//! - a trim gives back *every* region that is wholly free, the first one too;
-//! - before a request fails for want of room, regions that are wholly free are given back and it is
-//!   tried again;
-//! - reserved memory counts against the limit when it is taken, not only afterwards;
-//! - no side table per granule: chunks are kept by their start, which costs nothing for memory that
-//!   is not used.
+//! - trimming releases *every* region that is entirely free, including the first;
+//! - before a request fails for lack of room, such regions are released and the request is retried;
+//! - a reservation counts against the limit before it is made, not only afterwards;
+//! - there is no table with an entry per granule: chunks are keyed by their offset, so unused
+//!   memory costs nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,22 +21,22 @@ use crate::buffer::{Address, Origin};
 use crate::host::round_up;
 use crate::{AllocError, Allocator, Buffer, DeviceId, Stats};
 
-/// Chunks are multiples of this many bytes and start at multiples of it.
+/// Chunk sizes and offsets are multiples of this many bytes.
 pub const GRANULE: usize = 256;
 
-/// Sweeps that a free region waits through.
+/// The number of sweeps without a request at which a free region is released.
 const PATIENCE: u32 = 2;
 
-/// Regions smaller than this are not worth another try with a smaller one.
+/// Below this size, a retry requests only the bytes needed.
 const SMALLEST_RETRY: usize = 8 << 10;
 
-/// How an arena's next region is sized.
+/// How an arena sizes its next region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ExtendStrategy {
-    /// A unit that doubles with each extension, so that regions are few.
+    /// A unit that doubles with each extension, so that there are few regions.
     #[default]
     PowerOfTwo,
-    /// Exactly what is asked for, so that nothing is held in advance.
+    /// Exactly the requested size, so that no memory is held in advance.
     SameAsRequested,
 }
 
@@ -46,21 +45,20 @@ pub enum ExtendStrategy {
 pub struct ArenaConfig {
     /// How regions grow.
     pub extend: ExtendStrategy,
-    /// The most bytes to hold in regions and reservations; `None` for no limit.
+    /// The most bytes in regions and reservations; `None` for no limit.
     pub limit: Option<usize>,
-    /// Size of the first region, for [`ExtendStrategy::PowerOfTwo`]. 1 MiB.
+    /// The size of the first region, for [`ExtendStrategy::PowerOfTwo`]. 1 MiB.
     pub initial_chunk_bytes: usize,
-    /// A free chunk is handed out whole where less than this and less than the request would be
-    /// left. 128 MiB.
+    /// A free chunk is used whole if the rest would be smaller than this and than the request. 128
+    /// MiB.
     pub max_dead_bytes_per_chunk: usize,
-    /// The unit to grow by after a trim, for [`ExtendStrategy::PowerOfTwo`]. 2 MiB.
+    /// The unit of growth after a trim, for [`ExtendStrategy::PowerOfTwo`]. 2 MiB.
     pub initial_growth_chunk_bytes: usize,
-    /// The most that the unit grows to; larger requests are still rounded up to a power of two. 1
-    /// GiB.
+    /// The upper limit of the unit. Larger requests are still rounded up to a power of two. 1 GiB.
     pub max_power_of_two_extend_bytes: usize,
-    /// Whether regions that are wholly free, but too small for a request, go back before there is a
-    /// new one. Without it an arena whose requests grow little by little holds all sizes that ever
-    /// were. False, as in ONNX Runtime.
+    /// Whether free regions too small for a request are released before the arena allocates a new
+    /// one. Without it, an arena with slowly growing requests keeps a region of every size. False,
+    /// as in ONNX Runtime.
     pub replace_free_regions: bool,
 }
 
@@ -79,8 +77,8 @@ impl Default for ArenaConfig {
 }
 
 impl ArenaConfig {
-    /// Settings that hold as little as possible: regions as large as requested, chunks split to the
-    /// granule, and no free region kept that does not do.
+    /// Settings that minimize memory: regions of the requested size, chunks split down to the
+    /// granule, and free regions released if they are too small.
     pub fn lean() -> Self {
         Self {
             extend: ExtendStrategy::SameAsRequested,
@@ -91,7 +89,8 @@ impl ArenaConfig {
     }
 }
 
-/// A thread-safe arena. Clones share it. Buffers may outlive it: they keep what they need of it.
+/// A thread-safe arena. Clones share it. Buffers may outlive it, because each keeps the shared
+/// state alive.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -118,32 +117,33 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Slots are reused, so that a region's number stays true for as long as one of its chunks is
-    /// live.
+    /// Slots are reused but never removed, so a region's index stays valid while any of its chunks
+    /// is live.
     regions: Vec<Option<Region>>,
-    /// Free chunks by size, then by region and offset.
+    /// Free chunks as (size, region, offset): the order for best fit.
     free: BTreeSet<(usize, usize, usize)>,
     /// The unit of the next extension.
     growth: usize,
     stats: Stats,
 }
 
-/// One allocation from underneath, divided into chunks without gaps.
+/// One allocation from the underlying allocator, divided into chunks without gaps.
 struct Region {
     buffer: Buffer,
     alignment: usize,
     chunks: BTreeMap<usize, Chunk>,
-    /// Calls of [`Arena::sweep`] since the last request that it served.
+    /// Calls of [`Arena::sweep`] since the region last served a request.
     sweeps: u32,
 }
 
 impl Region {
-    /// Free neighbours are always joined, so a wholly free region is one free chunk.
+    /// Returns whether the region is entirely free. Free neighbours are always coalesced, so it is
+    /// a single free chunk then.
     fn is_free(&self) -> bool {
         self.chunks.len() == 1 && self.chunks.values().all(|chunk| chunk.free)
     }
 
-    /// By addresses alone: what is in the region belongs to the buffers over it.
+    /// Compares addresses only: the region's memory belongs to the buffers in it.
     fn holds(&self, bytes: &[u8]) -> bool {
         let Address::Host(start) = self.buffer.address() else { return false };
         let distance = bytes.as_ptr().addr().checked_sub(start.as_ptr().addr());
@@ -171,7 +171,7 @@ impl Drop for ArenaBlock {
     }
 }
 
-/// What a reserved buffer owns: an allocation from underneath, which is counted here.
+/// What a reserved buffer owns: an allocation from the underlying allocator, counted here.
 pub(crate) struct ReservedBlock {
     shared: Arc<Shared>,
     buffer: Box<Buffer>,
@@ -187,7 +187,7 @@ impl Drop for ReservedBlock {
 }
 
 impl Arena {
-    /// An arena that holds nothing yet.
+    /// Creates an empty arena.
     pub fn new(inner: Arc<dyn Allocator>, config: ArenaConfig) -> Self {
         let stats = Stats { limit: config.limit, ..Stats::default() };
         let growth = config.initial_chunk_bytes.max(GRANULE);
@@ -195,8 +195,8 @@ impl Arena {
         Self { shared: Arc::new(Shared { inner, config, state }) }
     }
 
-    /// Allocates straight from underneath, for what lives long and would pin a region. It counts
-    /// against the limit and goes back as soon as it is dropped.
+    /// Allocates directly from the underlying allocator, for long-lived memory that would pin a
+    /// region. It counts against the limit, and is released when dropped.
     ///
     /// # Errors
     ///
@@ -222,21 +222,21 @@ impl Arena {
         Ok(Buffer::new(address, bytes, device, Origin::Reserved(block)))
     }
 
-    /// Gives back the regions that are wholly free and served no request since the call before the
-    /// last; returns their bytes. Growth does not start over.
+    /// Releases the regions that are free and have served no request since before the previous
+    /// call. Returns their bytes. The growth unit is not reset.
     pub fn sweep(&self) -> usize {
         let mut state = self.shared.state.lock();
         state.regions.iter_mut().flatten().for_each(|region| region.sweeps += 1);
         state.give_back(|region| region.sweeps >= PATIENCE)
     }
 
-    /// Whether these bytes of the host are in one of its regions.
+    /// Returns whether these host bytes are in one of the arena's regions.
     pub fn holds(&self, bytes: &[u8]) -> bool {
         let state = self.shared.state.lock();
         state.regions.iter().flatten().any(|region| region.holds(bytes))
     }
 
-    /// Bytes of regions that are wholly free: what a trim gives back.
+    /// Returns the bytes of free regions, which a trim would release.
     pub fn idle_bytes(&self) -> usize {
         let state = self.shared.state.lock();
         state
@@ -248,7 +248,7 @@ impl Arena {
             .sum()
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn config(&self) -> &ArenaConfig {
         &self.shared.config
     }
@@ -283,6 +283,8 @@ impl Allocator for Arena {
         let found = match state.find(need, alignment) {
             Some(found) => found,
             None => {
+                // Only now that no free chunk fits: one of these regions could have served the
+                // request.
                 if shared.config.replace_free_regions {
                     state.give_back(|_| true);
                 }
@@ -301,20 +303,20 @@ impl Allocator for Arena {
         self.shared.state.lock().stats
     }
 
-    /// Gives back every region that is wholly free.
+    /// Releases every free region.
     fn trim(&self) -> usize {
         self.shared.state.lock().trim(&self.shared.config)
     }
 }
 
 impl Shared {
-    /// Bytes that regions and reservations may still take.
+    /// Returns the bytes that regions and reservations may still take.
     fn available(&self, state: &State) -> usize {
         self.config.limit.unwrap_or(usize::MAX).saturating_sub(state.stats.total_allocated)
     }
 
-    /// Gets a region that holds at least `need` bytes. Where that fails, what is free goes back
-    /// first, and only the second failure counts.
+    /// Adds a region of at least `need` bytes. If that fails, releases free regions and tries once
+    /// more.
     fn extend(&self, state: &mut State, need: usize, alignment: usize) -> Result<(), AllocError> {
         match self.try_extend(state, need, alignment) {
             Err(_) if state.trim(&self.config) > 0 => self.try_extend(state, need, alignment),
@@ -341,8 +343,7 @@ impl Shared {
                     state.add_region(buffer, alignment);
                     return Ok(());
                 }
-                // A smaller region than the strategy's may still be had, as long as it holds the
-                // request.
+                // Retry with a smaller region than the strategy's, as long as it holds the request.
                 Err(_) if wanted > need => {
                     let less = wanted / 10 * 9 / GRANULE * GRANULE;
                     wanted = if less > SMALLEST_RETRY { less.max(need) } else { need };
@@ -352,7 +353,7 @@ impl Shared {
         }
     }
 
-    /// The size of the next region and the unit after it.
+    /// Returns the size of the next region and the growth unit after it.
     fn next_power_of_two(&self, growth: usize, need: usize) -> (usize, usize) {
         let mut unit = growth;
         while unit < need {
@@ -369,7 +370,7 @@ impl Shared {
     }
 }
 
-/// A free chunk that serves a request, and how much of its front alignment skips.
+/// A free chunk that can serve a request, and the bytes that alignment skips at its front.
 #[derive(Clone, Copy)]
 struct Found {
     bytes: usize,
@@ -379,21 +380,21 @@ struct Found {
 }
 
 impl State {
-    /// The smallest free chunk that holds `need` bytes at a multiple of `alignment`.
+    /// Returns the smallest free chunk that holds `need` bytes at a multiple of `alignment`.
     fn find(&self, need: usize, alignment: usize) -> Option<Found> {
         self.free.range((need, 0, 0)..).find_map(|&(bytes, region, offset)| {
             if alignment <= GRANULE {
                 return Some(Found { bytes, region, offset, skip: 0 });
             }
-            // Offsets tell of alignment only as far as the region itself is aligned.
+            // An aligned offset implies an aligned address only up to the region's own alignment.
             self.regions.get(region)?.as_ref().filter(|region| region.alignment >= alignment)?;
             let skip = round_up(offset, alignment)? - offset;
             (skip.checked_add(need)? <= bytes).then_some(Found { bytes, region, offset, skip })
         })
     }
 
-    /// Hands a found chunk out, without what alignment skips in front and, where that is much, what
-    /// is left behind.
+    /// Marks a chunk as used. The bytes skipped for alignment stay free, and so does the rest
+    /// behind it if it is large.
     fn take(&mut self, found: Found, need: usize, max_dead: usize) -> Option<(usize, usize, Address)> {
         let Found { bytes, region: number, offset, skip } = found;
         let region = self.regions.get_mut(number)?.as_mut()?;
@@ -417,7 +418,7 @@ impl State {
         Some((number, start, address))
     }
 
-    /// Takes a chunk back and joins it with its free neighbours.
+    /// Frees a chunk and coalesces it with its free neighbours.
     fn release(&mut self, number: usize, offset: usize) {
         let Some(region) = self.regions.get_mut(number).and_then(Option::as_mut) else {
             return;
@@ -463,7 +464,7 @@ impl State {
         self.stats.num_arena_extensions += 1;
     }
 
-    /// Gives wholly free regions back and starts growth over.
+    /// Releases all free regions and resets the growth unit.
     fn trim(&mut self, config: &ArenaConfig) -> usize {
         let given_back = self.give_back(|_| true);
         if given_back > 0 {
@@ -472,7 +473,7 @@ impl State {
         given_back
     }
 
-    /// Gives those of the wholly free regions back that are chosen.
+    /// Releases the free regions that `chosen` selects.
     fn give_back(&mut self, chosen: impl Fn(&Region) -> bool) -> usize {
         let mut given_back = 0;
         for (number, slot) in self.regions.iter_mut().enumerate() {
@@ -492,7 +493,7 @@ impl State {
 }
 
 impl Stats {
-    /// Counts bytes that went to a buffer.
+    /// Counts bytes given to a buffer.
     fn handed_out(&mut self, bytes: usize) {
         self.in_use += bytes;
         self.max_in_use = self.max_in_use.max(self.in_use);

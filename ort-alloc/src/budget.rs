@@ -1,4 +1,4 @@
-//! One budget for everything that is held: reservations by category, a limit, advances, and peaks.
+//! Memory budgets: reservations by category against a limit, advances, and high-water marks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,29 +6,29 @@ use std::sync::Arc;
 use crate::AllocError;
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
-/// What memory is held for.
+/// The purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
-    /// Weights in memory of their own (weights read from a mapped file are the file's pages).
+    /// Weights in allocated memory. Weights in a mapped file do not count.
     Weights,
-    /// Weights rearranged for speed.
+    /// Weights in a kernel's packed layout.
     PackedWeights,
     /// Planned activations.
     Slab,
-    /// Scratch of kernels.
+    /// Kernel workspaces.
     Workspace,
-    /// Values handed to the caller.
+    /// Values returned to the caller.
     Output,
-    /// Values whose size is only known during the run.
+    /// Values whose size is known only during the run.
     Dynamic,
 }
 
 impl Category {
-    /// Every category, in the order of the declaration.
+    /// All categories, in declaration order.
     pub const ALL: [Self; 6] =
         [Self::Weights, Self::PackedWeights, Self::Slab, Self::Workspace, Self::Output, Self::Dynamic];
 
-    /// Whether this is memory that a run holds, rather than memory that a model holds.
+    /// Returns whether a run holds this memory, rather than the model.
     pub fn is_activation(self) -> bool {
         !matches!(self, Self::Weights | Self::PackedWeights)
     }
@@ -47,7 +47,7 @@ impl fmt::Display for Category {
     }
 }
 
-/// Bytes held now and at most so far.
+/// A current value and its high-water mark.
 #[derive(Debug, Default)]
 struct Gauge {
     in_use: AtomicUsize,
@@ -77,8 +77,7 @@ impl Gauge {
     }
 }
 
-/// Counts what is held against a limit. Reserving is a handful of atomic operations and takes no
-/// lock.
+/// Counts memory against a limit. A reservation takes a few atomic operations and no lock.
 ///
 /// ```
 /// use ort_alloc::{Budget, Category};
@@ -92,8 +91,8 @@ impl Gauge {
 /// # Ok::<(), ort_alloc::AllocError>(())
 /// ```
 ///
-/// A budget [`within`](Self::within) another counts there, too, so that several sessions keep to
-/// one limit and each still knows its own part:
+/// A budget [`within`](Self::within) another also counts against that one. So several sessions can
+/// share a limit, while each knows its own part:
 ///
 /// ```
 /// use ort_alloc::{Budget, Category};
@@ -106,18 +105,18 @@ impl Gauge {
 /// # Ok::<(), ort_alloc::AllocError>(())
 /// ```
 ///
-/// Work that knows its need takes an [`advance`](Self::advance), so that nothing else can take it
-/// meanwhile.
+/// Work that knows its demand takes an [`advance`](Self::advance), so that others cannot take the
+/// memory meanwhile.
 #[derive(Debug)]
 pub struct Budget {
-    /// `usize::MAX` where it only counts.
+    /// `usize::MAX` if the budget only counts.
     limit: AtomicUsize,
-    /// What its bytes count against, too.
+    /// The budget that its bytes count against too.
     parent: Option<Arc<Budget>>,
-    /// What its bytes come out of first, for the budget of an [`Advance`]. Under a lock: what is
-    /// drawn and what counts against limits change together.
+    /// For the budget of an [`Advance`]: the bytes set aside, which reservations use first. Under a
+    /// lock, because the bytes drawn and the bytes committed must change together.
     advance: Option<Mutex<Drawn>>,
-    /// What counts against the limit: reservations, and what advances have left.
+    /// What counts against the limit: reservations, and the unused part of advances.
     committed: AtomicUsize,
     total: Gauge,
     activations: Gauge,
@@ -125,19 +124,19 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A budget of `limit` bytes, or one that only counts.
+    /// Creates a budget of `limit` bytes, or one that only counts.
     pub fn new(limit: Option<usize>) -> Arc<Self> {
         Self::make(limit, None, None)
     }
 
-    /// A budget whose bytes also count against `parent`, with a limit of its own or without one.
+    /// Creates a budget that also counts against `parent`, with or without a limit of its own.
     pub fn within(parent: &Arc<Self>, limit: Option<usize>) -> Arc<Self> {
         Self::make(limit, Some(Arc::clone(parent)), None)
     }
 
-    /// Sets `bytes` aside for as long as the advance lives: whatever others reserve meanwhile, they
-    /// can be reserved from [`Advance::budget`], given back and reserved again. That budget may
-    /// reserve more; then it competes with the others.
+    /// Sets `bytes` aside for as long as the advance lives. They can be reserved from
+    /// [`Advance::budget`], released and reserved again, whatever others reserve meanwhile. That
+    /// budget may reserve more, in competition with the others.
     ///
     /// ```
     /// use ort_alloc::{Budget, Category};
@@ -154,7 +153,7 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// [`AllocError::BudgetExceeded`] where fewer bytes are left; nothing is set aside then.
+    /// [`AllocError::BudgetExceeded`] if fewer bytes are available; then nothing is set aside.
     pub fn advance(self: &Arc<Self>, bytes: usize) -> Result<Advance, AllocError> {
         self.commit(Category::Dynamic, bytes)?;
         let drawn = Drawn { bytes: 0, set_aside: bytes };
@@ -169,18 +168,18 @@ impl Budget {
         Arc::new(Self { limit, parent, advance, committed, total, activations, categories })
     }
 
-    /// Takes `bytes` out of the budget until the reservation is dropped.
+    /// Reserves `bytes` until the reservation is dropped.
     ///
     /// # Errors
     ///
-    /// [`AllocError::BudgetExceeded`] where fewer bytes are left, here or in a budget that this one
-    /// is within; nothing is taken then.
+    /// [`AllocError::BudgetExceeded`] if fewer bytes are available here or in a parent; then
+    /// nothing is reserved.
     pub fn reserve(self: &Arc<Self>, category: Category, bytes: usize) -> Result<Reservation, AllocError> {
         self.take(category, bytes)?;
         Ok(Reservation { budget: Arc::clone(self), category, bytes })
     }
 
-    /// Counts `bytes` here and in all budgets above.
+    /// Counts `bytes` here and in all parents.
     fn take(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
         match &self.advance {
             None => self.commit(category, bytes)?,
@@ -195,7 +194,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Has `bytes` count against the limits, here and above.
+    /// Counts `bytes` against the limits, here and in all parents.
     fn commit(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
         let limit = self.own_limit();
         let within = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= limit);
@@ -203,6 +202,7 @@ impl Budget {
             return Err(self.refusal(category, bytes, in_use));
         }
         if let Some(Err(problem)) = self.parent.as_ref().map(|parent| parent.commit(category, bytes)) {
+            // The parent refused, so undo our own share.
             self.committed.fetch_sub(bytes, Ordering::Relaxed);
             return Err(problem);
         }
@@ -215,9 +215,9 @@ impl Budget {
         AllocError::BudgetExceeded { needed, available, limit, in_use, category, largest: self.largest() }
     }
 
-    /// The opposite of [`commit`](Self::commit). By the order of the two, on any processor, whoever
-    /// gets bytes that were given back counts them after they were uncounted, so that no gauge
-    /// passes the limit.
+    /// Undoes [`commit`](Self::commit). Release here pairs with Acquire there, so a thread that
+    /// reuses released bytes increments the gauges after they were decremented. Otherwise a gauge
+    /// could exceed the limit.
     fn uncommit(&self, bytes: usize) {
         self.committed.fetch_sub(bytes, Ordering::Release);
         if let Some(parent) = &self.parent {
@@ -236,7 +236,7 @@ impl Budget {
         }
     }
 
-    /// Categories that hold something with their bytes, largest first.
+    /// Returns the non-empty categories with their bytes, largest first.
     pub fn largest(&self) -> Vec<(Category, usize)> {
         let mut held: Vec<_> = Category::ALL
             .into_iter()
@@ -247,8 +247,7 @@ impl Budget {
         held
     }
 
-    /// The limit in bytes, the least of its own and of those it is within; `None` when all only
-    /// count.
+    /// Returns the smallest limit among this budget and its parents, or `None` if all only count.
     pub fn limit(&self) -> Option<usize> {
         let above = self.parent.as_ref().and_then(|parent| parent.limit());
         let own = Some(self.own_limit()).filter(|limit| *limit < usize::MAX);
@@ -259,14 +258,13 @@ impl Budget {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Raises its own limit to at least `bytes`; returns whether that is more than it was. One that
-    /// only counts stays so.
+    /// Raises this budget's own limit to at least `bytes`. Returns whether that is an increase. A
+    /// budget that only counts is unchanged.
     pub fn raise_limit(&self, bytes: usize) -> bool {
         self.limit.fetch_max(bytes, Ordering::Relaxed) < bytes
     }
 
-    /// What leaves the least room, of this budget and those it is within: the bytes that it still
-    /// has, and its limit.
+    /// Returns the available bytes and the limit of the tightest among this budget and its parents.
     pub fn tightest(&self) -> (usize, usize) {
         let limit = self.own_limit();
         let own = (limit.saturating_sub(self.committed.load(Ordering::Relaxed)), limit);
@@ -274,44 +272,46 @@ impl Budget {
         above.into_iter().chain([own]).min_by_key(|(available, _)| *available).unwrap_or(own)
     }
 
-    /// Bytes that could still be reserved.
+    /// Returns the bytes that can still be reserved.
     pub fn available(&self) -> usize {
         let (above, _) = self.tightest();
         above.saturating_add(self.advance.as_ref().map_or(0, |drawn| drawn.lock().left()))
     }
 
-    /// Bytes reserved now.
+    /// Returns the bytes reserved now.
     pub fn in_use(&self) -> usize {
         self.total.in_use()
     }
 
-    /// The most bytes reserved at once since the start or the last
+    /// Returns the high-water mark of reserved bytes since the start or the last
     /// [`reset_peak`](Self::reset_peak).
     pub fn peak(&self) -> usize {
         self.total.peak()
     }
 
-    /// Bytes of one category reserved now.
+    /// Returns the bytes of one category reserved now.
     pub fn in_use_of(&self, category: Category) -> usize {
         self.gauge(category).in_use()
     }
 
-    /// The most bytes of one category reserved at once.
+    /// Returns the high-water mark of one category.
     pub fn peak_of(&self, category: Category) -> usize {
         self.gauge(category).peak()
     }
 
-    /// Bytes reserved now for slabs, workspaces, outputs and dynamic values together.
+    /// Returns the bytes reserved now for activations: slabs, workspaces, outputs and dynamic
+    /// values.
     pub fn activation_in_use(&self) -> usize {
         self.activations.in_use()
     }
 
-    /// The most bytes reserved at once for slabs, workspaces, outputs and dynamic values together.
+    /// Returns the high-water mark of activations: slabs, workspaces, outputs and dynamic values
+    /// together.
     pub fn activation_peak(&self) -> usize {
         self.activations.peak()
     }
 
-    /// Starts all peaks again from what is in use now.
+    /// Resets all high-water marks to the bytes in use now.
     pub fn reset_peak(&self) {
         [&self.total, &self.activations].into_iter().chain(&self.categories).for_each(Gauge::reset_peak);
     }
@@ -322,6 +322,7 @@ impl Budget {
     }
 
     fn give_back(&self, category: Category, bytes: usize) {
+        // First the gauges, then the limit; see `uncommit`.
         self.uncount(category, bytes);
         match &self.advance {
             None => self.uncommit(bytes),
@@ -345,14 +346,14 @@ impl Budget {
     }
 }
 
-/// Bytes set aside in a [`Budget`]; dropping it gives back what nothing was reserved of.
+/// Bytes set aside in a [`Budget`]. Dropping it releases the part that is not reserved.
 #[derive(Debug)]
 pub struct Advance {
     budget: Arc<Budget>,
 }
 
 impl Advance {
-    /// The budget whose reservations come out of the bytes set aside. Reservations may outlive the
+    /// Returns the budget whose reservations use the bytes set aside. Reservations may outlive the
     /// advance.
     pub fn budget(&self) -> &Arc<Budget> {
         &self.budget
@@ -369,7 +370,7 @@ impl Drop for Advance {
     }
 }
 
-/// What is reserved through an advance: its first bytes come out of what was set aside.
+/// The state of an advance: bytes reserved through it, which use the bytes set aside first.
 #[derive(Debug)]
 struct Drawn {
     bytes: usize,
@@ -377,19 +378,19 @@ struct Drawn {
 }
 
 impl Drawn {
-    /// What was set aside and is not reserved.
+    /// Returns the bytes set aside but not reserved.
     fn left(&self) -> usize {
         self.set_aside.saturating_sub(self.bytes)
     }
 
-    /// Takes `bytes` back and returns how many of them are set aside again.
+    /// Releases `bytes` and returns how many of them are set aside again.
     fn give_back(&mut self, bytes: usize) -> usize {
         let before = self.left();
         self.bytes -= bytes;
         self.left() - before
     }
 
-    /// Ends the advance and returns what was left of it.
+    /// Ends the advance and returns the unused bytes.
     fn close(&mut self) -> usize {
         let left = self.left();
         self.set_aside = 0;
@@ -397,7 +398,7 @@ impl Drawn {
     }
 }
 
-/// Bytes taken out of a [`Budget`]; dropping it gives them back.
+/// Bytes reserved in a [`Budget`]. Dropping it releases them.
 #[derive(Debug)]
 pub struct Reservation {
     budget: Arc<Budget>,
@@ -406,18 +407,18 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// How many bytes are reserved.
+    /// Returns the number of reserved bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// What they are reserved for.
+    /// Returns what they are reserved for.
     pub fn category(&self) -> Category {
         self.category
     }
 
-    /// Takes over the bytes of another reservation of the same budget and category; hands back any
-    /// other.
+    /// Absorbs another reservation of the same budget and category. Returns any other one
+    /// unchanged.
     pub fn absorb(&mut self, mut other: Reservation) -> Option<Reservation> {
         if !Arc::ptr_eq(&self.budget, &other.budget) || self.category != other.category {
             return Some(other);
@@ -426,7 +427,7 @@ impl Reservation {
         None
     }
 
-    /// Gives back all but `bytes`. A larger number than is reserved changes nothing.
+    /// Releases all but `bytes`. Does nothing if fewer are reserved.
     pub fn shrink_to(&mut self, bytes: usize) {
         let surplus = self.bytes.saturating_sub(bytes);
         self.bytes -= surplus;

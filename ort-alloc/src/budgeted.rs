@@ -1,16 +1,16 @@
-//! Memory that is counted against a budget while it is allocated.
+//! Allocation that counts against a budget.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{AllocError, Allocator, Budget, Buffer, Category, DeviceId, Stats};
 
-/// Allocates after reserving, and lets the buffer carry the reservation.
+/// Reserves, then allocates a buffer that carries the reservation.
 ///
 /// # Errors
 ///
-/// [`AllocError::BudgetExceeded`] from the budget, or whatever the allocator answers; nothing stays
-/// reserved then.
+/// [`AllocError::BudgetExceeded`] from the budget, or the allocator's error; then nothing stays
+/// reserved.
 pub fn allocate_in(
     budget: &Arc<Budget>,
     category: Category,
@@ -22,13 +22,13 @@ pub fn allocate_in(
     Ok(allocator.allocate(bytes, alignment)?.with_reservation(reservation))
 }
 
-/// An allocator whose every allocation passes a budget.
+/// An allocator whose allocations all count against a budget.
 pub struct BudgetedAllocator {
-    /// Where the memory comes from.
+    /// The source of the memory.
     pub inner: Arc<dyn Allocator>,
-    /// What it is counted against.
+    /// The budget that the memory counts against.
     pub budget: Arc<Budget>,
-    /// What it is counted as.
+    /// The category that it counts as.
     pub category: Category,
 }
 

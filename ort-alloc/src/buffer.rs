@@ -1,4 +1,4 @@
-//! Owned regions of memory: exclusive ([`Buffer`]) and shared ([`SharedBuffer`]).
+//! Owned memory regions: exclusive ([`Buffer`]) and shared ([`SharedBuffer`]).
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -13,30 +13,28 @@ use crate::host::{HeapRegion, PageRegion};
 use crate::recycle::Recycled;
 use crate::{DeviceId, Reservation};
 
-/// Where the bytes of a buffer are.
+/// The location of a buffer's bytes.
 #[derive(Clone, Copy)]
 pub(crate) enum Address {
-    /// The first byte, in memory of this process that is initialised and that no other buffer
-    /// covers.
+    /// The first byte, in initialised memory of this process that no other buffer covers.
     Host(NonNull<u8>),
-    /// A handle that only its device understands, and the distance of the first byte from its
-    /// start.
+    /// A device handle, meaningful only to the device, and the offset of the first byte in its
+    /// memory.
     Opaque { handle: u64, offset: usize },
 }
 
-// SAFETY: an address is only a number here. Every read goes through `Buffer::bytes` and every write
-// through `Buffer::bytes_mut`, whose borrows of the owning buffer give the usual guarantees to
-// other threads.
+// SAFETY: an address is only a number here. Memory is accessed only through `Buffer::bytes` and
+// `Buffer::bytes_mut`, whose borrows of the owning buffer exclude data races.
 unsafe impl Send for Address {}
-// SAFETY: as above; a shared address gives shared reads only.
+// SAFETY: as above; through a shared address memory is only read.
 unsafe impl Sync for Address {}
 
 impl Address {
-    /// The address `bytes` further on, which must still be inside the same region.
+    /// Returns the address `bytes` further on, which must be inside the same region.
     pub(crate) fn advanced(self, bytes: usize) -> Self {
         match self {
-            // Wrapping arithmetic keeps this safe; a caller that leaves the region gets a pointer
-            // it may not read.
+            // Wrapping arithmetic keeps this safe. A caller that leaves the region gets a pointer
+            // that it may not dereference.
             Self::Host(pointer) => {
                 let moved = pointer.as_ptr().wrapping_add(bytes);
                 Self::Host(NonNull::new(moved).unwrap_or(pointer))
@@ -46,7 +44,7 @@ impl Address {
     }
 }
 
-/// What gets the memory back when the buffer is dropped. Each kind frees in its own `Drop`.
+/// The owner of a buffer's memory. Each kind frees it in its own `Drop`.
 pub(crate) enum Origin {
     /// An empty buffer owns nothing.
     Empty,
@@ -59,7 +57,7 @@ pub(crate) enum Origin {
     Foreign(ForeignRegion),
 }
 
-/// Calls the release function of opaque memory once.
+/// Calls the release function of opaque device memory once.
 pub(crate) struct DeviceRegion {
     handle: u64,
     release: Option<Box<dyn FnOnce(u64) + Send + Sync>>,
@@ -73,17 +71,16 @@ impl Drop for DeviceRegion {
     }
 }
 
-/// An owned region of memory that nobody else reads or writes; dropping it returns it to where it
-/// came from.
+/// An exclusively owned memory region. Dropping it returns the memory to its source.
 ///
-/// Host memory shows its bytes, which are always initialised. Memory that the host cannot touch
-/// shows a handle, an offset in it and a length, and only its device's copy function moves bytes in
-/// and out.
+/// Host memory exposes its bytes, which are always initialised. Memory that the host cannot access
+/// exposes a handle, an offset and a length; only the device's copy function moves bytes in and
+/// out.
 pub struct Buffer {
     address: Address,
     len: usize,
     device: DeviceId,
-    // Fields drop in this order: the memory goes back before the budget hears of it.
+    // Fields drop in this order: free the memory before the budget counts it as available.
     origin: Origin,
     reservations: SmallVec<[Reservation; 1]>,
 }
@@ -93,7 +90,7 @@ impl Buffer {
         Self { address, len, device, origin, reservations: SmallVec::new() }
     }
 
-    /// A buffer of no bytes, which costs nothing.
+    /// Creates an empty buffer, without allocating.
     pub fn empty(device: DeviceId) -> Self {
         let address = match device {
             DeviceId::HOST => Address::Host(NonNull::<AlignedByte>::dangling().cast()),
@@ -102,7 +99,7 @@ impl Buffer {
         Self::new(address, 0, device, Origin::Empty)
     }
 
-    /// Wraps memory that the host cannot touch. `release` gets the handle back when the buffer is
+    /// Wraps memory that the host cannot access. `release` receives the handle when the buffer is
     /// dropped.
     pub fn opaque(
         device: DeviceId,
@@ -114,34 +111,34 @@ impl Buffer {
         Self::new(Address::Opaque { handle, offset: 0 }, len, device, origin)
     }
 
-    /// Length in bytes, as asked for.
+    /// Returns the requested length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the length is 0.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The device whose memory this is.
+    /// Returns the device that owns the memory.
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// The bytes, or `None` for memory that the host cannot touch.
+    /// Returns the bytes, or `None` for memory that the host cannot access.
     pub fn bytes(&self) -> Option<&[u8]> {
         let Address::Host(pointer) = self.address else {
             return None;
         };
-        // SAFETY: a host address is valid for `len` initialised bytes for as long as `origin`
-        // lives, and this buffer is the only one over them, so writing needs `&mut self`. An empty
-        // buffer's pointer is dangling but aligned, which a slice of no bytes allows.
+        // SAFETY: `Address::Host` guarantees `len` initialised bytes for as long as `origin` lives,
+        // and that no other buffer covers them, so writing needs `&mut self`. An empty buffer's
+        // pointer is dangling but aligned, which suffices for an empty slice.
         Some(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.len) })
     }
 
-    /// The bytes for writing, or `None` for memory that the host cannot touch or that its owner
-    /// lends for reading only.
+    /// Returns the bytes for writing, or `None` for memory that the host cannot access or that its
+    /// owner lends read-only.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let Address::Host(pointer) = self.address else {
             return None;
@@ -149,12 +146,12 @@ impl Buffer {
         if matches!(&self.origin, Origin::Foreign(region) if !region.is_writable) {
             return None;
         }
-        // SAFETY: as in `bytes`, and `&mut self` makes this the only reference into the region.
+        // SAFETY: as in `bytes`, and `&mut self` makes this the only reference to the region.
         Some(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.len) })
     }
 
-    /// The device's handle, or `None` for host memory. The buffer starts [`offset`](Self::offset)
-    /// bytes into it.
+    /// Returns the device's handle, or `None` for host memory. The buffer starts
+    /// [`offset`](Self::offset) bytes into the handle's memory.
     pub fn handle(&self) -> Option<u64> {
         match self.address {
             Address::Host(_) => None,
@@ -162,7 +159,7 @@ impl Buffer {
         }
     }
 
-    /// Distance in bytes from the start of the handle's memory; 0 for host memory.
+    /// Returns the offset in bytes in the handle's memory; 0 for host memory.
     pub fn offset(&self) -> usize {
         match self.address {
             Address::Host(_) => 0,
@@ -170,19 +167,19 @@ impl Buffer {
         }
     }
 
-    /// Lets the buffer carry a reservation, which is given back with the memory.
+    /// Attaches a reservation, which is released together with the memory.
     #[must_use]
     pub fn with_reservation(mut self, reservation: Reservation) -> Self {
         self.reservations.push(reservation);
         self
     }
 
-    /// The reservations that this buffer carries.
+    /// Returns the attached reservations.
     pub fn reservations(&self) -> &[Reservation] {
         &self.reservations
     }
 
-    /// Makes the buffer shareable and read-only. No bytes move.
+    /// Makes the buffer shareable and read-only, zero-copy.
     pub fn freeze(self) -> SharedBuffer {
         SharedBuffer { buffer: Arc::new(self) }
     }
@@ -192,7 +189,7 @@ impl Buffer {
     }
 }
 
-/// Gives empty host buffers an address with the alignment that full ones have.
+/// A type whose alignment empty host buffers take, so that they are aligned like full ones.
 #[repr(align(64))]
 struct AlignedByte {
     _byte: u8,
@@ -219,70 +216,70 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A buffer that many can read and nobody can write. Cloning shares; the last one to go frees the
-/// memory.
+/// A shared read-only buffer. Clones share the memory; dropping the last one frees it.
 ///
-/// It keeps its own memory alive and nothing else, except that a buffer from an
-/// [`Arena`](crate::Arena) keeps that arena, so what leaves a run for good should come from the
-/// device's allocator and not from an arena.
+/// It keeps nothing alive but its own memory, with one exception: a buffer from an
+/// [`Arena`](crate::Arena) keeps the arena alive. So allocate what outlives a run from the device's
+/// allocator, not from an arena.
 #[derive(Clone, Debug)]
 pub struct SharedBuffer {
     buffer: Arc<Buffer>,
 }
 
 impl SharedBuffer {
-    /// The buffer for reading.
+    /// Returns the buffer for reading.
     pub fn as_buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Whether the length is 0.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// The device whose memory this is.
+    /// Returns the device that owns the memory.
     pub fn device(&self) -> DeviceId {
         self.buffer.device()
     }
 
-    /// The bytes, or `None` for memory that the host cannot touch.
+    /// Returns the bytes, or `None` for memory that the host cannot access.
     pub fn as_slice(&self) -> Option<&[u8]> {
         self.buffer.bytes()
     }
 
-    /// The bytes as an owned, cheaply cloned view that keeps this buffer alive, without a copy;
-    /// `None` for memory that the host cannot touch.
+    /// Returns the bytes as an owned, zero-copy view that keeps this buffer alive, or `None` for
+    /// memory that the host cannot access.
     pub fn bytes(&self) -> Option<Bytes> {
         self.buffer.bytes()?;
         Some(Bytes::from_owner(HostView(Arc::clone(&self.buffer))))
     }
 
-    /// The device's handle, or `None` for host memory.
+    /// Returns the device's handle, or `None` for host memory.
     pub fn handle(&self) -> Option<u64> {
         self.buffer.handle()
     }
 
-    /// Distance in bytes from the start of the handle's memory; 0 for host memory.
+    /// Returns the offset in bytes in the handle's memory; 0 for host memory.
     pub fn offset(&self) -> usize {
         self.buffer.offset()
     }
 
-    /// The buffer for writing, as long as nobody else holds it; else `None`.
+    /// Returns the buffer for writing if nothing else shares it, else `None`.
     pub fn get_mut(&mut self) -> Option<&mut Buffer> {
         Arc::get_mut(&mut self.buffer)
     }
 
-    /// Makes the buffer exclusive again if nobody else holds it.
+    /// Makes the buffer exclusive again if nothing else shares it.
     ///
     /// # Errors
     ///
-    /// Gives the shared buffer back where a clone or a view from [`bytes`](Self::bytes) is alive.
+    /// Returns the shared buffer unchanged if a clone or a view from [`bytes`](Self::bytes) is
+    /// alive.
     pub fn try_into_mut(self) -> Result<Buffer, Self> {
         Arc::try_unwrap(self.buffer).map_err(|buffer| Self { buffer })
     }
@@ -294,12 +291,12 @@ impl From<Buffer> for SharedBuffer {
     }
 }
 
-/// The owner behind a view made by [`SharedBuffer::bytes`].
+/// The owner of a view made by [`SharedBuffer::bytes`].
 struct HostView(Arc<Buffer>);
 
 impl AsRef<[u8]> for HostView {
     fn as_ref(&self) -> &[u8] {
-        // Views are only made of host memory, so the default never stands in for bytes that exist.
+        // `SharedBuffer::bytes` makes views of host memory only, so the default is never used.
         self.0.bytes().unwrap_or_default()
     }
 }

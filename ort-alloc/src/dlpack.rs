@@ -1,25 +1,24 @@
-//! DLPack: the structures by which libraries lend tensors to each other without a copy.
+//! DLPack: the C structs by which libraries exchange tensors zero-copy.
 //!
-//! The layouts are those of `dlpack.h`: [`DLManagedTensorVersioned`] of version 1, and
-//! [`DLManagedTensor`] from before it. Whoever takes such a structure over calls its `deleter` once
-//! when it is done; [`Managed`] does so when it is dropped. What the element types mean is not
-//! known here.
+//! The layouts are those of `dlpack.h`: [`DLManagedTensorVersioned`] since version 1, and
+//! [`DLManagedTensor`] before it. The consumer of such a struct calls its `deleter` once when done;
+//! [`Managed`] does so on drop. This module does not interpret the element types.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use crate::{AllocError, Buffer, DeviceId, SharedBuffer};
 
-/// `kDLCPU`: memory of the host.
+/// `kDLCPU`: host memory.
 pub const CPU: i32 = 1;
 
-/// `DLPACK_FLAG_BITMASK_READ_ONLY`: nobody may write the elements.
+/// `DLPACK_FLAG_BITMASK_READ_ONLY`: the elements must not be written.
 pub const READ_ONLY: u64 = 1;
 
-/// The version that is written here; structures of another major version are refused.
+/// The version written here. Structs of another major version are refused.
 pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 1 };
 
-/// The version of a structure.
+/// The version of a struct.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the header")]
@@ -28,7 +27,7 @@ pub struct DLPackVersion {
     pub minor: u32,
 }
 
-/// Where the elements are.
+/// The device of the elements.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the header")]
@@ -37,7 +36,7 @@ pub struct DLDevice {
     pub device_id: i32,
 }
 
-/// The type of the elements: a code for the kind, the bits of one lane, the lanes of an element.
+/// The element type: a type code, the bits of one lane, and the number of lanes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the header")]
@@ -47,7 +46,8 @@ pub struct DLDataType {
     pub lanes: u16,
 }
 
-/// A tensor that is lent. Strides count elements; without them the elements lie in row-major order.
+/// A borrowed tensor. Strides count elements. Without strides the elements are compact and
+/// row-major.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names are those of the header")]
@@ -61,7 +61,7 @@ pub struct DLTensor {
     pub byte_offset: u64,
 }
 
-/// The structure from before version 1.
+/// The managed struct before version 1.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names are those of the header")]
@@ -71,7 +71,7 @@ pub struct DLManagedTensor {
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
-/// The structure of version 1.
+/// The managed struct of version 1.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names are those of the header")]
@@ -83,57 +83,57 @@ pub struct DLManagedTensorVersioned {
     pub dl_tensor: DLTensor,
 }
 
-/// A pointer to one of the two structures.
+/// A pointer to one of the two managed structs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Raw {
-    /// Of version 1.
+    /// Version 1.
     Versioned(NonNull<DLManagedTensorVersioned>),
-    /// From before it.
+    /// Before version 1.
     Unversioned(NonNull<DLManagedTensor>),
 }
 
-/// Which of the two structures is made.
+/// Which of the two managed structs to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// [`DLManagedTensorVersioned`], which Python's capsules call `dltensor_versioned`.
+    /// [`DLManagedTensorVersioned`], in Python a capsule named `dltensor_versioned`.
     Versioned,
-    /// [`DLManagedTensor`], which they call `dltensor`. It cannot say that elements are only to be
-    /// read.
+    /// [`DLManagedTensor`], in Python a capsule named `dltensor`. It has no read-only flag.
     Unversioned,
 }
 
-/// A structure that is ours to give back: its deleter is called once, when this is dropped or what
-/// it became is.
+/// An owned managed struct. Its deleter is called once, when this or the buffer made from it is
+/// dropped.
 #[derive(Debug)]
 pub struct Managed {
     raw: Raw,
 }
 
-// SAFETY: who calls `from_raw` promises that deleter and elements may be used from any thread; what
-// is made here owns buffers, which may.
+// SAFETY: callers of `from_raw` guarantee that deleter and elements may be used from any thread.
+// Structs made by `Managed::new` own buffers, which are `Send`.
 unsafe impl Send for Managed {}
-// SAFETY: a shared reference reads fields that nobody changes while the structure lives.
+// SAFETY: a shared reference only reads fields, which no one changes while the struct lives.
 unsafe impl Sync for Managed {}
 
 impl Managed {
-    /// Takes over a structure that somebody lends.
+    /// Takes ownership of a managed struct.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Unsupported`] for a null pointer inside or another major version; the
-    /// structure is given back then.
+    /// [`AllocError::Unsupported`] for a null shape pointer or another major version. The struct is
+    /// then deleted.
     ///
     /// # Safety
     ///
-    /// The pointer must be to a structure as `dlpack.h` describes it, which nobody else uses or
-    /// deletes from now on, whose shape and strides have `ndim` numbers, and whose deleter may be
-    /// called from any thread. Until it is called, the elements (as many bytes as shape, strides
-    /// and type say) must be initialised and must not move, and are written by nobody while a
-    /// reference to bytes of a buffer made of it exists.
+    /// The pointer must be to a valid struct as defined in `dlpack.h`, which no one else uses or
+    /// deletes from now on. Its shape and strides must have `ndim` entries, and its deleter must be
+    /// callable from any thread. Until the deleter is called, the elements (as many bytes as shape,
+    /// strides and type imply) must be initialised and must not move. They must not be written
+    /// while a reference to bytes of a buffer made from it exists.
     pub unsafe fn from_raw(raw: Raw) -> Result<Managed, AllocError> {
         let managed = Managed { raw };
         if let Raw::Versioned(pointer) = raw {
-            // SAFETY: the caller's promise; version and deleter are where every version has them.
+            // SAFETY: the caller guarantees a valid struct; every version starts with the version
+            // field.
             let version = unsafe { pointer.as_ref() }.version;
             if version.major != VERSION.major {
                 let (major, minor) = (version.major, version.minor);
@@ -148,9 +148,9 @@ impl Managed {
         Ok(managed)
     }
 
-    /// A structure of a tensor over memory of the host, which it keeps alive. `shape` has the sizes
-    /// of a compact row-major tensor of `dtype`, which `memory` holds; the elements begin at
-    /// `pointer`, inside of it.
+    /// Creates a managed struct over host memory, which it keeps alive. `lent.shape` must be the
+    /// shape of a compact row-major tensor of `lent.dtype` that fits in the owner's memory from
+    /// `lent.pointer` on.
     fn new(lent: Lent, layout: Layout) -> Managed {
         let mut lent = Box::new(lent);
         let tensor = DLTensor {
@@ -185,15 +185,15 @@ impl Managed {
         Managed { raw }
     }
 
-    /// A structure over bytes that are only read; it keeps them alive. `shape` are the sizes of a
-    /// compact tensor that takes exactly these bytes.
+    /// Creates a read-only managed struct that keeps `bytes` alive. `shape` must be that of a
+    /// compact tensor of exactly these bytes.
     pub fn lend(bytes: bytes::Bytes, dtype: DLDataType, shape: &[usize]) -> Managed {
         let pointer = bytes.as_ptr().cast_mut();
         Managed::new(Lent::new(pointer, Box::new(bytes), dtype, shape, false), Layout::Versioned)
     }
 
-    /// A structure that takes a buffer of the host over, for reading and writing. `shape` are the
-    /// sizes of a compact tensor that the buffer holds.
+    /// Creates a writable managed struct that takes over a host buffer. `shape` must be that of a
+    /// compact tensor that fits in the buffer.
     ///
     /// # Errors
     ///
@@ -212,7 +212,7 @@ impl Managed {
         Ok(Managed::new(Lent::new(pointer, Box::new(buffer), dtype, shape, true), layout))
     }
 
-    /// The structure, whose deleter is the caller's to call from now on.
+    /// Returns the struct. The caller must call its deleter.
     pub fn into_raw(self) -> Raw {
         let raw = self.raw;
         let _ = std::mem::ManuallyDrop::new(self);
@@ -220,8 +220,7 @@ impl Managed {
     }
 
     fn tensor(&self) -> &DLTensor {
-        // SAFETY: the structure lives until its deleter is called, which happens when `self` is
-        // dropped.
+        // SAFETY: the struct is valid until its deleter is called, which only `drop` does.
         unsafe {
             match &self.raw {
                 Raw::Versioned(pointer) => &pointer.as_ref().dl_tensor,
@@ -230,29 +229,29 @@ impl Managed {
         }
     }
 
-    /// The type of the elements.
+    /// Returns the element type.
     pub fn dtype(&self) -> DLDataType {
         self.tensor().dtype
     }
 
-    /// Where the elements are.
+    /// Returns the device of the elements.
     pub fn device(&self) -> DLDevice {
         self.tensor().device
     }
 
-    /// The sizes of the dimensions, as they were given.
+    /// Returns the sizes of the dimensions as stored in the struct.
     pub fn shape(&self) -> &[i64] {
         let tensor = self.tensor();
         self.numbers(tensor.shape)
     }
 
-    /// The distances between elements along each dimension; none where they lie in row-major order.
+    /// Returns the strides in elements, or `None` if the tensor is compact and row-major.
     pub fn strides(&self) -> Option<&[i64]> {
         let strides = self.tensor().strides;
         (!strides.is_null()).then(|| self.numbers(strides))
     }
 
-    /// Whether the elements lie in row-major order without gaps.
+    /// Returns whether the elements are in row-major order without gaps.
     pub fn is_compact(&self) -> bool {
         let (shape, Some(strides)) = (self.shape(), self.strides()) else { return true };
         let mut step = 1i64;
@@ -267,15 +266,15 @@ impl Managed {
 
     fn numbers(&self, pointer: *const i64) -> &[i64] {
         match usize::try_from(self.tensor().ndim) {
-            // SAFETY: `from_raw` has the caller's promise that there are `ndim` numbers, and
-            // refuses a null shape.
+            // SAFETY: the caller of `from_raw` guaranteed `ndim` entries, and it refused a null
+            // shape; `strides` checks for null.
             Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(pointer, count) },
             _ => &[],
         }
     }
 
-    /// Whether the lender allows no writing. The structure from before version 1 does not tell; it
-    /// allows it.
+    /// Returns whether the lender forbids writing. The struct before version 1 has no such flag and
+    /// counts as writable.
     pub fn is_read_only(&self) -> bool {
         match &self.raw {
             // SAFETY: as in `tensor`.
@@ -284,30 +283,30 @@ impl Managed {
         }
     }
 
-    /// The first `len` bytes of the elements for reading; the structure is given back when the last
-    /// holder goes.
+    /// Returns the first `len` bytes of the elements for reading. The struct is deleted when the
+    /// last clone or view is dropped.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Unsupported`] where they are not in memory of the host, or at no address.
+    /// [`AllocError::Unsupported`] if they are not in host memory, or their address overflows.
     pub fn into_shared(self, len: usize) -> Result<SharedBuffer, AllocError> {
         let pointer = self.first_byte()?;
-        // SAFETY: `from_raw` has the caller's promise for the elements; `self` keeps them until it
-        // is dropped.
+        // SAFETY: the caller of `from_raw` guaranteed the elements until the deleter runs, which
+        // happens when the buffer drops `self`.
         unsafe { SharedBuffer::foreign(pointer, len, self) }
     }
 
-    /// The first `len` bytes of the elements for reading and writing.
+    /// Returns the first `len` bytes of the elements for reading and writing.
     ///
     /// # Errors
     ///
-    /// As [`into_shared`](Self::into_shared), and where the lender allows no writing.
+    /// As [`into_shared`](Self::into_shared); also if the lender forbids writing.
     pub fn into_buffer(self, len: usize) -> Result<Buffer, AllocError> {
         if self.is_read_only() {
             return Err(unsupported("the DLPack tensor is only to be read".to_owned()));
         }
         let pointer = self.first_byte()?;
-        // SAFETY: as in `into_shared`, and the lender allows writing.
+        // SAFETY: as in `into_shared`, and `is_read_only` was checked above.
         unsafe { Buffer::foreign(pointer, len, self) }
     }
 
@@ -331,8 +330,8 @@ impl Managed {
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // SAFETY: the structure is ours, and `into_raw` does not come here, so that its deleter is
-        // called once.
+        // SAFETY: we own the struct, and `into_raw` skips this `drop`, so the deleter is called
+        // once.
         unsafe {
             match self.raw {
                 Raw::Versioned(pointer) => {
@@ -350,7 +349,7 @@ impl Drop for Managed {
     }
 }
 
-/// What a structure that is made here keeps: the elements and the numbers it points to.
+/// What a managed struct created here owns: the elements, and the arrays it points to.
 struct Lent {
     pointer: *mut u8,
     _owner: Box<dyn Send + Sync>,
@@ -380,8 +379,8 @@ impl Lent {
 }
 
 unsafe extern "C" fn delete_versioned(managed: *mut DLManagedTensorVersioned) {
-    // SAFETY: only `Managed::new` hands out this deleter, with a boxed structure whose context is a
-    // boxed `Lent`; who holds the structure calls it once.
+    // SAFETY: only `Managed::new` uses this deleter, with a boxed struct whose context is a boxed
+    // `Lent`. The owner of the struct calls it once.
     unsafe {
         let managed = Box::from_raw(managed);
         drop(Box::from_raw(managed.manager_ctx.cast::<Lent>()));

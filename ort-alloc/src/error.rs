@@ -1,13 +1,13 @@
-//! Why memory could not be had: what was needed, what there was, and what to try.
+//! Allocation errors: the bytes needed, the bytes available, and advice.
 
 use thiserror::Error;
 
 use crate::{Category, DeviceId};
 
-/// A request for memory that was refused. The allocator or budget that refused it stays usable.
+/// A refused memory request. The allocator or budget that refused it stays usable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AllocError {
-    /// The device, or the limit of an arena, has no room.
+    /// The device, or the arena's limit, has no room.
     #[error(
         "Failed to allocate memory for requested buffer of size {requested} on {device}: {available}. \
          Try a smaller batch or sequence, or give unused memory back with trim()",
@@ -17,45 +17,45 @@ pub enum AllocError {
         }
     )]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: usize,
-        /// Bytes that could have been had, where that is known.
+        /// Bytes available, if known.
         available: Option<usize>,
-        /// The device that was asked.
+        /// The device of the request.
         device: DeviceId,
     },
-    /// The budget is too small for this request and what is already held.
+    /// The budget cannot hold this request on top of what is in use.
     #[error(
         "Over the memory limit: {needed} bytes were needed for {category}, but {available} of {limit} bytes are \
          available ({in_use} in use{largest}). Try a smaller batch or sequence, fewer runs at a time, or a larger limit",
         largest = describe_largest(.largest, *.in_use)
     )]
     BudgetExceeded {
-        /// Bytes asked for.
+        /// Bytes requested.
         needed: usize,
-        /// Bytes that were left under the limit.
+        /// Bytes left under the limit.
         available: usize,
         /// The limit of the budget.
         limit: usize,
-        /// Bytes reserved or set aside when the request came.
+        /// Bytes reserved or set aside at the time of the request.
         in_use: usize,
-        /// What the bytes were for.
+        /// The purpose of the bytes.
         category: Category,
-        /// What holds the memory, largest first, categories with nothing left out.
+        /// The categories in use, largest first.
         largest: Vec<(Category, usize)>,
     },
-    /// The request is one that this allocator can never serve.
+    /// This allocator can never serve the request.
     #[error("Unsupported memory request on {device}: {reason}")]
     Unsupported {
-        /// The device that was asked.
+        /// The device of the request.
         device: DeviceId,
-        /// Why it cannot be served.
+        /// The reason why it cannot be served.
         reason: String,
     },
-    /// The allocator itself failed: it panicked, for example.
+    /// The allocator itself failed, for example by a panic.
     #[error("{reason}")]
     Failed {
-        /// The provider that owns the allocator, the call, and how it failed.
+        /// The provider of the allocator, the call, and the failure.
         reason: String,
     },
     /// The caller cancelled the run that asked for the memory, or its deadline passed.
@@ -67,7 +67,7 @@ pub enum AllocError {
 }
 
 impl AllocError {
-    /// The refusal of a request that had `covered` bytes set aside for it.
+    /// Adds the `covered` bytes that an advance would have contributed to the refused request.
     pub(crate) fn with_more(mut self, covered: usize) -> Self {
         if let Self::BudgetExceeded { needed, available, in_use, .. } = &mut self {
             *needed = needed.saturating_add(covered);
@@ -77,7 +77,7 @@ impl AllocError {
         self
     }
 
-    /// Refuses an alignment that is no power of two.
+    /// Refuses an alignment that is not a power of two.
     pub(crate) fn check_alignment(device: DeviceId, alignment: usize) -> Result<(), Self> {
         if alignment.is_power_of_two() {
             return Ok(());

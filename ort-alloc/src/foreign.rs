@@ -1,11 +1,11 @@
-//! Memory that somebody else owns: buffers over it that keep its owner alive.
+//! Foreign memory: buffers over memory of another owner, which they keep alive.
 
 use std::ptr::NonNull;
 
 use crate::buffer::{Address, Origin};
 use crate::{AllocError, Buffer, DeviceId, SharedBuffer};
 
-/// The owner of memory that was not allocated here; dropping it is how the memory goes back.
+/// The owner of foreign memory. Dropping it returns the memory.
 pub(crate) struct ForeignRegion {
     #[expect(dead_code, reason = "held to be dropped")]
     owner: Box<dyn Send + Sync>,
@@ -13,8 +13,8 @@ pub(crate) struct ForeignRegion {
 }
 
 impl Buffer {
-    /// A buffer over `len` bytes at `pointer` that `owner` keeps valid. The owner is dropped with
-    /// the buffer, and no earlier; nothing is copied or freed here.
+    /// Creates a buffer over `len` bytes at `pointer`, which `owner` keeps valid. The owner is
+    /// dropped together with the buffer. No bytes are copied or freed here.
     ///
     /// ```
     /// use ort_alloc::Buffer;
@@ -30,15 +30,15 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// [`AllocError::Unsupported`] for a null pointer with bytes, and for a length that no region
-    /// can have.
+    /// [`AllocError::Unsupported`] for a null pointer to a non-empty region, and for a region that
+    /// exceeds the address space.
     ///
     /// # Safety
     ///
-    /// From this call until `owner` is dropped, the `len` bytes from `pointer` on must be
-    /// initialised, readable and writable from any thread, and must stay where they are. While a
-    /// reference to bytes of the buffer exists (a run that uses it holds such references), nobody
-    /// reads or writes them in another way; between such uses their owner may.
+    /// From this call until `owner` is dropped, the `len` bytes at `pointer` must be initialised,
+    /// accessible from any thread for reading and writing, and must not move. While a reference to
+    /// bytes of the buffer exists (a run holds such references), no one may access them in another
+    /// way. Between such uses their owner may.
     pub unsafe fn foreign(
         pointer: *mut u8,
         len: usize,
@@ -49,20 +49,19 @@ impl Buffer {
 }
 
 impl SharedBuffer {
-    /// A buffer to read over `len` bytes at `pointer` that `owner` keeps valid. The owner is
-    /// dropped with the last clone or view. It never becomes writable.
+    /// Creates a read-only buffer over `len` bytes at `pointer`, which `owner` keeps valid. The
+    /// owner is dropped with the last clone or view. The buffer never becomes writable.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Unsupported`] for a null pointer with bytes, and for a length that no region
-    /// can have.
+    /// [`AllocError::Unsupported`] for a null pointer to a non-empty region, and for a region that
+    /// exceeds the address space.
     ///
     /// # Safety
     ///
-    /// From this call until `owner` is dropped, the `len` bytes from `pointer` on must be
-    /// initialised, readable from any thread, and must stay where they are. While a reference to
-    /// bytes of the buffer exists (a run that uses it holds such references), nobody writes them;
-    /// between such uses their owner may.
+    /// From this call until `owner` is dropped, the `len` bytes at `pointer` must be initialised,
+    /// readable from any thread, and must not move. While a reference to bytes of the buffer exists
+    /// (a run holds such references), no one may write them. Between such uses their owner may.
     pub unsafe fn foreign(
         pointer: *const u8,
         len: usize,

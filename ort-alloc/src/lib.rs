@@ -1,23 +1,23 @@
-//! Memory for ort-runtime. This crate knows bytes, devices and time steps; it knows no graphs and
-//! no operators.
+//! Memory management for ort-runtime: allocators, an arena, a static memory planner and budgets.
 //!
-//! - [`Allocator`], [`Buffer`] and [`SharedBuffer`]: owned regions of host memory, and of devices
-//!   whose memory the host cannot touch. [`HostAllocator`] is the host's.
-//! - [`Heap`]: the heap that a program may take, by cargo feature; trimming knows how to ask it for
+//! The crate knows bytes, devices and time steps, but no graphs and no operators.
+//!
+//! - [`Allocator`], [`Buffer`] and [`SharedBuffer`]: owned memory regions, of the host or of
+//!   devices whose memory the host cannot access. [`HostAllocator`] is the host's.
+//! - [`Heap`]: the optional global allocator, chosen by cargo feature. Trimming can make it return
 //!   its free pages.
-//! - [`Arena`]: best fit with coalescing over any allocator, for sizes that are not known before
-//!   the run.
-//! - [`plan`](fn@plan): life spans and sizes to offsets in one slab per lane, with a proof that
-//!   nothing overlaps.
-//! - [`split_disjoint`]: the parts of such a slab that one operation reads and writes, borrowed at
-//!   once.
-//! - [`Buffer::foreign`] and [`dlpack`]: memory that somebody else owns.
-//! - [`MappedFile`]: weights that are read from the file's own pages.
-//! - [`Budget`]: the one limit that everything counts against.
+//! - [`Arena`]: a best-fit arena with coalescing over any allocator, for sizes unknown before the
+//!   run.
+//! - [`plan`](fn@plan): the static planner. It assigns offsets in one slab per lane from lifetimes
+//!   and sizes, and proves that nothing overlaps.
+//! - [`split_disjoint`]: borrows the parts of a slab that one operation reads and writes.
+//! - [`Buffer::foreign`] and [`dlpack`]: zero-copy use of memory that others own.
+//! - [`MappedFile`]: memory-mapped weights.
+//! - [`Budget`]: the memory limit that everything counts against.
 //!
 //! # Example
 //!
-//! Three values of a chain of operations share one slab that is counted against a budget:
+//! Three values of a chain of operations share one slab, which counts against a budget:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -49,7 +49,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// In tests such a panic is a failure like any other; here it would be a defect.
+// Tests may panic: there a panic is an ordinary failure. In library code it would be a bug.
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,

@@ -1,25 +1,24 @@
-//! The memory of the machine, and of the control groups (cgroups v1 and v2) that this process is
-//! in.
+//! The memory limits of the machine and of this process's control groups (cgroup v1 and v2).
 //!
-//! A process is bounded by its own group and by every group around it: systemd and Slurm set limits
-//! on slices and jobs, and processes run in nested groups without one. So all ancestors are asked,
-//! as far as they are mounted here, and the tightest counts.
+//! A process is limited by its own group and by all groups around it. systemd and Slurm set limits
+//! on slices and jobs, and the processes run in nested groups without a limit. So we query all
+//! ancestors that are mounted here, and the tightest limit wins.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The memory that this process can have at most, in bytes: the machine's, or less where a control
-/// group around it sets a bound. None if the system does not tell.
+/// Returns the memory that this process can use at most, in bytes: the machine's, or the tightest
+/// limit of a control group. `None` if the system does not report it.
 pub fn host_memory_bytes() -> Option<usize> {
     static BYTES: OnceLock<Option<usize>> = OnceLock::new();
     *BYTES
         .get_or_init(|| HostMemory::under(Path::new("/")).map(|memory| memory.total).or_else(physical_bytes))
 }
 
-/// The memory that is free now, in bytes: what the machine can hand out without swapping, or less
-/// where a control group around this process leaves less. Pages of files that the system can drop
-/// count as free. None if the system does not tell.
+/// Returns the memory that is free now, in bytes: what the machine can provide without swapping, or
+/// less if a control group has less left. Reclaimable page cache counts as free. `None` if the
+/// system does not report it.
 ///
 /// ```
 /// let (free, all) = (ort_alloc::free_memory_bytes(), ort_alloc::host_memory_bytes());
@@ -29,7 +28,7 @@ pub fn free_memory_bytes() -> Option<usize> {
     HostMemory::under(Path::new("/")).map(|memory| memory.free).or_else(host_memory_bytes)
 }
 
-/// What there is and what of it is free, in bytes.
+/// Total and free memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HostMemory {
     total: usize,
@@ -37,7 +36,7 @@ struct HostMemory {
 }
 
 impl HostMemory {
-    /// As the files of the system say that lie in a folder.
+    /// Reads the memory from the system's files below `root`.
     fn under(root: &Path) -> Option<HostMemory> {
         let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
         let kibibytes = |name: &str| Some(field(&text, name)?.saturating_mul(1024));
@@ -52,11 +51,12 @@ impl HostMemory {
     }
 }
 
-/// The names of a version's files.
+/// The file names of a cgroup version.
 struct Version {
     limits: &'static [&'static str],
     used: &'static str,
-    /// Lines of `memory.stat`: pages of files, which the system drops before it refuses memory.
+    /// Lines of `memory.stat` that count page cache, which the kernel reclaims before it refuses
+    /// memory.
     droppable: &'static [&'static str],
 }
 
@@ -79,10 +79,11 @@ struct Group {
 }
 
 impl Group {
-    /// Its limit, and what is left of that; none without a limit.
+    /// Returns the group's limit and what is left of it, or `None` without a limit.
     fn memory(&self) -> Option<HostMemory> {
         let number = |name: &str| fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok();
-        // Without a limit version 2 says "max", and version 1 a number beyond any machine.
+        // Without a limit, version 2 says "max", which does not parse, and version 1 a number
+        // beyond any machine.
         let total: usize = self.version.limits.iter().filter_map(|name| number(name)).min()?;
         let used = number(self.version.used).unwrap_or(0);
         let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
@@ -92,19 +93,19 @@ impl Group {
     }
 }
 
-/// The number behind a name at the start of a line.
+/// Returns the number after a name at the start of a line.
 fn field(text: &str, name: &str) -> Option<usize> {
     let mut lines = text.lines().map(str::split_whitespace);
     lines.find_map(|mut words| (words.next() == Some(name)).then(|| words.next()?.parse().ok())?)
 }
 
-/// The control groups of this process and all around them.
+/// Returns the control groups of this process and all their ancestors.
 fn folders(root: &Path) -> Vec<Group> {
     let own = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
     let mut groups = Vec::new();
     for line in own.lines() {
-        // "hierarchy:controllers:path"; version 2 has no controllers here.
+        // The format is "hierarchy:controllers:path". Version 2 has no controllers here.
         let mut parts = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
         let (version, kind) = match controllers {
@@ -113,6 +114,7 @@ fn folders(root: &Path) -> Vec<Group> {
             _ => continue,
         };
         let mounted: Vec<Mount<'_>> = mounts.lines().filter_map(|line| Mount::of(line, kind)).collect();
+        // Without a mount entry, fall back to the usual mount points.
         let usual = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"].map(|point| Mount { root: "/", point });
         let mounted = if mounted.is_empty() { &usual[..] } else { &mounted[..] };
         for mount in mounted {
@@ -125,7 +127,7 @@ fn folders(root: &Path) -> Vec<Group> {
     groups
 }
 
-/// Where a hierarchy of control groups is mounted, and which part of it.
+/// Where a cgroup hierarchy is mounted, and which part of it.
 #[derive(Clone, Copy)]
 struct Mount<'a> {
     root: &'a str,
@@ -133,8 +135,8 @@ struct Mount<'a> {
 }
 
 impl<'a> Mount<'a> {
-    /// A line of `mountinfo`, if it is of this kind of file system; of version 1 the one with the
-    /// memory's controller.
+    /// Parses a line of `mountinfo`, if it is a file system of this kind. In version 1, only the
+    /// memory controller's hierarchy counts.
     fn of(line: &'a str, kind: &str) -> Option<Mount<'a>> {
         let (mount, system) = line.split_once(" - ")?;
         let mut system = system.split(' ');
@@ -146,8 +148,8 @@ impl<'a> Mount<'a> {
         fits.then_some(Mount { root, point })
     }
 
-    /// A group's path below the mount point. What is not below it, as in a container that sees its
-    /// own group as the top, is the mount point itself.
+    /// Returns a group's path below the mount point. A path outside the mounted part counts as the
+    /// mount point itself, as in a container that sees its own group as the root.
     fn below(self, path: &'a str) -> &'a Path {
         let inside = if self.root == "/" { Some(path) } else { path.strip_prefix(self.root) };
         let inside = inside.filter(|inside| !inside.split('/').any(|part| part == ".."));
@@ -155,11 +157,11 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// What the C library says of the machine.
+/// Returns the machine's memory according to the C library.
 fn physical_bytes() -> Option<usize> {
     #[cfg(unix)]
     {
-        // SAFETY: `sysconf` only reads a number of the system.
+        // SAFETY: `sysconf` only reads a system constant.
         let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
         let bytes = usize::try_from(pages).ok()?.checked_mul(crate::host::page_bytes());
         bytes.filter(|&bytes| bytes > 0)
@@ -176,7 +178,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// A root folder with these files.
+    /// Creates a root folder with these files.
     fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a folder");
         let meminfo = ("proc/meminfo", "MemTotal: 8192000 kB\nMemFree: 10 kB\nMemAvailable: 4096000 kB\n");

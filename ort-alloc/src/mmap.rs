@@ -1,10 +1,9 @@
-//! Files mapped read-only, handed out as owned slices of their own pages.
+//! Read-only memory-mapped files, handed out as owned zero-copy slices.
 //!
-//! A mapping shows the file as it is, not as it was. Whoever writes to the file changes the bytes
-//! under every slice, and whoever truncates it takes the pages beyond the new end away: reading one
-//! of those then ends the process with `SIGBUS`. Model files must therefore be replaced (written
-//! elsewhere, then renamed over the old name, which leaves existing mappings intact) and never be
-//! rewritten in place while they are in use.
+//! A mapping shows the current file. Writing to the file changes the bytes of every slice.
+//! Truncating it removes the pages beyond the new end, and reading one of those kills the process
+//! with `SIGBUS`. So replace model files (write elsewhere, then rename over the old name, which
+//! leaves existing mappings intact); never rewrite them in place while they are in use.
 
 use std::fs::File;
 use std::io;
@@ -18,50 +17,50 @@ use thiserror::Error;
 
 use crate::host::page_bytes;
 
-/// Why a file could not be mapped, or a range of it not be used.
+/// The reason why a file could not be mapped or a range not used.
 #[derive(Debug, Error)]
 pub enum MapError {
     /// The file could not be opened or mapped.
     #[error("cannot map {file}: {source}")]
     Open {
-        /// The file's path, or what is known of it.
+        /// The file's path, or a description of it.
         file: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// The file is larger than the address space.
+    /// The file exceeds the address space.
     #[error("cannot map {bytes} bytes: more than this machine can address")]
     TooLarge {
-        /// Length of the file.
+        /// The length of the file.
         bytes: u64,
     },
-    /// A range is not inside the file.
+    /// The range exceeds the file.
     #[error("bytes {} to {} are not inside a file of {len} bytes", range.start, range.end)]
     OutOfBounds {
         /// The range.
         range: Range<usize>,
-        /// Length of the file in bytes.
+        /// The length of the file in bytes.
         len: usize,
     },
-    /// The operating system refused a hint or a question about pages.
+    /// The operating system refused advice or a query about pages.
     #[error("cannot {action} mapped pages: {source}")]
     Pages {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// Opens a regular file for reading. A pipe, a socket, a device and a folder are errors: opening a
-/// pipe would wait for a writer, and a device may never end.
+/// Opens a regular file for reading. Pipes, sockets, devices and folders are errors, because
+/// opening a pipe blocks until it has a writer, and reading a device may never end.
 ///
 /// # Errors
 ///
-/// There is no such file, it may not be read, or it is no regular file.
+/// The file does not exist, is not readable, or is not a regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    // Before, because opening a device can have effects of its own; and after, because what the
-    // path leads to can change in between.
+    // Check before opening, because opening a device can have side effects, and again afterwards,
+    // because the path may have changed in between.
     check_regular(&std::fs::metadata(path)?)?;
     let mut options = std::fs::OpenOptions::new();
     options.read(true);
@@ -83,27 +82,28 @@ fn check_regular(metadata: &std::fs::Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// How a range of a mapped file will be used. Hints only: contents never change.
+/// The expected access to a range of a mapped file. Only a hint: it never changes contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Soon: start reading it in.
+    /// Access soon: start reading it in.
     WillNeed,
-    /// Once, from front to back: read ahead far.
+    /// One pass from front to back: read far ahead.
     Sequential,
-    /// Here and there: do not read ahead.
+    /// Random access: do not read ahead.
     Random,
-    /// Often: use huge pages, where the file system has them.
+    /// Frequent access: use huge pages, if the file system supports them.
     HugePage,
 }
 
-/// A file mapped read-only. Clones and slices share the mapping, which ends with the last of them.
+/// A read-only mapped file. Clones and slices share the mapping, which is unmapped with the last of
+/// them.
 #[derive(Clone, Debug)]
 pub struct MappedFile {
     mapping: Arc<Mapping>,
     bytes: Bytes,
 }
 
-/// The mapping itself; a file of no bytes has none.
+/// The mapping. `None` for an empty file, which cannot be mapped.
 #[derive(Debug)]
 struct Mapping {
     map: Option<Mmap>,
@@ -115,7 +115,7 @@ impl Mapping {
     }
 }
 
-/// The owner behind every slice.
+/// The owner of every slice.
 struct Owner(Arc<Mapping>);
 
 impl AsRef<[u8]> for Owner {
@@ -129,14 +129,14 @@ impl MappedFile {
     ///
     /// # Errors
     ///
-    /// [`MapError::Open`] where the file cannot be opened or mapped (a directory, say).
+    /// [`MapError::Open`] if the file cannot be opened or mapped, for example a folder.
     pub fn open(path: &Path) -> Result<Self, MapError> {
         let name = || path.display().to_string();
         let file = open_regular(path).map_err(|source| MapError::Open { file: name(), source })?;
         Self::map(&file, name)
     }
 
-    /// Maps an open file, whole. The file may be closed afterwards.
+    /// Maps an open file completely. The mapping keeps no open file.
     ///
     /// # Errors
     ///
@@ -155,8 +155,8 @@ impl MappedFile {
             .ok_or(MapError::TooLarge { bytes: metadata.len() })?;
         let map = match len {
             0 => None,
-            // SAFETY: the mapping is read-only and outlives every slice of it. That nobody writes
-            // to or truncates the file meanwhile is the caller's part, as the head of this module
+            // SAFETY: the mapping is read-only and outlives every slice of it. Callers must ensure
+            // that no one writes to or truncates the file meanwhile, as the module documentation
             // says: no program can enforce it.
             _ => Some(unsafe { MmapOptions::new().len(len).map(file) }.map_err(open_error)?),
         };
@@ -165,50 +165,50 @@ impl MappedFile {
         Ok(Self { mapping, bytes })
     }
 
-    /// Length of the file in bytes.
+    /// Returns the length of the file in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether the file has no bytes.
+    /// Returns whether the file is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The whole file. No bytes are copied; the result keeps the mapping alive.
+    /// Returns the whole file, zero-copy. The result keeps the mapping alive.
     pub fn bytes(&self) -> Bytes {
         self.bytes.clone()
     }
 
-    /// A part of the file. No bytes are copied; the result keeps the mapping alive.
+    /// Returns a part of the file, zero-copy. The result keeps the mapping alive.
     ///
     /// # Errors
     ///
-    /// [`MapError::OutOfBounds`] where the range is not inside the file.
+    /// [`MapError::OutOfBounds`] if the range exceeds the file.
     pub fn slice(&self, range: Range<usize>) -> Result<Bytes, MapError> {
         self.check(&range)?;
         Ok(self.bytes.slice(range))
     }
 
-    /// Whether `slice` lies in this mapping, so that reading it costs no memory but the file's
+    /// Returns whether `slice` is part of this mapping, so that it takes no memory but the file's
     /// pages.
     pub fn contains(&self, slice: &[u8]) -> bool {
         self.range_of(slice).is_some()
     }
 
-    /// Where in the file `slice` lies, if it is a part of this mapping.
+    /// Returns the range of the file that `slice` covers, if it is part of this mapping.
     pub fn range_of(&self, slice: &[u8]) -> Option<Range<usize>> {
         let start = slice.as_ptr().addr().checked_sub(self.bytes.as_ptr().addr())?;
         let end = start.checked_add(slice.len())?;
         (!self.is_empty() && end <= self.len()).then_some(start..end)
     }
 
-    /// Tells the operating system how `range` will be used.
+    /// Advises the operating system on the expected access to `range`.
     ///
     /// # Errors
     ///
-    /// [`MapError::OutOfBounds`], or [`MapError::Pages`] where the system knows no such advice: it
-    /// may be ignored.
+    /// [`MapError::OutOfBounds`], or [`MapError::Pages`] if the system does not support the advice.
+    /// The latter may be ignored.
     pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), MapError> {
         self.check(&range)?;
         let Some(map) = self.mapping.map.as_ref().filter(|_| !range.is_empty()) else {
@@ -217,13 +217,13 @@ impl MappedFile {
         advise(map, range, advice).map_err(|source| MapError::Pages { action: "advise on", source })
     }
 
-    /// Lets go of the whole pages inside `range`: they stop counting as this process's memory.
-    /// Reading them again is right and reads them anew. Weights that have been packed do not stay
-    /// resident twice this way.
+    /// Drops the resident pages that are completely inside `range`, so that they no longer count as
+    /// this process's memory. Reading them again faults them in from the file. This keeps weights
+    /// from being resident twice once they are packed.
     ///
     /// # Errors
     ///
-    /// [`MapError::OutOfBounds`], or [`MapError::Pages`] where the system refuses.
+    /// [`MapError::OutOfBounds`], or [`MapError::Pages`] if the system refuses.
     pub fn release(&self, range: Range<usize>) -> Result<(), MapError> {
         self.check(&range)?;
         let pages = self.whole_pages(&range);
@@ -233,13 +233,13 @@ impl MappedFile {
         release(map, pages).map_err(|source| MapError::Pages { action: "release", source })
     }
 
-    /// How many bytes of `range` are resident in this process, by pages: a page that `range` only
-    /// touches counts for the bytes in `range`. Where the system hides a process's own pages this
-    /// is what the page cache holds.
+    /// Returns how many bytes of `range` are resident in this process. A page partly inside `range`
+    /// counts with the bytes inside. If the system hides a process's page table, this counts the
+    /// pages in the page cache instead.
     ///
     /// # Errors
     ///
-    /// [`MapError::OutOfBounds`], or [`MapError::Pages`] where the system cannot tell.
+    /// [`MapError::OutOfBounds`], or [`MapError::Pages`] if the system cannot tell.
     pub fn resident_bytes(&self, range: Range<usize>) -> Result<usize, MapError> {
         self.check(&range)?;
         let Some(map) = self.mapping.map.as_ref().filter(|_| !range.is_empty()) else {
@@ -263,8 +263,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// The part of `range` made of whole pages. The file's last page counts as whole from its start
-    /// on, as nothing else can be in it.
+    /// Returns the whole pages inside `range`. The file's last page counts as whole if `range`
+    /// covers it to the end of the file, because nothing else can be in it.
     fn whole_pages(&self, range: &Range<usize>) -> Range<usize> {
         let page = page_bytes();
         let start = range.start.div_ceil(page) * page;
@@ -292,11 +292,12 @@ fn advise(_map: &Mmap, _range: Range<usize>, _advice: Advice) -> io::Result<()> 
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// `pages` starts at a page, as the mapping does.
+/// Drops resident pages. `pages` must start at a page boundary.
 #[cfg(unix)]
 fn release(map: &Mmap, pages: Range<usize>) -> io::Result<()> {
-    // SAFETY: dropping pages of a read-only mapping of a file loses nothing: the next read brings
-    // the same bytes back from the file. The range was checked to be inside the mapping.
+    // SAFETY: dropping pages of a read-only file mapping loses nothing, because the next read
+    // faults the same bytes in from the file. `MappedFile::release` checked that the range is
+    // inside the mapping.
     unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, pages.start, pages.len()) }
 }
 
@@ -305,11 +306,11 @@ fn release(_map: &Mmap, _pages: Range<usize>) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Whether each of the mapping's pages numbered `pages` is resident.
+/// Returns for each page in `pages` whether it is resident.
 #[cfg(target_os = "linux")]
 fn resident_pages(map: &Mmap, pages: Range<usize>) -> io::Result<Vec<bool>> {
-    // What is wanted is this process's share, and mincore tells of the page cache, which keeps
-    // released pages.
+    // Prefer the page table: we want this process's share, but mincore reports the page cache,
+    // which keeps released pages.
     page_table(map, &pages).or_else(|_| page_cache(map, &pages))
 }
 
@@ -326,8 +327,8 @@ fn page_table(map: &Mmap, pages: &Range<usize>) -> io::Result<Vec<bool>> {
         let count = (pages.len() - present.len()).min(512);
         let part = entries.split_at_mut(count * 8).0;
         table.read_exact_at(part, first + present.len() as u64 * 8)?;
-        // The entries are in native byte order; the top bit is in the last byte of a little-endian
-        // one.
+        // Entries are in native byte order; the top bit is in the last byte on little-endian
+        // machines.
         let top = if cfg!(target_endian = "little") { 7 } else { 0 };
         present.extend(part.chunks_exact(8).map(|entry| entry.get(top).is_some_and(|byte| byte & 0x80 != 0)));
     }
@@ -339,8 +340,8 @@ fn page_cache(map: &Mmap, pages: &Range<usize>) -> io::Result<Vec<bool>> {
     let mut present = vec![0u8; pages.len()];
     let start = map.as_ptr().wrapping_add(pages.start * page_bytes()).cast_mut();
     let bytes = pages.len() * page_bytes();
-    // SAFETY: the pages are inside the mapping, and mincore writes one byte for each into a vector
-    // of that length.
+    // SAFETY: `resident_bytes` checked that the pages are inside the mapping. mincore writes one
+    // byte per page, and `present` has that length.
     match unsafe { libc::mincore(start.cast(), bytes, present.as_mut_ptr()) } {
         0 => Ok(present.into_iter().map(|state| state & 1 == 1).collect()),
         _ => Err(io::Error::last_os_error()),

@@ -1,4 +1,4 @@
-//! Regions that wait for the next request of nearly their size instead of going back at once.
+//! A recycling allocator: freed regions are cached for the next request of similar size.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,37 +9,38 @@ use parking_lot::Mutex;
 use crate::buffer::Origin;
 use crate::{AllocError, Allocator, Buffer, DeviceId, HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, Stats};
 
-/// Smaller regions come from what the heap has at hand.
+/// Smaller regions come from the heap, which has them at hand.
 const LEAST: usize = 64 << 10;
 
-/// The most bytes that wait.
+/// The most bytes in cached regions.
 const MOST_WAITING: usize = 32 << 20;
 
-/// Calls of [`Recycler::sweep`] that a region waits through.
+/// The number of [`Recycler::sweep`] calls at which a cached region is evicted.
 const PATIENCE: u32 = 2;
 
-/// Host memory for buffers that come and go in equal sizes, such as the outputs of runs.
+/// Host memory for buffers that are freed and allocated again in similar sizes, such as outputs of
+/// runs.
 ///
-/// The system clears new pages one by one as they are first touched, which takes longer than to
-/// fill them. So a dropped buffer of 64 KiB up to [`HUGE_PAGE_BYTES`] waits for the next request,
-/// which finds its bytes as they were left; all others are the [`HostAllocator`]'s. At most 32 MiB
-/// wait. A request that finds nothing takes the room of what waits, so that changing sizes do not
-/// add up; what nobody takes goes back with [`sweep`](Self::sweep). A buffer does not keep the
-/// recycler alive: without it, it goes back at once.
+/// The kernel clears new pages one by one on first touch, which takes longer than filling them. So
+/// a dropped buffer of 64 KiB up to [`HUGE_PAGE_BYTES`] is cached for the next request, which finds
+/// its old bytes. All other sizes go to [`HostAllocator`]. At most 32 MiB are cached. A request
+/// that misses the cache evicts about its own size, so that changing sizes do not accumulate.
+/// [`sweep`](Self::sweep) evicts regions that are not reused. A buffer does not keep the recycler
+/// alive; without the recycler it is freed at once.
 pub struct Recycler {
     this: Weak<Recycler>,
     most_waiting: AtomicUsize,
     waiting: Mutex<Vec<Waiting>>,
 }
 
-/// A region without a user, and the sweeps that it has seen.
+/// A cached region, and the sweeps it has survived.
 struct Waiting {
     region: Box<Buffer>,
     sweeps: u32,
 }
 
 impl Recycler {
-    /// A recycler in which nothing waits.
+    /// Creates a recycler with an empty cache.
     pub fn new() -> Arc<Recycler> {
         Arc::new_cyclic(|this| Recycler {
             this: this.clone(),
@@ -48,24 +49,24 @@ impl Recycler {
         })
     }
 
-    /// Lets go of regions that nobody took between this call and the one before the last.
+    /// Evicts regions that have been cached since before the previous call.
     pub fn sweep(&self) {
         let mut waiting = self.waiting.lock();
         waiting.iter_mut().for_each(|region| region.sweeps += 1);
         waiting.retain(|region| region.sweeps < PATIENCE);
     }
 
-    /// Lets at most so many bytes wait from now on, and no more than 32 MiB.
+    /// Limits the cache to `bytes`, and to 32 MiB at most.
     pub fn set_most_waiting(&self, bytes: usize) {
         self.most_waiting.store(bytes.min(MOST_WAITING), Ordering::Relaxed);
     }
 
-    /// Bytes of the regions that wait.
+    /// Returns the bytes in cached regions.
     pub fn waiting_bytes(&self) -> usize {
         self.waiting.lock().iter().map(|waiting| waiting.region.len()).sum()
     }
 
-    /// The smallest region that holds so many bytes without wasting a quarter of them.
+    /// Takes the smallest cached region that holds `bytes` and is at most a quarter larger.
     fn take(&self, bytes: usize) -> Option<Box<Buffer>> {
         let mut waiting = self.waiting.lock();
         let fits = |len: usize| len >= bytes && len - bytes <= bytes / 4;
@@ -74,8 +75,8 @@ impl Recycler {
         Some(waiting.swap_remove(place).region)
     }
 
-    /// Lets go of regions, those that wait longest first, until a new one of so many bytes adds
-    /// nothing.
+    /// Evicts regions, longest cached first, until at least `bytes` are evicted, so that allocating
+    /// that many does not increase memory.
     fn make_room(&self, bytes: usize) {
         let mut waiting = self.waiting.lock();
         waiting.sort_by_key(|waiting| Reverse(waiting.sweeps));
@@ -96,8 +97,8 @@ impl Recycler {
     }
 }
 
-/// Sizes that grow from request to request, as those of caches do, find what was there before: up
-/// to a sixteenth is left open.
+/// Rounds up by at most a sixteenth, so that sizes that grow from request to request, such as KV
+/// caches, find the previous region.
 fn rounded(bytes: usize) -> usize {
     bytes.next_multiple_of(1 << (bytes / 16).max(1).ilog2())
 }
@@ -121,8 +122,7 @@ impl Allocator for Recycler {
                 Box::new(host.allocate(bytes, alignment)?)
             }
         };
-        // The region is as long as `bytes` or longer, and nobody reads or writes it but through the
-        // buffer over it.
+        // The region is at least `bytes` long, and only the buffer over it accesses its memory.
         let (address, home) = (region.address(), self.this.clone());
         let origin = Origin::Recycled(Recycled { region: Some(region), home });
         Ok(Buffer::new(address, bytes, DeviceId::HOST, origin))
@@ -176,7 +176,7 @@ mod tests {
             let buffer = recycler.allocate(second, 64)?;
             assert_eq!(buffer.len(), second);
             assert_eq!(recycler.waiting_bytes(), 0, "{first} {second}");
-            // What comes from the heap is zeroed.
+            // Heap memory is zeroed, a recycled region is not.
             let byte = buffer.bytes().and_then(|bytes| bytes.first().copied());
             assert_eq!(byte, Some(if same { 7 } else { 0 }), "{first} {second}");
         }
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn changing_sizes_do_not_add_up() -> Result<(), AllocError> {
-        // (sizes that wait, request, bytes that wait beside it)
+        // (cached sizes, request, bytes left in the cache)
         for (sizes, request, left) in [
             (&[1 << 20, 1 << 17][..], 1 << 18, 1 << 17),
             (&[1 << 17, 1 << 20], 1 << 18, 0),
@@ -213,7 +213,7 @@ mod tests {
         }
         let buffers = (0..40).map(|_| recycler.allocate(1 << 20, 64)).collect::<Result<Vec<_>, _>>()?;
         let outlives = recycler.allocate(1 << 20, 64)?;
-        // Small and large regions do not wait.
+        // Small and large regions are not cached.
         drop([recycler.allocate(1000, 64)?, recycler.allocate(4 << 20, 64)?]);
         assert!(recycler.waiting.lock().is_empty());
         drop(buffers);

@@ -1,27 +1,28 @@
-//! Borrowing several parts of one slab at once: many to read, some to write, checked to be apart.
+//! Borrowing several parts of one slab at once: many to read, some to write, checked to be
+//! disjoint.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 use thiserror::Error;
 
-/// Parts of a slab that are only read.
+/// Parts of a slab that are read.
 pub type ReadSlices<'slab> = SmallVec<[&'slab [u8]; 16]>;
 /// Parts of a slab that are written.
 pub type WriteSlices<'slab> = SmallVec<[&'slab mut [u8]; 4]>;
 
-/// Why ranges of a slab cannot be borrowed together.
+/// The reason why ranges of a slab cannot be borrowed together.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OverlapError {
-    /// A range ends beyond the slab or before its own start.
+    /// A range exceeds the slab, or ends before its start.
     #[error("bytes {} to {} are not inside a slab of {len} bytes", range.start, range.end)]
     OutOfBounds {
         /// The range.
         range: Range<usize>,
-        /// Length of the slab in bytes.
+        /// The length of the slab in bytes.
         len: usize,
     },
-    /// A range to write shares bytes with another range.
+    /// A range to write overlaps another range.
     #[error(
         "bytes {} to {} are to be written, but overlap bytes {} to {}",
         write.start, write.end, other.start, other.end
@@ -29,15 +30,15 @@ pub enum OverlapError {
     Overlap {
         /// The range to write.
         write: Range<usize>,
-        /// The other one, to read or to write.
+        /// The other range, to read or to write.
         other: Range<usize>,
     },
 }
 
-/// Borrows `reads` and `writes` of `slab` together, in the order given.
+/// Borrows `reads` and `writes` of `slab` together and returns the slices in the given order.
 ///
-/// Ranges to read may overlap each other. A range to write may overlap nothing; an operation in
-/// place names its range once, to write. Empty ranges overlap nothing.
+/// Ranges to read may overlap each other. A range to write must not overlap any other; an in-place
+/// operation passes its range once, as a write. Empty ranges overlap nothing.
 ///
 /// ```
 /// let mut slab = [1u8, 2, 3, 4];
@@ -52,7 +53,7 @@ pub enum OverlapError {
 ///
 /// # Errors
 ///
-/// [`OverlapError`] with the ranges that are at fault.
+/// [`OverlapError`] with the offending ranges.
 pub fn split_disjoint<'slab>(
     slab: &'slab mut [u8],
     reads: &[Range<usize>],
@@ -62,13 +63,13 @@ pub fn split_disjoint<'slab>(
     let base = slab.as_mut_ptr();
     let reads = reads
         .iter()
-        // SAFETY: `check` found the range inside the slab and apart from every range to write, and
-        // `slab` is borrowed exclusively for as long as the slices live.
+        // SAFETY: `check` verified that the range is inside the slab and disjoint from every range
+        // to write. `slab` is borrowed exclusively while the slices live.
         .map(|range| unsafe { std::slice::from_raw_parts(base.add(range.start), range.len()) })
         .collect();
     let writes = writes
         .iter()
-        // SAFETY: as above; `check` also found this range apart from every other range to write.
+        // SAFETY: as above; `check` also verified that the writes are disjoint from each other.
         .map(|range| unsafe { std::slice::from_raw_parts_mut(base.add(range.start), range.len()) })
         .collect();
     Ok((reads, writes))
@@ -88,7 +89,7 @@ fn check(len: usize, reads: &[Range<usize>], writes: &[Range<usize>]) -> Result<
         }
     }
     for read in reads.iter().filter(|range| !range.is_empty()) {
-        // The writes are sorted and apart, so the first one that ends after the read's start
+        // The writes are sorted and disjoint, so the first one that ends after the read's start
         // decides.
         let index = sorted.partition_point(|write| write.end <= read.start);
         if let Some(write) = sorted.get(index).filter(|write| write.start < read.end) {

@@ -1,5 +1,5 @@
-//! What the budget's threads share, in one place: the models in `ort-loom` have the same names and
-//! try all orders.
+//! The synchronization primitives of the budget, in one place: the models in `ort-loom` substitute
+//! their own under the same names and explore all interleavings.
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,4 +1,4 @@
-//! The one error type: what kind of failure, where in the model, and what to try.
+//! The crate's error type: the kind of failure, the place in the model, and advice.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use ort_alloc::AllocError;
 
 use crate::text::{NAME_BYTES, into_shown, shown};
 
-/// The advice of an error about a provider that panicked.
+/// The advice attached to errors about a provider that panicked.
 pub(crate) const DEFECT: &str = "this is a defect of the provider: please report it to who made it";
 
-/// The most bytes of a message, and of the advice after it. With the places an error takes less
-/// than 4 KiB, whatever names are in it.
+/// The most bytes of a message and of the advice after it. Together with the places an error prints
+/// in less than 4 KiB, however long the names in it are.
 const MESSAGE_BYTES: usize = 2048;
 const ADVICE_BYTES: usize = 768;
 /// The most bytes of all places together.
@@ -44,7 +44,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The kind in words, as it opens an error message.
+    /// Returns the kind in words, as an error message begins with it.
     pub fn name(self) -> &'static str {
         match self {
             ErrorKind::Fail => "failure",
@@ -62,7 +62,7 @@ impl ErrorKind {
     }
 }
 
-/// A failure with its place (`model > graph > node(op) > provider > input`) and a way out.
+/// A failure with its place (`model > graph > node(op) > provider > input`) and advice.
 ///
 /// ```
 /// use ort_core::{Error, ErrorKind};
@@ -89,26 +89,27 @@ struct Inner {
     shortage: Option<Box<MemoryShortage>>,
 }
 
-/// What a session did not get, in bytes.
+/// The memory that a session could not get, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryShortage {
-    /// What was needed.
+    /// The bytes needed.
     pub needed: usize,
-    /// What there was.
+    /// The bytes available.
     pub available: usize,
     /// The limit in force.
     pub limit: usize,
-    /// The largest of what was needed, or of what holds the memory, by name, largest first.
+    /// The largest consumers by name, largest first: tensors of the request, or what holds the
+    /// memory.
     pub largest: Vec<(String, usize)>,
 }
 
 impl MemoryShortage {
-    /// The least limit with which the same request succeeds, everything else unchanged.
+    /// Returns the smallest limit at which the same request succeeds, everything else unchanged.
     pub fn sufficient_limit(&self) -> usize {
         self.limit.saturating_add(self.missing())
     }
 
-    /// By how many bytes the request is larger than what there was.
+    /// Returns how many bytes the request exceeds the available memory by.
     pub fn missing(&self) -> usize {
         self.needed.saturating_sub(self.available)
     }
@@ -126,21 +127,21 @@ impl fmt::Display for MemoryShortage {
     }
 }
 
-/// A result whose error says where.
+/// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error of `kind` with a message that says what was found and what was expected.
+    /// Creates an error of `kind`. The message says what was found and what was expected.
     ///
-    /// Messages, places and advice hold names from model files: what steers a terminal in them
-    /// becomes escapes, and a long one is cut, so that no error takes more than 4 KiB.
+    /// Messages, places and advice contain names from model files. Characters that control a
+    /// terminal are escaped and long texts are cut, so no error takes more than 4 KiB.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         let message = into_shown(message.into(), MESSAGE_BYTES);
         Error(Box::new(Inner { kind, message, places: Vec::new(), help: None, shortage: None }))
     }
 
-    /// An error of the kind [`ErrorKind::OutOfMemory`]: `subject`, such as "the run", needs more
-    /// than there is.
+    /// Creates an [`ErrorKind::OutOfMemory`] error: `subject`, such as "the run", needs more memory
+    /// than is available.
     pub fn out_of_memory(subject: &str, shortage: MemoryShortage) -> Error {
         let mut error = Error::new(ErrorKind::OutOfMemory, format!("{subject} needs {shortage}"));
         error.0.shortage = Some(Box::new(shortage));
@@ -154,19 +155,19 @@ impl Error {
         self
     }
 
-    /// Adds what the user can try; the first advice given stays.
+    /// Adds what the user can try. The first advice wins.
     #[must_use]
     pub fn help(mut self, advice: impl Into<String>) -> Error {
         self.0.help.get_or_insert_with(|| into_shown(advice.into(), ADVICE_BYTES));
         self
     }
 
-    /// What kind of failure this is.
+    /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What was needed and what there was, where a memory limit refused a session or a run.
+    /// Returns what was needed and available if a memory limit refused a session or a run.
     ///
     /// ```
     /// use ort_core::{Error, MemoryShortage};
@@ -182,7 +183,7 @@ impl Error {
         self.0.shortage.as_deref()
     }
 
-    /// The message with its places, without kind and advice.
+    /// Returns the message with its places, without kind and advice.
     pub(crate) fn located_message(&self) -> String {
         match self.places() {
             None => self.0.message.clone(),
@@ -190,18 +191,19 @@ impl Error {
         }
     }
 
-    /// The places from the outermost in, as one text.
+    /// Joins the places, outermost first, into one text.
     fn places(&self) -> Option<String> {
+        // Places are pushed while the error travels outward, so the outermost is the last.
         let places: Vec<&str> = self.0.places.iter().rev().map(String::as_str).collect();
         (!places.is_empty()).then(|| shown(&places.join(" > "), PLACES_BYTES).into_owned())
     }
 
-    /// What the user can try.
+    /// Returns what the user can try.
     pub(crate) fn advice(&self) -> Option<&str> {
         self.0.help.as_deref()
     }
 
-    /// The bare message, without kind and place.
+    /// Returns the bare message, without kind and place.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -250,7 +252,7 @@ impl From<AllocError> for Error {
 
 /// Adds a place to the error of a result.
 pub trait Within<T> {
-    /// Wraps the error, if there is one, in the place that `place` names.
+    /// Wraps the error, if there is one, in the place that `place` returns.
     fn within<S: Into<String>>(self, place: impl FnOnce() -> S) -> Result<T>;
 }
 
@@ -268,9 +270,10 @@ macro_rules! error {
     };
 }
 
-/// Returns an [`Error`] when the condition does not hold: `ensure!(rank < 9, InvalidGraph, "rank
-/// {rank}")`, or with advice `ensure!(rank < 9, InvalidGraph, help = "use fewer axes", "rank
-/// {rank}")`.
+/// Returns an [`Error`] from the function unless the condition holds.
+///
+/// Without advice: `ensure!(rank < 9, InvalidGraph, "rank {rank}")`.
+/// With advice: `ensure!(rank < 9, InvalidGraph, help = "use fewer axes", "rank {rank}")`.
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $kind:ident, help = $help:expr, $($message:tt)*) => {

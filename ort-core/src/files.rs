@@ -1,15 +1,14 @@
-//! Output files: written whole or not at all, by the one writer that every output of every command
-//! goes through.
+//! Atomic output files: every output of every command is written completely or not at all.
 //!
-//! A [`NewFile`] is written under a name of its own, which no other process can have, in the folder
-//! of its target. It is flushed to the disk and renamed last, so that a full disk, a limit or a
-//! kill leaves what was there before. The name is drawn at random and created exclusively: what a
-//! killed process left behind is in no other's way, whatever its process id was, and the next
-//! output in its folder removes it.
+//! A [`NewFile`] is written under a temporary name in the folder of its target. It is synced to
+//! disk and renamed as the last step, so a full disk, a quota or a kill leaves the old file intact.
+//! The temporary name is random and created exclusively. So a file left by a killed process never
+//! collides with another, even if process ids repeat. The next output in the folder removes it.
 //!
-//! A symbolic link stays and the file that it leads to is replaced. What is no file (a device, a
-//! pipe, an open descriptor under `/dev/fd`) cannot be replaced: the whole output is copied into it
-//! at the end. Output to the null device is discarded, without a temporary file.
+//! A symbolic link stays, and the file it points to is replaced. A target that is not a regular
+//! file (a device, a pipe, an open descriptor under `/dev/fd`) cannot be replaced: the complete
+//! output is copied into it at the end. Output to the null device is discarded without a temporary
+//! file.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata, OpenOptions};
@@ -20,53 +19,52 @@ use std::time::{Duration, Instant, SystemTime};
 use parking_lot::Mutex;
 use tempfile::{NamedTempFile, TempPath};
 
-/// How the names of files that are being written begin and end.
+/// Prefix and suffix of the names of files that are being written.
 const UNFINISHED: (&str, &str) = (".ort-", ".unfinished");
 
-/// How the name of a file ends that steps aside for another. If its process ends before it is put
-/// back or replaced, it is all that is left of it: it stays.
+/// Suffix of the name of an old file that is set aside while its replacement is published. If the
+/// process dies in between, it is the only copy left, so it is never cleaned up.
 const REPLACED: &str = ".replaced";
 
-/// Files without a writer that were changed longer ago than this are what a process left that was
-/// ended.
+/// The age from which an unfinished file without a writer counts as left by a dead process.
 pub(crate) const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// When each folder was last scanned for leftovers. One scan per [`LEFT_BEHIND`] is enough: a
 /// leftover only stays that much longer, and a scan of a large folder is slow.
 static LOOKED_THROUGH: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
 
-/// The device that discards what is written.
+/// The device that discards its input.
 const NULL_DEVICE: &str = "/dev/null";
 
-/// As many links as systems follow.
+/// The most symbolic links followed, as many as operating systems follow.
 const MOST_LINKS: usize = 40;
 
-/// Where an output goes.
+/// The destination of an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// The file of this name is replaced, or made.
+    /// A regular file, which is replaced or created.
     File(PathBuf),
-    /// What is there is written into: a device, a pipe or an open descriptor.
+    /// A device, a pipe or an open descriptor, which is written into.
     Into(PathBuf),
 }
 
 impl Target {
-    /// What `path` leads to.
+    /// Resolves `path`, following symbolic links.
     pub(crate) fn of(path: &Path) -> io::Result<Target> {
         let mut place = path.to_path_buf();
         for _ in 0..MOST_LINKS {
             let name = place.file_name().ok_or_else(|| invalid("it names no file"))?.to_os_string();
             let folder = folder_of(&place).canonicalize()?;
             place = folder.join(name);
-            // Links to open descriptors lead to no path; `/proc` has nothing that could be
-            // replaced.
+            // Links to open descriptors have no path behind them, and `/proc` holds nothing that
+            // could be replaced.
             if ["/proc", "/dev/fd"].iter().any(|system| place.starts_with(system)) {
                 return Ok(Target::Into(place));
             }
             match place.symlink_metadata() {
                 Err(problem) if problem.kind() == io::ErrorKind::NotFound => return Ok(Target::File(place)),
                 Err(problem) => return Err(problem),
-                // A relative link counts from its folder, an absolute one replaces it.
+                // `join` replaces the folder if the link is absolute.
                 Ok(found) if found.is_symlink() => place = folder.join(std::fs::read_link(&place)?),
                 Ok(found) if found.is_dir() => {
                     return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a folder"));
@@ -78,12 +76,14 @@ impl Target {
         Err(invalid("too many symbolic links lead from one to the other"))
     }
 
-    /// Begins an output for this target. [`Target::put`] publishes it.
+    /// Starts an output for this target. [`Target::put`] publishes it.
     pub(crate) fn begin(&self) -> io::Result<Draft> {
         match self {
             Target::File(path) => Draft::in_folder(folder_of(path)),
             Target::Into(path) if path == Path::new(NULL_DEVICE) => Ok(Draft::Nothing(Length::default())),
             Target::Into(_) => {
+                // The complete output is buffered in a file first, because a device or pipe cannot
+                // be rolled back.
                 let folder = std::env::temp_dir();
                 unfinished(&folder).map(Draft::File).map_err(|problem| {
                     let (kind, shown) = (problem.kind(), folder.display());
@@ -93,11 +93,12 @@ impl Target {
         }
     }
 
-    /// Publishes a complete output. A file appears whole under its name, with the mode of the file
-    /// that it replaces.
+    /// Publishes a complete output. A regular file appears atomically under its name, with the mode
+    /// of the file it replaces.
     pub(crate) fn put(&self, draft: Draft) -> io::Result<File> {
         match (self, draft) {
             (Target::File(path), Draft::File(file)) => {
+                // The content must be on disk before the name points to it.
                 file.as_file().sync_all()?;
                 if let Some(mode) = path.symlink_metadata().ok().filter(Metadata::is_file) {
                     keep_mode(file.as_file(), &mode)?;
@@ -116,16 +117,16 @@ impl Target {
     }
 }
 
-/// An output before it is published.
+/// An output that is not published yet.
 #[derive(Debug)]
 pub(crate) enum Draft {
     /// A file under a temporary name.
     File(NamedTempFile),
-    /// Output that is discarded. Length and position are tracked, because writers seek.
+    /// A discarded output. Length and position are tracked, because writers seek.
     Nothing(Length),
 }
 
-/// The length of a discarded output, and the position of the next byte.
+/// The length of a discarded output, and the position of its next byte.
 #[derive(Debug, Default)]
 pub(crate) struct Length {
     bytes: u64,
@@ -133,7 +134,7 @@ pub(crate) struct Length {
 }
 
 impl Draft {
-    /// A new file in a folder. Leftovers of ended processes are removed first.
+    /// Creates a draft in a folder, after removing what dead processes left there.
     pub(crate) fn in_folder(folder: &Path) -> io::Result<Draft> {
         forget_unfinished(folder);
         unfinished(folder).map(Draft::File)
@@ -190,7 +191,8 @@ impl Seek for Draft {
     }
 }
 
-/// An output while it is written. Dropped before [`publish`](Complete::publish) it leaves nothing.
+/// An output being written. If it is dropped before [`publish`](Complete::publish), nothing is
+/// left.
 ///
 /// ```
 /// use std::io::Write;
@@ -212,21 +214,21 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Begins the file that `path` names, links followed.
+    /// Starts the file that `path` names, following symbolic links.
     ///
     /// # Errors
     ///
-    /// The folder is missing or may not be written to, or `path` is a folder.
+    /// The folder is missing or not writable, or `path` is a folder.
     pub fn create(path: &Path) -> io::Result<NewFile> {
         NewFile::at(Target::of(path)?)
     }
 
-    /// Begins a file of this folder, whatever is there under its name: a link is replaced and not
-    /// followed, so that nothing is written outside of the folder.
+    /// Starts a file in `folder`. A symbolic link of that name is replaced, not followed, so
+    /// nothing is written outside the folder.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create), or `name` is no plain name.
+    /// As [`create`](Self::create), or `name` is not a plain file name.
     pub fn create_in(folder: &Path, name: &str) -> io::Result<NewFile> {
         if !is_plain_name(name) {
             return Err(invalid("it is no name of a file in the folder"));
@@ -238,17 +240,17 @@ impl NewFile {
         Ok(NewFile { file: BufWriter::with_capacity(1 << 16, target.begin()?), target })
     }
 
-    /// The path of the unfinished file, for writers that take one. It must not have been written to
-    /// otherwise.
+    /// Returns the path of the unfinished file, for writers that take a path. Nothing may have been
+    /// written through `self` before.
     pub fn unfinished_path(&self) -> &Path {
         self.file.get_ref().path()
     }
 
-    /// Ends the writing: all of it is on the disk, or this is an error.
+    /// Ends the writing. On success the whole output is on the disk.
     ///
     /// # Errors
     ///
-    /// What was buffered cannot be written: the disk is full, a quota or a limit is met.
+    /// The buffered bytes cannot be written: the disk is full, or a quota or a limit is exceeded.
     pub fn complete(self) -> io::Result<Complete> {
         let draft = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         draft.sync()?;
@@ -272,7 +274,7 @@ impl Seek for NewFile {
     }
 }
 
-/// An output that is complete but not yet under its name. Dropped, it leaves nothing.
+/// An output that is complete but not yet under its name. If it is dropped, nothing is left.
 #[derive(Debug)]
 pub struct Complete {
     draft: Draft,
@@ -280,25 +282,25 @@ pub struct Complete {
 }
 
 impl Complete {
-    /// Puts it in place.
+    /// Publishes the output under its name.
     ///
     /// # Errors
     ///
-    /// The target cannot be replaced or written into; then it is as it was, if it is a file.
+    /// The target cannot be replaced or written into. A regular file then is unchanged.
     pub fn publish(self) -> io::Result<()> {
         self.target.put(self.draft).map(drop)
     }
 }
 
-/// Puts two files in place, of which `main` refers to `data`: both are new then, or both as they
-/// were.
+/// Publishes two files of which `main` refers to `data`.
 ///
-/// The old data steps aside first. A kill between the renames leaves a file that lacks its data,
-/// which is an error to load, and never one with the data of another.
+/// The old data file is set aside first, and restored if `main` cannot be published. If the process
+/// is killed between the renames, or publishing `data` fails, a main file without its data is left,
+/// which is an error on loading. A main file with the data of another is never left.
 ///
 /// # Errors
 ///
-/// As [`Complete::publish`], or `data` is to lie beside what is no file.
+/// As [`Complete::publish`], or one of the targets is not a regular file.
 pub fn publish_pair(main: Complete, data: Complete) -> io::Result<()> {
     let (Target::File(_), Target::File(place)) = (&main.target, &data.target) else {
         return Err(invalid("it is no file, so that no data file can lie beside it"));
@@ -314,7 +316,7 @@ pub fn publish_pair(main: Complete, data: Complete) -> io::Result<()> {
     }
 }
 
-/// Renames a file to a name of its own; it is removed once that is dropped.
+/// Renames a file to a temporary name. The returned path deletes it when dropped.
 fn set_aside(place: &Path) -> io::Result<Option<TempPath>> {
     if !place.is_file() {
         return Ok(None);
@@ -324,11 +326,11 @@ fn set_aside(place: &Path) -> io::Result<Option<TempPath>> {
     Ok(Some(aside))
 }
 
-/// Writes the file that `path` names, whole or not at all.
+/// Writes the file that `path` names atomically.
 ///
 /// # Errors
 ///
-/// What `fill` says, or that the file cannot be made, written or put in place.
+/// `fill` fails, or the file cannot be created, written or published.
 pub fn write_whole<E: From<io::Error>>(
     path: &Path,
     fill: impl FnOnce(&mut NewFile) -> Result<(), E>,
@@ -338,12 +340,12 @@ pub fn write_whole<E: From<io::Error>>(
     Ok(file.complete()?.publish()?)
 }
 
-/// Reads a regular file of at most `most` bytes. Memory grows with what is there, and a lack of it
-/// is an error.
+/// Reads a regular file of at most `most` bytes. The allocation is bounded by the file's actual
+/// size, and failing to allocate is an error, not an abort.
 ///
 /// # Errors
 ///
-/// There is no such file, it is a pipe, a device or a folder, or it has more bytes.
+/// The file does not exist, is a pipe, device or folder, or is larger.
 pub fn read_bounded(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     use std::io::Read;
     let file = ort_alloc::open_regular(path)?;
@@ -356,21 +358,22 @@ pub fn read_bounded(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     }
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length as usize).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    // Read one byte beyond the limit to notice a file that grew since its length was read.
     let read = file.take((most as u64).saturating_add(1)).read_to_end(&mut bytes)?;
     if read > most { Err(too_large(read as u64)) } else { Ok(bytes) }
 }
 
-/// Reads a text file of at most `most` bytes: see [`read_bounded`].
+/// Reads a text file of at most `most` bytes; see [`read_bounded`].
 ///
 /// # Errors
 ///
-/// As there, or it is not UTF-8.
+/// As [`read_bounded`], or the text is not UTF-8.
 pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
     String::from_utf8(read_bounded(path, most)?)
         .map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem.utf8_error()))
 }
 
-/// Whether a text is the name of a file in a folder, and no path that leads elsewhere.
+/// Returns whether `name` names a file in a folder and is not a path that leads elsewhere.
 pub fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let first = parts.next();
@@ -379,30 +382,31 @@ pub fn is_plain_name(name: &str) -> bool {
         && !name.contains(['/', '\\', '\0'])
 }
 
-/// A new file that has a name of its own and a writer, which others see by its lock.
+/// Creates a file under a temporary name and locks it. The lock shows other processes that it has a
+/// writer.
 pub(crate) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
     let file = named(folder, UNFINISHED.1)?;
-    // Not all file systems have locks.
+    // Not all file systems support locks, so a failure is not an error.
     if let Err(problem) = file.as_file().try_lock() {
         tracing::debug!(%problem, "an unfinished file is not locked");
     }
     Ok(file)
 }
 
-/// A new file under a name of its own, with the mode of files that other programs write.
+/// Creates a file under a temporary name, with the usual mode of new files.
 fn named(folder: &Path, suffix: &str) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(UNFINISHED.0).suffix(suffix);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // What the process's mask leaves of it: temporary files are private otherwise.
+        // Temporary files are private by default. The process's umask still applies.
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     builder.tempfile_in(folder)
 }
 
-/// Whether a folder is due for a scan. If so, the scan counts as done now.
+/// Returns whether a folder is due for a scan. If so, the scan counts as done now.
 fn is_due(folder: &Path) -> bool {
     let now = Instant::now();
     let mut looked_through = LOOKED_THROUGH.lock();
@@ -414,7 +418,7 @@ fn is_due(folder: &Path) -> bool {
     is_due
 }
 
-/// Removes what ended processes have left in a folder.
+/// Removes what dead processes left in a folder.
 fn forget_unfinished(folder: &Path) {
     if !is_due(folder) {
         return;
@@ -428,7 +432,7 @@ fn forget_unfinished(folder: &Path) {
         if !is_own || age().is_none_or(|age| age < LEFT_BEHIND) {
             continue;
         }
-        // A writer holds the lock.
+        // A live writer holds the lock, so a file that can be locked has none.
         let is_left = ort_alloc::open_regular(&path).is_ok_and(|file| file.try_lock().is_ok());
         if is_left && let Err(problem) = std::fs::remove_file(&path) {
             tracing::debug!(%problem, path = %path.display(), "an unfinished file stays");
@@ -444,7 +448,7 @@ fn invalid(problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, problem)
 }
 
-/// Has a new file the mode of the one that it replaces.
+/// Copies the mode of the replaced file to the new one.
 #[cfg(unix)]
 fn keep_mode(file: &File, replaced: &Metadata) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
@@ -457,8 +461,8 @@ fn keep_mode(_file: &File, _replaced: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// What is written into. The process's own streams are taken as they are: opened again, a
-/// redirected one would begin at the start of its file.
+/// Opens a file that is written into. The process's own streams are duplicated, not reopened: a
+/// reopened redirected stream would start at the beginning of its file.
 #[cfg(unix)]
 fn open_sink(path: &Path) -> io::Result<File> {
     use std::os::fd::AsFd;
@@ -516,7 +520,7 @@ mod tests {
         for name in ["circle", "sub", "nowhere/file", ".."] {
             assert!(write(&place(name), "x").is_err(), "{name}");
         }
-        // Nothing is left of what failed.
+        // A failed write leaves nothing behind.
         let left: Vec<_> =
             walk(top.path()).into_iter().filter(|name| name.ends_with(".unfinished")).collect();
         assert!(left.is_empty(), "{left:?}");
@@ -623,7 +627,7 @@ mod tests {
         publish_pair(write(&main, "a"), write(&data, "b")).unwrap();
         publish_pair(write(&main, "c"), write(&data, "d")).unwrap();
         assert_eq!((read(&main), read(&data)), ("c".into(), "d".into()));
-        // A folder that takes the place of the file meanwhile cannot be replaced.
+        // A folder that has taken the place of the file cannot be replaced.
         let (new_main, new_data) = (write(&main, "e"), write(&data, "f"));
         std::fs::remove_file(&main).unwrap();
         std::fs::create_dir(&main).unwrap();

@@ -1,13 +1,13 @@
-//! Cooperative interruption of kernels: deadlines and cancellation inside of them.
+//! Cooperative interruption of kernels: cancellation and deadlines inside long loops.
 //!
-//! A run [enters](enter) its [`Watch`], which then is the thread's. Loops call [`spend`] once for
-//! each block of work; after [`UNITS_PER_LOOK`] units it looks at the token and the clock. Where
-//! the run is over it unwinds with [`Interrupted`], without a panic's message, up to the step,
-//! which turns that into the error of [`RunControl::check`]. So no kernel needs a path of its own
-//! for results that it does not finish, and nothing reads half a result.
+//! A run [enters](enter) its [`Watch`], which then is the thread's current one. Loops call
+//! [`spend`] once per block of work. Every [`UNITS_PER_LOOK`] units it checks the cancel token and
+//! the clock. If the run is over, it unwinds with [`Interrupted`], without printing a panic
+//! message. The step catches that and returns the error of [`RunControl::check`]. So kernels need
+//! no error path for partial results, and no partial result is ever read.
 //!
-//! A block costs a subtraction, and now and then a look at the clock. Programs that abort on panics
-//! cannot unwind: their runs end between nodes.
+//! A block costs one subtraction, and now and then a read of the clock. A program that aborts on
+//! panics cannot unwind: there a run only ends between nodes.
 //!
 //! [`RunControl::check`]: crate::ep::RunControl::check
 
@@ -21,19 +21,20 @@ use std::time::Instant;
 use crate::limits::Raise;
 use crate::{Result, ensure, error};
 
-/// Units of work between two looks. A unit is an element of a cheap loop: a few nanoseconds at
+/// Units of work between two checks. A unit is one element of a cheap loop: a few nanoseconds at
 /// most.
 pub const UNITS_PER_LOOK: usize = 1 << 16;
 
-/// What a task of a parallel loop counts for besides what it spends itself: a few microseconds at
-/// least.
+/// The units charged for each task of a parallel loop, on top of what the task itself spends. A
+/// task takes a few microseconds at least.
 pub const TASK_UNITS: usize = UNITS_PER_LOOK / 16;
 
-/// What a text counts for that is copied, read or written.
+/// The units charged for each string that is copied, read or written.
 pub const UNITS_OF_A_TEXT: usize = 32;
 
 thread_local! {
-    // Apart from the watch, which needs a destructor: this one is a plain word of the thread.
+    // Separate from the watch, because that one has a destructor: this is a plain thread-local
+    // word.
     static LEFT: Cell<usize> = const { Cell::new(UNITS_PER_LOOK) };
     static CURRENT: RefCell<Option<Watch>> = const { RefCell::new(None) };
 }
@@ -43,12 +44,12 @@ thread_local! {
 pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
-    /// A token that is not cancelled.
+    /// Creates a token that is not cancelled.
     pub fn new() -> CancelToken {
         CancelToken::default()
     }
 
-    /// Ends every run that holds this token, inside of kernels as well.
+    /// Ends every run that holds this token, even inside a kernel.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -57,13 +58,13 @@ impl CancelToken {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Whether both are the same token.
+    /// Returns whether both are the same token.
     pub(crate) fn is(&self, other: &CancelToken) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-/// An error once a run is cancelled or late.
+/// Returns an error once a run is cancelled or past its deadline.
 pub(crate) fn check(what: &str, cancel: &CancelToken, deadline: Option<Instant>) -> Result<()> {
     ensure!(!cancel.is_cancelled(), Cancelled, "{what} was cancelled");
     match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -72,10 +73,10 @@ pub(crate) fn check(what: &str, cancel: &CancelToken, deadline: Option<Instant>)
     }
 }
 
-/// What ends a run early.
+/// The conditions that end a run early.
 #[derive(Clone, Debug)]
 pub struct Watch {
-    /// What ends: "the run", for messages.
+    /// What is ended, for messages: "the run".
     pub what: &'static str,
     /// The token that the caller may cancel.
     pub cancel: CancelToken,
@@ -84,12 +85,12 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Whether the run is cancelled or late.
+    /// Returns whether the run is cancelled or past its deadline.
     pub fn is_over(&self) -> bool {
         self.cancel.is_cancelled() || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// An error once the run is over.
+    /// Returns an error once the run is over.
     pub fn check(&self) -> Result<()> {
         check(self.what, &self.cancel, self.deadline)
     }
@@ -99,20 +100,20 @@ impl Watch {
     }
 }
 
-/// What a thread unwinds with where its run is over.
+/// The payload that a thread unwinds with when its run is over.
 #[derive(Debug)]
 pub struct Interrupted;
 
 impl Interrupted {
-    /// Whether this is what a caught panic carries.
+    /// Returns whether the payload of a caught panic is an interruption.
     pub fn is(payload: &(dyn Any + Send)) -> bool {
         payload.is::<Interrupted>()
     }
 }
 
-/// Counts a block of work of `units`, and checks now and then whether the run is over.
+/// Counts a block of `units` of work, and checks now and then whether the run is over.
 ///
-/// Blocks inside parallel loops are counted by the thread that does them.
+/// Inside a parallel loop each thread counts the blocks that it executes itself.
 #[inline]
 pub fn spend(units: usize) {
     LEFT.with(|left| match left.get().checked_sub(units) {
@@ -121,7 +122,7 @@ pub fn spend(units: usize) {
     });
 }
 
-/// Looks whether the run is over: before what takes long and cannot be cut.
+/// Checks at once whether the run is over. Call it before a long operation that cannot be divided.
 #[cold]
 #[inline(never)]
 pub fn look() {
@@ -133,15 +134,15 @@ pub fn look() {
     }
 }
 
-/// Passes the elements of an iterator on, each counted as `units` of work.
+/// Passes on the elements of an iterator and charges `units` of work for each.
 pub fn spending<I: IntoIterator>(units: usize, items: I) -> impl Iterator<Item = I::Item> {
     let pace = Pace::default();
     items.into_iter().inspect(move |_| pace.step(units))
 }
 
-/// Batches steps that are too cheap to call [`spend`] for each: the comparisons of a sort, for
-/// example. A full block is [spent](spend) at once. `Drop` spends the remainder, so that many short
-/// loops count as much as one long loop.
+/// Batches steps that are too cheap to call [`spend`] for each, such as the comparisons of a sort.
+/// A full block is [spent](spend) at once. `Drop` spends the remainder, so that many short loops
+/// count as much as one long loop.
 #[derive(Debug, Default)]
 pub struct Pace(Cell<usize>);
 
@@ -155,7 +156,7 @@ impl Drop for Pace {
 }
 
 impl Pace {
-    /// One step of `units` of work.
+    /// Counts one step of `units` of work.
     #[inline]
     pub fn step(&self, units: usize) {
         let steps = self.0.get() + units;
@@ -168,8 +169,8 @@ impl Pace {
     }
 }
 
-/// Bytes copied or filled between two calls of [`look`]: enough for libc's fast path for large
-/// copies.
+/// The bytes copied or filled between two calls of [`look`]: large enough for libc's fast path for
+/// large copies.
 const COPIED: usize = 4 << 20;
 
 /// `copy_from_slice` with a [`look`] before each chunk of a long slice.
@@ -201,13 +202,13 @@ pub fn fill<T: Copy>(to: &mut [T], value: T) {
     }
 }
 
-/// The watch of this thread, for others that work for it.
+/// Returns the watch of this thread, to hand to threads that work for it.
 pub fn current() -> Option<Watch> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Takes this watch for the thread until it takes another one: what workers do for each region.
-/// That of the region before stays where it is the same.
+/// Makes `watch` the current one of this thread until it is replaced: workers do so for each
+/// parallel region. An equal watch is kept, which saves the clone.
 pub fn follow(watch: &Option<Watch>) {
     CURRENT.with_borrow_mut(|current| match (&*current, watch) {
         (None, None) => {}
@@ -216,13 +217,13 @@ pub fn follow(watch: &Option<Watch>) {
     });
 }
 
-/// Takes this watch for the thread until the guard is dropped.
+/// Makes `watch` the current one of this thread until the guard is dropped.
 #[must_use]
 pub fn enter(watch: Watch) -> Entered {
     Entered { outer: CURRENT.replace(Some(watch)) }
 }
 
-/// The thread has a watch; see [`enter`].
+/// Guard of [`enter`]: restores the thread's previous watch when dropped.
 #[derive(Debug)]
 pub struct Entered {
     outer: Option<Watch>,

@@ -1,11 +1,12 @@
-//! Tensors, graph IR, operator records, provider contract, plan and session of ort-runtime.
+//! Core of ort-runtime: tensors, graph IR, operator records, passes, memory planner, sessions.
 //!
-//! The way through, in folder order: [`onnx`] loads a model into the canonical graph of [`ir`],
-//! whose operators are the records of [`spec`] (written in [`mod@ops`]); shapes are inferred on
-//! symbolic dimensions ([`dim`]); [`pass`] and [`rewrite`] change it; [`placement`] chooses a
-//! device of [`ep`] for each node; [`plan`] places every byte; [`session`] runs.
+//! The pipeline, in module order: [`onnx`] loads a model into the canonical graph of [`ir`]. Its
+//! operators are the records of [`spec`], defined in [`mod@ops`]. Shape inference works on the
+//! symbolic dimensions of [`dim`]. [`pass`] and [`rewrite`] optimize the graph, [`placement`]
+//! assigns each node to a device of [`ep`], [`plan`] plans the memory, and [`session`] runs the
+//! result.
 
-// In tests such a panic is a failure like any other; here it would be a defect.
+// Tests may panic: there a panic is an ordinary failure. In library code it would be a bug.
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,

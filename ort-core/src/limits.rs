@@ -1,31 +1,30 @@
-//! Bounds on what a model may cost before it has proved to be worth it.
+//! Resource limits for loading and running untrusted models.
 //!
-//! A file of a few bytes can name any number of nodes, any depth and any size. These bounds refuse
-//! what no sensible model needs; each error says which bound it was, and a caller who trusts the
-//! model raises that one.
+//! A file of a few bytes can declare any number of nodes, any nesting depth and any size. The
+//! limits refuse what no sensible model needs. Each error names its limit, and a caller who trusts
+//! the model raises that one.
 
 use std::time::{Duration, Instant};
 
 use crate::{Error, Result, error};
 
-/// Bounds for loading a model and for running sessions on it.
+/// Limits for loading a model and for running sessions on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes that the messages of a model may take in memory once they are decoded, where that is
-    /// more than 64 times the file. Weights inside the file are not counted: they stay where they
-    /// are.
+    /// The most bytes that a model's decoded messages may take in memory, or 64 times the file size
+    /// if that is more. Weights stored in the file do not count, because they are not copied.
     pub bytes: u64,
-    /// Nodes in all, those of subgraphs and of inlined functions included.
+    /// The most nodes in total, including those of subgraphs and of inlined functions.
     pub nodes: usize,
-    /// Subgraphs and function calls inside one another. Of subgraphs alone a file can hold about
-    /// 30, however much is allowed: the decoder goes no deeper.
+    /// The deepest nesting of subgraphs and function calls. With subgraphs alone a file cannot
+    /// exceed about 30, whatever this limit is, because the protobuf decoder goes no deeper.
     pub nesting: usize,
-    /// Nodes that inlined functions may add.
+    /// The most nodes that inlined functions may add.
     pub function_nodes: usize,
-    /// Bytes of constants that are written out while loading: the zeros of sparse initializers.
+    /// The most bytes of constants materialized while loading: sparse initializers made dense.
     pub folded_bytes: usize,
-    /// How long loading, building a session and each run may take, each by itself; for ever where
-    /// it is none.
+    /// The time limit of loading, of building a session and of each run, each on its own. `None`
+    /// means no limit.
     pub deadline: Option<Duration>,
 }
 
@@ -43,22 +42,22 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// When what begins now must be done.
+    /// Returns the deadline of work that starts now.
     pub fn until(&self) -> Option<Instant> {
         self.deadline.and_then(|deadline| Instant::now().checked_add(deadline))
     }
 }
 
 impl Limits {
-    /// The same with the time that is left until then.
+    /// Returns the same limits with the time left until `until` as the deadline.
     pub(crate) fn ending(self, until: Option<Instant>) -> Limits {
         Limits { deadline: until.map(|until| until.saturating_duration_since(Instant::now())), ..self }
     }
 }
 
-/// Tells that a limit was reached and how to raise it.
+/// Adds the advice to raise a limit to an error.
 pub(crate) trait Raise {
-    /// Adds the advice to raise the limit called `name`.
+    /// Adds the advice to raise the limit `name`.
     fn raise(self, name: &str) -> Self;
 }
 
@@ -68,10 +67,10 @@ impl Raise for Error {
     }
 }
 
-/// How many nodes are visited between two looks at the clock.
+/// The number of nodes visited between two reads of the clock.
 pub(crate) const NODES_PER_DEADLINE_CHECK: usize = 64;
 
-/// An error once `until` has passed, while a model is loaded or compiled.
+/// Returns an error once `until` has passed while a model is loaded or compiled.
 pub(crate) fn check_deadline(until: Option<Instant>, what: &str) -> Result<()> {
     let late = until.is_some_and(|until| Instant::now() >= until);
     if late {
@@ -80,7 +79,7 @@ pub(crate) fn check_deadline(until: Option<Instant>, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Refuses more than `most` of something.
+/// Refuses a `count` above `most`. `name` is the limit to raise.
 pub(crate) fn at_most(count: usize, most: usize, name: &str, what: impl FnOnce() -> String) -> Result<()> {
     if count > most {
         return Err(error!(InvalidGraph, "{}, at most {most} are allowed", what()).raise(name));

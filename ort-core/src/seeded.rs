@@ -1,13 +1,13 @@
-//! Hash maps that are keyed by what comes from models and inputs.
+//! Randomly seeded hash maps, for keys that come from models and inputs.
 //!
-//! Each is seeded at random, so that a file cannot hold keys that all collide: with an unseeded
-//! hash 820 KB of them took ten seconds. Maps by our own ids (values, nodes, slots) keep the faster
-//! unseeded hash. The order of iteration differs from map to map; no result may depend on it.
+//! Random seeds prevent hash flooding: with an unseeded hash, a file with 820 KB of colliding keys
+//! took ten seconds to load. Maps keyed by our own ids (values, nodes, slots) keep the faster
+//! unseeded hash. Iteration order differs from map to map, so no result may depend on it.
 
 use foldhash::fast::RandomState;
 
-/// A map that no file can foresee.
+/// A hash map whose hash no file can predict.
 pub type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
 
-/// A set that no file can foresee.
+/// A hash set whose hash no file can predict.
 pub type HashSet<T> = std::collections::HashSet<T, RandomState>;

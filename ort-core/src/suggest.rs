@@ -1,17 +1,17 @@
-//! Names that are nearly right: what a name that does not exist was meant to be.
+//! "Did you mean" suggestions for misspelled names.
 
 use crate::{Error, Result, error, shown};
 
-/// Longer names are machine-made, and comparing them takes long.
+/// Longer names are machine-generated, and comparing them is slow.
 const LONGEST: usize = 64;
-/// Among more names none is searched for.
+/// With more candidates than this, no suggestion is searched for.
 const MOST: usize = 20_000;
-/// So many names are listed at most.
+/// The most names that advice lists.
 const FEW: usize = 24;
 
-/// The one of `known` that `name` is a slip of: a third of its characters differ at most, or only
-/// the case. What two names share at their ends is no evidence: `p1.weight` is no slip of
-/// `dw.weight`.
+/// Returns the candidate that `name` most likely misspells: at most a third of its characters
+/// differ, ignoring case. A shared prefix or suffix is no evidence by itself: `p1.weight` is not a
+/// misspelling of `dw.weight`.
 ///
 /// ```
 /// use ort_core::nearest;
@@ -30,15 +30,18 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         if count >= MOST {
             return None;
         }
+        // The length difference is a lower bound of the edit distance, and much cheaper.
         if candidate.len().abs_diff(name.len()) > most || candidate == name {
             continue;
         }
         let folded = candidate.to_lowercase();
         let distance = strsim::osa_distance(&lower, &folded);
+        // If the whole middle differs, the two share a prefix and suffix only. One edit is a typo
+        // even so.
         if distance > 1 && distance >= differing(&lower, &folded) {
             continue;
         }
-        // Of two that are equally near the first by name, so that it is the same one each time.
+        // Break ties by name, so that the suggestion is deterministic.
         if distance <= most && best.is_none_or(|best| (distance, candidate) < best) {
             best = Some((distance, candidate));
         }
@@ -46,7 +49,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     best.map(|(_, candidate)| candidate)
 }
 
-/// The characters of the longer name between what both begin and end with.
+/// Counts the characters of the longer name between the common prefix and the common suffix.
 fn differing(a: &str, b: &str) -> usize {
     let (long, short) = if a.chars().count() < b.chars().count() { (b, a) } else { (a, b) };
     let begin = long.chars().zip(short.chars()).take_while(|(a, b)| a == b).count();
@@ -55,11 +58,11 @@ fn differing(a: &str, b: &str) -> usize {
     long.chars().count() - begin - end
 }
 
-/// What to tell someone who asked for `name`: the nearest of `known`, and all of them where they
-/// are few. `what` is what they are, in the plural.
+/// Returns advice for someone who asked for `name`: the nearest of `known`, and the whole list if
+/// it is short. `what` names the candidates in the plural.
 pub fn advise<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     let near = nearest(name, known.clone()).map(|near| format!("did you mean '{near}'?"));
-    // Names that are listed come from files as well: a list of long ones would be megabytes.
+    // The names may come from files too, and a list of long ones would take megabytes.
     let mut all: Vec<_> = known.into_iter().take(FEW + 1).map(|name| shown(name, LONGEST)).collect();
     all.sort_unstable();
     match (near, all.len()) {
@@ -71,7 +74,7 @@ pub fn advise<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a st
     }
 }
 
-/// The error for a text attribute or setting that has none of the values it can have.
+/// Returns the error for a string attribute or setting whose value is not among its choices.
 pub fn unknown_name(what: &str, value: &str, choices: &[&str]) -> Error {
     let near = nearest(value, choices.iter().copied());
     let problem =
@@ -82,12 +85,12 @@ pub fn unknown_name(what: &str, value: &str, choices: &[&str]) -> Error {
     }
 }
 
-/// Refuses a text attribute or setting that has none of the values it can have.
+/// Refuses a string attribute or setting whose value is not among its choices.
 pub fn one_of(what: &str, value: &str, choices: &[&str]) -> Result<()> {
     if choices.contains(&value) { Ok(()) } else { Err(unknown_name(what, value, choices)) }
 }
 
-/// `a, b or c`
+/// Joins the choices as `'a', 'b' or 'c'`.
 fn or(choices: &[&str]) -> String {
     match choices {
         [] => "nothing".into(),

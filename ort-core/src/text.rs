@@ -1,9 +1,8 @@
-//! Text from outside, made fit for messages, logs and tables: nothing in it steers a terminal, and
-//! its length is bounded.
+//! Sanitizing of untrusted text for messages, logs and tables.
 //!
 //! Names come from model files, and a model may come from anyone. Escape sequences change colours
-//! and titles, clear the screen or move the cursor; bidirectional marks show a line in another
-//! order than it is in. [`shown`] spells them out.
+//! and titles, clear the screen or move the cursor; bidirectional marks reorder a line on the
+//! screen. [`shown`] escapes them all and bounds the length.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -11,8 +10,8 @@ use std::fmt::Write;
 /// The most bytes of a name in a table or a list.
 pub const NAME_BYTES: usize = 256;
 
-/// `text` with control characters, bidirectional marks and other invisible characters as escapes,
-/// and cut in the middle if it has more than `most` bytes.
+/// Returns `text` with control characters, bidirectional marks and other invisible characters
+/// escaped, cut in the middle if it exceeds `most` bytes.
 ///
 /// ```
 /// use ort_core::shown;
@@ -28,22 +27,22 @@ pub fn shown(text: &str, most: usize) -> Cow<'_, str> {
             return escaped;
         }
     }
-    // Advice and the innermost cause are at the end, so that a part of it stays.
+    // Keep some of the tail as well, because advice and the innermost cause are at the end.
     let head = text.get(..text.floor_char_boundary(most / 2)).unwrap_or_default();
     let tail = text.len().saturating_sub(most / 4).max(head.len());
     let tail = text.get(text.ceil_char_boundary(tail)..).unwrap_or_default();
     let left_out = text.len() - head.len() - tail.len();
-    // A character takes several bytes once it is escaped, so that each part is bounded again.
+    // Escaping makes a character several bytes long, so each part is bounded again.
     let (head, tail) = (cut(&escaped(head), most / 2), cut(&escaped(tail), most / 4));
     Cow::Owned(format!("{head}[.. {left_out} bytes ..]{tail}"))
 }
 
-/// At most `most` bytes of the beginning.
+/// Returns at most `most` bytes from the start of `text`.
 fn cut(text: &str, most: usize) -> String {
     text.get(..text.floor_char_boundary(most)).unwrap_or_default().to_string()
 }
 
-/// [`shown`] of a text that is owned: it is given back as it is if nothing in it needs an escape.
+/// Same as [`shown`] for an owned text, which is returned unchanged if it needs no escape.
 pub(crate) fn into_shown(text: String, most: usize) -> String {
     match shown(&text, most) {
         Cow::Borrowed(_) => text,
@@ -52,7 +51,7 @@ pub(crate) fn into_shown(text: String, most: usize) -> String {
 }
 
 fn escaped(text: &str) -> Cow<'_, str> {
-    // Most text is plain ASCII: one pass over its bytes tells.
+    // Fast path: most text is plain ASCII, which one pass over its bytes proves.
     let is_plain = text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) || !text.chars().any(steers);
     if is_plain {
         return Cow::Borrowed(text);
@@ -73,8 +72,8 @@ fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a character does something to a terminal, or to the order in which a line is shown,
-/// instead of being shown itself.
+/// Returns whether a character acts on a terminal, or on the display order of a line, rather than
+/// being displayed itself.
 ///
 /// ```
 /// use ort_core::steers;

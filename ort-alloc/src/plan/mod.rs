@@ -1,27 +1,26 @@
-//! The static planner: intervals of life and their sizes to offsets, before anything runs.
+//! Static memory planner: offset assignment from lifetimes and sizes, before anything runs.
 //!
-//! Four strategies are tried for each lane, until one reaches the lower bound, and the smallest
-//! result is kept:
+//! It tries four strategies per lane until one reaches the lower bound, and keeps the smallest
+//! result:
 //!
 //! - **greedy by size**, as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
 //!   Inference" (2020, arXiv:2001.03288, algorithm 3): largest first, each into the tightest gap
-//!   between those already placed that live at the same time;
-//! - **greedy by area**: the same, in descending order of bytes times steps, which puts what lives
-//!   long down first;
-//! - **best fit over time**: a first-come simulation of the run with a free list that joins
-//!   neighbours;
-//! - **greedy by trouble**: greedy by size, then a few times again with those first that ended
-//!   above the lower bound, as in squeaky wheel optimization (Joslin and Clements, Journal of
+//!   between those already placed that are live at the same time;
+//! - **greedy by area**: the same in descending order of bytes times steps, which places long-lived
+//!   intervals first;
+//! - **best fit over time**: simulates the run in order with a coalescing free list;
+//! - **greedy by trouble**: greedy by size, repeated a few times with the intervals first that
+//!   ended above the lower bound, as in squeaky wheel optimization (Joslin and Clements, Journal of
 //!   Artificial Intelligence Research 10, 1999).
 //!
-//! The greedy ones compare each interval with those placed that live at the same time. Where that
-//! is too much work, as in a graph of 200,000 nodes, best fit alone decides.
+//! The greedy strategies compare each interval with those placed that are live at the same time. If
+//! that is too much work, as in a graph of 200,000 nodes, best fit alone decides.
 //!
-//! None is always the smallest. Finding the optimum is NP-hard (dynamic storage allocation, Garey
+//! No strategy is always best. Finding the optimum is NP-hard (dynamic storage allocation, Garey
 //! and Johnson 1979, SR2), so [`LanePlan::lower_bound`] says how far away it can be.
 //!
-//! Whatever the strategies did, [`verify`] then proves by an independent sweep that no two live
-//! intervals share a byte, and the plan carries that [`Proof`].
+//! In the end [`verify`] proves by an independent sweep that no two live intervals share a byte.
+//! The plan carries that [`Proof`].
 
 #![allow(
     clippy::indexing_slicing,
@@ -35,10 +34,10 @@ use thiserror::Error;
 
 pub use verify::{Overlap, Proof, verify};
 
-/// One value's need of memory: how much, from which step to which, and where.
+/// The memory demand of one value: size, lifetime in steps, and lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interval {
-    /// Size in bytes; may be 0.
+    /// The size in bytes; may be 0.
     pub bytes: usize,
     /// The step that writes it first.
     pub first: usize,
@@ -46,82 +45,83 @@ pub struct Interval {
     pub last: usize,
     /// The slab it belongs to. Lanes share nothing.
     pub lane: u32,
-    /// A power of two that its offset is a multiple of.
+    /// The alignment of its offset, a power of two.
     pub alignment: usize,
-    /// Set where it has no memory of its own but is a part of another interval's.
+    /// Set if it has no memory of its own but is part of another interval.
     pub alias: Option<Alias>,
 }
 
 impl Default for Interval {
-    /// No bytes at step 0 of lane 0, aligned to 64.
+    /// Returns an interval of 0 bytes at step 0 of lane 0, aligned to 64.
     fn default() -> Self {
         Self { bytes: 0, first: 0, last: 0, lane: 0, alignment: 64, alias: None }
     }
 }
 
-/// Storage shared with another interval: a view, or the result of an operation in place.
+/// Storage shared with another interval: a view, or the result of an in-place operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alias {
-    /// Index of the other interval, which may be an alias itself.
+    /// The index of the other interval, which may be an alias itself.
     pub of: usize,
-    /// Distance in bytes from the start of the other interval.
+    /// The offset in bytes from the start of the other interval.
     pub offset: usize,
 }
 
-/// Where everything goes.
+/// The memory plan.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// For each interval, the distance in bytes from the start of its lane's slab.
+    /// The offset of each interval in its lane's slab, in bytes.
     pub offsets: Vec<usize>,
     /// The slabs, in ascending order of lane.
     pub lanes: Vec<LanePlan>,
-    /// That no two live intervals overlap. Only [`verify`] makes one.
+    /// The proof that no two live intervals overlap. Only [`verify`] and the planner
+    /// create one.
     pub proof: Proof,
 }
 
 impl Plan {
-    /// The slab of one lane.
+    /// Returns the slab of one lane.
     pub fn lane(&self, lane: u32) -> Option<&LanePlan> {
         let index = self.lanes.binary_search_by_key(&lane, |plan| plan.lane).ok()?;
         self.lanes.get(index)
     }
 
-    /// Bytes of all slabs together.
+    /// Returns the bytes of all slabs together.
     pub fn total_bytes(&self) -> usize {
         self.lanes.iter().fold(0, |sum, lane| sum.saturating_add(lane.bytes))
     }
 }
 
-/// One lane's slab.
+/// The slab of one lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LanePlan {
     /// The lane.
     pub lane: u32,
-    /// Size of the slab in bytes.
+    /// The size of the slab in bytes.
     pub bytes: usize,
-    /// The alignment that the slab's start needs for all offsets to be aligned.
+    /// The alignment that the slab's start must have, so that every offset is aligned.
     pub alignment: usize,
-    /// The largest sum of bytes that are live at one step, an interval and its aliases counted
-    /// once: no plan is smaller.
+    /// The largest sum of bytes live at one step, with aliases counted once. No plan can be
+    /// smaller.
     pub lower_bound: usize,
-    /// What gave this layout.
+    /// The strategy that found this layout.
     pub strategy: Strategy,
 }
 
-/// How a layout was found.
+/// The strategy by which a layout was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// Largest first, each in the tightest gap.
     GreedyBySize,
     /// Most bytes times steps first, each in the tightest gap.
     GreedyByArea,
-    /// In order of time, from a free list.
+    /// In time order, from a free list.
     BestFit,
-    /// Largest first, then those that ended too high.
+    /// Largest first, then repeatedly those first that ended too high.
     GreedyByTrouble,
 }
 
-/// Why intervals cannot be planned. `index` is that of the interval at fault.
+/// The reason why intervals cannot be planned. `index` is that of the offending interval.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlanError {
     /// It ends before it starts.
@@ -134,7 +134,7 @@ pub enum PlanError {
         /// Its last step.
         last: usize,
     },
-    /// Its alignment is no power of two.
+    /// Its alignment is not a power of two.
     #[error("interval {index} has alignment {alignment}, which is not a power of two")]
     Alignment {
         /// The interval.
@@ -142,28 +142,29 @@ pub enum PlanError {
         /// Its alignment.
         alignment: usize,
     },
-    /// It is an alias that cannot be.
+    /// It is an invalid alias.
     #[error("interval {index} cannot be an alias of interval {of}: {reason}")]
     Alias {
         /// The interval.
         index: usize,
-        /// The interval it is to be a part of.
+        /// The interval it should be part of.
         of: usize,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// The sizes add up to more than can be addressed.
+    /// The sizes add up to more than the address space.
     #[error("lane {lane} needs more memory than can be addressed")]
     TooLarge {
         /// The lane.
         lane: u32,
     },
-    /// The layout that was found is wrong. This is a defect in the planner, and it is not used.
+    /// The layout found is wrong. This is a bug in the planner; the layout is not used.
     #[error("the planner made an unsound layout: {0}")]
     Unsound(#[from] Overlap),
 }
 
-/// An interval with memory of its own, its life and alignment widened to those of all its aliases.
+/// An interval with its own memory, with lifetime and alignment extended to those of all its
+/// aliases.
 #[derive(Clone, Debug)]
 struct Root {
     index: usize,
@@ -174,15 +175,14 @@ struct Root {
     alignment: usize,
 }
 
-/// Gives every interval an offset such that no two that are live at the same step share a byte.
+/// Assigns each interval an offset such that no two intervals live at the same step share a byte.
 ///
-/// An alias lies in its target, whose life lasts as long as the alias is live. Chains of aliases
-/// lead to one root.
+/// An alias is part of its target, which stays live as long as the alias. A chain of aliases leads
+/// to one root.
 ///
 /// # Errors
 ///
-/// [`PlanError`] where an interval is malformed, an alias does not fit its target, or sizes
-/// overflow.
+/// [`PlanError`] if an interval is malformed, an alias does not fit its target, or sizes overflow.
 pub fn plan(intervals: &[Interval]) -> Result<Plan, PlanError> {
     let aliases = resolve(intervals)?;
     for (index, (interval, &(_, distance))) in intervals.iter().zip(&aliases).enumerate() {
@@ -208,11 +208,10 @@ pub fn plan(intervals: &[Interval]) -> Result<Plan, PlanError> {
     Ok(Plan { offsets, lanes, proof })
 }
 
-/// Places roots whose lower bound is given.
+/// A strategy: places roots, given their lower bound.
 type Place = fn(&[Root], usize) -> Option<place::Placement>;
 
-/// What is tried, cheapest first, until nothing is left to gain, and how often each places all
-/// greedily at the most.
+/// The strategies, cheapest first, and the most greedy passes that each takes.
 const STRATEGIES: [(Strategy, Place, usize); 4] = [
     (Strategy::BestFit, |roots, _| place::best_fit(roots), 0),
     (Strategy::GreedyBySize, |roots, _| place::greedy_by_size(roots), 1),
@@ -220,11 +219,11 @@ const STRATEGIES: [(Strategy, Place, usize); 4] = [
     (Strategy::GreedyByTrouble, place::greedy_by_trouble, place::ROUNDS),
 ];
 
-/// The comparisons that a greedy strategy may take: a fraction of a second.
+/// The most comparisons that a greedy strategy may take: a fraction of a second.
 const MOST_GREEDY_WORK: usize = 1 << 26;
 
-/// About how many comparisons a greedy strategy takes: the pairs of roots that live at the same
-/// time, and a list of all that is moved at each insertion.
+/// Estimates the comparisons of one greedy pass: the pairs of roots live at the same time, plus the
+/// elements of a sorted list moved by each insertion.
 fn greedy_work(roots: &[Root]) -> usize {
     let mut firsts: Vec<usize> = roots.iter().map(|root| root.first).collect();
     let mut lasts: Vec<usize> = roots.iter().map(|root| root.last).collect();
@@ -244,13 +243,15 @@ fn plan_lane(roots: &[Root], offsets: &mut [usize]) -> Result<LanePlan, PlanErro
     let lower_bound = lower_bound(roots).ok_or_else(too_large)?;
     let mut best: Option<(place::Placement, Strategy)> = None;
     for (strategy, place, rounds) in STRATEGIES {
+        // Best fit comes first and always runs, so skipping the others still leaves a result.
         if best.is_some() && greedy_work(roots).saturating_mul(rounds) > MOST_GREEDY_WORK {
             break;
         }
-        // A strategy whose sums overflow has found nothing; another may.
+        // A strategy whose sums overflow finds nothing, but another may succeed.
         let Some(candidate) = place(roots, lower_bound) else {
             continue;
         };
+        // The lower bound cannot be beaten, so the rest need not run.
         let optimal = candidate.bytes == lower_bound;
         if best.as_ref().is_none_or(|(placement, _)| candidate.bytes < placement.bytes) {
             best = Some((candidate, strategy));
@@ -270,14 +271,14 @@ fn plan_lane(roots: &[Root], offsets: &mut [usize]) -> Result<LanePlan, PlanErro
     Ok(LanePlan { lane, bytes: placement.bytes, alignment, lower_bound, strategy })
 }
 
-/// For each interval, the one whose memory it lies in (itself where it is no alias) and the
-/// distance from its start.
+/// Returns for each interval its root (itself if it is no alias) and its offset in that.
 fn resolve(intervals: &[Interval]) -> Result<Vec<(usize, usize)>, PlanError> {
     let mut resolved: Vec<Option<(usize, usize)>> = vec![None; intervals.len()];
     let mut chain = Vec::new();
     intervals.iter().enumerate().try_for_each(|(index, interval)| check(index, interval, intervals))?;
     for (start, interval) in intervals.iter().enumerate() {
-        // Walk to something known, then back along the chain: each interval is settled once.
+        // Walk to a resolved interval, then back along the chain, so each interval is resolved
+        // once.
         let mut index = start;
         let mut known = loop {
             match (resolved[index], intervals[index].alias) {
@@ -286,6 +287,7 @@ fn resolve(intervals: &[Interval]) -> Result<Vec<(usize, usize)>, PlanError> {
                     resolved[index] = Some((index, 0));
                     break (index, 0);
                 }
+                // A chain longer than the number of intervals repeats one, so there is a cycle.
                 (None, Some(alias)) if chain.len() < intervals.len() => {
                     chain.push((index, alias));
                     index = alias.of;
@@ -332,7 +334,7 @@ fn check(index: usize, interval: &Interval, intervals: &[Interval]) -> Result<()
     Err(PlanError::Alias { index, of, reason })
 }
 
-/// The intervals with memory of their own, widened to their aliases.
+/// Returns the intervals with their own memory, extended to cover their aliases.
 fn roots(intervals: &[Interval], aliases: &[(usize, usize)]) -> Vec<Root> {
     let mut place_of = vec![usize::MAX; intervals.len()];
     let mut roots = Vec::new();
@@ -353,7 +355,7 @@ fn roots(intervals: &[Interval], aliases: &[(usize, usize)]) -> Vec<Root> {
     roots
 }
 
-/// The largest sum of live bytes over all steps; `None` on overflow.
+/// Returns the largest sum of live bytes over all steps, or `None` on overflow.
 fn lower_bound(roots: &[Root]) -> Option<usize> {
     let mut starts: Vec<_> = roots.iter().map(|root| (root.first, root.bytes)).collect();
     let mut ends: Vec<_> = roots.iter().map(|root| (root.last, root.bytes)).collect();

@@ -1,4 +1,4 @@
-//! The placement strategies. They know roots only: intervals with memory of their own.
+//! Offset assignment strategies. They see only roots: intervals with their own memory.
 
 #![allow(
     clippy::indexing_slicing,
@@ -11,19 +11,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Root;
 use crate::host::round_up;
 
-/// Offsets in the order of the roots, and the end of the highest.
+/// The offset of each root, and the end of the highest one.
 pub(super) struct Placement {
     pub(super) offsets: Vec<usize>,
     pub(super) bytes: usize,
 }
 
-/// Largest first, each into the tightest gap between those placed that live at the same time.
+/// Largest first, each into the tightest gap between those placed that are live at the same time.
 /// `None` on overflow.
 pub(super) fn greedy_by_size(roots: &[Root]) -> Option<Placement> {
     greedy(roots, |root| root.bytes as u128)
 }
 
-/// As [`greedy_by_size`], but first what takes the most bytes times steps.
+/// As [`greedy_by_size`], but in descending order of bytes times steps.
 pub(super) fn greedy_by_area(roots: &[Root]) -> Option<Placement> {
     greedy(roots, |root| ((root.last - root.first) as u128 + 1).saturating_mul(root.bytes as u128))
 }
@@ -38,11 +38,11 @@ fn ranked(roots: &[Root], rank: impl Fn(&Root) -> u128) -> Vec<usize> {
     order
 }
 
-/// How often [`greedy_by_trouble`] begins anew.
+/// The number of passes of [`greedy_by_trouble`].
 pub(super) const ROUNDS: usize = 16;
 
-/// As [`greedy_by_size`], again and again: what ended above the lower bound goes first the next
-/// time. The best of all rounds.
+/// Squeaky wheel optimization: [`greedy_by_size`] repeated, with the roots first that ended above
+/// the lower bound. Returns the best pass.
 pub(super) fn greedy_by_trouble(roots: &[Root], lower_bound: usize) -> Option<Placement> {
     let mut order = ranked(roots, |root| root.bytes as u128);
     let mut best: Option<Placement> = None;
@@ -64,7 +64,7 @@ pub(super) fn greedy_by_trouble(roots: &[Root], lower_bound: usize) -> Option<Pl
     best
 }
 
-/// Each into the tightest gap between those before it that live at the same time.
+/// Places each root in the tightest gap between earlier ones that are live at the same time.
 fn place_in_order(roots: &[Root], order: &[usize]) -> Option<Placement> {
     let mut placement = Placement { offsets: vec![0; roots.len()], bytes: 0 };
     let mut placed = Placed::new(roots);
@@ -81,8 +81,8 @@ fn place_in_order(roots: &[Root], order: &[usize]) -> Option<Placement> {
     Some(placement)
 }
 
-/// The start of the smallest gap that holds the root, or the end of all rivals. `rivals` ascend by
-/// start.
+/// Returns the start of the smallest gap that holds the root, or else the end of all rivals.
+/// `rivals` must be sorted by start.
 fn tightest_gap(rivals: &[(usize, usize)], root: &Root) -> Option<usize> {
     let mut best = None;
     let mut top = 0;
@@ -101,23 +101,23 @@ fn tightest_gap(rivals: &[(usize, usize)], root: &Root) -> Option<usize> {
     }
 }
 
-/// What has been placed, found again by time. Two ways to answer the same question, as each is
-/// quadratic where the other is not: a tree over starts for short lives, and a list ordered by
-/// offset for long ones.
+/// The placed roots, searchable by lifetime. There are two indexes, because each is quadratic where
+/// the other is not: a tree over starts for short lifetimes, and a list sorted by offset for long
+/// ones.
 struct Placed {
-    /// Starts and ends of life of all roots, placed or not, each ascending: how many can overlap in
-    /// time.
+    /// The first and last steps of all roots, placed or not, each sorted. They bound how many roots
+    /// are live together with a given one.
     firsts: Vec<usize>,
     lasts: Vec<usize>,
-    /// Position in `firsts` of each root.
+    /// The position of each root in `firsts`.
     position: Vec<usize>,
-    /// A binary tree over positions: the latest end of life below each node, of placed roots only.
-    /// The leaves begin at `leaves`.
+    /// A binary tree over positions, whose leaves begin at `leaves`. Each node has the latest last
+    /// step of the placed roots below it.
     latest: Vec<Option<usize>>,
     leaves: usize,
-    /// Start and end in memory by position.
+    /// The extent in memory, by position.
     extent: Vec<(usize, usize)>,
-    /// Everything placed, ascending by start in memory.
+    /// All placed roots, sorted by start in memory.
     by_offset: Vec<PlacedRoot>,
 }
 
@@ -163,13 +163,15 @@ impl Placed {
         self.by_offset.insert(place, PlacedRoot { start, end, first: root.first, last: root.last });
     }
 
-    /// Fills `rivals` with the extents of what is placed and lives at the same time, ascending by
-    /// start.
+    /// Fills `rivals` with the extents of the placed roots that are live at the same time, sorted
+    /// by start.
     fn collect_rivals(&self, root: &Root, rivals: &mut Vec<(usize, usize)>) {
         rivals.clear();
         let started = self.firsts.partition_point(|&first| first <= root.last);
         let ended = self.lasts.partition_point(|&last| last < root.first);
         let at_most = started - ended;
+        // Few rivals: query the tree and sort. Many rivals: filter the list, which is sorted
+        // already.
         if at_most * 16 < self.by_offset.len() {
             self.descend(1, 0, self.leaves, started, root.first, rivals);
             rivals.sort_unstable();
@@ -179,7 +181,8 @@ impl Placed {
         rivals.extend(self.by_offset.iter().filter(alive).map(|other| (other.start, other.end)));
     }
 
-    /// Collects the placed roots at positions below `started` that live at step `first` or later.
+    /// Collects the placed roots at positions below `started` that are live at step `first` or
+    /// later.
     fn descend(
         &self,
         node: usize,
@@ -202,10 +205,10 @@ impl Placed {
     }
 }
 
-/// Walks through time and serves each root from the smallest free block that holds it, else from
-/// the top. `None` on overflow.
+/// Simulates the run in time order: each root takes the smallest free block that fits, else memory
+/// from the top. `None` on overflow.
 pub(super) fn best_fit(roots: &[Root]) -> Option<Placement> {
-    // Sizes in multiples of the strictest alignment keep every block aligned.
+    // Rounding sizes to the strictest alignment keeps every block aligned.
     let alignment = roots.iter().map(|root| root.alignment).max().unwrap_or(1);
     let mut starts: Vec<usize> = (0..roots.len()).filter(|&index| roots[index].bytes > 0).collect();
     let mut ends = starts.clone();
@@ -226,7 +229,7 @@ pub(super) fn best_fit(roots: &[Root]) -> Option<Placement> {
     Some(placement)
 }
 
-/// Free blocks below `top`, by place and by size; neighbours are always joined.
+/// The free blocks below `top`, by offset and by size. Neighbours are always coalesced.
 #[derive(Default)]
 struct FreeList {
     by_offset: BTreeMap<usize, usize>,
@@ -253,7 +256,7 @@ impl FreeList {
             }
             return Some(offset);
         }
-        // A free block that touches the top is used and grown, so that only the difference is new.
+        // If the last free block touches the top, extend it, so that only the difference is new.
         let offset = match self.by_offset.last_key_value() {
             Some((&offset, &size)) if offset + size == self.top => {
                 self.remove(offset, size);

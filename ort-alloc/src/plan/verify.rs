@@ -1,4 +1,4 @@
-//! The proof that a plan is sound, by a sweep that shares nothing with the strategies that made it.
+//! Verification of plans: a sweep that shares no code with the planning strategies.
 
 #![allow(
     clippy::indexing_slicing,
@@ -11,40 +11,40 @@ use thiserror::Error;
 
 use super::{Interval, LanePlan, Plan};
 
-/// That a plan was checked: every interval fits its lane, is aligned, lies in its target where it
-/// is an alias, and shares no byte with another that is live at the same step. Only [`verify`] and
-/// [`plan`](super::plan) make one.
+/// Proof that a plan was verified. Every interval fits its lane and is aligned, every alias is
+/// inside its target, and no two intervals live at the same step share a byte. Only [`verify`] and
+/// [`plan`](super::plan) create one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     intervals: usize,
 }
 
 impl Proof {
-    /// How many intervals were checked.
+    /// Returns the number of verified intervals.
     pub fn intervals(&self) -> usize {
         self.intervals
     }
 }
 
-/// What is wrong with a plan.
+/// A defect of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Overlap {
-    /// Two intervals are live at one step and share bytes.
+    /// Two intervals live at the same step share bytes.
     #[error("intervals {first} and {second} of lane {lane} share bytes at step {step}")]
     Shared {
-        /// Index of one interval.
+        /// The index of one interval.
         first: usize,
-        /// Index of the other.
+        /// The index of the other.
         second: usize,
         /// Their lane.
         lane: u32,
-        /// The first step at which they do.
+        /// The first step at which they overlap.
         step: usize,
     },
-    /// An interval is where it may not be.
+    /// An interval is at an invalid place.
     #[error("interval {index} is misplaced: {reason}")]
     Misplaced {
-        /// Index of the interval.
+        /// The index of the interval.
         index: usize,
         /// What is wrong with its place.
         reason: &'static str,
@@ -52,14 +52,14 @@ pub enum Overlap {
     /// The plan is for another number of intervals.
     #[error("the plan has {offsets} offsets for {intervals} intervals")]
     Count {
-        /// Offsets in the plan.
+        /// The number of offsets in the plan.
         offsets: usize,
-        /// Intervals to check.
+        /// The number of intervals to verify.
         intervals: usize,
     },
 }
 
-/// Proves that `plan` is sound for `intervals`, in O(n log n).
+/// Verifies that `plan` is sound for `intervals`, in O(n log n).
 ///
 /// # Errors
 ///
@@ -115,8 +115,8 @@ fn check_place(
     }
 }
 
-/// First and last step of each interval's memory. Aliases hand their lives to their targets,
-/// outermost first, and keep none: the target's bytes cover theirs.
+/// Returns the first and last step of each root's memory. Each alias extends the lifetime of its
+/// target, outermost alias first, and gets none itself, because the target's bytes cover its own.
 fn lives(intervals: &[Interval]) -> Result<Vec<Option<(usize, usize)>>, Overlap> {
     let mut lives: Vec<_> = intervals.iter().map(|interval| Some((interval.first, interval.last))).collect();
     let mut waiting = vec![0usize; intervals.len()];
@@ -147,8 +147,8 @@ fn lives(intervals: &[Interval]) -> Result<Vec<Option<(usize, usize)>>, Overlap>
     }
 }
 
-/// Walks through time with the live extents of each lane, which are apart as long as no error is
-/// found: a new one then overlaps some other only if it overlaps a neighbour.
+/// Sweeps over time with the live extents of each lane. They are disjoint until an overlap is
+/// found, so a new extent overlaps any of them only if it overlaps a neighbour.
 fn sweep(intervals: &[Interval], offsets: &[usize], lives: &[Option<(usize, usize)>]) -> Result<(), Overlap> {
     let life = |index: usize| lives[index].unwrap_or_default();
     let mut starts: Vec<usize> =

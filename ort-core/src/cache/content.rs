@@ -1,11 +1,12 @@
-//! What a model's files hold, as a hash, and how not to read them each time.
+//! Content hashes of model files, and stamps that save computing them again.
 //!
-//! Hashing a file takes about as long as reading it. So a folder of the cache also keeps stamps, as
-//! the index of a version control system does: for a file of these numbers (device, inode, length,
-//! times of the last changes) and of these bytes at a few places the hash is this. A file that
-//! changed in the two seconds before it was opened gets no stamp, as it may change again without
-//! its times telling. Nor does one on a file system whose times are no witness: in memory, of
-//! another machine, of a program, or read-only, as images made alike have the same numbers.
+//! Hashing a file takes about as long as reading it. So the cache folder also stores stamps, like
+//! the index of a version control system. A stamp maps a file's metadata (device, inode, length,
+//! modification and change times) plus a hash of a few sampled pages to the content hash. A file
+//! modified less than two seconds before it was opened gets no stamp, because its times would not
+//! show a second change. Neither does a file on a file system whose times prove nothing: in-memory,
+//! network, FUSE or read-only ones. Read-only images built alike carry equal metadata for different
+//! bytes.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Write};
@@ -24,18 +25,18 @@ use super::entry::Reading;
 use crate::files::unfinished;
 use crate::{Result, error};
 
-/// Bytes that are hashed at a time.
+/// The bytes hashed at a time by one thread.
 const PART: usize = 8 << 20;
 
-/// So many are hashed in half a millisecond.
+/// Hashing this many bytes takes half a millisecond.
 const FEW: usize = 1 << 20;
 
-/// One of the files that a model was loaded from.
+/// The content of one file that a model was loaded from.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
-    /// How the model names it; nothing for the model's own file.
+    /// The name under which the model refers to the file; empty for the model itself.
     name: String,
-    /// None where only the hash is left.
+    /// `None` if only the hash is left.
     bytes: Option<Bytes>,
     mapping: Option<MappedFile>,
     identity: Identity,
@@ -56,14 +57,13 @@ impl Content {
         &self.name
     }
 
-    /// The bytes, unless nothing but the hash is left of them.
+    /// Returns the bytes, unless only their hash is left.
     pub(crate) fn bytes(&self) -> Option<&Bytes> {
         self.bytes.as_ref()
     }
 
-    /// Lets go of bytes in memory that nothing else holds. Their hash stays where there are few, or
-    /// somebody asks for it: of many it takes a part of the time to load, and most sessions have no
-    /// cache.
+    /// Frees bytes in memory that nothing else shares. The hash of a small file is kept, that of a
+    /// large one only on request: it would slow down loading, and most sessions have no cache.
     pub(crate) fn forget_unshared(&mut self, keep_hash: bool, reading: Reading) -> Result<()> {
         if self.mapping.is_some() || !self.bytes.as_ref().is_some_and(Bytes::is_unique) {
             return Ok(());
@@ -75,7 +75,7 @@ impl Content {
         Ok(())
     }
 
-    /// The hash of the bytes; `stamps` is the folder where known hashes are kept.
+    /// Returns the hash of the bytes. `stamps` is the folder of known hashes.
     pub(crate) fn hash(&self, stamps: Option<&Path>, reading: Reading) -> Result<Hash> {
         if let Some(known) = self.hash.get() {
             return Ok(*known);
@@ -100,7 +100,7 @@ impl Content {
         Ok(*self.hash.get_or_init(|| hash))
     }
 
-    /// The hash that a file says it of a part of itself.
+    /// Returns the hash that a compiled model claims for one of its files.
     pub(crate) fn said_hash(&self) -> Option<Hash> {
         match &self.identity {
             Identity::Hash(said) => Some(*said),
@@ -108,12 +108,12 @@ impl Content {
         }
     }
 
-    /// Whether the bytes have the hash that their file says they have.
+    /// Returns whether the bytes have the claimed hash, if there is one.
     pub(crate) fn is_as_said(&self, reading: Reading) -> Result<bool> {
         self.said_hash().map_or(Ok(true), |said| Ok(self.compute(reading)? == said))
     }
 
-    /// Whether it was read from the file with this metadata.
+    /// Returns whether the content was read from the file with this metadata.
     pub(crate) fn is_of(&self, metadata: &Metadata) -> bool {
         match (&self.identity, Stamp::of(metadata)) {
             (Identity::Stamp(own), Some(other)) => own.file() == other.file(),
@@ -133,7 +133,7 @@ impl Content {
     }
 }
 
-/// The hash of all files of a model; none for a graph that was built by hand.
+/// Returns the hash of all files of a model, or `None` for a graph that was built in memory.
 pub(crate) fn hash_of(contents: &[Content], stamps: Option<&Path>, reading: Reading) -> Result<Option<Hash>> {
     let mut hasher = Hasher::new();
     for content in contents {
@@ -144,8 +144,8 @@ pub(crate) fn hash_of(contents: &[Content], stamps: Option<&Path>, reading: Read
     Ok((!contents.is_empty()).then(|| hasher.finalize()))
 }
 
-/// The hash of the hashes of parts, which several threads take. Pages of a mapping that were read
-/// for it go.
+/// Hashes parts on several threads, then hashes the part hashes. Pages of the mapping that were
+/// read for it are released.
 fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>, reading: Reading) -> Result<Hash> {
     let parts: Vec<&[u8]> = bytes.chunks(PART).collect();
     let hashes = Mutex::new(vec![None; parts.len()]);
@@ -171,19 +171,19 @@ fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>, reading: Reading) -> R
     Ok(hasher.finalize())
 }
 
-/// What is known of bytes before they are read.
+/// What is known about bytes before they are read.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Identity {
     #[default]
     Unknown,
-    /// They are those of this file.
+    /// They come from the file with this stamp.
     Stamp(Stamp),
-    /// Their hash, from a file that says it of a part of itself.
+    /// They come from a compiled model, which claims this hash.
     Hash(Hash),
 }
 
 impl Identity {
-    /// Of an open file.
+    /// Returns the identity of an open file.
     pub(crate) fn of(file: &File) -> Identity {
         let Some(mut stamp) = file.metadata().ok().and_then(|metadata| Stamp::of(&metadata)) else {
             return Identity::Unknown;
@@ -193,21 +193,21 @@ impl Identity {
     }
 }
 
-/// Which file it is and when it was changed last, as the system said when it was opened.
+/// A file's identity and last change, as the system reported them when the file was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     numbers: [i128; 6],
-    /// Whether a change would show: it had not changed for a while, and its file system keeps the
-    /// times of changes.
+    /// Whether a change would show: the file was not modified recently, and its file system
+    /// maintains modification times.
     is_witness: bool,
 }
 
 impl Stamp {
-    /// Nanoseconds for which a file must not have changed.
+    /// How long a file must have been unmodified, in nanoseconds.
     #[cfg(unix)]
     const SETTLED: i128 = 2_000_000_000;
 
-    /// None where the system does not number its files.
+    /// Returns `None` on systems without inode numbers.
     #[cfg(unix)]
     fn of(metadata: &Metadata) -> Option<Stamp> {
         use std::os::unix::fs::MetadataExt;
@@ -217,6 +217,7 @@ impl Stamp {
         let now = i128::try_from(now.as_nanos()).ok()?;
         let file = [metadata.dev(), metadata.ino(), metadata.len()].map(i128::from);
         let [device, inode, len] = file;
+        // The part size is included because the hash depends on it.
         let numbers = [device, inode, len, modified, changed, i128::from(PART as u64)];
         let is_witness = modified.max(changed).saturating_add(Stamp::SETTLED) <= now;
         Some(Stamp { numbers, is_witness })
@@ -227,14 +228,14 @@ impl Stamp {
         None
     }
 
-    /// The numbers of the device and of the file on it.
+    /// Returns the device and inode numbers.
     fn file(&self) -> [i128; 2] {
         let [device, inode, ..] = self.numbers;
         [device, inode]
     }
 
-    /// Whether this is the same file with another length or another time of its last change. Its
-    /// mode, its owner and its links may change.
+    /// Returns whether this is the same file with another length or modification time. Mode, owner
+    /// and links may change.
     pub(super) fn was_changed_in_place(&self, found: &Metadata) -> bool {
         let Some(found) = Stamp::of(found) else { return false };
         let [_, _, len, modified, ..] = self.numbers;
@@ -242,21 +243,22 @@ impl Stamp {
         self.file() == found.file() && (len, modified) != (found_len, found_modified)
     }
 
-    /// What its file begins with.
+    /// Returns the text that a stamp file starts with.
     fn line(&self, bytes: &[u8]) -> String {
         let numbers: Vec<String> = self.numbers.iter().map(i128::to_string).collect();
         format!("stamp {} {:016x}", numbers.join(" "), sample(bytes))
     }
 
-    /// Its file: named by device and inode, so that each file has one.
+    /// Returns the path of the stamp file. It is named by device and inode, so each file has one
+    /// stamp.
     fn place(&self, folder: &Path) -> PathBuf {
         let [device, inode] = self.file();
         folder.join(format!("{:016x}.stamp", xxh3_64(format!("{device} {inode}").as_bytes())))
     }
 
-    /// The hash that is kept for it.
+    /// Returns the stored hash, if the stamp still matches.
     fn look_up(&self, folder: &Path, bytes: &[u8]) -> Option<Hash> {
-        // One line and a checksum: of what is longer the checksum is not found.
+        // A stamp is one line with a checksum. A longer file fails the checksum.
         let mut text = String::new();
         open_regular(&self.place(folder)).ok()?.take(1024).read_to_string(&mut text).ok()?;
         let (stamp, checksum) = text.trim_end().rsplit_once(' ')?;
@@ -273,8 +275,7 @@ impl Stamp {
     }
 }
 
-/// A hash of a few pages, evenly spread: where the times of changes err, another model shows by
-/// these.
+/// Hashes a few evenly spaced pages. They tell two models apart even if the file times are wrong.
 fn sample(bytes: &[u8]) -> u64 {
     const PAGES: usize = 64;
     const PAGE: usize = 4096;
@@ -284,19 +285,19 @@ fn sample(bytes: &[u8]) -> u64 {
     hash.digest()
 }
 
-/// Whether a file's numbers and times show that it was changed: on file systems of a local disk
-/// that may be written. Images that are made alike have the same numbers for other bytes, and those
-/// are mounted read-only.
+/// Returns whether the file's metadata reliably shows a change. That holds on writable file systems
+/// of local disks. Images built alike have equal metadata for different bytes, but are mounted
+/// read-only.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn tells_changes(file: &File) -> bool {
-    // As `linux/magic.h` has them: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs and overlayfs.
+    // From `linux/magic.h`: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs and overlayfs.
     const KNOWN: [u32; 6] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x794c_7630];
     let is_known = rustix::fs::fstatfs(file).is_ok_and(|system| KNOWN.contains(&(system.f_type as u32)));
     let flags = rustix::fs::fstatvfs(file).map(|system| system.f_flag);
     is_known && flags.is_ok_and(|flags| !flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
-/// The same for APFS and HFS+.
+/// Same for APFS and HFS+.
 #[cfg(target_os = "macos")]
 fn tells_changes(file: &File) -> bool {
     let is_known = rustix::fs::fstatfs(file).is_ok_and(|system| {
@@ -343,12 +344,12 @@ mod tests {
         assert!(stamps(folder).is_empty(), "the file may still change");
         assert_eq!(content(folder, true).hash(Some(folder), TWO).unwrap(), hash);
         let [stamp] = <[_; 1]>::try_from(stamps(folder)).unwrap();
-        // A stamp of another hash shows that it is taken.
+        // A stamp with a wrong hash shows that the stamp is used.
         let of_file = Stamp::of(&std::fs::metadata(folder.join("model")).unwrap()).unwrap();
         let other = blake3::hash(b"other");
         of_file.keep(folder, &bytes, other).unwrap();
         assert_eq!(content(folder, true).hash(Some(folder), TWO).unwrap(), other);
-        // Damaged stamps are not: any byte flipped, cut anywhere.
+        // A damaged stamp is ignored, whether a byte is flipped or the file truncated.
         let text = std::fs::read(&stamp).unwrap();
         for index in 0..text.len() - 1 {
             let mut damaged = text.clone();
@@ -358,8 +359,8 @@ mod tests {
             std::fs::write(&stamp, &text[..index]).unwrap();
             assert_eq!(of_file.look_up(folder, &bytes), None, "{index} bytes");
         }
-        // Another file under the name, other times, or other bytes under the same numbers ask for
-        // another stamp.
+        // Another file of this name, other times, or other bytes under the same metadata need a new
+        // stamp.
         std::fs::write(&stamp, &text).unwrap();
         assert_eq!(of_file.look_up(folder, &bytes), Some(other));
         assert_eq!(

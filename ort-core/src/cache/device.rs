@@ -1,5 +1,5 @@
-//! What a device keeps for itself in the folder of the compiled cache: files of blobs as entries
-//! are, but read into memory.
+//! Storage for device-private files in the compile cache: files of blobs like entries, but read
+//! into memory instead of mapped.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::entry::blobs_of;
 use super::key::{Folder, Key};
 use crate::Result;
 
-/// What the weights depend on that a device's kernels pack, each as one line of text.
+/// What a device's packed weights depend on, each as one line of text.
 ///
 /// ```
 /// use ort_core::ep::Fingerprint;
@@ -21,23 +21,22 @@ use crate::Result;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// The version of the code: an entry of the compiled cache takes the place of that of another
-    /// version.
+    /// The version of the code. A new version overwrites the cache entry of another version.
     pub code: String,
-    /// What is found of the hardware: machines that differ in it have entries of their own.
+    /// The hardware found. Machines with different hardware have separate cache entries.
     pub hardware: String,
 }
 
-/// The largest file that is read: what a device keeps is small beside weights.
+/// The largest file that is read. Device files are small compared to weights.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// A folder where a device keeps files of its own, beside the entries of the compiled cache.
+/// A folder in which a device stores files of its own, beside the entries of the compile cache.
 ///
-/// A file has a kind, which is its extension, and a fingerprint: `hardware` gives it its name, and
-/// one of another `code` is refused and then replaced. It appears whole or not at all, of two
-/// writers the last one stays. What is read are bytes of this process alone: nobody changes them
-/// after their checksums were compared. Checksums tell damage, not malice: whoever may write to the
-/// folder decides what the device is given.
+/// A file has a kind, which is its extension, and a fingerprint. `hardware` determines its name; a
+/// file of another `code` is refused and later overwritten. Files are written atomically, and of
+/// two writers the last one wins. The bytes returned are private to this process, so no one can
+/// change them after the checksum test. Checksums detect corruption, not attacks: whoever may write
+/// to the folder decides what the device is given.
 ///
 /// ```
 /// use ort_core::ep::{DeviceCache, Fingerprint};
@@ -58,34 +57,35 @@ const MOST_BYTES: u64 = 1 << 30;
 pub struct DeviceCache(Folder);
 
 impl DeviceCache {
-    /// Opens a folder, which is made where there is none.
+    /// Opens a folder, creating it if it is missing.
     ///
     /// # Errors
     ///
-    /// The path leads to a file, or the folder cannot be made.
+    /// The path is a file, or the folder cannot be created.
     pub fn open(path: &Path) -> Result<DeviceCache> {
         Folder::open(path).map(DeviceCache)
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Where the file of a kind and fingerprint is.
+    /// Returns the path of the file of a kind and fingerprint.
     pub fn place(&self, kind: &str, made_for: &Fingerprint) -> PathBuf {
         self.0.path().join(key(made_for).file_name(kind))
     }
 
-    /// The blobs of the file of a kind and fingerprint; none where there is no such file.
+    /// Reads the blobs of the file of a kind and fingerprint. Returns `None` if there is no such
+    /// file.
     ///
     /// # Errors
     ///
-    /// Why the file cannot be used, in words: it is damaged, of other code, or cannot be read.
+    /// The reason why the file is unusable: it is corrupt, of other code, or unreadable.
     pub fn read(&self, kind: &str, made_for: &Fingerprint) -> Result<Option<Vec<Bytes>>, String> {
         let read = || -> io::Result<Vec<u8>> {
             let mut bytes = Vec::new();
-            // One byte more than is taken, so that a larger file is seen to be one.
+            // Read one byte beyond the limit, to recognize a larger file.
             open_regular(&self.place(kind, made_for))?.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
@@ -102,11 +102,11 @@ impl DeviceCache {
         Ok(Some(blobs))
     }
 
-    /// Writes the file of a kind and fingerprint anew.
+    /// Writes the file of a kind and fingerprint, replacing an old one.
     ///
     /// # Errors
     ///
-    /// The folder cannot be written, or the fingerprint is longer than a file has room for.
+    /// The folder is not writable, or the fingerprint exceeds the space reserved for it.
     pub fn write(&self, kind: &str, made_for: &Fingerprint, blobs: &[&[u8]]) -> io::Result<()> {
         let mut writer = self.0.begin(&key(made_for))?;
         for blob in blobs {
@@ -116,7 +116,7 @@ impl DeviceCache {
     }
 }
 
-/// Quoted, so that no name makes a line of its own.
+/// Quotes the texts, so that none of them can forge a line.
 fn key(made_for: &Fingerprint) -> Key {
     let Fingerprint { code, hardware } = made_for;
     let own = env!("ORT_CODE_HASH");
@@ -158,7 +158,7 @@ mod tests {
             let mut damaged = whole.clone();
             damaged[index] ^= 0x10;
             std::fs::write(&path, &damaged).unwrap();
-            // Between blobs lies what nobody reads.
+            // The padding between blobs is not covered by a checksum.
             let read = cache.read("kind", &fingerprint());
             assert!(read.is_err() || read == Ok(blobs.clone()), "byte {index}");
             std::fs::write(&path, &whole[..index]).unwrap();

@@ -1,17 +1,18 @@
-//! One entry of the compiled cache: a file of blobs that is written once and then only mapped.
+//! The file format of compile cache entries: a file of blobs, written once and then only mapped.
 //!
 //! All numbers are 64 bits, little-endian:
 //!
-//! | part | what it holds |
+//! | part | content |
 //! | --- | --- |
-//! | header | magic, version of the format, bytes of the key, start of the table, blobs, blobs of the source, checksum of header, key and table |
+//! | header | magic, format, key length, table offset, blobs, source blobs, file length, checksum |
 //! | key | what the entry was made for, as text |
-//! | blobs | each at a multiple of 64 bytes, large ones at a page |
-//! | table | for each blob its start, bytes, checksum and tag |
+//! | blobs | each at a multiple of 64 bytes, large ones at a page boundary |
+//! | table | for each blob its offset, length, checksum and tag |
 //!
-//! Nothing in the file is trusted: a length is compared with the file before anything is read
-//! through it. Checksums tell damage, not malice: whoever may write to the folder of a cache
-//! decides what sessions compute.
+//! The header's checksum covers header, key and table.
+//!
+//! The file is untrusted: lengths are checked against the file size before use. Checksums detect
+//! corruption, not attacks: whoever may write to the cache folder decides what sessions compute.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -28,26 +29,26 @@ use crate::Result as CoreResult;
 use crate::files::{Draft, Target};
 use crate::limits::check_deadline;
 
-/// How an entry begins.
+/// The magic bytes of an entry.
 pub(crate) const MAGIC: &[u8; 8] = b"ORTCACHE";
 
-/// Counts changes of this layout.
+/// The version of this layout.
 const FORMAT: u64 = 1;
 
-/// The header's bytes: the magic and seven numbers.
+/// The header size in bytes: the magic and seven numbers.
 const HEADER: usize = 64;
 
-/// The bytes of one blob in the table.
+/// The size in bytes of one row of the table.
 const RECORD: usize = 32;
 
-/// The longest key in bytes: one has a line for each device and provider, and the optimizer's
+/// The longest key in bytes. A key has one line per device and provider, and the optimizer
 /// settings.
 const MOST_KEY: usize = 64 << 10;
 
-/// Blobs of at least this many bytes begin at a page.
+/// Blobs of at least this size are aligned to a page.
 const PAGE: usize = 4096;
 
-/// A blob in the table.
+/// One row of the table: a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Record {
     start: u64,
@@ -71,7 +72,7 @@ impl Record {
     }
 }
 
-/// Numbers one after the other.
+/// Concatenates numbers.
 fn join<const BYTES: usize, const COUNT: usize>(numbers: [u64; COUNT]) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     for (to, number) in bytes.chunks_exact_mut(8).zip(numbers) {
@@ -80,7 +81,7 @@ fn join<const BYTES: usize, const COUNT: usize>(numbers: [u64; COUNT]) -> [u8; B
     bytes
 }
 
-/// The first numbers that `bytes` hold, none where there are fewer.
+/// Reads the first numbers in `bytes`. Returns `None` if there are too few.
 fn numbers<const COUNT: usize>(bytes: &[u8]) -> Option<[u64; COUNT]> {
     let mut numbers = [0; COUNT];
     let mut words = bytes.chunks_exact(8);
@@ -90,7 +91,7 @@ fn numbers<const COUNT: usize>(bytes: &[u8]) -> Option<[u64; COUNT]> {
     Some(numbers)
 }
 
-/// The header without its magic and checksum.
+/// The header without magic and checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     key_len: u64,
@@ -117,7 +118,7 @@ impl Header {
     }
 }
 
-/// An entry, mapped. Its table holds; its blobs do after [`verify`](Entry::verify).
+/// A mapped entry. Its table is verified on opening, its blobs by [`verify`](Entry::verify).
 #[derive(Debug)]
 pub(crate) struct Entry {
     file: MappedFile,
@@ -127,23 +128,23 @@ pub(crate) struct Entry {
     sources: usize,
 }
 
-/// Why a file is no entry that can be used.
+/// The reason why a file is not a usable entry.
 pub(crate) type Refusal = String;
 
 impl Entry {
-    /// Reads the table of a mapped file.
+    /// Reads and checks the table of a mapped file.
     pub(crate) fn open(file: MappedFile) -> Result<Entry, Refusal> {
         let bytes = file.bytes();
         let Table { key, records, sources } = Table::of(&bytes)?;
         Ok(Entry { file, bytes, key, records, sources })
     }
 
-    /// What it was made for.
+    /// Returns the key it was made for.
     pub(crate) fn key(&self) -> &str {
         &self.key
     }
 
-    /// How many blobs the model itself is.
+    /// Returns the number of blobs that are the model's own files.
     pub(crate) fn sources(&self) -> usize {
         self.sources
     }
@@ -152,31 +153,31 @@ impl Entry {
         self.records.len()
     }
 
-    /// A blob and its tag.
+    /// Returns a blob and its tag.
     pub(crate) fn blob(&self, index: usize) -> Option<(u64, Bytes)> {
         let record = self.records.get(index)?;
-        // The table was held against the file.
+        // In bounds, because `Table::of` checked the records against the file length.
         Some((record.tag, self.bytes.slice(record.start as usize..record.end()? as usize)))
     }
 
-    /// The file.
+    /// Returns the mapped file.
     pub(crate) fn file(&self) -> &MappedFile {
         &self.file
     }
 
-    /// Where the blobs begin that are not the model itself.
+    /// Returns the offset at which the blobs begin that are not the model's own files.
     pub(crate) fn source_bytes(&self) -> usize {
-        // The table was held against the file.
+        // In bounds, because `Table::of` checked the records against the file length.
         self.records.get(self.sources).map_or(self.bytes.len(), |record| record.start as usize)
     }
 
-    /// Whether these bytes are a part of a blob that is not the model itself.
+    /// Returns whether these bytes are part of a blob that is not one of the model's own files.
     pub(crate) fn holds(&self, bytes: &[u8]) -> bool {
         self.file.range_of(bytes).is_some_and(|range| range.start >= self.source_bytes())
     }
 
-    /// Compares the blobs of the model itself with their checksums, a part at a time: their pages
-    /// do not stay resident.
+    /// Verifies the checksums of the model's own files, one part at a time, so that their pages do
+    /// not stay resident.
     pub(crate) fn verify_sources(&self) -> Result<(), Refusal> {
         const PART: usize = 8 << 20;
         for (index, record) in self.records.iter().enumerate().take(self.sources) {
@@ -195,7 +196,7 @@ impl Entry {
         Ok(())
     }
 
-    /// Compares blobs with their checksums. They are resident afterwards.
+    /// Verifies the checksums of blobs on several threads. The blobs are resident afterwards.
     pub(crate) fn verify(&self, blobs: Range<usize>, reading: Reading) -> Result<(), Refusal> {
         let next = AtomicUsize::new(blobs.start);
         let first_damaged = AtomicUsize::new(usize::MAX);
@@ -206,6 +207,7 @@ impl Entry {
             }
             let (Some(record), Some((_, bytes))) = (self.records.get(index), self.blob(index)) else { break };
             if xxh3_64(&bytes) != record.checksum {
+                // Keep the lowest index, so that the message does not depend on the threads.
                 first_damaged.fetch_min(index, Ordering::Relaxed);
             }
         };
@@ -218,7 +220,7 @@ impl Entry {
     }
 }
 
-/// What a file says of itself.
+/// The parsed header, key and table of a file.
 struct Table {
     key: String,
     records: Vec<Record>,
@@ -259,12 +261,11 @@ impl Table {
     }
 }
 
-/// The key and the blobs of a file that was read into memory, all of them compared with their
-/// checksums.
+/// Returns the key and the blobs of a file that was read into memory, with all checksums verified.
 pub(super) fn blobs_of(bytes: &Bytes) -> Result<(String, Vec<Bytes>), Refusal> {
     let Table { key, records, .. } = Table::of(bytes)?;
     let blob = |(index, record): (usize, &Record)| {
-        // The table was held against the file.
+        // In bounds, because `Table::of` checked the records against the file length.
         let blob = bytes.slice(record.start as usize..record.end().unwrap_or(record.start) as usize);
         let is_whole = xxh3_64(&blob) == record.checksum;
         is_whole.then_some(blob).ok_or_else(|| damaged(index))
@@ -277,8 +278,8 @@ fn damaged(blob: usize) -> Refusal {
     format!("the checksum of blob {blob} is wrong")
 }
 
-/// Whether blobs lie one behind the other between `start` and `end`, each where kernels can read
-/// it.
+/// Checks that the blobs follow each other between `start` and `end`, aligned to 64 bytes for the
+/// kernels.
 fn check(records: &[Record], start: u64, end: u64) -> Result<(), Refusal> {
     let mut free = start;
     for (index, record) in records.iter().enumerate() {
@@ -290,7 +291,7 @@ fn check(records: &[Record], start: u64, end: u64) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// An entry while it is written, blob by blob. Dropped unfinished, it leaves nothing.
+/// Writes an entry blob by blob. If dropped unfinished, it leaves nothing.
 #[derive(Debug)]
 pub(crate) struct EntryWriter {
     file: BufWriter<Draft>,
@@ -301,12 +302,12 @@ pub(crate) struct EntryWriter {
 }
 
 impl EntryWriter {
-    /// Begins an entry in a folder; what ended processes have left there goes.
+    /// Starts an entry in a folder, after removing what dead processes left there.
     pub(crate) fn new(folder: &Path, key: String) -> io::Result<EntryWriter> {
         EntryWriter::begin(key, || Draft::in_folder(folder))
     }
 
-    /// Begins an entry that is published at `target`.
+    /// Starts an entry that is published at `target`.
     pub(crate) fn at(target: &Target, key: String) -> io::Result<EntryWriter> {
         EntryWriter::begin(key, || target.begin())
     }
@@ -317,6 +318,7 @@ impl EntryWriter {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
         let mut file = BufWriter::with_capacity(1 << 16, draft()?);
+        // The header is written last, when the table is known.
         file.write_all(&[0; HEADER])?;
         file.write_all(key.as_bytes())?;
         let end = (HEADER + key.len()) as u64;
@@ -334,18 +336,18 @@ impl EntryWriter {
         Ok(())
     }
 
-    /// Says that the blobs so far are the model itself.
+    /// Marks the blobs so far as the model's own files.
     pub(crate) fn end_of_sources(&mut self) {
         self.sources = self.records.len();
     }
 
-    /// Ends the entry under its name, where it appears whole; whoever has mapped another of that
-    /// name keeps it.
+    /// Publishes the entry atomically under its name. Processes that have mapped an old one keep
+    /// that.
     pub(crate) fn finish(self, path: &Path) -> io::Result<File> {
         self.finish_at(&Target::File(path.to_path_buf()))
     }
 
-    /// The same where the target may be a link, a device or a pipe.
+    /// Same for a target that may be a link, a device or a pipe.
     pub(crate) fn finish_at(mut self, target: &Target) -> io::Result<File> {
         self.pad(64)?;
         let table: Vec<u8> = self.records.iter().flat_map(|record| record.to_bytes()).collect();
@@ -361,7 +363,8 @@ impl EntryWriter {
         self.file.write_all(&header.to_bytes(self.key.as_bytes(), &table))?;
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         let file = target.put(file)?;
-        // Only now: a file without a lock that has its first name yet may be taken for left behind.
+        // Unlock only after the rename, because an unlocked file under a temporary name counts as
+        // left behind.
         if let Err(problem) = file.unlock() {
             tracing::debug!(%problem, "the entry stays locked while it is open");
         }
@@ -375,7 +378,7 @@ impl EntryWriter {
     }
 }
 
-/// How files are read: on at most so many threads, and until when.
+/// How files are read: the number of threads and the deadline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     pub(crate) threads: usize,
@@ -383,7 +386,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// An error once it takes too long.
+    /// Returns an error once the deadline has passed.
     pub(crate) fn check(self) -> CoreResult<()> {
         check_deadline(self.until, "reading the files of")
     }
@@ -392,9 +395,9 @@ impl Reading {
         self.check().is_err()
     }
 
-    /// Does `work` on no more threads than there are parts, this one included, and no more than may
-    /// run at once. Each has to take its parts from what all share: where the system refuses a
-    /// thread, the others do all.
+    /// Runs `work` on up to `parts` threads including this one, but no more than may run in
+    /// parallel. The closures share a queue of parts, so if the system refuses a thread the others
+    /// do its work.
     pub(super) fn on_threads(self, parts: usize, work: impl Fn() + Sync) {
         let threads =
             self.threads.min(parts).min(std::thread::available_parallelism().map_or(1, usize::from));
@@ -418,7 +421,7 @@ mod tests {
     const KEY: &str = "a key";
     const TWO: Reading = Reading { threads: 2, until: None };
 
-    /// Blobs of the sizes that differ: none, one line, more than a page.
+    /// Blobs of distinct size classes: empty, less than a cache line, more than a page.
     fn blobs() -> Vec<Vec<u8>> {
         [0usize, 5, 64, 5000, 1, 8192]
             .iter()
@@ -426,7 +429,7 @@ mod tests {
             .collect()
     }
 
-    /// The bytes of an entry.
+    /// Returns the bytes of an entry.
     fn written() -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("entry");
@@ -464,7 +467,7 @@ mod tests {
         assert!(entry.blob(blobs().len()).is_none() && !entry.holds(&[1]));
     }
 
-    /// Every flipped bit is found, but for those between the blobs, which nobody reads.
+    /// Every flipped bit is detected, except in the unused padding between blobs.
     #[test]
     fn damage_is_found() {
         let bytes = written();
@@ -475,7 +478,7 @@ mod tests {
                 |record: &Record| (record.start as usize..record.end().unwrap() as usize).contains(&place);
             place < HEADER + KEY.len() || place >= table || entry.records.iter().any(in_blob)
         };
-        // Each byte of header, key and table, and some of each blob.
+        // Tests each byte of header, key and table, and a sample of each blob.
         let small = |place: &usize| *place < 1000 || *place >= table || place.is_multiple_of(97);
         for place in (0..bytes.len()).filter(small).filter(|place| is_read(*place)) {
             let mut damaged = bytes.clone();
@@ -488,7 +491,7 @@ mod tests {
         assert!(opened(&[&bytes[..], &[0]].concat()).is_err(), "a byte more");
     }
 
-    /// Headers and tables that contradict themselves or the file, under a right checksum.
+    /// Headers and tables that contradict themselves or the file, with a valid checksum.
     #[test]
     fn hostile_tables_are_refused() {
         let refused = |header: Header, records: &[Record], fill: usize| {
@@ -540,7 +543,7 @@ mod tests {
         }
     }
 
-    /// Nobody reads a key of any length, and none is written that is not read.
+    /// Keys of excessive length are neither read nor written.
     #[test]
     fn long_keys_are_refused() {
         let folder = tempfile::tempdir().unwrap();
@@ -569,7 +572,7 @@ mod tests {
         assert!(entry.verify(0..entry.len(), late).unwrap_err().contains("in time"));
     }
 
-    /// The process's mask decides who may read an entry, as with any other file that it makes.
+    /// The umask decides who may read an entry, as with any new file.
     #[test]
     #[cfg(unix)]
     fn an_entry_has_the_mode_of_other_files() {

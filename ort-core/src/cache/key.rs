@@ -1,4 +1,4 @@
-//! What an entry is made for, and the folder where it is found by that.
+//! Cache keys: what an entry depends on, and the folder in which the key finds it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,27 +7,27 @@ use ort_alloc::{MappedFile, open_regular};
 use super::entry::{Entry, EntryWriter, Reading, Refusal};
 use crate::{Result, error};
 
-/// All that packed weights and folded constants depend on, as lines of text.
+/// Everything that packed weights and folded constants depend on, as lines of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
-    /// What gives an entry its name.
+    /// The part that names the entry's file.
     pub(crate) lasting: String,
-    /// The versions of the code: a new one takes the place of the entry of another.
+    /// The code versions. An entry of another version is overwritten.
     pub(crate) code: String,
 }
 
 impl Key {
-    /// The whole key as an entry has it.
+    /// Returns the complete key, as stored in an entry.
     pub(crate) fn text(&self) -> String {
         format!("{}{}", self.lasting, self.code)
     }
 
-    /// Refuses an entry that was made for something else, and says for what.
+    /// Refuses an entry that was made for another key; the message names the difference.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), Refusal> {
         self.check_text(entry.key())
     }
 
-    /// Refuses what was made for another key than this, and says for which.
+    /// Refuses another key; the message names the first line that differs.
     pub(super) fn check_text(&self, other: &str) -> Result<(), Refusal> {
         let own = self.text();
         if other == own {
@@ -40,26 +40,27 @@ impl Key {
         })
     }
 
-    /// The name of its file of a kind.
+    /// Returns the name of the key's file of a kind.
     pub(super) fn file_name(&self, kind: &str) -> String {
+        // 128 bits of the hash suffice as a name, because the entry contains the whole key.
         let hash = blake3::hash(self.lasting.as_bytes()).to_hex();
         format!("{}.{kind}", hash.as_str().get(..32).unwrap_or_default())
     }
 }
 
-/// The beginning of a line of a key, without what a terminal would obey.
+/// Shortens and escapes a line of a key for a message.
 fn shown(line: &str) -> String {
     const MOST: usize = 200;
     let escaped = line.chars().take(MOST).flat_map(char::escape_debug);
     escaped.chain(line.chars().nth(MOST).map(|_| '…')).collect()
 }
 
-/// A folder of entries.
+/// A folder of cache entries.
 #[derive(Clone, Debug)]
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// Opens a folder, which is made where there is none.
+    /// Opens a folder, creating it if it is missing.
     pub(crate) fn open(path: &Path) -> Result<Folder> {
         const HELP: &str = "name a folder that exists, or one that can be made";
         let made = std::fs::create_dir_all(path);
@@ -80,12 +81,12 @@ impl Folder {
         &self.0
     }
 
-    /// Where the entry of a key is.
+    /// Returns the path of a key's entry.
     pub(crate) fn place(&self, key: &Key) -> PathBuf {
         self.0.join(key.file_name("compiled"))
     }
 
-    /// The entry of a key, whole and undamaged; none where there is no file.
+    /// Returns the verified entry of a key, or `None` if there is no file.
     pub(crate) fn find(&self, key: &Key, reading: Reading) -> Result<Option<Entry>, Refusal> {
         let file = match open_regular(&self.place(key)) {
             Ok(file) => file,
@@ -98,7 +99,7 @@ impl Folder {
         Ok(Some(entry))
     }
 
-    /// Begins the entry of a key; what ended processes have left goes.
+    /// Starts the entry of a key, after removing what dead processes left in the folder.
     pub(crate) fn begin(&self, key: &Key) -> std::io::Result<EntryWriter> {
         EntryWriter::new(&self.0, key.text())
     }

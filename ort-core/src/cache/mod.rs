@@ -1,17 +1,16 @@
-//! The compiled cache: packed weights and folded constants in files that are mapped, so that
-//! processes share them and loading packs nothing.
+//! The compile cache: packed weights and folded constants in mapped files, which processes share
+//! and which save packing at load time.
 //!
-//! A folder holds an [`Entry`] for each model and settings, named by a hash of the model's content
-//! and of what the packing depends on. An entry is written into a file of another name, which takes
-//! the entry's name once it is whole: readers see all of it or nothing, of two writers the last one
-//! stays, and what others have mapped stays theirs. It is never changed in place: whoever does that
-//! changes the weights of sessions that have it mapped, and whoever truncates it ends their
-//! processes.
+//! A folder holds one [`Entry`] per model and settings, named by a hash of the model's content and
+//! of what packing depends on. An entry is written under a temporary name and renamed when
+//! complete. So readers see all of it or nothing, the last of two writers wins, and mappings of an
+//! old entry stay valid. Never modify an entry in place: that changes the weights of sessions that
+//! map it, and truncating it kills their processes.
 //!
-//! Compiling with an entry takes blobs from it in the order in which compiling without one makes
-//! them ([`Store`]). An entry may hold the model's own files, too: then it is a [`CompiledModel`].
-//! What a device keeps for itself, as pipelines, lies in files of the same form beside the entries
-//! ([`DeviceCache`]).
+//! Compilation with an entry takes blobs in the order in which compilation without one produces
+//! them ([`Store`]). An entry may also contain the model's own files; then it is a
+//! [`CompiledModel`]. Private data of a device, such as pipelines, is stored in files of the same
+//! format beside the entries ([`DeviceCache`]).
 
 mod content;
 mod device;

@@ -1,5 +1,5 @@
-//! A compiled model: an entry that holds the model's own files as well, so that one file is all
-//! that a session needs.
+//! Compiled models: a cache entry that also contains the model's own files, so a session needs one
+//! file.
 
 use std::io;
 use std::path::Path;
@@ -15,10 +15,10 @@ use super::store::{Role, Store, tag};
 use crate::files::Target;
 use crate::{Error, Result, ensure, error};
 
-/// The hexadecimal digits of a hash.
+/// The number of hexadecimal digits of a hash.
 const DIGITS: usize = 64;
 
-/// A mapped file that holds a model and its packed weights.
+/// A mapped file with a model and its packed weights.
 #[derive(Debug)]
 pub(crate) struct CompiledModel {
     entry: Arc<Entry>,
@@ -27,7 +27,7 @@ pub(crate) struct CompiledModel {
 }
 
 impl CompiledModel {
-    /// Reads what a file begins with; none where it is no entry.
+    /// Opens a compiled model. Returns `None` if the file is not a cache entry.
     pub(crate) fn open(bytes: &Bytes, mapping: Option<&MappedFile>) -> Result<Option<CompiledModel>> {
         if !bytes.starts_with(MAGIC) {
             return Ok(None);
@@ -55,9 +55,9 @@ impl CompiledModel {
         &self.files
     }
 
-    /// Compares the model's own files with the hashes that the compiled model says they have. Until
-    /// then those only tell whether the packed weights beside them fit: nothing may be found by
-    /// them, or written under them.
+    /// Verifies the model's own files against the hashes that the compiled model claims for them.
+    /// Before that, the claimed hashes only tell whether the packed weights beside them match. They
+    /// must not be used to find or write cache entries.
     pub(crate) fn verify_files(&self, reading: Reading) -> Result<()> {
         for file in &self.files {
             ensure!(
@@ -74,9 +74,9 @@ impl CompiledModel {
 
 const COMPILE: &str = "compile the model again";
 
-/// The files of the model that an entry holds: a label and the content of each, all compared with
-/// their checksums. What compiling packed is compared when it is used; weights that are not packed
-/// are read from here, and a changed one would be a wrong answer without a word.
+/// Returns the model's own files in an entry (a label and the content of each) and verifies their
+/// checksums. Packed weights are verified on use. Unpacked weights are read from here, where an
+/// unnoticed change would silently produce wrong results.
 fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
     entry.verify_sources()?;
     let mut files = Vec::new();
@@ -93,7 +93,7 @@ fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
     Ok(files)
 }
 
-/// Begins a compiled model of these files; `finish_at` of the store ends it.
+/// Starts a compiled model with these files. `finish_at` of the store completes it.
 pub(crate) fn begin(target: &Target, key: String, files: &[Content], reading: Reading) -> Result<Store> {
     let (Target::File(path) | Target::Into(path)) = target;
     check_place(path, files)?;
@@ -112,7 +112,7 @@ pub(crate) fn begin(target: &Target, key: String, files: &[Content], reading: Re
     Ok(Store::writing(writer))
 }
 
-/// Refuses to replace a file that the model was loaded from.
+/// Refuses to overwrite a file that the model was loaded from.
 fn check_place(path: &Path, files: &[Content]) -> Result<()> {
     const HELP: &str = "give another file to write";
     let Ok(found) = path.metadata() else { return Ok(()) };
@@ -127,7 +127,7 @@ fn check_place(path: &Path, files: &[Content]) -> Result<()> {
     }
 }
 
-/// Why a compiled model is not there.
+/// Returns the error for a compiled model that cannot be written.
 pub(crate) fn cannot_write(path: &Path, problem: &io::Error) -> Error {
     error!(Fail, "cannot write '{}': {problem}", path.display())
         .help("does its folder exist, may you write there, and has the disk room for the packed weights?")

@@ -1,8 +1,8 @@
-//! What a session puts into an entry while it is compiled, or takes out of it in the same order.
+//! Recording and replay of compilation results in a cache entry.
 //!
-//! Compiling is a fixed sequence: the same graph asks for the same weights and folds the same
-//! constants in the same order. So a blob is found by its place in the sequence, and its tag and
-//! length say that it is the one. The first that is not ends the use of the entry.
+//! Compilation is deterministic: for one graph it packs the same weights and folds the same
+//! constants in the same order. So blobs are found by position, and the tag and length of each
+//! confirm the match. The first mismatch ends the use of the entry.
 
 use std::io;
 use std::path::Path;
@@ -19,22 +19,22 @@ use crate::ir::Graph;
 use crate::tensor::{Tensor, byte_count};
 use crate::{Error, ErrorKind, Result, ensure, error};
 
-/// What a blob is.
+/// The role of a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Weights as a kernel packed them.
+    /// Weights packed by a kernel.
     Packed,
-    /// A constant that was folded.
+    /// A folded constant.
     Folded,
-    /// Nothing: folding failed here.
+    /// An empty blob: folding failed here.
     Unfolded,
-    /// A constant where kernels can read it: the model's file has it unaligned.
+    /// A copy of a constant that is unaligned in the model's file, aligned for the kernels.
     Aligned,
     /// A file of the model.
     Source,
 }
 
-/// The tag of a blob: its role and what else tells it from others.
+/// Returns the tag of a blob: a hash of its role and of what else identifies it.
 pub(crate) fn tag(role: Role, parts: &[&str]) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&[role as u8]);
@@ -45,14 +45,14 @@ pub(crate) fn tag(role: Role, parts: &[&str]) -> u64 {
     hash.digest()
 }
 
-/// An entry that a session is compiled with.
+/// The cache entry that a session is compiled with.
 pub(crate) struct Store {
     state: Mutex<State>,
 }
 
 struct State {
     mode: Mode,
-    /// What ended the use of the entry.
+    /// The problem that ended the use of the entry.
     problem: Option<String>,
 }
 
@@ -71,7 +71,7 @@ impl Store {
         Store { state: Mutex::new(State { mode: Mode::Read { entry, next }, problem: None }) }
     }
 
-    /// The next blob; none where the entry is being written, and the caller has to
+    /// Returns the next blob. Returns `None` while the entry is being written; then the caller must
     /// [`put`](Self::put) it.
     pub(crate) fn take(&self, tag: u64, len: usize) -> Result<Option<Bytes>> {
         let state = &mut *self.state.lock();
@@ -89,7 +89,7 @@ impl Store {
         }
     }
 
-    /// Appends a blob to an entry that is being written.
+    /// Appends a blob to the entry being written.
     pub(crate) fn put(&self, tag: u64, bytes: &[u8]) -> Result<()> {
         let state = &mut *self.state.lock();
         let Mode::Write(writer) = &mut state.mode else {
@@ -103,12 +103,12 @@ impl Store {
         state.problem.as_ref().map_or(Ok(()), |problem| Err(ended(problem)))
     }
 
-    /// Gives the entry up.
+    /// Abandons the entry.
     fn end(&self, problem: &Error) {
         self.state.lock().problem.get_or_insert_with(|| problem.to_string());
     }
 
-    /// What ended the use of the entry, or that it holds more than was asked for.
+    /// Returns what ended the use of the entry, or that it has blobs no one asked for.
     pub(crate) fn problem(&self) -> Option<String> {
         let state = self.state.lock();
         let left = match &state.mode {
@@ -121,12 +121,12 @@ impl Store {
             .or_else(|| (left > 0).then(|| format!("{left} of its blobs were not asked for")))
     }
 
-    /// Ends the entry that was written, under its name.
+    /// Completes the entry being written and publishes it under its name.
     pub(crate) fn finish(self, path: &Path) -> io::Result<std::fs::File> {
         self.finish_at(&Target::File(path.to_path_buf()))
     }
 
-    /// The same where the target may be a link, a device or a pipe.
+    /// Same for a target that may be a link, a device or a pipe.
     pub(crate) fn finish_at(self, target: &Target) -> io::Result<std::fs::File> {
         match self.state.into_inner() {
             State { problem: Some(problem), .. } => Err(io::Error::other(problem)),
@@ -137,7 +137,8 @@ impl Store {
         }
     }
 
-    /// The constants that `graph` computes: taken, or computed by `evaluate` and put.
+    /// Returns the constants that `graph` computes: from the entry, or by `evaluate`, which are
+    /// then stored.
     pub(crate) fn folded(
         &self,
         graph: Graph,
@@ -167,8 +168,7 @@ impl Store {
         Ok(tensors)
     }
 
-    /// Constants could not be folded: so it will be next time, unless it was for a lack of memory
-    /// or time.
+    /// Records that folding failed. It would fail again next time, unless memory or time ran out.
     fn failed(&self, problem: &Error, tag: u64) {
         if matches!(problem.kind(), ErrorKind::OutOfMemory | ErrorKind::Cancelled) {
             self.end(problem);
@@ -177,7 +177,7 @@ impl Store {
         }
     }
 
-    /// Whether the next blob has this tag.
+    /// Returns whether the next blob has this tag.
     fn is_next(&self, tag: u64) -> bool {
         match &self.state.lock().mode {
             Mode::Read { entry, next } => entry.blob(*next).is_some_and(|(known, _)| known == tag),
@@ -190,7 +190,7 @@ fn ended(problem: &str) -> Error {
     error!(Fail, "an entry of the cache cannot be used: {problem}")
 }
 
-/// A constant that folding makes.
+/// A constant that folding produces.
 struct Output {
     name: String,
     dtype: DType,
@@ -203,8 +203,8 @@ impl Output {
         tag(Role::Folded, &[&self.name, self.dtype.name(), &format!("{:?}", self.shape)])
     }
 
-    /// The constant of these bytes. Memory that is read as a bool must hold 0 or 1, whatever a file
-    /// has there.
+    /// Creates the constant from these bytes. A Rust `bool` must be 0 or 1 in memory, and the file
+    /// is untrusted.
     fn tensor(&self, bytes: Bytes) -> Result<Tensor> {
         let is_sound = self.dtype != DType::Bool || bytes.iter().all(|byte| *byte <= 1);
         ensure!(is_sound, Fail, "the folded constant '{}' has bytes that are no booleans", self.name);
@@ -216,7 +216,8 @@ impl Output {
     }
 }
 
-/// The outputs of a graph of constants; none where one is not made of numbers.
+/// Returns the outputs of a constant graph, or `None` if one is a string or its shape is not
+/// constant.
 fn outputs_of(graph: &Graph) -> Option<Vec<Output>> {
     let output = |id: &crate::ir::ValueId| {
         let value = graph.value(*id);
@@ -240,7 +241,7 @@ mod tests {
     use crate::dim::Dim;
     use crate::ir::ValueType;
 
-    /// What is folded of an entry that holds one constant of two booleans.
+    /// Folds with an entry that contains one constant of two booleans.
     fn folded(bytes: &[u8]) -> (Result<Vec<Tensor>>, Option<String>) {
         let mut graph = Graph::new("constants");
         let shape = [Dim::from(2)].into_iter().collect();

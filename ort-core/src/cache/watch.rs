@@ -1,10 +1,10 @@
-//! Whether the files that a model is mapped from are still what they were.
+//! Detection of in-place changes to mapped model files.
 //!
-//! A mapping shows the file as it is: a write in place changes the weights of every session on it,
-//! and a truncation ends the process at the first missing page. No program can forbid that, so each
-//! run first compares the length and the modification time, and ends in an error instead of other
-//! numbers. A file that was replaced (written elsewhere and renamed over the old one) is another
-//! file, and the mapped one stays.
+//! A mapping shows the current file. A write in place changes the weights of every session on it,
+//! and a truncation kills the process at the first missing page. A program cannot prevent that. So
+//! each run first compares the length and modification time, and fails instead of computing wrong
+//! numbers. A file that was replaced (written elsewhere and renamed over the old one) is a
+//! different file; the mapped one stays intact.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 use super::content::{Identity, Stamp};
 use crate::{Result, error};
 
-/// Least time between two looks at the files.
+/// The shortest pause between two checks of the files.
 const LEAST_PAUSE: Duration = Duration::from_millis(1);
 
-/// Most time between two looks: one that took long because the machine was busy must not end them.
+/// The longest pause between two checks. Caps the pause after a check that a busy machine made
+/// slow.
 const MOST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The pause is this many times as long as the look before it, so that looking costs 0.1 %.
+/// The pause in multiples of the last check's duration: checking costs 0.1 % of the time.
 const PAUSE_PER_LOOK: u32 = 1000;
 
 /// The mapped files of a model.
@@ -28,9 +29,9 @@ const PAUSE_PER_LOOK: u32 = 1000;
 pub(crate) struct FileWatch {
     files: Vec<(PathBuf, Stamp)>,
     start: Instant,
-    /// When to look next, in nanoseconds from the start.
+    /// The time of the next check, in nanoseconds since `start`.
     next: AtomicU64,
-    /// The first that was found changed.
+    /// The first file found changed.
     changed: OnceLock<PathBuf>,
 }
 
@@ -46,14 +47,15 @@ impl Default for FileWatch {
 }
 
 impl FileWatch {
-    /// Watches a file that is mapped, as it was when it was opened.
+    /// Adds a mapped file, with its state when it was opened.
     pub(crate) fn add(&mut self, path: &Path, identity: &Identity) {
         if let Identity::Stamp(stamp) = identity {
             self.files.push((path.to_path_buf(), stamp.clone()));
         }
     }
 
-    /// An error if a file was changed in place. Most calls find that it is too soon to look again.
+    /// Returns an error if a file was changed in place. Usually returns at once, because the last
+    /// check is recent.
     pub(crate) fn check(&self) -> Result<()> {
         if self.files.is_empty() {
             return Ok(());
@@ -70,10 +72,10 @@ impl FileWatch {
         Ok(())
     }
 
-    /// The same, however soon.
+    /// Checks the files now, however recent the last check is.
     pub(crate) fn look(&self) -> Result<()> {
         let is_changed = |(path, stamp): &&(PathBuf, Stamp)| {
-            // A file that is gone or replaced is still the one that is mapped.
+            // A deleted or replaced file is no change: the mapping keeps the old one alive.
             path.metadata().is_ok_and(|found| stamp.was_changed_in_place(&found))
         };
         if self.changed.get().is_none() {

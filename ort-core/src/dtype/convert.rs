@@ -1,9 +1,9 @@
-//! Conversion between the numeric element types with the meaning of the ONNX `Cast` operator.
+//! Conversion between numeric element types with the semantics of the ONNX `Cast` operator.
 //!
-//! Values pass in blocks through `f64` (all floats, exactly) or `i64` (all integers), so that each
-//! is rounded once. Where the specification leaves a result open, it is what numpy and ONNX Runtime
-//! give on x86: a float out of a 32-bit integer's range becomes its smallest number, narrower ones
-//! take the low bits of that.
+//! Values are converted in blocks through `f64` (exact for all floats) or `i64` (exact for all
+//! integers), so each is rounded once. Where the specification leaves a result open, we follow
+//! numpy and ONNX Runtime on x86. A float outside the range of 32-bit integers becomes the
+//! smallest of them, and narrower integers take its low bits.
 
 use bytemuck::AnyBitPattern;
 use half::{bf16, f16};
@@ -12,12 +12,12 @@ use num_traits::AsPrimitive;
 use super::minifloat::{Format, RoundMode, decode_scale, encode_scale};
 use super::{DType, packed};
 
-/// The attributes of `Cast` that say how narrow floats are made.
+/// The attributes of `Cast` that control conversion to narrow floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CastOptions {
-    /// Whether numbers out of range become the largest finite one; for float8 types only.
+    /// Whether out-of-range values become the largest finite one. Applies to float8 types only.
     pub saturate: bool,
-    /// For `float8e8m0` only.
+    /// The rounding mode. Applies to `float8e8m0` only.
     pub round_mode: RoundMode,
 }
 
@@ -27,43 +27,43 @@ impl Default for CastOptions {
     }
 }
 
-/// Why a buffer cannot be converted.
+/// The reason why a buffer cannot be converted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
-    /// The pair has no numeric conversion: strings (see [`super::text`]) and complex to real.
+    /// The types have no numeric conversion: strings (see [`super::text`]) and complex to real.
     #[error("{from} does not convert to {to}")]
     Unsupported {
-        /// The type of the source.
+        /// The source type.
         from: DType,
-        /// The type asked for.
+        /// The target type.
         to: DType,
     },
-    /// A buffer is not as long as its elements need.
+    /// A buffer's length does not match its elements.
     #[error("{elements} elements of {dtype} do not take {bytes} bytes")]
     Length {
-        /// The type of the buffer's elements.
+        /// The element type of the buffer.
         dtype: DType,
-        /// How many elements were announced.
+        /// The expected number of elements.
         elements: usize,
         /// The length of the buffer.
         bytes: usize,
     },
-    /// A string that spells no number of the type.
+    /// A string that is not a number of the type.
     #[error("`{text}` does not spell a number of type {to}")]
     Text {
         /// The string.
         text: String,
-        /// The type asked for.
+        /// The target type.
         to: DType,
     },
 }
 
-/// Elements per block: a multiple of 8, so that blocks of packed types start at a byte.
+/// Elements per block. A multiple of 8, so that blocks of packed types start on a byte.
 pub(super) const BLOCK: usize = 256;
 
 /// Converts `elements` elements of type `from` in `src` to type `to` in `dst`.
 ///
-/// Both buffers hold exactly the elements, at any alignment, in little-endian order.
+/// Both buffers contain exactly the elements, in little-endian order and at any alignment.
 ///
 /// # Errors
 /// A buffer of another length, strings, and complex to real.
@@ -100,6 +100,7 @@ pub fn convert(
         (DType::C64, _) => convert(DType::F32, src, DType::F64, dst, elements * 2, options),
         (DType::C128, _) => convert(DType::F64, src, DType::F32, dst, elements * 2, options),
         (_, DType::C64 | DType::C128) => real_to_complex(from, src, to, dst, elements),
+        // These pairs skip the round trip through `f64`.
         (DType::F16, DType::F32) => map::<f16, f32>(src, dst, f16::to_f32),
         (DType::BF16, DType::F32) => map::<bf16, f32>(src, dst, bf16::to_f32),
         (DType::F32, DType::F16) => map::<f32, f16>(src, dst, f16::from_f32),
@@ -122,15 +123,14 @@ fn map<S: AnyBitPattern, D: bytemuck::NoUninit>(
     Ok(())
 }
 
-/// The first `count` elements of a block, or all where it has fewer.
+/// Returns the first `count` elements of a block, or all if it has fewer.
 pub(super) fn first_of<T>(block: &mut [T], count: usize) -> &mut [T] {
     let count = count.min(block.len());
     block.split_at_mut(count).0
 }
 
 fn by_blocks(from: DType, src: &[u8], to: DType, dst: &mut [u8], elements: usize, options: CastOptions) {
-    // Lengths were checked and neither type is a string, so a block's size is the same on every
-    // path.
+    // `convert` checked the lengths, and neither type is a string, so `byte_len` cannot fail here.
     let block_bytes = |dtype: DType| dtype.byte_len(BLOCK).unwrap_or(BLOCK);
     let (mut floats, mut integers) = ([0.0; BLOCK], [0; BLOCK]);
     let blocks = src.chunks(block_bytes(from)).zip(dst.chunks_mut(block_bytes(to)));
@@ -157,7 +157,8 @@ fn by_blocks(from: DType, src: &[u8], to: DType, dst: &mut [u8], elements: usize
     }
 }
 
-/// 64-bit integers go to single precision directly: by way of a double they would be rounded twice.
+/// Converts 64-bit integers directly to single precision: through a double they would be rounded
+/// twice.
 fn write_integers_as_f32(from: DType, block: &[i64], dst: &mut [u8]) {
     for (value, bytes) in block.iter().zip(dst.chunks_exact_mut(4)) {
         let float = if from == DType::U64 { *value as u64 as f32 } else { *value as f32 };
@@ -260,8 +261,8 @@ pub(super) fn write_integers(to: DType, block: &[i64], dst: &mut [u8]) {
     }
 }
 
-/// Towards zero; what does not fit becomes the smallest number, as the x86 conversion instructions
-/// have it.
+/// Truncates towards zero. Out-of-range values become the smallest number, as in x86 conversion
+/// instructions.
 fn truncate_32(value: f64) -> i32 {
     let whole = value.trunc();
     if (-2_147_483_648.0..2_147_483_648.0).contains(&whole) { whole as i32 } else { i32::MIN }
@@ -277,9 +278,9 @@ fn truncate_unsigned_64(value: f64) -> u64 {
     if value >= LIMIT { truncate_64(value - LIMIT) as u64 ^ (1 << 63) } else { truncate_64(value) as u64 }
 }
 
-/// Rounds to single precision so that rounding on to a half-width float is as if done in one step:
-/// an inexact result gets an odd last bit (Boldo and Melquiond, "When double rounding is odd",
-/// 2005).
+/// Rounds to single precision so that a second rounding to a half-width float equals one direct
+/// rounding: an inexact result gets an odd last bit (Boldo and Melquiond, "When double rounding is
+/// odd", 2005).
 fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
     let back = f64::from(nearest);

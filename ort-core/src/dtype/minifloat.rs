@@ -1,13 +1,13 @@
-//! Floats of 8, 6 and 4 bits: one codec driven by a description of the format, and the power-of-two
-//! scale E8M0.
+//! Floats of 8, 6 and 4 bits: a codec driven by a format description, and the power-of-two scale
+//! E8M0.
 //!
-//! Formats are those of the ONNX specification (the FN kinds of "FP8 Formats for Deep Learning",
-//! arXiv:2209.05433, the FNUZ kinds of arXiv:2206.02915, the narrower ones of the OCP Microscaling
-//! specification 1.0).
+//! The formats are those of the ONNX specification: FN formats from "FP8 Formats for Deep
+//! Learning", arXiv:2209.05433, FNUZ formats from arXiv:2206.02915, narrower ones from the OCP
+//! Microscaling specification 1.0.
 
 use super::{DType, Element};
 
-/// How a number is rounded to the power of two of `float8e8m0`.
+/// How a value is rounded to a power of two in `float8e8m0`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RoundMode {
     /// Away from zero.
@@ -15,24 +15,24 @@ pub enum RoundMode {
     Up,
     /// Towards zero.
     Down,
-    /// To the nearest, ties up.
+    /// To the nearest, ties away from zero.
     Nearest,
 }
 
-/// What the codes beyond the finite numbers mean.
+/// The meaning of the bit patterns beyond the finite numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Special {
-    /// The largest exponent holds infinities and NaN, as in IEEE 754.
+    /// The largest exponent encodes infinities and NaN, as in IEEE 754.
     Ieee,
-    /// All bits set is NaN; there is no infinity.
+    /// All bits set is NaN. There is no infinity.
     OnlyNan,
-    /// The code of negative zero is NaN; there is no infinity and no negative zero.
+    /// The pattern of negative zero is NaN. There is no infinity and no negative zero.
     NanForNegativeZero,
-    /// Every code is a finite number.
+    /// Every pattern is a finite number.
     Finite,
 }
 
-/// A binary floating-point format with a sign bit, of at most 8 bits.
+/// A binary floating-point format with a sign bit and at most 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     exponent_bits: u32,
@@ -45,12 +45,13 @@ const fn format(exponent_bits: u32, mantissa_bits: u32, bias: i32, special: Spec
     Format { exponent_bits, mantissa_bits, bias, special }
 }
 
-/// 2 to the power of an exponent that a normal double has.
+/// Returns 2 to the power of an exponent in the range of normal doubles.
 fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// The exponent of a finite number's leading bit; at most -1023 for zero and subnormal doubles.
+/// Returns the exponent of a finite value's leading bit: at most -1023 for zero and subnormal
+/// doubles.
 fn exponent_of(value: f64) -> i32 {
     ((value.to_bits() >> 52) & 0x7ff) as i32 - 1023
 }
@@ -71,7 +72,7 @@ impl Format {
     /// `float6e3m2`.
     pub const E3M2: Format = format(3, 2, 3, Special::Finite);
 
-    /// The format of an element type; `None` for types that are no narrow float with a sign.
+    /// Returns the format of an element type, or `None` if it is not a signed narrow float.
     pub const fn of(dtype: DType) -> Option<Format> {
         match dtype {
             DType::F8E4M3FN => Some(Format::E4M3FN),
@@ -89,7 +90,7 @@ impl Format {
         self.exponent_bits + self.mantissa_bits
     }
 
-    /// The code of the largest finite number.
+    /// Returns the bit pattern of the largest finite number.
     const fn max_code(self) -> u32 {
         match self.special {
             Special::Ieee => (((1 << self.exponent_bits) - 1) << self.mantissa_bits) - 1,
@@ -98,8 +99,8 @@ impl Format {
         }
     }
 
-    /// The number that a code stands for; every one fits a float exactly. Bits above the format's
-    /// are ignored.
+    /// Decodes a bit pattern, exactly: every value fits a float. Bits above the format's width are
+    /// ignored.
     pub fn decode(self, code: u8) -> f32 {
         let is_negative = (code >> self.magnitude_bits()) & 1 == 1;
         let magnitude = u32::from(code) & ((1 << self.magnitude_bits()) - 1);
@@ -118,11 +119,11 @@ impl Format {
         (f64::from(significand) * power_of_two(scale)) as f32 * sign
     }
 
-    /// The code of a number rounded to nearest, ties to even, as the ONNX `Cast` operator says.
+    /// Encodes a value, rounded to nearest with ties to even, as in the ONNX `Cast` operator.
     ///
-    /// With `saturate`, numbers out of range and infinities become the largest finite ones; without
-    /// it they become infinity or NaN where the format has one. A format without NaN encodes it as
-    /// a zero.
+    /// With `saturate`, out-of-range values and infinities become the largest finite number.
+    /// Without it they become infinity or NaN, if the format has one. A format without NaN encodes
+    /// NaN as a zero.
     pub fn encode(self, value: f64, saturate: bool) -> u8 {
         let sign = u32::from(value.is_sign_negative()) << self.magnitude_bits();
         if value.is_nan() {
@@ -136,8 +137,8 @@ impl Format {
         if value.is_infinite() {
             return overflow();
         }
-        // In units of the last place the number is a small integer. Adding the exponent's distance
-        // from the lowest one lets a carry out of the mantissa run on into the exponent.
+        // In units of the last place the value is a small integer. The exponent is added to it, so
+        // that a carry out of the mantissa increments the exponent.
         let lowest = 1 - self.bias;
         let exponent = exponent_of(value).max(lowest);
         if exponent > lowest + (1 << self.exponent_bits) {
@@ -155,7 +156,7 @@ impl Format {
     fn nan(self, sign: u32) -> u8 {
         let negative_zero = 1 << self.magnitude_bits();
         let code = match self.special {
-            // A quiet NaN: the mantissa's first bit is set.
+            // A quiet NaN: the top mantissa bit is set.
             Special::Ieee => sign | (self.max_code() + 1) | 1 << (self.mantissa_bits - 1),
             Special::OnlyNan => sign | (self.max_code() + 1),
             Special::NanForNegativeZero => negative_zero,
@@ -165,21 +166,21 @@ impl Format {
     }
 }
 
-/// The code of NaN in E8M0.
+/// The bit pattern of NaN in E8M0.
 const SCALE_NAN: u8 = 0xff;
-/// The code of the largest power of two in E8M0, 2 to the 127.
+/// The bit pattern of the largest power of two in E8M0, 2^127.
 const SCALE_MAX: u8 = 0xfe;
 
-/// The power of two that an E8M0 code stands for: 2 to the code minus 127, or NaN.
+/// Decodes an E8M0 bit pattern: 2 to the power of `code - 127`, or NaN.
 pub fn decode_scale(code: u8) -> f32 {
     if code == SCALE_NAN { f32::NAN } else { power_of_two(i32::from(code) - 127) as f32 }
 }
 
-/// The E8M0 code of a number's magnitude, rounded to a power of two.
+/// Encodes the magnitude of a value in E8M0, rounded to a power of two.
 ///
-/// With `saturate`, magnitudes out of range become the nearest code in range; without it zero,
-/// infinity and magnitudes out of range become NaN, as the table in ONNX's `Cast` has it. The
-/// format has no sign.
+/// With `saturate`, an out-of-range magnitude becomes the nearest one in range. Without it zero,
+/// infinity and out-of-range magnitudes become NaN, as in the table of ONNX's `Cast`. The format
+/// has no sign.
 pub fn encode_scale(value: f64, saturate: bool, mode: RoundMode) -> u8 {
     let magnitude = value.abs();
     if magnitude.is_nan() || (magnitude.is_infinite() && !saturate) {
@@ -209,12 +210,12 @@ macro_rules! narrow_floats {
         pub struct $name(pub u8);
 
         impl $name {
-            /// The number that the code stands for.
+            /// Converts to a float, exactly.
             pub fn to_f32(self) -> f32 {
                 $format.decode(self.0)
             }
 
-            /// The nearest number, ties to even; see [`Format::encode`].
+            /// Rounds to the nearest number, ties to even; see [`Format::encode`].
             pub fn from_f32(value: f32, saturate: bool) -> Self {
                 Self($format.encode(value.into(), saturate))
             }
@@ -225,28 +226,28 @@ macro_rules! narrow_floats {
 }
 
 narrow_floats! {
-    /// The code of a `float8e4m3fn`.
+    /// The bits of a `float8e4m3fn`.
     F8E4M3FN = Format::E4M3FN;
-    /// The code of a `float8e4m3fnuz`.
+    /// The bits of a `float8e4m3fnuz`.
     F8E4M3FNUZ = Format::E4M3FNUZ;
-    /// The code of a `float8e5m2`.
+    /// The bits of a `float8e5m2`.
     F8E5M2 = Format::E5M2;
-    /// The code of a `float8e5m2fnuz`.
+    /// The bits of a `float8e5m2fnuz`.
     F8E5M2FNUZ = Format::E5M2FNUZ;
 }
 
-/// The code of a `float8e8m0`: a power of two.
+/// The bits of a `float8e8m0`: a power of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct F8E8M0(pub u8);
 
 impl F8E8M0 {
-    /// The number that the code stands for.
+    /// Converts to a float, exactly.
     pub fn to_f32(self) -> f32 {
         decode_scale(self.0)
     }
 
-    /// The magnitude of a number rounded to a power of two; see [`encode_scale`].
+    /// Rounds the magnitude to a power of two; see [`encode_scale`].
     pub fn from_f32(value: f32, saturate: bool, mode: RoundMode) -> Self {
         Self(encode_scale(value.into(), saturate, mode))
     }

@@ -1,9 +1,9 @@
-//! Element types: the ONNX `TensorProto.DataType` codes, sets of them, and the Rust types that hold
-//! one element.
+//! Element types: the ONNX `TensorProto.DataType` values, sets of them, and the Rust types of one
+//! element.
 //!
-//! Number formats narrower than a byte or without a Rust type of their own live in [`minifloat`]
-//! and [`packed`]; [`convert()`] turns buffers of one type into another with the rules of the ONNX
-//! `Cast` operator, and [`text`] does the same to and from strings.
+//! Number formats without a Rust type are in [`minifloat`] and [`packed`]. [`convert()`] converts
+//! buffers between types with the rules of the ONNX `Cast` operator. [`text`] converts to and from
+//! strings.
 
 pub mod convert;
 pub mod minifloat;
@@ -23,7 +23,7 @@ pub use set::TypeSet;
 
 /// The type of a tensor's elements, one variant per ONNX `TensorProto.DataType`.
 ///
-/// The discriminants are ONNX's own codes.
+/// The discriminants are ONNX's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum DType {
@@ -85,14 +85,14 @@ pub enum DType {
     F6E3M2 = 28,
 }
 
-/// What is true of one element type; [`DType::record`] finds the row.
+/// The properties of one element type; [`DType::record`] looks them up.
 struct Record {
     dtype: DType,
     name: &'static str,
     bits: Option<u32>,
 }
 
-/// One row per type, in the order of ONNX's codes, so that row `code - 1` belongs to `code`.
+/// One row per type, in the order of ONNX's codes: row `code - 1` describes `code`.
 static RECORDS: [Record; 28] = [
     row(DType::F32, "float", 32),
     row(DType::U8, "uint8", 8),
@@ -129,7 +129,7 @@ const fn row(dtype: DType, name: &'static str, bits: u32) -> Record {
 }
 
 impl DType {
-    /// Every element type, in the order of ONNX's codes.
+    /// Iterates over all element types in the order of ONNX's codes.
     pub fn all() -> impl Iterator<Item = DType> {
         RECORDS.iter().map(|record| record.dtype)
     }
@@ -139,24 +139,24 @@ impl DType {
         &RECORDS[self as usize - 1]
     }
 
-    /// The type with an ONNX `TensorProto.DataType` code; `None` for 0 (undefined) and for unknown
-    /// codes.
+    /// Returns the type with an ONNX `TensorProto.DataType` code, or `None` for 0 (undefined) and
+    /// unknown codes.
     pub fn from_onnx(code: i32) -> Option<DType> {
         let index = usize::try_from(code).ok()?.checked_sub(1)?;
         RECORDS.get(index).map(|record| record.dtype)
     }
 
-    /// The ONNX `TensorProto.DataType` code.
+    /// Returns the ONNX `TensorProto.DataType` code.
     pub const fn onnx_code(self) -> i32 {
         self as i32
     }
 
-    /// ONNX's name of the type as it stands in type strings: `float` in `tensor(float)`.
+    /// Returns ONNX's name of the type, as in type strings: `float` in `tensor(float)`.
     pub fn name(self) -> &'static str {
         self.record().name
     }
 
-    /// The type of that ONNX name: `float`, `int64`, `bfloat16`.
+    /// Returns the type with an ONNX name: `float`, `int64`, `bfloat16`.
     ///
     /// ```
     /// use ort_core::dtype::DType;
@@ -167,19 +167,18 @@ impl DType {
         RECORDS.iter().find(|record| record.name == name).map(|record| record.dtype)
     }
 
-    /// Bits of one element; `None` for strings.
+    /// Returns the bits of one element; `None` for strings.
     pub fn bits(self) -> Option<u32> {
         self.record().bits
     }
 
-    /// Bytes of one element where an element is a whole number of bytes: not for packed types and
-    /// strings.
+    /// Returns the bytes of one element; `None` for sub-byte types and strings.
     pub fn byte_size(self) -> Option<usize> {
         self.bits().filter(|bits| bits % 8 == 0).map(|bits| bits as usize / 8)
     }
 
-    /// Bytes that `elements` elements take, packed types rounded up; `None` for strings and where
-    /// the number of bytes does not fit in a `usize`.
+    /// Returns the bytes that `elements` elements take, rounded up for packed types. Returns `None`
+    /// for strings and on overflow.
     ///
     /// ```
     /// use ort_core::dtype::DType;
@@ -192,28 +191,29 @@ impl DType {
         if bits.is_multiple_of(8) {
             return elements.checked_mul(bits / 8);
         }
-        // Eight elements take exactly `bits` bytes, so nothing overflows before the result does.
+        // Count groups of eight, which take exactly `bits` bytes: intermediate results cannot
+        // overflow unless the final one does.
         let whole = (elements / 8).checked_mul(bits)?;
         whole.checked_add((elements % 8 * bits).div_ceil(8))
     }
 
-    /// Whether elements of this type share bytes (2, 4 and 6 bits wide).
+    /// Returns whether elements of this type share bytes (widths of 2, 4 and 6 bits).
     pub fn is_packed(self) -> bool {
         self.bits().is_some_and(|bits| bits < 8)
     }
 
-    /// Whether this is a real floating-point type of any width.
+    /// Returns whether this is a real floating-point type of any width.
     pub const fn is_float(self) -> bool {
         TypeSet::ALL_FLOATS.contains(self)
     }
 
-    /// Whether this is an integer type of any width; `bool` is none.
+    /// Returns whether this is an integer type of any width. `bool` is not.
     pub const fn is_integer(self) -> bool {
         TypeSet::INTEGERS.union(TypeSet::SUB_BYTE_INTEGERS).contains(self)
     }
 
-    /// Whether negative numbers can be held: signed integers, floats (except the power-of-two
-    /// scale), complex.
+    /// Returns whether the type can represent negative numbers: signed integers, floats except the
+    /// power-of-two scale, complex.
     pub const fn is_signed(self) -> bool {
         let signed = TypeSet::SIGNED.union(TypeSet::ALL_FLOATS).union(TypeSet::COMPLEX);
         signed
@@ -222,7 +222,7 @@ impl DType {
             .contains(self)
     }
 
-    /// Whether this is a complex type.
+    /// Returns whether this is a complex type.
     pub const fn is_complex(self) -> bool {
         TypeSet::COMPLEX.contains(self)
     }
@@ -236,9 +236,8 @@ impl fmt::Display for DType {
 
 /// A Rust type that holds one element of a tensor.
 ///
-/// Implemented for types whose bytes are the tensor's bytes. Of these only `bool` has invalid
-/// bytes: kernels may view a bool tensor as `bool` by a checked cast, or as `u8` with values 0 and
-/// 1.
+/// Implemented for types whose bytes are the tensor's bytes. Only `bool` has invalid bit patterns:
+/// kernels view a bool tensor as `bool` through a checked cast, or as `u8` with the values 0 and 1.
 pub trait Element:
     Copy + NoUninit + CheckedBitPattern + Send + Sync + PartialEq + fmt::Debug + 'static
 {
@@ -269,8 +268,8 @@ elements! {
     F8E5M2: minifloat::F8E5M2, F8E5M2FNUZ: minifloat::F8E5M2FNUZ, F8E8M0: minifloat::F8E8M0,
 }
 
-/// Compiles an expression once per element type and runs the one for a [`DType`] known only at run
-/// time.
+/// Monomorphizes an expression for each element type, and dispatches on a [`DType`] known only at
+/// run time.
 ///
 /// The types are a list of [`DType`] variants in brackets or one of `FLOATS` (f16, bf16, f32, f64),
 /// `INTEGERS` (8 to 64 bits), `NUMERIC` (both).
@@ -305,8 +304,8 @@ macro_rules! for_each_type {
     };
 }
 
-/// Compiles an expression once per element size, for kernels that only move elements, and runs the
-/// one for a size in bytes known only at run time: 1, 2, 4, 8 or 16.
+/// Monomorphizes an expression for each element size (1, 2, 4, 8 or 16 bytes) and dispatches on a
+/// size known only at run time. For kernels that only move elements.
 ///
 /// ```
 /// use ort_core::for_each_size;

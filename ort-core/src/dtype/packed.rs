@@ -1,7 +1,7 @@
-//! Elements of 2, 4 and 6 bits: a stream of bits, first element in the lowest bits of the first
-//! byte.
+//! Bit packing of 2-, 4- and 6-bit elements: a bit stream with the first element in the lowest bits
+//! of the first byte.
 
-/// Reads codes of `bits` bits each, one to a byte; stops where `packed` or `codes` ends.
+/// Unpacks elements of `bits` bits, one to a byte. Stops at the end of `packed` or `codes`.
 ///
 /// ```
 /// let mut codes = [0; 3];
@@ -24,8 +24,8 @@ pub fn unpack(packed: &[u8], bits: u32, codes: &mut [u8]) {
     }
 }
 
-/// Writes the low `bits` bits of each code; unused bits of the last byte are 0. Stops where
-/// `packed` ends.
+/// Packs the low `bits` bits of each element. Unused bits of the last byte are 0. Stops at the end
+/// of `packed`.
 pub fn pack(codes: &[u8], bits: u32, packed: &mut [u8]) {
     let mask = (1_u32 << bits) - 1;
     let (mut window, mut filled) = (0_u32, 0);
@@ -47,20 +47,20 @@ pub fn pack(codes: &[u8], bits: u32, packed: &mut [u8]) {
     }
 }
 
-/// The signed number whose two's complement form of `bits` bits is the code.
+/// Sign-extends a two's complement number of `bits` bits.
 pub fn sign_extend(code: u8, bits: u32) -> i8 {
     let unused = 8 - bits;
     ((code << unused) as i8) >> unused
 }
 
-/// [`unpack`] of signed numbers.
+/// Same as [`unpack`] for signed numbers.
 pub fn unpack_signed(packed: &[u8], bits: u32, values: &mut [i8]) {
     let codes: &mut [u8] = bytemuck::cast_slice_mut(values);
     unpack(packed, bits, codes);
     codes.iter_mut().for_each(|code| *code = sign_extend(*code, bits) as u8);
 }
 
-/// [`unpack`] of any type of up to 8 bits.
+/// Same as [`unpack`] for any type of up to 8 bits.
 pub(super) fn unpack_any(dtype: super::DType, packed: &[u8], codes: &mut [u8]) {
     unpack(packed, dtype.bits().unwrap_or(8).min(8), codes);
 }

@@ -1,10 +1,10 @@
-//! Sets of element types, for signatures of operators and kernels.
+//! Sets of element types, for operator and kernel signatures.
 
 use std::fmt;
 
 use super::DType;
 
-/// A set of element types; everything about it can be computed in constants.
+/// A set of element types. All its operations are usable in constants, except iteration.
 ///
 /// ```
 /// use ort_core::dtype::{DType, TypeSet};
@@ -19,9 +19,9 @@ const fn bit(dtype: DType) -> u32 {
 }
 
 impl TypeSet {
-    /// No type.
+    /// The empty set.
     pub const EMPTY: TypeSet = TypeSet(0);
-    /// Every type.
+    /// All types.
     pub const ALL: TypeSet = TypeSet((1 << 28) - 1);
     /// Unsigned integers of 8 to 64 bits.
     pub const UNSIGNED: TypeSet = TypeSet::of(&[DType::U8, DType::U16, DType::U32, DType::U64]);
@@ -45,9 +45,9 @@ impl TypeSet {
     pub const ALL_FLOATS: TypeSet = Self::FLOATS.union(Self::MINIFLOATS);
     /// Complex types.
     pub const COMPLEX: TypeSet = TypeSet::of(&[DType::C64, DType::C128]);
-    /// `INTEGERS` and `FLOATS`: what ONNX calls all numeric types with bfloat16.
+    /// `INTEGERS` and `FLOATS`: ONNX's "all numeric types" including bfloat16.
     pub const NUMERIC: TypeSet = Self::INTEGERS.union(Self::FLOATS);
-    /// 32- and 64-bit integers with floats: what ONNX calls high-precision numeric types.
+    /// `FLOATS` and the 32- and 64-bit integers: ONNX's "high-precision numeric types".
     pub const HIGH_PRECISION: TypeSet =
         Self::FLOATS.union(TypeSet::of(&[DType::U32, DType::U64, DType::I32, DType::I64]));
     /// `NUMERIC`, `COMPLEX`, `bool` and `string`: ONNX's tensor types of IR version 4, with
@@ -67,7 +67,7 @@ impl TypeSet {
     /// `ALL_TENSOR_IR13` and the 6-bit floats: every type, IR version 14.
     pub const ALL_TENSOR_IR14: TypeSet = Self::ALL;
 
-    /// The set of these types.
+    /// Creates the set of the given types.
     pub const fn of(mut types: &[DType]) -> TypeSet {
         let mut bits = 0;
         while let [first, rest @ ..] = types {
@@ -77,42 +77,42 @@ impl TypeSet {
         TypeSet(bits)
     }
 
-    /// Types in either set.
+    /// Returns the union.
     pub const fn union(self, other: TypeSet) -> TypeSet {
         TypeSet(self.0 | other.0)
     }
 
-    /// Types in both sets.
+    /// Returns the intersection.
     pub const fn intersection(self, other: TypeSet) -> TypeSet {
         TypeSet(self.0 & other.0)
     }
 
-    /// Types in this set and not in the other.
+    /// Returns the types in this set but not in the other.
     pub const fn difference(self, other: TypeSet) -> TypeSet {
         TypeSet(self.0 & !other.0)
     }
 
-    /// Whether the type is in the set.
+    /// Returns whether the type is in the set.
     pub const fn contains(self, dtype: DType) -> bool {
         self.0 & bit(dtype) != 0
     }
 
-    /// Whether every type of this set is in the other.
+    /// Returns whether the other set contains every type of this one.
     pub const fn is_subset(self, other: TypeSet) -> bool {
         self.0 & !other.0 == 0
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// How many types are in the set.
+    /// Returns the number of types in the set.
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// The types of the set in the order of ONNX's codes.
+    /// Iterates over the types in the order of ONNX's codes.
     pub fn iter(self) -> impl Iterator<Item = DType> {
         DType::all().filter(move |dtype| self.contains(*dtype))
     }

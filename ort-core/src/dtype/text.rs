@@ -1,17 +1,17 @@
-//! Numbers as strings and back, for `Cast` from and to `string`.
+//! Number formatting and parsing, for `Cast` to and from `string`.
 //!
-//! Floats are printed as ONNX Runtime prints them: eight significant digits in the shorter of plain
-//! and scientific notation without trailing zeros (C's `%.8g`), `NaN`, `INF` and `-INF`.
+//! Floats print as in ONNX Runtime: eight significant digits, the shorter of plain and scientific
+//! notation, no trailing zeros (C's `%.8g`); `NaN`, `INF` and `-INF`.
 
 use super::DType;
 use super::convert::{
     BLOCK, CastOptions, ConvertError, first_of, read_floats, read_integers, write_floats, write_integers,
 };
 
-/// The strings for the elements of a numeric buffer.
+/// Formats the elements of a numeric buffer as strings.
 ///
 /// # Errors
-/// A buffer of the wrong length; strings and complex numbers.
+/// The buffer length is wrong, or the type is string or complex.
 pub fn format_elements(from: DType, src: &[u8], elements: usize) -> Result<Vec<String>, ConvertError> {
     let length_error = || ConvertError::Length { dtype: from, elements, bytes: src.len() };
     if from == DType::String || from.is_complex() {
@@ -42,7 +42,7 @@ pub fn format_elements(from: DType, src: &[u8], elements: usize) -> Result<Vec<S
     Ok(strings)
 }
 
-/// The string for one float; see the module's description.
+/// Formats one float as described in the module documentation.
 pub fn format_float(value: f64) -> String {
     const DIGITS: i32 = 8;
     if value.is_nan() {
@@ -51,7 +51,7 @@ pub fn format_float(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "INF" } else { "-INF" }.to_string();
     }
-    // The exponent is that of the rounded number: 9.99999999 has eight digits as 1e+01.
+    // Format first to get the exponent after rounding: 9.99999999 prints as 10, not 9.9999999.
     let scientific = format!("{:.*e}", DIGITS as usize - 1, value);
     let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific };
     let exponent: i32 = exponent.parse().unwrap_or(0);
@@ -67,13 +67,12 @@ fn without_trailing_zeros(digits: &str) -> &str {
     if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits }
 }
 
-/// Reads strings as numbers of a type into a buffer: plain and scientific notation, `INF`, `+INF`,
-/// `-INF`, `NaN` in any capitals. Fractions are cut off for integer types, and integers wrap as in
-/// a numeric cast.
+/// Parses strings as numbers of a type into a buffer. Accepts plain and scientific notation, `INF`,
+/// `+INF`, `-INF` and `NaN` in any case. Integer types truncate fractions and wrap like a numeric
+/// cast.
 ///
 /// # Errors
-/// A string that spells no number, a buffer of the wrong length, strings and complex numbers as the
-/// target.
+/// A string is not a number, the buffer length is wrong, or the target is string or complex.
 pub fn parse_elements<S: AsRef<str>>(
     strings: &[S],
     to: DType,
@@ -111,7 +110,7 @@ pub fn parse_elements<S: AsRef<str>>(
 fn parse_float(text: &str, to: DType) -> Result<f64, ConvertError> {
     let trimmed = text.trim();
     let value = match to {
-        // Read at the precision asked for, so that the decimal is rounded once.
+        // Parse at the target precision, so that the decimal is rounded only once.
         DType::F32 => trimmed.parse::<f32>().map(f64::from),
         _ => trimmed.parse::<f64>(),
     };
@@ -126,6 +125,7 @@ fn parse_integer(text: &str, to: DType) -> Result<i64, ConvertError> {
     if let Ok(value) = trimmed.parse::<u64>() {
         return Ok(value as i64);
     }
+    // Not an integer literal: convert it like a numeric cast from double.
     let value =
         parse_float(text, DType::F64).map_err(|_| ConvertError::Text { text: text.to_string(), to })?;
     if to == DType::Bool {

@@ -1,4 +1,4 @@
-//! Builds graphs from their messages: scopes of names, captures of subgraphs, order of nodes.
+//! Graph construction from ONNX messages: name scopes, subgraph captures, node order.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,22 +28,22 @@ use crate::{Error, Limits, Result, Within, ensure, error, nearest};
 pub(super) struct OpenGraph {
     pub(super) graph: Graph,
     captures: Vec<Capture>,
-    /// The scope that opened with it, by its place among the open ones.
+    /// The scope that was opened with the graph, as an index into the open scopes.
     scope: usize,
     node_names: Names,
-    /// Names of values that are not among those of the scope: of inlined functions, captured, or
-    /// renamed.
+    /// Names of values that are not names of the scope: values of inlined functions, captured
+    /// values, and renamed ones.
     other_names: Names,
 }
 
-/// Names that are taken, and how often each was asked for, in order: large graphs read names soon
-/// after they were written, while those are in the cache. The texts are shared with the graph that
-/// has the names.
+/// The set of names in use, with a counter for each. It keeps insertion order, because large graphs
+/// look names up soon after inserting them, while the entries are in cache. The graph shares the
+/// strings.
 #[derive(Default)]
 struct Names(IndexMap<Arc<str>, usize>);
 
 impl Names {
-    /// The name, or the name with the first free number; `also` tells of others that are taken.
+    /// Returns `name`, or `name` with the first free number. `also` reports further names in use.
     fn unique(&mut self, name: Arc<str>, also: impl Fn(&str) -> bool) -> Arc<str> {
         let mut count = match self.0.entry(name.clone()) {
             Entry::Vacant(free) => {
@@ -53,6 +53,8 @@ impl Names {
                 }
                 1
             }
+            // Start at the last number used for this name, not at 1: N equal names would cost N²
+            // lookups.
             Entry::Occupied(taken) => *taken.get(),
         };
         loop {
@@ -67,17 +69,18 @@ impl Names {
     }
 }
 
-/// What a name means in a scope.
+/// The binding of a name in a scope.
 #[derive(Clone, Copy)]
 pub(super) struct Meaning {
-    /// The value; none is an optional input of a function that the caller left out.
+    /// The value. `None` is an optional function input that the caller left out.
     pub(super) value: Option<ValueId>,
-    /// The node of the scope that writes it, by its place in the file; none for what is given.
+    /// The node of the scope that writes the value, as its index in the file; `None` for captures,
+    /// inputs and constants.
     pub(super) writer: Option<u32>,
 }
 
 impl Meaning {
-    /// What no node of the scope writes.
+    /// Binds a name to a value that no node of the scope writes.
     pub(super) fn given(value: Option<ValueId>) -> Meaning {
         Meaning { value, writer: None }
     }
@@ -86,32 +89,32 @@ impl Meaning {
 /// The attributes that a function was called with.
 pub(super) type BoundAttributes<'m> = HashMap<&'m str, &'m AttributeProto>;
 
-/// The names that nodes of one graph or function body see.
+/// The names visible to the nodes of one graph or function body.
 pub(super) struct Scope<'m> {
-    /// The graph that the nodes go to, by its place among the open ones.
+    /// The graph that the nodes are added to, as an index into the open graphs.
     pub(super) graph: usize,
-    /// What each name means.
+    /// The binding of each name.
     pub(super) names: IndexMap<Arc<str>, Meaning>,
-    /// Values of the caller that outputs of a function are written to.
+    /// The caller's values that outputs of a function body are written to.
     pub(super) promised: HashMap<&'m str, ValueId>,
-    /// Declared types of values that nodes write.
+    /// Declared types of the values that nodes write.
     pub(super) types: HashMap<&'m str, &'m ValueInfoProto>,
-    /// What names get in front, so that those of two calls differ.
+    /// The prefix of node and value names, which keeps those of two calls apart.
     pub(super) prefix: String,
     pub(super) opsets: Arc<Opsets>,
     pub(super) attributes: Arc<BoundAttributes<'m>>,
-    /// Whether names end here: the main graph and function bodies see nothing outside.
+    /// Whether lookup stops here: the main graph and function bodies cannot see outer names.
     pub(super) closed: bool,
 }
 
-/// Turns messages into graphs.
+/// Builds graphs from messages.
 pub(super) struct Loader<'m> {
     pub(super) registry: &'static Registry,
     pub(super) functions: HashMap<FunctionKey<'m>, &'m FunctionProto>,
     pub(super) external: ExternalData,
     pub(super) graphs: Vec<OpenGraph>,
     pub(super) scopes: Vec<Scope<'m>>,
-    /// The functions that are being inlined, outermost first.
+    /// The functions being inlined, outermost first.
     pub(super) calls: Vec<FunctionKey<'m>>,
     ir_version: i64,
     limits: Limits,
@@ -147,7 +150,7 @@ impl<'m> Loader<'m> {
         })
     }
 
-    /// Builds the model's graph; its constants are given apart.
+    /// Builds the main graph. Its initializers are passed separately, by value.
     pub(super) fn main_graph(
         &mut self,
         proto: &'m GraphProto,
@@ -169,8 +172,8 @@ impl<'m> Loader<'m> {
             let id = self.declare(name, ty, None).within(|| format!("input '{name}'"));
             let id = id.map_err(|problem| problem.help("rename one of the two, or leave it out"))?;
             match default {
-                // Before IR version 4 every constant had to be among the inputs; it was no less
-                // constant.
+                // Before IR version 4 every initializer had to be listed among the inputs, so being
+                // listed does not make it a default that callers may override.
                 Some(tensor) if self.ir_version < 4 => {
                     let declared = self.top().graph.value(id).ty.clone();
                     self.set_constant(id, tensor);
@@ -190,7 +193,8 @@ impl<'m> Loader<'m> {
         self.close_graph().map(|(graph, _)| graph)
     }
 
-    /// Builds a graph inside a node. Its names lead on to those around it.
+    /// Builds the graph of a subgraph attribute. Names it does not define resolve in the enclosing
+    /// scopes.
     pub(super) fn subgraph(&mut self, proto: &'m GraphProto) -> Result<(Graph, Vec<Capture>)> {
         let outer = self.scope();
         let (opsets, attributes) = (outer.opsets.clone(), outer.attributes.clone());
@@ -248,7 +252,7 @@ impl<'m> Loader<'m> {
         Ok((open.graph, open.captures))
     }
 
-    /// The innermost scope. There always is one while nodes are built.
+    /// Returns the innermost scope. One is always open while nodes are built.
     #[allow(
         clippy::indexing_slicing,
         reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
@@ -258,7 +262,7 @@ impl<'m> Loader<'m> {
         &mut self.scopes[last]
     }
 
-    /// The graph that is being built.
+    /// Returns the graph under construction.
     #[allow(
         clippy::indexing_slicing,
         reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
@@ -268,8 +272,8 @@ impl<'m> Loader<'m> {
         &mut self.graphs[last]
     }
 
-    /// The initializers of a graph, by name. Of those that are defined twice the last one counts,
-    /// as in ONNX Runtime.
+    /// Reads the initializers of a graph, by name. If one is defined twice the last definition
+    /// wins, as in ONNX Runtime.
     fn read_constants(
         &mut self,
         graph: &GraphProto,
@@ -306,8 +310,8 @@ impl<'m> Loader<'m> {
         Ok(constants)
     }
 
-    /// Warns of an initializer that is none of the standard's. Whether it is taken: one without a
-    /// name has no readers.
+    /// Warns of an initializer that violates the standard. Returns whether it is kept: one without
+    /// a name cannot have readers.
     fn takes_initializer(&mut self, name: &str, is_known: bool, is_segment: bool) -> Result<bool> {
         let problems = [
             (name.is_empty(), "it has no name, and is ignored"),
@@ -320,7 +324,7 @@ impl<'m> Loader<'m> {
         Ok(!name.is_empty())
     }
 
-    /// Declares the constants that were no inputs.
+    /// Declares the initializers that were not also inputs.
     fn declare_constants(&mut self, constants: IndexMap<String, Option<Tensor>>) -> Result<()> {
         for (name, tensor) in constants {
             let Some(tensor) = tensor else { continue };
@@ -330,8 +334,8 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// Gives a name in the innermost scope a new value, or the value that a function's caller waits
-    /// for.
+    /// Binds a name of the innermost scope to a new value, or to the value that a function's caller
+    /// reserved for it.
     fn declare(&mut self, name: &str, ty: ValueType, writer: Option<u32>) -> Result<ValueId> {
         ensure!(!name.is_empty(), InvalidGraph, "a value has no name");
         let (Some((scope, around)), Some(open)) = (self.scopes.split_last_mut(), self.graphs.last_mut())
@@ -347,6 +351,8 @@ impl<'m> Loader<'m> {
         let id = match scope.promised.get(name).copied() {
             Some(id) => id,
             None => {
+                // `get` fails exactly if the graph's own scope is the innermost one. Its names are
+                // unique by then; others must avoid the names of the graph's scope too.
                 let own = around.get(open.scope);
                 let is_free = own.is_none() && !open.other_names.0.contains_key(name);
                 let own = own.unwrap_or(scope);
@@ -366,7 +372,8 @@ impl<'m> Loader<'m> {
         Ok(id)
     }
 
-    /// The type that the file gives for a value in between, as far as it is any use.
+    /// Returns the type that the file declares for an intermediate value; unusable ones count as
+    /// unknown.
     fn declared_type(&mut self, name: &str) -> ValueType {
         let info = self.scope().types.get(name).and_then(|info| info.r#type.as_ref());
         info.and_then(|ty| type_from_proto(ty, &|_| Dim::unknown()).ok()).unwrap_or_default()
@@ -379,6 +386,7 @@ impl<'m> Loader<'m> {
         let open = self.top();
         open.node_names.0.reserve(nodes.len());
         open.graph.nodes.reserve(nodes.len());
+        // Most files are in topological order, so build as far as possible without sorting.
         let built = self.build_while_in_order(nodes)?;
         let mut declared: Vec<ValueIds> = Vec::with_capacity(nodes.len() - built);
         for (index, _) in nodes.iter().enumerate().skip(built) {
@@ -393,9 +401,9 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// Builds nodes as they come, up to the first that reads what is not declared in the scope
-    /// before it, or that brings a graph or a function body, which may see all names of the scope.
-    /// Returns how many were built.
+    /// Builds nodes in file order until one reads a name not declared yet in this scope, or has a
+    /// subgraph or function body. Those may see all names of the scope, so all outputs must be
+    /// declared first. Returns the number of nodes built.
     fn build_while_in_order(&mut self, nodes: &'m [NodeProto]) -> Result<usize> {
         for (index, node) in nodes.iter().enumerate() {
             let names = &self.scope().names;
@@ -415,7 +423,7 @@ impl<'m> Loader<'m> {
         Ok(nodes.len())
     }
 
-    /// Declares what a node writes.
+    /// Declares the outputs of a node.
     fn declare_outputs(&mut self, nodes: &'m [NodeProto], index: usize) -> Result<ValueIds> {
         let Some(node) = nodes.get(index) else { return Ok(ValueIds::new()) };
         let mut declared = ValueIds::with_capacity(node.output.len());
@@ -433,7 +441,7 @@ impl<'m> Loader<'m> {
         Ok(declared)
     }
 
-    /// Adds who else writes the value that a node writes.
+    /// Adds to the error which other node writes the same value.
     fn defined_twice(&mut self, nodes: &[NodeProto], (index, name): (usize, &str), problem: Error) -> Error {
         let label = |index: usize| nodes.get(index).map_or_else(String::new, |node| node_label(node, index));
         let writer = self.scope().names.get(name).and_then(|meaning| meaning.writer);
@@ -442,7 +450,7 @@ impl<'m> Loader<'m> {
         problem.within(format!("node '{}'", label(index))).help(format!("{other}; rename one of the two"))
     }
 
-    /// Counts a node against the limit.
+    /// Counts a node against the limits, and checks the deadline now and then.
     pub(super) fn count_node(&mut self) -> Result<()> {
         self.nodes += 1;
         let what = || "the model has too many nodes with its functions inlined".to_string();
@@ -452,13 +460,14 @@ impl<'m> Loader<'m> {
             let what = || "the model's functions add too many nodes".to_string();
             at_most(self.function_nodes, self.limits.function_nodes, "function_nodes", what)?;
         }
+        // 1, not 0, so that the first node checks the deadline too.
         if self.nodes % NODES_PER_DEADLINE_CHECK == 1 {
             check_deadline(self.until, "loading")?
         }
         Ok(())
     }
 
-    /// A name for a node that no other node of the graph has.
+    /// Returns a node name that is unique in the graph.
     pub(super) fn node_name(&mut self, node: &NodeProto, index: usize) -> Arc<str> {
         let label: Arc<str> = match node.name() {
             "" => node_label(node, index).into(),
@@ -478,7 +487,7 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// The error for a name that nothing in sight has. `what` says whose it is.
+    /// Returns the error for an undefined name. `what` says whose name it is.
     pub(super) fn unknown_value(&self, what: &str, name: &str) -> Error {
         let closed = self.scopes.iter().rposition(|scope| scope.closed).unwrap_or(0);
         let visible = self.scopes.iter().skip(closed);
@@ -490,9 +499,9 @@ impl<'m> Loader<'m> {
         error!(InvalidGraph, "{what}'{name}' is no node's output, and no input or initializer").help(advice)
     }
 
-    /// What a name means in a scope: no such name, an input left out, or a value of the scope's
-    /// graph. A name from around a subgraph is made a capture on the way, or a constant of its own,
-    /// which shares the memory.
+    /// Resolves a name in a scope. `None` means that it is undefined, `Some(None)` an omitted
+    /// input. A name of an enclosing graph becomes a capture at each level, or, if it is a
+    /// constant, a constant of its own that shares the memory.
     #[allow(
         clippy::indexing_slicing,
         reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
@@ -508,6 +517,7 @@ impl<'m> Loader<'m> {
         let found = self.resolve(around, name)?;
         let inner =
             found.map(|outer| self.capture(self.scopes[around].graph, self.scopes[scope].graph, outer));
+        // Bind the name in this scope too, so that each subgraph captures a value only once.
         self.scopes[scope].names.insert(name.into(), Meaning::given(inner));
         Some(inner)
     }
@@ -533,7 +543,7 @@ impl<'m> Loader<'m> {
         }
     }
 
-    /// Makes a value that exists a constant.
+    /// Turns an existing value into a constant.
     pub(super) fn set_constant(&mut self, id: ValueId, tensor: Tensor) {
         let shape = tensor.shape().iter().map(|&size| Dim::constant(size as i64)).collect();
         let graph = &mut self.top().graph;
@@ -542,13 +552,13 @@ impl<'m> Loader<'m> {
     }
 }
 
-/// The name behind the prefix of its scope.
+/// Returns the name with the prefix of its scope.
 fn prefixed(prefix: &str, name: &Arc<str>) -> Arc<str> {
     if prefix.is_empty() { name.clone() } else { format!("{prefix}{name}").into() }
 }
 
-/// Whether a node of the graph, or of a graph inside it, reads a name, or the graph's outputs have
-/// it. All names that are read are gathered once.
+/// Returns whether a node of the graph or of its subgraphs reads a name, or a graph output bears
+/// it. The set of names read is computed on first use.
 fn is_read<'g>(graph: &'g GraphProto, name: &str, read: &mut Option<HashSet<&'g str>>) -> bool {
     let names = read.get_or_insert_with(|| {
         let mut names = HashSet::new();

@@ -1,9 +1,9 @@
-//! What a message takes in memory once it is decoded, counted before it is.
+//! Decompression-bomb check: bounds the memory of a decoded message before decoding it.
 //!
-//! An empty message is two bytes in a file and hundreds in memory, so a small file could claim a
-//! hundred times its size. The count walks the messages as the decoder would, over the table below,
-//! and skips all data. On the way it sees how deep graphs lie in one another, which is the stack
-//! that decoding and loading take.
+//! An empty message takes two bytes in a file and hundreds in memory, so a small file could claim a
+//! hundred times its size. The check walks the messages as the decoder would, using the table
+//! below, and skips all data. It also measures how deep graphs nest, because decoding and loading
+//! recurse.
 
 use bytes::Buf;
 use prost::encoding::{WireType, decode_key, decode_varint};
@@ -16,15 +16,16 @@ use super::proto::{
 use crate::limits::{Raise, at_most};
 use crate::{Limits, Result, ensure, error};
 
-/// What a model may take besides its file, for each byte of the file. A node with short names and
-/// small attributes, of which large generated models consist, takes up to 55.
+/// The memory allowed per byte of the file. Nodes with short names and small attributes, which
+/// large generated models consist of, take up to 55.
 const FACTOR: u64 = 64;
-/// Messages inside one another that the decoder goes through.
+/// The deepest nesting of messages that the decoder accepts.
 const DECODER_DEPTH: usize = 100;
-/// Graphs inside one another that are counted; the count itself takes stack, too.
+/// The deepest nesting of graphs that is counted. The counter recurses too, so it needs a bound
+/// itself.
 const COUNTED_GRAPHS: usize = 256;
 
-/// A message: its size in memory, and its fields that are messages, with their places in
+/// A message type: its size in memory, and its fields that are messages, as indices into
 /// [`MESSAGES`].
 struct Message(usize, &'static [(u32, usize)]);
 
@@ -60,17 +61,17 @@ const MESSAGES: [Message; 17] = [
     Message(0, &[(1, TYPE)]),
     Message(size_of::<TensorShapeProto>(), &[(1, DIMENSION)]),
     Message(size_of::<tensor_shape_proto::Dimension>(), &[]),
-    // Also stands for what is as small: operator set ids, and strings of a list.
+    // Also stands for other small list elements: operator set ids and strings.
     Message(size_of::<StringStringEntryProto>(), &[]),
     Message(size_of::<FunctionProto>(), &[(4, ENTRY), (5, ENTRY), (6, ENTRY), (7, NODE), (9, ENTRY), (11, ATTRIBUTE), (12, VALUE_INFO), (14, ENTRY)]),
     Message(size_of::<TrainingInfoProto>(), &[(1, GRAPH), (2, GRAPH), (3, ENTRY), (4, ENTRY)]),
-    // Also stands for device annotations, whose lists are as small.
+    // Also stands for device annotations, whose list elements are as small.
     Message(size_of::<TensorAnnotation>(), &[(2, ENTRY), (3, ENTRY)]),
     Message(0, &[(2, TYPE)]),
 ];
 
-/// Refuses a model whose messages would take out of all proportion to its file, or are nested too
-/// deep. Tells how many nodes its graph has, those of inner graphs left out.
+/// Refuses a model whose decoded messages would be far larger than its file, or nested too deep.
+/// Returns the number of nodes of the main graph, without those of subgraphs.
 pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<usize> {
     let mut count = Count { graph_bound: limits.nesting.min(COUNTED_GRAPHS), ..Count::default() };
     count.message(bytes, MODEL, 0, 0);
@@ -96,28 +97,29 @@ pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<usize> {
     .raise("bytes"))
 }
 
-/// What the messages of a file take.
+/// The totals over the messages of a file.
 #[derive(Default)]
 struct Count {
     /// Bytes in memory.
     taken: u64,
-    /// The most messages inside one another.
+    /// The deepest nesting of messages.
     depth: usize,
-    /// Nodes of the model's own graph.
+    /// Nodes of the main graph.
     nodes: usize,
-    /// The most graphs inside one another, the model's own not counted.
+    /// The deepest nesting of graphs, not counting the main graph.
     graphs: usize,
-    /// More graphs inside one another are not walked.
+    /// The nesting of graphs at which the walk stops.
     graph_bound: usize,
 }
 
 impl Count {
-    /// Counts a message at this depth, inside so many graphs. Damage ends the count; the decoder
-    /// reports it.
+    /// Counts a message at `depth`, enclosed by `graphs` graphs. A malformed message ends the
+    /// count; the decoder will report it.
     fn message(&mut self, mut bytes: &[u8], message: usize, depth: usize, graphs: usize) {
         self.depth = self.depth.max(depth);
         self.graphs = self.graphs.max(graphs.saturating_sub(1));
-        // Each graph adds three messages, and the types inside the last one a few more.
+        // A level of subgraphs adds three messages (graph, node, attribute). The innermost graph
+        // may contain a few more levels of types.
         if self.graphs > self.graph_bound || depth > 3 * self.graph_bound + DECODER_DEPTH {
             return;
         }
@@ -139,7 +141,7 @@ impl Count {
             let fields = MESSAGES.get(message).map_or(&[][..], |message| message.1);
             let field = fields.iter().find(|(number, _)| *number == tag);
             if let (Some(&(_, kind)), WireType::LengthDelimited) = (field, wire_type) {
-                // Lists grow by doubling.
+                // Twice the size, because vectors grow by doubling.
                 let size = MESSAGES.get(kind).map_or(0, |message| message.0);
                 self.taken = self.taken.saturating_add(2 * size as u64);
                 self.nodes += usize::from(message == GRAPH && kind == NODE && graphs == 1);

@@ -1,16 +1,14 @@
-//! External data: weights in files beside the model, and the rules that keep them there.
+//! External data: weights in files beside the model, and the sandbox that keeps them there.
 //!
-//! A model names its data files, and a model may come from anyone. So a location is a relative path
-//! that `..` does not lead out of the folder, and the file that it leads to must lie, with every
-//! symbolic link followed, inside the model's folder. One layout is allowed beyond that: in a
-//! Hugging Face cache, `snapshots/<revision>/model.onnx` and its data are symbolic links into the
-//! `blobs` folder of the same repository; where the model itself is such a link, its data may be,
-//! too.
+//! A model names its data files, and a model may come from anyone. So a location must be a relative
+//! path that does not leave the folder through `..`. With every symbolic link resolved, the file
+//! must be inside the model's folder. One layout is exempt: in a Hugging Face cache,
+//! `snapshots/<revision>/model.onnx` and its data are symbolic links into the `blobs` folder of the
+//! same repository. If the model itself is such a link, its data may be too.
 //!
-//! Hard links show no path to follow. A data file with more than one is accepted only when all of
-//! its links lie inside the model's folder (or the caller allows others, see
-//! [`FileAccess::hard_links`]): the link that lies elsewhere could be any file of the disk that the
-//! model's maker wanted read.
+//! Hard links cannot be followed. So a data file with several is accepted only if all of them are
+//! inside the model's folder, or if the caller allows others (see [`FileAccess::hard_links`]).
+//! Otherwise the file could be any file of the disk that the model's author wants read.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, Metadata};
@@ -25,45 +23,44 @@ use super::proto::StringStringEntryProto;
 use crate::cache::{CompiledModel, Content, FileWatch, Identity};
 use crate::{Result, Within, ensure, error};
 
-/// The data files of one model, each opened once and shared by the tensors inside.
+/// The data files of one model, each opened once and shared by its tensors.
 #[derive(Debug)]
 pub struct ExternalData {
     folder: Option<Folder>,
     files: HashMap<PathBuf, FileBytes>,
-    /// The paths by which the model names the files, as they were first asked for.
+    /// The resolved path of each file, by the location under which the model names it.
     names: IndexMap<PathBuf, PathBuf>,
-    /// Whether there are no other files than `files`, under the names by which the model calls
-    /// them.
+    /// Whether `files` is complete and keyed by location. True for a compiled model.
     is_closed: bool,
     access: FileAccess,
 }
 
-/// Where data files may lie.
+/// The folders that may contain data files.
 #[derive(Debug)]
 struct Folder {
-    /// The model's folder, links resolved.
+    /// The model's folder, with links resolved.
     root: PathBuf,
-    /// The `blobs` folder of the repository cache that the model itself is linked from.
+    /// The `blobs` folder of the Hugging Face repository that the model is linked from.
     blobs: Option<PathBuf>,
 }
 
-/// A place in a data file, as a tensor's `external_data` entries give it.
+/// A byte range of a data file, as a tensor's `external_data` entries describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
     /// The file, relative to the model's folder.
     pub path: PathBuf,
     /// The first byte.
     pub offset: u64,
-    /// The number of bytes, where it is given.
+    /// The number of bytes, if given.
     pub length: Option<u64>,
 }
 
 impl Location {
-    /// Reads the entries `location`, `offset` and `length`. `checksum` and unknown keys are passed
-    /// over.
+    /// Parses the entries `location`, `offset` and `length`. `checksum` and unknown keys are
+    /// ignored.
     ///
-    /// Errors: no location, a location that is absolute or leads out of the folder by `..`, a
-    /// number that is none, a key given twice.
+    /// Errors: no location, a location that is absolute or leaves the folder through `..`, an
+    /// invalid number, a duplicate key.
     pub fn parse(entries: &[StringStringEntryProto]) -> Result<Location> {
         let find = |key: &str| {
             entries.iter().find(|entry| entry.key() == key).map(|entry| entry.value().to_string())
@@ -83,7 +80,8 @@ impl Location {
         };
         let mut keys = HashSet::new();
         for entry in entries {
-            // Readers that take the first and readers that take the last would see different files.
+            // A reader that uses the first entry and one that uses the last would open different
+            // files.
             ensure!(
                 keys.insert(entry.key()),
                 InvalidGraph,
@@ -110,8 +108,8 @@ impl Location {
     }
 }
 
-/// `a/../b` as `b`, whatever `a` is, so that no link is followed on the way; none if nothing is to
-/// change, or the path leads out of the folder.
+/// Normalizes `a/../b` to `b` without looking at `a`, so no link is followed on the way. Returns
+/// `None` if nothing changes or the path leaves the folder.
 fn without_parents(path: &str) -> Option<String> {
     if path.starts_with('/') || path.contains('\\') || !path.split('/').any(|part| part == "..") {
         return None;
@@ -127,15 +125,15 @@ fn without_parents(path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// What to try where a location leads elsewhere.
+/// The advice for a location outside the model's folder.
 const BESIDE: &str = "put the data file into the model's folder and name it relative to that";
 
-/// A text from the file, short enough for a message.
+/// Shortens a text from the file for a message.
 fn clip(text: &str) -> std::borrow::Cow<'_, str> {
     crate::shown(text, 128)
 }
 
-/// How runtimes mark weights that lie in the memory of the process that wrote the model.
+/// The marker of weights that are in the memory of the process that wrote the model.
 const MEMORY_MARKER: &str = "_ORT_MEM_ADDR_";
 
 fn check_path(text: &str) -> Result<()> {
@@ -153,7 +151,8 @@ fn check_path(text: &str) -> Result<()> {
         help = BESIDE,
         "external data location '{shown}' is not relative"
     );
-    // A backslash divides paths on some systems only; a model is refused or accepted alike on all.
+    // A backslash separates paths on some systems only. Reject it everywhere, so that a model is
+    // accepted or refused alike on all of them.
     ensure!(
         !text.split(['/', '\\']).any(|part| part == ".."),
         InvalidGraph,
@@ -171,7 +170,7 @@ fn check_path(text: &str) -> Result<()> {
 }
 
 impl ExternalData {
-    /// For a model without a folder: any external data is an error.
+    /// Creates the data files of a model without a folder: any external data is an error.
     pub fn unavailable() -> ExternalData {
         ExternalData {
             folder: None,
@@ -182,18 +181,20 @@ impl ExternalData {
         }
     }
 
-    /// The data files that a compiled model holds.
+    /// Returns the data files inside a compiled model.
     pub(super) fn within(compiled: &CompiledModel) -> ExternalData {
         let file = |content: &Content| {
             let (bytes, mapping) = (content.bytes()?.clone(), Some(compiled.entry().file().clone()));
             let identity = Identity::Hash(content.said_hash()?);
             Some((PathBuf::from(content.name()), FileBytes { bytes, mapping, identity }))
         };
+        // The first file is the model itself.
         let files = compiled.files().iter().skip(1).filter_map(file).collect();
         ExternalData { files, is_closed: true, ..ExternalData::unavailable() }
     }
 
-    /// Data files in `folder`; `model` is the model's own path, where it has one.
+    /// Returns access to the data files in `folder`. `model` is the model's own path, if it has
+    /// one.
     pub fn in_folder(folder: &Path, model: Option<&Path>, access: FileAccess) -> Result<ExternalData> {
         let root = folder.canonicalize().map_err(|problem| {
             error!(NoSuchFile, "cannot open the model's folder '{}': {problem}", folder.display())
@@ -204,9 +205,9 @@ impl ExternalData {
         Ok(ExternalData { folder, files: HashMap::new(), names: IndexMap::new(), is_closed: false, access })
     }
 
-    /// The bytes at `location`, which must be `expected` bytes long; they share the file's mapping.
+    /// Returns the `expected` bytes at `location`, which share the file's mapping.
     ///
-    /// Errors: the file is missing or leads elsewhere, the range does not lie inside it, the length
+    /// Errors: the file is missing or outside the folder, the range exceeds it, or the length
     /// differs.
     pub fn read(&mut self, location: &Location, expected: usize) -> Result<Bytes> {
         self.read_range(location, expected)
@@ -223,6 +224,7 @@ impl ExternalData {
             );
         }
         let path = if self.is_closed { location.path.clone() } else { self.resolve(&location.path)? };
+        // An empty tensor needs no bytes, but its location must be allowed all the same.
         if expected == 0 {
             return Ok(Bytes::new());
         }
@@ -256,9 +258,9 @@ impl ExternalData {
         }
     }
 
-    /// The content of a file that [`resolve`](Self::resolve) found. What the path leads to may have
-    /// changed since, so that the file is opened without following links, and what was found of its
-    /// links is compared with the open file.
+    /// Opens a file that [`resolve`](Self::resolve) found. The path may have changed since
+    /// (TOCTOU). So it is opened without following links, and the hard links are checked again on
+    /// the open file.
     fn read_opened(&self, path: &Path) -> Result<FileBytes> {
         let folder = self.folder.as_ref();
         let blobs =
@@ -273,19 +275,20 @@ impl ExternalData {
         read_opened(opened.file, self.access.map)
     }
 
-    /// The mappings of the files opened so far.
+    /// Iterates over the mappings of the files opened so far.
     pub fn mappings(&self) -> impl Iterator<Item = &MappedFile> {
         self.files.values().filter_map(|file| file.mapping.as_ref())
     }
 
-    /// Watches the files opened so far that are mapped.
+    /// Adds the mapped files among those opened so far to a watch.
     pub(super) fn watch(&self, watch: &mut FileWatch) {
         for (path, file) in self.files.iter().filter(|(_, file)| file.mapping.is_some()) {
             watch.add(path, &file.identity);
         }
     }
 
-    /// The files as the compiled cache knows them, under each name by which the model calls them.
+    /// Returns the files in the form that the compile cache uses, once for each location that names
+    /// them.
     pub(super) fn contents(&self) -> Vec<Content> {
         let content = |(name, path): (&PathBuf, &PathBuf)| {
             let FileBytes { bytes, mapping, identity } = self.files.get(path)?.clone();
@@ -294,7 +297,7 @@ impl ExternalData {
         self.names.iter().filter_map(content).collect()
     }
 
-    /// The file that a location leads to, all links followed, if the rules allow it.
+    /// Resolves a location to a file, following all links, if the sandbox rules allow it.
     fn resolve(&self, location: &Path) -> Result<PathBuf> {
         let folder = self.folder.as_ref().ok_or_else(|| {
             error!(NoSuchFile, "the model was loaded from memory, so its data files cannot be found")
@@ -326,7 +329,7 @@ impl ExternalData {
     }
 }
 
-/// The `blobs` folder of a repository cache, where `model` lies in it and `root` in its
+/// Returns the `blobs` folder of a Hugging Face repository, if `model` is in it and `root` in its
 /// `snapshots`.
 fn cache_blobs(model: &Path, root: &Path) -> Option<PathBuf> {
     let blobs = model.parent()?;
@@ -335,7 +338,7 @@ fn cache_blobs(model: &Path, root: &Path) -> Option<PathBuf> {
     cached.then(|| blobs.to_path_buf())
 }
 
-/// A data file, open, and where it was found.
+/// An open data file, with the folder and name it was opened by.
 struct Opened {
     file: File,
     #[cfg(unix)]
@@ -346,11 +349,11 @@ struct Opened {
 
 #[cfg(unix)]
 impl Opened {
-    /// Opens `path` below `root`, folder by folder and without following a link: both were
-    /// resolved, so that a link on the way was put there since.
+    /// Opens `path` below `root` folder by folder without following links. Both paths are resolved,
+    /// so a link on the way was put there since.
     fn beneath(root: &Path, path: &Path) -> Result<Opened> {
         use rustix::fs::{CWD, Mode, OFlags, openat};
-        // Only to go through, which takes no permission to list.
+        // `O_PATH` suffices to traverse a folder and needs no permission to list it.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         const FOLDER: OFlags = OFlags::PATH;
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -371,17 +374,18 @@ impl Opened {
             here = openat(&here, part, folder, Mode::empty()).map_err(swapped)?;
         }
         let name = rest.file_name().unwrap_or_default().to_os_string();
+        // `NONBLOCK`, because the file may have been swapped for a pipe, whose open would block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = openat(&here, &name, flags, Mode::empty()).map_err(swapped)?;
         Ok(Opened { file: file.into(), folder: here, name })
     }
 
-    /// Refuses the file if it has, or had for a moment, hard links outside of `root`.
+    /// Refuses the file if it has, or briefly had, hard links outside `root`.
     ///
-    /// Each change of a file's links sets its ctime, so equal times before and after mean that the
-    /// links stood still while they were counted. File systems stamp with a clock that ticks every
-    /// few milliseconds, and two changes within a tick show once: a ctime that young has to settle
-    /// first.
+    /// Every change of a file's links updates its ctime. So if the ctime is the same before and
+    /// after, the links did not change while we counted them. File systems take ctime from a clock
+    /// that ticks every few milliseconds, and two changes within one tick look like one. So a
+    /// recent ctime must settle first.
     fn check_hard_links(&self, root: &Path) -> Result<()> {
         use std::os::unix::fs::MetadataExt;
         let look = || self.file.metadata().map_err(|problem| cannot_open(&problem));
@@ -393,7 +397,7 @@ impl Opened {
         }
         check_hard_links(&before, root)?;
         let named = rustix::fs::statat(&self.folder, &self.name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
-        // Types of these numbers differ between systems.
+        // The types of these fields differ between systems.
         let is_named = named.is_ok_and(|named| named.st_dev == before.dev() && named.st_ino == before.ino());
         ensure!(
             is_named && is_settled(&before) && facts(&before) == facts(&look()?),
@@ -405,12 +409,12 @@ impl Opened {
     }
 }
 
-/// Longer than a tick of the clock that file systems stamp with: 10 ms at most on Linux.
+/// Longer than a tick of the file system clock, which is at most 10 ms on Linux.
 #[cfg(unix)]
 const CLOCK_TICK: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Whether the file's last change lies more than a tick away, so that the next one sets another
-/// time.
+/// Returns whether the last change is more than a tick ago, so that another one would change the
+/// ctime.
 #[cfg(unix)]
 fn is_settled(metadata: &Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -418,7 +422,7 @@ fn is_settled(metadata: &Metadata) -> bool {
     let nanoseconds = |seconds: i128, rest: i128| seconds * 1_000_000_000 + rest;
     let changed = nanoseconds(metadata.ctime().into(), metadata.ctime_nsec().into());
     let now = nanoseconds(now.as_secs().into(), now.subsec_nanos().into());
-    // The clock of a file server may be ahead of ours.
+    // Use the absolute difference, because the clock of a file server may be ahead of ours.
     (now - changed).unsigned_abs() >= CLOCK_TICK.as_nanos() / 2
 }
 
@@ -433,7 +437,7 @@ impl Opened {
     }
 }
 
-/// Refuses a file that has hard links outside of `root`.
+/// Refuses a file that has hard links outside `root`.
 #[cfg(unix)]
 fn check_hard_links(metadata: &Metadata, root: &Path) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
@@ -443,7 +447,7 @@ fn check_hard_links(metadata: &Metadata, root: &Path) -> Result<()> {
     }
     let mut inside = 0;
     let mut folders = vec![root.to_path_buf()];
-    // A bound on the search, so that a model at the root of a disk does not walk all of it.
+    // Bound the search, so that a model in the root folder does not walk the whole disk.
     let mut entries_left = 10_000;
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -452,7 +456,7 @@ fn check_hard_links(metadata: &Metadata, root: &Path) -> Result<()> {
                 folders.clear();
                 break;
             }
-            // This is the entry's own metadata: symbolic links are not followed.
+            // `DirEntry::metadata` does not follow symbolic links.
             match entry.metadata() {
                 Ok(found) if found.is_dir() => folders.push(entry.path()),
                 Ok(found) if same(&found) => inside += 1,
@@ -472,7 +476,7 @@ fn ensure_inside(inside: u64, links: u64) -> Result<()> {
         .help("replace it by a copy, or allow hard links where the model is trusted"))
 }
 
-/// Elsewhere the number of hard links is not known without opening the file.
+/// Other systems only report the number of hard links of an open file.
 #[cfg(not(unix))]
 fn check_hard_links(_metadata: &Metadata, _root: &Path) -> Result<()> {
     Ok(())

@@ -1,4 +1,4 @@
-//! The files of a model, mapped or read whole.
+//! Access to the files of a model: mapped or read whole.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,21 +10,21 @@ use ort_alloc::{MappedFile, open_regular};
 use crate::cache::Identity;
 use crate::{Error, Result, ensure, error};
 
-/// What to try with a file of no bytes.
+/// The advice for an empty file.
 pub(super) const EMPTY: &str = "download or copy it again";
 
-/// How files are opened.
+/// How model files are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileAccess {
-    /// Map files instead of reading them: weights then stay in the page cache, shared between
-    /// processes. A mapped file must not be changed or truncated while the model is in use: replace
-    /// it by renaming a new one over it. What is changed in place is found before a run, which then
-    /// is an error; what is truncated may end the process before that. A model that is read is a
+    /// Map files instead of reading them. Weights then stay in the page cache, shared between
+    /// processes. A mapped file must not be modified or truncated while the model is in use; to
+    /// replace it, rename a new file over it. A run detects modification in place and returns an
+    /// error. Truncation may kill the process before that (SIGBUS). A file that is read is a
     /// private copy.
     pub map: bool,
-    /// Accept external data whose file has hard links outside of the model's folder. Off by
-    /// default: such a link can show a program any file of the same disk. Package managers that
-    /// link files from their cache need it.
+    /// Accept external data files that have hard links outside the model's folder. Off by default,
+    /// because such a link can expose any file of the same disk to a program. Package managers that
+    /// hard-link files from their cache need it.
     pub hard_links: bool,
 }
 
@@ -42,13 +42,15 @@ pub(super) struct FileBytes {
     pub(super) identity: Identity,
 }
 
-/// The whole content of a regular file, mapped or read. Empty files are errors.
+/// Maps or reads a regular file. An empty file is an error.
 pub(super) fn read_file(path: &Path, map: bool) -> Result<FileBytes> {
+    // Check before opening, because opening a pipe would block. `read_opened` checks the open file
+    // again.
     check_kind(&std::fs::metadata(path).map_err(|problem| cannot_open(&problem))?)?;
     read_opened(open_regular(path).map_err(|problem| cannot_open(&problem))?, map)
 }
 
-/// The whole content of a file that is open, which must be a regular one.
+/// Maps or reads an open file, which must be a regular one.
 pub(super) fn read_opened(mut file: File, map: bool) -> Result<FileBytes> {
     let metadata = file.metadata().map_err(|problem| cannot_open(&problem))?;
     check_kind(&metadata)?;
@@ -66,7 +68,7 @@ pub(super) fn read_opened(mut file: File, map: bool) -> Result<FileBytes> {
     Ok(FileBytes { bytes: bytes.into(), mapping: None, identity })
 }
 
-/// Refuses what is no regular file.
+/// Refuses anything but a regular file.
 pub(super) fn check_kind(metadata: &std::fs::Metadata) -> Result<()> {
     ensure!(
         !metadata.is_dir(),
@@ -74,7 +76,7 @@ pub(super) fn check_kind(metadata: &std::fs::Metadata) -> Result<()> {
         help = "name the file in it",
         "this is a folder, expected a file"
     );
-    // Opening a pipe waits for a writer, and a device may never end.
+    // Opening a pipe blocks until it has a writer, and reading a device may never end.
     ensure!(
         metadata.is_file(),
         NoSuchFile,

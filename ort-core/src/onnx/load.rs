@@ -1,9 +1,9 @@
-//! From a model file to the canonical graph.
+//! Model loading: from an ONNX file to the canonical graph.
 //!
-//! On the way the file's habits end: functions local to the model are inlined, `Constant` nodes and
-//! `Identity` of constants become constants, nodes are put in order and get unique names, what
-//! subgraphs read from outside becomes explicit, and each node is upgraded to the canonical form of
-//! its operator's record.
+//! Loading normalizes the model. Model-local functions are inlined. `Constant` nodes, and
+//! `Identity` of constants, become constants. Nodes are sorted topologically and get unique names.
+//! Captures of subgraphs become explicit. Each node is upgraded to the canonical form of its
+//! operator's record.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -28,38 +28,38 @@ use crate::spec::{RUNTIME, Registry};
 use crate::tensor::Tensor;
 use crate::{Limits, Result, Within, ensure, error, nearest};
 
-/// A model as it was loaded: the canonical graph, not yet inferred, and what else the file says.
+/// A loaded model: the canonical graph before shape inference, and the rest of what the file says.
 #[derive(Debug, Default)]
 pub struct LoadedModel {
     /// The graph.
     pub graph: Graph,
-    /// What the file says about itself.
+    /// The file's metadata.
     pub info: ModelInfo,
-    /// The files whose mappings the constants are slices of.
+    /// The mapped files whose memory the constants share.
     pub mappings: Vec<MappedFile>,
-    /// The files themselves, the model's own first.
+    /// All files of the model, its own first.
     pub(crate) contents: Vec<Content>,
-    /// Whether mapped files are changed in place.
+    /// Detects mapped files that are modified in place.
     pub(crate) watch: FileWatch,
-    /// The compiled model that all of it lies in, if it does.
+    /// The compiled model that all of this was read from, if it was.
     pub(crate) compiled: Option<Arc<CompiledModel>>,
-    /// What it was loaded within; runs of sessions on it keep to its deadline.
+    /// The limits it was loaded with. Runs of its sessions obey their deadline.
     pub limits: Limits,
-    /// What in the file ONNX does not allow, and loading made good.
+    /// Deviations from ONNX that loading repaired.
     pub warnings: Vec<ModelWarning>,
-    /// Whether loading refuses what it could warn of.
+    /// Whether loading refuses what it would otherwise only warn of.
     pub(crate) strict: bool,
 }
 
 impl LoadedModel {
-    /// An error if a mapped file of the model was changed in place; `now` looks however soon after
-    /// the last time.
+    /// Returns an error if a mapped file of the model was modified in place. `now` checks even if
+    /// the last check was moments ago.
     pub(crate) fn check_files(&self, now: bool) -> Result<()> {
         if now { self.watch.look() } else { self.watch.check() }
     }
 
-    /// Lets go of the resident pages of a weight; they come back from the file when they are read.
-    /// A weight that is in no mapped file stays as it is.
+    /// Drops the resident pages of a weight; reading them faults them in from the file again. A
+    /// weight outside the mapped files is unaffected.
     pub(crate) fn release(&self, tensor: &Tensor) {
         let Some(bytes) = tensor.bytes() else { return };
         for mapping in &self.mappings {
@@ -69,10 +69,11 @@ impl LoadedModel {
         }
     }
 
-    /// The same for all pages: reading what lies between the weights brings many of those in, too.
+    /// Drops all resident pages of the files, because reading the bytes between the weights faults
+    /// in many pages too.
     pub(crate) fn release_all(&self) {
         for mapping in &self.mappings {
-            // Packed weights that lie in the same file stay.
+            // Packed weights stored in the same file stay resident.
             let end =
                 self.compiled.as_ref().map_or(mapping.len(), |compiled| compiled.entry().source_bytes());
             release(mapping, 0..end);
@@ -81,17 +82,18 @@ impl LoadedModel {
 }
 
 fn release(mapping: &MappedFile, range: Range<usize>) {
+    // Releasing is a hint, so a failure only costs memory.
     if let Err(problem) = mapping.release(range) {
         tracing::debug!("pages of the model's file stay resident: {problem}");
     }
 }
 
-/// What a model file says about itself.
+/// The metadata of a model file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelInfo {
-    /// The IR version it was written against.
+    /// The IR version the model was written against.
     pub ir_version: i64,
-    /// The tool that wrote it.
+    /// The tool that wrote the model.
     pub producer_name: String,
     /// That tool's version.
     pub producer_version: String,
@@ -101,22 +103,22 @@ pub struct ModelInfo {
     pub model_version: i64,
     /// The graph's name.
     pub graph_name: String,
-    /// Operator sets: domain (empty for the standard's own) and version.
+    /// Imported operator sets: domain (empty for the standard's own) and version.
     pub opsets: Vec<(String, i64)>,
-    /// Named metadata.
+    /// The metadata properties.
     pub metadata: Vec<(String, String)>,
-    /// The number of functions local to the model.
+    /// The number of model-local functions.
     pub functions: usize,
-    /// The names of the initializers of the graph and of its subgraphs, in order: the weights, as
-    /// against constants that nodes give.
+    /// The names of the initializers of the graph and its subgraphs, in order. These are the
+    /// weights; the outputs of `Constant` nodes are not included.
     pub initializers: Vec<String>,
-    /// Those of the graph that PyTorch's exporter marks as buffers or constants, as against
+    /// The initializers that PyTorch's exporter marks as buffers or constants rather than
     /// parameters.
     pub buffers: Vec<String>,
 }
 
 impl ModelInfo {
-    /// What `model` says about itself.
+    /// Collects the metadata of `model`.
     pub fn of(model: &ModelProto) -> ModelInfo {
         let pair = |entry: &super::proto::StringStringEntryProto| (entry.key().into(), entry.value().into());
         ModelInfo {
@@ -135,7 +137,7 @@ impl ModelInfo {
     }
 }
 
-/// The metadata that says what an initializer was in PyTorch: `PARAMETER`, `BUFFER` or
+/// The metadata key under which PyTorch stores the role of an initializer: `PARAMETER`, `BUFFER` or
 /// `CONSTANT_TENSOR`. See <https://docs.pytorch.org/docs/stable/onnx_export.html>.
 const INPUT_KIND: &str = "pkg.torch.export.graph_signature.InputSpec.kind";
 
@@ -148,7 +150,7 @@ fn buffer_names(model: &ModelProto) -> Vec<String> {
     infos.filter(is_buffer).map(|info| info.name().to_string()).collect()
 }
 
-/// What marks an initializer as a buffer.
+/// Returns the metadata entry that marks an initializer as a buffer.
 pub(super) fn buffer_mark() -> StringStringEntryProto {
     StringStringEntryProto { key: Some(INPUT_KIND.into()), value: Some("BUFFER".into()) }
 }
@@ -168,24 +170,24 @@ fn initializer_names(model: &ModelProto) -> Vec<String> {
     names
 }
 
-/// An operator that a model uses and no record describes.
+/// An operator that a model uses but that has no record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownOperator {
     /// Its domain; empty for the standard's own.
     pub domain: String,
     /// Its name.
     pub op: String,
-    /// The version of its domain that the model asks for, where it asks for one.
+    /// The imported version of its domain, if the model imports the domain.
     pub version: Option<i64>,
-    /// The number of nodes that use it, in subgraphs and functions, too.
+    /// The number of nodes that use it, including those in subgraphs and functions.
     pub count: usize,
     /// The first of those nodes.
     pub first_node: String,
 }
 
 impl UnknownOperator {
-    /// What it may have been meant to be: an operator of nearly the same name, or of another
-    /// domain.
+    /// Returns advice: an operator of a similar name, or the domain that has an operator of this
+    /// name.
     pub fn advice(&self) -> Result<String> {
         let records = Registry::global()?.records();
         let of_domain = || records.iter().filter(|record| record.domain == self.domain);
@@ -196,6 +198,7 @@ impl UnknownOperator {
             return Ok(format!("domain {} has an operator of that name", domain_name(record.domain)));
         }
         let domains = records.iter().map(|record| record.domain).filter(|domain| !domain.is_empty());
+        // A known domain cannot be the misspelled part.
         let known = self.domain.is_empty() || of_domain().next().is_some();
         Ok(match nearest(&self.domain, domains).filter(|_| !known) {
             Some(domain) => format!("did you mean domain '{domain}'?"),
@@ -204,10 +207,10 @@ impl UnknownOperator {
     }
 }
 
-/// Loads the model that `source` holds.
+/// Loads the model in `source`.
 ///
-/// Errors: the bytes are no model; it uses unknown operators (all are named at once); it
-/// contradicts the standard (cycles, dangling or doubly defined values, wrong attributes, data that
+/// Errors: the bytes are not a model; it uses unknown operators (the error names all of them); it
+/// violates the standard (cycles, undefined or multiply defined values, wrong attributes, data that
 /// does not fill its shape).
 pub fn load(source: &Source) -> Result<LoadedModel> {
     let mut warnings = Warnings::new(source.is_strict());
@@ -217,7 +220,7 @@ pub fn load(source: &Source) -> Result<LoadedModel> {
     Ok(loaded)
 }
 
-/// The same for a caller that adds warnings of its own and logs them.
+/// Same as [`load`] for a caller that adds warnings of its own and logs them.
 pub(crate) fn load_warning(source: &Source, warnings: &mut Warnings) -> Result<LoadedModel> {
     let model = source.decode()?;
     let mut loaded = load_within(model, source.external_data()?, source.limits_of(), warnings)
@@ -232,7 +235,7 @@ pub(crate) fn load_warning(source: &Source, warnings: &mut Warnings) -> Result<L
     Ok(loaded)
 }
 
-/// Loads a model that is decoded already.
+/// Loads a model that is already decoded.
 pub fn load_proto(model: ModelProto, external: ExternalData) -> Result<LoadedModel> {
     let mut warnings = Warnings::default();
     let mut loaded = load_within(model, external, &Limits::default(), &mut warnings)?;
@@ -263,7 +266,7 @@ fn load_within(
         warnings.add(WarningKind::OpsetImport, String::new, text)?;
     }
     let graph = model.graph.as_mut().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
-    // Taken by value: typed data then becomes the weights' memory without a copy.
+    // Take the initializers by value, so that typed data becomes weight memory without a copy.
     let weights = std::mem::take(&mut graph.initializer);
     let sparse = std::mem::take(&mut graph.sparse_initializer);
     let functions = functions_of(&model)?;
@@ -289,11 +292,11 @@ fn load_within(
     Ok(LoadedModel { graph, info, mappings, contents, watch, limits, ..LoadedModel::default() })
 }
 
-/// The newest version of the standard's operator set that the records were compared with.
+/// The newest version of the standard's operator set that the records were checked against.
 pub const NEWEST_OPSET: i64 = 28;
 
-/// The version of each domain; of a domain that is imported twice the last one, as in ONNX Runtime.
-/// Models older than IR version 3 have no list and mean version 1.
+/// Returns the version of each imported domain. If a domain is imported twice, the last import
+/// wins, as in ONNX Runtime. Models older than IR version 3 have no imports, which means version 1.
 pub(super) fn opsets_of(
     imports: &[OperatorSetIdProto],
     ir_version: i64,
@@ -322,10 +325,10 @@ pub(super) fn opsets_of(
     Ok(opsets)
 }
 
-/// The functions of a model.
+/// The model-local functions.
 struct Functions<'m> {
     called: HashMap<FunctionKey<'m>, &'m FunctionProto>,
-    /// Those that stand behind an operator.
+    /// Functions shadowed by an operator of the same name.
     hidden: Vec<FunctionKey<'m>>,
 }
 
@@ -349,8 +352,8 @@ fn functions_of(model: &ModelProto) -> Result<Functions<'_>> {
     Ok(functions)
 }
 
-/// Whether a function has the name of an operator that the model imports. ONNX leaves to the
-/// runtime which of the two a node means; in ONNX Runtime it is the operator.
+/// Returns whether a function has the name of an operator that the model imports. ONNX leaves open
+/// which of the two a node calls. ONNX Runtime calls the operator.
 fn is_operator(
     registry: &Registry,
     imports: &[OperatorSetIdProto],
@@ -362,8 +365,8 @@ fn is_operator(
     record.zip(version).is_some_and(|(record, version)| record.first <= version)
 }
 
-/// Every operator of the model, in subgraphs and functions that are called, too, that no record
-/// describes.
+/// Lists the operators of the model that have no record. Subgraphs and called functions are
+/// included.
 pub fn unknown_operators(model: &ModelProto) -> Result<Vec<UnknownOperator>> {
     let mut survey = Survey {
         registry: Registry::global()?,
@@ -389,13 +392,14 @@ impl<'m> Survey<'m> {
         self.nodes(&graph.node, imports);
     }
 
-    /// Functions wait in a list, so that their calls, however deep, need no stack.
+    /// Uses a worklist, so that deep chains of function calls cannot overflow the stack.
     fn nodes(&mut self, nodes: &'m [NodeProto], imports: &'m [OperatorSetIdProto]) {
         let mut work = vec![(nodes, imports)];
         while let Some((nodes, imports)) = work.pop() {
             for (index, node) in nodes.iter().enumerate() {
                 let key = function_key(node);
                 match self.functions.get(&key) {
+                    // Each function body is visited once, however many nodes call it.
                     Some(function) if self.seen.insert(key) => {
                         work.push((&function.node, &function.opset_import));
                     }

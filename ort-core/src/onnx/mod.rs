@@ -1,4 +1,4 @@
-//! ONNX files: their messages, where their bytes come from, and the way to the graph and back.
+//! ONNX files: protobuf messages, byte sources, and conversion to and from the graph.
 
 mod build;
 mod expansion;

@@ -1,23 +1,23 @@
-//! What domains and functions are called.
+//! Naming of domains, operator sets and functions.
 
 use std::collections::HashMap;
 
 use super::proto::NodeProto;
 
-/// A domain as messages name it.
+/// Returns the name of a domain for messages.
 pub(super) fn domain_name(domain: &str) -> &str {
     if domain.is_empty() { "ai.onnx" } else { domain }
 }
 
-/// The empty domain and `ai.onnx` are one.
+/// Maps `ai.onnx` to the empty domain, because both name the same one.
 pub(super) fn canonical_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
-/// The version of each domain, the standard's own under the empty name.
+/// The version of each domain, with the standard's own under the empty name.
 pub(super) type Opsets = HashMap<String, i64>;
 
-/// What identifies a function: domain, name, overload.
+/// The key of a function: domain, name, overload.
 pub(super) type FunctionKey<'m> = (&'m str, &'m str, &'m str);
 
 pub(super) fn function_key(node: &NodeProto) -> FunctionKey<'_> {

@@ -1,5 +1,4 @@
-//! Builds single nodes: attributes, constants, upgrades to the canonical form, and calls of
-//! functions.
+//! Construction of single nodes: attributes, constants, operator upgrades and function inlining.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,11 +17,12 @@ use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
 use crate::tensor::Tensor;
 use crate::{Result, Within, advise, ensure, error};
 
-/// An attribute under the name that the node gives it, wherever its value comes from.
+/// An attribute under the name that the node uses. The value may come from the enclosing function.
 type Given<'m> = (&'m str, &'m AttributeProto);
 
 impl<'m> Loader<'m> {
-    /// Builds one node, whose outputs are declared. Inputs that are not given are looked for.
+    /// Builds one node whose outputs are declared. If `inputs` is `None`, the names are resolved
+    /// here.
     pub(super) fn node(
         &mut self,
         node: &'m NodeProto,
@@ -47,7 +47,7 @@ impl<'m> Loader<'m> {
             Some(inputs) => inputs,
             None => self.node_inputs(node)?,
         };
-        // What is left out at the end is not there.
+        // Omitted trailing inputs and outputs mean the same as none at all.
         for values in [&mut inputs, &mut outputs] {
             while values.last() == Some(&None) {
                 values.pop();
@@ -76,7 +76,7 @@ impl<'m> Loader<'m> {
         self.top().graph.constants.contains_key(&id)
     }
 
-    /// The inputs, wherever in sight their names stand.
+    /// Resolves the inputs, which may be names of enclosing scopes.
     fn node_inputs(&mut self, node: &'m NodeProto) -> Result<ValueIds> {
         let mut inputs = ValueIds::with_capacity(node.input.len());
         for (index, name) in node.input.iter().enumerate() {
@@ -90,8 +90,8 @@ impl<'m> Loader<'m> {
         Ok(inputs)
     }
 
-    /// The attributes, references to those of the function around resolved. One that refers to an
-    /// attribute which the caller left out is left out, too.
+    /// Returns the attributes, with references to attributes of the enclosing function resolved. A
+    /// reference to an attribute that the caller left out is dropped.
     fn given_attributes(&mut self, node: &'m NodeProto) -> Vec<Given<'m>> {
         let bound = self.scope().attributes.clone();
         let given = |attribute: &'m AttributeProto| match attribute.ref_attr_name() {
@@ -140,6 +140,7 @@ impl<'m> Loader<'m> {
             }
         }
         check_graphs(spec, &subgraphs)?;
+        // Without a pending upgrade the node is canonical already, and needs no draft.
         if spec.upgrades.iter().all(|upgrade| version >= upgrade.before) {
             let attrs = Attributes::checked(spec, attrs)?;
             let node = Node { name, spec, inputs, outputs, attrs, subgraphs };
@@ -153,7 +154,8 @@ impl<'m> Loader<'m> {
         (draft.inputs, draft.outputs, draft.subgraphs) = (inputs, outputs, subgraphs);
         for upgrade in spec.upgrades.iter().filter(|upgrade| version < upgrade.before) {
             (upgrade.apply)(&mut draft)?;
-            // An operator that has become another one is in that one's canonical form.
+            // After an upgrade to another operator the node is already in the canonical form of
+            // that one.
             if draft.op != spec.name {
                 break;
             }
@@ -164,9 +166,9 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// The version that the model imports of a domain. What it uses without importing it is taken
-    /// to be of the newest version, as in ONNX Runtime; a model without any imports does not say
-    /// what it means.
+    /// Returns the version of a domain that the model imports. If the domain is not imported, the
+    /// newest version is assumed, as in ONNX Runtime. A model without any imports is ambiguous and
+    /// refused.
     fn version_of(&mut self, domain: &str, node: &str) -> Result<i64> {
         let opsets = &self.scope().opsets;
         if let Some(version) = opsets.get(domain) {
@@ -243,7 +245,7 @@ impl<'m> Loader<'m> {
         })
     }
 
-    /// The value of a `Constant` node, in any of its attributes.
+    /// Reads the value of a `Constant` node from whichever attribute holds it.
     fn constant(&mut self, node: &str, given: &[Given<'m>]) -> Result<Tensor> {
         let Some((name, attribute)) = given.first() else {
             return Err(error!(InvalidGraph, "exactly one value is expected, got 0"));
@@ -281,7 +283,8 @@ impl<'m> Loader<'m> {
         read(self).within(|| format!("attribute '{name}'"))
     }
 
-    /// Makes `output` the same as `input`: a constant where that is one, else by a node.
+    /// Makes `output` equal to `input`: by sharing the constant if it is one, else by an `Identity`
+    /// node.
     fn identity(&mut self, name: Arc<str>, input: ValueId, output: ValueId) -> Result<()> {
         if let Some(tensor) = self.top().graph.constants.get(&input).cloned() {
             self.set_constant(output, tensor);
@@ -296,7 +299,7 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// Inlines a call: the nodes of the function's body take the place of the node.
+    /// Inlines a function call: the nodes of the function body replace the node.
     fn call(
         &mut self,
         node: &'m NodeProto,
@@ -328,8 +331,8 @@ impl<'m> Loader<'m> {
             outputs.len()
         );
         let attributes = self.bind_attributes(function, name, &given)?;
-        // A function imports what it uses; for a domain that its writer forgot, the model's version
-        // is meant.
+        // A function imports the domains it uses. For one that is missing, fall back to the model's
+        // import.
         let mut opsets = (*self.scope().opsets).clone();
         opsets.extend(opsets_of(&function.opset_import, i64::MAX, self.warnings)?);
         let arguments = inputs.into_iter().chain(std::iter::repeat(None));
@@ -343,6 +346,8 @@ impl<'m> Loader<'m> {
             .collect();
         let outputs_of = |node: &'m NodeProto| node.output.iter().map(String::as_str);
         let produced: HashSet<&str> = function.node.iter().flat_map(outputs_of).collect();
+        // Outputs that the body writes go straight to the caller's values. `deliver` copies the
+        // others.
         let mut promised = HashMap::new();
         for &(name, id) in wanted.iter().filter(|(name, _)| produced.contains(name)) {
             promised.entry(name).or_insert(id);
@@ -366,8 +371,8 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
-    /// The attributes of a function for one call: those given, and the defaults of the others.
-    /// Those that the function does not have are ignored, as in ONNX Runtime.
+    /// Binds the attributes of a function for one call: the given ones, and defaults for the
+    /// others. Given attributes that the function does not declare are ignored, as in ONNX Runtime.
     fn bind_attributes(
         &mut self,
         function: &'m FunctionProto,
@@ -388,8 +393,8 @@ impl<'m> Loader<'m> {
         Ok(bound)
     }
 
-    /// Copies those outputs of a function that no node of its body wrote to the caller's value
-    /// itself: inputs handed through, and values that are two outputs at once.
+    /// Copies the outputs of a function that its nodes did not write into the caller's value
+    /// directly: inputs passed through, and one value returned as two outputs.
     fn deliver(&mut self, name: &str, wanted: &[(&'m str, ValueId)]) -> Result<()> {
         for &(output, id) in wanted {
             let found = self.scope().names.get(output).and_then(|meaning| meaning.value);
@@ -403,12 +408,12 @@ impl<'m> Loader<'m> {
     }
 }
 
-/// Text of the file, which must be UTF-8.
+/// Decodes text of the file, which must be UTF-8.
 fn text(bytes: &[u8]) -> Result<String> {
     std::str::from_utf8(bytes).map(str::to_string).map_err(|_| error!(InvalidGraph, "its text is not UTF-8"))
 }
 
-/// Each graph that the record requires is there, and none is there twice.
+/// Checks that each required subgraph is present, and none is given twice.
 fn check_graphs(spec: &OpSpec, subgraphs: &[Subgraph]) -> Result<()> {
     for attr in spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Graph) {
         let count = subgraphs.iter().filter(|subgraph| subgraph.attr == attr.name).count();
@@ -429,8 +434,9 @@ fn kind_in(spec: &OpSpec, name: &str) -> Option<AttrKind> {
     spec.attrs.iter().find(|attr| attr.name == name).map(|attr| attr.kind)
 }
 
-/// Which field of an attribute is meant. Files of IR version 1 do not say; then it is the field
-/// that is set, or, as empty lists leave no trace, what the operator's record expects.
+/// Returns which field of an attribute holds its value. Files of IR version 1 do not say. Then it
+/// is the field that is set; empty lists are not encoded, so for those the operator's record
+/// decides.
 fn attribute_type(attribute: &AttributeProto, expected: Option<AttrKind>) -> Result<AttributeType> {
     let code = attribute.r#type();
     let ty = AttributeType::try_from(code).map_err(|_| {

@@ -1,12 +1,11 @@
-//! The order of a graph's nodes: each after what it reads, as near to the file's order as that
-//! allows.
+//! Topological sort of a graph's nodes, stable with respect to the file's order.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::proto::{GraphProto, NodeProto};
 use crate::{Result, error};
 
-/// How messages name a node: its name, or its operator and place.
+/// Returns how messages name a node: by its name, or by its operator and index.
 pub(super) fn node_label(node: &NodeProto, index: usize) -> String {
     match node.name() {
         "" => format!("{}_{index}", node.op_type()),
@@ -16,14 +15,14 @@ pub(super) fn node_label(node: &NodeProto, index: usize) -> String {
 
 /// The order in which nodes are built.
 pub(super) enum Order {
-    /// That of the file.
+    /// The file's order.
     AsGiven,
-    /// By their places in the file.
+    /// A permutation, as indices into the file.
     Sorted(Vec<usize>),
 }
 
 impl Order {
-    /// The nodes in this order, with their places in the file.
+    /// Returns the nodes in this order, each with its index in the file.
     pub(super) fn of<'a>(&self, nodes: &'a [NodeProto]) -> impl Iterator<Item = (usize, &'a NodeProto)> {
         (0..nodes.len()).filter_map(move |place| {
             let index = match self {
@@ -35,8 +34,8 @@ impl Order {
     }
 }
 
-/// The order in which nodes are built; `writer` says which node writes the value of a name, where
-/// one of them does. The first `built` nodes come first: they need none that comes after them.
+/// Sorts the nodes topologically. `writer` returns the node that writes a name, if one does. The
+/// first `built` nodes keep their places, because they are known to depend on no later node.
 ///
 /// Errors: a cycle, with its nodes.
 pub(super) fn schedule(
@@ -49,9 +48,11 @@ pub(super) fn schedule(
     for (index, node) in nodes.iter().enumerate().skip(built) {
         for_each_read(node, &mut |name| sorted &= !comes_later(index, name));
     }
+    // Fast path: nothing reads the output of a later node.
     if sorted {
         return Ok(Order::AsGiven);
     }
+    // Kahn's algorithm. The ready set is ordered, so the node first in the file goes first.
     let mut needs: Vec<Vec<usize>> = vec![Vec::new(); built];
     needs.extend(nodes.iter().skip(built).map(|node| needed_nodes(node, &writer)));
     let mut waits: Vec<usize> = needs.iter().map(Vec::len).collect();
@@ -90,13 +91,13 @@ fn indices_where(counts: &[usize], holds: impl Fn(usize) -> bool) -> impl Iterat
     counts.iter().enumerate().filter(move |(_, count)| holds(**count)).map(|(index, _)| index)
 }
 
-/// Follows nodes that wait for each other from `start` until one comes again.
+/// Walks along nodes that wait for each other from `start` until one repeats.
 fn find_cycle(start: usize, needs: &[Vec<usize>], waits: &[usize]) -> Vec<usize> {
     let mut path = vec![start];
     let mut places = HashMap::from([(start, 0)]);
     let mut at = start;
     let is_waiting = |&&need: &&usize| waits.get(need).is_some_and(|&waiting| waiting > 0);
-    // What a node still waits for is itself waiting, so the path never ends before it closes.
+    // A node that waits does so for another waiting node, so the walk always closes a cycle.
     while let Some(&next) = needs.get(at).and_then(|needs| needs.iter().find(is_waiting)) {
         if let Some(&place) = places.get(&next) {
             let mut cycle = path.split_off(place);
@@ -119,7 +120,7 @@ fn needed_nodes(node: &NodeProto, writer: &impl Fn(&str) -> Option<usize>) -> Ve
     needs
 }
 
-/// Calls `visit` with each name that the node or a subgraph of it reads from its graph.
+/// Calls `visit` with each name of the graph that the node or a subgraph of it reads.
 fn for_each_read(node: &NodeProto, visit: &mut impl FnMut(&str)) {
     node.input.iter().for_each(|name| visit(name));
     let mut names = Vec::new();
@@ -135,7 +136,7 @@ pub(super) fn for_each_subgraph<'a>(node: &'a NodeProto, visit: &mut impl FnMut(
     }
 }
 
-/// Adds the names that `graph` reads and does not define.
+/// Adds the names that `graph` captures: those it reads but does not define.
 fn outer_reads<'a>(graph: &'a GraphProto, names: &mut Vec<&'a str>) {
     let mut own: HashSet<&str> = graph.input.iter().map(|value| value.name()).collect();
     own.extend(graph.initializer.iter().map(|tensor| tensor.name()));
@@ -143,7 +144,7 @@ fn outer_reads<'a>(graph: &'a GraphProto, names: &mut Vec<&'a str>) {
     let mut read: Vec<&str> = graph.output.iter().map(|value| value.name()).collect();
     for node in &graph.node {
         read.extend(node.input.iter().map(String::as_str));
-        // A plain function pointer ends what would be an endless chain of closure types.
+        // Recursion goes through a plain function, or the closure types would nest without end.
         for_each_subgraph(node, &mut |inner| collect_outer(inner, &mut read));
     }
     names.extend(read.into_iter().filter(|name| !own.contains(name)));

@@ -1,17 +1,17 @@
-//! What a file is that isn't an ONNX model: a table of the files that people pass by mistake.
+//! File type detection, for helpful errors when someone passes a file that is not an ONNX model.
 
 use bytes::Buf;
 use prost::encoding::{WireType, decode_key, decode_varint};
 
 use crate::{Error, error};
 
-/// How a format is told: bytes at a place, or a look at the first bytes.
+/// How a format is recognized: by magic bytes at an offset, or by a test of the first bytes.
 enum Sign {
     At(usize, &'static [u8]),
     Looks(fn(&[u8]) -> bool),
 }
 
-/// A format: its sign, its name, and what to try.
+/// A format: its sign, its name, and advice.
 struct Format(Sign, &'static str, &'static str);
 
 const DOWNLOAD: &str = "download the file itself: the link led to a page, or asked for a login";
@@ -46,8 +46,9 @@ const FORMATS: &[Format] = &[
     Format(Sign::Looks(is_text), "text", "pass the binary .onnx file"),
 ];
 
-/// The error for a file of a known other format.
+/// Returns the error for a file of another known format.
 pub(super) fn known_format(bytes: &[u8]) -> Option<Error> {
+    // The first match wins, so general formats (JSON, text) come last.
     let format = FORMATS.iter().find(|format| match format.0 {
         Sign::At(place, magic) => bytes.get(place..).is_some_and(|rest| rest.starts_with(magic)),
         Sign::Looks(looks) => looks(bytes),
@@ -55,8 +56,9 @@ pub(super) fn known_format(bytes: &[u8]) -> Option<Error> {
     Some(error!(NoModel, "the file is not an ONNX model; it is {}", format.1).help(format.2))
 }
 
-/// The error for bytes that do not decode: another format, a file cut short, or damage.
+/// Returns the error for bytes that do not decode: another format, a truncated file, or corruption.
 pub(super) fn why_undecodable(bytes: &[u8], problem: &prost::DecodeError) -> Error {
+    // Truncation first: a truncated model must not be mistaken for another format.
     if let Some(missing) = missing_bytes(bytes) {
         return error!(
             InvalidProtobuf,
@@ -74,7 +76,7 @@ pub(super) fn why_undecodable(bytes: &[u8], problem: &prost::DecodeError) -> Err
     })
 }
 
-/// The wire type of each field of a model, by number.
+/// The wire type of each field of `ModelProto`, by field number.
 const MODEL_FIELDS: &[(u32, WireType)] = &[
     (1, WireType::Varint),
     (2, WireType::LengthDelimited),
@@ -90,7 +92,7 @@ const MODEL_FIELDS: &[(u32, WireType)] = &[
     (26, WireType::LengthDelimited),
 ];
 
-/// How many bytes a model's last field lacks, where the file is a model up to there.
+/// Returns how many bytes the last field lacks, if the file is a valid model up to there.
 fn missing_bytes(mut bytes: &[u8]) -> Option<u64> {
     let mut fields = 0;
     while bytes.has_remaining() {
@@ -99,12 +101,14 @@ fn missing_bytes(mut bytes: &[u8]) -> Option<u64> {
             return None;
         }
         let Ok(number) = decode_varint(&mut bytes) else {
+            // A varint has at most 10 bytes, so only a shorter rest can be truncated. Without a
+            // complete field before it there is no evidence of a model.
             return (fields > 0 && bytes.len() < 10).then_some(1);
         };
         if wire_type == WireType::LengthDelimited {
             let remaining = bytes.remaining() as u64;
             if number > remaining {
-                // A length beyond any file is damage, not a cut.
+                // A length larger than any file is corruption, not truncation.
                 return (fields > 0 && number < 1 << 48).then(|| number - remaining);
             }
             bytes.advance(number as usize);
@@ -127,6 +131,7 @@ fn is_markup(bytes: &[u8]) -> bool {
 }
 
 fn is_pickle(bytes: &[u8]) -> bool {
+    // Protocol 2 to 5, and an opcode that such files begin with.
     matches!(bytes, [0x80, 2..=5, b'c' | b']' | b'}' | b'(' | b'\x8a' | b'\x95', ..])
 }
 

@@ -1,6 +1,7 @@
-//! From the graph back to an ONNX file, with the weights inside or in a file beside it.
+//! Saving: from the graph back to an ONNX file, with the weights inside or in a data file beside
+//! it.
 //!
-//! Files appear whole or not at all ([`files`](crate::files)), a model and its data file as a pair.
+//! Files are written atomically ([`files`](crate::files)), a model and its data file as a pair.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
@@ -27,35 +28,35 @@ use crate::spec::{AttrDefault, ONNX, OpSpec};
 use crate::tensor::Tensor;
 use crate::{Error, Result, Within, ensure, error};
 
-/// The largest message that other readers of protocol buffers accept, in bytes.
+/// The largest message that other protobuf readers accept, in bytes.
 const MESSAGE_LIMIT: usize = i32::MAX as usize;
-/// Where small tensors start in a data file: at multiples of a cache line.
+/// The alignment of small tensors in a data file: a cache line.
 const ALIGNMENT: u64 = 64;
-/// Where tensors of at least one page start: at a page, so that mapping and advice can tell them
-/// apart.
+/// The alignment of tensors of at least one page, so that they can be mapped and advised
+/// separately.
 const PAGE: u64 = 4096;
 
-/// Where the weights go.
+/// Where the weights are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// Into the model file; at most 2 GiB in all.
+    /// In the model file, 2 GiB in total at most.
     Inside,
-    /// Into the model's file name followed by `.data`, beside it.
+    /// In a data file beside the model, named like it plus `.data`.
     Beside {
-        /// Tensors of fewer bytes than this stay in the model file. Other readers infer shapes from
-        /// small constants and want them there: 1024 is a good bound.
+        /// Smaller tensors stay in the model file. Other readers infer shapes from small constants
+        /// and need them there. 1024 bytes is a good bound.
         least: usize,
     },
 }
 
 /// Writes `graph` as a model file at `path`.
 ///
-/// `info` is what the file said that the graph was loaded from: its metadata is kept, and its
-/// operator sets are raised only as far as operators were upgraded or are new. The default is for
-/// graphs that come from no file.
+/// `info` is the metadata of the file that the graph was loaded from. Its metadata is kept. Its
+/// operator sets are raised only if upgraded or new operators require it. Use the default for a
+/// graph that does not come from a file.
 ///
-/// Errors: the folder cannot be written to, a weight is in device memory, the message would exceed
-/// 2 GiB.
+/// Errors: the folder is not writable, a weight is in device memory, the message would exceed 2
+/// GiB.
 pub fn save(graph: &Graph, info: &ModelInfo, path: impl AsRef<Path>, weights: &Weights) -> Result<()> {
     let path = path.as_ref();
     save_at(graph, info, path, weights).within(|| format!("saving '{}'", path.display()))
@@ -93,7 +94,7 @@ fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> R
     .map_err(|problem| cannot_write(path, &problem))
 }
 
-/// Takes the data of large constants out of the model. Returns each with its offset in the data
+/// Moves the data of large initializers out of the model. Returns each with its offset in the data
 /// file.
 fn move_out(model: &mut ModelProto, location: &str, least: usize) -> Vec<(u64, Bytes)> {
     let mut parts = Vec::new();
@@ -128,7 +129,7 @@ fn write_parts(file: &mut NewFile, parts: &[(u64, Bytes)]) -> std::io::Result<()
     Ok(())
 }
 
-/// Writes a file that is complete but not yet under its name.
+/// Writes a file completely, but does not publish it under its name yet.
 fn write_aside(path: &Path, write: impl FnOnce(&mut NewFile) -> std::io::Result<()>) -> Result<Complete> {
     let written = NewFile::create(path).and_then(|mut file| {
         write(&mut file)?;
@@ -142,7 +143,8 @@ fn cannot_write(path: &Path, problem: &std::io::Error) -> Error {
         .help("does its folder exist, may you write there, and has the disk room for it?")
 }
 
-/// The model message of a graph, weights inside and shared with the graph; see [`save`] for `info`.
+/// Converts a graph to a model message, whose weights share the graph's memory. See [`save`] for
+/// `info`.
 pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
     let mut writer = Writer {
         initializers: info.initializers.iter().map(String::as_str).collect(),
@@ -153,7 +155,7 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
         newest_type: DType::F32,
     };
     let graph = writer.graph(graph, &HashMap::new())?;
-    // Every model imports the standard's own operators, even where it uses none.
+    // Every model must import the standard's domain, even if it uses none of its operators.
     writer.domains.entry(ONNX).or_insert(OpsetNeeds { newest: 1, upgraded: 1 });
     let (ir_version, standard) = versions_with(writer.newest_type);
     let opset = |(domain, needs): (&str, OpsetNeeds)| {
@@ -180,19 +182,18 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
     })
 }
 
-/// What the operators in use ask of their domain's version.
+/// The versions of a domain that the operators in use require.
 #[derive(Clone, Copy)]
 struct OpsetNeeds {
-    /// The newest record's version, which suits all.
+    /// The newest version among the records, which suits all operators.
     newest: i64,
-    /// The version in which all of them are there, and that the last upgrade of any of them leads
-    /// to.
+    /// The version at which all operators exist in the form after their last upgrade.
     upgraded: i64,
 }
 
-/// The oldest IR version and standard operator set in which operators take the element type; ONNX
-/// numbers types in the order they came. Below 21, operators take fewer of the older types than
-/// their records say.
+/// Returns the oldest IR version and standard operator set whose operators support an element type.
+/// ONNX numbers types in the order of their introduction. Operator sets below 21 support fewer of
+/// the older types than the records say.
 fn versions_with(newest: DType) -> (i64, i64) {
     match newest.onnx_code() {
         ..=22 => (10, 21),
@@ -204,21 +205,21 @@ fn versions_with(newest: DType) -> (i64, i64) {
 }
 
 struct Writer<'i> {
-    /// The names of the initializers of the file that the graph comes from.
+    /// The names of the initializers in the file that the graph was loaded from.
     initializers: HashSet<&'i str>,
-    /// Those that are marked as buffers, and stay so.
+    /// The initializers marked as buffers, which stay so.
     buffers: HashSet<&'i str>,
-    /// Names in use, over all graphs: a subgraph's own names must not hide outer ones.
+    /// Names in use, across all graphs: a name in a subgraph must not shadow an outer one.
     taken: HashSet<String>,
-    /// The names of constants of the graphs around, by their memory: loading gives subgraphs
-    /// constants of their own that share it, and saving must not write them twice.
+    /// The names of constants of the enclosing graphs, by their memory. Loading gives each subgraph
+    /// its own constants that share memory; saving must not write them twice.
     shared: HashMap<Memory, String>,
     /// The domains in use.
     domains: BTreeMap<&'static str, OpsetNeeds>,
     newest_type: DType,
 }
 
-/// What makes two constants one: address, type and shape.
+/// The identity of a constant: address, type and shape.
 type Memory = (usize, DType, Vec<usize>);
 
 fn memory_of(tensor: &Tensor) -> Option<Memory> {
@@ -230,7 +231,7 @@ fn memory_of(tensor: &Tensor) -> Option<Memory> {
 type NamesById = HashMap<ValueId, String>;
 
 impl Writer<'_> {
-    /// Writes a graph; `captured` has the outer names of values that stand for outer ones.
+    /// Converts a graph. `captured` maps captured values to their outer names.
     fn graph(&mut self, graph: &Graph, captured: &NamesById) -> Result<GraphProto> {
         let mut names = captured.clone();
         let around = self.shared.clone();
@@ -239,13 +240,12 @@ impl Writer<'_> {
                 names.insert(*id, name.clone());
             }
         }
-        // An output of a body must be computed in it: what is of a graph around goes through a
-        // node.
+        // A subgraph output must be computed inside it, so outer values go through an `Identity`.
         let mut handed_on: Vec<(ValueId, String)> =
             graph.outputs.iter().filter_map(|id| Some((*id, names.remove(id)?))).collect();
         let is_outer = |id| names.contains_key(&id) || handed_on.iter().any(|(handed, _)| *handed == id);
         let copies = self.copies(graph, is_outer);
-        // Inputs and outputs come first: their names are the caller's.
+        // Inputs and outputs are named first, because callers know their names.
         for &id in graph.inputs.iter().chain(&graph.outputs) {
             self.name(graph, id, &mut names);
         }
@@ -297,14 +297,15 @@ impl Writer<'_> {
         Ok(proto)
     }
 
-    /// The constants of a graph that are another one of it under a second name, each with the one
-    /// that is written. Loading makes them of an `Identity`, sharing the weight's memory. Constants
-    /// that were initializers of the file stay apart, whatever memory they share; what is of a
-    /// graph around is left out.
+    /// Finds constants that duplicate another constant of the graph, and maps each to the one that
+    /// is written. Loading creates them from `Identity` nodes, sharing the weight's memory.
+    /// Constants that were initializers of the file stay separate even if they share memory.
+    /// Constants of enclosing graphs are left out.
     fn copies(&self, graph: &Graph, is_outer: impl Fn(ValueId) -> bool) -> IndexMap<ValueId, ValueId> {
         let is_initializer = |id: &ValueId| self.initializers.contains(&*graph.value(*id).name);
         let constants = || graph.constants.iter().filter(|(id, _)| !is_outer(**id));
         let mut originals: HashMap<Memory, ValueId> = HashMap::new();
+        // Initializers first, so that the original of a group is an initializer if there is one.
         let (first, others): (Vec<_>, Vec<_>) = constants().partition(|(id, _)| is_initializer(id));
         for (id, tensor) in first.into_iter().chain(others) {
             if let Some(memory) = memory_of(tensor) {
@@ -369,8 +370,7 @@ impl Writer<'_> {
         let listed = |ids: &[Option<ValueId>]| {
             ids.iter().map(|id| id.map_or(String::new(), |id| name_of(names, id).to_string())).collect()
         };
-        // A default need not be written, and older versions of an operator may not have the
-        // attribute.
+        // Do not write defaults: an older version of the operator may lack the attribute.
         let telling = node.attrs.iter().filter(|(name, value)| {
             let is_internal = node.spec.internal_attrs.iter().any(|attr| attr.name == *name);
             !is_internal && !is_default(node.spec, name, value)
@@ -444,7 +444,7 @@ impl Writer<'_> {
     }
 }
 
-/// A node that hands a value on. Without a name, which no other node of the graph can have then.
+/// Creates an unnamed `Identity` node. Without a name it cannot collide with another node's name.
 fn identity(input: &str, output: &str) -> NodeProto {
     NodeProto {
         input: vec![input.to_string()],

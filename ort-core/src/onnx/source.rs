@@ -1,7 +1,7 @@
-//! Where a model's bytes come from: a mapped file, a file read whole, memory, or a reader.
+//! Model sources: a mapped file, a file read whole, memory, or a reader.
 //!
-//! A file that is no model gets one error that says what it is instead and what to do about it.
-//! Lengths inside the file are never trusted beyond the file's own length.
+//! If a file is not a model, the error says what it is instead and what to do about it. Lengths
+//! stored in the file are never trusted beyond the file's own length.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -19,16 +19,16 @@ use super::recognise;
 use crate::cache::{CompiledModel, Content, Identity};
 use crate::{Limits, Result, Within, ensure, error};
 
-/// The most bytes of a protocol buffer.
+/// The maximum size of a protobuf message in bytes.
 const LARGEST_MESSAGE: u64 = 1 << 31;
 
-/// A model's bytes, and where files that it refers to are looked for.
+/// A model's bytes, and the folder of its external data files.
 #[derive(Clone, Debug)]
 pub struct Source {
     bytes: Bytes,
     mapping: Option<MappedFile>,
     identity: Identity,
-    /// The file that it all lies in, where that is a compiled model.
+    /// The compiled model that the bytes are part of, if it is one.
     compiled: Option<Arc<CompiledModel>>,
     name: String,
     path: Option<PathBuf>,
@@ -40,11 +40,9 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens a file; its folder is where external data is looked for. A compiled model holds its
-    /// own.
+    /// Opens a file. External data is looked up in its folder; a compiled model contains its own.
     ///
-    /// Errors: the file is missing, can't be read, is a folder or another special file, or is
-    /// empty.
+    /// Errors: the file is missing, unreadable, empty, a folder or another special file.
     pub fn open(path: impl AsRef<Path>, access: FileAccess) -> Result<Source> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -74,8 +72,8 @@ impl Source {
         })
     }
 
-    /// Takes bytes that are in memory already; nothing is copied. External data is not available
-    /// unless [`Source::in_folder`] says where.
+    /// Creates a source from bytes in memory, without a copy. External data is unavailable unless
+    /// [`Source::in_folder`] says where it is.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Source {
         let access = FileAccess::default();
         Source {
@@ -93,9 +91,9 @@ impl Source {
         }
     }
 
-    /// Reads everything that `reader` gives.
+    /// Reads all bytes of `reader`.
     ///
-    /// Errors: reading fails, or the reader gives more than a protocol buffer may have, 2 GiB.
+    /// Errors: reading fails, or there are more bytes than a protobuf message may have, 2 GiB.
     pub fn from_reader(reader: impl Read) -> Result<Source> {
         let mut bytes = Vec::new();
         let read = reader.take(LARGEST_MESSAGE + 1).read_to_end(&mut bytes);
@@ -107,29 +105,29 @@ impl Source {
         Ok(Source { name: "(reader)".into(), ..Source::from_bytes(bytes) })
     }
 
-    /// Sets the folder where external data is looked for.
+    /// Sets the folder of the external data files.
     #[must_use]
     pub fn in_folder(self, folder: impl Into<PathBuf>, access: FileAccess) -> Source {
         Source { folder: Some(folder.into()), access, ..self }
     }
 
-    /// Sets what loading may cost, and runs of sessions on the model.
+    /// Sets the limits for loading and for runs of sessions on the model.
     #[must_use]
     pub fn limits(self, limits: Limits) -> Source {
         Source { limits, ..self }
     }
 
-    /// Has the model keep the hash of its bytes, which the compiled cache finds it by: for models
-    /// of more than a mebibyte that lie in memory and not in a mapped file, where loading copies
-    /// what it needs and lets go of the rest.
+    /// Keeps a hash of the model's bytes, the key by which the compile cache finds it. Needed only
+    /// for models over 1 MiB that are in memory rather than a mapped file: loading copies what it
+    /// needs from those and frees the rest.
     #[must_use]
     pub fn keep_hash(self, keep_hash: bool) -> Source {
         Source { keep_hash, ..self }
     }
 
-    /// Has loading refuse what ONNX does not allow but ONNX Runtime runs, which otherwise is a
-    /// warning ([`Model::warnings`](crate::session::Model::warnings)), and sessions refuse inputs
-    /// that give one dimension name two sizes.
+    /// Makes loading refuse what ONNX forbids but ONNX Runtime accepts, which otherwise is a
+    /// warning ([`Model::warnings`](crate::session::Model::warnings)). Sessions then also refuse
+    /// inputs that give one symbolic dimension two sizes.
     #[must_use]
     pub fn strict(self, strict: bool) -> Source {
         Source { strict, ..self }
@@ -143,27 +141,27 @@ impl Source {
         self.keep_hash
     }
 
-    /// What loading may cost.
+    /// Returns the limits for loading.
     pub(crate) fn limits_of(&self) -> &Limits {
         &self.limits
     }
 
-    /// How errors name it: the path, or `(memory)`.
+    /// Returns how errors name the source: the path, or `(memory)`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The bytes; a slice of the map where the file is mapped.
+    /// Returns the bytes; a slice of the mapping if the file is mapped.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// The mapping of the file, where it is mapped.
+    /// Returns the mapping of the file, if it is mapped.
     pub fn mapping(&self) -> Option<&MappedFile> {
         self.mapping.as_ref()
     }
 
-    /// Where its file is, and what was known of that when it was opened.
+    /// Returns the path of the file.
     pub(super) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
@@ -172,7 +170,7 @@ impl Source {
         &self.identity
     }
 
-    /// The model's own file, as the compiled cache knows it.
+    /// Returns the model's own file in the form that the compile cache uses.
     pub(super) fn content(&self) -> Content {
         let own = self.compiled.as_ref().and_then(|compiled| compiled.files().first().cloned());
         own.unwrap_or_else(|| {
@@ -181,14 +179,14 @@ impl Source {
         })
     }
 
-    /// The compiled model that it is.
+    /// Returns the compiled model that the source is, if it is one.
     pub(super) fn compiled(&self) -> Option<&Arc<CompiledModel>> {
         self.compiled.as_ref()
     }
 
-    /// Decodes the model; its weights stay slices of [`Source::bytes`].
+    /// Decodes the model. Its weights stay slices of [`Source::bytes`].
     ///
-    /// Errors: the bytes are no ONNX model, with what they look like instead.
+    /// Errors: the bytes are not an ONNX model; the error says what they look like instead.
     pub fn decode(&self) -> Result<ModelProto> {
         self.decode_model().within(|| format!("model '{}'", self.name))
     }
@@ -196,7 +194,7 @@ impl Source {
     fn decode_model(&self) -> Result<ModelProto> {
         ensure!(!self.bytes.is_empty(), NoModel, help = EMPTY, "the file is empty");
         let nodes = check_expansion(&self.bytes, &self.limits)?;
-        // A list that grows as it is read would be moved again and again.
+        // Reserve the node list up front, because growing it would move large messages repeatedly.
         let graph = || GraphProto { node: Vec::with_capacity(nodes), ..GraphProto::default() };
         let mut model = ModelProto { graph: (nodes > 0).then(graph), ..ModelProto::default() };
         match model.merge(self.bytes.clone()) {
@@ -209,7 +207,7 @@ impl Source {
         }
     }
 
-    /// Opens the way to the files that the model refers to.
+    /// Returns access to the external data files of the model.
     pub fn external_data(&self) -> Result<ExternalData> {
         if let Some(compiled) = &self.compiled {
             return Ok(ExternalData::within(compiled));

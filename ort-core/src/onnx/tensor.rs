@@ -1,8 +1,7 @@
-//! Tensors between a file and memory: `TensorProto` in every element type and form of storage.
+//! Conversion between `TensorProto` and [`Tensor`], for every element type and storage form.
 //!
-//! `raw_data` and external data stay where they are and are shared; typed fields are taken over
-//! where their elements have the tensor's own width, and narrowed where protocol buffers hold them
-//! wider.
+//! `raw_data` and external data are zero-copy. A typed field is moved if its elements have the
+//! tensor's own width, and narrowed if protobuf stores them wider.
 
 use bytes::Bytes;
 
@@ -15,7 +14,7 @@ use crate::limits::Raise;
 use crate::tensor::{Shape, SparseTensor, Tensor, byte_count, element_count};
 use crate::{Error, Result, Within, ensure, error};
 
-/// Reads a tensor; its data may lie in one of the model's `external` files.
+/// Reads a tensor. Its data may be in one of the `external` files of the model.
 ///
 /// Errors: an unknown element type, a negative dimension, data that does not fill the shape
 /// exactly.
@@ -42,10 +41,10 @@ fn read_tensor(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor
     }
 }
 
-/// What to try where data and shape of a tensor differ.
+/// The advice if the data of a tensor does not match its shape.
 const REWRITE: &str = "the data must fill the shape exactly: export the model again, or copy it again";
 
-/// A shape from the dimensions in a file.
+/// Reads a shape from the dimensions in a file.
 pub(super) fn shape_of(dims: &[i64]) -> Result<Shape> {
     let size = |&dim: &i64| {
         usize::try_from(dim).map_err(|_| {
@@ -74,7 +73,7 @@ fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
         InvalidGraph,
         "strings are stored as raw bytes, which ONNX does not allow"
     );
-    // Memory that is read as a bool must hold 0 or 1; what else a file has there means true.
+    // A Rust `bool` must be 0 or 1 in memory. Any other byte in a file means true.
     let raw = match dtype {
         DType::Bool if raw.iter().any(|&byte| byte > 1) => {
             raw.iter().map(|&byte| u8::from(byte != 0)).collect()
@@ -84,7 +83,7 @@ fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
     Tensor::from_bytes(dtype, shape, raw).map_err(as_invalid_graph)
 }
 
-/// The length errors of tensors made by a caller are the caller's; here they are the model's.
+/// Turns a length error, which normally blames the caller, into one that blames the model.
 fn as_invalid_graph(problem: Error) -> Error {
     error!(InvalidGraph, "{}", problem.message()).help(REWRITE)
 }
@@ -123,8 +122,7 @@ fn read_typed(dtype: DType, shape: &[usize], proto: TensorProto) -> Result<Tenso
             let narrow = |&value: &i32| low_bits(dtype, value, 16).map(|bits| bits as u16);
             whole(dtype, shape, count, proto.int32_data.iter().map(narrow).collect::<Result<Vec<u16>>>()?)
         }
-        // One entry is one byte: one element of 8 bits, or several narrower ones packed as in raw
-        // data.
+        // One entry is one byte: an 8-bit element, or several narrower ones packed as in raw data.
         _ => {
             let narrow = |&value: &i32| low_bits(dtype, value, 8).map(|bits| bits as u8);
             let bytes = dtype.byte_len(count).unwrap_or(count);
@@ -137,13 +135,14 @@ fn out_of_range(dtype: DType, value: impl std::fmt::Display) -> Error {
     error!(InvalidGraph, "{value} does not fit a {dtype}")
 }
 
-/// The bits of a value stored wider. Writers extend with zeros or with the sign; both are taken.
+/// Returns the low bits of a value stored wider. Writers zero-extend or sign-extend; both are
+/// accepted.
 fn low_bits(dtype: DType, value: i32, bits: u32) -> Result<i32> {
     let fits = (-(1 << (bits - 1))..1 << bits).contains(&value);
     if fits { Ok(value & ((1 << bits) - 1)) } else { Err(out_of_range(dtype, value)) }
 }
 
-/// A tensor from `data`, which must have `expected` entries.
+/// Creates a tensor from `data`, which must have `expected` entries.
 fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: Vec<T>) -> Result<Tensor> {
     ensure!(
         data.len() == expected,
@@ -152,14 +151,14 @@ fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: V
         "a {dtype} tensor of shape {shape:?} is stored in {expected} entries, got {}",
         data.len()
     );
-    // Decoding grows a vector by doubling.
+    // The decoder grows vectors by doubling, so up to half of the memory is unused.
     data.shrink_to_fit();
     let plain = Tensor::from_vec(&[expected], data)?;
     let bytes = plain.bytes().cloned().unwrap_or_default();
     Tensor::from_bytes(dtype, shape, bytes).map_err(as_invalid_graph)
 }
 
-/// Packs 6-bit elements, stored one to an entry, into a bit stream from the low bits up.
+/// Packs 6-bit elements, one per entry, into a bit stream that starts at the low bits.
 fn six_bit(dtype: DType, shape: &[usize], count: usize, data: &[i32]) -> Result<Tensor> {
     ensure!(
         data.len() == count,
@@ -180,7 +179,7 @@ fn six_bit(dtype: DType, shape: &[usize], count: usize, data: &[i32]) -> Result<
     Tensor::from_bytes(dtype, shape, bytes.into()).map_err(as_invalid_graph)
 }
 
-/// Writes a tensor under a name; numbers as `raw_data`, which shares the tensor's memory.
+/// Serializes a tensor under a name. Numbers become `raw_data`, which shares the tensor's memory.
 ///
 /// Errors: the tensor is in device memory.
 pub fn tensor_to_proto(name: &str, tensor: &Tensor) -> Result<TensorProto> {
@@ -231,8 +230,8 @@ fn read_sparse(proto: SparseTensorProto, external: &mut ExternalData) -> Result<
     Ok(SparseTensor { values, indices, shape })
 }
 
-/// The dense form of a sparse tensor of a file. A few bytes in a file can claim any shape, so it is
-/// taken off the bytes that are `left` for all of them.
+/// Reads a sparse tensor into dense form. A few bytes in a file can claim any shape, so its size is
+/// charged to the budget `left`, which all sparse tensors share.
 pub(super) fn dense_from_proto(
     proto: SparseTensorProto,
     external: &mut ExternalData,
@@ -253,7 +252,7 @@ fn write_out(sparse: &SparseTensor, left: &mut usize) -> Result<Tensor> {
     sparse.to_dense()
 }
 
-/// Writes a sparse tensor under a name.
+/// Serializes a sparse tensor under a name.
 pub fn sparse_to_proto(name: &str, sparse: &SparseTensor) -> Result<SparseTensorProto> {
     Ok(SparseTensorProto {
         values: Some(tensor_to_proto(name, &sparse.values)?),

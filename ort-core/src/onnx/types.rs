@@ -1,4 +1,4 @@
-//! Types between a file and the graph: `TypeProto` and [`ValueType`].
+//! Conversion between `TypeProto` and [`ValueType`].
 
 use super::proto::tensor_shape_proto::{Dimension, dimension};
 use super::proto::{TensorShapeProto, TypeProto, type_proto};
@@ -7,10 +7,10 @@ use crate::dtype::DType;
 use crate::ir::{SymShape, TensorType, ValueType};
 use crate::{Result, ensure, error};
 
-/// How deep types may nest: `seq(seq(...))`.
+/// The deepest nesting of types accepted: `seq(seq(...))`.
 const DEPTH_LIMIT: usize = 16;
 
-/// The element type of an ONNX code; undefined and unknown codes are errors.
+/// Returns the element type of an ONNX code. Undefined and unknown codes are errors.
 pub(super) fn dtype_from_code(code: i32) -> Result<DType> {
     DType::from_onnx(code).ok_or_else(|| match code {
         0 => error!(InvalidGraph, "the element type is not given")
@@ -20,7 +20,7 @@ pub(super) fn dtype_from_code(code: i32) -> Result<DType> {
     })
 }
 
-/// Reads a type. A dimension without number and name becomes what `unnamed` makes of its axis.
+/// Reads a type. `unnamed` supplies the dimension of an axis that has neither size nor name.
 pub(super) fn type_from_proto(proto: &TypeProto, unnamed: &dyn Fn(usize) -> Dim) -> Result<ValueType> {
     type_at_depth(proto, unnamed, 0)
 }
@@ -55,11 +55,11 @@ fn type_at_depth(proto: &TypeProto, unnamed: &dyn Fn(usize) -> Dim, depth: usize
 
 fn shape_from_proto(shape: &TensorShapeProto, unnamed: &dyn Fn(usize) -> Dim) -> SymShape {
     let dim = |(axis, dim): (usize, &Dimension)| match &dim.value {
-        // Negative sizes stand for unknown ones in some old exports.
+        // Some old exporters write a negative number for an unknown size.
         Some(dimension::Value::DimValue(value)) if *value >= 0 => Dim::constant(*value),
         Some(dimension::Value::DimParam(name)) if !matches!(name.trim(), "" | "?") => {
             match Dim::parse(name) {
-                // A name of digits is a name like any other.
+                // `parse` reads digits as a constant, but a dim_param is a name.
                 dim if dim.as_constant().is_some() => Dim::named(name),
                 dim => dim,
             }
@@ -69,7 +69,7 @@ fn shape_from_proto(shape: &TensorShapeProto, unnamed: &dyn Fn(usize) -> Dim) ->
     shape.dim.iter().enumerate().map(dim).collect()
 }
 
-/// Writes a type; nothing is written for one that is not known.
+/// Writes a type. An unknown type is not written.
 pub(super) fn type_to_proto(ty: &ValueType) -> Option<TypeProto> {
     use type_proto::Value;
     let boxed = |ty: &ValueType| type_to_proto(ty).map(Box::new);
@@ -100,6 +100,8 @@ fn shape_to_proto(shape: &[Dim]) -> TensorShapeProto {
     let dim = |dim: &Dim| {
         let value = match dim.as_constant() {
             Some(value) => Some(dimension::Value::DimValue(value)),
+            // ONNX has no notation for an unknown inside an expression, so the whole dimension is
+            // open.
             None if dim.has_unknown() => None,
             None => Some(dimension::Value::DimParam(dim.to_string())),
         };

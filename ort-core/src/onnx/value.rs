@@ -1,5 +1,5 @@
-//! Values of every kind between test data files and memory: tensor, sparse tensor, sequence,
-//! optional, map.
+//! Serialization of values of every kind (tensor, sparse tensor, sequence, optional, map) as in
+//! ONNX test data files.
 
 use bytes::Bytes;
 use prost::Message;
@@ -14,8 +14,8 @@ use crate::ir::{TensorType, ValueType};
 use crate::tensor::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, Tensor, Value};
 use crate::{Result, Within, ensure, error};
 
-/// Reads the value of type `ty` from the bytes of a test data file. Which message a file holds is
-/// not written in it, so the type says; of an unknown type a tensor is assumed.
+/// Reads a value of type `ty` from the bytes of a test data file. The file does not say which
+/// message it holds, so the type must. An unknown type is read as a tensor.
 ///
 /// ```
 /// use ort_core::ir::ValueType;
@@ -37,13 +37,12 @@ pub fn value_from_bytes(bytes: Bytes, ty: &ValueType) -> Result<Value> {
     }
 }
 
-/// The name that a tensor in the bytes of a test data file bears; none where it has none or is no
-/// tensor.
+/// Returns the name stored in a tensor file, if the bytes are a tensor and it has one.
 pub fn tensor_name(bytes: Bytes) -> Option<String> {
     TensorProto::decode(bytes).ok()?.name.filter(|name| !name.is_empty())
 }
 
-/// Writes a value as the bytes of a test data file.
+/// Serializes a value as the bytes of a test data file.
 pub fn value_to_bytes(name: &str, value: &Value) -> Result<Vec<u8>> {
     Ok(match value {
         Value::Tensor(tensor) => tensor_to_proto(name, tensor)?.encode_to_vec(),
@@ -58,7 +57,7 @@ fn decode<M: Message + Default>(bytes: Bytes) -> Result<M> {
     M::decode(bytes).map_err(|problem| error!(InvalidProtobuf, "the data file is damaged: {problem}"))
 }
 
-/// Test data has no files beside it.
+/// Test data cannot refer to external files.
 fn read_tensor(proto: TensorProto) -> Result<Value> {
     tensor_from_proto(proto, &mut ExternalData::unavailable()).map(Value::Tensor)
 }
@@ -126,7 +125,8 @@ fn read_map(proto: MapProto) -> Result<Value> {
     Ok(Value::Map(MapValue { keys, values: Box::new(stack(values)?) }))
 }
 
-/// The values of a map as one tensor, where each is a single element; else the sequence as it is.
+/// Stacks the values of a map into one tensor if each is a single element. Otherwise returns the
+/// sequence unchanged.
 fn stack(values: SequenceValue) -> Result<Value> {
     let tensors: Option<Vec<&Tensor>> = values.elements.iter().map(|value| value.tensor().ok()).collect();
     let tensors = tensors.unwrap_or_default();
@@ -156,7 +156,8 @@ fn element_type(declared: Option<&ValueType>, first: Option<&Value>) -> ValueTyp
     }
 }
 
-/// The type of a value; shapes are left open, as the elements of a sequence may differ in them.
+/// Returns the type of a value. Shapes are left open, because the elements of a sequence may differ
+/// in shape.
 fn type_of(value: &Value) -> ValueType {
     let open = |dtype| TensorType { dtype, shape: None };
     match value {
@@ -252,7 +253,7 @@ fn write_map(name: &str, map: &MapValue) -> Result<MapProto> {
     Ok(proto)
 }
 
-/// The parts of a tensor along its first dimension.
+/// Splits a tensor along its first dimension.
 fn unstack(tensor: &Tensor) -> Result<SequenceValue> {
     let (&count, rest) = tensor
         .shape()

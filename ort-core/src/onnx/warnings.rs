@@ -1,7 +1,7 @@
-//! Compatibility warnings: what a model file has against the standard and what does not keep it
-//! from running.
+//! Compatibility warnings: deviations of a model file from the standard that do not keep it from
+//! running.
 //!
-//! The loader collects them, equal ones counted once, and
+//! The loader collects them and merges equal ones into one with a count.
 //! [`Model::warnings`](crate::session::Model::warnings) lists them. A strict
 //! [`Source`](super::Source) turns the first one into an error.
 
@@ -13,32 +13,32 @@ use crate::dim::Dim;
 use crate::ir::ValueType;
 use crate::{NAME_BYTES, Result, Within, error, shown};
 
-/// The most distinct warnings that are kept of one model; more are only counted.
+/// The most distinct warnings kept per model; further ones are only counted.
 const MOST_WARNINGS: usize = 100;
-/// The most warnings of one model that are logged.
+/// The most warnings logged per model.
 const MOST_LOGGED: usize = 5;
 
-/// What a warning is about.
+/// The subject of a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WarningKind {
-    /// Operator sets that are not imported, imported twice, or newer than this build.
+    /// An operator set that is not imported, is imported twice, or is newer than this build.
     OpsetImport,
-    /// An operator that the imported operator set does not have.
+    /// An operator that the imported operator set does not contain.
     OperatorVersion,
-    /// An attribute that the operator or function does not have, or more than it takes.
+    /// An attribute that the operator or function does not have, or surplus values.
     Attribute,
-    /// An initializer that is defined twice, has no name, or whose data are missing while no node
+    /// An initializer that is defined twice, has no name, or whose data is missing although no node
     /// reads it.
     Initializer,
-    /// A function that stands behind an operator of the same name.
+    /// A function shadowed by an operator of the same name.
     Function,
-    /// A declared type or shape that differs from the computed one.
+    /// A declared type or shape that differs from the inferred one.
     DeclaredType,
 }
 
 impl WarningKind {
-    /// Its name, as `ort check --json` writes it.
+    /// Returns the name, as `ort check --json` writes it.
     pub fn name(self) -> &'static str {
         match self {
             WarningKind::OpsetImport => "opset_import",
@@ -51,17 +51,17 @@ impl WarningKind {
     }
 }
 
-/// One warning about a model file; equal ones of several places are one with a count.
+/// One warning about a model file. Equal warnings at several places count as one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelWarning {
-    /// What it is about.
+    /// The subject.
     pub kind: WarningKind,
-    /// What is off, and what is made of it.
+    /// The deviation, and how the loader handles it.
     pub text: String,
-    /// The first place where it was found: a node, value or initializer. Empty for the model as a
-    /// whole.
+    /// The first place where it was found: a node, value or initializer. Empty if it concerns the
+    /// whole model.
     pub place: String,
-    /// In how many places it was found.
+    /// The number of places where it was found.
     pub count: usize,
 }
 
@@ -78,7 +78,7 @@ impl fmt::Display for ModelWarning {
     }
 }
 
-/// The warnings about one model while it is loaded.
+/// Collects the warnings about one model while it loads.
 #[derive(Debug, Default)]
 pub(crate) struct Warnings {
     found: IndexMap<(WarningKind, String), ModelWarning>,
@@ -88,19 +88,19 @@ pub(crate) struct Warnings {
 }
 
 impl Warnings {
-    /// An empty list, or one that refuses the first warning.
+    /// Creates an empty list. If `strict`, the first warning becomes an error.
     pub(crate) fn new(strict: bool) -> Warnings {
         Warnings { strict, ..Warnings::default() }
     }
 
-    /// Adds a warning, or counts it with an equal one. An error if loading is strict.
+    /// Adds a warning, or counts it with an equal one. Returns an error if loading is strict.
     pub(crate) fn add(
         &mut self,
         kind: WarningKind,
         place: impl FnOnce() -> String,
         text: impl Into<String>,
     ) -> Result<()> {
-        // Names in texts and places come from the file.
+        // The text contains names from the file: escape and bound them.
         let text = shown(&text.into(), NAME_BYTES).into_owned();
         if self.strict {
             let place = place();
@@ -120,7 +120,7 @@ impl Warnings {
         Ok(())
     }
 
-    /// Compares the type that the file declares for a value with the computed one.
+    /// Warns if the type that the file declares for a value contradicts the inferred one.
     pub(crate) fn compare(&mut self, name: &str, declared: &ValueType, computed: &ValueType) -> Result<()> {
         if !contradict(declared, computed) {
             return Ok(());
@@ -133,7 +133,7 @@ impl Warnings {
         )
     }
 
-    /// Logs the first few.
+    /// Logs the first few warnings.
     pub(crate) fn log(&self) {
         self.found.values().take(MOST_LOGGED).for_each(|warning| tracing::warn!("{warning}"));
         let more = (self.found.len() + self.further).saturating_sub(MOST_LOGGED);
@@ -142,13 +142,13 @@ impl Warnings {
         }
     }
 
-    /// The warnings in the order in which they were found.
+    /// Returns the warnings in the order in which they were found.
     pub(crate) fn into_list(self) -> Vec<ModelWarning> {
         self.found.into_values().collect()
     }
 }
 
-/// Whether two types cannot be of one value: element types, ranks, or sizes that are numbers
+/// Returns whether no value can have both types: element types, ranks or constant dimensions
 /// differ.
 fn contradict(declared: &ValueType, computed: &ValueType) -> bool {
     let (ValueType::Tensor(declared), ValueType::Tensor(computed)) = (declared, computed) else {

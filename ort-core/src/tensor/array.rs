@@ -1,4 +1,4 @@
-//! To and from `ndarray`, at the public API's edge.
+//! Conversion to and from `ndarray` arrays, for the public API.
 
 use ndarray::{ArrayD, IxDyn};
 
@@ -9,12 +9,13 @@ use crate::{Error, Result, error};
 impl<T: Element> TryFrom<ArrayD<T>> for Tensor {
     type Error = Error;
 
-    /// Takes over the array's memory where it is in standard layout, else copies into it.
+    /// Takes over the array's memory if it is in standard layout, else copies it.
     fn try_from(array: ArrayD<T>) -> Result<Tensor> {
         let shape = array.shape().to_vec();
         let array = if array.is_standard_layout() { array } else { array.as_standard_layout().into_owned() };
         let (elements, offset) = array.into_raw_vec_and_offset();
         let count: usize = shape.iter().product();
+        // An array sliced off a larger one keeps the whole vector, so its elements are copied out.
         match offset.unwrap_or(0) {
             0 if elements.len() == count => Tensor::from_vec(&shape, elements),
             start => Tensor::from_slice(&shape, elements.get(start..start + count).unwrap_or(&[])),
@@ -23,7 +24,7 @@ impl<T: Element> TryFrom<ArrayD<T>> for Tensor {
 }
 
 impl Tensor {
-    /// The elements as an array of their own.
+    /// Returns the elements as a new array.
     ///
     /// ```
     /// use ort_core::tensor::Tensor;

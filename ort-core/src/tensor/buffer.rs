@@ -1,4 +1,4 @@
-//! Tensors that can be written: memory for bound inputs and outputs.
+//! Writable tensors: memory for bound inputs and outputs.
 
 use std::ops::Range;
 
@@ -8,8 +8,8 @@ use super::{Data, DeviceRange, Shape, Tensor, TensorMut, TensorView, byte_count}
 use crate::dtype::{DType, Element};
 use crate::{Result, ensure, error};
 
-/// A tensor that can be written, as long as nobody else holds its memory: by the host, or by
-/// kernels of the device whose memory it is
+/// A tensor that can be written while nothing else shares its memory. The writer is the host, or
+/// kernels of the device that owns the memory
 /// ([`Session::buffer_on`](crate::session::Session::buffer_on)).
 ///
 /// ```
@@ -29,29 +29,29 @@ use crate::{Result, ensure, error};
 pub struct TensorBuffer {
     dtype: DType,
     shape: Shape,
-    /// Where its bytes begin in the memory, and how many they are.
+    /// The byte range of the elements in the memory.
     start: usize,
     len: usize,
     memory: SharedBuffer,
 }
 
 impl TensorBuffer {
-    /// A tensor of zeros. No budget counts it: it is the caller's.
+    /// Creates a tensor of zeros. It belongs to the caller and counts against no budget.
     ///
     /// # Errors
     ///
-    /// The type has no fixed size, or the memory cannot be had.
+    /// The type has no fixed size, or the allocation fails.
     pub fn new(dtype: DType, shape: &[usize]) -> Result<TensorBuffer> {
         let buffer = HostAllocator::global().allocate(byte_count(dtype, shape)?, 64)?;
         TensorBuffer::from_buffer(dtype, shape, buffer)
     }
 
-    /// A tensor that takes over a buffer, which may be longer than the tensor; of
+    /// Creates a tensor that takes over a buffer, which may be longer than the tensor: one from
     /// [`Buffer::foreign`], for example.
     ///
     /// # Errors
     ///
-    /// The buffer is too small, not aligned for the type, or only to be read.
+    /// The buffer is too small, misaligned for the type, or read-only.
     pub fn from_buffer(dtype: DType, shape: &[usize], mut buffer: Buffer) -> Result<TensorBuffer> {
         let len = byte_count(dtype, shape)?;
         ensure!(
@@ -81,11 +81,11 @@ impl TensorBuffer {
         Ok(TensorBuffer { dtype, shape: shape.into(), start: 0, len, memory: buffer.freeze() })
     }
 
-    /// A copy of a tensor.
+    /// Creates a copy of a tensor.
     ///
     /// # Errors
     ///
-    /// The tensor is of strings or not in memory of the host, or the memory cannot be had.
+    /// The tensor contains strings or is not in host memory, or the allocation fails.
     pub fn copy_of(tensor: &Tensor) -> Result<TensorBuffer> {
         let view = tensor.view();
         let mut copy = TensorBuffer::new(view.dtype(), view.shape())?;
@@ -93,22 +93,22 @@ impl TensorBuffer {
         Ok(copy)
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The sizes of the dimensions.
+    /// Returns the sizes of the dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The bytes of its elements.
+    /// Returns the size of the elements in bytes.
     pub fn byte_count(&self) -> usize {
         self.len
     }
 
-    /// The elements, to read.
+    /// Returns a read-only view of the elements.
     pub fn view(&self) -> TensorView<'_> {
         match self.memory.as_slice() {
             Some(bytes) => {
@@ -118,31 +118,31 @@ impl TensorBuffer {
         }
     }
 
-    /// The memory that the elements are in.
+    /// Returns the device whose memory holds the elements.
     pub fn memory(&self) -> DeviceId {
         self.view().memory()
     }
 
-    /// Its bytes in memory of a device.
+    /// Returns the bytes in device memory.
     fn device_range(&self) -> DeviceRange<'_> {
         DeviceRange { buffer: &self.memory, offset: self.start, len: self.len }
     }
 
-    /// The elements as a slice to write. Booleans are written with [`Self::bytes_mut`].
+    /// Returns the elements as a mutable slice. For booleans use [`Self::bytes_mut`].
     ///
     /// # Errors
     ///
-    /// The type is another, a tensor made by [`Self::tensor`] still holds the memory, or it is a
-    /// device's.
+    /// The type differs, a tensor made by [`Self::tensor`] still shares the memory, or it is device
+    /// memory.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.view_mut()?.as_mut_slice()
     }
 
-    /// The bytes to write.
+    /// Returns the bytes as a mutable slice.
     ///
     /// # Errors
     ///
-    /// A tensor made by [`Self::tensor`] still holds the memory, or it is a device's.
+    /// A tensor made by [`Self::tensor`] still shares the memory, or it is device memory.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         self.view_mut()?.bytes_mut()
     }
@@ -162,16 +162,16 @@ impl TensorBuffer {
         Ok(TensorMut::host(self.dtype, &self.shape, bytes))
     }
 
-    /// The same, where nobody else holds the memory.
+    /// Returns the buffer itself if nothing else shares its memory.
     pub(crate) fn alone(mut self) -> Option<TensorBuffer> {
         self.memory.get_mut().is_some().then_some(self)
     }
 
-    /// A tensor over the same memory. While it lives, the memory is not written.
+    /// Returns a tensor that shares the memory. While it exists, the buffer cannot be written.
     ///
     /// # Errors
     ///
-    /// None that a buffer of this type leads to: its memory is long enough.
+    /// None in practice: the memory of a buffer is always long enough.
     pub fn tensor(&self) -> Result<Tensor> {
         let data = match self.memory.bytes() {
             Some(bytes) => Data::Host(bytes.slice(self.range())),
@@ -187,8 +187,8 @@ impl TensorBuffer {
         self.start..self.start + self.len
     }
 
-    /// A tensor of this shape from byte `start` of the memory on, in the place of this one: another
-    /// part, or all of it again.
+    /// Turns this into a tensor of another shape that starts at byte `start` of the same memory.
+    /// The new range need not lie in the old one.
     pub(crate) fn part(self, start: usize, shape: &[usize]) -> Result<TensorBuffer> {
         let len = byte_count(self.dtype, shape)?;
         let memory = self.memory.as_slice().map_or(0, <[u8]>::len);
@@ -197,7 +197,7 @@ impl TensorBuffer {
         Ok(TensorBuffer { shape: shape.into(), start, len, ..self })
     }
 
-    /// The buffer, where nobody else holds it.
+    /// Returns the underlying buffer, if nothing else shares it.
     pub(super) fn into_buffer(self) -> Result<Buffer> {
         self.memory.try_into_mut().map_err(|_| {
             error!(InvalidArgument, "the memory is still held by a tensor that was made of it")
@@ -205,7 +205,7 @@ impl TensorBuffer {
         })
     }
 
-    /// Another shape of as many bytes for the same memory.
+    /// Returns the same memory under another shape of equal byte size.
     pub(crate) fn with_shape(self, shape: &[usize]) -> Result<TensorBuffer> {
         ensure!(byte_count(self.dtype, shape)? == self.len, Fail, "{shape:?} takes another number of bytes");
         Ok(TensorBuffer { shape: shape.into(), ..self })

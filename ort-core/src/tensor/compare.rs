@@ -1,27 +1,27 @@
-//! Compares values within tolerances, as conformance tests do.
+//! Comparison of values within tolerances, for conformance tests.
 
 use super::{MapKeys, Tensor, Value};
 use crate::dtype::DType;
 use crate::{Result, ensure, error};
 
-/// How far two numbers may be apart: `|actual - expected| <= absolute + relative * |expected|`.
+/// The tolerated error: `|actual - expected| <= absolute + relative * |expected|`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tolerance {
-    /// The part relative to the expected number.
+    /// The error relative to the expected value.
     pub relative: f64,
-    /// The part that holds for any number.
+    /// The absolute error.
     pub absolute: f64,
 }
 
 impl Default for Tolerance {
-    /// A relative tolerance of 1e-3 and an absolute one of 1e-5.
+    /// Returns a relative tolerance of 1e-3 and an absolute one of 1e-5.
     fn default() -> Self {
         Tolerance { relative: 1e-3, absolute: 1e-5 }
     }
 }
 
-/// Checks that `actual` is `expected` within a tolerance; the error says where they differ first
-/// and by how much. NaN equals NaN; integers, booleans and strings must be equal.
+/// Checks that `actual` equals `expected` within a tolerance. The error names the first and the
+/// worst difference. NaN equals NaN. Integers, booleans and strings must be equal.
 ///
 /// ```
 /// use ort_core::tensor::{Tensor, Tolerance, compare};
@@ -46,6 +46,7 @@ pub fn compare(actual: &Value, expected: &Value, tolerance: Tolerance) -> Result
             (Some(actual), Some(expected)) => compare(actual, expected, tolerance),
             _ => Err(error!(Fail, "one optional has an element, the other has none")),
         },
+        // An optional with an element compares equal to the bare element.
         (Value::Optional(actual), expected) => match &actual.element {
             Some(element) => compare(element, expected, tolerance),
             None => Err(error!(Fail, "the optional is empty, expected {}", expected.kind_name())),
@@ -56,6 +57,7 @@ pub fn compare(actual: &Value, expected: &Value, tolerance: Tolerance) -> Result
         },
         (Value::Map(actual), Value::Map(expected)) => {
             let same = match (&actual.keys, &expected.keys) {
+                // The integer type of the keys is not compared.
                 (MapKeys::Ints(_, a), MapKeys::Ints(_, e)) => a == e,
                 (a, e) => a == e,
             };

@@ -1,4 +1,4 @@
-//! Tensors lent by and to other libraries, through the structures of DLPack.
+//! Zero-copy tensor exchange with other libraries through DLPack.
 
 use ort_alloc::dlpack::{DLDataType, Layout, Managed};
 
@@ -6,8 +6,8 @@ use super::{Shape, Tensor, TensorBuffer, byte_count};
 use crate::dtype::DType;
 use crate::{Result, ensure, error};
 
-/// Our types with DLPack's codes and bits of one lane. Types that are packed below a byte have
-/// none: DLPack does not say which half of a byte comes first.
+/// Our types with DLPack's type code and the bits of one lane. Sub-byte types are missing, because
+/// DLPack does not define the order of elements in a byte.
 const TYPES: &[(DType, u8, u8)] = &[
     (DType::I8, 0, 8),
     (DType::I16, 0, 16),
@@ -52,7 +52,7 @@ fn from_dlpack(dtype: DLDataType) -> Result<DType> {
     })
 }
 
-/// The type and the shape of a lent tensor whose elements lie in row-major order without gaps.
+/// Returns the type and shape of a borrowed tensor, which must be row-major and compact.
 fn describe(managed: &Managed) -> Result<(DType, Shape)> {
     let dtype = from_dlpack(managed.dtype())?;
     let sizes = managed.shape();
@@ -71,13 +71,13 @@ fn describe(managed: &Managed) -> Result<(DType, Shape)> {
 }
 
 impl Tensor {
-    /// A tensor over memory that another library lends to be read. It is given back when the last
-    /// tensor over it goes.
+    /// Creates a tensor that borrows the memory of another library read-only. The memory is
+    /// returned when the last tensor that shares it is dropped.
     ///
     /// # Errors
     ///
-    /// The tensor is not compact, not in memory of the host, or of a type that ONNX does not have.
-    /// It is given back then.
+    /// The tensor is not compact, not in host memory, or of a type that ONNX lacks. The memory is
+    /// then returned at once.
     pub fn from_dlpack(managed: Managed) -> Result<Tensor> {
         let (dtype, shape) = describe(&managed)?;
         let memory = managed.into_shared(byte_count(dtype, &shape)?)?;
@@ -85,8 +85,8 @@ impl Tensor {
         Tensor::from_bytes(dtype, &shape, bytes)
     }
 
-    /// Lends the tensor to another library, which must not write it and gives it back when it is
-    /// done. No bytes move.
+    /// Lends the tensor to another library, zero-copy. The library must not write to it, and
+    /// returns it when done.
     ///
     /// ```
     /// use ort_core::tensor::Tensor;
@@ -100,7 +100,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// Strings, packed types, device memory and unaligned memory cannot be lent.
+    /// Strings, sub-byte types, device memory and unaligned memory cannot be lent.
     pub fn to_dlpack(&self) -> Result<Managed> {
         let dtype = to_dlpack(self.dtype)?;
         let bytes = self.bytes().filter(|_| self.is_aligned()).ok_or_else(|| {
@@ -112,24 +112,24 @@ impl Tensor {
 }
 
 impl TensorBuffer {
-    /// A tensor to write over memory that another library lends; results of a run bound to it are
-    /// there at once.
+    /// Creates a writable tensor in memory that another library lends. A run bound to it writes its
+    /// results there directly.
     ///
     /// # Errors
     ///
-    /// As [`Tensor::from_dlpack`], and where the lender allows no writing or the memory is not
-    /// aligned for its type.
+    /// As [`Tensor::from_dlpack`]; also if the lender forbids writing or the memory is not aligned
+    /// for the type.
     pub fn from_dlpack(managed: Managed) -> Result<TensorBuffer> {
         let (dtype, shape) = describe(&managed)?;
         let buffer = managed.into_buffer(byte_count(dtype, &shape)?)?;
         TensorBuffer::from_buffer(dtype, &shape, buffer)
     }
 
-    /// Gives the tensor to another library, which may write it, in either structure of DLPack.
+    /// Passes the tensor to another library, which may write to it, in either DLPack struct layout.
     ///
     /// # Errors
     ///
-    /// Packed types cannot be given, nor memory that a tensor still holds.
+    /// The type is a sub-byte type, or a tensor still shares the memory.
     pub fn into_dlpack(self, layout: Layout) -> Result<Managed> {
         let (dtype, shape) = (to_dlpack(self.dtype())?, Shape::from(self.shape()));
         Ok(Managed::give(self.into_buffer()?, dtype, &shape, layout)?)

@@ -1,4 +1,4 @@
-//! Tensors and the other values of ONNX: immutable, cheap to clone, contiguous in row-major order.
+//! Tensors and other ONNX values: immutable, cheap to clone, contiguous in row-major order.
 
 mod array;
 mod buffer;
@@ -27,17 +27,17 @@ use crate::{Result, ensure, error};
 /// The sizes of a tensor's dimensions, outermost first.
 pub type Shape = SmallVec<[usize; 6]>;
 
-/// What the other sizes of an empty tensor may multiply to. Kernels may go through them, and such a
-/// tensor costs nothing to make.
+/// The largest product of the other sizes of an empty tensor. Kernels may loop over those sizes,
+/// although such a tensor takes no memory.
 const EMPTY_EXTENT: usize = 1 << 31;
 
-/// The type and shape of an output for messages.
+/// Formats the type and shape of an output for messages.
 pub(crate) fn in_words(known: &Option<(DType, Shape)>) -> String {
     known.as_ref().map_or("of no known size".to_string(), |(dtype, shape)| format!("{dtype}{shape:?}"))
 }
 
-/// The number of elements of a shape, or an error where it overflows. An empty tensor whose other
-/// sizes are beyond all measure is one, too.
+/// Returns the number of elements of a shape. Overflow is an error, and so is an empty tensor whose
+/// other sizes multiply to more than 2^31.
 pub fn element_count(shape: &[usize]) -> Result<usize> {
     let mut others = shape.iter().filter(|&&size| size != 0);
     let extent = others.try_fold(1usize, |count, &size| count.checked_mul(size));
@@ -49,13 +49,13 @@ pub fn element_count(shape: &[usize]) -> Result<usize> {
     }
 }
 
-/// The product of sizes, or the largest number where it overflows: for parts of shapes, which may
-/// multiply to more than the whole where that has a size of 0.
+/// Multiplies sizes, saturating on overflow. Parts of a shape may overflow even if the whole does
+/// not, because it contains a 0.
 pub(crate) fn saturating_product(sizes: &[usize]) -> usize {
     sizes.iter().fold(1, |product, &size| product.saturating_mul(size))
 }
 
-/// The bytes that a tensor of fixed-size elements takes, or an error for strings and overflow.
+/// Returns the size in bytes of a tensor of fixed-size elements. Strings and overflow are errors.
 pub fn byte_count(dtype: DType, shape: &[usize]) -> Result<usize> {
     dtype.byte_len(element_count(shape)?).ok_or_else(|| {
         error!(InvalidArgument, "a {} tensor of shape {shape:?} has no byte length", dtype.name())
@@ -65,7 +65,7 @@ pub fn byte_count(dtype: DType, shape: &[usize]) -> Result<usize> {
 
 /// An immutable tensor: element type, shape, and a shared slice of memory.
 ///
-/// Cloning shares the memory. Host memory may be a slice of a mapped file and need not be aligned.
+/// Cloning shares the memory. Host memory may be a slice of a mapped file, and may be unaligned.
 ///
 /// ```
 /// use ort_core::tensor::Tensor;
@@ -81,17 +81,17 @@ pub struct Tensor {
     data: Data,
 }
 
-/// Where a tensor's elements live.
+/// The storage of a tensor's elements.
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
     Host(Bytes),
-    /// Texts, and which of them are the elements.
+    /// A shared list of strings, and the range of the elements in it.
     Strings(Arc<Texts>, Range<usize>),
-    /// Memory of a device, and the byte of it at which the elements begin.
+    /// Device memory, and the byte offset of the elements in it.
     Device(SharedBuffer, usize),
 }
 
-/// Strings that tensors share, with what counts their bytes in a run's budget.
+/// Strings that tensors share, with the reservation that charges their bytes to a run's budget.
 #[derive(Debug)]
 pub(crate) struct Texts {
     texts: Vec<String>,
@@ -105,8 +105,8 @@ impl Texts {
 }
 
 impl Tensor {
-    /// A tensor over `bytes` in host memory, little-endian, packed as the ONNX specification packs
-    /// `raw_data`. The length must be exact.
+    /// Creates a tensor over `bytes` in host memory: little-endian, packed like `raw_data` in the
+    /// ONNX specification. The length must be exact.
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: Bytes) -> Result<Tensor> {
         let expected = byte_count(dtype, shape)?;
         ensure!(
@@ -119,7 +119,7 @@ impl Tensor {
         Ok(Tensor { dtype, shape: shape.into(), data: Data::Host(bytes) })
     }
 
-    /// A tensor that takes over a buffer of its device, host or not.
+    /// Creates a tensor that takes over a buffer in host or device memory.
     pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Result<Tensor> {
         let expected = byte_count(dtype, shape)?;
         if buffer.bytes().is_none() {
@@ -131,12 +131,12 @@ impl Tensor {
         Ok(Tensor { dtype, shape: shape.into(), data: Data::Host(bytes.slice(..expected)) })
     }
 
-    /// A tensor over memory of a device that the host cannot read.
+    /// Creates a tensor in device memory that the host cannot read.
     pub(crate) fn from_device(dtype: DType, shape: &[usize], buffer: SharedBuffer) -> Result<Tensor> {
         Tensor::from_device_at(dtype, shape, (buffer, 0))
     }
 
-    /// The same from a byte of the memory on.
+    /// Same as [`from_device`](Self::from_device), from a byte offset on.
     pub(crate) fn from_device_at(
         dtype: DType,
         shape: &[usize],
@@ -151,12 +151,12 @@ impl Tensor {
         Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer, offset) })
     }
 
-    /// A tensor with a copy of `elements`.
+    /// Creates a tensor with a copy of `elements`.
     pub fn from_slice<T: Element>(shape: &[usize], elements: &[T]) -> Result<Tensor> {
         Tensor::from_vec(shape, elements.to_vec())
     }
 
-    /// A tensor that takes over `elements` without a copy.
+    /// Creates a tensor that takes over `elements` without a copy.
     pub fn from_vec<T: Element>(shape: &[usize], elements: Vec<T>) -> Result<Tensor> {
         struct Owner<T>(Vec<T>);
         impl<T: Element> AsRef<[u8]> for Owner<T> {
@@ -167,18 +167,19 @@ impl Tensor {
         Tensor::from_bytes(T::DTYPE, shape, Bytes::from_owner(Owner(elements)))
     }
 
-    /// A boolean tensor.
+    /// Creates a boolean tensor.
     pub fn from_bools(shape: &[usize], elements: &[bool]) -> Result<Tensor> {
         let bytes: Vec<u8> = elements.iter().map(|&element| u8::from(element)).collect();
         Tensor::from_bytes(DType::Bool, shape, Bytes::from(bytes))
     }
 
-    /// A tensor of strings.
+    /// Creates a string tensor.
     pub fn from_strings(shape: &[usize], elements: Vec<String>) -> Result<Tensor> {
         Tensor::from_held_strings(shape, elements, None)
     }
 
-    /// The same, whose bytes count in a budget as long as they live.
+    /// Same as [`from_strings`](Self::from_strings), with a reservation that counts the bytes
+    /// against a budget for as long as they live.
     pub(crate) fn from_held_strings(
         shape: &[usize],
         elements: Vec<String>,
@@ -195,27 +196,28 @@ impl Tensor {
         Ok(Tensor { dtype: DType::String, shape: shape.into(), data })
     }
 
-    /// A tensor without dimensions.
+    /// Creates a tensor of rank 0.
     pub fn scalar<T: Element>(element: T) -> Result<Tensor> {
         Tensor::from_vec(&[], vec![element])
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The sizes of the dimensions.
+    /// Returns the sizes of the dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn element_count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// The bytes of its elements; strings count their text.
+    /// Returns the size of the elements in bytes. Strings count their text and their `String`
+    /// headers.
     pub fn byte_count(&self) -> usize {
         match &self.data {
             Data::Host(bytes) => bytes.len(),
@@ -226,7 +228,7 @@ impl Tensor {
         }
     }
 
-    /// The raw bytes, where the tensor is in host memory and not of strings.
+    /// Returns the raw bytes, if the tensor is numeric and in host memory.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.data {
             Data::Host(bytes) => Some(bytes),
@@ -234,12 +236,13 @@ impl Tensor {
         }
     }
 
-    /// The memory that the elements are in; [`DeviceId::HOST`] for all that the host reads.
+    /// Returns the device whose memory holds the elements; [`DeviceId::HOST`] if the host can read
+    /// them.
     pub fn memory(&self) -> DeviceId {
         self.view().memory()
     }
 
-    /// The elements of a string tensor.
+    /// Returns the elements of a string tensor.
     pub fn strings(&self) -> Result<&[String]> {
         match &self.data {
             Data::Strings(texts, range) => Ok(texts.part(range)),
@@ -247,12 +250,12 @@ impl Tensor {
         }
     }
 
-    /// The elements copied out; works for any alignment.
+    /// Copies the elements, whatever their alignment.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.view().to_vec()
     }
 
-    /// The elements as doubles, complex ones as pairs of their parts.
+    /// Converts the elements to doubles; a complex element becomes two.
     ///
     /// # Errors
     /// Strings, and tensors that are not in host memory.
@@ -275,8 +278,8 @@ impl Tensor {
         Ok(doubles)
     }
 
-    /// Calls `visit` with the elements as doubles in their order, complex ones as their parts,
-    /// without a copy of all of them.
+    /// Calls `visit` with each element as a double, in order; a complex element counts as two.
+    /// Converts block by block, without a copy of the whole tensor.
     ///
     /// # Errors
     /// Strings, and tensors that are not in host memory.
@@ -307,7 +310,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// The same elements under another shape of equal element count.
+    /// Returns the same elements under another shape of equal element count.
     pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
         ensure!(
             element_count(shape)? == self.element_count(),
@@ -318,13 +321,12 @@ impl Tensor {
         Ok(Tensor { dtype: self.dtype, shape: shape.into(), data: self.data.clone() })
     }
 
-    /// The view that kernels read.
+    /// Returns the view that kernels read.
     pub fn view(&self) -> TensorView<'_> {
         TensorView::of(self.dtype, &self.shape, &self.data)
     }
 
-    /// A view of this memory's elements from `element_offset` on, under another shape, sharing the
-    /// memory.
+    /// Returns the elements from `element_offset` on under another shape, sharing the memory.
     pub(crate) fn slice(&self, element_offset: usize, shape: &[usize]) -> Result<Tensor> {
         let count = element_count(shape)?;
         let data = match &self.data {
@@ -346,20 +348,21 @@ impl Tensor {
         Ok(Tensor { dtype: self.dtype, shape: shape.into(), data })
     }
 
-    /// Whether the memory is aligned for slices of the element type; true for what is not in host
-    /// memory.
+    /// Returns whether the memory is aligned for slices of the element type. True for anything but
+    /// numeric tensors in host memory.
     pub fn is_aligned(&self) -> bool {
-        // Complex numbers, too, by their whole size: kernels that only move elements read them as
-        // integers of that size.
+        // Complex types are aligned by their whole size, because kernels that only move elements
+        // read them as integers of that size.
         let alignment = self.dtype.byte_size().unwrap_or(1);
         self.bytes().is_none_or(|bytes| (bytes.as_ptr() as usize).is_multiple_of(alignment))
     }
 
-    /// The same tensor with memory of its own that is aligned for its type.
+    /// Returns a copy with its own memory, aligned for the type. Only host memory is copied:
+    /// strings and device tensors are returned as they are.
     pub fn to_owned_copy(&self) -> Result<Tensor> {
         match &self.data {
             Data::Host(bytes) => {
-                // A u128 buffer is aligned for every element type.
+                // A `u128` buffer is aligned for every element type.
                 let mut words = vec![0u128; bytes.len().div_ceil(16)];
                 for (to, from) in bytemuck::cast_slice_mut::<u128, u8>(&mut words).iter_mut().zip(bytes) {
                     *to = *from;

@@ -1,26 +1,26 @@
-//! The types of values, with symbolic shapes.
+//! Value types with symbolic shapes.
 
 use std::fmt;
 
 use crate::dim::Dim;
 use crate::dtype::DType;
 
-/// A shape whose sizes may be expressions of symbols.
+/// A shape whose sizes may be symbolic expressions.
 pub type SymShape = Vec<Dim>;
 
-/// The type of a tensor; without a shape, not even its rank is known.
+/// The type of a tensor. Without a shape even the rank is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorType {
     /// The element type.
     pub dtype: DType,
-    /// The sizes, where the rank is known.
+    /// The sizes, if the rank is known.
     pub shape: Option<SymShape>,
 }
 
 /// The type of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum ValueType {
-    /// Nothing is known yet.
+    /// Not known yet.
     #[default]
     Unknown,
     /// A dense tensor.
@@ -29,19 +29,19 @@ pub enum ValueType {
     Sequence(Box<ValueType>),
     /// A value that may be absent.
     Optional(Box<ValueType>),
-    /// A map from keys of a type to values of a type.
+    /// A map from keys of one type to values of one type.
     Map(DType, Box<ValueType>),
-    /// A tensor given by its nonzero elements.
+    /// A sparse tensor.
     Sparse(TensorType),
 }
 
 impl ValueType {
-    /// A tensor type.
+    /// Creates a tensor type.
     pub fn tensor(dtype: DType, shape: Option<SymShape>) -> ValueType {
         ValueType::Tensor(TensorType { dtype, shape })
     }
 
-    /// The tensor type, where this is one.
+    /// Returns the tensor type, if this is one.
     pub fn as_tensor(&self) -> Option<&TensorType> {
         match self {
             ValueType::Tensor(tensor) => Some(tensor),
@@ -49,12 +49,12 @@ impl ValueType {
         }
     }
 
-    /// The element type of a tensor.
+    /// Returns the element type of a tensor.
     pub fn dtype(&self) -> Option<DType> {
         self.as_tensor().map(|tensor| tensor.dtype)
     }
 
-    /// The shape of a tensor of known rank.
+    /// Returns the shape of a tensor of known rank.
     pub fn shape(&self) -> Option<&[Dim]> {
         self.as_tensor().and_then(|tensor| tensor.shape.as_deref())
     }

@@ -20,7 +20,7 @@ pub enum Value {
     Sparse(SparseTensor),
 }
 
-/// A sequence and the type its elements have even when it is empty.
+/// A sequence, with its element type even if it is empty.
 #[derive(Clone, Debug)]
 pub struct SequenceValue {
     /// The type of each element.
@@ -29,12 +29,12 @@ pub struct SequenceValue {
     pub elements: Vec<Value>,
 }
 
-/// An optional and the type its element has even when it is absent.
+/// An optional, with its element type even if it is empty.
 #[derive(Clone, Debug)]
 pub struct OptionalValue {
     /// The type of the element.
     pub element_type: ValueType,
-    /// The element, where there is one.
+    /// The element, if there is one.
     pub element: Option<Box<Value>>,
 }
 
@@ -47,28 +47,29 @@ pub enum MapKeys {
     Strings(Vec<String>),
 }
 
-/// A map: the i-th key leads to the i-th element of the tensor of values.
+/// A map: the i-th key maps to the i-th of the values.
 #[derive(Clone, Debug)]
 pub struct MapValue {
-    /// The keys, each once.
+    /// The keys, without duplicates.
     pub keys: MapKeys,
-    /// The values, a tensor whose first dimension counts the keys.
+    /// The values: a tensor whose first dimension counts the keys, or a sequence with one element
+    /// per key.
     pub values: Box<Value>,
 }
 
 /// A sparse tensor in coordinate format.
 #[derive(Clone, Debug)]
 pub struct SparseTensor {
-    /// The nonzero elements, one dimension.
+    /// The nonzero elements, rank 1.
     pub values: Tensor,
-    /// Their positions: `[count]` linearised, or `[count, rank]`, as `i64`, ascending.
+    /// Their ascending positions as `i64`: `[count]` linear ones, or `[count, rank]` coordinates.
     pub indices: Tensor,
     /// The dense shape.
     pub shape: super::Shape,
 }
 
 impl SparseTensor {
-    /// The same tensor with its zeros written out.
+    /// Converts to a dense tensor.
     pub fn to_dense(&self) -> Result<Tensor> {
         let count = super::element_count(&self.shape)?;
         let width = self.values.dtype().byte_size();
@@ -90,6 +91,7 @@ impl SparseTensor {
             let to = dense.get_mut(position * width..(position + 1) * width);
             to.into_iter().for_each(|to| to.copy_from_slice(from));
         }
+        // A byte vector may be misaligned for the type, so copy it into aligned memory.
         Tensor::from_bytes(self.values.dtype(), &self.shape, dense.into())?.to_owned_copy()
     }
 
@@ -114,7 +116,7 @@ impl SparseTensor {
 }
 
 impl Value {
-    /// What it is, for messages.
+    /// Returns what kind of value it is, for messages.
     pub fn kind_name(&self) -> &'static str {
         match self {
             Value::Tensor(_) => "a tensor",
@@ -125,7 +127,7 @@ impl Value {
         }
     }
 
-    /// The tensor, or an error that names what it is instead.
+    /// Returns the tensor, or an error that names the actual kind.
     pub fn tensor(&self) -> Result<&Tensor> {
         match self {
             Value::Tensor(tensor) => Ok(tensor),
@@ -133,7 +135,7 @@ impl Value {
         }
     }
 
-    /// The sequence, or an error that names what it is instead.
+    /// Returns the sequence, or an error that names the actual kind.
     pub fn sequence(&self) -> Result<&SequenceValue> {
         match self {
             Value::Sequence(sequence) => Ok(sequence),
@@ -141,7 +143,7 @@ impl Value {
         }
     }
 
-    /// The borrowed form that kernels and subgraphs take.
+    /// Returns the borrowed form that kernels and subgraphs take.
     pub fn view(&self) -> ValueView<'_> {
         match self {
             Value::Tensor(tensor) => ValueView::Tensor(tensor.view()),
@@ -149,7 +151,8 @@ impl Value {
         }
     }
 
-    /// The same value with every tensor aligned for its type; only those that are not are copied.
+    /// Returns the same value with every tensor aligned for its type. Only misaligned tensors are
+    /// copied. Sparse tensors are returned as they are.
     pub fn to_aligned(&self) -> Result<Value> {
         Ok(match self {
             Value::Tensor(tensor) if !tensor.is_aligned() => Value::Tensor(tensor.to_owned_copy()?),
@@ -171,7 +174,7 @@ impl Value {
         })
     }
 
-    /// Its type, with concrete shapes.
+    /// Returns the type, with concrete shapes.
     pub fn value_type(&self) -> ValueType {
         let tensor = |tensor: &Tensor| {
             let shape = tensor.shape().iter().map(|&size| crate::dim::Dim::constant(size as i64)).collect();
@@ -195,7 +198,7 @@ impl Value {
         }
     }
 
-    /// The bytes of all tensors inside.
+    /// Returns the size in bytes of all tensors inside.
     pub fn byte_count(&self) -> usize {
         match self {
             Value::Tensor(tensor) => tensor.byte_count(),

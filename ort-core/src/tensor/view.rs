@@ -1,4 +1,4 @@
-//! What kernels see of a value: borrowed elements with their type and shape.
+//! Borrowed values, as kernels see them: elements with type and shape.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::dtype::{DType, Element};
 use crate::interrupt::spending;
 use crate::{Result, ensure, error};
 
-/// A borrowed tensor to read.
+/// A borrowed read-only tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     dtype: DType,
@@ -18,7 +18,7 @@ pub struct TensorView<'a> {
     data: ViewData<'a>,
 }
 
-/// Where a borrowed tensor's elements are.
+/// The storage of a borrowed tensor's elements.
 #[derive(Clone, Copy, Debug)]
 enum ViewData<'a> {
     Host(&'a [u8]),
@@ -26,7 +26,7 @@ enum ViewData<'a> {
     Device(DeviceRange<'a>),
 }
 
-/// A range of bytes inside a buffer of device memory.
+/// A byte range of a device buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRange<'a> {
     /// The buffer, whose handle only its device understands.
@@ -38,17 +38,17 @@ pub struct DeviceRange<'a> {
 }
 
 impl<'a> TensorView<'a> {
-    /// A view of host memory.
+    /// Creates a view of host memory.
     pub fn host(dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> TensorView<'a> {
         TensorView { dtype, shape, data: ViewData::Host(bytes) }
     }
 
-    /// A view of device memory.
+    /// Creates a view of device memory.
     pub fn device(dtype: DType, shape: &'a [usize], range: DeviceRange<'a>) -> TensorView<'a> {
         TensorView { dtype, shape, data: ViewData::Device(range) }
     }
 
-    /// A view of strings.
+    /// Creates a view of strings.
     pub fn of_strings(shape: &'a [usize], strings: &'a [String]) -> TensorView<'a> {
         TensorView { dtype: DType::String, shape, data: ViewData::Strings(strings) }
     }
@@ -58,7 +58,7 @@ impl<'a> TensorView<'a> {
             Data::Host(bytes) => ViewData::Host(bytes),
             Data::Strings(texts, range) => ViewData::Strings(texts.part(range)),
             Data::Device(buffer, offset) => {
-                // The buffer may be longer than what this tensor takes of it.
+                // The buffer may be longer than this tensor.
                 let bytes = dtype.byte_len(shape.iter().product()).unwrap_or(buffer.len());
                 let len = bytes.min(buffer.len().saturating_sub(*offset));
                 ViewData::Device(DeviceRange { buffer, offset: *offset, len })
@@ -67,27 +67,27 @@ impl<'a> TensorView<'a> {
         TensorView { dtype, shape, data }
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The sizes of the dimensions.
+    /// Returns the sizes of the dimensions.
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
 
-    /// The number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn element_count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// The same elements under another shape of equal element count.
+    /// Returns the same elements under another shape of equal element count.
     pub fn with_shape<'b>(self, shape: &'b [usize]) -> TensorView<'b>
     where
         'a: 'b,
@@ -95,9 +95,9 @@ impl<'a> TensorView<'a> {
         TensorView { dtype: self.dtype, shape, data: self.data }
     }
 
-    /// The elements as a slice. Errors where the type differs, the memory is not the host's, or it
-    /// is not aligned for `T` (kernels that read weights straight from the file use
-    /// [`Self::to_cow`]).
+    /// Returns the elements as a slice. Fails if the type differs, or the memory is not host memory
+    /// or not aligned for `T`. Kernels that read weights directly from the file use
+    /// [`Self::to_cow`].
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         ensure!(
             self.dtype == T::DTYPE,
@@ -111,7 +111,7 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// The elements, copied only where they are not aligned for `T`.
+    /// Returns the elements, copied only if they are not aligned for `T`.
     pub fn to_cow<T: Element>(&self) -> Result<Cow<'a, [T]>> {
         match self.as_slice() {
             Ok(slice) => Ok(Cow::Borrowed(slice)),
@@ -119,7 +119,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The elements copied out; works for any alignment.
+    /// Copies the elements, whatever their alignment.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         ensure!(
             self.dtype == T::DTYPE,
@@ -136,7 +136,7 @@ impl<'a> TensorView<'a> {
         spending(1, bytes.chunks_exact(size_of::<T>())).map(read).collect()
     }
 
-    /// The single element of a tensor that has exactly one.
+    /// Returns the element of a tensor with exactly one.
     pub fn to_scalar<T: Element>(&self) -> Result<T> {
         let elements = self.to_vec::<T>()?;
         match elements.as_slice() {
@@ -145,13 +145,13 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The elements of an integer (or boolean) tensor of any width, as `i64`.
+    /// Returns the elements of an integer or boolean tensor of any width as `i64`.
     pub fn to_ints(&self) -> Result<Vec<i64>> {
         self.collect_ints()
     }
 
-    /// The same in any collection, such as one that holds a few elements without memory of the
-    /// heap.
+    /// Same as [`to_ints`](Self::to_ints), into any collection, such as a small vector that stays
+    /// off the heap.
     pub fn collect_ints<C: FromIterator<i64>>(&self) -> Result<C> {
         fn each<const N: usize, C: FromIterator<i64>>(bytes: &[u8], read: impl Fn([u8; N]) -> i64) -> C {
             spending(1, bytes.as_chunks::<N>().0).map(|element| read(*element)).collect()
@@ -172,7 +172,7 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// The bytes of a tensor in host memory.
+    /// Returns the bytes of a tensor in host memory.
     pub fn bytes(&self) -> Result<&'a [u8]> {
         match self.data {
             ViewData::Host(bytes) => Ok(bytes),
@@ -185,7 +185,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The elements of a string tensor.
+    /// Returns the elements of a string tensor.
     pub fn strings(&self) -> Result<&'a [String]> {
         match self.data {
             ViewData::Strings(strings) => Ok(strings),
@@ -193,7 +193,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The device memory of a tensor that is not in host memory.
+    /// Returns the device memory of a tensor that is not in host memory.
     pub fn device_range(&self) -> Option<DeviceRange<'a>> {
         match self.data {
             ViewData::Device(range) => Some(range),
@@ -201,17 +201,17 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The memory that the elements are in.
+    /// Returns the device whose memory holds the elements.
     pub fn memory(&self) -> DeviceId {
         self.device_range().map_or(DeviceId::HOST, |range| range.buffer.device())
     }
 
-    /// Whether the elements are in memory that the host reads.
+    /// Returns whether the host can read the elements.
     pub fn is_host(&self) -> bool {
         !matches!(self.data, ViewData::Device(_))
     }
 
-    /// A tensor of its own with the same elements, in host memory.
+    /// Copies the elements into a new tensor in host memory.
     pub fn to_tensor(&self) -> Result<Tensor> {
         match self.data {
             ViewData::Strings(strings) => Tensor::from_strings(self.shape, strings.to_vec()),
@@ -222,13 +222,14 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The bytes of `count` elements from `offset` on; packed types must start and end on a byte.
+    /// Returns the byte range of `count` elements from `offset` on. Packed types must start on a
+    /// byte.
     pub(crate) fn byte_range(&self, offset: usize, count: usize) -> Result<Range<usize>> {
         element_byte_range(self.dtype, offset, count)
     }
 }
 
-/// The bytes of `count` elements from `offset` on; packed types must start on a byte.
+/// Returns the byte range of `count` elements from `offset` on. Packed types must start on a byte.
 pub(crate) fn element_byte_range(dtype: DType, offset: usize, count: usize) -> Result<Range<usize>> {
     let no_bytes = || error!(Fail, "elements {offset}+{count} of {} are not whole bytes", dtype.name());
     let bits = dtype.bits().ok_or_else(no_bytes)? as usize;
@@ -253,35 +254,35 @@ enum MutData<'a> {
 }
 
 impl<'a> TensorMut<'a> {
-    /// A tensor to write in host memory. The bytes are aligned and exactly as long as the shape
-    /// needs.
+    /// Creates a writable tensor in host memory. The bytes must be aligned, and as long as the
+    /// shape requires.
     pub fn host(dtype: DType, shape: &'a [usize], bytes: &'a mut [u8]) -> TensorMut<'a> {
         TensorMut { dtype, shape, data: MutData::Host(bytes) }
     }
 
-    /// A tensor to write in device memory.
+    /// Creates a writable tensor in device memory.
     pub fn device(dtype: DType, shape: &'a [usize], range: DeviceRange<'a>) -> TensorMut<'a> {
         TensorMut { dtype, shape, data: MutData::Device(range) }
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The sizes of the dimensions.
+    /// Returns the sizes of the dimensions.
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn element_count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// The elements as a slice to write; what they hold before is unspecified unless the output is
-    /// in place. Booleans are written as bytes, with [`Self::bytes_mut`], because unspecified bytes
-    /// are no booleans.
+    /// Returns the elements as a mutable slice. Their initial content is unspecified, unless the
+    /// output is in place. Write booleans as bytes with [`Self::bytes_mut`], because unspecified
+    /// bytes may be invalid booleans.
     pub fn as_mut_slice<T: Element>(self) -> Result<&'a mut [T]> {
         ensure!(
             self.dtype == T::DTYPE,
@@ -295,7 +296,7 @@ impl<'a> TensorMut<'a> {
             .map_err(|_| error!(Fail, "a {} output is not aligned in memory", dtype.name()))
     }
 
-    /// The bytes of an output in host memory.
+    /// Returns the bytes of an output in host memory.
     pub fn bytes_mut(self) -> Result<&'a mut [u8]> {
         match self.data {
             MutData::Host(bytes) => Ok(bytes),
@@ -307,7 +308,7 @@ impl<'a> TensorMut<'a> {
         }
     }
 
-    /// The device memory of an output that is not in host memory.
+    /// Returns the device memory of an output that is not in host memory.
     pub fn device_range(&self) -> Option<DeviceRange<'a>> {
         match self.data {
             MutData::Device(range) => Some(range),
@@ -315,7 +316,7 @@ impl<'a> TensorMut<'a> {
         }
     }
 
-    /// The memory that the elements go to.
+    /// Returns the device whose memory the elements are written to.
     pub fn memory(&self) -> DeviceId {
         self.device_range().map_or(DeviceId::HOST, |range| range.buffer.device())
     }
@@ -329,7 +330,7 @@ impl<'a> TensorMut<'a> {
     }
 }
 
-/// A borrowed value: a tensor, or a container by reference.
+/// A borrowed value: a tensor view, or a reference to a container.
 #[derive(Clone, Copy, Debug)]
 pub enum ValueView<'a> {
     /// A tensor.
@@ -339,7 +340,7 @@ pub enum ValueView<'a> {
 }
 
 impl<'a> ValueView<'a> {
-    /// The tensor, or an error that names what it is instead.
+    /// Returns the tensor, or an error that names the actual kind.
     pub fn tensor(&self) -> Result<TensorView<'a>> {
         match self {
             ValueView::Tensor(view) => Ok(*view),
@@ -350,7 +351,8 @@ impl<'a> ValueView<'a> {
         }
     }
 
-    /// The value with memory of its own.
+    /// Returns an owned value. A tensor view is copied; a container is cloned and shares its
+    /// tensors' memory.
     pub fn to_value(&self) -> Result<Value> {
         match self {
             ValueView::Tensor(view) => Ok(Value::Tensor(view.to_tensor()?)),

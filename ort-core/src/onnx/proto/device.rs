@@ -1,4 +1,4 @@
-//! Multi-device annotations (IR version 11 and later). They are kept, and change nothing here.
+//! Multi-device annotations (IR version 11 and later). They are preserved and have no effect here.
 
 /// A named set of devices.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -6,10 +6,10 @@ pub struct DeviceConfigurationProto {
     /// The configuration's name.
     #[prost(string, optional, tag = "1")]
     pub name: Option<String>,
-    /// How many devices it has.
+    /// The number of devices.
     #[prost(int32, optional, tag = "2")]
     pub num_devices: Option<i32>,
-    /// Their names.
+    /// The names of the devices.
     #[prost(string, repeated, tag = "3")]
     pub device: Vec<String>,
 }
@@ -20,27 +20,27 @@ pub struct NodeDeviceConfigurationProto {
     /// The configuration's name.
     #[prost(string, optional, tag = "1")]
     pub configuration_id: Option<String>,
-    /// How its inputs and outputs are split.
+    /// The sharding of its inputs and outputs.
     #[prost(message, repeated, tag = "2")]
     pub sharding_spec: Vec<ShardingSpecProto>,
-    /// Its pipeline stage.
+    /// The pipeline stage of the node.
     #[prost(int32, optional, tag = "3")]
     pub pipeline_stage: Option<i32>,
 }
 
-/// How one tensor is split over devices.
+/// The sharding of one tensor.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ShardingSpecProto {
     /// The tensor.
     #[prost(string, optional, tag = "1")]
     pub tensor_name: Option<String>,
-    /// The devices; negative numbers name groups.
+    /// The devices. Negative numbers name groups.
     #[prost(int64, repeated, packed = "false", tag = "2")]
     pub device: Vec<i64>,
     /// The devices in each group.
     #[prost(message, repeated, tag = "3")]
     pub index_to_device_group_map: Vec<IntIntListEntryProto>,
-    /// How each axis is split.
+    /// The sharding of each axis.
     #[prost(message, repeated, tag = "4")]
     pub sharded_dim: Vec<ShardedDimProto>,
 }
@@ -56,13 +56,13 @@ pub struct IntIntListEntryProto {
     pub value: Vec<i64>,
 }
 
-/// How one axis is split.
+/// The sharding of one axis.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ShardedDimProto {
-    /// The axis; negative counts from the back.
+    /// The axis; negative values count from the back.
     #[prost(int64, optional, tag = "1")]
     pub axis: Option<i64>,
-    /// The parts, whose product is the axis.
+    /// The parts, whose product is the axis size.
     #[prost(message, repeated, tag = "2")]
     pub simple_sharding: Vec<SimpleShardedDimProto>,
 }
@@ -70,17 +70,17 @@ pub struct ShardedDimProto {
 /// One part of an axis.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SimpleShardedDimProto {
-    /// Into how many shards it is split.
+    /// The number of shards.
     #[prost(int64, optional, tag = "3")]
     pub num_shards: Option<i64>,
-    /// Its size.
+    /// The size of the part.
     #[prost(oneof = "simple_sharded_dim_proto::Dim", tags = "1, 2")]
     pub dim: Option<simple_sharded_dim_proto::Dim>,
 }
 
-/// The alternative that belongs to [`SimpleShardedDimProto`].
+/// The `oneof` of [`SimpleShardedDimProto`].
 pub mod simple_sharded_dim_proto {
-    /// A size's number or name.
+    /// A size as a number or name.
     #[derive(Clone, PartialEq, prost::Oneof)]
     pub enum Dim {
         /// A number.

@@ -1,14 +1,15 @@
-//! The ONNX messages, written by hand from the field numbers of `onnx.proto` (IR version 14).
+//! The ONNX protobuf messages, written by hand from the field numbers of `onnx.proto` (IR version
+//! 14).
 //!
-//! Three choices differ from what a generator would write, none of them visible on the wire:
-//! - `bytes` fields are [`bytes::Bytes`], so that decoding from a `Bytes` that owns a mapped file
-//!   leaves weights where they are;
-//! - `doc_string` is bytes, not a string: exporters store whole stack traces there, which need
-//!   neither be copied nor be valid UTF-8 for the model to run;
-//! - enumerations are plain `i32`, so that a value from a newer standard is an error where it is
-//!   used and not where it is read.
+//! Three choices differ from generated code; none is visible on the wire:
 //!
-//! Left out: every meaning. The loader gives it, in `onnx::load`.
+//! - `bytes` fields are [`bytes::Bytes`], so that decoding a mapped file is zero-copy for weights;
+//! - `doc_string` is bytes, not a string: exporters store whole stack traces in it, which need
+//!   neither a copy nor valid UTF-8 for the model to run;
+//! - enumerations are plain `i32`, so that a value from a newer standard is an error only when it
+//!   is used.
+//!
+//! The messages have no semantics here; the loader in `onnx::load` interprets them.
 
 mod device;
 mod tensor;
@@ -28,37 +29,37 @@ pub use values::{MapProto, OptionalProto, SequenceProto, sequence_proto};
 /// The newest IR version whose fields are all known here.
 pub const IR_VERSION: i64 = 14;
 
-/// A whole model: one graph, the operator sets it counts on, and its local functions.
+/// A model: one graph, the operator sets it imports, and its local functions.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ModelProto {
-    /// Version of the IR that the model was written against; required.
+    /// The IR version that the model was written against; required.
     #[prost(int64, optional, tag = "1")]
     pub ir_version: Option<i64>,
-    /// Name of the tool that wrote the model.
+    /// The tool that wrote the model.
     #[prost(string, optional, tag = "2")]
     pub producer_name: Option<String>,
-    /// Version of that tool.
+    /// The version of that tool.
     #[prost(string, optional, tag = "3")]
     pub producer_version: Option<String>,
-    /// Reverse-DNS name of the model's namespace.
+    /// The model's namespace as a reverse-DNS name.
     #[prost(string, optional, tag = "4")]
     pub domain: Option<String>,
-    /// Version of the model itself.
+    /// The version of the model itself.
     #[prost(int64, optional, tag = "5")]
     pub model_version: Option<i64>,
     /// Human-readable documentation.
     #[prost(bytes = "bytes", optional, tag = "6")]
     pub doc_string: Option<Bytes>,
-    /// The graph that is run.
+    /// The graph to run.
     #[prost(message, optional, tag = "7")]
     pub graph: Option<GraphProto>,
-    /// Operator sets, at most one version of each domain.
+    /// The imported operator sets, at most one version per domain.
     #[prost(message, repeated, tag = "8")]
     pub opset_import: Vec<OperatorSetIdProto>,
     /// Named metadata.
     #[prost(message, repeated, tag = "14")]
     pub metadata_props: Vec<StringStringEntryProto>,
-    /// Initialization and training algorithms, in the order they are to be run.
+    /// Initialization and training algorithms, in execution order.
     #[prost(message, repeated, tag = "20")]
     pub training_info: Vec<TrainingInfoProto>,
     /// Functions local to the model, identified by (domain, name, overload).
@@ -91,33 +92,33 @@ pub struct OperatorSetIdProto {
     pub version: Option<i64>,
 }
 
-/// How a model is trained: graphs that initialize and step its state.
+/// A training algorithm: graphs that initialize and update the model's state.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TrainingInfoProto {
-    /// A graph without inputs whose outputs become initial values.
+    /// A graph without inputs, whose outputs are the initial values.
     #[prost(message, optional, tag = "1")]
     pub initialization: Option<GraphProto>,
     /// One training step.
     #[prost(message, optional, tag = "2")]
     pub algorithm: Option<GraphProto>,
-    /// Initializer name (key) and the output of `initialization` (value) that sets it.
+    /// Maps an initializer (key) to the output of `initialization` that sets it (value).
     #[prost(message, repeated, tag = "3")]
     pub initialization_binding: Vec<StringStringEntryProto>,
-    /// Initializer name (key) and the output of `algorithm` (value) that updates it.
+    /// Maps an initializer (key) to the output of `algorithm` that updates it (value).
     #[prost(message, repeated, tag = "4")]
     pub update_binding: Vec<StringStringEntryProto>,
 }
 
-/// Nodes in topological order with their inputs, outputs and constants.
+/// A graph: nodes in topological order, with inputs, outputs and constants.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GraphProto {
-    /// The nodes; each value is written before it is read.
+    /// The nodes. Each value is written before it is read.
     #[prost(message, repeated, tag = "1")]
     pub node: Vec<NodeProto>,
     /// The graph's name.
     #[prost(string, optional, tag = "2")]
     pub name: Option<String>,
-    /// Named constants; one that shares a graph input's name is that input's default.
+    /// Named constants. One with the name of a graph input is that input's default.
     #[prost(message, repeated, tag = "5")]
     pub initializer: Vec<TensorProto>,
     /// Human-readable documentation.
@@ -129,13 +130,13 @@ pub struct GraphProto {
     /// The graph's outputs.
     #[prost(message, repeated, tag = "12")]
     pub output: Vec<ValueInfoProto>,
-    /// Types and shapes of values in between, as far as they are known.
+    /// Types and shapes of intermediate values, if known.
     #[prost(message, repeated, tag = "13")]
     pub value_info: Vec<ValueInfoProto>,
-    /// Names of the scale and zero point that belong to a tensor.
+    /// Names of the scale and zero point of tensors.
     #[prost(message, repeated, tag = "14")]
     pub quantization_annotation: Vec<TensorAnnotation>,
-    /// Named constants in sparse form; the name is that of `values`.
+    /// Named constants in sparse form. Each is named by its `values`.
     #[prost(message, repeated, tag = "15")]
     pub sparse_initializer: Vec<SparseTensorProto>,
     /// Named metadata.
@@ -146,10 +147,11 @@ pub struct GraphProto {
 /// Quantization parameters of one tensor.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TensorAnnotation {
-    /// The tensor that is annotated.
+    /// The annotated tensor.
     #[prost(string, optional, tag = "1")]
     pub tensor_name: Option<String>,
-    /// Parameter (key: `SCALE_TENSOR` or `ZERO_POINT_TENSOR`) and the tensor that holds it (value).
+    /// Maps a parameter (key: `SCALE_TENSOR` or `ZERO_POINT_TENSOR`) to the tensor that contains it
+    /// (value).
     #[prost(message, repeated, tag = "2")]
     pub quant_parameter_tensor_names: Vec<StringStringEntryProto>,
 }
@@ -157,10 +159,10 @@ pub struct TensorAnnotation {
 /// One call of an operator or function.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeProto {
-    /// Names of the values read; an empty name is an optional input left out.
+    /// Names of the inputs. An empty name is an omitted optional input.
     #[prost(string, repeated, tag = "1")]
     pub input: Vec<String>,
-    /// Names of the values written; an empty name is an optional output left out.
+    /// Names of the outputs. An empty name is an omitted optional output.
     #[prost(string, repeated, tag = "2")]
     pub output: Vec<String>,
     /// The node's name, often empty and not always unique.
@@ -178,20 +180,20 @@ pub struct NodeProto {
     /// The operator's domain; empty means the standard's own.
     #[prost(string, optional, tag = "7")]
     pub domain: Option<String>,
-    /// Which overload of a model-local function is meant.
+    /// The overload of the model-local function to call.
     #[prost(string, optional, tag = "8")]
     pub overload: Option<String>,
     /// Named metadata.
     #[prost(message, repeated, tag = "9")]
     pub metadata_props: Vec<StringStringEntryProto>,
-    /// How the node is spread over the devices of each configuration.
+    /// The node's sharding in each device configuration.
     #[prost(message, repeated, tag = "10")]
     pub device_configurations: Vec<NodeDeviceConfigurationProto>,
 }
 
-/// A named attribute: exactly one of the value fields is meant, and `type` says which.
+/// A named attribute. `type` says which one of the value fields is set.
 ///
-/// The rare and large values are boxed: a node has several attributes and nearly all are small.
+/// Large, rare values are boxed, because a node has several attributes and nearly all are small.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AttributeProto {
     /// The attribute's name.
@@ -203,7 +205,7 @@ pub struct AttributeProto {
     /// An integer.
     #[prost(int64, optional, tag = "3")]
     pub i: Option<i64>,
-    /// UTF-8 text, in bytes as the standard has it.
+    /// UTF-8 text, as bytes like in the standard.
     #[prost(bytes = "bytes", optional, tag = "4")]
     pub s: Option<Bytes>,
     /// A tensor.
@@ -236,10 +238,10 @@ pub struct AttributeProto {
     /// A list of types.
     #[prost(message, repeated, tag = "15")]
     pub type_protos: Vec<TypeProto>,
-    /// Which value field is meant, an [`attribute_proto::AttributeType`]; absent in IR version 1.
+    /// The value field in use, an [`attribute_proto::AttributeType`]; missing in IR version 1.
     #[prost(int32, optional, tag = "20")]
     pub r#type: Option<i32>,
-    /// Inside a function body: the attribute of the function whose value this one takes.
+    /// In a function body: the attribute of the function that supplies the value.
     #[prost(string, optional, tag = "21")]
     pub ref_attr_name: Option<String>,
     /// A sparse tensor.
@@ -250,13 +252,13 @@ pub struct AttributeProto {
     pub sparse_tensors: Vec<SparseTensorProto>,
 }
 
-/// The enumeration that belongs to [`AttributeProto`].
+/// The enumeration of [`AttributeProto`].
 pub mod attribute_proto {
-    /// Which value field of an attribute is meant.
+    /// The value field of an attribute that is in use.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
     #[repr(i32)]
     pub enum AttributeType {
-        /// Not said.
+        /// Not specified.
         Undefined = 0,
         /// `f`
         Float = 1,
@@ -289,7 +291,7 @@ pub mod attribute_proto {
     }
 }
 
-/// A function local to the model, called by nodes of its (domain, name, overload).
+/// A model-local function, called by nodes with its (domain, name, overload).
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct FunctionProto {
     /// The function's name.
@@ -319,10 +321,10 @@ pub struct FunctionProto {
     /// Its attributes that have a default.
     #[prost(message, repeated, tag = "11")]
     pub attribute_proto: Vec<AttributeProto>,
-    /// Types and shapes of values in its body, as far as they are known.
+    /// Types and shapes of values in its body, if known.
     #[prost(message, repeated, tag = "12")]
     pub value_info: Vec<ValueInfoProto>,
-    /// Which overload this is.
+    /// The overload that this function is.
     #[prost(string, optional, tag = "13")]
     pub overload: Option<String>,
     /// Named metadata.

@@ -1,13 +1,13 @@
-//! `TensorProto` and `SparseTensorProto`: constants as they lie in a file.
+//! `TensorProto` and `SparseTensorProto`: serialized constants.
 
 use bytes::Bytes;
 
 use super::StringStringEntryProto;
 
-/// A tensor: its shape, element type and data in one of several forms.
+/// A tensor: shape, element type, and data in one of several forms.
 ///
-/// Data lies in `raw_data` when that is set, else in the typed field that belongs to `data_type`,
-/// else in the file that `external_data` names.
+/// The data is in the file that `external_data` names if `data_location` says so. Else it is in
+/// `raw_data` if that is set, or in the typed field for `data_type`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TensorProto {
     /// The shape.
@@ -16,14 +16,14 @@ pub struct TensorProto {
     /// The element type, a [`tensor_proto::DataType`].
     #[prost(int32, optional, tag = "2")]
     pub data_type: Option<i32>,
-    /// Which part of a larger tensor this is; no known writer uses it.
+    /// The part of a larger tensor that this is. No known exporter uses it.
     #[prost(message, optional, tag = "3")]
     pub segment: Option<tensor_proto::Segment>,
-    /// Elements of float, and pairs of (real, imaginary) for complex64.
+    /// Elements of float; (real, imaginary) pairs of complex64.
     #[prost(float, repeated, tag = "4")]
     pub float_data: Vec<f32>,
-    /// Elements of int32, narrower integers, bool, and the bits of narrow floats; sub-byte elements
-    /// come as whole bytes, save for the 6-bit floats, which come one by one.
+    /// Elements of int32, narrower integers, bool, and the bits of narrow floats. Sub-byte elements
+    /// are packed into bytes, except 6-bit floats, which are stored one per entry.
     #[prost(int32, repeated, tag = "5")]
     pub int32_data: Vec<i32>,
     /// Elements of string, in UTF-8.
@@ -35,11 +35,11 @@ pub struct TensorProto {
     /// The tensor's name.
     #[prost(string, optional, tag = "8")]
     pub name: Option<String>,
-    /// Elements of any type but string, little-endian, sub-byte elements packed from the low bits
-    /// up.
+    /// Elements of any type except string, little-endian, with sub-byte elements packed from the
+    /// low bits up.
     #[prost(bytes = "bytes", optional, tag = "9")]
     pub raw_data: Option<Bytes>,
-    /// Elements of double, and pairs of (real, imaginary) for complex128.
+    /// Elements of double; (real, imaginary) pairs of complex128.
     #[prost(double, repeated, tag = "10")]
     pub double_data: Vec<f64>,
     /// Elements of uint64 and uint32.
@@ -48,10 +48,10 @@ pub struct TensorProto {
     /// Human-readable documentation.
     #[prost(bytes = "bytes", optional, tag = "12")]
     pub doc_string: Option<Bytes>,
-    /// Where the data lies outside the model: keys `location`, `offset`, `length`, `checksum`.
+    /// The location of external data: keys `location`, `offset`, `length`, `checksum`.
     #[prost(message, repeated, tag = "13")]
     pub external_data: Vec<StringStringEntryProto>,
-    /// Whether the data lies here or outside, a [`tensor_proto::DataLocation`].
+    /// Whether the data is in the message or external, a [`tensor_proto::DataLocation`].
     #[prost(int32, optional, tag = "14")]
     pub data_location: Option<i32>,
     /// Named metadata.
@@ -59,7 +59,7 @@ pub struct TensorProto {
     pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// The message and enumerations that belong to [`TensorProto`].
+/// The message and enumerations of [`TensorProto`].
 pub mod tensor_proto {
     /// A part of a larger tensor, as a range of its elements.
     #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -108,7 +108,7 @@ pub mod tensor_proto {
         Float6e3m2 = 28,
     }
 
-    /// Where a tensor's data lies.
+    /// The location of a tensor's data.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
     #[repr(i32)]
     pub enum DataLocation {
@@ -125,7 +125,7 @@ pub struct SparseTensorProto {
     /// The elements, shape `[n]`; its name is the name of the sparse tensor.
     #[prost(message, optional, tag = "1")]
     pub values: Option<TensorProto>,
-    /// Their places, ascending: `[n]` linear ones or `[n, rank]`.
+    /// Their positions, ascending: `[n]` linear ones, or `[n, rank]` coordinates.
     #[prost(message, optional, tag = "2")]
     pub indices: Option<TensorProto>,
     /// The shape of the dense tensor.

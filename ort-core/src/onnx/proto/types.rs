@@ -29,28 +29,28 @@ pub struct TensorShapeProto {
     pub dim: Vec<tensor_shape_proto::Dimension>,
 }
 
-/// The messages that belong to [`TensorShapeProto`].
+/// The messages of [`TensorShapeProto`].
 pub mod tensor_shape_proto {
-    /// One dimension; without a value it is unknown.
+    /// One dimension; unknown without a value.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Dimension {
-        /// What the dimension means, such as `DATA_BATCH`.
+        /// The meaning of the dimension, such as `DATA_BATCH`.
         #[prost(string, optional, tag = "3")]
         pub denotation: Option<String>,
-        /// Its number or name.
+        /// The size as a number or name.
         #[prost(oneof = "dimension::Value", tags = "1, 2")]
         pub value: Option<dimension::Value>,
     }
 
-    /// The alternative that belongs to [`Dimension`].
+    /// The `oneof` of [`Dimension`].
     pub mod dimension {
-        /// A dimension's number or name.
+        /// A size as a number or name.
         #[derive(Clone, PartialEq, prost::Oneof)]
         pub enum Value {
-            /// A number known when the model was written.
+            /// A size known when the model was written.
             #[prost(int64, tag = "1")]
             DimValue(i64),
-            /// A name; equal names are equal numbers.
+            /// A symbolic dimension; equal names are equal sizes.
             #[prost(string, tag = "2")]
             DimParam(String),
         }
@@ -60,7 +60,7 @@ pub mod tensor_shape_proto {
 /// The type of a value.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TypeProto {
-    /// What the value means, such as `IMAGE`.
+    /// The meaning of the value, such as `IMAGE`.
     #[prost(string, optional, tag = "6")]
     pub denotation: Option<String>,
     /// The kind of value.
@@ -68,7 +68,7 @@ pub struct TypeProto {
     pub value: Option<type_proto::Value>,
 }
 
-/// The messages that belong to [`TypeProto`].
+/// The messages of [`TypeProto`].
 pub mod type_proto {
     use super::{TensorShapeProto, TypeProto};
 
@@ -78,7 +78,7 @@ pub mod type_proto {
         /// The element type, a [`DataType`](super::super::tensor_proto::DataType).
         #[prost(int32, optional, tag = "1")]
         pub elem_type: Option<i32>,
-        /// The shape; absent when not even the rank is known.
+        /// The shape; missing if even the rank is unknown.
         #[prost(message, optional, tag = "2")]
         pub shape: Option<TensorShapeProto>,
     }
@@ -102,7 +102,7 @@ pub mod type_proto {
         pub value_type: Option<Box<TypeProto>>,
     }
 
-    /// A value that may be missing.
+    /// A value that may be absent.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Optional {
         /// The type of the value.
@@ -121,10 +121,10 @@ pub mod type_proto {
         pub shape: Option<TensorShapeProto>,
     }
 
-    /// A type that only its maker knows.
+    /// An opaque type, known only to its author.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Opaque {
-        /// Its domain; the model's when missing.
+        /// Its domain; the model's if missing.
         #[prost(string, optional, tag = "1")]
         pub domain: Option<String>,
         /// Its name.
@@ -144,13 +144,13 @@ pub mod type_proto {
         /// A map.
         #[prost(message, tag = "5")]
         MapType(Map),
-        /// A type that only its maker knows.
+        /// An opaque type.
         #[prost(message, tag = "7")]
         OpaqueType(Opaque),
         /// A sparse tensor.
         #[prost(message, tag = "8")]
         SparseTensorType(SparseTensor),
-        /// A value that may be missing.
+        /// A value that may be absent.
         #[prost(message, tag = "9")]
         OptionalType(Optional),
     }

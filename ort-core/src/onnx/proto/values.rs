@@ -1,10 +1,10 @@
-//! Values that aren't tensors, as test data files hold them (`onnx-data.proto`).
+//! Values other than tensors, as in test data files (`onnx-data.proto`).
 
 use bytes::Bytes;
 
 use super::{SparseTensorProto, TensorProto};
 
-/// A list of values of one kind; `elem_type` says which field holds them.
+/// A list of values of one kind. `elem_type` says which field contains them.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SequenceProto {
     /// The list's name.
@@ -25,18 +25,18 @@ pub struct SequenceProto {
     /// Maps.
     #[prost(message, repeated, tag = "6")]
     pub map_values: Vec<MapProto>,
-    /// Values that may be missing.
+    /// Values that may be absent.
     #[prost(message, repeated, tag = "7")]
     pub optional_values: Vec<OptionalProto>,
 }
 
-/// The enumeration that [`SequenceProto`] and [`OptionalProto`] share.
+/// The enumeration of [`SequenceProto`] and [`OptionalProto`].
 pub mod sequence_proto {
     /// Kinds of values.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
     #[repr(i32)]
     pub enum DataType {
-        /// Not said, or nothing held.
+        /// Not specified, or empty.
         Undefined = 0,
         /// A dense tensor.
         Tensor = 1,
@@ -46,12 +46,12 @@ pub mod sequence_proto {
         Sequence = 3,
         /// A map.
         Map = 4,
-        /// A value that may be missing.
+        /// A value that may be absent.
         Optional = 5,
     }
 }
 
-/// A map: keys and as many values.
+/// A map: keys, and one value per key.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MapProto {
     /// The map's name.
@@ -63,15 +63,15 @@ pub struct MapProto {
     /// Keys of integer types.
     #[prost(int64, repeated, packed = "false", tag = "3")]
     pub keys: Vec<i64>,
-    /// Keys that are text.
+    /// Keys of string type.
     #[prost(bytes = "bytes", repeated, tag = "4")]
     pub string_keys: Vec<Bytes>,
-    /// The values, in the keys' order.
+    /// The values, in the order of the keys.
     #[prost(message, optional, tag = "5")]
     pub values: Option<SequenceProto>,
 }
 
-/// A value that may be missing; `elem_type` says which field holds it.
+/// A value that may be absent. `elem_type` says which field contains it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct OptionalProto {
     /// The value's name.
@@ -92,7 +92,7 @@ pub struct OptionalProto {
     /// A map.
     #[prost(message, optional, boxed, tag = "6")]
     pub map_value: Option<Box<MapProto>>,
-    /// A value that may itself be missing.
+    /// A value that may itself be absent.
     #[prost(message, optional, boxed, tag = "7")]
     pub optional_value: Option<Box<OptionalProto>>,
 }
