@@ -1,4 +1,4 @@
-//! The provider and its one device: the host's processors and memory.
+//! The CPU provider and its one device, the host's cores and memory.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,13 +13,13 @@ use ort_core::{Result, Within, ensure, error};
 use crate::environment;
 use crate::simd::isa::Isa;
 
-/// A kernel as its file submits it; see the `cpu_kernels!` macro.
+/// A kernel definition as a kernel file submits it, through the `cpu_kernels!` macro.
 #[derive(Debug)]
 pub struct CpuKernel(pub KernelDef);
 
 inventory::collect!(CpuKernel);
 
-/// Registers kernels of the CPU provider: each is a [`KernelDef`] written with struct update over
+/// Registers kernels with the CPU provider. Each is a [`KernelDef`] written with struct update over
 /// [`KernelDef::BASE`].
 #[macro_export]
 macro_rules! cpu_kernels {
@@ -28,7 +28,7 @@ macro_rules! cpu_kernels {
     };
 }
 
-/// The CPU provider.
+/// The CPU execution provider.
 #[derive(Debug)]
 pub struct CpuProvider;
 
@@ -73,6 +73,7 @@ impl CpuDevice {
         }
     }
 
+    /// The kernel table, built on first use from everything the kernel files submitted.
     fn table() -> &'static KernelTable {
         static TABLE: OnceLock<KernelTable> = OnceLock::new();
         TABLE.get_or_init(|| {
@@ -100,6 +101,7 @@ impl Device for CpuDevice {
 
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         ensure!(
+            // The kernels would silently fall back to float32, so we refuse here.
             cx.precision == Precision::Fp32 || Isa::current().has_bf16_products(),
             NotImplemented,
             "products in bfloat16 need a CPU with AVX512-BF16, and this process uses {} without it; leave the precision at fp32",
@@ -112,6 +114,8 @@ impl Device for CpuDevice {
 
     fn fingerprint(&self) -> Option<Fingerprint> {
         let (isa, widest) = (Isa::current(), Isa::widest());
+        // The packed layout is part of the fingerprint: two CPUs of one ISA level can still choose
+        // different tiles, and cached packed weights fit only one of them.
         let layout = crate::gemm::packed_layout(isa);
         let hardware = format!("{} of {} {layout}", isa.name(), widest.name());
         Some(Fingerprint { code: env!("ORT_CODE_HASH").to_owned(), hardware })

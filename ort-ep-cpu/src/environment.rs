@@ -1,18 +1,19 @@
-//! Environment variables of the provider. A value that is none of a variable's own is an error when
-//! the provider is opened, never ignored.
+//! Environment variables of the provider.
+//!
+//! An unknown value is an error when the provider is opened. It is never ignored.
 
 use ort_core::{Result, error};
 
 use crate::simd::isa::Isa;
 
-/// Names the widest instruction set to use.
+/// Selects the widest instruction set to use.
 pub(crate) const ISA: &str = "ORT_ISA";
-/// Whether workers keep off the processor of the caller that wakes them.
+/// Selects whether workers keep off the core of the caller that wakes them.
 pub(crate) const AFFINITY: &str = "ORT_CPU_AFFINITY";
-/// The values of [`AFFINITY`].
+/// The accepted values of [`AFFINITY`].
 pub(crate) const AFFINITIES: [&str; 2] = ["on", "off"];
 
-/// Which of its values a variable has; none if it is not set, or empty.
+/// Returns which of `values` the variable is set to, or `None` if it is unset or empty.
 pub(crate) fn choice(variable: &str, values: &[&'static str]) -> Result<Option<&'static str>, String> {
     let Some(given) = std::env::var_os(variable).filter(|given| !given.is_empty()) else { return Ok(None) };
     let found = values.iter().find(|value| given == **value);
@@ -26,7 +27,7 @@ pub(crate) fn choice(variable: &str, values: &[&'static str]) -> Result<Option<&
     })
 }
 
-/// Fails if a variable has a value that is none of its own.
+/// Fails if any variable has an unknown value.
 pub(crate) fn check() -> Result<()> {
     let all = [Isa::allowed().map(drop), choice(AFFINITY, &AFFINITIES).map(drop)];
     all.into_iter().collect::<Result<(), String>>().map_err(|problem| {

@@ -1,17 +1,19 @@
-//! Bounds on what kernels take of the heap beside workspaces and outputs, for [`Executable::heap`].
+//! Upper bounds on the heap memory that kernels allocate besides workspaces and outputs, for
+//! [`Executable::heap`].
 
 use ort_core::Result;
 use ort_core::ep::{Executable, IoShapes, RunCx};
 
-/// Tables below this size are not counted: no data makes them larger.
+/// Tables whose bound is smaller than this are not counted, because no input data makes them larger
+/// than their bound.
 const UNCOUNTED: usize = 64 << 10;
 
-/// The bytes of tables as [`Executable::heap`] tells them.
+/// Returns the bytes of tables as [`Executable::heap`] reports them.
 pub(crate) fn tables(bytes: usize) -> usize {
     if bytes < UNCOUNTED { 0 } else { bytes }
 }
 
-/// The elements of a shape.
+/// Returns the number of elements of a shape, saturating on overflow.
 pub(crate) fn elements(shape: &[usize]) -> usize {
     if shape.contains(&0) {
         return 0;
@@ -19,12 +21,12 @@ pub(crate) fn elements(shape: &[usize]) -> usize {
     shape.iter().fold(1, |count: usize, size| count.saturating_mul(*size))
 }
 
-/// The bytes of the last two dimensions of a shape as doubles.
+/// Returns the bytes of a shape's last two dimensions as `f64`.
 pub(crate) fn matrix_bytes(shape: &[usize]) -> usize {
     elements(shape.last_chunk::<2>().map_or(shape, |matrix| &matrix[..])).saturating_mul(size_of::<f64>())
 }
 
-/// A kernel that is a function, with its bound.
+/// A kernel made of a closure and its heap bound.
 pub(crate) struct WithHeap<B, R> {
     pub(crate) bound: B,
     pub(crate) run: R,

@@ -1,21 +1,23 @@
-//! Cooperative interruption, as `pool.rs` and the kernels see it; the models of `ort-loom` have the
-//! same names.
+//! Cooperative cancellation, as `pool.rs` and the kernels use it.
+//!
+//! The `ort-loom` models define the same names, so that they can compile `pool.rs` against their
+//! own version.
 
 pub(crate) use ort_core::ep::interrupt::{
     Interrupted, Pace, TASK_UNITS, UNITS_OF_A_TEXT, Watch, copy, current, fill, follow, spend, spending,
 };
 
-/// How much of a long slice is done between two counts of work. A shorter one costs nothing, and
-/// blocks of a power of two stay whole.
+/// How many elements of a long slice are processed between two deadline checks. Shorter slices are
+/// not counted at all. A power of two keeps power-of-two blocks whole.
 pub(crate) const PIECE: usize = 1 << 14;
 
-/// The pieces of a long slice, counted as work.
+/// Splits a slice into pieces and counts each whole piece as work.
 #[inline]
 pub(crate) fn pieces<T>(slice: &[T]) -> impl Iterator<Item = &[T]> {
     slice.chunks(PIECE).inspect(|piece| count(piece.len()))
 }
 
-/// [`pieces`] to be changed.
+/// Like [`pieces`], for mutable slices.
 #[inline]
 pub(crate) fn pieces_mut<T>(slice: &mut [T]) -> impl Iterator<Item = &mut [T]> {
     slice.chunks_mut(PIECE).inspect(|piece| count(piece.len()))
@@ -28,17 +30,19 @@ fn count(len: usize) {
     }
 }
 
-/// Counts a text that is read. `RunCx` counts texts that are written, as a tensor takes them.
+/// Counts reading a string as work. `RunCx` counts the strings that a kernel writes, when the
+/// tensor takes them.
 #[inline]
 pub(crate) fn spend_text(text: &str) {
     spend(UNITS_OF_A_TEXT + text.len());
 }
 
-/// Work between two counts of a loop whose steps are too short to be counted each.
+/// Iterations between two counts, for loops whose iterations are too short to be counted one by
+/// one.
 const BLOCK: usize = 1 << 12;
 
-/// Calls `step` this many times, some nanoseconds each, and counts whole blocks of them as work.
-/// The caller counts what is less than a block.
+/// Calls `step` `steps` times and counts each full block as work. `step` should take only a few
+/// nanoseconds. The caller counts the remainder that is shorter than a block.
 #[inline(always)]
 pub(crate) fn in_blocks(steps: usize, mut step: impl FnMut()) {
     let mut left = steps;

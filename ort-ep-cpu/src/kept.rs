@@ -1,24 +1,28 @@
-//! Small scratch memory that each thread keeps from call to call: what kernels need besides the
-//! planned workspace, so that a run like the one before it takes nothing from the heap.
+//! Small thread-local scratch buffers that survive from call to call.
+//!
+//! They hold what kernels need besides the planned workspace, so that a repeated run allocates
+//! nothing.
 
 use std::any::Any;
 use std::cell::RefCell;
 
-/// The most bytes of a value that is kept.
+/// The largest value that is kept, in bytes. Larger ones are freed after use.
 const MOST: usize = 128 << 10;
 
 thread_local! {
     static KEPT: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What a thread may keep. Its next user finds it as the last one left it.
+/// Scratch that a thread can keep. The next user sees the contents that the last one left.
 pub trait Keep: Default + 'static {
-    /// The bytes of the heap that it holds.
+    /// Returns the heap bytes that the value holds.
     fn bytes(&self) -> usize;
 }
 
-/// Calls `task` with a value of this thread's that nobody uses, or with a new one.
+/// Calls `task` with a free value of this thread, or with a new one if none is free.
 pub(crate) fn with_kept<K: Keep, R>(task: impl FnOnce(&mut K) -> R) -> R {
+    // The value leaves the list during the call, so that a nested call on this thread gets another
+    // one.
     let found = KEPT.with_borrow_mut(|kept| {
         let place = kept.iter().position(|value| value.is::<K>())?;
         kept.swap_remove(place).downcast::<K>().ok()
@@ -70,7 +74,7 @@ mod tests {
         assert_eq!(start(100), start(90));
         let (capacity, _) = start(MOST);
         assert!(capacity >= MOST && start(10).0 < MOST, "what is too large is not kept");
-        // A user inside a user has memory of its own.
+        // A nested user gets a buffer of its own.
         let outer = with_kept(|outer: &mut Vec<u64>| {
             outer.resize(10, 0);
             (outer.as_ptr(), start(10).1)

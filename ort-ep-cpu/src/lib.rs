@@ -1,9 +1,9 @@
-//! The CPU execution provider of ort-runtime.
+//! CPU execution provider.
 //!
-//! `simd`, `vector`, `gemm`, `conv` and `attention` are plain functions over slices; `kernels`
-//! wraps them as kernels of the graph's operators, each registered next to its code.
+//! `simd`, `vector`, `gemm`, `conv` and `attention` are plain functions over slices that know no
+//! graph. `kernels` wraps them as operator kernels, and each file there registers its own kernels.
 
-// In tests such a panic is a failure like any other; here it would be a defect.
+// A panic in a test merely fails the test; a panic in this code would be a defect.
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! Safe ways to split slices over the threads of the [`Pool`].
+//! Data parallelism: safe ways to split slices over the threads of the [`Pool`].
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -6,14 +6,14 @@ use std::ops::Range;
 use crate::interrupt::{TASK_UNITS, spend, spending};
 pub use crate::pool::{Pool, Shares};
 
-/// Values whose copying repays a thread of its own: a region costs a few microseconds.
+/// Elements whose copying is worth a thread: starting a parallel region costs a few microseconds.
 pub(crate) const WORTH_A_THREAD: usize = 8 << 10;
 
-/// How many chunks each thread gets on average: enough to even out unequal speeds.
+/// Chunks per thread on average, enough to balance threads of unequal speed.
 const CHUNKS_PER_THREAD: usize = 4;
 
-/// Calls `task` on consecutive ranges that cover `0..len`, each at least `min_chunk` long but the
-/// last. How the ranges lie depends on `threads`: results must not depend on it.
+/// Calls `task` on consecutive ranges that cover `0..len`. Every range but the last is at least
+/// `min_chunk` long. The split depends on `threads`, so results must not depend on the split.
 pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl Fn(Range<usize>) + Sync) {
     let (chunk, chunks) = chunking(threads, len, min_chunk);
     let block = block_of(chunk, min_chunk, 1);
@@ -23,6 +23,7 @@ pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl F
             task(start..start.saturating_add(block).min(range.end));
         }
     };
+    // A single chunk runs here, without a region.
     if chunks <= 1 {
         return blocks(0..len);
     }
@@ -32,9 +33,9 @@ pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl F
     });
 }
 
-/// How much of a chunk runs between two deadline checks. A block is short enough for a kernel of
-/// seconds, or of many rows of `row_len` elements, to end within milliseconds. It is long enough to
-/// hide the cost of a check.
+/// Returns how much of a chunk runs between two deadline checks. A block is short enough for a
+/// kernel that takes seconds, or that works on many rows of `row_len` elements, to stop within
+/// milliseconds. It is long enough to hide the cost of a check.
 fn block_of(chunk: usize, min_chunk: usize, row_len: usize) -> usize {
     const BLOCKS: usize = 256;
     const LEAST_CHUNKS: usize = 8;
@@ -43,14 +44,14 @@ fn block_of(chunk: usize, min_chunk: usize, row_len: usize) -> usize {
     most.max(min_chunk.saturating_mul(LEAST_CHUNKS)).clamp(1, chunk.max(1))
 }
 
-/// The units that a block counts for. A block that is part of a chunk is long enough to be worth a
-/// deadline check of its own.
+/// Returns the work units that a block counts for. If a chunk has several blocks, each is long
+/// enough to be worth its own deadline check.
 fn units_of_block(block: usize, chunk: usize) -> usize {
     if block < chunk { 32 * TASK_UNITS } else { TASK_UNITS }
 }
 
-/// Cuts `values` into pieces of `chunk` elements (the last may be shorter) and calls `task` with
-/// each piece and its index.
+/// Cuts `values` into pieces of `chunk` elements, of which the last may be shorter. Calls `task`
+/// with the index of each piece and the piece.
 pub fn for_each_chunk_mut<T: Send>(
     threads: usize,
     values: &mut [T],
@@ -68,16 +69,17 @@ pub fn for_each_chunk_mut<T: Send>(
     let chunks = values.len().div_ceil(chunk);
     let pieces = Pieces::new(values);
     Pool::global().run(threads, chunks, &|index| {
-        // SAFETY: `run` calls each index once, and pieces of different indices do not overlap.
+        // SAFETY: `Pool::run` calls each index once, and pieces of different indices do not
+        // overlap.
         let piece = unsafe { pieces.range(index * chunk, chunk) };
         spend(piece.len());
         task(index, piece);
     });
 }
 
-/// Treats `values` as rows of `row_len` elements and calls `task` with the index of a first row and
-/// the rows from there on, at least `min_rows` of them but for the last call. A tail shorter than a
-/// row is left alone.
+/// Treats `values` as rows of `row_len` elements. Calls `task` with the index of a first row and a
+/// run of rows from there on. Every run but the last has at least `min_rows` rows. A tail shorter
+/// than a row is not touched.
 pub fn for_each_row_chunk_mut<T: Send>(
     threads: usize,
     values: &mut [T],
@@ -100,18 +102,19 @@ pub fn for_each_row_chunk_mut<T: Send>(
     });
 }
 
-/// The length of a chunk and how many there are.
+/// Returns the length of a chunk and the number of chunks.
 fn chunking(threads: usize, len: usize, min_chunk: usize) -> (usize, usize) {
     if threads <= 1 || len == 0 {
         return (len.max(1), 1);
     }
+    // Threads that the pool lacks would only make the chunks smaller.
     let wanted = len.div_ceil(threads.min(Pool::global().capacity()) * CHUNKS_PER_THREAD);
     let chunk = wanted.max(min_chunk).max(1);
     (chunk, len.div_ceil(chunk))
 }
 
-/// Runs of `len` elements along three axes, at equal distances along each: the rows of the heads of
-/// a batch, say.
+/// Rows of `len` elements at regular strides along three axes, such as the rows of all heads of a
+/// batch. No two overlap.
 #[derive(Debug)]
 pub struct Lines<'a, T> {
     values: &'a mut [T],
@@ -122,9 +125,12 @@ pub struct Lines<'a, T> {
 
 #[allow(clippy::indexing_slicing, reason = "axes are counted, and scratch is cut to its own length")]
 impl<'a, T: Send> Lines<'a, T> {
-    /// Lines that begin at `i * strides[0] + j * strides[1] + k * strides[2]`, for `i`, `j` and `k`
-    /// below the extents; `None` where lines overlap or one reaches beyond `values`.
+    /// Creates the rows that start at `i * strides[0] + j * strides[1] + k * strides[2]`, for `i`,
+    /// `j` and `k` below the extents. Returns `None` if rows overlap or one reaches beyond
+    /// `values`.
     pub fn new(values: &'a mut [T], extents: [usize; 3], strides: [usize; 3], len: usize) -> Option<Self> {
+        // In order of stride, each axis must step over everything that the smaller axes reach. Axes
+        // of extent 1 never step, so their stride does not matter.
         let mut axes = [0, 1, 2].map(|axis| (strides[axis], extents[axis]));
         axes.sort_unstable();
         let mut reach = len;
@@ -142,14 +148,14 @@ impl<'a, T: Send> Lines<'a, T> {
         Some(Lines { values, extents, strides, len })
     }
 
-    /// How many blocks [`Lines::for_each_block`] makes.
+    /// Returns how many blocks [`Lines::for_each_block`] makes.
     pub fn block_count(extents: [usize; 3], block: [usize; 2]) -> usize {
         extents[0] * extents[1].div_ceil(block[0].max(1)) * extents[2].div_ceil(block[1].max(1))
     }
 
-    /// Cuts the lines into blocks of one place along the first axis and at most `block` places
-    /// along the other two, and calls `task` with each block and with scratch of `scratch_len`
-    /// values, of which there is some for each thread.
+    /// Splits the rows into blocks and calls `task` with each block and the scratch of its thread.
+    /// A block covers one index of the first axis and at most `block` indices of the other two.
+    /// Each thread has `scratch_len` elements of scratch.
     pub fn for_each_block<S: Send>(
         self,
         threads: usize,
@@ -163,6 +169,8 @@ impl<'a, T: Send> Lines<'a, T> {
         let count = Self::block_count(extents, block);
         let pieces = Pieces::new(values);
         let shares = Shares::new(threads, count);
+        // The scratch is cut into one piece per taker, so each task of the region below is a taker
+        // with its own scratch.
         let used = (scratch_len * threads.max(1)).min(scratch.len());
         for_each_chunk_mut(threads, &mut scratch[..used], scratch_len, |taker, scratch| {
             for index in spending(TASK_UNITS, shares.of(taker)) {
@@ -176,41 +184,43 @@ impl<'a, T: Send> Lines<'a, T> {
     }
 }
 
-/// Some of the [`Lines`], which nobody else has.
+/// A block of [`Lines`] that one task has to itself.
 pub struct LineBlock<'a, T> {
     pieces: &'a Pieces<'a, T>,
-    /// The place along the first axis.
+    /// Index along the first axis.
     pub outer: usize,
-    /// The places along the other two.
+    /// Index ranges along the other two axes.
     pub ranges: [Range<usize>; 2],
     strides: [usize; 3],
     len: usize,
 }
 
 impl<T> LineBlock<'_, T> {
-    /// The line at these places along the last two axes; nothing where they are not in the block.
+    /// Returns the row at these indices of the last two axes, or an empty slice if they are not in
+    /// the block.
     pub fn line(&mut self, places: [usize; 2]) -> &mut [T] {
+        // A row outside the block may belong to another thread.
         let is_inside = self.ranges.iter().zip(places).all(|(range, place)| range.contains(&place));
         let [first, second, third] = self.strides;
         let start = self.outer * first + places[0] * second + places[1] * third;
-        // SAFETY: lines do not overlap, as `Lines::new` found, no two blocks share one, and this
-        // borrows the block.
+        // SAFETY: `Lines::new` checked that rows do not overlap, no two blocks share a row, and
+        // `&mut self` borrows the block.
         unsafe { self.pieces.range(start, if is_inside { self.len } else { 0 }) }
     }
 
-    /// All lines of the block at one place along the last axis; nothing where they do not lie one
-    /// behind the other, or the place is not in the block.
+    /// Returns all rows of the block at one index of the last axis as one slice. The slice is empty
+    /// if the rows are not contiguous or the index is not in the block.
     pub fn adjacent_lines(&mut self, place: usize) -> &mut [T] {
         let [first, second, third] = self.strides;
         let lines = self.ranges[0].clone();
         let is_one = self.ranges[1].contains(&place) && (second == self.len || lines.len() == 1);
         let start = self.outer * first + lines.start * second + place * third;
-        // SAFETY: as above; nothing lies between these lines.
+        // SAFETY: as in `line`. The rows are contiguous, so the slice covers nothing else.
         unsafe { self.pieces.range(start, if is_one { lines.len() * self.len } else { 0 }) }
     }
 }
 
-/// A mutable slice that several threads cut pieces from.
+/// A mutable slice that several threads cut disjoint pieces from.
 struct Pieces<'a, T> {
     start: *mut T,
     len: usize,
@@ -225,7 +235,7 @@ impl<'a, T> Pieces<'a, T> {
         Pieces { start: values.as_mut_ptr(), len: values.len(), borrow: PhantomData }
     }
 
-    /// Up to `len` elements from `start` on.
+    /// Returns up to `len` elements from `start` on.
     ///
     /// # Safety
     ///
@@ -234,7 +244,8 @@ impl<'a, T> Pieces<'a, T> {
     unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
         let start = start.min(self.len);
         let len = len.min(self.len - start);
-        // SAFETY: the range lies inside the slice, and the caller keeps ranges apart.
+        // SAFETY: `start` and `len` were clamped to the slice above, and the caller keeps ranges
+        // disjoint.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }
@@ -289,7 +300,7 @@ mod tests {
 
     #[test]
     fn blocks_of_lines_cover_all_lines_once() {
-        // Extents, strides, length and whether they are lines.
+        // Extents, strides, row length, and whether the rows are valid.
         let cases: [([usize; 3], [usize; 3], usize, bool); 7] = [
             ([2, 3, 5], [75, 5, 15], 5, true),
             ([2, 3, 5], [75, 25, 5], 5, true),

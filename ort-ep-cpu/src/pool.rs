@@ -1,16 +1,16 @@
 //! The process-wide thread pool.
 //!
-//! There is one pool for all sessions: two sessions that run at once share its workers and never
-//! start more threads than the process may use. The calling thread always takes part and can finish
-//! its region alone, so no combination of callers can wait on each other for ever. A region opened
-//! inside a region runs inline on the thread that opens it.
+//! All sessions share one pool. Two sessions that run at once share its workers and never start
+//! more threads than the process may use. The calling thread always takes part and can finish its
+//! region alone, so callers cannot deadlock on each other. A region opened inside a region runs
+//! inline on the thread that opens it.
 //!
-//! Every thread begins with its own share of the tasks, the same one each time: what an operator
-//! left in the cache of a core is then found there by the next, which cuts the same channels the
-//! same way. Who has finished takes tasks from the others.
+//! Each thread starts with its own share of the tasks, the same share in every region. The next
+//! operator splits the same channels the same way, so it finds the data in its core's cache. A
+//! thread that has finished its share steals tasks from the others.
 //!
 //! Idle workers spin for some tens of microseconds, which covers the gap between two kernels of a
-//! model, and then park in the operating system.
+//! model. Then they park in the operating system.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -26,7 +26,7 @@ thread_local! {
     static INSIDE_REGION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Tasks that several takers share out among them, each once.
+/// Tasks distributed over several takers, each task exactly once.
 #[derive(Debug)]
 pub struct Shares {
     tasks: usize,
@@ -34,23 +34,23 @@ pub struct Shares {
     next: [Next; MOST_SHARES],
 }
 
-/// The most shares that tasks are cut into; more takers than that begin with the same ones.
+/// The maximum number of shares. Further takers start in the same shares as earlier ones.
 const MOST_SHARES: usize = 16;
 
-/// How many tasks of a share are taken. On a cache line of its own: takers of different shares do
-/// not wait for each other.
+/// How many tasks of a share are taken. Padded to a cache line, so that takers of different shares
+/// do not contend (false sharing).
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Next(AtomicUsize);
 
 impl Shares {
-    /// Tasks `0..tasks` in a share of consecutive ones for each of `takers`.
+    /// Splits tasks `0..tasks` into consecutive shares, one for each of `takers`.
     pub fn new(takers: usize, tasks: usize) -> Shares {
         let count = takers.clamp(1, MOST_SHARES);
         Shares { tasks, count, next: Default::default() }
     }
 
-    /// What a taker gets: its own share in order, then what is left of the others.
+    /// Returns the tasks of a taker: its own share in order, then what is left of the others.
     pub fn of(&self, taker: usize) -> impl Iterator<Item = usize> + '_ {
         let shares = (0..self.count).map(move |turn| (taker + turn) % self.count);
         shares.flat_map(|share| {
@@ -58,6 +58,8 @@ impl Shares {
             let (start, end) = (bound(share), bound(share + 1));
             let taken = self.next.get(share).map(|next| &next.0);
             std::iter::from_fn(move || {
+                // Relaxed is enough: the counter only hands out indices. The region's queue lock
+                // and `active` counter order the data.
                 let task = start + taken?.fetch_add(1, Ordering::Relaxed);
                 (task < end).then_some(task)
             })
@@ -65,30 +67,31 @@ impl Shares {
     }
 }
 
-/// A set of worker threads that run tasks for whoever calls [`Pool::run`].
+/// A set of worker threads that run tasks for the callers of [`Pool::run`].
 pub struct Pool {
     shared: &'static Shared,
     capacity: usize,
     started: Mutex<usize>,
 }
 
-/// The pool of this process, once somebody has wanted it.
+/// The pool of this process, null until it is first used. It is a pointer and not a `OnceLock`,
+/// because a forked child must reset it.
 static GLOBAL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
 
-/// In the child of a `fork`: the pool is the parent's, whose threads are not here. It is left as it
-/// is.
+/// Drops the pool in the child of a `fork`: it is the parent's, and its threads do not exist here.
+/// The memory is leaked.
 #[cfg(unix)]
 extern "C" fn forget_pool() {
     GLOBAL.store(std::ptr::null_mut(), std::sync::atomic::Ordering::Release);
 }
 
-/// What the workers see of the pool.
+/// The state that the workers share.
 struct Shared {
     queue: Mutex<VecDeque<Invitation>>,
     wake: Condvar,
     /// Open places in `queue`, readable without its lock.
     open: AtomicUsize,
-    /// Workers parked on `wake`, changed under the lock of `queue`.
+    /// Workers parked on `wake`. Changes only under the lock of `queue`.
     parked: AtomicUsize,
     processors: Processors,
 }
@@ -102,23 +105,22 @@ struct Invitation {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct RegionPointer(*const Region);
 
-// SAFETY: a `Region` holds only types that may be shared between threads (atomics, a mutex, a task
-// that is `Sync`), and `Pool::run` keeps it alive while any thread can hold the pointer.
+// SAFETY: a `Region` holds only types that threads may share (atomics, a mutex, a `Sync` task), and
+// `Pool::run` keeps it alive while any thread can hold the pointer.
 unsafe impl Send for RegionPointer {}
 
-/// One call of [`Pool::run`]. It lives on the stack of the caller.
+/// One call of [`Pool::run`], on the stack of the caller.
 struct Region {
     task: *const (dyn Fn(usize) + Sync),
     shares: Shares,
-    /// Workers inside this region, the caller not counted. It only grows under the lock of the
-    /// queue.
+    /// Workers inside this region, not counting the caller. Grows only under the lock of the queue.
     active: AtomicUsize,
     caller: thread::Thread,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// The run that the region is of.
+    /// The deadline and cancellation state of the run that opened the region.
     watch: Option<interrupt::Watch>,
-    /// The run is over, and what is left of its tasks is not begun. An advice that orders nothing,
-    /// so loom need not know it.
+    /// Set once the run is cancelled, so that the remaining tasks are skipped. It is only a hint
+    /// and orders no memory, so the loom models need not know it.
     is_over: AtomicBool,
 }
 
@@ -130,7 +132,7 @@ impl Region {
             if self.is_over.load(Ordering::Relaxed) {
                 break;
             }
-            // SAFETY: `Pool::run` borrows the task for as long as it waits for this region.
+            // SAFETY: `Pool::run` borrows the task until it has waited for this region.
             let task = unsafe { &*self.task };
             let work = || {
                 interrupt::spend(interrupt::TASK_UNITS);
@@ -148,39 +150,41 @@ impl Region {
 }
 
 impl Pool {
-    /// The pool of this process. Its threads start when they are first wanted.
+    /// Returns the pool of this process. Its threads start on first use.
     pub fn global() -> &'static Pool {
         let pool = GLOBAL.load(std::sync::atomic::Ordering::Acquire);
-        // SAFETY: what `GLOBAL` points to was leaked by `make_global` and never goes.
+        // SAFETY: `make_global` leaked what `GLOBAL` points to, so it lives for ever.
         unsafe { pool.as_ref() }.unwrap_or_else(Pool::make_global)
     }
 
-    /// Makes the pool of this process: of a child of `fork` as well, which has none of the parent's
-    /// threads, and may find its pool's locks held by them.
+    /// Creates the pool of this process. A child of `fork` creates its own, because it has none of
+    /// the parent's threads and may find the parent pool's locks held.
     #[cold]
     fn make_global() -> &'static Pool {
         use std::sync::atomic::Ordering::{AcqRel, Acquire};
         static WATCHES_FORKS: AtomicBool = AtomicBool::new(false);
         #[cfg(unix)]
         if !WATCHES_FORKS.load(Acquire) {
-            // Before anybody can fork with a pool. Twice does no harm. SAFETY: the handler stores a
-            // null pointer, which is all right between `fork` and `exec`.
+            // The handler must be installed before anyone can fork with a pool; installing it twice
+            // is harmless.
+            // SAFETY: the handler only stores a null pointer, which is allowed between `fork` and
+            // `exec`.
             unsafe { libc::pthread_atfork(None, None, Some(forget_pool)) };
             WATCHES_FORKS.store(true, std::sync::atomic::Ordering::Release);
         }
         let made: &'static Pool =
             Box::leak(Box::new(Pool::new(std::thread::available_parallelism().map_or(1, usize::from))));
-        // Two threads may both make one; threads start when they are wanted, so that the other is
-        // only some bytes.
+        // Two threads may race to create the pool. The loser leaks only some bytes, because a pool
+        // starts no threads before its first use.
         let pool = std::ptr::from_ref(made).cast_mut();
         match GLOBAL.compare_exchange(std::ptr::null_mut(), pool, AcqRel, Acquire) {
             Ok(_) => made,
-            // SAFETY: as in `global`; it is not null.
+            // SAFETY: as in `global`. The exchange failed, so the pointer is not null.
             Err(first) => unsafe { &*first },
         }
     }
 
-    /// A pool for regions of up to `capacity` threads. Its workers never end.
+    /// Creates a pool for regions of up to `capacity` threads. Its workers never exit.
     pub(crate) fn new(capacity: usize) -> Pool {
         let shared = Shared {
             queue: Mutex::new(VecDeque::new()),
@@ -192,29 +196,30 @@ impl Pool {
         Pool { shared: Box::leak(Box::new(shared)), capacity, started: Mutex::new(0) }
     }
 
-    /// The most threads a region can use, the caller included: what affinity and the control
-    /// group's quota leave to this process.
+    /// Returns the most threads that a region can use, including the caller. It is what CPU
+    /// affinity and the cgroup quota leave to this process.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Calls `task` once with each index below `tasks`, on at most `threads` threads of which the
-    /// caller is one. The order is not defined.
+    /// Calls `task` once with each index below `tasks`, on at most `threads` threads including the
+    /// caller. The order is unspecified.
     ///
     /// # Panics
     ///
-    /// When a task panics, the first panic goes on in the caller after all tasks have ended. When
-    /// the run is over, the caller unwinds with [`interrupt::Interrupted`] once the tasks that have
-    /// begun have seen it; the others never begin.
+    /// If a task panics, the caller resumes the first panic after all tasks have ended. If the run
+    /// is cancelled, the caller unwinds with [`interrupt::Interrupted`] after the tasks that have
+    /// begun have seen it. The others never begin.
     pub fn run(&self, threads: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let helpers = threads.min(self.capacity).min(tasks).saturating_sub(1);
+        // A nested region runs inline: its thread is already at work in a region.
         if helpers == 0 || INSIDE_REGION.with(Cell::get) {
             interrupt::spending(interrupt::TASK_UNITS, 0..tasks).for_each(task);
             return;
         }
         self.start(helpers);
-        // SAFETY: only the lifetime changes. The region is left only after every worker that could
-        // call the task has gone, see below.
+        // SAFETY: only the lifetime changes. `run` returns only after `withdraw` and `wait`, when
+        // no worker can call the task any more.
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
         let region = Region {
             task,
@@ -228,14 +233,15 @@ impl Pool {
         self.shared.invite(&region, helpers);
         region.work(0);
         self.shared.withdraw(&region);
-        // From here on no worker can enter, so `active` only falls.
+        // The invitation is gone, so no worker can enter and `active` only falls.
         region.wait();
         if let Some(payload) = region.panic.into_inner() {
             resume_unwind(payload);
         }
     }
 
-    /// Makes sure that `helpers` workers exist. A thread that the system refuses is done without.
+    /// Makes sure that `helpers` workers exist. If the system refuses a thread, the pool does
+    /// without it.
     fn start(&self, helpers: usize) {
         let mut started = self.started.lock();
         while *started < helpers {
@@ -269,8 +275,11 @@ impl Shared {
         let parked = self.parked.load(Ordering::Relaxed);
         drop(queue);
         if parked > 0 {
+            // A woken worker should not land on the caller's core; spinning workers already have
+            // theirs.
             self.processors.leave_this_one_to_the_caller();
         }
+        // Spinning workers see `open` by themselves; only parked ones need a wake-up.
         for _ in 0..places.min(parked) {
             self.wake.notify_one();
         }
@@ -285,7 +294,7 @@ impl Shared {
         }
     }
 
-    /// Takes a place in the oldest region that has one, or `None`.
+    /// Takes a place in the oldest region. Returns `None` if no region has an open place.
     fn accept(queue: &mut VecDeque<Invitation>, open: &AtomicUsize) -> Option<RegionPointer> {
         let entry = queue.front_mut()?;
         let region = entry.region;
@@ -294,13 +303,13 @@ impl Shared {
             queue.pop_front();
         }
         open.fetch_sub(1, Ordering::Release);
-        // SAFETY: the invitation was still queued and its lock is held, so the caller has not
-        // withdrawn it and the region is alive; `active` keeps it alive from now on.
+        // SAFETY: the invitation is still queued and the queue's lock is held, so the caller has
+        // not withdrawn it and the region is alive. `active` keeps it alive from now on.
         unsafe { &*region.0 }.active.fetch_add(1, Ordering::AcqRel);
         Some(region)
     }
 
-    /// The life of a worker.
+    /// The main loop of a worker.
     fn serve(&self, number: usize) {
         self.processors.add_this_worker();
         while sync::worker_goes_on() {
@@ -308,8 +317,8 @@ impl Shared {
         }
     }
 
-    /// Works in a region, or waits for one. The caller of a region has the first share, so the
-    /// `number`-th worker has the next but `number`.
+    /// Works in a region, or waits for one. The caller of a region has share 0, so worker `number`
+    /// gets one of the shares after it.
     fn turn(&self, number: usize) {
         sync::spin_until(|| self.open.load(Ordering::Acquire) != 0);
         let region = {
@@ -318,18 +327,18 @@ impl Shared {
                 self.parked.fetch_add(1, Ordering::Relaxed);
                 self.wake.wait(&mut queue);
                 self.parked.fetch_sub(1, Ordering::Relaxed);
-                // A short region may be over before this thread is awake, but where there was one
-                // the next is near.
+                // A short region may be over before this thread is awake. The next one is likely
+                // near, so the thread returns and spins again.
                 return;
             };
             region
         };
-        // SAFETY: `active` counts this worker, and the caller waits until it is zero.
+        // SAFETY: `active` counts this worker, and the caller waits until `active` is zero.
         let region = unsafe { &*region.0 };
         interrupt::follow(&region.watch);
         region.work(1 + number % (region.shares.count - 1).max(1));
         let caller = region.caller.clone();
-        // After this the region may be gone.
+        // The region may be gone once `active` is zero, so nothing below may touch it.
         if region.active.fetch_sub(1, Ordering::AcqRel) == 1 {
             caller.unpark();
         }

@@ -1,12 +1,14 @@
-//! Keeps the pool's workers off the processor of the caller that wakes them, in virtual machines.
+//! Worker affinity: keeps the pool's workers off the core of the caller that wakes them, in virtual
+//! machines.
 //!
-//! There Linux may put a woken thread beside the one that woke it although another processor is
-//! idle: a processor that halts counts as one that the host has taken away (`vcpu_is_preempted` in
-//! the kernel's `available_idle_cpu`). The two then take turns for milliseconds. So before workers
-//! are woken their affinity becomes the caller's own without the processor that it is on. That is
-//! done where the processor says that there is a hypervisor, and where workers are few: of many the
-//! one beside the caller hardly counts, the others take its tasks. `ORT_CPU_AFFINITY=off` in the
-//! environment leaves affinities alone; `on` is the default.
+//! In a VM, Linux may place a woken thread on the waker's core although another core is idle. A
+//! halted vCPU counts as one that the host has preempted (`vcpu_is_preempted` in the kernel's
+//! `available_idle_cpu`). The two threads then share one core for milliseconds. So before we wake
+//! workers, we set their affinity to the caller's own without the caller's core.
+//!
+//! We do so only if `/proc/cpuinfo` reports a hypervisor and there are few workers. Among many
+//! workers, the one beside the caller hardly matters, because the others steal its tasks.
+//! `ORT_CPU_AFFINITY=off` leaves affinities alone; `on` is the default.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -19,25 +21,26 @@ mod linux {
 
     use crate::environment::{AFFINITIES, AFFINITY, choice};
 
-    /// With more workers than these it is not worth its time.
+    /// With more workers than this, changing affinities costs more than it gains.
     const MOST_WORKERS: usize = 7;
-    /// Between two changes: callers on several processors would undo each other's.
+    /// The minimum time between two changes. Without it, callers on different cores would keep
+    /// undoing each other's.
     const PAUSE: Duration = Duration::from_millis(10);
-    /// Instead of a processor: none is avoided.
+    /// Marks that no core is avoided.
     const NONE: usize = usize::MAX;
 
-    /// Where workers may run.
+    /// The affinity state of the workers.
     #[derive(Debug)]
     pub(crate) struct Processors {
         workers: Mutex<Workers>,
-        /// The processor that workers keep off.
+        /// The core that workers keep off.
         avoided: AtomicUsize,
     }
 
     #[derive(Debug)]
     struct Workers {
         threads: Vec<Pid>,
-        /// Whose threads they are: after a fork the child has none of them.
+        /// The process that owns `threads`. After a fork the child has none of them.
         process: u32,
         changed: Option<Instant>,
     }
@@ -48,16 +51,17 @@ mod linux {
             Processors { workers: Mutex::new(workers), avoided: AtomicUsize::new(NONE) }
         }
 
-        /// Has the calling thread count as a worker.
+        /// Registers the calling thread as a worker.
         pub(crate) fn add_this_worker(&self) {
             let mut workers = self.workers.lock();
             workers.threads.push(gettid());
+            // The new worker inherited its creator's affinity, so the next wake must set it.
             workers.changed = None;
             self.avoided.store(NONE, Ordering::Relaxed);
         }
 
-        /// Keeps the workers off the processor that the calling thread is on. Costs a few
-        /// nanoseconds as long as that is the same one.
+        /// Keeps the workers off the core that the calling thread runs on. Costs a few nanoseconds
+        /// while that core stays the same.
         pub(crate) fn leave_this_one_to_the_caller(&self) {
             if is_wanted() {
                 self.keep_off(sched_getcpu());
@@ -65,9 +69,12 @@ mod linux {
         }
 
         fn keep_off(&self, processor: usize) {
+            // The fast path: nothing changes while the caller stays on its core.
             if self.avoided.load(Ordering::Relaxed) == processor || processor >= CpuSet::MAX_CPU {
                 return;
             }
+            // Someone else is changing affinities or adding a worker just now. Skipping is fine,
+            // because this is only an optimisation.
             let Some(mut workers) = self.workers.try_lock() else { return };
             let is_soon = workers.changed.is_some_and(|changed| changed.elapsed() < PAUSE);
             if is_soon || workers.threads.len() > MOST_WORKERS || workers.process != std::process::id() {
@@ -75,7 +82,7 @@ mod linux {
             }
             let Ok(mut processors) = sched_getaffinity(None) else { return };
             processors.unset(processor);
-            // The caller may be bound to this one.
+            // The caller may be pinned to this one core.
             if processors.count() == 0 {
                 return;
             }
@@ -89,7 +96,7 @@ mod linux {
         }
     }
 
-    /// Whether this is a virtual machine, and nobody has said that affinities are to stay.
+    /// Returns whether this is a virtual machine and `ORT_CPU_AFFINITY` is not `off`.
     fn is_wanted() -> bool {
         static WANTED: OnceLock<bool> = OnceLock::new();
         *WANTED.get_or_init(|| {
@@ -106,7 +113,7 @@ mod linux {
 
         use super::*;
 
-        /// Lets the calling thread run on these processors alone.
+        /// Pins the calling thread to these cores.
         fn stay_on(processors: &[usize]) {
             let mut only = CpuSet::new();
             processors.iter().for_each(|&processor| only.set(processor));
@@ -126,20 +133,20 @@ mod linux {
                 scope.spawn(move || {
                     processors.add_this_worker();
                     tell.send(gettid()).expect("the test listens");
-                    // Until the test ends.
+                    // Blocks until the test ends.
                     assert!(ended.recv().is_err());
                 });
                 let worker = told.recv().expect("the worker tells");
                 let places = || sched_getaffinity(Some(worker)).expect("an affinity");
                 for &processor in &allowed {
                     processors.keep_off(processor);
-                    // With one processor for all there is no other.
+                    // With a single core there is no other to move to.
                     let expected = if allowed.len() > 1 { allowed.len() - 1 } else { 1 };
                     assert_eq!(places().count() as usize, expected);
                     assert_eq!(places().is_set(processor), allowed.len() == 1);
                     std::thread::sleep(PAUSE);
                 }
-                // A caller that is bound to one processor says nothing of the others.
+                // A caller that is pinned to one core tells nothing about the others.
                 let before = places();
                 stay_on(&allowed[..1]);
                 processors.keep_off(allowed[0]);
@@ -154,7 +161,7 @@ mod linux {
 #[cfg(target_os = "linux")]
 pub(crate) use linux::Processors;
 
-/// Where workers may run: other systems decide for themselves.
+/// Affinity state on other systems, which place threads themselves.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug)]
 pub(crate) struct Processors;

@@ -1,5 +1,7 @@
-//! What the pool's threads share and how they wait, in one place: the models in `ort-loom` have the
-//! same names and try all orders.
+//! Synchronisation primitives of the pool, in one place.
+//!
+//! The models in `ort-loom` replace this module by one with the same names and explore all
+//! interleavings.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
@@ -8,13 +10,13 @@ use std::time::{Duration, Instant};
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use std::{thread, thread_local};
 
-/// The standard library's, with the signatures of `parking_lot`. That one queues all waiting
-/// threads of the process in one table, whose locks a `fork` may find held by threads that the
-/// child lacks; here all is in the pool's own words, and a child has a pool of its own.
+/// A `std` mutex with the signatures of `parking_lot`. `parking_lot` queues all waiting threads of
+/// the process in one global table. A `fork` may find that table's locks held by threads that the
+/// child lacks. Here all state is in the pool itself, and a child creates its own pool.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
 
-/// The guard is away only while it waits.
+/// A held lock. The inner guard is absent only during `Condvar::wait`.
 pub(crate) struct MutexGuard<'a, T>(Option<std::sync::MutexGuard<'a, T>>);
 
 #[derive(Debug)]
@@ -25,7 +27,7 @@ impl<T> Mutex<T> {
         Self(std::sync::Mutex::new(value))
     }
 
-    /// Nothing is left undone in the middle where a holder panics, so poison says nothing.
+    /// Locks, ignoring poison: no holder leaves an invariant broken if it panics.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -67,18 +69,19 @@ impl Condvar {
     }
 }
 
-/// How long an idle worker looks for new work before it parks, and a caller for the end of its
-/// region.
+/// How long an idle worker spins for new work, and a caller for the end of its region, before
+/// parking.
 const SPIN: Duration = Duration::from_micros(40);
 
-/// Looks between two looks at the clock.
+/// Polls between two reads of the clock.
 const LOOKS: usize = 32;
 
-/// Looks again and again whether something `is` so, for a while. Returns what it saw last.
+/// Polls a condition until it holds or [`SPIN`] has passed. Returns the last result.
 pub(crate) fn spin_until(is: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     loop {
-        // Asking costs next to nothing as long as nobody writes, the clock does not.
+        // Polling is nearly free while no other core writes the cache line; reading the clock is
+        // not.
         for _ in 0..LOOKS {
             if is() {
                 return true;
@@ -91,7 +94,7 @@ pub(crate) fn spin_until(is: impl Fn() -> bool) -> bool {
     }
 }
 
-/// Workers stay as long as the process; those of models end.
+/// Returns true: real workers live as long as the process. Those of the loom models end.
 pub(crate) fn worker_goes_on() -> bool {
     true
 }

@@ -1,17 +1,20 @@
-//! Scaled dot-product attention over heads that lie anywhere, without a matrix of scores.
+//! Scaled dot-product attention over heads with arbitrary strides, without a materialised score
+//! matrix (FlashAttention).
 //!
-//! A task is a block of queries of one head. It takes the keys and values in blocks that stay in
-//! the nearest caches, and keeps for each query the greatest score, the sum of the weights and the
-//! weighted sum of the values so far; see [`simd::attention`](crate::simd::attention) for the loops
-//! and for where the method comes from. A few queries (a step of decoding) go another way: the
-//! cache of keys and values is read once, a row at a time.
+//! A task is a block of queries of one head. It streams the keys and values in blocks that fit the
+//! near caches. For each query it keeps the running maximum score, the running sum of weights and
+//! the weighted sum of values; see [`simd::attention`](crate::simd::attention) for the loops and
+//! the references. A few queries (a decoding step) take another path: the KV cache is read once, a
+//! row at a time.
 //!
-//! In [`Precision::Bf16`](crate::gemm::Precision) queries, keys, values and weights are rounded to
-//! bfloat16, while scores and sums are `f32`; keys and values are then made pairs block by block. A
-//! few queries are not, as reading takes longer than multiplying.
+//! In [`Precision::Bf16`](crate::gemm::Precision), queries, keys, values and weights are rounded to
+//! bfloat16, while scores and accumulators are `f32`. Keys and values are converted to pairs block
+//! by block. The path for few queries stays in `f32`, because it is bound by reading and not by
+//! multiplying.
 //!
-//! Nothing here allocates: [`Sizes::scratch_len`] tells what to bring. A result has the same bits
-//! for any number of threads, since what a query gets depends on its own keys only, in their order.
+//! Nothing here allocates: the caller brings scratch of [`Sizes::scratch_len`]. A result has the
+//! same bits for any number of threads, because a query depends only on its own keys, in their
+//! order.
 
 #![allow(
     clippy::indexing_slicing,
@@ -37,26 +40,27 @@ use crate::simd::attention::{WIDTH, dots, mix, weigh_row};
 use crate::vector::convert::{f32_from_bf16, f32_from_f16};
 use crate::vector::elementwise::{Unary, unary_in_place};
 
-/// Keys in a block: the scores of a panel then stay in the first-level cache.
+/// Keys in a block: the scores of a panel then stay in L1.
 const KEYS: usize = 128;
 
-/// The most panels of a task. They share what is read of keys and values.
+/// The maximum number of panels in a task. They share the loads of keys and values.
 const PANELS: usize = 4;
 
-/// Tasks for each thread, to even out unequal work.
+/// Tasks per thread, to balance uneven work.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Queries that share their keys up to which a row of keys is multiplied with each of them alone.
+/// The maximum number of queries sharing keys for which each is multiplied with the keys on its
+/// own.
 const FEW: usize = 4;
 
-/// Elements of a tensor of heads.
+/// The elements of a tensor of heads.
 #[derive(Debug, Clone, Copy)]
 pub enum Elements<'a> {
-    /// Single precision.
+    /// IEEE single precision.
     F32(&'a [f32]),
-    /// Half precision.
+    /// IEEE half precision.
     F16(&'a [f16]),
-    /// The upper half of single precision.
+    /// bfloat16.
     BF16(&'a [bf16]),
 }
 
@@ -74,16 +78,16 @@ impl Elements<'_> {
     }
 }
 
-/// Rows of heads inside a slice: the distances between batches, heads and rows.
+/// Rows of heads inside a slice, at fixed strides.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
-    /// Where they lie.
+    /// The slice.
     pub elements: Elements<'a>,
-    /// From one batch, head and row to the next.
+    /// Strides from one batch, head and row to the next.
     pub strides: [usize; 3],
 }
 
-/// Consecutive rows of one head in single precision.
+/// Consecutive rows of one head in `f32`.
 #[derive(Clone, Copy)]
 struct Strip<'a> {
     values: &'a [f32],
@@ -91,7 +95,7 @@ struct Strip<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Whether `extents` (batches, heads, rows) rows of `size` elements lie inside the slice.
+    /// Whether `extents` (batches, heads, rows) of rows with `size` elements are inside the slice.
     fn holds(&self, extents: [usize; 3], size: usize) -> bool {
         if extents.contains(&0) || size == 0 {
             return true;
@@ -105,7 +109,7 @@ impl<'a> Rows<'a> {
         batch * self.strides[0] + head * self.strides[1] + row * self.strides[2]
     }
 
-    /// Rows of a head: where they lie, or widened in `scratch`.
+    /// Returns rows of a head: in place, or widened to `f32` in `scratch`.
     fn strip<'s>(
         &self,
         isa: Isa,
@@ -138,9 +142,10 @@ impl<'a> Rows<'a> {
 pub struct Sizes {
     /// Independent attentions.
     pub batch: usize,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: usize,
-    /// Heads of keys and values; each serves as many consecutive heads of queries.
+    /// Key and value heads; each serves `heads / key_heads` consecutive query heads (grouped-query
+    /// attention).
     pub key_heads: usize,
     /// Queries of a head.
     pub queries: usize,
@@ -157,14 +162,17 @@ impl Sizes {
         self.heads / self.key_heads.max(1)
     }
 
-    /// Heads and queries of a task.
+    /// Returns the heads and the queries of a task.
     fn block(&self, threads: usize) -> [usize; 2] {
         let group = self.group().max(1);
+        // All query heads of a key head fit in one panel, so they share one pass over the keys.
         if self.queries.saturating_mul(group) <= WIDTH {
             return [group, self.queries.max(1)];
         }
         let whole = self.queries.div_ceil(WIDTH);
         let wanted = (threads * TASKS_PER_THREAD).div_ceil((self.batch * self.heads).max(1));
+        // More panels per task share more loads of keys and values, but leave fewer tasks for the
+        // threads.
         let panels = (whole / wanted.max(1)).clamp(1, PANELS);
         // Tasks of nearly equal size, in whole vectors.
         let tasks = whole.div_ceil(panels);
@@ -172,13 +180,13 @@ impl Sizes {
         [1, queries]
     }
 
-    /// Values of scratch that [`Attention::run`] needs, the same for any number of keys;
-    /// `is_narrow` where keys or values are not of single precision.
+    /// Returns the `f32` elements of scratch that [`Attention::run`] needs, regardless of the
+    /// number of keys. `is_narrow` says that keys or values are not `f32`.
     pub fn scratch_len(&self, cpu: Cpu, is_narrow: bool) -> usize {
         cpu.threads.max(1) * self.part_len(cpu, is_narrow)
     }
 
-    /// Those of one thread.
+    /// The scratch of one thread.
     fn part_len(&self, cpu: Cpu, is_narrow: bool) -> usize {
         let [heads, queries] = self.block(cpu.threads);
         let panels = (heads * queries).div_ceil(WIDTH);
@@ -194,18 +202,18 @@ impl Sizes {
             + (wide + pairs).next_multiple_of(16)
     }
 
-    /// Pairs of a block of keys, and of values.
+    /// Returns the bf16 pairs of a block of keys, and of a block of values.
     fn pairs_len(&self) -> [usize; 2] {
         [KEYS * self.size.div_ceil(2), KEYS / 2 * self.value_size]
     }
 }
 
-/// Numbers that are added to the scores; -inf hides a key.
+/// Values added to the scores; -inf hides a key.
 #[derive(Clone, Copy)]
 pub struct Mask<'a> {
-    /// Writes them for a batch, head and query and a range of keys.
+    /// Writes the values for a batch, head and query and a range of keys.
     pub write: &'a (dyn Fn([usize; 3], Range<usize>, &mut [f32]) + Sync),
-    /// Whether they differ from query to query of one head.
+    /// Whether they differ between the queries of one head.
     pub is_by_query: bool,
 }
 
@@ -221,41 +229,41 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// One attention: for each query `softmax(scale * query * keys + mask) * values`, and 0 or NaN
-/// where it sees no key.
+/// One attention: `softmax(scale * query * keys + mask) * values` for each query. A query that sees
+/// no key yields 0 or NaN.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
-    /// How many of what.
+    /// The sizes.
     pub sizes: Sizes,
-    /// (batch, heads, queries), of single precision; none where the results take their place, and
-    /// hold them so far.
+    /// (batch, heads, queries), in `f32`. If `None`, the output buffer holds the queries, and the
+    /// results replace them in place.
     pub queries: Option<Rows<'a>>,
     /// (batch, key heads, keys).
     pub keys: Rows<'a>,
     /// (batch, key heads, keys).
     pub values: Rows<'a>,
-    /// What products are multiplied with.
+    /// Scales the dot products.
     pub scale: f32,
-    /// Where above 0, scores become `softcap * tanh(score / softcap)`.
+    /// If positive, scores become `softcap * tanh(score / softcap)`.
     pub softcap: f32,
-    /// The keys that a query (batch, query) can see by its place.
+    /// The keys that a query (batch, query) can see by its position.
     pub visible: &'a (dyn Fn([usize; 2]) -> Range<usize> + Sync),
-    /// What is added to scores.
+    /// Added to the scores.
     pub mask: Option<Mask<'a>>,
-    /// For each head the logarithm of what is added to the softmax's sum.
+    /// For each head, the logarithm of a term added to the softmax's sum (attention sink).
     pub sinks: Option<&'a [f32]>,
-    /// Whether a query all of whose scores are -inf gives NaN, as the softmax of the formula does.
-    /// Else it gives 0.
+    /// Whether a query whose scores are all -inf yields NaN, as the softmax formula does. Otherwise
+    /// it yields 0.
     pub hidden_is_nan: bool,
 }
 
 impl Attention<'_> {
-    /// Writes the results where `strides` (batch, head, query) put them in `to`.
+    /// Computes the attention into `to`, at `strides` (batch, head, query).
     ///
     /// # Errors
     ///
-    /// When sizes do not go together, rows lie outside their slices, results overlap, or scratch is
-    /// too short.
+    /// If sizes do not match, rows are outside their slices, results overlap, or scratch is too
+    /// short.
     pub fn run(
         &self,
         cpu: Cpu,
@@ -297,8 +305,8 @@ impl Attention<'_> {
         Ok(())
     }
 
-    /// What results are multiplied with in the end. The sum is 0 if all scores are -inf: a finite
-    /// maximum has a weight of 1. An empty softmax gives 0 either way.
+    /// Returns the final scale of a result. The sum is 0 only if all scores are -inf, because a
+    /// finite maximum has a weight of 1. A softmax over no keys yields 0 in either mode.
     fn final_factor(&self, sum: f32) -> f32 {
         match sum == 0.0 {
             true if self.hidden_is_nan && self.sizes.keys > 0 => f32::NAN,
@@ -307,14 +315,14 @@ impl Attention<'_> {
         }
     }
 
-    /// The keys that a query sees by its place.
+    /// Returns the keys that a query sees by its position.
     fn span(&self, batch: usize, query: usize) -> Range<usize> {
         let Range { start, end } = (self.visible)([batch, query]);
         let end = end.min(self.sizes.keys);
         start.min(end)..end
     }
 
-    /// The values from a query on; none where the results hold them.
+    /// Returns the values of the queries from one on, or `None` if the output buffer holds them.
     fn queries_from(&self, place: [usize; 3]) -> Option<&[f32]> {
         let rows = self.queries?;
         match rows.elements {
@@ -323,12 +331,12 @@ impl Attention<'_> {
         }
     }
 
-    /// What scores are multiplied with before they are capped.
+    /// Returns the scale of the scores before the softcap.
     fn factor(&self) -> f32 {
         if self.softcap > 0.0 { self.scale / self.softcap } else { self.scale }
     }
 
-    /// A few queries, one after the other for each block of keys.
+    /// Computes a few queries, one after the other for each block of keys.
     fn run_few(&self, isa: Isa, mut block: LineBlock<'_, f32>, scratch: &mut [f32]) {
         let Sizes { size, value_size, .. } = self.sizes;
         let (queries, rest) = scratch.split_at_mut(FEW * size);
@@ -347,8 +355,10 @@ impl Attention<'_> {
             }
             unary_in_place(isa, Unary::Affine { scale: self.factor(), shift: 0.0 }, to);
             if let Some(sinks) = self.sinks {
+                // A sink acts as a key with this score and a value of 0.
                 *seen = (sinks[head], 1.0);
             }
+            // The query was copied out, so its row can now accumulate the result.
             block.line([head, query]).fill(0.0);
             let span = self.span(batch, query);
             if !span.is_empty() {
@@ -360,6 +370,8 @@ impl Attention<'_> {
             true => KEYS * size,
             false => 0,
         });
+        // Blocks start at multiples of `KEYS`, so that the order of a query's sums does not depend
+        // on its neighbours.
         for first in (all.start / KEYS * KEYS..all.end).step_by(KEYS) {
             let rows = first..(first + KEYS).min(all.end);
             spend(rows.len() * count * (size + value_size) / 8);
@@ -406,7 +418,7 @@ impl Attention<'_> {
         }
     }
 
-    /// From one key of a strip to the next.
+    /// Stride from one key of a strip to the next.
     fn keys_stride(&self) -> usize {
         if self.keys.elements.is_narrow() { self.sizes.size } else { self.keys.strides[2] }
     }

@@ -1,4 +1,4 @@
-//! One task of attention: a block of queries of one head, in panels, over all keys that they see.
+//! One attention task: a block of queries of one head, in panels, over all keys that they see.
 
 #![allow(
     clippy::indexing_slicing,
@@ -19,7 +19,7 @@ use crate::vector::elementwise::{Unary, unary_in_place};
 pub(super) struct Task<'a, 'b> {
     attention: &'a Attention<'a>,
     isa: Isa,
-    /// How pairs are made, if products are of pairs.
+    /// Makes bf16 pairs, if the matmuls use them.
     pairs: Option<Pairing>,
     block: LineBlock<'b, f32>,
     places: Places,
@@ -27,7 +27,7 @@ pub(super) struct Task<'a, 'b> {
     width: usize,
 }
 
-/// Queries side by side.
+/// Queries that are processed together, one per lane.
 struct Panel {
     lines: Range<usize>,
     /// The keys that any of them sees.
@@ -46,7 +46,7 @@ impl<'a, 'b> Task<'a, 'b> {
         Task { attention, isa: cpu.isa, pairs: Pairing::of(cpu), block, places, width }
     }
 
-    /// Elements that hold so many steps of a sum.
+    /// Returns the elements that hold `steps` k steps.
     fn elements(&self, steps: usize) -> usize {
         if self.pairs.is_some() { steps.div_ceil(2) } else { steps }
     }
@@ -91,6 +91,7 @@ impl<'a, 'b> Task<'a, 'b> {
                 None => (keys, values),
             };
             for (index, panel) in panels.iter_mut().flatten().enumerate() {
+                // No query of this panel sees the block, as above the diagonal of causal attention.
                 if panel.any.end <= rows.start || panel.any.start >= rows.end {
                     continue;
                 }
@@ -105,8 +106,8 @@ impl<'a, 'b> Task<'a, 'b> {
         }
     }
 
-    /// Packs the queries of a panel, by way of `stage` as pairs and of `rows` in place, and finds
-    /// what they see.
+    /// Packs the queries of a panel and determines the keys that they see. bf16 pairs are staged in
+    /// `stage`, and in-place queries in `rows`.
     fn panel(&mut self, index: usize, packed: &mut [f32], stage: &mut [f32], rows: &mut [f32]) -> Panel {
         let Sizes { size, keys, .. } = self.attention.sizes;
         let lines = index * self.width..((index + 1) * self.width).min(self.places.len());
@@ -120,6 +121,7 @@ impl<'a, 'b> Task<'a, 'b> {
             }
             panel.all = panel.all.start.max(span.start)..panel.all.end.min(span.end);
             if let Some(sinks) = self.attention.sinks {
+                // A sink acts as a key with this score and a value of 0.
                 panel.seen.greatest[line - lines.start] = sinks[head];
                 panel.seen.sum[line - lines.start] = 1.0;
             }
@@ -134,11 +136,12 @@ impl<'a, 'b> Task<'a, 'b> {
         panel
     }
 
-    /// Writes queries side by side, scaled; those that lie where the results go by way of `rows`.
+    /// Writes queries transposed and scaled. Queries that are in the output buffer are copied to
+    /// `rows` first.
     fn turn_queries(&mut self, lines: Range<usize>, to: &mut [f32], rows: &mut [f32]) {
         let (attention, size) = (self.attention, self.attention.sizes.size);
         to.fill(0.0);
-        // Queries of one head lie at equal distances.
+        // Queries of one head are at equal strides.
         let mut line = lines.start;
         while line < lines.end {
             let [batch, head, query] = self.places.at(line);
@@ -160,7 +163,7 @@ impl<'a, 'b> Task<'a, 'b> {
         unary_in_place(self.isa, Unary::Affine { scale: self.attention.factor(), shift: 0.0 }, to);
     }
 
-    /// A block of keys and values for a panel.
+    /// Processes a block of keys and values for a panel.
     fn step(
         &self,
         panel: &mut Panel,
@@ -187,6 +190,7 @@ impl<'a, 'b> Task<'a, 'b> {
                 changes.by_key = Some(by_row);
             }
         }
+        // Bounds are applied only if some query of the panel does not see the whole block.
         let mut bounds = [[0.0; WIDTH]; 2];
         if panel.all.start > rows.start || panel.all.end < rows.end {
             for (column, line) in panel.lines.clone().enumerate() {
@@ -223,7 +227,8 @@ impl<'a, 'b> Task<'a, 'b> {
         panel.is_empty = false;
     }
 
-    /// Writes the mask of a block of keys, a row for each line: whether it hides everything.
+    /// Writes the mask of a block of keys, a row for each line. Returns whether it hides
+    /// everything.
     fn write_mask(&self, mask: Mask<'_>, lines: Range<usize>, keys: &Range<usize>, to: &mut [f32]) -> bool {
         let mut hides = true;
         for (line, row) in lines.zip(to.chunks_exact_mut(KEYS)) {
@@ -234,7 +239,7 @@ impl<'a, 'b> Task<'a, 'b> {
         hides
     }
 
-    /// Divides by the sums, turns the results back and writes them.
+    /// Divides by the sums, transposes the results back and writes them.
     fn finish(&mut self, panel: &Panel, results: &mut [f32], rows: &mut [f32]) {
         let value_size = self.attention.sizes.value_size;
         if panel.is_empty {
@@ -261,6 +266,7 @@ fn turn(
     let (source, target) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
     let done = transpose_tiles(isa, (rows, columns), source, from_stride, target, to_stride);
     for row in 0..rows {
+        // What the 8-by-8 tiles did not cover.
         let first = if row < done.0 { done.1 } else { 0 };
         for column in first..columns {
             to[column * to_stride + row] = from[row * from_stride + column];

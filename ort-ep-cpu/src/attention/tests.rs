@@ -1,9 +1,9 @@
-//! Attention against sums in double precision.
+//! Tests of attention against sums in double precision.
 
 use super::*;
 use crate::gemm::tests::precisions;
 
-/// Numbers without a pattern, between -1 and 1.
+/// Pseudo-random values between -1 and 1.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
     let mut next = || {
@@ -15,19 +15,19 @@ fn noise(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// What hides keys, or is added to their scores.
+/// The mask of the keys, or what is added to their scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Plain,
-    /// Keys up to the query's own place, of which this many come before the first query.
+    /// Causal: keys up to the query's own position, offset by this many earlier keys.
     Causal(usize),
-    /// As many keys before the query's own.
+    /// A sliding window of this many keys that ends at the query's own.
     Window(usize),
-    /// Numbers for keys, every third of them -inf.
+    /// Values per key, every third of them -inf.
     ByKey,
-    /// Numbers for queries and keys, all of some rows -inf.
+    /// Values per query and key, all -inf in some rows.
     ByQuery,
-    /// Queries that see nothing by their place.
+    /// Some queries see no key by their position.
     Nothing,
 }
 
@@ -36,7 +36,7 @@ struct Case {
     kind: Kind,
     softcap: f32,
     has_sinks: bool,
-    /// Heads of a token one after the other.
+    /// Whether the heads of a token are contiguous.
     interleaved: bool,
 }
 
@@ -146,7 +146,7 @@ impl Case {
             hidden_is_nan: false,
         };
         let is_narrow = !matches!(keys, Elements::F32(_)) || !matches!(values, Elements::F32(_));
-        // What is left in scratch from before must not matter.
+        // Stale scratch must not matter.
         let mut scratch = vec![f32::NAN; sizes.scratch_len(cpu, is_narrow)];
         let strides = self.strides(sizes.heads, sizes.queries, sizes.value_size);
         let mut to = vec![f32::NAN; sizes.batch * sizes.heads * sizes.queries * sizes.value_size];
@@ -235,7 +235,7 @@ fn bits_do_not_depend_on_threads_nor_on_neighbours() {
                 let same = one.iter().zip(run(threads)).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{precision:?} {:?} {:?} on {threads} threads", case.sizes, case.kind);
             }
-            // The first item alone.
+            // The first batch item alone.
             let sizes = Sizes { batch: 1, ..case.sizes };
             let first = Case { sizes, ..case };
             let part = |values: &Vec<f32>| values[..values.len() / case.sizes.batch].to_vec();
@@ -251,11 +251,11 @@ fn bits_do_not_depend_on_threads_nor_on_neighbours() {
 
 #[test]
 fn pairs_round_factors_alone() {
-    // A weight is off by half a place of bfloat16, and values are less than 1: a mean with such
-    // weights, of differences of less than 2.
+    // A weight is off by half a unit in the last place of bfloat16, and values are below 1. So the
+    // bound is that of a mean with such weights, of differences below 2.
     let tolerance = 2.0 / 256.0;
     for mut case in cases() {
-        // Powers of two, so that scaled queries are still of bfloat16.
+        // Scales are powers of two, so that scaled queries are still exact in bfloat16.
         let scale = (case.sizes.size as f32).sqrt().log2().ceil().exp2().recip();
         case.softcap = if case.softcap > 0.0 { 2.0 } else { 0.0 };
         let inputs = case.inputs();
@@ -299,7 +299,7 @@ fn narrow_caches_are_widened_exactly() {
 
 #[test]
 fn extreme_scores_are_no_numbers_or_weights() {
-    // Scores of one query: what its result is where the values are the places of the keys.
+    // The scores of one query, and its result if each value is its key's index.
     let (infinity, nan, least) = (f32::INFINITY, f32::NAN, f32::MIN);
     let cases: [(&[f32], f32); 6] = [
         (&[least, least, least], 1.0),
@@ -345,11 +345,11 @@ fn extreme_scores_are_no_numbers_or_weights() {
     }
 }
 
-/// Scores without a mask that overflow, in some blocks of keys or in all: the first blocks may be
-/// -inf where later ones are not. Products of pairs round the values.
+/// Scores without a mask that overflow, in some blocks of keys or in all. The first blocks may be
+/// all -inf although later ones are not. bf16 pairs round the values.
 #[test]
 fn hidden_queries_are_nan_where_all_blocks_are_hidden() {
-    // A query of 3e38 makes scores of keys of -2 -inf and of others 0 or +inf.
+    // With a query of 3e38, keys of -2 have scores of -inf, and other keys have 0 or +inf.
     let (keys, hidden, zero, most) = (300, -2.0, 0.0, 2.0);
     let at = |place: usize| (0..keys).map(|key| if key == place { zero } else { hidden }).collect();
     let cases: [(Vec<f32>, f32); 5] = [

@@ -1,5 +1,5 @@
-//! The forward convolution of small images with weights that are not packed: all images are one
-//! product.
+//! Forward convolution of small images with unpacked weights: all images of the batch form one
+//! GEMM.
 
 use super::gradient::{LARGE, check};
 use super::windows::{Lines, give_rows, take_windows};
@@ -10,12 +10,12 @@ use crate::gemm::{
 };
 use crate::parallel::{WORTH_A_THREAD, for_each_row_chunk_mut};
 
-/// Whether images are too small to be products of their own, and there are several.
+/// Whether images are too small for a GEMM of their own, and there are several.
 pub fn is_batched(cpu: Cpu, geometry: &ConvGeometry) -> bool {
     Pairing::of(cpu).is_none() && geometry.batch > 1 && geometry.window.output_len() < LARGE
 }
 
-/// Values of workspace that [`forward_batched`] needs.
+/// Returns the `f32` elements of workspace that [`forward_batched`] needs.
 pub fn batched_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
     let product = lines.most(|rows| workspace_len(cpu, 1, [filters, rows, lines.steps], BSource::Strided));
@@ -23,11 +23,11 @@ pub fn batched_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
 }
 
 /// Computes the convolution of `image` (N, C, D1, ...) with `weights` (M, C/group, k1, ...) into
-/// `output` (N, M, D1, ...). The epilogue is as that of [`super::forward`].
+/// `output` (N, M, D1, ...). The epilogue is as in [`super::forward`].
 ///
 /// # Errors
 ///
-/// When a slice has another length than the geometry says.
+/// If a slice has another length than the geometry requires.
 pub fn forward_batched(
     cpu: Cpu,
     geometry: &ConvGeometry,

@@ -1,43 +1,43 @@
-//! Convolutions of 8-bit codes with zero points, over planes.
+//! Quantized NCHW convolution with zero points.
 //!
-//! With one channel in each group a filter meets its windows directly; all others are products of
-//! packed filters with the windows of the image, see [`ByteWindows`].
+//! With one input channel per group, a filter is applied directly to its windows. All other
+//! convolutions are GEMMs of packed filters with the windows of the image; see [`ByteWindows`].
 
 use crate::gemm::integer::{ByteRows, ByteWindows, Factors, IntegerGemm, Target, Terms};
 use crate::gemm::{Cpu, GemmError, Window};
 use crate::parallel::for_each_chunk_mut;
 use crate::vector::depthwise_codes::{CodeTaps, Requantize, Sums, convolve_plane, plane_len};
 
-/// Filters as rows of signed bytes: for each position of the kernel the channels, in whole groups
+/// Filters packed as rows of signed bytes: for each kernel position, the channels in whole groups
 /// of four.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedFilters<'a> {
     rows: &'a [u8],
-    /// A row with ones in the place of weights.
+    /// A row with ones in place of the weights.
     ones: &'a [u8],
     sums: &'a [i32],
     shape: [usize; 3],
-    /// Whether the codes were unsigned: they are 128 less then.
+    /// Whether the original values were unsigned. The packed ones are then 128 smaller.
     unsigned: bool,
 }
 
-/// Bytes of a row, and of all that is packed, for filters of shape `[filters, channels of a group,
-/// positions]`.
+/// Returns the bytes of a row, and of everything packed, for filters of shape
+/// `[filters, channels of a group, positions]`.
 fn lens([filters, channels, positions]: [usize; 3]) -> [usize; 2] {
     let row = channels.div_ceil(4).saturating_mul(4).saturating_mul(positions);
     [row, row.saturating_mul(filters.saturating_add(1)).saturating_add(filters.saturating_mul(4))]
 }
 
-/// Bytes that packed filters take.
+/// Returns the bytes that packed filters take.
 pub(crate) fn packed_filters_len(shape: [usize; 3]) -> usize {
     lens(shape)[1]
 }
 
-/// Packs codes of shape `[filters, channels of a group, positions]`.
+/// Packs filters of shape `[filters, channels of a group, positions]`.
 ///
 /// # Errors
 ///
-/// When a slice is too short or not aligned.
+/// If a slice is too short or not aligned.
 pub(crate) fn pack_filters(
     (codes, unsigned): (&[u8], bool),
     shape: [usize; 3],
@@ -75,11 +75,11 @@ pub(crate) fn pack_filters(
 }
 
 impl<'a> PackedFilters<'a> {
-    /// Reads what [`pack_filters`] made.
+    /// Wraps what [`pack_filters`] wrote.
     ///
     /// # Errors
     ///
-    /// When `packed` is too short or not aligned.
+    /// If `packed` is too short or not aligned.
     pub(crate) fn new(
         (packed, unsigned): (&'a [u8], bool),
         shape: [usize; 3],
@@ -95,42 +95,43 @@ impl<'a> PackedFilters<'a> {
     }
 }
 
-/// A convolution of codes.
+/// A quantized convolution.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CodeConv<'a> {
-    /// All channels of all images, and whether they have a sign.
+    /// All channels of all images, and whether the values are signed.
     pub(crate) image: (&'a [u8], bool),
     pub(crate) image_zero: i32,
     pub(crate) batch: usize,
     pub(crate) groups: usize,
     pub(crate) window: Window,
     pub(crate) filters: PackedFilters<'a>,
-    /// One for all filters, or one for each.
+    /// One zero point for all filters, or one per filter.
     pub(crate) filter_zeros: &'a [i32],
-    /// One for each filter, or none.
+    /// One bias per filter, or empty.
     pub(crate) bias: &'a [i32],
 }
 
-/// What becomes of the sums.
+/// What becomes of the accumulators.
 #[derive(Debug)]
 pub(crate) enum ConvTarget<'a> {
-    /// They are stored.
+    /// They are stored as they are.
     Sums(&'a mut [i32]),
-    /// They become codes, with a factor for each filter.
+    /// They are requantized, with a factor per filter.
     Codes { codes: &'a mut [u8], factors: &'a [f32], zero: i32, signed: bool },
 }
 
-/// Bytes of workspace for a convolution of filters of this shape, on images of so many groups of
-/// channels.
+/// Returns the bytes of workspace for a convolution with filters of this shape, on images of as
+/// many channels per group.
 ///
 /// # Errors
 ///
-/// When sizes overflow.
+/// If sizes overflow.
 pub(crate) fn code_conv_workspace_len(
     cpu: Cpu,
     window: Window,
     shape: [usize; 3],
 ) -> Result<usize, GemmError> {
+    // Two `i32` terms per filter, padded to a cache line.
     let terms = shape[0].saturating_mul(8).next_multiple_of(64);
     let image = match CodeTaps::fits(&window) && shape[1] == 1 {
         true => plane_len(&window).saturating_mul(cpu.threads.max(1) * 2),
@@ -140,11 +141,11 @@ pub(crate) fn code_conv_workspace_len(
 }
 
 impl CodeConv<'_> {
-    /// Computes all images, filter by filter.
+    /// Computes all images.
     ///
     /// # Errors
     ///
-    /// When shapes do not go together or a slice is too short.
+    /// If shapes do not match or a slice is too short.
     pub(crate) fn run(
         &self,
         cpu: Cpu,
@@ -185,6 +186,7 @@ impl CodeConv<'_> {
             let zero = self.filter_zero(filter);
             let bias = self.bias.get(filter).copied().unwrap_or(0);
             let steps = (channels * positions) as i32;
+            // The part of `sum (a - z)(b - y)` that does not depend on the window.
             let zeros = steps.wrapping_mul(zero).wrapping_sub(self.filters.sums[filter]);
             row_terms[filter] = bias.wrapping_add(image_zero.wrapping_mul(zeros));
             minus_zeros[filter] = -zero;
@@ -203,13 +205,13 @@ impl CodeConv<'_> {
         Ok(())
     }
 
-    /// The zero point of a filter's packed bytes.
+    /// Returns the zero point of a filter's packed bytes.
     fn filter_zero(&self, filter: usize) -> i32 {
         let zero = self.filter_zeros.get(filter).or(self.filter_zeros.first()).copied().unwrap_or(0);
         zero - if self.filters.unsigned { 128 } else { 0 }
     }
 
-    /// One group of one image, whose windows are in `bytes`.
+    /// Computes one group of one image, whose windows are in `bytes`.
     fn run_group(
         &self,
         cpu: Cpu,
@@ -232,6 +234,7 @@ impl CodeConv<'_> {
             signed_left: true,
             terms: Terms {
                 rows: &row_terms[first..first + of_group],
+                // Symmetric filters need no window sums, which cost an extra row of the GEMM.
                 window_sums: has_zeros.then_some((minus_zeros, ones)),
                 ..Terms::default()
             },
@@ -251,7 +254,7 @@ impl CodeConv<'_> {
         gemm.run(cpu, target)
     }
 
-    /// One plane for each filter of each image.
+    /// Computes one plane for each filter of each image.
     fn run_depthwise(
         &self,
         cpu: Cpu,
@@ -271,6 +274,7 @@ impl CodeConv<'_> {
             convolve_plane(cpu.isa, &self.window, (image, of_image[0]), &taps, to, scratch);
         };
         let count = self.batch * filters;
+        // Each part needs a padded plane of scratch, and the workspace holds two per thread.
         let parts = if cpu.threads <= 1 { 1 } else { (cpu.threads * 2).min(count.max(1)) };
         let per_part = count.div_ceil(parts).max(1);
         let scratch = scratch.chunks_exact_mut(plane_len(&self.window));

@@ -1,4 +1,4 @@
-//! Convolutions of codes against sums in `i64`, on every instruction set.
+//! Tests of quantized convolution against sums in `i64`, on every instruction set.
 
 use super::bytes::{
     CodeConv, ConvTarget, PackedFilters, code_conv_workspace_len, pack_filters, packed_filters_len,
@@ -14,7 +14,7 @@ fn number(code: u8, signed: bool) -> i64 {
     if signed { i64::from(code as i8) } else { i64::from(code) }
 }
 
-/// Holds codes against the sums that they were made of, each times a factor.
+/// Checks quantized values against the sums that they were made from, each times a factor.
 pub(super) fn expect_codes(
     found: &[u8],
     (sums, factor): (&[i32], impl Fn(usize) -> f32),
@@ -29,7 +29,7 @@ pub(super) fn expect_codes(
     }
 }
 
-/// A convolution: batch, groups, channels and filters of a group; sizes along both axes.
+/// A convolution: batch, groups, channels and filters of a group, and sizes along both axes.
 pub(super) struct Case {
     pub(super) counts: [usize; 4],
     pub(super) input: [usize; 2],
@@ -65,7 +65,7 @@ impl Case {
         }
     }
 
-    /// All sums, with a zero point for the image and one for each filter.
+    /// All sums, with a zero point for the image and one per filter.
     pub(super) fn sums(
         &self,
         image: (&[u8], bool, i64),
@@ -154,7 +154,7 @@ fn convolutions_of_many_shapes() {
         PLAIN,
         Case { counts: [2, 1, 7, 9], input: [7, 7], ..PLAIN },
         Case { counts: [1, 1, 16, 20], input: [14, 15], kernel: [3, 3], pad: [1, 1], ..PLAIN },
-        // Columns that end with a vector by itself, in lines.
+        // The columns end with a single vector, in lines.
         Case { counts: [1, 1, 8, 12], input: [7, 7], kernel: [3, 3], pad: [1, 1], ..PLAIN },
         Case { counts: [1, 1, 3, 5], input: [23, 21], kernel: [7, 7], stride: [2, 2], pad: [3, 3], ..PLAIN },
         Case { counts: [1, 1, 8, 12], input: [9, 11], stride: [2, 2], ..PLAIN },
@@ -169,7 +169,7 @@ fn convolutions_of_many_shapes() {
         },
         Case { counts: [2, 3, 2, 4], input: [6, 9], kernel: [2, 3], pad: [1, 1], ..PLAIN },
         Case { counts: [1, 1, 2, 3], input: [1, 50], kernel: [1, 5], pad: [0, 2], ..PLAIN },
-        // One channel in each group.
+        // One channel per group.
         Case { counts: [2, 5, 1, 1], input: [9, 20], kernel: [3, 3], pad: [1, 1], ..PLAIN },
         Case { counts: [1, 5, 1, 2], input: [15, 37], kernel: [3, 3], stride: [2, 2], pad: [1, 1], ..PLAIN },
         Case { counts: [1, 3, 1, 1], input: [10, 18], kernel: [5, 5], stride: [2, 1], pad: [2, 2], ..PLAIN },

@@ -1,9 +1,9 @@
-//! The forward convolution.
+//! Forward convolution by im2col and GEMM.
 //!
-//! Usually filters are the rows of the product and pixels its columns, so that the result lies as
-//! ONNX has it. Where an image has too few pixels to fill the vectors of its last panel (7 by 7 is
-//! 49, one more than three vectors of 16), the sides change places and the result is transposed at
-//! the end, which costs little because such layers have long sums.
+//! Usually filters are the rows of the GEMM and pixels its columns, so the result is NCHW, as ONNX
+//! has it. If an image has too few pixels to fill the vectors of its last panel (7 by 7 is 49, one
+//! more than three vectors of 16), the operands swap. The result is then transposed at the end,
+//! which is cheap because such layers have a long k.
 
 use smallvec::SmallVec;
 
@@ -16,31 +16,32 @@ use crate::gemm::{
 use crate::parallel::{WORTH_A_THREAD, for_each_chunk_mut};
 use crate::vector::winograd::Tile;
 
-/// Which side of the product the weights are packed for.
+/// The role of the packed weights in the GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightSide {
-    /// Filters are rows, pixels are columns: right for all but the smallest images.
+    /// Filters are rows and pixels are columns: right for all but the smallest images.
     Left,
-    /// Pixels are rows, filters are columns.
+    /// Pixels are rows and filters are columns.
     Right,
-    /// The right side of the products between Winograd's transforms: only for kernels of 3 by 3
-    /// with strides of 1.
+    /// The B operand of the GEMMs between the Winograd transforms. Only for 3-by-3 kernels with
+    /// strides of 1.
     Transformed(Tile),
 }
 
 impl WeightSide {
-    /// The faster side for a geometry. Each gives the right result with any image, so that one
-    /// packing can serve images of several sizes.
+    /// Returns the fastest variant for a geometry. Each variant is correct for any image, so one
+    /// packing can serve several image sizes.
     pub fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Self {
         if let Some(tile) = winograd::preferred(cpu, geometry) {
             return WeightSide::Transformed(tile);
         }
-        /// Images of more pixels fill their vectors well, and their sums would take much workspace.
+        /// Larger images fill their vectors well, and their results would need much workspace.
         const MOST_PIXELS: usize = 128;
         let (pixels, filters) = (geometry.window.output_len(), geometry.group_filters());
-        // Vectors to compute on either side, the partly filled ones included.
+        // The vectors that each variant computes, including partly filled ones.
         let left = filters * pixels.div_ceil(lanes(cpu));
         let right = pixels * filters.div_ceil(lanes(cpu));
+        // The swapped variant must save a tenth of the vectors.
         match pixels <= MOST_PIXELS && 10 * right < 9 * left {
             true => WeightSide::Right,
             false => WeightSide::Left,
@@ -48,7 +49,7 @@ impl WeightSide {
     }
 }
 
-/// Values that packed weights take.
+/// Returns the length of packed weights.
 pub fn packed_weights_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     geometry.groups * group_len(cpu, geometry, side)
 }
@@ -63,8 +64,8 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     }
 }
 
-/// Whether the image is turned into pairs of channels before its windows are taken: values of
-/// several windows are then converted once, and half as many are copied.
+/// Whether the image is converted to bf16 pairs of channels before im2col. Values that several
+/// windows share are then converted only once, and im2col copies half as much.
 fn pairs_channels(cpu: Cpu, geometry: &ConvGeometry) -> bool {
     let (positions, stride) = (geometry.window.kernel_len(), geometry.window.stride.iter().product());
     Pairing::of(cpu).is_some()
@@ -73,7 +74,7 @@ fn pairs_channels(cpu: Cpu, geometry: &ConvGeometry) -> bool {
         && positions >= stride
 }
 
-/// Values of the images as pairs of channels, where they are turned into them.
+/// Returns the elements of the images as pairs of channels, 0 if they are not converted.
 fn paired_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     match pairs_channels(cpu, geometry) {
         true => geometry.batch * geometry.channels / 2 * geometry.window.input_len(),
@@ -81,7 +82,7 @@ fn paired_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     }
 }
 
-/// Length of the sums: channels of a group times kernel positions.
+/// Returns k: channels of a group times kernel positions.
 fn steps(geometry: &ConvGeometry) -> usize {
     geometry.group_channels() * geometry.window.kernel_len()
 }
@@ -90,7 +91,7 @@ fn steps(geometry: &ConvGeometry) -> usize {
 ///
 /// # Errors
 ///
-/// When either slice is too short.
+/// If either slice is too short.
 pub fn pack_weights<T: Weight>(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -118,6 +119,8 @@ pub fn pack_weights<T: Weight>(
             WeightSide::Left if pairs_channels(cpu, geometry) => {
                 let positions = geometry.window.kernel_len();
                 let place = |step: usize| {
+                    // The order of `Im2col::of_pairs`: pair, kernel position, channel within the
+                    // pair.
                     let (pair, position) = (step / 2 / positions, step / 2 % positions);
                     (2 * pair + step % 2) * positions + position
                 };
@@ -134,7 +137,7 @@ pub fn pack_weights<T: Weight>(
     Ok(())
 }
 
-/// Values of workspace that [`forward`] needs.
+/// Returns the `f32` elements of workspace that [`forward`] needs.
 pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     let (filters, pixels, steps) = (geometry.group_filters(), geometry.window.output_len(), steps(geometry));
     let pointwise = geometry.window.is_pointwise();
@@ -155,7 +158,7 @@ pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usi
     }
 }
 
-/// Values of the windows of a group, where they have to be written out.
+/// Returns the elements of a group's im2col matrix, 0 if it need not be written out.
 fn unfolded(geometry: &ConvGeometry) -> usize {
     match geometry.window.is_pointwise() {
         true => 0,
@@ -163,19 +166,19 @@ fn unfolded(geometry: &ConvGeometry) -> usize {
     }
 }
 
-/// What a convolution reads.
+/// The operands of a convolution.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     /// The images (N, C, D1, ...).
     pub image: &'a [f32],
-    /// Packed weights, for the same `Cpu` and channels.
+    /// The packed weights, for the same `Cpu` and channels.
     pub weights: &'a [f32],
-    /// The side of the product that the weights were packed for; a transposed convolution has only
-    /// the left one.
+    /// The variant that the weights were packed for. A transposed convolution has only
+    /// [`WeightSide::Left`].
     pub side: WeightSide,
-    /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels,
-    /// and [`Step::Residual`] an array of the size of the output with a row stride of its spatial
-    /// size. [`Step::Held`] is for weights on the left side.
+    /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels.
+    /// [`Step::Residual`] holds an array of the size of the output, with a row stride of its
+    /// spatial size. [`Step::Held`] requires [`WeightSide::Left`].
     pub epilogue: &'a [Step<'a>],
 }
 
@@ -183,7 +186,7 @@ pub struct Input<'a> {
 ///
 /// # Errors
 ///
-/// When a slice is too short.
+/// If a slice is too short.
 pub fn forward(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -239,7 +242,7 @@ pub fn forward(
     run_batch(cpu, &problem, results, workspace)
 }
 
-/// The channels and the packed weights of one group of one image.
+/// Returns the channels and the packed weights of one group of one image.
 pub(super) fn operands<'a>(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -253,14 +256,14 @@ pub(super) fn operands<'a>(
     Ok((pixels, part("packed weights", input.weights, group * weights_len, weights_len)?))
 }
 
-/// Where the rows of one group of one image lie in the epilogue.
+/// Returns where the rows of one group of one image are in the slices of the epilogue.
 pub(super) fn origin(geometry: &ConvGeometry, index: usize) -> Origin {
     let (image, group) = (index / geometry.groups, index % geometry.groups);
     let bias_row = group * geometry.group_filters();
     Origin { bias_row, residual_row: image * geometry.filters + bias_row }
 }
 
-/// The convolution with pixels as rows.
+/// Computes the convolution with pixels as rows.
 fn forward_right(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -302,11 +305,12 @@ fn forward_right(
             Gemm { epilogue: &first_steps, ..Gemm::new(AOperand::Plain(left), BOperand::Packed(right)) };
         product.run(cpu, sums, filters, workspace)?;
         let sums = &*sums;
+        // Enough filters per task to be worth a thread.
         let at_once = FILTERS * (WORTH_A_THREAD / (FILTERS * pixels)).max(1);
         for_each_chunk_mut(cpu.threads, output, at_once * pixels, |block, planes| {
             let first = block * at_once;
             let shape = [pixels, planes.len() / pixels];
-            // The slices were cut to these sizes, so this cannot fail.
+            // The slices were cut to these sizes above, so this cannot fail.
             if transpose(cpu, &sums[first..], shape, filters, planes).is_ok() {
                 let at_once = if by_planes(rest, pixels) { pixels } else { planes.len() };
                 for (run, planes) in planes.chunks_mut(at_once).enumerate() {
@@ -318,8 +322,8 @@ fn forward_right(
     Ok(())
 }
 
-/// The steps at the front of an epilogue as they are with pixels as rows, and the steps that are
-/// left. The bias of the first filter is at `first`.
+/// Splits an epilogue into leading steps that also work with pixels as rows, and the rest. The bias
+/// of the first filter is at `first`.
 fn turned<'a>(steps: &'a [Step<'a>], first: usize) -> (SmallVec<[Step<'a>; 2]>, &'a [Step<'a>]) {
     let (mut turned, mut rest) = (SmallVec::new(), steps);
     while let [step, others @ ..] = rest {
@@ -333,7 +337,7 @@ fn turned<'a>(steps: &'a [Step<'a>], first: usize) -> (SmallVec<[Step<'a>; 2]>, 
     (turned, rest)
 }
 
-/// Whether steps differ from plane to plane; else planes that lie one behind the other are one run.
+/// Whether steps differ between planes. If not, contiguous planes are processed as one run.
 fn by_planes(steps: &[Step<'_>], pixels: usize) -> bool {
     steps.iter().any(|step| match step {
         Step::RowBias(_) | Step::ColumnBias(_) => true,

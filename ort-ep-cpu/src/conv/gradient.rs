@@ -1,8 +1,8 @@
-//! The gradients of a convolution by its image and by its weights, as products of matrices.
+//! Gradients of a convolution with respect to its image and its weights, as GEMMs.
 //!
-//! Weights are read and written where they lie: they change with each step of a training, and
-//! packing them takes longer than small images. Windows are written out a few lines of results at a
-//! time, whose number depends on sizes alone: sums have the same order on any number of threads.
+//! Weights are read and written in place: they change with each step of a training run, so packing
+//! would not pay off for small images. im2col writes out a few rows of windows at a time. Their
+//! number depends on the sizes alone, so sums have the same order on any number of threads.
 
 use super::transpose::{
     pack_transposed_weights, packed_transposed_weights_len, transposed, transposed_workspace_len,
@@ -13,15 +13,15 @@ use crate::gemm::{
     AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Strided, run_batch, workspace_len,
 };
 
-/// Results of an image that fill vectors well without those of other images.
+/// Output pixels of an image that fill vectors well without those of other images.
 pub(super) const LARGE: usize = 64;
 
-/// Whether each image is one product.
+/// Whether each image is a GEMM of its own.
 fn is_by_images(geometry: &ConvGeometry) -> bool {
     geometry.window.is_pointwise() && geometry.window.output_len() >= LARGE
 }
 
-/// Checks the lengths of image, weights and result.
+/// Checks the lengths of image, weights and output.
 pub(super) fn check(geometry: &ConvGeometry, lens: [usize; 3]) -> Result<(), GemmError> {
     let ConvGeometry { batch, channels, filters, window, .. } = geometry;
     let steps = geometry.group_channels() * window.kernel_len();
@@ -35,7 +35,7 @@ pub(super) fn check(geometry: &ConvGeometry, lens: [usize; 3]) -> Result<(), Gem
     Ok(())
 }
 
-/// Values of workspace that [`weights_gradient`] needs.
+/// Returns the `f32` elements of workspace that [`weights_gradient`] needs.
 pub fn weights_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
     if is_by_images(geometry) {
@@ -46,12 +46,12 @@ pub fn weights_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usiz
     lines.lens(filters).iter().sum::<usize>() + product
 }
 
-/// The gradient by the weights (M, C/group, k1, ...) from the image (N, C, D1, ...) and the
-/// upstream gradient (N, M, d1, ...).
+/// Computes the gradient with respect to the weights (M, C/group, k1, ...), from the image (N, C,
+/// D1, ...) and the upstream gradient (N, M, d1, ...).
 ///
 /// # Errors
 ///
-/// When a slice has another length than the geometry says.
+/// If a slice has another length than the geometry requires.
 pub fn weights_gradient(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -80,6 +80,7 @@ pub fn weights_gradient(
             take_rows(cpu, geometry, (group, piece.start * lines.len), upstream, turned);
             let a = AOperand::Plain(Strided::row_major(turned, filters, rows)?);
             let b = BOperand::Plain(Strided::row_major(windows, rows, lines.steps)?);
+            // The first piece overwrites the gradient, and the others accumulate.
             let beta = if index == 0 { 0.0 } else { 1.0 };
             Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, lines.steps, product)?;
         }
@@ -103,18 +104,19 @@ fn weights_by_images(
         let image = part("an image", image, block * channels * places, channels * places)?;
         let a = AOperand::Plain(Strided::row_major(upstream, filters, places)?);
         let b = BOperand::Plain(Strided::row_major(image, channels, places)?.transposed());
+        // The first image overwrites the gradient, and the others accumulate.
         let beta = if index == 0 { 0.0 } else { 1.0 };
         Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, channels, workspace)?;
     }
     Ok(())
 }
 
-/// The convolution whose transpose gives the gradient by the image.
+/// Returns the convolution whose transpose is the gradient with respect to the image.
 fn turned(geometry: &ConvGeometry) -> ConvGeometry {
     ConvGeometry { channels: geometry.filters, filters: geometry.channels, ..*geometry }
 }
 
-/// Values of workspace that [`image_gradient`] needs.
+/// Returns the `f32` elements of workspace that [`image_gradient`] needs.
 pub fn image_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
     let places = geometry.window.output_len();
@@ -131,12 +133,12 @@ pub fn image_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize 
     lines.lens(filters).iter().sum::<usize>() + product
 }
 
-/// The gradient by the image (N, C, D1, ...) from the weights (M, C/group, k1, ...) and the
-/// upstream gradient (N, M, d1, ...).
+/// Computes the gradient with respect to the image (N, C, D1, ...), from the weights (M, C/group,
+/// k1, ...) and the upstream gradient (N, M, d1, ...).
 ///
 /// # Errors
 ///
-/// When a slice has another length than the geometry says.
+/// If a slice has another length than the geometry requires.
 pub fn image_gradient(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -152,6 +154,7 @@ pub fn image_gradient(
     if is_by_images(geometry) {
         return image_by_images(cpu, geometry, [weights, upstream], gradient, workspace);
     }
+    // For large images, packing pays off, and the gradient is a transposed convolution.
     if geometry.window.output_len() >= LARGE {
         let turned = turned(geometry);
         let len = packed_transposed_weights_len(cpu, &turned).next_multiple_of(16);

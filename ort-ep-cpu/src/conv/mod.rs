@@ -1,8 +1,8 @@
-//! Convolutions of `f32` images in one to three dimensions, as matrix products over windows.
+//! Convolution of `f32` images with one to three spatial axes, as im2col and GEMM.
 //!
-//! Images lie as ONNX has them: batch, channels, then the spatial axes. Weights are packed once,
-//! per group, as the left side of a product whose right side is the virtual matrix of windows; a
-//! pointwise convolution reads the image itself. Nothing here allocates.
+//! Images are NCHW, as in ONNX: batch, channels, then the spatial axes. Weights are packed once,
+//! per group, as the A operand. B is the virtual im2col matrix of the image, or the image itself
+//! for a pointwise convolution. Nothing here allocates.
 
 #![allow(
     clippy::indexing_slicing,
@@ -38,45 +38,45 @@ pub use crate::vector::winograd::Tile;
 
 use crate::gemm::{GemmError, Window, by_columns};
 
-/// The attributes of ONNX's Conv and ConvTranspose, with automatic padding already worked out. An
-/// empty list stands for the default: strides and dilations of 1, no padding.
+/// The attributes of ONNX's Conv and ConvTranspose, with automatic padding already resolved. An
+/// empty list means the default: strides and dilations of 1, no padding.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConvAttributes<'a> {
-    /// From one window to the next, for each spatial axis.
+    /// The stride from one window to the next, per spatial axis.
     pub strides: &'a [usize],
-    /// From one kernel position to the next, for each spatial axis.
+    /// The dilation, per spatial axis.
     pub dilations: &'a [usize],
-    /// Zeros before each spatial axis, then zeros behind each.
+    /// Zeros before each spatial axis, then zeros after each.
     pub pads: &'a [usize],
-    /// Values added behind each spatial axis of a transposed convolution's output.
+    /// Elements added after each spatial axis of a transposed convolution's output.
     pub output_padding: &'a [usize],
-    /// Groups of channels that do not meet each other; zero counts as one.
+    /// Groups of channels that are convolved separately; zero counts as one.
     pub groups: usize,
 }
 
 /// The sizes of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvGeometry {
-    /// Images.
+    /// Images in the batch.
     pub batch: usize,
-    /// Channels of an image, over all groups.
+    /// Input channels, over all groups.
     pub channels: usize,
-    /// Channels of a result, over all groups.
+    /// Output channels, over all groups.
     pub filters: usize,
-    /// Groups.
+    /// Groups of channels.
     pub groups: usize,
-    /// Where the windows lie. In a transposed convolution the windows lie on the result.
+    /// The geometry of the windows. In a transposed convolution, the windows are on the output.
     pub window: Window,
     spatial: usize,
 }
 
 impl ConvGeometry {
-    /// The geometry of a convolution of `image` (N, C, D1, ...) with `weight` (M, C/group, k1,
-    /// ...).
+    /// Returns the geometry of a convolution of `image` (N, C, D1, ...) with `weight` (M, C/group,
+    /// k1, ...).
     ///
     /// # Errors
     ///
-    /// When the shapes or attributes do not go together, or there are more than three spatial axes.
+    /// If the shapes or attributes do not match, or there are more than three spatial axes.
     pub fn new(image: &[usize], weight: &[usize], attributes: &ConvAttributes) -> Result<Self, GemmError> {
         let (mut geometry, pads) = ConvGeometry::common(image, weight, attributes)?;
         if geometry.channels != weight[1] * geometry.groups {
@@ -98,8 +98,8 @@ impl ConvGeometry {
         geometry.checked()
     }
 
-    /// The geometry of a transposed convolution of `image` (N, C, D1, ...) with `weight`
-    /// (C, M/group, k1, ...). The size of the result follows ONNX's ConvTranspose:
+    /// Returns the geometry of a transposed convolution of `image` (N, C, D1, ...) with `weight`
+    /// (C, M/group, k1, ...). The size of the output follows ONNX's ConvTranspose:
     /// `stride * (size - 1) + output_padding + (kernel - 1) * dilation + 1 - pads`.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl ConvGeometry {
         geometry.checked()
     }
 
-    /// The geometry, if none of the arrays it implies is too large to address.
+    /// Returns the geometry if none of the arrays that it implies is too large to address.
     fn checked(self) -> Result<Self, GemmError> {
         let window = &self.window;
         let steps = [self.channels / self.groups, len_or_max(&window.kernel)];
@@ -147,8 +147,8 @@ impl ConvGeometry {
         }
     }
 
-    /// What both kinds share: everything but filters and the size of the result. Also returns the
-    /// padding behind each axis.
+    /// Returns what both kinds of convolution share: everything but the filters and the size of the
+    /// output. Also returns the padding after each axis.
     fn common(
         image: &[usize],
         weight: &[usize],
@@ -189,38 +189,39 @@ impl ConvGeometry {
         Ok((geometry, axes(behind, spatial, 0)?))
     }
 
-    /// Channels of an image that a group reads.
+    /// Returns the input channels of a group.
     pub fn group_channels(&self) -> usize {
         self.channels / self.groups
     }
 
-    /// Channels of a result that a group writes.
+    /// Returns the output channels of a group.
     pub fn group_filters(&self) -> usize {
         self.filters / self.groups
     }
 
-    /// The spatial size of a convolution's result, without leading ones.
+    /// Returns the spatial size of a convolution's output, without leading ones.
     pub fn output_size(&self) -> &[usize] {
         &self.window.output[3 - self.spatial..]
     }
 
-    /// The spatial size of a transposed convolution's result, without leading ones.
+    /// Returns the spatial size of a transposed convolution's output, without leading ones.
     pub fn transposed_output_size(&self) -> &[usize] {
         &self.window.input[3 - self.spatial..]
     }
 }
 
-/// A bound on single sizes and attributes that keeps sums and products of two of them exact.
+/// A bound on single sizes and attributes, so that sums and products of two of them cannot
+/// overflow.
 const LARGEST_AXIS: usize = 1 << (usize::BITS / 2 - 2);
 
-/// A bound on the values of an array.
+/// A bound on the elements of an array.
 const LARGEST: usize = isize::MAX as usize / 16;
 
 fn len_or_max(sizes: &[usize]) -> usize {
     if sizes.contains(&0) { 0 } else { sizes.iter().fold(1, |len: usize, size| len.saturating_mul(*size)) }
 }
 
-/// `values` at the end of three axes, `default` before and where the list is empty.
+/// Returns `values` right-aligned in three axes, with `default` in front or if the list is empty.
 fn axes(values: &[usize], spatial: usize, default: usize) -> Result<[usize; 3], GemmError> {
     let mut axes = [default; 3];
     if !values.is_empty() {
@@ -232,7 +233,7 @@ fn axes(values: &[usize], spatial: usize, default: usize) -> Result<[usize; 3], 
     Ok(axes)
 }
 
-/// What a dilated kernel spans.
+/// Returns the extent of a dilated kernel.
 fn extent(kernel: usize, dilation: usize) -> Result<usize, GemmError> {
     match kernel {
         0 => Err(GemmError::Shape("a convolution's kernel is empty")),
@@ -240,14 +241,14 @@ fn extent(kernel: usize, dilation: usize) -> Result<usize, GemmError> {
     }
 }
 
-/// The part of a slice that starts at `first`, or an error that names it.
+/// Returns `len` elements from `first` on, or an error that names the slice.
 fn part<'a>(what: &'static str, values: &'a [f32], first: usize, len: usize) -> Result<&'a [f32], GemmError> {
     let needed = first + len;
     values.get(first..needed).ok_or(GemmError::TooShort { what, needed, len: values.len() })
 }
 
-/// How many parts of its rows several threads cut a result of `height` by `width` pixels into.
-/// Where there are images for all threads, or rows are few, it is not cut.
+/// Returns how many parts the rows of an output of `height` by `width` pixels are split into. An
+/// image is not split if there is one for each thread, or if there are too few pixels.
 pub(crate) fn parts_of_image(threads: usize, batch: usize, [height, width]: [usize; 2]) -> usize {
     let is_cut = threads > 1 && batch < threads && by_columns(threads, height * width);
     if is_cut { threads.min(height).max(1) } else { 1 }

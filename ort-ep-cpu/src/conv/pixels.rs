@@ -1,9 +1,8 @@
-//! Convolutions of 8-bit codes whose channels lie together, which is how the results of one are
-//! best read by the next.
+//! Quantized NHWC convolution, the layout that the next quantized convolution reads fastest.
 //!
-//! Filters are the columns of a product, windows its rows, see [`PixelWindows`]; with one filter
-//! for each channel a filter meets its windows directly. Filters have no zero points here, and are
-//! constant.
+//! Filters are the columns of a GEMM and windows its rows; see [`PixelWindows`]. In a depthwise
+//! convolution, a filter is applied directly to its windows. Filters must be constant and have no
+//! zero points here.
 
 use crate::gemm::integer::{
     Factors, IntegerGemm, PackedBytes, PixelWindows, Target, Terms, are_small, pack_filters_last,
@@ -13,22 +12,23 @@ use crate::gemm::{Cpu, GemmError, Window};
 use crate::parallel::for_each_row_chunk_mut;
 use crate::vector::depthwise_pixels::{ChannelBlocks, DepthwisePixels};
 
-/// Codes of a result that are worth a thread.
+/// Quantized results that are worth a thread.
 const GRAIN: usize = 1 << 14;
 
-/// Filters of so many channels each.
+/// The shape of the filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FilterShape {
     pub(crate) filters: usize,
     /// Channels of a filter.
     pub(crate) channels: usize,
     pub(crate) groups: usize,
-    /// Sizes of the kernel, 1 for an axis that is not there.
+    /// Sizes of the kernel, 1 for an absent axis.
     pub(crate) kernel: [usize; 3],
 }
 
 impl FilterShape {
-    /// Whether there is a way here: all channels are in one group, or each has one filter.
+    /// Whether this module supports the shape: all channels are in one group, or the convolution is
+    /// depthwise.
     pub(crate) fn fits(&self) -> bool {
         self.groups == 1 || self.is_depthwise()
     }
@@ -41,12 +41,12 @@ impl FilterShape {
         self.kernel.iter().product()
     }
 
-    /// Steps of a sum.
+    /// Returns k, with the channels padded to groups of four.
     fn steps(&self) -> usize {
         self.channels.div_ceil(4).saturating_mul(4).saturating_mul(self.positions())
     }
 
-    /// Terms and factors of the filters, in whole tiles.
+    /// Returns the number of terms and factors, padded to whole tiles.
     fn padded(&self, cpu: Cpu) -> usize {
         match self.is_depthwise() {
             true => ChannelBlocks::new(cpu.isa, self.filters).padded(),
@@ -54,7 +54,7 @@ impl FilterShape {
         }
     }
 
-    /// Bytes that packed filters take.
+    /// Returns the bytes that packed filters take.
     pub(crate) fn packed_len(&self, cpu: Cpu) -> usize {
         match self.is_depthwise() {
             true => {
@@ -65,11 +65,11 @@ impl FilterShape {
         }
     }
 
-    /// Packs codes of shape `[filters, channels, ..kernel]`.
+    /// Packs filters of shape `[filters, channels, ..kernel]`.
     ///
     /// # Errors
     ///
-    /// When a slice is too short or not aligned.
+    /// If a slice is too short or not aligned.
     pub(crate) fn pack(
         &self,
         cpu: Cpu,
@@ -95,17 +95,17 @@ impl FilterShape {
         Ok(())
     }
 
-    /// Bytes of what turns the sums of all filters into codes.
+    /// Returns the bytes of the requantization terms and factors of all filters.
     pub(crate) fn requantization_len(&self, cpu: Cpu) -> usize {
         self.padded(cpu).saturating_mul(8)
     }
 
-    /// Writes, for each filter that [`pack`](Self::pack) packed, what is added to its sums and what
-    /// multiplies them then.
+    /// Writes, for each filter that [`pack`](Self::pack) packed, the term that is added to its
+    /// accumulators and the factor that then scales them.
     ///
     /// # Errors
     ///
-    /// When a slice is too short or not aligned.
+    /// If a slice is too short or not aligned.
     pub(crate) fn requantize(
         &self,
         cpu: Cpu,
@@ -120,12 +120,13 @@ impl FilterShape {
         let needed = self.requantization_len(cpu);
         let to =
             to.get_mut(..needed).ok_or(GemmError::TooShort { what: "terms and factors", needed, len })?;
-        // What fills the last tile is read, too.
+        // Kernels read whole tiles, including the padding.
         to.fill(0);
         let (terms, factors) = ints_mut(to)?.split_at_mut(padded);
         let factors: &mut [f32] = bytemuck::cast_slice_mut(factors);
         let mut write = |filter: usize, place: usize, sum: i32| {
             let bias = by.bias.get(filter).copied().unwrap_or(0);
+            // Filters have no zero points, so `sum (a - z) b` is `sum a b - z * sum b`.
             terms[place] = bias.wrapping_sub(by.image_zero.wrapping_mul(sum));
             factors[place] = (by.factor)(filter);
         };
@@ -143,12 +144,12 @@ impl FilterShape {
         Ok(())
     }
 
-    /// Packed filters as the columns of a product.
+    /// Returns packed filters as the columns of a GEMM.
     fn columns<'a>(&self, cpu: Cpu, packed: &'a [u8]) -> Result<PackedBytes<'a>, GemmError> {
         PackedBytes::new(cpu, (packed, false), [self.steps(), self.filters])
     }
 
-    /// The weights of packed filters of one channel each, and their sums.
+    /// Returns the packed weights of depthwise filters, and their sums.
     fn depthwise<'a>(
         &self,
         blocks: ChannelBlocks,
@@ -164,17 +165,17 @@ impl FilterShape {
     }
 }
 
-/// What makes codes of sums.
+/// The requantization parameters.
 pub(crate) struct Requantize<'a> {
-    /// The zero point of the image's bytes, which are made unsigned.
+    /// The zero point of the image's bytes, after their shift to unsigned.
     pub(crate) image_zero: i32,
-    /// One for each filter, or none.
+    /// One bias per filter, or empty.
     pub(crate) bias: &'a [i32],
-    /// What multiplies the sums of a filter.
+    /// Returns the scale of a filter's accumulators.
     pub(crate) factor: &'a dyn Fn(usize) -> f32,
 }
 
-/// The zero point of codes, which may have a sign, once they are made unsigned.
+/// Returns the zero point of values that may be signed, after their shift to unsigned.
 pub(crate) fn unsigned_zero(zero: i32, signed: bool) -> i32 {
     zero + if signed { 128 } else { 0 }
 }
@@ -185,29 +186,29 @@ fn ints_mut(bytes: &mut [u8]) -> Result<&mut [i32], GemmError> {
         .map_err(|_| GemmError::Shape("memory of a convolution of codes is not aligned"))
 }
 
-/// A convolution of codes.
+/// A quantized NHWC convolution.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PixelConv<'a> {
-    /// All pixels of all images, and whether codes have a sign.
+    /// All pixels of all images, and whether the values are signed.
     pub(crate) image: (&'a [u8], bool),
     pub(crate) image_zero: i32,
     pub(crate) batch: usize,
     pub(crate) window: Window,
     pub(crate) shape: FilterShape,
-    /// What [`FilterShape::pack`] made.
+    /// The filters that [`FilterShape::pack`] packed.
     pub(crate) filters: &'a [u8],
-    /// What [`FilterShape::requantize`] made.
+    /// The terms and factors that [`FilterShape::requantize`] wrote.
     pub(crate) requantization: &'a [u8],
-    /// The zero point of the result, and whether its codes have a sign.
+    /// The zero point of the result, and whether its values are signed.
     pub(crate) zero: i32,
     pub(crate) signed: bool,
 }
 
-/// Bytes of workspace for a convolution.
+/// Returns the bytes of workspace for a convolution.
 ///
 /// # Errors
 ///
-/// When sizes overflow.
+/// If sizes overflow.
 pub(crate) fn pixel_conv_workspace_len(
     cpu: Cpu,
     window: Window,
@@ -225,7 +226,7 @@ impl PixelConv<'_> {
     ///
     /// # Errors
     ///
-    /// When shapes do not go together or a slice is too short.
+    /// If shapes do not match or a slice is too short.
     pub(crate) fn run(&self, cpu: Cpu, codes: &mut [u8], workspace: &mut [u8]) -> Result<(), GemmError> {
         let (shape, window) = (self.shape, self.window);
         let image = shape.groups * shape.channels * window.input_len();

@@ -1,11 +1,11 @@
-//! Convolutions of codes with the channels last against sums in `i64`, on every instruction set.
+//! Tests of quantized NHWC convolution against sums in `i64`, on every instruction set.
 
 use super::bytes_tests::{Case, PLAIN, codes, expect_codes};
 use super::pixels::{FilterShape, PixelConv, Requantize, pixel_conv_workspace_len, unsigned_zero};
 use crate::gemm::Cpu;
 use crate::simd::Isa;
 
-/// Planes as pixels: `[batch, channels, places]` becomes `[batch, places, channels]`.
+/// Converts NCHW to NHWC: `[batch, channels, places]` becomes `[batch, places, channels]`.
 fn pixels<T: Copy>(planes: &[T], channels: usize, places: usize) -> Vec<T> {
     let image = channels * places;
     let place = |at: usize| at / image * image + at % channels * places + at % image / channels;
@@ -64,13 +64,13 @@ fn check(case: &Case, signed: [bool; 2], image_zero: i32, factor: f32) {
 fn convolutions_of_many_shapes() {
     for case in [
         PLAIN,
-        // Each number of vectors in a panel, and rows that leave some over.
+        // Each number of vectors in a panel, and rows that leave a remainder.
         Case { counts: [2, 1, 7, 9], input: [7, 7], ..PLAIN },
         Case { counts: [1, 1, 8, 32], input: [7, 7], ..PLAIN },
         Case { counts: [1, 1, 12, 48], input: [5, 7], ..PLAIN },
         Case { counts: [1, 1, 16, 70], input: [3, 11], ..PLAIN },
         Case { counts: [1, 1, 16, 129], input: [14, 15], kernel: [3, 3], pad: [1, 1], ..PLAIN },
-        // Padding on one side only of what windows reach, and windows that do not reach the last
+        // Padding on only one side of what windows reach, and windows that do not reach the last
         // pixels.
         Case { counts: [1, 1, 3, 5], input: [23, 20], kernel: [7, 7], stride: [2, 2], pad: [3, 3], ..PLAIN },
         Case { counts: [1, 1, 8, 12], input: [9, 12], stride: [2, 2], ..PLAIN },
@@ -83,7 +83,7 @@ fn convolutions_of_many_shapes() {
             pad: [2, 1],
             ..PLAIN
         },
-        // One channel in each group.
+        // One channel per group.
         Case { counts: [2, 5, 1, 1], input: [9, 20], kernel: [3, 3], pad: [1, 1], ..PLAIN },
         Case { counts: [1, 70, 1, 1], input: [7, 5], kernel: [3, 3], pad: [1, 1], ..PLAIN },
         Case { counts: [1, 64, 1, 1], input: [6, 6], kernel: [4, 3], pad: [2, 0], ..PLAIN },
@@ -97,7 +97,7 @@ fn convolutions_of_many_shapes() {
             for zero in [0, 77, 255] {
                 check(&case, signed, first + zero, 0.002);
             }
-            // Products beyond 32 bits.
+            // Scaled sums beyond 32 bits.
             check(&case, signed, first + 3, 4e6);
         }
     }

@@ -1,12 +1,10 @@
-//! A pointwise convolution and the depthwise one that reads it, as one: what lies between is never
-//! whole in memory.
+//! Fused pointwise and depthwise convolution: the intermediate tensor is never whole in memory.
 //!
-//! A task has some channels of one image, or of a part of its rows, and goes down it in bands of
-//! rows. For a band the product makes the rows between that its windows reach first, behind those
-//! that stay from the band before; then the filter of each channel reads them. Several threads cut
-//! an image across, as those of the products before and behind do: what a core has written is then
-//! in its own cache for what comes next. The few rows between that windows of two parts reach are
-//! computed for both.
+//! A task has some channels of one image, or of a part of its rows, and processes it in bands of
+//! rows. For each band, the GEMM computes the intermediate rows that its windows read and that the
+//! previous band did not compute. Then the depthwise filter of each channel reads them. Several
+//! threads split an image by rows, as the GEMMs before and after do, so a core finds in its cache
+//! what it wrote. The few intermediate rows that windows of two parts read are computed twice.
 
 use std::ops::Range;
 
@@ -22,59 +20,60 @@ use crate::vector::activation::Activation;
 use crate::vector::depthwise::DepthwisePlan;
 use crate::vector::window::Window;
 
-/// How much a task has at a time, about, and how many tasks there are.
+/// The size of a task's working set, and how many tasks there are.
 #[derive(Clone, Copy)]
 struct Sizes {
-    /// Columns of a product.
+    /// Columns of a GEMM, approximately.
     columns: usize,
-    /// Values between: a part of the second-level cache.
+    /// Intermediate elements, a part of L2.
     values: usize,
-    /// Tasks for each thread at least, to even out unequal speeds.
+    /// The minimum number of tasks per thread, to balance threads of unequal speed.
     tasks: usize,
 }
 
-/// A panel of weights for much of an image. With half as many columns the calls of products show: a
-/// fiftieth of the time for images of 112 by 112, measured with AVX-512.
+/// Sizes for `f32`: a panel of weights serves much of an image. With half as many columns, the
+/// overhead of the GEMM calls is a fiftieth of the time for images of 112 by 112, measured with
+/// AVX-512.
 const OF_NUMBERS: Sizes = Sizes { columns: 3200, values: 25 << 10, tasks: 4 };
 
-/// Each product turns its part of the image into pairs, so that it had better have many rows.
+/// Sizes for bf16: each GEMM converts its part of the image to pairs, so it should have many rows.
 const OF_PAIRS: Sizes = Sizes { columns: 800, values: 100 << 10, tasks: 1 };
 
-/// Rows of results that are computed together: a band has a multiple of them.
+/// Output rows that are computed together; a band has a multiple of them.
 const ROWS: usize = 4;
 
-/// Bands of an image at most: padding has no bound, and each band is looked at when memory is
-/// planned.
+/// The maximum number of bands of an image. Padding is unbounded, and memory planning visits each
+/// band.
 const MOST_BANDS: usize = 4096;
 
-/// Multiplications of a product worth a thread of their own, and how many of them take as long as
-/// one of a filter.
+/// Multiply-adds of a GEMM that are worth a thread of their own, and how many of them take as long
+/// as one depthwise tap.
 const WORTH_A_THREAD: usize = 1 << 19;
 const STEPS_IN_A_TAP: usize = 4;
 
 /// The sizes of both convolutions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SeparableGeometry {
-    /// Images.
+    /// Images in the batch.
     pub(crate) batch: usize,
     /// Channels of an image.
     pub(crate) channels: usize,
-    /// Channels between the two, and of the result.
+    /// Intermediate channels, which are also the output channels.
     pub(crate) filters: usize,
     /// The windows of the depthwise convolution.
     pub(crate) window: Window,
 }
 
-/// What the two convolutions read.
+/// The operands of the two convolutions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SeparableInput<'a> {
     /// The images (N, K, H, W).
     pub(crate) image: &'a [f32],
-    /// The weights of the pointwise one (C, K), packed.
+    /// The packed weights (C, K) of the pointwise convolution.
     pub(crate) pointwise: PackedA<'a>,
     /// Its epilogue: bias and activation.
     pub(crate) epilogue: &'a [Step<'a>],
-    /// The filters of the depthwise one (C, h, w).
+    /// The filters (C, h, w) of the depthwise convolution.
     pub(crate) depthwise: &'a [f32],
     /// Its bias.
     pub(crate) bias: Option<&'a [f32]>,
@@ -82,37 +81,37 @@ pub(crate) struct SeparableInput<'a> {
     pub(crate) activation: Activation,
 }
 
-/// Some rows of the result, and the rows between that their windows reach.
+/// Some output rows, and the intermediate rows that their windows read.
 #[derive(Clone, Debug)]
 struct Band {
     rows: Range<usize>,
     between: Range<usize>,
-    /// Of those between, the ones that the band before did not reach; all for the first band of a
-    /// task.
+    /// The intermediate rows that the previous band did not compute; all of them for the first band
+    /// of a task.
     fresh: Range<usize>,
-    /// How many rows the others move up.
+    /// The distance that the other rows move up.
     moved: usize,
     /// The windows on these rows alone.
     window: Window,
 }
 
-/// How the work is cut.
+/// How the work is split.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     geometry: SeparableGeometry,
-    /// What a task computes with.
+    /// What a task computes with: one thread.
     cpu: Cpu,
-    /// Rows of a band, and of the part of an image that a task has.
+    /// Output rows of a band, and of a task's part of an image.
     rows: usize,
     part: usize,
-    /// From one channel between to the next, for the rows of a band.
+    /// Stride from one intermediate channel to the next, for the rows of a band.
     plane: usize,
-    /// Panels of weights, and as many channels, of a task.
+    /// Panels of weights of a task, and its channels.
     panels: usize,
     channels: usize,
     /// Threads, each with a slot of the workspace.
     threads: usize,
-    /// Values of a slot: rows between, and the scratch of a product and of a plane.
+    /// The elements of a slot: intermediate rows, GEMM workspace, and depthwise scratch.
     slot: [usize; 3],
 }
 
@@ -123,6 +122,7 @@ impl Cut {
         let height = PackedA::height_of(cpu, filters);
         let sizes = if Pairing::of(cpu).is_some() { OF_PAIRS } else { OF_NUMBERS };
         let rows = sizes.columns / (window.input[1] * window.strides[0]).max(1);
+        // Whole groups of `ROWS`, but at most `MOST_BANDS` bands.
         let rows = (rows / ROWS * ROWS).max(ROWS).max(window.output[0].div_ceil(MOST_BANDS));
         let rows = rows.min(window.output[0].max(1));
         let steps = channels + STEPS_IN_A_TAP * window.kernel[0] * window.kernel[1];
@@ -134,11 +134,12 @@ impl Cut {
         let mut cut =
             Cut { geometry, cpu: one, rows, part, plane: 0, panels: 1, channels: 0, threads, slot: [0; 3] };
         let tallest = cut.bands().map(|band| band.between.len()).max().unwrap_or(0);
-        // A distance of whole lines, and not of a power of two: that would put all channels in the
-        // same sets of a cache.
+        // The channel stride is whole cache lines, and padded so that it is no power of two, which
+        // would put all channels in the same cache sets.
         cut.plane = (tallest * window.input[1]).next_multiple_of(16) + 16;
         let tasks = if threads > 1 { (threads * sizes.tasks).div_ceil(batch.max(1) * parts) } else { 1 };
         let fair = filters.div_ceil(height).div_ceil(tasks);
+        // Enough tasks for all threads, with intermediate rows that fit the part of L2.
         cut.panels = fair.min(sizes.values / (height * cut.plane)).max(1);
         cut.channels = cut.panels * height;
         cut.threads = threads.min(batch * parts * filters.div_ceil(cut.channels)).max(1);
@@ -146,11 +147,11 @@ impl Cut {
         cut
     }
 
-    /// Values of the parts of a slot, in whole lines.
+    /// Returns the elements of the parts of a slot, in whole cache lines.
     fn slot_lens(&self) -> [usize; 3] {
         let SeparableGeometry { channels, filters, window, .. } = self.geometry;
         let most = self.channels.min(filters);
-        // What is left over may be the only task that packs.
+        // The last task may have fewer channels, and may then be the only one that packs B.
         let counts = [most, if most > 0 { filters % most } else { 0 }];
         let (mut product, mut scratch) = (0, 0);
         for band in self.bands() {
@@ -167,7 +168,7 @@ impl Cut {
         self.slot.iter().fold(16, |sum: usize, len| sum.saturating_add(*len))
     }
 
-    /// The bands of all parts of an image.
+    /// Returns the bands of all parts of an image.
     fn bands(&self) -> impl Iterator<Item = Band> + use<> {
         let (cut, height) = (*self, self.geometry.window.output[0]);
         (0..height)
@@ -175,7 +176,7 @@ impl Cut {
             .flat_map(move |first| cut.bands_of(first..(first + cut.part).min(height)))
     }
 
-    /// The bands of one part: these rows of the result.
+    /// Returns the bands of one part, given by its output rows.
     fn bands_of(&self, part: Range<usize>) -> impl Iterator<Item = Band> + use<> {
         let (window, count, end) = (self.geometry.window, self.rows, part.end);
         part.clone().step_by(count).map(move |first| {
@@ -186,7 +187,7 @@ impl Cut {
 }
 
 impl Band {
-    /// The band of these rows, behind that of the rows `before`.
+    /// Creates the band of `rows`, which follows that of the rows `before`.
     fn new(window: Window, before: Range<usize>, rows: Range<usize>) -> Band {
         let ((there, _), (between, own)) = (window.band(before.clone()), window.band(rows.clone()));
         let (fresh, moved) = match before.is_empty() {
@@ -197,7 +198,7 @@ impl Band {
     }
 }
 
-/// Values of workspace that [`forward`] needs.
+/// Returns the `f32` elements of workspace that [`forward`] needs.
 pub(crate) fn workspace_len(cpu: Cpu, geometry: SeparableGeometry) -> usize {
     let cut = Cut::new(cpu, geometry);
     cut.threads.saturating_mul(cut.slot_len())
@@ -207,7 +208,7 @@ pub(crate) fn workspace_len(cpu: Cpu, geometry: SeparableGeometry) -> usize {
 ///
 /// # Errors
 ///
-/// When a slice is too short.
+/// If a slice is too short.
 pub(crate) fn forward(
     cpu: Cpu,
     geometry: SeparableGeometry,
@@ -252,7 +253,7 @@ pub(crate) fn forward(
 }
 
 impl Cut {
-    /// One task: the channels of `lines`, band by band.
+    /// Runs one task: the channels of `lines`, band by band.
     fn run(
         &self,
         input: &SeparableInput<'_>,
@@ -281,7 +282,7 @@ impl Cut {
         Ok(())
     }
 
-    /// Makes the rows of a band between, for the planes of the channels from `first` on.
+    /// Computes the intermediate rows of a band, for the planes of the channels from `first` on.
     fn fill(
         &self,
         input: &SeparableInput<'_>,
@@ -293,6 +294,7 @@ impl Cut {
         let stay = (band.fresh.start - band.between.start) * width;
         let moved = band.moved * width;
         if stay > 0 && moved > 0 {
+            // Rows that both bands read move to the front instead of being computed again.
             planes.chunks_mut(self.plane).for_each(|plane| plane.copy_within(moved..moved + stay, 0));
         }
         if band.fresh.is_empty() {

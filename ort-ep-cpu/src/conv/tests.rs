@@ -1,4 +1,4 @@
-//! Convolutions against a plain sum over windows in `f64`.
+//! Tests of convolution against a plain sum over windows in `f64`.
 
 use proptest::prelude::*;
 
@@ -10,8 +10,9 @@ use crate::simd::isa::Isa;
 
 const ISAS: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
 
-/// Every pair of an image value and a result value that meet: calls `visit` with the indices of the
-/// windowed side, of the other side, and of the kernel position.
+/// Visits every pair of an image element and an output element that a kernel position connects.
+/// Calls `visit` with the indices of the windowed side, of the other side, and of the kernel
+/// position.
 fn meet(window: &Window, mut visit: impl FnMut(usize, usize, usize)) {
     let [depth, height, width] = window.output;
     for index in 0..depth * height * width {
@@ -59,8 +60,8 @@ fn reference(geometry: &ConvGeometry, image: &[f32], weights: &[f32], transposed
     output
 }
 
-/// Numbers whose sums of a few, and quarters of them, a precision has too, so that only the sums of
-/// their products are rounded.
+/// Values that a precision represents exactly, as it does sums of a few of them and quarters of
+/// those. Only the accumulation of products then rounds.
 fn exact(precision: Precision, values: Vec<f32>) -> Vec<f32> {
     match precision {
         Precision::Fp32 => values,

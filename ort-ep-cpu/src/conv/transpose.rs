@@ -1,6 +1,8 @@
-//! The transposed convolution: a product that gives each image value's contribution at every kernel
-//! position, then a sum of the contributions that meet (col2im). Where kernels lie side by side
-//! none meet, and each is written to its place.
+//! Transposed convolution by GEMM and col2im.
+//!
+//! The GEMM computes the contribution of each image value at every kernel position. col2im then
+//! sums the contributions to each output element. If kernels do not overlap, each contribution is
+//! stored directly.
 
 use super::{ConvGeometry, Input, part};
 use crate::gemm::{
@@ -10,7 +12,7 @@ use crate::gemm::{
 use crate::interrupt::spend;
 use crate::parallel::{WORTH_A_THREAD, for_each_chunk_mut, for_each_row_chunk_mut};
 
-/// Rows of the product: channels of the result in a group times kernel positions.
+/// Returns the rows of the GEMM: output channels of a group times kernel positions.
 fn rows(geometry: &ConvGeometry) -> usize {
     geometry.group_filters() * geometry.window.kernel_len()
 }
@@ -19,7 +21,7 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     PackedA::len(cpu, rows(geometry), geometry.group_channels())
 }
 
-/// Values that packed weights take.
+/// Returns the length of packed weights.
 pub fn packed_transposed_weights_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     geometry.groups * group_len(cpu, geometry)
 }
@@ -28,7 +30,7 @@ pub fn packed_transposed_weights_len(cpu: Cpu, geometry: &ConvGeometry) -> usize
 ///
 /// # Errors
 ///
-/// When either slice is too short.
+/// If either slice is too short.
 pub fn pack_transposed_weights<T: Weight>(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -53,20 +55,20 @@ pub fn pack_transposed_weights<T: Weight>(
     Ok(())
 }
 
-/// Values of workspace that [`transposed`] needs: the contributions of one group of one image, and
-/// what the product needs.
+/// Returns the `f32` elements of workspace that [`transposed`] needs: the contributions of one
+/// group of one image, and the workspace of the GEMM.
 pub fn transposed_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     let (rows, columns) = (rows(geometry), geometry.window.output_len());
     let shape = [rows, columns, geometry.group_channels()];
     rows * columns + crate::gemm::workspace_len(cpu, 1, shape, BSource::Rows)
 }
 
-/// Computes the transposed convolution into `output` (N, M, D1, ...). Weights come from
+/// Computes the transposed convolution into `output` (N, M, D1, ...). The weights come from
 /// [`pack_transposed_weights`].
 ///
 /// # Errors
 ///
-/// When a slice is too short.
+/// If a slice is too short.
 pub fn transposed(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -101,6 +103,7 @@ pub fn transposed(
         let bias_row = group * filters;
         let origin = Origin { bias_row, residual_row: image * geometry.filters + bias_row };
         let contributions = &*contributions;
+        // Rows of the output are independent here, so threads split rows instead of planes.
         if lies_side_by_side(window) {
             let rows = window.input[0] * window.input[1];
             let least = WORTH_A_THREAD.div_ceil(window.input[2]);
@@ -130,7 +133,7 @@ fn check_epilogue(geometry: &ConvGeometry, input: &Input) -> Result<(), GemmErro
     crate::gemm::check_steps(input.epilogue, [geometry.filters, geometry.batch * geometry.filters, plane])
 }
 
-/// Whether each value of the result is that of one position of one kernel.
+/// Whether kernels tile the output, so that each output element has exactly one contribution.
 fn lies_side_by_side(window: &Window) -> bool {
     (0..3).all(|axis| {
         let [kernel, stride, size] = [window.kernel, window.stride, window.output].map(|sizes| sizes[axis]);
@@ -141,8 +144,7 @@ fn lies_side_by_side(window: &Window) -> bool {
     })
 }
 
-/// Writes one of the lines of a channel of the result, from the contributions of kernels that lie
-/// side by side.
+/// Writes one row of an output channel from the contributions of kernels that do not overlap.
 fn place_line(window: &Window, contributions: &[f32], row: usize, line: &mut [f32]) {
     let ([_, height, _], [_, rows, len]) = (window.input, window.output);
     let [depths, heights, widths] = window.kernel;
@@ -150,6 +152,7 @@ fn place_line(window: &Window, contributions: &[f32], row: usize, line: &mut [f3
     let position = (depth % depths * heights + y % heights) * widths;
     let first = (depth / depths * rows + y / heights) * len;
     let values = |across: usize| &contributions[(position + across) * window.output_len() + first..][..len];
+    // Interleaves two rows in one pass over the line, instead of two strided passes.
     if widths == 2 {
         let pairs = line.chunks_exact_mut(2).zip(values(0).iter().zip(values(1)));
         pairs.for_each(|(pair, (even, odd))| pair.copy_from_slice(&[*even, *odd]));
@@ -160,7 +163,7 @@ fn place_line(window: &Window, contributions: &[f32], row: usize, line: &mut [f3
     }
 }
 
-/// Adds the contributions of each kernel position to the plane of one channel of the result.
+/// col2im: adds the contributions of each kernel position to the plane of one output channel.
 fn add_contributions(window: &Window, contributions: &[f32], plane: &mut [f32]) {
     let columns = window.output_len();
     let [_, kernel_height, kernel_width] = window.kernel;

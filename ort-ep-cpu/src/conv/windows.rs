@@ -1,5 +1,5 @@
-//! The windows of a batch of images as the rows of a matrix, one image behind the other: a small
-//! image alone would not fill the vectors of a product.
+//! im2col over a batch: the windows of all images as the rows of one matrix. A small image alone
+//! would not fill the vectors of a GEMM.
 
 use std::ops::Range;
 
@@ -10,18 +10,18 @@ use crate::gemm::{Cpu, Window};
 use crate::interrupt::spend;
 use crate::parallel::{WORTH_A_THREAD, for_each_row_chunk_mut};
 
-/// Values of windows and gradients that are written out at a time, unless one line has more: some
-/// of the caches.
+/// Elements of windows and gradients that are written out at a time, unless a single row has more.
+/// They fit in some of the caches.
 const AT_ONCE: usize = 384 << 10;
 
-/// The lines of results of a batch, and how many of them are done at a time.
+/// The output rows of a batch, and how many of them are processed at a time.
 #[derive(Clone, Copy)]
 pub(super) struct Lines {
     count: usize,
     at_once: usize,
-    /// Results in a line.
+    /// Output pixels in a row.
     pub(super) len: usize,
-    /// Length of a window: channels of a group times kernel positions.
+    /// The length of a window: channels of a group times kernel positions.
     pub(super) steps: usize,
 }
 
@@ -32,16 +32,17 @@ impl Lines {
         let count = geometry.batch * depth * height;
         let values = (steps + geometry.group_filters()).saturating_mul(len);
         let most = (AT_ONCE / values.max(1)).max(1);
+        // Pieces of nearly equal size.
         let at_once = count.div_ceil(count.div_ceil(most).max(1)).max(1);
         Lines { count, at_once, len, steps }
     }
 
-    /// The lines, cut into pieces.
+    /// Splits the rows into pieces.
     pub(super) fn pieces(self) -> impl Iterator<Item = Range<usize>> {
         (0..self.count).step_by(self.at_once).map(move |first| first..(first + self.at_once).min(self.count))
     }
 
-    /// The most that `len` says of any piece: all but the last are equally long.
+    /// Returns the maximum of `len` over all pieces. All pieces but the last have the same length.
     pub(super) fn most(self, len: impl Fn(usize) -> usize) -> usize {
         let rest = self.count % self.at_once;
         [self.at_once.min(self.count), rest]
@@ -51,14 +52,15 @@ impl Lines {
             .unwrap_or(0)
     }
 
-    /// Values of the windows and of the gradients of a piece.
+    /// Returns the elements of the windows and of the gradients of a piece.
     pub(super) fn lens(self, filters: usize) -> [usize; 2] {
         let rows = self.at_once.min(self.count) * self.len;
         [rows * self.steps, rows * filters].map(|len| len.next_multiple_of(16))
     }
 }
 
-/// Writes the filters of a group as rows of the places of all images, from place `first` on.
+/// Gathers the filters of a group as rows of the output pixels of all images, from pixel `first`
+/// on.
 pub(super) fn take_rows(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -86,7 +88,8 @@ pub(super) fn take_rows(
     });
 }
 
-/// Writes rows of the places of all images, from place `first` on, to the filters of a group.
+/// Scatters rows of the output pixels of all images, from pixel `first` on, to the filters of a
+/// group.
 pub(super) fn give_rows(
     geometry: &ConvGeometry,
     (group, first): (usize, usize),
@@ -107,13 +110,13 @@ pub(super) fn give_rows(
     }
 }
 
-/// The image and the depth and height of a line of results.
+/// Returns the image, and the depth and height, of an output row.
 fn place_of(window: &Window, line: usize) -> (usize, [usize; 2]) {
     let [depth, height, _] = window.output;
     (line / (depth * height), [line / height % depth, line % height])
 }
 
-/// Writes the windows of a group's channels as rows, from the first of line `first` on.
+/// im2col: writes the windows of a group's channels as rows, starting with output row `first`.
 pub(super) fn take_windows(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -135,8 +138,8 @@ pub(super) fn take_windows(
     });
 }
 
-/// Adds windows, as [`take_windows`] orders them, to the places of the image that they were taken
-/// from.
+/// col2im: adds windows, in the order of [`take_windows`], to the image elements that they were
+/// read from.
 pub(super) fn add_windows(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -149,6 +152,7 @@ pub(super) fn add_windows(
     let of_image = window.output[0] * window.output[1];
     let (steps, first) = (group_channels * taps, lines.start / of_image);
     let images = first..lines.end.div_ceil(of_image);
+    // The offsets depend only on the output row, so all images and channels share them.
     let of_lines: SmallVec<[LineOfWindows<'_>; 8]> =
         (0..of_image).map(|line| LineOfWindows::new(window, place_of(window, line).1)).collect();
     let least = WORTH_A_THREAD.div_ceil((window.output_len() * taps).max(1));
@@ -156,6 +160,8 @@ pub(super) fn add_windows(
     for_each_row_chunk_mut(cpu.threads, planes, plane, least, |row, rows| {
         for (index, to) in rows.chunks_exact_mut(plane).enumerate() {
             let (image, channel) = (first + (row + index) / channels, (row + index) % channels);
+            // The planes of all groups are split over the threads, so those of other groups are
+            // skipped.
             if channel / group_channels != group {
                 continue;
             }
@@ -170,10 +176,10 @@ pub(super) fn add_windows(
     });
 }
 
-/// The windows of one line of results.
+/// The windows of one output row.
 struct LineOfWindows<'a> {
     window: &'a Window,
-    /// Where in a channel's plane each row of the kernel begins to read; none in the padding.
+    /// Where each row of the kernel starts to read in a channel's plane; `None` in the padding.
     rows: SmallVec<[Option<usize>; 8]>,
 }
 
@@ -191,8 +197,8 @@ impl<'a> LineOfWindows<'a> {
         LineOfWindows { window, rows: taps.map(row).collect() }
     }
 
-    /// The kernel positions across that window `index` has in the image, and where the first of
-    /// them is.
+    /// Returns the kernel positions along the width for which window `index` is inside the image,
+    /// and where the first of them reads.
     fn across(&self, index: usize) -> (Range<usize>, usize) {
         let [dilation, pad, input] =
             [self.window.dilation, self.window.pad, self.window.input].map(|of| of[2]);
@@ -205,6 +211,7 @@ impl<'a> LineOfWindows<'a> {
     /// Writes the windows over all channels of `image`.
     fn take(&self, image: &[f32], to: &mut [f32]) {
         match self.window.kernel[2] {
+            // Common widths are constants, so that the compiler can unroll the copies.
             1 => self.take_of::<1>(image, to),
             3 => self.take_of::<3>(image, to),
             5 => self.take_of::<5>(image, to),
@@ -213,7 +220,7 @@ impl<'a> LineOfWindows<'a> {
         }
     }
 
-    /// The same for kernels of this width, or of any where it is 0.
+    /// Like `take`, for kernels of width `WIDTH`, or of any width if it is 0.
     fn take_of<const WIDTH: usize>(&self, image: &[f32], to: &mut [f32]) {
         let window = self.window;
         let width = if WIDTH == 0 { window.kernel[2] } else { WIDTH };
@@ -239,7 +246,7 @@ impl<'a> LineOfWindows<'a> {
         }
     }
 
-    /// Adds the windows of one channel, which begin `steps` apart, to its plane.
+    /// Adds the windows of one channel, which start `steps` apart, to its plane.
     fn add(&self, windows: (&[f32], usize), to: &mut [f32]) {
         match self.window.kernel[2] {
             1 => self.add_of::<1>(windows, to),
@@ -250,7 +257,7 @@ impl<'a> LineOfWindows<'a> {
         }
     }
 
-    /// The same for kernels of this width, or of any where it is 0.
+    /// Like `add`, for kernels of width `WIDTH`, or of any width if it is 0.
     fn add_of<const WIDTH: usize>(&self, (windows, steps): (&[f32], usize), to: &mut [f32]) {
         let window = self.window;
         let width = if WIDTH == 0 { window.kernel[2] } else { WIDTH };

@@ -1,15 +1,14 @@
-//! Convolutions with kernels of 3 by 3 and strides of 1, by Winograd's transforms (see
-//! [`crate::vector::winograd`]).
+//! Winograd convolution for 3-by-3 kernels with strides of 1 (see [`crate::vector::winograd`]).
 //!
-//! A block of tiles at a time goes through three steps: its places are transformed, a product for
-//! each point of a tile sums over the channels, with tiles as rows and filters as columns, and the
-//! sums are transformed to results. Blocks are sized so that both sides of the products stay in the
-//! second-level cache. Where the transformed weights stay there, too, each thread takes whole
-//! blocks through all steps; else the threads share each step of a block.
+//! A block of tiles at a time goes through three steps. The input transform comes first. Then one
+//! GEMM per point of a tile sums over the channels, with tiles as rows and filters as columns. The
+//! output transform turns those sums into results. Blocks are sized so that both operands of the
+//! GEMMs stay in L2. If the transformed weights stay there too, each thread takes whole blocks
+//! through all steps; otherwise the threads share each step of a block.
 //!
-//! Products of pairs of bfloat16 are of transformed places and weights that are rounded: for tiles
-//! of 2 by 2, whose transforms are sums of 4 places, that takes about as much accuracy as rounding
-//! the places does. For larger tiles it would take far more.
+//! bf16 GEMMs round the transformed inputs and weights. For tiles of 2 by 2, whose transforms add 4
+//! inputs, that costs about as much accuracy as rounding the inputs. For larger tiles it would cost
+//! far more, so they stay in `f32`.
 
 use std::ops::Range;
 
@@ -25,43 +24,45 @@ use crate::vector::activation::Clamp;
 use crate::vector::transpose::{self, strided};
 use crate::vector::winograd::{self, Finish, MOST_REACH, Points, Tile, lanes};
 
-/// Values of the points of a block that stay in the second-level cache of each thread.
+/// Elements of the points of a block, which stay in the L2 of each thread.
 const BLOCK: usize = 192 << 10;
 
-/// Where the transformed weights are no more than twice that, reading them for twice as many blocks
-/// takes no time by measurement.
+/// The block size if the transformed weights are at most twice `BLOCK`. Measurements show that
+/// reading them for twice as many blocks is then free.
 const BLOCK_OF_FEW_WEIGHTS: usize = BLOCK / 2;
 
-/// The fewest tiles of a block, so that the transformed weights are read for several rows of
-/// products.
+/// The minimum number of tiles in a block, so that each read of the transformed weights serves
+/// several rows of the GEMM.
 const FEWEST_TILES: usize = 16;
 
-/// Blocks for each thread where blocks are a thread's own, at least.
+/// The minimum number of blocks per thread if blocks are not shared.
 const BLOCKS_PER_THREAD: usize = 6;
 
-/// The most tiles of a row that are transformed at a time, and the places that these reach over.
+/// The maximum number of tiles in a row that are transformed at a time, and the input columns that
+/// they cover.
 const RUN: usize = 16;
 const RUN_COLUMNS: usize = RUN * (MOST_REACH - 2) + 2;
 
-/// Columns that a row of places has in front of the next one, so that whole squares can be
-/// transposed.
+/// Spare columns at the end of a row of inputs, so that whole squares can be transposed.
 const SQUARE: usize = 8;
 
-/// The places of a run of tiles, of as many channels as there are lanes.
+/// The inputs of a run of tiles, for as many channels as there are lanes.
 type Pixels = [f32; MOST_REACH * (RUN_COLUMNS + SQUARE) * MAX_LANES];
 
-/// Whether a convolution can be done this way.
+/// Whether Winograd convolution applies.
 pub(super) fn supports(geometry: &ConvGeometry) -> bool {
     let window = &geometry.window;
     let plane = window.input[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
     plane && window.kernel == [1, 3, 3] && window.stride == [1; 3] && window.dilation == [1; 3]
 }
 
+/// The error if Winograd is requested for a convolution that it does not support.
 pub(super) fn refused() -> GemmError {
     GemmError::Shape("a convolution is not one of 3 by 3 with strides of 1")
 }
 
-/// What products are computed with, where a session's are with `cpu`.
+/// Returns what the GEMMs compute with, if the session uses `cpu`: only tiles of 2 by 2 with an
+/// even number of channels may use bf16.
 pub(super) fn product_cpu(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> Cpu {
     match tile == Tile::Two && geometry.group_channels().is_multiple_of(2) {
         true => cpu,
@@ -69,16 +70,16 @@ pub(super) fn product_cpu(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> Cpu 
     }
 }
 
-/// The tile for which this is the fastest way, by measurement, if there is one.
+/// Returns the tile size for which Winograd is fastest, by measurement, or `None` if it is not.
 pub(super) fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Option<Tile> {
-    /// Fewer channels or filters do not repay the transforms.
+    /// Fewer channels or filters do not pay for the transforms.
     const FEWEST: usize = 16;
-    /// The same where products are of pairs, which leaves less to save.
+    /// The same for bf16 pairs, which leave less to save.
     const FEWEST_IN_PAIRS: usize = 64;
-    /// Transformed weights are 4 times as many, or 16/9 times: the former only where they are few.
+    /// The transformed weights grow by 4 (tiles of 4 by 4) or by 16/9 (2 by 2). A factor of 4 only
+    /// pays if there are few.
     const MOST_FOR_FOUR: usize = 128 * 128;
-    /// Where weights are more than this, they must be read for many tiles, as reading them takes
-    /// longest.
+    /// More weights than this must be read for many tiles, because reading them takes longest.
     const MOST_FOR_FEW_TILES: usize = 256 * 256;
     const MANY_TILES: usize = 32;
     let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
@@ -89,16 +90,18 @@ pub(super) fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Option<Tile> {
     }
     let [_, height, width] = geometry.window.output;
     let tiles = |tile: Tile| height.div_ceil(tile.side()) * width.div_ceil(tile.side());
-    // Products for each channel and filter; those of tiles that reach beyond the image included.
+    // Multiply-adds per channel and filter, including those of tiles that reach beyond the image.
     let products = |tile: Tile| tiles(tile) * tile.points();
+    // The larger tile must save a third of the multiply-adds.
     let four = channels * filters <= MOST_FOR_FOUR && 3 * products(Tile::Four) < 2 * products(Tile::Two);
     let tile = if four && !paired { Tile::Four } else { Tile::Two };
     let many = geometry.batch * tiles(tile) >= MANY_TILES;
+    // Direct convolution needs nine multiply-adds per pixel. Winograd must save a quarter of them.
     let pays = products(tile) * 4 < height * width * 9 * 3;
     (pays && (many || channels * filters <= MOST_FOR_FEW_TILES)).then_some(tile)
 }
 
-/// The tiles of a convolution and how they are parted.
+/// The tiles of a convolution, and how they are split into blocks.
 #[derive(Clone, Copy)]
 struct Tiling {
     tile: Tile,
@@ -110,14 +113,14 @@ struct Tiling {
     count: usize,
     /// Tiles of a block.
     block: usize,
-    /// Whether a block is whole rows of tiles, and a thread's own.
+    /// Whether a block is whole rows of tiles and belongs to one thread.
     by_rows: bool,
-    /// Channels in an element of a point.
+    /// Channels per element of a point.
     terms: usize,
-    /// From a point to the next among the points of a tile, and from a tile to the next.
+    /// Strides from one point of a tile to the next, and from one tile to the next.
     point: usize,
     stride: usize,
-    /// From a tile's sums to the next tile's.
+    /// Stride from one tile's sums to the next tile's.
     sums: usize,
 }
 
@@ -130,8 +133,8 @@ impl Tiling {
         let terms = if Pairing::of(cpu).is_some() { 2 } else { 1 };
         let (point, sums) =
             (channels.next_multiple_of(MAX_LANES) / terms, filters.next_multiple_of(MAX_LANES));
-        // Rows of products that lie a multiple of a page apart would compete for the same cache
-        // sets.
+        // GEMM rows at a multiple of the page size would compete for the same cache sets, so a
+        // vector of padding is added.
         let stride = tile.points() * point + MAX_LANES;
         let mut tiling = Tiling {
             tile,
@@ -149,26 +152,28 @@ impl Tiling {
         let weights = tile.points() * channels * filters / terms;
         let values = if weights <= 2 * BLOCK { BLOCK_OF_FEW_WEIGHTS } else { BLOCK };
         let most = values / (tile.points() * (point + sums)).max(1);
-        // Blocks enough that threads end together.
+        // Enough blocks that the threads finish together.
         let rows = (most / size[1].max(1))
             .min(size[0] * geometry.batch / (BLOCKS_PER_THREAD * cpu.threads))
             .min(size[0]);
+        // The weights stay in each core's L2, so threads need not share blocks.
         if cpu.threads > 1 && rows > 0 && weights <= BLOCK {
             return Tiling { block: rows * size[1], by_rows: true, ..tiling };
         }
         let most = (most * cpu.threads).max(FEWEST_TILES);
         let block = count.div_ceil(count.div_ceil(most).max(1));
+        // Whole rows of tiles, if a block has more than one.
         let block = if block > size[1] { block.next_multiple_of(size[1].max(1)) } else { block };
         tiling.block = block.min(count);
         tiling
     }
 
-    /// Values of the points of a block, and of the sums.
+    /// Returns the elements of the points of a block, and of the sums.
     fn lens(&self) -> [usize; 2] {
         [self.block * self.stride, self.tile.points() * self.block * self.sums]
     }
 
-    /// The tiles of a range as runs in rows.
+    /// Splits a range of tiles into runs within rows.
     fn runs(self, tiles: Range<usize>) -> impl Iterator<Item = Run> {
         let [rows, columns] = self.size;
         let mut next = tiles.start;
@@ -184,20 +189,19 @@ impl Tiling {
 
 /// Adjacent tiles in a row of an image.
 struct Run {
-    /// The number of the first among all tiles.
+    /// The index of the first tile among all tiles.
     first: usize,
     row: usize,
     column: usize,
     count: usize,
 }
 
-/// Values that packed weights of a group take.
+/// Returns the length of the packed weights of a group.
 pub(super) fn group_len(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> usize {
     tile.points() * PackedB::len(cpu, geometry.group_channels(), geometry.group_filters())
 }
 
-/// Transforms and packs the weights of one group: for each point a right side of channels by
-/// filters.
+/// Transforms and packs the weights of one group: for each point, a B of channels by filters.
 pub(super) fn pack<T: Weight>(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -209,7 +213,8 @@ pub(super) fn pack<T: Weight>(
     let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
     let (width, lanes, pairing) = (PackedB::len(cpu, 1, 1), lanes(cpu.isa), Pairing::of(cpu));
     let terms = if pairing.is_some() { 2 } else { 1 };
-    // The panels of all points that hold the same filters are packed together.
+    // The panels of all points that hold the same filters are packed together, because one
+    // transform yields all of them.
     let points = packed.chunks_mut(PackedB::len(cpu, channels, filters));
     let mut points: Vec<_> = points.map(|point| point.chunks_mut(PackedB::len(cpu, channels, 1))).collect();
     let panels = filters.div_ceil(width);
@@ -243,14 +248,14 @@ pub(super) fn pack<T: Weight>(
     });
 }
 
-/// Values of workspace that [`forward`] needs.
+/// Returns the `f32` elements of workspace that [`forward`] needs.
 pub(super) fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> usize {
     let tiling = Tiling::new(cpu, geometry, tile);
     let slots = if tiling.by_rows { cpu.threads } else { 1 };
     slots * tiling.lens().iter().sum::<usize>()
 }
 
-/// The convolution with weights that [`pack`] wrote for each group.
+/// Computes the convolution with weights that [`pack`] wrote for each group.
 pub(super) fn forward(
     cpu: Cpu,
     geometry: &ConvGeometry,
@@ -306,12 +311,12 @@ impl Block<'_> {
         self.tiling.size[0] * self.tiling.size[1]
     }
 
-    /// The index of an image's group among all of them.
+    /// Returns the index of an image's group among all of them.
     fn index(&self, image: usize) -> usize {
         image * self.geometry.groups + self.group
     }
 
-    /// Computes all results of the group, each thread some rows of tiles at a time.
+    /// Computes all results of the group. Each thread processes some rows of tiles at a time.
     fn for_each_rows(
         &self,
         threads: usize,
@@ -379,8 +384,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Reads the places of some channels that a run reaches over, channel by channel side by side,
-    /// with zeros beyond the image.
+    /// Reads the inputs that a run covers, for some channels, with the channels contiguous and
+    /// zeros beyond the image.
     fn read_places(&self, run: &Run, image: &[f32], channel: usize, (pixels, columns): (&mut Pixels, usize)) {
         let Tiling { tile, channels, .. } = self.tiling;
         let ([_, height, width], [_, top, left]) = (self.geometry.window.input, self.geometry.window.pad);
@@ -397,7 +402,7 @@ impl Block<'_> {
                 continue;
             }
             let from = &image[channel * plane + y * width + (first + before as isize) as usize..];
-            // Reading on to a whole square is faster; what is too much is overwritten.
+            // Reading whole squares is faster. The excess columns are overwritten below.
             let whole = (end - before).next_multiple_of(SQUARE);
             let fits = (count - 1) * plane + whole <= from.len();
             let read = if fits { whole } else { end - before };
@@ -409,7 +414,7 @@ impl Block<'_> {
         }
     }
 
-    /// Sums over channels, for each point.
+    /// Runs one GEMM per point, which sums over the channels.
     fn multiply(&self, points: &[f32], sums: &mut [f32]) -> Result<(), GemmError> {
         let Tiling { tile, channels, filters, terms, point, stride, sums: sums_stride, .. } = self.tiling;
         let (rows, packed) = (self.tiles.len(), PackedB::len(self.cpu, channels, filters));
@@ -460,7 +465,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Transforms the sums of rows of tiles of an image to lines of its results.
+    /// Output transform of rows of tiles of an image, to rows of its results.
     fn transform_sums_to_lines(&self, sums: &[f32], lines: &mut LineBlock<'_, f32>) {
         let (tiling, lanes, side) = (&self.tiling, lanes(self.cpu.isa), self.tiling.tile.side());
         let [_, height, width] = self.geometry.window.output;
@@ -494,7 +499,8 @@ impl Block<'_> {
         }
     }
 
-    /// Writes the results of a run of some filters to their planes, after the rest of the epilogue.
+    /// Writes the results of a run to the planes of some filters and applies the rest of the
+    /// epilogue.
     fn write_places(
         &self,
         run: &Run,
@@ -506,7 +512,7 @@ impl Block<'_> {
         let (lanes, plane, columns) = (lanes(self.cpu.isa), height * width, run.count * side);
         let (first, row) = (run.column * side, run.row * side);
         let (count, rows) = (columns.min(width - first), side.min(height - row));
-        // Rows that lie without gaps on both sides are one.
+        // Rows that are contiguous on both sides are written as one.
         let (count, rows) =
             if count == width && columns == width { (count * rows, 1) } else { (count, rows) };
         for index in 0..rows {
@@ -527,7 +533,8 @@ impl Block<'_> {
     }
 }
 
-/// What of an epilogue is done in registers for `count` rows from row `first` on, and the rest.
+/// Splits an epilogue into what the output transform does in registers, for `count` rows from row
+/// `first` on, and the rest.
 fn in_registers<'a>(epilogue: &'a [Step<'a>], first: usize, count: usize) -> (Finish, &'a [Step<'a>]) {
     let mut finish = Finish { bias: [0.0; MAX_LANES], clamp: Clamp::NONE };
     let mut rest = epilogue;

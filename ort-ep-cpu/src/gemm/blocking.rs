@@ -1,47 +1,49 @@
-//! Block sizes by cache, and how a product is cut into tasks.
+//! Cache blocking (MC, KC and NC in BLIS terms) and the split of a GEMM into tasks.
 
 use super::blocks::STEPS_ALIGNED;
 use super::kernels::{Grid, Kernel, SlotLens};
 use super::{BSource, Cpu};
 
-/// The most steps in a block, by how many are in an element: a panel of B then fits the
-/// second-level cache many times over, and C is visited seldom enough.
+/// KC in elements: a k block has at most this many elements of one or two k steps each. A panel of
+/// B then fits L2 many times over, and C is updated seldom enough.
 pub(crate) const STEPS: usize = 384;
 
-/// Values in the blocks of A and of B that should stay in the second-level cache together.
+/// The elements of the A block and of the B block, which should stay in L2 together.
 const BLOCK_A: usize = 64 << 10;
 const BLOCK_B: usize = 96 << 10;
 
-/// The same of B where A has at most as many values as `FEW_WEIGHTS`: such a product waits for
-/// memory in any case, and the block may be most of what a small convolution takes. It is a
-/// multiple of the widths of all kernels.
+/// The B block if A has at most `FEW_WEIGHTS` elements. Such a GEMM is bound by memory anyway, and
+/// the block may be most of the memory that a small convolution needs. The value is a multiple of
+/// every kernel's panel width.
 const BLOCK_B_OF_FEW_WEIGHTS: usize = 36 << 10;
 const FEW_WEIGHTS: usize = 8 << 10;
 
-/// Columns done before going on to the next steps, so that C is still in the cache then.
+/// NC if B is not packed: columns that finish a k block before any of them starts the next, so that
+/// C is still in cache then.
 const COLUMNS: usize = 768;
 
-/// Rows up to which B is read where it lies: its values are then used too seldom to pay for a copy.
+/// The maximum number of rows for which B is read in place. Each value of B is then used too seldom
+/// to pay for packing.
 const DIRECT_ROWS: usize = 512;
 
-/// The same where the rows of B lie a multiple of `CONFLICT` values apart, so that they compete for
-/// the same few cache sets.
+/// The same limit if the row stride of B is a multiple of `CONFLICT` elements. Its rows then
+/// compete for the same few cache sets.
 const DIRECT_ROWS_IN_CONFLICT: usize = 16;
 const CONFLICT: usize = 4096;
 
-/// Tasks for each thread when the cut is free, to even out unequal speeds.
+/// Tasks per thread if the split is free, to balance threads of unequal speed.
 const TASKS_PER_THREAD: usize = 8;
 
-/// Multiplications worth a thread of their own: waking one costs some microseconds.
+/// Multiply-adds that are worth a thread of their own: waking one costs some microseconds.
 const WORTH_A_THREAD: usize = 1 << 19;
 
-/// How many values of workspace a batch of `count` products of `shape` (M, N, K) needs.
+/// Returns the `f32` elements of workspace for a batch of `count` GEMMs of `shape` (M, N, K).
 pub fn workspace_len(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> usize {
     let grid = grid(cpu, count, shape, (false, source));
     grid.threads * grid.slot.len()
 }
 
-/// The same for left sides that are packed or of pairs.
+/// The same if A is packed or already in bf16 pairs.
 pub(crate) fn workspace_len_beside_ready(
     cpu: Cpu,
     count: usize,
@@ -52,19 +54,22 @@ pub(crate) fn workspace_len_beside_ready(
     grid.threads * grid.slot.len()
 }
 
-/// Chooses blocks and parts. The steps of a block depend on K alone, so that sums do too. Left
-/// sides that are not ready are converted in the workspace where elements are pairs.
+/// Chooses block sizes and the split into tasks. The k block depends on K alone, so that the
+/// summation order, and with it the bits of the result, does not depend on the split. If elements
+/// are bf16 pairs and A is not packed, it is converted in the workspace.
 pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source): (bool, BSource)) -> Grid {
     let [m, n, k] = shape;
     let kernel = Kernel::of(cpu);
     let height = kernel.height(m);
     let (tiles, panels) = (m.div_ceil(height).max(1), n.div_ceil(kernel.width()).max(1));
     let steps = k.div_ceil(k.div_ceil(STEPS * kernel.terms()).max(1)).max(1);
-    // An element does not reach over the end of a block.
+    // An element must not straddle two k blocks.
     let steps = steps.next_multiple_of(kernel.terms());
-    // Weights in blocks are widened from whole blocks on.
+    // Block-quantized weights are dequantized in whole blocks.
     let steps = if source == BSource::Blocks { steps.next_multiple_of(STEPS_ALIGNED) } else { steps };
     let elements = kernel.elements(steps);
+    // B is packed if the kernel cannot read it in place, or if its elements are reused often enough
+    // to pay for the copy.
     let packs = match source {
         BSource::Packed => false,
         _ if kernel.terms() > 1 => true,
@@ -82,6 +87,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
     };
     let work = m.saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);
     let threads = cpu.threads.min(work / WORTH_A_THREAD).clamp(1, tiles * panels * count.max(1));
+    // A batch with a GEMM for each thread needs no split inside a GEMM.
     let is_cut = !packs && threads > 1 && count < threads;
     let columns_first = is_cut && is_ready && source == BSource::Rows && by_columns(threads, n);
     let rows_first = is_cut && !columns_first && prefers_rows(shape, source);
@@ -113,20 +119,21 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
     }
 }
 
-/// Pixels of an image for each thread from which on products and depthwise convolutions cut it
-/// across. Planes of fewer pixels begin and end within cache lines that two threads would then
-/// write: at 14 by 14 pixels that takes longer than what it saves.
+/// Pixels of an image per thread from which on GEMMs and depthwise convolutions split an image by
+/// columns. In smaller planes, two threads write to the same cache lines (false sharing). At 14 by
+/// 14 pixels that costs more than the split gains.
 const LEAST_PIXELS: usize = 1024;
 
-/// Whether each thread had better have columns of its own, the pixels of a part of an image. What
-/// one operator writes there is what the next reads there, so that it comes from the core's own
+/// Whether each thread should have columns of its own, that is, pixels of a part of an image. What
+/// one operator writes there is what the next one reads there, so it comes from the core's own
 /// cache.
 pub(crate) fn by_columns(threads: usize, columns: usize) -> bool {
     columns / threads.max(1) >= LEAST_PIXELS
 }
 
-/// Whether threads had better have rows of their own than columns: where they share the smaller
-/// operand, and where what they write, channel by channel or row by row, is what they read next.
+/// Whether threads should split rows instead of columns. Rows are better if threads then share the
+/// smaller operand. They are also better if a thread's output, by channel or by row, is its next
+/// input.
 fn prefers_rows([m, n, k]: [usize; 3], source: BSource) -> bool {
     match source {
         BSource::Packed => m > n,
@@ -135,8 +142,8 @@ fn prefers_rows([m, n, k]: [usize; 3], source: BSource) -> bool {
     }
 }
 
-/// Cuts columns first; rows only where columns are too few, since parts that share columns pack the
-/// same block of B.
+/// Splits columns first. Rows are split only if there are too few columns, because parts that share
+/// columns pack the same block of B again.
 fn parts(threads: usize, count: usize, [tiles, panels]: [usize; 2], packs: bool) -> [usize; 2] {
     if threads <= 1 {
         return [1, 1];

@@ -1,4 +1,5 @@
-//! A right side of block-quantized weights: read where it lies, and widened panel by panel.
+//! GEMM on block-quantized weights: the right operand is read in place and dequantized panel by
+//! panel.
 
 use std::ops::Range;
 
@@ -12,22 +13,22 @@ use crate::simd::blocks_bytes::{Columns, Side, multiply, quantize, side_lens};
 use crate::simd::transpose_tiles;
 use crate::vector::convert::{f32_from_bf16, f32_from_f16};
 
-/// Numbers as bytes, at any alignment.
+/// Floats as unaligned bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Numbers<'a> {
-    /// Single precision.
+    /// IEEE single precision.
     F32(&'a [u8]),
-    /// Half precision.
+    /// IEEE half precision.
     F16(&'a [u8]),
-    /// The upper half of single precision.
+    /// bfloat16.
     BF16(&'a [u8]),
 }
 
-/// The most numbers that [`Numbers::read`] reads.
+/// The most values that [`Numbers::read`] reads at a time, bounded by its stack buffer.
 const AT_ONCE: usize = 128;
 
 impl Numbers<'_> {
-    /// How many there are.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         match self {
             Numbers::F32(bytes) => bytes.len() / 4,
@@ -35,12 +36,12 @@ impl Numbers<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The numbers from `first` on, at most `AT_ONCE`.
+    /// Reads the values from `first` on into `to`, at most `AT_ONCE`.
     fn read(&self, isa: Isa, first: usize, to: &mut [f32]) {
         let count = to.len();
         match self {
@@ -66,22 +67,23 @@ impl Numbers<'_> {
 /// The zero points of blocks.
 #[derive(Clone, Copy, Debug)]
 pub enum Zeros<'a> {
-    /// Half of the codes are below zero.
+    /// The middle of the range, such as 8 for 4 bits.
     Middle,
-    /// Codes, packed row by row as the weights are.
+    /// Quantized zero points, bit-packed column by column as the weights are.
     Codes(&'a [u8]),
-    /// Numbers.
+    /// Floating-point zero points.
     Numbers(Numbers<'a>),
 }
 
-/// Weights of `columns` columns and `k` rows. The codes of a column lie together in blocks, and so
-/// do scales and zero points.
+/// Block-quantized weights of `k` rows by `columns` columns. The quantized values of a column are
+/// contiguous in blocks, and so are its scales and zero points.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     codes: &'a [u8],
     scales: Numbers<'a>,
     zeros: Zeros<'a>,
-    /// For each row, the group whose scale it has; where there are none, its block is the group.
+    /// The group index of each row, which selects its scale and zero point. If empty, a row's block
+    /// is its group.
     groups: &'a [i32],
     layout: BlockLayout,
     pub(super) k: usize,
@@ -89,16 +91,15 @@ pub struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// Rows on the left up to which widening the weights for them alone is less work than packing
+    /// The maximum number of rows of A for which dequantizing the weights on the fly beats packing
     /// panels.
     pub const FEW: usize = FEW;
 
-    /// Weights of `shape` (k, columns).
+    /// Creates weights of `shape` (k, columns).
     ///
     /// # Errors
     ///
-    /// When the layout is none of those that exist, or a slice does not have the length that the
-    /// shape says.
+    /// If the layout is not supported, or a slice does not have the length that the shape requires.
     pub fn new(
         layout: BlockLayout,
         [k, columns]: [usize; 2],
@@ -127,12 +128,12 @@ impl<'a> Blocks<'a> {
         Ok(Blocks { codes, scales, zeros, groups: &[], layout, k, columns })
     }
 
-    /// The same weights with a group for each of the k rows, whose scale and zero point it has
-    /// instead of its block's.
+    /// Returns the same weights with one group index for each of the k rows. A row then has the
+    /// scale and zero point of its group instead of its block's.
     ///
     /// # Errors
     ///
-    /// When there are not as many groups as rows, or a group is outside of the blocks.
+    /// If there are fewer groups than rows, or a group is out of range.
     pub fn with_groups(self, groups: &'a [i32]) -> Result<Self, GemmError> {
         let blocks = self.blocks();
         if groups.len() < self.k {
@@ -148,7 +149,7 @@ impl<'a> Blocks<'a> {
         Ok(Blocks { groups, ..self })
     }
 
-    /// k and columns.
+    /// Returns k and columns.
     pub fn shape(&self) -> [usize; 2] {
         [self.k, self.columns]
     }
@@ -158,13 +159,13 @@ impl<'a> Blocks<'a> {
         self.k.div_ceil(self.layout.block)
     }
 
-    /// The codes of some blocks of a column.
+    /// The quantized values of some blocks of a column.
     fn codes(&self, column: usize, blocks: &Range<usize>) -> &'a [u8] {
         let bytes = self.layout.bytes();
         &self.codes[(column * self.blocks() + blocks.start) * bytes..][..blocks.len() * bytes]
     }
 
-    /// The scales and zero points of some blocks of a column.
+    /// Reads the scales and zero points of some blocks of a column.
     fn parameters(
         &self,
         isa: Isa,
@@ -179,6 +180,7 @@ impl<'a> Blocks<'a> {
         match self.zeros {
             Zeros::Middle => zeros.fill((1_u32 << (bits - 1)) as f32),
             Zeros::Numbers(numbers) => numbers.read(isa, first, zeros),
+            // Fast path for the common case: two 4-bit zero points to a byte.
             Zeros::Codes(bytes) if bits == 4 && blocks.start.is_multiple_of(2) => {
                 let row = &bytes[column * self.blocks().div_ceil(2) + blocks.start / 2..];
                 for (pair, byte) in zeros.chunks_mut(2).zip(row) {
@@ -198,14 +200,14 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// The blocks that are widened together: whole ones, or a part of a large one.
+    /// The blocks that are dequantized together: whole blocks, or parts of large ones.
     fn unit(&self) -> BlockLayout {
         BlockLayout { block: self.layout.block.min(CODES), ..self.layout }
     }
 
-    /// Packs `steps` and `columns` (at most a panel's `width`) into a panel: step by step, the
-    /// columns side by side. `steps` starts at a multiple of [`STEPS_ALIGNED`]. What lies behind
-    /// the last column is left as it was.
+    /// Dequantizes `steps` and `columns` (at most a panel's `width`) into a panel: k step by k
+    /// step, with the columns contiguous. `steps` starts at a multiple of [`STEPS_ALIGNED`]. The
+    /// panel's padding columns are left unchanged.
     pub(super) fn pack(
         &self,
         isa: Isa,
@@ -214,6 +216,7 @@ impl<'a> Blocks<'a> {
         to: &mut [f32],
         width: usize,
     ) {
+        // `SIDE` columns by `CODES` k steps are what the stack buffer of `pack_tile` holds.
         for column in columns.clone().step_by(SIDE) {
             let count = SIDE.min(columns.end - column);
             for step in steps.clone().step_by(CODES) {
@@ -238,7 +241,7 @@ impl<'a> Blocks<'a> {
         }
         let mut rows = [BlockRow { codes: &[], scales: &[], zeros: &[] }; SIDE];
         for (at, column) in columns.clone().enumerate() {
-            // A part of a large block is a unit of its own.
+            // A part of a large block is treated as a block of its own.
             let first = column * self.blocks() * self.layout.bytes() + steps.start * self.layout.bits / 8;
             rows[at] = BlockRow {
                 codes: &self.codes[first..][..units * unit.bytes()],
@@ -251,6 +254,8 @@ impl<'a> Blocks<'a> {
         let (places, bytes) = (unit.places(), unit.bytes());
         for index in 0..units {
             let codes = unit.block.min(steps.len() - index * unit.block);
+            // `decode_rows` orders a block by bit position, so each position yields every
+            // `places`-th k step.
             for place in 0..places.min(codes) {
                 let from = &weights[index * unit.block + place * bytes..];
                 let to = &mut to[(index * unit.block + place) * width..];
@@ -260,7 +265,7 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// The same one weight after the other, each with the scale of its group.
+    /// Like `pack_tile`, one weight at a time, each with the scale of its group.
     fn pack_grouped(&self, steps: Range<usize>, columns: Range<usize>, to: &mut [f32], width: usize) {
         let bits = self.layout.bits;
         let mask = ((1_u32 << bits) - 1) as u8;
@@ -276,28 +281,29 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Whether [`Blocks::multiply_few`] takes a product with this many rows on the left.
+    /// Whether [`Blocks::multiply_few`] accepts this many rows of A.
     pub fn takes(&self, rows: usize) -> bool {
+        // Weights with row groups have no blocks of one scale, which the dot products need.
         (1..=FEW).contains(&rows) && self.groups.is_empty() && self.k > 0
     }
 
-    /// Values of a row on the left as [`Blocks::multiply_few`] takes it.
+    /// Returns the length of a row of A as [`Blocks::multiply_few`] takes it.
     pub fn side_len(&self) -> usize {
         self.blocks() * self.layout.block
     }
 
-    /// The layout of the codes.
+    /// The layout of the quantized values.
     pub fn layout(&self) -> BlockLayout {
         self.layout
     }
 
-    /// `to[column * rows + row]` = the product of the row of `sides` and the column, for a few
-    /// rows, each of [`Blocks::side_len`] values as [`crate::simd::blocks::arrange`] leaves them.
-    /// Each weight is read once.
+    /// Small-M GEMM: `to[column * rows + row]` is the dot product of a row of `sides` and a column.
+    /// Each row has [`Blocks::side_len`] elements in the order that
+    /// [`crate::simd::blocks::arrange`] produces. Each weight is read once for all rows.
     ///
     /// # Errors
     ///
-    /// When there are too many rows, or a slice is too short.
+    /// If there are too many rows, or a slice is too short.
     pub fn multiply_few(
         &self,
         cpu: Cpu,
@@ -320,25 +326,26 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// Whether [`Blocks::multiply_few_bytes`] takes a product with this many rows on the left.
+    /// Whether [`Blocks::multiply_few_bytes`] accepts this many rows of A.
     pub fn takes_bytes(&self, rows: usize) -> bool {
         let plain = !matches!(self.zeros, Zeros::Numbers(_)) && matches!(self.scales, Numbers::F32(_));
         self.takes(rows) && self.layout.bits == 4 && plain
     }
 
-    /// Values of memory for a row on the left that [`Blocks::multiply_few_bytes`] quantizes.
+    /// Returns the `f32` elements of scratch per row of A that [`Blocks::multiply_few_bytes`]
+    /// quantizes.
     pub fn bytes_side_len(layout: BlockLayout, k: usize) -> usize {
         let [numbers, scales] = side_lens(layout.block, k.div_ceil(layout.block));
         numbers.div_ceil(4) + 2 * scales
     }
 
-    /// `to[column * rows + row]` = the product of the row of `left` (each of k values) and the
-    /// column, where the left side is quantized to 8 bits block by block. `memory` holds
-    /// [`Blocks::bytes_side_len`] values for each row.
+    /// Small-M GEMM in 8 bits: `to[column * rows + row]` is the dot product of a row of `left` (k
+    /// elements) and a column. The rows are first quantized to 8 bits, block by block. `memory`
+    /// holds [`Blocks::bytes_side_len`] elements for each row.
     ///
     /// # Errors
     ///
-    /// When there are too many rows, the weights are of another kind, or a slice is too short.
+    /// If there are too many rows, the weights are of another kind, or a slice is too short.
     pub fn multiply_few_bytes(
         &self,
         cpu: Cpu,
@@ -360,6 +367,7 @@ impl<'a> Blocks<'a> {
         for ((side, memory), from) in
             sides.iter_mut().zip(memory.chunks_exact_mut(len)).zip(left.chunks(self.k))
         {
+            // The scratch of a row: scales, sums, then the quantized numbers as bytes.
             let (of_blocks, numbers) = memory.split_at_mut(2 * scales_len);
             let (scales, sums) = of_blocks.split_at_mut(scales_len);
             let numbers = &mut bytemuck::cast_slice_mut(numbers)[..numbers_len];
@@ -402,6 +410,7 @@ impl<'a> Blocks<'a> {
             });
             for (part, sums) in (0..rows).step_by(TILE[1]).zip(&mut sums) {
                 let side = |row: usize| &sides[row * len + start * block..][..count * block];
+                // Missing rows repeat the last one, and the slice below drops them.
                 let all: [&[f32]; TILE[1]] = std::array::from_fn(|at| side((part + at).min(rows - 1)));
                 dot(isa, self.layout, &weights[..columns.len()], &all[..TILE[1].min(rows - part)], sums);
             }
@@ -414,21 +423,21 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Codes of a column widened at a time.
+/// Quantized values of a column that are dequantized at a time.
 const CODES: usize = 128;
 
-/// Blocks of steps start at multiples of this, which are whole bytes and, unless a block is larger,
-/// whole blocks.
+/// k blocks start at multiples of this. Those are whole bytes and, unless a block is larger, whole
+/// quantization blocks.
 pub(super) const STEPS_ALIGNED: usize = CODES;
 
-/// Columns widened at a time.
+/// Columns that are dequantized at a time.
 const SIDE: usize = 8;
 
-/// Rows on the left up to which widening the weights for them alone is less work than packing
+/// The maximum number of rows of A for which dequantizing the weights on the fly beats packing
 /// panels.
 const FEW: usize = 8;
 
-/// Multiplications worth a task of their own.
+/// Multiply-adds that are worth a task of their own.
 const WORTH_A_TASK: usize = 1 << 17;
 
 fn product(sizes: &[usize]) -> Option<usize> {
@@ -443,11 +452,12 @@ fn check(what: &'static str, needed: Option<usize>, len: usize) -> Result<(), Ge
     }
 }
 
-/// Writes the transpose of a matrix of `shape` (columns of the panel, steps), whose columns start
+/// Writes the transpose of a matrix of `shape` (panel columns, k steps), whose columns start
 /// [`CODES`] apart.
 fn spread(isa: Isa, (columns, steps): (usize, usize), from: &[f32], to: &mut [f32], stride: usize) {
     let (source, target) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
     let (done, done_steps) = transpose_tiles(isa, (columns, steps), source, CODES, target, stride);
+    // What the 8-by-8 tiles did not cover.
     for column in 0..columns {
         let first = if column < done { done_steps } else { 0 };
         for step in first..steps {

@@ -1,4 +1,7 @@
-//! What happens to a tile of the product before it is left: a list of steps.
+//! The GEMM epilogue: a list of steps that finish each element of C.
+//!
+//! Steps in the usual order run on the register tile inside the micro-kernel. The rest run on the
+//! finished block while it is in cache.
 
 use super::kernels::Ending;
 use super::operand::check_extent;
@@ -8,7 +11,7 @@ use crate::simd::Isa;
 pub use crate::vector::elementwise::Unary as Activation;
 use crate::vector::elementwise::{Binary, Operand, binary_in_place, unary_in_place};
 
-/// What a kernel evaluates in registers, where it can.
+/// Returns the activation as the micro-kernel evaluates it in registers, or `None` if it cannot.
 fn ending(activation: Activation) -> Option<Ending> {
     Some(match activation {
         Activation::Relu => Ending::Clip { low: 0.0, high: f32::INFINITY },
@@ -20,11 +23,11 @@ fn ending(activation: Activation) -> Option<Ending> {
     })
 }
 
-/// One step, applied to every element of the result. Steps run in the order they are listed.
+/// One epilogue step, applied to every element of C. Steps run in list order.
 ///
-/// Lists that keep to the order row bias, column bias, residual (or what is held), activation run
-/// in registers; what follows the first step out of that order, and an activation of more than a
-/// few instructions, runs on the finished block while it is in a near cache.
+/// Steps in the order row bias, column bias, residual (or the old C), activation run in registers.
+/// The first step out of that order, and all that follow it, run on the finished block while it is
+/// in a near cache. So does an activation of more than a few instructions.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {
     /// Adds one value per row.
@@ -33,34 +36,34 @@ pub enum Step<'a> {
     ColumnBias(&'a [f32]),
     /// Adds a matrix of the size of the result.
     Residual {
-        /// The matrix, from its first element on.
+        /// The matrix, starting at its first element.
         values: &'a [f32],
-        /// From one row to the next.
+        /// Stride from one row to the next.
         row_stride: usize,
     },
-    /// Adds what the result holds, each element of which is read before it is written. Only where
-    /// all steps of the sums are in one block (`STEPS`), and the left side is packed.
+    /// Adds the old C in place; each element is read before it is written. Requires that all of k
+    /// is one block (`STEPS`) and that A is packed.
     Held,
-    /// Multiplies by a number.
+    /// Multiplies by a constant.
     Scale(f32),
     /// Applies a function to each element.
     Activate(Activation),
 }
 
-/// A list of steps, sorted into what a kernel does in registers and the rest.
+/// An epilogue, split into what the micro-kernel does in registers and the rest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finish<'a> {
     pub(super) row_bias: Option<&'a [f32]>,
     pub(super) column_bias: Option<&'a [f32]>,
     pub(super) residual: Option<(&'a [f32], usize)>,
-    /// Whether the result holds the residual.
+    /// Whether the old C is the residual.
     pub(super) is_held: bool,
     pub(super) ending: Ending,
     pub(super) rest: &'a [Step<'a>],
 }
 
 impl<'a> Finish<'a> {
-    /// Sorts `steps`, after checking their lengths against a result of `rows` by `columns`.
+    /// Splits `steps`, after checking their slices against a result of `rows` by `columns`.
     pub(super) fn new(
         steps: &'a [Step<'a>],
         origin: Origin,
@@ -76,7 +79,7 @@ impl<'a> Finish<'a> {
             ending: Ending::None,
             rest: steps,
         };
-        // How far in the fixed order the list has come.
+        // The position in the fixed order of register steps.
         let mut stage = 0;
         while let [step, rest @ ..] = finish.rest {
             match *step {
@@ -93,6 +96,7 @@ impl<'a> Finish<'a> {
                     Some(ending) => (finish.ending, stage) = (ending, 4),
                     None => break,
                 },
+                // Out of order: this step and all later ones run on the finished block.
                 _ => break,
             }
             finish.rest = rest;
@@ -102,7 +106,7 @@ impl<'a> Finish<'a> {
     }
 }
 
-/// Whether a list adds what the result holds.
+/// Whether an epilogue adds the old C.
 pub(super) fn has_held(steps: &[Step]) -> bool {
     steps.iter().any(|step| matches!(step, Step::Held))
 }
@@ -114,14 +118,14 @@ fn refuse_held(steps: &[Step]) -> Result<(), GemmError> {
     }
 }
 
-/// Checks steps that are applied to finished results against the rows of a bias, the rows of a
-/// residual, and the columns.
+/// Checks an epilogue that runs on finished results. `lengths` are the required rows of a bias,
+/// rows of a residual, and columns.
 pub(crate) fn check(steps: &[Step], lengths: [usize; 3]) -> Result<(), GemmError> {
     refuse_held(steps)?;
     check_lengths(steps, lengths)
 }
 
-/// Checks the slices of `steps` against the rows of a bias, the rows of a residual, and the
+/// Checks the slices of `steps` against the required rows of a bias, rows of a residual, and
 /// columns.
 fn check_lengths(steps: &[Step], [bias, residual, columns]: [usize; 3]) -> Result<(), GemmError> {
     let short = |what, needed, len| match len < needed {
@@ -141,7 +145,7 @@ fn check_lengths(steps: &[Step], [bias, residual, columns]: [usize; 3]) -> Resul
     Ok(())
 }
 
-/// Applies `steps` to a run of row `row` that starts at column `column`.
+/// Applies `steps` to a part of row `row` that starts at column `column`.
 pub(crate) fn apply(steps: &[Step], origin: Origin, [row, column]: [usize; 2], values: &mut [f32]) {
     let isa = Isa::current();
     let len = values.len();
@@ -153,7 +157,7 @@ pub(crate) fn apply(steps: &[Step], origin: Origin, [row, column]: [usize; 2], v
                 let first = (origin.residual_row + row) * row_stride + column;
                 (Binary::Add, Operand::Slice(&values[first..][..len]))
             }
-            // It was refused before.
+            // `refuse_held` has already rejected it.
             Step::Held => continue,
             Step::Scale(factor) => (Binary::Mul, Operand::Scalar(factor)),
             Step::Activate(function) => {

@@ -1,4 +1,6 @@
-//! Matrix products of `f64` and of integers, in one simple blocked form.
+//! Simple blocked GEMM for `f64` and integers.
+//!
+//! There is no packing and no register tile.
 
 use super::kernels::add_four_rows;
 pub use super::kernels::{Number, Widen};
@@ -7,13 +9,13 @@ use super::{Cpu, GemmError};
 use crate::interrupt::spend;
 use crate::parallel::for_each_row_chunk_mut;
 
-/// Columns summed at a time, so that their sums stay in the nearest cache.
+/// Columns accumulated at a time, so that the accumulators stay in L1.
 const COLUMNS: usize = 512;
 
-/// Multiplications worth a task of their own.
+/// Multiply-adds that are worth a task of their own.
 const WORTH_A_TASK: usize = 1 << 15;
 
-/// A matrix of any number type inside a slice.
+/// A strided matrix of any number type inside a slice.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a, T> {
     values: &'a [T],
@@ -22,18 +24,18 @@ pub struct View<'a, T> {
 }
 
 impl<'a, T: Copy> View<'a, T> {
-    /// A matrix of `[rows, columns]` whose element (i, j) is `values[i * strides[0] + j *
-    /// strides[1]]`.
+    /// Creates a matrix of `[rows, columns]` whose element (i, j) is
+    /// `values[i * strides[0] + j * strides[1]]`.
     ///
     /// # Errors
     ///
-    /// When the last element lies outside `values`.
+    /// If the last element is outside `values`.
     pub fn new(values: &'a [T], shape: [usize; 2], strides: [usize; 2]) -> Result<Self, GemmError> {
         check_extent("a matrix", values.len(), shape, strides)?;
         Ok(View { values, shape, strides })
     }
 
-    /// Rows and columns.
+    /// Returns rows and columns.
     pub fn shape(&self) -> [usize; 2] {
         self.shape
     }
@@ -43,16 +45,16 @@ impl<'a, T: Copy> View<'a, T> {
     }
 }
 
-/// `C = A * B`, where C lies row by row without gaps. Integers wrap.
+/// Computes `C = A * B` into a contiguous row-major C. Integers wrap.
 ///
 /// # Errors
 ///
-/// When shapes do not go together or `c` is too short.
+/// If shapes do not match or `c` is too short.
 pub fn multiply<T: Number>(cpu: Cpu, a: View<T>, b: View<T>, c: &mut [T]) -> Result<(), GemmError> {
     multiply_by(cpu, [a.shape[0], a.shape[1]], |row, step| a.at(row, step), b, c)
 }
 
-/// The same with the left side as a function of row and step, and a right side that is widened.
+/// Like [`multiply`], with A as a function of row and k step, and a B that is widened.
 pub(super) fn multiply_by<T: Number, S: Widen<T>>(
     cpu: Cpu,
     [rows, k]: [usize; 2],
@@ -76,10 +78,11 @@ pub(super) fn multiply_by<T: Number, S: Widen<T>>(
     Ok(())
 }
 
-/// One row of the result.
+/// Computes one row of the result.
 fn multiply_row<T: Number, S: Widen<T>>(cpu: Cpu, left: impl Fn(usize) -> T, b: &View<S>, sums: &mut [T]) {
     let k = b.shape[0];
     sums.fill(T::ZERO);
+    // Strided columns do not vectorise, so each element is its own dot product.
     if b.strides[1] != 1 && sums.len() > 1 {
         for (column, sum) in sums.iter_mut().enumerate() {
             spend(k);
@@ -91,6 +94,7 @@ fn multiply_row<T: Number, S: Widen<T>>(cpu: Cpu, left: impl Fn(usize) -> T, b: 
         let len = sums.len();
         spend(k * len / 4);
         let row = |step: usize| &b.values[step * b.strides[0] + block * COLUMNS..][..len];
+        // Four rows of B per pass load and store each accumulator once for four multiply-adds.
         let whole = k - k % 4;
         for step in (0..whole).step_by(4) {
             let factors = [left(step), left(step + 1), left(step + 2), left(step + 3)];

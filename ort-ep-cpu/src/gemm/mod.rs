@@ -1,15 +1,16 @@
-//! Matrix products: `C = epilogue(alpha * A * B + beta * C)`.
+//! GEMM: `C = epilogue(alpha * A * B + beta * C)`.
 //!
-//! The `f32` product is organised after BLIS (Van Zee and van de Geijn, "BLIS: A Framework for
-//! Rapidly Instantiating BLAS Functionality"): a tile of C is summed in registers from a strip of A
-//! and a packed strip of B, and blocks are sized so that strips stay in the caches. Operands may be
-//! strided in any way, packed ahead (weights), or be the windows of a convolution.
+//! The `f32` GEMM follows BLIS (Van Zee and van de Geijn, "BLIS: A Framework for Rapidly
+//! Instantiating BLAS Functionality"). A micro-kernel accumulates a register tile of C from a panel
+//! of A and a packed panel of B. Block sizes keep the panels in cache. Operands may be strided,
+//! packed ahead of time (weights), or the virtual im2col matrix of a convolution.
 //!
-//! Nothing here allocates: the caller gives the workspace, whose size [`workspace_len`] tells from
-//! the shapes alone. A result has the same bits for any number of threads.
+//! Nothing here allocates: the caller provides the workspace, and [`workspace_len`] computes its
+//! size from the shapes alone. A result has the same bits for any number of threads.
 //!
-//! In [`Precision::Bf16`] the factors are rounded to bfloat16, two consecutive steps of a sum to an
-//! element of a strip, while sums and everything after them are `f32`; loops, blocks and tiles are
+//! In [`Precision::Bf16`], A and B are rounded to bfloat16 and two consecutive k steps share one
+//! 32-bit element of a panel. Accumulators and everything after them stay `f32`. Loops, blocking
+//! and tiles are the same.
 //! the same.
 //!
 //! ```
@@ -70,22 +71,21 @@ use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::isa::Isa;
 use kernels::{Kernel, Output, execute};
 
-/// What to compute with: an instruction set, how many threads, the calling one included, and the
-/// type of the factors.
+/// What to compute with: the instruction set, the number of threads including the calling one, and
+/// the precision of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
-    /// The instruction set to use. One that this CPU lacks falls back to the widest below it.
+    /// The instruction set to use. If this CPU lacks it, the widest one below it is used.
     pub isa: Isa,
-    /// The most threads to use.
+    /// The maximum number of threads.
     pub threads: usize,
-    /// What products of `f32` matrices round their factors to. Without [`Isa::has_bf16_products`]
-    /// it is float32.
+    /// The precision that `f32` GEMM operands are rounded to. Without [`Isa::has_bf16_products`] it
+    /// is float32.
     pub precision: Precision,
 }
 
-/// What packed matrices depend on beside the code and the numbers in them: the shapes of the tiles
-/// that this CPU multiplies with. CPUs of one instruction set differ in it, as not all have
-/// products of bytes or of bfloat16.
+/// Returns a key of the packed layout: the tile shapes that this CPU computes with. CPUs of one
+/// instruction set differ in it, because not all of them have VNNI or AVX512-BF16.
 pub(crate) fn packed_layout(isa: Isa) -> String {
     let float = |precision| Kernel::of(Cpu { isa, threads: 1, precision }).layout();
     let [fp32, bf16] = [Precision::Fp32, Precision::Bf16].map(float);
@@ -93,31 +93,31 @@ pub(crate) fn packed_layout(isa: Isa) -> String {
 }
 
 impl Cpu {
-    /// The widest instruction set allowed, on `threads` threads, in float32.
+    /// The widest allowed instruction set, on `threads` threads, in float32.
     pub fn with_threads(threads: usize) -> Self {
         Cpu { isa: Isa::current(), threads: threads.max(1), precision: Precision::Fp32 }
     }
 
-    /// The same in another precision.
+    /// Returns the same configuration with another precision.
     #[must_use]
     pub fn in_precision(self, precision: Precision) -> Self {
         Cpu { precision, ..self }
     }
 }
 
-/// Why a product was refused.
+/// Why a GEMM was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GemmError {
-    /// A slice does not hold what its shape says.
+    /// A slice is shorter than its shape requires.
     TooShort {
         /// The slice.
         what: &'static str,
-        /// Values it should hold.
+        /// The length it needs, in elements.
         needed: usize,
-        /// Values it holds.
+        /// The length it has, in elements.
         len: usize,
     },
-    /// Shapes or layouts that do not go together.
+    /// Shapes or layouts that do not match.
     Shape(&'static str),
 }
 
@@ -134,25 +134,25 @@ impl fmt::Display for GemmError {
 
 impl std::error::Error for GemmError {}
 
-/// One matrix product.
+/// One GEMM.
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm<'a> {
-    /// The left side, M by K.
+    /// The left operand, M by K.
     pub a: AOperand<'a>,
-    /// The right side, K by N.
+    /// The right operand, K by N.
     pub b: BOperand<'a>,
-    /// Multiplies the product.
+    /// Scales the product `A * B`.
     pub alpha: f32,
-    /// Multiplies what C holds before; at zero C is only written.
+    /// Scales the old C. If it is zero, C is only written and never read.
     pub beta: f32,
-    /// What happens to each element of the sum at the end.
+    /// Applied to each element once its accumulation is complete.
     pub epilogue: &'a [Step<'a>],
-    /// Where this product's first row lies in the slices of the epilogue.
+    /// Where this GEMM's first row is in the slices of the epilogue.
     pub origin: Origin,
 }
 
-/// The first row of a product within the slices that its epilogue names, so that the products of a
-/// batch can share one list of steps.
+/// The position of a GEMM's first row in the slices that its epilogue names. It lets the GEMMs of a
+/// batch share one list of steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// Index of the first row's bias.
@@ -162,16 +162,16 @@ pub struct Origin {
 }
 
 impl<'a> Gemm<'a> {
-    /// The plain product of `a` and `b`.
+    /// Creates the plain GEMM `a * b`.
     pub fn new(a: AOperand<'a>, b: BOperand<'a>) -> Self {
         Gemm { a, b, alpha: 1.0, beta: 0.0, epilogue: &[], origin: Origin::default() }
     }
 
-    /// M, N and K.
+    /// Returns M, N and K.
     ///
     /// # Errors
     ///
-    /// When the operands differ in K.
+    /// If the operands differ in K.
     pub fn shape(&self) -> Result<[usize; 3], GemmError> {
         let ([m, k], [rows, n]) = (self.a.shape(), self.b.shape());
         if k != rows {
@@ -180,12 +180,12 @@ impl<'a> Gemm<'a> {
         Ok([m, n, k])
     }
 
-    /// Computes the product into `c`, whose rows start `row_stride` apart. `workspace` has at least
-    /// the length that [`workspace_len`] tells for a batch of one.
+    /// Computes the GEMM into `c`, whose rows start `row_stride` apart. `workspace` must have at
+    /// least the length that [`workspace_len`] returns for a batch of one.
     ///
     /// # Errors
     ///
-    /// When shapes do not go together or a slice is too short; `c` is then unchanged.
+    /// If shapes do not match or a slice is too short. `c` is then unchanged.
     pub fn run(
         &self,
         cpu: Cpu,
@@ -198,25 +198,25 @@ impl<'a> Gemm<'a> {
     }
 }
 
-/// The results of a batch of products of one shape, at equal distances in one slice.
+/// The results of a batch of GEMMs of one shape, at equal distances in one slice.
 #[derive(Debug)]
 pub struct Batch<'a> {
     /// Holds all results.
     pub values: &'a mut [f32],
-    /// How many there are.
+    /// The number of results.
     pub count: usize,
-    /// From one row to the next.
+    /// Stride from one row to the next.
     pub row_stride: usize,
-    /// From one result to the next.
+    /// Stride from one result to the next.
     pub batch_stride: usize,
 }
 
-/// Computes a batch of products, all of one shape and with operands of the same kind; `problem`
-/// gives each of them. `workspace` has at least the length that [`workspace_len`] tells.
+/// Computes a batch of GEMMs of one shape, with operands of one kind; `problem` returns each of
+/// them. `workspace` must have at least the length that [`workspace_len`] returns.
 ///
 /// # Errors
 ///
-/// When shapes do not go together, a slice is too short, or results would overlap.
+/// If shapes do not match, a slice is too short, or results would overlap.
 pub fn run_batch<'a>(
     cpu: Cpu,
     problem: &(dyn Fn(usize) -> Result<Gemm<'a>, GemmError> + Sync),
@@ -244,6 +244,8 @@ pub fn run_batch<'a>(
     }
     let sources = |gemm: &Gemm<'_>| (gemm.a.is_ready(kernel), gemm.b.source());
     let grid = blocking::grid(cpu, c.count, shape, sources(&first));
+    // `Step::Held` reads the old C at the end of the accumulation. A second k block, or GEMV, would
+    // have overwritten it by then.
     let one_block = grid.steps >= shape[2] && matches!(first.a, AOperand::Packed(_));
     if epilogue::has_held(first.epilogue) && !one_block {
         return Err(GemmError::Shape("what a result holds is lost before it would be added"));
@@ -252,6 +254,7 @@ pub fn run_batch<'a>(
     if workspace.len() < needed {
         return Err(GemmError::TooShort { what: "the workspace of a product", needed, len: workspace.len() });
     }
+    // Only the first GEMM was checked above. The others are checked when their tasks start.
     let checked = |index: usize| {
         let gemm = problem(index)?;
         check_packing(kernel, &gemm)?;
@@ -264,7 +267,7 @@ pub fn run_batch<'a>(
     execute(kernel, &grid, &checked, output, workspace)
 }
 
-/// Panels fit only the kernel they were cut for.
+/// Checks that packed operands were packed for this kernel's tile shape and precision.
 fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
     let a = match &gemm.a {
         AOperand::Packed(packed) => {
@@ -284,16 +287,17 @@ fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
     }
 }
 
-/// Values that [`unfold`] writes.
+/// Returns the number of elements that [`unfold`] writes.
 pub(crate) fn unfolded_len(windows: &Window, channels: usize) -> usize {
     channels * windows.kernel_len() * windows.output_len()
 }
 
-/// Writes the matrix of windows (channels times kernel positions, by output positions) row by row.
+/// im2col: writes the matrix of windows (channels times kernel positions, by output positions) row
+/// by row.
 ///
 /// # Errors
 ///
-/// When `to` is too short.
+/// If `to` is too short.
 pub(crate) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) -> Result<(), GemmError> {
     let (needed, len) = (windows.rows() * windows.columns(), to.len());
     let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "unfolded windows", needed, len })?;
@@ -302,11 +306,11 @@ pub(crate) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) -> Result<(), G
 }
 
 /// Writes the transpose of a matrix of `shape` (rows, columns), whose rows start `stride` apart,
-/// without gaps.
+/// contiguously.
 ///
 /// # Errors
 ///
-/// When either slice is too short.
+/// If either slice is too short.
 pub(crate) fn transpose(
     cpu: Cpu,
     from: &[f32],
@@ -321,23 +325,23 @@ pub(crate) fn transpose(
     Ok(())
 }
 
-/// Makes the elements that hold pairs of steps of a sum, in bfloat16.
+/// Packs pairs of k steps into 32-bit elements of two bfloat16 values.
 #[derive(Clone, Copy)]
 pub(crate) struct Pairing(&'static Kernel);
 
 impl Pairing {
-    /// Where products of `cpu` are of pairs.
+    /// Returns `None` unless `cpu` computes with bf16 pairs.
     pub(crate) fn of(cpu: Cpu) -> Option<Pairing> {
         let kernel = Kernel::of(cpu);
         (kernel.terms() > 1).then_some(Pairing(kernel))
     }
 
-    /// Writes rows of pairs without gaps: row `i` holds those of rows `2 * i` and `2 * i + 1` of
-    /// `from`, whose rows of `columns` values start `stride` apart; 0 where there is no second row.
+    /// Pairs rows: contiguous row `i` of `to` holds rows `2 * i` and `2 * i + 1` of `from`. Rows of
+    /// `from` have `columns` elements and start `stride` apart. A missing second row counts as 0.
     ///
     /// # Panics
     ///
-    /// When a slice does not hold its rows.
+    /// If a slice does not hold its rows.
     pub(crate) fn of_rows(
         self,
         (from, stride): (&[f32], usize),
@@ -347,12 +351,12 @@ impl Pairing {
         self.0.pair_rows((from, stride), [rows, columns], to);
     }
 
-    /// Writes rows of half the length without gaps, of pairs of neighbours in the rows of `from`; 0
-    /// where there is no second one.
+    /// Pairs neighbours within rows: contiguous rows of `to` have half the length, rounded up. A
+    /// missing second neighbour counts as 0.
     ///
     /// # Panics
     ///
-    /// When a slice does not hold its rows.
+    /// If a slice does not hold its rows.
     pub(crate) fn of_neighbours(
         self,
         (from, stride): (&[f32], usize),
@@ -363,13 +367,13 @@ impl Pairing {
     }
 }
 
-/// [`Pairing::of_rows`] of rows without gaps, on all threads.
+/// [`Pairing::of_rows`] for contiguous rows, on all threads.
 ///
 /// # Errors
 ///
-/// When `from` is too short, or `cpu` has no pairs.
+/// If `from` is too short, or `cpu` does not compute with pairs.
 pub(crate) fn pair_rows(cpu: Cpu, from: &[f32], columns: usize, to: &mut [f32]) -> Result<(), GemmError> {
-    /// Rows worth a task of their own.
+    /// Rows that are worth a task of their own.
     const ROWS: usize = 8;
     let Some(pairs) = Pairing::of(cpu) else {
         return Err(GemmError::Shape("an instruction set without pairs of bfloat16"));
@@ -388,7 +392,7 @@ pub(crate) fn pair_rows(cpu: Cpu, from: &[f32], columns: usize, to: &mut [f32]) 
     Ok(())
 }
 
-/// Columns in a vector of `cpu`.
+/// Returns the number of columns in a vector of `cpu`.
 pub(crate) fn lanes(cpu: Cpu) -> usize {
     Kernel::of(cpu).lanes
 }

@@ -1,4 +1,4 @@
-//! The two sides of a matrix product: strided, packed ahead, or a virtual matrix over an image.
+//! GEMM operands: strided, packed ahead of time, or virtual (im2col, block-quantized).
 
 use std::ops::Range;
 
@@ -8,8 +8,7 @@ use super::kernels::Kernel;
 use super::{Cpu, GemmError};
 use crate::parallel::for_each_chunk_mut;
 
-/// A matrix inside a slice, with any distance between rows and between columns. A transpose is an
-/// exchange of the two.
+/// A strided matrix view. Transposing it swaps the two strides.
 #[derive(Clone, Copy, Debug)]
 pub struct Strided<'a> {
     pub(super) values: &'a [f32],
@@ -17,17 +16,17 @@ pub struct Strided<'a> {
     pub(super) columns: usize,
     pub(super) row_stride: usize,
     pub(super) column_stride: usize,
-    /// Columns in a value.
+    /// Columns per element: 2 for bf16 pairs.
     pub(super) terms: usize,
 }
 
 impl<'a> Strided<'a> {
-    /// A matrix of `[rows, columns]` whose element (i, j) is `values[i * strides[0] + j *
-    /// strides[1]]`.
+    /// Creates a matrix of `[rows, columns]` whose element (i, j) is
+    /// `values[i * strides[0] + j * strides[1]]`.
     ///
     /// # Errors
     ///
-    /// When the last element lies outside `values`.
+    /// If the last element is outside `values`.
     pub fn new(values: &'a [f32], shape: [usize; 2], strides: [usize; 2]) -> Result<Self, GemmError> {
         let [rows, columns] = shape;
         let [row_stride, column_stride] = strides;
@@ -35,12 +34,13 @@ impl<'a> Strided<'a> {
         Ok(Strided { values, rows, columns, row_stride, column_stride, terms: 1 })
     }
 
-    /// A left side of `[rows, columns]` whose values are pairs of neighbours, as [`super::Pairing`]
-    /// makes them: those of a row lie side by side, and rows start `row_stride` apart.
+    /// Creates an A of `[rows, columns]` whose elements are bf16 pairs of neighbours, as
+    /// [`super::Pairing`] makes them. The pairs of a row are contiguous, and rows start
+    /// `row_stride` apart.
     ///
     /// # Errors
     ///
-    /// When the last pair lies outside `values`, or a column has no other to pair with.
+    /// If the last pair is outside `values`, or the number of columns is odd.
     pub(crate) fn of_pairs(
         values: &'a [f32],
         [rows, columns]: [usize; 2],
@@ -53,16 +53,16 @@ impl<'a> Strided<'a> {
         Ok(Strided { columns, terms: 2, ..pairs })
     }
 
-    /// A matrix that lies row by row without gaps.
+    /// Creates a contiguous row-major matrix.
     ///
     /// # Errors
     ///
-    /// When `values` is shorter than `rows * columns`.
+    /// If `values` is shorter than `rows * columns`.
     pub fn row_major(values: &'a [f32], rows: usize, columns: usize) -> Result<Self, GemmError> {
         Strided::new(values, [rows, columns], [columns, 1])
     }
 
-    /// The transpose, without moving anything.
+    /// Returns the transpose, without copying.
     #[must_use]
     pub fn transposed(self) -> Self {
         Strided {
@@ -75,13 +75,14 @@ impl<'a> Strided<'a> {
     }
 }
 
-/// Checks that a matrix lies inside a slice of `len` values.
+/// Checks that a strided matrix is inside a slice of `len` elements.
 pub(super) fn check_extent(
     what: &'static str,
     len: usize,
     shape: [usize; 2],
     strides: [usize; 2],
 ) -> Result<(), GemmError> {
+    // An empty matrix needs no elements, whatever its strides.
     if shape.contains(&0) {
         return Ok(());
     }
@@ -93,9 +94,9 @@ pub(super) fn check_extent(
     }
 }
 
-/// A type that weights are stored in. They are widened while they are packed.
+/// A storage type of weights, widened to `f32` during packing.
 pub trait Weight: Copy + Send + Sync {
-    /// The value as `f32`, exactly.
+    /// Returns the value as `f32`, exactly.
     fn widen(self) -> f32;
 }
 
@@ -106,7 +107,7 @@ impl Weight for f32 {
     }
 }
 
-/// A float as its bytes, little-endian as ONNX has them: weights in a mapped file start anywhere.
+/// A float as little-endian bytes, as ONNX stores it: weights in a mapped file may be unaligned.
 impl Weight for [u8; 4] {
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -128,31 +129,31 @@ impl Weight for half::bf16 {
     }
 }
 
-/// The left side, cut into panels of a tile's height for one instruction set and precision.
+/// A packed A: panels of a tile's height, for one instruction set and precision.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedA<'a> {
     pub(super) values: &'a [f32],
     pub(super) rows: usize,
     pub(super) k: usize,
     pub(super) height: usize,
-    /// Steps in an element.
+    /// k steps per element.
     pub(super) terms: usize,
-    /// Rows of the matrix that was packed, from which the height follows.
+    /// Rows of the whole packed matrix, which determine the panel height.
     pub(super) of: usize,
 }
 
 impl<'a> PackedA<'a> {
-    /// How many values packing a matrix of `rows` by `k` fills.
+    /// Returns the length of a packed matrix of `rows` by `k`.
     pub fn len(cpu: Cpu, rows: usize, k: usize) -> usize {
         let kernel = Kernel::of(cpu);
         rows.next_multiple_of(kernel.height(rows)) * kernel.elements(k)
     }
 
-    /// Takes values that [`pack_a`] wrote.
+    /// Wraps what [`pack_a`] wrote.
     ///
     /// # Errors
     ///
-    /// When `values` is shorter than [`PackedA::len`] says.
+    /// If `values` is shorter than [`PackedA::len`].
     pub fn new(cpu: Cpu, values: &'a [f32], rows: usize, k: usize) -> Result<Self, GemmError> {
         let needed = PackedA::len(cpu, rows, k);
         if values.len() < needed {
@@ -162,7 +163,7 @@ impl<'a> PackedA<'a> {
         Ok(PackedA { values, rows, k, height: kernel.height(rows), terms: kernel.terms(), of: rows })
     }
 
-    /// Rows of a panel of a matrix of `rows`.
+    /// Returns the panel height of a matrix of `rows`.
     pub(crate) fn height_of(cpu: Cpu, rows: usize) -> usize {
         Kernel::of(cpu).height(rows)
     }
@@ -172,7 +173,7 @@ impl<'a> PackedA<'a> {
         self.height
     }
 
-    /// Some of the panels, as a left side of fewer rows.
+    /// Returns some of the panels as an A of fewer rows.
     pub(crate) fn panels(self, panels: Range<usize>) -> Self {
         let all = self.rows.div_ceil(self.height);
         let [first, end] = [panels.start, panels.end].map(|panel| panel.min(all));
@@ -182,29 +183,29 @@ impl<'a> PackedA<'a> {
     }
 }
 
-/// The right side, cut into panels of a tile's width for one instruction set and precision.
+/// A packed B: panels of a tile's width, for one instruction set and precision.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedB<'a> {
     pub(super) values: &'a [f32],
     pub(super) k: usize,
     pub(super) columns: usize,
     pub(super) width: usize,
-    /// Steps in an element.
+    /// k steps per element.
     pub(super) terms: usize,
 }
 
 impl<'a> PackedB<'a> {
-    /// How many values packing a matrix of `k` by `columns` fills.
+    /// Returns the length of a packed matrix of `k` by `columns`.
     pub fn len(cpu: Cpu, k: usize, columns: usize) -> usize {
         let kernel = Kernel::of(cpu);
         columns.next_multiple_of(kernel.width()) * kernel.elements(k)
     }
 
-    /// Takes values that [`pack_b`] wrote.
+    /// Wraps what [`pack_b`] wrote.
     ///
     /// # Errors
     ///
-    /// When `values` is shorter than [`PackedB::len`] says.
+    /// If `values` is shorter than [`PackedB::len`].
     pub fn new(cpu: Cpu, values: &'a [f32], k: usize, columns: usize) -> Result<Self, GemmError> {
         let needed = PackedB::len(cpu, k, columns);
         if values.len() < needed {
@@ -215,11 +216,11 @@ impl<'a> PackedB<'a> {
     }
 }
 
-/// Packs a left side of `shape` (rows, k) into `packed`, whose length [`PackedA::len`] tells.
+/// Packs an A of `shape` (rows, k) into `packed`, which has the length [`PackedA::len`].
 ///
 /// # Errors
 ///
-/// When either slice is too short.
+/// If either slice is too short.
 pub fn pack_a<T: Weight>(
     cpu: Cpu,
     values: &[T],
@@ -239,12 +240,12 @@ pub fn pack_a<T: Weight>(
     Ok(())
 }
 
-/// [`pack_a`] of a matrix whose element (i, j) is `values[i * row_stride + place(j)]`. Every place
-/// must be inside of `values`.
+/// [`pack_a`] for a matrix whose element (i, j) is `values[i * row_stride + place(j)]`. Every index
+/// must be inside `values`.
 ///
 /// # Errors
 ///
-/// When `packed` is too short.
+/// If `packed` is too short.
 pub(crate) fn pack_a_by<T: Weight>(
     cpu: Cpu,
     values: &[T],
@@ -262,11 +263,11 @@ pub(crate) fn pack_a_by<T: Weight>(
     Ok(())
 }
 
-/// Packs a right side of `shape` (k, columns) into `packed`, whose length [`PackedB::len`] tells.
+/// Packs a B of `shape` (k, columns) into `packed`, which has the length [`PackedB::len`].
 ///
 /// # Errors
 ///
-/// When either slice is too short.
+/// If either slice is too short.
 pub fn pack_b<T: Weight>(
     cpu: Cpu,
     values: &[T],
@@ -286,17 +287,17 @@ pub fn pack_b<T: Weight>(
     Ok(())
 }
 
-/// The left side of a product.
+/// The left operand of a GEMM.
 #[derive(Clone, Copy, Debug)]
 pub enum AOperand<'a> {
-    /// Read where it lies.
+    /// Read in place.
     Plain(Strided<'a>),
-    /// Packed ahead.
+    /// Packed ahead of time.
     Packed(PackedA<'a>),
 }
 
 impl AOperand<'_> {
-    /// Rows and k.
+    /// Returns rows and k.
     pub fn shape(&self) -> [usize; 2] {
         match self {
             AOperand::Plain(matrix) => [matrix.rows, matrix.columns],
@@ -312,7 +313,7 @@ impl AOperand<'_> {
         }
     }
 
-    /// Whether a product reads it as it is.
+    /// Whether GEMM reads it without converting it first.
     pub(super) fn is_ready(&self, kernel: &Kernel) -> bool {
         match self {
             AOperand::Plain(matrix) => matrix.terms == kernel.terms(),
@@ -321,21 +322,21 @@ impl AOperand<'_> {
     }
 }
 
-/// The right side of a product.
+/// The right operand of a GEMM.
 #[derive(Clone, Copy, Debug)]
 pub enum BOperand<'a> {
-    /// Read where it lies, or packed block by block into the workspace.
+    /// Read in place, or packed block by block into the workspace.
     Plain(Strided<'a>),
-    /// Packed ahead.
+    /// Packed ahead of time.
     Packed(PackedB<'a>),
-    /// The windows of a convolution, packed block by block from the image.
+    /// The im2col matrix of a convolution, packed block by block from the image.
     Im2col(Im2col<'a>),
-    /// Block-quantized weights, widened block by block.
+    /// Block-quantized weights, dequantized block by block.
     Blocks(Blocks<'a>),
 }
 
 impl BOperand<'_> {
-    /// k and columns.
+    /// Returns k and columns.
     pub fn shape(&self) -> [usize; 2] {
         match self {
             BOperand::Plain(matrix) => [matrix.rows, matrix.columns],
@@ -345,9 +346,10 @@ impl BOperand<'_> {
         }
     }
 
-    /// How it is stored, which is what the workspace depends on.
+    /// Returns the kind of storage, on which the workspace size depends.
     pub fn source(&self) -> BSource {
         match self {
+            // The stride of a single column is never used.
             BOperand::Plain(matrix) if matrix.column_stride == 1 || matrix.columns <= 1 => BSource::Rows,
             BOperand::Plain(_) => BSource::Strided,
             BOperand::Packed(_) => BSource::Packed,
@@ -357,16 +359,16 @@ impl BOperand<'_> {
     }
 }
 
-/// How a right side is stored.
+/// The kind of storage of a B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BSource {
-    /// Plain, each row contiguous.
+    /// Plain, with contiguous rows.
     Rows,
-    /// Plain, with gaps between the columns.
+    /// Plain, with a column stride other than 1.
     Strided,
-    /// Packed ahead.
+    /// Packed ahead of time.
     Packed,
-    /// Windows of an image.
+    /// The im2col matrix of an image.
     Im2col,
     /// Block-quantized weights.
     Blocks,

@@ -1,4 +1,4 @@
-//! Products against a plain sum in `f64`, for every instruction set of this CPU.
+//! Tests of GEMM against a reference sum in `f64`, for every instruction set of this CPU.
 
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ pub(crate) fn precisions() -> impl Iterator<Item = Precision> {
     [Precision::Fp32, Precision::Bf16].into_iter().take(if bf16 { 2 } else { 1 })
 }
 
-/// Numbers that a precision has, so that its products are exact and only sums are rounded.
+/// Rounds values to a precision, so that products are exact and only accumulation rounds.
 pub(crate) fn rounded(precision: Precision, values: Vec<f32>) -> Vec<f32> {
     match precision {
         Precision::Fp32 => values,
@@ -23,7 +23,7 @@ pub(crate) fn rounded(precision: Precision, values: Vec<f32>) -> Vec<f32> {
     }
 }
 
-/// Values with a spread of signs and sizes, the same for the same seed.
+/// Deterministic pseudo-random values of both signs for a seed.
 pub(crate) fn values(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
     (0..len)
@@ -81,7 +81,7 @@ fn needed(shape: [usize; 2], strides: [usize; 2]) -> usize {
     shape[0] * strides[0] + shape[1] * strides[1]
 }
 
-/// Runs one product in every way there is, and compares all with the reference.
+/// Computes one GEMM with every combination of operand kinds and compares each with the reference.
 fn check(shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
     precisions().for_each(|precision| check_in(precision, shape, a_layout, b_layout));
 }
@@ -139,7 +139,7 @@ fn empty_products() {
 fn blocks_beyond_the_caches() {
     check([130, 500, 900], Layout::Rows, Layout::Rows);
     check([130, 500, 900], Layout::Columns, Layout::Columns);
-    // Rows of B are packed here: there are too many uses of each, or they compete for cache sets.
+    // B is packed here: each row is used often, or its rows compete for cache sets.
     check([520, 100, 30], Layout::Rows, Layout::Rows);
     check([20, 4096, 40], Layout::Rows, Layout::Rows);
 }
@@ -178,7 +178,7 @@ fn same_bits_on_any_number_of_threads() {
 
 #[test]
 fn bfloat16_factors_are_rounded_to_nearest_and_take_half_the_memory() {
-    // Halves of the last place, which go to the even neighbour, and what is close to them.
+    // Ties, which round to even, and values close to ties.
     let [m, n, k] = [19, 67, 301];
     let ties = |seed| -> Vec<f32> {
         let ends = [0x8000, 0x7FFF, 0x8001, 0];

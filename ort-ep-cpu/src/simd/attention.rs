@@ -1,54 +1,53 @@
-//! The loops of attention over a panel: up to [`WIDTH`] queries side by side, one to a lane.
+//! Attention kernels over a panel: up to [`WIDTH`] queries, one per lane.
 //!
-//! Everything is transposed: scores are `K Q^T` and results `V^T P^T`, so that a query is a column.
-//! Keys and values are then read where they lie, an element at a time for a whole row of queries,
-//! and need no packing; the softmax runs down the columns and needs no sums across lanes. Only the
-//! queries are packed, once, and the results turned back at the end.
+//! Everything is transposed: scores are `K Q^T` and results are `V^T P^T`, so a query is a column.
+//! Keys and values are then read in place, one element at a time for a whole row of queries, and
+//! need no packing. The softmax runs down the columns and needs no horizontal reductions. Only the
+//! queries are packed, once, and the results are transposed back at the end.
 //!
 //! The softmax is computed block by block of keys with a running maximum and a running sum (M.
 //! Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, arXiv 1805.02867), as in
-//! FlashAttention (T. Dao et al., arXiv 2205.14135). Sums run over the keys in order with one fused
-//! multiply-add each, so that a query's bits depend on nothing but its own keys.
+//! FlashAttention (T. Dao et al., arXiv 2205.14135). Sums run over the keys in order with one FMA
+//! each, so a query's bits depend only on its own keys.
 //!
-//! The two products can be of pairs of bfloat16 (see [`steps`](super::steps)): elements of keys and
-//! queries pair up along their size, weights and values from one key to the next. Scores, the
-//! softmax and all sums are in single precision.
+//! Both matmuls can use bf16 pairs (see [`steps`](super::steps)). Elements of keys and queries pair
+//! up along the head size; weights and values pair up from one key to the next. Scores, the softmax
+//! and all accumulators are `f32`.
 
 use super::steps::{Elements, Steps, StepsOp, dispatch_steps};
 use super::{Isa, Simd, SimdOp, dispatch, math};
 
-/// Queries in a panel, and from one row of a panel to the next.
+/// Queries in a panel, which is also the row stride of a panel.
 pub const WIDTH: usize = 48;
 
-/// The most vectors in a row of a tile.
+/// The maximum number of vectors in a row of a register tile.
 const VECTORS: usize = 3;
 
-/// A product whose right side is a panel. Steps are those of elements: of single numbers or of
-/// pairs.
+/// A matmul whose right operand is a panel. k steps are elements: `f32` values or bf16 pairs.
 #[derive(Debug, Clone, Copy)]
 pub struct Product<'a> {
-    /// The left side.
+    /// The left operand.
     pub left: &'a [f32],
-    /// From a row of the left side to the next, and from a step of the sums to the next.
+    /// Strides of the left operand from one row to the next and from one k step to the next.
     pub strides: [usize; 2],
-    /// Rows of the left side, and steps of the sums.
+    /// Rows of the left operand, and k steps.
     pub shape: [usize; 2],
-    /// A row of [`WIDTH`] values for each step.
+    /// A row of [`WIDTH`] values for each k step.
     pub panel: &'a [f32],
     /// Columns in use.
     pub columns: usize,
-    /// What the former result is multiplied with before the product is added; without it there is
-    /// none.
+    /// Scales the old result, per column, before the product is added. If `None`, there is no old
+    /// result.
     pub factors: Option<&'a [f32; WIDTH]>,
 }
 
-/// `to[row][column] = sum of left[row][step] * panel[step][column]`, plus the former value times
-/// its column's factor.
+/// `to[row][column] = sum of left[row][step] * panel[step][column]`, plus the old value times its
+/// column's factor.
 ///
-/// Both sides hold pairs if `paired`. Values behind the columns in use are not specified.
+/// Both operands hold bf16 pairs if `paired`. Values after the columns in use are unspecified.
 ///
 /// # Panics
-/// If a slice is shorter than the shape says, or there are no products of pairs.
+/// If a slice is shorter than the shape requires, or the CPU lacks bf16 products.
 pub fn multiply(isa: Isa, paired: bool, product: &Product<'_>, to: &mut [f32]) {
     let [rows, steps] = product.shape;
     if rows == 0 || product.columns == 0 {
@@ -61,7 +60,7 @@ pub fn multiply(isa: Isa, paired: bool, product: &Product<'_>, to: &mut [f32]) {
     dispatch_steps(isa, paired, Multiply { product, to: to.as_mut_ptr() });
 }
 
-/// Pointers into slices whose lengths are checked.
+/// Pointers into slices whose lengths `multiply` checked.
 struct Multiply<'a> {
     product: &'a Product<'a>,
     to: *mut f32,
@@ -73,7 +72,7 @@ impl StepsOp for Multiply<'_> {
         let vectors = self.product.columns.div_ceil(T::Base::LANES);
         for first in (0..vectors).step_by(VECTORS) {
             let at = first * T::Base::LANES;
-            // SAFETY: the rows and columns are those that `multiply` checked.
+            // SAFETY: `multiply` checked these rows and columns.
             unsafe {
                 match vectors - first {
                     1 => self.rows::<T, 1>(t, at),
@@ -86,17 +85,17 @@ impl StepsOp for Multiply<'_> {
 }
 
 impl Multiply<'_> {
-    /// All rows of some vectors.
+    /// Computes all rows of some vectors.
     ///
     /// # Safety
-    /// `N` vectors from column `at` on are within the panel.
+    /// `N` vectors from column `at` on are inside the panel.
     #[inline(always)]
     unsafe fn rows<T: Steps, const N: usize>(&self, t: T, at: usize) {
         let rows = self.product.shape[0];
         let mut row = 0;
         // SAFETY: each tile has only rows that are left.
         unsafe {
-            // Eight rows of three vectors need 24 registers for sums.
+            // Eight rows of three vectors need 24 accumulator registers, which only AVX-512 has.
             while T::Base::LANES == 16 && row + 8 <= rows {
                 self.tile::<T, 8, N>(t, row, at);
                 row += 8;
@@ -112,8 +111,10 @@ impl Multiply<'_> {
         }
     }
 
+    /// Computes one register tile.
+    ///
     /// # Safety
-    /// `ROWS` rows from `row` on and `N` vectors from column `at` on are within the product.
+    /// `ROWS` rows from `row` on and `N` vectors from column `at` on are inside the product.
     #[inline(always)]
     unsafe fn tile<T: Steps, const ROWS: usize, const N: usize>(&self, t: T, row: usize, at: usize) {
         let s = t.base();
@@ -124,11 +125,11 @@ impl Multiply<'_> {
         for _ in 0..self.product.shape[1] {
             let mut columns = [s.splat(0.0); N];
             for vector in 0..N {
-                // SAFETY: the panel holds `WIDTH` values for each step.
+                // SAFETY: `multiply` checked that the panel holds `WIDTH` values for each k step.
                 columns[vector] = unsafe { s.load_ptr(panel.add(vector * T::Base::LANES)) };
             }
             for row in 0..ROWS {
-                // SAFETY: the left side holds this row and step.
+                // SAFETY: `multiply` checked that the left operand holds this row and k step.
                 let factor = s.splat(unsafe { *left.add(row * row_stride) });
                 for vector in 0..N {
                     sums[row][vector] = t.accumulate(factor, columns[vector], sums[row][vector]);
@@ -140,8 +141,8 @@ impl Multiply<'_> {
         for index in 0..ROWS {
             for vector in 0..N {
                 let column = at + vector * T::Base::LANES;
-                // SAFETY: the result holds `WIDTH` values for each row, and there are as many
-                // factors.
+                // SAFETY: `multiply` checked that the result holds `WIDTH` values for each row, and
+                // there are `WIDTH` factors.
                 unsafe {
                     let to = self.to.add((row + index) * WIDTH + column);
                     let mut sum = sums[index][vector];
@@ -155,46 +156,46 @@ impl Multiply<'_> {
     }
 }
 
-/// What has been seen of the scores of each query of a panel.
+/// The online softmax state of each query of a panel.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// The greatest score.
+    /// The running maximum of the scores.
     pub greatest: [f32; WIDTH],
-    /// The sum of `exp(score - greatest)`.
+    /// The running sum of `exp(score - greatest)`.
     pub sum: [f32; WIDTH],
-    /// What the last block made of everything before it: `exp(greatest before - greatest now)`.
+    /// The rescaling factor of everything before the last block:
+    /// `exp(greatest before - greatest now)`.
     pub factor: [f32; WIDTH],
 }
 
 impl Seen {
-    /// Nothing yet.
+    /// The state before the first key.
     pub const NOTHING: Seen =
         Seen { greatest: [f32::NEG_INFINITY; WIDTH], sum: [0.0; WIDTH], factor: [0.0; WIDTH] };
 }
 
-/// What happens to scores before the softmax.
+/// Modifications of the scores before the softmax.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Change<'a> {
-    /// Where above 0, scores become `softcap * tanh(score)`: the division by it is part of the
-    /// scale.
+    /// If positive, scores become `softcap * tanh(score)`. The division by it is part of the scale.
     pub softcap: f32,
     /// Added to the scores of each key.
     pub by_key: Option<&'a [f32]>,
     /// Added to the scores, a row of [`WIDTH`] values for each key.
     pub by_query: Option<&'a [f32]>,
-    /// For each query the first key that it sees and the first that it does not see any more,
-    /// counted from the block's first; other scores become -inf.
+    /// For each query, the first key that it sees and the end of its keys, relative to the block's
+    /// first key. Other scores become -inf.
     pub visible: Option<&'a [[f32; WIDTH]; 2]>,
 }
 
 impl Change<'_> {
-    /// Whether nothing happens.
+    /// Whether the scores stay as they are.
     pub fn is_none(&self) -> bool {
         self.softcap <= 0.0 && self.by_key.is_none() && self.by_query.is_none() && self.visible.is_none()
     }
 }
 
-/// Changes the scores of `keys` rows of a panel.
+/// Modifies the scores of `keys` rows of a panel.
 ///
 /// # Panics
 /// If a slice does not have `keys` rows.
@@ -205,7 +206,7 @@ pub fn change(isa: Isa, change: Change<'_>, scores: &mut [f32], keys: usize, col
     dispatch(isa, Changed { change, scores, keys, columns });
 }
 
-/// Lengths are checked.
+/// `change` checked the lengths.
 struct Changed<'a> {
     change: Change<'a>,
     scores: &'a mut [f32],
@@ -247,21 +248,21 @@ impl SimdOp for Changed<'_> {
     }
 }
 
-/// Turns the scores of a block of keys into `exp(score - greatest)`, and counts them in what has
-/// been seen.
+/// Turns the scores of a block of keys into weights `exp(score - greatest)`, and updates the online
+/// softmax state.
 ///
-/// A query whose scores were all -inf so far has weights of 0. If `paired`, rows of pairs of
-/// weights are what is left, and the rounded weights are what is counted: a result is then a mean
-/// of values, with weights that are off in the last place.
+/// A query whose scores have all been -inf so far gets weights of 0. If `paired`, the scores are
+/// replaced by rows of bf16 pairs of weights, and the rounded weights are what is summed. A result
+/// is then a true weighted mean of the values, with weights that are off in the last place.
 ///
 /// # Panics
-/// If there is no row of scores for each key, or there are no pairs.
+/// If there is no row of scores for each key, or the CPU lacks bf16 products.
 pub fn weigh(isa: Isa, paired: bool, scores: &mut [f32], keys: usize, columns: usize, seen: &mut Seen) {
     assert!(columns <= WIDTH && scores.len() >= keys * WIDTH, "the scores have a row for each key");
     dispatch_steps(isa, paired, Weigh { scores, keys, columns, seen });
 }
 
-/// Lengths are checked.
+/// `weigh` checked the lengths.
 struct Weigh<'a> {
     scores: &'a mut [f32],
     keys: usize,
@@ -284,7 +285,7 @@ impl StepsOp for Weigh<'_> {
 }
 
 impl Weigh<'_> {
-    /// `N` vectors of columns from `column` on.
+    /// Processes `N` vectors of columns from `column` on.
     #[inline(always)]
     fn columns<T: Steps, const N: usize>(&mut self, t: T, column: usize) {
         let s = t.base();
@@ -294,12 +295,12 @@ impl Weigh<'_> {
         for (vector, before) in before.iter_mut().enumerate() {
             *before = s.load(&self.seen.greatest, column + vector * T::Base::LANES);
         }
-        // Two runs of maxima, so that one need not wait for the other.
+        // Two independent chains of maxima hide the latency of the instruction.
         let (mut greatest, mut odd) = (before, before);
         for key in (0..self.keys).step_by(2) {
             let next = (key + 1).min(self.keys - 1);
             for vector in 0..N {
-                // SAFETY: both rows are among those of the scores.
+                // SAFETY: both rows are below `keys`, which `weigh` checked against the scores.
                 let (a, b) = unsafe {
                     (s.load_ptr(scores.add(place(key, vector))), s.load_ptr(scores.add(place(next, vector))))
                 };
@@ -310,15 +311,16 @@ impl Weigh<'_> {
         let mut shift = [s.splat(0.0); N];
         for vector in 0..N {
             greatest[vector] = s.max_or_second(greatest[vector], odd[vector]);
-            // Where everything was -inf, nothing is subtracted: the difference of two infinities is
-            // no number.
+            // If everything was -inf, nothing is subtracted, because the difference of two
+            // infinities is NaN.
             let none = s.eq(greatest[vector], s.splat(f32::NEG_INFINITY));
             shift[vector] = s.select(none, s.splat(0.0), greatest[vector]);
         }
         let (mut sums, ones) = ([s.splat(0.0); N], t.join([s.splat(1.0); 2]));
         for (row, key) in (0..self.keys).step_by(T::TERMS).enumerate() {
             for vector in 0..N {
-                // SAFETY: the rows are among those of the scores; what is written was read before.
+                // SAFETY: the rows are below `keys`, which `weigh` checked against the scores. A
+                // row is read before it is overwritten, because `row <= key`.
                 unsafe {
                     let first = weight(s, scores.add(place(key, vector)), shift[vector]);
                     let second: Elements<T> = match T::TERMS == 2 && key + 1 < self.keys {
@@ -342,18 +344,17 @@ impl Weigh<'_> {
     }
 }
 
-/// The weights of scores: `exp(score - shift)`.
+/// Returns the weights of a vector of scores: `exp(score - shift)`.
 ///
 /// # Safety
 /// A vector of scores can be read.
 #[inline(always)]
 unsafe fn weight<S: Simd>(s: S, score: *const f32, shift: S::F32) -> S::F32 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees a readable vector.
     math::exp_shifted(s, s.sub(unsafe { s.load_ptr(score) }, shift))
 }
 
-/// The weights of one query, as [`weigh`] makes them of a column: gives the factor for what was
-/// before.
+/// [`weigh`] for one query. Returns the rescaling factor for everything before.
 pub fn weigh_row(isa: Isa, scores: &mut [f32], greatest: &mut f32, sum: &mut f32) -> f32 {
     dispatch(isa, WeighRow { scores, greatest, sum })
 }
@@ -393,10 +394,10 @@ impl SimdOp for WeighRow<'_> {
     }
 }
 
-/// `to[row] = sum of left[row][i] * right[i]` for rows that start `stride` apart.
+/// `to[row] = sum of left[row][i] * right[i]`, for rows that start `stride` apart.
 ///
 /// # Panics
-/// If the left side does not hold a row for each result.
+/// If the left operand does not hold a row for each result.
 pub fn dots(isa: Isa, left: &[f32], stride: usize, right: &[f32], to: &mut [f32]) {
     if let Some(last) = to.len().checked_sub(1) {
         assert!(last * stride + right.len() <= left.len(), "the left side holds its rows");
@@ -404,7 +405,7 @@ pub fn dots(isa: Isa, left: &[f32], stride: usize, right: &[f32], to: &mut [f32]
     }
 }
 
-/// Lengths are checked.
+/// `dots` checked the lengths.
 struct Dots<'a> {
     left: &'a [f32],
     stride: usize,
@@ -420,10 +421,10 @@ impl SimdOp for Dots<'_> {
         let (left, right) = (self.left.as_ptr(), self.right.as_ptr());
         for (row, to) in self.to.iter_mut().enumerate() {
             let left = left.wrapping_add(row * self.stride);
-            // Two sums, so that one need not wait for the other.
+            // Two independent accumulators hide the latency of the FMA.
             let (mut even, mut odd) = (s.splat(0.0), s.splat(0.0));
             let mut at = 0;
-            // SAFETY: the row and the right side hold `len` values each.
+            // SAFETY: `dots` checked that the row and the right operand hold `len` values each.
             unsafe {
                 while at + 2 * S::LANES <= len {
                     even = s.mul_add(s.load_ptr(left.add(at)), s.load_ptr(right.add(at)), even);
@@ -442,7 +443,7 @@ impl SimdOp for Dots<'_> {
     }
 }
 
-/// `to[i] = to[i] * factor + sum of weights[row] * rows[row][i]` for rows that start `stride`
+/// `to[i] = to[i] * factor + sum of weights[row] * rows[row][i]`, for rows that start `stride`
 /// apart.
 ///
 /// # Panics
@@ -454,7 +455,7 @@ pub fn mix(isa: Isa, rows: &[f32], stride: usize, weights: &[f32], factor: f32, 
     }
 }
 
-/// Lengths are checked.
+/// `mix` checked the lengths.
 struct Mix<'a> {
     rows: &'a [f32],
     stride: usize,
@@ -481,14 +482,15 @@ impl SimdOp for Mix<'_> {
 }
 
 impl Mix<'_> {
-    /// `N` vectors from `at` on, each with `count` values: all, or fewer of a single one.
+    /// Computes `N` vectors from `at` on, each with `count` values. `count` may be less than a
+    /// vector only if `N` is 1.
     #[inline(always)]
     fn vectors<S: Simd, const N: usize>(&mut self, s: S, at: usize, count: usize) {
         let mut sums = [s.splat(0.0); N];
         let mut row = self.rows.as_ptr().wrapping_add(at);
         for weight in self.weights {
             for vector in 0..N {
-                // SAFETY: each row holds as many values as the result.
+                // SAFETY: `mix` checked that each row holds as many values as the result.
                 let values = unsafe { load(s, row.add(vector * S::LANES), count) };
                 sums[vector] = s.mul_add(s.splat(*weight), values, sums[vector]);
             }
@@ -502,13 +504,13 @@ impl Mix<'_> {
     }
 }
 
-/// A vector, or the first values of one.
+/// Loads a vector, or the first values of one.
 ///
 /// # Safety
 /// `count` values can be read.
 #[inline(always)]
 unsafe fn load<S: Simd>(s: S, from: *const f32, count: usize) -> S::F32 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees `count` readable values.
     unsafe {
         match count == S::LANES {
             true => s.load_ptr(from),

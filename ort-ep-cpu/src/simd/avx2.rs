@@ -1,4 +1,4 @@
-//! 256-bit vectors of x86-64 with fused multiply-add.
+//! AVX2 vectors: 256 bits, with FMA.
 
 use std::arch::x86_64::*;
 
@@ -9,6 +9,8 @@ use super::Simd;
 pub struct Avx2(());
 
 impl Avx2 {
+    /// Creates the proof without a check.
+    ///
     /// # Safety
     /// The CPU has AVX2, FMA and F16C.
     #[inline(always)]
@@ -20,8 +22,8 @@ impl Avx2 {
 /// Calls an intrinsic of this instruction set.
 macro_rules! intrinsic {
     ($call:expr) => {{
-        // SAFETY: a value of `Avx2` is made only where the CPU has AVX2, FMA and F16C,
-        // and the caller of a load or store vouches for its memory.
+        // SAFETY: `Avx2` exists only on CPUs with AVX2, FMA and F16C, and the caller of a load or
+        // store guarantees its memory.
         unsafe { $call }
     }};
 }
@@ -85,7 +87,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32) {
         intrinsic!({
-            // The shuffle works within 128-bit halves, so its result is put in order as 64-bit
+            // The shuffle works within 128-bit halves, so the result is then reordered in 64-bit
             // quarters.
             let even = _mm256_castps_pd(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
             let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0b11_01_11_01>(low, high));
@@ -166,7 +168,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn scale_by_power_of_two(self, a: Self::F32, n: Self::F32) -> Self::F32 {
         intrinsic!({
-            // Two steps keep each factor a normal number; only the second can round or overflow.
+            // Two steps keep each factor a normal number, so only the second can round or overflow.
             let n = _mm256_max_ps(_mm256_set1_ps(-252.0), _mm256_min_ps(_mm256_set1_ps(252.0), n));
             let n = _mm256_cvtps_epi32(n);
             let first = _mm256_srai_epi32::<1>(n);
@@ -255,7 +257,7 @@ impl Simd for Avx2 {
     }
 }
 
-/// A mask of the first `count` lanes.
+/// Returns a mask of the first `count` lanes.
 ///
 /// # Safety
 /// The CPU has AVX2.

@@ -1,4 +1,4 @@
-//! 512-bit vectors of x86-64.
+//! AVX-512 vectors.
 
 use std::arch::x86_64::*;
 
@@ -9,6 +9,8 @@ use super::Simd;
 pub struct Avx512(());
 
 impl Avx512 {
+    /// Creates the proof without a check.
+    ///
     /// # Safety
     /// The CPU has AVX-512 F, BW, DQ and VL.
     #[inline(always)]
@@ -20,8 +22,8 @@ impl Avx512 {
 /// Calls an intrinsic of this instruction set.
 macro_rules! intrinsic {
     ($call:expr) => {{
-        // SAFETY: a value of `Avx512` is made only where the CPU has AVX-512 F, BW, DQ and VL,
-        // and the caller of a load or store vouches for its memory.
+        // SAFETY: `Avx512` exists only on CPUs with AVX-512 F, BW, DQ and VL, and the caller of a
+        // load or store guarantees its memory.
         unsafe { $call }
     }};
 }
@@ -99,7 +101,7 @@ impl Simd for Avx512 {
     fn decoder<const BITS: u32>(self, scale: Self::F32, zero: Self::F32) -> Self::F32 {
         intrinsic!({
             let places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            // A look-up reads four bits of a place: a table of two bits stands there four times.
+            // A look-up uses the low four bits of a lane, so a 2-bit table is repeated four times.
             let codes = if BITS == 2 { _mm512_and_si512(places, _mm512_set1_epi32(3)) } else { places };
             self.mul(self.sub(self.to_f32(codes), zero), scale)
         })
@@ -256,7 +258,7 @@ impl Simd for Avx512 {
     }
 }
 
-/// A mask of the first `count` lanes.
+/// Returns a mask of the first `count` lanes.
 #[inline(always)]
 fn first_lanes(count: usize) -> __mmask16 {
     ((1_u32 << count.min(16)) - 1) as __mmask16

@@ -1,44 +1,44 @@
-//! Rows of weights in blocks: codes of 2, 4 or 8 bits, with a scale and a zero point for each
-//! block.
+//! Dequantization and dot products of block-quantized rows: values of 2, 4 or 8 bits, with a scale
+//! and a zero point per block.
 //!
-//! A byte holds `P = 8 / bits` codes, the first in its lowest bits. A vector of bytes gives one
-//! vector for each of these places, so what the codes meet is arranged by places, too: see
-//! [`arrange`].
+//! A byte holds `P = 8 / bits` values, the first in its lowest bits. Shifting a vector of bytes
+//! yields one vector for each of the `P` bit positions. So the other operand is permuted by bit
+//! position too; see [`arrange`].
 
 use super::{Isa, Simd, SimdOp, dispatch};
 
 /// Some whole blocks of one row.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockRow<'a> {
-    /// The codes, `block * bits / 8` bytes for each block.
+    /// The quantized values, `block * bits / 8` bytes per block.
     pub codes: &'a [u8],
-    /// One scale for each block.
+    /// One scale per block.
     pub scales: &'a [f32],
-    /// One zero point for each block.
+    /// One zero point per block.
     pub zeros: &'a [f32],
 }
 
-/// How the codes of a row lie.
+/// The layout of the quantized values of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockLayout {
-    /// Bits of a code: 2, 4 or 8.
+    /// Bits of a quantized value: 2, 4 or 8.
     pub bits: usize,
-    /// Codes of a block, a power of two and at least 16.
+    /// Values per block, a power of two and at least 16.
     pub block: usize,
 }
 
 impl BlockLayout {
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     pub fn bytes(self) -> usize {
         self.block * self.bits / 8
     }
 
-    /// Codes in a byte.
+    /// Returns the quantized values in a byte.
     pub fn places(self) -> usize {
         8 / self.bits
     }
 
-    /// The widest instruction set, at most `isa`, whose vectors of bytes lie within a block.
+    /// Returns the widest instruction set, at most `isa`, whose vectors of bytes fit in a block.
     fn isa(self, isa: Isa) -> Isa {
         match self.bytes() {
             16.. => isa,
@@ -56,9 +56,9 @@ impl BlockLayout {
     }
 }
 
-/// Rearranges values that meet the codes: within each block first those that meet the first code of
-/// a byte, then those that meet the second. `to` is as long as the blocks that `from` fills or
-/// begins; the rest of it becomes 0.
+/// Permutes values to the order of the dequantized vectors. Within each block come first the values
+/// for the first quantized value of each byte, then those for the second, and so on. `to` has the
+/// length of the blocks that `from` fills or begins; the rest of it becomes 0.
 pub fn arrange(layout: BlockLayout, from: &[f32], to: &mut [f32]) {
     let (places, bytes) = (layout.places(), layout.bytes());
     let mut rest = from;
@@ -74,14 +74,14 @@ pub fn arrange(layout: BlockLayout, from: &[f32], to: &mut [f32]) {
     }
 }
 
-/// The most rows of weights that [`dot`] takes at once, and the most rows of values.
+/// The maximum rows of weights and rows of values that [`dot`] takes at once.
 pub const TILE: [usize; 2] = [4, 4];
 
-/// Adds to `sums[row][side]` the sum of the products of the weights of a row and the values of a
-/// side, as [`arrange`] left them. At most [`TILE`] rows and sides.
+/// Adds to `sums[row][side]` the dot product of a row of weights and a row of values, which
+/// [`arrange`] permuted. Takes at most [`TILE`] rows of each.
 ///
 /// # Panics
-/// If there are more, or not as many values as codes.
+/// If there are more rows, or the numbers of values and weights differ.
 pub fn dot(
     isa: Isa,
     layout: BlockLayout,
@@ -93,8 +93,10 @@ pub fn dot(
     layout.check(rows, blocks);
     assert!(rows.len() <= TILE[0] && sides.len() <= TILE[1], "a tile is small");
     assert!(sides.iter().all(|side| side.len() == blocks * layout.block), "each code meets a value");
+    // Small blocks have fewer bytes than the widest vector loads.
     let isa = layout.isa(isa);
-    // Four rows share what is loaded of one side; with more sides registers are short.
+    // Four rows share the loads of one side. With more sides, there are not enough registers for
+    // that.
     let at_once = if sides.len() == 1 { 4 } else { 2 };
     for (rows, sums) in rows.chunks(at_once).zip(sums.chunks_mut(at_once)) {
         match layout.bits {
@@ -147,7 +149,7 @@ fn dispatch_one<const BITS: u32, const SIDES: usize>(
     dispatch(isa, Dot::<'_, BITS, 1, SIDES> { layout, rows, sides, sums });
 }
 
-/// A tile of sums; lengths are checked.
+/// A tile of accumulators. `dot` checked the lengths.
 struct Dot<'a, const BITS: u32, const ROWS: usize, const SIDES: usize> {
     layout: BlockLayout,
     rows: &'a [BlockRow<'a>; ROWS],
@@ -163,7 +165,7 @@ impl<const BITS: u32, const ROWS: usize, const SIDES: usize> SimdOp for Dot<'_, 
         let mut totals = [[s.splat(0.0); SIDES]; ROWS];
         for index in 0..self.rows[0].scales.len() {
             // Loops instead of `map`: a closure passed to the standard library is compiled without
-            // the instruction set, and each instruction becomes a call.
+            // the instruction set, and each intrinsic in it becomes a call.
             let mut parameters = [(s.splat(0.0), s.splat(0.0), s.splat(0.0)); ROWS];
             for (parameters, row) in parameters.iter_mut().zip(self.rows) {
                 *parameters = block_parameters::<S, BITS>(s, row, index);
@@ -171,8 +173,8 @@ impl<const BITS: u32, const ROWS: usize, const SIDES: usize> SimdOp for Dot<'_, 
             for at in (0..bytes).step_by(S::LANES) {
                 let mut codes = [s.splat_i32(0); ROWS];
                 for (codes, row) in codes.iter_mut().zip(self.rows) {
-                    // SAFETY: the codes of each row fill its blocks, and a block is whole vectors
-                    // of bytes.
+                    // SAFETY: `check` made sure that each row's bytes fill its blocks, and
+                    // `BlockLayout::isa` chose vectors that divide a block.
                     *codes = unsafe { s.load_u8_ptr(row.codes.as_ptr().add(index * bytes + at)) };
                 }
                 for place in 0..8 / BITS as usize {
@@ -184,7 +186,8 @@ impl<const BITS: u32, const ROWS: usize, const SIDES: usize> SimdOp for Dot<'_, 
                     }
                     for side in 0..SIDES {
                         let first = index * block + place * bytes + at;
-                        // SAFETY: each side has as many values as a row has codes.
+                        // SAFETY: `dot` checked that each side has as many values as a row has
+                        // weights.
                         let values = unsafe { s.load_ptr(self.sides[side].as_ptr().add(first)) };
                         for row in 0..ROWS {
                             totals[row][side] = s.mul_add(weights[row], values, totals[row][side]);
@@ -201,7 +204,7 @@ impl<const BITS: u32, const ROWS: usize, const SIDES: usize> SimdOp for Dot<'_, 
     }
 }
 
-/// The table, scale and zero point of a block.
+/// Returns the decoder table, scale and zero point of a block.
 #[inline(always)]
 fn block_parameters<S: Simd, const BITS: u32>(
     s: S,
@@ -212,7 +215,7 @@ fn block_parameters<S: Simd, const BITS: u32>(
     (s.decoder::<BITS>(scale, zero), scale, zero)
 }
 
-/// The codes at a place of their bytes, in the lowest bits.
+/// Shifts the quantized values at a position of their bytes to the lowest bits.
 #[inline(always)]
 fn at_place<S: Simd, const BITS: u32>(s: S, bytes: S::I32, place: usize) -> S::I32 {
     match place * BITS as usize {
@@ -223,11 +226,10 @@ fn at_place<S: Simd, const BITS: u32>(s: S, bytes: S::I32, place: usize) -> S::I
     }
 }
 
-/// Writes the weights of each row at `to[row * stride..]`, arranged within their blocks as
-/// [`arrange`] does.
+/// Dequantizes each row to `to[row * stride..]`, permuted within blocks as [`arrange`] does.
 ///
 /// # Panics
-/// If the rows are not equally long, or `to` is too short.
+/// If the rows differ in length, or `to` is too short.
 pub fn decode_rows(isa: Isa, layout: BlockLayout, rows: &[BlockRow<'_>], to: &mut [f32], stride: usize) {
     let blocks = rows.first().map_or(0, |row| row.scales.len());
     layout.check(rows, blocks);
@@ -241,7 +243,7 @@ pub fn decode_rows(isa: Isa, layout: BlockLayout, rows: &[BlockRow<'_>], to: &mu
     }
 }
 
-/// Weights to write; lengths are checked.
+/// Rows to dequantize. `decode_rows` checked the lengths.
 struct Decode<'a, const BITS: u32> {
     layout: BlockLayout,
     rows: &'a [BlockRow<'a>],
@@ -259,13 +261,15 @@ impl<const BITS: u32> SimdOp for Decode<'_, BITS> {
             for index in 0..row.scales.len() {
                 let (table, scale, zero) = block_parameters::<S, BITS>(s, row, index);
                 for at in (0..bytes).step_by(S::LANES) {
-                    // SAFETY: the codes fill their blocks, and a block is whole vectors of bytes.
+                    // SAFETY: `check` made sure that the row's bytes fill its blocks, and
+                    // `BlockLayout::isa` chose vectors that divide a block.
                     let codes = unsafe { s.load_u8_ptr(row.codes.as_ptr().add(index * bytes + at)) };
                     for place in 0..8 / BITS as usize {
                         let codes = at_place::<S, BITS>(s, codes, place);
                         let weights = s.decode::<BITS>(codes, table, scale, zero);
                         let first = at_row * self.stride + index * block + place * bytes + at;
-                        // SAFETY: the target holds the blocks of each row.
+                        // SAFETY: `decode_rows` checked that the target holds the blocks of each
+                        // row.
                         unsafe { s.store_ptr(start.add(first), weights) };
                     }
                 }
@@ -278,7 +282,7 @@ impl<const BITS: u32> SimdOp for Decode<'_, BITS> {
 mod tests {
     use super::*;
 
-    /// Every width of codes, block and instruction set against sums term by term.
+    /// Every bit width, block size and instruction set against sums term by term.
     #[test]
     fn dots_are_sums_of_products() {
         for (bits, block) in [(2, 16), (2, 32), (2, 64), (4, 16), (4, 32), (4, 128), (8, 16), (8, 32)] {

@@ -1,30 +1,33 @@
-//! Products of 4-bit weights in blocks with values of 8 bits: whole numbers within a block, `f32`
-//! across blocks.
+//! Dot products of 4-bit block-quantized weights with activations quantized to 8 bits: integers
+//! within a block, `f32` across blocks.
 //!
-//! Values are quantized block by block: `value = scale * number` with numbers of -127 to 127. A
-//! weight is `(code - zero) * scale`, so that a block gives `scale * value_scale * (sum of code *
-//! number) - scale * zero * (value_scale * sum of numbers)`; the last factor is known once for all
-//! columns. A product of a code and a number needs 12 bits, so that two of them are added in 16
-//! bits without saturation where the CPU has no instruction that adds four in 32 bits. All
-//! instruction sets keep 16 sums in the same order, with one rounding for each block: they give the
-//! same bits.
+//! Activations are quantized block by block: `value = scale * number`, with
+//! `-127 <= number <= 127`. A weight is `(code - zero) * scale`, with the quantized weight `code`.
+//! So a block contributes `scale * value_scale * (sum of code * number)` minus
+//! `scale * zero * (value_scale * sum of numbers)`. The last factor is computed once for all
+//! columns.
+//!
+//! A product `code * number` needs 12 bits. So two of them add up in 16 bits without saturation, on
+//! CPUs without an instruction that adds four in 32 bits. All instruction sets keep 16 accumulators
+//! in the same order, with one rounding per block, so they produce the same bits.
 
 use super::{Isa, Simd, SimdOp, dispatch};
 
-/// Codes that are taken at once: those of some small blocks, or a part of a large one.
+/// Quantized weights that are processed at once: some small blocks, or a part of a large one.
 pub const UNIT: usize = 64;
 
-/// Sums of a product.
+/// Accumulators of a dot product.
 const LANES: usize = 16;
 
-/// Columns that share what is loaded of the values.
+/// Columns that share the loads of the activations.
 const COLUMNS: usize = 4;
 
-/// How far ahead codes and scales are asked for, in bytes. Columns are short, so that those of a
-/// tile, which are read side by side, end before the CPU has seen where they go.
+/// The prefetch distance for quantized weights and scales, in bytes. Columns are short, and those
+/// of a tile are read in parallel, so they end before the hardware prefetcher has detected the
+/// streams.
 const AHEAD: usize = 4096;
 
-/// How many blocks of `block` codes lie in a unit, at least 1.
+/// Returns the blocks of `block` quantized weights in a unit, at least 1.
 fn blocks_of_unit(block: usize) -> usize {
     (UNIT / block).max(1)
 }
@@ -32,37 +35,38 @@ fn blocks_of_unit(block: usize) -> usize {
 /// Some columns of weights.
 #[derive(Debug, Clone, Copy)]
 pub struct Columns<'a> {
-    /// Codes of a block: a power of two and at least 16.
+    /// Quantized weights per block: a power of two and at least 16.
     pub block: usize,
     /// Blocks of a column.
     pub blocks: usize,
-    /// Two codes in a byte, the first in its lower half.
+    /// Two quantized weights per byte, the first in the low nibble.
     pub codes: &'a [u8],
-    /// For each block its scale, as the bytes of an `f32`.
+    /// One scale per block, as the bytes of an `f32`.
     pub scales: &'a [u8],
-    /// Zero points, packed as codes and column by column; without them all are 8.
+    /// Zero points, packed like the weights, column by column. If `None`, all of them are 8.
     pub zeros: Option<&'a [u8]>,
 }
 
-/// A row of values in blocks.
+/// A row of quantized activations.
 #[derive(Debug, Clone, Copy)]
 pub struct Side<'a> {
-    /// The numbers, as [`quantize`] leaves them.
+    /// The numbers, in the order of [`quantize`].
     pub numbers: &'a [i8],
-    /// For each block its scale.
+    /// One scale per block.
     pub scales: &'a [f32],
-    /// For each block its scale times the sum of its numbers.
+    /// For each block, its scale times the sum of its numbers.
     pub sums: &'a [f32],
 }
 
-/// Numbers, and scales and sums, of a row of `blocks` blocks: whole units.
+/// Returns the lengths of the numbers, and of the scales and sums, of a row of `blocks` blocks,
+/// rounded up to whole units.
 pub fn side_lens(block: usize, blocks: usize) -> [usize; 2] {
     let padded = blocks.next_multiple_of(blocks_of_unit(block));
     [padded.saturating_mul(block), padded]
 }
 
-/// Quantizes a row of values. Within a unit the values at even places come first. What is behind
-/// the values becomes 0.
+/// Quantizes a row of activations. Within a unit, the values at even positions come first, because
+/// the low nibbles of the weights do. Padding becomes 0.
 ///
 /// # Panics
 /// If the targets do not have the lengths of [`side_lens`].
@@ -82,7 +86,7 @@ pub fn quantize(
     dispatch(isa, Quantize { block, from, numbers, scales, sums });
 }
 
-/// Lengths are checked.
+/// `quantize` checked the lengths.
 struct Quantize<'a> {
     block: usize,
     from: &'a [f32],
@@ -103,6 +107,8 @@ impl SimdOp for Quantize<'_> {
             }
             let greatest = s.horizontal_max(greatest);
             let scale = greatest / 127.0;
+            // If all values are 0 or one is not finite, the numbers become 0, and the scale carries
+            // an infinity or NaN on.
             let inverse = if scale > 0.0 && scale.is_finite() { 1.0 / scale } else { 0.0 };
             let mut sum = 0_i32;
             for at in (0..from.len()).step_by(S::LANES) {
@@ -123,10 +129,10 @@ impl SimdOp for Quantize<'_> {
     }
 }
 
-/// `to[column * sides + side]` = the product of a column and a side.
+/// Computes `to[column * sides + side]`, the dot product of a column and a side.
 ///
 /// # Panics
-/// If lengths do not go together.
+/// If lengths do not match.
 pub fn multiply(isa: Isa, columns: &Columns<'_>, sides: &[Side<'_>], to: &mut [f32]) {
     let Columns { block, blocks, codes, scales, zeros } = *columns;
     assert!(block >= 16 && block.is_power_of_two(), "a block is a power of two");
@@ -152,54 +158,56 @@ pub fn multiply(isa: Isa, columns: &Columns<'_>, sides: &[Side<'_>], to: &mut [f
         if isa >= Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
             unsafe fn enter(call: Multiply<'_>) {
-                // SAFETY: passed on; the CPU has these features.
+                // SAFETY: `multiply` checked the lengths, and calls this only if it detected these
+                // features.
                 unsafe { call.run(x86::Vnni) }
             }
-            // SAFETY: the CPU was found to have these features, and lengths are checked.
+            // SAFETY: the features were detected just above.
             return unsafe { enter(call) };
         }
         if isa >= Isa::Avx2 {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn enter(call: Multiply<'_>) {
-                // SAFETY: passed on; the CPU has these features.
+                // SAFETY: `multiply` checked the lengths, and calls this only if `Isa::widest`
+                // detected these features.
                 unsafe { call.run(x86::Halves) }
             }
-            // SAFETY: the CPU was found to have these features, and lengths are checked.
+            // SAFETY: `Isa::widest` detected these features.
             return unsafe { enter(call) };
         }
     }
     let _ = isa;
-    // SAFETY: lengths are checked.
+    // SAFETY: the lengths were checked above, and `Plain` needs no special instructions.
     unsafe { call.run(Plain) }
 }
 
-/// Sixteen numbers, however many registers they take.
+/// Sixteen `f32` lanes, in one or more registers.
 ///
 /// # Safety
-/// All methods need a CPU with the instructions of the type; pointers need no alignment and must be
+/// All methods need a CPU with the instructions of the type. Pointers may be unaligned and must be
 /// valid for what is read.
 trait Sixteen: Copy {
     type F32: Copy;
     unsafe fn zero(self) -> Self::F32;
-    /// Asks for a cache line that will be read soon; any address will do.
+    /// Prefetches a cache line that will be read soon; any address will do.
     unsafe fn prefetch(self, _address: *const u8) {}
-    /// For each four codes the sum of their products with four numbers; reads 32 bytes of codes and
-    /// 64 numbers.
+    /// For each four quantized weights, the sum of their products with four numbers. Reads 32 bytes
+    /// of weights and 64 numbers.
     unsafe fn dots(self, codes: *const u8, numbers: *const i8) -> Self::F32;
-    /// The first `count` floats at the places of `pattern`.
+    /// Loads the first `count` floats and permutes them by `pattern`.
     unsafe fn spread(self, from: *const u8, count: usize, pattern: &[i32; LANES]) -> Self::F32;
-    /// The first `count` floats, zeros behind.
+    /// Loads the first `count` floats and zeros the rest.
     unsafe fn load(self, from: *const u8, count: usize) -> Self::F32;
-    /// The 16 codes of eight bytes.
+    /// Unpacks eight bytes to 16 quantized values.
     unsafe fn codes(self, bytes: [u8; 8]) -> Self::F32;
     unsafe fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a * b + c`, rounded once.
     unsafe fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
-    /// The sum, added in halves.
+    /// The sum of all lanes, added pairwise by halves.
     unsafe fn sum(self, a: Self::F32) -> f32;
 }
 
-/// Lengths are checked.
+/// `multiply` checked the lengths.
 struct Multiply<'a> {
     columns: &'a Columns<'a>,
     sides: &'a [Side<'a>],
@@ -208,22 +216,27 @@ struct Multiply<'a> {
 }
 
 impl Multiply<'_> {
+    /// Computes all columns for all sides.
+    ///
     /// # Safety
-    /// The CPU has the instructions of `V`, and lengths are checked.
+    /// The CPU has the instructions of `V`, and the lengths are checked.
     #[inline(always)]
     unsafe fn run<V: Sixteen>(self, v: V) {
         let Multiply { columns, sides, count, to } = self;
         let per_unit = blocks_of_unit(columns.block);
         let mut pattern = [0; LANES];
         for (lane, place) in pattern.iter_mut().enumerate() {
-            // Four codes of each half of 32 bytes: eight codes to a lane of either half.
+            // The block of each accumulator's weights. The low nibbles of the 32 bytes fill the
+            // first eight lanes and the high nibbles the others. So lane `i` of either half takes
+            // four of the eight weights from `8 * i` on.
             *place = if per_unit > 1 { (lane % 8 * 8 / columns.block) as i32 } else { 0 };
         }
         let mut column = 0;
         while column < count {
             let tile = if column + COLUMNS <= count { COLUMNS } else { 1 };
             for (at, side) in sides.iter().enumerate() {
-                // SAFETY: the columns of the tile are there, and lengths are checked.
+                // SAFETY: the loop keeps the tile's columns below `count`, and `multiply` checked
+                // the lengths.
                 unsafe {
                     if tile == COLUMNS {
                         let sums = dot::<V, COLUMNS>(v, columns, side, column, &pattern);
@@ -240,8 +253,10 @@ impl Multiply<'_> {
     }
 }
 
+/// Computes the dot products of `N` columns and a side.
+///
 /// # Safety
-/// `N` columns from `first` on are there, lengths are checked, and the CPU has the instructions of
+/// `N` columns from `first` on exist, the lengths are checked, and the CPU has the instructions of
 /// `V`.
 #[inline(always)]
 unsafe fn dot<V: Sixteen, const N: usize>(
@@ -254,8 +269,8 @@ unsafe fn dot<V: Sixteen, const N: usize>(
     let Columns { block, blocks, codes, scales, zeros } = *columns;
     let per_unit = blocks_of_unit(block);
     let (codes_len, whole) = (blocks * block / 2, blocks * block / UNIT);
-    // SAFETY: units are within the codes of their column and the numbers of the side, as the caller
-    // vouches.
+    // SAFETY: `multiply` checked the lengths, so units are inside the weights of their column and
+    // the numbers of the side.
     unsafe {
         let mut totals = [v.zero(); N];
         for unit in 0..whole {
@@ -276,7 +291,7 @@ unsafe fn dot<V: Sixteen, const N: usize>(
         }
         let at = whole * per_unit;
         if at < blocks && block < UNIT {
-            // Blocks that do not fill a unit are taken from a copy with zeros behind them.
+            // Blocks that do not fill a unit are copied to a zero-padded buffer.
             let of_side = v.spread(side.scales.as_ptr().add(at).cast(), per_unit, pattern);
             for index in 0..N {
                 let column = first + index;
@@ -296,6 +311,7 @@ unsafe fn dot<V: Sixteen, const N: usize>(
             let mut below = v.zero();
             for at in (0..blocks).step_by(LANES) {
                 let count = (blocks - at).min(LANES);
+                // Two default zero points of 8 per byte.
                 let mut bytes = [0x88_u8; 8];
                 if let Some(zeros) = zeros {
                     let from = &zeros[column * blocks.div_ceil(2) + at / 2..][..count.div_ceil(2)];
@@ -311,11 +327,11 @@ unsafe fn dot<V: Sixteen, const N: usize>(
     }
 }
 
-/// Plain Rust, which any CPU has.
+/// Plain Rust, which every CPU can run.
 #[derive(Clone, Copy)]
 struct Plain;
 
-/// The sum of 16 lanes, added in halves.
+/// Adds 16 lanes pairwise by halves.
 fn sum_in_halves(mut lanes: [f32; LANES]) -> f32 {
     for half in [8, 4, 2, 1] {
         for lane in 0..half {
@@ -334,7 +350,7 @@ impl Sixteen for Plain {
         std::array::from_fn(|lane| {
             let (half, first) = (lane / 8, lane % 8 * 4);
             let product = |at: usize| {
-                // SAFETY: the caller vouches for 32 bytes and 64 numbers.
+                // SAFETY: the caller guarantees 32 bytes and 64 numbers.
                 let (code, number) = unsafe { (*codes.add(at), *numbers.add(half * UNIT / 2 + at)) };
                 i32::from((code >> (half * 4)) & 15) * i32::from(number)
             };
@@ -342,12 +358,12 @@ impl Sixteen for Plain {
         })
     }
     unsafe fn spread(self, from: *const u8, _count: usize, pattern: &[i32; LANES]) -> Self::F32 {
-        // SAFETY: the caller vouches for `count` floats, and the pattern names only those.
+        // SAFETY: the caller guarantees `count` floats, and the pattern names only those.
         pattern.map(|place| unsafe { from.cast::<f32>().add(place as usize).read_unaligned() })
     }
     unsafe fn load(self, from: *const u8, count: usize) -> Self::F32 {
         std::array::from_fn(|lane| match lane < count {
-            // SAFETY: the caller vouches for `count` floats.
+            // SAFETY: the caller guarantees `count` floats.
             true => unsafe { from.cast::<f32>().add(lane).read_unaligned() },
             false => 0.0,
         })
@@ -368,7 +384,7 @@ impl Sixteen for Plain {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! The same in registers of 512 bits, and in pairs of 256 bits.
+    //! The same in 512-bit registers, and in pairs of 256-bit registers.
 
     use std::arch::x86_64::*;
 
@@ -377,12 +393,12 @@ mod x86 {
     /// Calls an intrinsic of the type's instruction set.
     macro_rules! intrinsic {
         ($call:expr) => {{
-            // SAFETY: the caller vouches for the instruction set and for what is read.
+            // SAFETY: the caller guarantees the instruction set and the memory that is read.
             unsafe { $call }
         }};
     }
 
-    /// AVX-512 with its sums of four products.
+    /// AVX-512 with VNNI.
     #[derive(Clone, Copy)]
     pub(super) struct Vnni;
 
@@ -447,14 +463,14 @@ mod x86 {
         }
     }
 
-    /// The lower and the upper half of eight bytes.
+    /// Returns the low and the high half of eight bytes.
     #[inline(always)]
     fn words(bytes: [u8; 8]) -> [i32; 2] {
         let all = u64::from_le_bytes(bytes);
         [all as i32, (all >> 32) as i32]
     }
 
-    /// The sum of eight lanes, added in halves.
+    /// Adds eight lanes pairwise by halves.
     #[inline(always)]
     unsafe fn sum_256(a: __m256) -> f32 {
         intrinsic!({
@@ -464,14 +480,14 @@ mod x86 {
         })
     }
 
-    /// A mask of the first `count` of eight lanes.
+    /// Returns a mask of the first `count` of eight lanes.
     #[inline(always)]
     unsafe fn first_lanes(count: usize) -> __m256i {
         let lanes = intrinsic!(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
         intrinsic!(_mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), lanes))
     }
 
-    /// AVX2: products of codes and numbers are added in pairs, which 16 bits hold.
+    /// AVX2: products of weights and numbers are added in pairs, which fit in 16 bits.
     #[derive(Clone, Copy)]
     pub(super) struct Halves;
 
@@ -554,8 +570,8 @@ mod x86 {
 mod tests {
     use super::*;
 
-    /// Blocks of all sizes, with and without zero points, against sums in double precision of what
-    /// the numbers mean; and the same bits from every instruction set.
+    /// Blocks of all sizes, with and without zero points, against double-precision sums of the
+    /// dequantized values. Every instruction set must produce the same bits.
     #[test]
     fn products_are_those_of_the_rounded_values() {
         for (block, blocks) in

@@ -1,23 +1,22 @@
-//! Lanes of 32 bits that hold four bytes each: what products of 8-bit integers need beyond
-//! [`Simd`].
+//! SIMD for 8-bit integer dot products: 32-bit lanes of four bytes each, on top of [`Simd`].
 //!
-//! Sums are exact in every implementation: AVX-512 uses the four-way product of VNNI, which does
-//! not saturate, and AVX2 widens bytes to 16 bits first. So all give the same bits.
+//! Accumulators are exact in every implementation, so all of them produce the same bits. AVX-512
+//! uses the four-way product of VNNI, which does not saturate. AVX2 widens bytes to 16 bits first.
 
 use super::{Isa, Portable, Simd};
 
 #[cfg(target_arch = "x86_64")]
 use super::{Avx2, Avx512};
 
-/// Vectors of `LANES` times four bytes of one instruction set.
+/// The byte operations of one instruction set, on vectors of `LANES` times four bytes.
 pub trait ByteLanes: Copy + Send + Sync + 'static {
     /// The instruction set's other operations.
     type Base: Simd;
 
-    /// The instruction set's other operations.
+    /// Returns the instruction set's other operations.
     fn base(self) -> Self::Base;
 
-    /// In each lane the sum and four products of an unsigned and a signed byte, wrapping.
+    /// Adds to each lane four products of an unsigned and a signed byte, wrapping.
     fn dot(self, sum: Lanes<Self>, unsigned: Lanes<Self>, signed: Lanes<Self>) -> Lanes<Self>;
 
     /// `a * b` in each lane, wrapping.
@@ -29,16 +28,17 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     /// `to` is valid for writing `count` bytes.
     unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: Lanes<Self>);
 
-    /// Groups of four: byte `i` of each of the four vectors, for all `i`. Group `i` is in lane `i /
-    /// 16 * 4 + i % 4` of vector `i % 16 / 4`.
+    /// Interleaves the bytes of four vectors: group `i` holds byte `i` of each. Group `i` is in
+    /// lane `i / 16 * 4 + i % 4` of vector `i % 16 / 4`.
     fn interleave_bytes(self, rows: [Lanes<Self>; 4]) -> [Lanes<Self>; 4];
 
-    /// The lanes of four vectors as bytes, in the order of which
-    /// [`interleave_bytes`](ByteLanes::interleave_bytes) makes groups, after `zero`, itself such a
-    /// byte, is added to each: nearest in the range of bytes, which are signed where `signed`.
+    /// Requantizes four vectors to bytes: adds `zero` to each lane and saturates to the byte range,
+    /// which is signed if `signed`. The bytes are in the order that
+    /// [`interleave_bytes`](ByteLanes::interleave_bytes) makes groups of. `zero` must itself be
+    /// such a byte.
     fn pack_interleaved(self, values: [Lanes<Self>; 4], zero: i32, signed: bool) -> Lanes<Self>;
 
-    /// Loads the first `count` bytes (at most four times `LANES`); the others are any.
+    /// Loads the first `count` bytes (at most four times `LANES`). The others are unspecified.
     ///
     /// # Safety
     /// `from` is valid for reading `count` bytes.
@@ -50,72 +50,74 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     /// `to` is valid for writing `count` bytes.
     unsafe fn store_first_bytes_ptr(self, to: *mut u8, count: usize, bytes: Lanes<Self>);
 
-    /// Loads `count` bytes (at most four times `LANES`) from `from[at..]`; the others are any.
+    /// Loads `count` bytes (at most four times `LANES`) from `from[at..]`. The others are
+    /// unspecified.
     ///
     /// # Panics
-    /// If the slice ends before that, or `count` is more than a vector holds.
+    /// If the slice is too short, or `count` is more than a vector holds.
     #[inline(always)]
     fn load_bytes(self, from: &[u8], at: usize, count: usize) -> Lanes<Self> {
         assert!(count <= 4 * Self::Base::LANES && at <= from.len() && from.len() - at >= count);
-        // SAFETY: the slice holds `count` bytes from `at` on.
+        // SAFETY: the assertion checked that the slice holds `count` bytes from `at` on.
         unsafe { self.load_bytes_ptr(from.as_ptr().add(at), count) }
     }
 
     /// Stores the first `count` bytes (at most four times `LANES`) at `to[at..]`.
     ///
     /// # Panics
-    /// If the slice ends before that, or `count` is more than a vector holds.
+    /// If the slice is too short, or `count` is more than a vector holds.
     #[inline(always)]
     fn store_bytes(self, to: &mut [u8], at: usize, count: usize, bytes: Lanes<Self>) {
         assert!(count <= 4 * Self::Base::LANES && at <= to.len() && to.len() - at >= count);
-        // SAFETY: the slice holds `count` bytes from `at` on.
+        // SAFETY: the assertion checked that the slice holds `count` bytes from `at` on.
         unsafe { self.store_first_bytes_ptr(to.as_mut_ptr().add(at), count, bytes) }
     }
 
-    /// In each lane the four bytes from `STRIDE` times the lane on, where `STRIDE` is 1 or 2.
+    /// Loads overlapping windows: lane `i` gets the four bytes from `STRIDE * i` on. `STRIDE` is 1
+    /// or 2.
     ///
     /// # Safety
     /// `from` is valid for reading [`WINDOWS_REACH`] bytes.
     unsafe fn windows_ptr<const STRIDE: usize>(self, from: *const u8) -> Lanes<Self>;
 
-    /// As [`windows_ptr`](ByteLanes::windows_ptr), from `from[at..]`.
+    /// Like [`windows_ptr`](ByteLanes::windows_ptr), from `from[at..]`.
     ///
     /// # Panics
-    /// If the slice ends less than [`WINDOWS_REACH`] behind `at`.
+    /// If the slice holds fewer than [`WINDOWS_REACH`] bytes from `at` on.
     #[inline(always)]
     fn windows<const STRIDE: usize>(self, from: &[u8], at: usize) -> Lanes<Self> {
         assert!(at <= from.len() && from.len() - at >= WINDOWS_REACH);
-        // SAFETY: the slice holds so many bytes from `at` on.
+        // SAFETY: the assertion checked that the slice holds `WINDOWS_REACH` bytes from `at` on.
         unsafe { self.windows_ptr::<STRIDE>(from.as_ptr().add(at)) }
     }
 
     /// Stores the lowest byte of each of the first `count` lanes (at most `LANES`) at `to[at..]`.
     ///
     /// # Panics
-    /// If the slice ends before that, or `count` is more than `LANES`.
+    /// If the slice is too short, or `count` is more than `LANES`.
     #[inline(always)]
     fn store_low_bytes(self, to: &mut [u8], at: usize, count: usize, value: Lanes<Self>) {
         assert!(count <= Self::Base::LANES && at <= to.len() && to.len() - at >= count);
-        // SAFETY: the slice holds `count` bytes from `at` on.
+        // SAFETY: the assertion checked that the slice holds `count` bytes from `at` on.
         unsafe { self.store_low_bytes_ptr(to.as_mut_ptr().add(at), count, value) }
     }
 
-    /// Loads `count` bytes (at most `LANES`) from `from[at..]` as numbers, with a sign where
-    /// `SIGNED`; the other lanes hold any.
+    /// Loads `count` bytes (at most `LANES`) from `from[at..]` as `f32`, sign-extended if `SIGNED`.
+    /// The other lanes are unspecified.
     ///
     /// # Panics
-    /// If the slice ends before that.
+    /// If the slice is too short.
     #[inline(always)]
     fn load_codes<const SIGNED: bool>(self, from: &[u8], at: usize, count: usize) -> Numbers<Self> {
         let simd = self.base();
         assert!(at <= from.len() && from.len() - at >= count);
         let codes = if count == Self::Base::LANES {
-            // SAFETY: the slice holds `LANES` bytes from `at` on.
+            // SAFETY: the assertion checked that the slice holds `LANES` bytes from `at` on.
             unsafe { simd.load_u8_ptr(from.as_ptr().add(at)) }
         } else {
             let mut some = [0; super::MAX_LANES];
             some[..count].copy_from_slice(&from[at..at + count]);
-            // SAFETY: no vector is longer than the array.
+            // SAFETY: the array holds `MAX_LANES` bytes, and no vector has more lanes.
             unsafe { simd.load_u8_ptr(some.as_ptr()) }
         };
         simd.to_f32(match SIGNED {
@@ -127,7 +129,7 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     /// Stores the first `count` lanes (at most `LANES`) at `to[at..]`.
     ///
     /// # Panics
-    /// If the slice ends before that, or `count` is more than `LANES`.
+    /// If the slice is too short, or `count` is more than `LANES`.
     #[inline(always)]
     fn store_i32(self, to: &mut [i32], at: usize, count: usize, value: Lanes<Self>) {
         let simd = self.base();
@@ -135,38 +137,39 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     }
 }
 
-/// Vectors that take up to 64 codes of several vectors of sums at once.
+/// Vectors that hold up to 64 quantized values from several vectors of accumulators at once.
 pub trait CodeLanes: ByteLanes {
-    /// The lanes of `N` vectors (1 to 4) as bytes one after the other, after `zero`, itself such a
-    /// byte, is added to each: nearest in the range of bytes, which are signed where `signed`.
+    /// Requantizes `N` vectors (1 to 4) to consecutive bytes: adds `zero` to each lane and
+    /// saturates to the byte range, which is signed if `signed`. `zero` must itself be such a byte.
     fn pack_codes<const N: usize>(self, values: [Lanes<Self>; N], zero: i32, signed: bool) -> Lanes<Self>;
 
-    /// Stores those bytes of a vector whose bits are set in `mask`, each at its place behind `to`.
+    /// Stores the bytes whose bits are set in `mask`, each at its own offset from `to`.
     ///
     /// # Safety
-    /// The places of these bytes are valid for writing. The others are not touched and need not be
-    /// there.
+    /// The memory of these bytes is valid for writing. The other bytes are not accessed and need
+    /// not be mapped.
     unsafe fn store_bytes_ptr(self, to: *mut u8, bytes: Lanes<Self>, mask: u64);
 }
 
 /// A vector of 32-bit lanes.
 pub type Lanes<L> = <<L as ByteLanes>::Base as Simd>::I32;
 
-/// A vector of numbers.
+/// A vector of `f32`.
 pub type Numbers<L> = <<L as ByteLanes>::Base as Simd>::F32;
 
-/// Bytes that [`ByteLanes::windows`] may read.
+/// The bytes that [`ByteLanes::windows`] may read.
 pub const WINDOWS_REACH: usize = 64;
 
-/// Work that is compiled for each instruction set.
+/// An operation that is compiled for each instruction set.
 pub trait ByteOp {
-    /// What it gives.
+    /// The result.
     type Output;
-    /// Does the work with the instructions that `lanes` stands for. Mark it `#[inline(always)]`.
+    /// Runs the operation with the instructions that `lanes` stands for. Mark it
+    /// `#[inline(always)]`.
     fn run<L: ByteLanes>(self, lanes: L) -> Self::Output;
 }
 
-/// Runs `op` compiled for `isa`, or for what this CPU has below it.
+/// Runs `op` compiled for `isa`, or for the widest instruction set below it that this CPU has.
 #[inline]
 pub fn dispatch_bytes<O: ByteOp>(isa: Isa, op: O) -> O::Output {
     #[cfg(target_arch = "x86_64")]
@@ -175,19 +178,19 @@ pub fn dispatch_bytes<O: ByteOp>(isa: Isa, op: O) -> O::Output {
         if isa == Isa::Avx512 && has_vnni() {
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
             unsafe fn enter<O: ByteOp>(op: O) -> O::Output {
-                // SAFETY: the caller has found the CPU to have these features.
+                // SAFETY: `dispatch_bytes` calls this only after it detected these features.
                 op.run(unsafe { Vnni::new_unchecked() })
             }
-            // SAFETY: the CPU was just found to have these features.
+            // SAFETY: `Isa::widest` and `has_vnni` detected these features.
             return unsafe { enter(op) };
         }
         if isa >= Isa::Avx2 {
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn enter<O: ByteOp>(op: O) -> O::Output {
-                // SAFETY: the caller has found the CPU to have these features.
+                // SAFETY: `dispatch_bytes` calls this only after it detected these features.
                 op.run(unsafe { Avx2::new_unchecked() })
             }
-            // SAFETY: `Isa::widest` has found the CPU to have these features.
+            // SAFETY: `Isa::widest` detected these features.
             return unsafe { enter(op) };
         }
     }
@@ -196,7 +199,7 @@ pub fn dispatch_bytes<O: ByteOp>(isa: Isa, op: O) -> O::Output {
     op.run(Portable)
 }
 
-/// Whether the CPU has four-way products of bytes in 512-bit vectors.
+/// Whether the CPU has VNNI in 512-bit vectors.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn has_vnni() -> bool {
     is_x86_feature_detected!("avx512vnni")
@@ -209,11 +212,13 @@ pub struct Vnni(Avx512);
 
 #[cfg(target_arch = "x86_64")]
 impl Vnni {
+    /// Creates the proof without a check.
+    ///
     /// # Safety
     /// The CPU has AVX-512 F, BW, DQ, VL and VNNI.
     #[inline(always)]
     pub(crate) unsafe fn new_unchecked() -> Vnni {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees a superset of the features of `Avx512`.
         Vnni(unsafe { Avx512::new_unchecked() })
     }
 }
@@ -233,17 +238,17 @@ mod x86 {
         }
         #[inline(always)]
         fn dot(self, sum: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
-            // SAFETY: a value of `Vnni` is made only where the CPU has VNNI.
+            // SAFETY: `Vnni` exists only on CPUs with VNNI.
             unsafe { _mm512_dpbusd_epi32(sum, unsigned, signed) }
         }
         #[inline(always)]
         fn mul_i32(self, a: __m512i, b: __m512i) -> __m512i {
-            // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512.
+            // SAFETY: `Vnni` exists only on CPUs with AVX-512.
             unsafe { _mm512_mullo_epi32(a, b) }
         }
         #[inline(always)]
         unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: __m512i) {
-            // SAFETY: the caller vouches for `count` bytes, and masked lanes are not touched.
+            // SAFETY: the caller guarantees `count` bytes, and masked lanes are not accessed.
             unsafe {
                 match count {
                     16 => _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(value)),
@@ -256,15 +261,15 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn windows_ptr<const STRIDE: usize>(self, from: *const u8) -> __m512i {
-            // SAFETY: the caller vouches for 64 bytes; for neighbours at stride 1 the first 32
-            // suffice.
+            // SAFETY: the caller guarantees `WINDOWS_REACH` bytes, which is a whole vector. At
+            // stride 1 the first 32 suffice.
             unsafe {
                 let low = STRIDE == 1;
                 let bytes = match low {
                     true => _mm512_castsi256_si512(_mm256_loadu_si256(from.cast())),
                     false => _mm512_loadu_si512(from.cast()),
                 };
-                // Each quarter gets the 16 bytes from its first window on.
+                // Each 128-bit quarter gets the 16 bytes from its first window on.
                 let step = STRIDE as i32;
                 let place = |index: i32| index / 4 * step + index % 4;
                 let places = _mm512_setr_epi32(
@@ -292,7 +297,7 @@ mod x86 {
         }
         #[inline(always)]
         fn interleave_bytes(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
-            // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512 BW.
+            // SAFETY: `Vnni` exists only on CPUs with AVX-512 BW.
             unsafe {
                 let (low, high) = (_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b));
                 let (low_two, high_two) = (_mm512_unpacklo_epi8(c, d), _mm512_unpackhi_epi8(c, d));
@@ -306,9 +311,9 @@ mod x86 {
         }
         #[inline(always)]
         fn pack_interleaved(self, [a, b, c, d]: [__m512i; 4], zero: i32, signed: bool) -> __m512i {
-            // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512 BW.
+            // SAFETY: `Vnni` exists only on CPUs with AVX-512 BW.
             unsafe {
-                // Zero points are bytes; every step saturates.
+                // Zero points are bytes, so they fit in 16 bits, and every step saturates.
                 let zero = _mm512_set1_epi16(zero as i16);
                 let front = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
                 let back = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
@@ -320,7 +325,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load_bytes_ptr(self, from: *const u8, count: usize) -> __m512i {
-            // SAFETY: the caller vouches for `count` bytes, and masked ones are not touched.
+            // SAFETY: the caller guarantees `count` bytes, and masked ones are not accessed.
             unsafe {
                 match count {
                     64.. => _mm512_loadu_si512(from.cast()),
@@ -330,7 +335,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_first_bytes_ptr(self, to: *mut u8, count: usize, bytes: __m512i) {
-            // SAFETY: the caller vouches for `count` bytes, and masked ones are not touched.
+            // SAFETY: the caller guarantees `count` bytes, and masked ones are not accessed.
             unsafe {
                 match count {
                     64.. => _mm512_storeu_si512(to.cast(), bytes),
@@ -343,29 +348,29 @@ mod x86 {
     impl CodeLanes for Vnni {
         #[inline(always)]
         fn pack_codes<const N: usize>(self, values: [__m512i; N], zero: i32, signed: bool) -> __m512i {
-            // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512.
+            // SAFETY: `Vnni` exists only on CPUs with AVX-512.
             unsafe {
                 let value = |at: usize| values[at.min(N - 1)];
                 let bytes = self.pack_interleaved([value(0), value(1), value(2), value(3)], zero, signed);
-                // Each quarter holds four bytes of each vector.
+                // Each 128-bit quarter holds four bytes of each vector.
                 let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
                 _mm512_permutexvar_epi32(order, bytes)
             }
         }
         #[inline(always)]
         unsafe fn store_bytes_ptr(self, to: *mut u8, bytes: __m512i, mask: u64) {
-            // SAFETY: the caller vouches for the bytes, and masked ones are not touched.
+            // SAFETY: the caller guarantees the bytes, and masked ones are not accessed.
             unsafe { _mm512_mask_storeu_epi8(to.cast(), mask, bytes) }
         }
     }
 
-    /// The bytes of four windows out of 16.
+    /// Returns the shuffle that builds four windows from 16 bytes.
     ///
     /// # Safety
     /// The CPU has AVX2.
     #[inline(always)]
     unsafe fn order<const STRIDE: usize>() -> __m128i {
-        // SAFETY: the caller vouches for AVX2.
+        // SAFETY: the caller guarantees AVX2.
         unsafe {
             match STRIDE {
                 1 => _mm_setr_epi8(0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 3, 4, 5, 6),
@@ -383,8 +388,10 @@ mod x86 {
         }
         #[inline(always)]
         fn dot(self, sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
-            // SAFETY: a value of `Avx2` is made only where the CPU has AVX2.
+            // SAFETY: `Avx2` exists only on CPUs with AVX2.
             unsafe {
+                // `maddubs` would saturate, so even and odd bytes are widened to 16 bits
+                // separately.
                 let even = _mm256_and_si256(unsigned, _mm256_set1_epi16(0xFF));
                 let odd = _mm256_srli_epi16::<8>(unsigned);
                 let signed_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(signed));
@@ -398,12 +405,12 @@ mod x86 {
         }
         #[inline(always)]
         fn mul_i32(self, a: __m256i, b: __m256i) -> __m256i {
-            // SAFETY: a value of `Avx2` is made only where the CPU has AVX2.
+            // SAFETY: `Avx2` exists only on CPUs with AVX2.
             unsafe { _mm256_mullo_epi32(a, b) }
         }
         #[inline(always)]
         unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: __m256i) {
-            // SAFETY: the caller vouches for `count` bytes.
+            // SAFETY: the caller guarantees `count` bytes.
             unsafe {
                 let low = _mm256_setr_epi8(
                     0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1,
@@ -423,7 +430,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn windows_ptr<const STRIDE: usize>(self, from: *const u8) -> __m256i {
-            // SAFETY: the caller vouches for 64 bytes, of which the first 32 suffice.
+            // SAFETY: the caller guarantees `WINDOWS_REACH` bytes, of which the first 32 suffice.
             unsafe {
                 let bytes = _mm256_loadu_si256(from.cast());
                 let step = STRIDE as i32;
@@ -434,7 +441,7 @@ mod x86 {
         }
         #[inline(always)]
         fn interleave_bytes(self, [a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
-            // SAFETY: a value of `Avx2` is made only where the CPU has AVX2.
+            // SAFETY: `Avx2` exists only on CPUs with AVX2.
             unsafe {
                 let (low, high) = (_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b));
                 let (low_two, high_two) = (_mm256_unpacklo_epi8(c, d), _mm256_unpackhi_epi8(c, d));
@@ -448,9 +455,9 @@ mod x86 {
         }
         #[inline(always)]
         fn pack_interleaved(self, [a, b, c, d]: [__m256i; 4], zero: i32, signed: bool) -> __m256i {
-            // SAFETY: a value of `Avx2` is made only where the CPU has AVX2.
+            // SAFETY: `Avx2` exists only on CPUs with AVX2.
             unsafe {
-                // Zero points are bytes; every step saturates.
+                // Zero points are bytes, so they fit in 16 bits, and every step saturates.
                 let zero = _mm256_set1_epi16(zero as i16);
                 let front = _mm256_adds_epi16(_mm256_packs_epi32(a, b), zero);
                 let back = _mm256_adds_epi16(_mm256_packs_epi32(c, d), zero);
@@ -462,7 +469,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load_bytes_ptr(self, from: *const u8, count: usize) -> __m256i {
-            // SAFETY: the caller vouches for `count` bytes; the buffer holds a vector.
+            // SAFETY: the caller guarantees `count` bytes; the buffer holds a vector.
             unsafe {
                 if count >= 32 {
                     return _mm256_loadu_si256(from.cast());
@@ -474,7 +481,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_first_bytes_ptr(self, to: *mut u8, count: usize, bytes: __m256i) {
-            // SAFETY: the caller vouches for `count` bytes; the buffer holds a vector.
+            // SAFETY: the caller guarantees `count` bytes; the buffer holds a vector.
             unsafe {
                 if count >= 32 {
                     return _mm256_storeu_si256(to.cast(), bytes);
@@ -508,14 +515,14 @@ impl ByteLanes for Portable {
     #[inline(always)]
     unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: Lanes<Self>) {
         for (lane, value) in value.iter().enumerate().take(count) {
-            // SAFETY: the caller vouches for `count` bytes.
+            // SAFETY: the caller guarantees `count` bytes.
             unsafe { to.add(lane).write(*value as u8) };
         }
     }
     #[inline(always)]
     unsafe fn windows_ptr<const STRIDE: usize>(self, from: *const u8) -> Lanes<Self> {
         std::array::from_fn(|lane| {
-            // SAFETY: the caller vouches for 64 bytes, more than the last lane reaches.
+            // SAFETY: the caller guarantees `WINDOWS_REACH` bytes, more than the last lane reaches.
             unsafe { from.add(STRIDE * lane).cast::<i32>().read_unaligned() }
         })
     }
@@ -536,7 +543,7 @@ impl ByteLanes for Portable {
     #[inline(always)]
     unsafe fn load_bytes_ptr(self, from: *const u8, count: usize) -> Lanes<Self> {
         std::array::from_fn(|lane| {
-            // SAFETY: the caller vouches for `count` bytes.
+            // SAFETY: the caller guarantees `count` bytes.
             let byte = |at: usize| if at < count { unsafe { *from.add(at) } } else { 0 };
             i32::from_ne_bytes([0, 1, 2, 3].map(|part| byte(4 * lane + part)))
         })
@@ -544,7 +551,7 @@ impl ByteLanes for Portable {
     #[inline(always)]
     unsafe fn store_first_bytes_ptr(self, to: *mut u8, count: usize, bytes: Lanes<Self>) {
         for (at, byte) in bytes.into_iter().flat_map(i32::to_ne_bytes).enumerate().take(count) {
-            // SAFETY: the caller vouches for `count` bytes.
+            // SAFETY: the caller guarantees `count` bytes.
             unsafe { to.add(at).write(byte) };
         }
     }
@@ -554,7 +561,7 @@ impl ByteLanes for Portable {
 mod tests {
     use super::*;
 
-    /// One step of each operation, with the lanes in memory.
+    /// One step of each operation, with the lanes written to memory.
     struct Probe<'a>(&'a [u8; 64], &'a [u8; 64]);
 
     impl ByteOp for Probe<'_> {
@@ -574,7 +581,7 @@ mod tests {
         }
     }
 
-    /// Four vectors interleaved, and packed as codes.
+    /// Four vectors, interleaved and then packed to bytes.
     struct Interleaved<'a>(&'a [[u8; 64]; 4], i32, bool);
 
     impl ByteOp for Interleaved<'_> {
@@ -589,7 +596,7 @@ mod tests {
             for vector in 0..4 {
                 lanes.store_i32(&mut found[vector], 0, count, groups[vector]);
             }
-            // The lanes of vectors in order as they are, without the last bytes.
+            // Packs the vectors in their order, and omits the last bytes.
             lanes.store_bytes(&mut codes, 0, 4 * count - 3, lanes.pack_interleaved(groups, self.1, self.2));
             (found, codes, count)
         }
@@ -597,7 +604,7 @@ mod tests {
 
     #[test]
     fn vectors_interleave_and_pack_in_one_order() {
-        // Numbers of one byte, of two, and beyond, in both signs.
+        // Values that fit in one byte, that fit in two, and larger ones, of both signs.
         let row = |step: usize| std::array::from_fn(|at| ((at * step) % 251) as u8);
         let small = [row(7), [0; 64], [0; 64], [0; 64]];
         let negative = [row(9), [255; 64], [255; 64], [255; 64]];
@@ -625,7 +632,7 @@ mod tests {
         }
     }
 
-    /// A few bytes loaded and stored.
+    /// Loads and stores a few bytes.
     struct First<'a>(&'a [u8]);
 
     impl ByteOp for First<'_> {

@@ -1,10 +1,10 @@
-//! Which vector instruction set this process uses, decided once.
+//! Instruction set selection, decided once per process.
 
 use std::sync::OnceLock;
 
 use crate::environment::{ISA, choice};
 
-/// An instruction set that the kernels have code for, from narrow to wide.
+/// An instruction set that the kernels have code for, ordered from narrow to wide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// Plain Rust, on any target.
@@ -18,18 +18,20 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The widest instruction set this CPU has, at most what `ORT_ISA` allows: `scalar`, `neon`,
-    /// `avx2` or `avx512`, as far as the kind of processor has them. Opening the provider refuses
-    /// any other value.
+    /// Returns the widest instruction set that this CPU has and `ORT_ISA` allows. `ORT_ISA` may be
+    /// `scalar`, `neon`, `avx2` or `avx512`, if the architecture has it. Opening the provider
+    /// rejects any other value.
     pub fn current() -> Isa {
         static CURRENT: OnceLock<Isa> = OnceLock::new();
         *CURRENT.get_or_init(|| {
             let widest = Isa::widest();
+            // An invalid value is ignored here, because `environment::check` reports it when the
+            // provider is opened.
             Isa::allowed().ok().flatten().map_or(widest, |isa| isa.min(widest))
         })
     }
 
-    /// What `ORT_ISA` allows, if it is set, or why that is nothing.
+    /// Returns what `ORT_ISA` allows, `None` if it is unset, or an error if its value is unknown.
     pub(crate) fn allowed() -> Result<Option<Isa>, String> {
         let of_processor: &[Isa] = if cfg!(target_arch = "x86_64") {
             &[Isa::Scalar, Isa::Avx2, Isa::Avx512]
@@ -42,13 +44,13 @@ impl Isa {
         Ok(choice(ISA, &names)?.and_then(Isa::from_name))
     }
 
-    /// The widest instruction set this CPU has, whatever the environment allows.
+    /// Returns the widest instruction set of this CPU, regardless of the environment.
     pub fn widest() -> Isa {
         static WIDEST: OnceLock<Isa> = OnceLock::new();
         *WIDEST.get_or_init(Isa::detect)
     }
 
-    /// Every instruction set that has its own code on this CPU, from narrow to wide.
+    /// Returns every instruction set with code for this CPU, from narrow to wide.
     pub fn available() -> impl Iterator<Item = Isa> {
         let foreign = if cfg!(target_arch = "x86_64") { Some(Isa::Neon) } else { None };
         [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512]
@@ -56,8 +58,8 @@ impl Isa {
             .filter(move |isa| *isa <= Isa::widest() && Some(*isa) != foreign)
     }
 
-    /// Whether products of bfloat16 with `f32` sums are there (AVX512-BF16), beside an instruction
-    /// set at least this wide.
+    /// Whether this instruction set is AVX-512 and the CPU has AVX512-BF16, that is, bfloat16
+    /// products with `f32` accumulators.
     pub fn has_bf16_products(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -67,12 +69,12 @@ impl Isa {
         false
     }
 
-    /// The instruction set called `name`, in lower case.
+    /// Returns the instruction set called `name`, in lower case.
     pub fn from_name(name: &str) -> Option<Isa> {
         [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512].into_iter().find(|isa| isa.name() == name)
     }
 
-    /// Its name, as `ORT_ISA` takes it.
+    /// Returns the name, as `ORT_ISA` takes it.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",

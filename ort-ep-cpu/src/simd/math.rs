@@ -1,22 +1,22 @@
-//! Vector mathematics: exp, log, erf, tanh, sine, cosine and the activations made of them.
+//! Vector math functions: exp, log, erf, tanh, sine, cosine, and the activations built on them.
 //!
-//! Each function says its greatest error in ULP (units in the last place of the correctly rounded
-//! result), as the tests bound it on every instruction set against `libm` in double precision. NaN
-//! gives NaN.
+//! Each function states its maximum error in ULP (units in the last place of the correctly rounded
+//! result). The tests check that bound on every instruction set against `libm` in double precision.
+//! NaN inputs yield NaN.
 //!
-//! Methods: range reduction after W. J. Cody and W. Waite, *Software Manual for the Elementary
-//! Functions* (1980); the splitting of erf at 0.92 into an odd polynomial and `1 - exp(polynomial)`
-//! follows the structure usual since Abramowitz and Stegun, *Handbook of Mathematical Functions*,
-//! 7.1. The polynomial coefficients are minimax fits made for this file by C. L. Lawson's iterated
-//! weighted least squares, with the coefficients rounded to f32 one by one from the lowest.
+//! Methods: range reduction follows W. J. Cody and W. Waite, *Software Manual for the Elementary
+//! Functions* (1980). erf is split at 0.92 into an odd polynomial and `1 - exp(polynomial)`, as
+//! usual since Abramowitz and Stegun, *Handbook of Mathematical Functions*, 7.1. The polynomial
+//! coefficients are minimax fits made for this file by C. L. Lawson's iteratively reweighted least
+//! squares. They are rounded to `f32` one by one, from the lowest.
 
-// Coefficients are written with the digits that name an f32; clippy's shorter forms hide that they
-// are fits.
+// Coefficients keep all digits of their `f32`. Clippy's shorter forms would hide that they are
+// fits.
 #![allow(clippy::excessive_precision)]
 
 use super::Simd;
 
-/// `c[0] + c[1] x + c[2] x^2 + ...` by Horner's rule.
+/// Evaluates `c[0] + c[1] x + c[2] x^2 + ...` by Horner's rule.
 #[inline(always)]
 fn polynomial<S: Simd, const N: usize>(s: S, x: S::F32, coefficients: [f32; N]) -> S::F32 {
     let mut sum = s.splat(coefficients[N - 1]);
@@ -26,17 +26,18 @@ fn polynomial<S: Simd, const N: usize>(s: S, x: S::F32, coefficients: [f32; N]) 
     sum
 }
 
-/// ln 2 in two parts; the first has 15 significant bits, so its product with an exponent is exact.
+/// ln 2 in two parts. The first has 15 significant bits, so its product with an exponent is exact.
 const LN_2_HIGH: f32 = 0.693_145_751_953_125;
 const LN_2_LOW: f32 = 1.428_606_820_309_417e-6;
 
-/// `e^r - 1 - r` divided by `r^2`, for `|r| <= 0.35`.
+/// Coefficients of the polynomial for `(e^r - 1 - r) / r^2`, for `|r| <= 0.35`.
 const EXP: [f32; 5] = [4.999999404e-01, 1.666651666e-01, 4.166828096e-02, 8.369248360e-03, 1.382078743e-03];
 
-/// `e^x`, at most 1.25 ULP; infinite above 88.73, correct in the denormals, 0 below -104.
+/// `e^x`, at most 1.25 ULP. Infinite above 88.73, correct for denormal results, and 0 below -104.
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
-    // Beyond these bounds the result is infinite or 0 already; NaN is kept as the second operand.
+    // Beyond these bounds the result is already infinite or 0. NaN passes through as the second
+    // operand.
     let x = s.max_or_second(s.splat(-110.0), s.min_or_second(s.splat(90.0), x));
     let n = s.round_even(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     let r = s.neg_mul_add(n, s.splat(LN_2_HIGH), x);
@@ -46,16 +47,17 @@ pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.scale_by_power_of_two(power, n)
 }
 
-/// `2^-r` in powers of `r`, for `|r| <= 0.5`; the first is 1, so that `exp_shifted(0)` is.
+/// Coefficients of the polynomial for `2^-r`, for `|r| <= 0.5`. The first coefficient is 1, so that
+/// `exp_shifted(0)` is 1.
 const EXP_2: [f32; 6] =
     [1.0, -6.931470037e-01, 2.402224541e-01, -5.550710857e-02, 9.671393782e-03, -1.326974132e-03];
 
-/// `e^x` for an `x` of at most 0, such as a score less the greatest score: 1 at 0, at most 21 ULP
-/// above -87 (70 where there is no fused multiply-add; the fewer, the greater it is), and 0 below
-/// -104. It takes two thirds of the instructions of [`exp`].
+/// `e^x` for `x <= 0`, such as a score minus the maximum score. It is 1 at 0 and 0 below -104.
+/// Above -87 the error is at most 21 ULP (70 without FMA), and smaller the larger `x` is. It takes
+/// two thirds of the instructions of [`exp`].
 #[inline(always)]
 pub fn exp_shifted<S: Simd>(s: S, x: S::F32) -> S::F32 {
-    // NaN is kept as the second operand.
+    // NaN passes through as the second operand.
     let x = s.max_or_second(s.splat(-110.0), x);
     let n = s.round_even(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     let r = s.neg_mul_add(x, s.splat(std::f32::consts::LOG2_E), n);
@@ -70,7 +72,8 @@ pub fn expm1<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.select(s.lt(s.abs(x), s.splat(0.35)), small, large)
 }
 
-/// `log(1 + f) - f + f^2 / 2` divided by `f^3`, for `1 + f` from `sqrt(1/2)` to `sqrt(2)`.
+/// Coefficients of the polynomial for `(log(1 + f) - f + f^2 / 2) / f^3`, for `1 + f` from
+/// `sqrt(1/2)` to `sqrt(2)`.
 const LOG: [f32; 8] = [
     3.333333135e-01,
     -2.500081956e-01,
@@ -82,12 +85,12 @@ const LOG: [f32; 8] = [
     -7.636439055e-02,
 ];
 
-/// The natural logarithm, at most 1.25 ULP; -inf of 0, NaN of negatives.
+/// The natural logarithm, at most 1.25 ULP. -inf at 0, NaN for negative values.
 #[inline(always)]
 pub fn log<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let denormal = s.lt(x, s.splat(f32::MIN_POSITIVE));
     let normal = s.select(denormal, s.mul(x, s.splat((1_u32 << 23) as f32)), x);
-    // Subtracting the bits of sqrt(1/2) leaves the exponent for which the mantissa is nearest to 1.
+    // Subtracting the bits of sqrt(1/2) selects the exponent that brings the mantissa closest to 1.
     let bits = s.to_bits(normal);
     let offset = s.sub_i32(bits, s.splat_i32(std::f32::consts::FRAC_1_SQRT_2.to_bits() as i32));
     let exponent = s.shr_i32::<23>(offset);
@@ -109,9 +112,9 @@ pub fn log<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.select(s.eq(x, zero), s.splat(f32::NEG_INFINITY), result)
 }
 
-/// `log(1 + x)`, at most 3 ULP; NaN below -1.
+/// `log(1 + x)`, at most 3 ULP. NaN below -1.
 ///
-/// W. Kahan's correction: `log(u) * x / (u - 1)` for the rounded `u = 1 + x`.
+/// Uses W. Kahan's correction: `log(u) * x / (u - 1)` for the rounded `u = 1 + x`.
 #[inline(always)]
 pub fn log1p<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let one = s.splat(1.0);
@@ -123,7 +126,7 @@ pub fn log1p<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.select(s.eq(difference, s.splat(0.0)), x, exact)
 }
 
-/// `tanh(x) - x` divided by `x^3` in powers of `x^2`, for `|x| <= 0.625`.
+/// Coefficients of the polynomial for `(tanh(x) - x) / x^3` in powers of `x^2`, for `|x| <= 0.625`.
 const TANH: [f32; 5] =
     [-3.333328068e-01, 1.333140731e-01, -5.373673141e-02, 2.062910423e-02, -5.693552550e-03];
 
@@ -133,17 +136,18 @@ pub fn tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let magnitude = s.abs(x);
     let square = s.mul(x, x);
     let small = s.mul_add(s.mul(polynomial(s, square, TANH), square), x, x);
-    // 1 - 2 / (e^2|x| + 1) loses nothing for |x| above 0.625, where the quotient is below 1/2.
+    // 1 - 2 / (e^2|x| + 1) loses no precision for |x| above 0.625, because the quotient is below
+    // 1/2 there.
     let power = exp(s, s.add(magnitude, magnitude));
     let quotient = s.div(s.splat(2.0), s.add(power, s.splat(1.0)));
     let large = s.with_sign_of(s.sub(s.splat(1.0), quotient), x);
     s.select(s.lt(magnitude, s.splat(0.625)), small, large)
 }
 
-/// `erf(x) / x - 1` in powers of `x^2`, for `|x| <= 0.93`.
+/// Coefficients of the polynomial for `erf(x) / x - 1` in powers of `x^2`, for `|x| <= 0.93`.
 const ERF_SMALL: [f32; 6] =
     [1.283791512e-01, -3.761248887e-01, 1.128173098e-01, -2.676296420e-02, 4.987347871e-03, -5.959555274e-04];
-/// `log(1 - erf(x)) / x + 1`, for `x` from 0.92 to 4.
+/// Coefficients of the polynomial for `log(1 - erf(x)) / x + 1`, for `x` from 0.92 to 4.
 const ERF_LARGE: [f32; 7] = [
     -1.286521554e-01,
     -6.351359487e-01,
@@ -159,14 +163,14 @@ const ERF_LARGE: [f32; 7] = [
 pub fn erf<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let square = s.mul(x, x);
     let small = s.mul_add(polynomial(s, square, ERF_SMALL), x, x);
-    // From 3.92 on the result rounds to 1; NaN is kept as the second operand.
+    // From 3.92 on, the result rounds to 1. NaN passes through as the second operand.
     let magnitude = s.min_or_second(s.splat(4.0), s.abs(x));
     let exponent = s.mul_add(polynomial(s, magnitude, ERF_LARGE), magnitude, s.neg(magnitude));
     let large = s.with_sign_of(s.sub(s.splat(1.0), exp(s, exponent)), x);
     s.select(s.lt(magnitude, s.splat(0.925)), small, large)
 }
 
-/// `1 / (1 + e^-x)`, at most 3 ULP, also where it is denormal.
+/// `1 / (1 + e^-x)`, at most 3 ULP, including denormal results.
 #[inline(always)]
 pub fn sigmoid<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let power = exp(s, s.neg(s.abs(x)));
@@ -176,7 +180,7 @@ pub fn sigmoid<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.div(numerator, denominator)
 }
 
-/// `x * sigmoid(x)`, at most 3.5 ULP where it is a normal number; NaN of -inf.
+/// `x * sigmoid(x)`, at most 3.5 ULP if the result is a normal number. NaN at -inf.
 #[inline(always)]
 pub fn silu<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.mul(x, sigmoid(s, x))
@@ -189,11 +193,11 @@ pub fn softplus<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.add(s.max(x, s.splat(0.0)), tail)
 }
 
-/// The Gaussian error linear unit `x / 2 * (1 + erf(x / sqrt(2)))` of D. Hendrycks and K. Gimpel
-/// (2016).
+/// The Gaussian error linear unit (GELU), `x / 2 * (1 + erf(x / sqrt(2)))`, of D. Hendrycks and K.
+/// Gimpel (2016).
 ///
-/// Its error is at most 3 units of 2^-24 relative to `|x|`: `1 + erf` cancels for negative `x`, as
-/// in the formula.
+/// The error is at most 3 units of 2^-24 relative to `|x|`, because `1 + erf` cancels for negative
+/// `x`, as in the formula.
 #[inline(always)]
 pub fn gelu<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let inner = erf(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2)));
@@ -201,8 +205,8 @@ pub fn gelu<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.mul(half, s.add(s.splat(1.0), inner))
 }
 
-/// Its approximation `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, with the same kind of
-/// error.
+/// The tanh approximation of GELU, `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, with
+/// the same kind of error.
 #[inline(always)]
 pub fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     const SQRT_2_OVER_PI: f32 = 0.797_884_560_8;
@@ -212,30 +216,34 @@ pub fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.mul(half, s.add(s.splat(1.0), tanh(s, scaled)))
 }
 
-/// pi/2 in three parts; the first two have 12 significant bits, so their products with up to 2^12
+/// pi/2 in three parts. The first two have 12 significant bits, so their products with up to 2^12
 /// are exact.
 const HALF_PI: [f32; 3] = [1.570_556_640_625, 2.396_106_719_970_703e-4, 7.549_789_954_891e-8];
-/// The greatest magnitude for which that reduction keeps sine and cosine within their bounds.
+/// The largest magnitude for which that reduction keeps sine and cosine within their bounds.
 const TRIGONOMETRIC_LIMIT: f32 = 4096.0;
-/// `sin(r) - r` divided by `r^3`, in powers of `r^2`, for `|r| <= pi/4`.
+/// Coefficients of the polynomial for `(sin(r) - r) / r^3` in powers of `r^2`, for `|r| <= pi/4`.
 const SIN: [f32; 4] = [-1.666666716e-01, 8.333379403e-03, -1.985301351e-04, 2.831484153e-06];
-/// `cos(r) - 1 + r^2 / 2` divided by `r^4`, in powers of `r^2`, for `|r| <= pi/4`.
+/// Coefficients of the polynomial for `(cos(r) - 1 + r^2 / 2) / r^4` in powers of `r^2`, for
+/// `|r| <= pi/4`.
 const COS: [f32; 3] = [4.166664556e-02, -1.388730365e-03, 2.443120138e-05];
 
-/// The sine, within 2 units of 2^-24 absolutely up to 4096 (beyond: one by one through `libm`).
+/// The sine, with an absolute error within 2 units of 2^-24 up to 4096. Larger values go through
+/// `libm` lane by lane.
 #[inline(always)]
 pub fn sin<S: Simd>(s: S, x: S::F32) -> S::F32 {
     beyond_limit(s, x, quarter_wave(s, x, 0), libm::sinf)
 }
 
-/// The cosine, within 2 units of 2^-24 absolutely up to 4096 (beyond: one by one through `libm`).
+/// The cosine, with an absolute error within 2 units of 2^-24 up to 4096. Larger values go through
+/// `libm` lane by lane.
 #[inline(always)]
 pub fn cos<S: Simd>(s: S, x: S::F32) -> S::F32 {
     beyond_limit(s, x, quarter_wave(s, x, 1), libm::cosf)
 }
 
-/// `wave`, but `function(x)` in each lane whose `x` is too large for it. The other lanes keep their
-/// bits, so that no result depends on its neighbours, which differ with the number of threads.
+/// Replaces `wave` by `function(x)` in each lane whose `x` is too large for it. The other lanes
+/// keep their bits. Otherwise a result would depend on its neighbours, which vary with the number
+/// of threads.
 #[inline(always)]
 fn beyond_limit<S: Simd>(s: S, x: S::F32, wave: S::F32, function: impl Fn(f32) -> f32) -> S::F32 {
     let large = s.le(s.splat(TRIGONOMETRIC_LIMIT), s.abs(x));
@@ -260,7 +268,7 @@ fn quarter_wave<S: Simd>(s: S, x: S::F32, quarters: i32) -> S::F32 {
     s.from_bits(s.xor_i32(s.to_bits(wave), sign))
 }
 
-/// Applies a function of one value to each lane.
+/// Applies a scalar function to each lane.
 #[inline(always)]
 pub fn lane_by_lane<S: Simd>(s: S, x: S::F32, function: impl Fn(f32) -> f32) -> S::F32 {
     let mut lanes = s.to_array(x);

@@ -1,10 +1,10 @@
-//! Errors of the vector mathematics against `libm` in double precision.
+//! Tests of the vector math errors against `libm` in double precision.
 
 use crate::simd::math;
 use crate::simd::slices::{UnaryOp, map};
 use crate::simd::{Isa, Simd};
 
-/// The distance of `got` from `want` in units in the last place of f32 at `want`.
+/// Returns the distance of `got` from `want` in `f32` units in the last place at `want`.
 fn ulp_error(got: f32, want: f64) -> f64 {
     let rounded = want as f32;
     if rounded.is_nan() || got.is_nan() {
@@ -20,10 +20,10 @@ fn ulp_error(got: f32, want: f64) -> f64 {
     (f64::from(got) - want).abs() / 2.0_f64.powi(exponent)
 }
 
-/// Bit patterns over the whole of f32 with a stride that is odd, and all special values.
+/// Bit patterns over all of `f32` at an odd stride, and all special values.
 fn sweep() -> Vec<f32> {
     let mut values: Vec<f32> = (0..u32::MAX).step_by(9_973).map(f32::from_bits).collect();
-    // The range where most functions do something, densely.
+    // The range in which most functions are interesting, densely.
     values.extend((-300_000..300_000).map(|step| step as f32 * (110.0 / 300_000.0)));
     values.extend((-100_000..100_000).map(|step| step as f32 * (5.0 / 100_000.0)));
     for edge in [

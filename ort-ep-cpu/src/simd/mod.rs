@@ -1,13 +1,13 @@
-//! Portable vectors with run-time dispatch.
+//! Portable SIMD with run-time dispatch.
 //!
-//! [`Simd`] is a set of vector operations; a value of a type that implements it proves that the CPU
-//! has those instructions, so its operations are safe to call. Code is written once, generic over
-//! `S: Simd`, in a [`SimdOp`], and [`dispatch`] compiles it for each instruction set and enters the
-//! right copy. Everything between the entry point and the operations is `#[inline(always)]`, so
-//! that the whole loop is compiled with the instruction set of the entry point; call `dispatch`
+//! [`Simd`] is a set of vector operations. A value of a type that implements it proves that the CPU
+//! has those instructions, so its operations are safe to call. Code is written once in a
+//! [`SimdOp`], generic over `S: Simd`. [`dispatch`] compiles it for each instruction set and enters
+//! the right copy. Everything between the entry point and the operations is `#[inline(always)]`, so
+//! that the whole loop is compiled with the instruction set of the entry point. Call `dispatch`
 //! once per slice, not once per vector.
 //!
-//! All unsafe code of the vector kernels lives in this folder: entry points, loads and stores
+//! All unsafe code of the vector kernels is in this folder: entry points, loads and stores
 //! ([`Simd`]), and the loops over slices that check lengths once ([`slices`], [`stencil`]).
 
 #![allow(
@@ -42,9 +42,9 @@ pub use tile::transpose_tiles;
 #[cfg(target_arch = "x86_64")]
 pub use {avx2::Avx2, avx512::Avx512};
 
-/// Vector operations of one instruction set, on `LANES` lanes of 32 bits.
+/// The vector operations of one instruction set, on `LANES` lanes of 32 bits.
 ///
-/// Comparisons are ordered (false where a lane is NaN), conversions round to nearest even.
+/// Comparisons are ordered (false if a lane is NaN), and conversions round to nearest even.
 // `self` is the instruction set, never the value that is converted.
 #[allow(clippy::wrong_self_convention)]
 pub trait Simd: Copy + Send + Sync + 'static {
@@ -52,32 +52,33 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type F32: Copy;
     /// A vector of `LANES` i32.
     type I32: Copy;
-    /// One truth value for each lane.
+    /// One boolean per lane.
     type Mask: Copy;
-    /// How many 32-bit lanes a vector has.
+    /// The number of 32-bit lanes of a vector.
     const LANES: usize;
 
-    /// All lanes `value`.
+    /// Broadcasts `value` to all lanes.
     fn splat(self, value: f32) -> Self::F32;
-    /// All lanes `value`.
+    /// Broadcasts `value` to all lanes.
     fn splat_i32(self, value: i32) -> Self::I32;
 
-    /// Loads `LANES` values, at any alignment.
+    /// Loads `LANES` unaligned values.
     ///
     /// # Safety
     /// `from` is valid for reading `LANES` values.
     unsafe fn load_ptr(self, from: *const f32) -> Self::F32;
-    /// Loads the first `count` values (at most `LANES`); the other lanes are `fill`.
+    /// Loads the first `count` lanes (at most `LANES`) and sets the others to `fill`.
     ///
     /// # Safety
     /// `from` is valid for reading `count` values.
     unsafe fn load_partial_ptr(self, from: *const f32, count: usize, fill: f32) -> Self::F32;
-    /// Loads the lanes where the mask is true; the others are 0, and their places are not touched.
+    /// Loads the lanes that are set in the mask. The others become 0 and their memory is not
+    /// accessed.
     ///
     /// # Safety
-    /// `from` is valid for reading at the place of each lane that is true.
+    /// `from` is valid for reading at each lane that is set.
     unsafe fn load_masked_ptr(self, from: *const f32, mask: Self::Mask) -> Self::F32;
-    /// Stores all lanes, at any alignment.
+    /// Stores all lanes, unaligned.
     ///
     /// # Safety
     /// `to` is valid for writing `LANES` values.
@@ -87,7 +88,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `to` is valid for writing `count` values.
     unsafe fn store_partial_ptr(self, to: *mut f32, count: usize, value: Self::F32);
-    /// Loads `LANES` IEEE half-precision values, given as bits.
+    /// Loads `LANES` IEEE half-precision values, stored as bits.
     ///
     /// # Safety
     /// `from` is valid for reading `LANES` values.
@@ -97,17 +98,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `to` is valid for writing `LANES` values.
     unsafe fn store_f16_ptr(self, to: *mut u16, value: Self::F32);
-    /// Loads `LANES` bytes, each into a lane of its own.
+    /// Loads `LANES` bytes and zero-extends each to a lane.
     ///
     /// # Safety
     /// `from` is valid for reading `LANES` bytes.
     unsafe fn load_u8_ptr(self, from: *const u8) -> Self::I32;
 
-    /// `first`, then the lanes but the last.
+    /// Shifts the lanes up by one and inserts `first`.
     fn shift_in_first(self, first: f32, a: Self::F32) -> Self::F32;
-    /// The lanes but the first, then `last`.
+    /// Shifts the lanes down by one and inserts `last`.
     fn shift_in_last(self, a: Self::F32, last: f32) -> Self::F32;
-    /// The lanes at even and those at odd places of the two vectors after each other.
+    /// Deinterleaves two consecutive vectors into the elements at even and at odd positions.
     fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32);
     /// `a + b`.
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
@@ -117,26 +118,26 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a / b`, correctly rounded.
     fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
-    /// `a * b + c`, rounded once where the CPU has a fused instruction, else twice.
+    /// `a * b + c`, rounded once if the CPU has FMA, otherwise twice.
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
-    /// `c - a * b`, rounded as [`mul_add`](Simd::mul_add).
+    /// `c - a * b`, rounded like [`mul_add`](Simd::mul_add).
     fn neg_mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
-    /// The lesser; `b` where a lane is NaN in either (what x86's `minps` does).
+    /// The smaller value; `b` if either lane is NaN (the semantics of x86's `minps`).
     fn min_or_second(self, a: Self::F32, b: Self::F32) -> Self::F32;
-    /// The greater; `b` where a lane is NaN in either (what x86's `maxps` does).
+    /// The larger value; `b` if either lane is NaN (the semantics of x86's `maxps`).
     fn max_or_second(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// Square root, correctly rounded.
     fn sqrt(self, a: Self::F32) -> Self::F32;
     /// The nearest integer, ties to even.
     fn round_even(self, a: Self::F32) -> Self::F32;
-    /// The greatest integer not above.
+    /// The largest integer that is not above the value.
     fn floor(self, a: Self::F32) -> Self::F32;
-    /// The least integer not below.
+    /// The smallest integer that is not below the value.
     fn ceil(self, a: Self::F32) -> Self::F32;
     /// The integer part.
     fn trunc(self, a: Self::F32) -> Self::F32;
-    /// `a * 2^n` for an `n` of integers, rounded once in the range of denormals and infinite above
-    /// the range.
+    /// `a * 2^n` for integral `n`. Denormal results are rounded once, and results above the range
+    /// are infinite.
     fn scale_by_power_of_two(self, a: Self::F32, n: Self::F32) -> Self::F32;
 
     /// `a < b`.
@@ -145,22 +146,22 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn le(self, a: Self::F32, b: Self::F32) -> Self::Mask;
     /// `a == b`.
     fn eq(self, a: Self::F32, b: Self::F32) -> Self::Mask;
-    /// True where a lane is NaN.
+    /// True if a lane is NaN.
     fn is_nan(self, a: Self::F32) -> Self::Mask;
-    /// `a` where the mask is true, else `b`.
+    /// `a` if the mask is set, otherwise `b`.
     fn select(self, mask: Self::Mask, a: Self::F32, b: Self::F32) -> Self::F32;
-    /// The mask whose lane `i` is true where bit `i` is set.
+    /// The mask whose lane `i` is set if bit `i` is set.
     fn mask_of_bits(self, bits: u16) -> Self::Mask;
-    /// True if any lane is true.
+    /// True if any lane is set.
     fn any(self, mask: Self::Mask) -> bool;
 
-    /// The bits of each lane.
+    /// Reinterprets each lane's bits as `i32`.
     fn to_bits(self, a: Self::F32) -> Self::I32;
-    /// The value with these bits.
+    /// Reinterprets each lane's bits as `f32`.
     fn from_bits(self, a: Self::I32) -> Self::F32;
-    /// To the nearest i32, ties to even; lanes out of range give an unspecified value.
+    /// Converts to the nearest `i32`, ties to even. Lanes out of range are unspecified.
     fn to_i32(self, a: Self::F32) -> Self::I32;
-    /// To the nearest f32.
+    /// Converts to the nearest `f32`.
     fn to_f32(self, a: Self::I32) -> Self::F32;
     /// `a + b`, wrapping.
     fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
@@ -174,19 +175,19 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn xor_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
     /// `a << BITS`.
     fn shl_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32;
-    /// `a >> BITS`, keeping the sign.
+    /// `a >> BITS`, arithmetic.
     fn shr_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32;
 
-    /// What [`decode`](Simd::decode) needs besides scale and zero point, for codes of `BITS` bits:
-    /// a table of `(code - zero) * scale`, where the CPU looks such things up faster than it
-    /// computes them.
+    /// Returns what [`decode`](Simd::decode) needs besides scale and zero point, for quantized
+    /// values of `BITS` bits. If the CPU looks values up faster than it computes them, this is the
+    /// table of `(value - zero) * scale`.
     #[inline(always)]
     fn decoder<const BITS: u32>(self, scale: Self::F32, _zero: Self::F32) -> Self::F32 {
         scale
     }
-    /// `(code - zero) * scale` of the lowest `BITS` bits of each lane. `table` is of
-    /// [`decoder`](Simd::decoder) for this scale and zero point; lanes have no bits above the
-    /// lowest 8.
+    /// Dequantizes the lowest `BITS` bits of each lane: `(value - zero) * scale`. `table` must come
+    /// from [`decoder`](Simd::decoder) with the same scale and zero point. Only the lowest 8 bits
+    /// of a lane may be set.
     #[inline(always)]
     fn decode<const BITS: u32>(
         self,
@@ -199,7 +200,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.mul(self.sub(self.to_f32(codes), zero), scale)
     }
 
-    /// The lanes as an array's first `LANES` values; the rest is 0.
+    /// Returns the lanes as the first `LANES` elements of an array; the rest is 0.
     #[inline(always)]
     fn to_array(self, a: Self::F32) -> [f32; MAX_LANES] {
         let mut lanes = [0.0; MAX_LANES];
@@ -207,7 +208,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         unsafe { self.store_ptr(lanes.as_mut_ptr(), a) };
         lanes
     }
-    /// The first `LANES` values of an array.
+    /// Loads the first `LANES` elements of an array.
     #[inline(always)]
     fn from_array(self, lanes: &[f32; MAX_LANES]) -> Self::F32 {
         // SAFETY: the array holds `MAX_LANES` values, and no vector is wider.
@@ -217,27 +218,27 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Loads `LANES` values from `from[at..]`.
     ///
     /// # Panics
-    /// If the slice ends before that.
+    /// If the slice is too short.
     #[inline(always)]
     fn load(self, from: &[f32], at: usize) -> Self::F32 {
         assert!(at <= from.len() && from.len() - at >= Self::LANES);
-        // SAFETY: the slice holds `LANES` values from `at` on.
+        // SAFETY: the assertion checked that the slice holds `LANES` values from `at` on.
         unsafe { self.load_ptr(from.as_ptr().add(at)) }
     }
-    /// Loads `count` values (at most `LANES`) from `from[at..]`; the other lanes are `fill`.
+    /// Loads `count` values (at most `LANES`) from `from[at..]` and sets the other lanes to `fill`.
     ///
     /// # Panics
-    /// If the slice ends before that, or `count` is more than `LANES`.
+    /// If the slice is too short, or `count` is more than `LANES`.
     #[inline(always)]
     fn load_partial(self, from: &[f32], at: usize, count: usize, fill: f32) -> Self::F32 {
         assert!(count <= Self::LANES && at <= from.len() && from.len() - at >= count);
-        // SAFETY: the slice holds `count` values from `at` on.
+        // SAFETY: the assertion checked that the slice holds `count` values from `at` on.
         unsafe { self.load_partial_ptr(from.as_ptr().add(at), count, fill) }
     }
-    /// Loads `2 * LANES` values from `from[at..]`, those at even and those at odd places.
+    /// Loads `2 * LANES` values from `from[at..]`, deinterleaved into even and odd positions.
     ///
     /// # Panics
-    /// If the slice ends before that.
+    /// If the slice is too short.
     #[inline(always)]
     fn load_even_odd(self, from: &[f32], at: usize) -> (Self::F32, Self::F32) {
         self.part_even_odd(self.load(from, at), self.load(from, at + Self::LANES))
@@ -245,51 +246,51 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Stores all lanes at `to[at..]`.
     ///
     /// # Panics
-    /// If the slice ends before that.
+    /// If the slice is too short.
     #[inline(always)]
     fn store(self, to: &mut [f32], at: usize, value: Self::F32) {
         assert!(at <= to.len() && to.len() - at >= Self::LANES);
-        // SAFETY: the slice holds `LANES` values from `at` on.
+        // SAFETY: the assertion checked that the slice holds `LANES` values from `at` on.
         unsafe { self.store_ptr(to.as_mut_ptr().add(at), value) }
     }
     /// Stores the first `count` lanes (at most `LANES`) at `to[at..]`.
     ///
     /// # Panics
-    /// If the slice ends before that, or `count` is more than `LANES`.
+    /// If the slice is too short, or `count` is more than `LANES`.
     #[inline(always)]
     fn store_partial(self, to: &mut [f32], at: usize, count: usize, value: Self::F32) {
         assert!(count <= Self::LANES && at <= to.len() && to.len() - at >= count);
-        // SAFETY: the slice holds `count` values from `at` on.
+        // SAFETY: the assertion checked that the slice holds `count` values from `at` on.
         unsafe { self.store_partial_ptr(to.as_mut_ptr().add(at), count, value) }
     }
 
-    /// The lesser, NaN where a lane is NaN in either.
+    /// The smaller value; NaN if either lane is NaN.
     #[inline(always)]
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
         self.select(self.is_nan(a), a, self.min_or_second(a, b))
     }
-    /// The greater, NaN where a lane is NaN in either.
+    /// The larger value; NaN if either lane is NaN.
     #[inline(always)]
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
         self.select(self.is_nan(a), a, self.max_or_second(a, b))
     }
-    /// The magnitude.
+    /// The absolute value.
     #[inline(always)]
     fn abs(self, a: Self::F32) -> Self::F32 {
         self.from_bits(self.and_i32(self.to_bits(a), self.splat_i32(i32::MAX)))
     }
-    /// The negative, also of zeros and NaN.
+    /// The negated value; flips the sign of zeros and NaN too.
     #[inline(always)]
     fn neg(self, a: Self::F32) -> Self::F32 {
         self.from_bits(self.xor_i32(self.to_bits(a), self.splat_i32(i32::MIN)))
     }
-    /// `magnitude` (which is not negative) with the sign of `sign` put on.
+    /// The non-negative `magnitude` with the sign of `sign`.
     #[inline(always)]
     fn with_sign_of(self, magnitude: Self::F32, sign: Self::F32) -> Self::F32 {
         let sign = self.and_i32(self.to_bits(sign), self.splat_i32(i32::MIN));
         self.from_bits(self.or_i32(self.to_bits(magnitude), sign))
     }
-    /// The sum of all lanes, added in halves.
+    /// The sum of all lanes, added pairwise by halves.
     #[inline(always)]
     fn horizontal_sum(self, a: Self::F32) -> f32 {
         fold_lanes(self.to_array(a), Self::LANES, |a, b| a + b)
@@ -299,12 +300,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn horizontal_product(self, a: Self::F32) -> f32 {
         fold_lanes(self.to_array(a), Self::LANES, |a, b| a * b)
     }
-    /// The greatest lane, NaN if any is NaN.
+    /// The largest lane; NaN if any lane is NaN.
     #[inline(always)]
     fn horizontal_max(self, a: Self::F32) -> f32 {
         fold_lanes(self.to_array(a), Self::LANES, max_or_nan)
     }
-    /// The least lane, NaN if any is NaN.
+    /// The smallest lane; NaN if any lane is NaN.
     #[inline(always)]
     fn horizontal_min(self, a: Self::F32) -> f32 {
         fold_lanes(self.to_array(a), Self::LANES, min_or_nan)
@@ -314,13 +315,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
 /// The lanes of the widest vector.
 pub const MAX_LANES: usize = 16;
 
-/// The greater of two values, NaN if either is.
+/// Returns the larger of two values; NaN if either is NaN.
 #[inline(always)]
 pub fn max_or_nan(a: f32, b: f32) -> f32 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// The lesser of two values, NaN if either is.
+/// Returns the smaller of two values; NaN if either is NaN.
 #[inline(always)]
 pub fn min_or_nan(a: f32, b: f32) -> f32 {
     if a < b || a.is_nan() { a } else { b }
@@ -328,6 +329,7 @@ pub fn min_or_nan(a: f32, b: f32) -> f32 {
 
 #[inline(always)]
 fn fold_lanes(mut lanes: [f32; MAX_LANES], count: usize, combine: impl Fn(f32, f32) -> f32) -> f32 {
+    // Pairwise by halves, in the order of the AVX2 and AVX-512 versions.
     let mut half = count / 2;
     while half > 0 {
         for lane in 0..half {
@@ -338,11 +340,12 @@ fn fold_lanes(mut lanes: [f32; MAX_LANES], count: usize, combine: impl Fn(f32, f
     lanes[0]
 }
 
-/// Work that is compiled for each instruction set.
+/// An operation that is compiled for each instruction set.
 pub trait SimdOp {
-    /// What it gives.
+    /// The result.
     type Output;
-    /// Does the work with the instructions that `simd` stands for. Mark it `#[inline(always)]`.
+    /// Runs the operation with the instructions that `simd` stands for. Mark it
+    /// `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
@@ -354,19 +357,19 @@ pub fn dispatch<O: SimdOp>(isa: Isa, op: O) -> O::Output {
         Isa::Avx512 => {
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             unsafe fn enter<O: SimdOp>(op: O) -> O::Output {
-                // SAFETY: the caller has found the CPU to have these features.
+                // SAFETY: `dispatch` calls this only if `Isa::widest` detected these features.
                 op.run(unsafe { Avx512::new_unchecked() })
             }
-            // SAFETY: `Isa::widest` has found the CPU to have these features.
+            // SAFETY: `Isa::widest` detected these features.
             return unsafe { enter(op) };
         }
         Isa::Avx2 => {
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn enter<O: SimdOp>(op: O) -> O::Output {
-                // SAFETY: the caller has found the CPU to have these features.
+                // SAFETY: `dispatch` calls this only if `Isa::widest` detected these features.
                 op.run(unsafe { Avx2::new_unchecked() })
             }
-            // SAFETY: `Isa::widest` has found the CPU to have these features.
+            // SAFETY: `Isa::widest` detected these features.
             return unsafe { enter(op) };
         }
         Isa::Neon | Isa::Scalar => {}

@@ -1,5 +1,5 @@
-//! Depthwise convolution of a plane where it lies: what a window meets beyond the plane is masked
-//! out of the loads, so that nothing is copied to be padded.
+//! Depthwise convolution of a plane in place, without a padded copy: masked loads zero what is
+//! outside the plane.
 
 use super::slices::UnaryOp;
 use super::stencil::{Filter, store_in_order};
@@ -12,14 +12,15 @@ const ROWS: usize = 4;
 /// The largest kernel of [`square`].
 const LARGEST: usize = 7;
 
-/// The masks of the loads that make the `LARGEST` shifted vectors of a row.
+/// The masks of the loads that make up the `LARGEST` shifted vectors of a row.
 type Masks<S> = [<S as Simd>::Mask; LARGEST];
 
-/// Convolves a plane with a `K` by `K` kernel at strides of `STRIDE` (1 or 2) and no dilation:
-/// `out[y][x] = epilogue(bias + sum of weights[ky][kx] * from[..])`.
+/// Convolves a plane with a `K` by `K` kernel, at strides of `STRIDE` (1 or 2) and without
+/// dilation: `out[y][x] = epilogue(bias + sum of weights[ky][kx] * from[..])`.
 ///
 /// # Panics
-/// If a slice does not have the length that the window says, or the window is another.
+/// If a slice does not have the length that the window requires, or the window does not match `K`
+/// and `STRIDE`.
 #[inline(always)]
 pub fn square<S: Simd, E: UnaryOp, const K: usize, const STRIDE: usize>(
     s: S,
@@ -44,10 +45,10 @@ pub fn square<S: Simd, E: UnaryOp, const K: usize, const STRIDE: usize>(
         }
     }
     let rows = Rows::<S, K> { window, from: from.as_ptr(), weights, bias: s.splat(filter.bias) };
-    // The last block is moved back over rows that are computed twice.
+    // The last block is moved back and overlaps rows that are computed twice.
     let mut next = 0;
     while next < output[0] {
-        // SAFETY: the plane and the result have the lengths that the window says, and the block's
+        // SAFETY: the assertions above checked the lengths of the plane and the result. The block's
         // rows are in the result.
         next += unsafe {
             match output[0] >= ROWS {
@@ -58,7 +59,7 @@ pub fn square<S: Simd, E: UnaryOp, const K: usize, const STRIDE: usize>(
     }
 }
 
-/// What the blocks of rows of a plane share.
+/// State shared by the blocks of rows of a plane.
 struct Rows<'a, S: Simd, const K: usize> {
     window: &'a Window,
     from: *const f32,
@@ -67,7 +68,7 @@ struct Rows<'a, S: Simd, const K: usize> {
 }
 
 impl<S: Simd, const K: usize> Rows<'_, S, K> {
-    /// Writes `R` output rows from `row` on. Gives how many these are.
+    /// Writes `R` output rows from `row` on. Returns `R`.
     ///
     /// # Safety
     /// `from` and `out` are whole planes, and `out` holds the rows.
@@ -80,15 +81,15 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
         out: &mut [f32],
     ) -> usize {
         let Window { input: [_, columns], output: [_, width], pads: [_, left], .. } = *self.window;
-        // From the first place that a vector of results reads to behind the last.
+        // The number of input columns that a vector of results reads.
         let span = S::LANES * STRIDE + (K - 1).next_multiple_of(STRIDE);
         let (to, len) = (out.as_mut_ptr(), out.len());
         let mut next = 0;
         while next < width {
             let at = if next + S::LANES > width { width.saturating_sub(S::LANES) } else { next };
             let first = (at * STRIDE).wrapping_sub(left) as isize;
-            // SAFETY: loads within the columns of a row need no mask; the others have it. The rows
-            // are in the result.
+            // SAFETY: the condition keeps unmasked loads inside the columns of a row; all other
+            // loads are masked. The caller guarantees the rows.
             unsafe {
                 let sums = if first >= 0 && first as usize + span <= columns {
                     self.sums::<STRIDE, R, false>(s, row, first)
@@ -105,11 +106,11 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
         R
     }
 
-    /// The sums of a vector of each of `R` rows from `row` on, whose windows begin in column
-    /// `first`.
+    /// Returns the sums of one vector in each of `R` rows from `row` on. Their windows begin in
+    /// column `first`.
     ///
     /// # Safety
-    /// `from` is a whole plane, and without masks all columns that are read are in it.
+    /// `from` is a whole plane. Without masks, all columns that are read are inside it.
     #[inline(always)]
     unsafe fn sums<const STRIDE: usize, const R: usize, const MASKED: bool>(
         &self,
@@ -124,16 +125,16 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
             false => [s.mask_of_bits(0); LARGEST],
         };
         let mut sums = [self.bias; R];
-        // Written out, as the compiler does not unroll a loop of this size, and only constant
-        // places stay in registers.
+        // Unrolled by a macro, because the compiler does not unroll a loop of this size, and arrays
+        // stay in registers only if all indices are constant.
         macro_rules! input_rows {
             ($($index:literal)+) => {
                 $(if $index < (R - 1) * STRIDE + K {
                     let y = (row * STRIDE + $index).wrapping_sub(top);
                     if y < height {
                         let start = self.from.wrapping_add(y * columns).wrapping_offset(first);
-                        // SAFETY: the row is in the plane; as to its columns, the caller vouches or
-                        // there are masks.
+                        // SAFETY: the row is inside the plane. Its columns are guaranteed by the
+                        // caller, or masked.
                         unsafe {
                             let values = shifted::<S, K, STRIDE, MASKED>(s, Line { start, first, columns }, &masks);
                             self.add_input_row::<STRIDE, R>(s, &values, $index, &mut sums);
@@ -146,7 +147,7 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
         sums
     }
 
-    /// Adds what one input row gives to the sums of `R` output rows.
+    /// Adds the products of one input row to the sums of `R` output rows.
     #[inline(always)]
     fn add_input_row<const STRIDE: usize, const R: usize>(
         &self,
@@ -165,8 +166,8 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
     }
 }
 
-/// Which lanes of the loads of [`shifted`] are in a row of `columns`, where the first begins in
-/// column `first`.
+/// Returns which lanes of the loads of [`shifted`] are inside a row of `columns`, if the first load
+/// begins in column `first`.
 #[inline(always)]
 fn masks<S: Simd, const K: usize, const STRIDE: usize>(s: S, first: isize, columns: usize) -> Masks<S> {
     let mut masks = [s.mask_of_bits(0); LARGEST];
@@ -178,13 +179,14 @@ fn masks<S: Simd, const K: usize, const STRIDE: usize>(s: S, first: isize, colum
     masks
 }
 
-/// Where the loads of [`shifted`] begin.
+/// Returns the offset of a load of [`shifted`].
 #[inline(always)]
 fn load_offset<S: Simd, const K: usize, const STRIDE: usize>(index: usize) -> usize {
     if STRIDE == 1 { index } else { K / 2 + index * S::LANES }
 }
 
-/// The places from `first` on that are not negative and less than `len`, a bit for each lane.
+/// Returns one bit per lane: whether the position from `first` on is at least 0 and less than
+/// `len`.
 #[inline(always)]
 fn bits_within(first: isize, len: usize) -> u16 {
     let lanes = MAX_LANES as isize;
@@ -196,18 +198,19 @@ fn bits_within(first: isize, len: usize) -> u16 {
 /// The part of a row that the vectors of [`shifted`] are read from.
 #[derive(Clone, Copy)]
 struct Line {
-    /// Its first place, which is column `first` of the row.
+    /// Its first element, which is column `first` of the row.
     start: *const f32,
     first: isize,
     columns: usize,
 }
 
-/// `K` vectors: of each `STRIDE`th value of a line from its first on, from one behind it on, and so
-/// on. At a stride of 2 the middle ones are loaded, usually from whole cache lines, and the others
-/// made of them by shifts.
+/// Returns `K` vectors of every `STRIDE`th value of a line, starting at its first value, its
+/// second, and so on. At a stride of 2, the middle vectors are loaded, usually from whole cache
+/// lines. The others are made from them by shifts.
 ///
 /// # Safety
-/// All that is read is readable; with masks, where these are true and in the columns of the row.
+/// Everything that is read is readable. With masks, only the set lanes inside the row's columns are
+/// read.
 #[inline(always)]
 unsafe fn shifted<S: Simd, const K: usize, const STRIDE: usize, const MASKED: bool>(
     s: S,
@@ -216,12 +219,12 @@ unsafe fn shifted<S: Simd, const K: usize, const STRIDE: usize, const MASKED: bo
 ) -> [S::F32; K] {
     let load = |index: usize| {
         let from = line.start.wrapping_add(load_offset::<S, K, STRIDE>(index));
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees the load, or the mask limits it to the row.
         unsafe { if MASKED { s.load_masked_ptr(from, masks[index]) } else { s.load_ptr(from) } }
     };
     let one = |place: usize| {
         let inside = !MASKED || ((line.first + place as isize) as usize) < line.columns;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees the element, or `inside` checked that it is in the row.
         if inside { unsafe { line.start.wrapping_add(place).read() } } else { 0.0 }
     };
     let mut values = [s.splat(0.0); K];
@@ -242,24 +245,25 @@ unsafe fn shifted<S: Simd, const K: usize, const STRIDE: usize, const MASKED: bo
     values
 }
 
-/// How planes are convolved as single rows, which wastes no lanes where rows are much narrower than
-/// a vector. The strides are 1 and a row of results is as wide as a row of the plane, so that each
-/// tap reads at a constant distance.
+/// A plan to convolve a plane as one long row, which wastes no lanes if rows are much narrower than
+/// a vector. It requires strides of 1 and output rows as wide as input rows, so that each tap reads
+/// at a constant offset.
 #[derive(Debug, Clone)]
 pub struct FlatPlan {
     input_len: usize,
     output_len: usize,
     lanes: usize,
-    /// From the place of a result to what each tap reads for it.
+    /// The offset from a result to what each tap reads for it.
     offsets: Vec<isize>,
-    /// For each vector of results and each tap the lanes that are in the plane.
+    /// For each vector of results and each tap, the lanes that are inside the plane.
     masks: Vec<u16>,
 }
 
 impl FlatPlan {
-    /// Plans it for vectors of `lanes`, if the window allows it.
+    /// Creates a plan for vectors of `lanes`. Returns `None` if the window does not allow it.
     pub fn new(lanes: usize, window: &Window) -> Option<FlatPlan> {
         let Window { input, output, kernel, strides, dilations, pads } = *window;
+        // Otherwise the offset from a result to a tap would vary between rows.
         if strides != [1; 2] || input[1] != output[1] {
             return None;
         }
@@ -291,7 +295,8 @@ impl FlatPlan {
     /// Convolves one plane: `out[y][x] = epilogue(bias + sum of weights[ky][kx] * from[..])`.
     ///
     /// # Panics
-    /// If a slice does not have the length that the window says, or the plan is for other vectors.
+    /// If a slice does not have the length that the window requires, or the plan is for another
+    /// vector width.
     #[inline(always)]
     pub fn run<S: Simd, E: UnaryOp>(
         &self,
@@ -307,8 +312,8 @@ impl FlatPlan {
         let vectors = self.output_len.div_ceil(S::LANES);
         let mut vector = 0;
         while vector < vectors {
-            // SAFETY: the plane is the one that the masks are for, and the vectors begin in the
-            // result.
+            // SAFETY: the assertions above checked that the plane is the one that the masks are
+            // for. The vectors begin inside the result.
             vector += unsafe {
                 match vectors - vector {
                     1 => self.vectors::<S, E, 1>(s, vector, from, (filter, epilogue), out),
@@ -320,10 +325,10 @@ impl FlatPlan {
         }
     }
 
-    /// `N` vectors of results from `vector` on. Gives how many these are.
+    /// Computes `N` vectors of results from `vector` on. Returns `N`.
     ///
     /// # Safety
-    /// `from` and `out` are whole planes, and the vectors begin in `out`.
+    /// `from` and `out` are whole planes, and the vectors begin inside `out`.
     #[inline(always)]
     unsafe fn vectors<S: Simd, E: UnaryOp, const N: usize>(
         &self,
@@ -341,7 +346,7 @@ impl FlatPlan {
             let weight = s.splat(*weight);
             for (part, sum) in sums.iter_mut().enumerate() {
                 let place = start.wrapping_offset(*offset).wrapping_add(part * S::LANES);
-                // SAFETY: the mask has only lanes whose place is in the plane.
+                // SAFETY: `FlatPlan::new` set only the mask lanes that are inside the plane.
                 let x = unsafe { s.load_masked_ptr(place, s.mask_of_bits(masks[part * taps + tap])) };
                 *sum = s.mul_add(x, weight, *sum);
             }

@@ -1,20 +1,20 @@
 //! Vectors of four lanes in plain Rust, for any target.
 //!
-//! This is also the code for NEON: AArch64 always has it, so the compiler turns these arrays into
-//! its 128-bit registers without a dispatch.
+//! They also serve NEON: AArch64 always has it, so the compiler turns these arrays into its 128-bit
+//! registers without a dispatch.
 
 use half::f16;
 
 use super::Simd;
 
-/// Plain Rust, which any CPU has.
+/// Plain Rust, which every CPU can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Portable;
 
 const LANES: usize = 4;
 
-/// Whether the target has a fused multiply-add without run-time detection; elsewhere `f32::mul_add`
-/// is a slow library call.
+/// Whether the target has FMA without run-time detection. Elsewhere `f32::mul_add` is a slow
+/// library call.
 const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
 #[inline(always)]
@@ -27,7 +27,7 @@ fn zip<T: Copy, R>(a: [T; LANES], b: [T; LANES], f: impl Fn(T, T) -> R) -> [R; L
     std::array::from_fn(|lane| f(a[lane], b[lane]))
 }
 
-/// `2^exponent` for an exponent of a normal number.
+/// Returns `2^exponent` for the exponent of a normal number.
 #[inline(always)]
 fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
@@ -49,14 +49,14 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load_ptr(self, from: *const f32) -> Self::F32 {
-        // SAFETY: the caller vouches for `LANES` values; the read needs no alignment.
+        // SAFETY: the caller guarantees `LANES` values; the read needs no alignment.
         unsafe { from.cast::<[f32; LANES]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn load_partial_ptr(self, from: *const f32, count: usize, fill: f32) -> Self::F32 {
         let mut lanes = [fill; LANES];
         for (lane, value) in lanes.iter_mut().enumerate().take(count) {
-            // SAFETY: the caller vouches for `count` values.
+            // SAFETY: the caller guarantees `count` values.
             *value = unsafe { from.add(lane).read() };
         }
         lanes
@@ -65,7 +65,7 @@ impl Simd for Portable {
     unsafe fn load_masked_ptr(self, from: *const f32, mask: Self::Mask) -> Self::F32 {
         let mut lanes = [0.0; LANES];
         for (lane, value) in lanes.iter_mut().enumerate().filter(|(lane, _)| mask[*lane]) {
-            // SAFETY: the caller vouches for the places of true lanes.
+            // SAFETY: the caller guarantees the memory of the lanes that are set.
             *value = unsafe { from.wrapping_add(lane).read() };
         }
         lanes
@@ -89,31 +89,31 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load_u8_ptr(self, from: *const u8) -> Self::I32 {
-        // SAFETY: the caller vouches for `LANES` bytes.
+        // SAFETY: the caller guarantees `LANES` bytes.
         unsafe { map(from.cast::<[u8; LANES]>().read(), i32::from) }
     }
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, value: Self::F32) {
-        // SAFETY: the caller vouches for `LANES` values; the write needs no alignment.
+        // SAFETY: the caller guarantees `LANES` values; the write needs no alignment.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(value) }
     }
     #[inline(always)]
     unsafe fn store_partial_ptr(self, to: *mut f32, count: usize, value: Self::F32) {
         for (lane, value) in value.iter().enumerate().take(count) {
-            // SAFETY: the caller vouches for `count` values.
+            // SAFETY: the caller guarantees `count` values.
             unsafe { to.add(lane).write(*value) };
         }
     }
     #[inline(always)]
     unsafe fn load_f16_ptr(self, from: *const u16) -> Self::F32 {
-        // SAFETY: the caller vouches for `LANES` values; the read needs no alignment.
+        // SAFETY: the caller guarantees `LANES` values; the read needs no alignment.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         map(bits, |bits| f16::from_bits(bits).to_f32())
     }
     #[inline(always)]
     unsafe fn store_f16_ptr(self, to: *mut u16, value: Self::F32) {
         let bits = map(value, |value| f16::from_f32(value).to_bits());
-        // SAFETY: the caller vouches for `LANES` values; the write needs no alignment.
+        // SAFETY: the caller guarantees `LANES` values; the write needs no alignment.
         unsafe { to.cast::<[u16; LANES]>().write_unaligned(bits) }
     }
 
@@ -174,7 +174,7 @@ impl Simd for Portable {
     #[inline(always)]
     fn scale_by_power_of_two(self, a: Self::F32, n: Self::F32) -> Self::F32 {
         zip(a, n, |a, n| {
-            // Two steps keep each factor a normal number; only the second can round or overflow.
+            // Two steps keep each factor a normal number, so only the second can round or overflow.
             let n = n.clamp(-252.0, 252.0) as i32;
             a * power_of_two(n >> 1) * power_of_two(n - (n >> 1))
         })

@@ -1,28 +1,28 @@
-//! Loops of vector operations over slices, with lengths checked once.
+//! Map, zip and fold loops of vector operations over slices, with lengths checked once.
 
 use half::f16;
 
 use super::{Isa, Simd, SimdOp, dispatch};
 use crate::interrupt::{PIECE, pieces_mut};
 
-/// A function of one value, for all lanes at once.
+/// A unary function, applied to all lanes at once.
 pub trait UnaryOp: Copy {
-    /// The function.
+    /// Applies the function.
     fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32;
 }
 
-/// A function of two values, for all lanes at once.
+/// A binary function, applied to all lanes at once.
 pub trait BinaryOp: Copy {
-    /// The function.
+    /// Applies the function.
     fn apply<S: Simd>(self, s: S, a: S::F32, b: S::F32) -> S::F32;
 }
 
-/// One side of a binary function: a value for each place, or one for all.
+/// An operand of a binary function: one value per element, or a scalar.
 #[derive(Debug, Clone, Copy)]
 pub enum Operand<'a> {
-    /// As many values as the result.
+    /// As many values as the result has.
     Slice(&'a [f32]),
-    /// One value, used at each place.
+    /// One value for every element.
     Scalar(f32),
 }
 
@@ -34,7 +34,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// The values for piece number `at` of the result, which is `len` long.
+    /// Returns the values for piece number `at` of the result; the piece has `len` elements.
     fn piece(self, at: usize, len: usize) -> Operand<'a> {
         match self {
             Operand::Slice(values) => Operand::Slice(&values[at * PIECE..][..len]),
@@ -43,11 +43,15 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// Where a loop reads: a pointer that advances, or one value.
+/// What a loop reads: memory, or a scalar.
 trait Source: Copy {
+    /// Loads a vector.
+    ///
     /// # Safety
     /// `at + LANES` values can be read, if this is memory.
     unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::F32;
+    /// Loads the first `count` lanes.
+    ///
     /// # Safety
     /// `at + count` values can be read, if this is memory.
     unsafe fn load_partial<S: Simd>(self, s: S, at: usize, count: usize) -> S::F32;
@@ -56,12 +60,12 @@ trait Source: Copy {
 impl Source for *const f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::F32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees `at + LANES` values.
         unsafe { s.load_ptr(self.add(at)) }
     }
     #[inline(always)]
     unsafe fn load_partial<S: Simd>(self, s: S, at: usize, count: usize) -> S::F32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees `at + count` values.
         unsafe { s.load_partial_ptr(self.add(at), count, 0.0) }
     }
 }
@@ -90,8 +94,9 @@ impl<O: UnaryOp> SimdOp for MapLoop<O> {
     fn run<S: Simd>(self, s: S) {
         let mut at = 0;
         while at + S::LANES <= self.len {
-            // SAFETY: `at + LANES` is within both, which hold `len` values. `from` may be `to`:
-            // each vector is read before it is written, and no other overlap is made.
+            // SAFETY: `map` and `map_in_place` pass two slices of `len` values, and `at + LANES` is
+            // within `len`. `from` may be `to`: each vector is read before it is written. No other
+            // overlap occurs.
             unsafe {
                 let x = s.load_ptr(self.from.add(at));
                 s.store_ptr(self.to.add(at), self.op.apply(s, x));
@@ -123,8 +128,9 @@ impl<O: BinaryOp, A: Source, B: Source> SimdOp for ZipLoop<O, A, B> {
     fn run<S: Simd>(self, s: S) {
         let mut at = 0;
         while at + S::LANES <= self.len {
-            // SAFETY: `at + LANES` is within all of them, which hold `len` values. A source may be
-            // `to`: each vector is read before it is written, and no other overlap is made.
+            // SAFETY: `zip_piece` and `zip_piece_in_place` checked that all slices hold `len`
+            // values, and `at + LANES` is within `len`. A source may be `to`: each vector is read
+            // before it is written. No other overlap occurs.
             unsafe {
                 let result = self.op.apply(s, self.a.load(s, at), self.b.load(s, at));
                 s.store_ptr(self.to.add(at), result);
@@ -167,6 +173,7 @@ pub fn map_in_place(isa: Isa, op: impl UnaryOp, data: &mut [f32]) {
 /// # Panics
 /// If the lengths differ.
 pub fn zip(isa: Isa, op: impl BinaryOp, a: Operand<'_>, b: Operand<'_>, to: &mut [f32]) {
+    // The common case: one piece, whose lengths `zip_piece` checks itself.
     if to.len() <= PIECE {
         return zip_piece(isa, op, a, b, to);
     }
@@ -223,7 +230,7 @@ fn zip_piece_in_place(isa: Isa, op: impl BinaryOp, data: &mut [f32], other: Oper
     }
 }
 
-/// A binary function with its sides exchanged.
+/// A binary function with its operands swapped.
 #[derive(Debug, Clone, Copy)]
 pub struct Swapped<O>(pub O);
 
@@ -246,19 +253,20 @@ impl<M: UnaryOp, C: BinaryOp> SimdOp for FoldLoop<'_, M, C> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
         let FoldLoop { map, combine, identity, from } = self;
+        // Four independent accumulators hide the latency of `combine`.
         let mut sums = [s.splat(identity); 4];
         let mut at = 0;
         let (start, len) = (from.as_ptr(), from.len());
         while at + 4 * S::LANES <= len {
             for (part, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: four vectors from `at` on are within the slice.
+                // SAFETY: the loop condition keeps four vectors from `at` on inside the slice.
                 let x = unsafe { s.load_ptr(start.add(at + part * S::LANES)) };
                 *sum = combine.apply(s, *sum, map.apply(s, x));
             }
             at += 4 * S::LANES;
         }
         while at + S::LANES <= len {
-            // SAFETY: one vector from `at` on is within the slice.
+            // SAFETY: the loop condition keeps one vector from `at` on inside the slice.
             let x = unsafe { s.load_ptr(start.add(at)) };
             sums[0] = combine.apply(s, sums[0], map.apply(s, x));
             at += S::LANES;
@@ -268,8 +276,9 @@ impl<M: UnaryOp, C: BinaryOp> SimdOp for FoldLoop<'_, M, C> {
         let mut lanes = s.to_array(combine.apply(s, low, high));
         lanes[S::LANES..].fill(identity);
         if at < len {
-            // The identity of `combine` need not be one after `map`, so a partial vector is mapped
-            // and then cut. SAFETY: `len - at` values are left, fewer than a vector.
+            // Lanes past the end are replaced by `identity` only after `map`, because
+            // `map(identity)` need not be an identity of `combine`. SAFETY: `len - at` values are
+            // left, fewer than a vector.
             let x = unsafe { s.load_partial_ptr(start.add(at), len - at, 0.0) };
             let mapped = s.to_array(map.apply(s, x));
             let mut rest = [identity; super::MAX_LANES];
@@ -282,8 +291,8 @@ impl<M: UnaryOp, C: BinaryOp> SimdOp for FoldLoop<'_, M, C> {
     }
 }
 
-/// Combines `map(x)` of all values into up to [`MAX_LANES`](super::MAX_LANES) partial results (the
-/// others are `identity`). The order depends only on the length and the instruction set.
+/// Reduces `map(x)` of all values to up to [`MAX_LANES`](super::MAX_LANES) partial results; the
+/// others are `identity`. The order depends only on the length and the instruction set.
 pub fn fold(
     isa: Isa,
     map: impl UnaryOp,
@@ -305,7 +314,8 @@ impl SimdOp for Widen<'_> {
     fn run<S: Simd>(self, s: S) {
         let whole = self.to.len() / S::LANES * S::LANES;
         for at in (0..whole).step_by(S::LANES) {
-            // SAFETY: the vector is within both slices, which have one length; an f16 is its bits.
+            // SAFETY: `singles_from_halves` checked that both slices have one length, and the
+            // vector is within it. An `f16` is stored as its bits.
             unsafe {
                 let values = s.load_f16_ptr(self.from.as_ptr().add(at).cast());
                 s.store_ptr(self.to.as_mut_ptr().add(at), values);
@@ -317,7 +327,7 @@ impl SimdOp for Widen<'_> {
     }
 }
 
-/// Widens half-precision values.
+/// Widens half-precision values to `f32`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -337,7 +347,8 @@ impl SimdOp for Narrow<'_> {
     fn run<S: Simd>(self, s: S) {
         let whole = self.to.len() / S::LANES * S::LANES;
         for at in (0..whole).step_by(S::LANES) {
-            // SAFETY: the vector is within both slices, which have one length; an f16 is its bits.
+            // SAFETY: `halves_from_singles` checked that both slices have one length, and the
+            // vector is within it. An `f16` is stored as its bits.
             unsafe {
                 let values = s.load_ptr(self.from.as_ptr().add(at));
                 s.store_f16_ptr(self.to.as_mut_ptr().add(at).cast(), values);
@@ -349,7 +360,7 @@ impl SimdOp for Narrow<'_> {
     }
 }
 
-/// Rounds to half precision, to nearest even.
+/// Rounds `f32` values to half precision, to nearest even.
 ///
 /// # Panics
 /// If the lengths differ.

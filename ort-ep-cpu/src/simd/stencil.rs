@@ -1,37 +1,37 @@
-//! Kernels that read several neighbouring places for each result, in registers: the inside of
-//! depthwise convolution.
+//! Stencil kernels: each result reads several neighbouring elements, in registers. They are the
+//! inner loops of depthwise convolution.
 //!
-//! Masked stores are slow on some CPUs. These loops avoid them: where a row has at least a vector,
-//! its last vector is moved back over results that are computed twice; where it has less, whole
-//! vectors are stored in row order, and what lies beyond a row is overwritten by the next. Reads go
-//! a little beyond what a result needs, so inputs have slack at their end.
+//! Masked stores are slow on some CPUs, so these loops avoid them. If a row has at least a vector
+//! of results, its last vector is moved back and overlaps results that are computed twice. If it
+//! has fewer, whole vectors are stored in row order, and the next row overwrites what is beyond its
+//! predecessor. Loads go a little beyond what a result needs, so inputs have slack at their end.
 
 use super::Simd;
 use super::slices::UnaryOp;
 
-/// How many values beyond the last used one the inputs of this module hold.
+/// The elements that the inputs of this module hold beyond the last used one.
 pub const SLACK: usize = 2 * super::MAX_LANES;
 
-/// Rows of a convolution's input, with a vector of [`SLACK`] behind the last.
+/// Rows of a convolution's input, with [`SLACK`] after the last.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     /// All rows.
     pub values: &'a [f32],
-    /// From one output row to the next.
+    /// Stride from the input of one output row to the next.
     pub stride: usize,
 }
 
-/// The weights and the value that a sum starts with.
+/// The weights of a filter, and its bias.
 #[derive(Clone, Copy)]
 pub struct Filter<'a> {
-    /// One weight for each tap.
+    /// One weight per tap.
     pub weights: &'a [f32],
-    /// What is added to the sum.
+    /// The initial value of the accumulator.
     pub bias: f32,
 }
 
-/// Stores a vector of a row of which `rest` values from `at` on are wanted: whole where the slice
-/// goes on.
+/// Stores a vector of a row, of which `rest` values from `at` on are wanted. Stores it whole unless
+/// the slice ends before that.
 ///
 /// # Safety
 /// `out` has `len` values, and `at + rest <= len`.
@@ -45,19 +45,19 @@ pub(super) unsafe fn store_in_order<S: Simd>(
     value: S::F32,
 ) {
     if at + S::LANES <= len {
-        // SAFETY: the whole vector is within the output.
+        // SAFETY: the whole vector is inside the output.
         unsafe { s.store_ptr(out.add(at), value) };
     } else {
-        // SAFETY: the caller vouches for `rest` values.
+        // SAFETY: the caller guarantees `rest` values from `at` on.
         unsafe { s.store_partial_ptr(out.add(at), rest, value) };
     }
 }
 
-/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i])`. It may write all
-/// of `out`, of which `len` values are results.
+/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i])`. May write all of
+/// `out`, of which `len` values are results.
 ///
 /// # Panics
-/// If `input` or `out` does not hold [`SLACK`] more than what `len` results need.
+/// If `input` or `out` does not hold [`SLACK`] more than `len` results need.
 #[inline(always)]
 pub fn taps<S: Simd, E: UnaryOp>(
     s: S,
@@ -73,8 +73,10 @@ pub fn taps<S: Simd, E: UnaryOp>(
     let (from, to) = (input.as_ptr(), out.as_mut_ptr());
     let mut at = 0;
     while at < len {
-        // SAFETY: the vectors start before `len`, so they end within the slack.
+        // SAFETY: the vectors start before `len`, and the assertion checked that both slices have
+        // slack after it.
         at += unsafe {
+            // Up to four vectors share the broadcast of each weight.
             match (len - at).div_ceil(S::LANES) {
                 1 => tap_block::<S, E, 1>(s, from.add(at), S::LANES, (offsets, filter), epilogue, to.add(at)),
                 2 => tap_block::<S, E, 2>(s, from.add(at), S::LANES, (offsets, filter), epilogue, to.add(at)),
@@ -85,7 +87,7 @@ pub fn taps<S: Simd, E: UnaryOp>(
     }
 }
 
-/// `N` adjacent vectors of results. Gives how many values these are.
+/// Computes `N` adjacent vectors of results. Returns how many values these are.
 ///
 /// # Safety
 /// `N` vectors can be read at each offset, and written.
@@ -98,16 +100,16 @@ unsafe fn tap_block<S: Simd, E: UnaryOp, const N: usize>(
     epilogue: E,
     to: *mut f32,
 ) -> usize {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees `N` readable vectors at each offset.
     let sums = unsafe { tap_sums::<S, N>(s, from, stride, offsets, filter) };
     for (part, sum) in sums.into_iter().enumerate() {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees `N` writable vectors.
         unsafe { s.store_ptr(to.add(part * S::LANES), epilogue.apply(s, sum)) };
     }
     N * S::LANES
 }
 
-/// Sums for `N` vectors that are `stride` apart.
+/// Returns the sums of `N` vectors that are `stride` apart.
 ///
 /// # Safety
 /// `N` vectors can be read at each offset.
@@ -123,7 +125,7 @@ unsafe fn tap_sums<S: Simd, const N: usize>(
     for (offset, weight) in offsets.iter().zip(filter.weights) {
         let weight = s.splat(*weight);
         for (part, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees `N` readable vectors at each offset.
             let x = unsafe { s.load_ptr(from.add(offset + part * stride)) };
             *sum = s.mul_add(x, weight, *sum);
         }
@@ -131,11 +133,12 @@ unsafe fn tap_sums<S: Simd, const N: usize>(
     sums
 }
 
-/// `R` rows: `out[r * width + i] = epilogue(bias + sum)` for `i < width`, with the sum over t of
-/// `weights[t] * input[offsets[t] + r * stride + i]`. It may write beyond these rows, within `out`.
+/// Computes `R` rows: `out[r * width + i] = epilogue(bias + sum)` for `i < width`, with the sum
+/// over t of `weights[t] * input[offsets[t] + r * stride + i]`. May write beyond these rows, within
+/// `out`.
 ///
 /// # Panics
-/// If `input` does not hold [`SLACK`] more than what is needed, or `out` not its rows.
+/// If `input` does not hold [`SLACK`] more than is needed, or `out` does not hold its rows.
 #[inline(always)]
 pub fn tap_rows<S: Simd, E: UnaryOp, const R: usize>(
     s: S,
@@ -152,9 +155,10 @@ pub fn tap_rows<S: Simd, E: UnaryOp, const R: usize>(
     let (from, to, len) = (input.values.as_ptr(), out.as_mut_ptr(), out.len());
     let mut next = 0;
     while next < width {
+        // The last vector overlaps the one before it instead of being masked.
         let at = if next + S::LANES > width { width.saturating_sub(S::LANES) } else { next };
-        // SAFETY: the input holds each row and slack behind the last; `at + rest` is within each
-        // row of the output.
+        // SAFETY: the assertions checked that the input holds each row and slack after the last.
+        // `at + rest` is inside each row of the output.
         unsafe {
             let sums = tap_sums::<S, R>(s, from.add(at), input.stride, offsets, filter);
             for (row, sum) in sums.into_iter().enumerate() {
@@ -165,11 +169,10 @@ pub fn tap_rows<S: Simd, E: UnaryOp, const R: usize>(
     }
 }
 
-/// `N` adjacent results for as many channels as a vector has lanes; places, weights and results are
-/// vectors of one value for each channel.
+/// NHWC taps: `N` adjacent results for as many channels as a vector has lanes. Offsets and strides
+/// count vectors of one value per channel.
 ///
-/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i * step])`, all places
-/// counting vectors.
+/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i * step])`.
 ///
 /// # Panics
 /// If a slice does not hold what is read or written.
@@ -189,8 +192,8 @@ pub fn channel_taps<S: Simd, E: UnaryOp, const N: usize>(
     let (from, weights) = (input.as_ptr(), weights.as_ptr());
     let mut sums = [s.load(bias, 0); N];
     for (tap, offset) in offsets.iter().enumerate() {
-        // SAFETY: each offset has a vector of weights, and the input holds all places that it
-        // reaches.
+        // SAFETY: the assertions checked that each offset has a vector of weights, and that the
+        // input holds everything that an offset reaches.
         unsafe {
             let weight = s.load_ptr(weights.add(tap * S::LANES));
             for (part, sum) in sums.iter_mut().enumerate() {
@@ -204,8 +207,8 @@ pub fn channel_taps<S: Simd, E: UnaryOp, const N: usize>(
     }
 }
 
-/// Writes `left` times `fill`, `source`, and `fill` up to `columns`, at the start of `target`, and
-/// up to a vector more.
+/// Pads a row: writes `left` times `fill`, then `source`, then `fill` up to `columns`. May write up
+/// to a vector more.
 ///
 /// # Panics
 /// If `target` does not hold `columns` and [`SLACK`].
@@ -222,8 +225,8 @@ pub fn pad_row<S: Simd>(
     let padding = s.splat(fill);
     let left = left.min(columns);
     let used = source.len().min(columns - left);
-    // SAFETY: every vector starts before `columns`, so it ends within the slack; the loads are
-    // within the source.
+    // SAFETY: every vector starts before `columns`, and the assertion checked the slack after it.
+    // The loads are inside the source.
     unsafe {
         for at in (0..left).step_by(S::LANES) {
             s.store_ptr(to.add(at), padding);
@@ -244,8 +247,8 @@ pub fn pad_row<S: Simd>(
     }
 }
 
-/// [`pad_row`] with zeros for a stride of 2: the places at even distance from the first padding go
-/// to `even`, the others to `odd`, `columns` each.
+/// [`pad_row`] with zeros for a stride of 2: elements at even distance from the first padding go to
+/// `even`, the others to `odd`, `columns` each.
 ///
 /// # Panics
 /// If a target does not hold `columns` and [`SLACK`].
@@ -259,13 +262,13 @@ pub fn pad_row_by_two<S: Simd>(
     odd: &mut [f32],
 ) {
     assert!(columns + SLACK <= even.len() && columns + SLACK <= odd.len(), "there is slack");
-    // With odd padding the row's first value goes to the odd places.
+    // With odd padding, the row's first value goes to the odd positions.
     let (first_start, second_start) = (left.div_ceil(2) - left % 2, left.div_ceil(2));
     let (first, second) = if left.is_multiple_of(2) { (even, odd) } else { (odd, even) };
     let (first, second) = (first.as_mut_ptr(), second.as_mut_ptr());
     let zero = s.splat(0.0);
-    // SAFETY: every vector starts before `columns`, so it ends within the slack; the loads are
-    // within the source.
+    // SAFETY: every vector starts before `columns`, and the assertion checked the slack after it.
+    // `load_rest` stays inside the source.
     unsafe {
         for at in (0..second_start.min(columns)).step_by(S::LANES) {
             s.store_ptr(first.add(at), zero);
@@ -285,7 +288,7 @@ pub fn pad_row_by_two<S: Simd>(
     }
 }
 
-/// A vector of `source[at..]`, with zeros from its end on.
+/// Loads a vector of `source[at..]`, with zeros after its end.
 #[inline(always)]
 fn load_rest<S: Simd>(s: S, source: &[f32], at: usize) -> S::F32 {
     if at + S::LANES <= source.len() {
@@ -297,7 +300,7 @@ fn load_rest<S: Simd>(s: S, source: &[f32], at: usize) -> S::F32 {
     }
 }
 
-/// Copies rows that are `stride` apart and have [`SLACK`] behind the last to rows without gaps.
+/// Copies rows that are `stride` apart, with [`SLACK`] after the last, to contiguous rows.
 ///
 /// # Panics
 /// If `from` does not hold its rows and slack.
@@ -308,8 +311,8 @@ pub fn close_rows<S: Simd>(s: S, from: &[f32], stride: usize, (out, width): (&mu
     let (to, len) = (out.as_mut_ptr(), out.len());
     for row in 0..rows {
         for at in (0..width).step_by(S::LANES) {
-            // SAFETY: the vector starts within its row, so it ends within the slack; the rest is
-            // within the output.
+            // SAFETY: the vector starts inside its row, and the assertion checked the slack after
+            // the last row. `rest` is inside the output.
             unsafe {
                 let values = s.load_ptr(from.as_ptr().add(row * stride + at));
                 let rest = (width - at).min(S::LANES);

@@ -1,58 +1,58 @@
-//! How the elements of vectors hold the steps of sums of products: one in single precision, or a
-//! pair in bfloat16.
+//! Dot product steps with elements of one `f32` or of a bf16 pair.
 //!
-//! Code over [`Steps`] is the same for both: an element is 32 bits, and only what is made of
-//! factors, and how they are multiplied, differs. Sums are always in single precision.
+//! Code that is generic over [`Steps`] is the same for both. An element is 32 bits; only packing
+//! and multiplying differ. Accumulators are always `f32`.
 
 use super::{Isa, Simd, SimdOp, dispatch};
 
 #[cfg(target_arch = "x86_64")]
 use super::Avx512;
 
-/// A vector of elements, or of sums.
+/// A vector of elements, or of accumulators.
 pub type Elements<T> = <<T as Steps>::Base as Simd>::F32;
 
-/// Steps of sums in elements.
+/// The k steps that the elements of a vector hold.
 pub trait Steps: Copy {
-    /// The vectors of elements and of sums.
+    /// The vectors of elements and of accumulators.
     type Base: Simd;
-    /// Steps in an element, at most 2.
+    /// k steps per element, 1 or 2.
     const TERMS: usize;
 
-    /// The vector operations on sums.
+    /// Returns the vector operations on accumulators.
     fn base(self) -> Self::Base;
-    /// The sums after the steps with these factors.
+    /// Returns the accumulators after the k steps of these elements.
     fn accumulate(self, left: Elements<Self>, right: Elements<Self>, sums: Elements<Self>) -> Elements<Self>;
-    /// The elements of the first `TERMS` of these factors, each a vector of consecutive steps' own.
+    /// Packs the first `TERMS` of these vectors, one for each of consecutive k steps, into
+    /// elements.
     fn join(self, factors: [Elements<Self>; 2]) -> Elements<Self>;
-    /// Stores a vector of factors of consecutive steps as `LANES / TERMS` elements.
+    /// Stores a vector of consecutive k steps as `LANES / TERMS` elements.
     ///
     /// # Safety
-    /// `to` is valid for writing so many elements.
+    /// `to` is valid for writing that many elements.
     unsafe fn store_ptr(self, to: *mut f32, factors: Elements<Self>);
 
-    /// Stores so many elements at `to[at..]`.
+    /// Stores `LANES / TERMS` elements at `to[at..]`.
     ///
     /// # Panics
-    /// If the slice ends before that.
+    /// If the slice is too short.
     #[inline(always)]
     fn store(self, to: &mut [f32], at: usize, factors: Elements<Self>) {
         assert!(at <= to.len() && to.len() - at >= Self::Base::LANES / Self::TERMS);
-        // SAFETY: the slice holds so many elements from `at` on.
+        // SAFETY: the assertion checked that the slice holds these elements from `at` on.
         unsafe { self.store_ptr(to.as_mut_ptr().add(at), factors) }
     }
 }
 
-/// Work on steps that is compiled for each instruction set.
+/// An operation over [`Steps`] that is compiled for each instruction set.
 pub trait StepsOp {
-    /// Does the work. Mark it `#[inline(always)]`.
+    /// Runs the operation. Mark it `#[inline(always)]`.
     fn run<T: Steps>(self, steps: T);
 }
 
-/// Runs `op` compiled for `isa` over single steps, or over pairs if `paired`.
+/// Runs `op` compiled for `isa`, over single `f32` steps, or over bf16 pairs if `paired`.
 ///
 /// # Panics
-/// If pairs are wanted of an instruction set without [`Isa::has_bf16_products`].
+/// If `paired` and the instruction set lacks [`Isa::has_bf16_products`].
 #[inline]
 pub fn dispatch_steps<O: StepsOp>(isa: Isa, paired: bool, op: O) {
     if !paired {
@@ -63,15 +63,16 @@ pub fn dispatch_steps<O: StepsOp>(isa: Isa, paired: bool, op: O) {
     {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
         unsafe fn enter<O: StepsOp>(op: O) {
-            // SAFETY: the caller has found the CPU to have these features.
+            // SAFETY: `dispatch_steps` calls this only if `has_bf16_products` detected these
+            // features.
             op.run(unsafe { Pairs::new_unchecked() })
         }
-        // SAFETY: the CPU was just found to have these features.
+        // SAFETY: the assertion above checked `has_bf16_products`, which detected these features.
         unsafe { enter(op) };
     }
 }
 
-/// Work over single steps.
+/// Adapts an operation over single steps to [`SimdOp`].
 struct OneByOne<O>(O);
 
 impl<O: StepsOp> SimdOp for OneByOne<O> {
@@ -82,7 +83,7 @@ impl<O: StepsOp> SimdOp for OneByOne<O> {
     }
 }
 
-/// An element is a step.
+/// An element is one k step.
 #[derive(Debug, Clone, Copy)]
 struct Singles<S>(S);
 
@@ -104,13 +105,13 @@ impl<S: Simd> Steps for Singles<S> {
     }
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, factors: S::F32) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees `LANES` elements, because `TERMS` is 1.
         unsafe { self.0.store_ptr(to, factors) }
     }
 }
 
-/// An element is a pair of steps, the first in its lower half: proof that the CPU has AVX-512 F,
-/// BW, DQ, VL and BF16.
+/// An element is a bf16 pair, with the first k step in the low half. A value proves that the CPU
+/// has AVX-512 F, BW, DQ, VL and BF16.
 #[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy)]
 struct Pairs(Avx512);
@@ -126,7 +127,7 @@ mod x86 {
         /// The CPU has AVX-512 F, BW, DQ, VL and BF16.
         #[inline(always)]
         pub(super) unsafe fn new_unchecked() -> Pairs {
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees a superset of the features of `Avx512`.
             Pairs(unsafe { Avx512::new_unchecked() })
         }
     }
@@ -141,8 +142,8 @@ mod x86 {
         }
         #[inline(always)]
         fn accumulate(self, left: __m512, right: __m512, sums: __m512) -> __m512 {
-            // SAFETY: a value of `Pairs` is made only where the CPU has BF16; the types are as
-            // large, and all bits are numbers in both.
+            // SAFETY: `Pairs` exists only on CPUs with BF16. The transmuted types have the same
+            // size, and every bit pattern is valid in both.
             unsafe {
                 let left = std::mem::transmute::<__m512, __m512bh>(left);
                 let right = std::mem::transmute::<__m512, __m512bh>(right);
@@ -151,10 +152,10 @@ mod x86 {
         }
         #[inline(always)]
         fn join(self, [first, second]: [__m512; 2]) -> __m512 {
-            // The lower halves of the elements are those of the first steps.
+            // The low half of each element holds the first k step.
             let order: [u16; 32] = std::array::from_fn(|at| (at / 2 + at % 2 * 16) as u16);
-            // SAFETY: a value of `Pairs` is made only where the CPU has BF16 and BW; the types are
-            // as large, and all bits are numbers in each.
+            // SAFETY: `Pairs` exists only on CPUs with BF16 and BW. The transmuted types have the
+            // same size, and every bit pattern is valid in each.
             unsafe {
                 let order = std::mem::transmute::<[u16; 32], __m512i>(order);
                 let halves = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
@@ -163,8 +164,8 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_ptr(self, to: *mut f32, factors: __m512) {
-            // SAFETY: a value of `Pairs` is made only where the CPU has BF16; the types are as
-            // large, and the caller vouches for 8 elements.
+            // SAFETY: `Pairs` exists only on CPUs with BF16. The transmuted types have the same
+            // size, and the caller guarantees 8 elements.
             unsafe {
                 let halves = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(factors));
                 _mm256_storeu_si256(to.cast(), halves);

@@ -1,10 +1,10 @@
-//! The windows of a convolution over codes, without a matrix of them.
+//! im2col of quantized NCHW images without a matrix of windows.
 //!
-//! Four channels of a pixel lie together, so that a vector of pixels is a vector of groups of four
-//! steps. Pixels keep their places, with the padding around them: window `(y, x)` is column `y *
-//! pitch + x`, and a position of the kernel is an offset. Columns behind the last window of a row
-//! are computed and left out. Where the stride is not 1, pixels are sorted by their remainders, so
-//! that neighbours in a result are neighbours in memory.
+//! Four channels of a pixel are contiguous, so a vector of pixels is a vector of groups of four k
+//! steps. Pixels keep their positions, with the padding around them. Window `(y, x)` is column
+//! `y * pitch + x`, and a kernel position is an offset. Columns after the last window of a row are
+//! computed but not stored. If the stride is not 1, pixels are sorted into planes by their
+//! remainder, so that neighbours in the result are neighbours in memory.
 
 use super::super::kernels::ByteKernel;
 use super::super::{Cpu, GemmError, Window};
@@ -13,30 +13,30 @@ use super::pack::interleave_bytes;
 use crate::parallel::for_each_chunk_mut;
 use crate::simd::{Simd, SimdOp, dispatch};
 
-/// Pixels of rows with strides that are interleaved at a time.
+/// Pixels per pass when interleaving strided rows.
 const STRIDED: usize = 512;
 
-/// How an image of bytes is laid out for its windows.
+/// The layout of an image of bytes for its windows.
 #[derive(Clone, Debug)]
 pub(crate) struct ByteWindows {
     window: Window,
     channels: usize,
-    /// The remainders of places by the strides for which there are planes.
+    /// The remainders of (y, x) by the strides; there is a plane for each.
     phases: Vec<[usize; 2]>,
-    /// Rows and pixels in a row of a plane.
+    /// Rows of a plane, and pixels in a row.
     plane: [usize; 2],
-    /// Where each position of the kernel starts, in bytes: in a packed filter, and here.
+    /// The byte offset of each kernel position: in a packed filter, and in the layout.
     starts: Vec<[usize; 2]>,
-    /// Bytes behind the last plane that vectors may reach.
+    /// Bytes after the last plane that vector loads may reach.
     slack: usize,
 }
 
 impl ByteWindows {
-    /// The layout for the windows of an image of `channels`, of at most two axes.
+    /// Creates the layout for the windows of an image of `channels`, with at most two spatial axes.
     ///
     /// # Errors
     ///
-    /// When there are three axes, or sizes overflow.
+    /// If there are three axes, or sizes overflow.
     pub(crate) fn new(cpu: Cpu, window: Window, channels: usize) -> Result<ByteWindows, GemmError> {
         let is_flat =
             window.input[0] == 1 && window.kernel[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
@@ -74,12 +74,12 @@ impl ByteWindows {
         Ok(ByteWindows { window, channels, phases, plane, starts, slack })
     }
 
-    /// Bytes that the layout takes.
+    /// Returns the bytes that the layout takes.
     pub(crate) fn len(&self) -> usize {
         self.pixels() * self.groups() * self.phases.len() * 4 + self.slack
     }
 
-    /// Groups of four channels.
+    /// Returns the groups of four channels.
     pub(crate) fn groups(&self) -> usize {
         self.channels.div_ceil(4)
     }
@@ -88,7 +88,7 @@ impl ByteWindows {
         self.plane[0] * self.plane[1]
     }
 
-    /// Of each so many columns, so many are windows.
+    /// Returns the columns of a row of the layout, and how many of them are windows.
     pub(crate) fn line(&self) -> [usize; 2] {
         let [_, height, width] = self.window.output;
         match self.plane[1] == width {
@@ -97,7 +97,7 @@ impl ByteWindows {
         }
     }
 
-    /// The matrix of windows over what [`fill`](Self::fill) wrote.
+    /// Returns the matrix of windows over what [`fill`](Self::fill) wrote.
     pub(crate) fn columns<'a>(&'a self, cpu: Cpu, bytes: &'a [u8]) -> Result<ByteColumns<'a>, GemmError> {
         let [_, height, width] = self.window.output;
         let width_of_panel = ByteKernel::of(cpu.isa).width();
@@ -118,12 +118,12 @@ impl ByteWindows {
         columns.check()
     }
 
-    /// Lays out `image`, the planes of all channels one after the other. The bytes of channels are
-    /// flipped by `flip`, and padding becomes `zero`, which is not.
+    /// Lays out `image`, the planes of all channels in order. The channels' bytes are XORed with
+    /// `flip`. Padding becomes `zero`, without the XOR.
     ///
     /// # Errors
     ///
-    /// When a slice is too short.
+    /// If a slice is too short.
     pub(crate) fn fill(
         &self,
         cpu: Cpu,
@@ -138,13 +138,14 @@ impl ByteWindows {
         }
         let (needed, len) = (planes * self.pixels() * 4, to.len());
         let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "a layout", needed, len })?;
+        // Small images do not pay for a parallel region.
         let threads = if needed < 1 << 15 { 1 } else { cpu.threads };
         for_each_chunk_mut(threads, to, self.pixels() * 4, |unit, plane| {
             let (phase, group) = (self.phases[unit / self.groups()], unit % self.groups());
             let channels = (self.channels - 4 * group).min(4);
             let channel = |at: usize| match at < channels {
                 true => &image[(4 * group + at) * input..][..input],
-                // Channels that are not there are made zero below.
+                // `keep` zeroes missing channels below, so any bytes will do.
                 false => &image[4 * group * input..][..input],
             };
             let present = |byte: u8| std::array::from_fn(|at| if at < channels { byte } else { 0 });
@@ -161,7 +162,7 @@ impl ByteWindows {
     }
 }
 
-/// One plane of four channels of an image.
+/// Fills one plane from four channels of an image.
 struct FillPlane<'a> {
     windows: &'a ByteWindows,
     four: Four<'a>,
@@ -178,10 +179,11 @@ impl SimdOp for FillPlane<'_> {
         let ([_, height, width], [_, stride_y, stride_x]) = (windows.window.input, windows.window.stride);
         let [_, pad_y, pad_x] = windows.window.pad;
         let line = windows.plane[1];
+        // Without strides and padding, the plane is the image.
         if [stride_y, stride_x] == [1, 1] && [pad_y, pad_x] == [0, 0] && windows.plane == [height, width] {
             return four.copy(0, plane);
         }
-        // The pixels of a row whose place is in the image.
+        // The pixels of a row that are inside the image.
         let first = pad_x.saturating_sub(phase[1]).div_ceil(stride_x).min(line);
         let end = (width + pad_x).saturating_sub(phase[1]).div_ceil(stride_x).clamp(first, line);
         let mut whole = [[0_u8; 4]; STRIDED];
@@ -194,6 +196,7 @@ impl SimdOp for FillPlane<'_> {
             to[..first].fill(four.padding);
             to[end..].fill(four.padding);
             let from = y * width + first * stride_x + phase[1] - pad_x;
+            // The usual strides are constants, so that the compiler can specialise the gather.
             match stride_x {
                 1 => four.copy(from, &mut to[first..end]),
                 2 => four.copy_strided::<2>(from, 2, &mut to[first..end], &mut whole),
@@ -203,7 +206,7 @@ impl SimdOp for FillPlane<'_> {
     }
 }
 
-/// Four channels of an image. What is not there is kept out.
+/// Four channels of an image. The masks zero the missing ones.
 struct Four<'a> {
     rows: [&'a [u8]; 4],
     flips: [u8; 4],
@@ -212,14 +215,14 @@ struct Four<'a> {
 }
 
 impl Four<'_> {
-    /// Pixels from `first` on.
+    /// Copies consecutive pixels from `first` on.
     #[inline(always)]
     fn copy(&self, first: usize, to: &mut [[u8; 4]]) {
         interleave_bytes(self.rows.map(|row| &row[first..]), [self.flips, self.keep], to);
     }
 
-    /// The same, `stride` apart, which is `STRIDE` unless that is 0. All pixels on the way are
-    /// interleaved: to skip groups of four is faster than to skip bytes.
+    /// Copies pixels `stride` apart; if `STRIDE` is not 0, it is that stride. All pixels in between
+    /// are interleaved too: skipping groups of four is faster than skipping bytes.
     #[inline(always)]
     fn copy_strided<const STRIDE: usize>(
         &self,
@@ -234,7 +237,7 @@ impl Four<'_> {
             let whole = &mut whole[..len];
             self.copy(first + part * at_once * stride, whole);
             let Some((last, to)) = to.split_last_mut() else { return };
-            // Nothing lies behind the last one.
+            // The last pixel is copied alone, because no full stride follows it.
             *last = whole[len - 1];
             if STRIDE > 0 {
                 to.iter_mut().zip(whole.chunks_exact(STRIDE)).for_each(|(to, from)| *to = from[0]);

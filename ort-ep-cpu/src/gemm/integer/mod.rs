@@ -1,15 +1,15 @@
-//! Products of 8-bit integers with zero points, summed in 32 bits that wrap.
+//! 8-bit GEMM with zero points. Accumulators are 32 bits wide and wrap.
 //!
-//! A kernel multiplies unsigned bytes with signed ones, four steps at a time, for which CPUs have
-//! an instruction. Other types are moved into those by 128, which is part of the zero point: with
-//! `a' = a + 128` and `z' = z + 128` nothing changes in `a - z`. Zero points are taken off the sums
-//! at the end:
+//! The kernels multiply unsigned bytes with signed bytes, four k steps at a time, because CPUs have
+//! an instruction for that (VNNI). Other types are shifted by 128, which also shifts the zero
+//! point: with `a' = a + 128` and `z' = z + 128`, `a - z` stays the same. Zero points are
+//! subtracted from the sums at the end:
 //!
 //! ```text
 //! sum (a - z)(b - y) = sum a b - z * sum b - y * sum a + k z y
 //! ```
 //!
-//! Then the sums are stored as they are, as numbers, or as codes of another scale and zero point.
+//! Then the sums are stored as `i32`, as `f32`, or requantized to another scale and zero point.
 
 mod image;
 mod multiply;
@@ -26,14 +26,14 @@ pub(crate) use pixels::PixelWindows;
 use super::kernels::ByteKernel;
 use super::{Cpu, GemmError};
 
-/// Rows of bytes, a whole number of groups of four each. They lie at equal distances, or in lines
-/// that do.
+/// Rows of bytes, each a whole number of groups of four. Rows are at equal strides, or in lines
+/// that are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByteRows<'a> {
     pub(super) bytes: &'a [u8],
-    /// From a row to the next.
+    /// Stride from one row to the next.
     pub(super) stride: usize,
-    /// Rows in a line, and from a line to the next.
+    /// Rows in a line, and the stride from one line to the next.
     line: [usize; 2],
     pub(super) rows: usize,
     /// Groups of four bytes in a row.
@@ -41,11 +41,11 @@ pub(crate) struct ByteRows<'a> {
 }
 
 impl<'a> ByteRows<'a> {
-    /// `rows` of `groups` times four bytes, `stride` apart.
+    /// Creates `rows` of `groups` times four bytes, `stride` apart.
     ///
     /// # Errors
     ///
-    /// When `bytes` is too short.
+    /// If `bytes` is too short.
     pub(crate) fn new(
         bytes: &'a [u8],
         [rows, groups]: [usize; 2],
@@ -56,8 +56,8 @@ impl<'a> ByteRows<'a> {
         Ok(of_lines)
     }
 
-    /// Lines of so many rows, whose runs of steps start as those of the columns say. Distances are
-    /// given from a row to the next and from a line to the next.
+    /// Creates `lines` of `rows` rows each. Their runs of k steps start where the columns of the
+    /// other operand say. Strides are from row to row and from line to line.
     pub(super) fn in_lines(
         bytes: &'a [u8],
         [lines, rows, groups]: [usize; 3],
@@ -66,8 +66,8 @@ impl<'a> ByteRows<'a> {
         ByteRows { bytes, stride, line: [rows.max(1), line], rows: lines.saturating_mul(rows), groups }
     }
 
-    /// Refuses rows that reach beyond the slice where the last of their steps ends so far behind
-    /// their start.
+    /// Checks that all rows are inside the slice, if the last k step of a row ends `reach` bytes
+    /// after its start.
     fn check(&self, reach: usize) -> Result<(), GemmError> {
         let [in_line, distance] = self.line;
         let needed = match self.rows {
@@ -85,7 +85,7 @@ impl<'a> ByteRows<'a> {
         }
     }
 
-    /// Where the rows from one on start.
+    /// Returns the start offsets of the rows from `row` on.
     pub(in crate::gemm) fn starts(self, row: usize) -> impl Iterator<Item = usize> {
         let (stride, [in_line, distance]) = (self.stride, self.line);
         let (mut at, mut line) = (row % in_line, row / in_line * distance);
@@ -100,24 +100,25 @@ impl<'a> ByteRows<'a> {
     }
 }
 
-/// Columns of bytes in panels; four bytes of a column lie together.
+/// Columns of bytes in panels. The four bytes of a group are contiguous in each column.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByteColumns<'a> {
     pub(super) bytes: &'a [u8],
-    /// Where each run of groups starts in the rows of the other side, and here.
+    /// Where each run of groups starts in the rows of the other operand, and here.
     pub(super) starts: &'a [[usize; 2]],
-    /// Groups of four steps in a run.
+    /// Groups of four k steps in a run.
     pub(super) groups: usize,
-    /// Bytes from a group to the next, and from a panel to the next.
+    /// Bytes from one group to the next, and from one panel to the next.
     pub(super) step: usize,
     pub(super) panel: usize,
-    /// Columns in a panel, whole vectors.
+    /// Columns in a panel, a whole number of vectors.
     pub(super) width: usize,
     pub(super) columns: usize,
 }
 
 impl ByteColumns<'_> {
-    /// Refuses what reaches beyond the slice, vectors of the last panel as a whole.
+    /// Checks that all columns are inside the slice. The last panel counts with whole vectors,
+    /// because kernels read those.
     fn check(self) -> Result<Self, GemmError> {
         // A matrix without rows has nothing to read.
         let Some(first) = self.starts.iter().map(|[_, start]| *start).max() else { return Ok(self) };
@@ -133,55 +134,55 @@ impl ByteColumns<'_> {
     }
 }
 
-/// What multiplies sums.
+/// The scale of the accumulators.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Factors<'a> {
-    /// One number.
+    /// One for all.
     One(f32),
-    /// One for each row.
+    /// One per row.
     Rows(&'a [f32]),
-    /// One for each column.
+    /// One per column.
     Columns(&'a [f32]),
 }
 
-/// What becomes of the sums.
+/// What becomes of the accumulators.
 #[derive(Debug)]
 pub(crate) enum Target<'a> {
-    /// They are stored.
+    /// They are stored as they are.
     Sums(&'a mut [i32]),
-    /// `sum * factor + bias`, and what is there before where `add`.
+    /// `sum * factor + bias`. If `add` is set, the old value is added too.
     Numbers {
         values: &'a mut [f32],
         factors: Factors<'a>,
-        /// One for each column, or none.
+        /// One per column, or none.
         bias: &'a [f32],
         add: bool,
     },
-    /// `sum * factor` rounded to even, plus `zero`, nearest in the range of bytes.
+    /// Requantized: `sum * factor` rounded half to even, plus `zero`, saturated to the range of
+    /// bytes.
     Codes { codes: &'a mut [u8], factors: Factors<'a>, zero: i32, signed: bool },
 }
 
-/// Whether all factors are less than 1, so that what they make of sums are integers of 32 bits in
-/// any case.
+/// Whether all factors are less than 1, so that `sum * factor` always fits in 32 bits.
 pub(crate) fn are_small(factors: &[f32]) -> bool {
     factors.iter().fold(true, |small, factor| small & (factor.abs() < 1.0))
 }
 
-/// What is added to the sums; an empty slice is nothing.
+/// Terms added to the accumulators. An empty slice adds nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms<'a> {
-    /// One for each row.
+    /// One per row.
     pub(crate) rows: &'a [i32],
-    /// One for each column.
+    /// One per column.
     pub(crate) columns: &'a [i32],
-    /// Products of one for each row and one for each column.
+    /// Outer products: one factor per row times one per column.
     pub(crate) outer: [(&'a [i32], &'a [i32]); 2],
-    /// One for each row times the sum of the column over the steps where a row has ones; takes the
-    /// place of the first outer product.
+    /// One factor per row, times the column's sum over the k steps for which the row of ones is
+    /// set. Replaces the first outer product.
     pub(crate) window_sums: Option<(&'a [i32], ByteRows<'a>)>,
 }
 
-/// One product of bytes.
+/// One 8-bit GEMM.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IntegerGemm<'a> {
     pub(crate) left: ByteRows<'a>,
@@ -189,18 +190,18 @@ pub(crate) struct IntegerGemm<'a> {
     /// Whether rows are signed and columns unsigned, or the other way round.
     pub(crate) signed_left: bool,
     pub(crate) terms: Terms<'a>,
-    /// Of each so many columns, so many are wanted.
+    /// Of each `line[0]` columns, the first `line[1]` are stored.
     pub(crate) line: [usize; 2],
-    /// From a row of the result to the next.
+    /// Stride from one row of the result to the next.
     pub(crate) row_stride: usize,
 }
 
 impl IntegerGemm<'_> {
-    /// Computes the product; the same bits on any number of threads and any instruction set.
+    /// Computes the GEMM, with the same bits on any number of threads and any instruction set.
     ///
     /// # Errors
     ///
-    /// When shapes do not go together or a slice is too short.
+    /// If shapes do not match or a slice is too short.
     pub(crate) fn run(&self, cpu: Cpu, target: Target<'_>) -> Result<(), GemmError> {
         let kernel = ByteKernel::of(cpu.isa);
         self.right.check()?;
@@ -208,6 +209,7 @@ impl IntegerGemm<'_> {
         if self.left.groups != self.right.groups.saturating_mul(self.right.starts.len()) {
             return Err(GemmError::Shape("the columns of A are not as many as the rows of B"));
         }
+        // The run that starts last decides how far a row is read.
         let last = self.right.starts.iter().map(|[start, _]| *start).max();
         self.left.check(last.map_or(0, |last| last.saturating_add(self.right.groups.saturating_mul(4))))?;
         let [wide, wanted] = self.line;

@@ -1,10 +1,11 @@
-//! A product of two matrices of codes with zero points.
+//! Quantized matmul of two matrices with zero points.
 
 use super::{ByteRows, Cpu, GemmError, IntegerGemm, PackedBytes, Target, Terms};
 use crate::interrupt::spending;
 use crate::simd::{Simd, SimdOp, dispatch};
 
-/// A left side: codes that lie row by row, and its zero points, one for all or one for each row.
+/// The left operand: row-major quantized values and their zero points, one for all rows or one per
+/// row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Left<'a> {
     pub(crate) codes: &'a [u8],
@@ -13,30 +14,29 @@ pub(crate) struct Left<'a> {
     pub(crate) zeros: &'a [i32],
 }
 
-/// A product of codes less their zero points: `sum over k of (A[i][k] - a_zero[i]) * (B[k][j] -
-/// b_zero[j])`.
+/// A quantized matmul: `sum over k of (A[i][k] - a_zero[i]) * (B[k][j] - b_zero[j])`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CodeProduct<'a> {
     pub(crate) left: Left<'a>,
     pub(crate) right: PackedBytes<'a>,
-    /// One for all columns, or one for each.
+    /// One zero point for all columns, or one per column.
     pub(crate) right_zeros: &'a [i32],
-    /// What is added to the sums of each column, or nothing.
+    /// Added to the accumulators of each column, or empty.
     pub(crate) bias: &'a [i32],
 }
 
-/// Numbers of workspace that [`multiply`] needs for a shape (rows, columns, length of the sums).
+/// Returns the `i32` elements of workspace that [`multiply`] needs for a shape (rows, columns, k).
 pub(crate) fn multiply_workspace_len([rows, columns, k]: [usize; 3], signed: bool) -> usize {
     let copy = if is_direct(k, signed) { 0 } else { rows.saturating_mul(k.div_ceil(4)) };
     rows.saturating_mul(3).saturating_add(columns.saturating_mul(2)).saturating_add(copy)
 }
 
-/// Whether a left side is read where it lies.
+/// Whether the left operand is read in place.
 fn is_direct(k: usize, signed: bool) -> bool {
     !signed && k.is_multiple_of(4)
 }
 
-/// The only value of a list whose values are equal; none has 0.
+/// Returns the common value of a list if all its values are equal. An empty list counts as 0.
 fn uniform(values: &[i32]) -> Option<i32> {
     match values {
         [] => Some(0),
@@ -44,11 +44,11 @@ fn uniform(values: &[i32]) -> Option<i32> {
     }
 }
 
-/// Computes a product. The rows of the target lie `row_stride` apart.
+/// Computes a quantized matmul. The rows of the target are `row_stride` apart.
 ///
 /// # Errors
 ///
-/// When shapes do not go together or a slice is too short.
+/// If shapes do not match or a slice is too short.
 pub(crate) fn multiply(
     cpu: Cpu,
     product: &CodeProduct<'_>,
@@ -91,9 +91,10 @@ pub(crate) fn multiply(
         zeros.get(column).or(zeros.first()).copied().unwrap_or(0) + shift
     };
     let mut terms = Terms::default();
-    // The zero points of rows take the sums of columns.
+    // The zero points of rows multiply the sums of columns.
     let sums = &right.sums[..columns];
     match uniform(left.zeros) {
+        // A zero point of 0 adds nothing.
         Some(_) if left_zero(0) == 0 => terms.columns = product.bias,
         Some(_) => {
             for (column, (term, sum)) in column_terms.iter_mut().zip(sums).enumerate() {
@@ -103,12 +104,13 @@ pub(crate) fn multiply(
             terms.columns = column_terms;
         }
         None => {
+            // Zero points per row need an outer product with the column sums.
             minus_zeros.iter_mut().enumerate().for_each(|(row, zero)| *zero = -left_zero(row));
             terms.outer[0] = (minus_zeros, sums);
             terms.columns = product.bias;
         }
     }
-    // Those of columns take the sums of rows.
+    // The zero points of columns multiply the sums of rows.
     let zero = uniform(product.right_zeros).map(|_| right_zero(0));
     if zero != Some(0) {
         for (row, to) in spending(4 + k / 4, of_rows.iter_mut()).enumerate() {
@@ -133,7 +135,7 @@ pub(crate) fn multiply(
     gemm.run(cpu, target)
 }
 
-/// The bytes of a left side as unsigned ones in whole groups of four: where they lie, or copied.
+/// Returns the left operand as unsigned bytes in whole groups of four: in place, or copied.
 fn rows_of<'a>(left: &Left<'a>, k: usize, copy: &'a mut [u8]) -> &'a [u8] {
     if is_direct(k, left.signed) {
         return left.codes;
@@ -144,14 +146,14 @@ fn rows_of<'a>(left: &Left<'a>, k: usize, copy: &'a mut [u8]) -> &'a [u8] {
         for (from, to) in spending(4 + k / 4, left.codes.chunks_exact(k).zip(copy.chunks_exact_mut(stride))) {
             let (to, rest) = to.split_at_mut(k);
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from ^ flip);
-            // What the right side multiplies with zeros must not count in the sum of the row.
+            // The padding must not count in the sum of the row.
             rest.fill(0);
         }
     }
     copy
 }
 
-/// The sum of bytes.
+/// The sum of a row's bytes.
 struct Sum<'a>(&'a [u8]);
 
 impl SimdOp for Sum<'_> {

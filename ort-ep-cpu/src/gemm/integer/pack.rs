@@ -1,4 +1,4 @@
-//! Right sides in panels, with the sums of their columns.
+//! Packing of B for 8-bit GEMM: panels, together with the sums of the columns.
 
 use super::super::kernels::{ByteKernel, column_sums};
 use super::{ByteColumns, ByteRows, Cpu, GemmError};
@@ -6,40 +6,40 @@ use crate::interrupt::spending;
 use crate::parallel::for_each_chunk_mut;
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
-/// Steps whose sums of columns are made from ones at a time.
+/// The k steps per call for which column sums are computed by multiplying with ones.
 const ONES: usize = 1024;
 
-/// A matrix of signed bytes, packed, with the sum of each column.
+/// A packed matrix of signed bytes, with the sum of each column.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedBytes<'a> {
     panels: &'a [u8],
     pub(super) sums: &'a [i32],
     pub(super) k: usize,
     pub(super) columns: usize,
-    /// Whether the codes were unsigned: they are 128 less then.
+    /// Whether the original values were unsigned. The packed ones are then 128 smaller.
     pub(super) unsigned: bool,
     width: usize,
 }
 
-/// Bytes of panels, and of sums.
+/// Returns the bytes of the panels, and of the sums.
 fn lens(kernel: &ByteKernel, k: usize, columns: usize) -> [usize; 2] {
     let width = kernel.packed_width(columns);
     let wide = columns.div_ceil(width).saturating_mul(width).saturating_mul(4);
     [wide.saturating_mul(k.div_ceil(4)), wide]
 }
 
-/// Bytes that a packed matrix of `k` rows takes.
+/// Returns the bytes that a packed matrix of `k` rows takes.
 pub(crate) fn packed_right_len(cpu: Cpu, k: usize, columns: usize) -> usize {
     let [panels, sums] = lens(ByteKernel::of(cpu.isa), k, columns);
     panels.saturating_add(sums)
 }
 
-/// Packs a matrix of shape `[k, columns]` whose code (i, j) is `codes[i * strides[0] + j *
-/// strides[1]]`.
+/// Packs a matrix of shape `[k, columns]` whose element (i, j) is
+/// `codes[i * strides[0] + j * strides[1]]`.
 ///
 /// # Errors
 ///
-/// When a slice is too short.
+/// If a slice is too short.
 pub(crate) fn pack_right(
     cpu: Cpu,
     (codes, unsigned): (&[u8], bool),
@@ -62,6 +62,7 @@ pub(crate) fn pack_right(
         for (group, to) in spending(width, to.chunks_exact_mut(4 * width)).enumerate() {
             let step = 4 * group;
             let steps = (k - step).min(4);
+            // Fast path: four contiguous rows are interleaved with SIMD.
             if steps == 4 && strides[1] == 1 {
                 let row = |at: usize| &codes[(step + at) * strides[0] + first..][..count];
                 let (done, rest) = to.split_at_mut(4 * count);
@@ -82,12 +83,12 @@ pub(crate) fn pack_right(
     sum_columns(kernel, panels, [width, groups], sums)
 }
 
-/// Packs the filters of a convolution, codes of shape `[filters, channels, positions]`, as the
-/// columns of a matrix: for each position the channels, in whole groups of four.
+/// Packs the filters of a convolution, of shape `[filters, channels, positions]`, as the columns of
+/// a matrix. Each kernel position has its channels in whole groups of four.
 ///
 /// # Errors
 ///
-/// When a slice is too short.
+/// If a slice is too short.
 pub(crate) fn pack_filters_last(
     cpu: Cpu,
     (codes, unsigned): (&[u8], bool),
@@ -129,7 +130,8 @@ pub(crate) fn pack_filters_last(
     sum_columns(kernel, panels, [width, k / 4], sums)
 }
 
-/// The sums of the columns of all panels.
+/// Computes the sums of the columns of all panels. The 8-bit kernel multiplies the panels with
+/// ones.
 fn sum_columns(
     kernel: &ByteKernel,
     panels: &[u8],
@@ -158,11 +160,11 @@ fn sum_columns(
 }
 
 impl<'a> PackedBytes<'a> {
-    /// Reads what [`pack_right`] made for a matrix of `k` rows.
+    /// Wraps what [`pack_right`] wrote for a matrix of `k` rows.
     ///
     /// # Errors
     ///
-    /// When `packed` is too short or not aligned for the sums.
+    /// If `packed` is too short or not aligned for the sums.
     pub(crate) fn new(
         cpu: Cpu,
         (packed, unsigned): (&'a [u8], bool),
@@ -178,7 +180,7 @@ impl<'a> PackedBytes<'a> {
         Ok(PackedBytes { panels, sums, k, columns, unsigned, width: kernel.packed_width(columns) })
     }
 
-    /// The sum of each column's bytes.
+    /// Returns the sum of each column's bytes.
     pub(crate) fn sums(&self) -> &'a [i32] {
         self.sums
     }

@@ -1,34 +1,35 @@
-//! The windows of a convolution over codes whose channels lie together, as the rows of a product.
+//! im2col of quantized NHWC images: the windows as the rows of a matmul, without unfolding.
 //!
-//! A row starts at the first pixel of its window, and a run of its steps, the channels of a pixel,
-//! at the offset of a position of the kernel: nothing is unfolded. Where there is padding, or bytes
-//! must be changed, the image is copied with it, once; else it is read where it lies.
+//! A row starts at the first pixel of its window. A run of its k steps, the channels of a pixel,
+//! starts at the offset of a kernel position. The image is copied once if there is padding, if
+//! bytes must be shifted to unsigned, or if channels do not fill groups of four. Otherwise it is
+//! read in place.
 
 use super::super::{Cpu, GemmError, Window};
 use super::{ByteColumns, ByteRows, PackedBytes};
 use crate::gemm::kernels::ByteKernel;
 use crate::parallel::for_each_chunk_mut;
 
-/// How an image of pixels is read by windows.
+/// The layout of an NHWC image for its windows.
 #[derive(Clone, Debug)]
 pub(crate) struct PixelWindows {
     window: Window,
     channels: usize,
-    /// Rows, pixels in a row, and bytes of a pixel of the image that is read.
+    /// Rows, pixels in a row, and bytes per pixel of the image that is read.
     plane: [usize; 3],
-    /// Whether that is a copy.
+    /// Whether that image is a copy.
     is_copied: bool,
-    /// Where each position of the kernel starts in a window, and in a panel of filters.
+    /// The offset of each kernel position in a window, and in a panel of filters.
     starts: Vec<[usize; 2]>,
 }
 
 impl PixelWindows {
-    /// The windows of an image of `channels`, of at most two axes, that `filters` meet. Bytes of a
-    /// `signed` image are changed.
+    /// Creates the layout for the windows of an image of `channels` that `filters` read, with at
+    /// most two spatial axes. The bytes of a `signed` image are shifted to unsigned.
     ///
     /// # Errors
     ///
-    /// When there are three axes, or sizes overflow.
+    /// If there are three axes, or sizes overflow.
     pub(crate) fn new(
         cpu: Cpu,
         window: Window,
@@ -46,6 +47,8 @@ impl PixelWindows {
             last.saturating_add(taps).saturating_add(1)
         };
         let fits = |axis: usize| window.pad[axis] == 0 && reach(axis) <= window.input[axis];
+        // The image is read in place only if its bytes are unsigned, its channels fill whole
+        // groups, and no window leaves it.
         let is_copied = signed || !channels.is_multiple_of(4) || !fits(1) || !fits(2);
         let groups = channels.div_ceil(4);
         let plane = match is_copied {
@@ -65,18 +68,17 @@ impl PixelWindows {
         Ok(PixelWindows { window, channels, plane, is_copied, starts: starts.collect() })
     }
 
-    /// Bytes of the copy.
+    /// Returns the bytes of the copy, 0 if there is none.
     pub(crate) fn len(&self) -> usize {
         if self.is_copied { self.plane.iter().product() } else { 0 }
     }
 
-    /// The rows of the windows of `image`, all channels of one pixel after the other, of which
-    /// `copy` becomes a copy if one is needed. The bytes of channels are flipped by `flip`, and
-    /// padding becomes `zero`, which is not.
+    /// Returns the rows of the windows of an NHWC `image`. If a copy is needed, it is written to
+    /// `copy`. The channels' bytes are XORed with `flip`. Padding becomes `zero`, without the XOR.
     ///
     /// # Errors
     ///
-    /// When a slice is too short.
+    /// If a slice is too short.
     pub(crate) fn rows<'a>(
         &self,
         cpu: Cpu,
@@ -108,6 +110,7 @@ impl PixelWindows {
         let ([_, height, width], [_, pad_y, pad_x]) = (self.window.input, self.window.pad);
         let [_, pixels, pixel] = self.plane;
         let (channels, count) = (self.channels, width.min(pixels.saturating_sub(pad_x)));
+        // Small images do not pay for a parallel region.
         let threads = if to.len() < 1 << 16 { 1 } else { cpu.threads };
         for_each_chunk_mut(threads, to, (pixels * pixel).max(1), |row, to| {
             let Some(y) = row.checked_sub(pad_y).filter(|y| *y < height) else {
@@ -136,19 +139,19 @@ impl PixelWindows {
         });
     }
 
-    /// The filters for these windows.
+    /// Returns the packed filters as the columns for these windows.
     pub(crate) fn columns<'a>(&'a self, filters: &PackedBytes<'a>) -> ByteColumns<'a> {
         ByteColumns { starts: &self.starts, groups: self.channels.div_ceil(4), ..filters.operand() }
     }
 }
 
-/// Copies pixels of three bytes to places of four, each as one number.
+/// Copies RGB pixels of three bytes to groups of four, each with one 32-bit store.
 fn copy_threes(from: &[u8], flip: u8, to: &mut [u8]) {
     let flip = u32::from_le_bytes([flip; 4]);
     let place = |four: [u8; 4]| ((u32::from_le_bytes(four) ^ flip) & 0x00FF_FFFF).to_le_bytes();
     let (to, _) = to.as_chunks_mut::<4>();
     let (pixels, _) = from.as_chunks::<3>();
-    // Four bytes of a pixel end in the next one.
+    // Reading four bytes takes one byte of the next pixel, which the last pixel does not have.
     for (at, to) in to.iter_mut().enumerate() {
         *to = match from.get(3 * at..3 * at + 4) {
             Some(&[a, b, c, d]) => place([a, b, c, d]),

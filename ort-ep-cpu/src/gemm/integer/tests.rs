@@ -1,9 +1,9 @@
-//! Products of codes against sums in `i64`, on every instruction set.
+//! Tests of 8-bit GEMM against sums in `i64`, on every instruction set.
 
 use super::*;
 use crate::simd::Isa;
 
-/// Codes that look random, with the extremes among them.
+/// Pseudo-random quantized values, including the extremes.
 fn codes(count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -27,8 +27,8 @@ fn number(code: u8, signed: bool) -> i64 {
     if signed { i64::from(code as i8) } else { i64::from(code) }
 }
 
-/// A product: its shape, whether sides are signed, their zero points (one, or as many as rows or
-/// columns).
+/// A quantized matmul: its shape, whether operands are signed, and their zero points (one, or one
+/// per row or column).
 struct Case {
     shape: [usize; 3],
     signed: [bool; 2],
@@ -152,7 +152,7 @@ fn products_of_every_length() {
     }
 }
 
-/// All products are of the extremes: 16-bit sums of pairs would saturate.
+/// All values are extremes, so that accumulating pairs in 16 bits would saturate.
 #[test]
 fn extremes_do_not_saturate() {
     let (k, columns) = (1024, 20);

@@ -1,4 +1,5 @@
-//! AVX2 with FMA: tiles of 6 rows by 16 columns, edges by masked loads and stores.
+//! AVX2 and FMA micro-kernel: tiles of 6 rows by 16 columns, with masked loads and stores at the
+//! edges.
 
 use core::arch::x86_64::*;
 
@@ -8,15 +9,17 @@ use super::{CopyRows, Kernel, Transpose, copy_rows, transpose_plain};
 #[derive(Clone, Copy)]
 struct Ymm(__m256);
 
-/// Eight set lanes, then eight clear ones: a window into it is a mask.
+/// Eight set lanes, then eight clear ones. Any window of eight lanes is a mask of the first lanes.
 static LANE_MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
+/// Returns a mask of the first `count` lanes.
+///
 /// # Safety
 ///
 /// Needs AVX.
 #[inline(always)]
 unsafe fn mask(count: usize) -> __m256i {
-    // SAFETY: the window of eight starts at 0 to 8, inside the table.
+    // SAFETY: the window of eight starts at index 0 to 8, inside the table.
     unsafe { _mm256_loadu_si256(LANE_MASKS.as_ptr().add(8 - count.min(8)).cast()) }
 }
 
@@ -25,64 +28,67 @@ impl Vector for Ymm {
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
-        // SAFETY: AVX2 is there, as the trait demands.
+        // SAFETY: the trait requires AVX2.
         Ymm(unsafe { _mm256_set1_ps(value) })
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for 8 readable values.
+        // SAFETY: the caller guarantees 8 readable values.
         Ymm(unsafe { _mm256_loadu_ps(from) })
     }
     #[inline(always)]
     unsafe fn load_partial(from: *const f32, count: usize) -> Self {
-        // SAFETY: the caller vouches for `count` readable values; masked lanes are not touched.
+        // SAFETY: the caller guarantees `count` readable values; masked lanes are not accessed.
         Ymm(unsafe { _mm256_maskload_ps(from, mask(count)) })
     }
     #[inline(always)]
     unsafe fn load_even(from: *const f32, count: usize) -> Self {
         let reach = 2 * count - 1;
-        // SAFETY: the caller vouches for `reach` readable values; masked lanes are not touched.
+        // SAFETY: the caller guarantees `reach` readable values; masked lanes are not accessed.
         unsafe {
             let low = _mm256_maskload_ps(from, mask(reach));
             let high = _mm256_maskload_ps(from.wrapping_add(8), mask(reach.saturating_sub(8)));
-            // Even lanes of both, in halves: low 0 2, high 0 2, low 4 6, high 4 6.
+            // The shuffle works within 128-bit halves, so the even lanes come in the order low 0 2,
+            // high 0 2, low 4 6, high 4 6.
             let mixed = _mm256_castps_pd(_mm256_shuffle_ps::<0x88>(low, high));
             Ymm(_mm256_castpd_ps(_mm256_permute4x64_pd::<0xD8>(mixed)))
         }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller vouches for 8 writable values.
+        // SAFETY: the caller guarantees 8 writable values.
         unsafe { _mm256_storeu_ps(to, self.0) }
     }
     #[inline(always)]
     unsafe fn store_partial(self, to: *mut f32, count: usize) {
-        // SAFETY: the caller vouches for `count` writable values; masked lanes are not touched.
+        // SAFETY: the caller guarantees `count` writable values; masked lanes are not accessed.
         unsafe { _mm256_maskstore_ps(to, mask(count), self.0) }
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: AVX2 is there.
+        // SAFETY: the trait requires AVX2.
         Ymm(unsafe { _mm256_add_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: AVX2 is there.
+        // SAFETY: the trait requires AVX2.
         Ymm(unsafe { _mm256_mul_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        // SAFETY: FMA is there.
+        // SAFETY: the trait requires FMA.
         Ymm(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: AVX2 is there. The instruction returns its second operand for a NaN.
+        // SAFETY: the trait requires AVX2. The instruction returns its second operand if either is
+        // NaN.
         Ymm(unsafe { _mm256_max_ps(other.0, self.0) })
     }
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: AVX2 is there. The instruction returns its second operand for a NaN.
+        // SAFETY: the trait requires AVX2. The instruction returns its second operand if either is
+        // NaN.
         Ymm(unsafe { _mm256_min_ps(other.0, self.0) })
     }
     #[inline(always)]
@@ -94,33 +100,34 @@ impl Vector for Ymm {
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &Tile) {
-    // SAFETY: passed on.
+    // SAFETY: `tile` has the contract of `compute`, and the attribute enables AVX2 and FMA.
     unsafe { compute::<Ymm, ROWS, VECTORS, PARTIAL>(call) }
 }
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn rows(call: &AddRows) {
-    // SAFETY: passed on.
+    // SAFETY: `rows` has the contract of `add_rows`, and the attribute enables AVX2 and FMA.
     unsafe { add_rows::<Ymm>(call) }
 }
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
-    // SAFETY: passed on.
+    // SAFETY: `inner` has the contract of `dot`, and the attribute enables AVX2 and FMA.
     unsafe { dot::<Ymm>(left, right, len) }
 }
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn copies(call: &CopyRows) {
-    // SAFETY: passed on.
+    // SAFETY: `copies` has the contract of `copy_rows`, and the attribute enables AVX2 and FMA.
     unsafe { copy_rows::<Ymm>(call) }
 }
 
-/// Transposes in squares of 8 by 8.
+/// Transposes in squares of 8 by 8, with a scalar loop for the rest.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn transpose(call: &Transpose) {
     let (rows, columns) = (call.rows & !7, call.columns & !7);
-    // SAFETY: the squares lie inside the matrix, and the caller vouches for the matrix.
+    // SAFETY: the squares are inside the matrix, and the caller guarantees that both matrices are
+    // valid.
     unsafe {
         for row in (0..rows).step_by(8) {
             for column in (0..columns).step_by(8) {
@@ -142,12 +149,14 @@ pub(super) unsafe fn transpose(call: &Transpose) {
     }
 }
 
+/// Transposes one square of 8 by 8 in registers.
+///
 /// # Safety
 ///
 /// Needs AVX2, and both squares must be valid.
 #[inline(always)]
 unsafe fn transpose_square(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
-    // SAFETY: the caller vouches for the squares.
+    // SAFETY: the caller guarantees that both squares are valid.
     unsafe {
         let mut row = [_mm256_setzero_ps(); 8];
         for index in 0..8 {

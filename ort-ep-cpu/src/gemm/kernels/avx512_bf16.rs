@@ -1,7 +1,7 @@
-//! AVX512-BF16: the tiles of AVX-512 over pairs of bfloat16, two products to a step.
+//! AVX512-BF16 micro-kernel: the AVX-512 tiles over bf16 pairs, with two products per step.
 //!
-//! `VDPBF16PS` takes factors and results that are not normal numbers for zero and rounds each of
-//! its two sums to nearest.
+//! `VDPBF16PS` flushes denormal inputs and results to zero, and rounds each of its two additions to
+//! nearest.
 
 use core::arch::x86_64::*;
 
@@ -12,12 +12,12 @@ use super::{CopyRows, Kernel};
 
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
 unsafe fn tile<const ROWS: usize, const VECTORS: usize>(call: &Tile) {
-    // SAFETY: passed on.
+    // SAFETY: `tile` has the contract of `compute`, and the attribute enables AVX512-BF16.
     unsafe { compute::<Zmm<true>, ROWS, VECTORS, false>(call) }
 }
 
-/// The halves of two vectors of bfloat16 side by side: element 0 of the first, 0 of the second, 1
-/// of the first and so on.
+/// The permutation that interleaves two vectors of bfloat16: element 0 of the first, element 0 of
+/// the second, element 1 of the first, and so on.
 static SIDE_BY_SIDE: [u16; 32] = {
     let mut order = [0; 32];
     let mut at = 0;
@@ -28,13 +28,15 @@ static SIDE_BY_SIDE: [u16; 32] = {
     order
 };
 
+/// Implements [`MakePairs::of_rows`].
+///
 /// # Safety
 ///
-/// `from` holds `count` rows of `len` values, `to` half as many rows, rounded up, as long; they do
-/// not overlap.
+/// `from` holds `count` rows of `len` values, and `to` holds half as many rows, rounded up, of the
+/// same length. They do not overlap.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
 unsafe fn pair_rows(call: &CopyRows) {
-    // SAFETY: the table has 32 numbers.
+    // SAFETY: the table has 32 elements.
     let order = unsafe { _mm512_loadu_epi16(SIDE_BY_SIDE.as_ptr().cast()) };
     for row in (0..call.count).step_by(2) {
         let low = call.from.wrapping_add(row * call.from_step);
@@ -43,7 +45,7 @@ unsafe fn pair_rows(call: &CopyRows) {
         let to = call.to.wrapping_add(row / 2 * call.to_step);
         for at in (0..call.len).step_by(16) {
             let lanes = mask(call.len - at);
-            // SAFETY: the caller vouches for the rows; masked lanes are not touched.
+            // SAFETY: the caller guarantees the rows; masked lanes are not accessed.
             unsafe {
                 let first = _mm512_maskz_loadu_ps(lanes, low.add(at));
                 let second = _mm512_maskz_loadu_ps(if both { lanes } else { 0 }, high.wrapping_add(at));
@@ -55,10 +57,12 @@ unsafe fn pair_rows(call: &CopyRows) {
     }
 }
 
+/// Implements [`MakePairs::of_neighbours`].
+///
 /// # Safety
 ///
-/// `from` holds `count` rows of `len` values, `to` as many rows half as long, rounded up; they do
-/// not overlap.
+/// `from` holds `count` rows of `len` values, and `to` holds as many rows of half the length,
+/// rounded up. They do not overlap.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
 unsafe fn pair_neighbours(call: &CopyRows) {
     for row in 0..call.count {
@@ -66,7 +70,7 @@ unsafe fn pair_neighbours(call: &CopyRows) {
         let to = call.to.wrapping_add(row * call.to_step);
         for at in (0..call.len).step_by(32) {
             let left = call.len - at;
-            // SAFETY: the caller vouches for the rows; masked lanes are not touched.
+            // SAFETY: the caller guarantees the rows; masked lanes are not accessed.
             unsafe {
                 let first = _mm512_maskz_loadu_ps(mask(left), from.add(at));
                 let behind = mask(left.saturating_sub(16));
@@ -85,7 +89,8 @@ macro_rules! row {
     };
 }
 
-/// Strips are always packed, so that none ends inside a vector.
+/// Panels of pairs are always packed, so none ends inside a vector and `partial` needs no functions
+/// of its own.
 static TILES: [[TileFunction; 3]; 8] = row!(1 2 3 4 5 6 7 8);
 
 pub(super) static KERNEL: Kernel = Kernel {

@@ -1,4 +1,4 @@
-//! The loops over blocks, panels and tiles, and their split over threads.
+//! The blocked GEMM loops (blocks, panels and tiles) and their split over threads.
 
 use std::ops::Range;
 
@@ -14,53 +14,53 @@ use crate::interrupt::{TASK_UNITS, spending};
 use crate::parallel::{Pool, Shares, for_each_chunk_mut};
 use crate::simd::Isa;
 
-/// Values in a cache line.
+/// `f32` values in a cache line.
 const LINE: usize = 16;
 
-/// Steps up to which writing C takes longer than reading strips of B.
+/// The maximum number of k steps for which writing C takes longer than reading panels of B.
 const FEW_STEPS: usize = 32;
 
-/// Terms of a tile for a unit of [`spend`]: a core does about eight in a nanosecond.
+/// Multiply-adds of a tile per unit of `interrupt::spend`: a core does about eight in a nanosecond.
 const UNIT_TERMS: usize = 16;
 
-/// Terms that take as long as writing an element of C.
+/// Multiply-adds that take as long as writing an element of C.
 const WRITE_TERMS: usize = 16;
 
-/// How a batch of products is cut into tasks. A task computes a block of C over the whole of k, so
-/// the cut has no influence on any sum.
+/// The split of a batch of GEMMs into tasks. A task computes a block of C over all of k, so the
+/// split does not change the order of any sum.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gemm) struct Grid {
-    /// What packing uses.
+    /// The instruction set for packing.
     pub(in crate::gemm) isa: Isa,
-    /// Products in the batch.
+    /// GEMMs in the batch.
     pub(in crate::gemm) count: usize,
-    /// Rows, columns and steps of each.
+    /// Rows, columns and k steps of each GEMM.
     pub(in crate::gemm) shape: [usize; 3],
-    /// Parts that the tiles of a column, and the panels of a row, are cut into.
+    /// Parts that the tiles of a column are cut into, and the panels of a row.
     pub(in crate::gemm) parts: [usize; 2],
-    /// Whether consecutive tasks have the same rows, else the same columns.
+    /// Whether consecutive tasks share rows; otherwise they share columns.
     pub(in crate::gemm) rows_first: bool,
-    /// Steps done before going on to the next tile.
+    /// k steps in a block (KC).
     pub(in crate::gemm) steps: usize,
-    /// Tiles whose strips of A stay in the cache together.
+    /// Tiles whose panels of A stay in cache together (MC in tiles).
     pub(in crate::gemm) tiles_at_once: usize,
-    /// Panels of B packed or used together.
+    /// Panels of B that are packed or used together (NC in panels).
     pub(in crate::gemm) panels_at_once: usize,
     pub(in crate::gemm) threads: usize,
     /// Whether blocks of B are packed into the workspace.
     pub(in crate::gemm) packs: bool,
-    /// Workspace of each thread.
+    /// The workspace of each thread.
     pub(in crate::gemm) slot: SlotLens,
 }
 
-/// What a thread's part of the workspace holds, in values.
+/// The parts of a thread's workspace, in `f32` elements.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gemm) struct SlotLens {
     /// A packed block of B.
     pub(in crate::gemm) block: usize,
-    /// Rows of A that had to be converted.
+    /// Rows of A converted to bf16 pairs.
     pub(in crate::gemm) left: usize,
-    /// What is yet to be converted.
+    /// The staging buffer of a conversion.
     pub(in crate::gemm) stage: usize,
 }
 
@@ -69,7 +69,7 @@ impl SlotLens {
         self.block + self.left + self.stage
     }
 
-    /// A slot in its parts.
+    /// Splits a slot into its parts.
     fn split<'a>(&self, slot: &'a mut [f32]) -> Slot<'a> {
         let (block, rest) = slot.split_at_mut(self.block);
         let (left, stage) = rest.split_at_mut(self.left);
@@ -96,7 +96,8 @@ pub(in crate::gemm) struct Output<'a> {
 #[derive(Clone, Copy)]
 struct Start(*mut f32);
 
-// SAFETY: the tasks of a grid write disjoint elements, see `execute`.
+// SAFETY: the tasks of a grid write disjoint elements; `execute` gives each its own matrix, tiles
+// and panels.
 unsafe impl Sync for Start {}
 
 impl Start {
@@ -107,8 +108,8 @@ impl Start {
 
 /// Computes the whole grid. `workspace` holds a slot for each thread.
 ///
-/// The caller has checked that `output` holds `count` matrices that do not overlap: rows do not
-/// reach into each other, nor matrices.
+/// The caller has checked that `output` holds `count` matrices, and that neither their rows nor the
+/// matrices overlap.
 pub(in crate::gemm) fn execute<'a>(
     kernel: &Kernel,
     grid: &Grid,
@@ -124,10 +125,11 @@ pub(in crate::gemm) fn execute<'a>(
     let [row_parts, column_parts] = grid.parts;
     let parts = row_parts * column_parts;
     let start = Start(output.values.as_mut_ptr());
+    // Tasks cannot return errors, so the last one is kept here.
     let failure = Mutex::new(None);
     let run = |task: usize, slot: &mut [f32]| {
         let (index, part) = (task / parts, task % parts);
-        // Neighbours share what was cut first.
+        // Consecutive tasks share the parts of the dimension that was split first.
         let [row_part, column_part] = match grid.rows_first {
             true => [part / column_parts, part % column_parts],
             false => [part % row_parts, part / row_parts],
@@ -161,8 +163,8 @@ pub(in crate::gemm) fn execute<'a>(
             grid,
             height,
         };
-        // SAFETY: the output holds every matrix of the batch, and this is the only task with this
-        // combination of matrix, tiles and panels.
+        // SAFETY: `run_batch` checked that the output holds every matrix of the batch, and this is
+        // the only task with this combination of matrix, tiles and panels.
         unsafe {
             block.run(
                 cut(tiles, row_parts, row_part),
@@ -175,7 +177,7 @@ pub(in crate::gemm) fn execute<'a>(
     failure.into_inner().map_or(Ok(()), Err)
 }
 
-/// Gives each task to some thread, along with the part of the workspace that is that thread's.
+/// Runs each task on some thread, with that thread's part of the workspace.
 fn distribute(grid: &Grid, tasks: usize, workspace: &mut [f32], run: &(dyn Fn(usize, &mut [f32]) + Sync)) {
     let slot_len = grid.slot.len();
     if slot_len == 0 {
@@ -189,33 +191,33 @@ fn distribute(grid: &Grid, tasks: usize, workspace: &mut [f32], run: &(dyn Fn(us
     });
 }
 
-/// Part `index` of `parts` nearly equal parts of `0..len`.
+/// Returns part `index` of `parts` nearly equal parts of `0..len`.
 fn cut(len: usize, parts: usize, index: usize) -> Range<usize> {
     len * index / parts..len * (index + 1) / parts
 }
 
-/// Strips of an operand: where they start, the distance of its tiles or panels, and inside of one
-/// the distances of its rows (of A; columns of B lie side by side) and of its steps.
+/// The address pattern of the panels of an operand. It has the strides between panels, between the
+/// rows of a panel of A (columns of B are contiguous), and between k steps.
 #[derive(Clone, Copy)]
 struct Strips {
     start: *const f32,
-    /// From a tile of A, or a panel of B, to the next.
+    /// Stride from one tile of A, or one panel of B, to the next.
     next: usize,
     row: usize,
     step: usize,
 }
 
-/// Tiles and panels that are computed together over a range of steps.
+/// Tiles and panels that are computed together over one k block.
 struct Group {
     tiles: Range<usize>,
     panels: Range<usize>,
     steps: Range<usize>,
-    /// The steps of the tiles, and of the panels.
+    /// The k block of the tiles' A, and of the panels' B.
     a: Strips,
     b: Strips,
 }
 
-/// One product as a task sees it.
+/// One GEMM as a task sees it.
 pub(super) struct Block<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) gemm: &'a Gemm<'a>,
@@ -227,6 +229,8 @@ pub(super) struct Block<'a> {
 }
 
 impl Block<'_> {
+    /// Computes these tiles and panels over all of k.
+    ///
     /// # Safety
     ///
     /// `c` must hold the whole matrix, and no other thread may touch these tiles and panels of it.
@@ -234,13 +238,13 @@ impl Block<'_> {
         if tiles.is_empty() || panels.is_empty() {
             return;
         }
-        // SAFETY: passed on.
+        // SAFETY: this function has the same contract as the functions it calls.
         unsafe {
             if self.run_vector(&tiles, &panels) {
                 return;
             }
-            // A block of B that is packed serves all tiles at once. Without packing, fewer tiles at
-            // a time keep their part of C in the cache from one range of steps to the next.
+            // A packed block of B serves all tiles at once. Without packing, fewer tiles at a time
+            // keep their part of C in cache from one k block to the next.
             let at_once = if self.grid.packs { tiles.len() } else { self.grid.tiles_at_once };
             for tile in tiles.clone().step_by(at_once) {
                 let tiles = tile..(tile + at_once).min(tiles.end);
@@ -252,7 +256,7 @@ impl Block<'_> {
         }
     }
 
-    /// A group of panels over all steps.
+    /// Computes a group of panels over all of k.
     ///
     /// # Safety
     ///
@@ -266,7 +270,8 @@ impl Block<'_> {
             for tile in tiles.clone().step_by(self.grid.tiles_at_once) {
                 let tiles = tile..(tile + self.grid.tiles_at_once).min(tiles.end);
                 let a = self.strips_of_a(&tiles, step..end, slot);
-                // SAFETY: passed on.
+                // SAFETY: the caller's contract is that of `run`. `strips_of_a` and `strips_of_b`
+                // returned panels that hold this k block.
                 unsafe { self.run_strips(&Group { tiles, panels: panels.clone(), steps: step..end, a, b }) };
             }
             step = end;
@@ -276,13 +281,13 @@ impl Block<'_> {
         }
     }
 
-    /// Columns that a run of panels covers.
+    /// Returns the columns that a run of panels covers.
     pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
         let width = self.kernel.width();
         panels.start * width..(panels.end * width).min(self.grid.shape[1])
     }
 
-    /// Steps of B for a group of panels: where they lie, or packed into the slot.
+    /// Returns one k block of B for a group of panels: in place, or packed into the slot.
     fn strips_of_b(&self, panels: &Range<usize>, steps: Range<usize>, slot: &mut Slot<'_>) -> Strips {
         let (kernel, width) = (self.kernel, self.kernel.width());
         let next = kernel.elements(steps.len()) * width;
@@ -316,7 +321,7 @@ impl Block<'_> {
         }
     }
 
-    /// Packs steps and columns of B into a panel, an element for each step.
+    /// Packs k steps and columns of B into a panel with one element per k step.
     fn pack_panel(&self, steps: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
         let width = self.kernel.width();
         match &self.gemm.b {
@@ -329,9 +334,10 @@ impl Block<'_> {
         }
     }
 
-    /// The same with an element for each pair of steps.
+    /// The same with one bf16 pair per two k steps.
     fn pack_pairs(&self, steps: Range<usize>, columns: Range<usize>, to: &mut [f32], stage: &mut [f32]) {
         let width = self.kernel.width();
+        // Contiguous rows are paired straight from B, without the staging buffer.
         if let BOperand::Plain(matrix) = &self.gemm.b
             && (matrix.column_stride == 1 || columns.len() == 1)
         {
@@ -351,7 +357,8 @@ impl Block<'_> {
         }
     }
 
-    /// Steps of A for a group of tiles: where they lie, or as pairs in the slot.
+    /// Returns one k block of A for a group of tiles: in place, or converted to bf16 pairs in the
+    /// slot.
     fn strips_of_a(&self, tiles: &Range<usize>, steps: Range<usize>, slot: &mut Slot<'_>) -> Strips {
         let (kernel, height) = (self.kernel, self.height);
         match &self.gemm.a {
@@ -374,21 +381,21 @@ impl Block<'_> {
         }
     }
 
-    /// All tiles of a run of tiles and panels, over a range of steps.
+    /// Computes all tiles of a group over one k block.
     ///
     /// # Safety
     ///
-    /// As [`Block::run`], and the strips must hold the steps of the tiles and panels.
+    /// As [`Block::run`], and the panels of A and B must hold the k block of these tiles and
+    /// panels.
     unsafe fn run_strips(&self, group: &Group) {
         let ([rows, _, k], Group { tiles, panels, steps, .. }) = (self.grid.shape, group);
-        // Tile by tile, rows of C are written in long runs and a strip of weights stays in the
-        // nearest cache; but strips of B do not, which matters where they are long and were not
-        // packed.
+        // Tile by tile, rows of C are written in long runs and a panel of the weights stays in L1.
+        // Panels of B then do not stay there, which matters if they are long and were not packed.
         let long = !self.grid.packs && steps.len() > FEW_STEPS;
         let by_tile = matches!(self.gemm.a, AOperand::Packed(_)) && !long;
-        // The terms of a tile, and what writing it takes where they are few.
+        // The multiply-adds of a tile, and the cost of writing it, which dominates if k is short.
         let units = self.height * self.kernel.width() * (steps.len() + WRITE_TERMS) / UNIT_TERMS;
-        // SAFETY: passed on.
+        // SAFETY: `run_tile` has the contract of this function.
         unsafe {
             if by_tile {
                 spending(units * panels.len(), tiles.clone())
@@ -399,14 +406,15 @@ impl Block<'_> {
             }
         }
         if steps.end == k && !self.finish.rest.is_empty() {
-            // Long runs: a call for each row of a tile would cost as much as what it does.
+            // Whole rows of the group: a call for each row of a tile would cost as much as its
+            // work.
             let rows = tiles.start * self.height..(tiles.end * self.height).min(rows);
-            // SAFETY: the caller vouches for C.
+            // SAFETY: `run` requires these rows and columns of C to be this thread's.
             unsafe { self.apply_rest(rows, &self.columns(panels)) };
         }
     }
 
-    /// One tile of a group.
+    /// Computes one tile of a group.
     ///
     /// # Safety
     ///
@@ -416,7 +424,7 @@ impl Block<'_> {
         let ([rows, _, k], Group { tiles, panels, steps, a, b }) = (self.grid.shape, group);
         let columns = self.columns(&(panel..panel + 1));
         let vectors = columns.len().div_ceil(self.kernel.lanes);
-        // Only a strip that was not packed can end before its last vector does.
+        // Packing pads panels to whole vectors, so only a panel read in place can end inside one.
         let packed = self.grid.packs || matches!(self.gemm.b, BOperand::Packed(_));
         let whole = packed || columns.len() == vectors * self.kernel.lanes;
         let functions = if whole { self.kernel.whole } else { self.kernel.partial };
@@ -443,7 +451,8 @@ impl Block<'_> {
             prefetch: strip,
             prefetch_step: 0,
         };
-        // The first tiles of a panel fetch the next panel between them, each a line of every step.
+        // The first tiles of a panel prefetch the next panel together, each tile one cache line of
+        // every k step.
         let index = tile - tiles.start;
         if index < (self.kernel.width() / LINE).max(1) && panel + 1 < panels.end {
             call.prefetch = strip.wrapping_add(b.next + index * LINE);
@@ -453,8 +462,9 @@ impl Block<'_> {
             self.add_finish(&mut call, row, columns.start);
         }
         let function = functions[(count - 1) * self.kernel.vectors + vectors - 1];
-        // SAFETY: the strips hold the rows, columns and steps of this tile, the kernel was
-        // chosen for this CPU, and the caller vouches for C.
+        // SAFETY: `run_strips` requires panels that hold the rows, columns and k steps of this
+        // tile. `Kernel::of` chose the kernel for this CPU, and `run` requires the tile of C to be
+        // this thread's.
         unsafe { function(&call) };
     }
 
@@ -471,18 +481,20 @@ impl Block<'_> {
             call.residual_row = stride;
         }
         if self.finish.is_held {
-            // A tile reads all of its part of C before it writes any.
+            // A tile reads its whole part of C before it writes any of it.
             call.residual = call.c.cast_const();
             call.residual_row = call.c_row;
         }
     }
 
+    /// Applies the rest of the epilogue to these rows and columns.
+    ///
     /// # Safety
     ///
     /// As [`Block::run`].
     unsafe fn apply_rest(&self, rows: Range<usize>, columns: &Range<usize>) {
         for row in rows {
-            // SAFETY: the caller vouches for these elements of C.
+            // SAFETY: `run` requires these elements of C to be this thread's.
             let values = unsafe {
                 let start = self.c.wrapping_add(row * self.c_row + columns.start);
                 std::slice::from_raw_parts_mut(start, columns.len())

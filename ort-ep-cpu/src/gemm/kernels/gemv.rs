@@ -33,6 +33,7 @@ impl Block<'_> {
         let [rows, columns, _] = self.grid.shape;
         // SAFETY: as required of the caller; the branches check the strides that each needs.
         unsafe {
+            // AXPY reads such a B front to back, while dot products would stride through it.
             if rows == 1 && b.column_stride == 1 {
                 self.add_weighted_rows(a, b, self.columns(panels));
             } else if rows == 1 && b.row_stride == 1 && a.column_stride == 1 {

@@ -1,7 +1,7 @@
-//! The micro-kernels of each instruction set, and the loops that call them over a block of C.
+//! GEMM micro-kernels for each instruction set, and the loops that call them over a block of C.
 //!
-//! This folder is where the matrix product is unsafe: everything above it hands over checked
-//! slices, everything in it works with pointers into them.
+//! All unsafe code of GEMM is in this folder. Callers pass checked slices; the code here works with
+//! pointers into them.
 
 mod bytes;
 mod execute;
@@ -34,29 +34,29 @@ use tile::{AddRows, TileFunction, Vector, copy, copy_even};
 use super::{Cpu, Precision};
 use crate::simd::isa::Isa;
 
-/// The functions of one instruction set and the shapes of their tiles.
+/// The functions of one instruction set and its tile shapes.
 pub(super) struct Kernel {
-    /// The most rows in a tile.
+    /// The maximum number of rows in a register tile (MR).
     pub(super) rows: usize,
-    /// The most vectors in a row of a tile.
+    /// The maximum number of vectors in a row of a register tile.
     pub(super) vectors: usize,
-    /// Elements in a vector.
+    /// `f32` lanes of a vector.
     pub(super) lanes: usize,
-    /// Tile functions by `(rows - 1) * vectors + (vectors - 1)`.
+    /// Tile functions, indexed by `(rows - 1) * vectors + (vectors - 1)`.
     whole: &'static [TileFunction],
-    /// The same, for strips of B that end inside the last vector.
+    /// The same for panels of B that end inside the last vector.
     partial: &'static [TileFunction],
     add_rows: unsafe fn(&AddRows),
     dot: unsafe fn(*const f32, *const f32, usize) -> f32,
     copy_rows: unsafe fn(&CopyRows),
     transpose: unsafe fn(&Transpose),
-    /// Where an element of a strip is a pair of bfloat16, two consecutive steps of the sum: how
-    /// pairs are made.
+    /// How bf16 pairs are made, if a panel's elements are pairs of consecutive k steps.
     pairs: Option<MakePairs>,
 }
 
 impl Kernel {
-    /// The kernel of a CPU's instruction set, or of the widest below it that this CPU has.
+    /// Returns the kernel of a CPU's instruction set, or of the widest one below it that this CPU
+    /// has.
     pub(super) fn of(cpu: Cpu) -> &'static Kernel {
         let Cpu { isa, precision, .. } = cpu;
         #[cfg(target_arch = "x86_64")]
@@ -77,36 +77,38 @@ impl Kernel {
         if isa >= Isa::Neon {
             return &neon::KERNEL;
         }
+        // Unused on targets without these kernels.
         let _ = (isa, precision);
         &scalar::KERNEL
     }
 
-    /// What the place of a packed number depends on.
+    /// Returns a key of the packed layout: what decides where an element of a packed operand goes.
     pub(super) fn layout(&self) -> String {
         let Kernel { rows, vectors, lanes, pairs, .. } = self;
         let kind = if pairs.is_some() { "pairs" } else { "numbers" };
         format!("{rows}x{vectors}x{lanes}/{kind}")
     }
 
-    /// Columns in a panel of B.
+    /// Returns the columns of a panel of B (NR).
     pub(super) fn width(&self) -> usize {
         self.vectors * self.lanes
     }
 
-    /// Rows in a panel of an A of `rows` rows. Tiles are made nearly equal, since a tile of one or
-    /// two rows cannot keep the multipliers busy.
+    /// Returns the rows of a panel of an A with `rows` rows. Tiles get nearly equal heights,
+    /// because a tile of one or two rows cannot keep the FMA units busy.
     pub(super) fn height(&self, rows: usize) -> usize {
         rows.div_ceil(rows.div_ceil(self.rows).max(1)).max(1)
     }
 }
 
-/// Copies `count` runs of `len` values; or makes pairs of them, where values lie side by side.
+/// Arguments of a copy of `count` runs of `len` values. [`MakePairs`] takes them too; the values of
+/// a run are then contiguous.
 #[derive(Clone, Copy, Debug)]
 struct CopyRows {
     from: *const f32,
-    /// From one value of a run to the next.
+    /// Stride from one value of a run to the next.
     from_stride: usize,
-    /// From one run to the next.
+    /// Stride from one run to the next.
     from_step: usize,
     to: *mut f32,
     to_step: usize,
@@ -132,7 +134,8 @@ struct Transpose {
 unsafe fn copy_rows<V: Vector>(call: &CopyRows) {
     let (mut from, mut to) = (call.from, call.to);
     for _ in 0..call.count {
-        // SAFETY: the caller vouches for the run.
+        // SAFETY: the caller guarantees that all runs are valid, and `count` and `len` bound the
+        // offsets.
         unsafe {
             match call.from_stride {
                 1 => copy::<V>(from, to, call.len),
@@ -151,7 +154,8 @@ unsafe fn copy_rows<V: Vector>(call: &CopyRows) {
 unsafe fn transpose_plain(call: &Transpose) {
     for row in 0..call.rows {
         for column in 0..call.columns {
-            // SAFETY: the caller vouches for both matrices.
+            // SAFETY: the caller guarantees that both matrices are valid, and `row` and `column`
+            // are inside them.
             unsafe {
                 *call.to.add(column * call.to_row + row) = *call.from.add(row * call.from_row + column)
             };

@@ -1,6 +1,7 @@
-//! NEON: tiles of 8 rows by 12 columns. Compiled for AArch64 only; its speed has not been measured.
+//! NEON micro-kernel: tiles of 8 rows by 12 columns. Compiled for AArch64 only; its speed has not
+//! been measured.
 
-// Whether an intrinsic counts as unsafe here depends on the version of the compiler.
+// Whether an intrinsic is unsafe here depends on the compiler version.
 #![allow(unused_unsafe)]
 
 use core::arch::aarch64::*;
@@ -21,14 +22,14 @@ impl Vector for Quad {
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for 4 readable values.
+        // SAFETY: the caller guarantees 4 readable values.
         Quad(unsafe { vld1q_f32(from) })
     }
     #[inline(always)]
     unsafe fn load_partial(from: *const f32, count: usize) -> Self {
         let mut lanes = [0.0_f32; 4];
         for (lane, value) in lanes.iter_mut().enumerate().take(count) {
-            // SAFETY: the caller vouches for `count` readable values.
+            // SAFETY: the caller guarantees `count` readable values.
             *value = unsafe { *from.add(lane) };
         }
         // SAFETY: the array holds 4 values.
@@ -38,7 +39,7 @@ impl Vector for Quad {
     unsafe fn load_even(from: *const f32, count: usize) -> Self {
         let mut lanes = [0.0_f32; 4];
         for (lane, value) in lanes.iter_mut().enumerate().take(count) {
-            // SAFETY: the caller vouches for `2 * count - 1` readable values.
+            // SAFETY: the caller guarantees `2 * count - 1` readable values.
             *value = unsafe { *from.add(2 * lane) };
         }
         // SAFETY: the array holds 4 values.
@@ -46,13 +47,13 @@ impl Vector for Quad {
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller vouches for 4 writable values.
+        // SAFETY: the caller guarantees 4 writable values.
         unsafe { vst1q_f32(to, self.0) }
     }
     #[inline(always)]
     unsafe fn store_partial(self, to: *mut f32, count: usize) {
         let mut lanes = [0.0_f32; 4];
-        // SAFETY: the array holds 4 values, and the caller vouches for `count` writable ones.
+        // SAFETY: the array holds 4 values, and the caller guarantees `count` writable ones.
         unsafe {
             vst1q_f32(lanes.as_mut_ptr(), self.0);
             for (lane, value) in lanes.iter().enumerate().take(count) {
@@ -77,12 +78,12 @@ impl Vector for Quad {
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: NEON is part of AArch64. A NaN in either operand gives NaN.
+        // SAFETY: NEON is part of AArch64. A NaN in either operand yields NaN.
         Quad(unsafe { vmaxq_f32(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: NEON is part of AArch64. A NaN in either operand gives NaN.
+        // SAFETY: NEON is part of AArch64. A NaN in either operand yields NaN.
         Quad(unsafe { vminq_f32(self.0, other.0) })
     }
     #[inline(always)]
@@ -90,22 +91,22 @@ impl Vector for Quad {
 }
 
 unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &Tile) {
-    // SAFETY: passed on.
+    // SAFETY: `tile` has the contract of `compute`, and NEON is part of AArch64.
     unsafe { compute::<Quad, ROWS, VECTORS, PARTIAL>(call) }
 }
 
 unsafe fn rows(call: &AddRows) {
-    // SAFETY: passed on.
+    // SAFETY: `rows` has the contract of `add_rows`, and NEON is part of AArch64.
     unsafe { add_rows::<Quad>(call) }
 }
 
 unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
-    // SAFETY: passed on.
+    // SAFETY: `inner` has the contract of `dot`, and NEON is part of AArch64.
     unsafe { dot::<Quad>(left, right, len) }
 }
 
 unsafe fn copies(call: &CopyRows) {
-    // SAFETY: passed on.
+    // SAFETY: `copies` has the contract of `copy_rows`, and NEON is part of AArch64.
     unsafe { copy_rows::<Quad>(call) }
 }
 

@@ -1,4 +1,4 @@
-//! Packing: strips of A and B copied so that a tile reads them front to back.
+//! Packing of A and B into panels that a micro-kernel reads front to back.
 
 use std::ops::Range;
 
@@ -8,8 +8,8 @@ use crate::gemm::im2col::Im2col;
 use crate::gemm::operand::{Strided, Weight};
 use crate::parallel::{WORTH_A_THREAD, for_each_row_chunk_mut};
 
-/// Packs the rows of a left side from `first` on into one panel: step by step, the panel's rows
-/// side by side, with zeros for rows beyond the matrix.
+/// Packs the rows of A from `first` on into one panel: k step by k step, with the panel's rows
+/// contiguous. Rows beyond the matrix become zeros.
 pub(super) fn pack_a_panel<T: Weight>(
     values: &[T],
     [rows, k]: [usize; 2],
@@ -19,7 +19,7 @@ pub(super) fn pack_a_panel<T: Weight>(
 ) {
     let height = to.len() / k.max(1);
     if row_stride == 1 && height > 0 {
-        // The rows of a step lie side by side.
+        // The rows of a k step are contiguous in A too.
         let count = rows.saturating_sub(first).min(height);
         for (step, to) in to.chunks_exact_mut(height).enumerate() {
             let from = &values[step * step_stride + first..][..count];
@@ -39,8 +39,8 @@ pub(super) fn pack_a_panel<T: Weight>(
     }
 }
 
-/// Packs the columns of a right side from `first` on into one panel: step by step, the panel's
-/// columns side by side, with zeros for columns beyond the matrix.
+/// Packs the columns of B from `first` on into one panel: k step by k step, with the panel's
+/// columns contiguous. Columns beyond the matrix become zeros.
 pub(super) fn pack_b_panel<T: Weight>(
     values: &[T],
     [k, columns]: [usize; 2],
@@ -48,7 +48,7 @@ pub(super) fn pack_b_panel<T: Weight>(
     first: usize,
     to: &mut [f32],
 ) {
-    /// Steps taken at once, so that strided reads of neighbouring steps meet in the cache.
+    /// k steps at a time, so that strided reads of neighbouring steps hit the same cache lines.
     const STEPS: usize = 64;
     let width = to.len() / k.max(1);
     let count = columns.saturating_sub(first).min(width);
@@ -74,15 +74,14 @@ pub(super) fn pack_b_panel<T: Weight>(
     }
 }
 
-/// The most values copied as one run.
+/// The longest run that is copied at once, bounded by the buffer of zeros.
 const LONGEST_RUN: usize = 64;
 
 impl Kernel {
-    /// Packs `steps` and `columns` (at most a panel's width) of a plain right side. What lies
-    /// behind the last column of a panel is left as it was: it only reaches sums that are not
-    /// stored.
+    /// Packs `steps` and `columns` (at most a panel's width) of a plain B. The padding columns of a
+    /// panel are left unchanged: they only reach accumulators that are not stored.
     ///
-    /// `to` must hold a panel's width times the steps.
+    /// `to` must hold a panel's width times the k steps.
     pub(super) fn pack_plain(&self, b: &Strided, steps: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
         let (count, width) = (steps.len(), self.width());
         debug_assert!(columns.len() <= width && to.len() >= count * width);
@@ -90,8 +89,9 @@ impl Kernel {
         let from =
             b.values.as_ptr().wrapping_add(steps.start * b.row_stride + columns.start * b.column_stride);
         // SAFETY: the callers pass ranges inside the matrix, which `Strided::new` checked against
-        // its slice, and a `to` of the size asked for.
+        // its slice, and a `to` of the required size.
         unsafe {
+            // B is a transposed matrix: its columns are contiguous.
             if b.row_stride == 1 && b.column_stride != 1 {
                 (self.transpose)(&Transpose {
                     from,
@@ -115,8 +115,8 @@ impl Kernel {
         }
     }
 
-    /// Packs `steps` and `columns` of the windows of an image into panels of `row` columns, `lane`
-    /// values apart, in which steps are `row` values apart.
+    /// im2col packing: packs `steps` and `columns` of the windows of an image. Panels have `row`
+    /// columns and start `lane` elements apart; k steps within a panel are `row` elements apart.
     pub(super) fn pack_windows(
         &self,
         b: &Im2col,
@@ -128,9 +128,11 @@ impl Kernel {
         let window = &b.window;
         let positions = window.kernel_len();
         let start = split(columns.start, window.output);
+        // Kernel positions are outermost, so that the valid outputs are computed once per position
+        // and each run is copied for all channels.
         for at in positions_of(window.kernel) {
             let position = (at[0] * window.kernel[1] + at[1]) * window.kernel[2] + at[2];
-            // Channels whose step at this position lies in the range.
+            // The channels whose k step at this kernel position is in the range.
             let first = steps.start.saturating_sub(position).div_ceil(positions);
             let end = steps.end.saturating_sub(position).div_ceil(positions);
             if first >= end {
@@ -159,6 +161,7 @@ impl Kernel {
         let window = &b.window;
         let [depth, height, width] = run.output;
         let within = |axis: usize| (run.inside[axis].0..run.inside[axis].1).contains(&run.output[axis]);
+        // Outside the image in depth or height, the whole run is padding.
         let (first, end) = match within(0) && within(1) {
             true => run.inside[2],
             false => (0, 0),
@@ -176,8 +179,9 @@ impl Kernel {
             count,
             len,
         };
-        // SAFETY: a run is no longer than the zeros and inside its row of `to`; the values
-        // between `first` and `end` meet the image, so every index below is inside a channel.
+        // SAFETY: a run has at most `LONGEST_RUN` values, and the assertion above keeps it inside
+        // `to`. `Window::inside` made `first..end` positions in the image, so every index is inside
+        // a channel.
         unsafe {
             if first > width {
                 (self.copy_rows)(&zeros(0, first - width));
@@ -203,21 +207,21 @@ impl Kernel {
     }
 }
 
-/// Consecutive outputs of one line of the image, at one kernel position.
+/// Consecutive outputs of one image row, at one kernel position.
 struct Run {
     at: [usize; 3],
-    /// Outputs along each axis that meet the image at this position.
+    /// The outputs along each axis that are inside the image at this kernel position.
     inside: [(usize, usize); 3],
     output: [usize; 3],
     len: usize,
-    /// Where the run starts in what is packed.
+    /// Where the run starts in the packed panels.
     offset: usize,
-    /// From a channel's row to the next channel's.
+    /// Stride from a channel's row to the next channel's.
     to_step: usize,
 }
 
 impl Run {
-    /// Goes on behind the run.
+    /// Moves on to the output after the run.
     fn advance(&mut self, output: [usize; 3]) {
         self.offset += self.len;
         self.output[2] += self.len;
@@ -230,18 +234,18 @@ impl Run {
     }
 }
 
-/// All positions of a kernel.
+/// Iterates over all positions of a kernel.
 fn positions_of([depth, height, width]: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
     (0..depth).flat_map(move |z| (0..height).flat_map(move |y| (0..width).map(move |x| [z, y, x])))
 }
 
-/// The coordinates of a flat index.
+/// Returns the coordinates of a flat index.
 fn split(index: usize, shape: [usize; 3]) -> [usize; 3] {
     let line = index / shape[2].max(1);
     [line / shape[1].max(1), line % shape[1].max(1), index % shape[2].max(1)]
 }
 
-/// Writes the whole matrix of windows, row by row.
+/// Writes the whole im2col matrix, row by row.
 pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
     let (kernel, columns) = (Kernel::of(cpu), windows.columns());
     let steps = windows.window.kernel_len();
@@ -256,8 +260,8 @@ pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
     });
 }
 
-/// Writes the transpose of `rows` by `columns` values, whose rows start `stride` apart, without
-/// gaps.
+/// Writes the transpose of `rows` by `columns` values, whose rows start `stride` apart,
+/// contiguously.
 ///
 /// Both slices must hold their matrix.
 pub(in crate::gemm) fn transpose(
@@ -273,6 +277,7 @@ pub(in crate::gemm) fn transpose(
     let (from, to) = (&from[..(rows - 1) * stride + columns], &mut to[..rows * columns]);
     let call =
         Transpose { from: from.as_ptr(), from_row: stride, to: to.as_mut_ptr(), to_row: rows, rows, columns };
-    // SAFETY: both matrices lie in their slices, which were cut to size above.
+    // SAFETY: both slices were cut to the size of their matrix above, and `Kernel::of` chose the
+    // kernel for this CPU.
     unsafe { (Kernel::of(cpu).transpose)(&call) }
 }

@@ -1,8 +1,9 @@
-//! Strips of pairs: two consecutive steps of a sum, rounded to bfloat16, in one 32-bit element.
+//! bf16 pairs: two consecutive k steps, rounded to bfloat16, in one 32-bit element.
 //!
-//! An odd number of steps ends with a zero on either side. Strips are cut as those of `f32` are and
-//! converted while they are in the nearest cache, so that nothing that packs knows of pairs. An
-//! image that windows overlap on is made one of pairs of channels before they are cut.
+//! An odd number of k steps ends with a zero in both operands. Panels are packed as `f32` and
+//! converted while they are in L1, so the packing code need not know about pairs. An image with
+//! overlapping windows is converted to pairs of channels before im2col, so that each value is
+//! converted only once.
 
 use std::ops::Range;
 
@@ -10,39 +11,39 @@ use super::pack::{pack_a_panel, pack_b_panel};
 use super::{CopyRows, Kernel};
 use crate::gemm::operand::{Strided, Weight};
 
-/// Steps that are staged in `f32` at a time: whole pairs, whole blocks of quantized weights.
+/// k steps staged in `f32` at a time: whole pairs, and whole blocks of quantized weights.
 pub(super) const STAGED: usize = 128;
 
 /// The widest panel.
 const WIDEST: usize = 64;
 
-/// How an instruction set makes pairs.
+/// The functions of an instruction set that make pairs.
 #[derive(Debug)]
 pub(super) struct MakePairs {
-    /// Of rows `2 * i` and `2 * i + 1`, row `i` of pairs; there are `count` rows of `len` values.
+    /// Pairs row `2 * i` with row `2 * i + 1`. There are `count` rows of `len` values.
     pub(super) of_rows: unsafe fn(&CopyRows),
-    /// Of neighbours in a row, rows of half the length; there are `count` rows of `len` values.
+    /// Pairs neighbours within each row, which halves its length. There are `count` rows of `len`
+    /// values.
     pub(super) of_neighbours: unsafe fn(&CopyRows),
 }
 
 impl Kernel {
-    /// Steps in an element of a strip.
+    /// Returns the k steps per element of a panel.
     pub(in crate::gemm) fn terms(&self) -> usize {
         if self.pairs.is_some() { 2 } else { 1 }
     }
 
-    /// Elements that hold `steps` steps.
+    /// Returns the elements that hold `steps` k steps.
     pub(in crate::gemm) fn elements(&self, steps: usize) -> usize {
         steps.div_ceil(self.terms())
     }
 
-    /// Values of memory in which steps are staged.
+    /// Returns the length of the staging buffer, in `f32` elements.
     pub(in crate::gemm) fn stage_len(&self) -> usize {
         if self.pairs.is_some() { STAGED * self.width() } else { 0 }
     }
 
-    /// Packs the rows of a left side from `first` on into one panel, with zeros for rows beyond the
-    /// matrix.
+    /// Packs the rows of A from `first` on into one panel. Rows beyond the matrix become zeros.
     pub(in crate::gemm) fn pack_a_panel<T: Weight>(
         &self,
         values: &[T],
@@ -60,8 +61,8 @@ impl Kernel {
         });
     }
 
-    /// [`Kernel::pack_a_panel`], where step `step` of row `row` is at `row * row_stride +
-    /// place(step)`.
+    /// [`Kernel::pack_a_panel`], with k step `step` of row `row` at
+    /// `row * row_stride + place(step)`.
     pub(in crate::gemm) fn pack_a_panel_by<T: Weight>(
         &self,
         values: &[T],
@@ -85,8 +86,8 @@ impl Kernel {
         }
     }
 
-    /// Packs the columns of a right side from `first` on into one panel, with zeros for columns
-    /// beyond the matrix.
+    /// Packs the columns of B from `first` on into one panel. Columns beyond the matrix become
+    /// zeros.
     pub(in crate::gemm) fn pack_b_panel<T: Weight>(
         &self,
         values: &[T],
@@ -104,10 +105,11 @@ impl Kernel {
         });
     }
 
-    /// A panel of weights by way of `pack`, which writes some steps of it in `f32`.
+    /// Packs a panel of weights in pairs. `pack` writes some k steps of it in `f32` to a buffer.
     fn pack_staged(&self, k: usize, to: &mut [f32], mut pack: impl FnMut(Range<usize>, &mut [f32])) {
         let mut stage = [0.0; STAGED * WIDEST];
         let lanes = to.len() / self.elements(k).max(1);
+        // `STAGED` is even, so no pair straddles two stages.
         for start in (0..k).step_by(STAGED) {
             let steps = start..(start + STAGED).min(k);
             let staged = &mut stage[..steps.len() * lanes];
@@ -116,10 +118,10 @@ impl Kernel {
         }
     }
 
-    /// Pairs of the rows of a matrix of `[steps, lanes]`, whose rows start a distance apart;
-    /// without gaps.
+    /// Pairs the rows of a matrix of `[steps, lanes]`, whose rows start `from_step` apart. The rows
+    /// of pairs are contiguous.
     ///
-    /// Does nothing where elements are no pairs.
+    /// Does nothing if elements are not pairs.
     pub(in crate::gemm) fn pair_rows(
         &self,
         (from, from_step): (&[f32], usize),
@@ -129,7 +131,7 @@ impl Kernel {
         self.pair_rows_into((from, from_step), [steps, lanes], (to, lanes));
     }
 
-    /// The same where rows of pairs start a distance apart, too.
+    /// The same with a stride between the rows of pairs.
     pub(super) fn pair_rows_into(
         &self,
         (from, from_step): (&[f32], usize),
@@ -144,14 +146,15 @@ impl Kernel {
         assert!(from.len() >= (steps - 1) * from_step + lanes && to.len() >= last * to_step + lanes);
         let (from, to) = (from.as_ptr(), to.as_mut_ptr());
         let call = CopyRows { from, from_stride: 1, from_step, to, to_step, count: steps, len: lanes };
-        // SAFETY: all rows lie in their slices, and the kernel was chosen for this CPU.
+        // SAFETY: the assertion above keeps all rows inside their slices, and `Kernel::of` chose
+        // the kernel for this CPU.
         unsafe { (pairs.of_rows)(&call) }
     }
 
-    /// Pairs of neighbours in the rows of a matrix of `[rows, len]`, whose rows start a distance
-    /// apart; rows of half the length without gaps.
+    /// Pairs neighbours in the rows of a matrix of `[rows, len]`, whose rows start `from_step`
+    /// apart. The resulting rows have half the length and are contiguous.
     ///
-    /// Does nothing where elements are no pairs.
+    /// Does nothing if elements are not pairs.
     pub(in crate::gemm) fn pair_neighbours(
         &self,
         (from, from_step): (&[f32], usize),
@@ -166,15 +169,16 @@ impl Kernel {
         assert!(from.len() >= (rows - 1) * from_step + len && to.len() >= rows * to_step);
         let (from, to) = (from.as_ptr(), to.as_mut_ptr());
         let call = CopyRows { from, from_stride: 1, from_step, to, to_step, count: rows, len };
-        // SAFETY: all rows lie in their slices, and the kernel was chosen for this CPU.
+        // SAFETY: the assertion above keeps all rows inside their slices, and `Kernel::of` chose
+        // the kernel for this CPU.
         unsafe { (pairs.of_neighbours)(&call) }
     }
 
-    /// The left side of a range of rows and steps as pairs in `to`: from a row to the next and from
-    /// a pair to the next.
+    /// Writes a range of rows and k steps of A to `to` as pairs. Returns the strides from one row
+    /// to the next and from one pair to the next.
     ///
-    /// `to` must hold the rows times the pairs, `stage` [`Kernel::stage_len`] values, and the
-    /// matrix must have the ranges.
+    /// `to` must hold the rows times the pairs, `stage` must hold [`Kernel::stage_len`] values, and
+    /// the matrix must contain the ranges.
     pub(super) fn pair_left(
         &self,
         a: &Strided,
@@ -187,6 +191,8 @@ impl Kernel {
         if self.pairs.is_none() || count == 0 || pairs == 0 {
             return [0, 0];
         }
+        // Rows or columns that are contiguous are converted in place. Otherwise each row is
+        // gathered into `stage` first.
         let first = rows.start * a.row_stride + steps.start * a.column_stride;
         if a.row_stride == 1 && a.column_stride != 1 {
             self.pair_rows((&a.values[first..], a.column_stride), [steps.len(), count], to);
@@ -209,8 +215,8 @@ impl Kernel {
                 count: 1,
                 len: steps.len(),
             };
-            // SAFETY: the matrix has this row and these steps, the stage is as long, and the kernel
-            // was chosen for this CPU.
+            // SAFETY: the assertions above checked that the matrix has this row and these k steps
+            // and that the stage is long enough. `Kernel::of` chose the kernel for this CPU.
             unsafe { (self.copy_rows)(&staged) };
             self.pair_neighbours((stage, 0), [1, steps.len()], to);
         }

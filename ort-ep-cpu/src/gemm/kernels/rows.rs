@@ -1,13 +1,15 @@
-//! Sums of weighted rows for every number type, compiled for each instruction set: the compiler
-//! vectorises the one loop with whatever the enclosing function enables.
+//! AXPY over several rows for every number type.
+//!
+//! One generic loop is compiled once per instruction set, and the compiler vectorises it with what
+//! the enclosing function enables.
 
 use crate::simd::isa::Isa;
 
-/// A type that products are summed in. Integers wrap.
+/// A type to accumulate in. Integers wrap.
 pub trait Number: Copy + Send + Sync + PartialEq {
-    /// Nothing.
+    /// The value zero.
     const ZERO: Self;
-    /// `self + left * right`.
+    /// Returns `self + left * right`.
     #[must_use]
     fn add_product(self, left: Self, right: Self) -> Self;
 }
@@ -35,9 +37,9 @@ macro_rules! integer {
 float!(f32 f64);
 integer!(i32 i64 u32 u64);
 
-/// A stored type that is widened to the type products are summed in.
+/// A storage type that is widened to the accumulator type.
 pub trait Widen<T>: Copy + Send + Sync {
-    /// The same value.
+    /// Returns the same value in the wider type.
     fn widen(self) -> T;
 }
 
@@ -62,8 +64,8 @@ impl Widen<i32> for u8 {
     }
 }
 
-/// `sums[j] += factors[0] * rows[0][j] + ... + factors[3] * rows[3][j]`, one after the other. All
-/// slices are as long as `sums`.
+/// `sums[j] += factors[0] * rows[0][j] + ... + factors[3] * rows[3][j]`, added in this order. All
+/// slices have the length of `sums`.
 pub(in crate::gemm) fn add_four_rows<T: Number, S: Widen<T>>(
     isa: Isa,
     sums: &mut [T],
@@ -78,11 +80,11 @@ pub(in crate::gemm) fn add_four_rows<T: Number, S: Widen<T>>(
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
         {
-            // SAFETY: the features were just detected.
+            // SAFETY: the features were detected just above.
             return unsafe { add_avx512(sums, factors, rows) };
         }
         if isa >= Isa::Avx2 && is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature was just detected.
+            // SAFETY: the feature was detected just above.
             return unsafe { add_avx2(sums, factors, rows) };
         }
     }
@@ -104,6 +106,7 @@ fn add_avx2<T: Number, S: Widen<T>>(sums: &mut [T], factors: [T; 4], rows: [&[S]
 
 #[inline(always)]
 fn add<T: Number, S: Widen<T>>(sums: &mut [T], factors: [T; 4], rows: [&[S]; 4]) {
+    // Cutting all slices to one length lets the compiler drop the bounds checks in the loop.
     let len = rows.iter().fold(sums.len(), |len, row| len.min(row.len()));
     let (sums, [first, second, third, fourth]) = (&mut sums[..len], rows.map(|row| &row[..len]));
     for index in 0..len {

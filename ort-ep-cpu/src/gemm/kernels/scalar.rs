@@ -1,4 +1,5 @@
-//! Plain Rust: tiles of 4 rows by 8 columns that the compiler may vectorise for its baseline.
+//! Portable micro-kernel in plain Rust: tiles of 4 rows by 8 columns, which the compiler may
+//! vectorise for its baseline target.
 
 use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, dot};
 use super::{CopyRows, Kernel, copy_rows, transpose_plain};
@@ -22,14 +23,14 @@ impl Vector for Four {
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for 4 readable values.
+        // SAFETY: the caller guarantees 4 readable values.
         Four(unsafe { from.cast::<[f32; 4]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn load_partial(from: *const f32, count: usize) -> Self {
         let mut lanes = [0.0; 4];
         for (lane, value) in lanes.iter_mut().enumerate().take(count) {
-            // SAFETY: the caller vouches for `count` readable values.
+            // SAFETY: the caller guarantees `count` readable values.
             *value = unsafe { *from.add(lane) };
         }
         Four(lanes)
@@ -38,20 +39,20 @@ impl Vector for Four {
     unsafe fn load_even(from: *const f32, count: usize) -> Self {
         let mut lanes = [0.0_f32; 4];
         for (lane, value) in lanes.iter_mut().enumerate().take(count) {
-            // SAFETY: the caller vouches for `2 * count - 1` readable values.
+            // SAFETY: the caller guarantees `2 * count - 1` readable values.
             *value = unsafe { *from.add(2 * lane) };
         }
         Four(lanes)
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller vouches for 4 writable values.
+        // SAFETY: the caller guarantees 4 writable values.
         unsafe { to.cast::<[f32; 4]>().write_unaligned(self.0) }
     }
     #[inline(always)]
     unsafe fn store_partial(self, to: *mut f32, count: usize) {
         for (lane, value) in self.0.iter().enumerate().take(count) {
-            // SAFETY: the caller vouches for `count` writable values.
+            // SAFETY: the caller guarantees `count` writable values.
             unsafe { *to.add(lane) = *value };
         }
     }
@@ -65,7 +66,7 @@ impl Vector for Four {
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        // `f32::mul_add` would be a call into the maths library on targets without the instruction.
+        // `f32::mul_add` would call the maths library on targets without an FMA instruction.
         self.zip(factor, |x, y| x * y).zip(addend, |x, y| x + y)
     }
     #[inline(always)]
@@ -81,22 +82,22 @@ impl Vector for Four {
 }
 
 unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &Tile) {
-    // SAFETY: passed on.
+    // SAFETY: `tile` has the contract of `compute`, and `Four` needs no special instructions.
     unsafe { compute::<Four, ROWS, VECTORS, PARTIAL>(call) }
 }
 
 unsafe fn rows(call: &AddRows) {
-    // SAFETY: passed on.
+    // SAFETY: `rows` has the contract of `add_rows`, and `Four` needs no special instructions.
     unsafe { add_rows::<Four>(call) }
 }
 
 unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
-    // SAFETY: passed on.
+    // SAFETY: `inner` has the contract of `dot`, and `Four` needs no special instructions.
     unsafe { dot::<Four>(left, right, len) }
 }
 
 unsafe fn copies(call: &CopyRows) {
-    // SAFETY: passed on.
+    // SAFETY: `copies` has the contract of `copy_rows`, and `Four` needs no special instructions.
     unsafe { copy_rows::<Four>(call) }
 }
 

@@ -1,56 +1,57 @@
-//! The one micro-kernel, written over a vector type: a tile of C from a strip of A and a strip of
-//! B.
+//! The GEMM micro-kernel, generic over a vector type: a register tile of C from a panel of A and a
+//! panel of B.
 //!
-//! Each instruction set instantiates it for every tile shape it supports. All sums run over k in
-//! order with one fused multiply-add per step, so an element's bits do not depend on the shape of
-//! the tile it falls in, nor on how rows and columns are split over threads. Where an element of a
-//! strip is a pair of bfloat16, a step adds two products; nothing else differs.
+//! Each instruction set instantiates it for every tile shape it supports. Every accumulator runs
+//! over k in order with one FMA per k step. So an element's bits do not depend on the shape of its
+//! tile, nor on how rows and columns are split over threads. If an element of a panel is a bf16
+//! pair, each step adds two products; nothing else differs.
 
 /// A vector of `f32`, implemented for each instruction set.
 ///
 /// # Safety
 ///
-/// All methods need a CPU with the instruction set of the type; they are called from functions
-/// that enable it.
+/// All methods need a CPU with the instruction set of the type, so their callers enable it.
+/// Pointers must be valid for the lanes that are read or written; they may be unaligned.
 pub(super) trait Vector: Copy {
-    /// Elements in a vector.
+    /// Lanes of a vector.
     const LANES: usize;
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
-    /// The first `count` elements, zeros behind; reads no further.
+    /// Loads the first `count` lanes and zeros the rest. Reads no further.
     unsafe fn load_partial(from: *const f32, count: usize) -> Self;
-    /// Elements 0, 2, 4, ... `count` of them (at least one), zeros behind; reads no further.
+    /// Loads elements 0, 2, 4, ..., `count` of them (at least one), and zeros the rest. Reads no
+    /// further.
     unsafe fn load_even(from: *const f32, count: usize) -> Self;
     unsafe fn store(self, to: *mut f32);
-    /// Writes the first `count` elements only.
+    /// Stores the first `count` lanes only.
     unsafe fn store_partial(self, to: *mut f32, count: usize);
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
-    /// `self * factor + addend`, rounded once where the CPU can.
+    /// `self * factor + addend`, rounded once if the CPU has FMA.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
-    /// The sum after one more step: that of each column of B in `columns` times the one of A in
-    /// every lane of `factor`.
+    /// Accumulates one step of k: adds `columns` (a row of B) times `factor` (an element of A in
+    /// every lane).
     #[inline(always)]
     unsafe fn accumulate(self, columns: Self, factor: Self) -> Self {
-        // SAFETY: the caller vouches for the instruction set.
+        // SAFETY: `accumulate` has the contract of `mul_add`.
         unsafe { factor.mul_add(columns, self) }
     }
-    /// The larger one; `self` where `self` is not a number.
+    /// The larger value; `self` if `self` is NaN.
     unsafe fn max(self, other: Self) -> Self;
-    /// The smaller one; `self` where `self` is not a number.
+    /// The smaller value; `self` if `self` is NaN.
     unsafe fn min(self, other: Self) -> Self;
-    /// Asks for the cache line at `address`, which need not be mapped.
+    /// Prefetches the cache line at `address`, which need not be mapped.
     unsafe fn prefetch(address: *const f32);
 }
 
-/// The activation that ends an epilogue, evaluated in registers.
+/// The activation at the end of an epilogue, evaluated in registers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::gemm) enum Ending {
-    /// Nothing.
+    /// No activation.
     None,
     /// `min(max(x, low), high)`.
     Clip { low: f32, high: f32 },
-    /// `x` where positive, else `slope * x`.
+    /// `x` if positive, otherwise `slope * x`.
     LeakyRelu { slope: f32 },
     /// `min(max(slope * x + offset, 0), 1)`.
     HardSigmoid { slope: f32, offset: f32 },
@@ -58,20 +59,20 @@ pub(in crate::gemm) enum Ending {
     HardSwish,
 }
 
-/// Rows up to which a tile waits for B more than for its multipliers, and fetches its own strip
-/// ahead.
+/// The maximum number of rows for which a tile is bound by loading B rather than by its FMAs. Such
+/// a tile prefetches its own panel.
 const FEW_ROWS: usize = 2;
 
-/// How many steps ahead it does so.
+/// How many k steps ahead it prefetches.
 const AHEAD: usize = 24;
 
-/// What one call of a kernel works on. Null pointers stand for parts that are absent.
+/// The arguments of a tile function. Null pointers mark absent parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
-    /// Elements along the sum, of a step or of a pair of steps.
+    /// Elements along k, of one k step or of a pair of steps.
     pub(super) k: usize,
     pub(super) a: *const f32,
-    /// From a row of A to the next, and from a step to the next, in elements.
+    /// Strides of A from one row to the next and from one k step to the next, in elements.
     pub(super) a_row: usize,
     pub(super) a_step: usize,
     pub(super) b: *const f32,
@@ -81,15 +82,15 @@ pub(super) struct Tile {
     /// Columns to write, at most the width of the kernel.
     pub(super) columns: usize,
     pub(super) alpha: f32,
-    /// What C holds is multiplied by this and added; zero does not read C.
+    /// Scales the old C, which is added. If it is zero, C is not read.
     pub(super) beta: f32,
     pub(super) row_bias: *const f32,
     pub(super) column_bias: *const f32,
     pub(super) residual: *const f32,
     pub(super) residual_row: usize,
     pub(super) ending: Ending,
-    /// Memory that a later call will read, a cache line of it fetched in each step, and from one to
-    /// the next.
+    /// Memory that a later call will read, of which each k step prefetches one cache line, and the
+    /// stride between these lines.
     pub(super) prefetch: *const f32,
     pub(super) prefetch_step: usize,
 }
@@ -98,21 +99,23 @@ pub(super) struct Tile {
 pub(super) type TileFunction = unsafe fn(&Tile);
 
 /// Computes `ROWS` rows and up to `VECTORS * LANES` columns of C. With `PARTIAL`, the last vector
-/// of B is read only as far as `columns` reaches.
+/// of B is read only up to `columns`.
 ///
 /// # Safety
 ///
-/// Every pointer of `tile` must be valid for the rows, steps and columns the tile names, and the
-/// CPU must have the instruction set of `V`.
+/// Every pointer of `tile` must be valid for the rows, k steps and columns that the tile names, and
+/// the CPU must have the instruction set of `V`.
 #[inline(always)]
 pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
     tile: &Tile,
 ) {
+    // The columns of the last vector.
     let last = tile.columns - (VECTORS - 1) * V::LANES;
-    // SAFETY: the caller vouches for the pointers and the instruction set; offsets stay inside the
-    // strips, because `k`, `ROWS` and `columns` bound them.
+    // SAFETY: the caller guarantees the pointers and the instruction set. `k`, `ROWS` and `columns`
+    // bound the offsets, so they stay inside the panels.
     unsafe {
-        // C is written long after this, and its rows are too far apart for the CPU to foresee.
+        // C is written only after the whole k loop, and its rows are too far apart for the hardware
+        // prefetcher.
         for row in 0..ROWS {
             for vector in 0..VECTORS {
                 V::prefetch(tile.c.wrapping_add(row * tile.c_row + vector * V::LANES));
@@ -147,7 +150,7 @@ pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize,
     }
 }
 
-/// One step of the sum: an outer product of a column of A and a row of B.
+/// One k step: the outer product of a column of A and a row of B.
 ///
 /// # Safety
 ///
@@ -160,7 +163,7 @@ unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL
     b: *const f32,
     last: usize,
 ) {
-    // SAFETY: see `compute`.
+    // SAFETY: `step` has the contract of `compute`, which advances the pointers.
     unsafe {
         let mut columns = [V::splat(0.0); VECTORS];
         for vector in 0..VECTORS {
@@ -179,8 +182,8 @@ unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL
     }
 }
 
-/// Scales, adds what is to be added, applies the ending and stores: one after the other for the
-/// whole tile, which the compiler unrolls, so that the sums stay in registers.
+/// Runs the register part of the epilogue and stores the tile. Each operation runs over the whole
+/// tile; the compiler unrolls these loops, so the accumulators stay in registers.
 ///
 /// # Safety
 ///
@@ -191,7 +194,7 @@ unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
     tile: &Tile,
     last: usize,
 ) {
-    // SAFETY: see `compute`.
+    // SAFETY: `finish` has the contract of `compute`.
     unsafe {
         let read = |from: *const f32, vector: usize| match vector + 1 == VECTORS && last < V::LANES {
             true => V::load_partial(from.add(vector * V::LANES), last),
@@ -228,7 +231,7 @@ unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// Puts `change` of each sum, its row and its vector in the sum's place.
+/// Replaces each accumulator with `change` of its value, row and vector.
 #[inline(always)]
 fn each<V: Vector, const ROWS: usize, const VECTORS: usize>(
     sums: &mut [[V; VECTORS]; ROWS],
@@ -241,6 +244,8 @@ fn each<V: Vector, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
+/// Applies the activation.
+///
 /// # Safety
 ///
 /// The CPU must have the instruction set of `V`.
@@ -249,7 +254,7 @@ unsafe fn end<V: Vector, const ROWS: usize, const VECTORS: usize>(
     sums: &mut [[V; VECTORS]; ROWS],
     ending: Ending,
 ) {
-    // SAFETY: the caller vouches for the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let (zero, one) = (V::splat(0.0), V::splat(1.0));
         match ending {
@@ -274,16 +279,16 @@ unsafe fn end<V: Vector, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// `sums[j] += factors[i] * rows[i][j]` over all rows, where row `i` starts `i * stride` behind
-/// `rows`: a row vector times a matrix that lies row by row.
+/// AXPY over rows: `sums[j] += factors[i] * rows[i][j]` over all rows, with row `i` at offset
+/// `i * stride`. This is a row vector times a matrix with contiguous rows.
 ///
 /// # Safety
 ///
-/// `factors` holds `count` values `factor_step` apart, every row and `sums` `columns` values, and
-/// the CPU has the instruction set of `V`.
+/// `factors` holds `count` values `factor_step` apart, every row and `sums` hold `columns` values,
+/// and the CPU has the instruction set of `V`.
 #[inline(always)]
 pub(super) unsafe fn add_rows<V: Vector>(call: &AddRows) {
-    // SAFETY: the caller vouches for the lengths.
+    // SAFETY: the caller guarantees these lengths, and `count` and `columns` bound the offsets.
     unsafe {
         let mut row = 0;
         while row < call.count {
@@ -302,6 +307,7 @@ pub(super) unsafe fn add_rows<V: Vector>(call: &AddRows) {
                     false => V::load_partial(from, count),
                 };
                 let mut sum = read(call.sums.add(column));
+                // A constant trip count in the common case lets the compiler unroll the loop.
                 if group == 4 {
                     for at in 0..4 {
                         sum = factors[at].mul_add(read(rows.add(at * call.stride + column)), sum);
@@ -334,14 +340,16 @@ pub(super) struct AddRows {
     pub(super) columns: usize,
 }
 
-/// The inner product of two runs of `len` values, summed in four vectors and then over their lanes.
+/// Returns the dot product of two runs of `len` values, accumulated in four vectors and then over
+/// their lanes.
 ///
 /// # Safety
 ///
 /// Both runs hold `len` values and the CPU has the instruction set of `V`.
 #[inline(always)]
 pub(super) unsafe fn dot<V: Vector>(left: *const f32, right: *const f32, len: usize) -> f32 {
-    // SAFETY: the caller vouches for the lengths.
+    // SAFETY: the caller guarantees `len` values on both sides, and every load ends at or before
+    // `len`.
     unsafe {
         let mut sums = [V::splat(0.0); 4];
         let mut at = 0;
@@ -365,14 +373,14 @@ pub(super) unsafe fn dot<V: Vector>(left: *const f32, right: *const f32, len: us
     }
 }
 
-/// Copies `len` values in whole and partial vectors, without the cost of a call for short runs.
+/// Copies `len` values in whole and partial vectors, which saves the `memcpy` call for short runs.
 ///
 /// # Safety
 ///
 /// Both sides hold `len` values and do not overlap, and the CPU has the instruction set of `V`.
 #[inline(always)]
 pub(super) unsafe fn copy<V: Vector>(from: *const f32, to: *mut f32, len: usize) {
-    // SAFETY: the caller vouches for the lengths.
+    // SAFETY: the caller guarantees `len` values on both sides.
     unsafe {
         let mut at = 0;
         while at + V::LANES <= len {
@@ -389,11 +397,11 @@ pub(super) unsafe fn copy<V: Vector>(from: *const f32, to: *mut f32, len: usize)
 ///
 /// # Safety
 ///
-/// `from` holds `2 * len - 1` values and `to` holds `len`; they do not overlap, and the CPU has the
+/// `from` holds `2 * len - 1` values and `to` holds `len`. They do not overlap, and the CPU has the
 /// instruction set of `V`.
 #[inline(always)]
 pub(super) unsafe fn copy_even<V: Vector>(from: *const f32, to: *mut f32, len: usize) {
-    // SAFETY: the caller vouches for the lengths.
+    // SAFETY: the caller guarantees the lengths; `load_even` reads no further than its last value.
     unsafe {
         let mut at = 0;
         while at + V::LANES <= len {

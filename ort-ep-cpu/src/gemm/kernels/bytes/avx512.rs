@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: tiles of 8 rows by 16 columns, 10 by 32, 8 by 48 or 6 by 64.
+//! AVX-512 VNNI 8-bit micro-kernel: tiles of 8 rows by 16 columns, 10 by 32, 8 by 48 or 6 by 64.
 
 use super::ByteKernel;
 use super::finish::Finish;
@@ -7,7 +7,8 @@ use crate::simd::bytes::Vnni;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn tile<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(call: &Tile) {
-    // SAFETY: passed on; the caller has found the CPU to have these features.
+    // SAFETY: `tile` has the contract of `compute`. `ByteKernel::of` detected the features before
+    // it chose this kernel.
     unsafe { compute::<Vnni, ROWS, VECTORS, SIGNED_ROWS>(Vnni::new_unchecked(), call) }
 }
 
@@ -16,17 +17,19 @@ unsafe fn coded<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool
     call: &Tile,
     coding: &Coding<'_>,
 ) {
-    // SAFETY: passed on; the caller has found the CPU to have these features.
+    // SAFETY: `coded` has the contract of `compute_codes`. `ByteKernel::of` detected the features
+    // before it chose this kernel.
     unsafe { compute_codes::<Vnni, ROWS, VECTORS, SIGNED_ROWS>(Vnni::new_unchecked(), call, coding) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn finish(call: &Finish<'_>) {
-    // SAFETY: passed on; the caller has found the CPU to have these features.
+    // SAFETY: this function has the contract of the one it calls. `ByteKernel::of` detected the
+    // features before it chose this kernel.
     unsafe { super::finish::finish(Vnni::new_unchecked(), call) }
 }
 
-/// Functions by vectors and rows.
+/// Lists the tile functions by vectors and rows.
 macro_rules! table {
     ($function:ident as $type:ty, $signed:literal) => {
         &[

@@ -1,4 +1,4 @@
-//! The loop over panels and tiles, and its split over threads.
+//! The 8-bit GEMM loop over panels and tiles, and its split over threads.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use crate::gemm::integer::{ByteColumns, ByteRows, Factors, IntegerGemm, Target, 
 use crate::interrupt::spend;
 use crate::parallel::Pool;
 
-/// Multiplications worth a thread of their own: waking one costs some microseconds.
+/// Multiply-adds that are worth a thread of their own: waking one costs some microseconds.
 const WORTH_A_THREAD: usize = 1 << 20;
 
-/// Tasks for each thread, to even out unequal speeds.
+/// Tasks per thread, to balance threads of unequal speed.
 const TASKS_PER_THREAD: usize = 4;
 
 /// The start of a result, for threads that write disjoint blocks of it.
@@ -29,18 +29,18 @@ struct Job<'a> {
     factors: Factors<'a>,
     bias: &'a [f32],
     start: Start,
-    /// Panels, the last of which may be wider than the others by a vector.
+    /// Panels. The last one may be wider than the others by one vector.
     panels: usize,
     /// Whether all factors are less than 1.
     is_small: bool,
 }
 
-// SAFETY: the tasks of a job write disjoint elements of the result, see `execute`; all else is only
-// read.
+// SAFETY: the tasks of a job write disjoint elements of the result, because `execute` gives each
+// its own tiles and panels. Everything else is only read.
 unsafe impl Sync for Job<'_> {}
 
-/// Computes the product. The caller has checked that operands, terms and target hold what the shape
-/// says.
+/// Computes the GEMM. `IntegerGemm::run` has checked that operands, terms and target hold what the
+/// shape requires.
 pub(in crate::gemm) fn execute(
     kernel: &'static ByteKernel,
     threads: usize,
@@ -58,6 +58,7 @@ pub(in crate::gemm) fn execute(
         }
         Target::Codes { codes, factors, zero, signed } => {
             let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
+            // Clamping before the zero point is added keeps the result in the range of bytes.
             let [least, greatest] = [least - zero, greatest - zero].map(|bound| bound as f32);
             (Start::Codes { to: codes.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
         }
@@ -69,6 +70,7 @@ pub(in crate::gemm) fn execute(
         Factors::Columns(factors) => are_small(&factors[..columns]),
     };
     let mut job = Job { kernel, gemm, factors, bias, start, panels, is_small };
+    // The last vector then belongs to the panel before it.
     job.panels -= usize::from(job.has_wide_end());
     let height = kernel.height(rows, 1);
     let (tiles, panels) = (rows.div_ceil(height), job.panels);
@@ -82,15 +84,15 @@ pub(in crate::gemm) fn execute(
     Pool::global().run(threads, row_parts * column_parts, &|task| {
         let tiles = part(task / column_parts, row_parts, tiles);
         let panels = part(task % column_parts, column_parts, panels);
-        // SAFETY: tasks have different tiles or panels, so they write different elements, and the
-        // caller has checked that all lie inside the slices.
+        // SAFETY: tasks have different tiles or panels, so they write different elements.
+        // `IntegerGemm::run` checked that all are inside the slices.
         unsafe { job.run(tiles.start * height..(tiles.end * height).min(rows), panels) };
     });
 }
 
-/// Into how many parts the tiles of rows and the panels of columns are cut for so many tasks. Where
-/// the right side is the smaller one, all of it is read by each thread, which then has rows of the
-/// left side and of the result to itself: no line of either is shared.
+/// Returns the number of parts that the tiles of rows and the panels of columns are cut into. If B
+/// is the smaller operand, each thread reads all of it and has its own rows of A and of the result.
+/// Then no cache line of either is shared.
 fn parts(wanted: usize, [tiles, panels]: [usize; 2], gemm: &IntegerGemm<'_>) -> [usize; 2] {
     let (rows, columns, steps) = (gemm.left.rows, gemm.right.columns, 4 * gemm.left.groups);
     let is_right_smaller = columns.saturating_mul(steps) <= rows.saturating_mul(steps + columns);
@@ -101,8 +103,8 @@ fn parts(wanted: usize, [tiles, panels]: [usize; 2], gemm: &IntegerGemm<'_>) -> 
     [wanted.div_ceil(columns).min(tiles), columns]
 }
 
-/// The sums of the first `count` columns of `right`, whose bytes are signed, over all steps for
-/// which `ones` has a one.
+/// Computes the sums of the first `count` columns of `right`, whose bytes are signed, over all k
+/// steps for which `ones` holds a one.
 pub(in crate::gemm) fn column_sums(
     kernel: &ByteKernel,
     right: &ByteColumns<'_>,
@@ -113,13 +115,14 @@ pub(in crate::gemm) fn column_sums(
         let mut wide = [0_i32; MAX_WIDTH];
         let vectors = to.len().div_ceil(kernel.lanes);
         let call = tile_call(ones, right, (0, 1), panel, &mut wide);
-        // SAFETY: `right` and `ones` were checked against their slices when they were made.
+        // SAFETY: `ByteColumns::check` and `ByteRows::new` checked both operands against their
+        // slices, and `wide` holds a row of the widest tile.
         unsafe { (kernel.unsigned_rows[vectors - 1][0])(&call) };
         to.copy_from_slice(&wide[..to.len()]);
     }
 }
 
-/// The call for the tile of so many rows from one on, at a panel.
+/// Returns the arguments for the tile of `count` rows from `row` on, at a panel.
 fn tile_call(
     left: &ByteRows<'_>,
     right: &ByteColumns<'_>,
@@ -141,22 +144,25 @@ fn tile_call(
     }
 }
 
-/// The values behind the first ones, or none where the list is empty.
+/// Returns a pointer to the values from `first` on, or null if the list is empty.
 fn behind<T>(values: &[T], first: usize) -> *const T {
     if values.is_empty() { std::ptr::null() } else { values.as_ptr().wrapping_add(first) }
 }
 
 impl Job<'_> {
+    /// Computes these rows of these panels.
+    ///
     /// # Safety
     ///
-    /// No other thread writes these rows and the columns of these panels, and the product was
-    /// checked.
+    /// No other thread writes these rows and the columns of these panels, and `IntegerGemm::run`
+    /// checked the job's operands and target.
     unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>) {
         let (gemm, kernel, width) = (self.gemm, self.kernel, self.gemm.right.width);
         let (functions, coded) = match gemm.signed_left {
             true => (kernel.signed_rows, kernel.coded_signed),
             false => (kernel.unsigned_rows, kernel.coded_unsigned),
         };
+        // One spare vector, because `finish` loads partial vectors whole.
         let mut sums = [0_i32; MAX_ROWS * MAX_WIDTH + MAX_LANES];
         let mut of_columns = [0_i32; MAX_WIDTH];
         let mut runs = [Run::default(); MAX_WIDTH];
@@ -168,7 +174,8 @@ impl Job<'_> {
             let count = cut(gemm.line, first..first + columns, &mut runs);
             if let Some((_, ones)) = &gemm.terms.window_sums {
                 let call = tile_call(ones, &gemm.right, (0, 1), panel, &mut of_columns);
-                // SAFETY: the operands were checked, and the kernel was chosen for this CPU.
+                // SAFETY: `IntegerGemm::run` checked the operands, and `ByteKernel::of` chose the
+                // kernel for this CPU.
                 unsafe { (kernel.signed_rows[vectors - 1][0])(&call) };
             }
             let height = kernel.height(rows.len(), vectors);
@@ -182,9 +189,11 @@ impl Job<'_> {
                 };
                 let coding = self.coding([row, first], vectors, &runs[..count]);
                 let coded = coded.get(vectors - 1).and_then(|coded| coded.get(count_of_rows - 1));
-                // SAFETY: the operands were checked, the kernel was chosen for this CPU, and the
-                // caller vouches for the result.
+                // SAFETY: `IntegerGemm::run` checked the operands, `ByteKernel::of` chose the
+                // kernel for this CPU, and the caller guarantees that no other thread writes this
+                // tile.
                 unsafe {
+                    // Requantizing in registers saves the round trip through `sums`.
                     if let (Some(coded), Some(coding)) = (coded, &coding) {
                         coded(&call, coding);
                         continue;
@@ -201,8 +210,9 @@ impl Job<'_> {
         }
     }
 
-    /// Whether the last vector of columns, alone in a panel, goes with the panel before: one vector
-    /// by itself is mostly loads. Columns that lie on behind a panel are those of windows.
+    /// Whether the last vector of columns, alone in a panel, joins the panel before it: a tile of a
+    /// single vector mostly loads. This needs columns that continue after a panel, as those of
+    /// windows do.
     fn has_wide_end(&self) -> bool {
         let (kernel, right) = (self.kernel, &self.gemm.right);
         let last = right.columns % right.width;
@@ -212,8 +222,8 @@ impl Job<'_> {
         is_alone && follows && has_room
     }
 
-    /// How the sums of the rows and columns from these on become codes at once, where the product
-    /// is of this kind: each filter has a term and a factor, and nothing else is added.
+    /// Returns how the accumulators from this row and column on are requantized in registers.
+    /// Returns `None` unless the only terms are one term and one factor per filter.
     fn coding<'r>(&self, [row, column]: [usize; 2], vectors: usize, runs: &'r [Run]) -> Option<Coding<'r>> {
         let (gemm, terms) = (self.gemm, &self.gemm.terms);
         let is_plain = terms.outer.iter().all(|(rows, _)| rows.is_empty()) && terms.window_sums.is_none();
@@ -224,6 +234,7 @@ impl Job<'_> {
             }
             (Factors::Columns(factors), false) if terms.rows.is_empty() => {
                 let end = column + vectors * self.kernel.lanes;
+                // The kernel loads whole vectors of terms and factors, so their padding must exist.
                 let is_whole = terms.columns.len() >= end && factors.len() >= end;
                 is_whole.then(|| (behind(terms.columns, column), behind(factors, column)))?
             }
@@ -282,8 +293,8 @@ impl Job<'_> {
     }
 }
 
-/// Cuts columns into runs that lie side by side in the result: of each line of `line[0]` columns,
-/// the first `line[1]` are wanted. Returns how many runs there are, at most one for each column.
+/// Cuts columns into runs that are contiguous in the result. Of each line of `line[0]` columns, the
+/// first `line[1]` are stored. Returns the number of runs, at most one per column.
 fn cut([wide, wanted]: [usize; 2], columns: Range<usize>, runs: &mut [Run; MAX_WIDTH]) -> usize {
     let (mut at, mut count) = (columns.start, 0);
     while at < columns.end {

@@ -1,20 +1,21 @@
-//! What happens to a tile of sums: zero points taken off, then stored as they are, as numbers or as
-//! codes.
+//! The 8-bit epilogue: subtracts zero points from the accumulators of a tile, then stores them as
+//! `i32`, as `f32`, or requantized.
 
 use crate::simd::Simd;
 use crate::simd::bytes::{ByteLanes, Lanes, Numbers};
 
-/// Columns of a tile that lie side by side in the result too.
+/// Columns of a tile that are contiguous in the result too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
-    /// The first column, counted from that of the tile.
+    /// The first column, relative to the tile.
     pub(super) first: usize,
     pub(super) len: usize,
-    /// Its place in a row of the result.
+    /// Its offset in a row of the result.
     pub(super) to: usize,
 }
 
-/// What multiplies the sums: one number, or one for each row or column, from those of the tile on.
+/// The scale of the accumulators: one number, or one per row or column starting at the tile's
+/// first.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Factors {
     One(f32),
@@ -22,18 +23,18 @@ pub(super) enum Factors {
     Columns(*const f32),
 }
 
-/// Where the results of a tile go, from its first row on.
+/// The destination of a tile, starting at its first row.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Output {
     Sums(*mut i32),
-    /// `sum * factor`, and what is added for each column, and what is there where `add`.
+    /// `sum * factor`, plus a bias for each column. If `add` is set, the old value is added too.
     Numbers {
         to: *mut f32,
         factors: Factors,
         bias: *const f32,
         add: bool,
     },
-    /// `round(clamp(sum * factor, least, greatest)) + zero`.
+    /// Requantized values: `round(clamp(sum * factor, least, greatest)) + zero`.
     Codes {
         to: *mut u8,
         factors: Factors,
@@ -43,7 +44,7 @@ pub(super) enum Output {
     },
 }
 
-/// What one call works on. Null pointers stand for terms that are absent; others point to those of
+/// The arguments of a finishing function. Null pointers mark absent terms; other pointers start at
 /// the tile's first row or column.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finish<'a> {
@@ -54,25 +55,27 @@ pub(super) struct Finish<'a> {
     /// Added to each row, and to each column.
     pub(super) row_terms: *const i32,
     pub(super) column_terms: *const i32,
-    /// Products of a number for the row and one for the column that are added.
+    /// Outer products that are added: a number for each row times one for each column.
     pub(super) outer: [(*const i32, *const i32); 2],
     pub(super) output: Output,
-    /// From a row of the result to the next.
+    /// Stride from one row of the result to the next.
     pub(super) row_stride: usize,
 }
 
 /// A finishing function of some instruction set.
 pub(super) type FinishFunction = unsafe fn(&Finish<'_>);
 
+/// Finishes a tile.
+///
 /// # Safety
 ///
-/// Every pointer is valid for the rows and columns that the call names, `sums` for a vector beyond,
-/// and the CPU has the instructions of `L`.
+/// Every pointer is valid for the rows and columns that the call names. `sums` is valid for one
+/// more vector, because partial vectors are loaded whole. The CPU has the instructions of `L`.
 #[inline(always)]
 pub(super) unsafe fn finish<L: ByteLanes>(lanes: L, call: &Finish<'_>) {
     let has_outer = call.outer.iter().any(|(rows, _)| !rows.is_null());
-    // The common cases have loops of their own, without a question for each vector.
-    // SAFETY: passed on.
+    // The common cases have specialised loops, without branches for each vector.
+    // SAFETY: this function has the contract of those it calls.
     unsafe {
         match (call.output, has_outer) {
             (Output::Sums(_), _) | (_, true) => rows::<L, true>(lanes, call),
@@ -84,6 +87,8 @@ pub(super) unsafe fn finish<L: ByteLanes>(lanes: L, call: &Finish<'_>) {
     }
 }
 
+/// Finishes row by row and run by run.
+///
 /// # Safety
 ///
 /// As [`finish`].
@@ -95,7 +100,8 @@ unsafe fn rows<L: ByteLanes, const OUTER: bool>(lanes: L, call: &Finish<'_>) {
             while at < run.len {
                 let count = (run.len - at).min(L::Base::LANES);
                 let place = [run.first + at, run.to + at, count];
-                // SAFETY: passed on.
+                // SAFETY: the caller guarantees the pointers, and `place` is inside the row and the
+                // run.
                 unsafe { finish_vector::<L, OUTER>(lanes, call, row, place) };
                 at += count;
             }
@@ -103,7 +109,7 @@ unsafe fn rows<L: ByteLanes, const OUTER: bool>(lanes: L, call: &Finish<'_>) {
     }
 }
 
-/// Codes with a factor for each row, and terms for rows only.
+/// Requantizes with one factor and one term per row.
 ///
 /// # Safety
 ///
@@ -114,7 +120,7 @@ unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *con
     let simd = lanes.base();
     let (zero, least, greatest) = (simd.splat_i32(zero), simd.splat(least), simd.splat(greatest));
     for row in 0..call.rows {
-        // SAFETY: the caller vouches for the pointers.
+        // SAFETY: the caller guarantees a term and a factor for each row.
         let (term, factor, sums, to) = unsafe {
             let term = if call.row_terms.is_null() { 0 } else { *call.row_terms.add(row) };
             let (sums, to) = (call.sums.add(row * call.sums_row), to.add(row * call.row_stride));
@@ -122,7 +128,7 @@ unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *con
         };
         for run in call.runs {
             let whole = run.len - run.len % L::Base::LANES;
-            // SAFETY: the caller vouches for the result.
+            // SAFETY: the caller guarantees that the result holds the columns of each run.
             unsafe {
                 for at in (0..whole).step_by(L::Base::LANES) {
                     let code = code(lanes, sums.add(run.first + at), [term, zero], [factor, least, greatest]);
@@ -138,7 +144,8 @@ unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *con
     }
 }
 
-/// `round(clamp((sums + term) * factor, least, greatest)) + zero` of a vector of sums.
+/// Requantizes a vector of accumulators:
+/// `round(clamp((sums + term) * factor, least, greatest)) + zero`.
 ///
 /// # Safety
 ///
@@ -151,14 +158,15 @@ unsafe fn code<L: ByteLanes>(
     [factor, least, greatest]: [Numbers<L>; 3],
 ) -> Lanes<L> {
     let simd = lanes.base();
-    // SAFETY: the caller vouches for the sums.
+    // SAFETY: the caller guarantees a vector of accumulators.
     let sum = simd.to_bits(unsafe { simd.load_ptr(sums.cast()) });
     let value = simd.mul(simd.to_f32(simd.add_i32(sum, term)), factor);
     let value = simd.min_or_second(simd.max_or_second(value, least), greatest);
     simd.add_i32(simd.to_i32(value), zero)
 }
 
-/// The `count` sums of `row` from `column` on, which go to place `to` of the result's row.
+/// Finishes the `count` accumulators of `row` from `column` on, which go to offset `to` of the
+/// result's row.
 ///
 /// # Safety
 ///
@@ -171,7 +179,7 @@ unsafe fn finish_vector<L: ByteLanes, const OUTER: bool>(
     [column, to, count]: [usize; 3],
 ) {
     let (simd, place) = (lanes.base(), row * call.row_stride + to);
-    // SAFETY: the caller vouches for the pointers.
+    // SAFETY: the caller guarantees the pointers for this row and these columns.
     unsafe {
         let sums = call.sums.add(row * call.sums_row + column);
         let mut sum = simd.to_bits(simd.load_ptr(sums.cast()));
@@ -205,7 +213,8 @@ unsafe fn finish_vector<L: ByteLanes, const OUTER: bool>(
             }
             Output::Codes { to, factors, zero, least, greatest, .. } => {
                 let value = scaled(lanes, sum, factors, row, [column, count]);
-                // What is not a number becomes the least code.
+                // `max_or_second` returns `least` for NaN, so NaN becomes the smallest quantized
+                // value.
                 let value = simd.max_or_second(value, simd.splat(least));
                 let value = simd.min_or_second(value, simd.splat(greatest));
                 let code = simd.add_i32(simd.to_i32(value), simd.splat_i32(zero));
@@ -215,17 +224,19 @@ unsafe fn finish_vector<L: ByteLanes, const OUTER: bool>(
     }
 }
 
-/// The `count` terms from `column` on.
+/// Loads the `count` terms from `column` on.
 ///
 /// # Safety
 ///
 /// As [`finish`].
 #[inline(always)]
 unsafe fn ints<L: ByteLanes>(lanes: L, from: *const i32, column: usize, count: usize) -> Lanes<L> {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees `count` terms from `column` on.
     unsafe { lanes.base().to_bits(load(lanes.base(), from.wrapping_add(column).cast(), count)) }
 }
 
+/// Scales accumulators to `f32`.
+///
 /// # Safety
 ///
 /// As [`finish`].
@@ -238,7 +249,7 @@ unsafe fn scaled<L: ByteLanes>(
     [column, count]: [usize; 2],
 ) -> <L::Base as Simd>::F32 {
     let simd = lanes.base();
-    // SAFETY: the caller vouches for the pointers.
+    // SAFETY: the caller guarantees a factor for this row or for these columns.
     let factor = unsafe {
         match factors {
             Factors::One(factor) => simd.splat(factor),
@@ -249,12 +260,14 @@ unsafe fn scaled<L: ByteLanes>(
     simd.mul(simd.to_f32(sum), factor)
 }
 
+/// Loads a vector or a part of one.
+///
 /// # Safety
 ///
 /// `from` is valid for `count` values.
 #[inline(always)]
 unsafe fn load<S: Simd>(simd: S, from: *const f32, count: usize) -> S::F32 {
-    // SAFETY: the caller vouches for the values.
+    // SAFETY: the caller guarantees `count` values.
     unsafe {
         match count == S::LANES {
             true => simd.load_ptr(from),
@@ -263,12 +276,14 @@ unsafe fn load<S: Simd>(simd: S, from: *const f32, count: usize) -> S::F32 {
     }
 }
 
+/// Stores a vector or a part of one.
+///
 /// # Safety
 ///
 /// `to` is valid for `count` values.
 #[inline(always)]
 unsafe fn store<S: Simd>(simd: S, to: *mut f32, count: usize, value: S::F32) {
-    // SAFETY: the caller vouches for the values.
+    // SAFETY: the caller guarantees `count` values.
     unsafe {
         match count == S::LANES {
             true => simd.store_ptr(to, value),

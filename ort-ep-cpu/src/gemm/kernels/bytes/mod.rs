@@ -1,4 +1,5 @@
-//! Kernels of products of bytes, and the loop that calls them over a block of the result.
+//! 8-bit GEMM kernels for each instruction set, and the loop that calls them over a block of the
+//! result.
 
 mod execute;
 mod finish;
@@ -17,31 +18,32 @@ use tile::{CodingFunction, TileFunction};
 
 use crate::simd::Isa;
 
-/// The most rows and columns in a tile, and lanes in a vector, of any instruction set.
+/// The maximum rows and columns of a tile, and lanes of a vector, over all instruction sets.
 const MAX_ROWS: usize = 10;
 const MAX_WIDTH: usize = 64;
 const MAX_LANES: usize = crate::simd::MAX_LANES;
 
-/// The functions of one instruction set and the shapes of their tiles.
+/// The functions of one instruction set and its tile shapes.
 ///
-/// Tile functions are listed by the vectors in a row of the tile, from one on, and for each by its
+/// Tile functions are indexed by the vectors in a row of the tile, from one on, and then by its
 /// rows, from one on.
 pub(in crate::gemm) struct ByteKernel {
     /// Vectors in a panel of windows.
     vectors: usize,
-    /// Sums in a vector.
+    /// Accumulators in a vector.
     lanes: usize,
-    /// Rows of unsigned bytes, and of signed ones.
+    /// Tile functions for unsigned rows, and for signed rows.
     unsigned_rows: &'static [&'static [TileFunction]],
     signed_rows: &'static [&'static [TileFunction]],
-    /// The same for tiles whose sums become codes at once, or none.
+    /// The same for tiles that requantize their accumulators at once. Empty if the instruction set
+    /// has none.
     coded_unsigned: &'static [&'static [CodingFunction]],
     coded_signed: &'static [&'static [CodingFunction]],
     finish: FinishFunction,
 }
 
 impl ByteKernel {
-    /// The kernel of `isa`, or of the widest instruction set below it that this CPU has.
+    /// Returns the kernel of `isa`, or of the widest instruction set below it that this CPU has.
     pub(in crate::gemm) fn of(isa: Isa) -> &'static ByteKernel {
         #[cfg(target_arch = "x86_64")]
         {
@@ -57,25 +59,26 @@ impl ByteKernel {
         &portable::KERNEL
     }
 
-    /// What the place of a packed number depends on.
+    /// Returns a key of the packed layout: what decides where a value of a packed operand goes.
     pub(in crate::gemm) fn layout(&self) -> String {
         let ByteKernel { vectors, lanes, unsigned_rows, signed_rows, .. } = self;
         format!("{vectors}x{lanes}/{}/{}", unsigned_rows.len(), signed_rows.len())
     }
 
-    /// Columns in a panel of windows.
+    /// Returns the columns of a panel of windows.
     pub(in crate::gemm) fn width(&self) -> usize {
         self.vectors * self.lanes
     }
 
-    /// Columns in a panel of a packed matrix of so many columns. Panels are made nearly equal.
+    /// Returns the columns of a panel of a packed matrix with `columns` columns. Panels get nearly
+    /// equal widths.
     pub(in crate::gemm) fn packed_width(&self, columns: usize) -> usize {
         let (vectors, most) = (columns.div_ceil(self.lanes).max(1), self.unsigned_rows.len().max(1));
         vectors.div_ceil(vectors.div_ceil(most)) * self.lanes
     }
 
-    /// Rows in a tile of so many vectors for a product of so many rows. Tiles are made nearly
-    /// equal.
+    /// Returns the rows of a tile of `vectors` vectors, for a matmul with `rows` rows. Tiles get
+    /// nearly equal heights.
     fn height(&self, rows: usize, vectors: usize) -> usize {
         let most = self.unsigned_rows.get(vectors - 1).map_or(1, |functions| functions.len());
         rows.div_ceil(rows.div_ceil(most.max(1)).max(1)).max(1)

@@ -1,4 +1,4 @@
-//! Plain Rust: tiles of 4 rows by 8 columns.
+//! Portable 8-bit micro-kernel in plain Rust: tiles of 4 rows by 8 columns.
 
 use super::ByteKernel;
 use super::finish::Finish;
@@ -6,16 +6,17 @@ use super::tile::{Tile, TileFunction, compute};
 use crate::simd::Portable;
 
 unsafe fn tile<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(call: &Tile) {
-    // SAFETY: passed on.
+    // SAFETY: `tile` has the contract of `compute`, and `Portable` needs no special instructions.
     unsafe { compute::<Portable, ROWS, VECTORS, SIGNED_ROWS>(Portable, call) }
 }
 
 unsafe fn finish(call: &Finish<'_>) {
-    // SAFETY: passed on.
+    // SAFETY: this function has the contract of the one it calls, and `Portable` needs no special
+    // instructions.
     unsafe { super::finish::finish(Portable, call) }
 }
 
-/// Functions by vectors and rows.
+/// Lists the tile functions by vectors and rows.
 macro_rules! table {
     ($signed:literal) => {
         &[table!($signed, 1: 1 2 3 4), table!($signed, 2: 1 2 3 4)]

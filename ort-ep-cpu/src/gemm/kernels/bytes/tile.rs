@@ -1,70 +1,70 @@
-//! The one micro-kernel of byte products, written over vectors of bytes in groups of four: a tile
-//! of sums from rows of bytes and strips of columns.
+//! The 8-bit micro-kernel, generic over vectors of byte quadruples: a register tile of accumulators
+//! from rows of bytes and panels of columns.
 //!
-//! Sums wrap in 32 bits, so that their order does not matter.
+//! Accumulators wrap in 32 bits, so the summation order does not matter.
 
 use super::MAX_ROWS;
 use super::finish::Run;
 use crate::simd::Simd;
 use crate::simd::bytes::{ByteLanes, CodeLanes, Lanes};
 
-/// What one call works on.
+/// The arguments of a tile function.
 ///
-/// Steps come in runs: a run is a number of groups of four steps, side by side in a row and at
-/// equal distances on the right side, and each run starts at an offset of its own in both. A packed
-/// matrix is one run; the windows of a convolution, be they rows or columns, are a run over the
-/// channels for each position of the kernel.
+/// k steps come in runs. A run is a number of groups of four k steps, contiguous in a row of A and
+/// at equal strides in B. Each run starts at its own offset in both. A packed matrix is one run.
+/// The windows of a convolution, as rows or as columns, are one run over the channels for each
+/// kernel position.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
-    /// Where each row of bytes starts, with four bytes for each group of steps.
+    /// The start of each row of bytes, which has four bytes for each group of k steps.
     pub(super) a: [*const u8; MAX_ROWS],
     /// Four bytes of each column.
     pub(super) b: *const u8,
-    /// From a group of steps to the next.
+    /// Stride from one group of k steps to the next.
     pub(super) b_step: usize,
-    /// Where each run starts behind the rows, and behind `b`.
+    /// The offset of each run in the rows of A, and in B.
     pub(super) starts: *const [usize; 2],
     pub(super) runs: usize,
-    /// Groups of steps in a run.
+    /// Groups of four k steps in a run.
     pub(super) groups: usize,
     pub(super) sums: *mut i32,
-    /// From a row of sums to the next.
+    /// Stride from one row of accumulators to the next.
     pub(super) sums_row: usize,
 }
 
-/// How the sums of a tile become codes, where each filter has a term and a factor, be filters the
-/// rows or the columns: `round(min((sum + term) * factor, greatest)) + zero`, nearest in the range
-/// of bytes.
+/// Requantization in registers, with one term and one factor per filter:
+/// `round(min((sum + term) * factor, greatest)) + zero`, saturated to the range of bytes. Filters
+/// are either the rows or the columns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Coding<'a> {
-    /// Those of the tile's rows, or of its columns, of whole vectors.
+    /// The terms of the tile's rows, or of its columns in whole vectors.
     pub(super) terms: *const i32,
     pub(super) factors: *const f32,
     pub(super) greatest: f32,
-    /// Whether all factors are less than 1, so that products are integers of 32 bits in any case.
+    /// Whether all factors are less than 1, so that `sum * factor` always fits in 32 bits.
     pub(super) is_small: bool,
     pub(super) zero: i32,
     pub(super) signed: bool,
-    /// Columns that are wanted, at most 64 in all.
+    /// The columns to store, at most 64 in all.
     pub(super) runs: &'a [Run],
     pub(super) to: *mut u8,
-    /// From a row of codes to the next.
+    /// Stride from one row of quantized results to the next.
     pub(super) to_row: usize,
 }
 
 /// A tile function of some instruction set.
 pub(super) type TileFunction = unsafe fn(&Tile);
 
-/// A tile function that makes codes of the sums, and does not store those.
+/// A tile function that requantizes its accumulators instead of storing them.
 pub(super) type CodingFunction = unsafe fn(&Tile, &Coding<'_>);
 
-/// Computes `ROWS` rows and `VECTORS` vectors of sums. Rows are signed and columns unsigned where
-/// `SIGNED_ROWS`, else it is the other way round.
+/// Computes `ROWS` rows and `VECTORS` vectors of accumulators. With `SIGNED_ROWS`, rows are signed
+/// and columns unsigned; otherwise it is the other way round.
 ///
 /// # Safety
 ///
-/// `a` holds the bytes of all groups of all runs in each row, each group of steps of `b` and each
-/// row of `sums` as many as the vectors, and the CPU has the instructions of `L`.
+/// `a` holds the bytes of all groups of all runs in each row. Each group of k steps of `b` and each
+/// row of `sums` hold `VECTORS` vectors. The CPU has the instructions of `L`.
 #[inline(always)]
 pub(super) unsafe fn compute<
     L: ByteLanes,
@@ -76,7 +76,7 @@ pub(super) unsafe fn compute<
     tile: &Tile,
 ) {
     let simd = lanes.base();
-    // SAFETY: the caller vouches for the pointers.
+    // SAFETY: the caller guarantees that `sums` holds `ROWS` rows of `VECTORS` vectors.
     unsafe {
         let zeros = [[simd.splat_i32(0); VECTORS]; ROWS];
         let sums = sums::<L, ROWS, VECTORS, SIGNED_ROWS>(lanes, tile, zeros);
@@ -89,12 +89,13 @@ pub(super) unsafe fn compute<
     }
 }
 
-/// As [`compute`], but the sums become codes where they are. The signed side are the filters.
+/// Like [`compute`], but requantizes the accumulators in registers. The signed operand holds the
+/// filters.
 ///
 /// # Safety
 ///
-/// As [`compute`], but for `sums`; there is a term and a factor for each filter, and a place for
-/// each row and each wanted column.
+/// As [`compute`], except for `sums`. There is a term and a factor for each filter, and the result
+/// holds each row and each column to store.
 #[inline(always)]
 pub(super) unsafe fn compute_codes<
     L: CodeLanes,
@@ -108,7 +109,8 @@ pub(super) unsafe fn compute_codes<
 ) {
     let simd = lanes.base();
     let mut terms = [[simd.splat_i32(0); VECTORS]; ROWS];
-    // SAFETY: the caller vouches for the pointers.
+    // SAFETY: the caller guarantees a term for each filter, and a result for each stored row and
+    // column.
     unsafe {
         for row in 0..ROWS {
             for vector in 0..VECTORS {
@@ -119,6 +121,7 @@ pub(super) unsafe fn compute_codes<
             }
         }
         let sums = sums::<L, ROWS, VECTORS, SIGNED_ROWS>(lanes, tile, terms);
+        // Small factors save a clamp per vector.
         match coding.is_small {
             true => store_codes::<L, ROWS, VECTORS, SIGNED_ROWS, true>(lanes, &sums, coding),
             false => store_codes::<L, ROWS, VECTORS, SIGNED_ROWS, false>(lanes, &sums, coding),
@@ -126,7 +129,7 @@ pub(super) unsafe fn compute_codes<
     }
 }
 
-/// Stores the sums of a tile as codes.
+/// Requantizes the accumulators of a tile and stores them.
 ///
 /// # Safety
 ///
@@ -144,7 +147,8 @@ unsafe fn store_codes<
     coding: &Coding<'_>,
 ) {
     let (simd, greatest) = (lanes.base(), lanes.base().splat(coding.greatest));
-    // SAFETY: the caller vouches for the pointers.
+    // SAFETY: the caller guarantees a factor for each filter. The mask selects only the columns of
+    // `run`, which the result holds.
     unsafe {
         for row in 0..ROWS {
             let mut whole = [simd.splat_i32(0); VECTORS];
@@ -154,7 +158,9 @@ unsafe fn store_codes<
                     false => simd.load_ptr(coding.factors.add(vector * L::Base::LANES)),
                 };
                 let value = simd.mul(simd.to_f32(sums[row][vector]), factor);
-                // What is below all integers, or is not a number, becomes the least of them.
+                // The conversion turns values below the `i32` range, and NaN, into the smallest
+                // `i32`, which saturates to the smallest byte. Only large values must be clamped
+                // first.
                 let value = if SMALL { value } else { simd.min_or_second(greatest, value) };
                 whole[vector] = simd.to_i32(value);
             }
@@ -168,11 +174,11 @@ unsafe fn store_codes<
     }
 }
 
-/// The sums of a tile, added to what is there.
+/// Accumulates a tile on top of the initial values in `sums`.
 ///
 /// # Safety
 ///
-/// As [`compute`], but for `sums`.
+/// As [`compute`], except for `sums`.
 #[inline(always)]
 unsafe fn sums<L: ByteLanes, const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(
     lanes: L,
@@ -180,7 +186,8 @@ unsafe fn sums<L: ByteLanes, const ROWS: usize, const VECTORS: usize, const SIGN
     mut sums: [[Lanes<L>; VECTORS]; ROWS],
 ) -> [[Lanes<L>; VECTORS]; ROWS] {
     let (simd, width) = (lanes.base(), 4 * L::Base::LANES);
-    // SAFETY: the caller vouches for the pointers, and the counts bound the offsets.
+    // SAFETY: the caller guarantees the rows and the groups of `b`, and `runs` and `groups` bound
+    // the offsets.
     unsafe {
         for run in 0..tile.runs {
             let [left, right] = *tile.starts.add(run);
