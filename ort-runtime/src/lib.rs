@@ -14,14 +14,14 @@
 //! # Ok::<(), ort_runtime::Error>(())
 //! ```
 //!
-//! Each execution provider is a cargo feature: `cpu`, which is on by default, `cuda` and `wgpu`.
-//! With the feature `train`, the module `train` trains models.
+//! Each execution provider is a cargo feature: `cpu` (on by default), `cuda` and `wgpu`. The
+//! feature `train` adds the module `train`, which trains models.
 //!
-//! With the feature `mimalloc` or `jemalloc`, `Heap` is that allocator, and a trim gives back its
-//! free pages, too. A program takes it with `#[global_allocator] static HEAP: ort_runtime::Heap =
-//! ort_runtime::Heap;`; a library leaves that to the program.
+//! With the feature `mimalloc` or `jemalloc`, `Heap` is that allocator, and a trim also returns its
+//! free pages to the system. A program opts in with `#[global_allocator] static HEAP:
+//! ort_runtime::Heap = ort_runtime::Heap;`; a library leaves that choice to the program.
 
-// In tests such a panic is a failure like any other; here it would be a defect.
+// Tests may panic: there a panic is an ordinary failure. In library code it would be a bug.
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,
@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]
+// A provider registers itself. The import only makes sure that its crate is linked.
 use ort_ep_cpu as _;
 #[cfg(feature = "cuda")]
 use ort_ep_cuda as _;

@@ -74,6 +74,19 @@ fn attention() {
             &[&[2, 3, 8], &[2, 4, 4], &[2, 4, 6]],
         ),
         row(
+            "a sequence without keys, which the mask, causality, a window and the lengths hide at once",
+            |b, x| {
+                let seen: Vec<bool> = (0..2 * 3 * 4).map(|index| index >= 3 * 4).collect();
+                let mask = b.constant(Tensor::from_bools(&[2, 1, 3, 4], &seen)?);
+                let lengths = b.constant(ints(&[0, 4])?);
+                let inputs = [Some(x[0]), Some(x[1]), Some(x[2]), Some(mask), None, None, Some(lengths)];
+                let attrs = [("is_causal", Attribute::Int(1)), ("right_window_size", Attribute::Int(0))];
+                b.add(("", "Attention"), &inputs, &attrs, 1, vec![]).map(|y| y[0])
+            },
+            FOUR,
+        )
+        .single(),
+        row(
             "multi-head",
             |b, x| {
                 let mut inputs = given(x);
