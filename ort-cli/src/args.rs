@@ -1,4 +1,6 @@
-//! The flags that every command taking a model shares.
+//! Command-line flags that the commands on a MODEL share, and how results are printed.
+//!
+//! [`ModelArgs`] maps the flags to session options; parsers turn their values into numbers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,96 +17,92 @@ use ort_runtime::{
 use crate::output::Table;
 use crate::providers::ProviderArgs;
 
-/// Which model, on what, within which bounds.
+/// The model, its inputs, and the session options.
 #[derive(Args, Clone)]
 pub(crate) struct ModelArgs {
     /// The model file.
     pub(crate) model: PathBuf,
-    /// An input by name, from a NumPy file.
+    /// Read the input NAME from a .npy file (repeatable).
     #[arg(long = "input", value_name = "NAME=FILE.npy", value_parser = pair)]
     pub(crate) input: Vec<(String, String)>,
-    /// Inputs by name, from a NumPy archive.
+    /// Read inputs by name from a .npz archive.
     #[arg(long, value_name = "FILE.npz")]
     pub(crate) inputs: Option<PathBuf>,
-    /// Seed of made-up inputs: those not given are random.
+    /// Seed of the random values for inputs that are not given.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// The size of a symbolic dimension, for made-up inputs and for planning; 1 where it is not
-    /// given. `ort plan` also takes several sizes, NAME=1,2,4.
+    /// Size of a symbolic dimension, for random inputs and planning; 1 if not given. `ort plan`
+    /// also takes several sizes, NAME=1,2,4.
     #[arg(long = "dim", value_name = "NAME=N", value_parser = sized)]
     pub(crate) dims: Vec<(String, Vec<i64>)>,
-    /// The whole shape of one made-up input.
+    /// Full shape of one random input.
     #[arg(long = "shape", value_name = "INPUT=1x3x224x224", value_parser = shaped)]
     pub(crate) shapes: Vec<(String, Vec<usize>)>,
     #[command(flatten)]
     pub(crate) providers: ProviderArgs,
-    /// Threads inside one operator [default: the cores this process may use].
+    /// Intra-op threads: threads inside one operator [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
-    /// Threads that load: they pack weights and fold constants [default: the cores this process may
-    /// use].
+    /// Threads for packing weights and folding constants [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) load_threads: Option<usize>,
-    /// How the CPU provider multiplies float matrices; bf16 needs a CPU with AVX512-BF16.
+    /// Precision of GEMM and convolution on the CPU; bf16 needs AVX512-BF16.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
     pub(crate) precision: PrecisionArg,
-    /// How much of the graph may be rewritten before it runs.
+    /// Graph optimization level: disabled, basic, extended or all.
     #[arg(long, value_name = "LEVEL", default_value = "all", value_parser = level)]
     pub(crate) opt_level: Level,
-    /// A rewrite rule that is left out; `ort optimize` lists those that apply.
+    /// Disable a rewrite rule; `ort optimize` lists the rules that apply.
     #[arg(long = "without-rule", value_name = "RULE")]
     pub(crate) without_rules: Vec<String>,
-    /// Rewrite rules apply this often at most: to find the one that does harm.
+    /// Stop after N rewrites (for bisecting).
     #[arg(long, value_name = "N")]
     pub(crate) rewrites: Option<usize>,
-    /// A hard bound on what the run may allocate: bytes, or with KiB, MiB, GiB.
+    /// Hard limit on the memory a run may allocate: bytes, or with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,
-    /// Do not run a batch that the memory limit cannot hold in parts.
+    /// Never split a batch to fit the memory limit.
     #[arg(long)]
     pub(crate) no_batch_split: bool,
-    /// Keep packed weights in files of this folder and map them: loading again packs nothing, and
-    /// processes share them. The folder may be removed at any time.
+    /// Keep packed weights in mapped files of this folder: later loads skip packing, and processes
+    /// share the pages. The folder may be deleted at any time.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
-    /// Seconds that loading, compiling and each run may take, each by itself [default: an hour].
+    /// Timeout in seconds for load, compilation and each run, separately [default: an hour].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) deadline: Option<Duration>,
-    /// How the arena grows that holds values whose size only the run tells [default:
-    /// same-as-requested].
+    /// How the arena for dynamically sized values grows [default: same-as-requested].
     #[arg(long, value_enum, value_name = "STRATEGY", conflicts_with = "no_arena")]
     pub(crate) arena_strategy: Option<ArenaStrategy>,
-    /// No arena: such values come straight from the heap.
+    /// Disable the arena: dynamically sized values come straight from the heap.
     #[arg(long)]
     pub(crate) no_arena: bool,
-    /// Do not plan memory ahead: every value is allocated as it comes.
+    /// Disable memory planning: allocate each value when it is produced.
     #[arg(long)]
     pub(crate) no_mem_pattern: bool,
-    /// Read model files into memory instead of mapping them: a private copy, which whoever changes
-    /// the files cannot change.
+    /// Read model files instead of mapping them: later changes to the files cannot alter the copy.
     #[arg(long)]
     pub(crate) no_mmap: bool,
-    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it; `ort check`
-    /// lists it.
+    /// Reject what ONNX forbids but ONNX Runtime accepts, instead of warning; `ort check` lists it.
     #[arg(long)]
     pub(crate) strict: bool,
 }
 
-/// `--arena-strategy`.
+/// The values of `--arena-strategy`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ArenaStrategy {
-    /// Regions that double in size, of 1 MiB at least: few requests to the system.
+    /// Regions double in size, from 1 MiB up: few system allocations.
     PowerOfTwo,
-    /// Regions as large as what is asked for: least memory.
+    /// Regions as large as the request: least memory.
     SameAsRequested,
 }
 
-/// `--precision`.
+/// The values of `--precision`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum PrecisionArg {
     /// float32 throughout.
     Fp32,
-    /// Matrix products and convolutions of bfloat16 with float32 sums.
+    /// bfloat16 GEMM and convolution with float32 accumulators.
     Bf16,
 }
 
@@ -124,6 +122,7 @@ impl ModelArgs {
         let limits = Limits { deadline: self.deadline.or(standard.deadline), ..standard };
         Ok(Source::open(&self.model, access)?
             .limits(limits)
+            // Only the compile cache needs the model's hash.
             .keep_hash(self.cache.is_some())
             .strict(self.strict))
     }
@@ -132,7 +131,7 @@ impl ModelArgs {
         Ok(Model::from_source(self.source()?)?)
     }
 
-    /// The sizes of symbolic dimensions, one each.
+    /// Returns the `--dim` sizes. Several sizes for one dimension are an error.
     pub(crate) fn single_dims(&self) -> Result<Vec<(String, i64)>> {
         let single = |(name, sizes): &(String, Vec<i64>)| match sizes.as_slice() {
             [size] => Ok((name.clone(), *size)),
@@ -141,7 +140,7 @@ impl ModelArgs {
         self.dims.iter().map(single).collect()
     }
 
-    /// What may be rewritten.
+    /// Returns the graph optimizer that the flags describe.
     pub(crate) fn optimizer(&self) -> Optimizer {
         Optimizer { level: self.opt_level, disabled: self.without_rules.clone(), stop_after: self.rewrites }
     }
@@ -150,7 +149,7 @@ impl ModelArgs {
         Ok(self.builder(model)?.build()?)
     }
 
-    /// The session as these arguments ask for it.
+    /// Returns a session builder with all options set from the flags.
     pub(crate) fn builder(&self, model: &Model) -> Result<SessionBuilder> {
         let mut builder = Session::builder(model).options(&self.options());
         builder = builder.precision(self.precision.into()).optimizer(self.optimizer());
@@ -161,7 +160,7 @@ impl ModelArgs {
         self.providers.request(builder)
     }
 
-    /// Says on standard error where a run on these inputs will be split.
+    /// Warns if a run on these inputs will be split into smaller batches.
     pub(crate) fn note_split(&self, session: &Session, inputs: &[(&str, Value)]) -> Result<()> {
         if self.memory_limit.is_none() || self.no_batch_split {
             return Ok(());
@@ -172,7 +171,7 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// What the flags say under ONNX Runtime's names.
+    /// Returns the options that ONNX Runtime also has, under its names.
     fn options(&self) -> SessionOptions {
         let mut options = SessionOptions {
             enable_cpu_mem_arena: !self.no_arena,
@@ -189,13 +188,13 @@ impl ModelArgs {
         options
     }
 
-    /// The name of the model without folder and ending.
+    /// Returns the model's file name without its extension.
     pub(crate) fn name(&self) -> String {
         self.model.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
     }
 }
 
-/// More threads than this in one operator are a slip of the keyboard.
+/// The most threads that we accept. Larger numbers are typing errors.
 const MOST_THREADS: usize = 4096;
 
 pub(crate) fn threads(text: &str) -> Result<usize, String> {
@@ -214,6 +213,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {
+    // Split at the last `=`, because names from model files may contain one.
     let (name, value) = text.rsplit_once('=').ok_or_else(|| format!("`{text}` is not NAME=VALUE"))?;
     if name.is_empty() {
         return Err(format!("`{text}` begins with no name"));
@@ -230,6 +230,7 @@ fn sized(text: &str) -> Result<(String, Vec<i64>), String> {
 
 fn shaped(text: &str) -> Result<(String, Vec<usize>), String> {
     let (name, sizes) = pair(text)?;
+    // An empty shape is a scalar.
     if sizes.is_empty() {
         return Ok((name, Vec::new()));
     }
@@ -251,6 +252,7 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
         unit.map_or((text, 1), |(unit, factor)| (text.strip_suffix(unit).unwrap_or(text), *factor));
     let number: f64 = number.trim().parse().map_err(|_| format!("`{text}` is not a size such as 512MiB"))?;
     let bytes = number * factor as f64;
+    // `as usize` would saturate, so reject what does not fit.
     if bytes.is_finite() && bytes >= 0.0 && bytes < usize::MAX as f64 {
         Ok(bytes as usize)
     } else {
@@ -258,7 +260,7 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Bytes for people: `1.5 MiB`.
+/// Formats bytes in binary units, for example `1.5 MiB`.
 pub(crate) fn human_bytes(bytes: usize) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
@@ -272,7 +274,7 @@ pub(crate) fn human_bytes(bytes: usize) -> String {
     format!("{value:.1} {}", units.peek().map_or("TiB", |unit| unit))
 }
 
-/// What a session holds, by what it is for.
+/// Formats a session's memory by category, without the empty ones.
 pub(crate) fn parts(memory: &MemoryUse) -> String {
     let named = [
         ("mapped weights", memory.weights_mapped),
@@ -290,12 +292,12 @@ pub(crate) fn parts(memory: &MemoryUse) -> String {
     format!("the session holds {total}, {idle} of it idle: {}", parts.join(", "))
 }
 
-/// A table in the style of all commands: aligned, without frames.
+/// Returns an empty table with this header.
 pub(crate) fn table(header: &[&str]) -> Table {
     Table::new(header)
 }
 
-/// A split batch in words: `batch split: 'batch' of 8 runs as 3 + 3 + 2`.
+/// Formats a batch split: `batch split: 'batch' of 8 runs as 3 + 3 + 2`.
 pub(crate) fn split_in_words(split: &BatchSplit) -> String {
     const MOST: usize = 8;
     let count: usize = split.parts.iter().sum();

@@ -1,4 +1,4 @@
-//! NumPy files and archives on disk.
+//! Reading and writing of NumPy files, within memory limits.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -10,11 +10,11 @@ use ort_runtime::{Tensor, Value, host_memory_bytes, open_regular};
 
 use crate::output::write_file;
 
-/// The memory that arrays may take.
+/// The memory that input arrays may still take.
 pub(crate) struct Room {
-    /// All of them together: the machine's.
+    /// Bytes left for all arrays together. It starts as the machine's memory.
     left: usize,
-    /// Each.
+    /// The most bytes of a single array: the `--memory-limit`, if there is one.
     each: usize,
 }
 
@@ -24,12 +24,12 @@ impl Room {
         Room { left, each: limit.unwrap_or(usize::MAX) }
     }
 
-    /// What the next one may take.
+    /// Returns the most bytes that the next array may take.
     pub(crate) fn most(&self) -> usize {
         self.left.min(self.each)
     }
 
-    /// An input of this many bytes exists.
+    /// Subtracts an array that has been read or generated.
     pub(crate) fn take(&mut self, bytes: usize) {
         self.left = self.left.saturating_sub(bytes);
     }
@@ -51,7 +51,7 @@ pub(crate) fn open_npz(path: &Path) -> Result<Archive<BufReader<File>>> {
     open().with_context(|| format!("opening {}", path.display()))
 }
 
-/// Writes values to a `.npz` archive, whole or not at all.
+/// Writes values to a `.npz` archive atomically.
 pub(crate) fn write_npz(path: &Path, values: &[(String, Value)]) -> Result<()> {
     write_file(path, |file| Ok(ort_numpy::write_npz(file, values)?))
 }

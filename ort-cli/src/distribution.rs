@@ -1,26 +1,29 @@
-//! Outputs that are drawn at random: their type, shape and distribution instead of their values.
+//! Statistical checks of random outputs.
+//!
+//! The outputs of operators like `Bernoulli` have no fixed values to compare with. `ort test`
+//! checks their type, shape and distribution instead.
 
 use anyhow::{Result, bail};
 use ort_runtime::Tensor;
 
-/// How often an output without a seed is drawn.
+/// The number of runs for an output without a seed.
 const DRAWS: usize = 400;
-/// How many standard deviations a count may be off where many are drawn, and where a seed gives
-/// only one draw.
+/// The tolerance in standard deviations, for [`DRAWS`] runs per element and for the single draw of
+/// a seeded model.
 const MANY: f64 = 5.0;
 const SINGLE: f64 = 3.0;
 
-/// What the file `check` of a case says of its outputs.
+/// The Bernoulli check of a test case, as its file `check` describes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Bernoulli {
-    /// The model has a seed: every run draws the same.
+    /// Whether the model sets a seed, so that every run draws the same values.
     seeded: bool,
-    /// Ones come with probability 1 - p instead of p.
+    /// Whether ones have probability 1 - p instead of p.
     complement: bool,
 }
 
 impl Bernoulli {
-    /// Reads `bernoulli [seeded] [complement]`.
+    /// Parses `bernoulli [seeded] [complement]`.
     pub(crate) fn parse(text: &str) -> Result<Bernoulli> {
         let mut words = text.split_whitespace();
         if words.next() != Some("bernoulli") {
@@ -37,13 +40,14 @@ impl Bernoulli {
         Ok(check)
     }
 
-    /// How many runs the check takes: two of a seeded model, which must agree.
+    /// Returns the number of runs that the check needs. A seeded model runs twice, because the runs
+    /// must agree.
     pub(crate) fn runs(self) -> usize {
         if self.seeded { 2 } else { DRAWS }
     }
 
-    /// Why the outputs of all runs are not what the probabilities in `input` give; none where they
-    /// are.
+    /// Returns why the outputs of the runs do not match the probabilities in `input`, or `None` if
+    /// they do.
     pub(crate) fn problem(
         self,
         input: &Tensor,
@@ -76,6 +80,8 @@ impl Bernoulli {
                 return Some("two runs with the same seed differ".to_string());
             }
             let variance = chances.iter().map(|p| p * (1.0 - p)).sum();
+            // A seeded model has one sample per element, too few to test each. Test the number of
+            // ones instead.
             return misses("the draw", first.iter().sum(), chances.iter().sum(), variance, SINGLE);
         }
         let count = draws.len() as f64;
@@ -87,6 +93,7 @@ impl Bernoulli {
     }
 }
 
+/// Returns a message if a count of ones is off its mean by more than this many standard deviations.
 fn misses(of: &str, ones: f64, mean: f64, variance: f64, deviations: f64) -> Option<String> {
     let bound = deviations * variance.max(0.0).sqrt();
     ((ones - mean).abs() > bound).then(|| format!("{of}: {ones} ones, expected {mean:.1} within {bound:.1}"))
@@ -96,7 +103,7 @@ fn misses(of: &str, ones: f64, mean: f64, variance: f64, deviations: f64) -> Opt
 mod tests {
     use super::*;
 
-    /// `count` draws of two elements, of which the given numbers are ones.
+    /// Returns `count` draws of two elements, where `ones` counts the ones of each.
     fn draws(count: usize, ones: [usize; 2]) -> Vec<Vec<f64>> {
         (0..count).map(|run| ones.iter().map(|&n| f64::from(u8::from(run < n))).collect()).collect()
     }
@@ -105,7 +112,7 @@ mod tests {
     fn draws_must_fit_their_probabilities() {
         let free = Bernoulli::default();
         let complement = Bernoulli { complement: true, ..free };
-        // 5 standard deviations are 43.3 of 400 draws at a quarter, and 50 at a half.
+        // 5 standard deviations of 400 draws are 43.3 at p = 1/4, and 50 at p = 1/2.
         let table = [
             (free, [100, 200], true),
             (free, [143, 250], true),

@@ -1,10 +1,10 @@
-//! What drawings share: text, lines, and the numbers at an axis.
+//! SVG helpers for charts: text, lines, axis steps and units.
 
 use ort_runtime::{NAME_BYTES, shown};
 use svg::node::element::{Line, Text};
 
 pub(crate) fn text(x: f64, y: f64, content: impl Into<String>) -> Text {
-    // Control characters are none that XML may have.
+    // XML does not allow control characters, and names come from model files. `shown` escapes them.
     let content: String = content.into();
     Text::new(shown(&content, NAME_BYTES)).set("x", round(x)).set("y", round(y))
 }
@@ -13,23 +13,24 @@ pub(crate) fn line(from: [f64; 2], to: [f64; 2]) -> Line {
     Line::new().set("x1", from[0]).set("y1", from[1]).set("x2", to[0]).set("y2", to[1])
 }
 
-/// A tenth of a pixel is enough.
+/// Rounds a coordinate to a tenth of a pixel, which keeps the file small.
 pub(crate) fn round(place: f64) -> f64 {
     (place * 10.0).round() / 10.0
 }
 
-/// The next of 1, 2, 5, 10, 20 and so on, or of 0.5, 0.2, 0.1 and so on.
+/// Returns the smallest step of the series 1, 2, 5, 10, 20, .. (or 0.5, 0.2, 0.1, ..) that is at
+/// least `least`.
 pub(crate) fn nice(least: f64) -> f64 {
     if !least.is_finite() || least <= 0.0 {
         return 1.0;
     }
     let power = 10f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0].map(|factor| factor * power);
-    // A rounding error above a step is that step.
+    // Tolerate rounding errors of the logarithm and the power.
     steps.into_iter().find(|step| *step >= least * (1.0 - 1e-9)).unwrap_or(10.0 * power)
 }
 
-/// The unit in which so many bytes are a short number, and its size.
+/// Returns the largest unit that is at most `bytes`, and its size.
 pub(crate) fn unit_of(bytes: f64) -> (&'static str, f64) {
     const UNITS: [(&str, f64); 3] = [("GiB", 1073741824.0), ("MiB", 1048576.0), ("KiB", 1024.0)];
     UNITS.into_iter().find(|(_, size)| bytes >= *size).unwrap_or(("bytes", 1.0))

@@ -1,4 +1,4 @@
-//! Examples that close the help of each command.
+//! The examples at the end of each command's help.
 
 pub(crate) const ALL: &str = "\
 Examples:

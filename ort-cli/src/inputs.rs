@@ -1,4 +1,4 @@
-//! The inputs of a run: from files, or made up at random.
+//! Model inputs: read from files, or generated at random.
 
 use std::collections::HashSet;
 
@@ -17,20 +17,21 @@ use rand_pcg::Pcg64;
 use crate::args::ModelArgs;
 use crate::arrays::{Room, open_npz, read_npy};
 
-/// The inputs of `model`: those given, and the rest made up from the seed.
+/// Returns the inputs of `model`: those given, and random values for the rest.
 pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Value)>> {
     let specs = model.inputs();
     let known: HashSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
     if let Some((name, _)) = args.shapes.iter().find(|(name, _)| !known.contains(name.as_str())) {
         bail!("--shape: {}", no_input(name, &specs));
     }
-    // A file may say of its arrays what it likes.
+    // Sizes in a file are untrusted, so all inputs share one memory budget.
     let mut room = Room::new(args.memory_limit);
     let mut given = read(args, (&specs, &known), &mut room)?;
     let is_given: HashSet<String> = given.iter().map(|(name, _)| name.clone()).collect();
     let bindings = bindings(args, model)?;
     let mut random = Pcg64::seed_from_u64(args.seed);
     for spec in &specs {
+        // An input with a default needs no value: an old model lists its weights among its inputs.
         if is_given.contains(&spec.name) || spec.has_default {
             continue;
         }
@@ -43,8 +44,8 @@ pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Val
     Ok(given)
 }
 
-/// The inputs that files give. What a file holds beside inputs of the model is refused before any
-/// of its data is read.
+/// Reads the inputs given as files. Arrays that are not inputs of the model are an error before any
+/// data is read.
 fn read(
     args: &ModelArgs,
     (specs, known): (&[ValueSpec], &HashSet<&str>),
@@ -80,7 +81,7 @@ fn no_input(name: &str, specs: &[ValueSpec]) -> String {
     format!("the model has no input '{name}'; {}", advise("inputs", name, names))
 }
 
-/// The sizes of symbolic dimensions: those given, else 1.
+/// Returns the sizes of the symbolic dimensions: those given, otherwise 1.
 fn bindings(args: &ModelArgs, model: &Model) -> Result<Bindings> {
     let symbols = model.symbols();
     let mut bindings = Bindings::new();
@@ -107,6 +108,7 @@ fn make_up(
 ) -> Result<Value> {
     match &spec.ty {
         ValueType::Tensor(ty) => Ok(random_tensor(ty, shape, bindings, random, room)?.into()),
+        // Sequences and optionals stay empty: their types do not give a number of elements.
         ValueType::Sequence(element) => {
             let element_type = (**element).clone();
             Ok(Value::Sequence(SequenceValue { element_type, elements: Vec::new() }))
@@ -118,7 +120,7 @@ fn make_up(
     }
 }
 
-/// Floats from the standard normal distribution, integers 0 or 1, booleans true, strings empty.
+/// Returns a random tensor: standard normal floats, integers 0 or 1, `true`, empty strings.
 fn random_tensor(
     ty: &TensorType,
     shape: Option<Vec<usize>>,
@@ -140,6 +142,7 @@ fn random_tensor(
         DType::String => count.saturating_mul(size_of::<String>()),
         dtype => byte_count(dtype, &shape)?,
     };
+    // Check before allocating: a symbolic size may be any number.
     if bytes > room {
         bail!("shape {shape:?} would take {bytes} bytes of the {room} there are; use smaller dimensions");
     }
@@ -149,7 +152,7 @@ fn random_tensor(
         texts.resize(count, String::new());
         return Ok(Tensor::from_strings(&shape, texts)?);
     }
-    // Drawn where they stay: a second copy could be what the memory lacks.
+    // Fill the tensor in place, because a second copy might not fit in memory.
     let mut tensor = TensorBuffer::new(ty.dtype, &shape)?;
     let mut normal = || -> f64 { random.sample(StandardNormal) };
     match ty.dtype {
@@ -164,14 +167,17 @@ fn random_tensor(
         }
         DType::C128 => tensor.as_mut_slice::<Complex<f64>>()?.fill_with(|| Complex::new(normal(), normal())),
         DType::Bool => tensor.bytes_mut()?.fill(1),
+        // The remaining types are converted from float32.
         _ => draw_others(&mut tensor, count, random)?,
     }
     Ok(tensor.tensor()?)
 }
 
-/// Integers, and floats of fewer bits: drawn as float32 and converted, a part at a time.
+/// Fills a tensor with integers 0 or 1, or with floats narrower than 16 bits. Chunks are drawn as
+/// float32 and converted.
 fn draw_others(tensor: &mut TensorBuffer, count: usize, random: &mut Pcg64) -> Result<()> {
-    /// Elements of several types share a byte, so that a part is a multiple of eight.
+    /// The elements per chunk. Sub-byte types pack several elements per byte, so chunks are a
+    /// multiple of eight elements.
     const PART: usize = 1 << 12;
     let (dtype, is_float) = (tensor.dtype(), tensor.dtype().is_float());
     let part_bytes = byte_count(dtype, &[PART])?;

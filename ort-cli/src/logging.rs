@@ -1,5 +1,7 @@
-//! Warnings and more on standard error: one line each, bounded, with nothing in it that steers a
-//! terminal but our own colour of the level.
+//! Log output on standard error: one bounded line per event.
+//!
+//! Messages contain names from model files. Terminal control characters in them are escaped; only
+//! our own level colour remains.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -13,16 +15,17 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::output::LINE_BYTES;
 
-/// Sends what is logged from this level on to standard error, coloured on a terminal unless
-/// `NO_COLOR` says otherwise.
+/// Starts logging to standard error from this level on. A terminal gets colours unless `NO_COLOR`
+/// is set.
 pub(crate) fn start(level: LevelFilter) {
     let is_coloured =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    // `Line` writes the only escape sequences.
     lines.with_ansi(false).event_format(Line { is_coloured }).init();
 }
 
-/// An event as `LEVEL module: message field=value`.
+/// The event format `LEVEL module: message field=value`.
 struct Line {
     is_coloured: bool,
 }
@@ -38,7 +41,7 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        // Names in messages come from model files.
+        // Format the fields into a string first, so that names from model files can be escaped.
         let mut fields = String::new();
         context.format_fields(Writer::new(&mut fields), event)?;
         let (level, target) = (event.metadata().level(), event.metadata().target());

@@ -1,9 +1,11 @@
-//! The command line of ort-runtime: one file per command under `cmd`, what they share beside them.
+//! The command line of ort-runtime.
+//!
+//! Each command is a file under `cmd`. The modules beside it are shared by the commands.
 
 #![forbid(unsafe_code)]
-// What nobody reads any more is no reason to panic: results are printed with `say!`.
+// `println!` panics if the reader of a pipe has left. Results are printed with `say!` instead.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
-// In tests such a panic is a failure like any other; here it would be a defect.
+// Tests may panic: there a panic is an ordinary failure. In the program it would be a bug.
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,
@@ -36,69 +38,68 @@ use anyhow::{Result, anyhow};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
-/// The system's, or that of the cargo feature `mimalloc` or `jemalloc`.
+/// The system allocator, or that of the cargo feature `mimalloc` or `jemalloc`.
 #[global_allocator]
 static HEAP: ort_runtime::Heap = ort_runtime::Heap;
 
 /// An ONNX runtime that knows its memory before it runs.
 ///
-/// Without a command it runs the demo: a small model and a few pictures that ship inside the
-/// program.
+/// Without a command, run the demo: a small model and a few images embedded in the binary.
 #[derive(Parser)]
 #[command(name = "ort", version, about, after_help = help::ALL, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// More on standard error; twice for debugging.
+    /// Log more to standard error (-vv for debug messages).
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     verbose: u8,
-    /// Less on standard error.
+    /// Log only errors to standard error.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Classify the embedded pictures of digits with the embedded model.
+    /// Classify the embedded digit images with the embedded model.
     #[command(after_help = help::DEMO)]
     Demo,
-    /// Run a model once; print each output's name, type, shape and a summary.
+    /// Run a model once and print each output's name, type, shape and a summary.
     #[command(after_help = help::RUN)]
     Run(cmd::run::RunArgs),
-    /// Load, warm up and time a model.
+    /// Benchmark a model: load, warm up, measure.
     #[command(after_help = help::BENCH)]
     Bench(cmd::bench::BenchArgs),
     /// Show a model's inputs, outputs, opsets, operators, parameters and weights.
     #[command(after_help = help::INSPECT)]
     Inspect(cmd::inspect::InspectArgs),
-    /// List everything in a model that is unsupported or broken.
+    /// Check a model without running it: list everything unsupported or broken.
     #[command(after_help = help::CHECK)]
     Check(cmd::check::CheckArgs),
-    /// Show the memory of a run before anything runs.
+    /// Show the memory plan of a run without running it.
     #[command(after_help = help::PLAN)]
     Plan(cmd::plan::PlanArgs),
     /// Write the optimized model as standard ONNX.
     #[command(after_help = help::OPTIMIZE)]
     Optimize(cmd::optimize::OptimizeArgs),
-    /// Write a model with its packed weights, ready to map.
+    /// Compile a model: pack its weights into one file that loads by mapping.
     #[command(after_help = help::COMPILE)]
     Compile(cmd::compile::CompileArgs),
-    /// Show the time per operator.
+    /// Profile a model: time per operator.
     #[command(after_help = help::PROFILE)]
     Profile(cmd::profile::ProfileArgs),
-    /// Load, run and drop a model many times, and measure what memory stays.
+    /// Soak-test a model: load, run and drop it many times, and measure what memory remains.
     #[command(after_help = help::SOAK)]
     Soak(cmd::soak::SoakArgs),
     /// Train a model on the arrays of a NumPy archive.
     #[command(after_help = help::TRAIN)]
     Train(Box<cmd::train::TrainArgs>),
-    /// Run ONNX test-case folders.
+    /// Run ONNX test-case folders and compare the outputs.
     #[command(after_help = help::TEST)]
     Test(cmd::test::TestArgs),
-    /// List the execution providers of this program, and which of them work here.
+    /// List the execution providers of this binary and whether they work here.
     #[command(after_help = help::PROVIDERS)]
     Providers(cmd::providers::ProvidersArgs),
-    /// Measure what this processor can do at the most.
+    /// Measure this CPU's peak FLOP/s and copy bandwidth.
     #[command(hide = true)]
     Limits(cmd::limits::LimitsArgs),
 }
@@ -115,16 +116,18 @@ fn main() -> ExitCode {
         (false, _) => LevelFilter::DEBUG,
     };
     logging::start(level);
-    // A limit on the size of files is an error of the file that meets it.
+    // Turn `SIGXFSZ` into an I/O error: `ulimit -f` must fail the write, not kill the process.
     ort_runtime::fail_writes_beyond_file_size_limit();
-    // What a panic says is part of the error; where it happened is for those who look for it.
+    // `guard` puts the panic's message into the error. Its location only matters for debugging.
     std::panic::set_hook(Box::new(|panic| tracing::debug!("{panic}")));
     let outcome = guard(|| run(cli.command.unwrap_or(Command::Demo)));
     outcome.unwrap_or_else(|problem| {
+        // A pipe such as `ort .. | head` is not a failure.
         if problem.is::<output::ReaderLeft>() {
             return ExitCode::SUCCESS;
         }
-        // One line, whatever the message holds. Where standard error is closed nobody can be told.
+        // Scripts read the last line, so the error must be one line. If standard error is closed,
+        // there is no way to report anything.
         let text = format!("{problem:#}");
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let line = format!("error: {}", ort_runtime::shown(&lines.join("; "), output::LINE_BYTES - 64));
@@ -133,11 +136,11 @@ fn main() -> ExitCode {
     })
 }
 
-/// What clap says of arguments, and the status to end with. It shows them as they are, so those
-/// that steer a terminal are spelled out.
+/// Prints clap's error and returns its exit code. clap echoes arguments unchanged, so terminal
+/// control characters are escaped here.
 fn refuse(problem: &clap::Error) -> ExitCode {
     let text = problem.render().to_string();
-    // A closed stream has no reader to tell.
+    // Ignore write errors: if standard error is closed, no one reads it.
     let _ = if text.chars().any(|character| character != '\n' && ort_runtime::steers(character)) {
         let lines = text.lines().map(|line| ort_runtime::shown(line, output::LINE_BYTES));
         writeln!(std::io::stderr(), "{}", lines.collect::<Vec<_>>().join("\n"))
@@ -166,7 +169,7 @@ fn run(command: Command) -> Result<ExitCode> {
     }
 }
 
-/// Does some work; a panic, which is a defect of this program, becomes an error.
+/// Runs `work` and turns a panic, which is a bug of this program, into an error.
 pub(crate) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(defect(&*panic)))
 }

@@ -1,29 +1,31 @@
-//! How many operations the products of a run take: what its time is held against a processor's peak
-//! with.
+//! FLOP count of the matmuls, convolutions and recurrent layers of a run.
+//!
+//! Divided by the measured time, it gives the FLOP/s to compare with the CPU's peak.
 
 use ort_runtime::ir::{Graph, Node, ValueId, ValueType};
 use ort_runtime::spec::infer_graph;
 use ort_runtime::{Model, Value};
 
-/// How the multiplications of an operator follow from its shapes.
+/// The formula for an operator's multiply-adds from its shapes.
 enum Count {
-    /// The elements of the output, each a sum over the last dimension of the first input, or over
-    /// the last but one where this attribute is 1.
+    /// GEMM: output elements × K. K is the last dimension of the first input, or the second-to-last
+    /// if the named attribute is 1.
     Product(Option<&'static str>),
-    /// The elements of the output, each a sum over what one output channel of this input holds.
+    /// Convolution: output elements × the weights per output channel. The field is the index of the
+    /// weights.
     Convolution(usize),
-    /// What the first input makes of each pixel with the second, and a sum over what one output
-    /// channel of the third holds for each element of the output.
+    /// A pointwise and a depthwise convolution in one node: input pixels × pointwise weights, plus
+    /// output elements × the depthwise weights per output channel.
     Separable,
-    /// The elements of the input, each times what one input channel of this input holds.
+    /// Transposed convolution: input elements × the weights per input channel. The field is the
+    /// index of the weights.
     Transposed(usize),
-    /// Each weight of the second and the third input once for each step of each sequence of the
-    /// first.
+    /// Recurrent layer: sequence length × batch × the weights in the second and third input.
     Recurrent,
 }
 
-/// The operators that multiply; all else is small beside them. Names are unique over the domains,
-/// but for the two forms of `QLinearConv`, which agree.
+/// The compute-bound operators; all others are negligible beside them. Names are unique across
+/// domains, except for the two `QLinearConv`, which have the same formula.
 const COUNTS: &[(&str, Count)] = &[
     ("MatMul", Count::Product(None)),
     ("MatMulInteger", Count::Product(None)),
@@ -48,8 +50,8 @@ const COUNTS: &[(&str, Count)] = &[
     ("DynamicQuantizeLSTM", Count::Recurrent),
 ];
 
-/// The multiplications and additions of the products in one run on these inputs; none where some
-/// shape only the run tells. Of branches the larger counts, of loops one round.
+/// Returns the multiplications and additions of a run on these inputs, or `None` if a shape is
+/// known only at run time. A branch counts as its larger side, a loop as one iteration.
 pub(crate) fn count(model: &Model, given: &[(&str, Value)]) -> Option<u64> {
     let mut graph = Graph::clone(model.graph());
     for (name, value) in given {
@@ -58,6 +60,7 @@ pub(crate) fn count(model: &Model, given: &[(&str, Value)]) -> Option<u64> {
         let input = graph.find_value(name)?;
         graph.value_mut(input).ty = ValueType::tensor(tensor.dtype(), Some(shape));
     }
+    // With the inputs' shapes known, inference makes the other shapes constant.
     infer_graph(&mut graph).ok()?;
     of_graph(&graph)
 }
@@ -66,6 +69,7 @@ fn of_graph(graph: &Graph) -> Option<u64> {
     let mut sum = 0_u64;
     for node in &graph.nodes {
         let own = match COUNTS.iter().find(|(name, _)| *name == node.spec.name) {
+            // Each multiply-add is two operations.
             Some((_, rule)) => of_node(graph, node, rule)?.checked_mul(2)?,
             None => 0,
         };
@@ -78,7 +82,7 @@ fn of_graph(graph: &Graph) -> Option<u64> {
     Some(sum)
 }
 
-/// The multiplications of one node.
+/// Returns the multiply-adds of one node.
 fn of_node(graph: &Graph, node: &Node, rule: &Count) -> Option<u64> {
     let input = |index: usize| shape(graph, *node.inputs.get(index)?);
     let output = || shape(graph, *node.outputs.first()?);
@@ -119,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// The count of one node on inputs of these shapes.
+    /// Returns the count of a graph with one node on inputs of these shapes.
     fn of(op: &str, shapes: &[&[&str]], attrs: &[(&str, Attribute)]) -> Option<u64> {
         of_domain(("", op), shapes, attrs)
     }

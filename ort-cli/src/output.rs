@@ -1,9 +1,8 @@
-//! All that leaves the program: lines and tables on standard output, whose reader may leave early,
-//! and files that are whole or not there.
+//! Output: lines and tables on standard output, and output files that are written atomically.
 //!
-//! Names come from model files, so text passes one door: [`print()`] spells out what would steer a
-//! terminal, and so do the cells of a [`Table`], which are cut as well. JSON is the same with the
-//! escapes that JSON has.
+//! Names come from untrusted model files, so all text passes through this module. [`print()`] and
+//! the cells of a [`Table`] escape terminal control characters; cells are also truncated. JSON gets
+//! JSON escapes instead.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -26,8 +25,8 @@ const CELL_BYTES: usize = 1024;
 /// The most names that one line lists.
 const MOST_NAMED: usize = 6;
 
-/// The reader of standard output has gone, as `head` does when it has seen enough: nothing is
-/// wrong.
+/// The reader of standard output has closed the pipe, as `head` does. The program then ends without
+/// an error.
 #[derive(Debug)]
 pub(crate) struct ReaderLeft;
 
@@ -39,7 +38,7 @@ impl fmt::Display for ReaderLeft {
 
 impl std::error::Error for ReaderLeft {}
 
-/// Writes to standard output; the macro `say!` adds the end of the line.
+/// Writes to standard output. The macro `say!` adds the newline.
 pub(crate) fn print(text: fmt::Arguments<'_>) -> Result<()> {
     send(&without_steering(&text.to_string(), |escaped, character| {
         // Writing to a String cannot fail.
@@ -47,17 +46,18 @@ pub(crate) fn print(text: fmt::Arguments<'_>) -> Result<()> {
     }))
 }
 
-/// Writes one JSON object, on one line.
+/// Writes one JSON object on one line.
 pub(crate) fn say_json(object: &impl Serialize) -> Result<()> {
     let mut text = json(object)?;
     text.push('\n');
     send(&text)
 }
 
-/// An object as JSON that steers no terminal.
+/// Returns an object as JSON in which no character acts on a terminal.
 fn json(object: &impl Serialize) -> Result<String> {
     let text = serde_json::to_string(object)?;
     let plain = without_steering(&text, |escaped, character| {
+        // JSON escapes are UTF-16 code units, so a character beyond the BMP needs two.
         for unit in character.encode_utf16(&mut [0; 2]) {
             let _ = write!(escaped, "\\u{unit:04x}");
         }
@@ -74,9 +74,10 @@ fn send(text: &str) -> Result<()> {
     }
 }
 
-/// The text with an escape for each character that steers a terminal, but the ends of lines.
+/// Returns the text with terminal control characters escaped, except newlines.
 fn without_steering(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
     let is_steering = |character: char| character != '\n' && steers(character);
+    // The common case needs no copy.
     if !text.chars().any(is_steering) {
         return text.into();
     }
@@ -91,12 +92,13 @@ fn without_steering(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, s
     escaped.into()
 }
 
-/// A text out of a model in a line of results: it ends no line, and a long one is cut.
+/// Returns a text from a model for use within a line: newlines are escaped, and a long text is
+/// truncated.
 pub(crate) fn in_line(text: &str) -> Cow<'_, str> {
     shown(text, CELL_BYTES)
 }
 
-/// The first of some names, and how many more there are.
+/// Returns the first names, and the number of the rest.
 pub(crate) fn listed(names: &[String]) -> String {
     let shown = names.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join(", ");
     match names.len().checked_sub(MOST_NAMED) {
@@ -105,8 +107,8 @@ pub(crate) fn listed(names: &[String]) -> String {
     }
 }
 
-/// A line of results on standard output. Unlike `println!` it is an error, not a panic, when nobody
-/// reads.
+/// Prints a line to standard output. Unlike `println!`, it returns an error if the write fails, and
+/// does not panic.
 macro_rules! say {
     () => {
         $crate::output::print(format_args!("\n"))
@@ -117,7 +119,7 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// A table in the style of all commands: aligned, without frames.
+/// A table of results: aligned columns without borders.
 pub(crate) struct Table(comfy_table::Table);
 
 impl Table {
@@ -133,7 +135,7 @@ impl Table {
         self.0.add_row(cells.collect::<Vec<String>>());
     }
 
-    /// Has numbers end where those above and below them do.
+    /// Right-aligns these columns.
     pub(crate) fn align_right(mut self, columns: Range<usize>) -> Table {
         for column in self.0.column_iter_mut().skip(columns.start).take(columns.len()) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -148,11 +150,12 @@ impl fmt::Display for Table {
     }
 }
 
-/// Writes a file whole or not at all: see [`ort_runtime::files`].
+/// Writes a file atomically: see [`ort_runtime::files`].
 pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut NewFile) -> Result<()>) -> Result<()> {
     let mut file = NewFile::create(path).with_context(|| {
         format!("creating {}: does its folder exist, and may you write there?", path.display())
     })?;
+    // If `fill` fails, the unfinished file is dropped and the old one stays.
     let written = fill(&mut file).and_then(|()| Ok(file.complete()?.publish()?));
     written.with_context(|| format!("writing {}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! The execution providers of a command, in order, with their options.
+//! The flags `--ep` and `--ep-option`.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use clap::Args;
 use ort_runtime::ep::Device;
 use ort_runtime::{ProviderRequest, SessionBuilder, open_devices};
 
-/// What stands before the name of a provider that can be done without.
+/// The prefix that marks a provider as optional.
 const OPTIONAL: &str = "optional:";
 
-/// Which execution providers, and what is said to them.
+/// The execution providers and their options.
 #[derive(Args, Clone)]
 pub(crate) struct ProviderArgs {
-    /// An execution provider, by name or as the path of a provider library; the first is preferred
-    /// [default: cpu]. optional:NAME does without it, with a warning, where it cannot be used.
+    /// Execution provider, by name or library path; the first is preferred [default: cpu].
+    /// optional:NAME is skipped, with a warning, if it cannot be used.
     #[arg(long = "ep", value_name = "NAME")]
     providers: Vec<String>,
-    /// An option of a provider that --ep names, such as wgpu.limits=minimum; its documentation
-    /// lists them.
+    /// Option of a provider named with --ep, such as wgpu.limits=minimum; see the provider's
+    /// documentation.
     #[arg(long = "ep-option", value_name = "NAME.OPTION=VALUE", value_parser = option)]
     options: Vec<ProviderOption>,
 }
@@ -32,22 +32,22 @@ struct ProviderOption {
 }
 
 impl ProviderArgs {
-    /// The names as they were given, in order.
+    /// Returns the names as given, in order.
     pub(crate) fn names(&self) -> Vec<String> {
         if self.providers.is_empty() { vec!["cpu".to_string()] } else { self.providers.clone() }
     }
 
-    /// The session that is built, on these providers.
+    /// Adds these providers to a session builder.
     pub(crate) fn request(&self, builder: SessionBuilder) -> Result<SessionBuilder> {
         Ok(self.requests()?.into_iter().fold(builder, SessionBuilder::provider_request))
     }
 
-    /// Their devices, opened; those that can be done without may be missing.
+    /// Opens the devices of these providers. Optional providers may be missing.
     pub(crate) fn devices(&self) -> Result<Vec<Arc<dyn Device>>> {
         Ok(open_devices(&self.requests()?)?)
     }
 
-    /// The providers as they are asked for; the CPU where none is.
+    /// Returns the requested providers with their options, or the CPU if none is named.
     pub(crate) fn requests(&self) -> Result<Vec<ProviderRequest>> {
         let mut requests: Vec<ProviderRequest> = self
             .names()
@@ -74,6 +74,8 @@ impl ProviderArgs {
 }
 
 fn option(text: &str) -> Result<ProviderOption, String> {
+    // Split at the first `=` and then at the last `.` before it: a provider may be a path such as
+    // `./libnpu.so`, and a value may contain both.
     let parts = text.split_once('=').and_then(|(left, value)| Some((left.rsplit_once('.')?, value)));
     let Some(((provider, name), value)) =
         parts.filter(|((provider, name), _)| !provider.is_empty() && !name.is_empty())

@@ -1,18 +1,18 @@
-//! The resident memory of this process, where the system tells.
+//! Resident memory of this process (RSS), from `/proc` on Linux.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Bytes by kind; none where the platform cannot measure them.
+/// Resident bytes by kind; `None` if the platform does not report them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Resident {
-    /// Resident now.
+    /// The resident set size now.
     pub(crate) now: Option<u64>,
-    /// The most that ever was.
+    /// The high-water mark of the process.
     pub(crate) peak: Option<u64>,
-    /// Of those now, memory that belongs to no file.
+    /// The part of `now` that is anonymous memory.
     pub(crate) anonymous: Option<u64>,
-    /// Of those now, pages of files.
+    /// The part of `now` that is file-backed pages.
     pub(crate) file: Option<u64>,
 }
 
@@ -30,15 +30,15 @@ pub(crate) fn measure() -> Resident {
     }
 }
 
-/// Measures this process.
+/// Measures nothing: this platform is not supported.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn measure() -> Resident {
     Resident::default()
 }
 
-/// Does some work and returns with its result the most memory that belonged to no file meanwhile,
-/// in bytes: a look each millisecond, since systems keep a high-water mark only of all that is
-/// resident.
+/// Runs `work` and returns its result with the peak of anonymous memory meanwhile, in bytes. A
+/// thread samples every millisecond, because the system keeps a high-water mark only of the whole
+/// RSS.
 pub(crate) fn most_anonymous<T>(work: impl FnOnce() -> T) -> (T, Option<u64>) {
     let most = AtomicU64::new(0);
     let look = || measure().anonymous.map(|bytes| most.fetch_max(bytes, Ordering::Relaxed));
@@ -49,10 +49,13 @@ pub(crate) fn most_anonymous<T>(work: impl FnOnce() -> T) -> (T, Option<u64>) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
+        // The scope joins the sampling thread even if `work` panics, so `done` must be set in any
+        // case.
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         done.store(true, Ordering::Relaxed);
         result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
+    // Sample once more: `work` may be shorter than the sampling interval.
     let measured = look().is_some();
     (result, measured.then(|| most.into_inner()))
 }

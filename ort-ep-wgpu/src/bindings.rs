@@ -1,4 +1,4 @@
-//! Layouts of bindings and the groups that were bound before, to be bound again.
+//! Bind group cache, and the bind group layouts by number of storage bindings.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -10,10 +10,10 @@ use smallvec::SmallVec;
 
 use crate::gpu::{Gpu, NUMBERS};
 
-/// The most groups that are kept: those of some thousand nodes.
+/// The most bind groups in the cache: enough for some thousand nodes.
 const MOST_GROUPS: usize = 16_384;
 
-/// What stands at one storage binding.
+/// The byte range of a buffer at one storage binding.
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
     pub(crate) handle: u64,
@@ -22,14 +22,14 @@ pub(crate) struct Window {
     pub(crate) len: usize,
 }
 
-/// Handle, offset and length of each storage binding.
+/// The key of a bind group: handle, offset and length of each storage binding.
 type Key = SmallVec<[(u64, usize, usize); 8]>;
 
-/// The layouts by number of storage bindings, and the groups in use.
+/// The layouts and bind groups of one device.
 pub(crate) struct BindGroups {
     gpu: Arc<Gpu>,
-    /// Each is made for the first program that takes it: few counts are used of the many that a
-    /// device may have.
+    /// Indexed by the number of storage bindings. Each layout is created on first use: a device
+    /// allows many counts, and programs use few of them.
     layouts: Vec<OnceLock<Layout>>,
     numbers: wgpu::Buffer,
     groups: Mutex<FxHashMap<Key, wgpu::BindGroup>>,
@@ -41,29 +41,32 @@ struct Layout {
 }
 
 impl BindGroups {
-    /// `numbers` is the uniform buffer that every group begins with.
+    /// Creates an empty cache. `numbers` is the uniform buffer at binding 0 of every group.
     pub(crate) fn new(gpu: Arc<Gpu>, numbers: wgpu::Buffer) -> BindGroups {
         let layouts = (0..=gpu.limits.storage_buffers).map(|_| OnceLock::new()).collect();
         BindGroups { gpu, layouts, numbers, groups: Mutex::default() }
     }
 
-    /// The layout of a program with so many storage bindings.
+    /// Returns the pipeline layout of a program with `count` storage bindings; `None` if the device
+    /// allows fewer.
     pub(crate) fn layout(&self, count: usize) -> Option<&wgpu::PipelineLayout> {
         self.made(count).map(|layout| &layout.pipeline)
     }
 
+    /// Returns the layouts for `count` storage bindings, creating them on first use.
     fn made(&self, count: usize) -> Option<&Layout> {
         let slot = self.layouts.get(count)?;
         Some(slot.get_or_init(|| layout(&self.gpu.device, count)))
     }
 
-    /// The group of these windows.
+    /// Returns the bind group of these windows, from the cache if it is known.
     pub(crate) fn get(&self, windows: &[Window]) -> Result<wgpu::BindGroup> {
         let key: Key = windows.iter().map(|window| (window.handle, window.offset, window.len)).collect();
         let mut groups = self.groups.lock();
         if let Some(group) = groups.get(&key) {
             return Ok(group.clone());
         }
+        // The cache has no eviction order. Groups in use are created again by their next run.
         if groups.len() >= MOST_GROUPS {
             groups.clear();
         }
@@ -79,6 +82,7 @@ impl BindGroups {
             let size = wgpu::BufferSize::new(len as u64);
             wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset: offset as u64, size })
         };
+        // One dispatch's size: the dynamic offset moves this range to its uniforms.
         let numbers = binding(&self.numbers, 0, NUMBERS as usize);
         let storage = windows.iter().map(|window| binding(&window.buffer, window.offset, window.len));
         let entries = std::iter::once(numbers).chain(storage).enumerate();
@@ -89,16 +93,17 @@ impl BindGroups {
         self.gpu.device.create_bind_group(&descriptor)
     }
 
-    /// Lets go of the groups that a buffer is in.
+    /// Drops the bind groups that contain a buffer, so that they do not keep it alive.
     pub(crate) fn forget(&self, handle: u64) {
         self.groups.lock().retain(|key, _| !key.iter().any(|(other, ..)| *other == handle));
     }
 }
 
+/// Creates the layouts of a uniform buffer followed by `count` storage buffers.
 fn layout(device: &wgpu::Device, count: usize) -> Layout {
     let entry = |place: usize| {
-        // Ranges of one buffer may be read and written in one dispatch: all storage is of the kind
-        // that both goes with.
+        // One dispatch may read and write ranges of the same buffer. wgpu allows that only if all
+        // its bindings have the same usage, so inputs are read-write storage, too.
         let (ty, has_dynamic_offset) = match place {
             0 => (wgpu::BufferBindingType::Uniform, true),
             _ => (wgpu::BufferBindingType::Storage { read_only: false }, false),

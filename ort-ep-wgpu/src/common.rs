@@ -1,15 +1,15 @@
-//! Functions that programs may call: each is added to a program whose text names it.
+//! Shader math library: WGSL functions, each added only to shaders that call it.
 //!
-//! The built-in functions of WGSL may be off by some units in the last place, and are undefined
-//! where results are no numbers; these are exact to a few units, and have the values of IEEE 754 at
-//! the edges.
+//! WGSL's built-ins may be off by several ULPs, and are undefined if a result is not a number.
+//! These are accurate to a few ULPs, and follow IEEE 754 at the edges.
 
-/// Each function by name. A function comes before those that it calls.
+/// The functions by name. A function precedes those that it calls, so that one pass adds all of
+/// them.
 const FUNCTIONS: &[(&str, &str)] = &[
     (
         "half_bits",
-        // Rounds to nearest, ties to even; too large numbers become infinite. Adding 2^-14 x 2^k
-        // rounds subnormals.
+        // Rounds to nearest, ties to even; overflow gives infinity. Below 2^-14 the result is
+        // subnormal, and the mantissa is shifted and rounded by hand.
         "fn half_bits(x: f32) -> u32 {
             let bits = bitcast<u32>(x);
             let sign = (bits >> 16u) & 0x8000u;
@@ -46,8 +46,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("gelu_erf", "fn gelu_erf(x: f32) -> f32 { return 0.5 * x * (1.0 + erf_(x * 0.7071067811865476)); }"),
     (
         "erf_",
-        // Abramowitz and Stegun 7.1.26 is too coarse: the series below 1 (7.1.5), above it the
-        // complement of numerical recipes (erfcc).
+        // Abramowitz and Stegun 7.1.26 is too coarse. We use the series (7.1.5) below 1, and erfcc
+        // of Numerical Recipes above it.
         "fn erf_(x: f32) -> f32 {
             if (is_nan(x)) { return x; }
             let a = abs(x);
@@ -70,7 +70,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "divide_",
-        // The quotient with what is left of it: a tie stays one.
+        // WGSL allows 2.5 ULP for a division. One correction by the remainder keeps ties exact.
         "fn divide_(a: f32, b: f32) -> f32 {
             let q = a / b;
             let corrected = q + fma(-q, b, a) / b;
@@ -138,7 +138,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
             return select(rest, rest + b, rest != 0 && (rest < 0) != (b < 0));
         }",
     ),
-    // GLSL leaves `%` of negative numbers open, and some drivers of GL take it for unsigned.
+    // GLSL leaves `%` of negative numbers undefined, and some GL drivers treat the operands as
+    // unsigned.
     (
         "fmod_int",
         "fn fmod_int(a: i32, b: i32) -> i32 {
@@ -200,7 +201,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("sigmoid_", "fn sigmoid_(x: f32) -> f32 { return 1.0 / (1.0 + exp_(-x)); }"),
     (
         "log1p_",
-        // Kahan's correction of the rounding of 1 + x.
+        // Kahan's correction for the rounding of 1 + x.
         "fn log1p_(x: f32) -> f32 {
             let u = 1.0 + x;
             if (u == 1.0) { return x; }
@@ -210,7 +211,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "expm1_",
-        // The Taylor series where exp(x) - 1 would cancel.
+        // A Taylor series near 0, where exp(x) - 1 would cancel.
         "fn expm1_(x: f32) -> f32 {
             if (abs(x) < 0.5) {
                 return x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (0.0083333333
@@ -221,8 +222,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "log_",
-        // The logarithm of the mantissa in [sqrt(1/2), sqrt(2)) by 2 artanh((m - 1) / (m + 1)), and
-        // that of the power of two in two parts.
+        // The logarithm of the mantissa in [sqrt(1/2), sqrt(2)) is 2 artanh((m - 1) / (m + 1)).
+        // That of the power of two is added in two parts, to keep its low bits.
         "fn log_(x: f32) -> f32 {
             if (is_nan(x) || x < 0.0) { return nan(); }
             if (x == 0.0) { return -infinity(); }
@@ -240,7 +241,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "exp_",
-        // Cody and Waite: exp(x) = 2^k exp(r) with |r| <= ln(2) / 2, by its Taylor series.
+        // Cody and Waite reduction: exp(x) = 2^k exp(r) with |r| <= ln(2) / 2, by its Taylor
+        // series.
         "fn exp_(x: f32) -> f32 {
             if (is_nan(x)) { return x; }
             if (x > 88.72284) { return infinity(); }
@@ -265,7 +267,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     ("is_nan", "fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }"),
     ("is_inf", "fn is_inf(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }"),
-    // Constant expressions may not be infinite.
+    // WGSL rejects constant expressions that are infinite or NaN. A private variable is not
+    // constant.
     (
         "infinity",
         "var<private> infinity_bits: u32 = 0x7f800000u;\nfn infinity() -> f32 { return bitcast<f32>(infinity_bits); }",
@@ -273,7 +276,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("nan", "var<private> nan_bits: u32 = 0x7fc00000u;\nfn nan() -> f32 { return bitcast<f32>(nan_bits); }"),
 ];
 
-/// Adds the functions that a program names to it.
+/// Appends the functions that a shader calls.
 pub(crate) fn complete(text: &mut String) {
     for (name, function) in FUNCTIONS {
         if calls(text, name) {
@@ -283,7 +286,7 @@ pub(crate) fn complete(text: &mut String) {
     }
 }
 
-/// Whether a text has the name before a bracket, and not as the end of a longer name.
+/// Returns whether a text has the name before a parenthesis, and not as the end of a longer name.
 fn calls(text: &str, name: &str) -> bool {
     text.match_indices(name).any(|(start, _)| {
         let before = text.get(..start).and_then(|text| text.chars().next_back());

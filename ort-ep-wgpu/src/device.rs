@@ -1,4 +1,4 @@
-//! The device: what it claims, compiles and copies.
+//! The [`Device`] implementation: claims and compiles nodes, copies tensors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,32 +24,31 @@ use crate::provider::{NO_ADAPTER, Options, adapters, describe};
 use crate::recorder::{ALL_NUMBERS, At, Recorder};
 use crate::staging::Staging;
 
-/// What a device and its nodes share.
+/// The state that a device shares with its compiled nodes.
 pub(crate) struct Parts {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) memory: Memory,
     pub(crate) groups: Arc<BindGroups>,
     pub(crate) pipelines: Arc<Pipelines>,
     pub(crate) recorder: Recorder,
-    /// Stands for tensors without elements.
+    /// A placeholder that is bound for tensors without elements.
     pub(crate) nothing: wgpu::Buffer,
 }
 
-/// What was made on a device since it was opened.
+/// Counts of what was created on a device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Buffers, staging buffers included.
+    /// Buffers, including staging buffers.
     pub buffers: usize,
-    /// Groups of bindings.
+    /// Bind groups.
     pub bind_groups: usize,
-    /// Compiled pipelines.
+    /// Compiled compute pipelines.
     pub pipelines: usize,
-    /// Of the pipelines those that were compiled ahead of the run that takes them: the others were
-    /// compiled in a run.
+    /// Pipelines that were compiled ahead of the run that uses them. A run compiled the others.
     pub pipelines_ahead: usize,
-    /// Of those compiled ahead the ones that a cache says an earlier device took.
+    /// Pipelines compiled ahead because a cache lists them for an earlier device.
     pub pipelines_listed: usize,
-    /// Submissions.
+    /// Queue submissions.
     pub submissions: usize,
     /// Dispatches.
     pub dispatches: usize,
@@ -61,7 +60,7 @@ pub struct WgpuDevice {
     parts: Arc<Parts>,
     table: KernelTable,
     folders: Folders,
-    /// What keeps the programs of sessions without a cache.
+    /// The folder of option `pipeline_cache`, for sessions without a compiled cache.
     kept: Option<Arc<Kept>>,
 }
 
@@ -70,8 +69,8 @@ impl WgpuDevice {
     ///
     /// # Errors
     ///
-    /// There is no such adapter, an option is unknown or its value not one, or the adapter gives no
-    /// device.
+    /// There is no such adapter, an option is unknown or has an invalid value, or the adapter
+    /// refuses to open a device.
     pub fn open(index: usize, options: &ProviderOptions) -> Result<Arc<WgpuDevice>> {
         let options = Options::parse(options)?;
         let found = adapters();
@@ -95,12 +94,12 @@ impl WgpuDevice {
         Ok(Arc::new(WgpuDevice { info, parts, table, folders, kept }))
     }
 
-    /// The adapter's own name.
+    /// Returns the adapter's name.
     pub fn adapter(&self) -> &str {
         &self.info.name
     }
 
-    /// What was made on the device so far: a run like one before makes nothing but submissions and
+    /// Returns the counters. A run that repeats an earlier one's shapes only adds submissions and
     /// dispatches.
     pub fn counters(&self) -> Counters {
         let made = &self.parts.gpu.made;
@@ -116,26 +115,26 @@ impl WgpuDevice {
         }
     }
 
-    /// Whether the driver has given it up: nothing runs on it any more.
+    /// Returns whether the driver lost the device. Nothing runs on a lost device.
     pub fn is_lost(&self) -> bool {
         self.parts.gpu.is_lost()
     }
 
-    /// Gives the device up, as a driver does that resets it: every run on it is refused from then
-    /// on.
+    /// Destroys the device, as a driver reset would. Every later run on it fails.
     pub fn destroy(&self) {
         let _exclusive = self.parts.gpu.exclusive();
         self.parts.gpu.device.destroy();
     }
 }
 
-/// The kernels of the provider, to claim with where there is no adapter.
+/// Returns the kernels of the provider. Claiming with them needs no adapter.
 pub fn kernel_table() -> KernelTable {
     KernelTable::new(kernels::all().map(|kernel| &kernel.def))
 }
 
 impl Drop for WgpuDevice {
     fn drop(&mut self) {
+        // Stop the compile threads first, so that the saved driver's cache has what they compiled.
         self.parts.pipelines.stop();
         self.folders.save();
     }
@@ -160,11 +159,13 @@ impl Device for WgpuDevice {
 
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let def = self.table.find(&cx.node).map_err(|reason| error!(NotImplemented, "{reason}"))?;
+        // The table holds references to the registered definitions, so identity finds the kernel.
         let mut all = kernels::all();
         let kernel: &'static WgpuKernel = all
             .find(|kernel| std::ptr::eq(&kernel.def, def))
             .ok_or_else(|| error!(Fail, "operator {} has no kernel", def.op))?;
         let node = cx.node.node;
+        // The session's compiled cache takes precedence over the device's option.
         let kept = match cx.cache_dir() {
             Some(folder) => Some(self.folders.get(&self.parts.gpu, folder)?),
             None => self.kept.clone(),
@@ -184,7 +185,8 @@ impl Device for WgpuDevice {
     }
 
     fn fingerprint(&self) -> Option<Fingerprint> {
-        // It packs nothing; which nodes are left to others follows from its code.
+        // No weights are packed, so only the claims of nodes matter, and those depend on the code
+        // alone.
         Some(Fingerprint { code: env!("ORT_CODE_HASH").to_owned(), hardware: String::new() })
     }
 
@@ -198,6 +200,7 @@ impl Device for WgpuDevice {
     }
 
     fn check(&self) -> Result<()> {
+        // `Gpu::check` would also consume a command's error that no call has reported yet.
         self.parts.gpu.check_present()
     }
 
@@ -231,13 +234,14 @@ impl Device for WgpuDevice {
 }
 
 impl Parts {
+    // Writes host bytes to a region, in whole words.
     fn upload(&self, from: TensorView<'_>, to: &Region) -> Result<()> {
         let bytes = from.bytes()?;
         check_range(from.dtype(), bytes)?;
         ensure!(bytes.len() == to.len && to.offset.is_multiple_of(4), Fail, "a copy to an odd place");
         let at = |offset| At { buffer: &to.buffer, offset };
-        // Values begin at multiples of more than a word, so that the rest of their last word is
-        // nobody's.
+        // Tensors are aligned to more than a word, so the rest of the last word belongs to no other
+        // tensor.
         let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
         self.recorder.write(whole, at(to.offset))?;
         if rest.is_empty() {
@@ -251,6 +255,7 @@ impl Parts {
     fn download(&self, from: &Region, to: &mut [u8]) -> Result<()> {
         ensure!(to.len() == from.len, Fail, "a copy of {} bytes into {}", from.len, to.len());
         let at = |offset| At { buffer: &from.buffer, offset };
+        // Copies move whole words: read from the word boundary before, then cut the bytes out.
         let skipped = from.offset % 4;
         if skipped == 0 && to.len().is_multiple_of(4) {
             return self.recorder.read(at(from.offset), to);
@@ -263,6 +268,8 @@ impl Parts {
     }
 
     fn move_within(&self, from: &Region, to: &Region) -> Result<()> {
+        // wgpu rejects copies within one buffer. Allocations are padded to whole words, so the
+        // length may be rounded up.
         let whole = from.len == to.len && from.offset.is_multiple_of(4) && to.offset.is_multiple_of(4);
         ensure!(whole && from.handle != to.handle, Fail, "a copy within the device from or to an odd place");
         let at = |region: &Region| (region.buffer.clone(), region.offset);
@@ -272,7 +279,7 @@ impl Parts {
     }
 }
 
-/// Programs have 32 bits for an integer; one that needs more is refused on its way to the device.
+/// Rejects integers of more than 32 bits: shaders have no wider type.
 fn check_range(dtype: DType, bytes: &[u8]) -> Result<()> {
     let words = bytes.as_chunks::<8>().0;
     let beyond = match dtype {

@@ -1,36 +1,36 @@
-//! The driver's own cache of pipelines, with what it had learned in an earlier process: the one
-//! place of unsafe code in this crate.
+//! Persistent driver pipeline cache (`VkPipelineCache`): what the driver compiled in earlier
+//! processes.
 //!
-//! Only Vulkan has one, and not all of its drivers put anything into it: what is no more than a new
-//! cache's data is not kept. The file is named by vendor, device and adapter, and made anew for
-//! another driver or other code.
+//! This is the only module of the crate with unsafe code. Only Vulkan has such a cache, and not all
+//! of its drivers fill it: data no larger than an empty cache's is not saved. The file name is made
+//! of vendor, device and adapter. Another driver version or other code starts a new cache.
 
 use ort_core::ep::{DeviceCache, Fingerprint};
 
 use crate::gpu::Gpu;
 
-/// The kind of its files.
+/// The kind of its files in a [`DeviceCache`].
 const KIND: &str = "driver";
 
-/// The driver's cache, and what of it is in a file.
+/// The driver's cache and the key of its file.
 pub(crate) struct DriverCache {
     cache: wgpu::PipelineCache,
     made_for: Fingerprint,
-    /// Whether a file was there that fits, and was taken.
+    /// Whether the driver accepted the data of a file.
     is_loaded: bool,
-    /// The bytes of data that are not worth a file: those of a cache without pipelines.
+    /// The size of the data of a cache without pipelines, which is not worth a file.
     empty: usize,
 }
 
 impl DriverCache {
-    /// The driver's cache with the data of the file, where the file is whole and of this driver;
-    /// none where the device has no such cache.
+    /// Opens the driver's cache with the file's data, if the file is intact and of this driver.
+    /// Returns `None` if the device has no such cache.
     pub(crate) fn open(gpu: &Gpu, files: &DeviceCache) -> Option<DriverCache> {
         if !gpu.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
             return None;
         }
         let made_for = made_for(&gpu.adapter)?;
-        // What is read is this process's own memory, and its checksum was compared.
+        // `read` copied the data into this process's own memory and compared its checksum.
         let data = match files.read(KIND, &made_for) {
             Ok(blobs) => blobs.and_then(|blobs| blobs.into_iter().next()),
             Err(refusal) => {
@@ -41,7 +41,8 @@ impl DriverCache {
         match make(gpu, data.as_deref()) {
             Ok(cache) => {
                 let len = cache.get_data().map_or(0, |data| data.len());
-                // What wgpu or the driver does not take they leave out silently.
+                // wgpu and the driver drop data that they reject without an error, so compare
+                // sizes.
                 let is_loaded = data.is_some_and(|data| len > data.len() / 2);
                 Some(DriverCache { cache, made_for, is_loaded, empty: if is_loaded { 0 } else { len } })
             }
@@ -52,17 +53,17 @@ impl DriverCache {
         }
     }
 
-    /// What pipelines are made with.
+    /// Returns the cache to create pipelines with.
     pub(crate) fn cache(&self) -> &wgpu::PipelineCache {
         &self.cache
     }
 
-    /// Whether it knows what an earlier process learned.
+    /// Returns whether it started with an earlier process's data.
     pub(crate) fn is_loaded(&self) -> bool {
         self.is_loaded
     }
 
-    /// Writes what it has learned so far, unless that is nothing.
+    /// Writes the driver's data, unless the cache holds no pipelines.
     pub(crate) fn save(&self, files: &DeviceCache) -> std::io::Result<()> {
         match self.cache.get_data().filter(|data| data.len() > self.empty) {
             Some(data) => files.write(KIND, &self.made_for, &[&data]),
@@ -71,7 +72,7 @@ impl DriverCache {
     }
 }
 
-/// What the driver's data depend on; none where the backend has no such cache.
+/// The key of the driver's data; `None` if the backend has no such cache.
 fn made_for(adapter: &wgpu::AdapterInfo) -> Option<Fingerprint> {
     let key = wgpu::util::pipeline_cache_key(adapter)?;
     let wgpu::AdapterInfo { name, driver, driver_info, .. } = adapter;
@@ -81,16 +82,18 @@ fn made_for(adapter: &wgpu::AdapterInfo) -> Option<Fingerprint> {
     })
 }
 
+/// Creates the driver's cache from earlier data, or an empty one.
 #[allow(unsafe_code, reason = "wgpu cannot check what a driver takes for its own data")]
 fn make(gpu: &Gpu, data: Option<&[u8]>) -> ort_core::Result<wgpu::PipelineCache> {
+    // `fallback` has wgpu create an empty cache if its header check rejects the data.
     let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
     gpu.validated(|| {
-        // SAFETY: data have to come from `get_data` of an earlier cache. They do: `save` alone
-        // writes files of this kind and they appear whole; their checksum was compared after they
-        // were read into memory that nobody else has; the key in the file says that adapter, driver
-        // and the code that wrote them, wgpu's version included, are the same. wgpu holds its
-        // header against the device besides. That nobody forges a file with a right checksum is the
-        // part of whoever chooses the folder, as it is for the packed weights there.
+        // SAFETY: `data` must come from `get_data` of an earlier cache. Only `save` writes files of
+        // this kind, and they appear whole. `DeviceCache::read` copied the bytes into memory that
+        // this process owns, then compared their checksum. `made_for`, the file's key, establishes
+        // the same adapter and driver, and the same code, which includes wgpu's version. wgpu also
+        // checks its header against the device. A forged file with a correct checksum is up to
+        // whoever chooses the folder, as for packed weights.
         unsafe { gpu.device.create_pipeline_cache(&descriptor) }
     })
 }
@@ -114,7 +117,7 @@ mod tests {
             return skip_test(&format!("{backend} has no cache of pipelines, Vulkan has one: {NO_ADAPTER}"));
         };
         assert!(!new.is_loaded());
-        // Without pipelines there is nothing worth a file.
+        // An empty cache is not saved.
         new.save(&files).unwrap();
         assert_eq!(is_loaded(), Some(false));
         let (data, made_for) = (new.cache().get_data().unwrap(), made_for(&gpu.adapter).unwrap());

@@ -1,9 +1,9 @@
-//! Scalar formulas as WGSL.
+//! Scalar formulas rendered as WGSL expressions.
 
 use ort_core::spec::{BinaryFn, ScalarExpr, UnaryFn};
 use ort_core::{Result, error};
 
-/// What a formula computes in.
+/// The number type that a formula computes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Number {
     /// `f32`.
@@ -15,7 +15,7 @@ pub(crate) enum Number {
 }
 
 impl Number {
-    /// The kind of a type of programs.
+    /// Returns the number type of a WGSL type.
     pub(crate) fn of(value: &str) -> Number {
         match value {
             "f32" => Number::Float,
@@ -24,7 +24,7 @@ impl Number {
         }
     }
 
-    /// The type in programs.
+    /// Returns the WGSL type.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Number::Float => "f32",
@@ -34,7 +34,7 @@ impl Number {
     }
 }
 
-/// A formula as an expression; `input` says what stands for an element of an input.
+/// Renders a formula as an expression. `input` returns the expression of an input's element.
 pub(crate) fn render(
     formula: &ScalarExpr,
     number: Number,
@@ -53,10 +53,11 @@ pub(crate) fn render(
     })
 }
 
+/// Renders a constant.
 fn constant(value: f64, number: Number) -> String {
     match number {
         Number::Float if value.is_nan() => "nan()".to_owned(),
-        // Also what is infinite as float32.
+        // Compared as `f32`: finite doubles may overflow it.
         Number::Float if (value as f32).is_infinite() => {
             if value > 0.0 {
                 "infinity()".to_owned()
@@ -81,11 +82,13 @@ fn unary(function: UnaryFn, number: Number, x: &str) -> Result<String> {
         UnaryFn::Not => Ok(truth(format!("{x} == {}(0)", number.name()))),
         UnaryFn::Sign if number == Number::Unsigned => Ok(format!("min({x}, 1u)")),
         UnaryFn::Sign => called("sign"),
+        // Integers are integral already.
         UnaryFn::Floor | UnaryFn::Ceil | UnaryFn::RoundHalfEven if !float => Ok(x.to_owned()),
         UnaryFn::IsNan | UnaryFn::IsInf if !float => Ok(truth("false".to_owned())),
         _ if !float => Err(error!(NotImplemented, "{function:?} of integers")),
         UnaryFn::Floor => called("floor"),
         UnaryFn::Ceil => called("ceil"),
+        // WGSL's `round` takes ties to even.
         UnaryFn::RoundHalfEven => called("round"),
         UnaryFn::Reciprocal => Ok(format!("(1.0 / ({x}))")),
         UnaryFn::Sqrt => called("sqrt"),
@@ -122,7 +125,7 @@ fn binary(function: BinaryFn, number: Number, a: &str, b: &str) -> String {
         BinaryFn::Sub => operator("-"),
         BinaryFn::Mul => operator("*"),
         BinaryFn::Div => operator("/"),
-        // What is not a number stays; WGSL leaves that open.
+        // NaN propagates, which WGSL's own `min` and `max` do not guarantee.
         BinaryFn::Min if float => format!("min_({a}, {b})"),
         BinaryFn::Max if float => format!("max_({a}, {b})"),
         BinaryFn::Min => format!("min({a}, {b})"),

@@ -1,4 +1,7 @@
-//! An opened adapter: the device, its queue, its limits, and what went wrong on it.
+//! An opened wgpu device: queue, limits, error reporting and counters.
+//!
+//! wgpu reports device loss and uncaptured errors through callbacks. [`Gpu`] stores the first of
+//! each, and later calls return it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,28 +13,28 @@ use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
 /// How long a submission may take before the device counts as lost. A software adapter needs
 /// seconds for a large model.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// The bytes of the numbers of one dispatch at most.
+/// The size limit of one dispatch's uniforms, in bytes.
 pub(crate) const NUMBERS: u64 = 512;
-/// The storage buffers of one dispatch at most: each tensor has a word of [`NUMBERS`], and few need
-/// several bindings. Drivers name up to a million.
+/// The most storage buffers that a dispatch may bind. Each tensor takes a word of [`NUMBERS`] and
+/// few need several bindings, so this suffices. Drivers report up to a million.
 const MOST_STORAGE_BUFFERS: u32 = 256;
 
-/// What bounds a dispatch and its bindings.
+/// The device limits that bound a dispatch and its bindings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Bytes of one binding.
+    /// The largest binding, in bytes.
     pub(crate) binding: usize,
-    /// Storage buffers of one dispatch.
+    /// The storage buffers that one dispatch may bind.
     pub(crate) storage_buffers: usize,
-    /// Workgroups along one dimension.
+    /// The workgroups of a dispatch along one dimension.
     pub(crate) workgroups: u32,
-    /// Bytes of one buffer.
+    /// The largest buffer, in bytes.
     pub(crate) buffer: usize,
-    /// Bindings begin at multiples of it.
+    /// The alignment of a storage binding's offset.
     pub(crate) storage_alignment: usize,
-    /// Numbers of dispatches begin at multiples of it.
+    /// The alignment of a dynamic uniform offset.
     pub(crate) uniform_alignment: usize,
-    /// Whether the host's processor computes: a few workgroups then keep it busy.
+    /// Whether it is a software adapter. A few workgroups keep the host's processor busy.
     pub(crate) is_software: bool,
 }
 
@@ -39,6 +42,8 @@ impl Limits {
     fn of(limits: &wgpu::Limits, is_software: bool) -> Limits {
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         Limits {
+            // Rounded down to 256 bytes, so that the offsets of consecutive windows of a tensor
+            // stay aligned.
             binding: bytes(limits.max_storage_buffer_binding_size) & !255,
             storage_buffers: limits.max_storage_buffers_per_shader_stage.min(MOST_STORAGE_BUFFERS) as usize,
             workgroups: limits.max_compute_workgroups_per_dimension,
@@ -50,7 +55,7 @@ impl Limits {
     }
 }
 
-/// What this process made on the device so far.
+/// Counts what this process created on the device.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
     pub(crate) buffers: AtomicUsize,
@@ -62,7 +67,7 @@ pub(crate) struct Made {
     pub(crate) dispatches: AtomicUsize,
 }
 
-/// The first thing that went wrong and was nobody's in particular.
+/// The first device loss, and the first error that no call has reported yet.
 #[derive(Debug, Default)]
 struct Failure {
     lost: Mutex<Option<String>>,
@@ -77,22 +82,24 @@ pub(crate) struct Gpu {
     pub(crate) limits: Limits,
     pub(crate) made: Made,
     failure: Arc<Failure>,
-    /// One thread at a time: see [`Gpu::exclusive`].
+    /// Serializes the threads that use a GL device; see [`Gpu::exclusive`].
     turn: Option<ReentrantMutex<()>>,
 }
 
 impl Gpu {
-    /// Opens a device on an adapter, with its own limits or with those that every implementation of
-    /// WebGPU has.
+    /// Opens a device on an adapter. `minimum` requests only the limits that every WebGPU
+    /// implementation guarantees, instead of the adapter's own.
     pub(crate) fn open(adapter: &wgpu::Adapter, minimum: bool) -> Result<Gpu> {
         let own = adapter.limits();
         let required_limits = match minimum {
-            // Alignments are lower where they are better.
+            // `or_worse_values_from` keeps the adapter's alignments if those are larger than the
+            // defaults.
             true => wgpu::Limits::defaults().or_worse_values_from(&own),
             false => own,
         };
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("ort-runtime"),
+            // Optional: without it only the driver's cache is missing.
             required_features: adapter.features() & wgpu::Features::PIPELINE_CACHE,
             required_limits: required_limits.clone(),
             memory_hints: wgpu::MemoryHints::MemoryUsage,
@@ -108,6 +115,7 @@ impl Gpu {
             of_loss.lost.lock().get_or_insert(format!("{reason:?}: {message}"));
         });
         let of_error = failure.clone();
+        // Without a handler wgpu panics on an uncaptured error.
         device.on_uncaptured_error(Arc::new(move |problem: wgpu::Error| {
             of_error.other.lock().get_or_insert(problem.to_string());
         }));
@@ -118,17 +126,17 @@ impl Gpu {
         Ok(Gpu { adapter, device, queue, limits, made: Made::default(), failure, turn })
     }
 
-    /// What a thread holds while it uses a device of GL; nothing on other backends.
+    /// Locks a GL device for the calling thread; returns `None` on other backends.
     ///
-    /// Such a device has one context. wgpu-hal takes it for each command, and panics if it has to
-    /// wait some seconds for it: a thread that submits work to a software adapter, or waits for it,
-    /// holds it for longer than that. So threads take turns here, where waiting has no limit. Every
-    /// way from outside into the device takes its turn first, and no other lock before it.
+    /// A GL device has a single context. wgpu-hal locks it for each command, and panics if it waits
+    /// some seconds for the lock. A thread that submits work to a software adapter, or waits for
+    /// such work, holds the context for longer. Threads therefore queue here, without a timeout.
+    /// Every entry point into the device takes this lock first, and no other lock before it.
     pub(crate) fn exclusive(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
         self.turn.as_ref().map(ReentrantMutex::lock)
     }
 
-    /// An error once the device is lost, or after a command that was refused.
+    /// Returns an error if the device is lost, or if it rejected an earlier command.
     pub(crate) fn check(&self) -> Result<()> {
         self.check_present()?;
         match self.failure.other.lock().take() {
@@ -137,7 +145,7 @@ impl Gpu {
         }
     }
 
-    /// An error once the device is lost.
+    /// Returns an error if the device is lost.
     pub(crate) fn check_present(&self) -> Result<()> {
         match &*self.failure.lost.lock() {
             None => Ok(()),
@@ -150,7 +158,7 @@ impl Gpu {
         self.failure.lost.lock().is_some()
     }
 
-    /// A buffer, or why there is none.
+    /// Creates a buffer.
     pub(crate) fn buffer(&self, bytes: usize, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer> {
         ensure!(
             bytes <= self.limits.buffer,
@@ -171,19 +179,19 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Submits commands.
+    /// Submits a command buffer.
     pub(crate) fn submit(&self, commands: wgpu::CommandBuffer) -> wgpu::SubmissionIndex {
         self.made.submissions.fetch_add(1, Ordering::Relaxed);
         self.queue.submit([commands])
     }
 
-    /// Waits until everything that was submitted is done.
+    /// Waits until all submitted work is done.
     pub(crate) fn wait(&self) -> Result<()> {
         let (start, wait) =
             (Instant::now(), wgpu::PollType::Wait { submission_index: None, timeout: Some(PATIENCE) });
         loop {
             match self.device.poll(wait.clone()) {
-                // On GL wgpu-hal gives up after two seconds, however long it may wait.
+                // wgpu-hal gives up after two seconds on GL, whatever the timeout.
                 Err(wgpu::PollError::Timeout) if start.elapsed() < PATIENCE => {}
                 Err(problem) => {
                     self.failure.lost.lock().get_or_insert(format!("it does not answer: {problem}"));
@@ -195,13 +203,13 @@ impl Gpu {
         self.check()
     }
 
-    /// Calls what waits for things that are done.
+    /// Runs the callbacks of finished work, without blocking.
     pub(crate) fn poll(&self) {
-        // Nothing is waited for; an error shows at the next command.
+        // Nothing is awaited here, so an error surfaces at the next command.
         let _ = self.device.poll(wgpu::PollType::Poll);
     }
 
-    /// What `make` makes, or what the device says against it.
+    /// Runs `make`, and turns a validation error of the device into an error.
     pub(crate) fn validated<T>(&self, make: impl FnOnce() -> T) -> Result<T> {
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
         let made = make();
@@ -218,7 +226,7 @@ mod tests {
 
     #[test]
     fn storage_buffers_are_bounded_where_a_driver_names_no_bound() {
-        // (what the driver names, what is used of it)
+        // (the driver's limit, the limit that we use)
         for (named, used) in [(8, 8), (256, 256), (524_288, 256), (u32::MAX, 256)] {
             let limits =
                 wgpu::Limits { max_storage_buffers_per_shader_stage: named, ..wgpu::Limits::defaults() };

@@ -1,15 +1,14 @@
-//! What a folder keeps of a device's work for later processes: the programs that nodes took, and
-//! the driver's own cache.
+//! On-disk pipeline cache: which programs each node used, and the driver's own cache.
 //!
-//! Which programs a node takes follows from its shapes, which only runs know. So each run tells
-//! them, by node, and a later process compiles those of its nodes before its first run. A node is
-//! known by what it computes, not by its model or name: equal layers of one model, and of others,
-//! are one. Of a file that is damaged or of other code nothing is taken, and it is written anew.
+//! The programs of a node depend on its shapes, which only runs know. Each run records its programs
+//! by node, and a later process compiles those of its nodes before its first run. The key of a node
+//! is what it computes, not its model or name, so equal layers share an entry, even across models.
+//! A file that is damaged or was written by other code is ignored and rewritten.
 //!
-//! The file's first blob is numbers of 64 bits, little-endian: for each node its hash, how many
-//! programs follow, and their places among the other blobs. Those are programs: the number of
-//! bindings in 32 bits, and the text. A text is only ever compiled, and used where a kernel writes
-//! the same one.
+//! The file's first blob is a list of little-endian 64-bit numbers. For each node it has the hash,
+//! the number of programs, and their indices among the other blobs. Each of those is a program: the
+//! number of bindings in 32 bits, then the WGSL text. A text from the file is only ever compiled. A
+//! run uses the pipeline only if a kernel generates the same text.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,31 +24,31 @@ use crate::driver_cache::DriverCache;
 use crate::gpu::Gpu;
 use crate::pipelines::Program;
 
-/// The kind of the files of programs.
+/// The kind of its files in a [`DeviceCache`].
 const KIND: &str = "programs";
-/// The most programs that are kept of one node: those of several shapes.
+/// The most programs per node, which are those of several shapes.
 const MOST_OF_A_NODE: usize = 64;
-/// The most nodes that a file is about. Of more only those of this process stay.
+/// The most nodes in a file. Beyond that only this process's nodes are kept.
 const MOST_NODES: usize = 1 << 14;
 
-/// The programs of nodes, by the hash of what the node computes.
+/// The programs of each node, by the hash of what the node computes.
 type Lists = BTreeMap<u64, Vec<Program>>;
 
-/// What one folder keeps for one device.
+/// The cache of one device in one folder.
 pub(crate) struct Kept {
     files: DeviceCache,
     made_for: Fingerprint,
     driver: Option<DriverCache>,
-    /// What the file has, and what runs of this process took.
+    /// The lists of the file, and those of this process's runs.
     lists: Mutex<(Lists, Lists)>,
-    /// Whether runs took something that the file of programs does not have.
+    /// Whether runs used programs that the file lacks.
     is_new: AtomicBool,
-    /// Whether the driver learns programs of the list that its file does not have.
+    /// Whether the driver compiles listed programs that its own file lacks.
     driver_is_new: AtomicBool,
 }
 
 impl Kept {
-    /// Opens a folder, which is made where there is none.
+    /// Opens a folder, and creates it if it does not exist.
     pub(crate) fn open(gpu: &Gpu, folder: &Path) -> Result<Kept> {
         let files = DeviceCache::open(folder)?;
         let made_for = made_for(gpu);
@@ -58,7 +57,7 @@ impl Kept {
             Lists::new()
         });
         let driver = DriverCache::open(gpu, &files);
-        // A new driver has to learn the programs of the list again.
+        // A new driver's cache is empty. Save it once the listed programs are compiled.
         let learns = driver.as_ref().is_some_and(|driver| !driver.is_loaded()) && !found.is_empty();
         Ok(Kept {
             files,
@@ -70,25 +69,26 @@ impl Kept {
         })
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub(crate) fn folder(&self) -> &Path {
         self.files.path()
     }
 
-    /// What the driver makes pipelines with.
+    /// Returns the driver's cache, to create pipelines with.
     pub(crate) fn driver(&self) -> Option<&wgpu::PipelineCache> {
         self.driver.as_ref().map(DriverCache::cache)
     }
 
-    /// The programs that a node like this one took.
+    /// Returns the programs that nodes with this hash used.
     pub(crate) fn programs(&self, node: u64) -> Vec<Program> {
         let lists = self.lists.lock();
+        // This process's programs first, because `add` stops at the limit.
         let mut programs = lists.1.get(&node).cloned().unwrap_or_default();
         add(&mut programs, lists.0.get(&node).into_iter().flatten());
         programs
     }
 
-    /// A node took these programs.
+    /// Records that a node used these programs.
     pub(crate) fn took<'a>(&self, node: u64, programs: impl Iterator<Item = &'a Program>) {
         let mut lists = self.lists.lock();
         let (found, taken) = &mut *lists;
@@ -105,9 +105,9 @@ impl Kept {
         }
     }
 
-    /// Writes the files where they lack something. What cannot be written is compiled again by the
-    /// next process.
+    /// Writes the files if they are out of date. If a write fails, the next process compiles again.
     pub(crate) fn save(&self) {
+        // Reset before the write: programs recorded meanwhile set the flag again.
         let is_new = self.is_new.swap(false, Ordering::Relaxed);
         let driver_is_new = self.driver_is_new.swap(false, Ordering::Relaxed) || is_new;
         let lists = if is_new { self.write_lists() } else { Ok(()) };
@@ -119,13 +119,13 @@ impl Kept {
         }
     }
 
-    /// The programs of this process, with those that others have written meanwhile.
+    /// Writes the lists, merged with what other processes have written meanwhile.
     fn write_lists(&self) -> std::io::Result<()> {
         let mut lists = self.lists.lock();
         let (found, taken) = &mut *lists;
         let mut all = taken.clone();
-        // Of what another process writes right now only one stays: the other's is taken and told
-        // again.
+        // If two processes write at the same time, one file wins. The other's programs are compiled
+        // and recorded again.
         let others = read(&self.files, &self.made_for).unwrap_or_default();
         for (node, programs) in found.iter().chain(&others) {
             if all.len() < MOST_NODES || all.contains_key(node) {
@@ -140,7 +140,7 @@ impl Kept {
     }
 }
 
-/// Adds the programs that are not there yet, as far as there is room.
+/// Appends the programs that are missing, up to [`MOST_OF_A_NODE`].
 fn add<'a>(to: &mut Vec<Program>, programs: impl IntoIterator<Item = &'a Program>) {
     for program in programs {
         if to.len() < MOST_OF_A_NODE && !to.contains(program) {
@@ -149,8 +149,7 @@ fn add<'a>(to: &mut Vec<Program>, programs: impl IntoIterator<Item = &'a Program
     }
 }
 
-/// What programs depend on besides the node: the code that writes them, and the limits of the
-/// device.
+/// What programs depend on besides the node: the code that generates them, and the device's limits.
 fn made_for(gpu: &Gpu) -> Fingerprint {
     let wgpu::AdapterInfo { name, backend, .. } = &gpu.adapter;
     Fingerprint {
@@ -159,12 +158,13 @@ fn made_for(gpu: &Gpu) -> Fingerprint {
     }
 }
 
-/// The lists of a file, none where there is no file.
+/// Reads the lists of a file; empty if there is no file.
 fn read(files: &DeviceCache, made_for: &Fingerprint) -> Result<Lists, String> {
     let Some(blobs) = files.read(KIND, made_for)? else { return Ok(Lists::new()) };
     of_blobs(&blobs).ok_or_else(|| "its lists are not about its programs".to_owned())
 }
 
+/// Parses the blobs of a file; `None` if they are inconsistent.
 fn of_blobs(blobs: &[impl AsRef<[u8]>]) -> Option<Lists> {
     let (index, programs) = blobs.split_first()?;
     let program = |blob: &[u8]| {
@@ -186,7 +186,9 @@ fn of_blobs(blobs: &[impl AsRef<[u8]>]) -> Option<Lists> {
     rest.is_empty().then_some(lists)
 }
 
+/// Serializes lists to the blobs of a file. Equal programs are stored once.
 fn to_blobs(lists: &Lists) -> Vec<Vec<u8>> {
+    // The index is complete only at the end, so a placeholder holds its place.
     let (mut index, mut blobs) = (Vec::new(), vec![Vec::new()]);
     let mut places = FxHashMap::<&Program, u64>::default();
     for (node, programs) in lists {
@@ -205,12 +207,12 @@ fn to_blobs(lists: &Lists) -> Vec<Vec<u8>> {
     blobs
 }
 
-/// The folders of one device.
+/// The open folders of one device.
 #[derive(Default)]
 pub(crate) struct Folders(Mutex<Vec<Arc<Kept>>>);
 
 impl Folders {
-    /// What a folder keeps, opened the first time.
+    /// Returns the cache of a folder, and opens it on first use.
     pub(crate) fn get(&self, gpu: &Gpu, folder: &Path) -> Result<Arc<Kept>> {
         let mut open = self.0.lock();
         if let Some(kept) = open.iter().find(|kept| kept.folder() == folder) {
@@ -221,7 +223,7 @@ impl Folders {
         Ok(kept)
     }
 
-    /// Writes the files that lack something.
+    /// Writes the files that are out of date.
     pub(crate) fn save(&self) {
         self.0.lock().iter().for_each(|kept| kept.save());
     }

@@ -1,4 +1,4 @@
-//! What a kernel answers with: dispatches.
+//! Dispatch descriptors, which kernels compute from the shapes of a run.
 
 use ort_core::ep::operand::{self, Arg};
 use smallvec::SmallVec;
@@ -8,24 +8,23 @@ use crate::pipelines::Program;
 
 pub(crate) use ort_core::ep::operand::{Operand, Walk, strides};
 
-/// A node with the shapes of a run. Kernels answer with dispatches, which are kept for runs of the
-/// same shapes.
+/// A node with the shapes of a run. A kernel returns its dispatches, which are cached for runs of
+/// the same shapes.
 pub(crate) type OpCx<'a> = operand::OpCx<'a, Limits>;
 
-/// A tensor of a dispatch, as it is bound.
+/// A tensor of a dispatch and its bindings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorArg {
     pub(crate) arg: Arg,
-    /// Bindings that it takes.
+    /// The number of bindings that it takes.
     pub(crate) windows: usize,
-    /// Bits of an element.
+    /// The bits of an element.
     pub(crate) bits: u32,
-    /// The place among the numbers where the element stands at which it begins in its first
-    /// binding.
+    /// The uniform word that receives the index of its first element within its first binding.
     pub(crate) base: usize,
 }
 
-/// One dispatch: the program, its tensors, numbers and workgroups.
+/// One dispatch: program, tensors, uniforms and workgroup counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Dispatch {
     pub(crate) program: Program,

@@ -1,14 +1,14 @@
-//! The portable GPU provider of ort-runtime: any GPU that Vulkan, Metal, D3D12 or GL reaches,
-//! through wgpu.
+//! Portable GPU execution provider of ort-runtime: WGSL compute shaders on any GPU that Vulkan,
+//! Metal, D3D12 or GL exposes, through wgpu.
 //!
-//! - `gpu` opens an adapter; `memory` is its memory, `staging` and `recorder` are the way of bytes
-//!   and commands to it.
-//! - `shader` writes WGSL around a kernel's code: tensors of every element type are read and
-//!   written through functions, so that a kernel is written once for all of them. `formula` renders
-//!   scalar formulas, `pipelines` compiles, once for each text, and `kept` keeps what a later
-//!   process compiles ahead, with the driver's own data (`driver_cache`).
-//! - `launch` is what a kernel sees of its node, `node` runs it; `kernels` has the operators by
-//!   family.
+//! - `gpu` opens an adapter. `memory` allocates its storage buffers; `staging` and `recorder` carry
+//!   bytes and commands to it.
+//! - `shader` generates the WGSL around a kernel's code. Accessor functions hide the element type
+//!   of each tensor, so a kernel is written once for all types. `formula` renders scalar formulas.
+//! - `pipelines` caches compute pipelines by their WGSL text. `kept` persists what a later process
+//!   compiles ahead, including the driver's own pipeline cache (`driver_cache`).
+//! - `launch` is a kernel's view of its node, `node` runs a compiled node, and `kernels` has the
+//!   operators by family.
 //!
 //! # Example
 //!
@@ -26,9 +26,9 @@
 //! # Ok::<(), ort_core::Error>(())
 //! ```
 
-// One module has some, and says why: `driver_cache`.
+// `deny` rather than `forbid`: `driver_cache` alone needs unsafe code, and says why.
 #![deny(unsafe_code)]
-// In tests such a panic is a failure like any other; here it would be a defect.
+// Tests may panic: there a panic is an ordinary failure. In library code it would be a bug.
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,

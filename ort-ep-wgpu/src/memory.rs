@@ -1,4 +1,4 @@
-//! The device's memory: buffers behind handles, and those that wait to be used again.
+//! Device allocator: storage buffers behind opaque handles, with a pool of idle buffers.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use rustc_hash::FxHashMap;
 use crate::bindings::BindGroups;
 use crate::gpu::Gpu;
 
-/// Buffers begin at multiples of it, as every device demands of bindings at most.
+/// The alignment of allocations, the largest that a device may demand for bindings.
 const ALIGNMENT: usize = 256;
-/// Idle buffers hold at most so many times the bytes of what is used again and again, or of the
-/// largest buffer among them and the one that is made.
+/// The bound of the idle pool, as a multiple of the high-water mark of reused bytes. The largest
+/// buffer, idle or new, counts instead if it is larger.
 const MOST_IDLE: usize = 2;
 
-/// The memory of one device.
+/// The allocator of one device.
 #[derive(Clone)]
 pub(crate) struct Memory {
     id: DeviceId,
@@ -29,12 +29,12 @@ pub(crate) struct Memory {
 #[derive(Default)]
 struct Table {
     live: FxHashMap<u64, Live>,
-    /// Released and not yet used again, the oldest first.
+    /// Released buffers, the oldest first.
     idle: Vec<(u64, wgpu::Buffer)>,
     next: u64,
     stats: Stats,
-    /// Bytes of live buffers that were idle before, and the most that there were: constants, which
-    /// stay, are not among them.
+    /// Bytes of live buffers that came from the idle pool, and their high-water mark. Constants are
+    /// allocated once and stay, so they do not count.
     recycled: usize,
     most_recycled: usize,
 }
@@ -44,7 +44,7 @@ struct Live {
     was_idle: bool,
 }
 
-/// Some bytes of a buffer.
+/// A byte range of a buffer.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
     pub(crate) handle: u64,
@@ -59,7 +59,7 @@ impl Memory {
         Memory { id, gpu, groups, table: Arc::new(Mutex::new(Table { stats, ..Table::default() })) }
     }
 
-    /// What a range of a tensor is; none for a range of no bytes.
+    /// Resolves a tensor's range to its buffer; `None` for an empty range.
     pub(crate) fn resolve(&self, range: DeviceRange<'_>) -> Result<Option<Region>> {
         let owner = range.buffer.device();
         ensure!(owner == self.id, Fail, "memory of {owner} was handed to {}", self.id);
@@ -75,8 +75,7 @@ impl Memory {
         Ok(Some(Region { handle, buffer, offset, len: range.len }))
     }
 
-    /// Gives idle buffers back to the device, those that wait longest first, until the others may
-    /// stay.
+    /// Frees idle buffers, the oldest first, until `keep` holds. Returns the bytes freed.
     fn give_back(&self, table: &mut Table, keep: impl Fn(&Table) -> bool) -> usize {
         let mut freed = 0;
         while !table.idle.is_empty() && !keep(table) {
@@ -88,8 +87,8 @@ impl Memory {
         freed
     }
 
-    /// Makes a buffer, and room for it: what waits stays within its bound, and everything within
-    /// the limit.
+    /// Creates a buffer. First frees idle buffers until the pool is within its bound and the total
+    /// within the limit.
     fn make(&self, table: &mut Table, size: usize) -> Result<wgpu::Buffer, AllocError> {
         let limit = table.stats.limit.unwrap_or(usize::MAX);
         let largest = table.idle.iter().map(|(_, buffer)| buffer.size() as usize).fold(size, usize::max);
@@ -107,6 +106,8 @@ impl Memory {
         let is_short =
             |made: &Result<_>| made.as_ref().is_err_and(|problem| problem.kind() == ErrorKind::OutOfMemory);
         let mut made = self.gpu.buffer(size, usage);
+        // The driver may run out before our own limit is reached. Drop the whole pool and retry
+        // once.
         if is_short(&made) && size <= self.gpu.limits.buffer && self.give_back(table, |_| false) > 0 {
             made = self.gpu.buffer(size, usage);
         }
@@ -118,7 +119,7 @@ impl Memory {
         Ok(buffer)
     }
 
-    /// An idle buffer that serves a request without wasting more than it takes.
+    /// Takes the best fitting idle buffer, of at most twice the requested size.
     fn idle(table: &mut Table, bytes: usize) -> Option<(u64, wgpu::Buffer)> {
         let fits =
             |buffer: &wgpu::Buffer| (bytes..=bytes.saturating_mul(2)).contains(&(buffer.size() as usize));
@@ -166,6 +167,8 @@ impl Allocator for Memory {
         stats.max_alloc_size = stats.max_alloc_size.max(held);
         table.live.insert(handle, Live { buffer, was_idle });
         let owner = Arc::clone(&self.table);
+        // Returns the buffer to the pool. Queue order makes reuse safe while earlier commands still
+        // use it.
         let release = move |handle| {
             let mut table = owner.lock();
             if let Some(Live { buffer, was_idle }) = table.live.remove(&handle) {

@@ -1,4 +1,4 @@
-//! A compiled node: its kernel's dispatches for the shapes that it met, and a run of them.
+//! A compiled node: caches its kernel's dispatches by shape, and records them in a run.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::launch::{Dispatch, OpCx, Operand, TensorArg};
 use crate::memory::Region;
 use crate::pipelines::{Program, When};
 
-/// How many sets of shapes a node keeps its dispatches for.
+/// The number of shape sets whose dispatches a node caches.
 const MOST_KEPT: usize = 8;
 
 /// A node on the device.
@@ -30,23 +30,23 @@ pub(crate) struct Node {
     pub(crate) kernel: &'static WgpuKernel,
     pub(crate) op: &'static str,
     pub(crate) attrs: Attributes,
-    /// The types of inputs and outputs, as far as they are given.
+    /// The element types of inputs and outputs; `None` for an absent one.
     pub(crate) input_types: SmallVec<[Option<DType>; 8]>,
     pub(crate) output_types: SmallVec<[Option<DType>; 4]>,
     pub(crate) parts: Arc<Parts>,
-    /// What keeps its programs for later processes, and the hash by which.
+    /// The on-disk cache of its programs, and its key there.
     pub(crate) remembered: Option<(Arc<Kept>, u64)>,
-    /// The last used first.
+    /// The most recently used first.
     pub(crate) kept: Mutex<VecDeque<KeptSteps>>,
 }
 
-/// The dispatches for some shapes.
+/// The cached dispatches of one shape set.
 pub(crate) struct KeptSteps {
     key: Key,
     steps: Arc<[Step]>,
 }
 
-/// A dispatch with its pipeline.
+/// A dispatch and its pipeline.
 struct Step {
     pipeline: wgpu::ComputePipeline,
     dispatch: Dispatch,
@@ -66,6 +66,7 @@ impl Executable for Node {
             limits: self.parts.gpu.limits,
             inputs: inputs.map(|(index, (ty, shape))| operand(Arg::Input(index), ty, shape)).collect(),
             outputs: outputs.map(|(index, (ty, shape))| operand(Arg::Output(index), ty, shape)).collect(),
+            // The plan reserves the workspace before inputs have values.
             host: SmallVec::new(),
         })
     }
@@ -83,19 +84,19 @@ impl Executable for Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The last user of a pipeline gives it back to the device.
+        // Dropping the last reference to a pipeline calls the device.
         let _exclusive = self.parts.gpu.exclusive();
         self.kept.get_mut().clear();
     }
 }
 
-/// What sizes that are not known before the run are taken for, to foresee programs: one item of a
-/// batch, of some length.
+/// The values assumed for symbolic dimensions to foresee programs: a batch of one item, and 64 for
+/// every other axis.
 const FORESEEN: (i64, i64) = (1, 64);
 
 impl Node {
-    /// Compiles ahead on up to so many threads what such a node took in an earlier process; without
-    /// one what a run probably takes.
+    /// Compiles the node's programs ahead, on up to `threads` threads: those that an earlier
+    /// process used, or else those that a run probably uses.
     pub(crate) fn compile_ahead(&self, view: &NodeView<'_>, threads: usize) {
         let (pipelines, kept) = (&self.parts.pipelines, self.remembered.as_ref());
         let listed = kept.map(|(kept, likeness)| kept.programs(*likeness)).unwrap_or_default();
@@ -106,7 +107,7 @@ impl Node {
         pipelines.prefetch(programs, when, kept.map(|(kept, _)| kept), threads);
     }
 
-    /// The programs that a run probably takes. None where the host's inputs are not known.
+    /// The programs that a run probably uses; empty if a host input is not constant.
     fn foreseen(&self, view: &NodeView<'_>) -> Vec<Program> {
         let (mut inputs, mut host) = (SmallVec::new(), SmallVec::new());
         for (index, dtype) in self.input_types.iter().enumerate() {
@@ -124,12 +125,12 @@ impl Node {
             outputs.map(|(index, dtype)| foreseen(Arg::Output(index), *dtype, &view.output_type(index)));
         let (op, attrs, limits) = (self.op, &self.attrs, self.parts.gpu.limits);
         let cx = OpCx { op, attrs, limits, inputs, outputs: outputs.collect(), host };
-        // What is wrong is said when it runs.
+        // An error here surfaces again in the run, if it is real.
         let dispatches = (self.kernel.dispatches)(&cx).unwrap_or_default();
         dispatches.into_iter().map(|dispatch| dispatch.program).collect()
     }
 
-    /// The dispatches for what is given, as they were for the same shapes before.
+    /// Returns the dispatches for these tensors, from the cache if the shapes are known.
     fn steps(&self, given: &BoundTensors<'_>) -> Result<Arc<[Step]>> {
         let key = given.key()?;
         if let Some(steps) = self.find(&key) {
@@ -145,6 +146,7 @@ impl Node {
         };
         let mut steps = Vec::new();
         for dispatch in (self.kernel.dispatches)(&cx)? {
+            // An empty dispatch computes nothing, so do not compile its shader.
             if dispatch.workgroups.contains(&0) {
                 continue;
             }
@@ -163,6 +165,7 @@ impl Node {
         Ok(steps)
     }
 
+    /// Looks shapes up in the LRU cache.
     fn find(&self, key: &Key) -> Option<Arc<[Step]>> {
         let mut kept = self.kept.lock();
         let place = kept.iter().position(|kept| kept.key == *key)?;
@@ -172,6 +175,7 @@ impl Node {
         Some(steps)
     }
 
+    /// Binds the tensors of a dispatch and records it.
     fn record(&self, step: &Step, given: &BoundTensors<'_>) -> Result<()> {
         let mut windows: SmallVec<[Window; 8]> = SmallVec::new();
         let mut numbers: SmallVec<[u32; 128]> = SmallVec::from_slice(&step.dispatch.numbers);
@@ -187,9 +191,9 @@ impl Node {
     }
 }
 
-/// A hash of all that the programs of a node follow from before the shapes are known: its operator,
-/// attributes, types, fixed sizes, and the constants that the host holds. Sizes that are not known
-/// count alike, whatever symbols they are made of.
+/// Hashes everything that a node's programs depend on before shapes are known: operator,
+/// attributes, types, fixed sizes, and constants in host memory. All symbolic sizes hash alike,
+/// whatever their symbols.
 pub(crate) fn likeness(view: &NodeView<'_>, def: &KernelDef) -> u64 {
     let node = view.node;
     let mut text = format!("{} {} {:?}", node.spec.domain, node.spec.name, node.attrs);
@@ -203,13 +207,14 @@ pub(crate) fn likeness(view: &NodeView<'_>, def: &KernelDef) -> u64 {
     hash.update(text.as_bytes());
     for index in def.host_inputs {
         let bytes: &[u8] = view.constant(*index).and_then(Tensor::bytes).map_or(&[], |bytes| bytes);
+        // The length first, so that bytes cannot move from one input to the next unnoticed.
         hash.update(&(bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     }
     hash.digest()
 }
 
-/// A tensor with sizes that a run may have.
+/// An operand with the sizes of [`FORESEEN`] for its symbols; `None` if its type is not known.
 fn foreseen(arg: Arg, dtype: Option<DType>, ty: &ValueType) -> Option<Operand> {
     let shape = ty.shape()?;
     let mut bindings = Bindings::new();
@@ -226,20 +231,22 @@ fn foreseen(arg: Arg, dtype: Option<DType>, ty: &ValueType) -> Option<Operand> {
 }
 
 impl Parts {
-    /// Adds the bindings of a tensor and returns the place of its first element in the first of
-    /// them.
+    /// Adds the bindings of a tensor. Returns the index of its first element in the first of them.
     fn windows(
         &self,
         region: Option<Region>,
         tensor: &TensorArg,
         windows: &mut SmallVec<[Window; 8]>,
     ) -> Result<u32> {
+        // Every binding needs a buffer. `u64::MAX` is no allocation's handle.
         let nothing = || Window { handle: u64::MAX, buffer: self.nothing.clone(), offset: 0, len: 256 };
         let Some(region) = region else {
             windows.extend((0..tensor.windows).map(|_| nothing()));
             return Ok(0);
         };
         let limits = self.gpu.limits;
+        // Bind from the aligned offset before the tensor; the returned index skips what is in front
+        // of it.
         let start = region.offset - region.offset % limits.storage_alignment;
         let end = (region.offset + region.len).next_multiple_of(4);
         for window in 0..tensor.windows {

@@ -1,8 +1,9 @@
-//! Pipeline cache: each program is compiled once. Threads compile ahead of the first run what is
-//! foreseen, or what an earlier process took.
+//! Pipeline cache: compiles each program once, in the background if possible.
 //!
-//! A compiler that panics is an error of the run that takes the program. No thread waits for one
-//! that has panicked: all counts are given back by destructors.
+//! Background threads compile the programs that shapes foretell, or that an earlier process used.
+//!
+//! A compiler panic becomes an error of the run that uses the program. No thread waits for a thread
+//! that panicked, because destructors restore all counts.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -18,26 +19,26 @@ use crate::bindings::BindGroups;
 use crate::gpu::Gpu;
 use crate::kept::Kept;
 
-/// The most pipelines that are kept.
+/// The most pipelines in the cache.
 const MOST_PIPELINES: usize = 4096;
 
-/// The text of a program, and how many storage buffers it binds.
+/// The WGSL text of a shader module, and its number of storage bindings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Program {
     pub(crate) text: Arc<str>,
     pub(crate) bindings: usize,
 }
 
-/// What compiles programs.
+/// A compiler of programs. Tests substitute their own.
 pub(crate) trait Compile: Send + Sync + 'static {
     type Pipeline: Clone + Send + Sync + 'static;
 
     fn compile(&self, program: &Program, kept: Option<&Kept>) -> Result<Self::Pipeline>;
 
-    /// Called once for each program that was compiled.
+    /// Counts a program that was compiled.
     fn count(&self, when: When);
 
-    /// What a thread holds while it compiles, if one alone may use the device.
+    /// Locks the device for a thread that compiles, if only one thread may use it.
     fn exclusive(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
         None
     }
@@ -74,6 +75,7 @@ impl Compile for DeviceCompiler {
                 module: &module,
                 entry_point: Some("main"),
                 compilation_options: wgpu::PipelineCompilationOptions {
+                    // Kernels write workgroup memory before they read it.
                     zero_initialize_workgroup_memory: false,
                     ..Default::default()
                 },
@@ -98,7 +100,7 @@ impl Compile for DeviceCompiler {
     }
 }
 
-/// A pipeline that one thread compiles while the others wait for it, or why there is none.
+/// A pipeline, or the error of its compilation. One thread compiles while others wait.
 type Slot<P> = Arc<OnceLock<Result<P, String>>>;
 
 /// The pipelines of one device.
@@ -106,37 +108,38 @@ pub(crate) struct Pipelines<C: Compile = DeviceCompiler> {
     compiler: C,
     slots: Mutex<FxHashMap<Arc<str>, Slot<C::Pipeline>>>,
     ahead: Mutex<Ahead>,
-    /// Tells that a thread has ended.
+    /// Signals that a compile thread ended, or that a listed program is done.
     ended: Condvar,
 }
 
-/// Programs that threads compile ahead, and how many threads do.
+/// The queue of background compilation, and the number of its threads.
 #[derive(Default)]
 struct Ahead {
-    /// Those that an earlier process took: they come first, and are waited for.
+    /// Programs that an earlier process used. They are compiled first, and a build waits for them.
     listed: VecDeque<Job>,
+    /// Programs of foreseen shapes. No one waits for them.
     foreseen: VecDeque<Job>,
-    /// How many of the listed ones are not compiled yet, those that are being compiled included.
+    /// The listed programs that are not compiled yet, including those in progress.
     listed_left: usize,
-    /// All that were listed so far.
+    /// All programs listed so far.
     all_listed: FxHashSet<Arc<str>>,
     threads: usize,
 }
 
-/// A program to compile, and what keeps the driver's part of it.
+/// A program to compile, and the cache folder that it belongs to.
 struct Job {
     program: Program,
     kept: Option<Arc<Kept>>,
 }
 
-/// Who compiles a program.
+/// When a program is compiled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
-    /// The run that takes it.
+    /// In the run that uses it.
     Run,
-    /// A thread ahead of it: its shapes were foreseen.
+    /// Ahead of the run, because its shapes were foreseen.
     Foreseen,
-    /// A thread ahead of it: an earlier process took it.
+    /// Ahead of the run, because an earlier process used it.
     Listed,
 }
 
@@ -145,13 +148,14 @@ impl<C: Compile> Pipelines<C> {
         Pipelines { compiler, slots: Mutex::default(), ahead: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// The pipeline of a program, compiled if it is new. `kept` has the driver's part of it.
+    /// Returns the pipeline of a program, and compiles it if it is new. `kept` provides the
+    /// driver's cache.
     pub(crate) fn get(&self, program: &Program, kept: Option<&Kept>) -> Result<C::Pipeline> {
         self.compiled(program, kept, When::Run).map_err(|problem| error!(EpFail, "{problem}"))
     }
 
-    /// Compiles programs that are new on up to so many threads, without waiting for them. What is
-    /// wrong with one shows when it is asked for.
+    /// Compiles new programs on up to `most_threads` background threads, and returns at once. A
+    /// program's error surfaces when a run gets it.
     pub(crate) fn prefetch(
         self: &Arc<Self>,
         programs: Vec<Program>,
@@ -162,7 +166,7 @@ impl<C: Compile> Pipelines<C> {
         let _exclusive = self.compiler.exclusive();
         let mut ahead = self.ahead.lock();
         for program in programs {
-            // What is only foreseen so far is waited for once it is listed.
+            // A program in `slots` may be only foreseen. Listed again, it must be awaited, too.
             let is_known = match when {
                 When::Listed => !ahead.all_listed.insert(program.text.clone()),
                 When::Foreseen | When::Run => self.slots.lock().contains_key(&program.text),
@@ -170,6 +174,7 @@ impl<C: Compile> Pipelines<C> {
             if is_known {
                 continue;
             }
+            // Reserve the slot, so that the next prefetch sees the program as known.
             self.slot(&program);
             let job = Job { program, kept: kept.cloned() };
             match when {
@@ -180,10 +185,11 @@ impl<C: Compile> Pipelines<C> {
                 When::Foreseen | When::Run => ahead.foreseen.push_back(job),
             }
         }
+        // Threads exit once the queue is empty, so start new ones, at most one for each job.
         while ahead.threads < most_threads.min(ahead.listed.len() + ahead.foreseen.len()) {
             let own = Arc::clone(self);
             let thread = std::thread::Builder::new().name("ort-wgpu-compile".to_owned());
-            // Without another thread the first run compiles.
+            // If no thread can start, the first run compiles.
             if thread.spawn(move || own.compile_ahead()).is_err() {
                 break;
             }
@@ -191,7 +197,7 @@ impl<C: Compile> Pipelines<C> {
         }
     }
 
-    /// Returns once all that an earlier process took is compiled; this thread does its part.
+    /// Waits until all listed programs are compiled; the calling thread helps.
     pub(crate) fn finish_listed(&self) {
         let mut ahead = self.ahead.lock();
         while ahead.listed_left > 0 {
@@ -206,8 +212,8 @@ impl<C: Compile> Pipelines<C> {
         }
     }
 
-    /// Compiles nothing more ahead, and waits for what is being compiled: a process must not end in
-    /// the middle of the driver's compiler.
+    /// Drops the queue and waits for compilations in progress: a process must not exit in the
+    /// middle of the driver's compiler.
     pub(crate) fn stop(&self) {
         let mut ahead = self.ahead.lock();
         ahead.listed_left -= ahead.listed.len();
@@ -218,6 +224,7 @@ impl<C: Compile> Pipelines<C> {
         }
     }
 
+    /// The loop of a background thread: listed programs first, then foreseen ones.
     fn compile_ahead(&self) {
         let counted = Counted { pipelines: self, has_left: false };
         loop {
@@ -228,10 +235,11 @@ impl<C: Compile> Pipelines<C> {
                 self.compile_listed(&job);
             } else if let Some(Job { program, kept }) = ahead.foreseen.pop_front() {
                 drop(ahead);
-                // What is wrong shows when it is asked for.
+                // The slot keeps an error, for the run that gets it.
                 let _ = self.compiled(&program, kept.as_deref(), When::Foreseen);
             } else {
-                // Under the same lock, so that what is added from now on starts another thread.
+                // Under the same lock that saw the queue empty, so that a later `prefetch` starts a
+                // new thread.
                 counted.leave(&mut ahead);
                 return;
             }
@@ -240,11 +248,11 @@ impl<C: Compile> Pipelines<C> {
 
     fn compile_listed(&self, Job { program, kept }: &Job) {
         let _done = ListedDone(self);
-        // What is wrong shows when it is asked for.
+        // The slot keeps an error, for the run that gets it.
         let _ = self.compiled(program, kept.as_deref(), When::Listed);
     }
 
-    /// The pipeline, or why there is none: whoever asks first compiles, and others wait for it.
+    /// Returns the pipeline or its error. The first caller compiles, the others wait.
     fn compiled(&self, program: &Program, kept: Option<&Kept>, when: When) -> Result<C::Pipeline, String> {
         let make = || {
             let made = catch_unwind(AssertUnwindSafe(|| self.compiler.compile(program, kept)));
@@ -254,14 +262,16 @@ impl<C: Compile> Pipelines<C> {
             }
             made.map_err(|problem| problem.to_string())
         };
-        // Before the slot: who waits for a slot may hold the device, which the thread that fills
-        // the slot needs.
+        // Locked before the slot: a thread that waits for a slot may hold the device, which the
+        // thread that fills the slot needs.
         let _exclusive = self.compiler.exclusive();
         self.slot(program).get_or_init(make).clone()
     }
 
+    /// Returns the slot of a program, and creates it if it is new.
     fn slot(&self, program: &Program) -> Slot<C::Pipeline> {
         let mut slots = self.slots.lock();
+        // No eviction order: nodes keep the pipelines of their recent shapes themselves.
         if slots.len() >= MOST_PIPELINES {
             slots.clear();
         }
@@ -269,6 +279,7 @@ impl<C: Compile> Pipelines<C> {
     }
 }
 
+/// The error for a compiler panic.
 fn panicked(payload: &(dyn Any + Send)) -> ort_core::Error {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
@@ -276,7 +287,8 @@ fn panicked(payload: &(dyn Any + Send)) -> ort_core::Error {
         .help("the fault is the driver's or the compiler's; update the driver, or run the model on another provider")
 }
 
-/// One thread less that compiles ahead, even if it panicked: who stops the device waits for all.
+/// Decrements the thread count on drop, even after a panic: [`Pipelines::stop`] waits for it to
+/// reach zero.
 struct Counted<'a, C: Compile> {
     pipelines: &'a Pipelines<C>,
     has_left: bool,
@@ -299,7 +311,7 @@ impl<C: Compile> Drop for Counted<'_, C> {
     }
 }
 
-/// One of the listed programs less to wait for, even if compiling it panicked.
+/// Decrements the count of pending listed programs on drop, even after a panic.
 struct ListedDone<'a, C: Compile>(&'a Pipelines<C>);
 
 impl<C: Compile> Drop for ListedDone<'_, C> {
@@ -318,11 +330,11 @@ mod tests {
 
     use super::*;
 
-    /// Makes the length of a text of it; panics as its text says.
+    /// Compiles a text to its length, and panics if the text says so.
     #[derive(Default)]
     struct Compiler {
         compiled: AtomicUsize,
-        /// Panics outside of the compiler, too: where its work is counted.
+        /// Whether `count` panics, too, outside of the compiler's `catch_unwind`.
         panics_later: bool,
     }
 
@@ -330,7 +342,7 @@ mod tests {
         type Pipeline = usize;
 
         fn compile(&self, program: &Program, _: Option<&Kept>) -> Result<usize> {
-            // Long enough for the others to wait.
+            // Long enough that other threads wait for the slot.
             sleep(Duration::from_millis(5));
             match &*program.text {
                 "panics" => panic!("the driver has a bug"),
@@ -350,7 +362,7 @@ mod tests {
         Program { text: text.into(), bindings: 0 }
     }
 
-    /// Fails instead of waiting without end.
+    /// Runs `work` on a thread, and fails instead of hanging.
     fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         let (sender, receiver) = channel();
         std::thread::spawn(move || sender.send(work()));

@@ -1,4 +1,4 @@
-//! The factory of devices, its options, and the adapters that it finds.
+//! Provider registration, options and adapter discovery.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
@@ -12,17 +12,17 @@ use crate::device::WgpuDevice;
 /// The name of the provider.
 const NAME: &str = "wgpu";
 
-/// What to do where there is no adapter.
+/// Advice if there is no adapter.
 pub(crate) const NO_ADAPTER: &str =
     "install the GPU's driver, or Mesa's software Vulkan (Debian: mesa-vulkan-drivers and libvulkan1)";
 
-/// The factory of [`WgpuDevice`]s: one for each adapter.
+/// The factory of [`WgpuDevice`]s, one for each adapter.
 ///
 /// | option | value |
 /// | --- | --- |
-/// | `limits` | `adapter`: those of the adapter (the default); `minimum`: those that every implementation of WebGPU has |
-/// | `memory_limit` | bytes of buffers at most, those that wait to be used again included |
-/// | `pipeline_cache` | a folder that keeps what later processes compile ahead, for sessions without a compiled cache |
+/// | `limits` | `adapter` (the default), or `minimum`: what every WebGPU implementation has |
+/// | `memory_limit` | the most bytes of buffers, including idle ones |
+/// | `pipeline_cache` | a folder for later processes, if a session has no compiled cache |
 #[derive(Debug)]
 pub struct WgpuProvider;
 
@@ -45,11 +45,11 @@ impl ExecutionProvider for WgpuProvider {
     }
 
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
-        // Sessions share a device, so that they share its pipelines and the memory that waits to be
-        // used again.
+        // Sessions share a device, to share its pipelines and idle buffers.
         static OPEN: Mutex<Vec<(usize, Options, Weak<WgpuDevice>)>> = Mutex::new(Vec::new());
         let parsed = Options::parse(options)?;
         let mut open = OPEN.lock();
+        // A lost device is useless, so the next session opens a new one.
         open.retain(|(.., device)| device.upgrade().is_some_and(|device| !device.is_lost()));
         let same = open.iter().find(|(other, options, _)| *other == index && *options == parsed);
         if let Some(device) = same.and_then(|(.., device)| device.upgrade()) {
@@ -61,7 +61,7 @@ impl ExecutionProvider for WgpuProvider {
     }
 }
 
-/// The options, as they are read.
+/// The parsed options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) minimum_limits: bool,
@@ -99,18 +99,18 @@ impl Options {
     }
 }
 
-/// The adapters that can compute, the fastest kind first.
+/// Returns the adapters that support compute shaders, the fastest kind first.
 pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
     static INSTANCE: OnceLock<wgpu::Instance> = OnceLock::new();
     static GL_DISPLAY: OnceLock<wgpu::Instance> = OnceLock::new();
     let others = wgpu::Backends::all() - wgpu::Backends::GL;
     let mut found = computing(INSTANCE.get_or_init(|| instance(others)), others);
-    // GL shows the same GPUs once more, and is asked only if nothing else shows one.
+    // GL lists the same GPUs again, so it is the fallback.
     if found.is_empty() {
-        // An instance of GL has one EGL context for all its adapters and devices, and a context is
-        // of one thread at a time: whoever asks gets adapters of an instance of their own. This one
-        // stays, so that the last of the others does not terminate the display, which is the whole
-        // process's.
+        // A GL instance has one EGL context for all its adapters and devices, and a context belongs
+        // to one thread at a time. Each caller therefore gets adapters of its own instance. The
+        // static instance stays alive, because dropping the last one would terminate the display of
+        // the whole process.
         GL_DISPLAY.get_or_init(|| instance(wgpu::Backends::GL));
         found = computing(&instance(wgpu::Backends::GL), wgpu::Backends::GL);
     }
@@ -124,14 +124,16 @@ pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
     found
 }
 
+/// Creates a wgpu instance for these backends.
 fn instance(backends: wgpu::Backends) -> wgpu::Instance {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = backends;
-    // The driver's own checks repeat those of wgpu.
+    // wgpu validates already; the driver's validation layers would repeat it.
     descriptor.flags = wgpu::InstanceFlags::empty();
     wgpu::Instance::new(descriptor)
 }
 
+/// The adapters of an instance that support compute shaders.
 fn computing(instance: &wgpu::Instance, backends: wgpu::Backends) -> Vec<wgpu::Adapter> {
     let mut found = pollster::block_on(instance.enumerate_adapters(backends));
     found.retain(|adapter| {
@@ -141,6 +143,7 @@ fn computing(instance: &wgpu::Instance, backends: wgpu::Backends) -> Vec<wgpu::A
     found
 }
 
+/// Describes an adapter to users.
 pub(crate) fn describe(adapter: &wgpu::Adapter) -> DeviceInfo {
     let (info, limits) = (adapter.get_info(), adapter.limits());
     let facts = [

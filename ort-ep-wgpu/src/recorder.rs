@@ -1,5 +1,6 @@
-//! Commands in the order in which they were given, submitted together when somebody waits for what
-//! they compute.
+//! Command recorder: queues dispatches and copies in order, and submits them in batches.
+//!
+//! A batch is submitted when a caller waits for its results, or when it is full.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,14 +11,15 @@ use parking_lot::Mutex;
 use crate::gpu::{Gpu, NUMBERS};
 use crate::staging::{LONGEST, Staging};
 
-/// Bytes of the numbers of all dispatches of one submission.
+/// The size of the uniform buffer, in bytes. It holds the uniforms of all dispatches of a
+/// submission.
 pub(crate) const ALL_NUMBERS: usize = 256 << 10;
-/// Commands of one submission at most: a software adapter is busy with them for a while.
+/// The most commands in a submission: a software adapter is busy with them for a while.
 const MOST_COMMANDS: usize = 4096;
-/// Bytes of staging buffers that one submission holds at most.
+/// The most bytes of staging buffers that a submission holds.
 const MOST_STAGED: usize = 4 * LONGEST;
 
-/// Some bytes of a buffer of wgpu's.
+/// An offset into a wgpu buffer.
 pub(crate) struct At<'a> {
     pub(crate) buffer: &'a wgpu::Buffer,
     pub(crate) offset: usize,
@@ -28,20 +30,20 @@ enum Command {
     Copy { from: wgpu::Buffer, from_offset: u64, to: wgpu::Buffer, to_offset: u64, len: u64 },
 }
 
-/// What was recorded since the last submission.
+/// The commands since the last submission.
 #[derive(Default)]
 struct Recording {
     commands: Vec<Command>,
     numbers: Vec<u8>,
-    /// Staging buffers that the commands copy from.
+    /// The staging buffers that the commands copy from.
     staged: Vec<wgpu::Buffer>,
 }
 
-/// The commands of one device.
+/// The command recorder of one device.
 pub(crate) struct Recorder {
     gpu: Arc<Gpu>,
     staging: Arc<Staging>,
-    /// Where numbers are read by dispatches.
+    /// The uniform buffer.
     numbers: wgpu::Buffer,
     recording: Mutex<Recording>,
 }
@@ -51,7 +53,7 @@ impl Recorder {
         Recorder { gpu, staging, numbers, recording: Mutex::default() }
     }
 
-    /// Records a dispatch with its numbers, at most [`NUMBERS`] bytes.
+    /// Records a dispatch. Its uniforms take at most [`NUMBERS`] bytes.
     pub(crate) fn dispatch(
         &self,
         pipeline: wgpu::ComputePipeline,
@@ -63,6 +65,8 @@ impl Recorder {
         let mut recording = self.recording.lock();
         let bytes: &[u8] = bytemuck::cast_slice(numbers);
         let mut start = recording.numbers.len().next_multiple_of(self.gpu.limits.uniform_alignment);
+        // Every bind group binds the full `NUMBERS` bytes, so that range must fit, even for fewer
+        // uniforms.
         if start + NUMBERS as usize > ALL_NUMBERS || recording.commands.len() >= MOST_COMMANDS {
             self.submit(&mut recording)?;
             start = 0;
@@ -85,7 +89,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Records that whole words of the host are written.
+    /// Records a write of whole words from the host, through staging buffers.
     pub(crate) fn write(&self, bytes: &[u8], to: At<'_>) -> Result<()> {
         for (index, part) in bytes.chunks(LONGEST).enumerate() {
             let staged = self.staging.filled(part)?;
@@ -93,6 +97,8 @@ impl Recorder {
             self.copy(from, At { offset: to.offset + index * LONGEST, ..to }, part.len())?;
             let mut recording = self.recording.lock();
             recording.staged.push(staged);
+            // Submit and wait: this bounds the staging memory of a long upload, and returns its
+            // buffers to the pool.
             let held: u64 = recording.staged.iter().map(wgpu::Buffer::size).sum();
             if held as usize >= MOST_STAGED {
                 self.submit(&mut recording)?;
@@ -103,7 +109,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Reads whole words after all that was recorded so far is done.
+    /// Reads whole words back, after all recorded commands.
     pub(crate) fn read(&self, from: At<'_>, bytes: &mut [u8]) -> Result<()> {
         for (index, part) in bytes.chunks_mut(LONGEST).enumerate() {
             let staged = self.staging.empty(part.len())?;
@@ -115,7 +121,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Submits what was recorded.
+    /// Submits the recorded commands.
     pub(crate) fn flush(&self) -> Result<()> {
         self.submit(&mut self.recording.lock())
     }
@@ -130,22 +136,25 @@ impl Recorder {
             let words = recorded.numbers.len().next_multiple_of(4);
             recorded.numbers.resize(words, 0);
             let staged = self.staging.filled(&recorded.numbers)?;
+            // Queue order makes one uniform buffer enough: this copy runs after all earlier
+            // submissions.
             encoder.copy_buffer_to_buffer(&staged, 0, &self.numbers, 0, words as u64);
             recorded.staged.push(staged);
         }
         encode(&mut encoder, &recorded.commands);
         self.gpu.submit(encoder.finish());
         self.staging.reuse(std::mem::take(&mut recorded.staged));
-        // The vectors serve the next submission.
+        // Keep the capacity for the next submission.
         recorded.commands.clear();
         recorded.numbers.clear();
         *recording = recorded;
+        // Lets finished staging buffers return to the pool.
         self.gpu.poll();
         self.gpu.check()
     }
 }
 
-/// Dispatches that follow each other share a pass.
+/// Encodes commands; consecutive dispatches share a compute pass.
 fn encode(encoder: &mut wgpu::CommandEncoder, commands: &[Command]) {
     let is_dispatch = |command: &Command| matches!(command, Command::Dispatch { .. });
     for same in commands.chunk_by(|a, b| is_dispatch(a) && is_dispatch(b)) {

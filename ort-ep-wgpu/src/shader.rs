@@ -1,11 +1,9 @@
-//! Programs: WGSL around a kernel's code, with a function for each tensor that reads or writes an
-//! element of any type.
+//! Shader generation: WGSL around a kernel's code, with typed accessor functions for each tensor.
 //!
-//! A tensor `x` is read as `x(i)` and written as `set_x(i, value)`, where `i` counts elements and
-//! `x_t` is the type of an element in the program: `f32`, `i32` or `u32`. Types narrower than a
-//! word share words, which are written atomically; of 64-bit integers the lower word counts, as
-//! larger numbers are refused on the way to the device. A number `n` is `p.n`, sizes `shape` are
-//! `shape(axis)`.
+//! A tensor `x` is read as `x(i)` and written as `set_x(i, value)`, where `i` counts elements.
+//! `x_t` is the element type in the shader: `f32`, `i32` or `u32`. Elements narrower than a word
+//! share words, which are written with atomics. Of a 64-bit integer only the lower word is used;
+//! uploads reject larger values. A uniform `n` is `p.n`, and a list `shape` is `shape(axis)`.
 
 use std::fmt::Write as _;
 
@@ -19,12 +17,12 @@ use crate::gpu::{Limits, NUMBERS};
 use crate::launch::{Dispatch, OpCx, Operand, TensorArg, Walk};
 use crate::pipelines::Program;
 
-/// The invocations of a workgroup of [`Shader::each`].
+/// The invocations in a workgroup of [`Shader::each`].
 const EACH: u32 = 64;
-/// The most dimensions of [`Shader::sizes`].
+/// The most elements of [`Shader::sizes`], and so the most axes of a tensor.
 pub(crate) const MOST_AXES: usize = 8;
 
-/// Types that programs read and write.
+/// The element types that shaders read and write.
 pub(crate) const TYPES: TypeSet = TypeSet::of(&[
     DType::F32,
     DType::F16,
@@ -40,16 +38,17 @@ pub(crate) const TYPES: TypeSet = TypeSet::of(&[
     DType::Bool,
 ]);
 
-/// How a program sees an element type.
+/// The representation of an element type in shaders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Element {
-    /// The type of an element in the program.
+    /// The element's type in the shader.
     pub(crate) value: &'static str,
     /// The bits of an element in memory.
     pub(crate) bits: u32,
     kind: Kind,
 }
 
+/// The encoding of an element in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Float,
@@ -61,7 +60,7 @@ enum Kind {
 }
 
 impl Element {
-    /// How programs see a type; an error where they do not.
+    /// Returns the representation of a type, or an error if shaders cannot read it.
     pub(crate) fn of(dtype: DType) -> Result<Element> {
         let (value, kind) = match dtype {
             DType::F32 => ("f32", Kind::Float),
@@ -79,13 +78,14 @@ impl Element {
         Ok(Element { value, bits: dtype.bits().unwrap_or(32), kind })
     }
 
-    /// The type of a word in memory that is not written atomically.
+    /// The type of a word of non-atomic storage.
     fn word(self) -> &'static str {
         if self.bits == 32 { self.value } else { "u32" }
     }
 
-    /// An element from its bits in the lower end of `bits`.
+    /// The expression that decodes an element from the low end of `bits`.
     fn decoded(self, bits: &str) -> String {
+        // Shifting left and back right extends the sign.
         let unused = 32u32.saturating_sub(self.bits);
         match self.kind {
             Kind::Half => format!("unpack2x16float({bits}).x"),
@@ -96,7 +96,7 @@ impl Element {
         }
     }
 
-    /// The bits of an element, in the lower end of a word.
+    /// The expression that encodes an element into the low end of a word.
     fn encoded(self, value: &str) -> String {
         let mask = 1u64.checked_shl(self.bits).map_or(0, |end| end - 1);
         match self.kind {
@@ -109,42 +109,44 @@ impl Element {
     }
 }
 
-/// What a program does with a tensor.
+/// How a shader accesses a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// It reads it: `x(i)`.
+    /// Read as `x(i)`.
     Read,
-    /// It reads and writes it: `x(i)` and `set_x(i, value)`. Elements that no invocation writes
-    /// stay.
+    /// Read as `x(i)` and written as `set_x(i, value)`. Elements that no invocation writes stay as
+    /// they are.
     Write,
-    /// The same, and `combine_x(i, value)` sets an element to `combine(element, value)`, a function
-    /// of the kernel's, whoever else does so at the same time. Not for 64-bit types.
+    /// As `Write`. Also, `combine_x(i, value)` atomically replaces an element by
+    /// `combine(element, value)`, a function of the kernel. Not for 64-bit types.
     Combine,
 }
 
+/// A tensor that the shader binds.
 struct Tensor {
     name: &'static str,
     element: Element,
     access: Access,
     arg: Arg,
-    /// Bindings that it takes, each of the size of the largest.
+    /// The bindings that it takes; each but the last is as large as the device allows.
     windows: usize,
 }
 
-/// A program being written, with what one dispatch of it takes.
+/// Builder of a shader and of one dispatch of it.
 pub(crate) struct Shader {
     limits: Limits,
     tensors: SmallVec<[Tensor; 8]>,
-    /// Numbers of eight words each, which stand first, and those of one word.
+    /// Uniforms: lists of eight words each, then single words.
     sizes: Vec<(String, &'static str, [u32; MOST_AXES])>,
     numbers: Vec<(String, &'static str, u32)>,
-    /// Constants, and functions that come with them.
+    /// Constants, and functions generated with them.
     constants: String,
+    /// The last error of the builder methods, which `finish` returns.
     problem: Option<ort_core::Error>,
 }
 
 impl Shader {
-    /// An empty program.
+    /// Creates an empty shader.
     pub(crate) fn new(cx: &OpCx<'_>) -> Shader {
         Shader {
             limits: cx.limits,
@@ -156,25 +158,27 @@ impl Shader {
         }
     }
 
-    /// Whether the host's processor computes.
+    /// Returns whether it runs on a software adapter.
     pub(crate) fn is_software(&self) -> bool {
         self.limits.is_software
     }
 
-    /// A tensor that is read.
+    /// Adds a tensor that is read.
     pub(crate) fn read(self, name: &'static str, tensor: &Operand) -> Shader {
         self.tensor(name, tensor, Access::Read)
     }
 
-    /// A tensor that is written, or read and written.
+    /// Adds a tensor that is written, or read and written.
     pub(crate) fn write(self, name: &'static str, tensor: &Operand) -> Shader {
         self.tensor(name, tensor, Access::Write)
     }
 
-    /// A tensor under any access.
+    /// Adds a tensor with any access.
     pub(crate) fn tensor(mut self, name: &'static str, tensor: &Operand, access: Access) -> Shader {
         match Element::of(tensor.dtype) {
             Ok(element) => {
+                // The first window begins at an aligned offset before the tensor, so up to one
+                // alignment more is bound.
                 let bytes = tensor.bytes() + self.limits.storage_alignment;
                 let windows = bytes.div_ceil(self.limits.binding).max(1);
                 self.tensors.push(Tensor { name, element, access, arg: tensor.arg, windows });
@@ -184,7 +188,7 @@ impl Shader {
         self
     }
 
-    /// An unsigned number, `p.name`.
+    /// Adds an unsigned uniform, `p.name`.
     pub(crate) fn number(mut self, name: &str, value: usize) -> Shader {
         match u32::try_from(value) {
             Ok(value) => self.numbers.push((name.to_owned(), "u32", value)),
@@ -193,7 +197,7 @@ impl Shader {
         self
     }
 
-    /// A signed number, `p.name`.
+    /// Adds a signed uniform, `p.name`.
     pub(crate) fn integer(mut self, name: &str, value: i64) -> Shader {
         match i32::try_from(value) {
             Ok(value) => self.numbers.push((name.to_owned(), "i32", value.cast_unsigned())),
@@ -202,13 +206,13 @@ impl Shader {
         self
     }
 
-    /// A number, `p.name`.
+    /// Adds a float uniform, `p.name`.
     pub(crate) fn float(mut self, name: &str, value: f32) -> Shader {
         self.numbers.push((name.to_owned(), "f32", value.to_bits()));
         self
     }
 
-    /// Up to eight unsigned numbers, `name(axis)`.
+    /// Adds a uniform list of up to eight unsigned numbers, `name(axis)`.
     pub(crate) fn sizes(mut self, name: &str, values: &[usize]) -> Shader {
         let fits = values.len() <= MOST_AXES && values.iter().all(|value| u32::try_from(*value).is_ok());
         let mut words = [0; MOST_AXES];
@@ -220,7 +224,7 @@ impl Shader {
         self
     }
 
-    /// Up to eight signed numbers, `name(axis)`.
+    /// Adds a uniform list of up to eight signed numbers, `name(axis)`.
     pub(crate) fn integers(mut self, name: &str, values: &[i64]) -> Shader {
         let fits = values.len() <= MOST_AXES && values.iter().all(|value| i32::try_from(*value).is_ok());
         let mut words = [0; MOST_AXES];
@@ -232,24 +236,26 @@ impl Shader {
         self
     }
 
-    /// An unsigned constant of the program: another value is another program.
+    /// Adds an unsigned constant. Another value makes another shader, which is compiled separately.
     pub(crate) fn constant(mut self, name: &str, value: usize) -> Shader {
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = writeln!(self.constants, "const {name}: u32 = {value}u;");
         self
     }
 
-    /// The places of tensors along a walk: for each of the names `x` a function `at_x(i: u32) ->
-    /// u32` that says where the element `i` of the walk is in the tensor.
+    /// Adds the strided loop nest `walk`. For each name `x`, a function `at_x(i: u32) -> u32`
+    /// returns the index in the tensor of element `i` of the walk.
     pub(crate) fn walk(self, walk: &Walk, names: &[&str]) -> Shader {
         self.walk_over("walk", walk, names)
     }
 
-    /// The same under a name of its own for the sizes, for programs with several walks.
+    /// As [`Shader::walk`], with a name for the uniform of the sizes, for shaders with several
+    /// walks.
     pub(crate) fn walk_over(mut self, sizes: &str, walk: &Walk, names: &[&str]) -> Shader {
         self = self.sizes(sizes, &walk.sizes);
         for (name, steps) in names.iter().zip(&walk.steps) {
             let place = match steps.as_slice() {
+                // No division for a scalar or a contiguous tensor.
                 [] | [0] => "return 0u;".to_owned(),
                 [1] => "return i;".to_owned(),
                 steps => {
@@ -269,7 +275,7 @@ impl Shader {
         self
     }
 
-    /// A dispatch of `element(i: u32)` for each `i` below `count`.
+    /// Finishes a dispatch that calls `element(i: u32)` for each `i` below `count`.
     pub(crate) fn each(self, count: usize, code: &str) -> Result<Dispatch> {
         let main = format!(
             "@compute @workgroup_size({EACH})\n\
@@ -278,12 +284,13 @@ impl Shader {
              let i = ((place.z * total.y + place.y) * total.x + place.x) * {EACH}u + lane;\n\
              if (i < p.count) {{ element(i); }}\n}}\n"
         );
+        // Folding rounds the number of invocations up. The margin keeps `i` within 32 bits.
         ensure!(count < u32::MAX as usize - (1 << 24), NotImplemented, "{count} elements are beyond 32 bits");
         self.finish(count, count.div_ceil(EACH as usize), code, &main)
     }
 
-    /// A dispatch of `group(index: u32, lane: u32)` for each `index` below `count`, by a workgroup
-    /// of `LANES` invocations.
+    /// Finishes a dispatch that calls `group(index: u32, lane: u32)` for each `index` below
+    /// `count`, in a workgroup of `LANES` invocations.
     pub(crate) fn groups(mut self, count: usize, lanes: usize, code: &str) -> Result<Dispatch> {
         self = self.constant("LANES", lanes);
         let main = "@compute @workgroup_size(LANES)\n\
@@ -294,6 +301,7 @@ impl Shader {
         self.finish(count, count, code, main)
     }
 
+    /// Lays the uniforms out, checks the limits, and generates the shader.
     fn finish(mut self, count: usize, workgroups: usize, code: &str, main: &str) -> Result<Dispatch> {
         if let Some(problem) = self.problem.take() {
             return Err(problem);
@@ -304,6 +312,7 @@ impl Shader {
         let most = self.limits.storage_buffers;
         ensure!(bindings <= most, NotImplemented, "it binds {bindings} buffers, the device takes {most}");
         let mut tensors = SmallVec::new();
+        // The word of each tensor's base offset comes after all other uniforms.
         let first = self.sizes.len() * MOST_AXES + self.numbers.len();
         for (place, tensor) in self.tensors.iter().enumerate() {
             let Tensor { arg, windows, element, .. } = *tensor;
@@ -318,10 +327,11 @@ impl Shader {
         Ok(Dispatch { program: Program { text: text.into(), bindings }, tensors, numbers, workgroups })
     }
 
-    /// The whole program.
+    /// Generates the WGSL of the whole shader.
     fn text(&self, code: &str, main: &str) -> Result<String, std::fmt::Error> {
         let mut text = String::from("struct Numbers {\n");
         for (name, ty, _) in &self.sizes {
+            // Uniform arrays have a stride of 16 bytes, so eight words are two `vec4`.
             writeln!(text, "{name}_: array<vec4<{ty}>, 2>,")?;
         }
         for (name, ty, _) in &self.numbers {
@@ -348,9 +358,10 @@ impl Shader {
 }
 
 impl Tensor {
-    /// Declares the bindings and the functions of a tensor; a window has so many words.
+    /// Declares the bindings and accessor functions of a tensor. `words` is the size of a window.
     fn write(&self, text: &mut String, binding: &mut u32, words: usize) -> std::fmt::Result {
         let Tensor { name, element, access, windows, .. } = *self;
+        // Invocations that write different elements of one word race unless the writes are atomic.
         let atomic = access == Access::Combine || (access == Access::Write && element.bits < 32);
         let cell = if atomic { "atomic<u32>" } else { element.word() };
         for window in 0..windows {
@@ -363,7 +374,7 @@ impl Tensor {
         let value = element.value;
         writeln!(text, "alias {name}_t = {value};")?;
         let word = if atomic { "u32" } else { cell };
-        // In a window: the place in it.
+        // Selects the window of word `w`; `line` gets the window and the index within it.
         let in_windows = |line: &dyn Fn(usize, &str) -> String| -> String {
             let last = windows - 1;
             let early = (0..last).map(|window| {
@@ -399,6 +410,7 @@ impl Tensor {
             false => format!("{name}_{window}[{at}] = v; return;"),
         });
         writeln!(text, "fn {name}_put(w: u32, v: {word}) {{\n{put}\n}}")?;
+        // Two atomics suffice: each invocation clears and sets only the bits of its own element.
         let merge = in_windows(&|window, at| {
             format!("atomicAnd(&{name}_{window}[{at}], ~mask); atomicOr(&{name}_{window}[{at}], v); return;")
         });
@@ -406,6 +418,7 @@ impl Tensor {
             32 if atomic => format!("{name}_put(p.{name}_base + i, bitcast<u32>(v));"),
             32 => format!("{name}_put(p.{name}_base + i, v);"),
             64 => {
+                // Sign-extend, so that the host reads the full 64-bit integer.
                 let upper = if value == "i32" { "bitcast<u32>(v >> 31u)" } else { "0u" };
                 format!(
                     "let w = 2u * (p.{name}_base + i);\n\
@@ -429,7 +442,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Declares `combine_x`, which tries until nobody came between.
+    /// Declares `combine_x`, a compare-exchange loop.
     fn write_combine(
         &self,
         text: &mut String,
@@ -467,7 +480,8 @@ impl Tensor {
     }
 }
 
-/// So many workgroups along three dimensions, at least as many as are asked for.
+/// Folds a workgroup count into three dimensions of at most `most` each. The total may exceed
+/// `count`.
 fn folded(count: usize, most: usize) -> Result<[u32; 3]> {
     let z = count.div_ceil(most.saturating_mul(most)).max(1);
     let y = count.div_ceil(z).div_ceil(most).max(1);

@@ -1,4 +1,4 @@
-//! Buffers that the host maps: bytes on their way to the device, and back. They are used again.
+//! Pool of staging buffers: host-mapped buffers for uploads and downloads.
 
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -9,22 +9,22 @@ use parking_lot::Mutex;
 
 use crate::gpu::Gpu;
 
-/// Bytes of a staging buffer at most; what is longer goes in parts.
+/// The largest staging buffer, in bytes. Longer transfers are split.
 pub(crate) const LONGEST: usize = 4 << 20;
-/// Bytes of a staging buffer at least.
+/// The smallest staging buffer, in bytes.
 const SHORTEST: usize = 16 << 10;
-/// Buffers of one direction that wait for use: more are dropped.
+/// The most idle buffers per direction; more are dropped.
 const MOST_WAITING: usize = 8;
-/// How long to wait for a callback that another thread makes before polling again, and in all.
+/// How long to wait for another thread to run a callback before polling again, and in total.
 const CALLBACK: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The staging buffers of one device, in both directions.
+/// The staging buffers of one device, for both directions.
 pub(crate) struct Staging {
     gpu: Arc<Gpu>,
-    /// Mapped for writing.
+    /// Idle upload buffers, mapped for writing.
     uploads: Arc<Mutex<Vec<wgpu::Buffer>>>,
-    /// Not mapped.
+    /// Idle download buffers, not mapped.
     downloads: Mutex<Vec<wgpu::Buffer>>,
 }
 
@@ -33,10 +33,11 @@ impl Staging {
         Staging { gpu, uploads: Arc::default(), downloads: Mutex::default() }
     }
 
-    /// A buffer, no longer mapped, that begins with these bytes; at most [`LONGEST`].
+    /// Returns an unmapped buffer that starts with these bytes, at most [`LONGEST`].
     pub(crate) fn filled(&self, bytes: &[u8]) -> Result<wgpu::Buffer> {
         let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
-        // Not in the `match`, which would hold the lock: waiting calls what puts buffers back.
+        // Not in the `match`, which would hold the lock: `map` polls, and the callback of `reuse`
+        // locks it.
         let waiting = take(&mut self.uploads.lock(), bytes.len());
         let buffer = match waiting {
             Some(buffer) => buffer,
@@ -56,7 +57,7 @@ impl Staging {
         Ok(buffer)
     }
 
-    /// Takes buffers of [`Self::filled`] back once everything that was submitted before is done.
+    /// Recycles buffers of [`Self::filled`] once all work submitted so far is done.
     pub(crate) fn reuse(&self, buffers: Vec<wgpu::Buffer>) {
         for buffer in buffers {
             let (uploads, mapped) = (Arc::clone(&self.uploads), buffer.clone());
@@ -69,14 +70,14 @@ impl Staging {
         }
     }
 
-    /// A buffer for bytes from the device; at most [`LONGEST`].
+    /// Returns a buffer for a download of at most [`LONGEST`] bytes.
     pub(crate) fn empty(&self, bytes: usize) -> Result<wgpu::Buffer> {
         let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
         let waiting = take(&mut self.downloads.lock(), bytes);
         waiting.map_or_else(|| self.gpu.buffer(size_for(bytes), usage), Ok)
     }
 
-    /// Waits for a buffer of [`Self::empty`] and copies the bytes at its beginning.
+    /// Waits for a buffer of [`Self::empty`], and copies its first bytes to `to`.
     pub(crate) fn read(&self, buffer: wgpu::Buffer, to: &mut [u8]) -> Result<()> {
         self.map(&buffer, wgpu::MapMode::Read)?;
         {
@@ -94,14 +95,15 @@ impl Staging {
         Ok(())
     }
 
+    /// Maps a buffer and waits until it is accessible.
     fn map(&self, buffer: &wgpu::Buffer, mode: wgpu::MapMode) -> Result<()> {
         let (sender, receiver) = std::sync::mpsc::channel();
         buffer.map_async(mode, .., move |done| {
-            // Nobody listens any more only where waiting failed.
+            // The receiver is gone only if waiting failed.
             let _ = sender.send(done);
         });
         self.gpu.wait()?;
-        // Another thread's poll may have taken the callback and not called it yet.
+        // Another thread's poll may have taken the callback and not run it yet.
         let start = Instant::now();
         loop {
             match receiver.recv_timeout(CALLBACK) {
@@ -113,11 +115,12 @@ impl Staging {
     }
 }
 
+/// The size of a new buffer. Powers of two make buffers reusable for other lengths.
 fn size_for(bytes: usize) -> usize {
     bytes.max(SHORTEST).next_power_of_two()
 }
 
-/// The smallest of the buffers that is long enough.
+/// Takes the best fitting buffer.
 fn take(buffers: &mut Vec<wgpu::Buffer>, bytes: usize) -> Option<wgpu::Buffer> {
     let fitting = buffers.iter().enumerate().filter(|(_, buffer)| buffer.size() >= bytes as u64);
     let best = fitting.min_by_key(|(_, buffer)| buffer.size())?.0;

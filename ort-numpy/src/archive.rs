@@ -1,4 +1,7 @@
-//! `.npz` archives: ZIP files with an array in each entry.
+//! Reading of `.npz` archives: ZIP files with one `.npy` array per entry.
+//!
+//! Sizes in a ZIP directory are claims of an untrusted file. Here they are bounded by the file's
+//! length and by deflate's expansion ratio; `read` checks the rest before it allocates.
 
 use std::borrow::Cow;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,35 +14,35 @@ use zip::result::ZipError;
 use crate::header::Header;
 use crate::read::read_data;
 
-/// What a name of an entry ends in.
+/// The suffix of entry names that are arrays.
 const SUFFIX: &str = ".npy";
 
-/// How the directory at the end of an archive begins, and where it is looked for: its comment has
-/// at most 65,535 bytes.
+/// The signature of the end-of-central-directory record, and how far from the end of the file it
+/// may start: the record has 22 bytes, and its comment at most 65,535.
 const END: &[u8; 4] = b"PK\x05\x06";
 const END_BYTES: u64 = 22 + 65_535;
 
-/// More arrays than this no archive has.
+/// The most entries that an archive may have.
 const MOST_ARRAYS: usize = 1 << 16;
 
-/// Deflate expands a byte to at most this many bytes.
+/// An upper bound on the expansion ratio of deflate.
 const MOST_EXPANSION: u64 = 1040;
 
-/// An archive of arrays.
+/// A `.npz` archive, open for reading.
 pub struct Archive<R> {
     archive: ZipArchive<R>,
-    /// The names of its arrays with their places in the archive.
+    /// The name of each array, and its index in the ZIP directory.
     names: Vec<(String, usize)>,
-    /// The bytes of the file, which no entry can exceed.
+    /// The length of the file in bytes. No compressed entry can be longer.
     length: u64,
 }
 
 impl<R: Read + Seek> Archive<R> {
-    /// Reads the directory of an archive.
+    /// Opens an archive and reads its directory.
     ///
     /// # Errors
     ///
-    /// It is no ZIP file, or it is damaged.
+    /// The file is not a ZIP file, or it is damaged.
     pub fn open(mut reader: R) -> Result<Archive<R>> {
         let length = check_ends(&mut reader)?;
         let archive = ZipArchive::new(reader).map_err(|problem| of_archive(&problem))?;
@@ -55,25 +58,25 @@ impl<R: Read + Seek> Archive<R> {
         Ok(Archive { archive, names, length })
     }
 
-    /// The names of the arrays, in their order in the archive.
+    /// Returns the names of the arrays in archive order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(|(name, _)| name.as_str())
     }
 
-    /// What an array is, before its data is read.
+    /// Reads the header of an array: its type and shape.
     ///
     /// # Errors
     ///
-    /// There is no such array, or its header is damaged.
+    /// The archive has no such array, or its header is damaged.
     pub fn header(&mut self, name: &str) -> Result<Header> {
         self.entry(name, |entry, _| Header::read(entry))
     }
 
-    /// Reads an array, which takes at most `most` bytes.
+    /// Reads an array that needs at most `most` bytes of memory.
     ///
     /// # Errors
     ///
-    /// There is no such array, it is damaged, or it takes more memory.
+    /// The archive has no such array, it is damaged, or it needs more memory.
     pub fn read(&mut self, name: &str, most: usize) -> Result<Tensor> {
         self.entry(name, |mut entry, there| {
             let header = Header::read(&mut entry)?;
@@ -81,11 +84,11 @@ impl<R: Read + Seek> Archive<R> {
         })
     }
 
-    /// Reads all arrays, which together take at most `most` bytes.
+    /// Reads all arrays, which together may take at most `most` bytes.
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read).
+    /// Those of [`read`](Self::read).
     pub fn read_all(&mut self, most: usize) -> Result<Vec<(String, Tensor)>> {
         let names: Vec<String> = self.names().map(str::to_string).collect();
         let mut left = most;
@@ -98,7 +101,7 @@ impl<R: Read + Seek> Archive<R> {
         Ok(tensors)
     }
 
-    /// Has `read` take an entry, with the most bytes that can be in it.
+    /// Calls `read` with an entry and an upper bound on its uncompressed bytes.
     fn entry<T>(&mut self, name: &str, read: impl FnOnce(&mut dyn Read, u64) -> Result<T>) -> Result<T> {
         let place = || format!("array '{}'", shown(name, NAME_BYTES));
         let found = self.names.iter().find(|(known, _)| known == name);
@@ -106,27 +109,29 @@ impl<R: Read + Seek> Archive<R> {
         let index = index.ok_or_else(|| error!(InvalidArgument, "it is missing").within(place()))?;
         let mut entry =
             self.archive.by_index(index).map_err(|problem| of_archive(&problem).within(place()))?;
-        // Both sizes are the archive's own word: neither can be more than what the file can hold.
+        // Both sizes are only what the archive claims, so the length of the file bounds them.
         let packed = entry.compressed_size().min(self.length);
         let there = entry.size().min(packed.saturating_mul(MOST_EXPANSION));
         read(&mut entry, there).map_err(|problem| problem.within(place()))
     }
 }
 
-/// Refuses what does not begin and end as an archive does; returns its bytes. Looked for further in
-/// front, the directory would be searched in all of a file.
+/// Checks that the file starts and ends like an archive, and returns its length. Without the check
+/// at the end, the ZIP reader would search a whole file without a directory for one.
 fn check_ends(reader: &mut (impl Read + Seek)) -> Result<u64> {
     let unread = |problem: std::io::Error| error!(Fail, "it cannot be read: {problem}");
     let length = reader.seek(SeekFrom::End(0)).map_err(unread)?;
     reader.seek(SeekFrom::Start(0)).map_err(unread)?;
     let mut start = Vec::new();
     reader.by_ref().take(6).read_to_end(&mut start).map_err(unread)?;
+    // Users confuse the two formats, so a `.npy` file gets an error of its own.
     ensure!(
         !start.starts_with(b"\x93NUMPY"),
         InvalidArgument,
         help = "write the archive with numpy.savez('FILE.npz', NAME=ARRAY)",
         "it is a .npy file of one array, expected a .npz archive of arrays by name"
     );
+    // An empty archive starts with the end record.
     ensure!(
         start.starts_with(b"PK\x03\x04") || start.starts_with(END),
         InvalidArgument,

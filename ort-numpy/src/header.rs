@@ -1,5 +1,10 @@
-//! The header of a `.npy` file: a Python literal, `{'descr': '<f4', 'fortran_order': False,
-//! 'shape': (3, 4), }`.
+//! Parser and writer of the `.npy` header, a Python dict literal: `{'descr': '<f4',
+//! 'fortran_order': False, 'shape': (3, 4), }`.
+//!
+//! The format is specified in [`numpy.lib.format`]. Structured arrays and pickled objects are
+//! errors.
+//!
+//! [`numpy.lib.format`]: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 
 use std::io::Read;
 
@@ -7,29 +12,29 @@ use ort_core::dtype::DType;
 use ort_core::tensor::element_count;
 use ort_core::{Result, ensure, error, shown};
 
-/// How a file begins.
+/// The magic bytes at the start of a file.
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
-/// The longest header that is read. NumPy itself refuses more than 10,000 bytes, as Python's parser
-/// is not safe beyond that.
+/// The longest header that we read, in bytes. NumPy's own limit is 10,000 bytes, because Python's
+/// parser is not safe on longer literals.
 pub const HEADER_BYTES: usize = 1 << 14;
 
-/// More axes than this NumPy's arrays do not have.
+/// The most axes of an array, as in NumPy.
 const MOST_AXES: usize = 64;
 
-/// What an element of an array is.
+/// The type of an array's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Item {
-    /// A number of this type.
+    /// A number or a boolean.
     Number(DType),
-    /// A text of N code points of 4 bytes.
+    /// A string of N code points of 4 bytes each.
     Unicode(usize),
-    /// A text of N bytes.
+    /// A string of N bytes.
     Bytes(usize),
 }
 
 impl Item {
-    /// The bytes of one.
+    /// Returns the bytes of one element.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Item::Number(dtype) => dtype.byte_size().unwrap_or(0),
@@ -39,21 +44,21 @@ impl Item {
     }
 }
 
-/// What an array is, before any of it is read.
+/// The header of an array: element type, byte order, memory order and shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     pub(crate) item: Item,
-    /// Whether numbers have their bytes in another order than this machine's.
+    /// Whether the byte order is the opposite of this machine's.
     pub(crate) is_swapped: bool,
-    /// Whether the first axis is the innermost.
+    /// Whether the array is in Fortran order: the first axis varies fastest.
     pub(crate) is_fortran: bool,
     pub(crate) shape: Vec<usize>,
-    /// The bytes of the header itself.
+    /// The length of the header in bytes, with the magic and the length field.
     pub(crate) length: usize,
 }
 
 impl Header {
-    /// The type of the tensor that it becomes.
+    /// Returns the type of the tensor that the array becomes.
     pub fn dtype(&self) -> DType {
         match self.item {
             Item::Number(dtype) => dtype,
@@ -61,24 +66,24 @@ impl Header {
         }
     }
 
-    /// The shape.
+    /// Returns the shape.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The bytes of the data after it.
+    /// Returns the bytes of the data after the header.
     ///
     /// # Errors
     ///
-    /// They cannot be counted.
+    /// The byte count overflows.
     pub fn data_bytes(&self) -> Result<usize> {
         let count = element_count(&self.shape)?;
         let bytes = count.checked_mul(self.item.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
         bytes.ok_or_else(|| error!(InvalidArgument, "shape {:?} has too many bytes to address", self.shape))
     }
 
-    /// The memory that its tensor takes, of texts at least what an empty one does; with a copy in
-    /// the other order if the first axis is the innermost.
+    /// Returns the memory needed to read the array. Fortran order needs a second copy to transpose.
+    /// For strings it is a lower bound: the raw bytes and empty `String`s.
     pub(crate) fn memory(&self) -> Result<usize> {
         let (count, bytes) = (element_count(&self.shape)?, self.data_bytes()?);
         let copies = if self.is_fortran && self.shape.len() > 1 { 2 } else { 1 };
@@ -90,12 +95,12 @@ impl Header {
         })
     }
 
-    /// Reads the header that a file begins with.
+    /// Reads the header at the start of a file.
     ///
     /// # Errors
     ///
-    /// The file is no `.npy` file, its header is longer than [`HEADER_BYTES`], or the array is of a
-    /// type that tensors do not have.
+    /// The file is not a `.npy` file, its header is longer than [`HEADER_BYTES`], or tensors do not
+    /// have the array's type.
     pub fn read(file: &mut (impl Read + ?Sized)) -> Result<Header> {
         let mut start = [0; 8];
         file.read_exact(&mut start).map_err(|_| not_npy())?;
@@ -107,6 +112,7 @@ impl Header {
             "it is no .npy file: it does not begin with \\x93NUMPY"
         );
         let cut = |_| error!(InvalidArgument, "the header is cut short").help("copy the file again");
+        // Version 1 has a 16-bit length field. Versions 2 and 3 have 32 bits.
         let (length, fixed) = match major {
             1 => {
                 let mut bytes = [0; 2];
@@ -162,12 +168,13 @@ impl Header {
             return Err(malformed("not all of descr, fortran_order and shape"));
         };
         let header = Header { item, is_swapped, is_fortran, shape, length };
+        // Reject shapes that overflow now, before anyone multiplies them.
         header.data_bytes()?;
         Ok(header)
     }
 }
 
-/// What to try with a file that NumPy has not written.
+/// Advice for files that NumPy did not write.
 const SAVE: &str = "write it with numpy.save or numpy.savez";
 
 fn not_npy() -> ort_core::Error {
@@ -182,8 +189,8 @@ fn malformed(found: &str) -> ort_core::Error {
     .help(SAVE)
 }
 
-/// A Python literal of the few forms that headers have, taken from its front. Nothing in it is
-/// nested, so that nothing recurs.
+/// A parser for the subset of Python literals in headers. It consumes its text from the front and
+/// never recurses, so hostile nesting cannot exhaust the stack.
 struct Literal<'a> {
     rest: &'a str,
 }
@@ -202,7 +209,7 @@ impl<'a> Literal<'a> {
         Err(malformed(&format!("'{}' where '{character}' is due", shown(self.rest.trim_start(), 32))))
     }
 
-    /// Whatever stands up to the next character that `ends` says.
+    /// Returns the text before the first character for which `ends` is true.
     fn until(&mut self, ends: impl Fn(char) -> bool) -> &'a str {
         let rest = self.rest.trim_start();
         let (found, rest) = rest.split_at(rest.find(ends).unwrap_or(rest.len()));
@@ -238,7 +245,7 @@ impl<'a> Literal<'a> {
                     shown(if digits.is_empty() { self.rest } else { digits }, 32)
                 ))
             })?;
-            // Python 2 wrote long integers so.
+            // Python 2 wrote long integers with this suffix.
             let _ = self.takes('L');
             shape.push(size);
             ensure!(shape.len() <= MOST_AXES, InvalidArgument, "an array of more than {MOST_AXES} axes");
@@ -250,7 +257,7 @@ impl<'a> Literal<'a> {
         Ok(shape)
     }
 
-    /// The type of the elements, and whether their bytes are in the other order.
+    /// Parses a type string; also returns whether its byte order is swapped.
     fn item(&mut self) -> Result<(Item, bool)> {
         ensure!(
             !self.rest.trim_start().starts_with('['),
@@ -265,7 +272,8 @@ impl<'a> Literal<'a> {
         };
         let mut characters = text.chars();
         let order = characters.next().ok_or_else(unknown)?;
-        // Types of one byte have no order and mostly say so.
+        // One-byte types have no byte order. NumPy usually marks them `|`, but the mark may be
+        // absent.
         let (order, text) = if "<>|=".contains(order) { (order, characters.as_str()) } else { ('=', text) };
         let is_swapped = order == if cfg!(target_endian = "little") { '>' } else { '<' };
         let length = |digits: &str| digits.parse::<usize>().map_err(|_| unknown());
@@ -273,6 +281,7 @@ impl<'a> Literal<'a> {
             return Ok((Item::Unicode(length(digits)?), is_swapped));
         }
         if let Some(digits) = text.strip_prefix('S') {
+            // Byte strings have no byte order.
             return Ok((Item::Bytes(length(digits)?), false));
         }
         ensure!(
@@ -286,7 +295,7 @@ impl<'a> Literal<'a> {
     }
 }
 
-/// NumPy's names of the types that tensors have, too.
+/// NumPy's names of the element types that tensors have as well.
 pub(crate) const TYPES: [(&str, DType); 14] = [
     ("f4", DType::F32),
     ("f8", DType::F64),
@@ -304,13 +313,13 @@ pub(crate) const TYPES: [(&str, DType); 14] = [
     ("c16", DType::C128),
 ];
 
-/// The header of an array, with what stands before it.
+/// Returns the header of a C-order array, with magic and length field.
 pub(crate) fn to_bytes(descr: &str, shape: &[usize]) -> Vec<u8> {
     let mut sizes: String = shape.iter().map(|size| format!("{size}, ")).collect();
-    // A tuple of one keeps its comma, others end without.
+    // A one-element tuple keeps its comma; longer ones drop the last.
     sizes.truncate(if shape.len() == 1 { sizes.len() - 1 } else { sizes.len().saturating_sub(2) });
     let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({sizes}), }}");
-    // The data begins at a multiple of 64 bytes, behind the end of a line.
+    // The format aligns data to 64 bytes: pad with spaces and end in a newline.
     let padding = 63 - (10 + text.len()) % 64;
     text.extend(std::iter::repeat_n(' ', padding));
     text.push('\n');

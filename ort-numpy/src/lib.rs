@@ -1,10 +1,11 @@
-//! NumPy's `.npy` files and `.npz` archives, to and from tensors.
+//! NumPy's file formats: `.npy` arrays and `.npz` archives, read into tensors and written from
+//! them.
 //!
-//! Both come from anyone, so nothing in them is trusted: a header has at most [`HEADER_BYTES`],
-//! memory is asked for only once the data that is there can fill it, and never more than the caller
-//! allows. Pickled objects are not read at all: reading them would run code.
+//! Files are untrusted input. A header has at most [`HEADER_BYTES`]. Memory is allocated only after
+//! the file is known to hold enough data to fill it, and never beyond the caller's limit. Pickled
+//! objects are rejected, because reading a pickle runs code.
 
-// In tests such a panic is a failure like any other; here it would be a defect.
+// Tests may panic: there a panic is an ordinary failure. In library code it would be a bug.
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,
@@ -20,7 +21,7 @@ mod header;
 mod read;
 mod write;
 
-// Chosen for `zip`, which has no backend of its own for deflate.
+// `zip` has no deflate backend of its own. This dependency selects one for it.
 use flate2 as _;
 
 pub use archive::Archive;

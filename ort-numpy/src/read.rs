@@ -1,4 +1,7 @@
-//! The data of an array: read in parts, in the order and the byte order of tensors.
+//! Reading of array data into tensors: byte swapping, Fortran order and strings.
+//!
+//! The input is untrusted. `read_data` compares the size in the header with the bytes available
+//! and the memory allowed before it allocates.
 
 use std::io::Read;
 
@@ -8,11 +11,11 @@ use ort_core::{Error, ErrorKind, Result, ensure, error};
 
 use crate::header::{Header, Item};
 
-/// Reads a `.npy` file of `length` bytes, which takes at most `most` bytes of memory.
+/// Reads a `.npy` file of `length` bytes into a tensor, with at most `most` bytes of memory.
 ///
 /// # Errors
 ///
-/// It is no `.npy` file, it is damaged, or its array takes more memory.
+/// The file is not a `.npy` file, it is damaged, or the array needs more memory.
 ///
 /// ```
 /// let file = b"\x93NUMPY\x01\x00\x3f\x00{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }     \n\x01\x02\x03";
@@ -26,10 +29,10 @@ pub fn read_npy(mut file: impl Read, length: u64, most: usize) -> Result<Tensor>
     read_data(&header, file, there, most)
 }
 
-/// The data behind a header; at most `there` bytes of it are there.
+/// Reads the data after a header. At most `there` bytes of it are available.
 pub(crate) fn read_data(header: &Header, mut file: impl Read, there: u64, most: usize) -> Result<Tensor> {
     let (bytes, needed) = (header.data_bytes()?, header.memory()?);
-    // Before memory is asked for: a header may promise more than the file holds.
+    // Check before allocating: a header may claim more data than the file holds.
     ensure!(
         bytes as u64 <= there,
         InvalidArgument,
@@ -51,6 +54,7 @@ pub(crate) fn read_data(header: &Header, mut file: impl Read, there: u64, most: 
 }
 
 fn cut(problem: &std::io::Error) -> Error {
+    // A truncated or damaged file is the user's input error. Anything else is an I/O failure.
     let kind = match problem.kind() {
         std::io::ErrorKind::UnexpectedEof
         | std::io::ErrorKind::InvalidData
@@ -64,7 +68,7 @@ fn numbers(header: &Header, dtype: DType, mut file: impl Read) -> Result<Tensor>
     let mut buffer = TensorBuffer::new(dtype, &header.shape)?;
     file.read_exact(buffer.bytes_mut()?).map_err(|problem| cut(&problem))?;
     if header.is_swapped {
-        // The two parts of a complex number are numbers of their own.
+        // The real and the imaginary part are swapped separately.
         let size = match dtype {
             DType::C64 => 4,
             DType::C128 => 8,
@@ -73,9 +77,10 @@ fn numbers(header: &Header, dtype: DType, mut file: impl Read) -> Result<Tensor>
         buffer.bytes_mut()?.chunks_exact_mut(size).for_each(<[u8]>::reverse);
     }
     if dtype == DType::Bool {
-        // Memory that is read as a boolean must hold 0 or 1.
+        // A Rust `bool` must be 0 or 1, but the file may hold any byte.
         buffer.bytes_mut()?.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
     }
+    // Up to rank 1, both memory orders are the same.
     if !header.is_fortran || header.shape.len() < 2 {
         return buffer.tensor();
     }
@@ -90,8 +95,7 @@ fn numbers(header: &Header, dtype: DType, mut file: impl Read) -> Result<Tensor>
     sorted.tensor()
 }
 
-/// Where the elements of an array with the first axis innermost lie, in the order with the last
-/// axis innermost.
+/// An iterator over the element indices of a Fortran-order array, in C order.
 struct Places<'a> {
     shape: &'a [usize],
     index: Vec<usize>,
@@ -135,7 +139,8 @@ fn texts(header: &Header, file: &mut impl Read) -> Result<Tensor> {
     let mut bytes = Vec::new();
     for _ in 0..count {
         bytes.clear();
-        // What is there bounds the memory, whatever length the header says.
+        // `read_to_end` grows with the data, so a false length in the header cannot force a large
+        // allocation.
         let read =
             file.take(header.item.bytes() as u64).read_to_end(&mut bytes).map_err(|problem| cut(&problem))?;
         if read < header.item.bytes() {
@@ -145,6 +150,7 @@ fn texts(header: &Header, file: &mut impl Read) -> Result<Tensor> {
     }
     if header.is_fortran && header.shape.len() > 1 {
         let mut sorted = list_of_texts(header, count)?;
+        // `Places` never ends: after the last index it starts again.
         let places = Places::new(&header.shape).take(count);
         sorted.extend(places.map(|place| texts.get_mut(place).map(std::mem::take).unwrap_or_default()));
         texts = sorted;
@@ -152,7 +158,7 @@ fn texts(header: &Header, file: &mut impl Read) -> Result<Tensor> {
     Tensor::from_strings(&header.shape, texts)
 }
 
-/// Room for all texts of an array.
+/// Allocates the list of an array's strings, and reports failure as an error.
 fn list_of_texts(header: &Header, count: usize) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     let reserved = texts.try_reserve_exact(count);
@@ -160,7 +166,7 @@ fn list_of_texts(header: &Header, count: usize) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// One text, without the zeros that fill it up.
+/// Decodes one string and strips its zero padding.
 fn text(header: &Header, bytes: &[u8]) -> Result<String> {
     let is_bytes = matches!(header.item, Item::Bytes(_));
     let text = if is_bytes {

@@ -1,4 +1,7 @@
-//! Values as arrays of a `.npz` archive.
+//! Writing of values into `.npz` archives.
+//!
+//! NumPy has no sequences, maps or optionals, so those become arrays with derived names. Types that
+//! NumPy lacks are widened.
 
 use std::collections::HashSet;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -11,14 +14,15 @@ use zip::{CompressionMethod, ZipWriter};
 
 use crate::header::{TYPES, to_bytes};
 
-/// The most bytes of an array of texts: in NumPy each takes as much as the longest.
+/// The most bytes of a string array. NumPy pads each string to the longest, so one long string can
+/// make an array huge.
 const MOST_TEXT_BYTES: usize = 1 << 32;
 
 /// Writes values to an archive: see [`ArchiveWriter::value`].
 ///
 /// # Errors
 ///
-/// A value does not fit NumPy's arrays, two would have one name, or writing fails.
+/// NumPy cannot represent a value, two arrays would have the same name, or writing fails.
 pub fn write_npz(file: impl Write + Seek, values: &[(String, Value)]) -> Result<()> {
     let mut archive = ArchiveWriter::new(file);
     for (name, value) in values {
@@ -27,7 +31,8 @@ pub fn write_npz(file: impl Write + Seek, values: &[(String, Value)]) -> Result<
     archive.finish().map(drop)
 }
 
-/// An archive while it is written. Until [`finish`](Self::finish) it has no directory.
+/// A `.npz` archive, open for writing. It is unreadable until [`finish`](Self::finish) writes its
+/// directory.
 pub struct ArchiveWriter<W: Write + Seek> {
     archive: ZipWriter<Sink<W>>,
     names: HashSet<String>,
@@ -38,7 +43,7 @@ fn failed(problem: &dyn std::fmt::Display) -> Error {
 }
 
 impl<W: Write + Seek> ArchiveWriter<W> {
-    /// Begins an archive.
+    /// Starts an archive.
     pub fn new(file: W) -> ArchiveWriter<W> {
         ArchiveWriter {
             archive: ZipWriter::new(Sink { file, position: 0, has_failed: false }),
@@ -46,13 +51,16 @@ impl<W: Write + Seek> ArchiveWriter<W> {
         }
     }
 
-    /// Writes a value: a tensor under its name, a sequence as `NAME[0]`, `NAME[1]` and so on, a map
-    /// as `NAME.keys` and `NAME.values`, an optional as what it holds, or not at all if it holds
-    /// nothing, a sparse tensor as a dense one.
+    /// Writes a value as one or more arrays.
+    ///
+    /// - A tensor is written under its name, and a sparse tensor as a dense one.
+    /// - The elements of a sequence are `NAME[0]`, `NAME[1]` and so on.
+    /// - A map is `NAME.keys` and `NAME.values`.
+    /// - An optional is written as its element, or not at all if it is empty.
     ///
     /// # Errors
     ///
-    /// NumPy cannot hold the value, or an array has that name.
+    /// NumPy cannot represent the value, or the archive has an array of that name.
     pub fn value(&mut self, name: &str, value: &Value) -> Result<()> {
         match value {
             Value::Tensor(tensor) => self.tensor(name, tensor),
@@ -85,7 +93,7 @@ impl<W: Write + Seek> ArchiveWriter<W> {
         let known = |dtype: DType| TYPES.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name);
         let (descr, cast) = match known(tensor.dtype()) {
             Some(descr) => (descr, None),
-            // Types that NumPy lacks fit into float32 and int8 without loss.
+            // Types that NumPy lacks widen to float32 or int8 without loss.
             None if tensor.dtype().is_float() => ("f4", Some(cast(tensor, DType::F32)?)),
             None => ("i1", Some(cast(tensor, DType::I8)?)),
         };
@@ -104,7 +112,7 @@ impl<W: Write + Seek> ArchiveWriter<W> {
 
     fn texts(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let texts = tensor.strings()?;
-        // NumPy has no texts of no characters.
+        // NumPy has no strings of width 0.
         let longest = texts.iter().map(|text| text.chars().count()).max().unwrap_or(0).max(1);
         let bytes = longest.saturating_mul(4).saturating_mul(texts.len());
         ensure!(
@@ -114,6 +122,7 @@ impl<W: Write + Seek> ArchiveWriter<W> {
             "{} texts of up to {longest} characters take {bytes} bytes as an array of NumPy, where each is as long as the longest",
             texts.len()
         );
+        // Trailing zeros are NumPy's padding, so this string would not survive a round trip.
         if let Some(text) = texts.iter().find(|text| text.ends_with('\0')) {
             return Err(error!(
                 InvalidArgument,
@@ -142,6 +151,7 @@ impl<W: Write + Seek> ArchiveWriter<W> {
             "two arrays would have the name '{}'",
             shown(name, NAME_BYTES)
         );
+        // `large_file` allows entries beyond 4 GiB.
         let options =
             SimpleFileOptions::default().compression_method(CompressionMethod::Stored).large_file(true);
         self.archive.start_file(format!("{name}.npy"), options).map_err(|problem| failed(&problem))
@@ -151,7 +161,7 @@ impl<W: Write + Seek> ArchiveWriter<W> {
         self.archive.write_all(bytes).map_err(|problem| failed(&problem))
     }
 
-    /// Writes the directory; an archive without it is none.
+    /// Writes the directory and returns the file. Without a directory the archive is unreadable.
     ///
     /// # Errors
     ///
@@ -161,11 +171,12 @@ impl<W: Write + Seek> ArchiveWriter<W> {
     }
 }
 
-/// What an archive is written into. After a failure nothing more is written and nothing more fails:
-/// dropping an archive ends it once more, and would print the same failure on standard error.
+/// The file under a [`ZipWriter`]. After the first failure, every operation does nothing and
+/// succeeds: dropping a `ZipWriter` finishes the archive again and would print the same failure to
+/// standard error.
 struct Sink<W> {
     file: W,
-    /// Where the archive takes itself to be, which goes on after a failure.
+    /// The position that the archive assumes. It advances even after a failure.
     position: u64,
     has_failed: bool,
 }

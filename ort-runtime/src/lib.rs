@@ -32,8 +32,8 @@
 )]
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "cpu")]
 // A provider registers itself. The import only makes sure that its crate is linked.
+#[cfg(feature = "cpu")]
 use ort_ep_cpu as _;
 #[cfg(feature = "cuda")]
 use ort_ep_cuda as _;

@@ -1,4 +1,4 @@
-//! `ort bench`: how long, how much memory.
+//! `ort bench`: latency, throughput and memory of a model.
 
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -16,33 +16,32 @@ use crate::output::{say, say_json};
 use crate::processor;
 use crate::resident;
 
-/// Loads, warms up and times a model.
+/// Benchmarks a model: load, warm up, measure.
 #[derive(Args)]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// One JSON object on one line.
+    /// Print one JSON object on one line.
     #[arg(long)]
     json: bool,
-    /// Seconds to time runs for.
+    /// How many seconds to measure.
     #[arg(long, value_name = "S", default_value = "3", value_parser = seconds)]
     seconds: Duration,
-    /// Runs before timing begins.
+    /// Warm-up runs before the measurement.
     #[arg(long, value_name = "N", default_value_t = 3)]
     warmup: usize,
-    /// Callers that run on the one session at the same time.
+    /// Concurrent callers on one session.
     #[arg(long, value_name = "N", default_value = "1")]
     concurrency: NonZeroUsize,
-    /// Each run takes the next N rows of all inputs, places of their first dimensions, and begins
-    /// anew after the last
+    /// Feed each run the next N rows of every input (slices of the first dimension), cyclically.
     #[arg(long, value_name = "N")]
     rows: Option<NonZeroUsize>,
-    /// Each caller begins N runs a second, or as many as it can, instead of one after another
+    /// Start N runs per second and caller, or as many as it can, instead of back to back.
     #[arg(long, value_name = "N", value_parser = rate)]
     rate: Option<f64>,
 }
 
-/// The inputs of one run.
+/// The inputs of one run, by name.
 type Given<'a> = Vec<(&'a str, Value)>;
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -55,18 +54,19 @@ fn rate(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("`{text}` is not a number over zero"))
 }
 
-/// What all callers did.
+/// The measurements of all callers together.
 struct Measured {
-    /// The time of each run, from the shortest to the longest.
+    /// The time of each run, sorted ascending.
     times: Vec<Duration>,
-    /// The rates of all callers together, each over its own time: while the last of them ends its
-    /// run, the others wait.
+    /// The sum of the callers' throughputs, each over its own time. Otherwise the time in which the
+    /// last caller finishes its run would count against all.
     runs_per_second: f64,
-    /// Of all threads.
+    /// The CPU time of all threads.
     processor: Option<Duration>,
 }
 
-/// Times in milliseconds, memory in bytes; null where the platform cannot measure.
+/// The JSON report. Times are in milliseconds and memory in bytes; a field is null if the platform
+/// cannot measure it.
 #[derive(Serialize)]
 struct Report {
     model: String,
@@ -81,10 +81,10 @@ struct Report {
     mean_ms: f64,
     p90_ms: f64,
     p99_ms: f64,
-    /// What all threads spent on a run, on average.
+    /// The mean CPU time of a run, over all threads.
     cpu_ms: Option<f64>,
     runs_per_second: f64,
-    /// The multiplications and additions of a run's products; null where shapes depend on data.
+    /// The FLOP of a run's matmuls and convolutions; null if shapes depend on data.
     operations: Option<u64>,
     baseline_rss: Option<u64>,
     peak_rss: Option<u64>,
@@ -94,15 +94,15 @@ struct Report {
     arena_peak: usize,
     weights: usize,
     weights_mapped: usize,
-    /// Packed weights in the mapped file of `--cache`.
+    /// The bytes of packed weights in the mapped file of `--cache`.
     weights_cached: usize,
     device_peak: Option<usize>,
-    /// The arena of the host for values whose size only the run tells; null without one.
+    /// The host's arena for dynamically sized values; null without an arena.
     arena: Option<ArenaReport>,
     memory: MemoryReport,
 }
 
-/// What the session holds after the last run, by what it is for.
+/// The session's memory after the last run, by category.
 #[derive(Serialize)]
 struct MemoryReport {
     total: usize,
@@ -138,7 +138,7 @@ impl From<&MemoryUse> for MemoryReport {
     }
 }
 
-/// An arena's counters under ONNX Runtime's names.
+/// The statistics of an arena, under ONNX Runtime's names.
 #[derive(Serialize)]
 struct ArenaReport {
     in_use: usize,
@@ -167,6 +167,7 @@ impl ArenaReport {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
+    // Measure before the model is opened, so that the report can tell the process from the model.
     let baseline = resident::measure();
     let start = Instant::now();
     let model = args.model.load()?;
@@ -191,6 +192,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let memory = session.memory();
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
     let last = times.len().saturating_sub(1) as f64;
+    // Percentiles are nearest-rank values of the sorted times.
     let at = |share: f64| times.get((last * share).round() as usize).copied().unwrap_or_default();
     let report = Report {
         model: args.model.name(),
@@ -233,7 +235,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whole batches of `rows` rows.
+/// Cuts the inputs into batches of `rows` rows. Rows left over are dropped.
 fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
     let mut batches: Vec<Given<'a>> = Vec::new();
     for (index, (name, value)) in all.iter().enumerate() {
@@ -252,6 +254,7 @@ fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
         }
         batches.resize_with(count, Vec::new);
         for (at, batch) in batches.iter_mut().enumerate() {
+            // Batches are zero-copy slices of the inputs.
             let part = bytes.slice(at * len..(at + 1) * len);
             batch.push((*name, Tensor::from_bytes(tensor.dtype(), &shape, part)?.into()));
         }
@@ -259,7 +262,7 @@ fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
     Ok(batches)
 }
 
-/// Runs over the wanted seconds.
+/// Runs all callers for the requested time.
 fn measure(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<Measured> {
     let busy = processor::time();
     let one = || {
@@ -267,6 +270,7 @@ fn measure(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<M
         call(session, given, args).map(|times| (times, begin.elapsed()))
     };
     let callers = std::thread::scope(|scope| -> Result<Vec<(Vec<Duration>, Duration)>> {
+        // This thread is one of the callers.
         let others: Vec<_> = (1..args.concurrency.get()).map(|_| scope.spawn(one)).collect();
         let mut callers = vec![one()?];
         for other in others {
@@ -282,15 +286,17 @@ fn measure(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<M
     Ok(Measured { times, runs_per_second, processor })
 }
 
-/// The times of one caller's runs.
+/// Runs one caller and returns the time of each run.
 fn call(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<Vec<Duration>> {
     let begin = Instant::now();
     let mut times = Vec::new();
     for given in given.iter().cycle() {
         if let Some(rate) = args.rate {
+            // A run that is overdue starts at once.
             let due = Duration::try_from_secs_f64(times.len() as f64 / rate)?;
             std::thread::sleep(due.saturating_sub(begin.elapsed()));
         }
+        // A caller runs at least once, because the statistics need one run.
         if !times.is_empty() && begin.elapsed() >= args.seconds {
             break;
         }

@@ -1,4 +1,4 @@
-//! `ort check`: everything in a model that is unsupported or broken, all at once.
+//! `ort check`: lists all that is unsupported or broken in a model, without running it.
 
 use std::process::ExitCode;
 
@@ -11,18 +11,18 @@ use serde::Serialize;
 use crate::args::{ModelArgs, table};
 use crate::output::{say, say_json};
 
-/// Lists everything in a model that is unsupported or broken; exit code 1 if there is anything.
-/// Warnings, which are about what runs all the same, are listed after it.
+/// Lists everything unsupported or broken in a model; exit code 1 if there is anything. Warnings
+/// about what runs nevertheless come after it.
 #[derive(Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// One finding.
+/// Nodes of one operator with the same problem, or a problem of the whole model.
 #[derive(Serialize)]
 struct Finding {
     operator: Option<String>,
@@ -31,7 +31,7 @@ struct Finding {
     first_node: Option<String>,
 }
 
-/// One warning.
+/// A deviation from the standard that loading tolerated.
 #[derive(Serialize)]
 struct Warning {
     kind: &'static str,
@@ -40,7 +40,7 @@ struct Warning {
     first_place: String,
 }
 
-/// What is said of a model.
+/// All findings and warnings of a model.
 struct Report {
     findings: Vec<Finding>,
     warnings: Vec<Warning>,
@@ -98,6 +98,7 @@ fn find(args: &CheckArgs) -> Result<Report> {
         count: 1,
         first_node: None,
     };
+    // A file that cannot be decoded or loaded is a finding, not a failure of this command.
     let unknown = match source.decode().and_then(|proto| unknown_operators(&proto)) {
         Ok(unknown) => unknown,
         Err(problem) => return Ok(Report::of(vec![broken(&problem)])),
@@ -112,6 +113,7 @@ fn find(args: &CheckArgs) -> Result<Report> {
             first_node: Some(unknown.first_node),
         });
     }
+    // A model with unknown operators cannot be loaded, so the checks below are impossible.
     if !findings.is_empty() {
         return Ok(Report::of(findings));
     }
@@ -127,10 +129,13 @@ fn find(args: &CheckArgs) -> Result<Report> {
             first_node: Some(unclaimed.first_node),
         });
     }
+    // Building a session finds the remaining problems. With unclaimed nodes it would only repeat
+    // them.
     if findings.is_empty()
         && let Err(problem) = args.model.session(&model)
     {
         findings.push(match problem.downcast_ref::<Error>() {
+            // Errors of the runtime are about the model. Any other error is about the command line.
             Some(problem) => broken(problem),
             None => return Err(problem),
         });
@@ -145,7 +150,7 @@ fn find(args: &CheckArgs) -> Result<Report> {
 }
 
 impl Report {
-    /// Of a model that cannot be loaded, which has no warnings.
+    /// Returns the report of a model that cannot be loaded, and so has no warnings.
     fn of(findings: Vec<Finding>) -> Report {
         Report { findings, warnings: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! `ort compile`: writes the ready-to-map form of a model for this machine's providers.
+//! `ort compile`: writes a model with its packed weights into one file that loads by mapping.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,34 +13,34 @@ use crate::args::{PrecisionArg, human_bytes, level, threads};
 use crate::output::say;
 use crate::providers::ProviderArgs;
 
-/// Writes the model with its packed weights and folded constants into one file, which is mapped
-/// when it is loaded.
+/// Compiles a model: packs its weights and folds its constants into one file that loads by mapping.
 #[derive(Args)]
 pub(crate) struct CompileArgs {
     /// The model file.
     input: PathBuf,
-    /// The file to write; it appears whole or not at all.
+    /// Output file, written atomically.
     output: PathBuf,
     #[command(flatten)]
     providers: ProviderArgs,
-    /// Threads that pack [default: the cores this process may use].
+    /// Threads that pack weights [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
-    /// How the CPU provider multiplies float matrices; bf16 needs a CPU with AVX512-BF16.
+    /// Precision of GEMM and convolution on the CPU; bf16 needs AVX512-BF16.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
     precision: PrecisionArg,
-    /// How much of the graph may be rewritten.
+    /// Graph optimization level: disabled, basic, extended or all.
     #[arg(long, value_name = "LEVEL", default_value = "all", value_parser = level)]
     opt_level: Level,
-    /// A rewrite rule that is left out.
+    /// Disable a rewrite rule.
     #[arg(long = "without-rule", value_name = "RULE")]
     without_rules: Vec<String>,
-    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it.
+    /// Reject what ONNX forbids but ONNX Runtime accepts, instead of warning.
     #[arg(long)]
     strict: bool,
 }
 
 pub(crate) fn run(args: &CompileArgs) -> Result<ExitCode> {
+    // Two missing files also have equal (no) paths, hence the check that the output exists.
     if args.input.canonicalize().ok() == args.output.canonicalize().ok() && args.output.exists() {
         bail!("{} would replace the model that is read; give another file to write", args.output.display());
     }
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<ExitCode> {
         builder = builder.threads(threads);
     }
     builder.save_compiled(&args.output)?;
-    // A device or a pipe does not tell what was written into it.
+    // A device or a pipe has no length to report.
     let file = args.output.metadata().ok().filter(|metadata| metadata.is_file());
     let size = file.map_or_else(String::new, |file| format!("{} of ", human_bytes(file.len() as usize)));
     say!("{size}model and packed weights written to {}", args.output.display())?;

@@ -1,8 +1,8 @@
-//! `ort demo`: the embedded model reads the embedded pictures.
+//! `ort demo`: classifies the embedded digit images with the embedded model.
 //!
-//! The pictures are held-out samples of the Optical Recognition of Handwritten Digits data set (E.
-//! Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0) as scikit-learn ships
-//! it; the model was trained on the rest of it by `demo/train.py` of this crate.
+//! The images are held-out samples of the Optical Recognition of Handwritten Digits data set (E.
+//! Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0), as shipped with
+//! scikit-learn. The model was trained on the other samples by `demo/train.py` of this crate.
 
 #![allow(
     clippy::indexing_slicing,
@@ -24,7 +24,7 @@ use crate::resident;
 const MODEL: &[u8] = include_bytes!("../../demo/digits.onnx");
 const DIGITS: &[u8] = include_bytes!("../../demo/digits.npz");
 
-/// From paper to ink.
+/// The shades of a pixel, from white to black.
 const SHADES: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
 
 pub(crate) fn run() -> Result<ExitCode> {
@@ -39,6 +39,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     let model = Model::from_bytes(MODEL)?;
     let session = Session::builder(&model).build()?;
     let load = start.elapsed();
+    // Plan before running: the demo prints the predicted next to the measured memory.
     let planned = session.plan(&[("batch", images.shape()[0] as i64)])?;
     let start = Instant::now();
     let outputs = session.run(&[("image", images.clone().into())])?;
@@ -59,7 +60,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Draws each digit with its prediction beside it.
+/// Draws each digit next to its prediction.
 fn show(images: &Tensor, labels: &[i64], probabilities: &Tensor) -> Result<()> {
     let pixels = images.to_vec::<f32>()?;
     let scores = probabilities.to_vec::<f32>()?;

@@ -1,4 +1,4 @@
-//! `ort inspect`: what a model is.
+//! `ort inspect`: inputs, outputs, operators and weights of a model, and its placement.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -17,14 +17,13 @@ use crate::output::{say, say_json};
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// The canonical graph as text, with inferred types.
+    /// Print the canonical graph as text, with inferred types.
     #[arg(long)]
     graph: bool,
-    /// Which provider runs which operators, why it does, and why those before it in the order of
-    /// --ep do not.
+    /// Show which provider runs which operators, why, and why those before it in --ep do not.
     #[arg(long, conflicts_with = "graph")]
     claims: bool,
 }
@@ -77,7 +76,8 @@ fn count(graph: &Graph, operators: &mut BTreeMap<String, usize>, parameters: &mu
     }
 }
 
-/// Nodes of one operator that run in the same place for the same reasons are one row.
+/// Prints the placement. The table has one row for all nodes of an operator that run on the same
+/// provider for the same reasons.
 fn print_claims(claims: &[NodePlacement], json: bool) -> Result<()> {
     if json {
         let claim = |claim: &NodePlacement| {

@@ -1,5 +1,7 @@
-//! `ort limits`, which the help does not list: what this processor can do at the most, for the
-//! tables that hold times against it.
+//! `ort limits`, a hidden command: the roofline of this CPU, that is its peak FLOP/s and copy
+//! bandwidth.
+//!
+//! Benchmarks compare their times with these limits.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -14,11 +16,11 @@ use serde_json::json;
 use crate::args::threads;
 use crate::output::say;
 
-/// Measures multiply-adds in registers, and copies within working sets of several sizes; prints one
-/// JSON object.
+/// Measures register-resident multiply-adds, and copies within working sets of several sizes.
+/// Prints one JSON object.
 #[derive(Args)]
 pub(crate) struct LimitsArgs {
-    /// Threads that work at the same time.
+    /// Threads that measure at the same time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = threads)]
     threads: usize,
 }
@@ -34,28 +36,28 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sums that do not wait for each other: enough to hide a latency of four cycles on two units, and
-/// few enough for 16 registers.
+/// The number of independent accumulators. A latency of 4 cycles on 2 FMA units needs at least 8,
+/// and 16 registers must also hold the two operands.
 const SUMS: usize = 12;
-/// Bytes of the working sets, about half the second-level cache, of a share of the third, and much
-/// more than both.
+/// The working sets in bytes: about half of L2, about half of a share of L3, and far beyond both.
 const SETS: [usize; 3] = [512 << 10, 8 << 20, 128 << 20];
-/// Time of one attempt, and how many there are. On a busy machine the best counts, and a short one
-/// is the likelier to be left alone.
+/// The duration of one attempt, and the number of attempts. The best one counts: on a busy machine
+/// a short attempt is more likely to run undisturbed.
 const BUDGET: Duration = Duration::from_millis(2);
 const ATTEMPTS: usize = 150;
 
-/// Multiply-adds in registers.
+/// A loop of multiply-adds in registers.
 struct MultiplyAdds {
     rounds: usize,
 }
 
 impl SimdOp for MultiplyAdds {
-    /// How many operations that were.
+    /// The number of floating-point operations.
     type Output = f64;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> f64 {
+        // `black_box` keeps the compiler from folding the loop.
         let (factor, term) = (simd.splat(black_box(0.999)), simd.splat(black_box(0.001)));
         let mut sums = [simd.splat(black_box(1.0)); SUMS];
         for _ in 0..self.rounds {
@@ -69,8 +71,8 @@ impl SimdOp for MultiplyAdds {
     }
 }
 
-/// The most work per second, of all threads together, that `work` did in one attempt; a call says
-/// how much it did.
+/// Returns the best rate of all attempts, in work per second, summed over the threads. Each call of
+/// `work` returns the work that it did.
 fn best<W: FnMut() -> f64>(threads: usize, make: impl Fn() -> W + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let rates = std::thread::scope(|scope| {
@@ -78,6 +80,7 @@ fn best<W: FnMut() -> f64>(threads: usize, make: impl Fn() -> W + Sync) -> f64 {
             .map(|_| {
                 scope.spawn(|| {
                     let mut work = make();
+                    // Warm up caches and page in the buffers.
                     work();
                     (0..ATTEMPTS).map(|_| rate(&barrier, &mut work)).collect::<Vec<f64>>()
                 })
@@ -89,7 +92,8 @@ fn best<W: FnMut() -> f64>(threads: usize, make: impl Fn() -> W + Sync) -> f64 {
     attempts.fold(0.0, f64::max)
 }
 
-/// The work per second of one thread, beside the others.
+/// Returns the work per second of one attempt of one thread. The barrier makes all threads start
+/// together.
 fn rate(barrier: &Barrier, work: &mut impl FnMut() -> f64) -> f64 {
     barrier.wait();
     let (start, mut done) = (Instant::now(), 0.0);
@@ -99,11 +103,12 @@ fn rate(barrier: &Barrier, work: &mut impl FnMut() -> f64) -> f64 {
     done / start.elapsed().as_secs_f64()
 }
 
-/// Copies one half of the thread's part of a working set onto the other.
+/// Returns a function that copies one half of a thread's working set onto the other.
 fn copier(bytes: usize) -> impl FnMut() -> f64 {
     let (from, mut to) = (vec![1u8; bytes / 2], vec![0u8; bytes / 2]);
     move || {
         black_box(&mut to).copy_from_slice(black_box(&from));
+        // A copy reads one half and writes the other.
         bytes as f64
     }
 }

@@ -1,4 +1,4 @@
-//! The commands, one file each.
+//! The subcommands of `ort`, one module each.
 
 pub(crate) mod bench;
 pub(crate) mod check;

@@ -1,4 +1,4 @@
-//! `ort optimize`: writes the optimized model as standard ONNX.
+//! `ort optimize`: writes the optimized graph as standard ONNX.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,31 +14,30 @@ use ort_runtime::{Model, Session};
 use crate::args::{level, table};
 use crate::output::{in_line, listed, say};
 
-/// Writes the optimized model as standard ONNX, and lists what was rewritten.
+/// Writes the optimized model as standard ONNX, and lists the rewrites.
 #[derive(Args)]
 pub(crate) struct OptimizeArgs {
     /// The model file.
     input: PathBuf,
-    /// The file to write; it appears whole or not at all.
+    /// Output file, written atomically.
     output: PathBuf,
-    /// How much may be rewritten. Other runtimes load what `basic` writes, ONNX Runtime what
-    /// `extended` writes, too.
+    /// Optimization level. Any runtime loads `basic`; ONNX Runtime also loads `extended`.
     #[arg(long, value_name = "LEVEL", default_value = "extended", value_parser = level)]
     level: Level,
-    /// A rewrite rule that is left out.
+    /// Disable a rewrite rule.
     #[arg(long = "without-rule", value_name = "RULE")]
     without_rules: Vec<String>,
-    /// Rewrite rules apply this often at most: to find the one that does harm.
+    /// Stop after N rewrites (for bisecting).
     #[arg(long, value_name = "N")]
     rewrites: Option<usize>,
-    /// Puts the weights into OUTPUT.data beside the model; needed beyond 2 GiB.
+    /// Store the weights in OUTPUT.data beside the model; required above 2 GiB.
     #[arg(long)]
     external_data: bool,
-    /// Takes equal names of dimensions for equal sizes, which ONNX does not promise: fewer nodes,
-    /// but wrong results for runs that contradict the names.
+    /// Assume that dimensions of equal name have equal size, which ONNX does not guarantee: fewer
+    /// nodes, but wrong results for runs that break the assumption.
     #[arg(long)]
     trust_dimension_names: bool,
-    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it.
+    /// Reject what ONNX forbids but ONNX Runtime accepts, instead of warning.
     #[arg(long)]
     strict: bool,
 }
@@ -52,6 +51,7 @@ pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
         Optimizer { level: args.level, disabled: args.without_rules.clone(), stop_after: args.rewrites };
     let builder = Session::builder(&model).trust_dimension_names(args.trust_dimension_names);
     let (graph, report) = builder.optimizer(optimizer).optimized()?;
+    // Small tensors stay in the model file, where other readers need them to infer shapes.
     let weights = if args.external_data { Weights::Beside { least: 1024 } } else { Weights::Inside };
     save(&graph, model.info(), &args.output, &weights)?;
     print_report(&report)?;
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The names that several dimensions of the inputs have, in order.
+/// Returns the names that several dimensions of the inputs share, sorted.
 fn repeated_names(graph: &Graph) -> Vec<String> {
     let shapes = graph.inputs.iter().filter_map(|id| graph.value(*id).ty.shape());
     let mut counts = BTreeMap::<&str, usize>::new();

@@ -1,4 +1,4 @@
-//! `ort profile`: the time per operator.
+//! `ort profile`: time and memory per operator and node.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -15,18 +15,18 @@ use crate::args::{ModelArgs, human_bytes, parts, table};
 use crate::inputs::gather;
 use crate::output::{say, write_file};
 
-/// Shows the time per operator.
+/// Profiles a model: time per operator.
 #[derive(Args)]
 pub(crate) struct ProfileArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Runs to average over, after as many to warm up.
+    /// Runs to average over, after as many warm-up runs.
     #[arg(long, value_name = "N", default_value = "10")]
     runs: NonZeroUsize,
-    /// How many single nodes to list.
+    /// Number of nodes to list, slowest first.
     #[arg(long, value_name = "N", default_value_t = 10)]
     nodes: usize,
-    /// Write every event of the last run in Chrome's trace format.
+    /// Write the events of the last run in Chrome's trace format.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
 }
@@ -50,6 +50,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
     print_tables(&events, runs, args.nodes)?;
     say!("\n{}", parts(&session.memory()))?;
     if let Some(path) = &args.trace {
+        // Every run records the same number of events.
         let last = events.get(events.len() - events.len() / runs..).unwrap_or(&events);
         let trace: Vec<_> = last.iter().flat_map(trace_events).collect();
         let text = json!({ "traceEvents": trace, "displayTimeUnit": "ms" }).to_string();
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A node as a span, and the bytes alive while it runs as a counter.
+/// Returns the trace events of a node: its time as a span, and its live bytes as a counter.
 fn trace_events(event: &ProfileEvent) -> Vec<serde_json::Value> {
     let microseconds = event.start.as_secs_f64() * 1e6;
     let EventMemory { allocated, freed, live } = event.memory;
@@ -72,7 +73,7 @@ fn trace_events(event: &ProfileEvent) -> Vec<serde_json::Value> {
         "dur": event.duration.as_secs_f64() * 1e6,
         "args": { "allocated": allocated, "freed": freed, "live": live, "kernels": event.kernels },
     })];
-    // What is in a subgraph is part of what its node holds.
+    // The memory of a subgraph is part of the memory of its node. A counter for both would jump.
     if event.depth == 0 {
         let counter =
             json!({ "name": "memory", "ph": "C", "pid": 1, "ts": microseconds, "args": { "live": live } });
@@ -81,7 +82,7 @@ fn trace_events(event: &ProfileEvent) -> Vec<serde_json::Value> {
     events
 }
 
-/// Times by operator, then those of the slowest nodes, each as the mean of `runs`.
+/// Prints the time per operator, and the slowest `nodes` nodes. Times are means over `runs`.
 pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -> Result<()> {
     let mut by_op: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
     let mut by_node: BTreeMap<(&str, &str), (f64, &ProfileEvent)> = BTreeMap::new();
@@ -91,6 +92,7 @@ pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -
         entry.0 += 1;
         entry.1 += milliseconds;
         let (time, last) = by_node.entry((&event.node, event.op)).or_insert((0.0, event));
+        // Times add up; memory and kernels are those of the last run.
         (*time, *last) = (*time + milliseconds, event);
     }
     let total: f64 = by_op.values().map(|(_, time)| time).sum();
@@ -100,6 +102,7 @@ pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -
     for (op, (count, time)) in sorted {
         rows.add_row([
             op.to_string(),
+            // The profile holds the events of all runs.
             (count / runs).to_string(),
             format!("{time:.3}"),
             format!("{:.1} %", 100.0 * time / total.max(f64::MIN_POSITIVE)),
@@ -109,7 +112,7 @@ pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -
     say!("{rows}\n")?;
     let mut sorted: Vec<_> = by_node.into_iter().collect();
     sorted.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
-    // Providers that have no choice tell none.
+    // Not every provider reports its kernels. Without any, drop the column.
     let has_kernels = events.iter().any(|event| event.kernels.is_some());
     let headings = ["node", "operator", "ms", "allocated", "freed", "alive", "kernels"];
     let shown = headings.len() - usize::from(!has_kernels);

@@ -1,4 +1,4 @@
-//! `ort providers`: what this program can run on.
+//! `ort providers`: the execution providers of this binary and the state of their devices.
 
 use std::process::ExitCode;
 
@@ -10,11 +10,11 @@ use serde_json::json;
 use crate::args::table;
 use crate::output::{say, say_json};
 
-/// Lists the execution providers of this program and of the libraries in the folders of
-/// ORT_PROVIDER_PATH, and which of them work here.
+/// Lists the execution providers of this binary and of the libraries in ORT_PROVIDER_PATH, and
+/// whether they work here.
 #[derive(Args)]
 pub(crate) struct ProvidersArgs {
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -39,6 +39,7 @@ pub(crate) fn run(args: &ProvidersArgs) -> Result<ExitCode> {
                     rows.add_row([name.clone(), device.name, facts.join("; ")]);
                 }
             }
+            // A provider that does not work here is listed with the reason.
             Err(problem) => {
                 list.push(json!({"provider": name, "error": problem.to_string()}));
                 rows.add_row([name, "none".to_string(), problem.to_string()]);

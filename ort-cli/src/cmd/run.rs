@@ -1,4 +1,4 @@
-//! `ort run`: one inference.
+//! `ort run`: runs a model once and summarizes its outputs.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::output::say;
 pub(crate) struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Write all outputs to this NumPy archive.
+    /// Write all outputs to this .npz archive.
     #[arg(long, value_name = "FILE.npz")]
     outputs: Option<PathBuf>,
 }
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The outputs without repetitions: a graph may list a value twice, an archive has each name once.
+/// Removes repeated outputs: a graph may list a value twice, but names in an archive are unique.
 fn distinct(mut outputs: Vec<(String, Value)>) -> Vec<(String, Value)> {
     let mut names = HashSet::new();
     outputs.retain(|(name, _)| names.insert(name.clone()));
@@ -74,16 +74,17 @@ fn count(value: &Value) -> String {
     }
 }
 
-/// Least, mean and largest number, and the first few elements.
+/// Returns the minimum, mean and maximum of a tensor, and its first elements.
 fn summary(tensor: &Tensor) -> String {
     if let Ok(strings) = tensor.strings() {
         let first: Vec<String> = strings.iter().take(4).map(|text| format!("{text:?}")).collect();
         return first.join(" ");
     }
-    // Not a copy of all: outputs may be as large as memory allows.
+    // Visit the elements without a copy, because outputs may fill the memory.
     let (mut least, mut largest, mut sum) = (f64::INFINITY, f64::NEG_INFINITY, 0.0);
     let (mut count, mut nan, mut first) = (0u64, 0u64, Vec::new());
     let visited = tensor.for_each_double(|number| {
+        // `min` and `max` skip NaN, so NaN is counted separately.
         (least, largest, sum) = (least.min(number), largest.max(number), sum + number);
         (count, nan) = (count + 1, nan + u64::from(number.is_nan()));
         if first.len() < 4 {

@@ -1,4 +1,4 @@
-//! `ort test`: runs ONNX test-case folders and compares what comes out with what should.
+//! `ort test`: runs ONNX test-case folders and compares actual with expected outputs.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,26 +15,26 @@ use ort_runtime::tensor::{Tolerance, compare};
 use ort_runtime::{MappedFile, Model, NAME_BYTES, Session, Value, ValueSpec, onnx, open_regular, shown};
 use walkdir::WalkDir;
 
-/// The most bytes of the files `tol` and `check` of a case.
+/// The most bytes of a case's files `tol` and `check`.
 const MOST_TEXT: usize = 1 << 12;
 
 /// Runs every folder that holds `model.onnx` and `test_data_set_*`, at any depth below DIR.
 ///
-/// Prints a line per case, `PASS name`, `FAIL name: why` or `SKIP name: why`, and the sums.
+/// Prints a line per case, `PASS name`, `FAIL name: why` or `SKIP name: why`, and then the totals.
 #[derive(Args)]
 pub(crate) struct TestArgs {
-    /// Folders of test cases.
+    /// Folders of test cases, searched recursively.
     #[arg(required = true, value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// Relative tolerance, instead of the case's own.
+    /// Relative tolerance, overriding the case's own.
     #[arg(long, value_name = "X", value_parser = bound)]
     rtol: Option<f64>,
-    /// Absolute tolerance, instead of the case's own.
+    /// Absolute tolerance, overriding the case's own.
     #[arg(long, value_name = "X", value_parser = bound)]
     atol: Option<f64>,
     #[command(flatten)]
     providers: ProviderArgs,
-    /// Threads inside one operator.
+    /// Intra-op threads: threads inside one operator.
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
 }
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
     let folders = find_cases(&args.dirs)?;
     for folder in &folders {
         let name = shown(&case_name(folder), NAME_BYTES).into_owned();
-        // A panic is a defect of the runtime, but must not end the other cases.
+        // A panic is a bug of the runtime, but the other cases must still run.
         let why = match guard(|| run_case(args, folder)) {
             Ok(Outcome::Pass) => {
                 passed += 1;
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
 }
 
 fn case_name(folder: &Path) -> String {
-    // `.` and `..` have no name of their own.
+    // Resolve `.` and `..`, which have no name.
     let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
     folder.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into())
 }
@@ -94,7 +94,7 @@ fn one_line(text: &str) -> String {
     shown(&text.lines().map(str::trim).collect::<Vec<_>>().join(" "), LINE_BYTES / 2).into_owned()
 }
 
-/// Folders below each of `dirs` that hold a model, each once.
+/// Returns the folders at any depth below `dirs` that hold a model, without duplicates.
 fn find_cases(dirs: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut cases = Vec::new();
     for dir in dirs {
@@ -107,6 +107,7 @@ fn find_cases(dirs: &[PathBuf]) -> Result<Vec<PathBuf>> {
                 cases.push(folder.to_path_buf());
             }
         }
+        // Otherwise a mistyped folder would pass.
         if cases.len() == before {
             bail!("no folder below {} holds a model.onnx; name the folder of the cases", dir.display());
         }
@@ -141,7 +142,7 @@ fn run_case(args: &TestArgs, case: &Path) -> Result<Outcome> {
     Ok(Outcome::Pass)
 }
 
-/// Runs one set of inputs; returns why its outputs are wrong.
+/// Runs one data set. Returns why its outputs are wrong, or `None`.
 fn run_set(session: &Session, set: &Path, tolerance: Tolerance) -> Result<Option<String>> {
     let inputs = read_inputs(&session.inputs(), set)?;
     let given: Vec<(&str, Value)> =
@@ -159,8 +160,8 @@ fn run_set(session: &Session, set: &Path, tolerance: Tolerance) -> Result<Option
     Ok(None)
 }
 
-/// Runs a set as often as its check asks for; returns why the draws in the only output are not
-/// distributed as the probabilities in the only input say.
+/// Runs a data set as often as the check needs. Returns why the draws in the only output do not
+/// match the probabilities in the only input, or `None`.
 fn draw_set(session: &Session, set: &Path, check: Bernoulli) -> Result<Option<String>> {
     let inputs = read_inputs(&session.inputs(), set)?;
     let files = numbered(set, "output_")?;
@@ -177,20 +178,20 @@ fn draw_set(session: &Session, set: &Path, check: Bernoulli) -> Result<Option<St
     check.problem(input.tensor()?, &draws, expected.tensor()?)
 }
 
-/// The bytes of a regular file, which is mapped: of a large one only what is looked at is read.
+/// Maps a regular file. Of a large one, only the pages that are read take memory.
 fn mapped(file: &Path) -> Result<bytes::Bytes> {
     let open = || -> Result<MappedFile> { Ok(MappedFile::open_file(open_regular(file)?)?) };
     Ok(open().with_context(|| format!("reading {}", file.display()))?.bytes())
 }
 
-/// An expected output.
+/// Reads an expected output, as the type that the model declares for it.
 fn read_output(session: &Session, number: usize, file: &Path) -> Result<Value> {
     let graph = session.model().graph();
     let declared = graph.outputs.get(number).map(|&id| graph.value(id).ty.clone()).unwrap_or_default();
     onnx::value_from_bytes(mapped(file)?, &declared).with_context(|| format!("reading {}", file.display()))
 }
 
-/// What the file `check` of a case says, where there is one.
+/// Reads the file `check` of a case, if it exists.
 fn distribution(case: &Path) -> Result<Option<Bernoulli>> {
     let file = case.join("check");
     if !file.exists() {
@@ -200,13 +201,14 @@ fn distribution(case: &Path) -> Result<Option<Bernoulli>> {
     check.map(Some).with_context(|| format!("reading {}", file.display()))
 }
 
-/// The inputs of a set, each bound to the input that bears the tensor's own name, or by the number
-/// of its file to the inputs that have no value in the model. Old models list their weights among
-/// their inputs.
+/// Reads the inputs of a data set. A tensor is bound by its own name if an input has that name,
+/// otherwise by the number of its file.
 fn read_inputs(specs: &[ValueSpec], set: &Path) -> Result<Vec<(String, Value)>> {
     let files = numbered(set, "input_")?;
     let required: Vec<&ValueSpec> = specs.iter().filter(|spec| !spec.has_default).collect();
     let all: Vec<&ValueSpec> = specs.iter().collect();
+    // Numbers count the inputs without a default, because old models list their weights among the
+    // inputs. If the set has more files than that, it has one for every input.
     let by_number = if files.len() > required.len() { &all } else { &required };
     let mut inputs: Vec<(String, Value)> = Vec::new();
     for (number, file) in files {
@@ -225,7 +227,7 @@ fn read_inputs(specs: &[ValueSpec], set: &Path) -> Result<Vec<(String, Value)>> 
     Ok(inputs)
 }
 
-/// Entries of a folder called PREFIX and a number, with that number, in its order.
+/// Returns the entries of a folder named PREFIX and a number, sorted by the number.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(usize, PathBuf)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
@@ -239,8 +241,8 @@ fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(usize, PathBuf)>> {
     Ok(found)
 }
 
-/// The tolerance of a case: the command line's, else its file `tol` with `RTOL ATOL`, else the
-/// default.
+/// Returns the tolerance of a case: the command line's, else that of its file `tol` (`RTOL ATOL`),
+/// else the default.
 fn tolerance(args: &TestArgs, case: &Path) -> Result<Tolerance> {
     let mut tolerance = Tolerance::default();
     let file = case.join("tol");

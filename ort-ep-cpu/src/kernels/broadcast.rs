@@ -1,5 +1,6 @@
-//! Broadcasting for kernels: operands of an output walked block by block, with adjacent dimensions
-//! merged.
+//! Broadcasting for kernels, block by block.
+//!
+//! Operands are walked under an output, with adjacent dimensions merged.
 
 #![allow(clippy::indexing_slicing, reason = "strides and sizes are made together, one for each dimension")]
 
@@ -15,16 +16,15 @@ use crate::parallel::for_each_chunk_mut;
 /// Sizes or strides, outermost first.
 pub type Sizes = SmallVec<[usize; 6]>;
 
-/// Rows at least this long are blocks of their own; shorter ones are expanded into a buffer.
+/// Rows at least this long are blocks of their own. Shorter ones are expanded into a buffer.
 const LONG_ROW: usize = 512;
-/// The least number of elements that another thread is worth.
+/// The fewest elements that are worth another thread.
 const LEAST_CHUNK: usize = 16 * 1024;
-/// Elements of a block where every operand of a step should stay in the first-level cache.
+/// Elements of a block for which every operand of a step should stay in the L1 cache.
 pub const BLOCK: usize = 1024;
 
-/// How operands lie under an output: sizes and strides after dropping dimensions of size 1 and
-/// merging neighbours that every operand walks in one stride. The innermost stride of an operand is
-/// 0 or 1.
+/// The layout of operands under an output. Dimensions of size 1 are dropped, and adjacent ones are
+/// merged if every operand walks them in one stride. The innermost stride of an operand is 0 or 1.
 ///
 /// ```
 /// use ort_ep_cpu::kernels::broadcast::{Block, Broadcast};
@@ -42,26 +42,26 @@ pub struct Broadcast {
     dense: SmallVec<[bool; 3]>,
 }
 
-/// One operand over a block of several rows of the output, over each of which it has one element.
+/// One operand over a block of several rows of the output, with one element for each row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Repeated<'a, T> {
-    /// An element for each row that the block meets.
+    /// An element for each row that the block overlaps.
     pub elements: &'a [T],
-    /// How many places of the block the first row has.
+    /// How many positions of the block are in the first row.
     pub first: usize,
-    /// How many the others have; the last may end early.
+    /// How many positions each other row has; the last row may end early.
     pub each: usize,
 }
 
 impl<T: Copy> Repeated<'_, T> {
-    /// The rows of a block of `len` places: where each begins and ends, and its element.
+    /// Iterates over the rows of a block of `len` positions, each with its range and its element.
     pub fn rows(&self, len: usize) -> impl Iterator<Item = (Range<usize>, T)> {
         let Repeated { elements, first, each } = *self;
         let begin = move |row: usize| if row == 0 { 0 } else { first + (row - 1) * each };
         elements.iter().enumerate().map(move |(row, &element)| (begin(row)..begin(row + 1).min(len), element))
     }
 
-    /// An element for each of `len` places of the block.
+    /// Writes an element for each of `len` positions of the block.
     fn write(&self, len: usize, buffer: &mut Vec<T>) {
         let Some((&first, others)) = self.elements.split_first() else { return };
         buffer.clear();
@@ -74,15 +74,15 @@ impl<T: Copy> Repeated<'_, T> {
 /// One operand over a block of the output.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Block<'a, T> {
-    /// An element for each place.
+    /// An element for each position.
     Slice(&'a [T]),
-    /// One element for all places.
+    /// One element for all positions.
     Scalar(T),
 }
 
 impl Broadcast {
-    /// The walk of contiguous operands of these shapes under an output of shape `output`; an
-    /// operand whose shape does not broadcast to it is an error.
+    /// Lays out contiguous operands of these shapes under an output of shape `output`. Returns an
+    /// error if an operand's shape does not broadcast to it.
     pub fn new(output: &[usize], operands: &[&[usize]]) -> Result<Broadcast> {
         let mut full: SmallVec<[Sizes; 3]> = SmallVec::new();
         for shape in operands {
@@ -90,8 +90,9 @@ impl Broadcast {
         }
         let mut sizes = Sizes::new();
         let mut strides: SmallVec<[Sizes; 3]> = operands.iter().map(|_| Sizes::new()).collect();
-        // From the innermost dimension outwards; the lists are turned round at the end.
+        // From the innermost dimension outwards; the lists are reversed at the end.
         for dim in (0..output.len()).rev().filter(|&dim| output[dim] != 1) {
+            // Merges if the outer stride of every operand continues its inner run.
             let merges = sizes.last().is_some_and(|&inner| {
                 full.iter().zip(&strides).all(|(full, merged)| {
                     merged.last().is_some_and(|&stride| full[dim] == stride.wrapping_mul(inner))
@@ -124,24 +125,25 @@ impl Broadcast {
         Ok(Broadcast { sizes, strides, dense })
     }
 
-    /// The walk of operands that all have the output's `len` elements.
+    /// Lays out operands that all have the output's `len` elements.
     pub fn same(len: usize, operands: usize) -> Broadcast {
         let strides = (0..operands).map(|_| std::iter::once(1).collect()).collect();
         let dense = SmallVec::from_elem(true, operands);
         Broadcast { sizes: std::iter::once(len).collect(), strides, dense }
     }
 
-    /// The merged sizes, outermost first; at least one.
+    /// Returns the merged sizes, outermost first; at least one.
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
     }
 
-    /// The merged strides of an operand in elements, 0 where it is repeated.
+    /// Returns the merged strides of an operand in elements; 0 along dimensions that it is
+    /// broadcast over.
     pub fn strides(&self, operand: usize) -> &[usize] {
         &self.strides[operand]
     }
 
-    /// Whether every operand is one run of elements, or one element.
+    /// Returns whether every operand is one contiguous run, or one element.
     pub fn is_flat(&self) -> bool {
         self.sizes.len() == 1
     }
@@ -150,15 +152,15 @@ impl Broadcast {
         self.sizes[self.sizes.len() - 1]
     }
 
-    /// The length of the next block from output element `start` on: at most `limit`, and within a
-    /// row where rows are long.
+    /// Returns the length of the next block, which starts at output element `start`. It is at most
+    /// `limit`, and stays within a row if rows are long.
     pub fn block_len(&self, start: usize, limit: usize) -> usize {
         let inner = self.inner();
         if self.is_flat() || inner < LONG_ROW { limit } else { limit.min(inner - start % inner) }
     }
 
-    /// The elements of an operand for output elements `start..start + len`, through `buffer` where
-    /// they do not lie side by side. `data` is all of the operand.
+    /// Returns the elements of an operand for output elements `start..start + len`, expanded into
+    /// `buffer` if they are not contiguous. `data` is the whole operand.
     pub fn block<'b, T: Copy>(
         &self,
         operand: usize,
@@ -188,13 +190,13 @@ impl Broadcast {
         Block::Slice(buffer)
     }
 
-    /// Whether an operand has the output's elements in the output's order.
+    /// Returns whether an operand has the output's elements in the output's order.
     pub fn is_dense(&self, operand: usize) -> bool {
         self.dense[operand]
     }
 
-    /// The operand over a block of more than one row, where it has one element for each and they
-    /// lie side by side.
+    /// Returns the operand over a block of several rows, if it has one element for each and these
+    /// are contiguous.
     pub fn repeated<'b, T>(
         &self,
         operand: usize,
@@ -206,6 +208,7 @@ impl Broadcast {
         let (row, column) = (start / inner, start % inner);
         let rows = (column + len).div_ceil(inner);
         let size = self.sizes[self.sizes.len() - 2];
+        // The rows' elements must be contiguous and must not wrap around their dimension.
         if *outer != 1 || rows < 2 || row % size + rows > size {
             return None;
         }
@@ -260,9 +263,9 @@ impl Broadcast {
         }
     }
 
-    /// Cuts `output` into blocks of at most `limit` elements and calls `task` with scratch memory
-    /// that the blocks of one thread share, the first element, and the block. Large outputs are
-    /// parted among `threads`.
+    /// Splits `output` into blocks of at most `limit` elements. Calls `task` with scratch that the
+    /// blocks of one thread share, the index of the first element, and the block. Large outputs are
+    /// split among `threads`.
     pub fn for_each_block<T: Send, S: Keep>(
         &self,
         threads: usize,
@@ -287,7 +290,7 @@ impl Broadcast {
     }
 }
 
-/// How many of `len` elements one task of a simple kernel takes.
+/// Returns how many of `len` elements one task of a simple kernel takes.
 pub fn chunk_len(threads: usize, len: usize) -> usize {
     if threads <= 1 { len.max(1) } else { len.div_ceil(threads * 4).max(LEAST_CHUNK) }
 }
@@ -316,7 +319,7 @@ fn strides_under(output: &[usize], shape: &[usize]) -> Result<Sizes> {
 mod tests {
     use super::*;
 
-    /// The definition: the operand's element at an output place, by coordinates.
+    /// The definition: the index of the operand's element at an output position, by coordinates.
     fn reference(output: &[usize], shape: &[usize], at: usize) -> usize {
         let (mut rest, mut offset, mut stride) = (at, 0, 1);
         for dim in (0..output.len()).rev() {

@@ -1,4 +1,4 @@
-//! The kernels of the CPU provider by family; each file registers what it holds.
+//! The kernels of the CPU provider, by operator family. Each file registers its own kernels.
 
 pub mod broadcast;
 mod control;

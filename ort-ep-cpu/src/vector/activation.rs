@@ -1,13 +1,13 @@
-//! The activation that a kernel applies to its result before it leaves the registers or the cache.
+//! Activations in the epilogue of a kernel, while its result is in registers or in the cache.
 
 use super::elementwise::{Unary, unary_in_place};
 use crate::simd::slices::UnaryOp;
 use crate::simd::{Isa, Simd};
 
-/// What is applied to a kernel's result.
+/// The activation of a kernel's result.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Activation {
-    /// Nothing.
+    /// No activation.
     #[default]
     None,
     /// The greater of 0 and the value.
@@ -24,7 +24,8 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Parts it into bounds that a kernel applies in registers and a function for afterwards.
+    /// Splits the activation into bounds that a kernel applies in registers, and a function to
+    /// apply afterwards.
     pub fn split(self) -> (Clamp, Option<Unary>) {
         match self {
             Activation::None => (Clamp::NONE, None),
@@ -36,7 +37,7 @@ impl Activation {
         }
     }
 
-    /// Applies it to all of a slice.
+    /// Applies the activation to a slice.
     pub fn apply_in_place(self, isa: Isa, data: &mut [f32]) {
         match self {
             Activation::None => {}

@@ -1,7 +1,7 @@
 //! Conversions of slices between number types.
 //!
-//! Integers are made as ONNX's Cast does on ordinary values: towards zero. Values out of range
-//! saturate and NaN gives 0, as Rust's `as`; ONNX leaves both undefined.
+//! Integers are converted as ONNX's Cast does for ordinary values, towards zero. Values out of
+//! range saturate and NaN becomes 0, as with Rust's `as`. ONNX leaves both undefined.
 
 use half::{bf16, f16};
 
@@ -24,7 +24,7 @@ pub fn f16_from_f32(isa: Isa, from: &[f32], to: &mut [f16]) {
     halves_from_singles(isa, from, to);
 }
 
-/// A plain loop that the compiler vectorises for each instruction set.
+/// A plain loop that the compiler vectorizes for each instruction set.
 struct Each<'a, A, B, F> {
     from: &'a [A],
     to: &'a mut [B],
@@ -41,7 +41,7 @@ impl<A: Copy, B, F: Fn(A) -> B> SimdOp for Each<'_, A, B, F> {
     }
 }
 
-/// `to[i] = function(from[i])` for any types, compiled for the instruction set.
+/// Computes `to[i] = function(from[i])` for any types, compiled for the instruction set.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -76,16 +76,17 @@ pub fn bf16_from_f32(isa: Isa, from: &[f32], to: &mut [bf16]) {
         #[inline(always)]
         |x: f32| {
             let bits = x.to_bits();
-            // Half of the last kept place, less one where that place is even, carries exactly when
-            // to round up.
+            // Half of the last kept place, less one if that place is even, carries exactly if we
+            // must round up.
             let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+            // Rounding could carry out of a NaN's fraction, so NaNs are truncated and made quiet.
             let quiet = (bits >> 16) | 0x40;
             bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
         },
     );
 }
 
-/// Makes the conversions between f32 and the integer types.
+/// Generates the conversions between f32 and the integer types.
 macro_rules! integer_conversions {
     ($($integer:ident, $from_f32:ident, $to_f32:ident;)+) => {
         $(

@@ -1,10 +1,10 @@
 //! Depthwise convolution of one channel's plane.
 //!
-//! Square kernels of the usual sizes and rows much narrower than a vector are read where the plane
-//! lies. For the rest the plane is first copied into scratch with its padding, parted by the
-//! strides into phases (the places with equal remainder), so that whatever the stride each tap of
-//! the kernel reads a run of adjacent values. There, too, rows much narrower than a vector are
-//! computed as one long row over the padded width, and the places between rows are dropped.
+//! Square kernels of the usual sizes, and rows much narrower than a vector, are read in place. For
+//! all others, the plane is first copied into scratch with its padding. The copy is split by the
+//! strides into phases, which are the positions with equal remainder. Each tap of the kernel then
+//! reads adjacent values, whatever the stride. There too, rows much narrower than a vector are
+//! computed as one long row over the padded width, and the results between rows are dropped.
 
 use super::activation::{Activation, Clamp};
 use super::elementwise::{Unary, unary_in_place};
@@ -15,11 +15,11 @@ use crate::simd::slices::UnaryOp;
 use crate::simd::stencil::{Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
-/// The most results of a plane that is read as one row: the plan has a mask for each vector of them
-/// and each tap.
+/// The most results of a plane that is read as one row. The plan holds a mask for each vector of
+/// results and each tap.
 const LARGEST_FLAT: usize = 1024;
 
-/// How all planes of one convolution are computed.
+/// The plan for all planes of one convolution.
 #[derive(Debug, Clone)]
 pub struct DepthwisePlan {
     window: Window,
@@ -27,22 +27,23 @@ pub struct DepthwisePlan {
     way: Way,
 }
 
+/// How a plane is computed.
 #[derive(Debug, Clone)]
 enum Way {
-    /// All rows as one, read where they lie.
+    /// All rows as one, read in place.
     Flat(FlatPlan),
-    /// A square kernel of a usual size, read where the plane lies.
+    /// A square kernel of a usual size, read in place.
     Square,
     /// Any window, over a padded copy.
     Padded(Phases),
 }
 
-/// A padded copy of a plane, parted by the strides.
+/// The layout of a padded copy of a plane, split by the strides into phases.
 #[derive(Debug, Clone)]
 struct Phases {
-    /// Rows and columns of one phase of the padded plane.
+    /// Rows and columns of one phase.
     size: [usize; 2],
-    /// Where each tap reads, from the place of output 0.
+    /// The offset of each tap from the position of output 0.
     offsets: Vec<usize>,
     /// Whether all rows are computed as one.
     flat: bool,
@@ -59,14 +60,15 @@ impl DepthwisePlan {
             _ => 4,
         };
         let by_rows = output[0] * output[1].div_ceil(lanes);
-        // Loads of a row serve several rows of results where these are not computed as one.
+        // Row by row, one load serves several rows of results. A single long row must therefore
+        // need less than two thirds of the vectors.
         let pays = |at_once: usize| at_once * 3 < by_rows * 2;
         let flat = output[0] * output[1] <= LARGEST_FLAT && pays((output[0] * output[1]).div_ceil(lanes));
         let flat = flat.then(|| FlatPlan::new(lanes, &window));
         let way = match (flat.flatten(), kernel, strides, dilations) {
             (Some(plan), ..) => Way::Flat(plan),
             (None, [3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2], [1, 1]) => {
-                // Half a vector is as fast where that is all there is to a row.
+                // A vector of half the width is as fast if it holds a whole row.
                 if isa == Isa::Avx512 && output[1] <= 8 {
                     isa = Isa::Avx2;
                 }
@@ -81,7 +83,7 @@ impl DepthwisePlan {
         DepthwisePlan { window, isa, way }
     }
 
-    /// How many f32 of scratch a plane needs.
+    /// Returns how many f32 of scratch a plane needs.
     pub fn scratch_len(&self) -> usize {
         match &self.way {
             Way::Flat(_) | Way::Square => 0,
@@ -98,7 +100,7 @@ impl DepthwisePlan {
     /// `scratch` holds at least [`scratch_len`](Self::scratch_len) values of any content.
     ///
     /// # Panics
-    /// If a slice does not have the length that the window says.
+    /// If a slice's length does not match the window.
     pub fn run(
         &self,
         from: &[f32],
@@ -116,6 +118,7 @@ impl DepthwisePlan {
             return;
         }
         let (epilogue, rest) = match activation.split() {
+            // HardSwish and SiLU run in registers. Other functions are applied to the stored plane.
             (_, Some(Unary::HardSwish)) => (Epilogue::HardSwish, None),
             (_, Some(Unary::Silu)) => (Epilogue::Silu, None),
             (clamp, rest) => (Epilogue::Clamp(clamp), rest),
@@ -149,7 +152,7 @@ impl Phases {
     }
 }
 
-/// What is applied to sums in registers.
+/// The activation that is applied in registers.
 #[derive(Clone, Copy)]
 enum Epilogue {
     Clamp(Clamp),
@@ -191,6 +194,7 @@ impl UnaryOp for Silu {
     }
 }
 
+/// One plane, for dispatch to SIMD code.
 struct Plane<'a> {
     plan: &'a DepthwisePlan,
     epilogue: Epilogue,
@@ -224,7 +228,7 @@ impl SimdOp for Plane<'_> {
     }
 }
 
-/// The convolution of a padded plane.
+/// Convolves a padded plane.
 #[inline(always)]
 fn over_phases<S: Simd>(
     s: S,
@@ -244,7 +248,7 @@ fn over_phases<S: Simd>(
     }
 }
 
-/// Any kernel, stride and dilation, four rows at a time.
+/// Handles any kernel, stride and dilation, four rows at a time.
 #[inline(always)]
 fn any<S: Simd, E: UnaryOp>(
     s: S,
@@ -277,7 +281,7 @@ fn any<S: Simd, E: UnaryOp>(
     }
 }
 
-/// Copies the plane into its phases, with zeros around it.
+/// Copies the plane into its phases, surrounded by zeros.
 #[inline(always)]
 fn pad<S: Simd>(s: S, window: &Window, [rows, columns]: [usize; 2], from: &[f32], padded: &mut [f32]) {
     let Window { input: [height, width], strides: [sy, sx], pads: [top, left], .. } = *window;
@@ -301,7 +305,7 @@ fn pad<S: Simd>(s: S, window: &Window, [rows, columns]: [usize; 2], from: &[f32]
     }
 }
 
-/// `pad_row` for any stride: phase `p` goes to `padded[p * plane..]`.
+/// Like `pad_row`, for any stride. Phase `p` goes to `padded[p * plane..]`.
 fn pad_row_by_any(
     source: &[f32],
     (left, columns): (usize, usize),

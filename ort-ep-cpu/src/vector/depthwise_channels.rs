@@ -1,8 +1,8 @@
-//! Depthwise convolution of as many channels at once as a vector has lanes.
+//! Depthwise convolution of several channels at once, one in each lane of a vector.
 //!
-//! The planes are interleaved, so that a vector holds one place of all channels: every load is
+//! The planes are interleaved, so a vector holds one position of all channels. Every load is
 //! aligned and no lane is idle, whatever the width. Large kernels and small planes repay the cost
-//! of interleaving and parting them.
+//! of interleaving and of splitting the result.
 
 use super::activation::Activation;
 use super::depthwise::{HardSwish, Silu};
@@ -14,7 +14,7 @@ use crate::simd::slices::UnaryOp;
 use crate::simd::stencil::channel_taps;
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
 
-/// How blocks of channels of one convolution are computed.
+/// The plan for blocks of channels of one convolution.
 #[derive(Debug, Clone)]
 pub struct DepthwiseBlockPlan {
     window: Window,
@@ -22,22 +22,22 @@ pub struct DepthwiseBlockPlan {
     lanes: usize,
     /// Rows and columns of the padded plane.
     padded: [usize; 2],
-    /// Where each tap reads, from the place of output 0.
+    /// The offset of each tap from the position of output 0.
     offsets: Vec<usize>,
 }
 
-/// The values of a block of channels.
+/// The operands of a block of channels.
 #[derive(Debug, Clone, Copy)]
 pub struct ChannelBlock<'a> {
-    /// The input planes, one after the other.
+    /// The input planes, one after another.
     pub planes: &'a [f32],
-    /// The kernels, one after the other.
+    /// The kernels, one after another.
     pub weights: &'a [f32],
-    /// One value for each channel, or none.
+    /// One value for each channel; none for no bias.
     pub bias: Option<&'a [f32]>,
 }
 
-/// The parts of a scratch area.
+/// The parts of the scratch.
 struct Areas<'a> {
     dense: &'a mut [f32],
     padded: &'a mut [f32],
@@ -62,19 +62,20 @@ impl DepthwiseBlockPlan {
         DepthwiseBlockPlan { window, isa, lanes, padded, offsets }
     }
 
-    /// Whether this is the faster way for a window, by measurement, if a block has enough channels;
-    /// else take [`DepthwisePlan`](super::depthwise::DepthwisePlan).
+    /// Returns whether this plan is faster for a window, by measurement, if a block has enough
+    /// channels. Otherwise use [`DepthwisePlan`](super::depthwise::DepthwisePlan).
     pub fn pays(window: &Window) -> bool {
         window.kernel[0] * window.kernel[1] >= 16 || window.output[1] < 24
     }
 
-    /// The most channels of a block; fewer cost as much.
+    /// Returns the most channels of a block. A block with fewer costs as much.
     pub fn channels(&self) -> usize {
         self.lanes
     }
 
-    /// How many f32 of scratch a block needs.
+    /// Returns how many f32 of scratch a block needs.
     pub fn scratch_len(&self) -> usize {
+        // The slack leaves room to align the first area.
         self.area_lens().iter().sum::<usize>() + MAX_LANES
     }
 
@@ -91,7 +92,7 @@ impl DepthwiseBlockPlan {
     }
 
     fn areas<'a>(&self, scratch: &'a mut [f32]) -> Areas<'a> {
-        // All areas are whole vectors, so aligning the first aligns them all.
+        // All areas are whole vectors, so aligning the first one aligns them all.
         let skipped = scratch.as_ptr().align_offset(MAX_LANES * size_of::<f32>()).min(MAX_LANES);
         let [dense, padded, results, weights, bias] = self.area_lens();
         let (dense, rest) = scratch[skipped..].split_at_mut(dense);
@@ -105,8 +106,8 @@ impl DepthwiseBlockPlan {
     /// [`scratch_len`](Self::scratch_len) values of any content.
     ///
     /// # Panics
-    /// If a slice does not have the length that the window and the number of channels (from the
-    /// bias or the planes) say.
+    /// If a slice's length does not match the window and the number of channels, which `to`
+    /// determines.
     pub fn run(&self, block: ChannelBlock<'_>, activation: Activation, to: &mut [f32], scratch: &mut [f32]) {
         let Window { input, output, .. } = self.window;
         let (plane, result, taps) = (input[0] * input[1], output[0] * output[1], self.offsets.len());
@@ -142,7 +143,7 @@ impl DepthwiseBlockPlan {
         strided(self.isa, &back, results, to);
     }
 
-    /// `to[place][channel] = from[channel][place]`; the lanes without a channel are 0.
+    /// Computes `to[place][channel] = from[channel][place]`. Lanes without a channel become 0.
     fn interleave(&self, channels: usize, places: usize, from: &[f32], to: &mut [f32]) {
         if channels < self.lanes {
             to.fill(0.0);
@@ -151,7 +152,7 @@ impl DepthwiseBlockPlan {
         strided(self.isa, &matrix, from, to);
     }
 
-    /// Copies the interleaved plane with zeros around it.
+    /// Copies the interleaved plane, surrounded by zeros.
     fn pad(&self, dense: &[f32], padded: &mut [f32]) {
         let Window { input: [height, width], pads: [top, left], .. } = self.window;
         let (row_len, start) = (self.padded[1] * self.lanes, left * self.lanes);

@@ -1,5 +1,6 @@
-//! Convolutions of one plane of bytes with one filter: four neighbours along a row are one product
-//! of groups of four.
+//! Quantized convolution of one plane with one filter.
+//!
+//! A lane computes dot products of four bytes, so one step covers four neighbors along a row.
 
 use crate::gemm::Window;
 use crate::interrupt::spend;
@@ -9,18 +10,18 @@ use crate::simd::{Isa, Simd};
 /// The most groups of four taps in a filter.
 const MAX_TAPS: usize = 32;
 
-/// The taps of one filter, four along a row together, and what its sums need at the end.
+/// The taps of one filter, in groups of four along a row, with the terms of its accumulators.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CodeTaps {
-    /// Weights, and ones in their places.
+    /// The weights of each group, and ones in the same positions.
     weights: [[i32; 2]; MAX_TAPS],
-    /// Added to each sum.
+    /// Added to each accumulator.
     term: i32,
-    /// Multiplies the sum of the window and is added.
+    /// Multiplied by the sum of the window's bytes, then added to the accumulator.
     minus_zero: i32,
 }
 
-/// How sums become codes: `round(clamp(sum * factor, least, greatest)) + zero`.
+/// Requantization: `round(clamp(sum * factor, least, greatest)) + zero`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Requantize {
     factor: f32,
@@ -29,7 +30,7 @@ pub(crate) struct Requantize {
     greatest: f32,
 }
 
-/// What becomes of the sums of a plane.
+/// The destination of a plane's accumulators.
 #[derive(Debug)]
 pub(crate) enum Sums<'a> {
     Stored(&'a mut [i32]),
@@ -43,14 +44,14 @@ impl Requantize {
     }
 }
 
-/// Groups of four taps in a row of the kernel.
+/// Returns the number of groups of four taps in a row of the kernel.
 fn groups(window: &Window) -> usize {
     window.kernel[2].div_ceil(4)
 }
 
 impl CodeTaps {
-    /// Whether windows can be computed here: over planes, with neighbours next to each other, at
-    /// stride 1 or 2.
+    /// Returns whether this module can compute a window: over planes, without dilation along rows,
+    /// at stride 1 or 2, with few enough taps.
     pub(crate) fn fits(window: &Window) -> bool {
         let is_flat =
             window.input[0] == 1 && window.kernel[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
@@ -60,7 +61,7 @@ impl CodeTaps {
             && window.kernel[1].saturating_mul(groups(window)) <= MAX_TAPS
     }
 
-    /// The taps of a filter whose weights, signed, lie four bytes apart.
+    /// Takes the taps of a filter whose weights are signed and four bytes apart.
     pub(crate) fn new(window: &Window, weights: &[u8], [term, minus_zero]: [i32; 2]) -> CodeTaps {
         let width = window.kernel[2];
         let mut taps = CodeTaps { weights: [[0; 2]; MAX_TAPS], term, minus_zero };
@@ -78,7 +79,7 @@ impl CodeTaps {
     }
 }
 
-/// Rows and bytes in a row of a padded plane.
+/// Returns the number of rows of a padded plane, and the bytes in each.
 fn padded(window: &Window) -> [usize; 2] {
     let rows =
         (window.output[1].max(1) - 1) * window.stride[1] + (window.kernel[1] - 1) * window.dilation[1] + 1;
@@ -86,19 +87,19 @@ fn padded(window: &Window) -> [usize; 2] {
     [rows, bytes]
 }
 
-/// Bytes of scratch for a plane.
+/// Returns the bytes of scratch for a plane.
 pub(crate) fn plane_len(window: &Window) -> usize {
     let [rows, bytes] = padded(window);
-    // A vector reads as far as its last lane, whose column may be far behind the last one.
+    // A vector reads up to its last lane, whose column may be far past the last one.
     rows.saturating_mul(bytes).saturating_add(3 * WINDOWS_REACH).next_multiple_of(64)
 }
 
-/// Convolves one plane. Bytes of the image are flipped by `flip`. `scratch` was filled with the
-/// padding before the first plane; each plane then leaves its padding as it is.
+/// Convolves one plane. The image's bytes are XORed with `flip`. Before the first plane, the caller
+/// fills `scratch` with the padding value. No plane overwrites the padding.
 ///
 /// # Panics
 ///
-/// If a slice is shorter than the window says.
+/// If a slice is shorter than the window requires.
 pub(crate) fn convolve_plane(
     isa: Isa,
     window: &Window,
@@ -112,7 +113,7 @@ pub(crate) fn convolve_plane(
     dispatch_bytes(isa, Plane { window, taps, scratch, to });
 }
 
-/// Copies the image to its place amid the padding.
+/// Copies the image into the padded plane.
 fn place(window: &Window, (image, flip): (&[u8], u8), scratch: &mut [u8]) {
     let [rows, bytes] = padded(window);
     let ([_, height, width], [_, pad_y, pad_x]) = (window.input, window.pad);
@@ -130,7 +131,7 @@ fn place(window: &Window, (image, flip): (&[u8], u8), scratch: &mut [u8]) {
     }
 }
 
-/// Copies a row into one as long. Rows are often too short for a call to pay.
+/// Copies a row into one of equal length. Rows are often too short for a library call to pay.
 #[inline(always)]
 fn copy_row(from: &[u8], to: &mut [u8]) {
     match from.len() {
@@ -141,7 +142,7 @@ fn copy_row(from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Copies `BYTES` at a time; the last ones may overlap those before.
+/// Copies `BYTES` bytes at a time. The last copy may overlap the one before.
 #[inline(always)]
 fn copy_by<const BYTES: usize>(from: &[u8], to: &mut [u8]) {
     let last = from.len() - BYTES;
@@ -151,7 +152,7 @@ fn copy_by<const BYTES: usize>(from: &[u8], to: &mut [u8]) {
     to[last..last + BYTES].copy_from_slice(&from[last..last + BYTES]);
 }
 
-/// One plane, padded.
+/// One padded plane.
 struct Plane<'a> {
     window: &'a Window,
     taps: &'a CodeTaps,
@@ -186,8 +187,8 @@ impl ByteOp for Plane<'_> {
                     |at, count, sum| {
                         let value = simd.mul(simd.to_f32(sum), factor);
                         let value = simd.min_or_second(simd.max_or_second(value, least), greatest);
-                        // Codes beyond a row are written over by the next one, and whole vectors
-                        // stored faster.
+                        // The next row overwrites what is stored past the end of a row, and whole
+                        // vectors are stored faster.
                         let whole = L::Base::LANES;
                         let count = if to.len().saturating_sub(at) >= whole { whole } else { count };
                         lanes.store_low_bytes(to, at, count, simd.add_i32(simd.to_i32(value), zero));
@@ -198,7 +199,8 @@ impl ByteOp for Plane<'_> {
     }
 }
 
-/// All rows, one after the other: `store` takes a place, a count of sums, and them.
+/// Computes all rows, one after another. `store` takes a position, a number of accumulators, and
+/// the accumulators.
 #[inline(always)]
 fn rows<L: ByteLanes>(
     lanes: L,
@@ -216,7 +218,8 @@ fn rows<L: ByteLanes>(
     }
 }
 
-/// Kernels of three rows of up to four weights, without a zero point: weights stay in registers.
+/// Handles kernels of three rows of up to four weights, without a zero point. The weights stay in
+/// registers.
 #[inline(always)]
 fn three_taps<L: ByteLanes, const STRIDE: usize>(
     lanes: L,
@@ -246,7 +249,7 @@ fn three_taps<L: ByteLanes, const STRIDE: usize>(
     }
 }
 
-/// The sums of windows from `x` on.
+/// Accumulates the windows from `x` on.
 #[inline(always)]
 fn three_lines<L: ByteLanes, const STRIDE: usize>(
     lanes: L,
@@ -261,7 +264,7 @@ fn three_lines<L: ByteLanes, const STRIDE: usize>(
     sum
 }
 
-/// Any number of taps.
+/// Handles any number of taps.
 #[inline(always)]
 fn any_taps<L: ByteLanes, const STRIDE: usize>(
     lanes: L,

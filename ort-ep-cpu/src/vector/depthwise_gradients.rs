@@ -1,20 +1,20 @@
-//! The gradients of a depthwise convolution, plane by plane.
+//! Gradients of a depthwise convolution, plane by plane.
 //!
-//! They are plain loops that the compiler vectorises for each instruction set. Sums have [`LANES`]
-//! parts on all of them, so that the bits are the same.
+//! These are plain loops that the compiler vectorizes for each instruction set. A sum has [`LANES`]
+//! partial sums on all of them, so the results are bit-identical.
 
 use super::window::Window;
 use crate::interrupt::spend;
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
-/// Parts of a sum.
+/// Partial sums of each tap's gradient.
 pub const LANES: usize = 16;
 
-/// Adds to the parts of each tap's sum, [`LANES`] one behind the other, what one plane and the
-/// upstream gradient of its results give it.
+/// Accumulates the gradient of each tap over one plane, given the upstream gradient of the plane's
+/// results. Each tap has [`LANES`] adjacent partial sums.
 ///
 /// # Panics
-/// If a slice does not have the length that the window says.
+/// If a slice's length does not match the window.
 pub fn add_filter_gradient(isa: Isa, window: &Window, from: &[f32], upstream: &[f32], sums: &mut [f32]) {
     check(window, [from.len(), upstream.len(), sums.len() / LANES]);
     dispatch(isa, Filter { window, from, upstream, sums });
@@ -24,7 +24,7 @@ pub fn add_filter_gradient(isa: Isa, window: &Window, from: &[f32], upstream: &[
 /// results.
 ///
 /// # Panics
-/// If a slice does not have the length that the window says.
+/// If a slice's length does not match the window.
 pub fn plane_gradient(isa: Isa, window: &Window, weights: &[f32], upstream: &[f32], to: &mut [f32]) {
     check(window, [to.len(), upstream.len(), weights.len()]);
     dispatch(isa, Plane { window, weights, upstream, to });
@@ -35,18 +35,18 @@ fn check(window: &Window, lens: [usize; 3]) {
     assert_eq!(lens, needed, "a plane, its results and a filter have the window's sizes");
 }
 
-/// A run of results in a line, and the places that a tap meets there.
+/// A run of results in a row, and the inputs that a tap reads for them.
 #[derive(Clone, Copy)]
 struct Run {
     tap: usize,
-    /// Of the results.
+    /// The first result.
     first: usize,
     len: usize,
-    /// The first place; the others are a stride apart.
+    /// The input of the first result. The others are a stride apart.
     place: usize,
 }
 
-/// Calls `each` with every run, line by line and tap by tap.
+/// Calls `each` for every run, row by row and tap by tap.
 #[inline(always)]
 fn for_each_run(window: &Window, mut each: impl FnMut(Run)) {
     let Window { input, output, kernel, strides, dilations, pads } = *window;

@@ -1,23 +1,23 @@
-//! Convolutions of codes with one filter for each channel, where the channels of a pixel lie
-//! together.
+//! Quantized depthwise convolution in NHWC.
 //!
-//! A vector of bytes holds the channels of one pixel. Those of four rows are interleaved, so that
-//! four taps along a column of the kernel are one product of groups of four, and lanes are
-//! channels: none is idle, however small the plane.
+//! A vector of bytes holds the channels of one position. The vectors of four rows are interleaved,
+//! so a dot product of four bytes covers four taps along a column of the kernel. Lanes are
+//! channels, so none is idle, however small the plane.
 
 use crate::gemm::Window;
 use crate::interrupt::spend;
 use crate::simd::bytes::{ByteLanes, ByteOp, Lanes, Numbers, dispatch_bytes};
 use crate::simd::{Isa, MAX_LANES, Simd};
 
-/// Channels that are computed together, and the order in which their terms and weights lie.
+/// The blocks of channels that are computed together. They determine the order of terms and
+/// weights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChannelBlocks {
     lanes: usize,
     channels: usize,
 }
 
-/// Asks for the lanes of a vector.
+/// Queries the number of lanes of a vector.
 struct LaneCount;
 
 impl ByteOp for LaneCount {
@@ -38,29 +38,31 @@ impl ChannelBlocks {
         4 * self.lanes
     }
 
-    /// Channels in whole blocks.
+    /// Returns the number of channels in whole blocks.
     pub(crate) fn padded(&self) -> usize {
         self.channels.next_multiple_of(self.width())
     }
 
-    /// The place of a channel's term among those of all blocks.
+    /// Returns the position of a channel's term among those of all blocks.
     pub(crate) fn place(&self, channel: usize) -> usize {
         let (block, within) = (channel / self.width(), channel % self.width());
+        // `interleave_bytes` works within parts of 16 bytes, so four channels of each part share a
+        // vector.
         block * self.width() + within % 16 / 4 * self.lanes + within / 16 * 4 + within % 4
     }
 
-    /// Numbers that the packed weights of filters of this kernel take.
+    /// Returns how many i32 the packed weights of filters with this kernel take.
     pub(crate) fn weights_len(&self, kernel: [usize; 3]) -> usize {
         self.padded().saturating_mul(kernel[1].div_ceil(4)).saturating_mul(kernel[2])
     }
 
-    /// Packs filters, codes of shape `[channels, rows, columns]` whose bits are flipped by `flip`:
-    /// for each block, column and four rows, the groups of all channels. Returns nothing; the sums
-    /// of the filters go to their places in `sums`.
+    /// Packs filters: quantized values of shape `[channels, rows, columns]`, XORed with `flip`. For
+    /// each block, column and four rows, the groups of all channels are adjacent. Writes the sums
+    /// of the filters to their positions in `sums`.
     ///
     /// # Panics
     ///
-    /// If a slice is shorter than the shape says.
+    /// If a slice is shorter than the shape requires.
     pub(crate) fn pack(
         &self,
         codes: &[u8],
@@ -96,36 +98,39 @@ pub(crate) struct DepthwisePixels<'a> {
     pub(crate) window: &'a Window,
     pub(crate) blocks: ChannelBlocks,
     pub(crate) image: &'a [u8],
-    /// What the bytes of the image are flipped by, and what stands in the padding, not yet flipped.
+    /// What the image's bytes are XORed with, and the padding value before that.
     pub(crate) of_image: [u8; 2],
     pub(crate) weights: &'a [i32],
-    /// Added to the sum of each channel, and what multiplies it then, at the channel's place.
+    /// The term added to the accumulator of each channel, at the channel's position.
     pub(crate) terms: &'a [i32],
+    /// The factor of each accumulator after that.
     pub(crate) factors: &'a [f32],
-    /// Whether all factors are less than 1, so that products are integers of 32 bits in any case.
+    /// Whether all factors are less than 1, so that a scaled accumulator always fits in 32 bits.
     pub(crate) is_small: bool,
-    /// The zero point of the result, and whether its codes are signed.
+    /// The zero point of the result.
     pub(crate) zero: i32,
+    /// Whether the result is signed.
     pub(crate) signed: bool,
 }
 
 impl DepthwisePixels<'_> {
-    /// Computes rows of the result from one on.
+    /// Computes rows of the result, starting with row `first`.
     ///
     /// # Panics
     ///
-    /// If a slice is shorter than the window says.
+    /// If a slice is shorter than the window requires.
     pub(crate) fn rows(&self, isa: Isa, first: usize, to: &mut [u8]) {
         dispatch_bytes(isa, Rows { conv: self, first, to });
     }
 
-    /// Codes in a row of the result.
+    /// Returns the number of values in a row of the result.
     pub(crate) fn row_len(&self) -> usize {
         self.window.output[2] * self.blocks.channels
     }
 }
 
-/// Codes of rows that are computed block by block: what they read stays in the caches for the next.
+/// Result values in a band, which is computed block by block. What a band reads stays in the caches
+/// for the next block.
 const BAND: usize = 1 << 15;
 
 struct Rows<'a> {
@@ -141,7 +146,8 @@ struct Row<'a> {
     to: &'a mut [u8],
 }
 
-/// A row of the image, or what stands for one outside of it, which is the same everywhere.
+/// A row of the image. Outside the image, `step` is 0 and one position of padding stands for the
+/// row.
 #[derive(Clone, Copy)]
 struct Line<'a> {
     bytes: &'a [u8],
@@ -149,13 +155,13 @@ struct Line<'a> {
     step: usize,
 }
 
-/// A block of channels, and where their results go.
+/// A block of channels, with what all its positions need.
 struct Block<'a, L: ByteLanes> {
     lanes: L,
     first: usize,
     count: usize,
     flip: Lanes<L>,
-    /// A pixel in the padding, flipped.
+    /// A position in the padding, XORed with `flip`.
     outside: Lanes<L>,
     weights: &'a [i32],
     terms: [Lanes<L>; 4],
@@ -200,7 +206,7 @@ impl Rows<'_> {
             };
             let (kernel, stride) = (conv.window.kernel, conv.window.stride[2]);
             let is_three = kernel[2] == 3 && conv.window.dilation[2] == 1 && kernel[1] <= 4;
-            // Flipping and bounds are left out where they do nothing.
+            // XOR and bounds are left out if they do nothing.
             let is_plain = flip == 0 && conv.is_small;
             let rows = self.to.chunks_exact_mut(row_len).enumerate();
             let work = conv.window.output[2] * kernel[1] * kernel[2];
@@ -239,7 +245,7 @@ fn ints<L: ByteLanes>(lanes: L, from: &[i32], at: usize) -> Lanes<L> {
 }
 
 impl Row<'_> {
-    /// The row of the image that a row of the kernel meets.
+    /// Returns the row of the image that a row of the kernel reads.
     #[inline(always)]
     fn line<'l>(&self, tap: usize, first: usize, outside: &'l [u8]) -> Line<'l>
     where
@@ -255,7 +261,7 @@ impl Row<'_> {
         }
     }
 
-    /// Four rows of a column of the padded image, interleaved.
+    /// Interleaves four rows of a column of the padded image.
     #[inline(always)]
     fn column<L: ByteLanes, const PLAIN: bool>(
         &self,
@@ -272,6 +278,7 @@ impl Row<'_> {
                     if PLAIN { bytes } else { lanes.base().xor_i32(bytes, block.flip) }
                 };
                 let third = load(&lines[2]);
+                // Missing rows have weights of 0, so any bytes will do.
                 [load(&lines[0]), load(&lines[1]), third, if has_fourth { load(&lines[3]) } else { third }]
             }
             None => [block.outside; 4],
@@ -279,7 +286,7 @@ impl Row<'_> {
         lanes.interleave_bytes(rows)
     }
 
-    /// Adds products of groups of taps.
+    /// Accumulates the dot products of a group of taps.
     #[inline(always)]
     fn add<L: ByteLanes>(
         lanes: L,
@@ -294,7 +301,7 @@ impl Row<'_> {
         added
     }
 
-    /// The weights of a group of taps.
+    /// Loads the weights of a group of taps.
     #[inline(always)]
     fn weights<L: ByteLanes>(block: &Block<'_, L>, group: usize) -> [Lanes<L>; 4] {
         [0, 1, 2, 3].map(|vector| ints(block.lanes, block.weights, (4 * group + vector) * L::Base::LANES))
@@ -313,7 +320,7 @@ impl Row<'_> {
         let mut codes = sums;
         for vector in 0..4 {
             let value = simd.mul(simd.to_f32(sums[vector]), block.factors[vector]);
-            // What is below all integers, or is not a number, becomes the least of them.
+            // Values below the range of integers, and NaN, become the least integer.
             let value = if PLAIN { value } else { simd.min_or_second(greatest, value) };
             codes[vector] = simd.to_i32(value);
         }
@@ -321,7 +328,8 @@ impl Row<'_> {
         lanes.store_bytes(self.to, x * conv.blocks.channels + block.first, block.count, codes);
     }
 
-    /// Kernels three wide over neighbours: a window's last two columns are the first of the next.
+    /// Handles kernels three wide at stride 1: a window's last two columns are the next one's
+    /// first.
     #[inline(always)]
     fn slide<L: ByteLanes>(&mut self, block: &Block<'_, L>, weights: &[[Lanes<L>; 4]; 3]) {
         let outside = [self.conv.of_image[1]; 4 * MAX_LANES];
@@ -340,7 +348,7 @@ impl Row<'_> {
         }
     }
 
-    /// Kernels three wide at every other place: a window's last column is the first of the next.
+    /// Handles kernels three wide at stride 2: a window's last column is the next one's first.
     #[inline(always)]
     fn slide_by_two<L: ByteLanes>(&mut self, block: &Block<'_, L>, weights: &[[Lanes<L>; 4]; 3]) {
         let outside = [self.conv.of_image[1]; 4 * MAX_LANES];
@@ -359,7 +367,7 @@ impl Row<'_> {
         }
     }
 
-    /// Any kernel, window by window.
+    /// Handles any kernel, window by window.
     #[inline(always)]
     fn visit<L: ByteLanes, const PLAIN: bool>(&mut self, block: &Block<'_, L>) {
         let outside = [self.conv.of_image[1]; 4 * MAX_LANES];

@@ -1,40 +1,42 @@
-//! Numbers of 8 bits whose exponent is coded in unary, so that small ones keep an exponent and
-//! large ones more digits (Dettmers, 8-bit Approximations for Parallelism in Deep Learning, 2016;
-//! without a sign in the paper of 2022).
+//! Dynamic 8-bit quantization, with the exponent coded in unary.
+//!
+//! Small numbers keep an exponent, and large ones get more digits. See Dettmers, 8-bit
+//! Approximations for Parallelism in Deep Learning, 2016. The variant without a sign is from the
+//! paper of 2022.
 
 use std::sync::OnceLock;
 
-/// Exponents of ten: from 10^-6 to 10^0.
+/// The number of decimal exponents, from 10^-6 to 10^0.
 const EXPONENTS: i32 = 7;
-/// The bits of a float that choose an entry: sign apart, its exponent and seven digits of its
-/// fraction.
+/// How many low bits of a float do not select an entry. The others do, without the sign: the
+/// exponent and seven bits of the fraction.
 const SHIFT: u32 = 16;
-/// The first entry is that of 2^-23 and of all that is less: it is nearer to 0 than to any other
-/// number.
+/// The first entry serves 2^-23 and all smaller magnitudes, which are nearer to 0 than to any other
+/// value.
 const LOWEST: u32 = (127 - 23) << 7;
-/// The last is that of 1.
+/// The last entry is that of 1.
 const HIGHEST: u32 = 127 << 7;
 const ENTRIES: usize = (HIGHEST - LOWEST + 1) as usize;
 
-/// The 256 numbers that codes stand for, in order, and what finds the nearest to a number.
+/// The 256 values of an 8-bit code in order, and a lookup table that finds the nearest one.
 #[derive(Debug)]
 pub struct DynamicCode {
     values: [f32; 256],
-    /// Between each number and the next; beyond the last there is none.
+    /// The midpoint between each value and the next; infinity after the last.
     middles: [f32; 256],
-    /// For the least number of each entry how many middles are below it, of positive numbers and of
-    /// negative ones. No two middles are in one entry.
+    /// How many midpoints are below the least number of each entry, for positive and for negative
+    /// numbers. No entry contains two midpoints.
     below: [[u8; ENTRIES]; 2],
 }
 
 impl DynamicCode {
-    /// Numbers from above -1 to 1.
+    /// Returns the code for numbers from above -1 to 1.
     pub fn signed() -> &'static DynamicCode {
         static CODE: OnceLock<DynamicCode> = OnceLock::new();
         CODE.get_or_init(|| DynamicCode::new(true))
     }
 
-    /// Numbers from 0 to 1.
+    /// Returns the code for numbers from 0 to 1.
     pub fn unsigned() -> &'static DynamicCode {
         static CODE: OnceLock<DynamicCode> = OnceLock::new();
         CODE.get_or_init(|| DynamicCode::new(false))
@@ -43,8 +45,8 @@ impl DynamicCode {
     fn new(signed: bool) -> DynamicCode {
         let mut numbers = vec![0.0, 1.0];
         for exponent in 0..EXPONENTS {
-            // The middles of equal parts of 0.1 to 1; twice as many where none is needed for the
-            // sign.
+            // The midpoints of equal parts of 0.1 to 1. Without a sign there is room for twice as
+            // many.
             let parts = 1u32 << (exponent + i32::from(!signed));
             for part in 0..parts {
                 let fraction = 0.1 + 0.9 * (f64::from(part) + 0.5) / f64::from(parts);
@@ -67,8 +69,8 @@ impl DynamicCode {
         let count = |least: f32| middles.iter().filter(|middle| **middle < least).count() as u8;
         let entry = |index: usize, sign: u32| {
             let bits = (LOWEST + index as u32) << SHIFT;
-            // The least number of an entry has the greatest magnitude where it is negative; the
-            // first reaches to 0.
+            // The least number of a negative entry has the greatest magnitude. The first entry
+            // extends to 0.
             match (sign, index) {
                 (0, 0) => 0.0,
                 (0, _) => f32::from_bits(bits),
@@ -79,14 +81,13 @@ impl DynamicCode {
         DynamicCode { values, middles, below }
     }
 
-    /// The number that a code stands for.
+    /// Returns the value of a quantized number.
     #[inline(always)]
     pub fn value(&self, code: u8) -> f32 {
         self.values[usize::from(code)]
     }
 
-    /// The code of the number nearest to one of magnitude up to 1, the lesser of two that are as
-    /// near.
+    /// Quantizes a number of magnitude up to 1 to the nearest value. Ties go to the lesser value.
     #[inline(always)]
     pub fn nearest(&self, number: f32) -> u8 {
         let magnitude = (number.to_bits() & 0x7fff_ffff) >> SHIFT;
@@ -95,16 +96,18 @@ impl DynamicCode {
         below + u8::from(number > self.middles[usize::from(below)])
     }
 
-    /// Codes the quotients of numbers by their greatest magnitude, which is returned.
+    /// Scales numbers by their greatest magnitude, quantizes them, and returns that magnitude.
     ///
     /// # Panics
     /// If the lengths differ.
     pub fn encode(&self, numbers: &[f32], codes: &mut [u8]) -> f32 {
         assert_eq!(numbers.len(), codes.len(), "each number has a code");
+        // NaN must reach the caller, so it replaces any magnitude and stays.
         let scale = numbers.iter().fold(0.0, |most, x| {
             let size = x.abs();
             if size > most || size.is_nan() { size } else { most }
         });
+        // Zeros would divide by zero.
         let divisor = if scale == 0.0 { 1.0 } else { scale };
         for (code, &number) in codes.iter_mut().zip(numbers) {
             *code = self.nearest(number / divisor);

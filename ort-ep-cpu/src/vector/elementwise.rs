@@ -1,6 +1,6 @@
-//! Functions of one, two or three values, applied to each place of slices.
+//! Element-wise functions of one, two or three values over slices.
 //!
-//! The tables below are the only lists of these functions: a row is a name, its parameters and its
+//! The tables below are the only lists of these functions. A row is a name, its parameters and its
 //! formula.
 
 use crate::simd::slices::{BinaryOp, Swapped, UnaryOp, map, map_in_place, zip, zip_in_place};
@@ -8,7 +8,7 @@ use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
 pub use crate::simd::slices::Operand;
 
-/// Makes [`Unary`], a type for each of its rows, and the choice between them.
+/// Generates [`Unary`], a type for each of its rows, and the dispatch between them.
 macro_rules! unary_functions {
     ($($(#[$doc:meta])* $name:ident $({ $($field:ident),+ })? => |$s:ident, $x:ident| $formula:expr;)+) => {
         /// A function of one value. Parameters are named as the attributes of the ONNX operator.
@@ -57,7 +57,7 @@ unary_functions! {
     Abs => |s, x| s.abs(x);
     /// `-x`.
     Neg => |s, x| s.neg(x);
-    /// -1, 0 or 1; NaN of NaN. A zero has no sign afterwards.
+    /// -1, 0 or 1; NaN for NaN. The result is never a negative zero.
     Sign => |s, x| {
         let zero = s.splat(0.0);
         let signed = s.select(s.lt(x, zero), s.splat(-1.0), s.add(x, zero));
@@ -117,7 +117,7 @@ unary_functions! {
         let negative = s.mul(alpha, math::expm1(s, s.div(x, alpha)));
         s.select(s.lt(x, s.splat(0.0)), negative, x)
     };
-    /// The nearest to `x` from `min` to `max` (`max` where they cross).
+    /// The value nearest to `x` between `min` and `max`; `max` if they cross.
     Clip { min, max } => |s, x| s.min_or_second(max, s.max_or_second(min, x));
     /// `alpha * x + beta`, clipped to 0 to 1.
     HardSigmoid { alpha, beta } => |s, x| {
@@ -166,7 +166,7 @@ impl UnaryVisitor for MapInPlace<'_> {
     }
 }
 
-/// `to[i] = function(from[i])`.
+/// Computes `to[i] = function(from[i])`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -181,12 +181,12 @@ pub fn unary(isa: Isa, function: Unary, from: &[f32], to: &mut [f32]) {
     function.visit(Map { isa, from, to });
 }
 
-/// `data[i] = function(data[i])`.
+/// Computes `data[i] = function(data[i])`.
 pub fn unary_in_place(isa: Isa, function: Unary, data: &mut [f32]) {
     function.visit(MapInPlace { isa, data });
 }
 
-/// Makes [`Binary`], a type for each of its rows, and the choice between them.
+/// Generates [`Binary`], a type for each of its rows, and the dispatch between them.
 macro_rules! binary_functions {
     ($($(#[$doc:meta])* $name:ident => |$s:ident, $a:ident, $b:ident| $formula:expr;)+) => {
         /// A function of two values.
@@ -232,13 +232,13 @@ binary_functions! {
     Mul => |s, a, b| s.mul(a, b);
     /// `a / b`.
     Div => |s, a, b| s.div(a, b);
-    /// The lesser, NaN if either is.
+    /// The lesser; NaN if either is NaN.
     Min => |s, a, b| s.min(a, b);
-    /// The greater, NaN if either is.
+    /// The greater; NaN if either is NaN.
     Max => |s, a, b| s.max(a, b);
-    /// `a`, or `a * b` where `a` is below 0.
+    /// `a`, or `a * b` if `a` is below 0.
     PRelu => |s, a, b| s.select(s.lt(a, s.splat(0.0)), s.mul(a, b), a);
-    /// `a^b`, element by element (through `exp` and `log` it would lose up to 7 bits).
+    /// `a^b`, lane by lane: through `exp` and `log` it would lose up to 7 bits.
     Pow => |s, a, b| {
         let exponents = s.to_array(b);
         let mut lane = 0;
@@ -251,9 +251,9 @@ binary_functions! {
     };
 }
 
-/// `a^b` through the platform's function; the exponents 2 and 3 by multiplication, as loops for one
-/// exponent have them: how a tensor is cut into blocks may not decide which of the two computes an
-/// element.
+/// Computes `a^b` by the platform's function, and the exponents 2 and 3 by multiplication. Loops
+/// for a single exponent do the same, so a result does not depend on how its tensor is split into
+/// blocks.
 #[inline]
 fn power(a: f32, b: f32) -> f32 {
     match b {
@@ -293,7 +293,7 @@ impl BinaryVisitor for ZipInPlace<'_> {
     }
 }
 
-/// `to[i] = function(a[i], b[i])`.
+/// Computes `to[i] = function(a[i], b[i])`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -301,7 +301,7 @@ pub fn binary(isa: Isa, function: Binary, a: Operand<'_>, b: Operand<'_>, to: &m
     function.visit(Zip { isa, a, b, to });
 }
 
-/// `data[i] = function(data[i], other[i])`.
+/// Computes `data[i] = function(data[i], other[i])`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -309,7 +309,7 @@ pub fn binary_in_place(isa: Isa, function: Binary, data: &mut [f32], other: Oper
     function.visit(ZipInPlace { isa, data, other, swapped: false });
 }
 
-/// `data[i] = function(other[i], data[i])`.
+/// Computes `data[i] = function(other[i], data[i])`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -342,7 +342,7 @@ impl SimdOp for MulAdd<'_> {
     }
 }
 
-/// `to[i] = a[i] * b[i] + c[i]`, rounded once where the CPU can.
+/// Computes `to[i] = a[i] * b[i] + c[i]`, rounded once if the CPU can.
 ///
 /// # Panics
 /// If the lengths differ.

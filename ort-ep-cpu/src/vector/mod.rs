@@ -1,9 +1,10 @@
-//! Vectorised functions over slices, rows and planes of f32.
+//! Vectorized functions over slices, rows and planes of f32.
 //!
-//! They know nothing of tensors or threads: the kernels that wrap them check shapes, part the work
-//! and call one of these for each row, plane or channel. All take the [`Isa`](crate::simd::Isa) to
-//! use (normally [`Isa::current`](crate::simd::Isa::current)) and panic if slices do not have the
-//! lengths they document, which is a mistake of the caller and never of a model.
+//! They know nothing of tensors or threads. The kernels that wrap them check shapes, split the
+//! work, and call one of these functions for each row, plane or channel. All take the
+//! [`Isa`](crate::simd::Isa) to use, normally [`Isa::current`](crate::simd::Isa::current). They
+//! panic if slices do not have the documented lengths, which is a bug of the caller and never of a
+//! model.
 
 #![allow(
     clippy::indexing_slicing,

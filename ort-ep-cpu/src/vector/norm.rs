@@ -1,4 +1,4 @@
-//! Normalisation of rows and channels.
+//! Normalization of rows and channels.
 
 use super::elementwise::{Unary, unary, unary_in_place};
 use super::places::{Places, load};
@@ -6,23 +6,24 @@ use super::reduce;
 use crate::interrupt::{PIECE, spend};
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
-/// What a row was normalised by.
+/// The moments that a row is normalized by.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moments {
-    /// The mean (0 for the root mean square norm).
+    /// The mean; 0 for RMS normalization.
     pub mean: f32,
-    /// `1 / sqrt(variance + epsilon)`, the variance being over the population.
+    /// `1 / sqrt(variance + epsilon)`, with the population's variance.
     pub inv_std_dev: f32,
 }
 
-/// The moments of a row, in two passes.
+/// Computes the moments of a row in two passes.
 pub fn moments(isa: Isa, row: &[f32], epsilon: f32) -> Moments {
+    // Differences from the first value keep a common offset from costing precision.
     let mean = reduce::mean_by_differences(isa, row);
     let variance = reduce::sum_squared_deviations(isa, mean, row) / row.len() as f64;
     Moments { mean, inv_std_dev: (1.0 / (variance + f64::from(epsilon)).sqrt()) as f32 }
 }
 
-/// The moments of the root mean square norm.
+/// Computes the moments of RMS normalization.
 pub fn root_mean_square(isa: Isa, row: &[f32], epsilon: f32) -> Moments {
     let mean_square = reduce::sum_squares(isa, row) / row.len() as f64;
     Moments { mean: 0.0, inv_std_dev: (1.0 / (mean_square + f64::from(epsilon)).sqrt()) as f32 }
@@ -62,7 +63,7 @@ impl SimdOp for Normalize<'_> {
     }
 }
 
-/// `to[i] = (from[i] - mean) * inv_std_dev * scale[i] + bias[i]`.
+/// Computes `to[i] = (from[i] - mean) * inv_std_dev * scale[i] + bias[i]`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -77,7 +78,7 @@ pub fn normalize(
     normalize_places(isa, moments, scale, bias, Places::apart(from, to));
 }
 
-/// [`normalize`], in place.
+/// Like [`normalize`], in place.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -103,7 +104,7 @@ fn normalize_places(
     dispatch(isa, Normalize { places, moments, scale, bias });
 }
 
-/// Layer normalisation of one row.
+/// Layer normalization of one row.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -119,7 +120,7 @@ pub fn layer_norm_row(
     moments
 }
 
-/// Root mean square normalisation of one row.
+/// RMS normalization of one row.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -129,21 +130,21 @@ pub fn rms_norm_row(isa: Isa, scale: Option<&[f32]>, epsilon: f32, from: &[f32],
     moments
 }
 
-/// The parameters of batch normalisation for one channel.
+/// The parameters of batch normalization for one channel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Channel {
-    /// What the normalised value is multiplied by.
+    /// The factor of the normalized value.
     pub scale: f32,
-    /// What is added last.
+    /// The term that is added last.
     pub bias: f32,
     /// The mean that is subtracted.
     pub mean: f32,
-    /// The variance that is divided by.
+    /// The variance that the divisor is computed from.
     pub variance: f32,
 }
 
 impl Channel {
-    /// The normalisation as one multiplication and addition.
+    /// Returns the normalization as one multiplication and addition.
     pub fn affine(self, epsilon: f32) -> Unary {
         let scale = f64::from(self.scale) / (f64::from(self.variance) + f64::from(epsilon)).sqrt();
         let shift = f64::from(self.bias) - f64::from(self.mean) * scale;
@@ -151,7 +152,7 @@ impl Channel {
     }
 }
 
-/// Batch normalisation of one channel's plane.
+/// Batch normalization of one channel's plane.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -159,12 +160,12 @@ pub fn batch_norm_plane(isa: Isa, channel: Channel, epsilon: f32, from: &[f32], 
     unary(isa, channel.affine(epsilon), from, to);
 }
 
-/// [`batch_norm_plane`], in place.
+/// Like [`batch_norm_plane`], in place.
 pub fn batch_norm_plane_in_place(isa: Isa, channel: Channel, epsilon: f32, plane: &mut [f32]) {
     unary_in_place(isa, channel.affine(epsilon), plane);
 }
 
-/// Instance normalisation of one channel's plane: by its own moments.
+/// Instance normalization of one channel's plane, by its own moments.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -200,7 +201,7 @@ mod tests {
                 let (inverse, inverse_square) =
                     (1.0 / (variance + 1e-5).sqrt(), 1.0 / (square + 1e-5).sqrt());
                 let mut to = vec![0.0; len];
-                // The rounding of the mean itself, times the factor, is all that may differ.
+                // Only the rounding of the mean, times the factor, may differ.
                 let tolerance = 5e-5 * inverse + 1e-5;
                 let close = |to: &[f32], want: &dyn Fn(usize, f64) -> f64| {
                     for index in 0..len {

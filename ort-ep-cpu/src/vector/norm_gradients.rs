@@ -1,20 +1,20 @@
-//! The gradient of a normalization, row by row.
+//! Gradients of normalizations, row by row.
 //!
-//! Plain loops that the compiler vectorises for each instruction set. Sums have as many parts on
-//! all of them, so that the bits are the same.
+//! These are plain loops that the compiler vectorizes for each instruction set. Sums have the same
+//! number of partial sums on all of them, so the results are bit-identical.
 
 use num_traits::Float;
 
 use crate::interrupt::{PIECE, pieces, pieces_mut};
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
-/// Parts of a sum.
+/// Partial sums of each reduction.
 const LANES: usize = 16;
 
-/// Values whose sum is taken in their own type.
+/// Values that are summed in their own type before the sum goes on in double precision.
 const BLOCK: usize = 1024;
 
-/// The sums of `(x - mean)^2`, of `(x - mean) * upstream` and of `upstream`.
+/// Returns the sums of `(x - mean)^2`, of `(x - mean) * upstream` and of `upstream`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -62,8 +62,9 @@ impl<T: Float> SimdOp for Sums<'_, T> {
     }
 }
 
-/// `to = (upstream - level - (x - mean) * slope) * factor`, with the numbers `[mean, level, slope,
-/// factor]` of each row of `length`. Without an upstream gradient `to` holds it.
+/// Computes `to = (upstream - level - (x - mean) * slope) * factor`. `of_row` returns
+/// `[mean, level, slope, factor]` of a row of `length`. Without `upstream`, `to` holds the upstream
+/// gradient at first.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -1,8 +1,8 @@
-//! Where a function reads and writes: from one slice to another, or in place.
+//! Source and destination of a function: two slices, or one in place.
 
 use crate::simd::Simd;
 
-/// A source and a target of equal length, or one slice that is both.
+/// A source and a destination of equal length, or one slice that is both.
 pub(super) struct Places<'a> {
     from: Option<&'a [f32]>,
     to: &'a mut [f32],
@@ -33,7 +33,7 @@ impl<'a> Places<'a> {
         self.to.len()
     }
 
-    /// `count` values (at most a vector); the other lanes are `fill`.
+    /// Loads `count` values (at most a vector). The other lanes are `fill`.
     #[inline(always)]
     pub(super) fn load<S: Simd>(&self, s: S, at: usize, count: usize, fill: f32) -> S::F32 {
         load(s, self.from.unwrap_or(self.to), at, count, fill)
@@ -46,7 +46,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// `count` values (at most a vector) of `from[at..]`; the other lanes are `fill`.
+/// Loads `count` values (at most a vector) of `from[at..]`. The other lanes are `fill`.
 #[inline(always)]
 pub(super) fn load<S: Simd>(s: S, from: &[f32], at: usize, count: usize, fill: f32) -> S::F32 {
     if count >= S::LANES { s.load(from, at) } else { s.load_partial(from, at, count, fill) }

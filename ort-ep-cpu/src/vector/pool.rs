@@ -1,7 +1,7 @@
 //! Maximum and average pooling of one channel's plane.
 //!
-//! In two dimensions both are separable: the rows of a window are combined into one row first, then
-//! places of that row. [`pool_nd`] is the plain loop over any number of axes.
+//! In two dimensions both are separable: first the rows of a window are combined into one, then the
+//! positions of that row. [`pool_nd`] is a plain loop over any number of axes.
 
 use super::places::{load, store};
 use super::reduce;
@@ -10,28 +10,28 @@ use crate::interrupt::spend;
 use crate::simd::stencil::SLACK;
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
-/// What a window is reduced to.
+/// The reduction of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pool {
-    /// The greatest value, NaN if any is NaN; -inf of a window that is all padding.
+    /// The greatest value; NaN if any is NaN; -inf if the window is all padding.
     Max,
-    /// The sum divided by the number of places.
+    /// The sum divided by the number of positions that count.
     Average {
-        /// Whether padding (but not what lies beyond it) counts as places.
+        /// Whether padding counts. Positions beyond the padding never do.
         count_include_pad: bool,
     },
 }
 
-/// How all planes of one pooling are computed.
+/// The plan for all planes of one pooling.
 #[derive(Debug, Clone)]
 pub struct PoolPlan {
     window: Window,
     pool: Pool,
-    /// How many places count, for each output row and column.
+    /// How many positions count, for each output row and column.
     counts: [Vec<f32>; 2],
 }
 
-/// The counted places of a window along one axis.
+/// Returns how many positions of a window count along one axis.
 fn count_places(pool: Pool, axis: &PoolAxis, output: usize) -> usize {
     let include_pad = pool == Pool::Average { count_include_pad: true };
     let (start, end) = match include_pad {
@@ -42,12 +42,13 @@ fn count_places(pool: Pool, axis: &PoolAxis, output: usize) -> usize {
     places.filter(|place| (start..end).contains(place)).count()
 }
 
-/// How many f32 of scratch a plane needs. A plan is not needed for that: it takes memory itself.
+/// Returns how many f32 of scratch a plane needs. It takes no plan, because a plan allocates
+/// memory.
 pub fn scratch_len(window: &Window) -> usize {
     BAND.saturating_mul(row_len(window))
 }
 
-/// A padded row and the slack behind it.
+/// Returns the length of a padded row and the slack after it.
 pub(super) fn row_len(window: &Window) -> usize {
     window.extent(1).max(window.pads[1] + window.input[1]) + 2 * SLACK
 }
@@ -72,7 +73,7 @@ impl PoolPlan {
     /// Pools one plane. `scratch` holds at least [`scratch_len`] values of any content.
     ///
     /// # Panics
-    /// If a slice does not have the length that the window says.
+    /// If a slice's length does not match the window.
     pub fn run(&self, isa: Isa, from: &[f32], to: &mut [f32], scratch: &mut [f32]) {
         let Window { input, output, .. } = self.window;
         assert_eq!(from.len(), input[0] * input[1], "the input plane");
@@ -106,7 +107,7 @@ fn combine<S: Simd, const MAX: bool>(s: S, a: S::F32, b: S::F32) -> S::F32 {
     if MAX { s.max(a, b) } else { s.add(a, b) }
 }
 
-/// Output rows that go through both steps together, so that what the first stores has reached the
+/// Output rows that go through both steps together. What the first step stores has then reached the
 /// cache when the second loads it.
 const BAND: usize = 8;
 
@@ -116,7 +117,7 @@ fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: Plane<'_>) {
     let Window { output: [rows, columns], pads: [_, left], .. } = plan.window;
     let len = row_len(&plan.window);
     let scratch = &mut scratch[..BAND * len];
-    // Only what lies between the padding on both sides is written after this.
+    // From here on, only the range between the padding on both sides is written.
     scratch.fill(if MAX { f32::NEG_INFINITY } else { 0.0 });
     for band in (0..rows).step_by(BAND) {
         let band = band..rows.min(band + BAND);
@@ -131,7 +132,7 @@ fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: Plane<'_>) {
     }
 }
 
-/// Combines the input rows of a window's taps, and writes up to a vector beyond the width.
+/// Combines the input rows of a window's taps. It may write up to a vector past the width.
 #[inline(always)]
 fn combine_rows<S: Simd, const MAX: bool>(
     s: S,
@@ -143,6 +144,7 @@ fn combine_rows<S: Simd, const MAX: bool>(
     let Window { input: [height, width], kernel: [taps, _], dilations: [dilation, _], .. } = *window;
     let (start, top) = (y * window.strides[0], window.pads[0]);
     let identity = if MAX { f32::NEG_INFINITY } else { 0.0 };
+    // Only taps inside the plane are visited.
     let first = top.saturating_sub(start).div_ceil(dilation);
     let end = (top + height).saturating_sub(start).div_ceil(dilation).min(taps);
     for at in (0..width).step_by(S::LANES) {
@@ -156,8 +158,8 @@ fn combine_rows<S: Simd, const MAX: bool>(
     }
 }
 
-/// Combines the taps of each output from a padded row with slack, and divides by the counted places
-/// (of the row, of each column). It may write up to a vector beyond the row.
+/// Combines the taps of each output from a padded row with slack, and divides by the counts of the
+/// row and of each column. It may write up to a vector past the row.
 #[inline(always)]
 fn pool_columns<S: Simd, const MAX: bool>(
     s: S,
@@ -168,6 +170,7 @@ fn pool_columns<S: Simd, const MAX: bool>(
 ) {
     let (stride, dilation, taps) = (window.strides[1], window.dilations[1], window.kernel[1]);
     let identity = if MAX { f32::NEG_INFINITY } else { 0.0 };
+    // Vector loads exist for strides 1 and 2 only.
     if stride > 2 {
         for (x, value) in result[..len].iter_mut().enumerate() {
             let places = (0..taps).map(|tap| padded[x * stride + tap * dilation]);
@@ -187,18 +190,18 @@ fn pool_columns<S: Simd, const MAX: bool>(
         if let Some((row, columns)) = counts {
             sum = s.div(sum, s.mul(s.splat(row), load(s, columns, at, count, 1.0)));
         }
-        // A whole vector is stored where the next rows will overwrite what is too much.
+        // A whole vector is stored if the next rows will overwrite the excess.
         let count = if result.len() - at >= S::LANES { S::LANES } else { count };
         store(s, result, at, count, sum);
     }
 }
 
-/// The mean of a plane.
+/// Returns the mean of a plane.
 pub fn global_average(isa: Isa, plane: &[f32]) -> f32 {
     reduce::mean(isa, plane)
 }
 
-/// The greatest value of a plane, NaN if any is NaN.
+/// Returns the greatest value of a plane; NaN if any is NaN.
 pub fn global_max(isa: Isa, plane: &[f32]) -> f32 {
     reduce::max(isa, plane)
 }
@@ -220,24 +223,23 @@ pub struct PoolAxis {
     pub pads: [usize; 2],
 }
 
-/// Where the maxima were found.
+/// The indices of the maxima.
 #[derive(Debug)]
 pub struct Indices<'a> {
-    /// The index of each output's maximum (the first of equals) in the flat input; `base` for a
-    /// window of padding.
+    /// The index of each output's maximum in the flat input, the first of equals. It is `base` for
+    /// a window of padding.
     pub values: &'a mut [i64],
-    /// What is added to the index within this plane.
+    /// Added to each index within this plane.
     pub base: i64,
-    /// Whether the first axis, not the last, is the one whose places are adjacent (ONNX's
-    /// `storage_order` 1).
+    /// Whether the first axis is the contiguous one instead of the last (ONNX's `storage_order` 1).
     pub column_major: bool,
 }
 
-/// Pools one plane of any number of axes, one value at a time. Indices are filled by [`Pool::Max`]
-/// only.
+/// Pools one plane of any number of axes, one value at a time. Only [`Pool::Max`] fills the
+/// indices.
 ///
 /// # Panics
-/// If a slice does not have the length that the axes say.
+/// If a slice's length does not match the axes.
 pub fn pool_nd(
     pool: Pool,
     axes: &[PoolAxis],
@@ -258,6 +260,7 @@ pub fn pool_nd(
             let Some([flat, column_major]) = input_place(axes, &position, tap) else { continue };
             let x = from[flat];
             sum += f64::from(x);
+            // The first maximum wins, and NaN is greater than any number.
             let replaces = best.is_none_or(|(value, _)| x > value || (x.is_nan() && !value.is_nan()));
             if replaces {
                 let column_major = indices.as_ref().is_some_and(|i| i.column_major).then_some(column_major);
@@ -279,7 +282,7 @@ pub fn pool_nd(
     }
 }
 
-/// The coordinates of a flat index, last axis fastest.
+/// Writes the coordinates of a flat index, last axis fastest.
 fn unflatten(
     mut flat: usize,
     sizes: impl DoubleEndedIterator<Item = usize> + ExactSizeIterator,
@@ -291,7 +294,7 @@ fn unflatten(
     }
 }
 
-/// The flat input index that a tap reads, last axis fastest and first axis fastest, unless it is
+/// Returns the flat index of the input that a tap reads, row-major and column-major; none if it is
 /// padding.
 fn input_place(axes: &[PoolAxis], position: &[usize], mut tap: usize) -> Option<[usize; 2]> {
     let (mut flat, mut step) = (0, 1);

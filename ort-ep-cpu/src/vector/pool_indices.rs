@@ -1,8 +1,8 @@
-//! The maxima of one channel's plane, and where they are.
+//! Max pooling of one channel's plane, with the indices of the maxima.
 //!
-//! As maximum pooling alone, in two steps: of each column of a window the greatest value and its
-//! row, then of these the greatest. Of equal values the one in the first row counts, and in that
-//! row the first column, as in a loop over the places of the window.
+//! Like max pooling alone, it takes two steps: the greatest value of each column of a window and
+//! its row, then the greatest of these. Among equal values the first row counts, and in that row
+//! the first column, as in a loop over the window.
 
 use super::places::{load, store};
 use super::pool::{Indices, row_len};
@@ -13,7 +13,7 @@ use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
 /// Pools one plane; `scratch` holds at least [`super::pool::scratch_len`] values of any content.
 ///
 /// # Panics
-/// If a slice does not have the length that the window says.
+/// If a slice's length does not match the window.
 pub fn max_and_indices(
     isa: Isa,
     window: &Window,
@@ -38,7 +38,7 @@ struct Plane<'a> {
     indices: Indices<'a>,
 }
 
-/// Values, and the input row that each is in; infinity where it is padding.
+/// Values, and the input row of each; infinity if it is padding.
 struct Greatest<T> {
     value: T,
     row: T,
@@ -51,7 +51,7 @@ impl SimdOp for Plane<'_> {
         let Plane { window, from, scratch, to, mut indices } = self;
         let (len, left, columns) = (row_len(window), window.pads[1], window.output[1]);
         let (value, row) = scratch[..2 * len].split_at_mut(len);
-        // Only what lies between the padding on both sides is written after this.
+        // From here on, only the range between the padding on both sides is written.
         value.fill(f32::NEG_INFINITY);
         row.fill(f32::INFINITY);
         for (y, (to, at)) in to.chunks_exact_mut(columns).zip((0..).step_by(columns)).enumerate() {
@@ -64,7 +64,7 @@ impl SimdOp for Plane<'_> {
     }
 }
 
-/// 1 where `new` counts instead of `best`, else 0.
+/// Returns 1 in lanes where `new` replaces `best`, else 0. NaN is greater than any number.
 #[inline(always)]
 fn replaces<S: Simd>(s: S, new: &Greatest<S::F32>, best: &Greatest<S::F32>) -> S::F32 {
     let (zero, one) = (s.splat(0.0), s.splat(1.0));
@@ -75,11 +75,12 @@ fn replaces<S: Simd>(s: S, new: &Greatest<S::F32>, best: &Greatest<S::F32>) -> S
     s.select(s.is_nan(new.value), of_nan, among_numbers)
 }
 
-/// Of each column of the windows of output row `y`.
+/// Finds the greatest value in each column of the windows of output row `y`.
 #[inline(always)]
 fn greatest_of_columns<S: Simd>(s: S, window: &Window, y: usize, from: &[f32], to: Greatest<&mut [f32]>) {
     let Window { input: [height, width], kernel: [taps, _], dilations: [dilation, _], .. } = *window;
     let (start, top) = (y * window.strides[0], window.pads[0]);
+    // Only taps inside the plane are visited.
     let first = top.saturating_sub(start).div_ceil(dilation);
     let end = (top + height).saturating_sub(start).div_ceil(dilation).min(taps);
     for at in (0..width).step_by(S::LANES) {
@@ -98,7 +99,8 @@ fn greatest_of_columns<S: Simd>(s: S, window: &Window, y: usize, from: &[f32], t
     }
 }
 
-/// Of the windows of a row, from the greatest of their columns in padded rows with slack.
+/// Finds the greatest value of each window of a row, given those of its columns in padded rows with
+/// slack.
 #[inline(always)]
 fn greatest_of_windows<S: Simd>(
     s: S,
@@ -137,7 +139,7 @@ fn greatest_of_windows<S: Simd>(
     }
 }
 
-/// A vector of values that are `stride` apart; what lies beyond the row is of no output.
+/// Loads a vector of values that are `stride` apart. Lanes past the row belong to no output.
 #[inline(always)]
 fn load_strided<S: Simd>(s: S, from: &[f32], at: usize, stride: usize) -> S::F32 {
     match stride {
@@ -182,7 +184,7 @@ mod tests {
             });
             let output = axes.map(|axis| axis.output);
             let window = Window { input, output, kernel, strides, dilations, pads };
-            // Many are equal, some are not numbers, some are infinite.
+            // Many values are equal, some are NaN, some are infinite.
             let from: Vec<f32> = (0..input[0] * input[1])
                 .map(|place| match place * 7 % 31 {
                     3 => f32::NAN,

@@ -1,8 +1,8 @@
-//! Random numbers that follow from a counter and a key, and dropout by them.
+//! Counter-based random numbers, and dropout with them.
 //!
-//! Philox4x32-10 of J. Salmon, M. Moraes, R. Dror and D. Shaw, Parallel Random Numbers: As Easy as
-//! 1, 2, 3, 2011: ten rounds of multiplications and exclusive ors. Nothing depends on what was
-//! drawn before, so that loops may be split anywhere.
+//! The generator is Philox4x32-10 of J. Salmon, M. Moraes, R. Dror and D. Shaw, Parallel Random
+//! Numbers: As Easy as 1, 2, 3, 2011. It takes ten rounds of multiplications and exclusive ors. No
+//! number depends on those drawn before, so loops may be split anywhere.
 
 use num_traits::Float;
 
@@ -11,10 +11,10 @@ use crate::simd::{Isa, Simd, SimdOp, dispatch};
 const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
-/// Elements whose numbers are drawn before they are used.
+/// Elements whose random numbers are drawn at a time.
 const BLOCK: usize = 512;
 
-/// Four random words of a counter, all words of 32 bits.
+/// Returns four random words for a counter under a key.
 #[inline(always)]
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     let mut round = 0;
@@ -34,20 +34,21 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 pub struct Dropout {
     key: [u32; 2],
     step: u64,
-    /// Words below it drop their element.
+    /// Random words below it drop their element.
     least: u32,
 }
 
 impl Dropout {
-    /// Drops a share of `ratio` (from 0 to below 1) by the numbers of a seed, of one of its
-    /// streams, at a step.
+    /// Drops a share of `ratio` (from 0 to below 1). The seed, one of its streams, and the step
+    /// determine the random numbers.
     pub fn new(ratio: f32, seed: i64, stream: i64, step: i64) -> Dropout {
-        // Any two streams of a seed have different keys: each of these steps can be undone (it is
-        // how splitmix64 ends).
+        // Each of these operations is invertible, so any two streams of a seed have different keys.
+        // They are the finalizer of splitmix64.
         let mut key = (seed as u64).wrapping_add((stream as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         key = (key ^ (key >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         key = (key ^ (key >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         key ^= key >> 31;
+        // Rounded up, so that exactly the words below `ratio * 2^32` drop.
         let least = (f64::from(ratio) * 4_294_967_296.0).ceil() as u32;
         Dropout { key: [key as u32, (key >> 32) as u32], step: step as u64, least }
     }
@@ -66,6 +67,7 @@ impl<T: Float> SimdOp for Drop<'_, T> {
     fn run<S: Simd>(self, _: S) {
         let Drop { rule, first, kept, data } = self;
         let step = [rule.step as u32, (rule.step >> 32) as u32];
+        // One more, because the first element may be within a group of four words.
         let mut words = [[0; 4]; BLOCK / 4 + 1];
         let (mut counter, skipped) = (first / 4, (first % 4) as usize);
         for block in data.chunks_mut(BLOCK) {
@@ -82,8 +84,8 @@ impl<T: Float> SimdOp for Drop<'_, T> {
     }
 }
 
-/// Sets the elements that are dropped to 0 and divides the others by `kept`; `data` are those from
-/// place `first` of a tensor on.
+/// Sets the elements that are dropped to 0 and divides the others by `kept`. `data` begins at
+/// element `first` of a tensor.
 pub fn dropout<T: Float>(isa: Isa, rule: &Dropout, first: u64, kept: T, data: &mut [T]) {
     dispatch(isa, Drop { rule: *rule, first, kept, data });
 }
@@ -94,7 +96,7 @@ mod tests {
 
     #[test]
     fn known_answers() {
-        // The vectors that the paper's library, Random123, is tested with.
+        // The test vectors of Random123, the paper's library.
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
         let cases: [([u32; 4], [u32; 2], [u32; 4]); 3] = [
             ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
@@ -110,7 +112,7 @@ mod tests {
     fn every_instruction_set_and_every_split_drops_the_same() {
         let rule = Dropout::new(0.3, -5, 7, 1 << 40);
         for len in (0..70).chain([BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]) {
-            // The counter's low word is full within the elements.
+            // The counter's low word overflows within the elements.
             let first = (1 << 34) - 16;
             let given: Vec<f32> = (0..len).map(|index| index as f32 + 1.0).collect();
             let mut expected = given.clone();

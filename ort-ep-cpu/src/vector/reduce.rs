@@ -1,15 +1,15 @@
 //! Reductions of a contiguous row, and of many rows into one.
 //!
-//! Sums are taken in blocks whose results are added in double precision, so the error grows with
-//! the size of a block and not of the row. The order depends only on the length and the instruction
-//! set.
+//! Sums are taken in blocks whose results are added in double precision. The error therefore grows
+//! with the size of a block and not of the row. The order depends only on the length and the
+//! instruction set.
 
 use super::elementwise::{Binary, Operand, binary_in_place};
 use crate::interrupt::pieces;
 use crate::simd::slices::{BinaryOp, UnaryOp, fold};
 use crate::simd::{Isa, MAX_LANES, Simd, max_or_nan, min_or_nan};
 
-/// Values in a block: each lane of the four partial sums adds at most 64 of them.
+/// Values in a block. Each lane of the four partial sums adds at most 64 of them.
 const BLOCK: usize = 1024;
 
 #[derive(Clone, Copy)]
@@ -105,39 +105,39 @@ fn sum_of(isa: Isa, map: impl UnaryOp, row: &[f32]) -> f64 {
     pieces(row).flat_map(|piece| piece.chunks(BLOCK)).map(block_sum).sum()
 }
 
-/// The sum, in double precision.
+/// Returns the sum, in double precision.
 pub fn sum(isa: Isa, row: &[f32]) -> f64 {
     sum_of(isa, Identity, row)
 }
 
-/// The sum of the magnitudes.
+/// Returns the sum of the magnitudes.
 pub fn sum_magnitudes(isa: Isa, row: &[f32]) -> f64 {
     sum_of(isa, Magnitude, row)
 }
 
-/// The sum of the squares.
+/// Returns the sum of the squares.
 pub fn sum_squares(isa: Isa, row: &[f32]) -> f64 {
     sum_of(isa, SquaredDeviation(0.0), row)
 }
 
-/// The sum of the squared differences from `mean`.
+/// Returns the sum of the squared differences from `mean`.
 pub fn sum_squared_deviations(isa: Isa, mean: f32, row: &[f32]) -> f64 {
     sum_of(isa, SquaredDeviation(mean), row)
 }
 
-/// The mean; NaN of an empty row.
+/// Returns the mean; NaN for an empty row.
 pub fn mean(isa: Isa, row: &[f32]) -> f32 {
     (sum(isa, row) / row.len() as f64) as f32
 }
 
-/// The mean, from the sum of differences from the first value: a common offset of the values costs
-/// no precision.
+/// Returns the mean, from the sum of differences from the first value. A common offset of the
+/// values then costs no precision.
 pub fn mean_by_differences(isa: Isa, row: &[f32]) -> f32 {
     let first = row.first().copied().unwrap_or(0.0);
     (f64::from(first) + sum_of(isa, Deviation(first), row) / row.len() as f64) as f32
 }
 
-/// The product; 1 of an empty row.
+/// Returns the product; 1 for an empty row.
 pub fn product(isa: Isa, row: &[f32]) -> f32 {
     fold(isa, Identity, Multiply, 1.0, row).into_iter().product()
 }
@@ -149,22 +149,22 @@ fn horizontal(lanes: [f32; MAX_LANES], combine: impl Fn(f32, f32) -> f32) -> f32
     combine(combine(four[0], four[2]), combine(four[1], four[3]))
 }
 
-/// The greatest value, NaN if any is NaN; -inf of an empty row.
+/// Returns the greatest value; NaN if any is NaN; -inf for an empty row.
 pub fn max(isa: Isa, row: &[f32]) -> f32 {
     let lowest = f32::NEG_INFINITY;
     let of_piece = |piece| horizontal(fold(isa, Identity, Greater, lowest, piece), max_or_nan);
     pieces(row).map(of_piece).fold(lowest, max_or_nan)
 }
 
-/// The least value, NaN if any is NaN; +inf of an empty row.
+/// Returns the least value; NaN if any is NaN; +inf for an empty row.
 pub fn min(isa: Isa, row: &[f32]) -> f32 {
     let highest = f32::INFINITY;
     let of_piece = |piece| horizontal(fold(isa, Identity, Lesser, highest, piece), min_or_nan);
     pieces(row).map(of_piece).fold(highest, min_or_nan)
 }
 
-/// `out[i] = function(out[i], row[i])`: one step of a reduction over rows. For sums of many rows,
-/// add blocks of rows apart to keep the error small.
+/// Computes `out[i] = function(out[i], row[i])`, one step of a reduction over rows. To keep the
+/// error of sums of many rows small, sum blocks of rows separately.
 ///
 /// # Panics
 /// If the lengths differ.

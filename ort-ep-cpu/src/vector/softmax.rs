@@ -1,7 +1,7 @@
-//! Softmax and log-softmax of rows and of blocks with the axis before other axes.
+//! Softmax and log-softmax of rows, and of blocks whose reduction axis is before other axes.
 //!
-//! `softmax(x) = exp(x - max) / sum(exp(x - max))`. As in numpy, a row of only -inf, or with +inf
-//! or NaN, gives NaN.
+//! `softmax(x) = exp(x - max) / sum(exp(x - max))`. As in NumPy, the result is NaN for a row of
+//! only -inf, or with +inf or NaN.
 
 use super::elementwise::{Unary, unary_in_place};
 use super::places::{Places, load};
@@ -9,12 +9,12 @@ use super::reduce;
 use crate::interrupt::{PIECE, spend};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
-/// Which of the two functions.
+/// Selects softmax or log-softmax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Softmax {
-    /// The quotients.
+    /// Softmax.
     Linear,
-    /// Their logarithms, without their loss of precision.
+    /// The logarithm of softmax, more precise than a logarithm taken afterwards.
     Log,
 }
 
@@ -42,7 +42,7 @@ impl SimdOp for ExpSum<'_, '_> {
             let mut sum = s.splat(0.0);
             for at in (block..len.min(block + BLOCK * S::LANES)).step_by(S::LANES) {
                 let count = (len - at).min(S::LANES);
-                // The lanes beyond the row add exp(-inf) = 0, or NaN to a row that has NaN already.
+                // Lanes past the row add exp(-inf) = 0, or NaN to a row whose sum is NaN anyway.
                 let x = self.places.load(s, at, count, f32::NEG_INFINITY);
                 let power = math::exp(s, s.sub(x, max));
                 sum = s.add(sum, power);
@@ -105,7 +105,7 @@ pub fn softmax_row(isa: Isa, kind: Softmax, from: &[f32], to: &mut [f32]) {
     softmax_places(isa, kind, Places::apart(from, to));
 }
 
-/// Softmax of one row, in place.
+/// Softmax of one row in place.
 pub fn softmax_row_in_place(isa: Isa, kind: Softmax, row: &mut [f32]) {
     softmax_places(isa, kind, Places::same(row));
 }
@@ -133,11 +133,11 @@ impl SimdOp for Columns<'_> {
 }
 
 impl Columns<'_> {
-    /// Softmax of `N` vectors of adjacent columns; each vector has `count` values.
+    /// Computes the softmax of `N` vectors of adjacent columns, of `count` values each.
     #[inline(always)]
     fn strip<S: Simd, const N: usize>(&mut self, s: S, column: usize, count: usize) {
         let (len, inner) = (self.places.len(), self.inner);
-        // Rows of a strip between two counts of work.
+        // Rows of a strip between two calls of `spend`.
         const ROWS: usize = 1 << 10;
         let units = N * S::LANES * ROWS.min(len / inner);
         let bands = || (column..len).step_by(ROWS * inner).inspect(move |_| spend(units));
@@ -189,15 +189,15 @@ impl Columns<'_> {
 /// `inner` columns.
 ///
 /// # Panics
-/// If the lengths differ or are no multiple of `inner`.
+/// If the lengths differ or are not multiples of `inner`.
 pub fn softmax_columns(isa: Isa, kind: Softmax, inner: usize, from: &[f32], to: &mut [f32]) {
     columns(isa, kind, inner, Places::apart(from, to));
 }
 
-/// [`softmax_columns`], in place.
+/// Like [`softmax_columns`], in place.
 ///
 /// # Panics
-/// If the length is no multiple of `inner`.
+/// If the length is not a multiple of `inner`.
 pub fn softmax_columns_in_place(isa: Isa, kind: Softmax, inner: usize, data: &mut [f32]) {
     columns(isa, kind, inner, Places::same(data));
 }

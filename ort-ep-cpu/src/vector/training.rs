@@ -1,24 +1,24 @@
-//! Steps of optimizers over slices, in the parameter's own type.
+//! Optimizer steps over slices, in the parameter's own type.
 //!
-//! They are plain loops that the compiler vectorises for each instruction set. Nothing in them is
-//! fused or reordered, so that every instruction set gives the same bits.
+//! These are plain loops that the compiler vectorizes for each instruction set. Nothing is fused or
+//! reordered, so the results are bit-identical on all of them.
 
 use num_traits::Float;
 
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
-/// A step of gradient descent.
+/// A step of stochastic gradient descent.
 #[derive(Debug, Clone, Copy)]
 pub struct Sgd<T> {
     /// The learning rate.
     pub rate: T,
-    /// What the gradient is multiplied by first.
+    /// The factor of the gradient, applied first.
     pub scale: T,
-    /// What of the velocity is kept.
+    /// The share of the velocity that is kept.
     pub momentum: T,
-    /// Whether the gradient is taken ahead of the velocity.
+    /// Whether to use Nesterov's momentum.
     pub nesterov: bool,
-    /// What of the parameter is added to the gradient.
+    /// Weight decay: the share of the parameter that is added to the gradient.
     pub decay: T,
 }
 
@@ -30,7 +30,7 @@ impl<T: Float> Sgd<T> {
     }
 }
 
-/// `x -= rate * gradient`.
+/// Computes `x -= rate * gradient`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -55,7 +55,8 @@ impl<T: Float> SimdOp for Descent<'_, T> {
     }
 }
 
-/// `v = momentum * v + gradient` and `x -= rate * v`, or with Nesterov's gradient ahead.
+/// Computes `v = momentum * v + gradient` and `x -= rate * v`. Nesterov's momentum replaces `v` in
+/// the latter by `gradient + momentum * v`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -84,35 +85,35 @@ impl<T: Float> SimdOp for Momentum<'_, T> {
     }
 }
 
-/// A step of Adam, all of its forms: what a form leaves out is 1, or 0 where it is added.
+/// A step of Adam in any of its variants. A factor that a variant leaves out is 1, a term is 0.
 #[derive(Debug, Clone, Copy)]
 pub struct Adam<T> {
-    /// What the gradient is multiplied by first.
+    /// The factor of the gradient, applied first.
     pub scale: T,
-    /// What of the parameter is added to the gradient.
+    /// The share of the parameter that is added to the gradient.
     pub gradient_decay: T,
-    /// What the parameter is multiplied by before the step.
+    /// The factor of the parameter before the step.
     pub kept_before: T,
-    /// What the parameter is multiplied by after the step.
+    /// The factor of the parameter after the step.
     pub kept_after: T,
-    /// What of the moments is kept.
+    /// The share of each moment that is kept.
     pub beta: [T; 2],
-    /// What comes to them: `1 - beta`, which is rounded once.
+    /// The share of the new term in each moment: `1 - beta`, rounded once.
     pub beta_rest: [T; 2],
-    /// What the root of the second moment is divided by.
+    /// The divisor of the root of the second moment, for bias correction.
     pub bias_root: T,
-    /// What is added to it then.
+    /// The term that is then added to the denominator.
     pub epsilon: T,
-    /// What the quotient of the moments is multiplied by.
+    /// The factor of the quotient of the moments.
     pub size: T,
 }
 
 impl<T: Float> Adam<T> {
-    /// The new moments.
+    /// Returns the new moments.
     #[inline(always)]
     pub fn moments(&self, m: T, v: T, gradient: T) -> [T; 2] {
         let ([beta1, beta2], [rest1, rest2]) = (self.beta, self.beta_rest);
-        // From the nearer end, as `torch.lerp`.
+        // Interpolates from the nearer end, like `torch.lerp`.
         let way = gradient - m;
         let m = if beta1 > rest1 { m + rest1 * way } else { gradient - way * beta1 };
         [m, v * beta2 + rest2 * gradient * gradient]
@@ -130,7 +131,7 @@ impl<T: Float> Adam<T> {
     }
 }
 
-/// A parameter and its two moments after a step.
+/// Updates a parameter and its two moments.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -162,9 +163,9 @@ impl<T: Float> SimdOp for Moments<'_, T> {
 pub struct Lamb<T> {
     /// What it shares with Adam: the moments, the scale of the gradient, epsilon.
     pub adam: Adam<T>,
-    /// What the moments are divided by.
+    /// The divisors of the moments, for bias correction.
     pub bias: [T; 2],
-    /// What of the parameter is added to its update.
+    /// Weight decay: the share of the parameter that is added to its update.
     pub decay: T,
 }
 
@@ -176,10 +177,11 @@ impl<T: Float> Lamb<T> {
     }
 }
 
-/// Lanes of sums: more than a vector has, so that additions wait for none before.
+/// Partial sums of each reduction: more than a vector has, so that additions do not wait for each
+/// other.
 const SUMS: usize = 16;
 
-/// The new moments, and the sums of the squares of the parameter and of its update.
+/// Updates the moments, and returns the sums of the squares of the parameter and of its update.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -223,7 +225,7 @@ impl<T: Float + Into<f64>> SimdOp for LambMoments<'_, T> {
     }
 }
 
-/// `x -= size * update` of moments that are new.
+/// Computes `x -= size * update` from the new moments.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -249,7 +251,8 @@ impl<T: Float> SimdOp for LambApply<'_, T> {
     }
 }
 
-/// The sum of all squares in doubles, added in sixteen lanes whatever the instruction set.
+/// Returns the sum of all squares in double precision, with sixteen partial sums on any instruction
+/// set.
 pub fn sum_of_squares<T: Float + Into<f64>>(isa: Isa, values: &[T]) -> f64 {
     dispatch(isa, Squares { values })
 }
@@ -278,7 +281,7 @@ impl<T: Float + Into<f64>> SimdOp for Squares<'_, T> {
     }
 }
 
-/// `sums[i] += values[i]^2`.
+/// Computes `sums[i] += values[i]^2`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -303,7 +306,7 @@ impl<T: Float + Into<f64>> SimdOp for AddSquares<'_, T> {
     }
 }
 
-/// `to[i] = row * columns[i] / mean`.
+/// Computes `to[i] = row * columns[i] / mean`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -329,7 +332,7 @@ impl<T: Float> SimdOp for OuterRow<'_, T> {
     }
 }
 
-/// Whether no value is infinite or no number.
+/// Returns whether all values are finite.
 pub fn all_finite<T: Float>(isa: Isa, values: &[T]) -> bool {
     dispatch(isa, Finite { values })
 }
@@ -342,7 +345,7 @@ impl<T: Float> SimdOp for Finite<'_, T> {
     type Output = bool;
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> bool {
-        // Blocks without an exit inside are vectorised.
+        // The compiler vectorizes blocks without an early exit.
         let finite = |block: &[T]| block.iter().fold(true, |finite, x| finite & (x.abs() < T::infinity()));
         self.values.chunks(1024).all(finite)
     }
@@ -351,22 +354,22 @@ impl<T: Float> SimdOp for Finite<'_, T> {
 /// The update of Adafactor from a gradient and the estimate of its second moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Adafactor<T> {
-    /// What the gradient is multiplied by first.
+    /// The factor of the gradient, applied first.
     pub scale: T,
-    /// The least estimate.
+    /// The lower bound of the estimate.
     pub least: T,
 }
 
 impl<T: Float> Adafactor<T> {
     #[inline(always)]
     fn update(&self, gradient: T, estimate: T) -> T {
-        // A comparison that is false for NaN keeps it.
+        // The comparison is false for NaN, so NaN stays.
         let estimate = if estimate < self.least { self.least } else { estimate };
         (T::one() / estimate.sqrt()) * (gradient * self.scale)
     }
 }
 
-/// The sum of the squares of the updates.
+/// Returns the sum of the squares of the updates.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -401,7 +404,7 @@ impl<T: Float + Into<f64>> SimdOp for AdafactorNorm<'_, T> {
     }
 }
 
-/// `x = kept * x - size * update`.
+/// Computes `x = kept * x - size * update`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -435,9 +438,9 @@ impl<T: Float> SimdOp for AdafactorApply<'_, T> {
     }
 }
 
-/// From the gradients of weights to those of the scores whose softmax they are, in rows of
-/// `columns`: `gradient = dropped * gradient - weight * sum(dropped * gradient)`, where `dropped`
-/// are the weights that the gradients are of.
+/// Computes the gradients of attention scores from those of their softmax, in rows of `columns`.
+/// The formula is `gradient = dropped * gradient - weight * sum(dropped * gradient)`. `gradients`
+/// are at first with respect to `dropped`, the weights after dropout.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -489,8 +492,8 @@ mod tests {
         (0..len).map(|index| ((index as f64 + seed) * 12.989).sin() * 3.0).collect()
     }
 
-    /// Runs a step with each instruction set on lists of numbers of many lengths, the last of which
-    /// is positive.
+    /// Runs a step with each instruction set on lists of numbers of many lengths. The last list is
+    /// positive.
     fn all_bits_are_the_same<T: Float + std::fmt::Debug>(step: impl Fn(Isa, &mut [Vec<T>; 3], &[T])) {
         for len in 0..100 {
             let list = |seed| -> Vec<T> { numbers(len, seed).into_iter().filter_map(T::from).collect() };

@@ -1,13 +1,12 @@
 //! Transposition and permutation of elements of 1, 2, 4, 8 or 16 bytes.
 //!
-//! A permutation is first normalised: axes of size 1 go, and axes that stay neighbours become one.
-//! What is left is a copy of runs where the last axis stays last, and otherwise transpositions of
-//! matrices.
+//! A permutation is first normalized: axes of size 1 are removed, and axes that stay adjacent are
+//! merged. If the last axis then stays last, runs are copied. Otherwise, matrices are transposed.
 
 use crate::interrupt::{self, Pace, TASK_UNITS, spend};
 use crate::simd::{Isa, transpose_tiles};
 
-/// A matrix of which rows are `stride` elements apart.
+/// A matrix whose rows are strided in the source and in the transposed destination.
 pub(crate) struct Strided {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
@@ -15,13 +14,12 @@ pub(crate) struct Strided {
     pub(crate) to_stride: usize,
 }
 
-/// Rows and columns that are transposed at a time, so that both sides stay in the first-level
-/// cache.
+/// Rows and columns that are transposed at a time, so that both sides stay in the L1 cache.
 const BLOCK: usize = 32;
-/// Columns of a band between two calls of [`spend`]: a multiple of the tile width.
+/// Columns of a band between two calls of [`spend`]; a multiple of the tile width.
 const COLUMNS: usize = 1 << 12;
 
-/// `to[column][row] = from[row][column]` for a matrix of elements.
+/// Computes `to[column][row] = from[row][column]` for a matrix of elements.
 ///
 /// # Panics
 /// If the lengths are not `rows * columns`.
@@ -38,6 +36,7 @@ pub fn transpose<T: bytemuck::Pod>(isa: Isa, (rows, columns): (usize, usize), fr
     strided(isa, &matrix, from, to);
 }
 
+/// Transposes a strided matrix. Elements of 4 bytes take the SIMD tiles, all others plain loops.
 pub(crate) fn strided<T: bytemuck::Pod>(isa: Isa, matrix: &Strided, from: &[T], to: &mut [T]) {
     let Strided { rows, columns, from_stride, to_stride } = *matrix;
     if size_of::<T>() != 4 {
@@ -45,7 +44,7 @@ pub(crate) fn strided<T: bytemuck::Pod>(isa: Isa, matrix: &Strided, from: &[T], 
     }
     let from4: &[[u8; 4]] = bytemuck::cast_slice(from);
     let to4: &mut [[u8; 4]] = bytemuck::cast_slice_mut(to);
-    // Bands of rows keep the lines that are written in the first-level cache.
+    // Bands of rows keep the cache lines that are written in L1.
     let band = 4 * BLOCK;
     for row in (0..rows).step_by(band) {
         let count = band.min(rows - row);
@@ -85,7 +84,7 @@ fn blocks<T: Copy>(
     }
 }
 
-/// A permutation of axes, normalised.
+/// A normalized permutation of axes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Permutation {
     /// The sizes of the input's axes.
@@ -95,8 +94,8 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation whose output axis `i` is the input's axis `perm[i]`; none if `perm` is no
-    /// permutation of the axes of `shape`.
+    /// Creates the permutation whose output axis `i` is the input's axis `perm[i]`. None if `perm`
+    /// is not a permutation of the axes of `shape`.
     pub fn new(shape: &[usize], perm: &[usize]) -> Option<Permutation> {
         let mut seen = vec![false; shape.len()];
         for axis in perm {
@@ -107,7 +106,7 @@ impl Permutation {
         if perm.len() != shape.len() {
             return None;
         }
-        // Runs of output axes that are neighbours in the input too, as (first axis, size).
+        // Runs of output axes that are adjacent in the input too, as (first axis, size).
         let mut runs: Vec<(usize, usize)> = Vec::new();
         let mut previous = None;
         let kept: Vec<usize> = (0..shape.len()).filter(|axis| shape[*axis] != 1).collect();
@@ -129,7 +128,7 @@ impl Permutation {
         Some(Permutation { sizes, axes })
     }
 
-    /// Whether elements keep their order, so that a copy or a view does.
+    /// Returns whether elements keep their order, so that a copy or a view is enough.
     pub fn is_identity(&self) -> bool {
         self.axes.len() <= 1
     }
@@ -155,6 +154,7 @@ impl Permutation {
         for axis in (0..rank - 1).rev() {
             loops[axis][2] = loops[axis + 1][2] * loops[axis + 1][0];
         }
+        // The last axis stays last, so its runs are copied.
         if self.axes[rank - 1] == rank - 1 {
             let run = self.sizes[rank - 1];
             loops.pop();
@@ -165,7 +165,7 @@ impl Permutation {
             });
             return;
         }
-        // The output's last axis and the input's last axis span matrices; the other axes count
+        // The last axes of the output and of the input span matrices; the other axes enumerate
         // them.
         let last = loops.remove(rank - 1);
         let Some(inner) = loops.iter().position(|axis| axis[1] == 1 && axis[0] > 1) else { return };
@@ -180,7 +180,7 @@ impl Permutation {
     /// If a slice does not hold as many elements as the shape, or `element_size` is not 1, 2, 4, 8
     /// or 16.
     pub fn apply_bytes(&self, isa: Isa, element_size: usize, from: &[u8], to: &mut [u8]) {
-        // Arrays of bytes have no alignment, so these casts fail only on a wrong length.
+        // Byte arrays have no alignment, so these casts fail only on a wrong length.
         match element_size {
             1 => self.apply(isa, from, to),
             2 => self.apply::<[u8; 2]>(isa, bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to)),
@@ -194,7 +194,7 @@ impl Permutation {
     }
 }
 
-/// Calls `work` with the input and output place of each position, in output order.
+/// Calls `work` with the input and output offset of each position, in output order.
 fn for_each_place(loops: &[[usize; 3]], mut work: impl FnMut(usize, usize)) {
     let mut position = vec![0; loops.len()];
     let (mut at, mut place) = (0, 0);

@@ -1,12 +1,13 @@
-//! The transforms of Winograd's convolution with kernels of 3 by 3, for as many channels at once as
-//! a vector has lanes.
+//! Winograd convolution: the transforms for kernels of 3 by 3, with one channel in each lane.
 //!
-//! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015, arXiv:1509.09308): a
-//! tile of M by M results is `A^T ((G g G^T) . (B^T d B)) A` of the kernel g and a tile d of N by N
-//! places, N = M + 2, which takes N * N products for each channel in place of 9 * M * M. The
-//! matrices come from N - 1 points of interpolation: 0, 1 and -1 for M = 2; 0 and the positive and
-//! negative roots of 1/2 and 2 for M = 4, whose balance loses about a quarter of the accuracy that
-//! 1 and 2 lose.
+//! See Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015,
+//! arXiv:1509.09308). A tile of M by M results is `A^T ((G g G^T) . (B^T d B)) A`, with the kernel
+//! g and an input tile d of N by N, N = M + 2. It takes `N * N` multiplications for each channel
+//! instead of `9 * M * M`.
+//!
+//! The matrices follow from N - 1 points of interpolation. These are 0, 1 and -1 for M = 2; they
+//! are 0 and the positive and negative roots of 1/2 and 2 for M = 4. The balance of the latter
+//! loses about a quarter of the accuracy that 1 and 2 lose.
 
 use crate::simd::steps::{Steps, StepsOp, dispatch_steps};
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
@@ -14,14 +15,14 @@ use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
 /// The side of a tile of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tile {
-    /// 2 by 2 results: 2.25 times fewer products.
+    /// 2 by 2 results, with 2.25 times fewer multiplications.
     Two,
-    /// 4 by 4 results: 4 times fewer products, and a digit less of accuracy.
+    /// 4 by 4 results, with 4 times fewer multiplications and a digit less of accuracy.
     Four,
 }
 
 impl Tile {
-    /// Results along an axis of a tile.
+    /// Returns the number of results along an axis of a tile.
     pub fn side(self) -> usize {
         match self {
             Tile::Two => 2,
@@ -29,21 +30,21 @@ impl Tile {
         }
     }
 
-    /// Places along an axis that the results of a tile are computed from.
+    /// Returns the number of inputs along an axis that the results of a tile depend on.
     pub fn reach(self) -> usize {
         self.side() + 2
     }
 
-    /// Products for each channel of a tile.
+    /// Returns the number of multiplications for each channel of a tile.
     pub fn points(self) -> usize {
         self.reach() * self.reach()
     }
 }
 
-/// The most places along an axis.
+/// The greatest [`Tile::reach`].
 pub const MOST_REACH: usize = 6;
 
-/// The channels that a transform does at once.
+/// Returns how many channels a transform processes at once.
 pub fn lanes(isa: Isa) -> usize {
     match isa.min(Isa::widest()) {
         Isa::Avx512 => 16,
@@ -54,11 +55,11 @@ pub fn lanes(isa: Isa) -> usize {
 
 /// The transforms along one axis.
 trait Filtering<const N: usize, const M: usize>: Copy {
-    /// A row of `B^T`'s product with a column of places.
+    /// Multiplies `B^T` by a column of inputs.
     fn input<S: Simd>(self, s: S, d: [S::F32; N]) -> [S::F32; N];
-    /// `G` times a column of the kernel.
+    /// Multiplies `G` by a column of the kernel.
     fn kernel<S: Simd>(self, s: S, g: [S::F32; 3]) -> [S::F32; N];
-    /// `A^T` times a column of products.
+    /// Multiplies `A^T` by a column of accumulators.
     fn output<S: Simd>(self, s: S, m: [S::F32; N]) -> [S::F32; M];
 }
 
@@ -94,7 +95,7 @@ impl Filtering<6, 4> for Four {
     fn input<S: Simd>(self, s: S, [d0, d1, d2, d3, d4, d5]: [S::F32; 6]) -> [S::F32; 6] {
         // x^4 - 5/2 x^2 + 1 vanishes at all points but 0.
         let sum = s.splat(2.5);
-        // At +-p: (x^2 - 2) (x +- p) x, parted into even and odd powers.
+        // At +-p: (x^2 - 2) (x +- p) x, split into even and odd powers.
         let near_even = s.neg_mul_add(s.splat(2.0), d2, d4);
         let near_odd = s.mul(s.splat(P), s.neg_mul_add(s.splat(2.0), d1, d3));
         let far_even = s.neg_mul_add(s.splat(0.5), d2, d4);
@@ -139,22 +140,21 @@ impl Filtering<6, 4> for Four {
     }
 }
 
-/// The points of a row of tiles of some channels, or their sums: where the first lies, and from a
-/// tile and from a point to the next, in elements.
+/// The points of a row of tiles for some channels, or their accumulators, with strides in elements.
 pub struct Points<T> {
-    /// The values, from the first channel of the first tile on.
+    /// The values, starting with the first channel of the first tile.
     pub values: T,
-    /// From a tile to the next.
+    /// The stride between tiles.
     pub tile: usize,
-    /// From a point to the next.
+    /// The stride between points.
     pub point: usize,
 }
 
-/// Transforms the places of a row of `tiles`: `pixels` has as many rows as a tile reaches over, of
-/// `columns` places of [`lanes`] channels each. If `paired`, points hold pairs of channels.
+/// Transforms the inputs of a row of `tiles`. `pixels` has [`Tile::reach`] rows of `columns`
+/// positions, each with [`lanes`] channels. If `paired`, points hold pairs of channels.
 ///
 /// # Panics
-/// If a slice is too short, or there are no pairs.
+/// If a slice is too short, or if `paired` and the instruction set lacks bf16 products.
 pub fn input(
     (isa, paired): (Isa, bool),
     tile: Tile,
@@ -204,18 +204,17 @@ impl InputOp<'_> {
     }
 }
 
-/// What is applied to results in registers: a value for each of [`lanes`] channels is added, then
-/// they are clamped.
+/// The epilogue, applied in registers: adds a bias for each of [`lanes`] channels, then clamps.
 #[derive(Clone, Copy)]
 pub struct Finish {
-    /// What is added.
+    /// The bias of each channel.
     pub bias: [f32; MAX_LANES],
-    /// The least and the greatest result.
+    /// The bounds of the result.
     pub clamp: super::activation::Clamp,
 }
 
-/// Transforms the sums of a row of `tiles` to results: `pixels` gets as many rows as a tile has, of
-/// `columns` places of [`lanes`] channels each.
+/// Transforms the accumulators of a row of `tiles` to results. `pixels` receives [`Tile::side`]
+/// rows of `columns` positions, each with [`lanes`] channels.
 ///
 /// # Panics
 /// If a slice is too short.
@@ -273,8 +272,8 @@ impl OutputOp<'_> {
     }
 }
 
-/// Transforms kernels: `kernels` holds for each of 9 taps, row by row, a value of each of [`lanes`]
-/// filters; `points` gets as many of each point, `point` apart.
+/// Transforms kernels. `kernels` holds for each of 9 taps, row by row, a value of each of [`lanes`]
+/// filters. `points` receives as many for each point, `point` apart.
 ///
 /// # Panics
 /// If a slice is too short.

@@ -1,4 +1,4 @@
-//! The activations of fused operators as code.
+//! Activations of fused operators, rendered as WGSL from their scalar formulas.
 
 use ort_core::ir::{Attribute, Attributes};
 use ort_core::ops::fused::activation::Activation;
@@ -7,15 +7,16 @@ use ort_core::{Result, error};
 
 use crate::formula::{Number, render};
 
-/// An activation as an expression of the variable `x` of type `f32`.
+/// Renders an activation as an expression of the `f32` variable `x`.
 pub(super) fn expression(activation: &Activation, x: &str) -> Result<String> {
     render(&formula(activation)?, Number::Float, &|_| x.to_owned())
 }
 
-/// The formula of the operator that the activation is.
+/// Returns the formula of the activation's operator.
 fn formula(activation: &Activation) -> Result<ScalarExpr> {
     let mut given = Vec::new();
     let op = match activation.name {
+        // `Clip` has its limits as inputs, so no formula has them as attributes.
         "Clip" => {
             let (least, most) = (activation.parameter("min")?, activation.parameter("max")?);
             return Ok(ScalarExpr::Input(0).max(least).min(most));
@@ -28,6 +29,7 @@ fn formula(activation: &Activation) -> Result<ScalarExpr> {
     };
     let unknown = || error!(NotImplemented, "activation '{}' has no formula", activation.name);
     let spec = Registry::global()?.find("", op).ok_or_else(unknown)?;
+    // Parameters that the activation leaves out get the operator's defaults.
     for attr in spec.attrs {
         if let Ok(value) = activation.parameter(attr.name) {
             given.push((attr.name.to_owned(), Attribute::Float(value)));

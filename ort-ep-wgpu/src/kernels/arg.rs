@@ -40,11 +40,12 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![lines.dispatch(Shader::new(cx).read("x", x).write("y", y), 1, &code)?])
 }
 
-/// A function `searched(line, lane)` that finds the place of the greatest or least element of a
-/// line of `x`: the first of its kind, or the last. NaN is more than any number, as in NumPy.
+/// Generates a function `searched(line, lane)` that returns the index of the greatest or least
+/// element of a line of `x`: the first one, or the last. NaN wins over any number, as in NumPy.
 pub(super) fn search(lines: &Lines, x: &Operand, greatest: bool, last: bool) -> Result<String> {
     let better = if greatest { "b.value > a.value" } else { "b.value < a.value" };
     let later = if last { "b.place > a.place" } else { "b.place < a.place" };
+    // Integers are never NaN.
     let of_nan = match Element::of(x.dtype)?.value {
         "f32" => "let a_nan = is_nan(a.value); let b_nan = is_nan(b.value);",
         _ => "let a_nan = false; let b_nan = false;",

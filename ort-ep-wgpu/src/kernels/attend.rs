@@ -1,5 +1,7 @@
-//! Scaled dot-product attention over heads that lie anywhere: all attention operators come down to
-//! this program.
+//! Fused scaled dot-product attention (FlashAttention), the kernel behind all attention operators.
+//!
+//! Heads may have any layout. If few workgroups would run, the keys are split into parts, and a
+//! second dispatch joins their results.
 
 use ort_core::dtype::DType;
 use ort_core::{Result, ensure};
@@ -12,11 +14,11 @@ const COMMON: &str = include_str!("attend_common.wgsl");
 const PROGRAM: &str = include_str!("attend.wgsl");
 /// The lanes of a workgroup.
 const LANES: usize = 64;
-/// Results that a lane keeps, in fours.
+/// The vectors of four results that a lane keeps in registers.
 const KEPT: usize = 16;
-/// Workgroups that keep a device busy; where there are fewer, each has a part of the keys, of which
-/// it is worth to have so many.
+/// The number of workgroups that keeps a device busy. If there are fewer, the keys are split.
 const BUSY: usize = 64;
+/// The least number of keys in a part.
 const PART: usize = 256;
 
 /// The sizes of an attention.
@@ -24,7 +26,7 @@ const PART: usize = 256;
 pub(super) struct Sizes {
     pub(super) batch: usize,
     pub(super) heads: usize,
-    /// Heads of keys and values; each serves as many consecutive heads of queries.
+    /// Heads of keys and values. Each serves a group of consecutive query heads.
     pub(super) key_heads: usize,
     pub(super) queries: usize,
     pub(super) keys: usize,
@@ -32,58 +34,58 @@ pub(super) struct Sizes {
     pub(super) value_size: usize,
 }
 
-/// Which keys queries see by their places.
+/// The causal mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Causal {
     No,
     Yes,
-    /// The last query sees all keys, as in ONNX Runtime.
+    /// Causal, except that the last query sees all keys, as in ONNX Runtime.
     ButTheLast,
 }
 
-/// How many keys there are in each batch, and how many precede the first query.
+/// The valid keys of each batch, and the number of keys before the first query.
 #[derive(Clone, Copy)]
 pub(super) enum Lengths<'a> {
-    /// All keys, so many before.
+    /// All keys are valid; `before` of them precede the queries.
     All { before: usize },
-    /// As many as the tensor says and so many more, so many before.
+    /// `lengths` plus `more` keys are valid; `before` of them precede the queries.
     Of { lengths: &'a Operand, before: usize, more: usize },
-    /// As many as the tensor says and so many more; the queries stand at the end.
+    /// `lengths` plus `more` keys are valid, and the queries are the last of them.
     AtEnd { lengths: &'a Operand, more: usize },
 }
 
-/// What is added to scores, broadcast to them; where it is of truth values, what is false hides.
+/// An additive mask that broadcasts to the scores. A boolean mask hides keys where it is false.
 #[derive(Clone)]
 pub(super) struct Mask<'a> {
     pub(super) operand: &'a Operand,
-    /// From one batch, head and query to the next.
+    /// The strides along batch, head and query.
     pub(super) steps: [usize; 3],
-    /// Keys beyond are hidden.
+    /// The keys that it covers; later ones are hidden.
     pub(super) keys: usize,
 }
 
-/// Keys that are padding.
+/// A padding mask.
 #[derive(Clone)]
 pub(super) struct Padding<'a> {
     pub(super) operand: &'a Operand,
     pub(super) kind: Padded,
-    /// What is added to their scores.
+    /// The value that is added to the scores of padding.
     pub(super) added: f32,
 }
 
 /// Which keys are padding.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Padded {
-    /// Those from a number for each batch on.
+    /// Those from a per-batch end on.
     From,
-    /// Those, and those before another number for each batch, which stands behind all of the first
-    /// kind.
+    /// Those outside of a per-batch range. The starts follow the ends of all batches.
     FromAndBefore,
-    /// Those whose element is not above 0: the first element, and the steps of batches and queries.
+    /// Those whose element is 0 or less. `first` is the first element, `steps` the strides along
+    /// batch and query.
     Elements { first: usize, steps: [usize; 2] },
 }
 
-/// What else takes part in the softmax of each head.
+/// Attention sinks: additional scores in the softmax, without a value.
 #[derive(Clone, Copy)]
 pub(super) enum Sinks<'a> {
     None,
@@ -93,14 +95,14 @@ pub(super) enum Sinks<'a> {
     Each(&'a Operand),
 }
 
-/// Scores that are written out.
+/// An output that receives the scores.
 #[derive(Clone, Copy)]
 pub(super) struct Scores<'a> {
     pub(super) operand: &'a Operand,
     pub(super) stage: Stage,
 }
 
-/// A stage of scores.
+/// The stage at which scores are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Scaled,
@@ -116,31 +118,36 @@ pub(super) struct Attend<'a> {
     pub(super) k: Rows,
     pub(super) v: Rows,
     pub(super) y: Rows,
-    /// What is added to the queries of all heads.
+    /// A bias on the queries of all heads.
     pub(super) q_bias: Option<&'a Operand>,
     pub(super) scale: f32,
-    /// Where above 0, scores become `softcap * tanh(score / softcap)`.
+    /// If above 0, scores become `softcap * tanh(score / softcap)`.
     pub(super) softcap: f32,
     pub(super) causal: Causal,
-    /// The keys before and after its own that a query sees; negative where all.
+    /// The sliding window: the keys before and after a query's own that it sees; negative for all.
     pub(super) windows: [i64; 2],
     pub(super) lengths: Lengths<'a>,
     pub(super) mask: Option<Mask<'a>>,
     pub(super) padding: Option<Padding<'a>>,
     pub(super) sinks: Sinks<'a>,
-    /// Whether a query all of whose scores are -inf gives NaN instead of 0.
+    /// Whether a query whose scores are all -inf yields NaN instead of 0.
     pub(super) hidden_is_nan: bool,
     pub(super) scores: Option<Scores<'a>>,
 }
 
-/// How the program cuts its work.
+/// How a workgroup's rows and columns are divided among its lanes.
 struct Cut {
+    /// Fours of rows in a block.
     quads: usize,
+    /// The keys of a lane in a tile.
     turns: usize,
+    /// The vectors of four elements that are multiplied at a time.
     chunk: usize,
+    /// The value columns that lanes cover at a time.
     columns: usize,
-    /// Fours of rows of a lane, and its columns.
+    /// The fours of rows of a lane.
     mine: usize,
+    /// The columns of a lane.
     wide: usize,
 }
 
@@ -150,6 +157,7 @@ impl Cut {
         loop {
             let columns = value_size.max(1).next_power_of_two().clamp(LANES / quads, LANES);
             let (mine, wide) = ((quads * columns).div_ceil(LANES), value_size.max(1).div_ceil(columns));
+            // Halve the block until a lane's results fit its registers.
             if mine * wide <= KEPT || quads == 1 {
                 let (turns, chunk) = match quads {
                     1 => (2, 4),
@@ -164,8 +172,8 @@ impl Cut {
     }
 }
 
-/// The text with each line in as many copies as the names in it count, each with its numbers in
-/// their place.
+/// Unrolls marked lines: a line is repeated for every combination of numbers below the counts of
+/// the names in it, with the numbers in their places.
 fn unrolled(text: &str, counts: &[(&str, usize)]) -> String {
     let copies = |line: &str| {
         let mut lines = vec![line.to_owned()];
@@ -181,31 +189,34 @@ fn unrolled(text: &str, counts: &[(&str, usize)]) -> String {
 }
 
 impl Sizes {
-    /// Rows that share keys: the queries of all heads that do.
+    /// The rows that share keys: the queries of all heads of a group.
     fn rows(&self) -> usize {
         self.heads.checked_div(self.key_heads).unwrap_or(0).saturating_mul(self.queries)
     }
 
+    /// The row blocks of a group of heads.
     fn blocks(&self) -> usize {
         self.rows().div_ceil(Cut::new(self.rows(), self.value_size).quads * 4)
     }
 
-    /// The parts of all keys; more keys have no fewer.
+    /// The number of parts that the keys are split into. It never falls as keys are added, so the
+    /// workspace for the most keys suffices.
     fn splits(&self) -> usize {
         let groups = self.batch.saturating_mul(self.key_heads).saturating_mul(self.blocks());
         (self.keys / PART).min(BUSY.checked_div(groups).unwrap_or(1)).max(1)
     }
 
-    /// The results of parts, in the workspace; none where there is one part.
+    /// Allocates the partial results in the workspace; `None` if the keys are not split.
     pub(super) fn parts(&self, cx: &OpCx<'_>, taken: &mut usize) -> Option<Operand> {
         let splits = self.splits();
         let lines =
             self.batch.saturating_mul(self.key_heads).saturating_mul(splits).saturating_mul(self.rows());
+        // Each row also keeps its maximum and its sum of weights.
         let shape = [lines, self.value_size.saturating_add(2)];
         (splits > 1).then(|| cx.workspace(taken, DType::F32, &shape))
     }
 
-    /// Adds the numbers that tell where results are.
+    /// Adds the uniforms that locate results.
     fn numbers(&self, shader: Shader, splits: usize, y: &Rows) -> Shader {
         shader
             .sizes("y_step", &y.steps)
@@ -219,7 +230,8 @@ impl Sizes {
 }
 
 impl Attend<'_> {
-    /// The dispatches of the attention. The workspace has the parts behind what is `taken`.
+    /// Returns the dispatches of the attention. The workspace has the partial results after the
+    /// first `taken` bytes.
     pub(super) fn dispatches(&self, cx: &OpCx<'_>, mut taken: usize) -> Result<Vec<Dispatch>> {
         let Sizes { heads, key_heads, value_size, batch, .. } = self.sizes;
         let divides = heads.checked_rem(key_heads) == Some(0);
@@ -227,14 +239,14 @@ impl Attend<'_> {
         if batch == 0 || self.sizes.rows() == 0 || value_size == 0 {
             return Ok(Vec::new());
         }
-        // Scores are written for all keys at once.
+        // The score output is written in one pass over all keys.
         let parts = if self.scores.is_some() { None } else { self.sizes.parts(cx, &mut taken) };
         let Some(parts) = parts else { return Ok(vec![self.attend(cx, &self.y.operand, 1)?]) };
         let splits = self.sizes.splits();
         Ok(vec![self.attend(cx, &parts, splits)?, self.join(cx, &parts, splits)?])
     }
 
-    /// Attention over each of the parts of all keys.
+    /// Attention over each part of the keys.
     fn attend(&self, cx: &OpCx<'_>, to: &Operand, splits: usize) -> Result<Dispatch> {
         let Sizes { batch, key_heads, value_size, .. } = self.sizes;
         let cut = Cut::new(self.sizes.rows(), value_size);
@@ -275,7 +287,7 @@ impl Attend<'_> {
         shader.groups(groups, LANES, &code)
     }
 
-    /// One result of the parts of each row.
+    /// Joins the partial results of each row, rescaled to their common maximum.
     fn join(&self, cx: &OpCx<'_>, parts: &Operand, splits: usize) -> Result<Dispatch> {
         let shader = Shader::new(cx).read("part", parts).write("y", &self.y.operand);
         let shader = self.common_numbers(shader, splits);
@@ -305,8 +317,8 @@ impl Attend<'_> {
         shader.each(lines.saturating_mul(value_size), &code)
     }
 
-    /// Adds the numbers of both programs: where results are, and what a query without weights
-    /// gives. NaN is a number of the program, as WGSL refuses constant expressions that are NaN.
+    /// Adds the uniforms of both shaders: where results are, and the result of a query without
+    /// weights. NaN is a uniform, because WGSL rejects constant expressions that are NaN.
     fn common_numbers(&self, shader: Shader, splits: usize) -> Shader {
         let without_weights = if self.hidden_is_nan && self.sizes.keys > 0 { f32::NAN } else { 0.0 };
         self.sizes.numbers(shader, splits, &self.y).float("without_weights", without_weights)
@@ -337,13 +349,12 @@ impl Attend<'_> {
         ] {
             shader = shader.number(name, number);
         }
-        // A window that is longer than all keys and queries is none.
+        // A window longer than all keys and queries is the same as none.
         let [left, right] = self.windows.map(|size| size.clamp(-1, 1 << 29));
         shader.integer("left", left).integer("right", right).float("scale", self.scale)
     }
 
-    /// Adds what says how long batches are, what is added to queries, and what else is in the
-    /// softmax.
+    /// Generates the functions for valid lengths, the query bias and the sinks.
     fn places(&self, mut shader: Shader, code: &mut String) -> Shader {
         let (length, offset) = match self.lengths {
             Lengths::All { .. } => ("i32(p.keys)", "i32(p.before)"),
@@ -379,7 +390,7 @@ impl Attend<'_> {
         shader
     }
 
-    /// Adds what becomes of a score.
+    /// Generates `score_of`: softcap, mask and padding, and the score output at its stage.
     fn scores(&self, mut shader: Shader, code: &mut String) -> Shader {
         let stage = self.scores.map(|scores| scores.stage);
         let kept = |own: Stage| match stage == Some(own) {
@@ -423,6 +434,7 @@ impl Attend<'_> {
             };
             body.push_str(&format!("if ({hides}) {{ score += p.padded; }}\n"));
         }
+        // After the padding: a hidden key stays at -inf.
         body.push_str("if (!shown) { score = -infinity(); }\n");
         body.push_str(kept(Stage::Masked));
         if let Some(Scores { operand, .. }) = self.scores {

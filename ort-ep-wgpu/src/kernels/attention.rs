@@ -1,4 +1,4 @@
-//! `Attention`.
+//! `Attention` of the ONNX domain.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, NodeView};
@@ -25,7 +25,7 @@ wgpu_kernels![WgpuKernel {
     workspace: Some(workspace),
 }];
 
-/// The stage of `qk_matmul_output_mode` that is after the softmax.
+/// The `qk_matmul_output_mode` after the softmax.
 const WEIGHTS: i64 = 3;
 
 fn when(node: &NodeView<'_>) -> bool {
@@ -33,12 +33,13 @@ fn when(node: &NodeView<'_>) -> bool {
     let is_double = attrs.find_int("softmax_precision") == Some(i64::from(DType::F64.onnx_code()));
     let wants_scores = node.node.outputs.get(3).is_some_and(Option::is_some);
     let mode = attrs.find_int("qk_matmul_output_mode").unwrap_or(0);
-    // Weights are made of scores where those lie, which narrower types would round in between.
+    // The softmax turns the score output into weights in place. A narrower type would round the
+    // scores in between.
     let keeps = mode < WEIGHTS || node.dtype(0) == Some(DType::F32);
     !is_double && (!wants_scores || keeps)
 }
 
-/// Queries, keys or values: heads of rows.
+/// The heads of queries, keys or values.
 struct Heads {
     batch: usize,
     heads: usize,
@@ -58,20 +59,20 @@ impl Heads {
         }
     }
 
-    /// Where the rows of `operand` are, which lies as this does.
+    /// Returns the rows of `operand`, which has the same layout.
     fn rows_of(&self, operand: &Operand, size: usize) -> Rows {
         let sizes = [self.heads, self.rows, size];
         if self.is_interleaved { Rows::interleaved(operand, sizes) } else { Rows::by_head(operand, sizes) }
     }
 }
 
-/// What a node computes for some shapes.
+/// The sizes and workspace of a node for some shapes.
 struct Plan {
     q: Heads,
     k: Heads,
     v: Heads,
     past: usize,
-    /// Past and new keys and values together in the workspace, where no output has them.
+    /// The concatenated cache of keys and of values in the workspace, if no output has it.
     joined: [Option<Operand>; 2],
     taken: usize,
 }
@@ -106,7 +107,8 @@ impl Plan {
         Ok(Plan { q, k, v, past, joined, taken })
     }
 
-    /// Keys (0) or values (1), past and new ones put together where that is needed or wanted.
+    /// Returns the keys (0) or values (1). Concatenates past and new ones if there is a past, or an
+    /// output for them.
     fn cache(&self, cx: &OpCx<'_>, which: usize, dispatches: &mut Vec<Dispatch>) -> Result<Rows> {
         let own = if which == 0 { &self.k } else { &self.v };
         let fresh = own.rows_of(cx.input(1 + which)?, own.size);
@@ -125,7 +127,7 @@ impl Plan {
             keeps: false,
         };
         dispatches.push(placing.dispatch(cx, &to)?);
-        // Without a past the new rows do as well.
+        // Without a past the input has all rows already.
         Ok(if self.past == 0 { fresh } else { Rows::by_head(&to, [own.heads, total, own.size]) })
     }
 
@@ -149,7 +151,7 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     Ok(taken)
 }
 
-/// The mask broadcast to (batch, heads, queries, keys); it may have fewer keys.
+/// Broadcasts the mask to (batch, heads, queries, keys). It may have fewer keys.
 fn mask_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a>> {
     let shape = &operand.shape;
     let mut full = [1; 4];

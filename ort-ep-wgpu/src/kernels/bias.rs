@@ -1,4 +1,4 @@
-//! Elementwise operators of `com.microsoft` that add a bias for each place of the last dimension.
+//! Elementwise operators of `com.microsoft` that add a bias along the last axis.
 
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
@@ -18,7 +18,7 @@ wgpu_kernels![
     WgpuKernel::new(KernelDef { op: "BiasSplitGelu", ..BASE }, bias_split_gelu),
 ];
 
-/// A program with the input and its bias, and the width of the last dimension.
+/// Begins a shader with the input and its bias, and returns the width of the last axis.
 fn biased(cx: &OpCx<'_>) -> Result<(Shader, usize)> {
     let (x, bias) = (cx.input(0)?, cx.input(1)?);
     let width = x.shape.last().copied().unwrap_or(1);
@@ -45,6 +45,7 @@ fn bias_add(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 
 fn bias_split_gelu(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (shader, width) = biased(cx)?;
+    // At least 1: the shader divides by it.
     let shader = shader.number("split", (width / 2).max(1));
     let code = "fn value(i: u32) -> f32 {
         let column = i % p.split;

@@ -1,4 +1,4 @@
-//! Functions of the bits of integers, whose inputs broadcast.
+//! Bitwise operators and `BitShift`, with broadcast inputs.
 
 use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
@@ -10,7 +10,7 @@ use crate::launch::{Dispatch, OpCx, Walk};
 use crate::shader::{Shader, TYPES};
 
 const INTEGERS: TypeSet = TypeSet::INTEGERS.intersection(TYPES);
-/// The complement of an unsigned 64-bit integer has 64 bits.
+/// Without `U64`: the complement of such an integer needs all 64 bits.
 const INVERTIBLE: TypeSet = INTEGERS.difference(TypeSet::of(&[DType::U64]));
 
 const fn of_bits(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> WgpuKernel {
@@ -38,19 +38,21 @@ wgpu_kernels![
     ),
 ];
 
-/// Shifts of 64-bit integers to the left leave the 32 bits of programs.
+/// Returns whether results fit the 32 bits of shaders: 64-bit integers only shift right.
 fn shifts_within_32_bits(node: &NodeView<'_>) -> bool {
     let wide = matches!(node.dtype(0), Some(DType::I64 | DType::U64));
     few_axes(node) && (!wide || node.attrs().string("direction").is_ok_and(|direction| direction == "RIGHT"))
 }
 
+/// The WGSL expression of the operator, on `a` and `b`.
 fn formula(cx: &OpCx<'_>) -> Result<&'static str> {
     Ok(match cx.op {
         "BitwiseAnd" => "a & b",
         "BitwiseOr" => "a | b",
         "BitwiseXor" => "a ^ b",
         "BitwiseNot" => "~a",
-        // Zero fill to the left, and the sign to the right, also past the width.
+        // WGSL shifts by the count modulo 32. A count beyond the width gives zeros to the left, and
+        // copies of the sign to the right.
         _ if cx.attrs.string("direction")? == "LEFT" => "select(a << (u32(b) & 31u), y_t(0), u32(b) > 31u)",
         _ => "select(a >> (u32(b) & 31u), select(y_t(0), ~y_t(0), a < y_t(0)), u32(b) > 31u)",
     })

@@ -1,4 +1,4 @@
-//! `Cast` and `CastLike` between the types of programs.
+//! `Cast` and `CastLike` between the types of shaders.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -11,7 +11,7 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::{Element, Shader, TYPES};
 
-/// Types that are converted.
+/// The types that can be converted.
 const CASTABLE: TypeSet = TYPES.union(TypeSet::of(&[DType::I4, DType::U4, DType::I2, DType::U2]));
 
 const fn cast(op: &'static str) -> WgpuKernel {
@@ -21,7 +21,8 @@ const fn cast(op: &'static str) -> WgpuKernel {
 
 wgpu_kernels![cast("Cast"), cast("CastLike")];
 
-/// Whether each result has the upper half that programs see in a 64-bit integer.
+/// Returns whether every 64-bit result is the extension of its lower word, which is all that
+/// shaders compute.
 fn fits(node: &NodeView<'_>) -> bool {
     let (Some(from), Some(to)) = (node.dtype(0), node.output_dtype(0)) else { return false };
     match to {
@@ -44,16 +45,17 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![fill(shader, y, &format!("{}{code}", include_str!("cast.wgsl")))?])
 }
 
-/// The number `v` in another type. Writing it keeps the lower bits of integers, and rounds floats.
+/// The expression of `v` in another type. The store truncates integers to their low bits, and
+/// rounds floats.
 fn converted(from: DType, to: DType) -> Result<&'static str> {
     let wide = Element::of(from)?.bits >= 32;
     Ok(match (FLOATS.contains(from), to) {
-        // Also what no float comparison may be asked about.
+        // By bits, because WGSL does not guarantee float comparisons of NaN and subnormals.
         (true, DType::Bool) => "select(0u, 1u, (bitcast<u32>(v) & 0x7fffffffu) != 0u)",
         (false, DType::Bool) => "select(0u, 1u, v != x_t(0))",
         (true, DType::U32) => "truncated_wide(v)",
         (true, to) if !FLOATS.contains(to) => "y_t(truncated(v))",
-        // By way of float32 it would be rounded twice.
+        // Via `f32` the value would be rounded twice.
         (false, DType::BF16) if wide => "rounded_to_odd(u32(abs(v)), v < x_t(0))",
         _ => "y_t(v)",
     })

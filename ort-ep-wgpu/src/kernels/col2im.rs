@@ -1,4 +1,5 @@
-//! `Col2Im`: columns of blocks added up to an image, each pixel by one invocation.
+//! `Col2Im`: sums the overlapping blocks of columns to an image, one invocation per pixel.
+//! Gathering avoids atomic adds.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::{Result, ensure, error};
@@ -31,10 +32,11 @@ struct Axis {
     stride: i64,
     begin: i64,
     dilation: i64,
-    /// Places of the block.
+    /// The positions of the block.
     count: usize,
 }
 
+/// The dimensions of the image, checked to fit the shader's 32-bit integers.
 fn axes(cx: &OpCx<'_>) -> Result<Vec<Axis>> {
     let (image, blocks) = (cx.ints(1)?, cx.ints(2)?);
     let rank = image.len();

@@ -1,5 +1,4 @@
-//! `Conv`, `FusedConv` and `ConvTranspose`: products of filters with windows, which are never
-//! unfolded.
+//! `Conv`, `FusedConv` and `ConvTranspose` as implicit GEMM: windows are never unfolded to memory.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ir::Attributes;
@@ -23,19 +22,19 @@ wgpu_kernels![
     WgpuKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose),
 ];
 
-/// Whether the image is known to have one to three spatial axes, or nothing is known of it.
+/// Returns whether the image has one to three spatial axes, or an unknown rank.
 pub(super) fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
     matches!(node.rank(0).or_else(|| node.output_type(0).shape().map(<[_]>::len)), None | Some(3..=5))
 }
 
 /// The sizes of a convolution.
 pub(super) struct Conv {
-    /// Of a transposed convolution, the windows lie on the result.
+    /// Whether it is transposed: the windows then are on the result.
     transposed: bool,
     axes: Axes,
     batch: usize,
     groups: usize,
-    /// Channels and filters of a group.
+    /// Channels and filters per group.
     channels: usize,
     filters: usize,
 }
@@ -43,26 +42,27 @@ pub(super) struct Conv {
 const TILES: &str = include_str!("conv_tiles.wgsl");
 const DOTS: &str = include_str!("conv_dots.wgsl");
 const PLANES: &str = include_str!("conv_planes.wgsl");
-/// Lanes of a workgroup.
+/// The lanes of a workgroup, or of each slice of one.
 const LANES: usize = 64;
-/// Products for which filters are in the memory of a workgroup.
+/// The reduction steps whose filter values are in workgroup memory at a time.
 const STEPS: usize = 32;
-/// Workgroups that keep a device busy; as long as there are fewer, each gets less to do.
+/// The number of workgroups that keeps a device busy. While there are fewer, each gets a smaller
+/// tile.
 const ENOUGH: usize = 96;
-/// Products that are worth a split among lanes where there are few workgroups, and into how many
-/// slices.
+/// The reduction length from which on a split into [`SLICES`] pays off, if workgroups are few.
 const MANY: usize = 256;
+/// The slices of a split reduction.
 const SLICES: usize = 4;
-/// The most positions whose products are shared by the lanes of a workgroup.
+/// The most positions for which a workgroup computes one result, its lanes splitting the reduction.
 const FEW: usize = 8;
 
 impl Conv {
-    /// Of an image and filters of these shapes.
+    /// Returns the convolution of an image and filters of these shapes.
     pub(super) fn new(attrs: &Attributes, image: &[usize], weight: &[usize]) -> Result<Conv> {
         Conv::with(attrs, image, weight, |kernel| windows::of_kernel(attrs, kernel))
     }
 
-    /// The same with filters of one tap, whatever windows the attributes say.
+    /// As [`Conv::new`] for filters of one tap, ignoring the windows of the attributes.
     pub(super) fn pointwise(attrs: &Attributes, image: &[usize], weight: &[usize]) -> Result<Conv> {
         Conv::with(attrs, image, weight, |kernel| windows::of_kernel(&Attributes::default(), kernel))
     }
@@ -86,7 +86,7 @@ impl Conv {
         Ok(Conv { transposed: false, axes, batch: *batch, groups, channels: *own, filters: filters / groups })
     }
 
-    /// The same, transposed.
+    /// Returns the transposed convolution of an image and filters of these shapes.
     fn transposed(attrs: &Attributes, image: &[usize], weight: &[usize]) -> Result<Conv> {
         let ([batch, channels, sizes @ ..], [of_all, filters, kernel @ ..]) = (image, weight) else {
             return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));
@@ -99,13 +99,13 @@ impl Conv {
         );
         let on_result = windows::of_kernel(attrs, kernel)?.transposed_on(attrs, sizes)?;
         let mut axes = windows::three(&on_result)?;
-        // From here on the image is the input again.
+        // Windows go from the result to the image; swap them, so that `input` is the image again.
         axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
         let channels = channels / groups;
         Ok(Conv { transposed: true, axes, batch: *batch, groups, channels, filters: *filters })
     }
 
-    /// The positions of a filter, of one phase where there are several.
+    /// The output positions of a filter, for one phase of a transposed convolution.
     fn positions(&self) -> usize {
         let of_image = match self.transposed {
             false => volume(&self.axes, |axis| axis.output),
@@ -114,9 +114,9 @@ impl Conv {
         self.batch.saturating_mul(of_image)
     }
 
-    /// The dispatch of a program that has its tensors already. `code` declares the type `num` of
-    /// sums, `pixel(i)` and `weight(i, m)` that give an element as one, and `finish(i, m, sum)`
-    /// that writes a result of the filter `m`.
+    /// Finishes a dispatch for a shader that has its tensors. `code` declares the accumulator type
+    /// `num`, `pixel(i)` and `weight(i, m)`, which return an element as one, and
+    /// `finish(i, m, sum)`, which writes a result of filter `m`.
     pub(super) fn dispatch(&self, shader: Shader, code: &str) -> Result<Dispatch> {
         let shader = with_windows(shader, &self.axes)
             .number("groups", self.groups)
@@ -124,11 +124,14 @@ impl Conv {
             .number("filters", self.filters);
         let products = volume(&self.axes, |axis| axis.kernel).saturating_mul(self.channels);
         let all_filters = self.groups.saturating_mul(self.filters);
+        // Few positions do not fill a tile: a workgroup per result, and lanes split the reduction.
         if !self.transposed && self.positions() <= FEW && products >= 2 * LANES {
             let shader = shader.number("positions", self.positions());
             let count = self.positions().saturating_mul(all_filters);
             return shader.groups(count, LANES, &[WINDOWS, code, DOTS].concat());
         }
+        // A tile has at least four filters, most of which would be idle, as in a depthwise
+        // convolution.
         if !self.transposed && self.filters <= 2 {
             let chunks = volume(&self.axes, |axis| axis.output).div_ceil(LANES);
             let count = self.batch.saturating_mul(all_filters).saturating_mul(chunks);
@@ -137,7 +140,10 @@ impl Conv {
         self.tiles(shader, code)
     }
 
+    /// The implicit GEMM by tiles of positions and filters.
     fn tiles(&self, shader: Shader, code: &str) -> Result<Dispatch> {
+        // A transposed convolution has a phase for each offset within a stride; a phase's positions
+        // share their taps.
         let phases = if self.transposed { volume(&self.axes, |axis| axis.stride) } else { 1 };
         let units = phases.saturating_mul(self.groups);
         let workgroups = |places: usize, fours: usize| {
@@ -145,9 +151,9 @@ impl Conv {
             units.saturating_mul(tiles).saturating_mul(self.filters.div_ceil(4 * fours))
         };
         let most = if self.filters > 8 { 4 } else { self.filters.div_ceil(4).max(1) };
+        // From the largest tile down: positions, and fours of filters, per lane.
         let choices = [(4, most), (2, most), (1, most), (1, most.min(2))];
-        // A processor is busy with a few workgroups, and computes what lanes without a position do,
-        // too.
+        // A software adapter needs few workgroups, and its idle lanes cost as much as busy ones.
         let enough = if shader.is_software() { 2 } else { ENOUGH };
         let fits = |(places, fours): &(usize, usize)| {
             let idles = *places > 1 && self.positions() <= LANES * places / 2;
@@ -167,6 +173,7 @@ impl Conv {
             .constant("SLICES", slices)
             .constant("PLACES", places)
             .constant("FOURS", fours);
+        // Unrolling must not cross a tap, so its factor divides the channels.
         let abreast = [4, 2].into_iter().find(|count| self.channels.is_multiple_of(*count)).unwrap_or(1);
         let shader = shader.constant("ABREAST", abreast);
         let tiles = unrolled(TILES, &[("#p", places), ("#f", fours), ("#k", abreast)]);
@@ -183,8 +190,8 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a.max(1) } else { common_divisor(b, a % b) }
 }
 
-/// Code in which each line that has a name stands once for every number below the name's count, in
-/// its place.
+/// Unrolls marked lines: one that contains a name is repeated for every number below the name's
+/// count, with the number in its place.
 fn unrolled(code: &str, counts: &[(&str, usize)]) -> String {
     counts.iter().fold(code.to_owned(), |code, (name, count)| {
         let mut text = String::new();
@@ -199,7 +206,7 @@ fn unrolled(code: &str, counts: &[(&str, usize)]) -> String {
     })
 }
 
-/// Sums of floats, with a bias of filters, an addend and an activation.
+/// Begins the shader of a float convolution, with bias, addend and activation in its epilogue.
 pub(super) fn of_floats(
     cx: &OpCx<'_>,
     (x, w): (&Operand, &Operand),

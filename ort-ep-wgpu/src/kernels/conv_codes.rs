@@ -1,5 +1,5 @@
-//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32
-//! bits.
+//! `ConvInteger` and `QLinearConv`: convolutions of 8-bit quantized values, with 32-bit
+//! accumulators.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -28,7 +28,7 @@ wgpu_kernels![
     },
 ];
 
-/// What a program of codes reads: the image and the filters with their zero points.
+/// Begins a shader that reads image and filters, and subtracts their zero points.
 fn of_codes(cx: &OpCx<'_>, x: [usize; 2], w: [usize; 2]) -> Result<(Shader, String)> {
     let ([x, x_zero], [w, w_zero]) = (x, w);
     let mut shader = Shader::new(cx).read("x", cx.input(x)?).read("w", cx.input(w)?);
@@ -49,8 +49,7 @@ fn of_codes(cx: &OpCx<'_>, x: [usize; 2], w: [usize; 2]) -> Result<(Shader, Stri
     Ok((shader, code))
 }
 
-/// The place of what belongs to the filter `m` in a tensor that has one element for all or one for
-/// each.
+/// The index for filter `m` in a tensor with one element for all filters, or one for each.
 fn of_filter(tensor: &Operand) -> &'static str {
     if tensor.count() > 1 { "m" } else { "0u" }
 }
@@ -62,7 +61,7 @@ fn conv_integer(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![conv.dispatch(shader.write("y", cx.output(0)?), &(code + finish))?])
 }
 
-/// What turns the sums of each filter into codes, in the workspace.
+/// The requantization factor of each filter, in the workspace.
 fn factors(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
     Ok(cx.workspace(taken, DType::F32, &[cx.input(3)?.size(0)]))
 }

@@ -1,4 +1,7 @@
-//! Copies between tensors of one type, both of which may be walked in any order.
+//! Strided copies between tensors of one element type.
+//!
+//! Transpositions go through workgroup memory in tiles; every other copy maps one invocation to an
+//! element or a word.
 
 use ort_core::dtype::DType;
 use ort_core::ops::tensor::geometry::{Strided, contiguous_strides};
@@ -8,17 +11,17 @@ use super::fill::{fill_places, per_word, stored};
 use crate::launch::{Dispatch, OpCx, Operand, Walk};
 use crate::shader::Shader;
 
-/// Rows and columns of the squares in which planes are transposed.
+/// The side of the tiles of a transposition.
 const TILE: usize = 32;
-/// Shorter rows and columns are not worth a square.
+/// The shortest rows and columns that are worth a tile.
 const LEAST_TILED: usize = 16;
 
-/// All elements of a tensor of this shape in order.
+/// All elements of a tensor of this shape, in row-major order.
 pub(super) fn in_order(shape: &[usize]) -> Strided {
     Strided { sizes: shape.into(), strides: contiguous_strides(shape), offset: 0 }
 }
 
-/// The tensor as the bits of its elements, which are moved as they are.
+/// The tensor as an unsigned type of the same width, so that copies keep the bits.
 pub(super) fn as_bits(tensor: &Operand) -> Operand {
     let dtype = match (tensor.dtype, tensor.dtype.bits()) {
         (_, Some(8)) => DType::U8,
@@ -29,14 +32,14 @@ pub(super) fn as_bits(tensor: &Operand) -> Operand {
     Operand { dtype, ..tensor.clone() }
 }
 
-/// Sets all elements of `y` to those of `x` in an order.
+/// Copies the elements of `x`, read in an order, to `y`.
 pub(super) fn gather(cx: &OpCx<'_>, x: &Operand, order: &Strided, y: &Operand) -> Result<Vec<Dispatch>> {
     ensure!(order.count() == y.count(), Fail, "{} elements moved to {}", order.count(), y.count());
     copy(cx, (x, order), (y, &in_order(&order.sizes)))
 }
 
-/// Sets the elements of `y` in one order to those of `x` in another of the same sizes. The order of
-/// `y` visits no element twice.
+/// Copies elements of `x`, read in one order, to elements of `y`, written in another. Both orders
+/// have the same sizes, and that of `y` visits no element twice.
 pub(super) fn copy(
     cx: &OpCx<'_>,
     (x, from): (&Operand, &Strided),
@@ -49,6 +52,7 @@ pub(super) fn copy(
     }
     let steps = |order: &Strided| order.strides.iter().map(|step| *step as i64).collect::<Vec<i64>>();
     let (x_steps, y_steps) = (steps(from), steps(to));
+    // Merged by the steps of `y` alone: a single axis of step 1 means that `y` is written densely.
     let own = Walk::new(&to.sizes, std::slice::from_ref(&y_steps));
     let dense = own.steps.iter().all(|steps| matches!(steps.as_slice(), [] | [1]));
     let moved = Moved {
@@ -65,17 +69,18 @@ pub(super) fn copy(
     Ok(vec![dispatch])
 }
 
-/// A copy over a common walk.
+/// A copy over a loop nest that both tensors share.
 struct Moved {
     x: Operand,
     y: Operand,
     starts: (usize, usize),
     walk: Walk,
-    /// Whether the walk visits the elements of `y` one after another.
+    /// Whether the walk visits the elements of `y` in memory order.
     dense: bool,
 }
 
-/// Two axes of a walk: along the rows neighbours are neighbours in `x`, along the columns in `y`.
+/// The two axes of a transposition. Along `rows` elements are contiguous in `x`, along `columns` in
+/// `y`.
 #[derive(Clone, Copy)]
 struct Plane {
     rows: usize,
@@ -83,18 +88,19 @@ struct Plane {
 }
 
 impl Moved {
-    /// The size and the steps of an axis.
+    /// The size of an axis, and its steps in `x` and `y`.
     fn axis(&self, axis: usize) -> Option<(usize, i64, i64)> {
         let step = |steps: &Vec<i64>| steps.get(axis).copied();
         Some((*self.walk.sizes.get(axis)?, step(self.walk.steps.first()?)?, step(self.walk.steps.get(1)?)?))
     }
 
-    /// The axes that are transposed, where squares of them are worth it.
+    /// The axes to transpose, if tiles are worth it.
     fn plane(&self) -> Option<Plane> {
         let find = |wanted: fn((usize, i64, i64)) -> bool| {
             (0..self.walk.sizes.len()).find(|axis| self.axis(*axis).is_some_and(wanted))
         };
         let rows = find(|(size, x, y)| size >= LEAST_TILED && x == 1 && y != 1)?;
+        // A broadcast axis (step 0) reads the same elements again, so tiles would not help.
         let columns = find(|(size, x, y)| size >= LEAST_TILED && y == 1 && x != 1 && x != 0)?;
         Some(Plane { rows, columns })
     }
@@ -120,7 +126,7 @@ impl Moved {
         shader.each(count, &code)
     }
 
-    /// Whether the elements of a word of `y` follow each other in the walk.
+    /// Whether the elements of each word of `y` are consecutive in the walk.
     fn in_words(&self) -> Result<bool> {
         let per_word = per_word(self.y.dtype)?;
         let run = self.walk.sizes.last().copied().unwrap_or(1);
@@ -128,7 +134,7 @@ impl Moved {
         Ok(per_word == 1 || (step == Some(1) && run % per_word == 0))
     }
 
-    /// Squares go through the memory of a workgroup, so that neighbours read and write neighbours.
+    /// Transposes tiles through workgroup memory, so that both reads and writes are coalesced.
     fn transposed(&self, cx: &OpCx<'_>, plane: Plane) -> Result<Dispatch> {
         let missing = || error!(Fail, "a plane has no axes");
         let (rows, _, y_row) = self.axis(plane.rows).ok_or_else(missing)?;

@@ -1,4 +1,5 @@
-//! `CumSum` and `CumProd`: long lines by a workgroup each, others by an invocation each.
+//! `CumSum` and `CumProd`: prefix scans, by a workgroup for long lines and by one invocation for
+//! others.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -9,10 +10,12 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::{Element, Shader};
 
-/// Sums of 64-bit integers might need more than 32 bits.
+/// Without 64-bit integers, whose sums might exceed 32 bits.
 const NUMBERS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::I32, DType::U32]);
-/// From this length on, and below so many lines, a workgroup is worth its while.
+/// The least length for a workgroup per line.
 const LONG: usize = 128;
+/// The most lines for a workgroup per line: more lines keep the device busy with an invocation
+/// each.
 const FEW_LINES: usize = 1 << 14;
 /// The invocations of a workgroup.
 const LANES: usize = 256;
@@ -28,7 +31,7 @@ wgpu_kernels![cumulative("CumSum"), cumulative("CumProd")];
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let axis = match cx.ints(1)?.as_slice() {
-        // A scalar has the axis 0, counted from the end -1.
+        // A scalar accepts axis 0 and -1.
         [0 | -1] if x.rank() == 0 => 0,
         [axis] => cx.axis(*axis, x.rank())?,
         other => return Err(error!(InvalidArgument, "the axis must be one number, got {}", other.len())),
@@ -51,8 +54,9 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     }])
 }
 
+/// The scan operation, as WGSL.
 struct Scan {
-    /// The type of an element in the program.
+    /// The element type in the shader.
     value: &'static str,
     identity: u32,
     operator: &'static str,
@@ -60,7 +64,7 @@ struct Scan {
 }
 
 impl Scan {
-    /// A line by one invocation.
+    /// Generates the scan of a line by one invocation.
     fn alone(&self) -> String {
         let Scan { value, identity, operator, exclusive } = self;
         let result = if *exclusive { "before" } else { "total" };
@@ -77,8 +81,8 @@ impl Scan {
         )
     }
 
-    /// A line by a workgroup, as many elements at a time as it has invocations, after W. D. Hillis
-    /// and G. L. Steele, "Data parallel algorithms" (1986).
+    /// Generates the scan of a line by a workgroup, one chunk of `LANES` elements at a time, after
+    /// W. D. Hillis and G. L. Steele, "Data parallel algorithms" (1986).
     fn together(&self) -> String {
         let Scan { value, identity, operator, exclusive } = self;
         let result = match exclusive {

@@ -1,4 +1,5 @@
-//! `DeformConv`: what the moved windows meet in the image, and its products with the filters.
+//! `DeformConv`: samples the image under deformed windows (im2col), then multiplies with the
+//! filters.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
@@ -36,7 +37,8 @@ fn axes_of(cx: &OpCx<'_>) -> Result<Axes> {
     windows::three(&windows::of_kernel(cx.attrs, kernel)?.on(sizes)?)
 }
 
-/// For each image, channel and tap what it meets at each position.
+/// The im2col matrix in the workspace: for each image, channel and tap, the sample at each
+/// position.
 fn columns(cx: &OpCx<'_>, axes: &Axes, taken: &mut usize) -> Result<Operand> {
     let x = cx.input(0)?;
     let (taps, pixels) = (volume(axes, |axis| axis.kernel), volume(axes, |axis| axis.output));
@@ -70,6 +72,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     }
     let sample =
         shader.each(columns.count(), &[WINDOWS, factor, include_str!("deform_conv.wgsl")].concat())?;
+    // The columns count as channels of a pointwise convolution.
     let products = [weight.size(0), columns.size(1) / x.size(1).max(1) * weight.size(1), 1];
     let conv = Conv::pointwise(cx.attrs, &columns.shape, &products)?;
     let (shader, code) = of_floats(cx, (&columns, weight), [cx.find_input(3), None])?;

@@ -1,4 +1,4 @@
-//! `DynamicQuantizeLinear`: the range of the data, part by part, and then its codes.
+//! `DynamicQuantizeLinear`: reduces the range of the data by parts, then quantizes.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -9,11 +9,12 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
-/// The invocations of a workgroup, and the most parts whose ranges are kept.
+/// The invocations of a workgroup. Also the most parts, because each lane of the second pass reads
+/// one.
 const LANES: usize = 256;
-/// Elements of a part at least.
+/// The least number of elements in a part.
 const PART: usize = 1 << 12;
-/// Words that one invocation writes.
+/// The words that an invocation writes.
 const WORDS: usize = 4;
 
 wgpu_kernels![WgpuKernel {
@@ -25,14 +26,14 @@ wgpu_kernels![WgpuKernel {
     ..WgpuKernel::new(KernelDef { op: "DynamicQuantizeLinear", ..KernelDef::BASE }, dispatches)
 }];
 
-/// The least and the greatest of each part.
+/// The minimum and maximum of each part, in the workspace.
 fn ranges(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
     let parts = cx.input(0)?.count().div_ceil(PART).clamp(1, LANES);
     Ok(cx.workspace(taken, DType::F32, &[parts, 2]))
 }
 
-/// `extremes(lane, own)`: the range that the ranges of all invocations of a workgroup span, zero
-/// included.
+/// WGSL: `extremes(lane, own)` combines the ranges of a workgroup's invocations. The range always
+/// includes zero.
 const EXTREMES: &str = "
 var<workgroup> spans: array<vec2<f32>, LANES>;
 fn span(a: vec2<f32>, b: vec2<f32>) -> vec2<f32> {
@@ -64,8 +65,8 @@ fn group(index: u32, lane: u32) {
 }
 ";
 
-/// The scale and zero point from the ranges of the parts; the scale is 0 where data is not a
-/// number.
+/// Computes scale and zero point from the ranges of the parts, then quantizes. Every workgroup
+/// repeats the reduction, which saves a dispatch. NaN data yields scale 0.
 const CODES: &str = "
 var<private> divisor: f32;
 var<private> zero: f32;
@@ -99,7 +100,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let first = first.number("elements", x.count()).number("parts", parts);
     let first = first.groups(parts, LANES, &format!("{EXTREMES}{RANGE_OF_PART}"))?;
 
-    // Codes that nobody reads are written nowhere.
+    // Without a reader, bind an empty tensor: nothing is written.
     let mut none = ranges.clone();
     none.dtype = DType::U8;
     none.shape = [0].as_slice().into();

@@ -1,5 +1,5 @@
-//! `Einsum`: two operands as a batch of matrix products where subscripts allow, others as one sum
-//! for each element of the result.
+//! `Einsum`: a batched GEMM if the subscripts of two operands allow it, else a direct sum for each
+//! element of the result.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ops::{Equation, Label};
@@ -11,7 +11,7 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand, Walk, strides};
 use crate::shader::{Element, MOST_AXES, Shader};
 
-/// The names of operands in programs.
+/// The names of operands in shaders.
 const NAMES: [&str; 4] = ["x0", "x1", "x2", "x3"];
 
 wgpu_kernels![WgpuKernel::new(
@@ -27,12 +27,12 @@ fn has_few_subscripts(node: &NodeView<'_>) -> bool {
     count <= NAMES.len() && Equation::parse(text, &ranks).is_ok_and(few)
 }
 
-/// An equation for concrete shapes: the size of each subscript, those of the output first, and the
-/// steps of each operand along it.
+/// An equation for concrete shapes: the size of each subscript, the output's first, and the stride
+/// of each operand along it.
 struct Sum {
     sizes: Vec<usize>,
     steps: Vec<Vec<i64>>,
-    /// The subscripts of the output.
+    /// The number of subscripts of the output.
     outputs: usize,
 }
 
@@ -49,8 +49,7 @@ impl Sum {
         Ok(sum)
     }
 
-    /// Adds an operand with subscripts of its own. A subscript that is there twice walks along a
-    /// diagonal.
+    /// Adds an operand with its subscripts. A repeated subscript walks along a diagonal.
     fn add(&mut self, labels: &[Label], own: &[Label], operand: &Operand) -> Result<()> {
         let mut steps = vec![0; labels.len()];
         for ((label, size), stride) in own.iter().zip(&operand.shape).zip(strides(&operand.shape)) {
@@ -58,6 +57,7 @@ impl Sum {
             let (Some(known), Some(step)) = (self.sizes.get_mut(place), steps.get_mut(place)) else {
                 return Err(error!(Fail, "a subscript is neither kept nor summed"));
             };
+            // Size 1 broadcasts, and keeps stride 0.
             if *size == 1 {
                 continue;
             }
@@ -73,8 +73,8 @@ impl Sum {
         Ok(())
     }
 
-    /// The same as a batch of matrix products, where there are two operands and one stride along
-    /// the sums.
+    /// Returns it as a batched GEMM. `None` unless there are two operands, and the summed axes
+    /// merge into one stride.
     fn product(&self, operands: &[&Operand], y: &Operand) -> Result<Option<Product>> {
         let ([a, b], [a_steps, b_steps]) = (operands, &*self.steps) else { return Ok(None) };
         let ((kept, summed), (a_steps, a_summed), (b_steps, b_summed)) =
@@ -87,6 +87,8 @@ impl Sum {
         let y_steps = strides(kept).into_iter().map(|step| step as i64).collect();
         let walk = Walk::new(kept, &[a_steps.to_vec(), b_steps.to_vec(), y_steps]);
         let axes = Axes::of(&walk);
+        // Without rows and columns every matrix is a dot product, which the tiles of a GEMM would
+        // waste.
         if axes.rows.is_none() && axes.columns.is_none() {
             return Ok(None);
         }
@@ -115,7 +117,7 @@ impl Sum {
         }))
     }
 
-    /// A sum for each element of the result.
+    /// Returns a dispatch that sums each element of the result directly.
     fn elements(&self, cx: &OpCx<'_>, operands: &[&Operand], y: &Operand) -> Result<Dispatch> {
         let terms =
             self.sizes.iter().skip(self.outputs).fold(1, |all: usize, size| all.saturating_mul(*size));
@@ -147,7 +149,7 @@ fn steps_of(walk: &Walk, tensor: usize) -> &[i64] {
     walk.steps.get(tensor).map_or(&[], Vec::as_slice)
 }
 
-/// Which axes of a result are rows and columns of matrices.
+/// Which axes of a result are rows and columns of its matrices.
 struct Axes {
     batch: Vec<usize>,
     rows: Option<usize>,
@@ -155,8 +157,8 @@ struct Axes {
 }
 
 impl Axes {
-    /// The last axis along which only the left operand walks, and the last along which only the
-    /// right one does.
+    /// Chooses as rows the last axis along which only the left operand moves, and as columns the
+    /// last one along which only the right operand does.
     fn of(walk: &Walk) -> Axes {
         let walks =
             |tensor: usize, axis: usize| steps_of(walk, tensor).get(axis).is_some_and(|step| *step != 0);

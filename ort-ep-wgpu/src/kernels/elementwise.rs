@@ -1,4 +1,4 @@
-//! Operators with a scalar formula, rendered into their program; inputs broadcast.
+//! Elementwise operators, generated from their scalar formulas, with broadcast inputs.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -12,10 +12,9 @@ use crate::formula::{Number, render};
 use crate::launch::{Dispatch, OpCx, Walk};
 use crate::shader::{Element, Shader, TYPES};
 
-/// Float types of programs.
+/// The float types of shaders.
 pub(super) const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
-/// What sums, products and powers are computed of: results of 64-bit integers might need more than
-/// 32 bits.
+/// The types of arithmetic. Results of 64-bit integers might exceed 32 bits.
 const NUMBERS: TypeSet = TypeSet::of(&[
     DType::F32,
     DType::F16,
@@ -27,7 +26,7 @@ const NUMBERS: TypeSet = TypeSet::of(&[
     DType::I8,
     DType::U8,
 ]);
-/// The names of inputs in programs.
+/// The names of inputs in shaders.
 const NAMES: [&str; 7] = ["x0", "x1", "x2", "x3", "x4", "x5", "x6"];
 
 const fn formula(op: &'static str) -> WgpuKernel {
@@ -42,7 +41,8 @@ const fn comparison(op: &'static str) -> WgpuKernel {
     in_place(&[], typed(op, &[("T", TYPES)]))
 }
 
-/// Elements of another size may not be in the place of an input, even where all are as many bytes.
+/// Overrides the aliasing pairs. Elements of different width must not alias, even if the byte
+/// lengths are equal.
 const fn in_place(pairs: &'static [(usize, usize)], kernel: WgpuKernel) -> WgpuKernel {
     WgpuKernel { def: KernelDef { in_place: pairs, ..kernel.def }, ..kernel }
 }
@@ -126,7 +126,7 @@ fn few_inputs(node: &NodeView<'_>) -> bool {
     node.node.inputs.len() <= NAMES.len() && few_axes(node)
 }
 
-/// The formula of an operator that folds any number of inputs.
+/// Returns the formula of a variadic operator; `None` for any other.
 fn folded(op: &str, count: usize) -> Option<ScalarExpr> {
     let function = match op {
         "Min" => BinaryFn::Min,
@@ -156,7 +156,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     for index in 0..cx.inputs.len() {
         inputs.push(cx.input(index)?);
     }
-    // Conditions and results of comparisons are no numbers to compute in.
+    // Booleans are no type to compute in: take the first input of another type, if there is one.
     let of_numbers = inputs.iter().find(|input| input.dtype != DType::Bool).or(inputs.first());
     let number = of_numbers.map_or(DType::F32, |input| input.dtype);
     let number = Number::of(Element::of(number)?.value);

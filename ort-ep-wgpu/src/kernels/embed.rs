@@ -1,5 +1,5 @@
-//! `EmbedLayerNormalization` of ONNX Runtime: the sum of embeddings of words, positions and
-//! segments, normalized. A number that a table does not have reads the nearest that it has.
+//! `EmbedLayerNormalization` of `com.microsoft`: sums word, position and segment embeddings, and
+//! normalizes the result. An index out of range of a table reads the nearest row.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
@@ -12,7 +12,7 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
-/// The invocations of a workgroup, which normalizes a row.
+/// The invocations of a workgroup, which normalizes one row.
 const LANES: usize = 128;
 
 wgpu_kernels![WgpuKernel {
@@ -34,7 +34,7 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     Ok(taken)
 }
 
-/// Sums that nobody else reads.
+/// The embedding sums in the workspace, in case no output has them.
 fn sum(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
     let (ids, words) = (cx.input(0)?, cx.input(2)?);
     Ok(cx.workspace(taken, DType::F32, &[ids.count(), words.size(1)]))
@@ -50,7 +50,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(dispatches)
 }
 
-/// The sums of the embeddings.
+/// Sums the embeddings.
 fn added(cx: &OpCx<'_>, sum: &Operand) -> Result<Dispatch> {
     let (ids, words, positions) = (cx.input(0)?, cx.input(2)?, cx.input(3)?);
     let (&[_, length], &[vocabulary, width]) = (&*ids.shape, &*words.shape) else {
@@ -101,7 +101,7 @@ fn added(cx: &OpCx<'_>, sum: &Operand) -> Result<Dispatch> {
     shader.each(sum.count(), &code)
 }
 
-/// The rows of the sums, each by a workgroup.
+/// Normalizes the sums, one row per workgroup.
 fn normalized(cx: &OpCx<'_>, sum: &Operand) -> Result<Dispatch> {
     let (gamma, beta, y) = (cx.input(5)?, cx.input(6)?, cx.output(0)?);
     let width = cx.input(2)?.size(1);
@@ -144,7 +144,7 @@ fn normalized(cx: &OpCx<'_>, sum: &Operand) -> Result<Dispatch> {
     shader.groups(sum.count().checked_div(width).unwrap_or(0), LANES, code)
 }
 
-/// For each sequence, how many places the mask has at 1; without a mask 0.
+/// Counts the ones in each sequence's mask; 0 without a mask.
 fn counted(cx: &OpCx<'_>, counts: &Operand) -> Result<Dispatch> {
     let shader = Shader::new(cx).write("counts", counts);
     let Some(mask) = cx.find_input(7) else {

@@ -1,5 +1,5 @@
-//! Programs that give each element of an output by its place; elements narrower than a word are
-//! written a word at a time.
+//! Elementwise stores: each output element is a function of its index. Elements narrower than a
+//! word are written a word at a time.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -9,8 +9,8 @@ use ort_core::ir::ValueType;
 use crate::launch::{Dispatch, Operand};
 use crate::shader::{Element, MOST_AXES, Shader};
 
-/// Sets each element `i` of the tensor `y` of the program to `value(i)`, a function of the code.
-/// Bits of the last byte behind the last element become zero.
+/// Sets each element `i` of tensor `y` to `value(i)`, a function of the code. Bits of the last byte
+/// after the last element become zero.
 pub(super) fn fill(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> {
     let code = format!("fn place(i: u32) -> u32 {{ return i; }}\n{code}");
     let per_byte = (8 / Element::of(y.dtype)?.bits).max(1) as usize;
@@ -22,9 +22,9 @@ pub(super) fn fill(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> 
     fill_words(shader, y, y.count().next_multiple_of(per_byte), &code, value)
 }
 
-/// Sets the element `place(i)` of `y` to `value(i)` for each `i` below `count`; both are functions
-/// of the code. The places of the elements of a word must follow each other: where `i` is a
-/// multiple of their number, `place(i + 1)` is `place(i) + 1` and so on.
+/// Sets element `place(i)` of `y` to `value(i)` for each `i` below `count`. The code declares both
+/// functions. The elements of a word must be consecutive: from a multiple of their number on,
+/// `place(i + 1)` is `place(i) + 1` and so on.
 pub(super) fn fill_places(shader: Shader, y: &Operand, count: usize, code: &str) -> Result<Dispatch> {
     if per_word(y.dtype)? == 1 {
         let code = format!("{code}\nfn element(i: u32) {{ set_y(place(i), value(i)); }}");
@@ -33,6 +33,7 @@ pub(super) fn fill_places(shader: Shader, y: &Operand, count: usize, code: &str)
     fill_words(shader, y, count, code, "value(first + n)")
 }
 
+/// Sets elements a word per invocation; `value` is the expression of element `first + n`.
 fn fill_words(shader: Shader, y: &Operand, count: usize, code: &str, value: &str) -> Result<Dispatch> {
     let (per_word, stored) = (per_word(y.dtype)?, stored(y.dtype, value)?);
     let code = format!(
@@ -46,14 +47,14 @@ fn fill_words(shader: Shader, y: &Operand, count: usize, code: &str, value: &str
     shader.number("total", count).each(count.div_ceil(per_word), &code)
 }
 
-/// The elements of a word.
+/// Returns the number of elements in a word.
 pub(super) fn per_word(dtype: DType) -> Result<usize> {
     Ok((32 / Element::of(dtype)?.bits).max(1) as usize)
 }
 
-/// Statements that set `used` elements of `y`, those of a word at most, from the place `at` on;
-/// `value` is an expression of the element `n` among them. A word of which all elements are set is
-/// written at once.
+/// Generates statements that set `used` elements of `y`, at most a word of them, starting at `at`.
+/// `value` is the expression of the `n`th of them. A full, aligned word is stored at once, instead
+/// of by an atomic update for each element.
 pub(super) fn stored(dtype: DType, value: &str) -> Result<String> {
     let per_word = per_word(dtype)?;
     if per_word == 1 {
@@ -77,7 +78,7 @@ pub(super) fn stored(dtype: DType, value: &str) -> Result<String> {
     ))
 }
 
-/// Whether the ranks are within what programs walk, as far as they are known.
+/// Returns whether the known ranks are at most those that shaders can walk.
 pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
     let few = |ty: ValueType| {
         let rank = ty.as_tensor().and_then(|tensor| Some(tensor.shape.as_ref()?.len()));

@@ -1,5 +1,5 @@
-//! `Gather`, `GatherElements`, `GatherND` and `OneHot`. An index that is out of range reads the
-//! nearest element that there is.
+//! `Gather`, `GatherElements`, `GatherND` and `OneHot`. An index out of range reads the nearest
+//! element.
 
 use ort_core::dtype::TypeSet;
 use ort_core::ep::KernelDef;
@@ -66,8 +66,8 @@ fn gather_elements(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![pick(shader, y, &format!("{INDICES}{code}"))?])
 }
 
-/// For each index of `GatherElements` and `ScatterElements` the place in the data, with 0 along the
-/// axis.
+/// The loop nest over the indices of `GatherElements` and `ScatterElements`. It maps each index to
+/// its place in the data, with 0 along the axis.
 pub(super) fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> Result<Walk> {
     ensure!(data.len() == indices.len(), InvalidArgument, "data {data:?} and indices {indices:?}");
     let mut sizes = data.iter().zip(indices).enumerate();
@@ -79,8 +79,8 @@ pub(super) fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> R
     Ok(Walk::new(indices, &[steps]))
 }
 
-/// The sizes of the axes that an index tuple names and the steps along them in units of `run`, the
-/// elements that a tuple names.
+/// The geometry of index tuples: the sizes of the axes that a tuple indexes, the strides along them
+/// in units of `run`, and `run`, the elements of one slice.
 pub(super) struct Tuples {
     pub(super) sizes: Vec<usize>,
     pub(super) steps: Vec<usize>,
@@ -136,7 +136,7 @@ fn one_hot(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     ensure!(values.count() == 2, InvalidArgument, "OneHot needs two values, got {}", values.count());
     let [_, depth, inner] = around(&y.shape, cx.axis(cx.attrs.int("axis")?, y.rank())?);
     ensure!(y.count() == indices.count().saturating_mul(depth), Fail, "the output has shape {:?}", y.shape);
-    // Fractions are cut.
+    // Float indices are truncated, and NaN is index 0.
     let index = match Element::of(indices.dtype)?.value {
         "f32" => "select(i32(clamp(index, -2.0e9, 2.0e9)), 0, is_nan(index))",
         "u32" => "i32(min(index, 0x7fffffffu))",

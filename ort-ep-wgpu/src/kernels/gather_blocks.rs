@@ -1,5 +1,4 @@
-//! `GatherBlockQuantized`: rows of a table of narrow codes, widened with the scales of their
-//! blocks.
+//! `GatherBlockQuantized`: gathers rows of a block-quantized table, and dequantizes them.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -22,7 +21,7 @@ wgpu_kernels![WgpuKernel::new(
     dispatches
 )];
 
-/// The element `i` of the result is `e` of the table; an index outside of it gives zeros.
+/// Element `i` of the result is element `e` of the table. An index out of range yields zeros.
 const VALUE: &str = "
 fn value(i: u32) -> f32 {
     let rest = i / p.inner;
@@ -35,7 +34,7 @@ fn value(i: u32) -> f32 {
 }
 ";
 
-/// Codes in bytes: `bits` wide, the zero points of a row of scales beginning with a byte.
+/// Quantized values packed into bytes. Each row of zero points starts at a byte.
 const IN_BYTES: &str = "
 fn code(e: u32) -> f32 {
     let bit = e % (8u / BITS) * BITS;
@@ -66,6 +65,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     ensure!(matches!(bits, 2 | 4 | 8), InvalidGraph, "codes of {bits} bits");
     let mut shape = data.shape.to_vec();
     if in_bytes {
+        // The last axis counts bytes; from here on it counts quantized values.
         shape.last_mut().into_iter().for_each(|last| *last = last.saturating_mul(8 / bits));
     }
     let axis = cx.axis(cx.attrs.int("gather_axis")?, shape.len())?;
@@ -94,6 +94,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
             code.push_str(ZERO_IN_BYTES);
         }
         (true, false) => code.push_str("fn zero_point(s: u32) -> f32 { return f32(zeros(s)); }\n"),
+        // Packed values are unsigned, so the default zero point is the middle of their range.
         (false, true) => {
             code.push_str("fn zero_point(s: u32) -> f32 { return f32(1u << (BITS - 1u)); }\n");
         }

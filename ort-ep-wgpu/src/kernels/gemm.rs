@@ -1,4 +1,4 @@
-//! Matrix products of any strides and batches, with what follows them in the same pass.
+//! Batched, strided GEMM and GEMV with a fused epilogue.
 
 use std::fmt::Write as _;
 
@@ -7,27 +7,29 @@ use ort_core::{Result, ensure, error};
 use crate::launch::{Dispatch, OpCx, Operand, Walk, strides};
 use crate::shader::{Element, Shader};
 
-/// The workgroups from which on larger tiles keep a device busy.
+/// The least number of workgroups that keeps a device busy with larger tiles.
 const MANY: usize = 128;
-/// The invocations of a workgroup for a single row.
+/// The invocations of a workgroup of the GEMV.
 const ROW_LANES: usize = 256;
 
-/// A tensor of a product with its steps, in elements.
+/// A tensor of a GEMM and its strides, in elements.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
-    /// Its name in the program. `a` and `b` are multiplied, less `a_zero` and `b_zero` where these
-    /// are there, `y` is the result; others are terms of the result.
+    /// Its name in the shader. `a` and `b` are the operands, minus their zero points `a_zero` and
+    /// `b_zero` if present. `y` is the result. Any other tensor is a term of the epilogue.
     pub(super) name: &'static str,
     pub(super) tensor: Operand,
-    /// The step along each axis of the batch.
+    /// The stride along each batch axis.
     pub(super) batch: Vec<usize>,
+    /// The stride between rows.
     pub(super) row: usize,
+    /// The stride between columns.
     pub(super) column: usize,
-    /// The step along the sums.
+    /// The stride along the depth, which is summed over.
     pub(super) depth: usize,
 }
 
-/// `y = result(a * b)` for each matrix of a batch.
+/// A batched GEMM `y = result(a * b)`, where `result` is the epilogue.
 #[derive(Clone, Debug)]
 pub(super) struct Product {
     pub(super) batch: Vec<usize>,
@@ -35,14 +37,15 @@ pub(super) struct Product {
     pub(super) columns: usize,
     pub(super) depth: usize,
     pub(super) parts: Vec<Part>,
-    /// Numbers that the result is made with, `p.name`.
+    /// The uniforms of the epilogue, `p.name`.
     pub(super) numbers: Vec<(&'static str, f32)>,
-    /// The code of a function that returns the result from `sum` and, for each term `x`, `x_value`.
+    /// The body of the epilogue: it returns the result from the accumulator `sum` and, for each
+    /// term `x`, `x_value`.
     pub(super) result: String,
 }
 
-/// A tile: so many rows and columns, and steps at a time; each invocation has `quads` times four
-/// rows and as many columns.
+/// A square tile of the result: `block` rows and columns, `depth` steps at a time. Each invocation
+/// accumulates `4 * quads` rows and as many columns.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     block: usize,
@@ -50,16 +53,16 @@ struct Tile {
     quads: usize,
 }
 
-/// The larger, the less is read for each product.
+/// A larger tile reads less for each multiplication.
 const LARGE: Tile = Tile { block: 128, depth: 8, quads: 2 };
 const MEDIUM: Tile = Tile { block: 64, depth: 8, quads: 2 };
 const SMALL: Tile = Tile { block: 32, depth: 16, quads: 1 };
-/// The steps of a tile that are written out; the others are a loop.
+/// The steps that are unrolled; a loop runs over the groups of them.
 const WRITTEN_OUT: usize = 4;
 
 impl Part {
-    /// A tensor of `shape` (its own, or with axes of size 1 added) that broadcasts to the batch and
-    /// the matrices of a product.
+    /// A tensor that broadcasts to the batch and matrices of a GEMM. `shape` is its own shape, or
+    /// one with axes of size 1 added.
     pub(super) fn broadcast(
         name: &'static str,
         tensor: &Operand,
@@ -82,13 +85,14 @@ impl Part {
         Ok(Part { name, tensor: tensor.clone(), batch: steps, row, column, depth: 0 })
     }
 
+    /// Whether it is a term of the epilogue.
     fn is_term(&self) -> bool {
         !matches!(self.name, "a" | "b" | "y" | "a_zero" | "b_zero")
     }
 }
 
 impl Product {
-    /// The dispatches that compute it.
+    /// Returns the dispatches that compute it.
     pub(super) fn dispatches(mut self, cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         let mut sizes = self.batch.clone();
         sizes.extend([self.rows, self.columns]);
@@ -100,6 +104,7 @@ impl Product {
             ensure!(u32::try_from(count).is_ok(), NotImplemented, "{} has {count} elements", part.name);
         }
         let walk = self.fold()?;
+        // A single column becomes a single row, so that one GEMV serves both.
         if self.columns == 1 {
             self.transpose();
         }
@@ -109,8 +114,8 @@ impl Product {
         Ok(vec![dispatch])
     }
 
-    /// The walk over the batch. Its last axis becomes rows where one matrix on the right is there
-    /// for all of it.
+    /// Returns the loop nest over the batch. Batch axes along which `b` is constant merge with the
+    /// rows into one larger GEMM.
     fn fold(&mut self) -> Result<Walk> {
         let mut sizes = self.batch.clone();
         sizes.push(self.rows);
@@ -130,7 +135,7 @@ impl Product {
         Ok(walk)
     }
 
-    /// The same product with both sides exchanged.
+    /// Transposes the GEMM, which swaps both operands.
     fn transpose(&mut self) {
         std::mem::swap(&mut self.rows, &mut self.columns);
         for part in &mut self.parts {
@@ -171,10 +176,11 @@ impl Product {
         shader.number("rows", self.rows).number("columns", self.columns).number("depth", self.depth)
     }
 
-    /// What all programs have: the type of sums, where a matrix of the batch is, zero points, and
-    /// the result.
+    /// Generates what all shaders share: the accumulator type, the offsets of a batch, zero points
+    /// and the epilogue.
     fn common(&self) -> Result<String> {
         let of_sides = Element::of(self.part("a")?.tensor.dtype)?;
+        // Quantized values minus their zero points are signed, so they accumulate in `i32`.
         let sum = if of_sides.bits < 32 && of_sides.value != "f32" { "i32" } else { of_sides.value };
         let names: Vec<&str> = self.parts.iter().map(|part| part.name).collect();
         let fields: String = names.iter().map(|name| format!("{name}: u32, ")).collect();
@@ -210,9 +216,11 @@ impl Product {
         Ok(code)
     }
 
-    /// A single row: each workgroup has some columns, and shares their sums.
+    /// The GEMV: a workgroup computes some columns, and its invocations split the depth.
     fn row(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Dispatch> {
         let b = self.part("b")?;
+        // If the depth of `b` is contiguous, many lanes share a column, for coalesced reads. Else
+        // lanes take adjacent columns, and fewer of them split the depth.
         let near = b.depth <= b.column;
         let few = self.columns.saturating_mul(matrices) < 32 * MANY;
         let most = if near {
@@ -234,12 +242,14 @@ impl Product {
         shader.groups(matrices.saturating_mul(across), ROW_LANES, &code)
     }
 
-    /// Matrices by tiles.
+    /// The tiled GEMM: the largest tile that still keeps the device busy.
     fn tiles(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Dispatch> {
         let tiles = |tile: Tile| [self.rows.div_ceil(tile.block), self.columns.div_ceil(tile.block)];
         let count = |tile: Tile| tiles(tile).iter().fold(matrices, |all, tiles| all.saturating_mul(*tiles));
+        // Two workgroups are enough for a software adapter.
         let many = if cx.limits.is_software { 2 } else { MANY };
         let fits = |tile: &Tile| {
+            // A tile that is less than half full wastes more than a smaller one.
             let most = tile.block / 2;
             self.rows > most && self.columns > most && count(*tile) >= many
         };
@@ -268,9 +278,9 @@ impl Tile {
         self.side() * self.side()
     }
 
-    /// The function of a workgroup. `near` says for each side whether steps of a row (or column)
-    /// lie next to each other: then neighbours read along them. Sums are written out, as loops over
-    /// registers might not be unrolled.
+    /// Generates the function of a workgroup. `near` tells for each side whether the depth is
+    /// contiguous; if so, adjacent lanes read along it. Accumulators are separate variables,
+    /// because drivers may not unroll loops over arrays in registers.
     fn group(self, near: [bool; 2]) -> String {
         let (block, depth, side) = (self.block, self.depth, self.side());
         let mut code = format!(
@@ -290,6 +300,7 @@ impl Tile {
         code += &format!("for (var k = 0u; k < p.depth; k += {depth}u) {{\n");
         code += &self.each_load(|side, load| format!("{side}_tile[{side}_to{load}] = {side}_next{load};\n"));
         code += "workgroupBarrier();\n";
+        // Prefetch the next tile into registers while the current one is multiplied.
         code += &self.each_load(|side, load| {
             format!(
                 "{side}_next{load} = \
@@ -312,7 +323,7 @@ impl Tile {
         code + "}\n"
     }
 
-    /// The vectors that an invocation reads of each side at a time.
+    /// The vectors that an invocation loads per side and tile.
     fn loads(self) -> usize {
         self.depth * self.block / 4 / self.lanes()
     }
@@ -325,7 +336,8 @@ impl Tile {
             .collect()
     }
 
-    /// Where an invocation reads a side from and writes it to, and the vectors of the first steps.
+    /// Declares where an invocation loads a side from and stores it to, and loads the first
+    /// vectors.
     fn first_loads(self, name: &str, near: bool) -> String {
         let (axis, size) = if name == "a" { ("row", "rows") } else { ("column", "columns") };
         let (depth, quads, lanes) = (self.depth, self.block / 4, self.lanes());
@@ -348,14 +360,14 @@ impl Tile {
         code
     }
 
-    /// One step of all sums of an invocation.
+    /// Generates one depth step: the outer product on all accumulators of an invocation.
     fn step(self, step: usize) -> String {
         let side = self.side();
         let mut code = String::from("{\n");
         for quad in 0..self.quads {
             for (name, own) in [("a", "own_row"), ("b", "own_column")] {
                 let at = quad * side;
-                // Writing to a text does not fail.
+                // Writing to a string does not fail.
                 let _ = writeln!(
                     code,
                     "let {name}{quad} = {name}_tile[(first + {step}u) * PITCH + {own} + {at}u];"

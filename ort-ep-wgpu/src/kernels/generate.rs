@@ -1,5 +1,4 @@
-//! Tensors that are made of numbers, and those of which parts are left out or turned:
-//! `ConstantOfShape`, `EyeLike`, `Range`, `Trilu`, `ReverseSequence`.
+//! Generators and maskers: `ConstantOfShape`, `EyeLike`, `Range`, `Trilu` and `ReverseSequence`.
 
 use ort_core::dtype::{CastOptions, DType, TypeSet, convert};
 use ort_core::ep::{KernelDef, NodeView};
@@ -54,12 +53,12 @@ wgpu_kernels![
     ),
 ];
 
-/// A diagonal that is as far away as any is.
+/// Clamps a diagonal to 32 bits: beyond that all are alike.
 fn clamped(diagonal: i64) -> i64 {
     diagonal.clamp(i32::MIN.into(), i32::MAX.into())
 }
 
-/// The bits of the one element of a tensor, of a 64-bit integer those that programs see.
+/// Returns the bits of a tensor's single element; of a 64-bit integer, its lower word.
 fn constant_bits(value: Option<&Tensor>) -> Result<u32> {
     let Some(value) = value else { return Ok(0) };
     let view = value.view();
@@ -95,7 +94,8 @@ fn eye_like(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![fill(shader, y, code)?])
 }
 
-/// Whether a range of 64-bit integers stays within 32 bits, as far as its numbers are constants.
+/// Returns whether a 64-bit range fits 32 bits, as far as start and limit are constant. A run
+/// checks the rest.
 fn fits_where_known(node: &NodeView<'_>) -> bool {
     let fits = |index: usize| {
         let constant = node.constant(index).and_then(|constant| constant.view().to_ints().ok());
@@ -112,7 +112,7 @@ fn range(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let shader = Shader::new(cx).write("y", y);
     if FLOATS.contains(y.dtype) {
         let (start, delta) = (float(start)?, float(delta)?);
-        // Twelve of the step's bits and the others, so that products of the first are exact.
+        // Split the step: products with its twelve high bits are exact.
         let high = f32::from_bits(delta.to_bits() & 0xffff_f000);
         let shader = shader.float("start", start).float("high", high).float("low", delta - high);
         return Ok(vec![fill(shader, y, include_str!("range.wgsl"))?]);
@@ -121,6 +121,7 @@ fn range(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let steps = y.count().saturating_sub(1) as i128;
     let last = i128::from(start) + steps * i128::from(delta);
     let fits = i32::try_from(start).is_ok() && i32::try_from(last).is_ok();
+    // Narrower types wrap as on the CPU; only 64-bit results would differ.
     let wraps = y.dtype != DType::I64 || y.count() == 0;
     ensure!(fits || wraps, NotImplemented, "a range from {start} to {last} is beyond 32 bits");
     let shader = shader.integer("start", i64::from(start as i32)).integer("delta", i64::from(delta as i32));
@@ -132,7 +133,7 @@ fn integer(view: TensorView<'_>) -> Result<i64> {
     view.to_ints()?.first().copied().ok_or_else(|| error!(InvalidArgument, "a number is missing"))
 }
 
-/// The one number of a float tensor.
+/// Returns the single number of a float tensor as `f32`.
 pub(super) fn float(view: TensorView<'_>) -> Result<f32> {
     let (mut bytes, one) = ([0; 4], CastOptions::default());
     convert(view.dtype(), view.bytes()?, DType::F32, &mut bytes, 1, one)

@@ -1,4 +1,4 @@
-//! `GridSample` and `AffineGrid`: images read at the positions of a grid, and such a grid.
+//! `GridSample` samples images at the coordinates of a grid; `AffineGrid` generates such a grid.
 
 use ort_core::dtype::TypeSet;
 use ort_core::ep::{KernelDef, NodeView};
@@ -26,24 +26,25 @@ wgpu_kernels![
     ),
 ];
 
+/// Whether elements are only moved, which allows any type.
 fn picks(node: &NodeView<'_>) -> bool {
     node.attrs().find_string("mode") == Some("nearest")
 }
 
-/// Lines, images and volumes.
+/// Returns whether the input has one to three spatial axes, or an unknown rank.
 fn of_image(node: &NodeView<'_>) -> bool {
     node.rank(0).is_none_or(|rank| (3..=5).contains(&rank))
 }
 
-/// `position(x, size)`, the coordinate of a number of the grid, and `place(index, size)`, the pixel
-/// at a whole coordinate: -1 for none.
+/// Generates `position(x, size)`, the pixel coordinate of a grid value, and `place(index, size)`,
+/// the pixel at an integer coordinate, or -1 for none.
 fn places(cx: &OpCx<'_>) -> Result<String> {
     let corners = cx.attrs.flag("align_corners")?;
     let (padding, mode) = (cx.attrs.string("padding_mode")?, cx.attrs.string("mode")?);
     let unscaled = if corners { "(v + 1.0) * 0.5 * (n - 1.0)" } else { "((v + 1.0) * n - 1.0) * 0.5" };
     let rounded = if mode == "nearest" { "x = round(x);" } else { "" };
     let half = if corners { "0.0" } else { "0.5" };
-    // Cubic interpolation pads what it reads, not where it reads, as PyTorch and ONNX Runtime do.
+    // Cubic mode pads the pixels that it reads, not the coordinate, as PyTorch and ONNX Runtime do.
     let moved = match padding {
         "border" if mode != "cubic" => "x = clamp(x, 0.0, n - 1.0);",
         "reflection" if mode != "cubic" => "x = reflected(x, n);",
@@ -113,13 +114,14 @@ fn sampled(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![shader.read("x", x).write("y", y).each(y.count(), &code)?])
 }
 
-/// The coordinate along axis `k`: positions list the innermost axis first.
+/// Generates the coordinate along axis `k`. The grid lists the innermost axis first.
 fn coordinate(k: usize, rank: usize) -> String {
     format!("let x{k} = position(grid(point + {}u), sizes({k}u));\n", rank - 1 - k)
 }
 
 fn nearest(rank: usize, pixels: usize) -> String {
     let mut code = String::from("var at = base;\n");
+    // Without pixels there is nothing to read.
     for k in (0..rank).filter(|_| pixels > 0) {
         code.push_str(&coordinate(k, rank));
         code.push_str(&format!(
@@ -132,7 +134,7 @@ fn nearest(rank: usize, pixels: usize) -> String {
     code
 }
 
-/// Sums along all axes, one inside of the other.
+/// Generates nested loops over the taps of all axes.
 fn summed(mode: &str, rank: usize, pixels: usize) -> Result<String> {
     let (first, count, weight) = match mode {
         "linear" => (0, 2, "1.0 - d"),
@@ -177,7 +179,7 @@ fn affine_grid(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         true => "select(2.0 * at / (n - 1.0) - 1.0, -1.0, n < 2.0)",
         false => "(2.0 * at + 1.0) / n - 1.0",
     };
-    // Coordinates are listed from the innermost axis on.
+    // The grid lists the innermost axis first.
     let inner_first: Vec<usize> = spatial.iter().rev().copied().collect();
     let shader = Shader::new(cx)
         .read("theta", theta)

@@ -1,5 +1,5 @@
-//! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and
-//! present share.
+//! `GroupQueryAttention`: grouped-query attention with a KV cache, which grows or stays in a buffer
+//! that past and present share.
 
 use ort_core::dtype::DType;
 use ort_core::ep::operand::Arg;
@@ -29,8 +29,8 @@ wgpu_kernels![WgpuKernel {
     workspace: Some(workspace),
 }];
 
-/// Whether the cache holds all positions as they are, and neither scores nor norms of heads are
-/// asked for.
+/// Returns whether the kernel covers the node: no quantized cache or sliding-window cache, no score
+/// output, and no norms of heads.
 fn when(node: &NodeView<'_>) -> bool {
     let attrs = node.attrs();
     let plain = |name: &str| attrs.find_string(name).is_none_or(|kind| kind == "NONE");
@@ -45,16 +45,16 @@ fn when(node: &NodeView<'_>) -> bool {
         && node.input(15).is_none()
 }
 
-/// What a node computes for some shapes.
+/// The sizes of a node for some shapes.
 struct Plan {
     batch: usize,
     heads: usize,
     key_heads: usize,
     queries: usize,
     size: usize,
-    /// Rows of the past's tensors.
+    /// The rows of the past's tensors.
     past: usize,
-    /// Whether the query holds keys and values, too.
+    /// Whether keys and values are packed in the query.
     is_packed: bool,
     rotates: bool,
 }
@@ -89,8 +89,8 @@ impl Plan {
         Ok(Plan { batch, heads, key_heads, queries, size, past, is_packed, rotates })
     }
 
-    /// What the workspace holds: rotated queries, and keys and values where no output has them, of
-    /// so many rows.
+    /// Allocates the workspace: rotated queries, and a cache of `rows` rows for keys and values
+    /// that no output has.
     fn buffers(&self, cx: &OpCx<'_>, rows: usize) -> Result<([Option<Operand>; 3], usize)> {
         let (mut taken, mut buffers) = (0, [None, None, None]);
         for (index, place) in buffers.iter_mut().enumerate() {
@@ -114,7 +114,7 @@ impl Plan {
         Sizes { batch, heads, key_heads, queries, keys, size, value_size: size }
     }
 
-    /// The new queries (0), keys (1) or values (2) as they come in.
+    /// Returns the new queries (0), keys (1) or values (2), as the inputs have them.
     fn incoming(&self, cx: &OpCx<'_>, which: usize) -> Result<Rows> {
         let Plan { heads, key_heads, queries, size, .. } = *self;
         if !self.is_packed {
@@ -133,6 +133,7 @@ impl Plan {
         Ok(Rows { first: before.saturating_mul(size), ..rows })
     }
 
+    /// A [`Placing`] of new rows without past or rotation.
     fn placing<'a>(&self, rows: &'a Rows, heads: usize, lengths: Lengths<'a>) -> Placing<'a> {
         Placing {
             sizes: [self.batch, heads, self.queries, self.size],
@@ -149,6 +150,7 @@ impl Plan {
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     let plan = Plan::new(cx)?;
+    // `total_sequence_length` is unknown before a run, so reserve for the most rows.
     let most = plan.past.saturating_add(plan.queries);
     let (_, mut taken) = plan.buffers(cx, most)?;
     plan.sizes(most).parts(cx, &mut taken);
@@ -170,11 +172,12 @@ fn rotation_of<'a>(cx: &'a OpCx<'_>, plan: &Plan) -> Result<Option<Rotation<'a>>
     Ok(Some(Rotation { cos, sin, positions, interleaved }))
 }
 
-/// The keys of the longest batch, after new ones.
+/// Returns the keys of the longest batch, including new ones.
 fn total_of(cx: &OpCx<'_>, plan: &Plan) -> Result<usize> {
     let given = cx.ints(6)?.first().copied().unwrap_or(-1);
     let most = plan.past.saturating_add(plan.queries);
     let total = usize::try_from(given).ok();
+    // In a shared buffer any total that fits is valid; else past and new rows must add up.
     let total = total.filter(|total| *total == most || *total <= plan.past);
     total.ok_or_else(|| {
         let past = plan.past;
@@ -192,7 +195,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let capacity = plan.past.max(total);
     let counts = cx.input(5)?;
     ensure!(counts.count() == batch, InvalidArgument, "seqlens_k has {} values for {batch}", counts.count());
-    // A prompt begins at the front, however many of its tokens are padding.
+    // The tokens of a prompt begin at position 0, however many are padding.
     let is_prompt = queries == total;
     let lengths = match is_prompt {
         true => Lengths::Of { lengths: counts, before: 0, more: 1 },
@@ -261,7 +264,7 @@ fn attend<'a>(
         scale: scale_of(cx, sizes.size),
         softcap: cx.attrs.find_float("softcap").unwrap_or(0.0),
         causal: if is_causal { Causal::Yes } else { Causal::No },
-        // A window counts the key at the query's own place.
+        // `local_window_size` counts the query's own key, too.
         windows: [if window > 0 && is_causal { window - 1 } else { -1 }, -1],
         lengths,
         mask: cx.find_input(10).map(|bias| bias_of(bias, &sizes)).transpose()?,

@@ -1,4 +1,4 @@
-//! Where the rows of heads are, and how new rows come behind those of a past.
+//! Head layouts, and appending new rows to a KV cache with optional rotary embedding.
 
 use ort_core::Result;
 use ort_core::error;
@@ -8,23 +8,24 @@ use super::lines::product;
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
-/// Rows of heads in a tensor.
+/// The rows of heads in a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
     pub(super) operand: Operand,
     /// The first element.
     pub(super) first: usize,
-    /// From one batch, head and row to the next.
+    /// The strides along batch, head and row.
     pub(super) steps: [usize; 3],
 }
 
 impl Rows {
-    /// Heads of one token one after the other: (batch, rows, heads, size).
+    /// Returns rows in token-major layout: (batch, rows, heads, size).
     pub(super) fn interleaved(operand: &Operand, [heads, rows, size]: [usize; 3]) -> Rows {
         Rows::parts(operand, [heads, rows, size], (1, 0))
     }
 
-    /// The same where each head has several parts side by side: (batch, rows, heads, parts, size).
+    /// Returns one part of rows whose heads have several parts each: (batch, rows, heads, parts,
+    /// size).
     pub(super) fn parts(
         operand: &Operand,
         [heads, rows, size]: [usize; 3],
@@ -39,51 +40,52 @@ impl Rows {
         }
     }
 
-    /// Rows of one head one after the other: (batch, heads, rows, size).
+    /// Returns rows in head-major layout: (batch, heads, rows, size).
     pub(super) fn by_head(operand: &Operand, [heads, rows, size]: [usize; 3]) -> Rows {
         let head = rows.saturating_mul(size);
         Rows { operand: operand.clone(), first: 0, steps: [heads.saturating_mul(head), head, size] }
     }
 
-    /// Reads the rows as `name`, with `p.name_first` and `name_step`.
+    /// Adds the rows to a shader as `name`, with `p.name_first` and `name_step`.
     pub(super) fn read(&self, shader: Shader, name: &'static str) -> Shader {
         let shader = shader.read(name, &self.operand).sizes(&format!("{name}_step"), &self.steps);
         shader.number(&format!("{name}_first"), self.first)
     }
 }
 
-/// Turns pairs of elements of a row by the angles of its position.
+/// Rotary position embedding: rotates pairs of elements by the angles of a row's position.
 #[derive(Clone, Copy)]
 pub(super) struct Rotation<'a> {
-    /// A row of half the turned elements for each position.
+    /// One row for each position, with an angle for each pair.
     pub(super) cos: &'a Operand,
     pub(super) sin: &'a Operand,
-    /// The position of each new row, else its place among all rows.
+    /// The position of each new row; by default its index among all rows.
     pub(super) positions: Option<&'a Operand>,
-    /// Whether the elements of a pair are neighbours.
+    /// Whether the elements of a pair are adjacent.
     pub(super) interleaved: bool,
 }
 
-/// New rows of heads on their way behind those of a past.
+/// Appends new rows of heads to those of a past.
 pub(super) struct Placing<'a> {
-    /// Batches, heads, new rows and the size of a row.
+    /// The batches, heads, new rows, and the size of a row.
     pub(super) sizes: [usize; 4],
     pub(super) fresh: &'a Rows,
-    /// What is added to new rows of all heads, from an element on.
+    /// A bias on new rows of all heads, starting at an element.
     pub(super) bias: Option<(&'a Operand, usize)>,
     pub(super) rotation: Option<Rotation<'a>>,
-    /// (batch, heads, rows, size) of the same size; none where it is where the rows are placed.
+    /// The past to copy, (batch, heads, rows, size). `None` if there is no past, or it is in the
+    /// target already.
     pub(super) past: Option<&'a Operand>,
-    /// How many rows precede the new ones.
+    /// The number of rows before the new ones.
     pub(super) lengths: Lengths<'a>,
-    /// Whether new rows are placed at the front, whatever precedes them elsewhere.
+    /// Whether new rows are written at the front, although others precede them elsewhere.
     pub(super) at_front: bool,
-    /// Whether other rows stay as they are.
+    /// Whether the target keeps its other rows, so that only new rows are written.
     pub(super) keeps: bool,
 }
 
 impl Placing<'_> {
-    /// Places the rows in `to`, of shape (batch, heads, rows, size).
+    /// Returns the dispatch that writes the rows to `to`, of shape (batch, heads, rows, size).
     pub(super) fn dispatch(&self, cx: &OpCx<'_>, to: &Operand) -> Result<Dispatch> {
         let [_, heads, fresh, size] = self.sizes;
         let &[batch, _, capacity, _] = &*to.shape else {
@@ -95,6 +97,7 @@ impl Placing<'_> {
             ("many", fresh),
             ("size", size),
             ("capacity", capacity),
+            // In place, only new rows are written; else every row of the target is.
             ("rows", if self.keeps { fresh } else { capacity }),
         ] {
             shader = shader.number(name, number);
@@ -133,9 +136,11 @@ impl Placing<'_> {
         shader.each(product(&[batch, heads, rows, size]), &code)
     }
 
+    /// Generates `before_of(batch)`, the number of rows before the new ones.
     fn lengths(&self, mut shader: Shader, code: &mut String) -> Shader {
         let (before, number) = match self.lengths {
             Lengths::All { before } | Lengths::Of { before, .. } => ("p.before", before),
+            // `lengths` counts the new rows, too, so subtract them.
             Lengths::AtEnd { lengths, more } => {
                 shader = shader.read("lengths", lengths);
                 ("u32(max(i32(lengths(batch)) + i32(p.before) - i32(p.many), 0))", more)
@@ -145,7 +150,7 @@ impl Placing<'_> {
         shader.number("before", number)
     }
 
-    /// Adds the functions of an element of the past and of the new rows.
+    /// Generates the functions for an element of the past, and of the new rows.
     fn values(&self, mut shader: Shader, code: &mut String) -> Shader {
         let old = match self.past {
             Some(past) => {
@@ -188,7 +193,7 @@ impl Placing<'_> {
     }
 }
 
-/// The body of a function of a turned element `c`.
+/// Generates the body of a function that returns the rotated element `c`.
 fn turned(position: &str, interleaved: bool) -> String {
     let (pair, other, is_second) = match interleaved {
         true => ("c / 2u", "c ^ 1u", "(c & 1u) == 1u"),

@@ -1,8 +1,7 @@
-//! What kernels that move elements have in common: elements by their bits, and indices that count
-//! from the end where they are negative.
+//! Shared parts of gather and scatter kernels: bitwise element access, and negative indices.
 //!
-//! The device cannot refuse an index that is out of range, as the CPU does: reads take the nearest
-//! element that there is, writes are left out.
+//! The device cannot report an index out of range, as the CPU does. Reads take the nearest valid
+//! element, and writes are dropped.
 
 use ort_core::dtype::DType;
 use ort_core::ep::NodeView;
@@ -11,20 +10,21 @@ use ort_core::{Result, ensure};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{Element, MOST_AXES, Shader};
 
-/// `counted(index, size)` counts an index from the front, `clamped(index, size)` also keeps it in
-/// range.
+/// WGSL functions: `counted(index, size)` resolves a negative index, and `clamped(index, size)`
+/// also clamps it to the valid range.
 pub(super) const INDICES: &str = "
 fn counted(index: i32, size: u32) -> i32 { return select(index, index + i32(size), index < 0); }
 fn clamped(index: i32, size: u32) -> u32 { return u32(clamp(counted(index, size), 0, i32(size) - 1)); }
 ";
 
-/// Whether all inputs and outputs have few enough dimensions for a walk.
+/// Returns whether all inputs have few enough axes for a walk.
 pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
     let ranks = (0..node.node.inputs.len()).filter_map(|index| node.rank(index));
     ranks.into_iter().all(|rank| rank <= MOST_AXES)
 }
 
-/// The size of an axis between the elements before and behind it; a scalar has an axis of size 1.
+/// Returns the product of the sizes before an axis, its size, and the product of those after it. A
+/// scalar has an axis of size 1.
 pub(super) fn around(shape: &[usize], axis: usize) -> [usize; 3] {
     let product = |sizes: &[usize]| sizes.iter().fold(1usize, |all, size| all.saturating_mul(*size));
     let (front, back) = shape.split_at_checked(axis).unwrap_or((shape, &[]));
@@ -34,7 +34,7 @@ pub(super) fn around(shape: &[usize], axis: usize) -> [usize; 3] {
     }
 }
 
-/// The same tensor of a type that keeps the bits of its elements as they are.
+/// The tensor as an unsigned type of the same width, so that copies keep the bits.
 pub(super) fn bits_of(tensor: &Operand) -> Result<Operand> {
     let dtype = match (Element::of(tensor.dtype)?.bits, tensor.dtype) {
         (8, _) => DType::U8,
@@ -45,7 +45,8 @@ pub(super) fn bits_of(tensor: &Operand) -> Result<Operand> {
     Ok(Operand { dtype, ..tensor.clone() })
 }
 
-/// An error where elements are to be picked of a tensor that has none, or has too many to count.
+/// Rejects a source without elements for a result that has some, and one too large for 31-bit
+/// indices.
 pub(super) fn check_source(source: &Operand, result: &Operand) -> Result<()> {
     let (from, to) = (&source.shape, &result.shape);
     ensure!(
@@ -57,9 +58,9 @@ pub(super) fn check_source(source: &Operand, result: &Operand) -> Result<()> {
     Ok(())
 }
 
-/// A dispatch that writes every element of `y`: `fn picked(i: u32)` returns its bits as [`bits_of`]
-/// reads them. Narrow elements are written as whole words, so `y` must be an output that is in
-/// nobody's place.
+/// Finishes a dispatch that writes every element of `y`. `fn picked(i: u32)` returns its bits as
+/// [`bits_of`] reads them. Narrow elements are written as whole words, so `y` must not alias an
+/// input.
 pub(super) fn pick(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> {
     let (count, bits) = (y.count(), Element::of(y.dtype)?.bits);
     if bits >= 32 {
@@ -81,7 +82,7 @@ pub(super) fn pick(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> 
     shader.number("elements", count).write("y", &y).each(words, &code)
 }
 
-/// Dispatches that put `from` into `to`: none where it already is.
+/// Returns the dispatches that copy `from` to `to`; none if both alias.
 pub(super) fn copied(cx: &OpCx<'_>, from: &Operand, to: &Operand) -> Result<Vec<Dispatch>> {
     ensure!(from.count() == to.count(), InvalidArgument, "{:?} is copied to {:?}", from.shape, to.shape);
     if from.arg == to.arg {

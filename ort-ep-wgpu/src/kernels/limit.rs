@@ -1,4 +1,4 @@
-//! `Clip` and `IsInf`: comparisons with limits.
+//! `Clip` and `IsInf`.
 
 use ort_core::ep::KernelDef;
 use ort_core::tensor::TensorView;
@@ -25,7 +25,7 @@ wgpu_kernels![
     WgpuKernel::new(KernelDef { op: "IsInf", types: &[("T1", FLOATS)], ..KernelDef::BASE }, is_inf),
 ];
 
-/// Where the limits cross, the upper one counts; what is no number stays.
+/// If the limits cross, the upper one wins. NaN passes through.
 fn clip(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let mut shader = Shader::new(cx).read("x", x).write("y", y);
@@ -39,7 +39,7 @@ fn clip(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![fill(shader, y, &(code + "return v;\n}"))?])
 }
 
-/// Adds a limit as a number of the type that programs compute in.
+/// Adds a limit as a uniform of the type that shaders compute in.
 fn limited(shader: Shader, x: &Operand, name: &str, limit: TensorView<'_>) -> Result<Shader> {
     let value = Element::of(x.dtype)?.value;
     if value == "f32" {
@@ -49,7 +49,7 @@ fn limited(shader: Shader, x: &Operand, name: &str, limit: TensorView<'_>) -> Re
     let limit = limit.ok_or_else(|| error!(InvalidArgument, "a limit of Clip is empty"))?;
     let (least, most) =
         if value == "i32" { (i32::MIN.into(), i32::MAX.into()) } else { (0, u32::MAX.into()) };
-    // A limit that no element of the device is beyond.
+    // A limit outside of 32 bits is clamped, unless elements would have to become it.
     let idle = if name == "low" { limit <= most } else { limit >= least };
     ensure!(idle, NotImplemented, "the limit {limit} is beyond the 32 bits of the device's integers");
     let limit = limit.clamp(least, most);

@@ -1,50 +1,52 @@
-//! Lines: what a tensor holds along some of its axes. A workgroup takes one line or several, each
-//! by a team of lanes that combine their values in a tree.
+//! Workgroup reductions over lines: the slices of a tensor along some of its axes.
+//!
+//! A workgroup handles one line or several. A team of lanes shares a line and combines its values
+//! in a tree.
 
 use ort_core::Result;
 
 use crate::launch::{Dispatch, Walk, strides};
 use crate::shader::Shader;
 
-/// The lanes that one line gets at most.
+/// The most lanes for one line.
 const MOST_PARTS: usize = 256;
-/// The lanes of a workgroup at least.
+/// The fewest lanes of a workgroup.
 const LEAST_LANES: usize = 64;
-/// Elements that a lane is worth.
+/// The elements that make a further lane worthwhile.
 const EACH: usize = 8;
-/// Lines side by side in memory that a workgroup takes.
+/// The most adjacent lines of a workgroup, if lines are strided and long.
 const ABREAST: usize = 32;
 
 /// The lines of a tensor.
 pub(super) struct Lines {
-    /// Where lines begin.
+    /// The first element of each line.
     begins: Walk,
-    /// Where the elements of a line are, from its beginning on.
+    /// The elements of a line, relative to its first.
     along: Walk,
-    /// How many lines there are.
+    /// The number of lines.
     pub(super) count: usize,
     /// The elements of a line.
     pub(super) len: usize,
 }
 
-/// The product of sizes, which a model may make as large as it likes where one of them is 0.
+/// The saturating product of sizes: next to a size of 0 the others may be arbitrarily large.
 pub(super) fn product(sizes: &[usize]) -> usize {
     sizes.iter().fold(1, |all: usize, size| all.saturating_mul(*size))
 }
 
-/// How a workgroup shares its lines.
+/// How the lanes of a workgroup are divided among lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Team {
-    /// Lines of a workgroup.
+    /// The lines of a workgroup.
     columns: usize,
-    /// Lanes of a line.
+    /// The lanes of a line.
     parts: usize,
-    /// From one lane of a line to the next.
+    /// The distance between consecutive lanes of a line.
     step: usize,
 }
 
 impl Lines {
-    /// The lines of a tensor of `shape` along the axes of the mask.
+    /// Returns the lines of a tensor of `shape` along the axes that the mask selects.
     pub(super) fn new(shape: &[usize], mask: &[bool]) -> Lines {
         let strides = strides(shape);
         let part = |wanted: bool| -> (Vec<usize>, Vec<i64>) {
@@ -60,17 +62,19 @@ impl Lines {
         }
     }
 
-    /// The lines along one axis.
+    /// Returns the lines along one axis.
     pub(super) fn along_axis(shape: &[usize], axis: usize) -> Lines {
         let mask: Vec<bool> = (0..shape.len()).map(|other| other == axis).collect();
         Lines::new(shape, &mask)
     }
 
-    /// So many lines one after the other.
+    /// Returns `count` contiguous lines.
     pub(super) fn rows(count: usize, len: usize) -> Lines {
         Lines::new(&[count, len], &[false, true])
     }
 
+    /// Chooses the team size. Lanes that are neighbours access neighbouring elements: along a
+    /// contiguous line, or across lines if those are strided.
     fn team(&self) -> Team {
         let wanted = self.len.div_ceil(EACH).next_power_of_two();
         let in_rows = self.along.steps.iter().all(|steps| steps.last().is_none_or(|step| *step == 1));
@@ -78,6 +82,7 @@ impl Lines {
             let parts = if self.len <= EACH { 1 } else { wanted.min(MOST_PARTS) };
             return Team { columns: (LEAST_LANES / parts).max(1), parts, step: 1 };
         }
+        // A short strided line is cheapest in a single lane, which needs no barrier.
         if self.len <= 2 * EACH {
             return Team { columns: LEAST_LANES, parts: 1, step: LEAST_LANES };
         }
@@ -85,8 +90,9 @@ impl Lines {
         Team { columns, parts: wanted.min(MOST_PARTS / columns), step: columns }
     }
 
-    /// A function `name(value, lane)` that gives all lanes of a line what the values of its lanes
-    /// are together; `join` joins a and b, the values of a lane and of a later one.
+    /// Generates a function `name(value, lane)` that reduces the values of a line's lanes and
+    /// returns the result to all of them. `join` combines `a` and `b`, the values of a lane and of
+    /// a later one.
     pub(super) fn tree(&self, name: &str, value: &str, join: &str) -> String {
         if self.team().parts == 1 {
             return format!("fn {name}(value: {value}, lane: u32) -> {value} {{ return value; }}\n");
@@ -112,10 +118,10 @@ impl Lines {
         )
     }
 
-    /// A dispatch of `group(index, lane)` for teams of lanes over all lines, each line in `splits`
-    /// pieces. The code has `p.lines` and `p.length`; the number of a line is `line_of(index,
-    /// lane)`; it begins at `at_line(line)`, its element `r` is `at_along(r)` behind that, and a
-    /// lane takes every `PARTS`th element from `part_of(lane)` on.
+    /// Finishes a dispatch of `group(index, lane)` for the teams of all lines, with each line cut
+    /// into `splits` pieces. The code has `p.lines` and `p.length`. The number of a line is
+    /// `line_of(index, lane)`. It begins at `at_line(line)`, and its element `r` is `at_along(r)`
+    /// after that. A lane handles every `PARTS`th element from `part_of(lane)` on.
     pub(super) fn dispatch(&self, shader: Shader, splits: usize, code: &str) -> Result<Dispatch> {
         let Team { columns, parts, step } = self.team();
         let shader = shader
@@ -127,6 +133,7 @@ impl Lines {
             .constant("COLUMNS", columns)
             .constant("PARTS", parts)
             .constant("STEP", step)
+            // The distance between the lanes of adjacent lines.
             .constant("ACROSS", if step == 1 { parts } else { 1 });
         let helpers = "fn part_of(lane: u32) -> u32 { return (lane / STEP) % PARTS; }
             fn line_of(index: u32, lane: u32) -> u32 {

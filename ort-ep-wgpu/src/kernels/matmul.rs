@@ -1,5 +1,4 @@
-//! `MatMul`, `Gemm` and their fused forms: products with transposed sides, a factor, addends and an
-//! activation.
+//! `MatMul`, `Gemm` and their fused forms, as GEMMs with transposed operands and an epilogue.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -14,7 +13,7 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand, strides};
 use crate::shader::MOST_AXES;
 
-/// Sums of 32-bit integers wrap, as on the host.
+/// The element types of a GEMM. 32-bit integer sums wrap, as on the host.
 pub(super) const PRODUCTS: TypeSet = FLOATS.union(TypeSet::of(&[DType::I32, DType::U32]));
 
 const MATMUL: KernelDef =
@@ -35,20 +34,21 @@ wgpu_kernels![
     ),
 ];
 
-/// Whether the ranks of both sides are known, and few enough.
+/// Returns whether the ranks of both operands are known and at most [`MOST_AXES`].
 pub(super) fn has_few_axes(node: &NodeView<'_>) -> bool {
     [0, 1].into_iter().all(|side| node.rank(side).is_some_and(|rank| rank <= MOST_AXES))
 }
 
-/// Whether integers are not multiplied by fractions.
+/// Returns whether `alpha` and `beta` are 1, or the type is a float: integers have no fractional
+/// factor.
 fn has_plain_factors(node: &NodeView<'_>) -> bool {
     let plain = |name| matches!(node.attrs().float(name), Ok(1.0));
     let is_float = node.dtype(0).is_some_and(|dtype| FLOATS.contains(dtype));
     is_float || (plain("alpha") && plain("beta"))
 }
 
-/// Which axis of a side comes to each place of the product: with `batch` the first one behind the
-/// others of the batch, with `matrix` the last two exchanged.
+/// Returns the axis order of an operand. `batch` moves its first axis behind the other batch axes,
+/// `matrix` swaps the last two.
 fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).collect();
     if batch && rank > 2 {
@@ -60,7 +60,7 @@ fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
     order
 }
 
-/// A side: its sizes and steps in the order of the product.
+/// An operand: its sizes and strides, in the order of the GEMM.
 #[derive(Debug)]
 pub(super) struct Side {
     sizes: Vec<usize>,
@@ -68,8 +68,7 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// A tensor whose axes come in an order. A single axis is a row on the left and a column on the
-    /// right.
+    /// An operand with reordered axes. A vector is a row on the left and a column on the right.
     fn new(tensor: &Operand, order: &[usize], is_left: bool) -> Result<Side> {
         let own = strides(&tensor.shape);
         let mut sizes: Vec<usize> = order.iter().map(|axis| tensor.size(*axis)).collect();
@@ -100,7 +99,7 @@ impl Side {
         }
     }
 
-    /// The steps along a batch that the side broadcasts to.
+    /// Returns the strides along a batch that the operand broadcasts to.
     fn batch_steps(&self, batch: &[usize]) -> Result<Vec<usize>> {
         let own = self.sizes.len().saturating_sub(2);
         let missing = batch.len().checked_sub(own);
@@ -117,7 +116,7 @@ impl Side {
     }
 }
 
-/// The product of two sides, as it is.
+/// Builds the GEMM of two operands, without an epilogue.
 pub(super) fn product([a, b]: [&Operand; 2], [left, right]: [Side; 2], y: &Operand) -> Result<Product> {
     let ((a_batch, [rows, depth], a_steps), (b_batch, [steps, columns], b_steps)) =
         (left.split()?, right.split()?);
@@ -166,7 +165,7 @@ fn fused_matmul(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     product.dispatches(cx)
 }
 
-/// `FusedMatMul` of the runtime's domain, with a bias, a residual and an activation.
+/// `FusedMatMul` of the runtime's domain, with bias, residual and activation.
 fn with_addends(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (a, b) = (cx.input(0)?, cx.input(1)?);
     let sides =
@@ -187,6 +186,7 @@ fn gemm(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let sides =
         [Side::matrix(a, cx.attrs.flag("transA")?, true)?, Side::matrix(b, cx.attrs.flag("transB")?, false)?];
     let mut product = product([a, b], sides, cx.output(0)?)?;
+    // `beta` 0 leaves `c` out, even if it is NaN.
     if let Some(c) = cx.find_input(2).filter(|_| beta != 0.0) {
         product.add("c", c)?;
         product.numbers.push(("beta", beta));
@@ -200,22 +200,23 @@ fn gemm(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 }
 
 impl Product {
-    /// The sizes of the batch, of rows and of columns.
+    /// Returns the sizes of the batch, followed by rows and columns.
     pub(super) fn whole(&self) -> Vec<usize> {
         self.batch.iter().copied().chain([self.rows, self.columns]).collect()
     }
 
-    /// A further tensor, which broadcasts to the result.
+    /// Adds a term of the epilogue, which broadcasts to the result.
     pub(super) fn add(&mut self, name: &'static str, tensor: &Operand) -> Result<()> {
         let part = Part::broadcast(name, tensor, &tensor.shape, &self.whole())?;
         self.parts.push(part);
         Ok(())
     }
 
-    /// Has the result be `activation(alpha * sum + addends)`; the addend `c` is multiplied by
+    /// Sets the epilogue to `activation(alpha * sum + terms)`; the term `c` is multiplied by
     /// `beta`.
     fn finish(&mut self, alpha: f32, activation: Option<&Activation>) -> Result<()> {
         let mut value = "sum".to_owned();
+        // The shader depends on the attributes anyway, so factors of 1 are left out.
         if alpha != 1.0 {
             self.numbers.push(("alpha", alpha));
             value = "p.alpha * sum".to_owned();

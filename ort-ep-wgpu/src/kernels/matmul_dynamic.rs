@@ -1,5 +1,5 @@
-//! `DynamicQuantizeMatMul`: the left side becomes codes that cover its whole range, then codes are
-//! multiplied.
+//! `DynamicQuantizeMatMul`: quantizes the left operand over its full range, then multiplies
+//! integers.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -11,7 +11,8 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
-/// The most workgroups that look for the extremes, and the invocations of each.
+/// The most workgroups that search for the extremes. One workgroup combines their results, so this
+/// is at most [`LANES`].
 const PARTS: usize = 256;
 const LANES: usize = 256;
 
@@ -22,7 +23,7 @@ wgpu_kernels![WgpuKernel {
 }];
 
 struct Workspace {
-    /// The extremes of each workgroup, the least ones first.
+    /// The extremes of each workgroup: all minima, then all maxima.
     extremes: Operand,
     scale: Operand,
     zero: Operand,
@@ -44,8 +45,8 @@ impl Workspace {
     }
 }
 
-/// The extremes of all invocations of a workgroup in the first places of `least` and `most`. Zero
-/// is always among them.
+/// Reduces the extremes of a workgroup's invocations to `least[0]` and `most[0]`. Zero is always in
+/// the range.
 const EXTREMES: &str = "
 var<workgroup> least: array<f32, LANES>;
 var<workgroup> most: array<f32, LANES>;
@@ -63,7 +64,7 @@ fn reduce(lane: u32, own_least: f32, own_most: f32) {
 }
 ";
 
-/// The extremes of the elements that a workgroup reads.
+/// Finds the extremes of the elements that a workgroup reads.
 const OF_PARTS: &str = "
 fn group(index: u32, lane: u32) {
     var low = 0.0;
@@ -79,7 +80,7 @@ fn group(index: u32, lane: u32) {
     }
 }";
 
-/// The scale and the zero point that the extremes of all workgroups ask for.
+/// Computes scale and zero point from the extremes of all workgroups.
 const OF_ALL: &str = "
 fn group(index: u32, lane: u32) {
     var low = 0.0;
@@ -96,7 +97,7 @@ fn group(index: u32, lane: u32) {
     }
 }";
 
-/// The code of an element.
+/// Quantizes an element.
 const ENCODE: &str = "
 fn element(i: u32) {
     let step = select(scale(0u), 1.0, scale(0u) == 0.0);

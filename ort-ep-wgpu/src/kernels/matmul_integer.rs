@@ -1,8 +1,8 @@
-//! Products of 8-bit codes less their zero points: `MatMulInteger`, `QLinearMatMul`,
-//! `MatMulIntegerToFloat` and `QGemm`.
+//! Integer GEMM on 8-bit quantized values: `MatMulInteger`, `QLinearMatMul`, `MatMulIntegerToFloat`
+//! and `QGemm`.
 //!
-//! Sums are 32-bit integers. Scales and zero points are single, or one for each row of the left
-//! side and each column of the right one.
+//! Accumulators are 32-bit integers. Scales and zero points are scalars, or one for each row of the
+//! left operand and each column of the right one.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -49,13 +49,13 @@ wgpu_kernels![
     ),
 ];
 
-/// Whether an input is left out or has a single element.
+/// Returns whether an input is absent or has a single element.
 fn is_single(node: &NodeView<'_>, index: usize) -> bool {
     let has_one = |shape: Vec<usize>| shape.iter().all(|size| *size == 1);
     node.input(index).is_none() || node.fixed_shape(index).is_some_and(has_one)
 }
 
-/// The single number of an input in the host's memory, where it is given.
+/// Returns the single number of an input in host memory; `None` if the input is absent.
 fn number(cx: &OpCx<'_>, index: usize) -> Result<Option<f32>> {
     let Some(view) = cx.find_host(index) else { return Ok(None) };
     match *view.to_tensor()?.to_doubles()? {
@@ -65,7 +65,8 @@ fn number(cx: &OpCx<'_>, index: usize) -> Result<Option<f32>> {
 }
 
 impl Product {
-    /// Adds scales or zero points: a list is one for each row of the left side, or for each column.
+    /// Adds scales or zero points: a scalar, or one for each row of the left operand or each
+    /// column.
     fn add_scale(&mut self, name: &'static str, tensor: Option<&Operand>, of_rows: bool) -> Result<()> {
         let Some(tensor) = tensor else { return Ok(()) };
         let mut shape = tensor.shape.to_vec();
@@ -86,7 +87,7 @@ impl Product {
         self.add_scale("b_zero", b_zero, false)
     }
 
-    /// Has the result be `sum * a_scale * b_scale + bias`.
+    /// Sets the epilogue to `sum * a_scale * b_scale + bias`.
     pub(super) fn scale(
         &mut self,
         a_scale: &Operand,
@@ -102,7 +103,7 @@ impl Product {
     }
 }
 
-/// The code that rounds `x` to a code of a type around `p.y_zero`.
+/// The epilogue that quantizes `x` with zero point `p.y_zero`.
 fn rounded(dtype: DType) -> String {
     let (least, most) = if dtype == DType::I8 { (-128, 127) } else { (0, 255) };
     format!("return y_t(clamp(round(x) + p.y_zero, f32({least}), f32({most})));")

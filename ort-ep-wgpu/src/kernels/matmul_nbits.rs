@@ -1,4 +1,5 @@
-//! `MatMulNBits`: the product with weights of 2, 4 or 8 bits, straight from their packed blocks.
+//! `MatMulNBits`: GEMM with weights of 2, 4 or 8 bits, dequantized from their packed blocks on the
+//! fly.
 
 use std::fmt::Write as _;
 
@@ -12,9 +13,9 @@ use super::{WgpuKernel, tiles, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
-/// The most rows that are multiplied as vectors.
+/// The most rows for the GEMV kernel.
 const FEW_ROWS: usize = 4;
-/// The invocations of a workgroup that multiplies vectors by four columns.
+/// The invocations of a workgroup of the GEMV, which computes four columns.
 const LANES: usize = 64;
 
 wgpu_kernels![WgpuKernel::new(
@@ -28,12 +29,13 @@ wgpu_kernels![WgpuKernel::new(
     dispatches
 )];
 
-/// Not with groups, or weights that were packed ahead for another device.
+/// Returns whether the kernel covers the node: no group indices, and no weights prepacked for
+/// another device.
 fn is_covered(node: &NodeView<'_>) -> bool {
     node.input(4).is_none() && node.attrs().find_int("weight_prepacked").unwrap_or(0) == 0
 }
 
-/// What a node multiplies.
+/// The sizes of a node's GEMM.
 struct Product {
     rows: usize,
     columns: usize,
@@ -61,13 +63,13 @@ impl Product {
         self.depth.div_ceil(self.block)
     }
 
-    /// The words of a column's codes.
+    /// The words of a column's packed weights.
     fn words(&self) -> usize {
         self.blocks().saturating_mul(self.block).saturating_mul(self.bits) / 32
     }
 }
 
-/// The weights, four of a word at a time, and what is read besides.
+/// Dequantizes four weights of a word.
 const WEIGHTS: &str = "
 const CODE: vec4<u32> = vec4<u32>(0u, BITS, 2u * BITS, 3u * BITS);
 const MASK: vec4<u32> = vec4<u32>((1u << BITS) - 1u);
@@ -76,7 +78,7 @@ fn weights(word: u32, shift: u32, zero: f32, scale: f32) -> vec4<f32> {
 }
 ";
 
-/// The weights of a column from `k` on, as a tile takes them.
+/// Loads four weights of a column from `k` on, for the tiled GEMM.
 const RIGHT: &str = "
 fn right(column: u32, k: u32) -> vec4<f32> {
     let bit = k * BITS;
@@ -86,18 +88,20 @@ fn right(column: u32, k: u32) -> vec4<f32> {
 }
 ";
 
-/// The program's inputs and their functions.
+/// Begins the shader with its inputs, and generates the functions that read them.
 fn inputs(cx: &OpCx<'_>, product: &Product) -> Result<(Shader, String)> {
     let (codes, scales) = (cx.input(1)?, cx.input(2)?);
     let Product { columns, bits, block, .. } = *product;
     let (words, blocks) = (product.words(), product.blocks());
     let has = |operand: &Operand, each: usize| operand.count() == columns.saturating_mul(each);
     ensure!(has(codes, words * 4) && has(scales, blocks), InvalidArgument, "the weights do not fit N and K");
+    // Read as words: one load has 4 to 16 weights.
     let in_words = Operand { arg: codes.arg, dtype: DType::U32, shape: [columns, words].as_slice().into() };
     let mut shader = Shader::new(cx).read("a", cx.input(0)?).read("b", &in_words).read("scales", scales);
     shader = shader.number("words", words).number("blocks", blocks);
     shader = shader.constant("BITS", bits).constant("BLOCK", block);
     let zero = match cx.find_input(3) {
+        // Weights are unsigned, so the default zero point is the middle of their range.
         None => "return f32(1u << (BITS - 1u));",
         Some(zeros) if zeros.dtype == DType::U8 => {
             let row = blocks.saturating_mul(bits).div_ceil(8);
@@ -140,11 +144,11 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![tiles::product(shader, sizes, &format!("{code}{}{RIGHT}", tiles::row_of_four("left", "a")))?])
 }
 
-/// A workgroup multiplies all rows by four columns, each invocation a part of the words.
+/// The GEMV: a workgroup computes four columns of all rows, and its invocations split the words.
 fn vectors(shader: Shader, product: &Product, code: &str) -> Result<Dispatch> {
     let rows = product.rows;
     let (mut start, mut steps, mut end) = (String::new(), String::new(), String::new());
-    // Writing to a text does not fail.
+    // Writing to a string does not fail.
     for row in 0..rows {
         let _ = writeln!(start, "var sums{row} = vec4<f32>(0.0, 0.0, 0.0, 0.0);");
         let _ = writeln!(end, "sums[lane * ROWS + {row}u] = sums{row};");
@@ -158,6 +162,7 @@ fn vectors(shader: Shader, product: &Product, code: &str) -> Result<Dispatch> {
              let zero{column} = zero_point(own{column}, block);"
         );
     }
+    // Unrolled over the fours of weights in a word.
     for part in 0..8 / product.bits {
         let shift = part * 4 * product.bits;
         for column in 0..4 {

@@ -1,5 +1,5 @@
-//! `MaxUnpool`: puts the values of a max pool back where its indices say; of those with one index
-//! the last.
+//! `MaxUnpool`: scatters the values of a max pool to its indices. If an index repeats, the last
+//! value wins.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
@@ -30,13 +30,13 @@ wgpu_kernels![WgpuKernel {
     )
 }];
 
-/// For each element of the result one more than the element that it is; 0 where there is none.
+/// For each output element, one more than the index of its source; 0 if it has none.
 fn sources(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
     Ok(cx.workspace(taken, DType::U32, &cx.output(0)?.shape))
 }
 
-/// Notes the source of each place of the result, which has the upper left corner of the pool's
-/// image.
+/// Records the source of each output element. The pooled image and the result share their upper
+/// left corner.
 const MARK: &str = "
 fn combine(a: u32, b: u32) -> u32 { return max(a, b); }
 fn element(i: u32) {
@@ -80,6 +80,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         .constant("RANK", x.rank());
     let take = Shader::new(cx).read("x", x).read("sources", &sources).write("y", y);
     Ok(vec![
+        // Three dispatches: which update of an element is last is known only after all of them.
         clear.each(y.count(), "fn element(i: u32) { set_sources(i, 0u); }")?,
         mark.each(x.count(), MARK)?,
         take.each(y.count(), TAKE)?,

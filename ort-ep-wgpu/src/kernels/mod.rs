@@ -1,5 +1,5 @@
-//! The kernels by family. A kernel answers for the shapes of a run with the dispatches that compute
-//! its outputs.
+//! Operator kernels by family. A kernel maps the shapes of a run to the dispatches that compute its
+//! outputs.
 
 mod activation;
 mod arg;
@@ -61,18 +61,18 @@ use ort_core::ep::KernelDef;
 
 use crate::launch::{Dispatch, OpCx};
 
-/// A kernel of the device: what the session knows of it, and what it dispatches.
+/// A kernel: its definition for the session, and its dispatches.
 pub struct WgpuKernel {
     pub(crate) def: KernelDef,
-    /// The dispatches for some shapes, in the order in which they run.
+    /// Returns the dispatches for some shapes, in execution order.
     pub(crate) dispatches: fn(&OpCx<'_>) -> Result<Vec<Dispatch>>,
-    /// The bytes of its workspace, which may only follow from types, shapes and attributes; none
-    /// where it takes none.
+    /// Returns the size of its workspace in bytes, which may only depend on types, shapes and
+    /// attributes. `None` if it needs no workspace.
     pub(crate) workspace: Option<fn(&OpCx<'_>) -> Result<usize>>,
 }
 
 impl WgpuKernel {
-    /// A kernel without workspace.
+    /// Creates a kernel without a workspace.
     pub(crate) const fn new(
         def: KernelDef,
         dispatches: fn(&OpCx<'_>) -> Result<Vec<Dispatch>>,
@@ -83,12 +83,12 @@ impl WgpuKernel {
 
 inventory::collect!(WgpuKernel);
 
-/// Every kernel of this build.
+/// Returns all kernels of this build.
 pub(crate) fn all() -> impl Iterator<Item = &'static WgpuKernel> {
     inventory::iter::<WgpuKernel>.into_iter()
 }
 
-/// Registers kernels with the provider: each is a [`WgpuKernel`].
+/// Registers [`WgpuKernel`]s with the provider.
 macro_rules! wgpu_kernels {
     ($($kernel:expr),* $(,)?) => {
         $(inventory::submit! { $kernel })*

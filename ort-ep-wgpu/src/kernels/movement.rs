@@ -1,4 +1,4 @@
-//! Operators that move elements without changing them: in another order, in part, or joined.
+//! Data movement operators: transpose, slice, concatenate, split and the like, as strided copies.
 
 use ort_core::dtype::TypeSet;
 use ort_core::ep::KernelDef;
@@ -57,6 +57,7 @@ fn concat(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let whole = in_order(&y.shape);
     let stride = whole.strides.get(axis).copied().unwrap_or(1).unsigned_abs();
     let (mut dispatches, mut start) = (Vec::new(), 0usize);
+    // One copy for each input, into its range of the output.
     for index in 0..cx.inputs.len() {
         let x = cx.input(index)?;
         let fits = x.rank() == y.rank() && (0..y.rank()).all(|at| at == axis || x.size(at) == y.size(at));
@@ -87,10 +88,11 @@ fn split(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(dispatches)
 }
 
-/// The sizes of the parts of `Split`: those given, or equal ones.
+/// Returns the sizes of the parts of `Split`: the given ones, or equal ones.
 fn parts(cx: &OpCx<'_>, size: usize) -> Result<Vec<usize>> {
     let count = cx.outputs.len();
     let Some(given) = cx.find_ints(1)? else {
+        // The last part is shorter if the size does not divide.
         let part = size.div_ceil(count.max(1));
         let part_at = |index: usize| part.min(size.saturating_sub(index.saturating_mul(part)));
         return Ok((0..count).map(part_at).collect());
@@ -120,7 +122,7 @@ fn space_to_depth(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     gather(cx, x, &Strided::transpose(&parts, &order), cx.output(0)?)
 }
 
-/// The image, its four sizes, and the size of a block.
+/// Returns the image, its four sizes, and the block size.
 fn blocks<'a>(cx: &'a OpCx<'_>) -> Result<(&'a Operand, [usize; 4], usize)> {
     let x = cx.input(0)?;
     let sizes = <[usize; 4]>::try_from(&*x.shape);

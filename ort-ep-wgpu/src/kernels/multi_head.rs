@@ -1,4 +1,4 @@
-//! `MultiHeadAttention`.
+//! `MultiHeadAttention` of `com.microsoft`.
 
 use ort_core::ep::operand::Arg;
 use ort_core::ep::{KernelDef, NodeView};
@@ -26,10 +26,10 @@ wgpu_kernels![WgpuKernel {
     workspace: Some(workspace),
 }];
 
-/// What is added to the scores of padding where the node does not say.
+/// The default for `mask_filter_value`, which is added to the scores of padding.
 const MASKED: f32 = -10000.0;
-/// Numbers to be added to scores that are so low that keys hidden by their place count beside
-/// padded ones.
+/// Below this, a `mask_filter_value` is as low as what hides keys: those hidden by the causal mask
+/// would share the weight of padded ones.
 const AS_LOW_AS_HIDDEN: f32 = -1e30;
 
 fn when(node: &NodeView<'_>) -> bool {
@@ -40,41 +40,41 @@ fn when(node: &NodeView<'_>) -> bool {
     !wants_scores && node.input(9).is_none() && !(is_causal && has_padding && padded < AS_LOW_AS_HIDDEN)
 }
 
-/// Where queries, keys and values are.
+/// The layout of queries, keys and values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Each (batch, sequence, width).
+    /// Separate: (batch, sequence, width) each.
     Apart,
-    /// (batch, sequence, heads, 3, size) in query.
+    /// Packed in query: (batch, sequence, heads, 3, size).
     PackedAll,
-    /// (batch, sequence, heads, 2, size) in key.
+    /// Keys and values packed in key: (batch, sequence, heads, 2, size).
     PackedKeys,
-    /// Keys and values (batch, heads, sequence, size), and no bias on them.
+    /// Cross attention: keys and values (batch, heads, sequence, size), without a bias.
     Crossed,
 }
 
-/// What a node computes for some shapes.
+/// The sizes and workspace of a node for some shapes.
 struct Plan {
     form: Form,
     batch: usize,
     heads: usize,
     queries: usize,
-    /// New keys.
+    /// The number of new keys.
     fresh: usize,
     size: usize,
     value_size: usize,
-    /// Rows of the past's tensors.
+    /// The rows of the past's tensors.
     past: usize,
-    /// Rows of the present's tensors.
+    /// The rows of the present's tensors.
     capacity: usize,
-    /// Whether keys and values are read where they come in.
+    /// Whether attention reads keys and values straight from the inputs.
     reads_inputs: bool,
-    /// Keys and values in the workspace, where no output has them.
+    /// The keys and values in the workspace, if no output has them.
     joined: [Option<Operand>; 2],
     taken: usize,
 }
 
-/// The form, and the batches, queries, widths of queries and keys, new keys and width of values.
+/// Returns the layout, followed by batches, queries, query width, new keys and value width.
 fn form_of(cx: &OpCx<'_>, heads: usize) -> Result<(Form, [usize; 5])> {
     let shape = |index: usize| cx.find_input(index).map(|operand| &*operand.shape);
     let wide = |size: usize| heads.saturating_mul(size);
@@ -153,7 +153,7 @@ impl Plan {
         Sizes { batch, heads, key_heads: heads, queries, keys, size, value_size }
     }
 
-    /// The new queries (0), keys (1) or values (2) as they come in.
+    /// Returns the new queries (0), keys (1) or values (2), as the inputs have them.
     fn incoming(&self, cx: &OpCx<'_>, which: usize) -> Result<Rows> {
         let Plan { heads, queries, fresh, size, .. } = *self;
         let own = if which == 2 { self.value_size } else { size };
@@ -166,7 +166,7 @@ impl Plan {
         })
     }
 
-    /// Keys (1) or values (2): where they come in, or past and new ones together.
+    /// Returns the keys (1) or values (2): the input, or the cache with past and new rows.
     fn cache(
         &self,
         cx: &OpCx<'_>,
@@ -179,6 +179,7 @@ impl Plan {
         let size = if which == 2 { self.value_size } else { self.size };
         let to = to.with_shape(&[self.batch, self.heads, self.capacity, size]);
         let old = cx.find_input(which + 5);
+        // An aliased past is in place already: only new rows are written.
         let is_in_place = old.is_some_and(|old| old.arg == Arg::Output(which));
         let has_bias = self.form != Form::Crossed;
         let first = which.saturating_mul(self.heads).saturating_mul(self.size);
@@ -197,14 +198,14 @@ impl Plan {
     }
 }
 
-/// Whether the past is a buffer that is longer than what it holds. The host's inputs are not known
-/// before a run.
+/// Returns whether past and present share a buffer longer than its contents. Host inputs are
+/// unknown before a run.
 fn is_shared(cx: &OpCx<'_>) -> bool {
     cx.find_host(8).is_some()
 }
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
-    // A past of its own length takes as much as one in a shared buffer, and its new rows.
+    // Reserve for a past of exact length, which takes as much as a shared buffer plus the new rows.
     let plan = Plan::new(cx, false)?;
     let mut taken = plan.taken;
     plan.sizes(plan.capacity).parts(cx, &mut taken);
@@ -241,13 +242,13 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(dispatches)
 }
 
-/// The factor of scores; 0 stands for the default.
+/// Returns the scale of the scores; 0 selects the default.
 pub(super) fn scale_of(cx: &OpCx<'_>, size: usize) -> f32 {
     let given = cx.attrs.find_float("scale").filter(|scale| *scale != 0.0);
     given.unwrap_or(1.0 / (size as f32).sqrt())
 }
 
-/// How many rows of the past are valid.
+/// Returns the number of valid rows in the past.
 fn past_length(cx: &OpCx<'_>, plan: &Plan) -> Result<usize> {
     let Some(lengths) = cx.find_ints(8)? else { return Ok(plan.past) };
     let length = lengths.first().copied().unwrap_or(-1);
@@ -262,7 +263,8 @@ fn past_length(cx: &OpCx<'_>, plan: &Plan) -> Result<usize> {
     })
 }
 
-/// A tensor (batch or 1, heads or 1, queries, at least the keys) that is added to scores.
+/// Returns `attention_bias` as an additive mask. Its shape is (batch or 1, heads or 1, queries, at
+/// least the keys).
 pub(super) fn bias_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a>> {
     let wrong = || error!(InvalidArgument, "attention_bias has shape {:?} for {sizes:?}", operand.shape);
     let &[batch, heads, queries, keys] = &*operand.shape else { return Err(wrong()) };
@@ -275,8 +277,9 @@ pub(super) fn bias_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a
     fits.then_some(Mask { operand, steps, keys }).ok_or_else(wrong)
 }
 
-/// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 * batch +
-/// 2), or elements (batch, keys), (batch, queries, keys), (batch, 1, at least keys, at least keys).
+/// Parses the padding mask. It has lengths (batch), ends and starts (2 * batch), lengths and
+/// offsets (3 * batch + 2), or elements (batch, keys), (batch, queries, keys) or (batch, 1, at
+/// least keys, at least keys).
 fn padding_of<'a>(cx: &OpCx<'_>, operand: &'a Operand, sizes: &Sizes) -> Result<Option<Padding<'a>>> {
     let Sizes { batch, queries, keys, .. } = *sizes;
     let elements = |first: usize, steps: [usize; 2]| Padded::Elements { first, steps };
@@ -284,10 +287,10 @@ fn padding_of<'a>(cx: &OpCx<'_>, operand: &'a Operand, sizes: &Sizes) -> Result<
         [len] if len == batch || len == batch.saturating_mul(3).saturating_add(2) => Padded::From,
         [len] if len == batch.saturating_mul(2) => Padded::FromAndBefore,
         [b, k] if [b, k] == [batch, keys] => elements(0, [keys, 0]),
-        // One element for all keys would change nothing, and ONNX Runtime does not look at it.
+        // A single element for all keys changes nothing, and ONNX Runtime ignores it.
         [b, 1] if b == batch || b == 1 => return Ok(None),
         [b, q, k] if [b, q, k] == [batch, queries, keys] => elements(0, [queries.saturating_mul(keys), keys]),
-        // Of a square over all positions it is the rows of the queries, which are the last ones.
+        // Of a square over all positions, use the rows of the queries, which are the last ones.
         [b, 1, rows, columns] if b == batch && rows >= keys && columns >= keys && keys >= queries => {
             elements((keys - queries).saturating_mul(columns), [rows.saturating_mul(columns), columns])
         }

@@ -1,4 +1,4 @@
-//! The program of normalizations: the mean and the deviation of each line, and then its elements.
+//! Normalization shader: mean and variance of each line, then its normalized elements.
 
 use ort_core::Result;
 
@@ -6,23 +6,23 @@ use super::lines::Lines;
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
-/// A normalization of lines. Expressions have the `line`, the place `r` in it and the `place` in
-/// the tensor.
+/// A normalization of lines. Its WGSL expressions can use the `line`, the index `r` in it, and the
+/// `place` in the tensor.
 pub(super) struct Norm<'a> {
     pub(super) lines: Lines,
-    /// An element before: an expression.
+    /// The expression of an input element.
     pub(super) value: &'a str,
     /// Whether the mean is subtracted.
     pub(super) centers: bool,
-    /// What the difference is multiplied by, an expression of `variance` and `p.epsilon`.
+    /// The expression of the scale factor, from `variance` and `p.epsilon`.
     pub(super) factor: &'a str,
-    /// An expression of what is written for the normalized element `v`.
+    /// The expression of the output for the normalized element `v`.
     pub(super) result: &'a str,
     pub(super) epsilon: f32,
 }
 
-/// What is written: the results, for each line the mean and the factor, and the elements before;
-/// none where nobody reads them.
+/// The outputs: the results, mean and factor of each line, and the input elements. `None` for one
+/// without a reader.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Written<'a> {
     pub(super) result: Option<&'a Operand>,
@@ -31,12 +31,12 @@ pub(super) struct Written<'a> {
     pub(super) value: Option<&'a Operand>,
 }
 
-/// The factor where the variance is padded.
+/// The scale factor with epsilon added to the variance.
 pub(super) const INVERSE_DEVIATION: &str = "1.0 / sqrt(variance + p.epsilon)";
 
 impl Norm<'_> {
-    /// The dispatch of a program that reads what is in `shader` already. A lane reads just the
-    /// elements that it writes, before it writes them.
+    /// Finishes a dispatch for a shader that has its inputs. A lane reads only elements that it
+    /// writes, before it writes them, so input and output may alias.
     pub(super) fn dispatch(&self, mut shader: Shader, written: Written<'_>) -> Result<Dispatch> {
         let outputs = [
             ("result", written.result),
@@ -66,6 +66,7 @@ impl Norm<'_> {
             true => each("sum += before;") + "let center = total(sum, lane) / f32(p.length);\n",
             false => "let center = 0.0;\n".to_owned(),
         };
+        // Two sweeps: the squares of differences from the mean lose no precision to cancellation.
         let squares = each("let apart = before - center; squares += apart * apart;");
         let wanted =
             |operand: Option<&Operand>, code: &str| operand.map_or(String::new(), |_| code.to_owned());
@@ -97,7 +98,7 @@ impl Norm<'_> {
     }
 }
 
-/// An empty program that reads `x`.
+/// Begins a shader that reads `x`.
 pub(super) fn reading(cx: &OpCx<'_>, x: &Operand) -> Shader {
     Shader::new(cx).read("x", x)
 }

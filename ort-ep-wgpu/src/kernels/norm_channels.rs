@@ -1,4 +1,4 @@
-//! Normalizations of images: `BatchNormalization` for inference, `InstanceNormalization`,
+//! Channel normalizations of images: `BatchNormalization` for inference, `InstanceNormalization`,
 //! `GroupNormalization`, `MeanVarianceNormalization` and `LRN`.
 
 use ort_core::ep::KernelDef;
@@ -31,12 +31,12 @@ wgpu_kernels![
     WgpuKernel::new(KernelDef { op: "LRN", in_place: &[], ..GROUPS }, local_response),
 ];
 
-/// The sizes of an image: its channels, and the elements of a channel.
+/// Returns the channels of an image, and the elements of a channel.
 fn channels_of(x: &Operand) -> (usize, usize) {
     (x.size(1), product(x.shape.get(2..).unwrap_or_default()))
 }
 
-/// Reads parameters of one element for each channel.
+/// Adds per-channel parameters, which are the inputs after the first.
 fn with_parameters(cx: &OpCx<'_>, shader: Shader, channels: usize, names: &[&'static str]) -> Result<Shader> {
     names.iter().enumerate().try_fold(shader, |shader, (index, name)| {
         let parameter = cx.input(index + 1)?;
@@ -62,7 +62,7 @@ fn batch(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 fn groups(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let (channels, spatial) = channels_of(y);
-    // An instance normalization has a group for each channel.
+    // Instance normalization is group normalization with one group per channel.
     let groups = match cx.attrs.find_int("num_groups") {
         Some(groups) => usize::try_from(groups).unwrap_or(0),
         None => channels,
@@ -99,7 +99,7 @@ fn mean_variance(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         lines: Lines::new(&y.shape, &mask),
         value: "x(place)",
         centers: true,
-        // The standard's function adds it to the deviation.
+        // The ONNX function adds epsilon to the standard deviation, not to the variance.
         factor: "1.0 / (sqrt(variance) + p.epsilon)",
         result: "v",
         epsilon: 1e-9,

@@ -1,5 +1,5 @@
-//! Normalizations of rows: `LayerNormalization`, `RMSNormalization`,
-//! `SimplifiedLayerNormalization`, and those of a sum.
+//! Row normalizations: `LayerNormalization`, `RMSNormalization`, `SimplifiedLayerNormalization`,
+//! and their fusions with a residual add.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
@@ -20,10 +20,11 @@ const LAYER: KernelDef = KernelDef {
     ..KernelDef::BASE
 };
 
-/// Input and output of different types do not share memory.
+/// Input and output may differ in type, so they must not alias.
 const MIXED: KernelDef =
     KernelDef { types: &[("T", FLOATS), ("U", FLOATS), ("V", FLOATS)], in_place: &[], ..LAYER };
 
+/// Preferred over [`MIXED`] if the types are equal: input and output may alias.
 const SAME: KernelDef = KernelDef {
     rank: 1,
     in_place: &[(0, 0)],
@@ -49,10 +50,10 @@ wgpu_kernels![
     WgpuKernel::new(KernelDef { op: "SkipSimplifiedLayerNormalization", ..SKIP }, skip),
 ];
 
-/// The bindings that every device has.
+/// The storage bindings that every device supports.
 const BINDINGS: usize = 8;
 
-/// Whether the rank is known, and small enough.
+/// Returns whether the rank is known and at most [`MOST_AXES`].
 pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
     node.rank(0).is_some_and(|rank| rank <= MOST_AXES)
 }
@@ -79,8 +80,8 @@ fn layer(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![norm.dispatch(shader, Written { result: Some(y), mean, factor, value: None })?])
 }
 
-/// Reads a scale or bias that broadcasts to rows; the expression is its element for the element at
-/// `r` of a row, which is at `place`.
+/// Adds a scale or bias that broadcasts to rows. Returns the expression of its element for element
+/// `r` of a row, at `place`.
 fn parameter(
     shader: Shader,
     (name, parameter): (&'static str, &Operand),
@@ -93,7 +94,7 @@ fn parameter(
         *all = all.saturating_mul(*size);
         Some(*all)
     });
-    // One row for all: it has all elements in its last axes, as long as rows are.
+    // One row shared by all: its trailing axes span exactly a row, so index `r` suffices.
     let is_row = parameter.count() == lines.len
         && trailing.zip(row_sizes(whole)).all(|(own, row)| own == row.min(lines.len));
     if is_row {
@@ -150,7 +151,8 @@ fn skip(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     if 3 + [beta, bias].iter().flatten().count() + outputs <= BINDINGS {
         return Ok(vec![norm.dispatch(full(), written)?]);
     }
-    // The statistics come first: what they are of may be overwritten in place.
+    // Over the limit: two dispatches. The statistics come first, because the second may overwrite
+    // the input in place.
     let rest = Written { mean: None, factor: None, ..written };
     Ok(vec![norm.dispatch(shader(), statistics)?, norm.dispatch(full(), rest)?])
 }

@@ -1,4 +1,4 @@
-//! `Pad`, `CenterCropPad` and `Tile`: each dimension goes on beyond its ends.
+//! `Pad`, `CenterCropPad` and `Tile`: extend each dimension beyond its ends.
 
 use std::fmt::Write as _;
 
@@ -45,7 +45,7 @@ wgpu_kernels![
     ),
 ];
 
-/// What stands outside of the tensor.
+/// What the elements outside of the tensor are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Constant,
@@ -57,20 +57,20 @@ enum Mode {
 /// A dimension of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Axis {
-    /// Its size.
+    /// Its size in the result.
     total: usize,
-    /// The elements in front of those of the tensor.
+    /// The padding before the tensor's elements.
     before: usize,
-    /// The elements of the tensor that are left where negative pads cut some off.
+    /// The tensor's elements that remain after negative pads cropped some.
     length: usize,
-    /// The first of them.
+    /// The first of those.
     first: usize,
-    /// The size of the tensor.
+    /// The size in the tensor.
     size: usize,
 }
 
 impl Axis {
-    /// Negative pads cut elements off first; the mode goes by what is left.
+    /// A padded dimension. Negative pads crop first, and the mode extends what remains.
     fn padded(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<Axis> {
         let invalid = || error!(InvalidArgument, "pads {begin} and {end} of size {size}");
         let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
@@ -88,7 +88,7 @@ impl Axis {
         self.total == self.size && self.before == 0 && self.first == 0 && self.length == self.size
     }
 
-    /// The axis with one inside of it that is as it was, both as one.
+    /// Merges an unchanged inner axis into this one.
     fn around(&self, inner: &Axis) -> Axis {
         let scaled = |number: usize| number.saturating_mul(inner.size);
         Axis {
@@ -101,10 +101,11 @@ impl Axis {
     }
 }
 
-/// The same dimensions as few as possible.
+/// Merges the dimensions into as few as possible.
 fn joined(axes: &[Axis], mode: Mode) -> Vec<Axis> {
     let mut result: Vec<Axis> = Vec::with_capacity(axes.len());
     for axis in axes {
+        // `Reflect` and `Edge` repeat single elements, so a padded axis cannot absorb an inner one.
         let by_blocks = matches!(mode, Mode::Constant | Mode::Wrap);
         match result.last_mut() {
             Some(last) if axis.is_plain() && (by_blocks || last.is_plain()) => *last = last.around(axis),
@@ -146,7 +147,7 @@ fn center_crop_pad(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     ensure!(target.len() == axes.len(), InvalidArgument, "{} sizes for {axes:?}", target.len());
     let mut pads = vec![(0, 0); x.rank()];
     for (axis, size) in axes.iter().zip(&target) {
-        // Halves are rounded towards zero, so that what is odd is cut or added behind.
+        // Rounded towards zero: the odd element is cropped or added at the end.
         let difference = size.saturating_sub(x.size(*axis) as i64);
         let half = difference / 2;
         pads.get_mut(*axis).into_iter().for_each(|pads| *pads = (half, difference - half));
@@ -170,7 +171,7 @@ fn padded(
     mode: Mode,
     padding: Option<&Operand>,
 ) -> Result<Vec<Dispatch>> {
-    // Beside a size of 0 another may be without bound.
+    // Next to a size of 0, another may be arbitrarily large.
     if cx.output(0)?.count() == 0 {
         return Ok(Vec::new());
     }
@@ -179,7 +180,7 @@ fn padded(
     extended(cx, &axes, mode, padding)
 }
 
-/// The result of these dimensions; `padding` is one element, zero by default.
+/// Returns the dispatch for these dimensions. `padding` is a single element, zero by default.
 fn extended(cx: &OpCx<'_>, axes: &[Axis], mode: Mode, padding: Option<&Operand>) -> Result<Vec<Dispatch>> {
     let (x, y) = (as_bits(cx.input(0)?), as_bits(cx.output(0)?));
     let fits = axes.iter().map(|axis| axis.total).eq(y.shape.iter().copied());
@@ -201,17 +202,17 @@ fn extended(cx: &OpCx<'_>, axes: &[Axis], mode: Mode, padding: Option<&Operand>)
     Ok(vec![fill(shader, &y, &value(&axes, mode, outside))?])
 }
 
-/// The function of an element's value.
+/// Generates `value(i)`, the value of an output element.
 fn value(axes: &[Axis], mode: Mode, outside: &str) -> String {
     let mut code = String::from(
         "fn value(i: u32) -> y_t {\nvar rest = i; var at = p.x_start; var k = 0; var n = 0; var last = 0;\n",
     );
     for (index, axis) in axes.iter().enumerate().rev() {
         let place = if index == 0 { "rest".to_owned() } else { format!("rest % pad_total({index}u)") };
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ =
             writeln!(code, "k = i32({place}) - i32(pad_before({index}u)); n = i32(pad_length({index}u));");
-        // GLSL leaves `%` of negative numbers open.
+        // GLSL leaves `%` of negative numbers undefined.
         let moved = match mode {
             _ if axis.is_plain() => String::new(),
             Mode::Constant => format!("if (k < 0 || k >= n) {{ return {outside}; }}"),

@@ -1,4 +1,4 @@
-//! `MaxPool`, `AveragePool`, `LpPool` and the pools over whole images.
+//! `MaxPool`, `AveragePool`, `LpPool` and the global pools.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -37,7 +37,7 @@ fn axes_of(cx: &OpCx<'_>) -> Result<Axes> {
     windows::three(&Windows::of_pool(cx.attrs, shape.len())?.on(sizes)?)
 }
 
-/// The code of a pool that folds floats into one: `Sum`, `start`, `fold`, `merge` and `finish`.
+/// Generates the fold of a pool over floats: `Sum`, `start`, `fold`, `merge` and `finish`.
 fn fold_of(cx: &OpCx<'_>) -> Result<String> {
     let power = cx.attrs.find_int("p").unwrap_or(1);
     ensure!(power != 0 && i32::try_from(power).is_ok(), InvalidGraph, "a norm with p = {power}");
@@ -58,7 +58,7 @@ fn fold_of(cx: &OpCx<'_>) -> Result<String> {
     ))
 }
 
-/// The dispatch over the windows of a program that has its results already.
+/// Finishes a dispatch over windows, for a shader that has its outputs.
 fn windows_of(cx: &OpCx<'_>, shader: Shader, count: usize, code: &str) -> Result<Dispatch> {
     let axes = axes_of(cx)?;
     let include_pad = cx.attrs.find_int("count_include_pad").unwrap_or(0) != 0;
@@ -75,6 +75,7 @@ fn pool(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 
 fn max_pool(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let x = cx.input(0)?;
+    // NaN wins over numbers, and the first of equal values stays.
     let (least, replaces) = match x.dtype {
         DType::I8 => ("-128", "new_value > best"),
         DType::U8 => ("0u", "new_value > best"),
@@ -104,6 +105,7 @@ fn global_pool(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let plane = x.shape.iter().skip(2).fold(1, |plane: usize, size| plane.saturating_mul(*size));
     let shader = Shader::new(cx).read("x", x).write("y", y).number("plane", plane);
+    // A large plane keeps more lanes busy.
     let lanes = if plane > 1024 { 256 } else { 64 };
     let code = fold_of(cx)? + include_str!("pool_global.wgsl");
     Ok(vec![shader.groups(y.count(), lanes, &code)?])

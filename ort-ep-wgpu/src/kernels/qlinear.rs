@@ -1,5 +1,5 @@
 //! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid`, `QLinearLeakyRelu` and `QLinearConcat`, on 8-bit
-//! codes.
+//! quantized values.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, NodeView};
@@ -36,21 +36,20 @@ fn few_axes(node: &NodeView<'_>) -> bool {
     few(0) && (node.dtype(3) == Some(DType::F32) || few(3))
 }
 
-/// The only element of a scale.
+/// Returns the single element of a scale.
 fn scale(cx: &OpCx<'_>, index: usize) -> Result<f32> {
     let view = cx.find_host(index).ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))?;
     let values = view.to_cow::<f32>()?;
     values.first().copied().ok_or_else(|| error!(InvalidArgument, "the scale at input {index} is empty"))
 }
 
-/// The only element of a zero point, 0 where it is left out.
+/// Returns the single element of a zero point, 0 by default.
 fn zero_point(cx: &OpCx<'_>, index: usize) -> Result<f32> {
     let values = cx.find_ints(index)?;
     Ok(values.and_then(|values| values.first().copied()).unwrap_or(0) as f32)
 }
 
-/// The sum with the zero point is rounded, as ONNX Runtime has it, not the number before it is
-/// added.
+/// Adds or multiplies. The zero point is added before rounding, as in ONNX Runtime.
 fn binary(cx: &OpCx<'_>, multiplies: bool) -> Result<Vec<Dispatch>> {
     let (a, b, c) = (cx.input(0)?, cx.input(3)?, cx.output(0)?);
     let walk = Walk::broadcast(&c.shape, &[&a.shape, &b.shape])?;
@@ -64,6 +63,7 @@ fn binary(cx: &OpCx<'_>, multiplies: bool) -> Result<Vec<Dispatch>> {
             "(left - p.a_zero) * (right - p.b_zero) * p.factor + p.c_zero"
         }
         false => {
+            // All zero points fold into one constant.
             let (a_factor, b_factor) = (a_scale / c_scale, b_scale / c_scale);
             shader = shader.float("a_factor", a_factor).float("b_factor", b_factor);
             shader = shader.float("rest", c_zero - (a_factor * a_zero + b_factor * b_zero));
@@ -96,7 +96,8 @@ fn unary(cx: &OpCx<'_>, function: &str, alpha: f32) -> Result<Vec<Dispatch>> {
     Ok(vec![fill(shader.write("y", y), y, &code)?])
 }
 
-/// Each tensor, which its scale and zero point follow, is written to its part of every line.
+/// Requantizes each input to its range of every output line. An input's scale and zero point follow
+/// it in the input list.
 fn concat(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let y = cx.output(0)?;
     let axis = cx.axis(cx.attrs.int("axis")?, y.rank())?;

@@ -1,5 +1,4 @@
-//! `QuantizeLinear` and `DequantizeLinear`, with a scale for all, each place of an axis or each
-//! block.
+//! `QuantizeLinear` and `DequantizeLinear`, per tensor, per axis or per block.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -11,7 +10,7 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::Shader;
 
-/// What numbers are quantized to.
+/// The types of quantized values.
 const CODES: TypeSet =
     TypeSet::SUB_BYTE_INTEGERS.union(TypeSet::of(&[DType::I8, DType::U8, DType::I16, DType::U16]));
 const WITH_INT32: TypeSet = CODES.union(TypeSet::of(&[DType::I32]));
@@ -35,8 +34,8 @@ wgpu_kernels![
     ),
 ];
 
-/// Adds scales and zero points to a program, with a function that says which of them belongs to an
-/// element.
+/// Adds scales and zero points to a shader, and generates the function that maps an element to its
+/// scale.
 fn scales(cx: &OpCx<'_>, shader: Shader) -> Result<(Shader, String)> {
     let (x, scale, zero) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
     let shader = shader.read("scale", scale);
@@ -78,6 +77,7 @@ fn scales(cx: &OpCx<'_>, shader: Shader) -> Result<(Shader, String)> {
             );
             let place = "(i / (p.inner * p.axis) * p.blocks + i / p.inner % p.axis / p.block) * p.inner \
                          + i % p.inner";
+            // A larger block spans the whole axis anyway, and must fit its uniform.
             (shader.number("blocks", blocks).number("block", block.min(1 << 31)), place)
         }
     };
@@ -102,7 +102,7 @@ fn dequantize(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![fill(shader.write("y", cx.output(0)?), cx.output(0)?, &code)?])
 }
 
-/// The least and the greatest value of an integer type of 16 bits or less.
+/// Returns the least and the greatest value of an integer type of at most 16 bits.
 pub(super) fn range(dtype: DType) -> Result<(f32, f32)> {
     let bits = dtype.bits().filter(|bits| *bits <= 16 && dtype.is_integer());
     let bits = bits.ok_or_else(|| error!(NotImplemented, "codes of type {}", dtype.name()))?;
@@ -110,7 +110,7 @@ pub(super) fn range(dtype: DType) -> Result<(f32, f32)> {
     Ok(if dtype.is_signed() { (-count / 2.0, count / 2.0 - 1.0) } else { (0.0, count - 1.0) })
 }
 
-/// `fn code_of(rounded: f32) -> y_t`: a whole number as a code of a type; what is not a number
+/// Generates `fn code_of(rounded: f32) -> y_t`, which saturates a rounded number to a type. NaN
 /// becomes 0.
 pub(super) fn code_of(dtype: DType) -> Result<String> {
     let (least, greatest) = range(dtype)?;
@@ -121,7 +121,7 @@ pub(super) fn code_of(dtype: DType) -> Result<String> {
     ))
 }
 
-/// The type that the division is done in.
+/// Returns the type in which the division is computed.
 fn precision(cx: &OpCx<'_>) -> Result<DType> {
     let precision = cx.attrs.int("precision")?;
     match i32::try_from(precision).ok().and_then(DType::from_onnx) {
@@ -138,6 +138,7 @@ fn quantize(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     }
     let (shader, mut code) = scales(cx, Shader::new(cx).read("x", cx.input(0)?))?;
     code.push_str(&code_of(y.dtype)?);
+    // Round operand and quotient to the type of the division.
     code.push_str(match precision(cx)? {
         DType::F16 => "fn narrow(v: f32) -> f32 { return unpack2x16float(half_bits(v)).x; }\n",
         DType::BF16 => "fn narrow(v: f32) -> f32 { return bitcast<f32>(bfloat_bits(v) << 16u); }\n",

@@ -1,5 +1,5 @@
-//! `LSTM`, `GRU` and `RNN`: one product for the inputs of all steps, then a dispatch or two for
-//! each step.
+//! `LSTM`, `GRU` and `RNN`: one GEMM for the inputs of all steps, then one or two dispatches per
+//! step.
 
 use std::fmt::Write as _;
 
@@ -13,8 +13,9 @@ use super::{WgpuKernel, tiles, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
-/// The invocations of a workgroup of a step, and those that share a unit.
+/// The invocations of a workgroup of a step.
 const LANES: usize = 64;
+/// The invocations that share a hidden unit.
 const PARTS: usize = 16;
 /// The most sequences of a workgroup.
 const SEQUENCES: usize = 4;
@@ -26,7 +27,7 @@ const fn kernel(op: &'static str) -> WgpuKernel {
 
 wgpu_kernels![kernel("LSTM"), kernel("GRU"), kernel("RNN")];
 
-/// The sizes of a layer, and its part of the workspace.
+/// The sizes of a layer, and its workspace.
 struct Layer {
     steps: usize,
     batch: usize,
@@ -36,10 +37,10 @@ struct Layer {
     depth: usize,
     batch_first: bool,
     linear_before_reset: bool,
-    /// What comes from the inputs of all steps, with biases: row by row of the input, direction by
-    /// direction, gate by gate.
+    /// The input GEMM's result for all steps, with biases. Each row of the input has its
+    /// directions, and each direction its gates.
     inputs: Operand,
-    /// Three slots of states of all directions and sequences.
+    /// Three slots of states for all directions and sequences.
     states: Operand,
 }
 
@@ -76,12 +77,13 @@ impl Layer {
         })
     }
 
-    /// The elements of a slot of states.
+    /// Returns the elements of a slot.
     fn slot(&self) -> usize {
         self.states.size(1)
     }
 
-    /// The gates of a direction whose recurrent biases are added to those of the input.
+    /// Returns the number of gates whose recurrent bias is added to the input's. If the GRU's reset
+    /// gate applies after the linear transform, it also applies to the candidate's recurrent bias.
     fn joined_biases(&self) -> usize {
         if self.gates == 3 && self.linear_before_reset { 2 } else { self.gates }
     }
@@ -102,6 +104,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let mut shown = 0;
     if layer.steps > 0 {
         all.push(input_product(cx, &layer)?);
+        // Steps differ only in three uniforms, so each phase is generated once.
         let mut templates = Vec::new();
         for phase in phases(cx.op, layer.linear_before_reset) {
             templates.push((phase, phase_of_step(cx, &layer, phase)?));
@@ -118,7 +121,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(all)
 }
 
-/// Checks how many elements an input has, where it is given.
+/// Returns an optional input, after checking its number of elements.
 fn checked<'a>(cx: &'a OpCx<'_>, index: usize, count: usize) -> Result<Option<&'a Operand>> {
     let input = cx.find_input(index);
     if let Some(input) = input {
@@ -127,7 +130,7 @@ fn checked<'a>(cx: &'a OpCx<'_>, index: usize, count: usize) -> Result<Option<&'
     Ok(input)
 }
 
-/// Fills the states before the first step.
+/// Initializes the states before the first step.
 fn first_states(cx: &OpCx<'_>, layer: &Layer) -> Result<Dispatch> {
     let mut shader = Shader::new(cx).write("state", &layer.states).number("size", layer.slot());
     let mut code = String::from("fn element(i: u32) {\n");
@@ -140,14 +143,14 @@ fn first_states(cx: &OpCx<'_>, layer: &Layer) -> Result<Dispatch> {
             }
             None => "0.0".to_owned(),
         };
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = writeln!(code, "set_state({slot}u * p.size + i, {value});");
     }
     code.push_str("}\n");
     shader.each(layer.slot(), &code)
 }
 
-/// Copies the states behind the last step to the outputs that want them.
+/// Copies the states after the last step to the outputs that have readers.
 fn last_states(cx: &OpCx<'_>, layer: &Layer, slot: usize) -> Result<Option<Dispatch>> {
     let mut shader = Shader::new(cx).read("state", &layer.states).number("size", layer.slot());
     let mut code = String::from("fn element(i: u32) {\n");
@@ -156,7 +159,7 @@ fn last_states(cx: &OpCx<'_>, layer: &Layer, slot: usize) -> Result<Option<Dispa
         let Some(output) = cx.find_output(index) else { continue };
         ensure!(output.count() == layer.slot(), Fail, "output {index} has shape {:?}", output.shape);
         shader = shader.write(name, output);
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = writeln!(code, "set_{name}(i, state({slot}u * p.size + i));");
         any = true;
     }
@@ -164,7 +167,7 @@ fn last_states(cx: &OpCx<'_>, layer: &Layer, slot: usize) -> Result<Option<Dispa
     if any { shader.each(layer.slot(), &code).map(Some) } else { Ok(None) }
 }
 
-/// The product of all inputs with the weights of all directions, and the biases.
+/// The GEMM of all inputs with the weights of all directions, plus the biases.
 fn input_product(cx: &OpCx<'_>, layer: &Layer) -> Result<Dispatch> {
     let columns = layer.directions * layer.gates * layer.hidden;
     let weights = checked(cx, 1, columns.saturating_mul(layer.depth))?;
@@ -192,7 +195,7 @@ fn input_product(cx: &OpCx<'_>, layer: &Layer) -> Result<Dispatch> {
     tiles::product(shader.write("inputs", &layer.inputs), sizes, &code)
 }
 
-/// The sums of a phase: of one gate or of several at once.
+/// Generates the recurrent sums of a phase, for one gate or for several at once.
 fn sums(gates: usize, sequences: usize) -> String {
     let (sums, weights) = match gates {
         1 => ("f32".to_owned(), "recurrence(at)".to_owned()),
@@ -203,7 +206,7 @@ fn sums(gates: usize, sequences: usize) -> String {
         }
     };
     let (mut start, mut step, mut end) = (String::new(), String::new(), String::new());
-    // Writing to a text does not fail.
+    // Writing to a string does not fail.
     for i in 0..sequences {
         let _ = writeln!(
             start,
@@ -227,7 +230,7 @@ fn sums(gates: usize, sequences: usize) -> String {
     )
 }
 
-/// The dispatch of a phase at no step in particular: its first numbers are set by [`at_step`].
+/// Generates the dispatch of a phase for any step: [`at_step`] sets its first uniforms.
 fn phase_of_step(cx: &OpCx<'_>, layer: &Layer, phase: &Phase) -> Result<Dispatch> {
     let Layer { steps, batch, hidden, directions, gates, .. } = *layer;
     let (first_gate, count) = phase.gates;
@@ -237,6 +240,8 @@ fn phase_of_step(cx: &OpCx<'_>, layer: &Layer, phase: &Phase) -> Result<Dispatch
         _ => 1,
     };
     let input_forget = cx.attrs.find_int("input_forget").is_some_and(|flag| flag != 0);
+    // These three come first, where `at_step` finds them: lists would precede them, but there are
+    // none.
     let mut shader = Shader::new(cx).number("step", 0).number("multiplied", 0).number("results", 0);
     shader = shader.number("size", layer.slot()).number("steps", steps).number("batch", batch);
     shader = shader.number("hidden", hidden).number("directions", directions).number("reverse", reverse);
@@ -248,7 +253,7 @@ fn phase_of_step(cx: &OpCx<'_>, layer: &Layer, phase: &Phase) -> Result<Dispatch
     let mut code = format!("{}{}", sums(count, sequences), include_str!("recurrent.wgsl"));
     let mut optional = |given: Option<&Operand>, name: &'static str, head: &str, value: &str, other: &str| {
         let value = if given.is_some() { value } else { other };
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = writeln!(code, "fn {head} {{ return {value}; }}");
         if let Some(given) = given {
             let earlier = std::mem::replace(&mut shader, Shader::new(cx));
@@ -279,8 +284,8 @@ fn phase_of_step(cx: &OpCx<'_>, layer: &Layer, phase: &Phase) -> Result<Dispatch
     shader.groups(tiles.saturating_mul(directions), LANES, &code)
 }
 
-/// A dispatch of [`phase_of_step`] with the step, and where the slots begin that it multiplies and
-/// writes.
+/// Returns a copy of a [`phase_of_step`] dispatch for a step, with the offsets of the slots that it
+/// multiplies and writes.
 fn at_step(template: &Dispatch, numbers: [usize; 3]) -> Result<Dispatch> {
     let mut dispatch = template.clone();
     for (place, number) in dispatch.numbers.iter_mut().zip(numbers) {

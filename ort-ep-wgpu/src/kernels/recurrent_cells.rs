@@ -1,32 +1,33 @@
-//! The equations of `LSTM`, `GRU` and `RNN`, and the activations that their attributes name.
+//! Cell equations of `LSTM`, `GRU` and `RNN`, and the activations that their attributes name.
 
 use std::fmt::Write as _;
 
 use ort_core::ir::Attributes;
 use ort_core::{Result, ensure, error};
 
-/// One dispatch of a step: products with a state for some gates, and what is made of them.
+/// One dispatch of a step: recurrent products for some gates, and the cell equation on them.
 pub(super) struct Phase {
-    /// The first of the gates, and how many.
+    /// The first gate, and the number of gates.
     pub(super) gates: (usize, usize),
-    /// The slots of the states: what is multiplied, and where the new states go.
+    /// The state slots that a step multiplies and writes.
     pub(super) slots: fn(step: usize) -> (usize, usize),
-    /// `fn cell(place: Place, sums: sums_t)`.
+    /// The WGSL of `fn cell(place: Place, sums: sums_t)`.
     pub(super) code: &'static str,
     /// Whether it ends the step.
     pub(super) ends: bool,
 }
 
-/// Hidden states before and after a step take turns in slots 0 and 1.
+/// Double-buffers the hidden states in slots 0 and 1.
 fn in_turn(step: usize) -> (usize, usize) {
     (step % 2, (step + 1) % 2)
 }
 
-/// The phases of a step.
+/// Returns the phases of a step.
 pub(super) fn phases(op: &str, linear_before_reset: bool) -> &'static [Phase] {
     match (op, linear_before_reset) {
         ("LSTM", _) => &[Phase { gates: (0, 4), slots: in_turn, code: LSTM, ends: true }],
         ("GRU", true) => &[Phase { gates: (0, 3), slots: in_turn, code: GRU_LINEAR, ends: true }],
+        // The candidate multiplies the reset state, which needs all units first: two dispatches.
         ("GRU", false) => &[
             Phase { gates: (0, 2), slots: |_| (0, 0), code: GRU_GATES, ends: false },
             Phase { gates: (2, 1), slots: |_| (2, 0), code: GRU_CANDIDATE, ends: true },
@@ -35,7 +36,7 @@ pub(super) fn phases(op: &str, linear_before_reset: bool) -> &'static [Phase] {
     }
 }
 
-/// The gates of an operator.
+/// Returns the number of gates.
 pub(super) fn gates(op: &str) -> usize {
     match op {
         "LSTM" => 4,
@@ -44,7 +45,7 @@ pub(super) fn gates(op: &str) -> usize {
     }
 }
 
-/// Slot 2 holds the cell states. The gates are input, output, forget and cell.
+/// The gates are input, output, forget and cell. Slot 2 holds the cell states.
 const LSTM: &str = "
 fn cell(place: Place, sums: sums_t) {
     let at = place.state;
@@ -65,7 +66,7 @@ fn cell(place: Place, sums: sums_t) {
 }
 ";
 
-/// The gates are update, reset and hidden.
+/// The gates are update, reset and candidate. The reset gate applies after the linear transform.
 const GRU_LINEAR: &str = "
 fn cell(place: Place, sums: sums_t) {
     let h = state(p.multiplied + place.state);
@@ -82,7 +83,8 @@ fn cell(place: Place, sums: sums_t) {
 }
 ";
 
-/// Slot 1 holds the update gates, slot 2 what the last gate is multiplied with.
+/// The first phase of the standard GRU. Slot 1 receives the update gates, slot 2 the reset state
+/// that the candidate multiplies.
 const GRU_GATES: &str = "
 fn cell(place: Place, sums: sums_t) {
     let at = place.state;
@@ -118,8 +120,7 @@ fn cell(place: Place, sums: sums_t) {
 }
 ";
 
-/// `f(direction, v)` and, where the operator has them, `g` and `h_`: the activations by direction;
-/// and `clip(v)`.
+/// Generates `f(direction, v)`, `g` and `h_` (the activations that the operator has) and `clip(v)`.
 pub(super) fn activations(op: &str, attrs: &Attributes, directions: usize) -> Result<String> {
     let defaults: &[&str] = match op {
         "LSTM" => &["Sigmoid", "Tanh", "Tanh"],
@@ -143,7 +144,7 @@ pub(super) fn activations(op: &str, attrs: &Attributes, directions: usize) -> Re
     for (at, function) in ["f", "g", "h_"].iter().take(defaults.len()).enumerate() {
         let value =
             |direction: usize| values.get(direction * defaults.len() + at).map_or("v", String::as_str);
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = writeln!(code, "fn {function}(direction: u32, v: f32) -> f32 {{");
         if directions > 1 && value(0) != value(1) {
             let _ = writeln!(code, "if (direction == 1u) {{ return {}; }}", value(1));
@@ -158,13 +159,13 @@ pub(super) fn activations(op: &str, attrs: &Attributes, directions: usize) -> Re
     Ok(code)
 }
 
-/// A number in a program.
+/// Renders a finite number.
 fn number(value: f32) -> Result<String> {
     ensure!(value.is_finite(), NotImplemented, "an activation with the parameter {value}");
     Ok(format!("f32({value:?})"))
 }
 
-/// An activation of `v`, which takes the parameters that it has off the lists.
+/// Renders an activation of `v`. It takes its parameters from the front of the lists.
 fn activation(
     name: &str,
     alphas: &mut impl Iterator<Item = f32>,

@@ -1,4 +1,4 @@
-//! The `Reduce` operators, and `SumTo`.
+//! `Reduce` operators and `SumTo`: each line by a team of lanes; few long lines in two passes.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -11,15 +11,15 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{Element, MOST_AXES, Shader};
 
-/// Sums of 64-bit integers might need more than 32 bits.
+/// Without 64-bit integers, whose sums might exceed 32 bits.
 const NUMBERS: TypeSet = FLOATS.union(TypeSet::of(&[DType::I32, DType::U32]));
 const ORDERED: TypeSet =
     NUMBERS.union(TypeSet::of(&[DType::I64, DType::U64, DType::I8, DType::U8, DType::Bool]));
-/// Lines at least so long are cut into pieces where there are few of them.
+/// The length from which on lines are split, if there are few of them.
 const LONG: usize = 8192;
-/// A piece of a long line.
+/// The least length of a piece of a split line.
 const PIECE: usize = 2048;
-/// Pieces of all lines that keep a device busy.
+/// The number of pieces, over all lines, that keeps a device busy.
 const PIECES: usize = 256;
 
 const fn reduction(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> WgpuKernel {
@@ -47,12 +47,12 @@ wgpu_kernels![
 fn when(node: &NodeView<'_>) -> bool {
     let is_wide = matches!(node.dtype(0), Some(DType::I64 | DType::U64));
     let is_empty = node.fixed_shape(0).is_some_and(|shape| shape.contains(&0));
-    // The extremes of 64 bits, which are those of no elements, are beyond programs.
+    // The extremes of no elements are those of the type, and shaders cannot write 64-bit ones.
     node.rank(0).is_some_and(|rank| rank <= MOST_AXES) && !(is_wide && is_empty)
 }
 
-/// How elements are combined: expressions of the first value, of an element `v`, of two values `a`
-/// and `b`, of the whole `v`.
+/// A reduction as WGSL expressions: the initial value, the map of an element `v`, the combination
+/// of `a` and `b`, and the final function of the whole `v`.
 struct Fold {
     start: String,
     map: &'static str,
@@ -78,7 +78,7 @@ fn fold_of(op: &str, dtype: DType) -> Result<Fold> {
     }
 }
 
-/// What no element is less than.
+/// The least value of a type, as an expression.
 pub(super) fn least(dtype: DType) -> String {
     let least = match dtype {
         DType::I64 | DType::I32 => "bitcast<i32>(0x80000000u)",
@@ -89,7 +89,7 @@ pub(super) fn least(dtype: DType) -> String {
     least.to_owned()
 }
 
-/// What no element is greater than.
+/// The greatest value of a type, as an expression.
 pub(super) fn greatest(dtype: DType) -> String {
     let greatest = match dtype {
         DType::I64 | DType::I32 => "0x7fffffffi",
@@ -102,7 +102,7 @@ pub(super) fn greatest(dtype: DType) -> String {
     greatest.to_owned()
 }
 
-/// Which axes of the input are combined.
+/// Returns which axes of the input are reduced.
 fn mask(cx: &OpCx<'_>) -> Result<Vec<bool>> {
     let shape = &cx.input(0)?.shape;
     let given = cx.find_ints(1)?.unwrap_or_default();
@@ -111,6 +111,7 @@ fn mask(cx: &OpCx<'_>) -> Result<Vec<bool>> {
         let lead = lead.ok_or_else(|| error!(InvalidArgument, "{shape:?} is summed to {given:?}"))?;
         let differs = |(from, to): (&usize, &i64)| i64::try_from(*from) != Ok(*to);
         let rest = shape.iter().skip(lead).zip(&given);
+        // Sum over the leading axes that the target lacks, and over axes whose size differs.
         return Ok((0..lead).map(|_| true).chain(rest.map(differs)).collect());
     }
     let all = given.is_empty() && !cx.attrs.flag("noop_with_empty_axes")?;
@@ -122,13 +123,14 @@ fn mask(cx: &OpCx<'_>) -> Result<Vec<bool>> {
     Ok(mask)
 }
 
-/// The pieces that each line is cut into.
+/// Returns the number of pieces that each line is split into.
 fn splits(op: &str, lines: usize, len: usize) -> usize {
+    // `ReduceLogSumExp` sweeps a line twice in one dispatch, and has no partial results.
     let few = op != "ReduceLogSumExp" && len >= LONG && lines > 0 && lines <= PIECES / 4;
     if few { (len / PIECE).min(PIECES / lines).max(1) } else { 1 }
 }
 
-/// The type in which pieces are kept.
+/// The type of the partial results.
 fn kept_type(dtype: DType) -> Result<DType> {
     Ok(match Element::of(dtype)?.value {
         "f32" => DType::F32,
@@ -165,6 +167,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     if splits == 1 {
         return Ok(vec![folded(cx, (&lines, 1, combined), &fold, x, y)?]);
     }
+    // Two passes: reduce the pieces to partial results, then reduce those.
     let pieces = cx.workspace(&mut 0, kept_type(x.dtype)?, &[lines.count, splits]);
     let first = Fold { finish: "v", start: fold.start.clone(), ..fold };
     let second = Fold { map: "v", ..fold };
@@ -175,7 +178,8 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     ])
 }
 
-/// Combines the lines of `x`, each in pieces, into `y`; `combined` elements are one in the end.
+/// Reduces the lines of `x`, each in `splits` pieces, to `y`. `combined` is the number of elements
+/// in each final result.
 fn folded(
     cx: &OpCx<'_>,
     (lines, splits, combined): (&Lines, usize, usize),
@@ -212,6 +216,7 @@ fn folded(
     lines.dispatch(shader, splits, &code)
 }
 
+/// Reduces a line in two sweeps: the maximum first, so that no exponential overflows.
 fn log_sum_exp(cx: &OpCx<'_>, lines: &Lines, x: &Operand, y: &Operand) -> Result<Dispatch> {
     let code = format!(
         "{greatest}

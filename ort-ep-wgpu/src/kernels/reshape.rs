@@ -1,5 +1,5 @@
-//! Operators that leave every element as and where it is: other shapes, the same bits as another
-//! type, and `Dropout` in inference.
+//! Operators that keep every element in order: reshapes, `BitCast`, `Identity`, and `Dropout` in
+//! inference.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -13,7 +13,7 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::{Shader, TYPES};
 
-/// Types whose numbers stay within 32 bits as another type.
+/// Without 64-bit integers: reinterpreted bits may exceed the 32 bits of shaders.
 const NARROW: TypeSet = TYPES.difference(TypeSet::of(&[DType::I64, DType::U64]));
 
 const fn reshape(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> WgpuKernel {
@@ -54,16 +54,17 @@ fn same_elements(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let (from, to) = (&x.shape, &y.shape);
     ensure!(x.count() == y.count(), InvalidArgument, "a tensor of shape {from:?} cannot be read as {to:?}");
-    // The output is the input where they share memory.
+    // Aliased input and output need no copy.
     if x.arg == y.arg { Ok(Vec::new()) } else { gather(cx, x, &in_order(from), y) }
 }
 
-/// Whether it is certain that nothing is dropped.
+/// Returns whether the training flag is known to be off.
 fn is_inference(node: &NodeView<'_>) -> bool {
     let constant = || node.constant(2).and_then(|training| training.view().to_ints().ok());
     node.input(2).is_none() || constant().is_some_and(|training| training == [0])
 }
 
+/// Copies the input; the mask, if it has a reader, is all true.
 fn dropout(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let mut dispatches = match cx.find_output(0) {
         Some(_) => same_elements(cx)?,

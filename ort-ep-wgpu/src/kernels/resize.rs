@@ -1,5 +1,4 @@
-//! `Resize`: the nearest element, or a sum over the elements around a place, in one pass over the
-//! result.
+//! `Resize`: nearest-neighbour or separable-filter resampling, in one pass over the result.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -23,28 +22,27 @@ wgpu_kernels![
     resize(&[("T1", FLOATS)], |node| !moves(node) && few_axes(node)),
 ];
 
-/// Whether elements stay as they are: the mode is the nearest, and no value stands for what is
-/// outside.
+/// Returns whether elements are only moved: the mode is `nearest`, and nothing is extrapolated.
 fn moves(node: &NodeView<'_>) -> bool {
     let is = |name: &str, value: &str| node.attrs().find_string(name) == Some(value);
     is("mode", "nearest") && !is("coordinate_transformation_mode", "tf_crop_and_resize")
 }
 
-/// One dimension, or several together that stay as they are.
+/// One dimension, or several merged ones that stay as they are.
 #[derive(Debug)]
 struct Axis {
     from: usize,
     to: usize,
-    /// Elements of the result for each element of the input.
+    /// The elements of the result per element of the input.
     scale: f32,
-    /// The size of the result before it is cut to an integer.
+    /// The size of the result before truncation to an integer.
     width: f32,
-    /// The part that is read, from 0 to 1.
+    /// The region of interest, normalized to 0..1.
     roi: (f32, f32),
     stays: bool,
 }
 
-/// The numbers of a host tensor of floats.
+/// Reads a float tensor in host memory.
 fn floats(view: TensorView<'_>) -> Result<Vec<f32>> {
     match view.dtype() {
         DType::F64 => Ok(view.to_vec::<f64>()?.into_iter().map(|number| number as f32).collect()),
@@ -53,7 +51,7 @@ fn floats(view: TensorView<'_>) -> Result<Vec<f32>> {
     }
 }
 
-/// Every dimension of the input.
+/// Returns every dimension of the input.
 fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
     ensure!(from.len() == to.len(), Fail, "shape {from:?} resized to {to:?}");
     let whole = |(from, to): (&usize, &usize)| {
@@ -88,6 +86,7 @@ fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
     for (entry, (axis, scale)) in chosen.iter().zip(scales).enumerate() {
         let Some(axis) = axes.get_mut(*axis) else { continue };
         axis.scale = scale;
+        // With given scales, coordinates use the fractional output size.
         if by_scale {
             axis.width = scale * axis.from as f32;
         }
@@ -99,7 +98,7 @@ fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
     Ok(axes)
 }
 
-/// The same with neighbours that stay as one.
+/// Merges adjacent dimensions that stay as they are.
 fn merged(axes: Vec<Axis>) -> Vec<Axis> {
     let mut merged: Vec<Axis> = Vec::new();
     for axis in axes {
@@ -121,6 +120,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     }
     check_source(x, y)?;
     let axes = merged(axes(cx, &x.shape, &y.shape)?);
+    // Uniform lists have only integers, so floats pass as bits.
     let bits = |number: fn(&Axis) -> f32| -> Vec<i64> {
         axes.iter().map(|axis| i64::from(number(axis).to_bits().cast_signed())).collect()
     };
@@ -151,9 +151,9 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![shader.read("x", x).write("y", y).each(y.count(), &code)?])
 }
 
-/// `coordinate(k, index)`: where an index of the result is on an axis of the input, in single
-/// precision: WGSL has no other. Quotients are corrected, as WGSL lets them be 2.5 units in the
-/// last place apart, and the nearest place is another one from the tie on.
+/// Generates `coordinate(k, index)`, the position of an output index on an input axis, in `f32`,
+/// the only float type of WGSL. Quotients are corrected: WGSL allows an error of 2.5 ULP, and at a
+/// tie the smallest error selects another nearest element.
 fn coordinate(cx: &OpCx<'_>) -> Result<String> {
     let formula = match cx.attrs.string("coordinate_transformation_mode")? {
         "half_pixel" => "return divide_(x + 0.5, scale) - 0.5;",
@@ -189,7 +189,7 @@ fn coordinate(cx: &OpCx<'_>) -> Result<String> {
     ))
 }
 
-/// `nearest(k, x)`: the element of an axis that is nearest to a coordinate.
+/// Generates `nearest(k, x)`, the element of an axis nearest to a coordinate.
 fn nearest(cx: &OpCx<'_>) -> Result<String> {
     let rounded = match cx.attrs.string("nearest_mode")? {
         "round_prefer_floor" => "ceil(x - 0.5)",
@@ -206,14 +206,14 @@ fn nearest(cx: &OpCx<'_>) -> Result<String> {
     ))
 }
 
-/// The index along each axis of the element `i` of the result, as `at0`, `at1` ..
+/// Generates the indices `at0`, `at1` .. of output element `i` along each axis.
 fn indices(count: usize) -> String {
     let split = |k| format!("let at{k} = rest % to_size({k}u); rest /= to_size({k}u);\n");
     let split: String = (1..count).rev().map(split).collect();
     format!("var rest = i;\n{split}let at0 = rest;\n")
 }
 
-/// `picked(i)`: the element that is nearest along all axes.
+/// Generates `picked(i)`, the element that is nearest along all axes.
 fn picked(axes: &[Axis]) -> String {
     let place = |(k, axis): (usize, &Axis)| match axis.stays {
         true => format!(" + at{k} * step({k}u)"),
@@ -223,8 +223,8 @@ fn picked(axes: &[Axis]) -> String {
     format!("fn picked(i: u32) -> x_t {{\n{}return x(0u{place});\n}}\n", indices(axes.len()))
 }
 
-/// For each axis, the first element of a sum from the one at or before the coordinate on, and how
-/// many there are.
+/// Returns for each axis the first tap, relative to the element at or before the coordinate, and
+/// the number of taps.
 fn taps(cx: &OpCx<'_>, axes: &[Axis]) -> Result<(Vec<i64>, Vec<usize>)> {
     let support = match cx.attrs.string("mode")? {
         "nearest" => return Ok((vec![0; axes.len()], vec![1; axes.len()])),
@@ -234,6 +234,7 @@ fn taps(cx: &OpCx<'_>, axes: &[Axis]) -> Result<(Vec<i64>, Vec<usize>)> {
     };
     let antialias = cx.attrs.flag("antialias")?;
     let first = |axis: &Axis| {
+        // Antialiasing widens the filter by the downscaling factor.
         let scale = if antialias { f64::from(axis.scale.min(1.0)) } else { 1.0 };
         (-support / scale).floor() as i64 + 1
     };
@@ -243,8 +244,8 @@ fn taps(cx: &OpCx<'_>, axes: &[Axis]) -> Result<(Vec<i64>, Vec<usize>)> {
     Ok((first, taps))
 }
 
-/// `base(k, x)`, the element that sums along an axis begin from, and `weight(k, distance)`, what an
-/// element so far from a coordinate weighs.
+/// Generates `base(k, x)`, the element that taps are relative to, and `weight(k, distance)`, the
+/// weight of a tap at a distance from the coordinate.
 fn weight(cx: &OpCx<'_>) -> Result<String> {
     let stretched = if cx.attrs.flag("antialias")? { "bitcast<f32>(stretch_bits(k))" } else { "1.0" };
     let kernel = match cx.attrs.string("mode")? {
@@ -275,7 +276,7 @@ fn weight(cx: &OpCx<'_>) -> Result<String> {
     ))
 }
 
-/// The program's `element(i)`: sums along the axes that change, one inside of the other.
+/// Generates `element(i)`: nested loops over the taps of the axes that change.
 fn summed(cx: &OpCx<'_>, axes: &[Axis]) -> Result<String> {
     let crops = cx.attrs.string("coordinate_transformation_mode")? == "tf_crop_and_resize";
     let smooth = cx.attrs.flag("antialias")? && axes.iter().any(|axis| axis.scale < 1.0);
@@ -318,6 +319,7 @@ fn summed(cx: &OpCx<'_>, axes: &[Axis]) -> Result<String> {
     }
     code.push_str(&format!("sum += {outer_weight} * x(place{outer});\nwhole += {outer_weight};\n"));
     code.push_str(&"}\n".repeat(changing.len()));
+    // Otherwise the weights add up to 1 already.
     code.push_str(if smooth || excludes { "set_y(i, sum / whole);\n}\n" } else { "set_y(i, sum);\n}\n" });
     Ok(code)
 }

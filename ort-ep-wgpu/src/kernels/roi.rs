@@ -1,5 +1,5 @@
-//! `RoiAlign`: regions of feature maps pooled to one size, each element of the result by one
-//! invocation. A region of an image that there is none of reads the nearest.
+//! `RoiAlign`: pools regions of feature maps to a fixed size, one invocation per output element. A
+//! batch index out of range reads the nearest image.
 
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, error};
@@ -10,7 +10,7 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::Shader;
 
-/// Samples of one bin along one axis that no sensible region needs.
+/// The most samples of a bin along one axis. It bounds the loops of an invocation.
 const MOST_SAMPLES: usize = 4096;
 
 wgpu_kernels![WgpuKernel::new(
@@ -51,6 +51,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         .constant("MOST_SAMPLES", MOST_SAMPLES)
         .float("scale", cx.attrs.float("spatial_scale")?)
         .float("shift", if half_pixel { 0.5 } else { 0.0 })
+        // Only the mode `output_half_pixel` forces regions to a size of at least 1.
         .float("least_extent", if half_pixel { -3.0e38 } else { 1.0 });
     let (combined, result) = match cx.attrs.string("mode")? {
         "max" => ("if (!found || value > total) { total = value; } found = true;", "total"),

@@ -1,5 +1,5 @@
-//! `RotaryEmbedding` of ONNX and of ONNX Runtime: pairs of each head's elements rotated by the
-//! angles of a position. A position that the caches do not have reads the nearest that they have.
+//! `RotaryEmbedding` of ONNX and of `com.microsoft`: rotates pairs of each head's elements by the
+//! angles of a position. A position out of range of the caches reads the nearest row.
 
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
@@ -21,18 +21,18 @@ wgpu_kernels![
     ),
 ];
 
-/// The caches, where the row of a token in them comes from, and how many leading elements of a head
-/// are rotated.
+/// The angle caches, the positions of tokens, and how many leading elements of a head are rotated.
 struct Angles<'a> {
     cos: &'a Operand,
     sin: &'a Operand,
     ids: Option<&'a Operand>,
-    /// Whether there is one position, the first of every sequence.
+    /// Whether there is a single position, which is the first of every sequence.
     one_id: bool,
     heads: usize,
     rotated: Option<usize>,
 }
 
+/// Reads a size attribute, 0 by default.
 fn count_of(cx: &OpCx<'_>, name: &str) -> Result<usize> {
     let value = cx.attrs.find_int(name).unwrap_or(0);
     usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}"))
@@ -52,6 +52,7 @@ fn microsoft(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let rotated = count_of(cx, "rotary_embedding_dim")?;
     ensure!(rotated == 0 || rotated == width, InvalidArgument, "caches of {width} for {rotated} elements");
     let heads = match (count_of(cx, "num_heads")?, &*cx.input(0)?.shape) {
+        // Without `num_heads`, a head is as wide as the caches cover.
         (0, [_, _, hidden]) => hidden.checked_div(width).unwrap_or(0),
         (heads, _) => heads,
     };
@@ -59,13 +60,13 @@ fn microsoft(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     rotate(cx, &Angles { cos, sin, ids: Some(ids), one_id, heads, rotated: Some(width) })
 }
 
-/// How the heads lie in X.
+/// The layout of heads in X.
 struct Heads {
     batch: usize,
     heads: usize,
     sequence: usize,
     size: usize,
-    /// Whether they lie behind the positions.
+    /// Whether it is token-major, with heads after the sequence.
     last: bool,
 }
 
@@ -82,7 +83,7 @@ impl Heads {
 }
 
 impl Angles<'_> {
-    /// How many rows the caches have; an error where they do not fit the heads.
+    /// Returns the number of rows in the caches, after checking that they fit the heads.
     fn rows(&self, heads: &Heads, rotated: usize) -> Result<usize> {
         let (cos, sin, half) = (&self.cos.shape, &self.sin.shape, rotated / 2);
         let fits = rotated <= heads.size && rotated.is_multiple_of(2) && cos == sin;
@@ -102,7 +103,7 @@ impl Angles<'_> {
         Ok(rows)
     }
 
-    /// The row of a token in the caches.
+    /// The expression of a token's row in the caches.
     fn row(&self) -> &'static str {
         match (self.ids, self.one_id) {
             (Some(_), true) => "ids(0u) + i32(token % p.sequence)",

@@ -1,5 +1,5 @@
-//! `ScatterElements`, `ScatterND` and `TensorScatter`. Where an index is out of range nothing is
-//! written.
+//! `ScatterElements`, `ScatterND` and `TensorScatter`. Updates with an index out of range are
+//! dropped.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -11,7 +11,7 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{Access, Element, Shader, TYPES};
 
-/// What is combined in one exchange of a word.
+/// The types that reductions support: an element must fit the word of a compare-exchange.
 const COMBINED: TypeSet = TYPES.difference(TypeSet::of(&[DType::I64, DType::U64]));
 
 const fn replacing(op: &'static str) -> WgpuKernel {
@@ -51,7 +51,8 @@ fn reduces(node: &NodeView<'_>) -> bool {
     node.attrs().find_string("reduction").unwrap_or("none") != "none"
 }
 
-/// Where updates go: `tuples` of them, each of `run` elements, to one of the `slots` of the data.
+/// The targets of updates: `tuples` updates of `run` elements, each to one of `slots` slots of the
+/// data.
 struct Places {
     tuples: usize,
     run: usize,
@@ -69,8 +70,8 @@ impl Places {
         Ok(Places { tuples: outer, run: tuples.run, slots: tuples.sizes.iter().product() })
     }
 
-    /// A program with `slot(t: u32) -> u32`: where an update goes, `NONE` where its indices are out
-    /// of range.
+    /// Begins a shader whose `slot(t: u32) -> u32` is the target of an update, or `NONE` if its
+    /// indices are out of range.
     fn shader(&self, cx: &OpCx<'_>) -> Result<Shader> {
         let (data, indices) = (cx.input(0)?, cx.input(1)?);
         let count = data.count();
@@ -87,6 +88,7 @@ impl Places {
         Ok(shader.constant("DEPTH", tuples.sizes.len()).number("run", self.run))
     }
 
+    /// Generates `slot(t)`, `tuple_of(i)` and `element_of(slot, i)`.
     fn code(cx: &OpCx<'_>) -> &'static str {
         if cx.op == "ScatterElements" {
             return "fn slot(t: u32) -> u32 {
@@ -111,15 +113,15 @@ impl Places {
     }
 }
 
-/// Several updates of one element are told apart by who wrote their number last.
+/// Returns the size of the workspace, which holds the owner of each slot.
 fn owners_bytes(cx: &OpCx<'_>) -> Result<usize> {
     let mut taken = 0;
     owners(cx, &Places::new(cx)?, &mut taken);
     Ok(taken)
 }
 
-/// For each slot the number of the last update that goes there, from 1 on; none where there is just
-/// one update.
+/// For each slot, the number of the last update that targets it, from 1 on. `None` if there is only
+/// one update, which cannot conflict.
 fn owners(cx: &OpCx<'_>, places: &Places, taken: &mut usize) -> Option<Operand> {
     (places.tuples > 1).then(|| cx.workspace(taken, DType::U32, &[places.slots]))
 }
@@ -130,6 +132,8 @@ fn check_updates(places: &Places, updates: &Operand) -> Result<usize> {
     Ok(count)
 }
 
+/// Replaces elements. If several updates target a slot, the last one wins, as in a sequential loop:
+/// a first pass finds the last update of each slot, and only that one writes.
 fn replace(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (updates, y) = (cx.input(2)?, cx.output(0)?);
     let places = Places::new(cx)?;
@@ -172,7 +176,7 @@ fn reduce(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let places = Places::new(cx)?;
     let count = check_updates(&places, updates)?;
     let value = Element::of(y.dtype)?.value;
-    // Of truth values, sums and maxima are "or", products and minima "and"; a NaN stays.
+    // On booleans `add` is "or" and `mul` is "and". `min` and `max` of floats propagate NaN.
     let combined = match (cx.attrs.string("reduction")?, y.dtype, value) {
         ("add", DType::Bool, _) => "max(a, b)",
         ("mul", DType::Bool, _) => "min(a, b)",
@@ -220,6 +224,7 @@ fn tensor_scatter(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         shader = shader.read("indices", indices);
         start = "indices(prefix / p.per_batch)";
     }
+    // A linear update that would leave the cache is dropped, as one with an index out of range is.
     let circular = cx.attrs.string("mode")? == "circular";
     let first = match circular {
         true => "let first = ((start % size) + size) % size;",

@@ -1,4 +1,4 @@
-//! Functions of each line along an axis: `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`.
+//! Normalizations along one axis: `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`.
 
 use ort_core::Result;
 use ort_core::ep::{KernelDef, NodeView};
@@ -11,7 +11,8 @@ use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{MOST_AXES, Shader};
 
 const fn line(op: &'static str) -> WgpuKernel {
-    // A lane reads just the elements that it writes, and reads them last before it writes them.
+    // Aliasing is safe: a lane reads only elements that it writes, and writes each after its last
+    // read.
     let def = KernelDef { op, types: &[("T", FLOATS)], in_place: &[(0, 0)], when, ..KernelDef::BASE };
     WgpuKernel::new(def, dispatches)
 }
@@ -38,7 +39,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![lines.dispatch(Shader::new(cx).read("x", x).write("y", y), 1, &code)?])
 }
 
-/// The softmax of each row of scores in its place; a row without a score becomes zeros.
+/// Returns an in-place softmax of each row of scores. A row without a score becomes zeros.
 pub(super) fn weights(cx: &OpCx<'_>, scores: &Operand) -> Result<Dispatch> {
     let len = scores.shape.last().copied().unwrap_or(0);
     let lines = Lines::rows(scores.count().checked_div(len).unwrap_or(0), len);
@@ -46,7 +47,8 @@ pub(super) fn weights(cx: &OpCx<'_>, scores: &Operand) -> Result<Dispatch> {
     lines.dispatch(Shader::new(cx).write("x", scores), 1, &code.replace("set_y(", "set_x("))
 }
 
-/// Code that finds something of a line and then writes `result` of each element `v` at `r`.
+/// Generates a pass that computes a statistic of a line with `find`, then writes `result` of each
+/// element `v` at `r`.
 fn pass(find: &str, result: &str) -> String {
     format!(
         "fn group(index: u32, lane: u32) {{
@@ -63,8 +65,8 @@ fn pass(find: &str, result: &str) -> String {
     )
 }
 
-/// The greatest element and the sum of powers are found at once: each greater element scales what
-/// was summed before (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
+/// Online softmax: one sweep finds the maximum and the sum of exponentials, rescaling the sum if
+/// the maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
 /// 1805.02867).
 fn softmax(lines: &Lines, result: &str) -> String {
     let tree = lines.tree("joined", "vec2<f32>", "join(a, b)");

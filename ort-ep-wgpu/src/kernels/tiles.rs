@@ -1,4 +1,4 @@
-//! Products by tiles in workgroup memory, of sides that a kernel reads in its own way.
+//! Tiled GEMM in workgroup memory, with operands that the kernel loads by its own functions.
 
 use std::fmt::Write as _;
 
@@ -7,21 +7,22 @@ use ort_core::Result;
 use crate::launch::Dispatch;
 use crate::shader::Shader;
 
-/// Columns of a tile.
+/// The columns of a tile.
 const COLUMNS: usize = 64;
 /// The invocations of a workgroup.
 const LANES: usize = 256;
 
-/// The product of `m` rows and `n` columns over `k`. The code says `left(row, k)` and
-/// `right(column, k)`, both `vec4<f32>`: the values of four `k` from a multiple of 4 on, beyond the
-/// last zeros on the left and finite on the right; and `result(row, column, value)`.
+/// Finishes a dispatch of a GEMM of `m` rows, `n` columns and depth `k`. The code declares
+/// `left(row, k)` and `right(column, k)`, which return a `vec4<f32>` of four consecutive `k`,
+/// starting at a multiple of 4. Past the end, the left must be zero and the right finite. It also
+/// declares `result(row, column, value)`.
 pub(super) fn product(shader: Shader, [m, n, k]: [usize; 3], code: &str) -> Result<Dispatch> {
-    // Each invocation computes a few rows of four columns.
+    // Each invocation accumulates `own` rows of four columns. Few rows do not fill the larger tile.
     let own = if m <= 16 { 1 } else { 4 };
     let rows = own * 16;
     let (mut start, mut step, mut end) = (String::new(), String::new(), String::new());
     for i in 0..own {
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = writeln!(start, "var sums{i} = vec4<f32>(0.0, 0.0, 0.0, 0.0);");
         let _ = writeln!(
             step,
@@ -60,8 +61,8 @@ pub(super) fn product(shader: Shader, [m, n, k]: [usize; 3], code: &str) -> Resu
     shader.groups(groups, LANES, &format!("{}{code}\n{group}", include_str!("tiles.wgsl")))
 }
 
-/// `fn NAME(row: u32, k: u32) -> vec4<f32>`: four of a tensor's row of `p.k` elements, zeros beyond
-/// its end.
+/// Generates `fn NAME(row: u32, k: u32) -> vec4<f32>`: four consecutive elements of a tensor's row
+/// of `p.k` elements, padded with zeros.
 pub(super) fn row_of_four(name: &str, tensor: &str) -> String {
     format!(
         "fn {name}(row: u32, k: u32) -> vec4<f32> {{

@@ -1,5 +1,5 @@
-//! `TopK`: short lines by counting, for each element, those that come before it; longer ones sorted
-//! in parts that are merged.
+//! `TopK`: rank counting for short lines, a bitonic sort in workgroup memory for longer ones, and
+//! merge passes beyond a block.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -10,7 +10,7 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{Element, Shader, TYPES};
 
-/// Up to this length the elements that come before another are counted.
+/// The longest line whose ranks are counted by comparing all pairs.
 const SHORT: usize = 64;
 /// The elements that a workgroup sorts in its memory.
 const BLOCK: usize = 2048;
@@ -32,7 +32,7 @@ struct Lines {
     count: usize,
     len: usize,
     inner: usize,
-    /// The results of each.
+    /// The results of each line, K.
     kept: usize,
 }
 
@@ -49,7 +49,8 @@ impl Lines {
         Ok(Lines { count, len, inner, kept })
     }
 
-    /// The shape of what is kept of sorted parts of so many elements: lines, parts, elements.
+    /// Returns the shape of the best elements of sorted parts: lines, parts, and elements kept of
+    /// each part of `size` elements.
     fn parts(&self, size: usize) -> [usize; 3] {
         [self.count, self.len.div_ceil(size), self.kept.min(size)]
     }
@@ -61,7 +62,7 @@ impl Lines {
     }
 }
 
-/// Keys and places between the passes: two of each, used in turn.
+/// Allocates the keys and indices between passes, double-buffered.
 fn buffers(cx: &OpCx<'_>, lines: &Lines, taken: &mut usize) -> [[Operand; 2]; 2] {
     let sizes =
         std::iter::successors(Some(BLOCK), |size| size.checked_mul(2)).take_while(|size| *size < lines.len);
@@ -79,8 +80,8 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     Ok(taken)
 }
 
-/// `line_at(line, place)` is where an element of a line is, `before(..)` whether a key and place
-/// come before others.
+/// WGSL functions: `line_at(line, place)` is the index of an element, and `before(..)` tells
+/// whether a key and place sort before others.
 const ORDER: &str = "
 fn line_at(line: u32, place: u32) -> u32 {
     return (line / p.inner * p.len + place) * p.inner + line % p.inner;
@@ -90,7 +91,7 @@ fn before(own: u32, place: u32, other: u32, other_place: u32) -> bool {
 }
 ";
 
-/// `key(i)`: in ascending order of keys, elements come as they should. A NaN is above every number.
+/// Generates `key(i)`: ascending keys are in output order. NaN is above every number.
 fn key(cx: &OpCx<'_>) -> Result<String> {
     let ascending = match Element::of(cx.input(0)?.dtype)?.value {
         "f32" => {
@@ -98,6 +99,7 @@ fn key(cx: &OpCx<'_>) -> Result<String> {
             else if (value == 0.0) { bits = 0x80000000u; }
             else { bits ^= select(0x80000000u, 0xffffffffu, (bits >> 31u) == 1u); }"
         }
+        // Flipping the sign bit makes signed numbers compare as unsigned.
         "i32" => "bits ^= 0x80000000u;",
         _ => "",
     };
@@ -112,8 +114,8 @@ fn key(cx: &OpCx<'_>) -> Result<String> {
     ))
 }
 
-/// The program with `keep(line, part, rank, own, place)`, which takes an element of this key at its
-/// rank: into the results, or among those that are kept of a part.
+/// Generates `keep(line, part, rank, own, place)`, which stores an element of key `own` at its
+/// rank: to the results, or to the elements kept of a part.
 fn keeping(cx: &OpCx<'_>, mut shader: Shader, to: Option<&[Operand; 2]>) -> (Shader, String) {
     let mut sets = String::new();
     if let Some([keys, places]) = to {
@@ -155,13 +157,14 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     while size < lines.len {
         let is_last = size.saturating_mul(2) >= lines.len;
         dispatches.push(merged(cx, &lines, size, (&from, (!is_last).then_some(&to)))?);
+        // The output of this pass is the input of the next.
         std::mem::swap(&mut from, &mut to);
         size = size.saturating_mul(2);
     }
     Ok(dispatches)
 }
 
-/// For each element of all lines, its rank.
+/// Counts the rank of each element, one invocation per element.
 fn counted(cx: &OpCx<'_>, lines: &Lines) -> Result<Dispatch> {
     let (shader, keep) = keeping(cx, lines.shader(cx)?, None);
     let code = format!(
@@ -183,8 +186,8 @@ fn counted(cx: &OpCx<'_>, lines: &Lines) -> Result<Dispatch> {
     shader.each(lines.count.saturating_mul(lines.len), &code)
 }
 
-/// Parts of lines sorted by workgroups, after K. E. Batcher, "Sorting networks and their
-/// applications" (1968): the results, or the first keys and places of each part.
+/// Sorts parts of lines, one per workgroup, after K. E. Batcher, "Sorting networks and their
+/// applications" (1968). Stores the results, or the best keys and indices of each part.
 fn sorted(cx: &OpCx<'_>, lines: &Lines, to: Option<&[Operand; 2]>) -> Result<Dispatch> {
     let size = lines.len.min(BLOCK).next_power_of_two();
     let [_, parts, capacity] = lines.parts(BLOCK);
@@ -195,7 +198,7 @@ fn sorted(cx: &OpCx<'_>, lines: &Lines, to: Option<&[Operand; 2]>) -> Result<Dis
     shader.groups(lines.count.saturating_mul(parts), (size / 2).min(LANES), &code)
 }
 
-/// Pairs of sorted parts of `size` elements merged, each element to its rank in both.
+/// Merges pairs of sorted parts of `size` elements: each element goes to its rank in both.
 fn merged(
     cx: &OpCx<'_>,
     lines: &Lines,

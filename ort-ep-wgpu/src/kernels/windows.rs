@@ -1,5 +1,5 @@
-//! The windows of convolutions and pools over three axes, with functions of programs for their
-//! places.
+//! Sliding windows of convolutions and pools over three axes, with WGSL helpers for their
+//! coordinates.
 
 use ort_core::dim::Dim;
 use ort_core::ir::Attributes;
@@ -8,22 +8,22 @@ use ort_core::{Result, ensure, error};
 
 use crate::shader::Shader;
 
-/// Functions that a program with [`with_windows`] may call.
+/// The WGSL functions for shaders with [`with_windows`].
 pub(super) const WINDOWS: &str = include_str!("windows.wgsl");
 
-/// Windows over three axes, those in front that the image does not have being of size 1.
+/// Windows over three axes. Leading axes that the image lacks have size 1.
 pub(super) type Axes = [WindowAxis; 3];
 
 const NO_AXIS: WindowAxis =
     WindowAxis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, pads: [0; 2] };
 
-/// The windows of a convolution whose kernel has these spatial sizes.
+/// Returns the windows of a convolution with these spatial kernel sizes.
 pub(super) fn of_kernel(attrs: &Attributes, kernel: &[usize]) -> Result<Windows> {
     let kernel: Vec<Dim> = kernel.iter().map(|size| Dim::constant(*size as i64)).collect();
     Windows::new(attrs, &kernel)
 }
 
-/// Windows as three axes, of places that programs can count.
+/// Returns windows as three axes, after checking that coordinates fit 32 bits.
 pub(super) fn three(axes: &[WindowAxis]) -> Result<Axes> {
     for axis in axes {
         let last = axis.output.saturating_mul(axis.stride).saturating_add(axis.input);
@@ -39,12 +39,12 @@ pub(super) fn three(axes: &[WindowAxis]) -> Result<Axes> {
     }
 }
 
-/// The product of a number of each axis.
+/// Returns the product of one property over the axes.
 pub(super) fn volume(axes: &Axes, of: fn(&WindowAxis) -> usize) -> usize {
     axes.iter().map(of).fold(1, usize::saturating_mul)
 }
 
-/// The sizes that the functions of [`WINDOWS`] read.
+/// Adds the uniforms that the functions of [`WINDOWS`] read.
 pub(super) fn with_windows(shader: Shader, axes: &Axes) -> Shader {
     let each = |of: fn(&WindowAxis) -> usize| axes.each_ref().map(of);
     shader

@@ -1,5 +1,5 @@
-//! A plan as a drawing: bytes over the schedule, each value a bar from its first step to its last
-//! at its place in memory.
+//! The memory plan as an SVG chart: bytes over the schedule. Each value is a bar from its first to
+//! its last step, at its offset in memory.
 
 use std::collections::HashSet;
 
@@ -18,10 +18,10 @@ const RIGHT: f64 = 372.0;
 const TOP: f64 = 76.0;
 const BOTTOM: f64 = 60.0;
 
-/// Values that are listed beside the drawing.
+/// The most values in the list beside the chart.
 const MOST_LISTED: usize = 14;
 
-/// A rectangle of memory and time.
+/// A bar of the chart: a range of memory over a range of steps.
 struct Bar<'a> {
     name: &'a str,
     offset: usize,
@@ -31,7 +31,7 @@ struct Bar<'a> {
     colour: String,
 }
 
-/// From steps and bytes to places in the drawing.
+/// Maps steps and bytes to coordinates.
 struct Scale {
     steps: usize,
     bytes: usize,
@@ -48,8 +48,8 @@ impl Scale {
     }
 }
 
-/// Draws a plan. Bars lie at their offsets in the slab; outputs, which have memory of their own,
-/// lie above it.
+/// Draws a plan. Bars are at their offsets in the slabs. Outputs, which have buffers of their own,
+/// are stacked above the slabs.
 pub(super) fn draw(model: &str, report: &PlanReport) -> Document {
     let bars = bars(report);
     let top = bars.iter().map(|bar| bar.offset.saturating_add(bar.bytes)).max().unwrap_or(0);
@@ -59,6 +59,7 @@ pub(super) fn draw(model: &str, report: &PlanReport) -> Document {
         values = values.add(rectangle(bar, &scale));
     }
     let names = bars.iter().filter_map(|bar| name_in(bar, &scale));
+    // Names must not block the tooltips of the bars below them.
     let names = names.fold(Group::new().set("font-size", 11).set("pointer-events", "none"), Group::add);
     Document::new()
         .set("viewBox", (0, 0, WIDTH, HEIGHT))
@@ -77,7 +78,7 @@ pub(super) fn draw(model: &str, report: &PlanReport) -> Document {
         .add(listed(report, &bars))
 }
 
-/// The values with memory, and the workspaces.
+/// Returns a bar for each value with memory, and for each workspace.
 fn bars(report: &PlanReport) -> Vec<Bar<'_>> {
     let mut bases = Vec::new();
     let mut top = 0usize;
@@ -85,18 +86,21 @@ fn bars(report: &PlanReport) -> Vec<Bar<'_>> {
         bases.push(top);
         top = top.saturating_add(*bytes);
     }
-    // Outputs that others use before them have a place behind the slabs.
+    // Other values may use the buffer of an output before it does. The plan gives those an offset
+    // past all slabs.
     let behind = report.values.iter().filter(|value| value.slab.is_none());
     let ends = behind.filter_map(|value| value.offset?.checked_add(value.bytes?));
     top = ends.max().unwrap_or(0).max(top);
     let mut bars = Vec::new();
     for value in &report.values {
+        // A view has no memory of its own, so it gets no bar.
         let Some(bytes) = value.bytes.filter(|bytes| *bytes > 0 && value.kind != ValueKind::View) else {
             continue;
         };
         let base = value.slab.and_then(|slab| bases.get(slab)).copied().unwrap_or(0);
         let offset = match value.offset {
             Some(offset) => base + offset,
+            // A dynamic value has a size only at run time, and no offset in any plan.
             None if value.kind == ValueKind::Dynamic => continue,
             None => {
                 top = top.saturating_add(bytes);
@@ -119,7 +123,7 @@ fn bars(report: &PlanReport) -> Vec<Bar<'_>> {
 }
 
 fn of_value(value: &PlannedValue, offset: usize, bytes: usize, index: usize) -> Bar<'_> {
-    // Neighbours in the list differ by the golden angle, so that they are never alike.
+    // Hues a golden angle apart keep neighbours distinguishable, however many there are.
     let hue = index as f64 * 137.508 % 360.0;
     let lightness = if value.slab.is_some() { 62 } else { 78 };
     let colour = format!("hsl({hue:.0}, 60%, {lightness}%)");
@@ -141,7 +145,7 @@ fn rectangle(bar: &Bar<'_>, scale: &Scale) -> Rectangle {
         .add(Title::new(format!("{}: {}, {steps}", shown(bar.name, NAME_BYTES), human_bytes(bar.bytes))))
 }
 
-/// The name of a value in its bar, where there is room.
+/// Returns the name of a value within its bar, if there is room.
 fn name_in(bar: &Bar<'_>, scale: &Scale) -> Option<Text> {
     const CHARACTER: f64 = 6.2;
     let width = scale.x(bar.last + 1) - scale.x(bar.first) - 8.0;
@@ -154,7 +158,7 @@ fn name_in(bar: &Bar<'_>, scale: &Scale) -> Option<Text> {
     Some(text(scale.x(bar.first) + 4.0, middle, shortened(bar.name, room)))
 }
 
-/// The end of a name tells more than its beginning.
+/// Truncates a name at its start, because its end says more.
 fn shortened(name: &str, most: usize) -> String {
     let count = name.chars().count();
     if count <= most {
@@ -177,7 +181,7 @@ fn headline(model: &str, report: &PlanReport) -> Group {
         .add(text(LEFT, 42.0, details).set("fill", "#444"))
 }
 
-/// Bytes that stand at the axis: about eight, in a unit in which they are short.
+/// Draws the memory axis: about eight labels, in a unit that keeps them short.
 fn memory_axis(scale: &Scale) -> Group {
     let bytes = scale.bytes as f64;
     let unit = unit_of(bytes);
@@ -213,7 +217,7 @@ fn step_axis(scale: &Scale) -> Group {
     axis.add(text(middle, base + 42.0, "step of the schedule").set("text-anchor", "middle"))
 }
 
-/// The bytes alive at each step, as a line.
+/// Draws the live bytes of each step as a line.
 fn alive(report: &PlanReport, scale: &Scale) -> Polyline {
     let points = report.steps.iter().enumerate().flat_map(|(index, step)| {
         let y = round(scale.y(step.live_bytes));
@@ -232,14 +236,14 @@ fn peak(report: &PlanReport, scale: &Scale) -> Group {
     let x = round((scale.x(report.peak_step) + scale.x(report.peak_step + 1)) / 2.0);
     let alive = report.steps.get(report.peak_step).map_or(0, |step| step.live_bytes);
     let label = format!("peak at step {}: {} alive", report.peak_step, human_bytes(alive));
-    // The label stays inside where the peak is near the right end.
+    // Keep the label inside the chart if the peak is near the right edge.
     let anchor = if x > (LEFT + WIDTH - RIGHT) / 2.0 { "end" } else { "start" };
     Group::new()
         .add(line([x, TOP - 6.0], [x, HEIGHT - BOTTOM]).set("stroke", RED).set("stroke-dasharray", "5 3"))
         .add(text(x, TOP - 8.0, label).set("fill", RED).set("text-anchor", anchor))
 }
 
-/// What is alive at the peak, with the colours of the bars, and what the line is.
+/// Lists the values live at the peak, with the colours of their bars, and the legend.
 fn listed(report: &PlanReport, bars: &[Bar<'_>]) -> Group {
     let left = WIDTH - RIGHT + 20.0;
     let mut group = Group::new();
@@ -249,7 +253,8 @@ fn listed(report: &PlanReport, bars: &[Bar<'_>]) -> Group {
     let mut alive: Vec<&Bar<'_>> =
         bars.iter().filter(|bar| (bar.first..=bar.last).contains(&report.peak_step)).collect();
     alive.sort_by_key(|bar| std::cmp::Reverse(bar.bytes));
-    // What is in place of something that ends there is the same memory.
+    // A value computed in place shares its memory with an operand that dies there. List that memory
+    // once.
     let mut places = HashSet::new();
     alive.retain(|bar| places.insert((bar.offset, bar.bytes)));
     for (index, bar) in alive.iter().take(MOST_LISTED).enumerate() {

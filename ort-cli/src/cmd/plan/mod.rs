@@ -1,4 +1,4 @@
-//! `ort plan`: the memory of a run before anything runs.
+//! `ort plan`: the memory plan of a run, without running it.
 
 mod chart;
 mod sweep;
@@ -18,15 +18,15 @@ use serde_json::{Map, Value, json};
 use crate::args::ModelArgs;
 use crate::output::{say_json, write_file};
 
-/// Shows the memory of a run before anything runs.
+/// Shows the memory plan of a run without running it.
 #[derive(Args)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Draws the bytes over the schedule.
+    /// Draw the bytes over the schedule as SVG.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let report = if no_inputs {
         plan(&session, &dims)?
     } else {
-        // Inputs and whole shapes bind the dimensions as a run on them would.
+        // Bind the dimensions to the inputs and shapes given, as a run does.
         let inputs = crate::inputs::gather(&args.model, &model)?;
         let given: Vec<_> = inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         session.plan_for_inputs(&given)?
@@ -68,12 +68,12 @@ fn plan(session: &Session, dims: &[(String, i64)]) -> Result<PlanReport> {
     Ok(session.plan(&dims)?)
 }
 
-/// Whether a run fits what the memory limit, or the machine, leaves for it, as a whole or in parts.
+/// Returns whether a run fits in the memory available, whole or with a split batch.
 fn fits(report: &PlanReport) -> bool {
     fits_whole(report) || report.batch_split.is_some()
 }
 
-/// Whether it fits as a whole.
+/// Returns whether a run fits without splitting the batch.
 fn fits_whole(report: &PlanReport) -> bool {
     report.planned_bytes <= report.available_bytes
 }

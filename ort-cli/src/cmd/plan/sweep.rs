@@ -1,4 +1,5 @@
-//! Plans of several sizes of the dimensions beside each other: which of them fit as a whole.
+//! `ort plan` with several sizes per dimension: one plan for each combination, and the largest that
+//! fits without splitting the batch.
 
 use std::process::ExitCode;
 
@@ -11,10 +12,10 @@ use super::{fits_whole, plan, to_json};
 use crate::args::{ModelArgs, human_bytes, table};
 use crate::output::{in_line, say, say_json};
 
-/// More plans than this in one sweep are a slip of the keyboard.
+/// The most plans of a sweep. Larger numbers are typing errors.
 const MOST_PLANS: usize = 4096;
 
-/// The sizes of one plan by name, and what came of it.
+/// The sizes of one combination, and its result.
 struct Planned {
     dims: Vec<(String, i64)>,
     peak_bytes: Option<usize>,
@@ -30,12 +31,13 @@ pub(super) fn run(session: &Session, model: &ModelArgs, as_json: bool) -> Result
         let report = plan(session, &dims)?;
         let (peak_bytes, planned_bytes, fits) =
             (report.peak_bytes, report.planned_bytes, fits_whole(&report));
-        // The largest that fits is the one that takes most.
+        // The largest combination is the one that needs the most bytes.
         let is_larger = largest.and_then(|index: usize| all.get(index));
         let is_larger = is_larger.is_none_or(|best: &Planned| planned_bytes >= best.planned_bytes);
         if fits && is_larger {
             largest = Some(all.len());
         }
+        // If nothing fits, show the first plan.
         if shown.is_none() || (fits && is_larger) {
             shown = Some(report);
         }
@@ -49,7 +51,7 @@ pub(super) fn run(session: &Session, model: &ModelArgs, as_json: bool) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each size of each dimension with each of the others, the last dimension first.
+/// Returns the Cartesian product of the sizes. The last dimension varies fastest.
 fn combinations(dims: &[(String, Vec<i64>)]) -> Result<Vec<Vec<(String, i64)>>> {
     let count = dims.iter().try_fold(1usize, |count, (_, sizes)| count.checked_mul(sizes.len()));
     ensure!(count.is_some_and(|count| count <= MOST_PLANS), "--dim asks for more than {MOST_PLANS} plans");

@@ -1,4 +1,4 @@
-//! A plan as tables.
+//! The memory plan as text tables.
 
 use anyhow::Result;
 use ort_runtime::plan::PlanReport;
@@ -7,7 +7,7 @@ use super::fits;
 use crate::args::{human_bytes, split_in_words, table};
 use crate::output::{Table, in_line, say};
 
-/// Rows of the table of values.
+/// The most rows of the table of values.
 const MOST_ROWS: usize = 16;
 
 pub(super) fn print(report: &PlanReport, limit: Option<usize>) -> Result<()> {
@@ -63,7 +63,7 @@ fn kinds(report: &PlanReport) -> Table {
     rows.align_right(1..3)
 }
 
-/// What is alive at the peak, with its share of all that is.
+/// Returns the table of the values live at the peak, each with its share of the total.
 pub(in crate::cmd) fn largest(report: &PlanReport) -> Table {
     let total: usize = report.largest.iter().map(|(_, bytes)| *bytes).sum();
     let share = |bytes: usize| format!("{:.1}%", bytes as f64 * 100.0 / total.max(1) as f64);

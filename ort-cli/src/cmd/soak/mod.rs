@@ -1,8 +1,8 @@
-//! `ort soak`: whether the memory of a model keeps still, and comes back.
+//! `ort soak`: leak test of loading, running and dropping a model.
 //!
-//! The model is loaded, run and dropped again and again, in runs of many shapes and from several
-//! callers if asked; what the process holds is measured after each stage. With random limits, each
-//! run has a memory limit that it must keep to, or say truly what would do.
+//! The model is loaded, run and dropped repeatedly, optionally with random shapes and several
+//! callers. The process's memory is measured after each stage. With random limits, each run must
+//! keep to its memory limit, or name one that suffices.
 
 mod random_limits;
 
@@ -23,34 +23,33 @@ use crate::inputs::gather;
 use crate::output::{say, say_json};
 use crate::resident;
 
-/// Loads, runs and drops a model many times and measures what stays.
+/// Loads, runs and drops a model many times, and measures what memory remains.
 #[derive(Args)]
 pub(crate) struct SoakArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Times that the model is loaded and dropped.
+    /// How often to load and drop the model.
     #[arg(long, value_name = "N", default_value = "1")]
     cycles: NonZeroUsize,
-    /// Runs of each caller in each cycle.
+    /// Runs per caller and cycle.
     #[arg(long, value_name = "N", default_value = "10")]
     runs: NonZeroUsize,
-    /// A symbolic dimension that each run draws anew, both ends included.
+    /// Symbolic dimension to draw at random for each run, from LOW to HIGH inclusive.
     #[arg(long = "random-dim", value_name = "NAME=LOW..HIGH", value_parser = range)]
     random_dims: Vec<(String, i64, i64)>,
-    /// Callers that run on the one session at the same time.
+    /// Concurrent callers on one session.
     #[arg(long, value_name = "N", default_value = "1")]
     callers: NonZeroUsize,
-    /// Sessions on the model; all of them are open at once, and the last one runs.
+    /// Sessions on the model; all stay open, and the last one runs.
     #[arg(long, value_name = "N", default_value = "1")]
     sessions: NonZeroUsize,
-    /// Instead of all that: N sessions, each with a memory limit and dimensions drawn at random.
+    /// Test N sessions instead, each with a random memory limit and random dimensions.
     #[arg(long, value_name = "N", conflicts_with_all = ["cycles", "runs", "callers", "sessions", "hold"])]
     random_limits: Option<NonZeroUsize>,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Keep the last session open after the report, until standard input ends: for measurements
-    /// from outside.
+    /// Keep the last session open until standard input ends, for external measurements.
     #[arg(long)]
     hold: bool,
 }
@@ -64,15 +63,15 @@ fn range(text: &str) -> Result<(String, i64, i64), String> {
     parsed.ok_or_else(|| format!("`{text}` is not NAME=LOW..HIGH"))
 }
 
-/// Bytes of this process that belong to no file, after each stage; null where the platform cannot
-/// tell.
+/// The anonymous memory of the process after each stage of a cycle, in bytes; null if the platform
+/// does not report it.
 #[derive(Serialize)]
 struct Cycle {
     loaded: Option<u64>,
-    /// The most while the model was loaded, and while the sessions were made.
+    /// The peaks while the model was loaded and while the sessions were built.
     load_peak: Option<u64>,
     sessions_peak: Option<u64>,
-    /// After the last session was made.
+    /// After the last session was built.
     sessions: Option<u64>,
     /// After each tenth of the runs.
     ran: Vec<Option<u64>>,
@@ -80,20 +79,20 @@ struct Cycle {
     dropped: Option<u64>,
 }
 
-/// Bytes; null where the platform cannot tell.
+/// The JSON report, in bytes; null if the platform does not report a value.
 #[derive(Serialize)]
 struct Report {
     model: String,
-    /// What belonged to no file before anything was loaded.
+    /// The anonymous memory before anything was loaded.
     baseline: Option<u64>,
-    /// What was resident then, files included, and the most that ever was.
+    /// The resident set size at that time, and the high-water mark of the process.
     baseline_rss: Option<u64>,
     peak_rss: Option<u64>,
-    /// What the session says that it packed, and the most that its runs used at once, in the last
-    /// cycle.
+    /// The session's packed weights and peak of activations, in the last cycle.
     packed: usize,
     activations_peak: usize,
-    /// Whether the first inputs gave the same bits again after all runs and a trim, in each cycle.
+    /// Whether the first inputs produced bit-identical outputs again after all runs and a trim, in
+    /// every cycle.
     same_bits: bool,
     cycles: Vec<Cycle>,
 }
@@ -138,7 +137,7 @@ fn show(args: &SoakArgs, report: &Report) -> Result<()> {
     }
 }
 
-/// Loads and runs; what is open is returned.
+/// Runs one cycle. Returns the model and the sessions, still open.
 fn one_cycle(args: &SoakArgs, report: &mut Report) -> Result<(Model, Vec<Session>)> {
     let anonymous = || resident::measure().anonymous;
     let (model, load_peak) = resident::most_anonymous(|| args.model.load());
@@ -167,16 +166,17 @@ fn one_cycle(args: &SoakArgs, report: &mut Report) -> Result<(Model, Vec<Session
     session.trim();
     cycle.trimmed = anonymous();
     report.same_bits &= bits(session, &first)? == expected;
+    // The comparison run left memory behind again.
     session.trim();
     report.cycles.push(cycle);
     drop(first);
     Ok((model, sessions))
 }
 
-/// The runs of all callers in ten parts, and the memory after each of them.
+/// Runs all callers in ten parts, and measures the memory after each part.
 ///
-/// The callers, and inputs that are `fixed`, live through all parts: new threads and inputs in
-/// between would look like growth of the session.
+/// Caller threads and `fixed` inputs live through all parts. New ones in between would look like
+/// growth of the session.
 fn run_callers(
     args: &SoakArgs,
     model: &Model,
@@ -192,7 +192,7 @@ fn run_callers(
             let work = move || {
                 for runs in parts {
                     let result = call(args, model, session, runs, caller, fixed);
-                    // The receiver is gone only after the last part.
+                    // The send fails only if the receiver is gone, after the last part.
                     drop(finish.send(result));
                 }
             };
@@ -218,7 +218,7 @@ fn run_callers(
     })
 }
 
-/// Some runs of one caller, on `fixed` inputs or on some that are drawn.
+/// Runs one caller on `fixed` inputs, or on random inputs for each run.
 fn call(
     args: &SoakArgs,
     model: &Model,
@@ -232,6 +232,7 @@ fn call(
         let inputs = match fixed {
             Some(inputs) => inputs,
             None => {
+                // Number 0 is the run whose outputs are compared.
                 drawn = inputs_of(args, model, 1 + index * args.callers.get() + caller)?;
                 &drawn
             }
@@ -245,7 +246,8 @@ fn given(inputs: &[(String, Value)]) -> Vec<(&str, Value)> {
     inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
 }
 
-/// The inputs of the run with this number, whose dimensions are drawn from it.
+/// Returns the inputs of the run with this number. The number seeds their dimensions, so a run can
+/// be repeated.
 fn inputs_of(args: &SoakArgs, model: &Model, number: usize) -> Result<Vec<(String, Value)>> {
     let mut random = Pcg64::seed_from_u64(args.model.seed.wrapping_add(number as u64));
     let mut model_args = args.model.clone();
@@ -256,7 +258,7 @@ fn inputs_of(args: &SoakArgs, model: &Model, number: usize) -> Result<Vec<(Strin
     gather(&model_args, model)
 }
 
-/// The outputs of a run, byte for byte.
+/// Runs the session and returns the bytes of its outputs.
 fn bits(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<Vec<u8>>> {
     bits_of(session.run(&given(inputs))?)
 }

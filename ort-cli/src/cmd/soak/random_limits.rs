@@ -1,9 +1,9 @@
-//! Sessions with random memory limits: each keeps to its limit with the right bits, or is refused
-//! with numbers that are true.
+//! Test of random memory limits: each session keeps to its limit with bit-identical results, or is
+//! refused with correct numbers.
 //!
-//! A refusal before the run names the limit that does. One midway, for a value whose size only the
-//! run tells, names what the run needs up to there: no less does, and whoever follows the advice
-//! comes to the least limit there is.
+//! A refusal before the run names the smallest limit that suffices. A refusal midway, for a
+//! dynamically sized value, names what the run needs up to that point. That is a lower bound, and
+//! following such refusals must lead to the smallest limit.
 
 use std::process::ExitCode;
 
@@ -19,31 +19,31 @@ use crate::args::human_bytes;
 use crate::output::{say, say_json};
 use crate::resident;
 
-/// What is refused with a page less.
+/// One page less than the smallest limit must be refused.
 const PAGE: usize = 4096;
 
 #[derive(Default, Serialize)]
 struct Report {
     model: String,
     trials: usize,
-    /// Trials that ran, and of those the ones whose weights did not all stay packed, and whose
-    /// batch was split.
+    /// The trials that ran. Of those, the trials with weights packed on demand, and with a split
+    /// batch.
     ran: usize,
     streamed: usize,
     split: usize,
-    /// Trials that were refused, when the session was built, before the run, or midway for a value
-    /// of unknown size.
+    /// The trials that were refused: when the session was built, before the run, or midway for a
+    /// dynamically sized value.
     refused_sessions: usize,
     refused_runs: usize,
     refused_midway: usize,
-    /// The furthest that memory which belongs to no file grew beyond a limit, in bytes; null where
-    /// the platform cannot tell.
+    /// The most by which anonymous memory grew beyond a limit, in bytes; null if the platform does
+    /// not report it.
     most_over: Option<u64>,
-    /// What was wrong.
+    /// The failures.
     wrong: Vec<String>,
 }
 
-/// One session that may take so much for one run.
+/// One run under a memory limit, with its expected result.
 struct Trial<'a> {
     args: &'a SoakArgs,
     model: &'a Model,
@@ -56,7 +56,7 @@ enum Outcome {
     Refused { at: Moment, problem: Error },
 }
 
-/// When a refusal came.
+/// When a trial was refused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Moment {
     Building,
@@ -64,13 +64,13 @@ enum Moment {
     Midway,
 }
 
-/// How often a refusal midway is followed by a run with the limit that it names.
+/// The most refusals in a row that are followed by a run with the limit they name.
 const MOST_RAISES: usize = 256;
 
 pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
     let model = args.model.load()?;
-    // Counts all that a session takes: what folding makes and values of unknown size are in no
-    // plan.
+    // A budget without a limit measures everything. A plan would miss folded constants and
+    // dynamically sized values.
     let everything = Budget::new(None);
     let whole = args.model.builder(&model)?.budget(&everything).build()?;
     let building = everything.peak();
@@ -80,6 +80,7 @@ pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
         everything.reset_peak();
         let expected = bits_of(whole.run(&given(&inputs))?)?;
         let largest = everything.peak().max(building);
+        // Free what this run left, which would count in the peak of the next.
         whole.trim();
         let trial = Trial { args, model: &model, inputs: &inputs, expected: &expected };
         let limit = draw(args.model.seed.wrapping_add(number as u64), largest);
@@ -96,16 +97,18 @@ pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
     }
 }
 
-/// A limit between a fiftieth of what everything takes and a little more than that, small ones as
-/// often as large ones.
+/// Returns a random limit from 1/50 to 1.2 times the unlimited peak, log-uniform: small limits are
+/// as likely as large ones.
 fn draw(seed: u64, largest: usize) -> usize {
+    // The inputs are drawn from `seed`. Invert it, so that the limit does not follow from the same
+    // numbers.
     let exponent: f64 = Pcg64::seed_from_u64(!seed).random_range(0.0..1.0);
     (largest as f64 / 50.0 * 60f64.powf(exponent)) as usize
 }
 
 impl Trial<'_> {
-    /// Runs with this limit, and where that is refused with the limit that was named and with a
-    /// page less.
+    /// Runs with this limit. If it is refused, checks that the limit it names suffices, and that a
+    /// page less does not.
     fn judge(&self, limit: usize, report: &mut Report) -> Result<()> {
         let (at, problem) = match self.attempt(limit)? {
             Outcome::Ran { streamed, split, over } => {
@@ -129,9 +132,11 @@ impl Trial<'_> {
         }
     }
 
-    /// The limit that runs, found by following what refusals name. The named limit of a refusal
-    /// that comes before any node has to do, unless what is refused then is a run that only its
-    /// inputs tell, or a value of unknown size.
+    /// Follows the limits that refusals name until one suffices, and returns it.
+    ///
+    /// A limit named before any node ran must suffice. There are two exceptions: a session that is
+    /// refused while it is built cannot know the inputs of the run, and no plan knows dynamically
+    /// sized values.
     fn least_limit(&self, limit: usize, first: (Moment, Error)) -> Result<usize> {
         let (mut limit, (mut at, mut problem)) = (limit, first);
         for _ in 0..MOST_RAISES {
@@ -155,7 +160,7 @@ impl Trial<'_> {
         bail!("{MOST_RAISES} refusals, one after the other, name more: the last one {problem}")
     }
 
-    /// One session with one run. What is not a refusal and not the right result is an error.
+    /// Builds a session and runs it once. Neither a refusal nor the right result is an error.
     fn attempt(&self, limit: usize) -> Result<Outcome> {
         let before = resident::measure().anonymous;
         let budget = Budget::new(Some(limit));
@@ -166,6 +171,7 @@ impl Trial<'_> {
         let profile = Profile::default();
         let options = RunOptions { profile: Some(&profile), ..RunOptions::default() };
         let outcome = session.run_with(&given(self.inputs), &options);
+        // Check this before the result: a run over its limit is wrong whatever it returns.
         if budget.peak() > limit {
             bail!("{} bytes were in use at once", budget.peak());
         }
@@ -180,6 +186,7 @@ impl Trial<'_> {
                 let all = session.plan_for_inputs(&given(self.inputs))?;
                 Ok(Outcome::Ran { streamed: streams(&all), split: all.batch_split.is_some(), over })
             }
+            // No recorded node means that the refusal came before the run.
             Err(problem) if profile.events().is_empty() => {
                 self.next_request(&session)?;
                 Ok(Outcome::Refused { at: Moment::Before, problem })
@@ -192,13 +199,13 @@ impl Trial<'_> {
         }
     }
 
-    /// Whether the plan for the inputs leaves out what only the run tells.
+    /// Returns whether the plan for the inputs leaves out dynamically sized values.
     fn has_unknown_sizes(&self, session: &Session) -> Result<bool> {
         Ok(session.plan_for_inputs(&given(self.inputs))?.peak_bytes.is_none())
     }
 
-    /// After a refusal the session runs what does fit: the smallest sizes, unless they are refused
-    /// with a larger limit, too.
+    /// Checks that the session still works after a refusal, with the smallest sizes. Being refused
+    /// for memory again is fine.
     fn next_request(&self, session: &Session) -> Result<()> {
         let mut args = self.args.model.clone();
         for (name, low, _) in &self.args.random_dims {
@@ -213,7 +220,7 @@ impl Trial<'_> {
     }
 }
 
-/// Whether some weights are packed anew in each run.
+/// Returns whether some weights are packed on demand in each run.
 fn streams(plan: &PlanReport) -> bool {
     plan.kinds.iter().any(|kind| kind.kind == MemoryKind::WeightsStreamed && kind.bytes > 0)
 }

@@ -1,4 +1,4 @@
-//! What `ort train` is told, and what that means for the trainer.
+//! The flags of `ort train`, and the training options that they stand for.
 
 use std::path::{Path, PathBuf};
 
@@ -14,17 +14,16 @@ use crate::providers::ProviderArgs;
 /// Trains a model.
 #[derive(Args)]
 pub(crate) struct TrainArgs {
-    /// The model file, as it is for inference; training begins with its weights.
+    /// The model file, exported for inference; training starts from its weights.
     pub(super) model: PathBuf,
-    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it.
+    /// Reject what ONNX forbids but ONNX Runtime accepts, instead of warning.
     #[arg(long)]
     pub(super) strict: bool,
-    /// The samples: an array for each input of the model, by name, and `labels` or `target` for the
-    /// loss. The first axis counts samples.
+    /// Samples: an array per model input, by name, and `labels` or `target` for the loss. The first
+    /// axis counts samples.
     #[arg(long, value_name = "FILE.npz", required_unless_present = "check")]
     pub(super) data: Option<PathBuf>,
-    /// Samples that are not trained on: their loss is told after each epoch, with cross entropy
-    /// also the accuracy.
+    /// Held-out samples: report their loss after each epoch, and the accuracy with cross entropy.
     #[arg(long, value_name = "FILE.npz")]
     pub(super) validation: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Loss")]
@@ -43,204 +42,199 @@ pub(crate) struct TrainArgs {
 
 #[derive(Args)]
 pub(super) struct LossArgs {
-    /// What becomes smaller.
+    /// Loss to minimize.
     #[arg(long = "loss", value_enum, value_name = "LOSS", default_value_t = LossKind::CrossEntropy)]
     kind: LossKind,
-    /// The model's output that the loss is of, or any value inside of the model [default: the first
-    /// output].
+    /// Value the loss is computed from: an output or inner value [default: the first output].
     #[arg(long, value_name = "NAME")]
     output_name: Option<String>,
-    /// With cross entropy: the share of the target that all classes have alike, 0 to below 1.
+    /// Label smoothing, from 0 to below 1; cross entropy only.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     label_smoothing: Option<f32>,
-    /// With cross entropy: a label that does not count.
+    /// Label to ignore; cross entropy only.
     #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
     ignore_index: Option<i64>,
-    /// With cross entropy: the axis of the classes in the scores [default: 1; the last for scores
-    /// of rank 3, as language models have them]. PyTorch's layout [N, C, L] is axis 1.
+    /// Class axis of the logits; cross entropy only [default: 1; the last for rank 3, as in
+    /// language models]. PyTorch's layout [N, C, L] is axis 1.
     #[arg(long, value_name = "AXIS", allow_negative_numbers = true)]
     pub(super) class_axis: Option<i64>,
-    /// With kl: what the scores of both are divided by [default: 1].
+    /// Distillation temperature, which divides both logits; kl only [default: 1].
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
 }
 
-/// `--loss`.
+/// The values of `--loss`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LossKind {
-    /// The mean squared difference from `target`.
+    /// Mean squared error against `target`.
     Mse,
-    /// The mean absolute difference from `target`.
+    /// Mean absolute error against `target`.
     L1,
-    /// Of scores (logits) with `labels`, the int64 numbers of classes.
+    /// Cross entropy of logits against `labels`, int64 classes.
     CrossEntropy,
-    /// Binary cross entropy of scores (logits) with `target`, probabilities.
+    /// Binary cross entropy of logits against `target`, probabilities.
     Bce,
-    /// The divergence from the distribution of a teacher's scores, `target`.
+    /// KL divergence from a teacher's distribution; `target` holds the teacher's logits.
     Kl,
-    /// The model's own output, one number.
+    /// The model's own output, a single number.
     Output,
 }
 
 #[derive(Args)]
 pub(super) struct UpdateArgs {
-    /// How parameters follow their gradients.
+    /// Rule that updates weights from their gradients.
     #[arg(long, value_enum, value_name = "OPTIMIZER", default_value_t = OptimizerKind::Adamw)]
     optimizer: OptimizerKind,
-    /// The learning rate, which the schedule scales.
+    /// Base learning rate, which the schedule scales.
     #[arg(long, value_name = "X", default_value_t = 1e-3, allow_negative_numbers = true)]
     lr: f32,
-    /// With sgd: the share of the last step that is taken again.
+    /// Momentum; sgd only.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     momentum: Option<f32>,
-    /// With sgd and a momentum: the gradient as if the step were taken already.
+    /// Use Nesterov momentum; sgd with --momentum only.
     #[arg(long)]
     nesterov: bool,
-    /// The decay of weights [default: 0.01 for adamw and adamw-8bit, else 0].
+    /// Weight decay [default: 0.01 for adamw and adamw-8bit, else 0].
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     weight_decay: Option<f32>,
-    /// The learning rate over the updates.
+    /// Learning rate schedule.
     #[arg(long, value_enum, value_name = "SCHEDULE", default_value_t = ScheduleKind::Constant)]
     schedule: ScheduleKind,
-    /// With linear and cosine: the updates that the learning rate rises over [default: 0].
+    /// Warmup updates; linear and cosine only [default: 0].
     #[arg(long, value_name = "N")]
     warmup: Option<u64>,
-    /// With step: the updates between two falls.
+    /// Updates between two decays; step only.
     #[arg(long, value_name = "N", required_if_eq("schedule", "step"))]
     step_every: Option<u64>,
-    /// With step: what the learning rate is multiplied by [default: 0.1].
+    /// Factor of each decay; step only [default: 0.1].
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     step_factor: Option<f64>,
-    /// How often all samples are gone through.
+    /// Number of passes over the samples.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(super) epochs: u64,
-    /// The samples of a batch [default: 32, or the size that the model has].
+    /// Batch size [default: 32, or the size that the model fixes].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) batch: Option<u32>,
-    /// The batches of an update, whose gradients are averaged: N small batches take the memory of
-    /// one.
+    /// Gradient accumulation: batches per update. N small batches need the memory of one.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) accumulate: u32,
-    /// The largest norm of all gradients together; what is longer is scaled down.
+    /// Clip gradients to this global norm.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     clip_norm: Option<f32>,
 }
 
-/// `--optimizer`.
+/// The values of `--optimizer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OptimizerKind {
     /// Stochastic gradient descent.
     Sgd,
-    /// Adam as PyTorch has it.
+    /// Adam, as in PyTorch.
     Adam,
-    /// AdamW as PyTorch has it.
+    /// AdamW, as in PyTorch.
     Adamw,
-    /// AdamW as Hugging Face's transformers have it.
+    /// AdamW, as in Hugging Face Transformers.
     AdamwHf,
-    /// AdamW whose states take two bytes for each number instead of eight.
+    /// AdamW with 8-bit state: 2 bytes per weight instead of 8.
     #[value(name = "adamw-8bit")]
     Adamw8bit,
     /// LAMB, for very large batches.
     Lamb,
-    /// Adafactor: hardly any states for matrices.
+    /// Adafactor: little state for matrices.
     Adafactor,
 }
 
-/// `--schedule`.
+/// The values of `--schedule`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ScheduleKind {
-    /// The same throughout.
+    /// Constant rate.
     Constant,
-    /// In a line down to 0.
+    /// Linear decay to 0.
     Linear,
     /// Half a cosine down to 0.
     Cosine,
-    /// Times a factor after every so many updates.
+    /// Step decay: multiplied by a factor every N updates.
     Step,
 }
 
 #[derive(Args)]
 pub(super) struct WeightArgs {
-    /// Weights that are trained, by name; `*` is any characters, `?` one [default: all floats of
-    /// rank 1 or more but buffers and constants of exporters]. '*' trains those and scalars, too,
-    /// but never constants that nodes give.
+    /// Weights to train; `*` matches any characters, `?` one [default: all floats of rank 1 or more
+    /// but buffers and constants of exporters]. '*' also trains those and scalars, but never
+    /// Constant nodes.
     #[arg(long, value_name = "PATTERN")]
     train: Vec<String>,
-    /// Weights that stay as they are; they take no gradient and no state.
+    /// Weights to freeze; they need no gradient and no optimizer state.
     #[arg(long, value_name = "PATTERN")]
     freeze: Vec<String>,
-    /// Weights without weight decay, as biases and scales often are.
+    /// Weights without weight decay, usually biases and scales.
     #[arg(long, value_name = "PATTERN")]
     no_decay: Vec<String>,
-    /// Weights that several nodes read, each of which then trains a copy of its own. Exporters
-    /// merge initializers of equal numbers, such as the scales of fresh normalizations.
+    /// Shared weights to untie: each node that reads one trains its own copy. Exporters merge equal
+    /// initializers, such as the scales of fresh normalizations.
     #[arg(long, value_name = "PATTERN")]
     untie: Vec<String>,
-    /// Weights of equal numbers that train as one, a transposed copy included: exporters fold the
+    /// Weights to tie: equal ones train as one, transposed copies included. Exporters fold the
     /// transpose of a tied embedding.
     #[arg(long, value_name = "PATTERN")]
     tie: Vec<String>,
-    /// Batch normalizations keep their running statistics and normalize by them, as in evaluation:
-    /// for fine-tuning and for small batches.
+    /// Freeze the running statistics of BatchNormalization and normalize by them, as in evaluation.
     #[arg(long)]
     freeze_statistics: bool,
-    /// Dropout nodes drop nothing.
+    /// Disable Dropout nodes.
     #[arg(long)]
     no_dropout: bool,
 }
 
 #[derive(Args)]
 pub(super) struct RunArgs {
-    /// Where random numbers begin: the order of samples, and what drops.
+    /// Seed of the sample order and of dropout.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
-    /// Take the samples in their order in each epoch, instead of in one that follows from --seed.
+    /// Keep the samples in file order in every epoch, instead of shuffling them.
     #[arg(long)]
     pub(super) no_shuffle: bool,
-    /// Threads inside one operator [default: the cores this process may use].
+    /// Intra-op threads: threads inside one operator [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
-    /// How the CPU provider multiplies float matrices; bf16 needs a CPU with AVX512-BF16.
+    /// Precision of GEMM and convolution on the CPU; bf16 needs AVX512-BF16.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
     precision: PrecisionArg,
-    /// Forward and backward passes partly in 16 bits, from weights and states in float32 [default:
-    /// all in float32].
+    /// Mixed precision: forward and backward pass partly in 16 bits, weights and optimizer state in
+    /// float32 [default: all in float32].
     #[arg(long, value_enum, value_name = "PRECISION")]
     mixed_precision: Option<MixedPrecisionArg>,
-    /// What the loss is multiplied by before it is differentiated: `dynamic`, or a number [default:
-    /// dynamic with fp16].
+    /// Loss scale: `dynamic`, or a number [default: dynamic with fp16].
     #[arg(long, value_name = "dynamic|NUMBER", value_parser = loss_scale, requires = "mixed_precision")]
     loss_scale: Option<LossScale>,
-    /// A hard bound on parameters, states, gradients and activations together: bytes, or with KiB,
-    /// MiB, GiB.
+    /// Hard limit on parameters, optimizer state, gradients and activations together: bytes, or
+    /// with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory_limit: Option<usize>,
-    /// What is computed again in the backward pass instead of being kept for it: 0 what
-    /// --memory-limit asks for, 1 all between layers, 2 whatever makes the peak the lowest. Results
-    /// are the same, bit for bit.
+    /// Activations to recompute instead of keeping: 0 what --memory-limit requires, 1 all between
+    /// layers, 2 whatever minimizes the peak. Results are bit-identical.
     #[arg(long, value_name = "0|1|2", env = "ORTMODULE_MEMORY_OPT_LEVEL")]
     #[arg(default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     memory_opt_level: u8,
-    /// Subgraphs that are computed again, by name: a file with a JSON array such as ["Gelu+:1:-1"],
-    /// or the entries themselves with commas between them; -v prints the names, -vv or
-    /// ORTMODULE_LOG_LEVEL=DEVINFO also what is kept, node by node.
+    /// Subgraphs to recompute, by name: a file with a JSON array such as ["Gelu+:1:-1"], or
+    /// comma-separated entries. -v prints the names; -vv or ORTMODULE_LOG_LEVEL=DEVINFO also what
+    /// each node keeps.
     #[arg(long, value_name = "FILE.json|ENTRIES", env = "ORTMODULE_MEMORY_OPT_CONFIG")]
     pub(super) memory_opt_config: Option<String>,
-    /// Keep all that the training needs to go on in this folder, after each epoch.
+    /// Write a checkpoint to this folder after each epoch.
     #[arg(long, value_name = "DIR")]
     pub(super) checkpoint: Option<PathBuf>,
-    /// Also after every N updates.
+    /// Also write a checkpoint after every N updates.
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) checkpoint_every: Option<u64>,
-    /// Go on from the checkpoint, in the middle of an epoch where it is in one.
+    /// Resume from the checkpoint, even in the middle of an epoch.
     #[arg(long, requires = "checkpoint")]
     pub(super) resume: bool,
-    /// End after so many updates, with a checkpoint; `--resume` goes on.
+    /// Stop after N updates and write a checkpoint for --resume.
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) stop_after: Option<u64>,
 }
 
-/// `--mixed-precision`.
+/// The values of `--mixed-precision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum MixedPrecisionArg {
     /// bfloat16.
@@ -249,7 +243,7 @@ enum MixedPrecisionArg {
     Fp16,
 }
 
-/// `--loss-scale`.
+/// Parses `--loss-scale`.
 fn loss_scale(text: &str) -> Result<LossScale> {
     if text == "dynamic" {
         return Ok(LossScale::dynamic());
@@ -260,26 +254,25 @@ fn loss_scale(text: &str) -> Result<LossScale> {
 
 #[derive(Args)]
 pub(super) struct ResultArgs {
-    /// Write the trained model, for inference.
+    /// Write the trained model for inference.
     #[arg(long, value_name = "FILE.onnx")]
     pub(super) save: Option<PathBuf>,
-    /// Draw the loss and the resident memory over the batches.
+    /// Plot the loss and the resident memory of each batch.
     #[arg(long, value_name = "FILE.svg")]
     pub(super) plot: Option<PathBuf>,
-    /// Only say what in the model stands in the way of training.
+    /// Only report what prevents training.
     #[arg(long, conflicts_with_all = ["data", "validation", "save", "plot", "checkpoint"])]
     pub(super) check: bool,
-    /// Tell the time per operator and of the slowest N nodes of a batch, as a mean over all but the
-    /// first.
+    /// Profile all batches but the first: mean time per operator, and of the N slowest nodes.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "10", conflicts_with_all = ["json", "check", "validation"])]
     pub(super) profile: Option<usize>,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     pub(super) json: bool,
 }
 
 impl TrainArgs {
-    /// What the training is to be; the schedule ends after `updates`.
+    /// Returns the training options. The schedule ends after `updates`.
     pub(super) fn options(&self, updates: u64) -> Result<TrainingOptions> {
         let (update, weights, run) = (&self.update, &self.weights, &self.run);
         Ok(TrainingOptions {
@@ -312,22 +305,22 @@ impl TrainArgs {
         })
     }
 
-    /// The samples.
+    /// Returns the path of the samples.
     pub(super) fn data(&self) -> Result<&Path> {
         self.data.as_deref().context("--data FILE.npz is missing")
     }
 
-    /// The label that does not count.
+    /// Returns the label to ignore.
     pub(super) fn ignored_label(&self) -> Option<i64> {
         self.loss.ignore_index
     }
 
-    /// What the loss and the optimizer are called.
+    /// Returns the names of the loss and the optimizer.
     pub(super) fn names(&self) -> (String, String) {
         (name_of(self.loss.kind), name_of(self.update.optimizer))
     }
 
-    /// Refuses places for results that cannot be written to, before any work is done.
+    /// Checks that the result files can be written, before any work is done.
     pub(super) fn check_places(&self) -> Result<()> {
         for (flag, path) in [("--save", &self.results.save), ("--plot", &self.results.plot)] {
             let Some(path) = path else { continue };
@@ -339,11 +332,13 @@ impl TrainArgs {
         Ok(())
     }
 
-    /// All that a training that goes on must have alike, as flags and what they say.
+    /// Returns the settings that a resumed training run must share with its checkpoint, as flags
+    /// and values.
     pub(super) fn settings(&self, batch: usize, samples: usize) -> Vec<(&'static str, String)> {
         let (update, weights, (loss, optimizer)) = (&self.update, &self.weights, self.names());
         let number = |number: Option<f32>| number.map_or("-".to_string(), |number| number.to_string());
-        // "-" is what a checkpoint from before a flag existed counts as.
+        // A checkpoint may be older than a flag. A missing setting counts as "-", so "-" must mean
+        // "not given".
         let flag = |given: bool| if given { "true" } else { "-" }.to_string();
         let list = |patterns: &[String]| match patterns {
             [] => "-".to_string(),
@@ -400,6 +395,7 @@ impl RunArgs {
             "level {} of memory optimization chooses subgraphs by itself: leave the level out, or --memory-opt-config",
             self.memory_opt_level
         );
+        // An entry contains colons. So may a path, but then the file exists.
         let is_inline = config.contains(':') && !Path::new(config).exists();
         let requests = if is_inline { PlanRequest::parse_list(config)? } else { PlanRequest::read(config)? };
         Ok(Recompute::Plans(requests))
@@ -441,6 +437,7 @@ impl UpdateArgs {
                 nesterov: self.nesterov,
                 weight_decay: decay,
             },
+            // Epsilon and the default decay are those of PyTorch, or of Hugging Face.
             OptimizerKind::Adam => adam(AdamForm::Adam, 1e-8, decay),
             OptimizerKind::Adamw => adam(AdamForm::Torch, 1e-8, self.weight_decay.unwrap_or(0.01)),
             OptimizerKind::AdamwHf => adam(AdamForm::HuggingFace, 1e-6, decay),
@@ -474,14 +471,13 @@ impl UpdateArgs {
         })
     }
 
-    /// A number of updates that the schedule can have, where it is not known how many there will
-    /// be.
+    /// Returns a number of updates that the schedule accepts if the real number is unknown.
     pub(super) fn warmup_at_least(&self) -> u64 {
         self.warmup.unwrap_or(0)
     }
 
-    /// What the learning rates follow from: of those that fall over the whole training also how
-    /// long it is.
+    /// Returns the schedule as flags. If the rate decays over the whole training run, its length is
+    /// included.
     fn schedule_in_words(&self) -> String {
         let warmup = self.warmup.unwrap_or(0);
         let name = name_of(self.schedule);
@@ -503,12 +499,12 @@ fn adam(form: AdamForm, epsilon: f32, weight_decay: f32) -> Optimizer {
     Optimizer::Adam { beta1: 0.9, beta2: 0.999, epsilon, weight_decay, correct_bias: true, form }
 }
 
-/// A choice as it is typed.
+/// Returns the name of a choice on the command line.
 fn name_of(choice: impl ValueEnum) -> String {
     choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_string())
 }
 
-/// Refuses a flag that would have no effect.
+/// Rejects a flag that would have no effect.
 fn only_with(flag: &str, given: bool, applies: bool, with: &str) -> Result<()> {
     if given && !applies {
         bail!("{flag} goes with {with}; leave it out");

@@ -1,4 +1,4 @@
-//! `ort train --check`: what in a model stands in the way of training.
+//! `ort train --check`: reports what prevents training a model.
 
 use std::process::ExitCode;
 
@@ -12,10 +12,12 @@ use super::arguments::TrainArgs;
 use crate::args::table;
 use crate::output::{Table, say, say_json};
 
-/// Names all operators that no gradient goes through, then builds the whole training.
+/// Lists all operators without a gradient on the way to the loss. If there are none, builds the
+/// whole training graph.
 pub(super) fn run(args: &TrainArgs, model: &Model) -> Result<ExitCode> {
     let path = args.model.display();
     let options = args.options(args.update.warmup_at_least())?;
+    // The trainer's constructor stops at the first problem. This call finds all operators at once.
     let findings = match TrainingGraph::blocking(model, &options) {
         Ok(findings) => findings,
         Err(problem) => return refuse(args, &Err(problem)),
@@ -46,7 +48,7 @@ pub(super) fn run(args: &TrainArgs, model: &Model) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Fails with what was found.
+/// Prints the findings as JSON if asked, and fails with them.
 fn refuse(args: &TrainArgs, found: &Outcome<Vec<Blocking>>) -> Result<ExitCode> {
     let path = args.model.display();
     if args.results.json {

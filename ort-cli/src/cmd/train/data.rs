@@ -1,4 +1,4 @@
-//! Samples: the arrays of an archive, whose first axis counts them, and batches of them.
+//! Data set: arrays whose first axis counts samples, and their batches.
 
 use std::path::{Path, PathBuf};
 
@@ -10,23 +10,23 @@ use rand_pcg::Pcg64;
 
 use crate::arrays::{Room, open_npz};
 
-/// The arrays that a loss is computed against.
+/// The arrays that the loss compares with.
 const TARGETS: [&str; 2] = ["target", "labels"];
 
-/// The arrays of an archive.
+/// A data set, read from an archive.
 pub(super) struct DataSet {
     pub(super) path: PathBuf,
-    /// The samples of each array.
+    /// The number of samples in each array.
     pub(super) rows: usize,
     pub(super) arrays: Vec<(String, Tensor)>,
 }
 
 impl DataSet {
-    /// Reads an archive whose arrays have as many samples as each other, one at least.
+    /// Reads an archive. Its arrays must have the same number of samples, at least one.
     pub(super) fn open(path: &Path) -> Result<DataSet> {
         let mut archive = open_npz(path)?;
         let names: Vec<String> = archive.names().map(str::to_string).collect();
-        // Headers first: what is no data set is refused before anything large is read.
+        // Check the headers first: a wrong archive is rejected before any large array is read.
         let counts = names.iter().map(|name| {
             let header = archive.header(name).with_context(|| format!("reading {}", path.display()))?;
             let rows = header.shape().first().copied();
@@ -49,12 +49,12 @@ impl DataSet {
         Ok(DataSet { path: path.to_path_buf(), rows, arrays })
     }
 
-    /// The array with this name.
+    /// Returns the array with this name.
     pub(super) fn array(&self, name: &str) -> Option<&Tensor> {
         self.arrays.iter().find(|(known, _)| known == name).map(|(_, array)| array)
     }
 
-    /// The samples at these places, one after the other.
+    /// Returns a batch of the samples at these indices.
     pub(super) fn batch(&self, rows: &[usize]) -> Result<Vec<(&str, Value)>> {
         let gather = |(name, array): &'_ (String, Tensor)| -> Result<Value> {
             let shape: Vec<usize> =
@@ -73,8 +73,8 @@ impl DataSet {
         self.arrays.iter().map(|array| Ok((array.0.as_str(), gather(array)?))).collect()
     }
 
-    /// Refuses arrays with NaN or infinity. An input may hold negative infinity: attention masks
-    /// leave places out with it.
+    /// Rejects arrays with NaN or infinity. Inputs may contain negative infinity, because attention
+    /// masks use it. Targets may not.
     pub(super) fn check_numbers(&self) -> Result<()> {
         for (name, _) in &self.arrays {
             let right: fn(f64) -> bool = match TARGETS.contains(&name.as_str()) {
@@ -86,8 +86,7 @@ impl DataSet {
         Ok(())
     }
 
-    /// Refuses an array of floats with a number that is not `right`; `advice` says what to do about
-    /// it.
+    /// Rejects an array of floats if a number is not `right`. `advice` says what to do about it.
     pub(super) fn check_each(&self, name: &str, right: fn(f64) -> bool, advice: &str) -> Result<()> {
         let Some(array) = self.array(name) else { return Ok(()) };
         if let Some((place, number)) = first_wrong(array, right)? {
@@ -98,7 +97,7 @@ impl DataSet {
     }
 }
 
-/// The first number of an array of floats that is not `right`, and where.
+/// Returns the first number of an array of floats that is not `right`, and its index.
 pub(super) fn first_wrong(array: &Tensor, right: fn(f64) -> bool) -> Result<Option<(usize, f64)>> {
     let wrong = |number: f64| (!right(number)).then_some(number);
     let view = array.view();
@@ -106,50 +105,53 @@ pub(super) fn first_wrong(array: &Tensor, right: fn(f64) -> bool) -> Result<Opti
         DType::F16 => first(view.as_slice::<f16>()?.iter().map(|&number| wrong(number.into()))),
         DType::F32 => first(view.as_slice::<f32>()?.iter().map(|&number| wrong(number.into()))),
         DType::F64 => first(view.as_slice::<f64>()?.iter().map(|&number| wrong(number))),
-        // `.npy` has no bfloat16 or 8-bit float type.
+        // Other types are integers, because `.npy` has no bfloat16 or 8-bit floats.
         _ => None,
     })
 }
 
-/// The first of what was found, and where.
+/// Returns the first number found, and its index.
 fn first(found: impl Iterator<Item = Option<f64>>) -> Option<(usize, f64)> {
     found.enumerate().find_map(|(place, found)| Some((place, found?)))
 }
 
-/// How samples become batches, and batches updates.
+/// How samples are grouped into batches, and batches into updates.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// Samples in all.
+    /// The number of samples.
     pub(super) rows: usize,
-    /// Samples of a batch.
+    /// The batch size.
     pub(super) batch: usize,
-    /// Whether each batch must be whole, as the model's size of it is fixed.
+    /// Whether every batch must be full, because the model fixes the batch size.
     pub(super) is_fixed: bool,
-    /// Batches of an update.
+    /// The batches per update.
     pub(super) accumulate: usize,
     pub(super) epochs: u64,
 }
 
 impl Pace {
-    /// Batches of an epoch. A last smaller one counts where the model takes it.
+    /// Returns the batches per epoch. A last, smaller batch counts unless the model fixes the size.
     pub(super) fn batches(&self) -> usize {
         if self.is_fixed { self.rows / self.batch } else { self.rows.div_ceil(self.batch) }
     }
 
-    /// Samples of an epoch that no batch has.
+    /// Returns the samples of an epoch that are in no batch.
     pub(super) fn left_out(&self) -> usize {
         if self.is_fixed { self.rows % self.batch } else { 0 }
     }
 
-    /// Updates of the whole training. The last ones of an epoch may have fewer batches.
+    /// Returns the updates of the whole training run. The last update of an epoch may have fewer
+    /// batches.
     pub(super) fn updates(&self) -> u64 {
         self.epochs.saturating_mul(self.batches().div_ceil(self.accumulate) as u64)
     }
 }
 
-/// The order of samples in an epoch, which follows from the seed and the epoch alone.
+/// Returns the sample order of an epoch. It depends only on the seed and the epoch, so a resumed
+/// training run sees the same order.
 pub(super) fn order(rows: usize, seed: u64, epoch: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rows).collect();
+    // The epoch selects the stream of the generator.
     order.shuffle(&mut Pcg64::new(u128::from(seed), u128::from(epoch)));
     order
 }

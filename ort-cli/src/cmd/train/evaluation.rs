@@ -1,4 +1,4 @@
-//! The loss and the accuracy of samples that are not trained on.
+//! Evaluation: the loss and the accuracy on held-out samples.
 
 use anyhow::{Context, Result};
 use ort_runtime::train::Trainer;
@@ -7,17 +7,18 @@ use serde::Serialize;
 
 use super::data::{DataSet, Pace};
 
-/// How well a model does on samples; none where there are none, or where the loss has no classes.
+/// The result of an evaluation. A field is `None` if there are no samples, or if the loss has no
+/// classes.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Score {
     #[serde(rename = "validation_loss")]
     pub(super) loss: Option<f64>,
-    /// The share of labels whose class has the largest score.
+    /// The share of labels whose class has the highest score.
     pub(super) accuracy: Option<f64>,
 }
 
-/// Evaluates all samples, batch by batch; where the model fixes the size of a batch, all that fill
-/// whole ones.
+/// Evaluates all samples in batches. If the model fixes the batch size, samples that fill no batch
+/// are left out.
 pub(super) fn evaluate(
     trainer: &mut Trainer,
     data: &DataSet,
@@ -34,6 +35,7 @@ pub(super) fn evaluate(
             continue;
         }
         let (loss, output) = trainer.evaluate(&batch)?;
+        // The last batch may be smaller, so weight each batch by its samples.
         sum += f64::from(loss) * rows.len() as f64;
         samples += rows.len();
         let scores = output.tensor()?;
@@ -47,14 +49,15 @@ pub(super) fn evaluate(
     Ok(Score { loss: share(sum, samples), accuracy: share(right as f64, counted) })
 }
 
-/// Whether no label of a batch counts: the mean over no labels is NaN, and so is its gradient.
+/// Returns whether all labels of a batch are ignored. The mean loss over no labels is NaN, and so
+/// is its gradient, so such batches must be skipped.
 pub(super) fn is_all_ignored(batch: &[(&str, Value)], ignored: Option<i64>) -> Result<bool> {
     let labels = batch.iter().find(|(name, _)| *name == "labels");
     let (Some(ignored), Some((_, labels))) = (ignored, labels) else { return Ok(false) };
     Ok(labels.tensor()?.view().as_slice::<i64>()?.iter().all(|label| *label == ignored))
 }
 
-/// The labels whose class has the largest score, and all that count.
+/// Returns the number of correct labels, and the number of labels that are not ignored.
 fn hits(
     scores: &Tensor,
     axis: usize,
@@ -75,7 +78,8 @@ fn hits(
     }))
 }
 
-/// The place of the largest of `classes` scores, which stand `inner` apart, for each of the others.
+/// Returns the class with the highest score for each position. Scores of one position are `inner`
+/// elements apart.
 fn largest<T: PartialOrd + Copy>(scores: &[T], classes: usize, inner: usize) -> Vec<usize> {
     let groups = scores.chunks_exact((classes * inner).max(1));
     let of_group = |group: &[T]| -> Vec<usize> {
@@ -96,7 +100,7 @@ mod tests {
     #[test]
     fn the_largest_score_of_each_place() {
         assert_eq!(largest(&[1.0f32, 3.0, 2.0, 9.0, 0.0, 4.0], 3, 1), [1, 0]);
-        // Two classes, three places: columns of a 2 by 3 matrix.
+        // Two classes, three positions: the columns of a 2 × 3 matrix.
         assert_eq!(largest(&[1.0f64, 5.0, 2.0, 4.0, 0.0, 3.0], 2, 3), [1, 0, 1]);
         assert!(largest::<f32>(&[], 3, 1).is_empty());
     }

@@ -1,5 +1,5 @@
-//! Whether samples suit a model: names, types and sizes of arrays, and labels, before the first
-//! step.
+//! Validation of a data set against a training graph, before the first step: names, types and
+//! shapes of arrays, and labels.
 
 use anyhow::{Context, Result, bail, ensure};
 use ort_runtime::dim::{Bindings, unify};
@@ -9,10 +9,11 @@ use ort_runtime::{DType, Model, Tensor, advise};
 
 use super::data::DataSet;
 
-/// The size of a batch, and whether the model fixes it.
+/// Returns the batch size, and whether the model fixes it.
 pub(super) fn batch_size(model: &Model, asked: Option<u32>, rows: usize) -> Result<(usize, bool)> {
     let inputs = model.inputs();
     let given = inputs.iter().filter(|spec| !spec.has_default);
+    // A constant first dimension of any input fixes the batch size.
     let fixed = given.filter_map(|spec| Some((&spec.name, spec.ty.shape()?.first()?.as_constant()?))).next();
     let asked = asked.map(|size| size as usize);
     let Some((name, size)) = fixed else {
@@ -31,17 +32,16 @@ pub(super) fn batch_size(model: &Model, asked: Option<u32>, rows: usize) -> Resu
     Ok((size, true))
 }
 
-/// An array that a training takes.
+/// An array that the training graph takes.
 struct Taken {
     name: String,
     ty: TensorType,
 }
 
-/// The arrays that a training takes.
+/// The arrays that the training graph takes, and the constraints on labels and targets.
 pub(super) struct Fit {
     taken: Vec<Taken>,
-    /// The classes of the scores, with cross entropy where their number is known, and the label
-    /// that does not count.
+    /// The number of classes, with cross entropy if it is constant, and the label to ignore.
     classes: Option<i64>,
     ignored: Option<i64>,
     /// Whether targets are probabilities.
@@ -49,7 +49,7 @@ pub(super) struct Fit {
 }
 
 impl Fit {
-    /// What a training takes.
+    /// Collects what a training graph takes.
     pub(super) fn new(training: &TrainingGraph, loss: &Loss, ignored: Option<i64>) -> Result<Fit> {
         let graph = training.graph();
         let type_of = |name: &str| graph.find_value(name).map(|id| &graph.value(id).ty);
@@ -68,8 +68,8 @@ impl Fit {
         Ok(Fit { taken, classes, ignored, is_binary: *loss == Loss::BceWithLogits })
     }
 
-    /// Refuses samples that the training cannot take; returns the sizes of symbolic dimensions with
-    /// batches of `batch`.
+    /// Rejects samples that the training graph cannot take. Returns the sizes of the symbolic
+    /// dimensions for batches of `batch` samples.
     pub(super) fn check(&self, data: &DataSet, batch: usize) -> Result<Vec<(String, i64)>> {
         let path = data.path.display();
         let names = || self.taken.iter().map(|taken| taken.name.as_str());
@@ -101,7 +101,7 @@ impl Fit {
         Ok(bindings.iter().filter_map(named).collect())
     }
 
-    /// Refuses labels of classes that there are not.
+    /// Rejects labels outside the model's classes.
     fn check_labels(&self, data: &DataSet) -> Result<()> {
         let (Some(classes), Some(labels)) = (self.classes, data.array("labels")) else { return Ok(()) };
         let wrong = |label: &i64| !(0..classes).contains(label) && self.ignored.is_none_or(|it| it != *label);
@@ -139,6 +139,7 @@ impl Taken {
             array.shape(),
             shape.len()
         );
+        // The array has all samples on its first axis; the model sees one batch of them.
         let sizes = std::iter::once(batch).chain(array.shape().iter().skip(1).copied());
         for (axis, (dim, size)) in shape.iter().zip(sizes).enumerate() {
             if unify(dim, size as i64, bindings).is_err() {
@@ -154,7 +155,7 @@ impl Taken {
     }
 }
 
-/// What NumPy calls a type.
+/// Returns NumPy's name of a type.
 fn numpy_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float32",
@@ -163,7 +164,7 @@ fn numpy_name(dtype: DType) -> &'static str {
     }
 }
 
-/// How an array gets another type.
+/// Returns advice on how to convert an array to this type.
 fn conversion(name: &str, to: DType) -> String {
     let numpy = format!("convert it in NumPy: {name}.astype(\"{}\")", numpy_name(to));
     if to.is_float() { format!("{numpy}, scaled as the model expects it") } else { numpy }

@@ -88,12 +88,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The trainer. A limit that does not hold what stays from step to step is refused with the least
-/// that does for these batches.
+/// Builds the trainer. A memory limit too small for the parameters and the optimizer state is an
+/// error that names the smallest limit for batches of this size.
 fn trainer(args: &TrainArgs, model: &Model, data: &DataSet, pace: Pace) -> Result<Trainer> {
     let options = args.options(pace.updates())?;
     match Trainer::new(model, options.clone()) {
         Err(problem) if problem.kind() == ErrorKind::OutOfMemory => {
+            // `Trainer::new` does not know the batch, and names a limit for dimensions of 1. Try
+            // again with the sizes of the data.
             let training = TrainingGraph::new(model, &options)?;
             let fit = Fit::new(&training, &options.loss, args.ignored_label())?;
             let dims = fit.check(data, pace.batch)?;
@@ -104,7 +106,7 @@ fn trainer(args: &TrainArgs, model: &Model, data: &DataSet, pace: Pace) -> Resul
     }
 }
 
-/// Refuses samples that the training cannot take; returns the sizes of symbolic dimensions.
+/// Checks the samples. Returns the sizes of the symbolic dimensions.
 fn check_data(
     args: &TrainArgs,
     trainer: &Trainer,
@@ -116,6 +118,7 @@ fn check_data(
     let dims = fit.check(data, pace.batch)?;
     for data in [Some(data), validation].into_iter().flatten() {
         let pace = Pace { rows: data.rows, ..pace };
+        // The validation set may be smaller than a batch.
         fit.check(data, if pace.is_fixed { pace.batch } else { pace.batch.min(pace.rows) })?;
         let path = data.path.display();
         if pace.batches() == 0 {
@@ -133,21 +136,21 @@ fn check_data(
     Ok(dims)
 }
 
-/// The memory of a step, and what is computed again for its sake.
+/// The predicted memory of a training step, and what is recomputed to reduce it.
 pub(crate) struct Prediction {
-    /// None if sizes depend on data.
+    /// `None` if sizes depend on data.
     memory: Option<StepMemory>,
     recompute: Option<RecomputeReport>,
-    /// The table of what may be computed again, where it was asked for.
+    /// The table of what can be recomputed, if requested.
     plans: Option<String>,
-    /// What is kept for the backward pass, pattern by pattern, where it was asked for.
+    /// The activations kept for the backward pass, by pattern, if requested.
     insight: Option<String>,
-    /// The plan that the memory is of, where details were asked for.
+    /// The memory plan, if details are requested.
     plan: Option<PlanReport>,
 }
 
-/// The memory of a step, as far as it can be known. One that the limit cannot hold is refused, with
-/// a batch that it can.
+/// Predicts the memory of a step from its plan. If the limit cannot hold a step, the error names a
+/// batch size that fits, or other advice if there is none.
 fn predict(
     trainer: &mut Trainer,
     model: &Model,
@@ -156,6 +159,7 @@ fn predict(
 ) -> Result<Prediction> {
     let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
     let options = trainer.options();
+    // Without a limit or a request nothing is recomputed, so there is nothing to choose.
     let chooses = options.memory_limit.is_some() || options.recompute != Recompute::AsLimited;
     let limit = options.memory_limit.unwrap_or(usize::MAX);
     let is_verbose = tracing::enabled!(tracing::Level::INFO);
@@ -171,6 +175,7 @@ fn predict(
     let predicted = chosen.and_then(|recompute| {
         let plan = if is_verbose { Some(trainer.plan(&dims)?) } else { None };
         let memory = match trainer.memory(&dims) {
+            // Sizes that depend on data have no plan.
             Err(problem) if problem.kind() == ErrorKind::NotImplemented => None,
             memory => Some(memory?),
         };
@@ -190,21 +195,22 @@ fn predict(
     }
 }
 
-/// Whether every pattern of activations is told of: with `-vv`, and at ONNX Runtime's log level for
-/// it.
+/// Returns whether to report every activation pattern: with `-vv`, or at the log level that ONNX
+/// Runtime uses for it.
 fn is_detailed() -> bool {
     let level = std::env::var("ORTMODULE_LOG_LEVEL");
     tracing::enabled!(tracing::Level::DEBUG)
         || level.is_ok_and(|level| ["DEVINFO", "VERBOSE"].contains(&&*level))
 }
 
-/// What to try where a step does not fit.
+/// Returns advice for a step that does not fit in memory.
 fn smaller_batch(trainer: &mut Trainer, model: &Model, dims: &[(&str, i64)], pace: Pace) -> String {
     let inputs = model.inputs();
     let given = inputs.iter().filter(|spec| !spec.has_default);
     let symbol = given.filter_map(|spec| spec.ty.shape()?.first()?.as_symbol()?.name()).next();
     let limit = trainer.options().memory_limit.unwrap_or(usize::MAX);
     let size = match symbol {
+        // Only a symbolic batch can be made smaller.
         Some(symbol) if !pace.is_fixed => {
             let others: Vec<(&str, i64)> = dims.iter().copied().filter(|(name, _)| *name != symbol).collect();
             trainer.largest_batch(symbol, &others, limit).ok().flatten()

@@ -1,5 +1,4 @@
-//! The loss and the resident memory over the batches of a training, as two charts one above the
-//! other.
+//! Plot of a training run as SVG: the loss above, the resident memory below, per batch.
 
 use svg::Document;
 use svg::node::element::{Circle, Group, Polyline, Rectangle};
@@ -11,12 +10,12 @@ const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 620.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 24.0;
-/// The heights of the two charts, and where they begin.
+/// The top and the height of each chart.
 const CHARTS: [(f64, f64); 2] = [(64.0, 240.0), (364.0, 180.0)];
-/// More points than this show nothing more: each then is the mean of several.
+/// The most points of a curve. More are invisible, so neighbours are averaged.
 const MOST_POINTS: usize = 600;
 
-/// From batches and values to places in a chart.
+/// Maps batches and values to coordinates of one chart.
 struct Frame {
     top: f64,
     height: f64,
@@ -33,12 +32,13 @@ impl Frame {
         self.top + self.height - self.height * value / self.most
     }
 
-    /// The axes, with about five numbers at the one of values, in `unit`.
+    /// Draws the axes, with about five labels on the value axis, in `unit`.
     fn axes(&self, name: &str, unit: f64) -> Group {
         let base = self.top + self.height;
         let step = nice(self.most / unit / 5.0);
         let digits = (-step.log10().floor()).clamp(0.0, 9.0) as usize;
         let mut axes = Group::new();
+        // Tolerate rounding, so that the last label is not lost.
         for index in 0..=(self.most / unit / step + 1e-9) as usize {
             let value = index as f64 * step;
             let y = round(self.y(value * unit));
@@ -63,7 +63,7 @@ impl Frame {
             )
     }
 
-    /// Values of batches, counted from 1, as a line.
+    /// Draws values of batches, counted from 1, as a line.
     fn curve(&self, points: &[(f64, f64)], colour: &str) -> Polyline {
         let points: Vec<String> = points
             .iter()
@@ -77,7 +77,7 @@ impl Frame {
     }
 }
 
-/// Draws a training.
+/// Draws a training run.
 pub(super) fn draw(model: &str, history: &History) -> Document {
     Document::new()
         .set("viewBox", (0, 0, WIDTH, HEIGHT))
@@ -103,6 +103,7 @@ fn losses(history: &History) -> Group {
     let values = all.iter().chain(epochs.iter().chain(&validation).map(|(_, loss)| loss));
     let most = values.copied().fold(f64::MIN_POSITIVE, f64::max);
     let [(top, height), _] = CHARTS;
+    // Leave some room above the curve.
     let frame = Frame { top, height, batches: all.len(), most: most * 1.05 };
     let mut group = Group::new().add(frame.axes("loss", 1.0)).add(frame.curve(&thinned(&all), BATCH));
     for (points, colour) in [(&epochs, EPOCH), (&validation, VALIDATION)] {
@@ -141,7 +142,8 @@ fn memory(history: &History) -> Group {
     Group::new().add(frame.axes(&name, size)).add(frame.curve(&thinned(&bytes), "#2a7d3f"))
 }
 
-/// Places of batches, from 1, and their values; of many, means of neighbours.
+/// Returns the points of a curve: batch numbers from 1, and values. Many batches are averaged in
+/// groups.
 fn thinned(values: &[f64]) -> Vec<(f64, f64)> {
     let group = values.len().div_ceil(MOST_POINTS).max(1);
     let mean = |(index, values): (usize, &[f64])| {

@@ -1,4 +1,4 @@
-//! A bar on standard error while an epoch runs; only on a terminal.
+//! Progress bar on standard error during an epoch, if that is a terminal.
 
 use std::io::IsTerminal;
 use std::time::Instant;
@@ -18,7 +18,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// The bar of an epoch; none where nobody sees it, or with `--quiet`.
+    /// Creates the bar of an epoch. There is none without a terminal or with `--quiet`.
     pub(super) fn new(epoch: u64, pace: Pace) -> Progress {
         let is_seen = std::io::stderr().is_terminal() && tracing::enabled!(tracing::Level::WARN);
         let bar = is_seen.then(|| {
@@ -34,7 +34,7 @@ impl Progress {
         Progress { bar, start: Instant::now(), samples: std::cell::Cell::new(0) }
     }
 
-    /// A batch is done.
+    /// Advances the bar by one batch.
     pub(super) fn step(&self, trainer: &Trainer, loss: f32, samples: usize, resident: Option<u64>) {
         let Some(bar) = &self.bar else { return };
         self.samples.set(self.samples.get() + samples);
@@ -50,7 +50,7 @@ impl Progress {
         bar.inc(1);
     }
 
-    /// A line of results above the bar.
+    /// Prints a line of results above the bar.
     pub(super) fn line(&self, text: &str) -> Result<()> {
         match &self.bar {
             Some(bar) => bar.suspend(|| say!("{text}")),
@@ -58,7 +58,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(super) fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

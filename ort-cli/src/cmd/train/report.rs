@@ -1,4 +1,4 @@
-//! What `ort train` says before, during and after a training.
+//! Reports of `ort train` before, during and after a training run, as text and as JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::args::{human_bytes, table};
 use crate::output::{Table, say};
 use crate::resident::{self, Resident};
 
-/// Numbers and bytes of weights.
+/// The number, elements and bytes of some weights.
 #[derive(Default)]
 struct Weights {
     count: usize,
@@ -24,7 +24,7 @@ struct Weights {
     bytes: usize,
 }
 
-/// The facts that a report begins with.
+/// What is known before the first step.
 pub(super) struct Facts {
     trained: Weights,
     frozen: Weights,
@@ -33,7 +33,7 @@ pub(super) struct Facts {
     baseline: Resident,
 }
 
-/// The nodes of a step by the provider that runs them.
+/// The nodes of a step, grouped by execution provider.
 struct Placement(BTreeMap<&'static str, Nodes>);
 
 /// The nodes that one provider runs.
@@ -54,7 +54,8 @@ impl Placement {
         Placement(by_provider)
     }
 
-    /// The provider of most nodes first; of the others, what they run.
+    /// Formats the placement. The provider with the most nodes comes first; the others are listed
+    /// with their operators, because those are the exceptions.
     fn words(&self) -> String {
         let mut providers: Vec<_> = self.0.iter().collect();
         providers.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.count));
@@ -115,7 +116,7 @@ impl Weights {
     }
 }
 
-/// What is trained, how, and what a step will take.
+/// Prints what is trained, how, and the memory of a step.
 pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
     let (args, pace) = (training.args, training.pace);
     let (loss, optimizer) = args.names();
@@ -179,7 +180,7 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
     say!()
 }
 
-/// What computes in 16 bits, and what is left in float32.
+/// Prints which operators compute in 16 bits, and which in float32.
 fn mixed_precision(training: &Training<'_>) -> Result<()> {
     let options = training.trainer.options();
     let Some(precision) = options.mixed_precision else { return Ok(()) };
@@ -192,13 +193,13 @@ fn mixed_precision(training: &Training<'_>) -> Result<()> {
     say!("in float     {}", operators(graph, |row| row.single))
 }
 
-/// A loss for people; what is far from 1 has an exponent.
+/// Formats a loss, with an exponent if it is far from 1.
 fn short(number: f64) -> String {
     let is_near = number == 0.0 || (1e-4..1e5).contains(&number.abs());
     if is_near { format!("{number:.5}") } else { format!("{number:.4e}") }
 }
 
-/// The line of an epoch.
+/// Formats the line of an epoch.
 pub(super) fn of_epoch(epoch: &Epoch, epochs: u64) -> String {
     let width = epochs.to_string().len();
     let mut line = format!("epoch {:width$}/{epochs}  loss {}", epoch.epoch, short(epoch.loss));
@@ -211,10 +212,11 @@ pub(super) fn of_epoch(epoch: &Epoch, epochs: u64) -> String {
     line + &format!("  {:.1} s", epoch.seconds)
 }
 
-/// What came of it.
+/// Prints the results of a training run.
 pub(super) fn after(facts: &Facts, training: &mut Training<'_>) -> Result<()> {
     let measured = training.trainer.measured();
     let history = &training.history;
+    // A resumed training run may already be complete.
     if history.losses.is_empty() {
         say!(
             "nothing was left to do: {} updates in {} epochs are made",
@@ -260,7 +262,7 @@ fn results(args: &TrainArgs) -> Result<()> {
     Ok(())
 }
 
-/// Losses, first and last: of batches, and of what was not trained on.
+/// Returns the table of the first and last losses: of batches, epochs and validation.
 fn losses(history: &History) -> Table {
     let number = |number: Option<f64>| number.map_or("-".to_string(), short);
     let mut rows = table(&["", "first", "last"]);
@@ -297,7 +299,7 @@ fn memory(predicted: Option<&StepMemory>, measured: &StepMemory) -> Table {
     rows.align_right(1..3)
 }
 
-/// Times of steps, in milliseconds.
+/// Step times in milliseconds.
 struct Times {
     median: f64,
     least: f64,
@@ -318,7 +320,7 @@ impl Times {
     }
 }
 
-/// The report as one object; times in milliseconds, memory in bytes.
+/// Returns the JSON report. Times are in milliseconds, memory in bytes.
 pub(super) fn json(facts: &Facts, training: &mut Training<'_>) -> Result<Json> {
     let measured = training.trainer.measured();
     let now = resident::measure();
@@ -354,7 +356,8 @@ pub(super) fn json(facts: &Facts, training: &mut Training<'_>) -> Result<Json> {
     }))
 }
 
-/// How many nodes of each operator compute in 16 bits and in float32; null without mixed precision.
+/// Returns the number of nodes per operator in 16 bits and in float32, or `None` without mixed
+/// precision.
 fn precisions_json(graph: &TrainingGraph) -> Option<Json> {
     let rows = graph.precisions().iter();
     let row =
@@ -363,7 +366,7 @@ fn precisions_json(graph: &TrainingGraph) -> Option<Json> {
     (!rows.is_empty()).then_some(Json::Object(rows))
 }
 
-/// The operators that have nodes in one of the two precisions, with their numbers.
+/// Formats the operators with nodes in one of the two precisions, each with its count.
 fn operators(graph: &TrainingGraph, count: fn(&OperatorPrecision) -> usize) -> String {
     let rows = graph.precisions().iter().filter(|row| count(row) > 0);
     rows.map(|row| format!("{} {}", count(row), row.operator)).collect::<Vec<_>>().join(", ")

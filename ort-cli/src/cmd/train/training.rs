@@ -1,4 +1,4 @@
-//! The training itself: epochs of batches, evaluations and checkpoints.
+//! Training loop: epochs, batches, evaluation and checkpoints.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,61 +17,62 @@ use super::evaluation::{Score, evaluate, is_all_ignored};
 use super::progress::Progress;
 use crate::resident;
 
-/// The file that makes a folder a checkpoint.
+/// The file that marks a folder as a checkpoint.
 const MANIFEST: &str = "training.json";
 
-/// Makes the folder, and a file in it that is dropped: what is in the way is to be seen before an
-/// epoch is spent.
+/// Checks that a checkpoint can be written: creates the folder and a temporary file in it. An
+/// obstacle should show before an epoch is spent.
 fn can_be_written(folder: &Path) -> Result<()> {
     let made = std::fs::create_dir_all(folder).and_then(|()| NewFile::create_in(folder, MANIFEST));
     made.map(drop).with_context(|| format!("checkpoint {} cannot be written", folder.display()))
 }
 
-/// Where a training is in its data, as it is kept in a checkpoint.
+/// The position of a training run in its data, as stored in a checkpoint.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Position {
-    /// Epochs that are done.
+    /// The epochs completed.
     epoch: u64,
-    /// Batches of the next one that are done.
+    /// The batches completed in the current epoch.
     batch: usize,
-    /// The sum of losses of its samples so far, and how many those are.
+    /// The sum of the losses of the epoch's samples so far, and their number.
     loss_sum: f64,
     samples: usize,
 }
 
-/// What an epoch came to.
+/// The results of an epoch.
 #[derive(Serialize)]
 pub(super) struct Epoch {
-    /// From 1.
+    /// The number of the epoch, from 1.
     pub(super) epoch: u64,
-    /// The mean loss of its samples, each with the parameters as they were then.
+    /// The mean loss of its samples, each computed with the parameters of its step.
     pub(super) loss: f64,
     #[serde(flatten)]
     pub(super) validation: Score,
     pub(super) seconds: f64,
-    /// Batches that this call had run by its end.
+    /// The batches that this process had run by the end of the epoch.
     pub(super) batches: usize,
 }
 
-/// What this call did, batch by batch.
+/// What this process did, batch by batch.
 #[derive(Default)]
 pub(super) struct History {
     pub(super) losses: Vec<f32>,
     pub(super) times: Vec<Duration>,
     pub(super) samples: usize,
-    /// What of the process was resident after each batch.
+    /// The resident memory after each batch.
     pub(super) resident: Vec<Option<u64>>,
     pub(super) epochs: Vec<Epoch>,
 }
 
-/// Updates in a row that are left out until nothing is to be hoped for: a loss scale has fallen by
-/// 2^32 then.
+/// The number of skipped updates in a row at which we give up. By then, dynamic loss scaling has
+/// halved the scale 32 times.
 const MOST_SKIPPED: u64 = 32;
 
-/// What may have made a loss infinite or NaN, and what to try.
+/// Returns what may have made the loss infinite or NaN, and what to try.
 fn advice(updates: u64, batch: &[(&str, Value)]) -> Result<String> {
     for (name, value) in batch {
-        // NaN and positive infinity were refused before the training.
+        // `DataSet::check_numbers` has rejected NaN and positive infinity, so this is negative
+        // infinity.
         if let Some((_, number)) = first_wrong(value.tensor()?, f64::is_finite)? {
             return Ok(format!(
                 "array '{name}' has {number} in this batch; remove such samples, or if '{name}' is a mask, let it \
@@ -80,6 +81,7 @@ fn advice(updates: u64, batch: &[(&str, Value)]) -> Result<String> {
         }
     }
     Ok(match updates {
+        // With the initial weights, the learning rate cannot be the cause.
         0 => "no update was made yet, so that it is not the learning rate: look for a division by 0, a logarithm \
               of 0, or an exponential of large numbers in the model, and scale the data as the model expects it"
             .to_string(),
@@ -87,7 +89,7 @@ fn advice(updates: u64, batch: &[(&str, Value)]) -> Result<String> {
     })
 }
 
-/// A training on its way.
+/// A training run in progress.
 pub(super) struct Training<'a> {
     pub(super) args: &'a TrainArgs,
     pub(super) trainer: Trainer,
@@ -96,16 +98,16 @@ pub(super) struct Training<'a> {
     pub(super) pace: Pace,
     pub(super) position: Position,
     pub(super) history: History,
-    /// Updates before this call.
+    /// The updates before this process started.
     pub(super) updates_before: u64,
-    /// Updates that were left out since the last that was made.
+    /// The updates skipped since the last one that was applied.
     pub(super) skipped_in_a_row: u64,
-    /// Times of the nodes of all batches but the first, where they are asked for.
+    /// The profile of all batches but the first, if requested.
     pub(super) profile: Option<Arc<Profile>>,
 }
 
 impl Training<'_> {
-    /// Goes on from the checkpoint, or sees to it that none is overwritten.
+    /// Resumes from the checkpoint, or makes sure that none is overwritten.
     pub(super) fn begin(&mut self) -> Result<()> {
         let args = self.args;
         let Some(folder) = &args.run.checkpoint else { return Ok(()) };
@@ -127,7 +129,7 @@ impl Training<'_> {
         let damaged = || format!("checkpoint {} was not made by `ort train`", folder.display());
         let settings = properties.remove("settings").unwrap_or_default();
         for (flag, now) in self.settings() {
-            // What flags are for that were not there yet, is as it is without them.
+            // A flag that is newer than the checkpoint has its default there.
             let then = settings.get(flag).map_or(Some("-"), Json::as_str).with_context(damaged)?;
             if then != now {
                 bail!(
@@ -138,6 +140,7 @@ impl Training<'_> {
         }
         let position: Position = serde_json::from_value(Json::Object(properties)).with_context(damaged)?;
         let Position { batch, loss_sum, samples, .. } = position;
+        // The checkpoint is a file that anyone may have edited.
         let is_in_data = batch <= self.pace.batches() && samples <= self.pace.rows && loss_sum.is_finite();
         ensure!(is_in_data, "{}: its place in the data is not in it", damaged());
         self.position = position;
@@ -149,7 +152,7 @@ impl Training<'_> {
         self.args.settings(self.pace.batch, self.pace.rows)
     }
 
-    /// Trains to the end, or as long as is asked for.
+    /// Trains to the end, or until `--stop-after`.
     pub(super) fn run(&mut self) -> Result<()> {
         while self.position.epoch < self.pace.epochs {
             let progress = Progress::new(self.position.epoch + 1, self.pace);
@@ -163,7 +166,7 @@ impl Training<'_> {
         Ok(())
     }
 
-    /// The rest of an epoch; false where the training is to stop before its end.
+    /// Trains the rest of an epoch. Returns false if it stopped before the end.
     fn epoch(&mut self, progress: &Progress) -> Result<bool> {
         let order = match self.args.run.no_shuffle {
             true => (0..self.pace.rows).collect(),
@@ -171,6 +174,7 @@ impl Training<'_> {
         };
         let batches = self.pace.batches();
         for (index, rows) in order.chunks(self.pace.batch).enumerate().take(batches) {
+            // Skip the batches that were done before the checkpoint.
             if index < self.position.batch {
                 continue;
             }
@@ -180,6 +184,8 @@ impl Training<'_> {
             let before = self.trainer.updates();
             self.step(rows, index + 1 == batches, progress)?;
             self.position.batch = index + 1;
+            // Ask only after an update: with accumulation, the count stays the same for several
+            // batches.
             if self.trainer.updates() > before && self.is_due() {
                 self.save()?;
             }
@@ -187,7 +193,7 @@ impl Training<'_> {
         Ok(true)
     }
 
-    /// One batch; the last of an epoch updates whatever gradients there are.
+    /// Trains on one batch. The last batch of an epoch applies whatever gradients are pending.
     fn step(&mut self, rows: &[usize], is_last: bool, progress: &Progress) -> Result<()> {
         let batch = self.data.batch(rows)?;
         if is_all_ignored(&batch, self.args.ignored_label())? {
@@ -205,6 +211,7 @@ impl Training<'_> {
         }
         let time = start.elapsed();
         self.check_progress(loss, updates, skipped, &batch)?;
+        // A batch that overflows under a loss scale is not part of the epoch's mean.
         if loss.is_finite() {
             self.position.loss_sum += f64::from(loss) * rows.len() as f64;
             self.position.samples += rows.len();
@@ -215,6 +222,7 @@ impl Training<'_> {
         history.times.push(time);
         history.samples += rows.len();
         history.resident.push(resident);
+        // The profile starts after the first batch, which warms up.
         if history.losses.len() == 1 {
             self.trainer.set_profile(self.profile.clone());
         }
@@ -227,7 +235,7 @@ impl Training<'_> {
         tracing::warn!("batch {} of epoch {} is left out: none of its labels counts", batch + 1, epoch + 1);
     }
 
-    /// Refuses to go on where nothing is learned any more; `updates` and `skipped` are those before
+    /// Fails if training makes no progress any more. `updates` and `skipped` are the counts before
     /// this batch.
     fn check_progress(
         &mut self,
@@ -241,7 +249,7 @@ impl Training<'_> {
         }
         self.skipped_in_a_row += self.trainer.skipped() - skipped;
         let place = format!("in batch {} of epoch {}", self.position.batch + 1, self.position.epoch + 1);
-        // With a loss scale gradients that are not finite are left out.
+        // With a loss scale, the trainer skips updates whose gradients are not finite.
         if !loss.is_finite() && self.trainer.loss_scale().is_none() {
             let before = match self.history.losses.last() {
                 Some(last) => format!(", {last} in the batch before"),
@@ -276,23 +284,24 @@ impl Training<'_> {
             progress.line(&super::report::of_epoch(&epoch, self.pace.epochs))?;
         }
         progress.clear();
+        // The checkpoint continues at the start of the next epoch.
         self.position = Position { epoch: epoch.epoch, ..Position::default() };
         self.history.epochs.push(epoch);
         self.save()
     }
 
-    /// Whether this call has made the updates that it may.
+    /// Returns whether this process has made the updates of `--stop-after`.
     fn is_enough(&self) -> bool {
         let made = self.trainer.updates().saturating_sub(self.updates_before);
         self.args.run.stop_after.is_some_and(|most| made >= most)
     }
 
-    /// Whether a checkpoint is to be written after this update.
+    /// Returns whether `--checkpoint-every` asks for a checkpoint after this update.
     fn is_due(&self) -> bool {
         self.args.run.checkpoint_every.is_some_and(|every| self.trainer.updates().is_multiple_of(every))
     }
 
-    /// Writes a checkpoint, where there is to be one.
+    /// Writes a checkpoint if `--checkpoint` names a folder.
     fn save(&mut self) -> Result<()> {
         let args = self.args;
         let Some(folder) = &args.run.checkpoint else { return Ok(()) };

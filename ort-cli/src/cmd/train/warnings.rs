@@ -1,4 +1,4 @@
-//! What in a model or its data makes a training go wrong without an error.
+//! Warnings before a training run: models, flags and data that are valid but probably a mistake.
 
 use ort_runtime::Model;
 use ort_runtime::ir::Graph;
@@ -7,8 +7,8 @@ use ort_runtime::train::{Loss, TrainingGraph, TrainingOptions};
 use super::data::DataSet;
 use crate::output::listed;
 
-/// Logs the warnings of a training: activations before the loss, and weights that train as one,
-/// apart, or not at all.
+/// Warns of an activation before the loss, and of weights that are tied, untied or not trained
+/// unexpectedly.
 pub(super) fn warn(model: &Model, training: &TrainingGraph, loss: &Loss) {
     if let Some(warning) = activation_before_loss(model.graph(), training.output(), loss) {
         tracing::warn!("{warning}");
@@ -78,7 +78,7 @@ pub(super) fn warn(model: &Model, training: &TrainingGraph, loss: &Loss) {
     tracing::info!("frozen: {}", training.frozen().join(", "));
 }
 
-/// Warns of flags that have no effect because the model has none of the nodes they control.
+/// Warns of flags that have no effect, because the model has no nodes of the kind they control.
 pub(super) fn warn_of_ignored_flags(model: &Model, options: &TrainingOptions) {
     let flags = [
         ("--freeze-statistics", options.freeze_statistics, "BatchNormalization"),
@@ -91,7 +91,7 @@ pub(super) fn warn_of_ignored_flags(model: &Model, options: &TrainingOptions) {
     }
 }
 
-/// Whether the graph or a body in it has a node of this operator of the standard.
+/// Returns whether the graph or a subgraph has a node of this standard operator.
 fn has_node(graph: &Graph, op: &str) -> bool {
     graph.nodes.iter().any(|node| {
         let is_one = node.spec.domain.is_empty() && node.spec.name == op;
@@ -99,7 +99,8 @@ fn has_node(graph: &Graph, op: &str) -> bool {
     })
 }
 
-/// Losses of logits apply the activation themselves; a second one makes gradients nearly vanish.
+/// Warns of an activation that the loss applies again: it expects logits. Applied twice, the
+/// activation nearly makes gradients vanish.
 fn activation_before_loss(graph: &Graph, output: &str, loss: &Loss) -> Option<String> {
     let (activation, name) = match loss {
         Loss::CrossEntropy { .. } => ("Softmax", "cross-entropy"),
@@ -118,13 +119,13 @@ fn activation_before_loss(graph: &Graph, output: &str, loss: &Loss) -> Option<St
     ))
 }
 
-/// Says that the axis of classes was guessed, if the data fits another one as well.
+/// Warns that the class axis was guessed, if the labels fit another axis as well.
 pub(super) fn warn_of_class_axis(training: &TrainingGraph, loss: &Loss, data: &DataSet) {
     let Loss::CrossEntropy { class_axis: None, .. } = loss else { return };
     let graph = training.graph();
     let scores = graph.find_value(training.output()).and_then(|id| graph.value(id).ty.shape());
     let (Some([_, second, classes]), Some(labels)) = (scores, data.array("labels")) else { return };
-    // Labels [N, L] of scores [N, C, L] and of scores [N, L, C] are alike if C is L.
+    // Labels [N, L] fit scores [N, C, L] and scores [N, L, C] if C equals L.
     let places = labels.shape().get(1).and_then(|&size| i64::try_from(size).ok());
     if places.is_some() && classes.as_constant() == places && second.as_constant() == places {
         tracing::warn!(

@@ -1,4 +1,4 @@
-//! `If`: one of two subgraphs.
+//! `If`: runs one of two subgraphs.
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::{Result, error};

@@ -1,4 +1,4 @@
-//! `Loop`: a subgraph run again and again.
+//! `Loop`: runs a subgraph repeatedly, with loop-carried values and scan outputs.
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::{Graph, ValueId};
@@ -19,14 +19,15 @@ cpu_kernels![KernelDef {
 
 struct Loop {
     body: usize,
-    /// The number of carried values.
+    /// The number of loop-carried values.
     carried: usize,
-    /// The shape in which the body takes the iteration number, and the condition.
+    /// The shape in which the body takes the iteration number.
     number_shape: Shape,
+    /// The shape in which the body takes the condition.
     condition_shape: Shape,
-    /// Each scan output of one iteration.
+    /// The type of each scan output in one iteration.
     scans: Vec<Item>,
-    /// Whether the loop runs as often as it is told: its outputs then have a planned leading
+    /// Whether the loop always runs its trip count. Its scan outputs then have a planned leading
     /// dimension.
     exact: bool,
 }
@@ -71,10 +72,12 @@ impl Executable for Loop {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let trips = cx.find_input(0).map(|count| count.to_scalar::<i64>()).transpose()?;
         let mut holds = cx.find_input(1).map(|tensor| condition(&tensor)).transpose()?.unwrap_or(true);
+        // Without a trip count, only the condition ends the loop.
         let trips = trips.unwrap_or(i64::MAX);
         let expected = if self.exact { usize::try_from(trips).ok() } else { None };
         let mut stacks: Vec<Stack> = self.scans.iter().map(|_| Stack::new(expected)).collect();
-        // What the last iteration carried on; the first reads the node's inputs where they are.
+        // The loop-carried values of the last iteration. The first one reads the node's inputs in
+        // place.
         let mut carried: Option<Vec<Value>> = None;
         let mut number = 0;
         while number < trips && holds {
@@ -95,6 +98,7 @@ impl Executable for Loop {
         for (index, value) in last.into_iter().enumerate() {
             cx.set(index, value)?;
         }
+        // Only a loop without iterations needs the shapes, for its empty scan outputs.
         let shapes = if number == 0 && !stacks.is_empty() { self.input_shapes(cx) } else { Vec::new() };
         for (index, (stack, item)) in stacks.into_iter().zip(&self.scans).enumerate() {
             let output = 1 + self.carried + index;
@@ -107,7 +111,7 @@ impl Executable for Loop {
 }
 
 impl Loop {
-    /// The shapes of what the body takes first.
+    /// Returns the shapes of the body's inputs in the first iteration.
     fn input_shapes(&self, cx: &RunCx<'_>) -> Vec<Option<Shape>> {
         let own = [&self.number_shape, &self.condition_shape].map(|shape| Some(shape.clone()));
         let carried = (0..self.carried).map(|index| cx.find_input(index + 2).map(|view| view.shape().into()));

@@ -16,7 +16,7 @@ use ort_core::ir::{Graph, ValueId};
 use ort_core::tensor::Shape;
 use ort_core::{Result, error};
 
-/// The subgraph held by an attribute, with its index.
+/// Returns the subgraph in an attribute, with its index.
 fn subgraph<'a>(cx: &CompileCx<'a>, attr: &str) -> Result<(usize, &'a Graph)> {
     let found = cx.node.node.subgraph(attr);
     found
@@ -24,7 +24,7 @@ fn subgraph<'a>(cx: &CompileCx<'a>, attr: &str) -> Result<(usize, &'a Graph)> {
         .ok_or_else(|| error!(InvalidGraph, "attribute '{attr}' is missing"))
 }
 
-/// What a subgraph hands over at each iteration, as far as it is known before any run.
+/// An output of a subgraph in one iteration, as known before any run.
 struct Item {
     dtype: DType,
     /// Unknown sizes are 0. None if the rank is unknown.
@@ -40,9 +40,8 @@ fn item_type(graph: &Graph, output: ValueId) -> Result<Item> {
     Ok(Item { dtype, shape })
 }
 
-/// The type and shape that an output of a subgraph has, of which `item` is known before any run,
-/// for the sizes of this one: of no iteration, it is all that tells the shape of what iterations
-/// would have handed over.
+/// Returns the type and shape of a subgraph's output for the sizes of this run; `item` is what was
+/// known before it. Without iterations, nothing else tells the shape that they would have produced.
 fn item_of_run(
     cx: &RunCx<'_>,
     body: usize,

@@ -1,4 +1,4 @@
-//! `Scan`: a subgraph run for each slice of its inputs.
+//! `Scan`: runs a subgraph for each slice of its inputs.
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::tensor::{DeviceRange, Shape, Tensor, TensorView, Value, ValueView};
@@ -11,7 +11,7 @@ use crate::interrupt::spending;
 
 cpu_kernels![KernelDef { op: "Scan", outputs: OutputsFrom::Kernel, make, ..KernelDef::BASE }];
 
-/// The axis along which a value is scanned, from the front or the back.
+/// The axis along which a value is scanned, and whether from the back.
 #[derive(Clone, Copy)]
 struct Direction {
     axis: i64,
@@ -23,7 +23,7 @@ struct Scan {
     states: usize,
     inputs: Vec<Direction>,
     outputs: Vec<Direction>,
-    /// One slice of each scan output.
+    /// The type of each scan output in one iteration.
     items: Vec<Item>,
 }
 
@@ -68,9 +68,9 @@ fn resolve(axis: i64, rank: usize) -> Result<usize> {
 /// One scanned input, with its scanned axis in front.
 struct Scanned<'a> {
     whole: TensorView<'a>,
-    /// The same with the scanned axis moved to the front, where it is elsewhere.
+    /// The input with the scanned axis moved to the front, if it was elsewhere.
     moved: Option<Tensor>,
-    /// Its slices, where elements share bytes and a slice does not start at one.
+    /// Copies of the slices, if elements are packed and a slice does not start at a whole byte.
     parts: Vec<Tensor>,
     reversed: bool,
     length: usize,
@@ -85,6 +85,7 @@ impl<'a> Scanned<'a> {
         let moved = if axis == 0 { None } else { Some(move_axis(cx, &whole, axis, 0)?) };
         let in_front = moved.as_ref().map_or(whole, Tensor::view);
         let count: usize = slice_shape.iter().product();
+        // A slice that starts within a byte cannot be a view.
         let whole_bytes = whole.dtype().bits().is_none_or(|bits| (count * bits as usize).is_multiple_of(8));
         let parts = if whole_bytes { Vec::new() } else { parts(&in_front, &slice_shape)? };
         Ok(Scanned { whole, moved, parts, reversed: direction.reversed, length, slice_shape })
@@ -104,6 +105,7 @@ impl<'a> Scanned<'a> {
             return Ok(part.view());
         }
         let bytes = count * bits / 8;
+        // A slice in device memory is a view as well.
         if let Some(range) = whole.device_range() {
             let range = DeviceRange { offset: range.offset + place * bytes, len: bytes, ..range };
             return Ok(TensorView::device(whole.dtype(), &self.slice_shape, range));
@@ -113,14 +115,14 @@ impl<'a> Scanned<'a> {
     }
 }
 
-/// Each slice of a tensor of packed elements along its first axis, in bytes of its own.
+/// Copies each slice of a packed tensor along its first axis to bytes of its own.
 fn parts(tensor: &TensorView<'_>, slice_shape: &[usize]) -> Result<Vec<Tensor>> {
     let codes = unpacked(tensor)?;
     let count = slice_shape.iter().product::<usize>().max(1);
     codes.chunks_exact(count).map(|codes| repacked(tensor.dtype(), slice_shape, codes)).collect()
 }
 
-/// The tensor with one axis moved from a place to another.
+/// Moves one axis of a tensor to another position.
 fn move_axis(cx: &RunCx<'_>, tensor: &TensorView<'_>, from: usize, to: usize) -> Result<Tensor> {
     let shape = tensor.shape();
     let mut order: Vec<usize> = (0..shape.len()).collect();
@@ -151,7 +153,7 @@ fn move_axis(cx: &RunCx<'_>, tensor: &TensorView<'_>, from: usize, to: usize) ->
     moved.finish()
 }
 
-/// The elements of a transposed tensor by their places in the original.
+/// Maps the elements of a transposed tensor to those of the original.
 struct Sources<'a> {
     shape: &'a [usize],
     strides: &'a [usize],
@@ -169,7 +171,7 @@ impl Sources<'_> {
 }
 
 impl Scan {
-    /// The shapes of what the body takes first.
+    /// Returns the shapes of the body's inputs in the first iteration.
     fn input_shapes(&self, cx: &RunCx<'_>, scanned: &[Scanned<'_>]) -> Vec<Option<Shape>> {
         let states = (0..self.states).map(|index| cx.find_input(index).map(|view| view.shape().into()));
         states.chain(scanned.iter().map(|one| Some(one.slice_shape.clone()))).collect()
@@ -219,6 +221,7 @@ impl Executable for Scan {
         for (index, value) in last.into_iter().enumerate() {
             cx.set(index, value)?;
         }
+        // Only a scan without iterations needs the shapes, for its empty outputs.
         let shapes = if length == 0 { self.input_shapes(cx, &scanned) } else { Vec::new() };
         for (index, stack) in stacks.into_iter().enumerate() {
             let (output, item) = (self.states + index, &self.items[index]);

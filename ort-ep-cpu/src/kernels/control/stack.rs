@@ -1,4 +1,4 @@
-//! Tensors of one shape, one behind the other in memory that grows.
+//! Scan outputs: tensors of one shape, joined in memory that grows.
 
 use ort_alloc::Reservation;
 use ort_core::dtype::{DType, packed};
@@ -8,16 +8,16 @@ use ort_core::{Result, ensure, error};
 
 use crate::interrupt::{PIECE, pieces, pieces_mut, spend_text, spending};
 
-/// The tensors that the iterations of a loop hand over, joined along a new leading dimension.
+/// The tensors that the iterations of a loop produce, joined along a new leading dimension.
 pub(super) struct Stack {
-    /// The number of tensors that memory is made for at once, where it is known.
+    /// The number of tensors to allocate at once, if it is known.
     expected: Option<usize>,
-    /// Whether they come last first.
+    /// Whether the tensors are joined last first.
     reversed: bool,
     count: usize,
     item: Option<(DType, Shape)>,
     items: Items,
-    /// What the budget counts for items that are not in memory of its own.
+    /// Memory-budget reservations for strings and packed elements, which are in ordinary vectors.
     held: Vec<Reservation>,
 }
 
@@ -28,23 +28,23 @@ enum Items {
         capacity: usize,
     },
     Strings(Vec<String>),
-    /// Elements that share bytes, one to a byte until all are there: they rarely end at a byte's
-    /// end.
+    /// Packed elements, one to a byte until all are there, because a tensor rarely ends at a whole
+    /// byte.
     Codes(Vec<u8>),
 }
 
 impl Stack {
-    /// An empty stack that will hold `expected` tensors.
+    /// Creates an empty stack that will hold `expected` tensors.
     pub(super) fn new(expected: Option<usize>) -> Stack {
         Stack { expected, reversed: false, count: 0, item: None, items: Items::None, held: Vec::new() }
     }
 
-    /// An empty stack of exactly `count` tensors, pushed in order or last first.
+    /// Creates an empty stack of exactly `count` tensors, joined in order or last first.
     pub(super) fn exactly(count: usize, reversed: bool) -> Stack {
         Stack { reversed, ..Stack::new(Some(count)) }
     }
 
-    /// Adds a tensor of the same type and shape as those before.
+    /// Adds a tensor, which must have the type and shape of those before.
     pub(super) fn push(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
         match &self.item {
             None => self.item = Some((tensor.dtype(), tensor.shape().into())),
@@ -82,7 +82,7 @@ impl Stack {
             self.items = Items::Strings(Vec::new());
         }
         if let Items::Strings(all) = &mut self.items {
-            // Last first, each goes in front of those before.
+            // In reverse, each tensor goes before those already there.
             let at = if self.reversed { 0 } else { all.len() };
             all.splice(at..at, strings.iter().inspect(|text| spend_text(text)).cloned());
         }
@@ -104,8 +104,8 @@ impl Stack {
         Ok(())
     }
 
-    /// Makes room for one more: all at once where the number is known, else twice as many as
-    /// before.
+    /// Makes room for one more tensor: for all at once if their number is known, else for twice as
+    /// many.
     fn reserve(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
         let (old, capacity) = match std::mem::replace(&mut self.items, Items::None) {
             Items::Numbers { memory, capacity } if self.count < capacity => {
@@ -128,17 +128,20 @@ impl Stack {
         Ok(())
     }
 
-    /// The joined tensor. `empty` tells the type and shape of the items where there are none.
+    /// Returns the joined tensor. `empty` returns the type and shape of the items if there are
+    /// none.
     pub(super) fn finish(self, cx: &RunCx<'_>, empty: impl FnOnce() -> (DType, Shape)) -> Result<Tensor> {
         let (dtype, shape) = self.item.clone().unwrap_or_else(empty);
         let shape = with_leading(self.count, &shape);
         match self.items {
             Items::Strings(strings) => {
+                // Released first, because `cx.strings` counts the strings again.
                 drop(self.held);
                 cx.strings(&shape, strings)
             }
             Items::Codes(codes) => repacked(dtype, &shape, &codes),
             Items::Numbers { memory, capacity } if capacity == self.count => memory.finish(),
+            // Spare capacity must not outlive the loop, so the tensors are copied to exact memory.
             Items::Numbers { memory, .. } => {
                 let mut exact = cx.allocate_in(memory.memory(), dtype, &shape)?;
                 cx.write(&memory.first(&shape)?, &mut exact, 0)?;
@@ -152,7 +155,7 @@ impl Stack {
     }
 }
 
-/// The elements of a tensor of packed ones, one to a byte.
+/// Unpacks the elements of a packed tensor, one to a byte.
 pub(super) fn unpacked(tensor: &TensorView<'_>) -> Result<Vec<u8>> {
     let (bytes, bits) = (tensor.bytes()?, tensor.dtype().bits().unwrap_or(8));
     let mut codes = vec![0; tensor.element_count()];
@@ -162,7 +165,7 @@ pub(super) fn unpacked(tensor: &TensorView<'_>) -> Result<Vec<u8>> {
     Ok(codes)
 }
 
-/// A tensor of packed elements that are given one to a byte.
+/// Packs elements that are given one to a byte.
 pub(super) fn repacked(dtype: DType, shape: &[usize], codes: &[u8]) -> Result<Tensor> {
     let (mut bytes, bits) = (vec![0; byte_count(dtype, shape)?], dtype.bits().unwrap_or(8));
     for (codes, bytes) in pieces(codes).zip(bytes.chunks_mut(PIECE * bits as usize / 8)) {

@@ -7,8 +7,8 @@ use ort_core::ops::fused::activation::Activation;
 
 use crate::vector::elementwise::Unary;
 
-/// The loop that computes an activation, by its name among those of fused operators; `parameter`
-/// gives its parameters. None where there is no such loop.
+/// Returns the loop of an activation, by its name among those of fused operators. `parameter`
+/// returns its parameters. None if there is no such loop.
 pub(super) fn one_loop(name: &str, parameter: impl Fn(&str) -> Result<f32>) -> Result<Option<Unary>> {
     let alpha = || parameter("alpha");
     Ok(Some(match name {
@@ -34,14 +34,14 @@ pub(super) fn one_loop(name: &str, parameter: impl Fn(&str) -> Result<f32>) -> R
     }))
 }
 
-/// The loop that computes an activation of a fused operator.
+/// Returns the loop of a fused operator's activation.
 pub(in crate::kernels) fn unary_of(activation: &Activation) -> Result<Unary> {
     let found = one_loop(activation.name, |name| activation.parameter(name))?;
     found.ok_or_else(|| error!(NotImplemented, "activation '{}' has no loop", activation.name))
 }
 
-/// The activation that a node says in `activation` and `activation_params`; none for operators
-/// without these.
+/// Returns the activation that a node's `activation` and `activation_params` specify; none for
+/// operators without them.
 pub(in crate::kernels) fn activation_of(cx: &CompileCx<'_>) -> Result<Option<Unary>> {
     Activation::of_attributes(cx.attrs())?.as_ref().map(unary_of).transpose()
 }

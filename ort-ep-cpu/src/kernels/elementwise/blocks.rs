@@ -1,4 +1,4 @@
-//! Loops over blocks of operands, and the drivers that cut tensors into them.
+//! Loops over blocks of operands, and the drivers that split tensors into blocks.
 
 use bytemuck::Pod;
 use ort_core::ep::RunCx;
@@ -12,7 +12,7 @@ use crate::parallel::for_each_chunk_mut;
 /// A function of two operands over a block.
 pub(super) type ZipBlock<A, B, O> = fn(Block<'_, A>, Block<'_, B>, &mut [O]);
 
-/// `out[i] = function(a[i], b[i])`.
+/// Computes `out[i] = function(a[i], b[i])`.
 #[inline(always)]
 pub(super) fn zip<A: Copy, B: Copy, O>(
     a: Block<'_, A>,
@@ -40,7 +40,7 @@ pub(super) fn zip<A: Copy, B: Copy, O>(
     }
 }
 
-/// `out[i] = a[i] where condition[i] is not zero, else b[i]`.
+/// Writes `a[i]` to `out[i]` if `condition[i]` is not zero, else `b[i]`.
 pub(super) fn select<C: Copy + Default + PartialEq, T: Copy>(
     condition: Block<'_, C>,
     a: Block<'_, T>,
@@ -71,27 +71,27 @@ pub(super) fn select<C: Copy + Default + PartialEq, T: Copy>(
     }
 }
 
-/// The elements of a tensor as `T`, which need only have the same size: booleans are bytes.
+/// Views the elements of a tensor as `T`, which only needs the same size: booleans are bytes.
 pub(super) fn elements<'a, T: Pod>(view: &TensorView<'a>) -> Result<&'a [T]> {
     bytemuck::try_cast_slice(view.bytes()?)
         .map_err(|_| error!(Fail, "a {} tensor is not aligned in memory", view.dtype().name()))
 }
 
-/// The elements of an output as `T`.
+/// Views the elements of an output as `T`.
 pub(super) fn output_elements<'a, T: Pod>(cx: &mut RunCx<'a>, index: usize) -> Result<&'a mut [T]> {
     bytemuck::try_cast_slice_mut(cx.output(index)?.bytes_mut()?)
         .map_err(|_| error!(Fail, "output {index} is not aligned in memory"))
 }
 
-/// The shape of an output that is ready.
+/// Returns the shape of an output that is ready.
 pub(super) fn output_shape<'a>(cx: &RunCx<'a>, index: usize) -> Result<&'a [usize]> {
     cx.output_shape(index).ok_or_else(|| error!(Fail, "output {index} has no memory ready"))
 }
 
-/// An operand's elements and shape; no elements where the output already holds them.
+/// An operand's elements and shape. The elements are none if the output's memory holds them.
 pub(super) type Operand<'a, T> = (Option<&'a [T]>, &'a [usize]);
 
-/// The operand at an input of a node with one output.
+/// Returns the operand at an input of a node with one output.
 pub(super) fn operand<'a, T: Pod>(cx: &RunCx<'a>, index: usize) -> Result<Operand<'a, T>> {
     if cx.in_place(0) == Some(index) {
         return Ok((None, output_shape(cx, 0)?));
@@ -100,7 +100,8 @@ pub(super) fn operand<'a, T: Pod>(cx: &RunCx<'a>, index: usize) -> Result<Operan
     Ok((Some(elements(&view)?), view.shape()))
 }
 
-/// The block of an operand; one that the output holds is copied out of the way.
+/// Returns the block of an operand. If the output's memory holds it, it is copied before it is
+/// overwritten.
 pub(super) fn operand_block<'b, T: Pod, O: Pod>(
     walk: &Broadcast,
     (index, data): (usize, Option<&'b [T]>),
@@ -118,7 +119,7 @@ pub(super) fn operand_block<'b, T: Pod, O: Pod>(
     }
 }
 
-/// Runs a function of two broadcast tensors. An output may share memory only with an input of its
+/// Runs a function of two broadcast tensors. The output may share memory only with an input of its
 /// own type.
 pub(super) fn run_zip<A: Pod + Send + Sync, B: Pod + Send + Sync, O: Pod + Send>(
     cx: &mut RunCx<'_>,
@@ -127,6 +128,7 @@ pub(super) fn run_zip<A: Pod + Send + Sync, B: Pod + Send + Sync, O: Pod + Send>
     let ((a, a_shape), (b, b_shape)) = (operand::<A>(cx, 0)?, operand::<B>(cx, 1)?);
     let walk = Broadcast::new(output_shape(cx, 0)?, &[a_shape, b_shape])?;
     let threads = cx.threads();
+    // Contiguous operands need no buffers, so their blocks may be of any length.
     let limit = if walk.is_flat() && a.is_some() && b.is_some() { usize::MAX } else { BLOCK };
     let out = output_elements::<O>(cx, 0)?;
     walk.for_each_block(threads, limit, out, |(left, right): &mut (Vec<A>, Vec<B>), start, block| {
@@ -155,7 +157,7 @@ pub(super) fn run_map<A: Pod + Sync, O: Pod + Send>(
     Ok(())
 }
 
-/// Runs a function that changes elements where they are; input 0 may share the output's memory.
+/// Runs a function that updates elements in place. Input 0 may share the output's memory.
 pub(super) fn run_in_place<T: Pod + Send + Sync>(
     cx: &mut RunCx<'_>,
     function: impl Fn(&mut [T]) + Sync,

@@ -32,7 +32,7 @@ const fn numbers(op: &'static str) -> KernelDef {
     }
 }
 
-/// The cast to the same type, which may leave the elements where they are.
+/// The cast to the same type, which can run in place.
 const fn unchanged(op: &'static str) -> KernelDef {
     KernelDef {
         rank: 2,
@@ -58,7 +58,7 @@ const fn to_strings(op: &'static str) -> KernelDef {
     }
 }
 
-/// Texts that are read or written at a time. What is packed ends at a byte's end there.
+/// Strings that are parsed or formatted at a time. This many packed elements fill whole bytes.
 const TEXTS: usize = 1 << 10;
 
 cpu_kernels![
@@ -91,6 +91,7 @@ fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) ->
     let view = cx.input(0)?;
     let (source, count) = (view.bytes()?, view.element_count());
     let target = cx.output(0)?.bytes_mut()?;
+    // A chunk must not end within a byte of a packed type.
     let chunk = chunk_len(threads, count).next_multiple_of(WHOLE_BYTES);
     let size = |dtype: DType, count: usize| {
         dtype.byte_len(count).ok_or_else(|| error!(Fail, "{} has no byte length", dtype.name()))
@@ -105,6 +106,7 @@ fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) ->
         for (part, piece) in part.chunks(piece_bytes.0).zip(piece.chunks_mut(piece_bytes.1)) {
             let elements = left.min(PIECE);
             left -= elements;
+            // Common pairs of types have vectorized loops. All others are converted one by one.
             if half_slices((from, to), part, piece) || widened((from, to), part, piece) {
                 spend(elements);
                 continue;
@@ -121,12 +123,13 @@ fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) ->
     }
 }
 
-/// A source and a target as slices of their types; none where one is unaligned.
+/// Views a source and a destination as slices of their types; none if one is unaligned.
 fn slices<'a, S: Pod, D: Pod>(from: &'a [u8], to: &'a mut [u8]) -> Option<(&'a [S], &'a mut [D])> {
     Some((bytemuck::try_cast_slice(from).ok()?, bytemuck::try_cast_slice_mut(to).ok()?))
 }
 
-/// The conversions of 16-bit floats that whole slices have instructions for; false for other pairs.
+/// Converts the 16-bit floats for which there are whole-slice instructions; returns false for other
+/// pairs of types.
 fn half_slices(pair: (DType, DType), from: &[u8], to: &mut [u8]) -> bool {
     match pair {
         (DType::F16, DType::F32) => {
@@ -145,16 +148,16 @@ fn half_slices(pair: (DType, DType), from: &[u8], to: &mut [u8]) -> bool {
     }
 }
 
-/// The conversions of integers and between the wide floats that one loop does; false for other
-/// pairs. Floats to integers are not among them, because what does not fit has a meaning of its own
-/// there.
+/// Converts integers, and between the wide floats, in one loop; returns false for other pairs of
+/// types. Floats to integers are not among them, because values out of range need special
+/// treatment.
 fn widened((from, to): (DType, DType), source: &[u8], target: &mut [u8]) -> bool {
     fn each<S: Pod + AsPrimitive<D>, D: Pod>(source: &[u8], target: &mut [u8]) -> bool {
         let Some((source, target)) = slices::<S, D>(source, target) else { return false };
         target.iter_mut().zip(source).for_each(|(target, &x)| *target = x.as_());
         true
     }
-    // A boolean is a byte of 0 or 1.
+    // A boolean is a byte of 0 or 1, so it converts like `u8`.
     let from = if from == DType::Bool { DType::U8 } else { from };
     if matches!(from, DType::F32 | DType::F64) {
         return for_each_type!(from in [F32, F64], S => for_each_type!(to in [F32, F64], D => {
@@ -187,11 +190,12 @@ fn format(cx: &mut RunCx<'_>) -> Result<()> {
     let strings = match view.dtype() {
         DType::String => cx.strings(view.shape(), view.strings()?.iter().cloned())?,
         dtype => {
-            // Some at a time, so that the budget sees them come.
+            // In parts, so that the memory budget sees the strings as they come.
             let (bytes, count) = (view.bytes()?, view.element_count());
             let format = |bytes: &[u8], count: usize| {
                 format_elements(dtype, bytes, count).map_err(|error| error!(InvalidArgument, "{error}"))
             };
+            // An unsupported type must fail here: the iterator below cannot return an error.
             format(&[], 0)?;
             let step = dtype.byte_len(TEXTS).unwrap_or(1).max(1);
             let parts = bytes.chunks(step).zip((0..count).step_by(TEXTS));

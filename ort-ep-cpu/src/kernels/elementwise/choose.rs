@@ -36,13 +36,14 @@ cpu_kernels![
 ];
 
 fn make_where(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    // Only the size of an element matters, not its type.
     let size = cx.node.dtype(1).and_then(DType::byte_size);
     Ok(match size {
         Some(1) => Box::new(run_where::<u8>),
         Some(2) => Box::new(run_where::<u16>),
         Some(4) => Box::new(run_where::<u32>),
         Some(8) => Box::new(run_where::<u64>),
-        // Complex numbers are aligned as their halves are.
+        // Complex numbers have the alignment of their halves.
         Some(16) => Box::new(run_where::<[u64; 2]>),
         _ => return Err(error!(NotImplemented, "Where of elements that are not whole bytes")),
     })
@@ -73,7 +74,7 @@ fn where_strings(cx: &mut RunCx<'_>) -> Result<()> {
     let (a, b) = (a.strings()?, b.strings()?);
     let places = a.len().saturating_add(b.len()).saturating_add(element_count(&shape)?);
     let _tables = cx.reserve(places.saturating_mul(size_of::<usize>()))?;
-    // Places of strings are numbers that blocks can hold: those of `b` follow those of `a`.
+    // Blocks hold indices instead of strings. Those of `b` follow those of `a`.
     let a_places: Vec<usize> = spending(1, 0..a.len()).collect();
     let b_places: Vec<usize> = spending(1, a.len()..a.len() + b.len()).collect();
     let mut chosen = vec![0usize; element_count(&shape)?];
@@ -98,7 +99,7 @@ fn make_clip(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     for_each_type!(dtype in NUMERIC, T => Ok(Box::new(clip::<T>)), else => Err(unknown()))
 }
 
-/// A bound that the node may leave out.
+/// Reads a bound, which the node may leave out.
 fn bound<T: Element>(cx: &RunCx<'_>, index: usize) -> Result<Option<T>> {
     cx.find_input(index).map(|view| view.to_scalar::<T>()).transpose()
 }
@@ -110,7 +111,7 @@ fn clip_floats(cx: &mut RunCx<'_>) -> Result<()> {
     run_in_place::<f32>(cx, |block| unary_in_place(isa, Unary::Clip { min, max }, block))
 }
 
-/// `min(max, max(min, x))`: where the bounds cross, the upper one.
+/// Computes `min(max, max(min, x))`. If the bounds cross, the upper one wins.
 fn clip<T: Element + Pod + PartialOrd>(cx: &mut RunCx<'_>) -> Result<()> {
     let (min, max) = (bound::<T>(cx, 1)?, bound::<T>(cx, 2)?);
     run_in_place::<T>(cx, |block| {

@@ -1,7 +1,8 @@
-//! Arithmetic on 8-bit codes: `QLinearAdd` and `QLinearMul` in one pass, `QLinearSigmoid` and
-//! `QLinearLeakyRelu` by a table of all codes. Nothing is widened in memory, and sums round once.
-//! The zero point of the result is added after rounding, as in `QuantizeLinear`: before, an odd one
-//! would send ties the other way.
+//! Arithmetic on 8-bit quantized tensors.
+//!
+//! `QLinearAdd` and `QLinearMul` take one pass, `QLinearSigmoid` and `QLinearLeakyRelu` a lookup
+//! table. Nothing is widened in memory, and sums round once. The zero point of the result is added
+//! after rounding, as in `QuantizeLinear`, because an odd one would send ties the other way.
 
 use bytemuck::Pod;
 use ort_core::dtype::{DType, Element};
@@ -38,13 +39,13 @@ cpu_kernels![
 
 const ON_CODES: KernelDef = KernelDef { domain: MICROSOFT, ..KernelDef::BASE };
 
-/// An 8-bit integer.
+/// An 8-bit quantized value.
 pub(in crate::kernels) trait Code: Element + Pod + Send + Sync {
     fn number(self) -> f32;
     fn integer(self) -> i32;
-    /// Its place in a table of all codes.
+    /// Returns its index in a table of all values.
     fn bits(self) -> usize;
-    /// The nearest code of a whole number.
+    /// Converts a whole number, clamped to the range.
     fn nearest(number: f32) -> Self;
 }
 
@@ -92,13 +93,13 @@ impl Code for i8 {
     }
 }
 
-/// The scale at an input.
+/// Reads the scale at an input.
 pub(in crate::kernels) fn scale(cx: &RunCx<'_>, index: usize) -> Result<f32> {
     let elements = cx.input(index)?.as_slice::<f32>()?;
     elements.first().copied().ok_or_else(|| error!(InvalidArgument, "the scale at input {index} is empty"))
 }
 
-/// The zero point at an input; 0 where it is left out.
+/// Reads the zero point at an input; 0 if it is missing.
 pub(in crate::kernels) fn zero<T: Code>(cx: &RunCx<'_>, index: usize) -> Result<f32> {
     let Some(view) = cx.find_input(index) else { return Ok(0.0) };
     let elements = elements::<T>(&view)?;
@@ -121,7 +122,7 @@ fn make_binary(cx: &mut CompileCx<'_>, formula: Formula) -> Result<Box<dyn Execu
     )
 }
 
-/// One of the two tensors.
+/// One of the two operands.
 #[derive(Clone, Copy)]
 struct Side<'a, T> {
     codes: &'a [T],
@@ -143,8 +144,8 @@ fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
     let (c_scale, c_zero) = (scale(cx, 6)?, zero::<T>(cx, 7)?);
     let shape = output_shape(cx, 0)?;
     let mut walk = Broadcast::new(shape, &[a.shape, b.shape])?;
-    // ONNX Runtime takes a side that is one code for a whole row as the second one, which the last
-    // bit of the sum depends on.
+    // ONNX Runtime takes a side that is constant along a row as the second operand, and the last
+    // bit of the sum depends on the order.
     if walk.strides(0).last() == Some(&0) {
         (a, b) = (b, a);
         walk = Broadcast::new(shape, &[a.shape, b.shape])?;
@@ -166,8 +167,7 @@ fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
     walk.for_each_block(threads, limit, out, |(left, right): &mut (Vec<T>, Vec<T>), start, block| {
         let a = walk.block(0, a.codes, start, block.len(), left);
         let b = walk.block(1, b.codes, start, block.len(), right);
-        // Without vectors that multiply and add with one rounding, each element is rounded so on
-        // its own.
+        // Without FMA vectors, each element takes a scalar FMA, which rounds the same way.
         match isa >= Isa::Avx2 {
             true => dispatch_bytes(isa, Zip { a, b, out: block, formula, zero: c_zero }),
             false => zip(a, b, block, |a: T, b: T| T::nearest(formula.of(a.number(), b.number()) + c_zero)),
@@ -176,7 +176,7 @@ fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
     Ok(())
 }
 
-/// What a code of the result is, before its zero point is added and it is brought into range.
+/// The result before its zero point is added and it is clamped.
 #[derive(Clone, Copy)]
 enum Scaled {
     /// `round(a * a_scale + (b * b_scale + fixed))`, each step rounded once.
@@ -194,7 +194,7 @@ impl Scaled {
         number.round_ties_even()
     }
 
-    /// The same for vectors with the zero point added, in the range of the codes.
+    /// Like [`of`](Self::of) for vectors, with the zero point added, clamped to the range.
     #[inline(always)]
     fn of_lanes<L: ByteLanes>(
         self,
@@ -213,14 +213,14 @@ impl Scaled {
                 simd.mul(product, simd.splat(scale))
             }
         };
-        // What is not a number becomes zero, as for single elements.
+        // NaN becomes zero, as for single elements.
         let number = simd.add(simd.round_even(number), simd.splat(zero));
         let number = simd.select(simd.is_nan(number), simd.splat(0.0), number);
         simd.to_i32(simd.min_or_second(simd.max_or_second(number, simd.splat(least)), simd.splat(greatest)))
     }
 }
 
-/// Codes of two tensors.
+/// Quantized values of two tensors.
 struct Zip<'a, T> {
     a: Block<'a, T>,
     b: Block<'a, T>,
@@ -258,6 +258,7 @@ impl<T: Code> Zip<'_, T> {
             add_vectors::<L, SIGNED>(lanes, [&a[..whole], &b[..whole]], &mut out[..whole], scales, zero);
             at = whole;
         }
+        // The rest, and all other cases, take one vector at a time.
         while at < out.len() {
             let count = (out.len() - at).min(L::Base::LANES);
             let sides = [a.load::<SIGNED>(lanes, at, count), b.load::<SIGNED>(lanes, at, count)];
@@ -267,10 +268,10 @@ impl<T: Code> Zip<'_, T> {
     }
 }
 
-/// Scales below this give sums that 32 bits hold, whatever the codes.
+/// Scales below this bound give sums that fit in 32 bits, whatever the quantized values.
 const LARGE: f32 = 1e6;
 
-/// Sums of whole vectors of codes. Packing brings them into range, so that nothing else has to.
+/// Adds whole vectors of quantized values. Packing saturates, so nothing else has to clamp.
 #[inline(always)]
 fn add_vectors<L: ByteLanes, const SIGNED: bool>(
     lanes: L,
@@ -295,14 +296,15 @@ fn add_vectors<L: ByteLanes, const SIGNED: bool>(
     }
 }
 
-/// The numbers of bytes that lanes hold, with a sign where `SIGNED`.
+/// Converts the bytes in lanes to floats, sign-extended if `SIGNED`.
 #[inline(always)]
 fn number_of<L: ByteLanes, const SIGNED: bool>(lanes: L, codes: Lanes<L>) -> Numbers<L> {
+    // `(x ^ 0x80) - 0x80` sign-extends a byte.
     let (simd, sign) = (lanes.base(), lanes.base().splat_i32(0x80));
     simd.to_f32(if SIGNED { simd.sub_i32(simd.xor_i32(codes, sign), sign) } else { codes })
 }
 
-/// The bytes of a block, or the one number that it is.
+/// The bytes of a block, or its single value.
 enum Side8<'a, L: ByteLanes> {
     Codes(&'a [u8]),
     One(Numbers<L>),
@@ -340,7 +342,7 @@ fn make_table(cx: &mut CompileCx<'_>, function: Unary) -> Result<Box<dyn Executa
     )
 }
 
-/// The result for each code, in the order of the codes' bits.
+/// Returns the result for each quantized value, in the order of the values' bits.
 fn table<T: Code>(cx: &RunCx<'_>, function: Unary) -> Result<[T; 256]> {
     let (x, y) = ((scale(cx, 1)?, zero::<T>(cx, 2)?), (scale(cx, 3)?, zero::<T>(cx, 4)?));
     let mut numbers = numbers::<T>(x);
@@ -348,12 +350,13 @@ fn table<T: Code>(cx: &RunCx<'_>, function: Unary) -> Result<[T; 256]> {
     Ok(numbers.map(|number| nearest(number, y)))
 }
 
-/// For each code of one scale and zero point that of another, in the order of the codes' bits.
+/// Returns the table that requantizes from one scale and zero point to another, in the order of the
+/// values' bits.
 pub(in crate::kernels) fn requantization<T: Code>(from: (f32, f32), to: (f32, f32)) -> [T; 256] {
     numbers::<T>(from).map(|number| nearest(number, to))
 }
 
-/// The numbers of all codes.
+/// Dequantizes all quantized values.
 fn numbers<T: Code>((scale, zero): (f32, f32)) -> [f32; 256] {
     std::array::from_fn(|bits| (bytemuck::cast::<u8, T>(bits as u8).number() - zero) * scale)
 }

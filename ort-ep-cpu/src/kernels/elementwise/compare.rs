@@ -1,4 +1,4 @@
-//! Comparisons, logic and tests of numbers: operators that give booleans, which are bytes 0 and 1.
+//! Comparisons, logic, and classification of floats, with booleans as bytes 0 and 1.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -68,6 +68,7 @@ fn make_comparison(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let op = cx.node.node.spec.name;
     let unknown = || error!(Fail, "a comparison has no type");
     let dtype = cx.node.dtype(0).ok_or_else(unknown)?;
+    // Booleans are bytes of 0 and 1, which compare the same way.
     if dtype == DType::Bool {
         return Ok(comparison_kernel::<u8>(op));
     }
@@ -88,7 +89,7 @@ fn make_logic(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| run_zip::<u8, u8, u8>(cx, function)))
 }
 
-/// The bytes of the places of all strings.
+/// Returns the bytes of the indices of all strings.
 fn places(shapes: &IoShapes<'_>) -> usize {
     let count = elements(shapes.input(0)).saturating_add(elements(shapes.input(1)));
     count.saturating_mul(size_of::<usize>())
@@ -97,7 +98,7 @@ fn places(shapes: &IoShapes<'_>) -> usize {
 fn equal_strings(cx: &mut RunCx<'_>) -> Result<()> {
     let (a, b) = (cx.input(0)?, cx.input(1)?);
     let walk = Broadcast::new(output_shape(cx, 0)?, &[a.shape(), b.shape()])?;
-    // Strings are compared through their places, which are numbers that blocks can hold.
+    // Blocks hold indices instead of strings.
     let (a, b) = (a.strings()?, b.strings()?);
     let places = |count: usize| -> Vec<usize> { spending(1, 0..count).collect() };
     let (a_places, b_places) = (places(a.len()), places(b.len()));
@@ -107,7 +108,7 @@ fn equal_strings(cx: &mut RunCx<'_>) -> Result<()> {
         let right = walk.block(1, &b_places, start, block.len(), right);
         zip(left, right, block, |left, right| {
             let (left, right) = (a[left].as_str(), b[right].as_str());
-            // Only texts of equal length are compared byte by byte.
+            // Only strings of equal length are compared byte by byte.
             spend_text(if left.len() == right.len() { left } else { "" });
             u8::from(left == right)
         });
@@ -115,7 +116,7 @@ fn equal_strings(cx: &mut RunCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What an 8-bit code of a float8 type is: no number, infinite, or neither.
+/// The class of an 8-bit float.
 #[derive(PartialEq)]
 enum Class {
     Nan,
@@ -124,6 +125,7 @@ enum Class {
 }
 
 fn classify(dtype: DType, code: u8) -> Class {
+    // The sign does not matter, except for the only NaN of the FNUZ types.
     match (dtype, code & 0x7f) {
         (DType::F8E4M3FN, 0x7f) | (DType::F8E5M2, 0x7d..) => Class::Nan,
         (DType::F8E5M2, 0x7c) => Class::Infinite,

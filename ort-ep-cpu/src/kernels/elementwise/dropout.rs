@@ -1,4 +1,4 @@
-//! `Dropout`: random zeros in training, else the same tensor.
+//! `Dropout`: random zeros in training, else the identity.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -17,13 +17,14 @@ cpu_kernels![KernelDef { op: "Dropout", in_place: &[(0, 0)], make, ..KernelDef::
 /// Elements converted at a time.
 const BLOCK: usize = 256;
 
-/// The generator goes on from run to run: a training step does not drop what the last one dropped.
+/// The generator's state carries over from run to run, so that each training step drops other
+/// elements.
 struct Dropout {
     generator: Mutex<Mt>,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    // The generator takes 32 bits of a seed, as numpy's does.
+    // The generator's seed has 32 bits, as in NumPy.
     let seed = match cx.attrs().find_int("seed") {
         Some(seed) => seed as u32,
         None => RandomState::new().build_hasher().finish() as u32,
@@ -76,8 +77,8 @@ fn failure(error: ConvertError) -> Error {
     error!(InvalidArgument, "{error}")
 }
 
-/// Keeps an element where a random number is not below `ratio`, scaled by `1 / (1 - ratio)`. The
-/// numbers are those of numpy's `uniform` with 53 bits.
+/// Keeps an element, scaled by `1 / (1 - ratio)`, if a random number is not below `ratio`. The
+/// numbers are those of NumPy's `uniform` with 53 bits.
 fn drop_at_random(
     generator: &mut Mt,
     ratio: f64,
@@ -106,7 +107,7 @@ fn drop_at_random(
     Ok(())
 }
 
-/// A number from 0 to below 1 of two draws, 27 bits and 26 bits.
+/// Returns a number from 0 to below 1, from 27 and 26 bits of two draws.
 fn uniform(generator: &mut Mt) -> f64 {
     let (high, low) = (generator.next_u32() >> 5, generator.next_u32() >> 6);
     (f64::from(high) * 67_108_864.0 + f64::from(low)) / 9_007_199_254_740_992.0

@@ -1,5 +1,6 @@
-//! Float operators with a scalar formula: the formula's program, run block by block. A few common
-//! functions have one loop of their own instead.
+//! Float operators with a scalar formula, compiled to a program that runs block by block.
+//!
+//! Some common functions are a single loop of the vector library instead.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -19,7 +20,7 @@ use crate::kept::Keep;
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast, Repeated};
 use crate::vector::elementwise::Unary;
 
-/// A kernel of floats from the operator's formula.
+/// Returns the float kernel of an operator with a formula.
 pub(in crate::kernels) const fn formula(op: &'static str) -> KernelDef {
     KernelDef {
         op,
@@ -35,7 +36,7 @@ pub(in crate::kernels) const fn formula(op: &'static str) -> KernelDef {
     }
 }
 
-/// A kernel of floats that folds any number of inputs.
+/// Returns a float kernel that folds any number of inputs.
 const fn folded(op: &'static str) -> KernelDef {
     KernelDef { make: make_folded, ..formula(op) }
 }
@@ -90,6 +91,7 @@ cpu_kernels![
     folded("Max"),
     folded("Sum"),
     folded("Mean"),
+    // `power` computes all other pairs of types.
     KernelDef { types: &[("T", TypeSet::FLOATS), ("T1", TypeSet::FLOATS)], when: one_type, ..formula("Pow") },
     KernelDef {
         domain: RUNTIME,
@@ -118,9 +120,9 @@ fn make_folded(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     make(cx, &formula)
 }
 
-/// All terms under one function, one after the other. What walks a formula recurs once for each
-/// level, so that many terms are folded in groups, and those again: the depth stays small however
-/// many inputs a node has.
+/// Combines all terms with one function. Code that walks a formula recurses once for each level.
+/// Many terms are therefore folded in groups, and these again, so that the depth stays small
+/// however many inputs a node has.
 fn fold(function: BinaryFn, mut terms: Vec<ScalarExpr>) -> Option<ScalarExpr> {
     const GROUP: usize = 128;
     let chain = |left, right| ScalarExpr::binary(function, left, right);
@@ -131,7 +133,7 @@ fn fold(function: BinaryFn, mut terms: Vec<ScalarExpr>) -> Option<ScalarExpr> {
     terms.into_iter().reduce(chain)
 }
 
-/// The kernel of a formula for the node's element type.
+/// Creates the kernel of a formula for the node's element type.
 fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>> {
     let node = cx.node.node;
     let program = match loop_of(node.spec.name, &node.attrs)? {
@@ -144,6 +146,7 @@ fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>>
         Some(DType::F16) => Box::new(move |cx: &mut RunCx<'_>| run::<half::f16>(cx, &program)),
         Some(DType::BF16) => Box::new(move |cx: &mut RunCx<'_>| run::<half::bf16>(cx, &program)),
         Some(DType::F64) => {
+            // Idioms are loops over `f32` only.
             let program = Program::compile(formula);
             Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, &program))
         }
@@ -151,7 +154,7 @@ fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>>
     })
 }
 
-/// The loop of the vector library that an operator is, where it is one.
+/// Returns the loop of the vector library that computes an operator, if there is one.
 fn loop_of(op: &str, attrs: &Attributes) -> Result<Option<Unary>> {
     let name = if op == "Gelu" && attrs.string("approximate")? == "tanh" { "FastGelu" } else { op };
     one_loop(name, |parameter| attrs.float(parameter))
@@ -159,7 +162,7 @@ fn loop_of(op: &str, attrs: &Attributes) -> Result<Option<Unary>> {
 
 /// Buffers that the blocks of one thread share.
 struct Scratch<S: Storage> {
-    /// For each input: elements brought side by side, and the same as lanes.
+    /// For each input: its elements made contiguous, and the same as lanes.
     inputs: Vec<(Vec<S>, Vec<S::Lane>)>,
     registers: Vec<Register<S::Lane>>,
     result: Vec<S::Lane>,
@@ -179,11 +182,11 @@ impl<S: Storage> Keep for Scratch<S> {
     }
 }
 
-/// A block of intermediate results, on a line of the cache: vectors that cross lines take twice as
+/// A block of intermediate results, aligned to a cache line. Vectors that cross lines take twice as
 /// long.
 struct Register<L> {
     values: Vec<L>,
-    /// Values before the first line.
+    /// Values before the first cache line.
     skipped: usize,
 }
 
@@ -194,14 +197,15 @@ impl<L> Default for Register<L> {
 }
 
 impl<L: Lane> Register<L> {
-    /// Bytes of a line.
+    /// Bytes of a cache line.
     const LINE: usize = 64;
 
-    /// The first `len` values, whatever they hold.
+    /// Returns the first `len` values, whatever they hold.
     fn values(&mut self, len: usize) -> &mut [L] {
         let slack = Register::<L>::LINE / size_of::<L>();
         if self.values.len() < len + slack {
             self.values.resize(len + slack, L::default());
+            // The vector moved when it grew, so its alignment is found again.
             self.skipped = self.values.as_ptr().align_offset(Register::<L>::LINE).min(slack);
         }
         &mut self.values[self.skipped..][..len]
@@ -227,6 +231,7 @@ fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
     let walk = Broadcast::new(shape, &shapes)?;
     let threads = cx.threads();
     let output = cx.output(0)?.as_mut_slice::<S>()?;
+    // A single step over contiguous lanes needs no registers, so blocks may be of any length.
     let whole = walk.is_flat() && program.steps.len() == 1 && S::lanes(&[]).is_some();
     let limit = if whole { usize::MAX } else { BLOCK };
     let extra = program.extra_units();
@@ -241,8 +246,8 @@ fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
     Ok(())
 }
 
-/// A program of one step whose input is in the output already is one loop over it, where the lane
-/// has such a loop.
+/// Runs a program of one step in place, if the output already holds its input and the lane type has
+/// a loop for that. Returns whether it did.
 fn single_in_place<S: Storage>(
     program: &Steps<S>,
     walk: &Broadcast,
@@ -307,14 +312,16 @@ fn compute<S: Storage>(
     let len = block.len();
     let Some((last, steps)) = program.steps.split_last() else { return };
     let gathering = Gathering { program, walk, inputs: inputs.as_slice(), start, len };
-    // Steps before the last read what the output holds where it is.
+    // Steps before the last read what the output holds in place.
     let operands = gathering.gather(steps, block, buffers);
     for step in steps {
+        // Taken out, so that other registers can be read while it is written.
         let mut target = std::mem::take(&mut registers[step.to]);
         apply(step, &operands, registers, target.values(len));
         registers[step.to] = target;
     }
     drop(operands);
+    // Half precision computes in `f32` and rounds once.
     if S::lanes(block).is_none() {
         result.resize(len, S::Lane::default());
         let operands = gathering.gather(std::slice::from_ref(last), block, buffers);
@@ -323,7 +330,7 @@ fn compute<S: Storage>(
         S::narrow(result, block);
         return;
     }
-    // The last step writes the output, so what it reads there is copied out of the way.
+    // The last step writes the output, so we first copy what it reads there.
     let shared = inputs.iter().position(Option::is_none).filter(|shared| last.reads(*shared));
     let mut held = Vec::new();
     if let Some(shared) = shared {
@@ -341,21 +348,22 @@ fn compute<S: Storage>(
     }
 }
 
-/// What the operands of a block are gathered from.
+/// The sources of a block's operands.
 struct Gathering<'a, S: Storage> {
     program: &'a Steps<S>,
     walk: &'a Broadcast,
     inputs: &'a [Option<&'a [S]>],
-    /// The block of the output: where it starts, and its length.
+    /// The start of the block in the output.
     start: usize,
+    /// The length of the block.
     len: usize,
 }
 
 type Operands<'b, L> = SmallVec<[Operand<'b, L>; 3]>;
 
 impl<S: Storage> Gathering<'_, S> {
-    /// The inputs over the block from `start` on, as far as one of the steps reads them; that of
-    /// the output is `held`.
+    /// Returns the block of each input that one of the steps reads. `held` is the input that the
+    /// output's memory holds.
     fn gather<'b>(
         &'b self,
         steps: &[Step<<S::Lane as Lane>::Own>],
@@ -391,7 +399,7 @@ impl<S: Storage> Gathering<'_, S> {
     }
 }
 
-/// Elements as lanes, through `buffer` where they are not.
+/// Views elements as lanes, converted through `buffer` if they are not.
 fn as_lanes<'b, S: Storage>(elements: &'b [S], buffer: &'b mut Vec<S::Lane>) -> &'b [S::Lane] {
     match S::lanes(elements) {
         Some(lanes) => lanes,
@@ -409,11 +417,11 @@ enum Operand<'a, L> {
     Rows(Repeated<'a, L>),
 }
 
-/// Rows that are shorter take longer one by one than written out.
+/// The shortest row that is worth a call of its own. Shorter ones are faster when written out.
 const SHORTEST_ROW: usize = 256;
 
-/// An input that has one element for each of several rows of a block, where the program takes it as
-/// such.
+/// Returns an input that has one element for each of several rows of a block, if the program can
+/// use it as such.
 fn rows_of<'b, S: Storage>(
     program: &Steps<S>,
     walk: &Broadcast,
@@ -447,8 +455,8 @@ fn apply<L: Lane>(step: &Step<L::Own>, inputs: &[Operand<'_, L>], registers: &[R
             _ => {}
         }
     }
-    // What has an element for each row was found to be beside a whole block only, so this reads
-    // nothing else.
+    // `rows_of` returns rows only beside whole blocks, which were handled above. This case is never
+    // read.
     let [a, b, c] = operands.map(|operand| match operand {
         Operand::Block(block) => block,
         Operand::Rows(_) => Block::Scalar(L::default()),
@@ -496,8 +504,8 @@ mod tests {
         output
     }
 
-    /// Each loop of the vector library that stands for an operator agrees with the operator's
-    /// formula in double precision, and so does the formula's own program in single precision.
+    /// Checks each loop of the vector library that stands for an operator against the operator's
+    /// formula in double precision. Does the same for the formula's program in single precision.
     #[test]
     fn loops_and_programs_agree_with_formulas() -> Result<()> {
         let values: Vec<f32> = (-400..=400).map(|step| step as f32 * 0.02 + 0.001).collect();

@@ -1,4 +1,4 @@
-//! `Identity` and `BitCast`: the same bytes.
+//! `Identity` and `BitCast`: the bytes stay the same.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView, OutputsFrom, RunCx};
@@ -38,7 +38,7 @@ fn is_numeric_tensor(node: &NodeView<'_>) -> bool {
     matches!(node.input_type(0), ValueType::Tensor(tensor) if tensor.dtype != DType::String)
 }
 
-/// Copies the bytes, unless they are there already.
+/// Copies the bytes, unless the output shares the input's memory.
 pub(super) fn copy(cx: &mut RunCx<'_>) -> Result<()> {
     if cx.in_place(0).is_some() {
         return Ok(());
@@ -50,7 +50,7 @@ pub(super) fn copy(cx: &mut RunCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Hands over a value of any kind.
+/// Copies a value of any kind.
 fn hand_over(cx: &mut RunCx<'_>) -> Result<()> {
     let value = cx.own_input(0)?;
     cx.set(0, value)

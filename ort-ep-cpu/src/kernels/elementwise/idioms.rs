@@ -1,4 +1,6 @@
-//! Parts of formulas that one loop of the vector library computes: `x * sigmoid(x)` is `Silu`.
+//! Idiom recognition: subformulas that one vector loop computes.
+//!
+//! For example, `x * sigmoid(x)` is `Silu`.
 
 use std::sync::OnceLock;
 
@@ -7,12 +9,12 @@ use ort_core::spec::{BinaryFn, UnaryFn};
 
 use crate::vector::elementwise::Unary;
 
-/// A formula of one value, `Input(0)`, and of constants, the inputs behind it; and the loop with
-/// these constants.
+/// A pattern over one value, `Input(0)`, and constants, the inputs after it; and the loop for these
+/// constants.
 type Idiom = (ScalarExpr, fn([f32; 2]) -> Unary);
 
-/// Longer ones first, as they may hold shorter ones. They are written as the records of the
-/// operators are.
+/// Longer patterns come first, because they may contain shorter ones. They are written like the
+/// formulas in the operators' records.
 fn idioms() -> &'static [Idiom] {
     static IDIOMS: OnceLock<Vec<Idiom>> = OnceLock::new();
     IDIOMS.get_or_init(|| {
@@ -43,7 +45,7 @@ fn idioms() -> &'static [Idiom] {
     })
 }
 
-/// The loop that a formula is, and the formula of the value that it takes.
+/// Returns the loop that a formula matches, and the subformula of its argument.
 pub(super) fn idiom(formula: &ScalarExpr) -> Option<(Unary, &ScalarExpr)> {
     idioms().iter().find_map(|(pattern, function)| {
         let mut bound = [None; 3];
@@ -59,8 +61,7 @@ pub(super) fn idiom(formula: &ScalarExpr) -> Option<(Unary, &ScalarExpr)> {
     })
 }
 
-/// Whether a formula has the form of a pattern. `bound` holds what the inputs of the pattern stand
-/// for.
+/// Returns whether a formula matches a pattern. `bound` holds what the pattern's inputs stand for.
 fn matches<'f>(
     pattern: &ScalarExpr,
     formula: &'f ScalarExpr,
@@ -73,10 +74,11 @@ fn matches<'f>(
             let fits = *index == 0 || matches!(formula, Constant(_));
             fits && *place.get_or_insert(formula) == formula
         }
-        // Numbers of models are rounded to single precision.
+        // Models round their constants to single precision.
         (Constant(a), Constant(b)) => (a - b).abs() <= 1e-6 * a.abs(),
         (Unary(f, x), Unary(g, y)) => f == g && matches(x, y, bound),
         (Binary(f, a, b), Binary(g, c, d)) if f == g => {
+            // Commutative functions match in either order. A failed try must not leave bindings.
             let before = *bound;
             if matches(a, c, bound) && matches(b, d, bound) {
                 return true;

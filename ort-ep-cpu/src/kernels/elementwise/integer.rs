@@ -1,5 +1,6 @@
-//! Integer arithmetic and functions of bits. Sums and products wrap, as in numpy; division by 0
-//! gives 0.
+//! Integer arithmetic and bit operations.
+//!
+//! Sums and products wrap, as in NumPy. Division by 0 results in 0.
 
 use bytemuck::Pod;
 use num_traits::{AsPrimitive, PrimInt, WrappingAdd, WrappingMul, WrappingSub};
@@ -16,7 +17,7 @@ use crate::cpu_kernels;
 use crate::interrupt::spend;
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
 
-/// A kernel of integers.
+/// Returns a kernel for integers.
 const fn integer(op: &'static str, make: Make) -> KernelDef {
     KernelDef { op, types: &[("T", TypeSet::INTEGERS)], in_place: &[(0, 0), (1, 0)], make, ..KernelDef::BASE }
 }
@@ -44,18 +45,18 @@ cpu_kernels![
     integer("Shrink", make_unary),
 ];
 
-/// An integer type of a tensor.
+/// An integer element type.
 pub(super) trait Integer:
     Element + Pod + PrimInt + WrappingAdd + WrappingSub + WrappingMul + AsPrimitive<f64> + AsPrimitive<i64>
 {
-    /// The nearest of its numbers.
+    /// Converts a float, truncated and clamped.
     fn from_float(value: f64) -> Self;
     fn wrapping_neg(self) -> Self;
-    /// Rounded towards 0; 0 by 0.
+    /// Divides, rounding towards 0. Division by 0 results in 0.
     fn quotient(self, divisor: Self) -> Self;
-    /// With the sign of the dividend; 0 by 0.
+    /// Returns the remainder with the sign of the dividend; 0 if the divisor is 0.
     fn remainder(self, divisor: Self) -> Self;
-    /// Zero fill to the left, and the sign to the right, also past the width.
+    /// Shifts left with zeros, or right with the sign, also past the width.
     fn shift(self, by: Self, left: bool) -> Self;
 }
 
@@ -88,7 +89,7 @@ macro_rules! integers {
 
 integers!(u8, i8, u16, i16, u32, i32, u64, i64);
 
-/// The remainder with the sign of the divisor.
+/// Returns the remainder with the sign of the divisor.
 fn floor_remainder<T: Integer>(a: T, b: T) -> T {
     let rest = a.remainder(b);
     let differ = (rest < T::zero()) != (b < T::zero());
@@ -148,7 +149,7 @@ fn run_folded<T: Integer>(cx: &mut RunCx<'_>, function: ZipBlock<T, T, T>) -> Re
         operands.push(elements);
         shapes.push(shape);
     }
-    // The input that the output already holds comes first; the others may follow in any order.
+    // The input that the output already holds comes first. The others may follow in any order.
     let shared = operands.iter().position(Option::is_none).unwrap_or(0);
     let walk = Broadcast::new(output_shape(cx, 0)?, &shapes)?;
     let threads = cx.threads();
@@ -160,6 +161,7 @@ fn run_folded<T: Integer>(cx: &mut RunCx<'_>, function: ZipBlock<T, T, T>) -> Re
         }
         spend(operands.len() * block.len() / 4);
         for index in (0..operands.len()).filter(|&index| index != shared) {
+            // The function cannot read and write the block at once, so it reads a copy.
             left.clear();
             left.extend_from_slice(block);
             let next = operand_block(&walk, (index, operands[index]), start, block, right);
@@ -202,7 +204,7 @@ fn unary_function<T: Integer>(op: &str) -> Result<fn(&mut [T])> {
     })
 }
 
-/// `x + bias` below `-lambda`, `x - bias` above `lambda`, else 0.
+/// Returns `x + bias` below `-lambda`, `x - bias` above `lambda`, else 0.
 fn shrink<T: Integer>(x: T, lambda: f64, bias: f64) -> T {
     let value: f64 = x.as_();
     if value < -lambda {

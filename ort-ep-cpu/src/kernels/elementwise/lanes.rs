@@ -1,4 +1,4 @@
-//! The numbers that programs compute with, `f32` and `f64`, and the element types stored as them.
+//! The compute types of programs, `f32` and `f64`, and the element types stored as them.
 
 use std::convert::Infallible;
 
@@ -15,7 +15,7 @@ use crate::vector::elementwise::{
     Binary, Operand, Unary, binary, binary_in_place, binary_in_place_swapped, unary, unary_in_place,
 };
 
-/// A number that programs compute with.
+/// A number type that programs compute in.
 pub(super) trait Lane: Pod + Default + PartialEq + Send + Sync {
     /// Functions of one value that it has beside those of formulas.
     type Own: Copy + PartialEq + Send + Sync;
@@ -25,12 +25,12 @@ pub(super) trait Lane: Pod + Default + PartialEq + Send + Sync {
     fn unary(function: UnaryFn, from: &[Self], to: &mut [Self]);
     fn unary_in_place(function: UnaryFn, data: &mut [Self]);
     fn binary(function: BinaryFn, a: Block<'_, Self>, b: Block<'_, Self>, to: &mut [Self]);
-    /// `data` becomes the function of itself and `other`, or of `other` and itself where `swapped`;
-    /// false where there is no loop for that.
+    /// Replaces `data` by the function of itself and `other`, or of `other` and itself if
+    /// `swapped`. Returns false if there is no loop for that.
     fn binary_in_place(function: BinaryFn, data: &mut [Self], other: Block<'_, Self>, swapped: bool) -> bool;
 
-    /// `to` becomes the function of `data` and, row by row, of one number; or the other way round
-    /// where `swapped`.
+    /// Writes the function of `data` and, row by row, of one number to `to`. The operands are
+    /// exchanged if `swapped`.
     fn binary_rows(
         function: BinaryFn,
         data: &[Self],
@@ -88,6 +88,7 @@ impl Lane for f32 {
     }
 
     fn binary_in_place(function: BinaryFn, data: &mut [f32], other: Block<'_, f32>, swapped: bool) -> bool {
+        // `Pow` goes through `binary`, which has loops for common exponents.
         let Some(function) = vector_binary(function).filter(|function| *function != Binary::Pow) else {
             return false;
         };
@@ -97,7 +98,8 @@ impl Lane for f32 {
     }
 }
 
-/// The exponents that real models use most, without a call for each element.
+/// Computes the powers that models use most, without a call for each element. Returns false for
+/// other exponents.
 fn small_power(exponent: f32, from: &[f32], to: &mut [f32]) -> bool {
     let isa = Isa::current();
     if exponent == 1.0 {
@@ -152,6 +154,7 @@ fn vector_unary(function: UnaryFn) -> Result<Unary, fn(f32) -> f32> {
         UnaryFn::Sin => Unary::Sin,
         UnaryFn::Cos => Unary::Cos,
         UnaryFn::Tanh => Unary::Tanh,
+        // These have no vector loop.
         UnaryFn::Tan => return Err(f32::tan),
         UnaryFn::Asin => return Err(f32::asin),
         UnaryFn::Acos => return Err(f32::acos),
@@ -227,7 +230,7 @@ fn unary_f64(function: UnaryFn) -> fn(f64) -> f64 {
         UnaryFn::Cosh => f64::cosh,
         UnaryFn::Tanh => f64::tanh,
         UnaryFn::Asinh => libm::asinh,
-        // The crate gives numbers for some arguments outside of the domain.
+        // `libm` returns numbers for some arguments outside of the domain.
         UnaryFn::Acosh => |x| if x < 1.0 { f64::NAN } else { libm::acosh(x) },
         UnaryFn::Atanh => libm::atanh,
         UnaryFn::IsNan => |x| f64::from(u8::from(x.is_nan())),
@@ -236,7 +239,7 @@ fn unary_f64(function: UnaryFn) -> fn(f64) -> f64 {
     }
 }
 
-/// The functions of two values as plain loops.
+/// Computes the functions of two values by plain loops.
 fn scalar_binary<T: Lane + num_traits::Float>(
     function: BinaryFn,
     a: Block<'_, T>,
@@ -264,8 +267,8 @@ fn scalar_binary<T: Lane + num_traits::Float>(
     }
 }
 
-/// The remainder with the sign of the divisor, and the special cases that the standard lists for
-/// `Mod`.
+/// Returns the remainder with the sign of the divisor, and the special cases that the standard
+/// lists for `Mod`.
 fn floor_remainder<T: num_traits::Float>(a: T, b: T) -> T {
     let rest = a % b;
     if rest.is_zero() {
@@ -274,15 +277,15 @@ fn floor_remainder<T: num_traits::Float>(a: T, b: T) -> T {
     if (rest < T::zero()) != (b < T::zero()) { rest + b } else { rest }
 }
 
-/// An element type whose numbers programs compute as [`Storage::Lane`].
+/// An element type that programs compute in as [`Storage::Lane`].
 pub(super) trait Storage: Element + Pod {
     type Lane: Lane;
     fn widen_one(self) -> Self::Lane;
-    /// Appends nothing: `to` becomes the numbers of `from`.
+    /// Replaces the content of `to` by the numbers of `from`.
     fn widen(from: &[Self], to: &mut Vec<Self::Lane>);
     /// Rounds once to the element type.
     fn narrow(from: &[Self::Lane], to: &mut [Self]);
-    /// The elements themselves, where they are lanes already.
+    /// Returns the elements themselves, if they are lanes already.
     fn lanes(elements: &[Self]) -> Option<&[Self::Lane]>;
     fn lanes_mut(elements: &mut [Self]) -> Option<&mut [Self::Lane]>;
 }
@@ -314,7 +317,7 @@ macro_rules! stored_as_is {
 
 stored_as_is!(f32, f64);
 
-/// 16-bit floats, computed as `f32`.
+/// 16-bit floats, computed in `f32`.
 macro_rules! stored_as_f32 {
     ($($native:ty),*) => {$(
         impl Storage for $native {

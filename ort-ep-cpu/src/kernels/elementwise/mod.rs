@@ -1,5 +1,7 @@
-//! Elementwise operators: float formulas run as small programs over blocks; integers, comparisons
-//! and moves have typed loops.
+//! Element-wise operators.
+//!
+//! Float formulas run as small programs over blocks. Integers, comparisons and moves have typed
+//! loops.
 
 #![allow(
     clippy::indexing_slicing,

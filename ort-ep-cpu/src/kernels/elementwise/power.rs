@@ -1,4 +1,4 @@
-//! `Pow` where the base or the exponent is an integer.
+//! `Pow` of integers and of mixed types.
 
 use num_traits::AsPrimitive;
 use ort_core::dtype::{DType, TypeSet};
@@ -31,7 +31,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }, else => Err(unknown())), else => Err(unknown()))
 }
 
-/// Through double precision, rounded or cut off once.
+/// Computes in double precision, rounded or truncated once.
 fn double_power<T: AsPrimitive<f64>, E: AsPrimitive<f64>>(base: T, exponent: E) -> T
 where
     f64: AsPrimitive<T>,
@@ -39,8 +39,8 @@ where
     base.as_().powf(exponent.as_()).as_()
 }
 
-/// Exact where it fits, wrapping where not. A negative power is the fraction cut off: 0 but for 1
-/// and -1.
+/// Computes an exact power if it fits, else it wraps. A negative exponent truncates the fraction,
+/// so the result is 0 except for the bases 1 and -1.
 fn integer_power<T: Integer, E: Integer>(base: T, exponent: E) -> T {
     let mut rest: i64 = exponent.as_();
     if rest < 0 {

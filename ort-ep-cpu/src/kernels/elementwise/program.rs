@@ -1,25 +1,26 @@
-//! Scalar formulas compiled to steps over registers, each of which is one vector loop over a block.
+//! Compiler from scalar formulas to steps over registers.
+//!
+//! Each step is one vector loop over a block.
 
 use ort_core::spec::{BinaryFn, ScalarExpr, UnaryFn};
 use smallvec::SmallVec;
 
-/// What one step computes. `V` are further functions of one value that a kind of lane has in one
-/// loop.
+/// The function of a step. `V` are further functions of one value for which a lane type has a loop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Function<V> {
     /// The operand itself.
     Copy,
-    /// One of the lane's own functions.
+    /// One of the lane type's own functions.
     Own(V),
     /// A function of one value.
     Unary(UnaryFn),
-    /// A function of two.
+    /// A function of two values.
     Binary(BinaryFn),
-    /// The second where the first is not zero, else the third.
+    /// The second operand if the first is not zero, else the third.
     Select,
 }
 
-/// Where a step reads.
+/// The source of an operand.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Source {
     Input(usize),
@@ -27,7 +28,7 @@ pub(super) enum Source {
     Register(usize),
 }
 
-/// One step: the operands that its function does not have are constants that nobody reads.
+/// One step. Operands that its function does not have are constants, which are never read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Step<V> {
     pub(super) function: Function<V>,
@@ -37,7 +38,7 @@ pub(super) struct Step<V> {
 }
 
 impl<V> Step<V> {
-    /// The inputs that it reads.
+    /// Returns the inputs that the step reads.
     pub(super) fn inputs(&self) -> impl Iterator<Item = usize> + '_ {
         self.operands.iter().filter_map(|operand| match operand {
             Source::Input(index) => Some(*index),
@@ -45,13 +46,13 @@ impl<V> Step<V> {
         })
     }
 
-    /// Whether it reads the input at `index`.
+    /// Returns whether the step reads the input at `index`.
     pub(super) fn reads(&self, index: usize) -> bool {
         self.operands.contains(&Source::Input(index))
     }
 }
 
-/// A formula as steps; each writes a register that no operand of the same step is in.
+/// A formula as steps. No step writes a register that it reads.
 #[derive(Debug, Clone)]
 pub(super) struct Program<V> {
     pub(super) steps: Vec<Step<V>>,
@@ -62,7 +63,7 @@ pub(super) struct Program<V> {
 const NOTHING: Source = Source::Constant(0.0);
 
 impl<V: Copy + PartialEq> Program<V> {
-    /// The program of one function of the lane's own.
+    /// Returns the program of one function of the lane type's own.
     pub(super) fn own(function: V) -> Program<V> {
         let operands = [Source::Input(0), NOTHING, NOTHING];
         Program {
@@ -72,7 +73,8 @@ impl<V: Copy + PartialEq> Program<V> {
         }
     }
 
-    /// The program of one function of the lane's own, of the sum of two inputs.
+    /// Returns the program of one function of the lane type's own, applied to the sum of two
+    /// inputs.
     pub(super) fn own_of_sum(function: V) -> Program<V> {
         let sum = Step {
             function: Function::Binary(BinaryFn::Add),
@@ -87,16 +89,17 @@ impl<V: Copy + PartialEq> Program<V> {
         Program { steps: vec![sum, last], registers: 1, inputs: 2 }
     }
 
-    /// The program of a formula. Equal parts of the formula are computed once.
+    /// Compiles a formula, with common-subexpression elimination.
     pub(super) fn compile(formula: &ScalarExpr) -> Program<V> {
         Program::compile_with(formula, |_| None)
     }
 
-    /// The same with functions of the lane's own for the parts of which `idiom` knows one, and what
-    /// it takes.
+    /// Like [`compile`](Self::compile), but uses the lane type's own functions for the subformulas
+    /// that `idiom` recognizes.
     pub(super) fn compile_with(formula: &ScalarExpr, idiom: FindIdiom<V>) -> Program<V> {
         let mut steps = Vec::new();
         let result = emit(&mut steps, formula, idiom);
+        // The last step writes the output, so a formula that ends in no new step needs a copy.
         if steps.is_empty() || result != Source::Register(steps.len() - 1) {
             steps.push(Step {
                 function: Function::Copy,
@@ -109,12 +112,12 @@ impl<V: Copy + PartialEq> Program<V> {
     }
 }
 
-/// The function that a formula is, and the formula of the value that it takes.
+/// Returns the function that a formula is, and the subformula of its argument.
 type FindIdiom<V> = fn(&ScalarExpr) -> Option<(V, &ScalarExpr)>;
 
 impl<V: Copy> Program<V> {
-    /// Units of work for an element beside the one that every element counts for. A remainder may
-    /// take a step for each power of two between its operands.
+    /// Returns the units of work for an element beyond the one that every element counts for. A
+    /// remainder may take a step for each power of two between its operands.
     pub(super) fn extra_units(&self) -> usize {
         const OF_A_REMAINDER: usize = 32;
         let is_remainder =
@@ -122,8 +125,8 @@ impl<V: Copy> Program<V> {
         self.steps.len().saturating_sub(1) + OF_A_REMAINDER * self.steps.iter().filter(is_remainder).count()
     }
 
-    /// Whether the input at `index` is only ever one side of functions of two, whose other side is
-    /// `whole`.
+    /// Returns whether the input at `index` is only ever one side of binary functions whose other
+    /// side satisfies `whole`.
     pub(super) fn only_beside(&self, index: usize, whole: impl Fn(Source) -> bool) -> bool {
         let here = Source::Input(index);
         self.steps.iter().all(|step| match (step.function, step.operands) {
@@ -134,7 +137,7 @@ impl<V: Copy> Program<V> {
     }
 }
 
-/// The steps before a new one among which the same one is looked for.
+/// How many earlier steps are searched for one that equals a new step.
 const MOST_COMPARED: usize = 256;
 
 fn emit<V: Copy + PartialEq>(steps: &mut Vec<Step<V>>, formula: &ScalarExpr, idiom: FindIdiom<V>) -> Source {
@@ -150,7 +153,7 @@ fn emit<V: Copy + PartialEq>(steps: &mut Vec<Step<V>>, formula: &ScalarExpr, idi
         }
     };
     let same = |step: &Step<V>| step.function == function && step.operands == operands;
-    // Among all of very many steps it would take quadratic time.
+    // Searching all of very many steps would take quadratic time.
     let first = steps.len().saturating_sub(MOST_COMPARED);
     let known = steps.iter().skip(first).position(same).map(|place| first + place);
     let index = known.unwrap_or_else(|| {
@@ -160,7 +163,8 @@ fn emit<V: Copy + PartialEq>(steps: &mut Vec<Step<V>>, formula: &ScalarExpr, idi
     Source::Register(index)
 }
 
-/// Replaces one register for each step by as few as suffice; returns how many.
+/// Register allocation: replaces one register for each step by as few as suffice, and returns how
+/// many.
 fn assign_registers<V>(steps: &mut [Step<V>]) -> usize {
     let mut last_use = vec![usize::MAX; steps.len()];
     for (index, step) in steps.iter().enumerate() {
@@ -174,6 +178,7 @@ fn assign_registers<V>(steps: &mut [Step<V>]) -> usize {
     let mut place = vec![0; steps.len()];
     let last = steps.len().saturating_sub(1);
     for index in 0..steps.len() {
+        // The last step writes the output, so it needs no register.
         if index < last {
             place[index] = free.pop().unwrap_or_else(|| {
                 count += 1;
@@ -181,6 +186,8 @@ fn assign_registers<V>(steps: &mut [Step<V>]) -> usize {
             });
             steps[index].to = place[index];
         }
+        // Registers that die here are freed after the step got its own. No step writes what it
+        // reads.
         let mut done: SmallVec<[usize; 3]> = SmallVec::new();
         for operand in &mut steps[index].operands {
             if let Source::Register(register) = operand {

@@ -1,5 +1,6 @@
-//! Right sides of 8-bit codes: packed ahead, and products for which the left side is quantized on
-//! the way.
+//! GEMM with an 8-bit quantized right side.
+//!
+//! The right side is packed ahead or in the run. The left side is quantized dynamically.
 
 use ort_core::dtype::DType;
 use ort_core::ep::CompileCx;
@@ -15,16 +16,16 @@ use crate::gemm::integer::{
 };
 use crate::kernels::quant::dynamic_quantize::ByteCodes;
 
-/// A constant right side, packed.
+/// A constant quantized right side, packed.
 pub(crate) struct PackedCodes {
     bytes: Packed<u8>,
     unsigned: bool,
-    /// Rows and columns.
+    /// Rows (k) and columns.
     pub(super) shape: [usize; 2],
 }
 
 impl PackedCodes {
-    /// Packs a matrix of `shape` (k, columns) that starts at code `first` of a constant.
+    /// Packs a matrix of `shape` (k, columns) that starts at element `first` of a constant.
     pub(crate) fn new(
         cx: &mut CompileCx<'_>,
         view: TensorView<'_>,
@@ -48,19 +49,19 @@ impl PackedCodes {
     }
 }
 
-/// Whether codes have no sign.
+/// Returns whether quantized values are unsigned.
 pub(super) fn is_unsigned(view: TensorView<'_>) -> bool {
     view.dtype() == DType::U8
 }
 
-/// Codes where they lie, or packed ahead, matrix by matrix.
+/// Quantized matrices as they are in memory, or packed ahead.
 #[derive(Clone, Copy)]
 enum Codes<'a> {
     Plain { bytes: &'a [u8], unsigned: bool },
     Packed(&'a [PackedCodes]),
 }
 
-/// Matrices `[k, columns]` of codes one after the other, each with its scales and zero points.
+/// Quantized matrices `[k, columns]` one after another, each with its scales and zero points.
 pub(crate) struct CodedWeights<'a> {
     codes: Codes<'a>,
     shape: [usize; 2],
@@ -70,8 +71,8 @@ pub(crate) struct CodedWeights<'a> {
 }
 
 impl<'a> CodedWeights<'a> {
-    /// Weights of shape `[count, k, columns]`, with scales and zero points of shape `[count]` or
-    /// `[count, columns]`.
+    /// Creates weights of shape `[count, k, columns]`, with scales and zero points of shape
+    /// `[count]` or `[count, columns]`.
     pub(crate) fn new(
         weights: TensorView<'a>,
         expected: [usize; 3],
@@ -88,7 +89,7 @@ impl<'a> CodedWeights<'a> {
         Self::with_codes(codes, expected, scales, zeros)
     }
 
-    /// The same for weights that were packed.
+    /// Like [`new`](Self::new), for packed weights.
     pub(crate) fn packed(
         weights: &'a [PackedCodes],
         expected: [usize; 3],
@@ -118,7 +119,7 @@ impl<'a> CodedWeights<'a> {
         Ok(CodedWeights { codes, shape: [k, columns], scales: scales.as_slice()?, zeros, count })
     }
 
-    /// The matrix at `index`.
+    /// Returns the matrix at `index`.
     pub(crate) fn at(&self, index: usize) -> CodedRight<'_> {
         let len = self.shape[0] * self.shape[1];
         let (scales, zeros) = (self.scales.len() / self.count, self.zeros.len() / self.count);
@@ -137,7 +138,7 @@ impl<'a> CodedWeights<'a> {
     }
 }
 
-/// One matrix of codes; scales and zero points are one, or one for each column.
+/// One quantized matrix, with one scale and zero point for all or for each column.
 #[derive(Clone, Copy)]
 pub(crate) struct CodedRight<'a> {
     codes: Codes<'a>,
@@ -146,14 +147,13 @@ pub(crate) struct CodedRight<'a> {
     zeros: &'a [i32],
 }
 
-/// Numbers of workspace for so many codes, whole lines of the cache.
+/// Returns the workspace in `f32` values for `count` quantized values, in whole cache lines.
 pub(super) fn codes_len(count: usize) -> usize {
     count.div_ceil(size_of::<f32>()).next_multiple_of(16)
 }
 
 impl CodedRight<'_> {
-    /// Numbers of workspace for a product of a shape (rows, columns, length of the sums), with a
-    /// right side that is packed or not.
+    /// Returns the workspace in values for a GEMM of this shape (rows, columns, k).
     pub(crate) fn workspace_len(cpu: Cpu, shape: [usize; 3], is_packed: bool) -> usize {
         let [rows, columns, k] = shape;
         let packed = if is_packed { 0 } else { codes_len(packed_right_len(cpu, k, columns)) };
@@ -162,8 +162,8 @@ impl CodedRight<'_> {
         codes.saturating_add(packed).saturating_add(columns).saturating_add(of_product)
     }
 
-    /// `result = a * b`, or `result + a * b` where `add`, with `a`, which lies row by row, as codes
-    /// that cover its whole range. The rows of `result` lie `row_stride` apart.
+    /// Computes `result = a * b`, or `result + a * b` if `add`. The row-major `a` is quantized over
+    /// its whole range. The rows of `result` are `row_stride` apart.
     pub(crate) fn multiply(
         &self,
         cpu: Cpu,
@@ -199,7 +199,7 @@ impl CodedRight<'_> {
     }
 }
 
-/// The products of a scale with one scale, or with one for each column.
+/// Multiplies a scale with one scale, or with the scale of each column.
 pub(super) fn scaled<'a>(scale: f32, scales: &[f32], to: &'a mut [f32]) -> Factors<'a> {
     if let [one] = scales {
         return Factors::One(scale * one);

@@ -23,11 +23,12 @@ use crate::vector::elementwise::Unary;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
-/// A constant right side is packed.
+/// For a constant right side, which is packed once.
 const PACKED: KernelDef = KernelDef {
     op: "Gemm",
     types: &[("T", SINGLE)],
     rank: 1,
+    // Packing reads the weight at any alignment.
     unaligned: &[1],
     when: |node: &NodeView<'_>| {
         is_weight(node.dtype(1)) && node.constant(1).is_some_and(|tensor| tensor.shape().len() == 2)
@@ -53,7 +54,7 @@ cpu_kernels![
     },
 ];
 
-/// The attributes.
+/// The attributes of a node.
 #[derive(Clone, Copy)]
 struct Options {
     alpha: f32,
@@ -77,7 +78,8 @@ impl Options {
         })
     }
 
-    /// The sizes (rows, columns) and strides of the side at `index` as it is multiplied.
+    /// Returns the shape (rows, columns) and strides of the side at `index`, transposed if the node
+    /// says so.
     fn side(&self, index: usize, shape: &[usize]) -> Result<([usize; 2], [usize; 2])> {
         match *shape {
             [rows, columns] if self.transposed[index] => Ok(([columns, rows], [1, columns])),
@@ -115,12 +117,12 @@ impl Single {
 }
 
 impl Single {
-    /// Whether the left side lies column by column and is packed.
+    /// Returns whether the left side is column-major and worth packing.
     fn packs_left(&self, shape: [usize; 3]) -> bool {
         self.options.transposed[0] && PackedLeft::pays(shape)
     }
 
-    /// The parts of the sums that are computed one after the other: all at once, unless the left
+    /// Returns the ranges of k that are computed one after another: a single one, unless the left
     /// side is packed part by part.
     fn parts(&self, shape: [usize; 3]) -> SmallVec<[Range<usize>; 4]> {
         match self.packs_left(shape) && self.right.is_none() {
@@ -129,8 +131,8 @@ impl Single {
         }
     }
 
-    /// How the third input is added: as a step behind the sums, or from where it is spread over the
-    /// result, times the factor that is returned.
+    /// Returns how the third input is added: by an epilogue step, or as the initial result times
+    /// the factor that is returned.
     fn addend<'a>(
         &self,
         c: Option<&TensorView<'a>>,
@@ -139,6 +141,7 @@ impl Single {
     ) -> Result<(SmallVec<[Step<'a>; 2]>, f32)> {
         let Some(c) = c else { return Ok((SmallVec::new(), 0.0)) };
         let values = c.as_slice::<f32>()?;
+        // The epilogue adds values as they are, so it needs a beta of 1.
         let step = match *c.shape() {
             [n] | [1, n] if n == columns && self.options.beta == 1.0 => Step::ColumnBias(values),
             [m, n] if [m, n] == [rows, columns] && self.options.beta == 1.0 => {
@@ -157,6 +160,7 @@ impl Executable for Single {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let [rows, k] = self.options.side(0, shapes.input(0))?.0;
         let columns = self.columns(shapes.input(1))?;
+        // With one column, a transposed side is contiguous.
         let source = match (&self.right, self.options.transposed[1] && columns > 1) {
             (Some(_), _) => BSource::Packed,
             (None, true) => BSource::Strided,
@@ -177,6 +181,7 @@ impl Executable for Single {
         let ([rows, k], left_strides) = self.options.side(0, a.shape())?;
         let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), rows);
         let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
+        // A packed weight may still be an input, because other nodes read it.
         let b = b.filter(|_| packed.is_none());
         let columns = self.columns(b.as_ref().map_or(&[], |b| b.shape()))?;
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
@@ -204,6 +209,8 @@ impl Executable for Single {
                 }
                 (None, None) => return Err(error!(Fail, "there is no right side")),
             };
+            // Only the first range scales the initial result, and only the last one runs the
+            // epilogue.
             let gemm = Gemm {
                 alpha: self.options.alpha,
                 beta: if part.start == 0 { beta } else { 1.0 },
@@ -228,7 +235,8 @@ fn make_generic(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }
 }
 
-/// The product of 64-bit floats or of integers. Factors other than 1 are applied in 64-bit floats.
+/// Multiplies matrices of doubles or integers. Factors other than 1 are applied in double
+/// precision.
 fn multiply<T>(cx: &mut RunCx<'_>, options: Options) -> Result<()>
 where
     T: Element + Number + AsPrimitive<f64>,

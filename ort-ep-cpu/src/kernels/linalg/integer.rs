@@ -1,4 +1,4 @@
-//! `MatMulInteger` and `QLinearMatMul`, and how products of codes find their operands.
+//! `MatMulInteger` and `QLinearMatMul`, and the operands that all quantized matmuls share.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -35,12 +35,12 @@ cpu_kernels![
         make: |cx| Ok(Box::new(QLinear(CodeSides::new(cx, [0, 3])?))),
         ..KernelDef::BASE
     },
-    // With 8-bit floats on a side, the sums are floats too.
+    // Fallback for 8-bit floats, whose accumulators are floats too.
     KernelDef { op: "QLinearMatMul", rank: -1, make: |_| Ok(Box::new(QLinearFloat)), ..KernelDef::BASE },
 ];
 
-/// Zero points as the product takes them: one for all, one for each row of A, or one for each
-/// column of B.
+/// Reads zero points in the form that the GEMM expects: one for all, one for each row of A, or one
+/// for each column of B.
 pub(super) fn zero_points(view: Option<TensorView<'_>>) -> Result<Vec<i32>> {
     let ints = view.map(|view| view.to_ints()).transpose()?.unwrap_or_default();
     let fits =
@@ -48,8 +48,8 @@ pub(super) fn zero_points(view: Option<TensorView<'_>>) -> Result<Vec<i32>> {
     ints.into_iter().map(fits).collect()
 }
 
-/// The zero points of the matrix at `index` of a side: they are for all matrices, or for each its
-/// own.
+/// Returns the zero points of the matrix at `index` of a side. All matrices share them, or each has
+/// its own.
 fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
     if zero.len() > per_matrix {
         zero.get(index * per_matrix..(index + 1) * per_matrix).unwrap_or(zero)
@@ -58,10 +58,9 @@ fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
     }
 }
 
-/// The two sides of products of codes: a right side that is a constant matrix is packed, others are
-/// packed in each run.
+/// The two sides of quantized matmuls. A constant right matrix is packed once, others in each run.
 pub(super) struct CodeSides {
-    /// Which inputs they are.
+    /// The indices of the two inputs.
     places: [usize; 2],
     packed: Option<(PackedCodes, Shape)>,
 }
@@ -71,7 +70,7 @@ impl CodeSides {
         CodeSides::with_right(cx, places, false)
     }
 
-    /// The same with a right side that may lie transposed, if it is a constant matrix.
+    /// Like [`new`](Self::new). A `transposed` right side must be a constant matrix.
     pub(super) fn with_right(
         cx: &mut CompileCx<'_>,
         places: [usize; 2],
@@ -90,11 +89,12 @@ impl CodeSides {
         };
         let packed = PackedCodes::new(cx, view, 0, shape, strides)?;
         cx.consume(places[1]);
+        // A vector keeps its rank, which decides the rank of the result.
         let shape = if view.rank() == 1 { &shape[..1] } else { &shape[..] };
         Ok(CodeSides { places, packed: Some((packed, Shape::from_slice(shape))) })
     }
 
-    /// The products of a left side with the right one, whose shape is `right` unless it is packed.
+    /// Returns the sizes of the matmuls. `right` is not read if the right side is packed.
     pub(super) fn product(&self, left: &[usize], right: &[usize]) -> Result<Product> {
         Product::new(left, self.packed.as_ref().map_or(right, |(_, shape)| &shape[..]))
     }
@@ -103,7 +103,7 @@ impl CodeSides {
         self.product(shapes.input(self.places[0]), shapes.input(self.places[1]))
     }
 
-    /// Numbers of workspace that [`run`](Self::run) needs; the left side may be signed.
+    /// Returns the workspace in values that [`run`](Self::run) needs; the left side may be signed.
     pub(super) fn workspace_len(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let product = self.product_of(shapes)?;
         let [_, columns, k] = product.shape;
@@ -115,7 +115,8 @@ impl CodeSides {
         Ok(packed.saturating_add(multiply_workspace_len(product.shape, true)))
     }
 
-    /// Computes all products. `target` gives where each goes, by its index; rows lie without gaps.
+    /// Computes all matmuls. `target` returns the destination of the matmul at an index; its rows
+    /// are contiguous.
     pub(super) fn run<'t>(
         &self,
         cx: &RunCx<'_>,
@@ -133,13 +134,14 @@ impl CodeSides {
         let workspace: &mut [i32] = bytemuck::cast_slice_mut(rest);
         let mut in_buffer = None;
         for index in 0..product.count {
-            // Where a side is repeated, so are its zero points.
+            // A side that is broadcast repeats its zero points as well.
             let (offsets, matrices) = (product.offsets(index), product.matrices(index));
             let right = match &self.packed {
                 Some((packed, _)) => packed.operand(cpu)?,
                 None => {
                     let view = cx.input(self.places[1])?;
                     let codes = (view.bytes()?.get(offsets[1]..).unwrap_or(&[]), is_unsigned(view));
+                    // A broadcast right side is packed once for consecutive matmuls.
                     if in_buffer != Some(offsets[1]) {
                         pack_right(cpu, codes, [k, columns], [columns, 1], buffer).map_err(refused)?;
                         in_buffer = Some(offsets[1]);
@@ -157,7 +159,7 @@ impl CodeSides {
     }
 }
 
-/// The parts of a result that belong to the products of a batch.
+/// Splits a result among the matmuls of a batch; each call returns the next part.
 pub(super) fn parts<'t, T>(
     values: &'t mut [T],
     product: &Product,
@@ -185,8 +187,8 @@ impl Executable for MatMulInteger {
     }
 }
 
-/// Scales or zero points of matrices: one for all, one for each place along rows or columns, or
-/// those for each matrix.
+/// Scales or zero points of matrices: one for all, one for each row or column, or those for each
+/// matrix.
 struct Granularity {
     values: Vec<f32>,
     count: usize,
@@ -226,7 +228,7 @@ impl Scales {
         })
     }
 
-    /// The codes of sums, given with the matrices they are products of.
+    /// Turns the accumulators of a matmul into values of the output type, still as floats.
     fn requantize(&self, product: &Product, index: usize, sums: &mut [f32], is_float: bool) {
         let ([_, columns, _], [left, right]) = (product.shape, product.matrices(index));
         for (at, value) in spending(8, sums).enumerate() {
@@ -241,7 +243,8 @@ impl Scales {
 struct QLinear(CodeSides);
 
 impl QLinear {
-    /// Whether sums become codes at once: scales are single, or one for each column.
+    /// Returns whether the GEMM requantizes in its epilogue: all scales are single, or B has one
+    /// for each column.
     fn is_direct(counts: [usize; 4], product: &Product) -> bool {
         let [a, b, y, y_zero] = counts;
         a == 1 && y == 1 && y_zero == 1 && (b == 1 || b == product.shape[1])
@@ -252,6 +255,7 @@ impl Executable for QLinear {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let product = self.0.product_of(shapes)?;
         let count = |index: usize| element_count(shapes.input(index));
+        // Otherwise the accumulators are kept, and requantized one by one.
         let extra = match QLinear::is_direct([count(1)?, count(4)?, count(6)?, count(7)?], &product) {
             true => product.shape[1].next_multiple_of(16),
             false => element_count(shapes.output(0))?.next_multiple_of(16),
@@ -287,7 +291,7 @@ impl Executable for QLinear {
         let mut ints = parts(bytemuck::cast_slice_mut(sums), &product);
         self.0.run(cx, left, (zeros, &[]), workspace, |_| Ok(Target::Sums(ints()?)))?;
         drop(ints);
-        // In place: the bits of a sum become its number.
+        // Converts each i32 accumulator to a float in place.
         pieces_mut(sums).flatten().for_each(|sum| *sum = (sum.to_bits() as i32) as f32);
         for (index, sums) in sums.chunks_mut((product.shape[0] * columns).max(1)).enumerate() {
             scales.requantize(&product, index, sums, false);
@@ -296,7 +300,7 @@ impl Executable for QLinear {
     }
 }
 
-/// `QLinearMatMul` of 8-bit floats, plainly.
+/// `QLinearMatMul` of 8-bit floats, by plain loops.
 struct QLinearFloat;
 
 impl Executable for QLinearFloat {

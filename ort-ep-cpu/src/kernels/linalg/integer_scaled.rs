@@ -1,5 +1,6 @@
-//! `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and `QGemm`: products of codes that end in
-//! numbers.
+//! Quantized matmuls that scale their result.
+//!
+//! These are `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and `QGemm`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
@@ -53,12 +54,12 @@ fn is_matrix(node: &NodeView<'_>, index: usize) -> bool {
     node.rank(index) == Some(2)
 }
 
-/// Whether an input is left out, a scalar or a list.
+/// Returns whether an input is missing, a scalar or a vector.
 fn is_list(node: &NodeView<'_>, index: usize) -> bool {
     node.input(index).is_none() || node.rank(index).is_some_and(|rank| rank < 2)
 }
 
-/// Whether what is added to sums, if anything, is one number for each column.
+/// Returns whether the bias, if there is one, has one value for each column.
 fn has_column_bias(node: &NodeView<'_>) -> bool {
     let right = node.constant(3).map(|right| right.shape());
     let transposed = node.attrs().flag("transB").unwrap_or(false);
@@ -70,7 +71,7 @@ fn has_column_bias(node: &NodeView<'_>) -> bool {
     }
 }
 
-/// The only number of a tensor.
+/// Returns the only element of a tensor.
 fn single(view: TensorView<'_>, what: &str) -> Result<f32> {
     match view.as_slice::<f32>()? {
         [one] => Ok(*one),
@@ -78,7 +79,7 @@ fn single(view: TensorView<'_>, what: &str) -> Result<f32> {
     }
 }
 
-/// The only zero point of a tensor, or none where it is left out.
+/// Returns the only zero point of a tensor; empty if the input is missing.
 fn single_zero(view: Option<TensorView<'_>>, what: &str) -> Result<Vec<i32>> {
     let zeros = zero_points(view)?;
     ensure!(
@@ -90,7 +91,7 @@ fn single_zero(view: Option<TensorView<'_>>, what: &str) -> Result<Vec<i32>> {
     Ok(zeros)
 }
 
-/// The scales of columns: one, or one for each.
+/// Returns the scales of the columns: one for all, or one for each.
 fn column_scales<'a>(view: TensorView<'a>, columns: usize) -> Result<&'a [f32]> {
     let scales = view.as_slice::<f32>()?;
     ensure!(
@@ -102,7 +103,7 @@ fn column_scales<'a>(view: TensorView<'a>, columns: usize) -> Result<&'a [f32]> 
     Ok(scales)
 }
 
-/// What is added to each column.
+/// Returns the bias of the columns; empty if the input is missing.
 fn column_bias<'a>(view: Option<TensorView<'a>>, columns: usize) -> Result<&'a [f32]> {
     let bias = view.map(|view| view.as_slice::<f32>()).transpose()?.unwrap_or(&[]);
     let fits = bias.is_empty() || bias.len() == columns;
@@ -110,7 +111,7 @@ fn column_bias<'a>(view: Option<TensorView<'a>>, columns: usize) -> Result<&'a [
     Ok(bias)
 }
 
-/// `DynamicQuantizeMatMul`: the left side becomes codes that cover its whole range.
+/// `DynamicQuantizeMatMul`: quantizes the left side over its whole range.
 struct Dynamic(CodeSides);
 
 impl Executable for Dynamic {
@@ -168,7 +169,7 @@ impl Executable for ToFloat {
     }
 }
 
-/// `QGemm`, to codes or to numbers.
+/// `QGemm`, with a quantized or float result.
 struct QGemm {
     sides: CodeSides,
     alpha: f32,
@@ -208,6 +209,7 @@ impl Executable for QGemm {
         let left = (a.bytes()?, !is_unsigned(a), &product);
         let terms = ([&zeros[0][..], &zeros[1]], &bias[..]);
         let output = cx.output(0)?;
+        // With a zero point, the result is quantized.
         if let Some(zero) = y_zero.first().copied() {
             let signed = output.dtype().is_signed();
             let mut codes = parts(output.bytes_mut()?, &product);

@@ -1,4 +1,7 @@
-//! `MatMul`, and the two `FusedMatMul` with transposed sides, a factor, addends and an activation.
+//! `MatMul` and `FusedMatMul`.
+//!
+//! Two domains have a `FusedMatMul`. They add transposed sides, a factor, addends and an
+//! activation.
 
 use std::ops::Range;
 
@@ -24,11 +27,12 @@ use crate::vector::elementwise::Unary;
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
 const HALF: TypeSet = TypeSet::of(&[DType::F16, DType::BF16]);
 
-/// A constant matrix on the right is packed.
+/// For a constant right matrix, which is packed once.
 const PACKED: KernelDef = KernelDef {
     op: "MatMul",
     types: &[("T", SINGLE.union(HALF))],
     rank: 1,
+    // Packing reads the weight at any alignment.
     unaligned: &[1],
     when: has_constant_matrix,
     make: |cx| widened(cx, make_packed),
@@ -38,12 +42,12 @@ const PACKED: KernelDef = KernelDef {
 const PLAIN: KernelDef =
     KernelDef { rank: 0, unaligned: &[], when: |_| true, make: |cx| widened(cx, make_plain), ..PACKED };
 
-/// Others of `com.microsoft` are decomposed.
+/// `FusedMatMul` of `com.microsoft` without transposed batches. Other nodes are decomposed.
 const PLAIN_BATCH: KernelDef =
     KernelDef { domain: MICROSOFT, op: "FusedMatMul", when: has_plain_batches, ..PLAIN };
 
-/// The sums of 16-bit sides are computed elsewhere, so that only those of `float` may share memory
-/// with the result.
+/// `FusedMatMul` of the runtime. Half precision accumulates in a buffer of `float`, so only `float`
+/// may compute in place of the addend.
 const WITH_ADDENDS: KernelDef = KernelDef { domain: RUNTIME, op: "FusedMatMul", ..PLAIN };
 
 cpu_kernels![
@@ -74,17 +78,17 @@ fn has_constant_matrix(node: &NodeView<'_>) -> bool {
     matrix && is_weight(node.dtype(1))
 }
 
-/// Whether a `FusedMatMul` of `com.microsoft` leaves the batches as they are.
+/// Returns whether a `FusedMatMul` of `com.microsoft` does not transpose the batches.
 fn has_plain_batches(node: &NodeView<'_>) -> bool {
     ["transBatchA", "transBatchB"].iter().all(|name| matches!(node.attrs().flag(name), Ok(false)))
 }
 
-/// What a node says beside its sides.
+/// The attributes of a node.
 #[derive(Clone, Copy)]
 struct Settings {
-    /// What the product is multiplied with.
+    /// The factor of the matmul.
     factor: f32,
-    /// For each side, whether its last two dimensions are exchanged.
+    /// For each side, whether its last two dimensions are swapped.
     transposed: [bool; 2],
     activation: Option<Unary>,
 }
@@ -118,14 +122,14 @@ fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Single { settings, precision, right: None, begins_with_residual }))
 }
 
-/// The product of `float` with a packed matrix, or with a side that only the run knows.
+/// A `float` matmul whose right side is packed or known only to the run.
 struct Single {
     settings: Settings,
     precision: Precision,
     right: Option<PackedRight>,
-    /// Whether the residual is what the result holds before the sums, else it is added behind them.
-    /// Where it may share memory with the result it is always there first, so that no bit depends
-    /// on whether it does.
+    /// Whether the residual initializes the result, rather than being added by the epilogue. If it
+    /// may share memory with the result, it always initializes it. Otherwise, sharing would change
+    /// the rounding.
     begins_with_residual: bool,
 }
 
@@ -133,7 +137,7 @@ fn is_single(cx: &CompileCx<'_>) -> bool {
     cx.node.dtype(0) == Some(DType::F32)
 }
 
-/// The shape of a side as it is multiplied. A vector stays as it is.
+/// Returns the shape of a side as it is multiplied. A vector stays as it is.
 fn side(shape: &[usize], transposed: bool) -> Shape {
     let mut side = Shape::from_slice(shape);
     if let (true, [.., rows, columns]) = (transposed, side.as_mut_slice()) {
@@ -142,8 +146,7 @@ fn side(shape: &[usize], transposed: bool) -> Shape {
     side
 }
 
-/// The distances of rows and columns of a matrix of `[rows, columns]`, which lies column by column
-/// where it is `transposed`.
+/// Returns the strides of a matrix of `[rows, columns]`, which is column-major if `transposed`.
 fn strides([rows, columns]: [usize; 2], transposed: bool) -> [usize; 2] {
     if transposed { [1, rows] } else { [columns, 1] }
 }
@@ -155,15 +158,16 @@ impl Single {
             Some(packed) => Shape::from_slice(&[packed.k, packed.columns]),
             None => side(b, right),
         };
+        // A vector has no dimensions to swap.
         Product::of(&side(a, left && a.len() > 1), &b, !left)
     }
 
-    /// Whether the left sides lie column by column and are packed.
+    /// Returns whether the left sides are column-major and worth packing.
     fn packs_left(&self, product: &Product) -> bool {
         self.settings.transposed[0] && PackedLeft::pays(product.shape)
     }
 
-    /// The parts of the sums that are computed one after the other: all at once, unless left sides
+    /// Returns the ranges of k that are computed one after another: a single one, unless left sides
     /// are packed part by part.
     fn parts(&self, product: &Product, lefts: usize) -> SmallVec<[Range<usize>; 4]> {
         let [_, _, k] = product.shape;
@@ -173,7 +177,7 @@ impl Single {
         }
     }
 
-    /// The steps behind the sums.
+    /// Returns the epilogue.
     fn steps<'a>(&self, cx: &RunCx<'a>, columns: usize) -> Result<SmallVec<[Step<'a>; 3]>> {
         let mut steps = SmallVec::new();
         if let Some(bias) = cx.find_input(2) {
@@ -192,11 +196,13 @@ impl Executable for Single {
         let product = self.product(shapes.input(0), shapes.input(1))?;
         let source = match &self.right {
             Some(_) => BSource::Packed,
+            // With one column, a transposed side is contiguous.
             None if self.settings.transposed[1] && product.shape[1] > 1 => BSource::Strided,
             None => BSource::Rows,
         };
         let [rows, columns, k] = product.shape;
         let cpu = product_cpu(shapes.threads, self.precision, self.right.is_some(), rows);
+        // A broadcast left side is packed once, so this counts the matrices of the input.
         let lefts = shapes.input(0).iter().product::<usize>() / (rows * k).max(1);
         let part = |steps: Range<usize>| {
             let shape = [rows, columns, steps.len()];
@@ -214,6 +220,7 @@ impl Executable for Single {
         let workspace = scratch(cx.workspace()?)?;
         let steps = self.steps(cx, columns)?;
         let (threads, residual) = (cx.threads(), cx.find_input(3).filter(|_| self.begins_with_residual));
+        // In place, the result already holds the residual.
         let adds = residual.is_some() || cx.in_place(0) == Some(3);
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         if result.is_empty() {
@@ -223,8 +230,8 @@ impl Executable for Single {
             copy_residual(threads, residual.as_slice()?, result)?;
         }
         let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
-        // A weight that somebody else reads, too, is there where it is packed, and lies anywhere in
-        // its file.
+        // A packed weight is still an input if other nodes read it. It may be unaligned, so it must
+        // not be viewed as a slice.
         let b = b.filter(|_| packed.is_none()).map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?;
         let sides = Sides { a: a.as_slice::<f32>()?, b, packed, transposed: self.settings.transposed };
         let lefts = sides.a.len() / (rows * k).max(1);
@@ -262,7 +269,7 @@ impl Executable for Single {
 }
 
 fn copy_residual(threads: usize, residual: &[f32], result: &mut [f32]) -> Result<()> {
-    /// Values of one task.
+    /// Values in one task.
     const TASK: usize = 1 << 14;
     let (len, given) = (result.len(), residual.len());
     ensure!(given == len, InvalidArgument, "a residual of {given} values for a result of {len}");
@@ -272,7 +279,7 @@ fn copy_residual(threads: usize, residual: &[f32], result: &mut [f32]) -> Result
     Ok(())
 }
 
-/// The sides of products as they lie, or packed.
+/// The sides of matmuls, plain or packed.
 struct Sides<'a> {
     a: &'a [f32],
     b: &'a [f32],
@@ -287,7 +294,7 @@ impl<'a> Sides<'a> {
         Ok(AOperand::Plain(Strided::new(left, [rows, k], strides([rows, k], self.transposed[0]))?))
     }
 
-    /// Some steps of a right side.
+    /// Returns a range of k of a right side.
     fn right(&self, product: &Product, index: usize, part: &Range<usize>) -> Result<BOperand<'a>, GemmError> {
         let [_, columns, k] = product.shape;
         if let Some(packed) = self.packed {

@@ -1,5 +1,4 @@
-//! Kernels of matrix products, and what kernels built on products share: memory, errors, wider
-//! types.
+//! Matmul kernels, and what all kernels built on GEMM share: scratch memory, errors, widening.
 
 #![allow(
     clippy::indexing_slicing,
@@ -25,18 +24,18 @@ use ort_core::{Error, Result, error};
 
 use crate::gemm::{AOperand, Cpu, GemmError, PackedA, STEPS, Weight};
 
-/// A refusal of the product library as an error of the node.
+/// Converts an error of the GEMM library to one of the node.
 pub(in crate::kernels) fn refused(error: GemmError) -> Error {
     error!(InvalidArgument, "{error}")
 }
 
-/// Scratch memory as numbers. Planned memory lies on 64-byte boundaries.
+/// Views scratch memory as values. Planned memory is aligned to 64 bytes.
 pub(in crate::kernels) fn scratch<T: bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {
     let len = bytes.len() - bytes.len() % size_of::<T>();
     bytemuck::try_cast_slice_mut(&mut bytes[..len]).map_err(|_| error!(Fail, "the workspace is not aligned"))
 }
 
-/// Takes the first `len` numbers off a piece of scratch memory.
+/// Splits the first `len` values off a piece of scratch memory.
 pub(in crate::kernels) fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> Result<&'a mut [T]> {
     let all = std::mem::take(rest);
     let (first, others) =
@@ -45,19 +44,19 @@ pub(in crate::kernels) fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> Res
     Ok(first)
 }
 
-/// The bytes of `count` numbers of type `T`, or an error where that overflows.
+/// Returns the bytes of `count` values of type `T`, or an error if that overflows.
 pub(in crate::kernels) fn bytes_of<T>(count: usize) -> Result<usize> {
     count.checked_mul(size_of::<T>()).ok_or_else(|| error!(OutOfMemory, "a workspace of {count} values"))
 }
 
-/// Packed weights in memory that the session counts.
+/// Packed weights in memory that the session accounts for.
 pub(crate) struct Packed<T>(PackedWeights, PhantomData<T>);
 
-/// Packed weights of floats.
+/// Packed weights in `float`.
 pub(super) type PackedFloats = Packed<f32>;
 
 impl<T: bytemuck::Pod> Packed<T> {
-    /// Memory for `len` numbers, written by `fill`.
+    /// Packs `len` values, which `fill` writes.
     pub(super) fn new(
         cx: &mut CompileCx<'_>,
         len: usize,
@@ -68,7 +67,7 @@ impl<T: bytemuck::Pod> Packed<T> {
         Ok(Packed(packed, PhantomData))
     }
 
-    /// A copy of `values`.
+    /// Packs a copy of `values`.
     pub(super) fn copy(cx: &mut CompileCx<'_>, values: &[T]) -> Result<Packed<T>> {
         Packed::new(cx, values.len(), |packed| {
             packed.copy_from_slice(values);
@@ -83,9 +82,8 @@ impl<T: bytemuck::Pod> Packed<T> {
     }
 }
 
-/// Calls `$body` with the elements of a weight of any type that is widened while it is packed.
-/// Floats that are not aligned are read where they lie: a copy would cost as much memory as the
-/// packed weight.
+/// Calls `$body` with the elements of a weight of any type that packing widens. Unaligned floats
+/// are read in place, because a copy would take as much memory as the packed weight.
 macro_rules! with_weight {
     ($view:expr, $weights:ident => $body:expr) => {
         match $view.dtype() {
@@ -112,20 +110,21 @@ macro_rules! with_weight {
 }
 pub(super) use with_weight;
 
-/// Whether weights of this type can be packed.
+/// Returns whether weights of this type can be packed.
 pub(super) fn is_weight(dtype: Option<DType>) -> bool {
     matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16))
 }
 
-/// What a product of `rows` rows is computed with, whose session asks for `precision`. A right side
-/// that is not packed ahead is converted at each run, which takes several rows to pay.
+/// Returns the CPU configuration of a GEMM with `rows` rows, for a session that asks for
+/// `precision`. A right side that is not packed ahead is converted in each run, which pays only
+/// with enough rows.
 pub(super) fn product_cpu(threads: usize, precision: Precision, is_packed: bool, rows: usize) -> Cpu {
     const FEWEST_ROWS: usize = 32;
     let pays = is_packed || rows >= FEWEST_ROWS;
     Cpu::with_threads(threads).in_precision(if pays { precision } else { Precision::Fp32 })
 }
 
-/// A constant right side of a product, packed.
+/// A constant right side of a GEMM, packed.
 pub(super) struct PackedRight {
     values: PackedFloats,
     pub(super) k: usize,
@@ -148,8 +147,8 @@ impl PackedRight {
         Ok(packed)
     }
 
-    /// Packs a matrix of `shape` (k, columns) that starts at element `first` of a constant, for
-    /// products in float32.
+    /// Packs a matrix of `shape` (k, columns) that starts at element `first` of a constant, for a
+    /// float32 GEMM.
     pub(super) fn new(
         cx: &mut CompileCx<'_>,
         view: TensorView<'_>,
@@ -182,8 +181,8 @@ impl PackedRight {
     }
 }
 
-/// Matrices on the left that lie column by column, packed in the workspace: the steps of a product
-/// are too far apart to be read where they lie.
+/// Column-major left sides, packed in the workspace. Consecutive steps along k are too far apart to
+/// be read in place.
 #[derive(Clone, Copy)]
 pub(super) struct PackedLeft<'a> {
     values: &'a [f32],
@@ -192,17 +191,18 @@ pub(super) struct PackedLeft<'a> {
 }
 
 impl<'a> PackedLeft<'a> {
-    /// Values that are packed at once, unless a block of steps takes more: they stay in the
-    /// second-level cache.
+    /// Values that are packed at once, unless a block of `STEPS` has more. They stay in the L2
+    /// cache.
     const AT_ONCE: usize = 1 << 18;
 
-    /// Whether packing pays for products of `[rows, columns, k]`: each value is used often enough.
+    /// Returns whether packing pays for matmuls of `[rows, columns, k]`: each value must be used
+    /// often enough.
     pub(super) fn pays([rows, columns, _]: [usize; 3]) -> bool {
         rows > 1 && columns >= 32
     }
 
-    /// The steps of `count` products that are packed at once, in parts of nearly the same size.
-    /// Sums grow from part to part.
+    /// Returns the ranges of k that are packed at once for `count` matmuls, of nearly equal size.
+    /// The accumulators carry over from range to range.
     pub(super) fn parts(
         count: usize,
         [rows, _, k]: [usize; 3],
@@ -212,12 +212,12 @@ impl<'a> PackedLeft<'a> {
         (0..k.max(1)).step_by(part).map(move |start| start..(start + part).min(k))
     }
 
-    /// Values of workspace, whole lines of the cache, for `count` matrices.
+    /// Returns the workspace in values for `count` matrices, in whole cache lines.
     pub(super) fn len(cpu: Cpu, count: usize, [rows, _, k]: [usize; 3]) -> usize {
         count.saturating_mul(PackedA::len(cpu, rows, k).next_multiple_of(16))
     }
 
-    /// Packs some steps of the matrices `[k, rows]` that `from` holds.
+    /// Packs a range of k of the matrices `[k, rows]` in `from`.
     pub(super) fn new(
         cpu: Cpu,
         from: &[f32],
@@ -234,7 +234,7 @@ impl<'a> PackedLeft<'a> {
         Ok(PackedLeft { values: to, rows, k: steps.len() })
     }
 
-    /// The matrix at `index` as the left side of a product.
+    /// Returns the matrix at `index` as a left operand.
     pub(super) fn operand(&self, cpu: Cpu, index: usize) -> Result<AOperand<'a>, GemmError> {
         let len = PackedA::len(cpu, self.rows, self.k).next_multiple_of(16);
         let values = self.values.get(index * len..).unwrap_or(&[]);

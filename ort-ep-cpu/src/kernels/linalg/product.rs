@@ -1,4 +1,4 @@
-//! Batches of matrix products with numpy's broadcasting.
+//! Sizes of batched matmuls, with NumPy's broadcasting.
 
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
@@ -6,32 +6,33 @@ use ort_core::{Result, ensure, error};
 use crate::interrupt::spend;
 use crate::kernels::broadcast::{Block, Broadcast};
 
-/// The sizes of a batch of products.
+/// The sizes of a batch of matmuls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Product {
-    /// How many products there are.
+    /// The number of matmuls.
     pub(crate) count: usize,
-    /// Rows, columns, length of the sums.
+    /// Rows, columns, and k (the reduction axis).
     pub(crate) shape: [usize; 3],
     batch: Shape,
-    /// For each side, the distance between products along each dimension of the batch; 0 where it
-    /// is repeated.
+    /// For each side, the stride between matrices along each dimension of the batch; 0 if the side
+    /// is broadcast.
     strides: [Shape; 2],
 }
 
 impl Product {
-    /// The products of `a` and `b`, as `numpy.matmul` has them. Where the right side is a single
-    /// matrix, all rows on the left make one product.
+    /// Returns the matmuls of `a` and `b`, as in `numpy.matmul`. If the right side is a single
+    /// matrix, all rows on the left form one matmul.
     pub(crate) fn new(a: &[usize], b: &[usize]) -> Result<Product> {
         Product::of(a, b, true)
     }
 
-    /// The same for a left side whose matrices do not lie row by row unless `by_rows`: each makes a
-    /// product of its own.
+    /// Like [`new`](Self::new). Unless `by_rows`, matrices on the left are not row-major, so each
+    /// needs a matmul of its own.
     pub(crate) fn of(a: &[usize], b: &[usize], by_rows: bool) -> Result<Product> {
         let (left, right) = (matrix(a, true)?, matrix(b, false)?);
         let ([rows, k], [steps, columns]) = (left.1, right.1);
         ensure!(k == steps, InvalidArgument, "the sums of the product differ: {a:?} and {b:?}");
+        // All batch dimensions on the right are 1, so the rows on the left can be flattened.
         if by_rows && right.0.iter().all(|size| *size == 1) && left.0.len() >= right.0.len() {
             let rows = left.0.iter().product::<usize>() * rows;
             return Ok(Product {
@@ -56,14 +57,14 @@ impl Product {
         Ok(Product { count: batch.iter().product(), shape: [rows, columns, k], batch, strides })
     }
 
-    /// Which matrix of each side the product at `index` multiplies.
+    /// Returns which matrix of each side the matmul at `index` reads.
     pub(crate) fn matrices(&self, index: usize) -> [usize; 2] {
         let [rows, columns, k] = self.shape;
         let [left, right] = self.offsets(index);
         [left / (rows * k).max(1), right / (k * columns).max(1)]
     }
 
-    /// The first elements of both sides of the product at `index`.
+    /// Returns the offsets of both sides of the matmul at `index`.
     pub(crate) fn offsets(&self, index: usize) -> [usize; 2] {
         let (mut rest, mut offsets) = (index, [0, 0]);
         for (axis, size) in self.batch.iter().enumerate().rev() {
@@ -76,7 +77,8 @@ impl Product {
     }
 }
 
-/// The batch and the matrix of one side.
+/// Splits the shape of a side into batch and matrix. A vector is a row on the left, a column on the
+/// right.
 fn matrix(shape: &[usize], is_left: bool) -> Result<(&[usize], [usize; 2])> {
     match shape {
         [batch @ .., rows, columns] => Ok((batch, [*rows, *columns])),
@@ -86,7 +88,7 @@ fn matrix(shape: &[usize], is_left: bool) -> Result<(&[usize], [usize; 2])> {
     }
 }
 
-/// Writes `from` of shape `shape` into all of `to`, whose shape it broadcasts to.
+/// Broadcasts `from` of shape `shape` to all of `to`.
 pub(crate) fn spread<T: Copy>(from: &[T], shape: &[usize], to: &mut [T], to_shape: &[usize]) -> Result<()> {
     let walk = Broadcast::new(to_shape, &[shape])?;
     let (mut buffer, mut at) = (Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! The two types that kernels compute in: `float`, with vectors, and `double`, plainly.
+//! The two types that kernels compute in: `float` with SIMD, and `double` with plain loops.
 
 use ort_core::Result;
 use ort_core::dtype::Element;
@@ -12,7 +12,7 @@ use crate::simd::Isa;
 use crate::vector::elementwise::{Unary, unary_in_place};
 use crate::vector::softmax::{Softmax, softmax_row_in_place};
 
-/// A matrix inside a slice: its values, rows and columns, and the distances between them.
+/// A strided matrix: its values, its shape (rows, columns), and its strides.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a, T> {
     pub(crate) values: &'a [T],
@@ -21,25 +21,25 @@ pub(crate) struct Matrix<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
-    /// A matrix that lies row by row.
+    /// Creates a row-major matrix.
     pub(crate) fn rows(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
         Matrix { values, shape: [rows, columns], strides: [columns, 1] }
     }
 
-    /// The transpose of a matrix that lies row by row as `[columns, rows]`.
+    /// Creates the transpose of a row-major matrix of shape `[columns, rows]`.
     pub(crate) fn transposed(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
         Matrix { values, shape: [rows, columns], strides: [1, rows] }
     }
 }
 
-/// The right side of a product.
+/// The right side of a GEMM.
 #[derive(Clone, Copy)]
 pub(crate) enum Right<'a, T> {
-    /// A matrix where it lies.
+    /// A matrix that is not packed.
     Plain(Matrix<'a, T>),
-    /// A packed weight, of `float` only.
+    /// A packed weight, for `float` only.
     Packed(&'a PackedRight),
-    /// 8-bit codes, for which the left side is quantized, for `float` only.
+    /// An 8-bit quantized weight, for `float` only. The left side is quantized dynamically.
     Coded(CodedRight<'a>),
 }
 
@@ -49,21 +49,21 @@ pub(crate) trait Real:
 {
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;
-    /// `values[i] = function(values[i])`.
+    /// Computes `values[i] = function(values[i])`.
     fn map(function: Unary, values: &mut [Self]);
-    /// `values[i] *= factor`, a factor of the type itself.
+    /// Computes `values[i] *= factor`, with the factor rounded to the type.
     fn scale(factor: f64, values: &mut [Self]);
-    /// `values[i] /= divisor`.
+    /// Computes `values[i] /= divisor`.
     fn divide(values: &mut [Self], divisor: f32);
-    /// `1 / sqrt(count)`, rounded as the type is.
+    /// Returns `1 / sqrt(count)`, rounded to the type.
     fn inverse_root(count: usize) -> f64;
-    /// Softmax of a row, in place.
+    /// Computes the softmax of a row in place.
     fn softmax(row: &mut [Self]);
-    /// Values of workspace that [`Real::multiply`] needs for a shape (rows, columns, length of the
-    /// sums).
+    /// Returns the workspace in values that [`Real::multiply`] needs for a shape (rows, columns,
+    /// k).
     fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize;
-    /// `result = a * b`, or `result + a * b` where `add`. The rows of `result` lie `row_stride`
-    /// apart.
+    /// Computes `result = a * b`, or `result + a * b` if `add`. The rows of `result` are
+    /// `row_stride` apart.
     fn multiply(
         cpu: Cpu,
         a: Matrix<'_, Self>,
@@ -175,6 +175,7 @@ impl Real for f64 {
         let left = View::new(a.values, a.shape, a.strides).map_err(refused)?;
         let right = View::new(b.values, b.shape, b.strides).map_err(refused)?;
         let (rows, columns) = (a.shape[0], b.shape[1]);
+        // The generic GEMM writes contiguous rows, so the result goes through the workspace.
         let product = workspace
             .get_mut(..rows * columns)
             .ok_or_else(|| ort_core::error!(Fail, "the workspace is too small"))?;
@@ -194,7 +195,7 @@ impl Real for f64 {
     }
 }
 
-/// The functions that recurrent layers and attention apply, in double precision.
+/// Evaluates the functions of recurrent layers and attention in double precision.
 fn evaluate(function: Unary, x: f64) -> f64 {
     let wide = f64::from;
     match function {

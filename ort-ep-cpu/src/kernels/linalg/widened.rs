@@ -1,5 +1,4 @@
-//! Half-precision kernels as single-precision ones between conversions: they compute in `float` and
-//! round once.
+//! Half-precision kernels on top of `float` ones: inputs are widened, and results are rounded once.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, OutputSlot, RunCx};
@@ -12,20 +11,21 @@ use crate::parallel::for_each_chunk_mut;
 use crate::simd::Isa;
 use crate::vector::convert;
 
-/// Values of one task of a conversion.
+/// Values in one task of a conversion.
 const CHUNK: usize = 1 << 14;
 
 /// The constructor of a kernel.
 pub(crate) type Make = fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
 
-/// Makes the kernel of a node whose inputs and outputs of type `float16`, `bfloat16`, `int8` or
-/// `uint8` are seen as `float`; `make` constructs the kernel for `float`. Integers of 8 bits are
-/// only for operators that pick values.
+/// Creates the kernel of a node whose `float16`, `bfloat16`, `int8` or `uint8` inputs and outputs
+/// are converted from and to `float`. `make` creates the kernel for `float`.
+///
+/// Only operators that select values, such as `MaxPool`, may widen 8-bit integers.
 pub(crate) fn widened(cx: &mut CompileCx<'_>, make: Make) -> Result<Box<dyn Executable>> {
     widened_except(cx, &[], &[], make)
 }
 
-/// [`widened`], where the kernel takes some inputs and outputs as they are.
+/// Like [`widened`], but the kernel takes some inputs and outputs as they are.
 pub(crate) fn widened_except(
     cx: &mut CompileCx<'_>,
     inputs_as_they_are: &[usize],
@@ -36,6 +36,7 @@ pub(crate) fn widened_except(
         |dtype: Option<DType>| matches!(dtype, Some(DType::F16 | DType::BF16 | DType::I8 | DType::U8));
     let inner = make(cx)?;
     let node = cx.node.node;
+    // A consumed constant was packed, so runs do not convert it.
     let inputs: SmallVec<[bool; 8]> = (0..node.inputs.len())
         .map(|index| is_narrow(cx.node.dtype(index)) && !cx.is_consumed(index))
         .enumerate()
@@ -56,7 +57,7 @@ struct Widened {
     outputs: SmallVec<[bool; 4]>,
 }
 
-/// Values of scratch for a tensor, whole lines of the cache.
+/// Returns the scratch of a tensor in values, in whole cache lines.
 fn room(shape: &[usize]) -> Result<usize> {
     Ok(element_count(shape)?.next_multiple_of(16))
 }
@@ -84,7 +85,7 @@ impl Executable for Widened {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let (threads, control) = (cx.threads(), cx.control());
         let mut rest = cx.workspace()?;
-        // The context below borrows it as long as it does the inputs.
+        // Declared first, because the context below borrows it as long as the inputs.
         let mut results: SmallVec<[Option<(TensorMut<'_>, &mut [f32])>; 4]> = SmallVec::new();
         let mut inputs: SmallVec<[Option<ValueView<'_>>; 16]> = SmallVec::new();
         for index in 0..cx.input_count() {
@@ -141,7 +142,7 @@ impl Executable for Widened {
     }
 }
 
-/// Converts a tensor to `float`.
+/// Widens a tensor to `float`.
 pub(crate) fn widen(threads: usize, view: TensorView<'_>, wide: &mut [f32]) -> Result<()> {
     let (isa, dtype) = (Isa::current(), view.dtype());
     for_each_type!(dtype in [F16, BF16, I8, U8, F32], T => {
@@ -153,7 +154,7 @@ pub(crate) fn widen(threads: usize, view: TensorView<'_>, wide: &mut [f32]) -> R
     }, else => Err(ort_core::error!(Fail, "{} is not widened", dtype.name())))
 }
 
-/// Converts `float` to the type of a tensor.
+/// Rounds `float` values to the type of a tensor.
 pub(crate) fn narrow(threads: usize, wide: &[f32], tensor: TensorMut<'_>) -> Result<()> {
     let (isa, dtype) = (Isa::current(), tensor.dtype());
     for_each_type!(dtype in [F16, BF16, I8, U8, F32], T => {
@@ -169,7 +170,7 @@ fn to_f32<T: Narrow>(isa: Isa, from: &[T], to: &mut [f32]) {
     <T as Narrow>::to_f32(isa, from, to);
 }
 
-/// A type that is computed with as `float`.
+/// A type that kernels widen to `float`.
 trait Narrow: Sized {
     fn to_f32(isa: Isa, from: &[Self], to: &mut [f32]);
     fn from_f32(isa: Isa, from: &[f32], to: &mut [Self]);

@@ -1,5 +1,7 @@
-//! Scaled dot-product attention over heads that lie anywhere: all attention operators of the domain
-//! come down to this. Where nobody wants scores it is that of [`crate::attention`], else a block of
+//! Scaled dot-product attention for the attention operators of `com.microsoft`.
+//!
+//! Heads may have any strides. If scores are neither an output nor needed as a whole, the work goes
+//! to the fused [`crate::attention`]. Otherwise [`attend`] materializes the scores for a block of
 //! queries at a time.
 
 use std::ops::Range;
@@ -14,53 +16,53 @@ use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::kernels::nn::{for_each_unit, part_count};
 use crate::vector::elementwise::Unary;
 
-/// Queries of one block.
+/// Queries per block.
 const ROWS: usize = 64;
 
-/// Rows of heads inside a slice: the distances between batches, heads and rows, and the elements of
-/// a row.
+/// Rows of heads in a slice, with the strides of batches, heads and rows.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub(super) values: &'a [f32],
     pub(super) strides: [usize; 3],
+    /// Elements per row.
     pub(super) size: usize,
 }
 
 impl<'a> Rows<'a> {
-    /// Heads of one token one after the other: (batch, rows, heads, size).
+    /// A (batch, rows, heads, size) tensor.
     pub(super) fn interleaved(values: &'a [f32], [heads, rows, size]: [usize; 3]) -> Rows<'a> {
         Rows { values, strides: [rows * heads * size, size, heads * size], size }
     }
 
-    /// Rows of one head one after the other: (batch, heads, rows, size).
+    /// A (batch, heads, rows, size) tensor.
     pub(super) fn by_head(values: &'a [f32], [heads, rows, size]: [usize; 3]) -> Rows<'a> {
         Rows { values, strides: [heads * rows * size, rows * size, size], size }
     }
 
-    /// The elements from the first one of a row.
+    /// Returns the elements from the start of a row on.
     pub(super) fn from(&self, [batch, head, row]: [usize; 3]) -> &'a [f32] {
         let [batches, heads, rows] = self.strides;
         self.values.get(batch * batches + head * heads + row * rows..).unwrap_or(&[])
     }
 
-    /// The elements of a row.
+    /// Returns the elements of a row.
     pub(super) fn row(&self, place: [usize; 3]) -> Result<&'a [f32]> {
         let row = self.from(place).get(..self.size);
         row.ok_or_else(|| error!(Fail, "row {place:?} is outside its tensor"))
     }
 }
 
-/// The sizes of an attention.
+/// The sizes of one attention.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) batch: usize,
     pub(super) heads: usize,
-    /// Heads of keys and values; each serves as many consecutive heads of queries.
+    /// Heads of keys and values. Each serves `heads / key_heads` consecutive query heads.
     pub(super) key_heads: usize,
     pub(super) queries: usize,
-    /// The most keys of a batch, and the columns of the scores that are written out.
+    /// The longest key sequence of a batch, and the columns of the scores that are written out.
     pub(super) keys: usize,
-    /// What scratch memory is made for: at least `keys`, known before the run.
+    /// The key count that scratch is sized for: at least `keys`, and known before the run.
     pub(super) capacity: usize,
     pub(super) size: usize,
     pub(super) value_size: usize,
@@ -71,8 +73,8 @@ impl Sizes {
         self.heads / self.key_heads.max(1)
     }
 
-    /// Rows of one product: queries of a head, or heads that share their keys where there is one
-    /// query.
+    /// Returns the maximum rows of one GEMM: queries of one head, or, for a single query, the heads
+    /// that share its keys.
     fn rows(&self) -> usize {
         if self.queries == 1 { self.group() } else { self.queries.min(ROWS) }.max(1)
     }
@@ -81,31 +83,33 @@ impl Sizes {
         self.batch * self.key_heads * self.queries.div_ceil(ROWS)
     }
 
-    /// The sizes as [`crate::attention`] sees them.
+    /// Converts to the sizes of [`crate::attention`].
     fn fused(&self) -> attention::Sizes {
         let Sizes { batch, heads, key_heads, queries, keys, size, value_size, .. } = *self;
         attention::Sizes { batch, heads, key_heads, queries, keys, size, value_size }
     }
 
     fn inner_cpu(&self, threads: usize) -> Cpu {
+        // A lone task gives its GEMMs all threads; several tasks run in parallel on one thread
+        // each.
         Cpu::with_threads(if self.task_count() == 1 { threads } else { 1 })
     }
 
-    /// Values of scratch for one part: scores, results, and what the products need.
+    /// Returns the scratch elements of one part: scores, results, and the GEMM workspace.
     fn part_len(&self, cpu: Cpu) -> usize {
         let rows = self.rows();
         let first = f32::workspace_len(cpu, [rows, self.capacity, self.size], BSource::Strided);
         let second = f32::workspace_len(cpu, [rows, self.value_size, self.capacity], BSource::Rows);
-        // Fewer keys may be cut into blocks another way, which never takes more than two panels
-        // more.
+        // With fewer keys than `capacity`, a GEMM may use another blocking, which needs at most two
+        // more panels.
         let slack = 2 * 64 * 512 * cpu.threads;
         let scores = (rows * (self.capacity + 1)).next_multiple_of(16);
         let results = (rows * self.value_size).next_multiple_of(16);
         scores + results + first.max(second).next_multiple_of(16) + slack
     }
 
-    /// Values of scratch that [`attend`] needs: for [`Scores::Written`] where scores are wanted;
-    /// `is_narrow` where the cache is not of single precision.
+    /// Returns the scratch elements that [`attend`] needs. Pass [`Scores::Written`] if scores are
+    /// an output, and `is_narrow` if the cache may be in half precision.
     pub(super) fn scratch_len(&self, cpu: Cpu, scores: Scores, is_narrow: bool) -> usize {
         if scores == Scores::Passing {
             return self.fused().scratch_len(cpu, is_narrow);
@@ -114,56 +118,56 @@ impl Sizes {
     }
 }
 
-/// What becomes of scores.
+/// Whether the score matrix must be materialized.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scores {
-    /// They need not exist all at once.
+    /// No: the fused attention can stream over it.
     Passing,
-    /// They are written out, or hidden ones take part in the softmax.
+    /// Yes: scores are an output, or hidden keys take part in the softmax.
     Written,
 }
 
-/// The keys of one batch: how many there are, and how many precede the first query.
+/// The keys of one batch: their count, and how many precede the first query.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) keys: usize,
     pub(super) before: usize,
 }
 
-/// One for each batch.
+/// One span per batch.
 pub(super) type Spans = SmallVec<[Span; 8]>;
 
-/// What happens to a key that a query must not see by its place.
+/// How the causal mask treats a key that a query must not see.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hidden {
-    /// It has no part in the softmax, and a score and a weight of 0.
+    /// The key is left out of the softmax; its score and weight are 0.
     Excluded,
-    /// The least number is added to its score.
+    /// `f32::MIN` is added to its score.
     Lowered,
 }
 
-/// Keys that are padding.
+/// The padding mask.
 pub(super) struct Padding<'a> {
     pub(super) mask: PaddingMask<'a>,
-    /// What is added to their scores.
+    /// The value added to the scores of padded keys.
     pub(super) added: f32,
 }
 
 /// Which keys are padding.
 pub(super) enum PaddingMask<'a> {
-    /// Those outside a range for each batch.
+    /// Keys outside a range, one range per batch.
     Ranges(Vec<Range<usize>>),
-    /// Those whose element is not above 0; distances between batches and between queries.
+    /// Keys whose element is not positive, with the strides of batches and queries.
     Elements(&'a [i32], [usize; 2]),
 }
 
 impl Padding<'_> {
-    /// Whether it differs from query to query.
+    /// Whether the mask differs from query to query.
     fn is_by_query(&self) -> bool {
         matches!(self.mask, PaddingMask::Elements(_, [_, queries]) if queries != 0)
     }
 
-    /// Adds to the scores of a query's keys from `first` on.
+    /// Adds the mask to a query's scores, for the keys from `first` on.
     fn add(&self, batch: usize, query: usize, first: usize, scores: &mut [f32]) {
         match &self.mask {
             PaddingMask::Ranges(ranges) => {
@@ -193,7 +197,7 @@ pub(super) struct Bias<'a> {
 }
 
 impl<'a> Bias<'a> {
-    /// A tensor of `shape` (batch or 1, heads or 1, queries, at least the keys).
+    /// Wraps a tensor of `shape` (batch or 1, heads or 1, queries, at least the keys).
     pub(super) fn new(values: &'a [f32], shape: &[usize], sizes: &Sizes) -> Result<Bias<'a>> {
         let fits = match *shape {
             [batch, heads, queries, keys] => {
@@ -227,47 +231,48 @@ impl<'a> Bias<'a> {
 /// The stage at which scores are written out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Scaled, capped, biased and masked.
+    /// After scaling, softcap, bias and mask.
     Scores,
     /// After the softmax.
     Weights,
 }
 
-/// One attention.
+/// One attention to compute.
 pub(super) struct Problem<'a> {
     pub(super) sizes: Sizes,
     pub(super) q: Rows<'a>,
     pub(super) k: attention::Rows<'a>,
     pub(super) v: attention::Rows<'a>,
-    /// One for each batch.
+    /// One per batch.
     pub(super) spans: Spans,
     pub(super) scale: f32,
-    /// Where above 0, scores become `softcap * tanh(score / softcap)`.
+    /// If positive, scores become `softcap * tanh(score / softcap)`.
     pub(super) softcap: f32,
     pub(super) causal: bool,
-    /// How many keys up to its own a query sees at most.
+    /// Sliding window: the maximum number of keys that a query sees, its own included.
     pub(super) window: Option<usize>,
     pub(super) hidden: Hidden,
     pub(super) padding: Option<Padding<'a>>,
     pub(super) bias: Option<Bias<'a>>,
-    /// For each head the logarithm of what is added to the softmax's sum.
+    /// For each head, the logarithm of a term added to the softmax's sum (attention sink).
     pub(super) sinks: Option<&'a [f32]>,
     pub(super) stage: Stage,
 }
 
-/// A block of queries of the heads that share their keys.
+/// A block of queries, for all heads that share keys and values.
 struct Task<'a> {
     batch: usize,
     key_head: usize,
+    /// The first query of the block.
     first: usize,
-    /// For each query the results of those heads.
+    /// For each query, the output slice of those heads.
     results: Vec<&'a mut [f32]>,
-    /// For each of those heads the scores of the block.
+    /// For each of those heads, the output slice of the block's scores.
     scores: Vec<&'a mut [f32]>,
 }
 
-/// Writes the results as (batch, queries, heads, value size), and scores as (batch, heads, queries,
-/// keys).
+/// Computes the attention. `result` is (batch, queries, heads, value size), `scores` is (batch,
+/// heads, queries, keys).
 pub(super) fn attend(
     problem: &Problem<'_>,
     cpu: Cpu,
@@ -286,7 +291,7 @@ pub(super) fn attend(
     if scores.is_none() && problem.hides_fully() {
         return problem.run_fused(cpu, result, scratch);
     }
-    // Scores that are written out are those of float32.
+    // Written scores are computed in float32, so this drops the session's precision.
     let (threads, cpu) = (cpu.threads, sizes.inner_cpu(cpu.threads));
     let part_len = sizes.part_len(cpu);
     let mut tasks = tasks(&sizes, result, scores);
@@ -301,7 +306,7 @@ pub(super) fn attend(
     failure.into_inner().map_or(Ok(()), Err)
 }
 
-/// Cuts the outputs into blocks, in the order batch, heads of keys, block.
+/// Splits the outputs into tasks, ordered by batch, key head and block.
 fn tasks<'a>(sizes: &Sizes, result: &'a mut [f32], scores: Option<&'a mut [f32]>) -> Vec<Task<'a>> {
     let (group, blocks) = (sizes.group(), sizes.queries.div_ceil(ROWS));
     let mut tasks: Vec<Task<'a>> = Vec::with_capacity(sizes.task_count());
@@ -333,10 +338,11 @@ fn tasks<'a>(sizes: &Sizes, result: &'a mut [f32], scores: Option<&'a mut [f32]>
     tasks
 }
 
-/// Numbers to be added to scores that are so low that hidden keys count beside padded ones.
+/// Padding below this is so low that hidden keys weigh in beside padded ones.
 const AS_LOW_AS_HIDDEN: f32 = -1e30;
 
-/// What becomes of scores where keys are lowered by `padding` or hidden by their place if `causal`.
+/// Returns whether scores must be materialized, given the `padding` added to padded keys and a
+/// causal mask that lowers scores.
 pub(super) fn scores_of(is_wanted: bool, causal: bool, padding: f32) -> Scores {
     match is_wanted || (causal && padding < AS_LOW_AS_HIDDEN) {
         true => Scores::Written,
@@ -345,13 +351,13 @@ pub(super) fn scores_of(is_wanted: bool, causal: bool, padding: f32) -> Scores {
 }
 
 impl<'a> Rows<'a> {
-    /// The same rows for [`crate::attention`].
+    /// Converts to the rows of [`crate::attention`].
     pub(super) fn plain(&self) -> attention::Rows<'a> {
         attention::Rows { elements: Elements::F32(self.values), strides: self.strides }
     }
 }
 
-/// Rows of a cache in single precision.
+/// Returns the rows of an `f32` cache.
 fn singles<'a>(rows: &attention::Rows<'a>, size: usize) -> Result<Rows<'a>> {
     match rows.elements {
         Elements::F32(values) => Ok(Rows { values, strides: rows.strides, size }),
@@ -360,7 +366,7 @@ fn singles<'a>(rows: &attention::Rows<'a>, size: usize) -> Result<Rows<'a>> {
 }
 
 impl Problem<'_> {
-    /// Whether hidden keys have no part in the softmax.
+    /// Whether hidden keys can be left out of the softmax.
     fn hides_fully(&self) -> bool {
         let lowest = self.padding.as_ref().map_or(0.0, |padding| padding.added);
         self.hidden == Hidden::Excluded || scores_of(false, self.causal, lowest) == Scores::Passing
@@ -403,6 +409,7 @@ impl Problem<'_> {
     fn run_task(&self, cpu: Cpu, task: &mut Task<'_>, scratch: &mut [f32]) -> Result<()> {
         let (sizes, group) = (self.sizes, self.sizes.group());
         let first_head = task.key_head * group;
+        // Decoding: one GEMM covers all heads that share keys, with a row per head.
         if sizes.queries == 1 {
             let heads = first_head..first_head + group;
             return self.run_strip(cpu, task, Strip { heads, queries: 0..1 }, scratch);
@@ -418,7 +425,7 @@ impl Problem<'_> {
     fn run_strip(&self, cpu: Cpu, task: &mut Task<'_>, strip: Strip, scratch: &mut [f32]) -> Result<()> {
         let (sizes, batch) = (self.sizes, task.batch);
         let (rows, keys) = (strip.rows(), self.key_count(batch, strip.queries.end));
-        // The sink is one more column.
+        // The sink takes one more column.
         let width = keys + usize::from(self.sinks.is_some());
         let (scores, rest) = split(scratch, sizes.rows() * (sizes.capacity + 1))?;
         let (results, workspace) = split(rest, sizes.rows() * sizes.value_size)?;
@@ -459,12 +466,12 @@ impl Problem<'_> {
         Ok(())
     }
 
-    /// The keys that queries before `end` can see at most.
+    /// Returns the maximum number of keys that queries before `end` can see.
     fn key_count(&self, batch: usize, end: usize) -> usize {
         let Span { keys, before } = self.spans[batch];
         let keys = keys.min(self.sizes.keys);
-        // Where a padded key's score is as low as a hidden key's, both count where a query sees
-        // nothing else.
+        // If padding is as low as the causal mask, a query that sees only padding also weighs
+        // hidden keys. Scores are written before the softmax, so they need every key as well.
         let all_count = self.hidden == Hidden::Lowered
             && (self.stage_needs_all()
                 || self.padding.as_ref().is_some_and(|padding| padding.added < AS_LOW_AS_HIDDEN));
@@ -475,13 +482,13 @@ impl Problem<'_> {
         self.stage == Stage::Scores
     }
 
-    /// The last query sees all keys where hidden ones are lowered, as in ONNX Runtime; it is only
-    /// of a difference where there are more keys after it.
+    /// Whether this is the last query. With `Hidden::Lowered` it sees all keys, as in ONNX Runtime,
+    /// which differs from a causal mask only if more keys follow it.
     fn is_last(&self, query: usize) -> bool {
         self.hidden == Hidden::Lowered && query + 1 == self.sizes.queries
     }
 
-    /// The keys that a query may see by its place.
+    /// Returns the keys that a query may see by its position.
     fn visible(&self, batch: usize, query: usize, keys: usize) -> Range<usize> {
         let end = self.spans[batch].before + query + 1;
         if !self.causal || self.is_last(query) {
@@ -491,7 +498,8 @@ impl Problem<'_> {
         start.min(keys)..end.min(keys)
     }
 
-    /// Turns a row of products into weights; `written` takes it at the stage that is asked for.
+    /// Turns a row of dot products into attention weights. `written` receives the row at the stage
+    /// that the node outputs.
     fn weigh(&self, place: [usize; 3], row: &mut [f32], mut written: Option<&mut [f32]>) {
         let [batch, head, query] = place;
         let keys = row.len() - usize::from(self.sinks.is_some());
@@ -512,6 +520,7 @@ impl Problem<'_> {
         if let Some(padding) = &self.padding {
             padding.add(batch, query, counted.start, scores);
         }
+        // `Lowered`: hidden keys stay in the softmax with a very low score.
         if counted != visible {
             scores[visible.end..].iter_mut().for_each(|score| *score += f32::MIN);
         }
@@ -519,7 +528,7 @@ impl Problem<'_> {
             store(&row[..keys], to);
         }
         if let Some(sink) = self.sinks.and_then(|sinks| sinks.get(head)) {
-            // The sink takes the place after the last key, and its weight is dropped.
+            // The sink is one more key in the softmax, and its weight is dropped.
             row[counted.end] = *sink;
             f32::softmax(&mut row[counted.start..=counted.end]);
             row[counted.end] = 0.0;
@@ -532,20 +541,20 @@ impl Problem<'_> {
     }
 }
 
-/// A row as it is written out: 0 for keys that are not there.
+/// Copies a row to the output and zeroes the keys beyond it.
 fn store(row: &[f32], to: &mut [f32]) {
     let (from, rest) = to.split_at_mut(row.len().min(to.len()));
     from.copy_from_slice(&row[..from.len()]);
     rest.fill(0.0);
 }
 
-/// The first `len` values of scratch, and what is left from the next line of the cache on.
+/// Splits off the first `len` values of scratch. The rest starts at the next cache line.
 fn split(scratch: &mut [f32], len: usize) -> Result<(&mut [f32], &mut [f32])> {
     let halves = scratch.split_at_mut_checked(len.next_multiple_of(16));
     halves.ok_or_else(|| error!(Fail, "the workspace is too small"))
 }
 
-/// Rows of one product: queries of one head, or one query of several heads.
+/// The rows of one GEMM: queries of one head, or one query of several heads.
 struct Strip {
     heads: Range<usize>,
     queries: Range<usize>,
@@ -556,7 +565,7 @@ impl Strip {
         self.heads.len() * self.queries.len()
     }
 
-    /// The head and the query of a row.
+    /// Returns the head and the query of a row.
     fn place(&self, row: usize) -> (usize, usize) {
         if self.heads.len() > 1 {
             (self.heads.start + row, self.queries.start)
@@ -567,7 +576,7 @@ impl Strip {
 }
 
 impl Task<'_> {
-    /// Where the scores of a strip's row are written.
+    /// Returns the output slice for the scores of a strip's row.
     fn written(&mut self, strip: &Strip, row: usize, keys: usize) -> Option<&mut [f32]> {
         let (head, query) = strip.place(row);
         let heads = self.scores.len().max(1);

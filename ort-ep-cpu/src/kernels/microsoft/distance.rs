@@ -1,7 +1,7 @@
-//! `CDist`: pairwise distances, summed from differences.
+//! Pairwise distances (`CDist`), by summing squared differences.
 //!
-//! ONNX Runtime computes `|a|^2 + |b|^2 - 2ab` by a GEMM, which loses all digits where the rows are
-//! long and close to each other. The sum of squared differences does not.
+//! ONNX Runtime computes `|a|^2 + |b|^2 - 2ab` by a GEMM, which cancels catastrophically if rows
+//! are long and close to each other. Summing squared differences does not.
 
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
@@ -17,12 +17,12 @@ use crate::parallel::for_each_row_chunk_mut;
 
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "CDist", make, ..KernelDef::BASE }];
 
-/// Partial sums that do not wait for each other.
+/// Independent accumulators, so that additions do not wait for each other.
 const LANES: usize = 8;
-/// The least number of elements that is worth a task.
+/// Minimum elements per task.
 const TASK: usize = 1 << 14;
 
-/// What distances are computed of.
+/// An element type of `CDist`.
 trait Real:
     Element + Copy + Default + Sum + Sub<Output = Self> + Mul<Output = Self> + Add<Output = Self>
 {
@@ -60,6 +60,7 @@ fn distances<T: Real>(cx: &mut RunCx<'_>, is_root: bool) -> Result<()> {
     let threads = cx.threads();
     let output = cx.output(0)?.as_mut_slice::<T>()?;
     let rows_of_task = TASK.div_ceil(columns.saturating_mul(width).max(1));
+    // A block of columns is the unit of work between two deadline checks.
     let columns_at_once = (TASK / width.max(1)).max(1);
     for_each_row_chunk_mut(threads, output, columns, rows_of_task, |first, rows| {
         for (row, output) in (first..).zip(rows.chunks_exact_mut(columns)) {
@@ -76,7 +77,7 @@ fn distances<T: Real>(cx: &mut RunCx<'_>, is_root: bool) -> Result<()> {
     Ok(())
 }
 
-/// The sum of squared differences.
+/// Returns the sum of squared differences.
 fn squared<T: Real>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::default(); LANES];
     let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));

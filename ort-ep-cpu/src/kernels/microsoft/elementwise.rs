@@ -1,4 +1,4 @@
-//! Elementwise operators that have a formula and are not the standard's.
+//! Elementwise contrib operators that are defined by a formula.
 
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;

@@ -1,5 +1,6 @@
-//! `GatherBlockQuantized`: rows of a table of narrow codes, widened with the scales of their
-//! blocks.
+//! Gather from a block-quantized table (`GatherBlockQuantized`).
+//!
+//! Only the gathered rows are dequantized, with the scales and zero points of their blocks.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -24,15 +25,15 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// Elements of a task at least.
+/// Minimum elements per task.
 const LEAST_ELEMENTS: usize = 1 << 14;
 
 struct GatherBlocks {
     gather_axis: i64,
     quantize_axis: i64,
-    /// 0 where the whole axis is one block.
+    /// The block size; 0 if the whole axis is one block.
     block: usize,
-    /// The width of codes in bytes.
+    /// Bits per quantized value in a table of `u8`.
     bits: i64,
 }
 
@@ -48,7 +49,7 @@ impl GatherBlocks {
         })
     }
 
-    /// The type of the codes: bytes may hold several.
+    /// Returns the type of the quantized values: a `u8` table may pack several per byte.
     fn code(&self, dtype: DType) -> Result<DType> {
         match (dtype, self.bits) {
             (DType::U8, 2) => Ok(DType::U2),
@@ -59,19 +60,18 @@ impl GatherBlocks {
     }
 }
 
-/// Numbers of any narrow type that lie in rows, each of which begins with a byte.
+/// Elements of any narrow type, stored in rows that each start on a byte boundary.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     dtype: DType,
     bytes: &'a [u8],
-    /// Numbers of a row, and bytes that it takes; rows of a packed tensor that has no gaps are one
-    /// row.
+    /// Elements per row and bytes per row. A packed tensor without padding is a single row.
     row: [usize; 2],
 }
 
 impl<'a> Rows<'a> {
-    /// The elements of a tensor of `shape`; those of the last dimension fill up their bytes where
-    /// `is_padded`.
+    /// Views a tensor as `shape` elements of `dtype`. If `is_padded`, the last dimension fills
+    /// whole bytes.
     fn new(dtype: DType, view: TensorView<'a>, shape: &[usize], is_padded: bool) -> Result<Rows<'a>> {
         let (all, last) = (element_count(shape)?, shape.last().copied().unwrap_or(1));
         let row = if is_padded { last } else { all };
@@ -87,11 +87,12 @@ impl<'a> Rows<'a> {
         Ok(Rows { dtype, bytes, row: [row, row_bytes] })
     }
 
-    /// The numbers from `first` on, which do not leave their row; at most a block of them.
+    /// Decodes the elements from `first` on: at most [`BLOCK`], all of one row.
     fn read(&self, first: usize, to: &mut [f32]) -> Result<()> {
         let [row, row_bytes] = self.row;
         let (at, inside) = (first / row.max(1), first % row.max(1));
         let bytes = self.bytes.get(at * row_bytes..).unwrap_or(&[]);
+        // Eight elements fill whole bytes at any width, so decoding starts at a multiple of eight.
         let skipped = inside % 8;
         if skipped == 0 {
             return decode(self.dtype, bytes, inside, to);
@@ -104,14 +105,14 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The table: where each element's scale and zero point are.
+/// The quantized table with its scales and zero points.
 struct Table<'a> {
     codes: Rows<'a>,
     scales: Rows<'a>,
     zeros: Option<Rows<'a>>,
-    /// The zero point where none are given.
+    /// The zero point if the node has no zero points.
     middle: f32,
-    /// For each dimension: its size, the elements that share a scale, the distance between scales.
+    /// For each dimension: its size, the elements that share a scale, and the stride of the scales.
     dims: SmallVec<[[usize; 3]; 6]>,
 }
 
@@ -121,6 +122,7 @@ impl<'a> Table<'a> {
         let code = kernel.code(data.dtype())?;
         let in_bytes = data.dtype() == DType::U8;
         let mut shape: SmallVec<[usize; 6]> = data.shape().into();
+        // A `u8` shape counts bytes; the table's shape counts elements.
         if let (true, Some(last), Some(bits)) = (in_bytes, shape.last_mut(), code.bits()) {
             *last = last.saturating_mul(8 / bits.max(1) as usize);
         }
@@ -132,6 +134,7 @@ impl<'a> Table<'a> {
         for ((at, size), (own, stride)) in shape.iter().enumerate().zip(scales.shape().iter().zip(&strides)) {
             let shared = if at == axis { block } else { 1 };
             let stride = if *own == 1 { 0 } else { *stride as usize };
+            // Only tables of floats may broadcast scales, and not along the quantized axis.
             fits &= *own == size.div_ceil(shared) || *own == 1 && at != axis && !code.is_integer();
             dims.push([*size, shared, stride]);
         }
@@ -151,13 +154,14 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// Widens the elements from `first` on, which do not leave their last dimension; at most a
-    /// block of them.
+    /// Dequantizes the elements from `first` on: at most [`BLOCK`], all in one row of the last
+    /// dimension.
     fn read(&self, first: usize, to: &mut [f32]) -> Result<()> {
         self.codes.read(first, to)?;
         let Some((&[size, shared, stride], outer)) = self.dims.split_last() else { return Ok(()) };
         let (mut rest, start) = (first / size.max(1), first % size.max(1));
         let mut base = 0;
+        // The offset of the row's scales, from the outer dimensions.
         for [size, shared, stride] in outer.iter().rev() {
             base += rest % size / shared * stride;
             rest /= size;
@@ -166,6 +170,7 @@ impl<'a> Table<'a> {
         while at < to.len() {
             let place = start + at;
             let is_one = stride == 0 || shared > 1;
+            // A scale covers the whole row, the rest of its block, or a single element.
             let len = match (stride, is_one) {
                 (0, _) => to.len() - at,
                 (_, true) => (shared - place % shared).min(to.len() - at),
@@ -178,7 +183,8 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// Scales codes: all with the scale at `index`, or each with its own from there on.
+    /// Dequantizes values in place: all with the scale at `index`, or each with its own from there
+    /// on.
     fn scale(&self, index: usize, is_one: bool, values: &mut [f32]) -> Result<()> {
         let (mut scales, mut zeros) = ([0.0; BLOCK], [self.middle; BLOCK]);
         let count = if is_one { 1 } else { values.len() };
@@ -216,7 +222,7 @@ impl Executable for GatherBlocks {
         if count == 0 {
             return Ok(());
         }
-        // Along the last dimension, or one by one where that is gathered.
+        // A row is the last dimension, or one element if that dimension is gathered.
         let row = if axis + 1 == sizes.len() { 1 } else { sizes.last().copied().unwrap_or(1) };
         let element = dtype.byte_size().ok_or_else(|| error!(Fail, "{dtype} has no bytes"))?;
         let (rows_of_pick, least_rows) = (inner / row, LEAST_ELEMENTS / row + 1);
@@ -225,7 +231,7 @@ impl Executable for GatherBlocks {
             let (before, inside) = (at / rows_of_pick, at % rows_of_pick);
             let index = indices.get(before % indices.len()).copied().unwrap_or(0);
             let index = if index < 0 { index.saturating_add(size as i64) } else { index };
-            // An index that is outside gives zeros.
+            // Out-of-range indices produce zeros.
             let Some(index) = usize::try_from(index).ok().filter(|index| *index < size) else {
                 interrupt::fill(bytes, 0);
                 return Ok(());

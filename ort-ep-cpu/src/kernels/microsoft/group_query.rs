@@ -1,5 +1,8 @@
-//! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and
-//! present share.
+//! Grouped-query attention (`GroupQueryAttention`).
+//!
+//! The kernel applies the per-head norm and rotary embedding to new queries and keys and appends
+//! keys and values to the cache. The cache grows from run to run, or past and present share one
+//! preallocated buffer. It does not support quantized or sliding-window caches.
 
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
@@ -44,7 +47,7 @@ cpu_kernels![
         in_place: &[(3, 1), (4, 2)],
         shared_buffers: &[(3, 1), (4, 2)],
         when: |node| is_full_cache(node) && !writes_scores(node),
-        // The cache stays as it is, and everything else is widened.
+        // Only the cache stays in half precision; all other tensors are widened.
         make: |cx| widened_except(cx, &[3, 4], &[1, 2], make),
         ..KernelDef::BASE
     },
@@ -58,14 +61,14 @@ cpu_kernels![
     },
 ];
 
-/// Whether the cache holds all positions, in the type of the queries.
+/// Whether the cache is unquantized and holds all positions.
 fn is_full_cache(node: &NodeView<'_>) -> bool {
     let plain = |name: &str| node.attrs().find_string(name).is_none_or(|kind| kind == "NONE");
     let sliding = node.attrs().find_int("sliding_window_cache").unwrap_or(0) != 0;
     plain("k_quant_type") && plain("v_quant_type") && !sliding
 }
 
-/// Whether a node writes scores of some stage.
+/// Whether a node outputs scores.
 fn writes_scores(node: &NodeView<'_>) -> bool {
     let is_wanted = node.node.outputs.get(3).is_some_and(Option::is_some);
     is_wanted && node.attrs().find_int("qk_output").unwrap_or(0) != 0
@@ -79,8 +82,11 @@ struct GroupQuery {
     causal: bool,
     window: Option<usize>,
     rotates: bool,
+    /// Whether the rotary embedding pairs adjacent elements.
     interleaved: bool,
+    /// Whether 1 is added to the softmax's sum (smooth softmax).
     is_smooth: bool,
+    /// The stage of the scores that the node outputs.
     stage: Option<Stage>,
     epsilon: f32,
     /// Whether the cache may be in half precision.
@@ -126,7 +132,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// What a run computes, from its shapes.
+/// The layout of one run, derived from its shapes.
 #[derive(Clone, Copy)]
 struct Layout {
     batch: usize,
@@ -134,16 +140,16 @@ struct Layout {
     key_heads: usize,
     queries: usize,
     size: usize,
-    /// Rows of the past's tensors.
+    /// Rows of the past tensors.
     past: usize,
-    /// Whether the query holds keys and values, too.
+    /// Whether `query` also holds keys and values.
     is_packed: bool,
-    /// Whether queries are changed before they are used.
+    /// Whether queries are normalized or rotated before use.
     changes: bool,
 }
 
 impl Layout {
-    /// The rows that the cache has at most.
+    /// Returns an upper bound on the rows of the cache.
     fn bound(&self) -> usize {
         self.past + self.queries
     }
@@ -172,7 +178,7 @@ impl Layout {
         }
     }
 
-    /// The new queries (0), keys (1) or values (2).
+    /// Returns the new queries (0), keys (1) or values (2) as the inputs hold them.
     fn incoming<'a>(&self, cx: &RunCx<'a>, which: usize) -> Result<Rows<'a>> {
         let Layout { heads, key_heads, queries, size, .. } = *self;
         if !self.is_packed {
@@ -186,14 +192,15 @@ impl Layout {
     }
 }
 
-/// The numbers of a few batches.
+/// One number per batch.
 type Few = SmallVec<[i64; 8]>;
 
-/// The lengths of each batch.
+/// The sequence lengths of all batches.
 struct Lengths {
     spans: Spans,
+    /// The longest sequence, past and new tokens.
     total: usize,
-    /// Rows of the present.
+    /// Rows of the present tensors.
     capacity: usize,
 }
 
@@ -239,7 +246,7 @@ impl GroupQuery {
         Ok(Layout { batch, heads, key_heads, queries, size, past, is_packed, changes })
     }
 
-    /// Checks what `seqlens_k` and `total_sequence_length` say against the buffers.
+    /// Checks `seqlens_k` and `total_sequence_length` against the buffers.
     fn lengths(&self, cx: &RunCx<'_>, layout: &Layout) -> Result<Lengths> {
         let Layout { batch, queries, past, .. } = *layout;
         let totals: Few = cx.input(6)?.collect_ints()?;
@@ -259,6 +266,7 @@ impl GroupQuery {
             "seqlens_k has {} values, expected {batch}",
             lengths.len()
         );
+        // The batches of a prompt may be padded, so they may have fewer keys than queries.
         let is_prompt = queries == total;
         let mut spans = Spans::with_capacity(batch);
         for length in lengths {
@@ -278,7 +286,7 @@ impl GroupQuery {
     }
 }
 
-/// What happens to new queries and keys: a norm of each head, and a rotation.
+/// What happens to new queries and keys: an RMS norm per head, then the rotary embedding.
 struct Change<'a> {
     norm: Option<&'a [f32]>,
     epsilon: f32,
@@ -311,6 +319,7 @@ impl GroupQuery {
 impl Executable for GroupQuery {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let layout = self.layout(|index| shapes.inputs.get(index)?.as_deref())?;
+        // Caches that are not outputs need scratch.
         let missing =
             [1, 2].iter().filter(|index| shapes.outputs.get(**index).is_none_or(Option::is_none)).count();
         let caches = missing * layout.cache_len(layout.bound())?;
@@ -325,7 +334,7 @@ impl Executable for GroupQuery {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let threads = cx.threads();
         let mut rest = scratch::<f32>(cx.workspace()?)?;
-        // A past in the place of its present is no input any more.
+        // If past and present share memory, the past is no longer readable as an input.
         let layout = self.layout(|index| match index {
             3 | 4 if cx.in_place(index - 2) == Some(index) => cx.output_shape(index - 2),
             _ => cx.find_input(index).map(|view| view.shape()),
@@ -365,6 +374,7 @@ impl Executable for GroupQuery {
             let spare = take(&mut rest, spare)?;
             caches.push(cache_of(cx, &layout, &lengths, (which, change), spare)?);
         }
+        // Smooth softmax is a sink of 0: it adds exp(0) = 1 to the sum.
         let smooth = take(&mut rest, layout.heads.next_multiple_of(16))?;
         smooth.fill(0.0);
         let sinks = match cx.find_input(11) {
@@ -377,6 +387,7 @@ impl Executable for GroupQuery {
         let bias =
             cx.find_input(10).map(|view| Bias::new(view.as_slice()?, view.shape(), &sizes)).transpose()?;
         let mut scores = if cx.wants(3) { Some(cx.output(3)?.as_mut_slice::<f32>()?) } else { None };
+        // The node declares scores but asks for no stage, so they are zeros.
         if self.stage.is_none() {
             scores.take().into_iter().for_each(|scores| interrupt::fill(scores, 0.0));
         }
@@ -402,7 +413,7 @@ impl Executable for GroupQuery {
 }
 
 impl GroupQuery {
-    /// The position of each new token, where they are rotated by it.
+    /// Returns the position of each new token, if the node applies the rotary embedding.
     fn positions(&self, cx: &RunCx<'_>, layout: &Layout, lengths: &Lengths) -> Result<Option<Positions>> {
         if !self.rotates {
             return Ok(None);
@@ -413,6 +424,7 @@ impl GroupQuery {
         if let Some(ids) = cx.find_input(9) {
             return positions(&angles, ids, [layout.batch, layout.queries]).map(Some);
         }
+        // Without ids, new tokens continue each batch's past.
         let mut all = Positions::with_capacity(layout.batch * layout.queries);
         for span in &lengths.spans {
             for query in 0..layout.queries {
@@ -423,7 +435,7 @@ impl GroupQuery {
     }
 }
 
-/// Writes the new rows of a head.
+/// Writes the new rows of a head, normalized and rotated.
 fn place(change: &Change<'_>, from: Rows<'_>, [batch, head]: [usize; 2], to: &mut [f32]) {
     for (row, to) in spending(4 + from.size, to.chunks_exact_mut(from.size.max(1))).enumerate() {
         if let Ok(from) = from.row([batch, head, row]) {
@@ -432,8 +444,9 @@ fn place(change: &Change<'_>, from: Rows<'_>, [batch, head]: [usize; 2], to: &mu
     }
 }
 
-/// Keys (1) or values (2), past and new, in the output of the present or in `spare`. Rows after the
-/// last are 0, but in place they are left alone: nobody may read them.
+/// Returns the cache of keys (1) or values (2), past and new, in the present output or in `spare`.
+/// Rows beyond the valid ones are zeroed, except in place, where they keep their contents and no
+/// one may read them.
 fn cache_of<'a>(
     cx: &mut RunCx<'a>,
     layout: &Layout,
@@ -465,7 +478,7 @@ fn cache_of<'a>(
             }
         }
         (dtype, false) => {
-            // Room for single precision is more than enough for half of it.
+            // `spare` is sized for `f32`, twice what half precision needs.
             let spare = spare.get_mut(..len).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
             match dtype {
                 Some(DType::F16) => {
@@ -484,7 +497,7 @@ fn cache_of<'a>(
     Ok(attention::Rows { elements, strides: [key_heads * capacity * size, capacity * size, size] })
 }
 
-/// A cache to be filled.
+/// A cache to fill.
 struct Cache<'a> {
     layout: &'a Layout,
     lengths: &'a Lengths,
@@ -493,7 +506,7 @@ struct Cache<'a> {
 }
 
 impl Cache<'_> {
-    /// Copies the past to `to`, unless it is there, and writes the new rows behind it.
+    /// Copies the past to `to`, unless the two share memory, and appends the new rows.
     fn fill<'t, T: CacheElement>(
         &self,
         past: Option<TensorView<'_>>,
@@ -520,7 +533,7 @@ impl Cache<'_> {
     }
 }
 
-/// An element of a cache.
+/// An element type of a cache.
 trait CacheElement: Element + Default {
     /// Writes the new rows of a head.
     fn place(change: &Change<'_>, from: Rows<'_>, place: [usize; 2], to: &mut [Self]);

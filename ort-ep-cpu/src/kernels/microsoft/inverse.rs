@@ -1,4 +1,5 @@
-//! `Inverse`, by elimination with partial pivoting in double precision.
+//! Matrix inversion (`Inverse`): Gauss-Jordan elimination with partial pivoting in double
+//! precision.
 
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::spec::MICROSOFT;
@@ -12,7 +13,7 @@ use crate::kernels::reduce::number::Number;
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "Inverse", make, ..KernelDef::BASE }];
 
 fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    // The matrix and its inverse in doubles.
+    // The matrix and its inverse as `f64`.
     let bound = |shapes: &IoShapes<'_>| matrix_bytes(shapes.input(0)).saturating_mul(2);
     let run = |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
@@ -36,8 +37,8 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(WithHeap { bound, run }))
 }
 
-/// Writes the inverse of a square matrix, which is overwritten. That of a singular one is not
-/// finite.
+/// Writes the inverse of a square matrix and destroys the matrix. The inverse of a singular matrix
+/// has non-finite elements.
 fn invert(matrix: &mut [f64], inverse: &mut [f64], size: usize) {
     for (row, values) in inverse.chunks_exact_mut(size.max(1)).take(size).enumerate() {
         spend(size);

@@ -1,4 +1,7 @@
-//! `MatMulNBits`: the product with weights of 2, 4 or 8 bits, which stay as they are in memory.
+//! GEMM with block-quantized weights of 2, 4 or 8 bits (`MatMulNBits`).
+//!
+//! Weights stay quantized in memory. Few rows of A go to kernels that dequantize on the fly, more
+//! rows to the general GEMM.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -27,14 +30,14 @@ struct MatMulNBits {
     layout: BlockLayout,
     k: usize,
     columns: usize,
-    /// Whether the left side may be rounded to 8 bits, block by block.
+    /// Whether A may be quantized to 8 bits, block by block.
     rounds: bool,
 }
 
-/// The `accuracy_level` at which ONNX Runtime, too, computes with 8 bits.
+/// The `accuracy_level` at which ONNX Runtime quantizes A to 8 bits, too.
 const ACCURACY_OF_BYTES: i64 = 4;
 
-/// Numbers of a tensor, wherever they lie.
+/// Wraps the bytes of a tensor of floats, which may be unaligned.
 fn numbers(view: TensorView<'_>) -> Result<Numbers<'_>> {
     match view.dtype() {
         DType::F32 => Ok(Numbers::F32(view.bytes()?)),
@@ -44,14 +47,15 @@ fn numbers(view: TensorView<'_>) -> Result<Numbers<'_>> {
     }
 }
 
-/// What a run takes from its workspace, in numbers.
+/// The `f32` elements that each part of the workspace takes.
 struct Parts {
-    /// The left side as `float`, where it is narrower.
+    /// A as `f32`, if it is narrower.
     left: usize,
-    /// The left side arranged for few rows.
+    /// A rearranged for the few-row kernels.
     arranged: usize,
-    /// The result as `float`, where it is narrower, or column by column.
+    /// The result as `f32` if the output is narrower, or column-major from the few-row kernels.
     result: usize,
+    /// The GEMM workspace, or the transposed result of the few-row kernels.
     product: usize,
 }
 
@@ -73,20 +77,20 @@ impl MatMulNBits {
 
     fn parts(&self, cpu: Cpu, rows: usize, is_wide: bool) -> Parts {
         let few = self.k.div_ceil(self.layout.block).saturating_mul(self.layout.block);
-        // Numbers of 8 bits with their scales take less, but for the smallest sizes.
+        // 8-bit values with their scales take less, except for the smallest K.
         let few = few.max(Blocks::bytes_side_len(self.layout, self.k));
         Parts {
             left: if is_wide { 0 } else { rows.saturating_mul(self.k) }.next_multiple_of(16),
             arranged: if rows <= Blocks::FEW { rows.saturating_mul(few) } else { 0 }.next_multiple_of(16),
             result: if is_wide && rows > Blocks::FEW { 0 } else { rows.saturating_mul(self.columns) }
                 .next_multiple_of(16),
-            // The result of few rows lies row by row there at last.
+            // The few-row kernels transpose their result into this part.
             product: workspace_len(cpu, 1, [rows, self.columns, self.k], BSource::Blocks)
                 .max(if rows <= Blocks::FEW { rows.saturating_mul(self.columns) } else { 0 }),
         }
     }
 
-    /// The product of a few rows, column by column in `result`.
+    /// Multiplies a few rows of A. `result` is column-major.
     fn few(
         &self,
         cpu: Cpu,
@@ -112,7 +116,7 @@ impl MatMulNBits {
 impl Executable for MatMulNBits {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let rows = element_count(shapes.input(0))? / self.k.max(1);
-        // Types are not known here: room for those that are widened.
+        // Types are unknown here, so reserve space for conversions.
         let parts = self.parts(Cpu::with_threads(shapes.threads), rows, false);
         let sizes = [parts.left, parts.arranged, parts.result, parts.product];
         bytes_of::<f32>(sizes.into_iter().fold(0, usize::saturating_add))
@@ -138,9 +142,9 @@ impl Executable for MatMulNBits {
         let mut blocks = Blocks::new(self.layout, [k, columns], codes, scales, zeros).map_err(refused)?;
         let groups = cx.find_input(4).map(|groups| groups.to_cow::<i32>()).transpose()?;
         if let Some(groups) = &groups {
-            // A row has the scale and the zero point of its group, as the operator's text has it: a
-            // weight is its code less the zero point, times the scale. ONNX Runtime 1.31.1 forgets
-            // the zero points where there are groups.
+            // Each row uses the scale and zero point of its group. The operator's definition
+            // subtracts the zero point before scaling; ONNX Runtime 1.31.1 ignores zero points if
+            // there are groups.
             blocks = blocks.with_groups(groups).map_err(refused)?;
         }
         let bias = cx.find_input(5).map(read_floats).transpose()?;
@@ -174,6 +178,7 @@ impl Executable for MatMulNBits {
                     sums.iter_mut().for_each(|sum| *sum += bias);
                 }
             }
+            // One row is the same in both orders.
             if rows == 1 {
                 return narrow(cpu.threads, result, output);
             }

@@ -1,5 +1,8 @@
-//! `MoE`: the tokens that chose an expert are collected, go through its layers as one product each,
-//! and are added to the output, weighted.
+//! Mixture of experts (`MoE`).
+//!
+//! Top-k routing picks the experts of each token. For each expert, the kernel gathers the tokens
+//! that chose it, runs the expert's layers as GEMMs over them, and scatters the weighted results
+//! into the output. `use_sparse_mixer` is not supported.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -23,26 +26,27 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// Tokens of one product at most.
+/// Maximum tokens per GEMM.
 const ROWS: usize = 256;
 
-/// Where the two factors of a SwiGLU are.
+/// Where the gate and the linear factor of a SwiGLU come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Factors {
-    /// In layers of their own, the first and the third.
+    /// From separate layers, the first and the third.
     Apart,
-    /// In the first layer, by turns.
+    /// From alternating columns of the first layer.
     Interleaved,
-    /// In the first layer, one after the other.
+    /// From the two halves of the first layer.
     Halves,
 }
 
-/// What happens between the layers of an expert.
+/// The activation between the layers of an expert.
 #[derive(Clone, Copy)]
 enum Activation {
-    /// A function of the first layer, and a third layer as a factor where there is one.
+    /// A function of the first layer's output, times the third layer's output if there is one.
     Plain(Option<Unary>),
-    /// `g * sigmoid(alpha * g) * (l + beta)`, with `g` at most `limit` and `l` in its bounds.
+    /// `g * sigmoid(alpha * g) * (l + beta)`, with `g` at most `limit` and `l` clamped to
+    /// `-limit..=limit`.
     SwiGlu { factors: Factors, alpha: f32, beta: f32, limit: f32 },
 }
 
@@ -67,7 +71,8 @@ impl Activation {
         }))
     }
 
-    /// The inner values of one token from its first layer, and its third layer where there is one.
+    /// Computes the inner values of one token from the outputs of its first layer and, if there is
+    /// one, its third layer.
     fn apply(self, first: &[f32], third: Option<&[f32]>, to: &mut [f32]) {
         match self {
             Activation::Plain(function) => {
@@ -83,7 +88,7 @@ impl Activation {
                     Factors::Interleaved => (first, first.get(1..).unwrap_or(&[]), 2),
                     Factors::Halves => (first, first.get(to.len()..).unwrap_or(&[]), 1),
                 };
-                // Written so that what is no number stays that.
+                // Comparisons instead of `min`, so that NaN propagates.
                 for (to, gate) in to.iter_mut().zip(left.iter().step_by(step)) {
                     *to = if *gate > limit { limit } else { *gate };
                 }
@@ -97,16 +102,17 @@ impl Activation {
     }
 }
 
-/// The weights of one layer of all experts, each (outputs, inputs).
+/// The weights of one layer for all experts, each of shape (outputs, inputs).
 enum Layer {
-    /// Packed, one for each expert, and their shape.
+    /// Packed for GEMM at compile time, one per expert, with the shape of the tensor.
     Packed(Vec<PackedRight>, [usize; 3]),
-    /// Read where they lie.
+    /// Read from the input on each run.
     Input,
 }
 
 impl Layer {
-    /// The layer whose weights are the input at `index`.
+    /// Creates the layer whose weights are the input at `index`. Only constant `f32` weights are
+    /// packed.
     fn new(cx: &mut CompileCx<'_>, index: usize) -> Result<Layer> {
         let Some(view) = cx.constant(index).filter(|view| view.dtype() == DType::F32) else {
             return Ok(Layer::Input);
@@ -124,25 +130,28 @@ impl Layer {
     }
 }
 
-/// The inputs with the weights of the layers; each is followed by its bias.
+/// Inputs that hold the layers' weights. Each is followed by the layer's bias.
 const WEIGHTS: [usize; 3] = [2, 4, 6];
 
 struct Mixture {
-    /// Experts of each token.
+    /// Experts per token (`k`).
     chosen: usize,
+    /// Whether the weights of a token's experts are scaled to sum to 1.
     normalizes: bool,
     activation: Activation,
     layers: [Layer; 3],
     has_third: bool,
+    /// Whether activations are `f32`; otherwise results accumulate in scratch and are narrowed at
+    /// the end.
     is_single: bool,
 }
 
-/// The sizes of a run.
+/// The sizes of one run.
 #[derive(Clone, Copy)]
 struct Sizes {
     tokens: usize,
     experts: usize,
-    /// For each layer its outputs and inputs; those of the third are 0 where there is none.
+    /// For each layer its outputs and inputs. Both are 0 for a third layer that is missing.
     layers: [[usize; 2]; 3],
 }
 
@@ -155,20 +164,20 @@ impl Sizes {
         self.layers[1][1]
     }
 
-    /// Tokens of one product.
+    /// Returns the maximum tokens of one GEMM.
     fn rows(&self) -> usize {
         self.tokens.min(ROWS)
     }
 }
 
-/// The memory of one expert after the other.
+/// Scratch buffers, reused from expert to expert.
 struct Memory<'a> {
     tokens: &'a mut [f32],
     first: &'a mut [f32],
     third: &'a mut [f32],
     inner: &'a mut [f32],
     result: &'a mut [f32],
-    /// Weights and a bias of one layer, where they are halves.
+    /// One layer's weights and one bias converted to `f32`, if the tensors are half precision.
     weights: &'a mut [f32],
     bias: &'a mut [f32],
     product: &'a mut [f32],
@@ -190,7 +199,7 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// Part of a tensor as `float`, in `scratch` where it is of another type.
+/// Returns part of a tensor as `f32`. Other types are converted into `scratch`.
 fn floats<'a>(
     threads: usize,
     view: TensorView<'a>,
@@ -202,6 +211,7 @@ fn floats<'a>(
     if view.dtype() == DType::F32 {
         return view.as_slice::<f32>()?.get(first..).and_then(|values| values.get(..len)).ok_or_else(outside);
     }
+    // The other types are half precision.
     let width = size_of::<u16>();
     let bytes = view.bytes()?.get(first * width..).and_then(|bytes| bytes.get(..len * width));
     let to = scratch.get_mut(..len).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
@@ -276,8 +286,9 @@ impl Mixture {
         Ok(Sizes { tokens, experts, layers })
     }
 
-    /// Values of scratch for a [`Choice`].
+    /// Returns the lengths of the scratch buffers of a [`Choice`].
     fn choice_lens(&self, sizes: &Sizes) -> Result<[usize; 4]> {
+        // Slots are stored as `u32`.
         let slots = element_count(&[sizes.tokens, self.chosen])?;
         ensure!(
             u32::try_from(slots).is_ok(),
@@ -289,12 +300,12 @@ impl Mixture {
         rounded([slots, slots, sizes.experts + 1, sizes.experts])
     }
 
-    /// Values of scratch for the sums, where the output cannot hold them.
+    /// Returns the length of the `f32` accumulators, which are the output itself if that is `f32`.
     fn sums_len(&self, sizes: &Sizes) -> Result<usize> {
         if self.is_single { Ok(0) } else { element_count(&[sizes.tokens, sizes.hidden()]) }
     }
 
-    /// Values of scratch for the parts of [`Memory`].
+    /// Returns the lengths of the buffers of [`Memory`].
     fn memory_lens(&self, sizes: &Sizes, threads: usize) -> Result<[usize; 8]> {
         let (cpu, rows) = (Cpu::with_threads(threads), sizes.rows());
         let [[first, _], [hidden, inner], [third, _]] = sizes.layers;
@@ -303,7 +314,8 @@ impl Mixture {
             if !self.is_single && matches!(layer, Layer::Input) {
                 weights = weights.max(element_count(&[outputs, inputs])?);
             }
-            // Fewer tokens may be cut another way.
+            // A GEMM with fewer rows may use another blocking, so we take the maximum over all row
+            // counts.
             let lens = (1..=rows).map(|rows| workspace_len(cpu, 1, [rows, outputs, inputs], layer.source()));
             product = product.max(lens.max().unwrap_or(0));
         }
@@ -312,7 +324,7 @@ impl Mixture {
         rounded([of(hidden)?, of(first)?, of(third)?, of(inner)?, of(hidden)?, weights, bias, product])
     }
 
-    /// Chooses experts for each token: those of the greatest probabilities, of equal ones the last.
+    /// Routes each token to its `k` most probable experts. Ties go to the later expert.
     fn choose(&self, router: TensorView<'_>, sizes: &Sizes, choice: &mut Choice<'_>) -> Result<()> {
         let (chosen, experts) = (self.chosen, sizes.experts);
         let slots = choice
@@ -331,6 +343,7 @@ impl Mixture {
                 let (index, probability) =
                     best.map_or((0, 0.0), |(index, probability)| (index, *probability));
                 (*weight, *place) = (probability, index as u32);
+                // Excludes this expert from the token's next pick.
                 row[index] = f32::NEG_INFINITY;
                 choice.starts[index + 1] += 1;
             }
@@ -339,13 +352,14 @@ impl Mixture {
                 weights.iter_mut().for_each(|weight| *weight /= sum);
             }
         }
+        // Prefix sums turn the counts into the start of each expert's slots.
         for expert in 0..experts {
             choice.starts[expert + 1] += choice.starts[expert];
         }
         Ok(())
     }
 
-    /// The output of one layer of an expert for `rows` rows.
+    /// Runs one layer of an expert on `rows` rows: a GEMM with the bias in its epilogue.
     fn multiply(
         &self,
         cx: &RunCx<'_>,
@@ -385,8 +399,8 @@ impl Mixture {
         gemm.run(cpu, to, outputs, product).map_err(refused)
     }
 
-    /// Adds the weighted results of all experts to `sums`, which is overwritten, in the order of
-    /// the experts.
+    /// Overwrites `sums` with the weighted results of all experts, added in the order of the
+    /// experts.
     fn run_experts(
         &self,
         cx: &RunCx<'_>,
@@ -412,7 +426,7 @@ impl Mixture {
         Ok(())
     }
 
-    /// The results of an expert for up to [`ROWS`] tokens, in `memory.result`.
+    /// Runs an expert on up to [`ROWS`] tokens and leaves the results in `memory.result`.
     fn run_expert(
         &self,
         cx: &RunCx<'_>,
@@ -447,7 +461,7 @@ impl Mixture {
     }
 }
 
-/// Lengths in whole lines of the cache.
+/// Rounds lengths up to whole cache lines.
 fn rounded<const N: usize>(mut lens: [usize; N]) -> Result<[usize; N]> {
     for len in &mut lens {
         let whole = len.checked_next_multiple_of(16);
@@ -456,7 +470,7 @@ fn rounded<const N: usize>(mut lens: [usize; N]) -> Result<[usize; N]> {
     Ok(lens)
 }
 
-/// Reads part of a tensor as `float`.
+/// Copies part of a tensor to `to`, converted to `f32`.
 fn load(threads: usize, view: TensorView<'_>, first: usize, to: &mut [f32]) -> Result<()> {
     if view.dtype() == DType::F32 {
         let len = to.len();
@@ -466,28 +480,28 @@ fn load(threads: usize, view: TensorView<'_>, first: usize, to: &mut [f32]) -> R
     floats(threads, view, first, to.len(), to).map(|_| ())
 }
 
-/// The experts of all tokens.
+/// The routing of all tokens. A slot is one (token, expert) pair: slot `s` belongs to token
+/// `s / k`.
 struct Choice<'a> {
-    /// For each token and each of its experts the weight.
+    /// The weight of each slot.
     weights: &'a mut [f32],
-    /// For each token its experts.
+    /// The expert of each slot.
     experts: &'a mut [u32],
-    /// For each expert how many places of `experts` name those before it, and at last how many
-    /// there are.
+    /// For each expert the number of slots of the experts before it, then the total.
     starts: &'a mut [u32],
-    /// A row of the router.
+    /// Scratch for one token's router probabilities.
     row: &'a mut [f32],
 }
 
 impl Choice<'_> {
-    /// The places of `experts` in the order of what they name.
+    /// Writes to `order` the slots sorted by expert: a counting sort, stable within an expert.
     fn sort(&mut self, slots: usize, order: &mut [u32]) {
         for (slot, expert) in spending(4, &self.experts[..slots]).enumerate() {
             let start = &mut self.starts[*expert as usize];
             order[*start as usize] = slot as u32;
             *start += 1;
         }
-        // Each start has moved to the next.
+        // Each start has advanced to the next expert's start, so shift them back.
         let count = self.starts.len();
         self.starts.copy_within(..count - 1, 1);
         self.starts[0] = 0;

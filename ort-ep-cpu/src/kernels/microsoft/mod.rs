@@ -1,4 +1,5 @@
-//! Kernels of operators of the domain `com.microsoft` that beat their decompositions, or have none.
+//! Kernels of contrib operators (domain `com.microsoft`) that have no decomposition, or that beat
+//! theirs.
 
 #![allow(
     clippy::indexing_slicing,

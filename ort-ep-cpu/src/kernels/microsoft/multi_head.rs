@@ -1,4 +1,7 @@
-//! `MultiHeadAttention`.
+//! Multi-head attention (`MultiHeadAttention`).
+//!
+//! Unpacks the operator's input layouts, appends new keys and values to the cache, gathers the
+//! caches of beams, and leaves the attention itself to `attend`.
 
 use std::ops::Range;
 
@@ -45,7 +48,7 @@ struct MultiHead {
     precision: Precision,
 }
 
-/// What is added to the scores of padding where the node does not say.
+/// The default value added to the scores of padded keys.
 const MASKED: f32 = -10000.0;
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -61,33 +64,33 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// Where queries, keys and values are.
+/// How queries, keys and values are laid out in the inputs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Each (batch, sequence, width).
+    /// Three inputs, each (batch, sequence, width).
     Apart,
-    /// (batch, sequence, heads, 3, size) in query.
+    /// All in `query`: (batch, sequence, heads, 3, size).
     PackedAll,
-    /// (batch, sequence, heads, 2, size) in key.
+    /// Keys and values in `key`: (batch, sequence, heads, 2, size).
     PackedKeys,
-    /// Keys and values (batch, heads, sequence, size), and no bias on them.
+    /// Cross attention: keys and values are (batch, heads, sequence, size) and take no bias.
     Crossed,
 }
 
-/// What a run computes, from its shapes.
+/// The layout of one run, derived from its shapes.
 #[derive(Clone, Copy)]
 struct Layout {
     form: Form,
     batch: usize,
     heads: usize,
     queries: usize,
-    /// New keys.
+    /// New keys in this run.
     fresh: usize,
     size: usize,
     value_size: usize,
-    /// Rows of the past's tensors.
+    /// Rows of the past tensors.
     past: usize,
-    /// Whether the past is a buffer that is longer than what it holds.
+    /// Whether past and present share a buffer that is longer than its valid rows.
     is_shared: bool,
     has_bias: bool,
     has_beams: bool,
@@ -188,18 +191,18 @@ impl MultiHead {
 }
 
 impl Layout {
-    /// Rows of the present's tensors.
+    /// Returns the rows of the present tensors.
     fn capacity(&self) -> usize {
         if self.is_shared { self.past } else { self.past + self.fresh }
     }
 
-    /// Whether keys and values are read where they come in.
+    /// Whether keys and values are read directly from the inputs.
     fn reads_inputs(&self) -> bool {
         self.past == 0 && !self.is_shared && (!self.has_bias || self.form == Form::Crossed)
     }
 
-    /// Values of scratch for queries with bias, for keys and for values without an output to be in,
-    /// and for keys and values of beams.
+    /// Returns the scratch lengths for queries with bias, keys, values, and the keys and values
+    /// gathered for beams. Keys and values need scratch only if no present output can hold them.
     fn buffers(&self, wanted: [bool; 2]) -> Result<[usize; 4]> {
         let count = |rows: usize, size: usize| -> Result<usize> {
             Ok(element_count(&[self.batch, self.heads, rows, size])?.next_multiple_of(16))
@@ -233,7 +236,7 @@ impl Layout {
         }
     }
 
-    /// The new queries (0), keys (1) or values (2) as they come in.
+    /// Returns the new queries (0), keys (1) or values (2) as the inputs hold them.
     fn incoming<'a>(&self, cx: &RunCx<'a>, which: usize) -> Result<Rows<'a>> {
         let Layout { heads, queries, fresh, size, value_size, .. } = *self;
         let packed = |values: &'a [f32], rows: usize, parts: usize, part: usize| Rows {
@@ -251,7 +254,7 @@ impl Layout {
         })
     }
 
-    /// The part of the bias for queries (0), keys (1) or values (2).
+    /// Returns the part of the bias for queries (0), keys (1) or values (2).
     fn bias<'a>(&self, cx: &RunCx<'a>, which: usize) -> Result<Option<&'a [f32]>> {
         if !self.has_bias || (which > 0 && self.form == Form::Crossed) {
             return Ok(None);
@@ -262,7 +265,8 @@ impl Layout {
     }
 }
 
-/// Copies rows of heads into (batch, heads, `capacity`, size) from row `first` on, and adds a bias.
+/// Copies rows of heads into (batch, heads, `capacity`, size) from row `first` on, and adds the
+/// bias.
 fn place_rows(
     threads: usize,
     from: Rows<'_>,
@@ -284,7 +288,7 @@ fn place_rows(
     });
 }
 
-/// Copies the first `rows` rows of each head of a past to a present of `capacity` rows.
+/// Copies the first `rows` rows of each past head to a present of `capacity` rows.
 fn copy_past(
     threads: usize,
     past: &[f32],
@@ -299,7 +303,7 @@ fn copy_past(
     });
 }
 
-/// Where each beam's past is read from: the rows of other beams of its batch.
+/// For each beam and position, the beam of the same batch whose past it continues.
 struct Beams<'a> {
     sources: &'a [i32],
     width: usize,
@@ -329,7 +333,8 @@ impl<'a> Beams<'a> {
         }
     }
 
-    /// Copies `total` rows of each head, the first `past` of them from the beams they come from.
+    /// Copies `total` rows of each head. The first `past` of them come from the beams they
+    /// continue.
     fn gather(
         &self,
         threads: usize,
@@ -367,7 +372,7 @@ impl Executable for MultiHead {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let threads = cx.threads();
         let mut rest = scratch::<f32>(cx.workspace()?)?;
-        // A past in the place of its present is no input any more.
+        // If past and present share memory, the past is no longer readable as an input.
         let present_shape = |index: usize| cx.output_shape(index).map(Shape::from);
         let layout = self.layout(|index| match index {
             6 | 7 if cx.in_place(index - 5) == Some(index) => present_shape(index - 5),
@@ -376,6 +381,7 @@ impl Executable for MultiHead {
         let past = past_length(cx, &layout)?;
         let total = past + layout.fresh;
         let lens = layout.buffers([cx.wants(1), cx.wants(2)])?;
+        // A bias needs a copy of the queries, because the input must stay unchanged.
         let mut q = layout.incoming(cx, 0)?;
         if layout.has_bias {
             let to =
@@ -388,6 +394,7 @@ impl Executable for MultiHead {
         let v = keys_of(cx, &layout, (2, past), take(&mut rest, lens[2])?)?;
         let (mut k, mut v) = (k, v);
         let mut gathered = take(&mut rest, lens[3])?;
+        // The past of a beam may be spread over other beams' caches, so gather it first.
         if let Some(view) = cx.find_input(9) {
             let beams = Beams::new(view, layout.batch, past)?;
             for rows in [&mut k, &mut v] {
@@ -422,7 +429,7 @@ impl Executable for MultiHead {
     }
 }
 
-/// How many rows of the past are valid.
+/// Returns the number of valid rows of the past.
 fn past_length(cx: &RunCx<'_>, layout: &Layout) -> Result<usize> {
     if !layout.is_shared {
         return Ok(layout.past);
@@ -442,8 +449,8 @@ fn past_length(cx: &RunCx<'_>, layout: &Layout) -> Result<usize> {
     })
 }
 
-/// Keys (1) or values (2): where they come in, or past and new ones in the present's output or in
-/// `scratch`.
+/// Returns keys (1) or values (2). They stay in the input if nothing precedes them; otherwise past
+/// and new rows are joined in the present output or in `scratch`.
 fn keys_of<'a>(
     cx: &mut RunCx<'a>,
     layout: &Layout,
@@ -454,6 +461,7 @@ fn keys_of<'a>(
     let capacity = layout.capacity();
     let len = layout.batch * layout.heads * capacity * incoming.size;
     let is_in_place = cx.in_place(which) == Some(which + 5);
+    // A wanted present must be filled, even if the inputs could be read directly.
     let to = match cx.wants(which) {
         true => cx.output(which)?.as_mut_slice::<f32>()?,
         false if layout.reads_inputs() => return Ok(incoming),
@@ -469,9 +477,9 @@ fn keys_of<'a>(
 }
 
 impl MultiHead {
-    /// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 *
-    /// batch + 2), or elements (batch, keys), (batch, queries, keys), (batch, 1, at least keys, at
-    /// least keys).
+    /// Reads the padding mask. Rank 1 holds lengths (batch), ends and starts (2 * batch), or
+    /// lengths and offsets (3 * batch + 2). Higher ranks hold elements: (batch, keys), (batch,
+    /// queries, keys), or (batch, 1, rows, columns) with at least `keys` rows and columns.
     fn padding<'a>(&self, view: TensorView<'a>, sizes: &Sizes) -> Result<Padding<'a>> {
         let Sizes { batch, queries, keys, .. } = *sizes;
         let elements = view.as_slice::<i32>()?;
@@ -482,13 +490,13 @@ impl MultiHead {
             [len] if len == batch || len == 3 * batch + 2 => ranges(&|index| 0..place(index)),
             [len] if len == 2 * batch => ranges(&|index| place(batch + index)..place(index)),
             [b, k] if [b, k] == [batch, keys] => PaddingMask::Elements(elements, [keys, 0]),
-            // One element for all keys would change nothing, and ONNX Runtime does not look at it.
+            // A mask of one column would shift all scores alike, without effect. ONNX Runtime
+            // ignores it too.
             [b, 1] if b == batch || b == 1 => ranges(&|_| 0..keys),
             [b, q, k] if [b, q, k] == [batch, queries, keys] => {
                 PaddingMask::Elements(elements, [queries * keys, keys])
             }
-            // Of a square over all positions it is the rows of the queries, which are the last
-            // ones.
+            // Of a square mask over all positions, the queries have the last of the keys' rows.
             [b, 1, rows, columns] if b == batch && rows >= keys && columns >= keys && keys >= queries => {
                 let first = elements.get((keys - queries) * columns..).unwrap_or(&[]);
                 PaddingMask::Elements(first, [rows * columns, columns])

@@ -1,4 +1,7 @@
-//! `RotaryEmbedding`: positions come as a first one for all or one for each token.
+//! Rotary position embedding (`RotaryEmbedding`).
+//!
+//! Position ids are either one start position for all sequences or one id per token.
+//! `GroupQueryAttention` uses the same tables.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -40,14 +43,14 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| rotary.run(cx)))
 }
 
-/// The cosines and sines of each position: rows of half the elements that are rotated.
+/// The cosine and sine tables: one row per position, one column per rotated pair.
 #[derive(Clone, Copy)]
 pub(super) struct Angles<'a> {
     cos: &'a [f32],
     sin: &'a [f32],
-    /// Pairs that are rotated.
+    /// Rotated pairs per row.
     half: usize,
-    /// Positions.
+    /// Positions in the tables.
     rows: usize,
     interleaved: bool,
 }
@@ -65,12 +68,12 @@ impl<'a> Angles<'a> {
         }
     }
 
-    /// How many leading elements of a row are rotated.
+    /// Returns the number of leading elements of a row that are rotated.
     pub(super) fn width(&self) -> usize {
         2 * self.half
     }
 
-    /// A position that the caches have.
+    /// Checks that the tables hold a position.
     pub(super) fn check(&self, position: i64) -> Result<usize> {
         let found = usize::try_from(position).ok().filter(|row| *row < self.rows);
         let rows = self.rows;
@@ -79,11 +82,14 @@ impl<'a> Angles<'a> {
         })
     }
 
-    /// Rotates the first elements of a row by the angles of a checked position.
+    /// Rotates the leading elements of a row by the angles of a position that [`Angles::check`]
+    /// accepted.
     pub(super) fn rotate(&self, position: usize, row: &mut [f32]) {
         let (half, start) = (self.half, position * self.half);
         let (cos, sin) = (&self.cos[start..start + half], &self.sin[start..start + half]);
         for pair in 0..half {
+            // Interleaved pairs are adjacent elements; otherwise a pair spans the two halves of the
+            // rotated part.
             let (a, b) = if self.interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + half) };
             let (x, y) = (row[a], row[b]);
             row[a] = cos[pair] * x - sin[pair] * y;
@@ -92,10 +98,11 @@ impl<'a> Angles<'a> {
     }
 }
 
-/// Positions of tokens, those of a step of decoding in place.
+/// Positions of tokens, stored inline for a decoding step.
 pub(super) type Positions = SmallVec<[usize; 8]>;
 
-/// The position of each token of (batch, sequence): `ids` is their first one, or one for each.
+/// Returns the position of each token of (batch, sequence). `ids` holds the first position of every
+/// sequence, or one position per token.
 pub(super) fn positions(
     angles: &Angles<'_>,
     ids: TensorView<'_>,
@@ -121,10 +128,11 @@ impl Rotary {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let x = cx.input(0)?;
         let angles = Angles::new(cx.input(2)?, cx.input(3)?, self.interleaved)?;
-        // Heads lie before or after the positions.
+        // Rank 4 is (batch, heads, sequence, size), rank 3 is (batch, sequence, heads * size).
         let (batch, heads, sequence, size, heads_last) = match *x.shape() {
             [batch, heads, sequence, size] => (batch, heads, sequence, size, false),
             [batch, sequence, width] => {
+                // Without `num_heads`, a head is as wide as the rotated part.
                 let size = width.checked_div(self.heads).unwrap_or_else(|| angles.width());
                 let heads = width.checked_div(size).unwrap_or(0);
                 ensure!(
@@ -149,6 +157,7 @@ impl Rotary {
         let positions = positions(&angles, cx.input(1)?, [batch, sequence])?;
         let x = x.as_slice::<f32>()?;
         let (threads, y) = (cx.threads(), cx.output(0)?.as_mut_slice::<f32>()?);
+        // A chunk has one position (rank 3) or one head (rank 4).
         let unit = if heads_last { heads * size } else { sequence * size };
         for_each_chunk_mut(threads, y, unit, |index, to| {
             interrupt::copy(&x[index * unit..][..to.len()], to);

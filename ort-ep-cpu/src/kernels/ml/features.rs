@@ -1,4 +1,4 @@
-//! `ArrayFeatureExtractor` and `Binarizer`.
+//! Feature selection and thresholding: `ArrayFeatureExtractor` and `Binarizer`.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, OutputsFrom, RunCx};
@@ -39,6 +39,7 @@ fn extract(cx: &mut RunCx<'_>) -> Result<()> {
     let columns =
         columns.ok_or_else(|| error!(InvalidArgument, "a feature lies outside the {size} there are"))?;
     ensure!(!columns.is_empty(), InvalidArgument, "no feature is asked for");
+    // A rank-1 input is one row.
     let mut shape: Shape = if outer.is_empty() { [1].as_slice().into() } else { outer.into() };
     shape.push(columns.len());
     if let Ok(strings) = input.strings() {

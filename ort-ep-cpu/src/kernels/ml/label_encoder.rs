@@ -1,4 +1,4 @@
-//! `LabelEncoder`: each element replaced by the value of its key.
+//! Key-to-value mapping (`LabelEncoder`).
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, OutputsFrom, RunCx};
@@ -20,10 +20,11 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
+/// A hashable key of any input type.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
     Int(i64),
-    /// The bits of a double; all NaNs, and both zeros, have the same.
+    /// The bits of a canonical `f64`: all NaNs are equal, and so are both zeros.
     Float(u64),
     Text(String),
 }
@@ -45,7 +46,7 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<Key>> {
     })
 }
 
-/// The keys or the values, whichever of the four attributes is given.
+/// Reads the keys or the values from whichever of the four attributes is given.
 fn listed(attrs: &Attributes, what: &str) -> Result<Tensor> {
     let name = |kind: &str| format!("{what}_{kind}");
     if let Some(tensor) = attrs.find_tensor(&name("tensor")) {
@@ -62,7 +63,7 @@ fn listed(attrs: &Attributes, what: &str) -> Result<Tensor> {
     Tensor::from_strings(&[strings.len()], strings.to_vec())
 }
 
-/// The value of elements without a key.
+/// Returns the value for elements that have no key.
 fn default_value(attrs: &Attributes, values: &Tensor) -> Result<Tensor> {
     if attrs.get("values_tensor").is_some()
         && let Some(tensor) = attrs.find_tensor("default_tensor")
@@ -98,9 +99,9 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         values.element_count()
     );
     let default = default_value(cx.attrs(), &values)?;
-    // Of equal keys the last counts.
+    // Of duplicate keys, the last one wins.
     let places: HashMap<Key, usize> = keys.into_iter().zip(0..).collect();
-    // The keys, and what they are made from.
+    // The keys, and the integers that some are converted from.
     let bound =
         |shapes: &IoShapes<'_>| elements(shapes.input(0)).saturating_mul(size_of::<Key>() + size_of::<i64>());
     Ok(Box::new(WithHeap { bound, run: move |cx: &mut RunCx<'_>| encode(cx, &places, &values, &default) }))
@@ -108,7 +109,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 fn encode(cx: &mut RunCx<'_>, places: &HashMap<Key, usize>, values: &Tensor, default: &Tensor) -> Result<()> {
     let input = cx.input(0)?;
-    // Keys of texts are copies.
+    // String keys are clones, so their bytes count too.
     let texts = spending(2, input.strings().unwrap_or(&[]));
     let texts = texts.fold(0, |sum: usize, text| sum.saturating_add(text.len().saturating_add(32)));
     let _texts = if texts > 0 { Some(cx.reserve(texts)?) } else { None };

@@ -1,4 +1,4 @@
-//! `LinearClassifier` and `LinearRegressor`.
+//! Linear models: `LinearClassifier` and `LinearRegressor`.
 
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::spec::ONNX_ML;
@@ -14,7 +14,7 @@ cpu_kernels![
     KernelDef { domain: ONNX_ML, op: "LinearRegressor", make: make_regressor, ..KernelDef::BASE },
 ];
 
-/// Linear functions of a row of features.
+/// Linear functions of a row of features, computed in `f64`.
 struct Functions {
     count: usize,
     coefficients: Vec<f64>,
@@ -23,7 +23,7 @@ struct Functions {
 }
 
 impl Functions {
-    /// The scores of all rows, `count` for each.
+    /// Returns the scores of all rows, `count` for each.
     fn scores(&self, cx: &RunCx<'_>) -> Result<Vec<f64>> {
         let input = cx.input(0)?;
         let (rows, features) = matrix(input.shape())?;
@@ -48,7 +48,7 @@ impl Functions {
     }
 }
 
-/// The bytes of the features as doubles and of `each_row` numbers for each row.
+/// Returns the bytes of the features as `f64` and of `each_row` more numbers per row.
 fn heap_bytes(shapes: &IoShapes<'_>, each_row: usize) -> usize {
     let rows = matrix(shapes.input(0)).map_or(0, |(rows, _)| rows);
     let numbers = elements(shapes.input(0)).saturating_add(rows.saturating_mul(each_row));
@@ -102,16 +102,18 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         intercepts,
         transform: Transform::named(attrs)?,
     };
-    // Scores, a class, and what the scores come to.
+    // The raw scores, the class, and the transformed scores.
     let each_row = count.saturating_add(1).saturating_add(count.max(2));
     let bound = move |shapes: &IoShapes<'_>| heap_bytes(shapes, each_row);
     Ok(Box::new(WithHeap { bound, run: move |cx: &mut RunCx<'_>| classify(cx, &functions, &labels) }))
 }
 
-/// The class and the scores of a single function. For two labels the scores are opposite before the
-/// transform, as in the standard's evaluator; ONNX Runtime leaves the softmax out. Without a
-/// transform they are those of ONNX Runtime. A single label is chosen as the evaluator does, by the
-/// transformed score; ONNX Runtime refuses it.
+/// Returns the class and the scores of a single linear function.
+///
+/// With two labels, the scores are negatives of each other before the transform, as in the
+/// standard's evaluator; ONNX Runtime skips the softmax. Without a transform they match ONNX
+/// Runtime. With one label, the transformed score decides, as in the evaluator; ONNX Runtime
+/// rejects such a model.
 fn decide(score: f64, transform: Transform, labels: usize) -> (usize, (Option<f64>, f64)) {
     match (transform, labels) {
         (_, 1) => {

@@ -1,4 +1,4 @@
-//! `CastMap`, `DictVectorizer` and `ZipMap`: from and to maps.
+//! Conversions from and to maps: `CastMap`, `DictVectorizer` and `ZipMap`.
 
 use ort_core::dtype::DType;
 use ort_core::dtype::text::format_float;
@@ -36,19 +36,20 @@ cpu_kernels![
     },
 ];
 
-/// The keys and the values of the map at input 0.
+/// Returns the keys and values of the map at input 0.
 fn map_of<'a>(cx: &RunCx<'a>) -> Result<(&'a MapKeys, &'a Tensor)> {
     match cx.input_value(0)? {
         ValueView::Value(Value::Map(map)) => match &*map.values {
             Value::Tensor(values) => Ok((&map.keys, values)),
-            // A map without keys has no values to tell a tensor from.
+            // An empty map ends up here too, because it has no values that would tell the tensor's
+            // type.
             _ => Err(error!(InvalidArgument, "the map has no values, or they are no single elements")),
         },
         _ => Err(error!(InvalidArgument, "expected a map")),
     }
 }
 
-/// The elements of `values` at these places; where there is none a zero, or an empty string.
+/// Gathers elements of `values`. An absent place produces zero or an empty string.
 fn pick(cx: &RunCx<'_>, values: &Tensor, places: &[Option<usize>]) -> Result<Tensor> {
     let shape = [1, places.len()];
     if let Ok(texts) = values.strings() {
@@ -111,9 +112,10 @@ fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let negative = order.first().is_some_and(|(key, _)| *key < 0);
         ensure!(!(sparse && negative), InvalidArgument, "a key is negative, and map_form is SPARSE");
         let columns = if sparse { most } else { order.len() };
-        // Each column's place among the values.
+        // For each column, its place among the values.
         let mut places: Vec<Option<usize>> = vec![None; ort_core::tensor::element_count(&[1, columns])?];
         for (rank, (key, place)) in spending(2, order).enumerate() {
+            // A dense result packs the values in the order of their keys.
             let column = if sparse { usize::try_from(key).ok() } else { Some(rank) };
             if let Some(column) = column.and_then(|column| places.get_mut(column)) {
                 *column = Some(place);
@@ -124,7 +126,7 @@ fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// One row of the values at these places in another type.
+/// Returns a row of the values at `places`, cast to another type.
 fn cast(values: &Tensor, places: &[Option<usize>], to: DType) -> Result<Tensor> {
     let shape = [1, places.len()];
     let no_number = |text: &str| error!(InvalidArgument, "'{text}' in a map is no number");

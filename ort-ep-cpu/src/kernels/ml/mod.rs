@@ -1,4 +1,4 @@
-//! Kernels of classical machine learning.
+//! Kernels of the classical machine-learning operators (domain `ai.onnx.ml`).
 
 #![allow(
     clippy::indexing_slicing,

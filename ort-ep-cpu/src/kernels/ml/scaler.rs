@@ -1,4 +1,5 @@
-//! `Scaler`: `(x - offset) * scale`, each per feature or one for all.
+//! Feature scaling (`Scaler`): `(x - offset) * scale`, with one offset and scale per feature or for
+//! all.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};

@@ -1,4 +1,5 @@
-//! What classifiers and regressors share: features as floats, labels, and the transforms of scores.
+//! Shared parts of classifiers and regressors: features as floats, class labels, and score
+//! transforms.
 
 use ort_core::dtype::DType;
 use ort_core::ep::RunCx;
@@ -8,7 +9,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::interrupt::{PIECE, pieces, spend, spending};
 
-/// What becomes of the scores of a row.
+/// The post-transform of a row's scores.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Transform {
     None,
@@ -19,7 +20,7 @@ pub(super) enum Transform {
 }
 
 impl Transform {
-    /// The transform that the attribute `post_transform` names.
+    /// Reads the attribute `post_transform`.
     pub(super) fn named(attrs: &Attributes) -> Result<Transform> {
         Ok(match attrs.string("post_transform")? {
             "NONE" => Transform::None,
@@ -31,14 +32,14 @@ impl Transform {
         })
     }
 
-    /// Transforms the only score of a row: the softmax of one score is 1.
+    /// Transforms the only score of a row. The softmax of one score is 1.
     pub(super) fn apply_to_one(self, score: f64) -> f64 {
         let mut scores = [score];
         self.apply(&mut scores);
         scores[0]
     }
 
-    /// Transforms the scores of one row.
+    /// Transforms the scores of one row in place.
     pub(super) fn apply(self, scores: &mut [f64]) {
         if self != Transform::None {
             spend(4 * scores.len());
@@ -48,7 +49,7 @@ impl Transform {
             Transform::Logistic => scores.iter_mut().for_each(|x| *x = logistic(*x)),
             Transform::Probit => scores.iter_mut().for_each(|x| *x = probit(*x)),
             Transform::Softmax | Transform::SoftmaxZero => {
-                // The second leaves scores of zero alone.
+                // `SoftmaxZero` leaves scores of zero alone.
                 let kept = |x: f64| self == Transform::Softmax || x.abs() > 1e-7;
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().filter(|x| kept(**x)).map(|x| (x - largest).exp()).sum();
@@ -59,9 +60,9 @@ impl Transform {
         }
     }
 
-    /// The scores of both classes from the one score of a function that decides between two.
-    /// `opposite` says that the first class has the negative score, else it has what is missing to
-    /// one. The logistic function is of opposite scores always, so that both are probabilities.
+    /// Returns the scores of both classes from the single score of a binary decision function. The
+    /// first class gets `-score` if `opposite`, otherwise `1 - score`. The logistic transform
+    /// always uses opposite scores, so that both results are probabilities.
     pub(super) fn pair(self, score: f64, opposite: bool) -> [f64; 2] {
         match (self, opposite) {
             (Transform::Logistic, _) => [logistic(-score), logistic(score)],
@@ -75,29 +76,29 @@ pub(super) fn logistic(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The quantile function of the normal distribution as `PROBIT` means it: with Winitzki's
-/// approximation of the inverse error function, as the standard's own evaluator and ONNX Runtime
-/// have it. It is off by up to 0.2 %.
+/// The quantile function of the normal distribution, as `PROBIT` defines it. It uses Winitzki's
+/// approximation of the inverse error function, like the standard's evaluator and ONNX Runtime,
+/// with an error of up to 0.2 %.
 pub(super) fn probit(p: f64) -> f64 {
     const A: f64 = 0.147;
     let x = 2.0 * p - 1.0;
     let log = ((1.0 - x) * (1.0 + x)).ln();
     let v = 2.0 / (std::f64::consts::PI * A) + 0.5 * log;
-    // The square of the result is zero at least; rounding may put it a little below.
+    // The exact square is never negative, but rounding may put it slightly below zero.
     let square = -v + (v * v - log / A).sqrt();
     std::f64::consts::SQRT_2
         * if x < 0.0 { -1.0 } else { 1.0 }
         * if square < 0.0 { 0.0 } else { square.sqrt() }
 }
 
-/// The labels of classes.
+/// Class labels.
 pub(super) enum Labels {
     Ints(Vec<i64>),
     Strings(Vec<String>),
 }
 
 impl Labels {
-    /// The labels in one of two attributes; strings count where there are any.
+    /// Reads the labels from one of two attributes. Strings win if both are given.
     pub(super) fn read(attrs: &Attributes, ints: &str, strings: &str) -> Result<Labels> {
         match (attrs.find_strings(strings), attrs.find_ints(ints)) {
             (Some(labels), _) if !labels.is_empty() => Ok(Labels::Strings(labels.to_vec())),
@@ -113,8 +114,8 @@ impl Labels {
         }
     }
 
-    /// Writes the label of each row's class to output 0. A class without a label, as what a single
-    /// function with a single label does not choose, is 0 or an empty text.
+    /// Writes the label of each row's class to output 0. A class without a label becomes 0 or an
+    /// empty string: a single function with a single label produces one for rows that it rejects.
     pub(super) fn write(
         &self,
         cx: &mut RunCx<'_>,
@@ -140,7 +141,7 @@ impl Labels {
     }
 }
 
-/// The index of the largest score, the first of equal ones.
+/// Returns the index of the largest score, the first one on a tie.
 pub(super) fn largest(scores: &[f64]) -> usize {
     let mut best = 0;
     for (index, score) in scores.iter().enumerate() {
@@ -151,7 +152,7 @@ pub(super) fn largest(scores: &[f64]) -> usize {
     best
 }
 
-/// The rows and columns of features: `[N, F]`, or `[F]` for one row.
+/// Returns the rows and columns of features: `[N, F]`, or `[F]` for one row.
 pub(super) fn matrix(shape: &[usize]) -> Result<(usize, usize)> {
     match *shape {
         [features] => Ok((1, features)),
@@ -160,7 +161,7 @@ pub(super) fn matrix(shape: &[usize]) -> Result<(usize, usize)> {
     }
 }
 
-/// The elements of a numeric tensor as doubles.
+/// Converts the elements of a numeric tensor to `f64`.
 pub(super) fn doubles(view: &TensorView<'_>) -> Result<Vec<f64>> {
     let dtype = view.dtype();
     for_each_type!(dtype in [F32, F64, I32, I64, F16], T => {
@@ -169,7 +170,7 @@ pub(super) fn doubles(view: &TensorView<'_>) -> Result<Vec<f64>> {
     }, else => Err(error!(NotImplemented, "features of {}", DType::name(dtype))))
 }
 
-/// Writes scores to an output of floats.
+/// Writes scores to an `f32` output.
 pub(super) fn write_scores(cx: &mut RunCx<'_>, index: usize, scores: &[f64]) -> Result<()> {
     if !cx.wants(index) {
         return Ok(());
@@ -180,13 +181,14 @@ pub(super) fn write_scores(cx: &mut RunCx<'_>, index: usize, scores: &[f64]) -> 
     Ok(())
 }
 
-/// A list attribute as doubles; empty where it is not given.
+/// Reads a list attribute as `f64`; an absent one is empty.
 pub(super) fn floats(attrs: &Attributes, name: &str) -> Vec<f64> {
     attrs.find_floats(name).unwrap_or(&[]).iter().map(|&x| f64::from(x)).collect()
 }
 
-/// The sum of the products of two rows.
+/// Returns the dot product of two rows.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    // Short rows need no work counting, so they skip the nested iterator.
     if a.len() <= PIECE {
         return a.iter().zip(b).map(|(a, b)| a * b).sum();
     }
@@ -197,7 +199,7 @@ pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
 mod tests {
     use super::probit;
 
-    /// Values of `compute_probit` in the onnx package, which gives 0 where there is none.
+    /// From `compute_probit` of the onnx package, which returns 0 where the function is undefined.
     #[test]
     fn quantiles() {
         let table =

@@ -1,4 +1,5 @@
-//! `Imputer`, `Normalizer`, `OneHotEncoder`, `CategoryMapper` and `FeatureVectorizer`.
+//! Small feature transforms: `Imputer`, `Normalizer`, `OneHotEncoder`, `CategoryMapper` and
+//! `FeatureVectorizer`.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -28,6 +29,7 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let features = input.shape().last().copied().unwrap_or(1);
+        // One value for all features, or one per feature.
         let given = if input.dtype().is_float() { floats.len() } else { ints.len() };
         let fits = given == 1 || (given == features && given > 0);
         ensure!(fits, InvalidArgument, "{given} imputed values for {features} features");
@@ -38,6 +40,7 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 let missing = T::from(missing_float);
                 let pairs = input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?);
                 for (index, (x, y)) in spending(2, pairs).enumerate() {
+                    // A NaN sentinel matches every NaN.
                     let is_missing = *x == missing || (x.is_nan() && missing.is_nan());
                     *y = if is_missing { T::from(floats[index % given]) } else { *x };
                 }
@@ -47,6 +50,7 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 let fit = |value: i64| {
                     T::try_from(value).map_err(|_| error!(InvalidGraph, "{value} is no {}", DType::name(dtype)))
                 };
+                // A sentinel that the element type cannot hold matches nothing.
                 let missing = fit(missing_int).ok();
                 let values = ints.iter().map(|&value| fit(value)).collect::<Result<Vec<T>>>()?;
                 let pairs = input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?);
@@ -59,6 +63,7 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
+/// The norm that each row is divided by.
 #[derive(Clone, Copy)]
 enum Norm {
     Max,
@@ -73,6 +78,7 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         "L2" => Norm::L2,
         other => return Err(error!(InvalidGraph, "norm is '{other}', expected MAX, L1 or L2")),
     };
+    // The elements as `f64`.
     let bound = |shapes: &IoShapes<'_>| elements(shapes.input(0)).saturating_mul(size_of::<f64>());
     let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
@@ -87,6 +93,7 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 Norm::L1 => elements().map(|x| x.abs()).sum(),
                 Norm::L2 => elements().map(|x| x * x).sum::<f64>().sqrt(),
             };
+            // Rows whose norm is 0 stay unchanged.
             let size = if size == 0.0 { 1.0 } else { size };
             for (from, to) in from.chunks(PIECE).zip(pieces_mut(to)) {
                 from.iter().zip(to).for_each(|(x, y)| *y = (x / size) as f32);
@@ -105,13 +112,13 @@ fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let count = strings.len().max(ints.len());
     let strings: HashMap<String, usize> = strings.into_iter().zip(0..).collect();
     let ints: HashMap<i64, usize> = ints.into_iter().zip(0..).collect();
-    // The elements as numbers of another type, and a place or none for each.
+    // The elements converted to another type, and an `Option<usize>` for each.
     let bound = |shapes: &IoShapes<'_>| elements(shapes.input(0)).saturating_mul(24);
     let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let places: Vec<Option<usize>> = match input.strings() {
             Ok(texts) => spending(32, texts).map(|text| strings.get(text).copied()).collect(),
-            // Integers beyond 2^53 stay exact.
+            // Integers bypass `f64`, because beyond 2^53 it is not exact.
             Err(_) if !input.dtype().is_float() => {
                 spending(8, &input.to_ints()?).map(|key| ints.get(key).copied()).collect()
             }

@@ -1,4 +1,4 @@
-//! `SVMClassifier` and `SVMRegressor`: support vector machines as libsvm has them.
+//! Support vector machines with libsvm's semantics: `SVMClassifier` and `SVMRegressor`.
 
 use num_traits::AsPrimitive;
 use ort_core::dtype::DType;
@@ -19,13 +19,13 @@ cpu_kernels![
     KernelDef { domain: ONNX_ML, op: "SVMRegressor", make: make_regressor, ..KernelDef::BASE },
 ];
 
-/// Products of features below which further threads cost more than they bring.
+/// Multiplications below which more threads cost more than they save.
 const SMALL: usize = 20_000;
 
-/// A row of the input as doubles.
+/// Reads one row of the input as `f64`.
 type ReadRow<'a> = &'a (dyn Fn(usize, &mut [f64]) + Sync);
 
-/// Calls `work` with the number of rows of the input and what reads one of them.
+/// Calls `work` with the number of input rows and a function that reads one of them.
 fn with_rows(
     cx: &mut RunCx<'_>,
     features: usize,
@@ -48,12 +48,12 @@ fn with_rows(
     }, else => Err(error!(NotImplemented, "features of {}", DType::name(dtype))))
 }
 
-/// How many threads share the work on so many rows.
+/// Returns how many threads are worth using on `rows` rows.
 fn useful_threads(cx: &RunCx<'_>, rows: usize, vectors: &Vectors) -> usize {
     if rows.saturating_mul(vectors.len()) < SMALL { 1 } else { cx.threads() }
 }
 
-/// The bytes of so many doubles for each part of the rows.
+/// Returns the workspace bytes: `doubles` numbers for each parallel part of the rows.
 fn workspace_of(shapes: &IoShapes<'_>, doubles: usize) -> Result<usize> {
     let rows = match *shapes.input(0) {
         [rows, _] => rows,
@@ -100,7 +100,7 @@ fn first_rho(attrs: &Attributes) -> f64 {
 }
 
 impl Regressor {
-    /// The score of the row in `features`; `kernels` is scratch memory.
+    /// Returns the score of the row in `features`; `kernels` is scratch.
     fn score(&self, features: &[f64], kernels: &mut [f64]) -> f64 {
         self.vectors.kernels(features, kernels);
         let score = dot(kernels, &self.weights) + self.rho;
@@ -145,23 +145,25 @@ struct Classifier {
     transform: Transform,
 }
 
-/// How classes follow from what the kernels give.
+/// How the kernel values decide the class.
 enum Decision {
-    /// A linear function of each class, and what is added to all.
+    /// One linear function per class, plus a constant.
     Linear(f64),
-    /// A vote of each pair of classes.
+    /// One-vs-one voting between all pairs of classes.
     Pairs(Pairs),
 }
 
+/// The one-vs-one decision functions of all pairs of classes.
 struct Pairs {
-    /// The support vectors of each class: the first, and one past the last.
+    /// For each class, the range of its support vectors.
     ranges: Vec<(usize, usize)>,
-    /// For each class but one, a weight of each support vector: those of class i against j > i are
-    /// in line j - 1, those of j against i in line i.
+    /// Dual coefficients: for each class but one, a row with one weight per support vector. For i <
+    /// j, the vectors of i have their weights against j in row j - 1, those of j against i in row
+    /// i.
     weights: Vec<f64>,
     rho: Vec<f64>,
-    /// The slope and the offset of the logistic function of each pair's score, where there are to
-    /// be probabilities.
+    /// Slope and offset of the logistic function of each pair's score (Platt scaling). Empty if the
+    /// model has no probabilities.
     logistics: Vec<(f64, f64)>,
 }
 
@@ -180,7 +182,7 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Classifier { labels, vectors, decision, transform }))
 }
 
-/// The support vectors of each class, and how many there are in all.
+/// Returns the range of support vectors of each class, and their total.
 fn ranges(attrs: &Attributes) -> Result<(Vec<(usize, usize)>, usize)> {
     let mut ranges = Vec::new();
     let mut total = 0usize;
@@ -228,8 +230,8 @@ impl Pairs {
         Ok(Pairs { ranges, weights, rho, logistics: a.into_iter().zip(b).collect() })
     }
 
-    /// The score of each pair of classes for the given kernels: positive where the first has the
-    /// vote.
+    /// Computes the score of each pair and counts the votes. A positive score is a vote for the
+    /// first class of the pair.
     fn scores(&self, kernels: &[f64], votes: &mut [f64], scores: &mut [f64]) {
         votes.fill(0.0);
         let part = |line: usize, (start, end): (usize, usize)| {
@@ -244,7 +246,7 @@ impl Pairs {
     }
 }
 
-/// The pairs of classes in the order of their scores.
+/// Iterates over the pairs of classes in the order of their scores.
 fn pairs_of(classes: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..classes).flat_map(move |i| (i + 1..classes).map(move |j| (i, j)))
 }
@@ -253,15 +255,15 @@ fn pair_count(classes: usize) -> usize {
     classes.saturating_mul(classes.saturating_sub(1)) / 2
 }
 
-/// What becomes of a row: its class, and its scores where somebody wants them.
+/// The result of one row: its class, and its scores if the output is wanted.
 struct Outcome<'a> {
     class: usize,
     scores: &'a mut [f32],
 }
 
 impl Classifier {
-    /// The doubles that the work on one row needs: the features and the kernels, and for pairs of
-    /// classes their scores and four lists over the classes.
+    /// Returns the `f64` elements of scratch for one row: features and kernel values, and for
+    /// one-vs-one voting the pair scores and four lists over the classes.
     fn scratch_len(&self) -> usize {
         let classes = self.labels.count();
         let own = match self.decision {
@@ -271,7 +273,7 @@ impl Classifier {
         self.vectors.scratch_len().saturating_add(own)
     }
 
-    /// The class of the row whose features are the first of `scratch`, and its scores.
+    /// Classifies the row whose features are at the start of `scratch`, and writes its scores.
     fn classify(&self, scratch: &mut [f64], outcome: &mut Outcome<'_>) {
         let classes = self.labels.count();
         let (features, scratch) = scratch.split_at_mut(self.vectors.features);
@@ -291,6 +293,7 @@ impl Classifier {
         outcome.class = largest(votes);
         if !pairs.logistics.is_empty() {
             for (score, (slope, offset)) in scores.iter_mut().zip(&pairs.logistics) {
+                // Clamping keeps probabilities of 0 and 1 out of the coupling.
                 *score = (1.0 - logistic(*score * slope + offset)).clamp(1e-7, 1.0 - 1e-7);
             }
             let (probabilities, scratch) = scratch.split_at_mut(classes);
@@ -307,8 +310,8 @@ impl Classifier {
         }
     }
 
-    /// The scores of two classes from the score of the pair. ONNX Runtime takes it for a
-    /// probability where there is a transform, but for the logistic one.
+    /// Returns the scores of two classes from the score of their pair. With a transform other than
+    /// the logistic one, ONNX Runtime treats the score as a probability.
     fn pair(&self, score: f64) -> [f64; 2] {
         match self.transform {
             Transform::Probit => {
@@ -319,10 +322,9 @@ impl Classifier {
         }
     }
 
-    /// Transforms the scores and writes them where they are wanted.
+    /// Transforms the scores and writes them if they are wanted.
     fn finish(&self, scores: &mut [f64], outcome: &mut Outcome<'_>) {
-        // ONNX Runtime leaves the score of a single class as it is unless the transform is this
-        // one.
+        // ONNX Runtime transforms the score of a single class only if the transform is probit.
         if scores.len() > 1 || self.transform == Transform::Probit {
             self.transform.apply(scores);
         }
@@ -346,6 +348,7 @@ impl Executable for Classifier {
                 let rows = spending(1, scores.chunks_mut(columns));
                 outcomes.extend(rows.map(|scores| Outcome { class: 0, scores }));
             }
+            // Without a scores output, all rows still need an outcome for their class.
             outcomes.resize_with(rows, || Outcome { class: 0, scores: &mut [] });
             for_each_unit(
                 threads,
@@ -362,16 +365,16 @@ impl Executable for Classifier {
     }
 }
 
-/// The probabilities of the classes from those of the pairs (Wu, Lin and Weng, "Probability
+/// Estimates class probabilities from pairwise probabilities (Wu, Lin and Weng, "Probability
 /// Estimates for Multi-class Classification by Pairwise Coupling", 2004, second approach).
-/// `scratch` holds two numbers for each class.
+/// `scratch` holds two numbers per class.
 fn couple(pairs: &[f64], p: &mut [f64], scratch: &mut [f64]) {
     let classes = p.len();
     let (diagonal, rest) = scratch.split_at_mut(classes);
     let qp = &mut rest[..classes];
-    // Pair (i, j) with i < j stands behind those of all earlier classes.
+    // Pair (i, j) with i < j follows the pairs of all earlier classes.
     let at = |i: usize, j: usize| pairs[i * (2 * classes - i - 1) / 2 + (j - i - 1)];
-    // The probability of i where it is one of the two is at(i, j), that of j the rest.
+    // The probability of i against j; `pairs` stores it only for i < j.
     let r = |i: usize, j: usize| if i < j { at(i, j) } else { 1.0 - at(j, i) };
     for (i, sum) in diagonal.iter_mut().enumerate() {
         *sum = (0..classes).filter(|&j| j != i).map(|j| r(j, i) * r(j, i)).sum();

@@ -1,11 +1,11 @@
-//! The kernel functions of support vector machines, of a row of features with each of many vectors.
+//! SVM kernel functions, each of a row of features and many support vectors.
 
 use ort_core::ir::Attributes;
 use ort_core::{Result, ensure, error};
 
 use crate::interrupt::spend;
 
-/// A kernel function with its parameters.
+/// A kernel function and its parameters.
 enum Kernel {
     Linear,
     Poly { gamma: f64, coef0: f64, degree: f64 },
@@ -16,14 +16,14 @@ enum Kernel {
 /// Vectors and the kernel function that compares rows with them.
 pub(super) struct Vectors {
     kernel: Kernel,
-    /// The vectors one after the other.
+    /// The vectors, row-major.
     elements: Vec<f32>,
     pub(super) count: usize,
     pub(super) features: usize,
 }
 
 impl Vectors {
-    /// The support vectors in the attributes, `count` of them.
+    /// Reads `count` support vectors and their kernel function from the attributes.
     pub(super) fn support(attrs: &Attributes, count: usize) -> Result<Vectors> {
         let [gamma, coef0, degree] = match *attrs.find_floats("kernel_params").unwrap_or(&[]) {
             [] => [0.0; 3],
@@ -51,7 +51,7 @@ impl Vectors {
         Vectors::new(kernel, attrs.find_floats("support_vectors").unwrap_or(&[]), count, "support_vectors")
     }
 
-    /// The coefficients of `count` linear functions.
+    /// Wraps the coefficients of `count` linear functions.
     pub(super) fn linear(coefficients: &[f32], count: usize) -> Result<Vectors> {
         Vectors::new(Kernel::Linear, coefficients, count, "coefficients")
     }
@@ -66,17 +66,17 @@ impl Vectors {
         Ok(Vectors { kernel, elements: elements.to_vec(), count, features: given / count })
     }
 
-    /// The number of all elements.
+    /// Returns the number of elements of all vectors.
     pub(super) fn len(&self) -> usize {
         self.elements.len()
     }
 
-    /// The doubles that a row and its kernels take.
+    /// Returns the `f64` elements of scratch for one row's features and kernel values.
     pub(super) fn scratch_len(&self) -> usize {
         self.features.saturating_add(self.count)
     }
 
-    /// Writes what the kernel function makes of a row and each vector.
+    /// Evaluates the kernel function on a row and each vector.
     pub(super) fn kernels(&self, row: &[f64], kernels: &mut [f64]) {
         for (vector, to) in self.elements.chunks_exact(self.features).zip(kernels) {
             spend(8 + self.features);
@@ -94,13 +94,13 @@ fn product(row: &[f64], vector: &[f32]) -> f64 {
     sum(row, vector, |a, b| a * b)
 }
 
-/// A power whose exponent is mostly a small whole number.
+/// Raises to a power. Exponents are mostly small integers, which `powi` handles faster.
 fn power(base: f64, exponent: f64) -> f64 {
     let whole = exponent as i32;
     if f64::from(whole) == exponent { base.powi(whole) } else { base.powf(exponent) }
 }
 
-/// The sum of a term over the features, in eight sums that the processor can add up side by side.
+/// Sums a term over the features, in eight independent accumulators.
 fn sum(row: &[f64], vector: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
     let (row, last) = row.as_chunks::<8>();
     let (vector, last_of_vector) = vector.as_chunks::<8>();

@@ -1,4 +1,4 @@
-//! `TreeEnsemble`: sums of what decision trees give.
+//! Tree ensembles (`TreeEnsemble`).
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -19,7 +19,7 @@ struct TreeEnsemble {
     transform: Transform,
 }
 
-/// The elements of a float tensor.
+/// Converts the elements of a float tensor to `f64`.
 fn doubles(view: &TensorView<'_>) -> Result<Vec<f64>> {
     Ok(match view.dtype() {
         DType::F32 => view.to_vec::<f32>()?.into_iter().map(f64::from).collect(),
@@ -29,7 +29,7 @@ fn doubles(view: &TensorView<'_>) -> Result<Vec<f64>> {
     })
 }
 
-/// A list of indices, `count` of them where that is known.
+/// Reads a list of indices, checking its length if `count` is given.
 fn indices(attrs: &Attributes, name: &str, count: Option<usize>) -> Result<Vec<usize>> {
     let given = attrs.ints(name)?;
     if let Some(count) = count {
@@ -84,8 +84,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(TreeEnsemble { forest, aggregate, transform }))
 }
 
-/// The nodes, and behind them a leaf for each time that a node leads to one: nodes may share
-/// leaves.
+/// Reads the nodes, followed by one leaf per edge that leads to a leaf. Edges may share a leaf in
+/// the model, but the forest requires a tree.
 fn read_nodes(attrs: &Attributes, leaves: usize) -> Result<Vec<Branch>> {
     let modes = attrs.tensor("nodes_modes")?.view().to_ints()?;
     let splits = doubles(&attrs.tensor("nodes_splits")?.view())?;
@@ -102,7 +102,7 @@ fn read_nodes(attrs: &Attributes, leaves: usize) -> Result<Vec<Branch>> {
         Some(members) => doubles(&members.view())?,
         None => Vec::new(),
     };
-    // The sets stand one behind the other, each closed by a NaN.
+    // The membership sets are concatenated, each terminated by a NaN.
     let mut sets = members.split(|member| member.is_nan());
     let mut branches = Vec::with_capacity(count);
     let mut ends = Vec::new();

@@ -1,7 +1,7 @@
-//! `TreeEnsembleClassifier` and `TreeEnsembleRegressor`.
+//! Tree ensemble classifier and regressor: `TreeEnsembleClassifier` and `TreeEnsembleRegressor`.
 //!
-//! Where the standard is silent (two classes with one score between them, base values) this does
-//! what ONNX Runtime does.
+//! Where the standard is silent (base values, and two classes that share one score), the kernels
+//! follow ONNX Runtime.
 
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::ir::Attributes;
@@ -19,7 +19,7 @@ cpu_kernels![
     KernelDef { domain: ONNX_ML, op: "TreeEnsembleRegressor", make: make_regressor, ..KernelDef::BASE },
 ];
 
-/// A list of numbers in one of two attributes: floats, or a tensor.
+/// Reads a list of numbers from a float attribute or its tensor variant.
 fn numbers(attrs: &Attributes, name: &str) -> Result<Vec<f64>> {
     match attrs.find_tensor(&format!("{name}_as_tensor")) {
         Some(tensor) => doubles(&tensor.view()),
@@ -33,7 +33,7 @@ fn ints<'a>(attrs: &'a Attributes, name: &str, count: usize) -> Result<&'a [i64]
     Ok(list)
 }
 
-/// Lays the trees out; the weights of leaves stand under names that start with `what`.
+/// Builds the forest. The attributes of leaf weights have names that start with `what`.
 fn read(cx: &mut CompileCx<'_>, what: &str, targets: usize) -> Result<Forest> {
     let attrs = cx.attrs();
     let modes = attrs.find_strings("nodes_modes").unwrap_or(&[]);
@@ -42,6 +42,7 @@ fn read(cx: &mut CompileCx<'_>, what: &str, targets: usize) -> Result<Forest> {
     let ids = ints(attrs, "nodes_nodeids", count)?;
     let mut places: HashMap<(i64, i64), usize> = HashMap::default();
     places.reserve(count);
+    // The first node of each tree is its root.
     let mut roots: Vec<usize> = Vec::new();
     let mut seen: HashSet<i64> = HashSet::default();
     for (index, (&tree, &id)) in trees.iter().zip(ids).enumerate() {
@@ -72,7 +73,7 @@ fn read(cx: &mut CompileCx<'_>, what: &str, targets: usize) -> Result<Forest> {
     Forest::new(cx, input, (&roots, &branches), &Leaves::new(count, &leaves)?)
 }
 
-/// The nodes; `find` has the places of those that others lead to.
+/// Reads the nodes. `find` returns the index of the node that a branch leads to.
 fn read_nodes(
     attrs: &Attributes,
     (modes, trees): (&[String], &[i64]),
@@ -111,7 +112,7 @@ fn read_nodes(
     Ok(branches)
 }
 
-/// What a run of either operator gives its forest.
+/// Builds the forest's request of one run, for either operator.
 fn request<'a>(cx: &mut RunCx<'a>, targets: usize, aggregate: Aggregate) -> Result<Request<'a>> {
     let input: TensorView<'a> = cx.input(0)?;
     let (rows, features) = matrix(input.shape())?;
@@ -119,7 +120,7 @@ fn request<'a>(cx: &mut RunCx<'a>, targets: usize, aggregate: Aggregate) -> Resu
     Ok(Request { input, shape, aggregate, threads: cx.threads(), workspace: cx.workspace()? })
 }
 
-/// The workspace of either operator.
+/// Returns the workspace bytes of either operator.
 fn workspace(forest: &Forest, shapes: &IoShapes<'_>, targets: usize) -> Result<usize> {
     let (rows, features) = matrix(shapes.input(0))?;
     forest.workspace(Shape { rows, features, targets }, shapes.threads)
@@ -143,6 +144,7 @@ fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         other => return Err(error!(InvalidGraph, "aggregate_function '{other}' is not known")),
     };
     let transform = Transform::named(attrs)?;
+    // Without `n_targets`, the largest target id decides.
     let named = || attrs.find_ints("target_ids")?.iter().max()?.checked_add(1);
     let targets = attrs.find_int("n_targets").or_else(named).and_then(|n| usize::try_from(n).ok());
     let targets = targets.filter(|&n| n > 0).ok_or_else(|| error!(InvalidGraph, "there are no targets"))?;
@@ -173,15 +175,15 @@ impl Executable for Regressor {
     }
 }
 
-/// What decides between classes.
+/// How scores decide between classes.
 struct Classes {
     count: usize,
     transform: Transform,
     base: Vec<f64>,
-    /// All weights are of one class of two.
+    /// Whether there are two classes but all weights belong to one of them.
     binary: bool,
     all_positive: bool,
-    /// Whether the weights are floats, so that sums are rounded to floats.
+    /// Whether the weights are `f32`, so that sums are rounded to `f32`.
     single: bool,
 }
 
@@ -227,7 +229,7 @@ impl Executable for Classifier {
 }
 
 impl Classes {
-    /// The class of a row; its sums become what is written.
+    /// Decides the class of a row, and turns its sums into the scores to write.
     fn decide(&self, row: &mut [f64], seen: &mut [u8]) -> usize {
         let [first, second] = row else { return self.decide_many(row, seen) };
         if !self.binary {
@@ -239,6 +241,7 @@ impl Classes {
             }
             return self.greater(row);
         }
+        // A weight for the second class means that all weights are for it.
         let has_second = seen.get(1).is_some_and(|&seen| seen != 0);
         match *self.base {
             [_, base] if has_second => {
@@ -265,7 +268,7 @@ impl Classes {
         usize::from(positive)
     }
 
-    /// Of two classes with scores of their own, that of the greater one, the first of equal ones.
+    /// Picks the class with the greater score, the first one on a tie, and transforms both scores.
     fn greater(&self, row: &mut [f64]) -> usize {
         let class = largest(row);
         self.transform.apply(row);
@@ -285,6 +288,7 @@ impl Classes {
             self.add(score, *base);
             *seen = 1;
         }
+        // Only classes with a leaf weight or a base value compete.
         let mut best: Option<usize> = None;
         for (class, score) in row.iter().enumerate().filter(|(class, _)| seen.get(*class) == Some(&1)) {
             if best.and_then(|best| row.get(best)).is_none_or(|most| score > most) {

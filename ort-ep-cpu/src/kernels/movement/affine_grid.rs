@@ -1,4 +1,4 @@
-//! `AffineGrid`: the positions of an image's pixels after an affine map.
+//! Sampling grids of affine maps (`AffineGrid`).
 
 use half::{bf16, f16};
 use ort_core::dtype::Element;
@@ -22,8 +22,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The normalised coordinate of a pixel: from -1 to 1, at the pixels' centers or between their
-/// outer edges.
+/// Returns the normalized coordinate of a pixel. The range -1 to 1 spans the centers of the
+/// outermost pixels if `align_corners`, otherwise their outer edges.
 fn coordinate(index: usize, size: usize, align_corners: bool) -> f64 {
     let (index, size) = (index as f64, size as f64);
     match align_corners {
@@ -50,7 +50,7 @@ fn affine_grid<T: Element + Number + Wide>(cx: &mut RunCx<'_>, align_corners: bo
         for (row, value) in position.iter_mut().enumerate() {
             let row = &map[row * (rank + 1)..(row + 1) * (rank + 1)];
             let (mut rest, mut sum) = (place % pixels, row[rank].wide());
-            // Coordinates are listed from the innermost dimension on.
+            // A map lists coordinates from the innermost dimension on.
             for (weight, &size) in row.iter().zip(spatial.iter().rev()) {
                 sum += weight.wide() * coordinate(rest % size, size, align_corners);
                 rest /= size;
@@ -61,7 +61,7 @@ fn affine_grid<T: Element + Number + Wide>(cx: &mut RunCx<'_>, align_corners: bo
     Ok(())
 }
 
-/// Floats to and from double precision.
+/// Conversion between a float type and `f64`.
 trait Wide: Copy {
     fn wide(self) -> f64;
     fn of_wide(value: f64) -> Self;

@@ -1,16 +1,16 @@
-//! The elements that movements move: bytes of one element, or the position of a string.
+//! The elements that movements move: the bytes of an element, or the index of a string.
 
 use crate::interrupt::{PIECE, pieces, pieces_mut};
 use crate::simd::{Isa, transpose_tiles};
 
-/// One element of a kind that can be moved.
+/// An element that can be moved.
 pub(super) trait Cell: Copy + Send + Sync + PartialEq + 'static {
-    /// The element that fills what nothing is moved to: zero, or the empty string.
+    /// The padding element: zero, or the empty string.
     const ZERO: Self;
 
-    /// Transposes a part of a matrix with vectors: `to[column][row] = from[row][column]`, rows of
-    /// either side as far apart as its stride says. Returns how many rows and columns of the source
-    /// are done, none by default.
+    /// Transposes part of a matrix with SIMD: `to[column][row] = from[row][column]`, each side with
+    /// its own row stride. Returns how many rows and columns of the source are done; the default
+    /// does none.
     fn transpose_tiles(
         _size: (usize, usize),
         (_from, _from_stride): (&[Self], usize),
@@ -20,8 +20,8 @@ pub(super) trait Cell: Copy + Send + Sync + PartialEq + 'static {
     }
 }
 
-// Arrays of bytes have no alignment, so weights that lie unaligned in a file need no copy, and
-// moves of them compile to the same instructions as moves of integers of their size.
+// Byte arrays have an alignment of 1, so weights that are unaligned in a file need no copy. Moves
+// of them compile to the same instructions as moves of integers of their size.
 macro_rules! byte_cells {
     ($($size:literal)*) => {
         $(impl Cell for [u8; $size] {
@@ -44,16 +44,17 @@ impl Cell for [u8; 4] {
     }
 }
 
-/// The position of a string among all strings of a node's operands.
+/// The index of a string among all strings of a node's operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place(pub(super) usize);
 
 impl Cell for Place {
-    /// A position that no string has.
+    /// An index that no string has.
     const ZERO: Self = Place(usize::MAX);
 }
 
-/// Each element of a packed tensor in a byte of its own; the first element is in the lowest bits.
+/// Unpacks the elements of a sub-byte tensor to one byte each. The first element is in the lowest
+/// bits.
 pub(super) fn unpack(bytes: &[u8], bits: u32) -> Vec<[u8; 1]> {
     let mask = (1u8 << bits) - 1;
     let mut cells = Vec::with_capacity(bytes.len() * (8 / bits) as usize);
@@ -64,7 +65,7 @@ pub(super) fn unpack(bytes: &[u8], bits: u32) -> Vec<[u8; 1]> {
     cells
 }
 
-/// The reverse of [`unpack`]; bits behind the last element are zero.
+/// Packs elements, the inverse of [`unpack`]. Bits after the last element are zero.
 pub(super) fn pack(cells: &[[u8; 1]], bits: u32, bytes: &mut [u8]) {
     let per_byte = (8 / bits) as usize;
     for (bytes, cells) in pieces_mut(bytes).zip(cells.chunks(PIECE * per_byte)) {

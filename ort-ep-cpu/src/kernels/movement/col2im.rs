@@ -1,4 +1,4 @@
-//! `Col2Im`: columns of blocks added up to an image.
+//! `Col2Im`: sums the columns of sliding blocks into an image, the inverse layout of im2col.
 
 use num_complex::Complex;
 use num_traits::Zero;
@@ -29,7 +29,7 @@ struct Axis {
     stride: i64,
     begin: i64,
     dilation: i64,
-    /// Places of the block.
+    /// The number of block positions.
     count: usize,
 }
 
@@ -43,7 +43,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 impl Executable for Col2Im {
     fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        // For each thread the sums of an image's pixels, in the widest type.
+        // For each thread, accumulators for one image, in the widest compute type.
         let pixels = shapes.output(0).get(2..).map_or(0, elements);
         let images = shapes.output(0).get(..2).map_or(0, elements);
         Ok(tables(pixels.saturating_mul(size_of::<f64>()).saturating_mul(shapes.threads.min(images))))
@@ -78,6 +78,7 @@ impl Col2Im {
         for index in 0..rank {
             let (stride, dilation) = (entry(&self.strides, index, 1)?, entry(&self.dilations, index, 1)?);
             let (begin, end) = (entry(&self.pads, index, 0)?, entry(&self.pads, rank + index, 0)?);
+            // Values below 2^31 keep the arithmetic below free of overflow.
             let small =
                 [stride, dilation, begin, end, image[index], block[index]].iter().all(|v| v.abs() < 1 << 31);
             ensure!(
@@ -96,7 +97,7 @@ impl Col2Im {
     }
 }
 
-/// Adds up one of the parts of which an element has several.
+/// Accumulates one of the reals of each element.
 fn add_up<T: Number>(
     axes: &[Axis],
     (from, to): (&[T], &mut [T]),
@@ -137,7 +138,7 @@ fn add_up<T: Number>(
     Ok(())
 }
 
-/// The pixel under the element `row` of the block at place `column`; none where it is padding.
+/// Returns the pixel under element `row` of the block at position `column`; `None` in the padding.
 fn pixel(axes: &[Axis], row: usize, column: usize) -> Option<usize> {
     let (mut row, mut column, mut pixel, mut step) = (row, column, 0, 1);
     for axis in axes.iter().rev() {

@@ -1,5 +1,6 @@
-//! `Concat`: each input gives one contiguous run for each index of the dimensions outside of the
-//! axis.
+//! Concatenation (`Concat`).
+//!
+//! Each input contributes one contiguous run per index of the dimensions before the axis.
 
 use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::normalize_axis;
@@ -33,6 +34,7 @@ impl Movement for Concat {
         if to.is_empty() {
             return Ok(());
         }
+        // Along the outermost axis, each input is one contiguous copy.
         if outer == 1 {
             let mut rest = to;
             for cells in from {

@@ -1,5 +1,7 @@
-//! `QLinearConcat`: each tensor's codes pass through a table to the scale and zero point of the
-//! result.
+//! Quantized concatenation (`QLinearConcat`).
+//!
+//! A 256-entry lookup table per input requantizes its values to the scale and zero point of the
+//! output.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -13,7 +15,7 @@ use crate::parallel::for_each_chunk_mut;
 
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "QLinearConcat", make, ..KernelDef::BASE }];
 
-/// Codes of one task.
+/// Quantized values per task.
 const CHUNK: usize = 1 << 14;
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -25,11 +27,11 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     )
 }
 
-/// The codes of one tensor, of which so many belong to each row of the result.
+/// One input, and how many of its values belong to each row of the output.
 struct Part<'a, T> {
     codes: &'a [T],
     row: usize,
-    /// None where the codes stay what they are.
+    /// `None` if scale and zero point equal those of the output.
     table: Option<[T; 256]>,
 }
 
@@ -66,7 +68,8 @@ fn run<T: Code>(cx: &mut RunCx<'_>, axis: i64) -> Result<()> {
     Ok(())
 }
 
-/// The part that a place of a row comes from, and the place within that part's row.
+/// Returns the input that a position of an output row comes from, and the position within that
+/// input's row.
 fn part_at<'a, 'b, T>(parts: &'b [Part<'a, T>], mut place: usize) -> Option<(&'b Part<'a, T>, usize)> {
     for part in parts {
         if place < part.row {

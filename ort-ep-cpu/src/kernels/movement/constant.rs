@@ -1,4 +1,4 @@
-//! `Shape`, `Size` and `ConstantOfShape`: values that do not depend on elements.
+//! Operators whose result depends only on shapes: `Shape`, `Size` and `ConstantOfShape`.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -47,7 +47,7 @@ fn make_constant_of_shape(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>
     };
     let mut pattern = element;
     if let (Some(bits @ 1..8), [byte]) = (dtype.bits(), pattern.as_slice()) {
-        // The element repeated over its byte.
+        // Repeats a sub-byte element across its byte.
         let cell = byte & ((1 << bits) - 1);
         pattern = vec![(0..8 / bits).fold(0, |packed, place| packed | (cell << (place * bits)))];
     }
@@ -57,6 +57,7 @@ fn make_constant_of_shape(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>
         let to = output.bytes_mut()?;
         match pattern.as_slice() {
             [byte] => interrupt::fill(to, *byte),
+            // Equal bytes, such as zeros, fill faster than a pattern.
             pattern if pattern.iter().all(|&byte| byte == pattern[0]) => interrupt::fill(to, pattern[0]),
             pattern => {
                 for piece in spending(PIECE, to.chunks_mut(PIECE * pattern.len())) {
@@ -64,7 +65,7 @@ fn make_constant_of_shape(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>
                 }
             }
         }
-        // Bits behind the last packed element stay zero.
+        // Bits after the last packed element stay zero.
         let used = count.wrapping_mul(bits) % 8;
         if let (true, Some(last)) = (used != 0, to.last_mut()) {
             *last &= (1u8 << used) - 1;

@@ -1,4 +1,4 @@
-//! The operators that only give a tensor another shape, for when the session cannot make a view.
+//! Copies for the operators that only reshape, if the session cannot make a zero-copy view.
 
 use ort_core::ep::CompileCx;
 use ort_core::{Result, ensure};

@@ -1,4 +1,4 @@
-//! `EyeLike`: a matrix with ones on a diagonal.
+//! Matrices with ones on a diagonal (`EyeLike`).
 
 use half::{bf16, f16};
 use ort_core::dtype::DType;
@@ -15,7 +15,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| eye_like(cx, diagonal)))
 }
 
-/// The bytes of the number 1.
+/// Returns the bytes of the number 1.
 fn one(dtype: DType) -> Result<Vec<u8>> {
     Ok(match dtype {
         DType::F32 => 1f32.to_le_bytes().to_vec(),
@@ -39,6 +39,7 @@ fn eye_like(cx: &mut RunCx<'_>, diagonal: i64) -> Result<()> {
     let to = output.bytes_mut()?;
     interrupt::fill(to, 0);
     for row in spending(2, 0..height) {
+        // `i128`, because the diagonal may be any `i64`.
         let column = i128::from(diagonal) + row as i128;
         if (0..width as i128).contains(&column) {
             let start = (row * width + column as usize) * one.len();

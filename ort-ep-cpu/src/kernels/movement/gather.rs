@@ -1,4 +1,4 @@
-//! `Gather`, `GatherElements` and `GatherND`: elements picked by index.
+//! Gather operators: `Gather`, `GatherElements` and `GatherND`.
 
 use ort_core::dtype::DType;
 use ort_core::ep::CompileCx;
@@ -24,7 +24,7 @@ movement![
     unaligned: &[0]
 ];
 
-/// The error for an index that an axis of this size does not have.
+/// Returns the error for an index that an axis of this size does not have.
 fn outside_of(index: i64, size: i64) -> Error {
     error!(InvalidArgument, "index {index} is outside of size {size}").help(match size {
         0 => "the axis is empty".to_string(),
@@ -32,7 +32,7 @@ fn outside_of(index: i64, size: i64) -> Error {
     })
 }
 
-/// Indices of either type.
+/// Indices of either integer type, read without conversion.
 #[derive(Clone, Copy)]
 pub(super) enum Indices<'a> {
     I32(&'a [i32]),
@@ -63,14 +63,14 @@ impl<'a> Indices<'a> {
         }
     }
 
-    /// The index counted from the front, after [`Self::check`].
+    /// Returns the index, counted from the front. [`Self::check`] must have passed.
     #[inline]
     pub(super) fn at(&self, place: usize, size: usize) -> usize {
         let index = self.get(place);
         (if index < 0 { index + size as i64 } else { index }) as usize
     }
 
-    /// An error where an index is outside of `size`.
+    /// Returns an error if an index is outside of `size`.
     pub(super) fn check(&self, size: usize) -> Result<()> {
         let size = size as i64;
         let outside = |index: i64| index < -size || index >= size;
@@ -102,12 +102,15 @@ impl Movement for Gather {
         let outer: usize = shape[..axis].iter().product();
         let (to, picks) = (only(to)?, indices.len());
         ensure!(to.len() == outer * picks * run, Fail, "{picks} indices of shape {shape:?}");
+        // About 64 KiB of copies make a task worthwhile.
         let least_rows = ((64 << 10) / (run * size_of::<T>()).max(1)).max(1);
         for_each_row_chunk_mut(io.threads, to, run, least_rows, |first, rows| {
+            // Two counters instead of a division per row.
             let (mut base, mut pick) = (first / picks * size, first % picks);
             for row in rows.chunks_exact_mut(run) {
                 let start = (base + indices.at(pick, size)) * run;
                 match row {
+                    // For a single element, a plain move beats a call.
                     [cell] => *cell = from[start],
                     row => interrupt::copy(&from[start..start + run], row),
                 }
@@ -148,18 +151,18 @@ impl Movement for GatherElements {
     }
 }
 
-/// Where the elements of `GatherElements` and `ScatterElements` are: at their own index in all
-/// dimensions but the axis.
+/// How `GatherElements` and `ScatterElements` address the data: each element keeps its own index in
+/// all dimensions except the axis.
 pub(super) struct ElementWalk {
     /// The size of the data along the axis.
     pub(super) size: usize,
     /// The length of a row of the indices.
     pub(super) row: usize,
-    /// The step in the data from one column to the next: 0 where the last dimension is the axis.
+    /// The stride in the data between columns; 0 if the last dimension is the axis.
     pub(super) column_step: usize,
-    /// The step in the data along the axis.
+    /// The stride in the data along the axis.
     pub(super) axis_step: usize,
-    /// Sizes of the indices and steps in the data for all dimensions but the last.
+    /// For all dimensions except the last, the size of the indices and the stride in the data.
     outer: SmallVec<[(usize, usize); 6]>,
 }
 
@@ -167,6 +170,7 @@ impl ElementWalk {
     pub(super) fn new(shape: &[usize], picked: &[usize], axis: i64) -> Result<ElementWalk> {
         ensure!(shape.len() == picked.len(), InvalidArgument, "data {shape:?} and indices {picked:?}");
         let axis = normalize_axis(axis, shape.len())?;
+        // Along the axis, `Indices::check` bounds the indices.
         let inside = (0..shape.len()).all(|other| other == axis || picked[other] <= shape[other]);
         let empty = picked.contains(&0);
         ensure!(inside || empty, InvalidArgument, "indices {picked:?} reach outside of data {shape:?}");
@@ -182,7 +186,7 @@ impl ElementWalk {
         })
     }
 
-    /// The first element of a row in the data, with index 0 along the axis.
+    /// Returns the first data element of a row, with index 0 along the axis.
     pub(super) fn base(&self, row: usize) -> usize {
         let mut rest = row;
         let mut base = 0;
@@ -216,18 +220,18 @@ impl Movement for GatherNd {
     }
 }
 
-/// Index tuples of `GatherND` and `ScatterND`, checked.
+/// Bounds-checked index tuples of `GatherND` and `ScatterND`.
 pub(super) struct Tuples<'a> {
     indices: &'a [i64],
-    /// Size and step of each indexed dimension.
+    /// The size and stride of each indexed dimension.
     dims: SmallVec<[(usize, usize); 6]>,
     /// The number of tuples.
     pub(super) count: usize,
-    /// The tuples for each batch.
+    /// Tuples per batch.
     per_batch: usize,
-    /// The step from one batch to the next.
+    /// The stride between batches in the data.
     batch_step: usize,
-    /// The number of elements that a tuple names.
+    /// The number of elements that a tuple addresses.
     pub(super) run: usize,
 }
 
@@ -258,7 +262,7 @@ impl<'a> Tuples<'a> {
         })
     }
 
-    /// The first element that a tuple names.
+    /// Returns the first element that a tuple addresses.
     pub(super) fn start(&self, tuple: usize) -> usize {
         let depth = self.dims.len();
         let picked = &self.indices[tuple * depth..(tuple + 1) * depth];

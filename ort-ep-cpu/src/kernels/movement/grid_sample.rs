@@ -1,4 +1,4 @@
-//! `GridSample`: an image of any number of dimensions read at the positions that a grid gives.
+//! `GridSample`: resamples an image of any rank at the positions of a grid.
 
 use num_complex::Complex;
 use num_traits::{Float, NumCast, Zero};
@@ -34,7 +34,7 @@ enum Mode {
     Cubic,
 }
 
-/// What stands outside of the image.
+/// What a position outside of the image reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Padding {
     Zeros,
@@ -49,9 +49,9 @@ struct GridSample {
     align_corners: bool,
 }
 
-/// Positions whose weights are computed at once and used for all channels.
+/// Positions per block. The weights of a block are computed once and used for all channels.
 const BLOCK: usize = 256;
-/// No pixel: the weight counts for zero.
+/// A tap outside of the image, which adds nothing.
 const NONE: usize = usize::MAX;
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -88,7 +88,7 @@ impl GridSample {
     }
 }
 
-/// The sizes of an image and a grid that go together.
+/// The sizes of an image and its grid.
 struct Sizes<'a> {
     planes: usize,
     channels: usize,
@@ -116,7 +116,7 @@ impl<'a> Sizes<'a> {
 
 impl Executable for GridSample {
     fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        // Positions in the widest type of computation.
+        // The positions in the widest compute type.
         Ok(tables(elements(shapes.input(1)).saturating_mul(size_of::<f64>())))
     }
 
@@ -132,7 +132,7 @@ impl Executable for GridSample {
     }
 }
 
-/// The grid's numbers in the type of computation.
+/// Converts the grid to the compute type.
 fn positions<C: Float>(grid: &TensorView<'_>) -> Result<Vec<C>> {
     let dtype = grid.dtype();
     let cast = |value: f64| <C as NumCast>::from(value).unwrap_or_else(C::nan);
@@ -158,13 +158,13 @@ fn reflect<C: Float>(x: C, low: C, high: C) -> C {
 }
 
 impl GridSample {
-    /// Between which coordinates the image lies.
+    /// Returns the coordinates of the image's borders.
     fn borders<C: Float>(&self, size: usize) -> (C, C) {
         let half = number::<C>(if self.align_corners { 0.0 } else { 0.5 });
         (-half, number::<C>(size as f64 - 1.0) + half)
     }
 
-    /// The pixel at an index, which may be outside.
+    /// Returns the pixel at an index, which may be outside of the image.
     fn place<C: Float>(&self, index: C, size: usize) -> usize {
         let last = number::<C>(size as f64 - 1.0);
         if index >= C::zero() && index <= last {
@@ -180,7 +180,7 @@ impl GridSample {
         }
     }
 
-    /// The pixels along one dimension that a position reads, with their weights.
+    /// Computes the pixels that a position reads along one dimension, and their weights.
     fn taps<C: Float>(&self, position: C, size: usize, taps: &mut [(usize, C); 4]) -> usize {
         let one = C::one();
         let length = number::<C>(size as f64);
@@ -194,8 +194,7 @@ impl GridSample {
             x = round_half_even(x);
         }
         let (low, high) = self.borders::<C>(size);
-        // Cubic interpolation pads what it reads, not where it reads, as PyTorch and ONNX Runtime
-        // do.
+        // Cubic interpolation pads the taps, not the position, as PyTorch and ONNX Runtime do.
         if (x < low || x > high) && self.mode != Mode::Cubic {
             match self.padding {
                 Padding::Zeros => {}
@@ -225,7 +224,7 @@ impl GridSample {
         }
     }
 
-    /// Samples elements of one or several numbers.
+    /// Samples elements of `parts` reals each.
     fn sample<T: Number>(
         &self,
         sizes: &Sizes<'_>,
@@ -238,6 +237,7 @@ impl GridSample {
         let positions = positions::<T::Compute>(grid)?;
         let fits = to.len() == sizes.planes * points * parts;
         ensure!(fits, Fail, "the output does not fit {:?}", grid.shape());
+        // No padding mode finds a pixel in an empty image.
         if pixels == 0 {
             interrupt::fill(to, T::narrow(T::Compute::zero()));
             return Ok(());
@@ -247,6 +247,7 @@ impl GridSample {
             let mut plane = 0;
             let count = planes.len() / (points * parts);
             while plane < count {
+                // All channels of a batch read the same positions, so they share taps and weights.
                 let batch = (first + plane) / channels;
                 let group = (channels - (first + plane) % channels).min(count - plane);
                 for start in (0..points).step_by(BLOCK) {
@@ -270,7 +271,7 @@ impl GridSample {
         Ok(())
     }
 
-    /// The nearest texts; outside of the image they are empty.
+    /// Picks the nearest strings; outside of the image they are empty.
     fn pick(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let (image, grid) = (cx.input(0)?, cx.input(1)?);
         let sizes = Sizes::of(image.shape(), grid.shape())?;
@@ -291,15 +292,15 @@ impl GridSample {
         cx.set(0, picked)
     }
 
-    /// The pixels and weights of all dimensions together for a block of positions; returns how many
-    /// each has.
+    /// Combines the taps of all dimensions for a block of positions. Returns the number of taps per
+    /// position.
     fn combine<C: Float>(&self, positions: &[C], sizes: &[usize], combined: &mut Vec<(usize, C)>) -> usize {
         combined.clear();
         let mut width = 1;
         for position in spending(32, positions.chunks_exact(sizes.len())) {
             let start = combined.len();
             combined.push((0, C::one()));
-            // Positions list the innermost dimension first.
+            // A position lists the innermost dimension first.
             let mut step = 1;
             for (&size, &x) in sizes.iter().rev().zip(position) {
                 let mut taps = [(NONE, C::zero()); 4];
@@ -319,7 +320,7 @@ impl GridSample {
     }
 }
 
-/// The weighted sums of the pixels at each place, for every number of an element.
+/// Writes the weighted sums of each position's taps, for every real of an element.
 fn weigh<'a, T: Number, const PARTS: usize>(
     source: &[T],
     target: &mut [T],
@@ -343,8 +344,8 @@ fn round_half_even<C: Float>(x: C) -> C {
     if fraction < half || (fraction == half && is_even) { floor } else { floor + C::one() }
 }
 
-/// The weights of four neighbours at a fraction behind the second: cubic convolution after R. Keys,
-/// "Cubic Convolution Interpolation for Digital Image Processing" (1981).
+/// Returns the weights of four neighbours for a fraction past the second one: cubic convolution
+/// after R. Keys, "Cubic Convolution Interpolation for Digital Image Processing" (1981).
 pub(super) fn cubic<C: Float>(fraction: C, a: C) -> [C; 4] {
     let one = C::one();
     let near = |x: C| ((a + number(2.0)) * x - (a + number(3.0))) * x * x + one;

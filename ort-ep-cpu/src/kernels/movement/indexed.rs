@@ -1,5 +1,5 @@
-//! Copies in which each index of the result leads to an index of the source, dimension by
-//! dimension: what `Pad`, `CenterCropPad` and `Resize` to the nearest have in common.
+//! Copies by per-dimension index maps, shared by `Pad`, `CenterCropPad` and nearest-neighbour
+//! `Resize`.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use crate::parallel::for_each_row_chunk_mut;
 
 use super::Cell;
 
-/// For each index along a dimension of the result, the index in the source, or [`AxisMap::NONE`].
+/// For each output index along a dimension, the source index or [`AxisMap::NONE`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AxisMap {
     places: Vec<usize>,
-    /// The longest part found in which neighbours are neighbours.
+    /// The longest run of consecutive source indices.
     run: Range<usize>,
 }
 
 impl AxisMap {
-    /// No index of the source: the fill value stands there.
+    /// No source element: the fill value applies.
     pub(super) const NONE: usize = usize::MAX;
 
     pub(super) fn new(places: Vec<usize>) -> AxisMap {
@@ -43,16 +43,16 @@ impl AxisMap {
     }
 }
 
-/// The bytes of the maps of all dimensions of a result.
+/// Returns the bytes of the maps of all dimensions of an output.
 pub(super) fn map_bytes(shape: &[usize]) -> usize {
     if shape.contains(&0) {
-        // There are none.
+        // An empty output builds no maps.
         return 0;
     }
     shape.iter().fold(0, |sum: usize, size| sum.saturating_add(size.saturating_mul(size_of::<usize>())))
 }
 
-/// Fills `to` with the elements of `from` (of shape `shape`) that the maps lead to.
+/// Fills `to` with the elements of `from`, of shape `shape`, that the maps select.
 pub(super) fn copy_indexed<T: Cell>(
     (shape, from): (&[usize], &[T]),
     maps: &[AxisMap],
@@ -79,7 +79,7 @@ pub(super) fn copy_indexed<T: Cell>(
             let target = &mut rest[..row];
             match base {
                 None => interrupt::fill(target, fill),
-                // Enlarging repeats rows.
+                // Upsampling repeats rows, so copy the previous one.
                 Some(_) if before == Some(base) => interrupt::copy(&done[(index - 1) * row..], target),
                 Some(base) => copy_row(&from[base..], last, fill, target),
             }
@@ -89,7 +89,7 @@ pub(super) fn copy_indexed<T: Cell>(
     Ok(())
 }
 
-/// The element of the source at which a row starts; none for a row of fill values.
+/// Returns the source element at which a row starts; `None` for a row of fill values.
 fn base_of(outer: &[AxisMap], strides: &[isize], row: usize) -> Option<usize> {
     let (mut rest, mut base) = (row, 0);
     for (map, &stride) in outer.iter().zip(strides).rev() {
@@ -111,6 +111,7 @@ fn copy_row<T: Cell>(from: &[T], map: &AxisMap, fill: T, row: &mut [T]) {
             }
         }
     };
+    // Short runs are not worth a separate copy.
     if map.run.len() < 8 {
         pick(row, &map.places);
         return;

@@ -1,7 +1,9 @@
-//! Kernels that move elements without changing them, whatever their type.
+//! Kernels that move elements unchanged, for any element type.
 //!
-//! A [`Movement`] is written once over [`Cell`]s. Its wrapper runs it on the bytes of any type by
-//! element size, on unpacked elements of packed types, and on the positions of strings.
+//! A [`Movement`] is written once, generic over [`Cell`]s. Its wrappers instantiate it by element
+//! size on the bytes of a tensor, on unpacked elements of sub-byte types, and on the indices of
+//! strings. The module also holds kernels that compute, such as interpolation, for the operators of
+//! the same family.
 
 #![allow(
     clippy::indexing_slicing,
@@ -44,72 +46,72 @@ use crate::interrupt::spending;
 
 use cell::{Cell, Place, pack, unpack};
 
-/// What a movement sees beside the elements it moves.
+/// What a movement sees besides the elements that it moves.
 struct Io<'a> {
     inputs: SmallVec<[Option<TensorView<'a>>; 8]>,
     outputs: SmallVec<[Option<Shape>; 4]>,
-    /// The first output already holds the elements of the first input.
+    /// The first output aliases the first input and already holds its elements.
     in_place: bool,
     threads: usize,
 }
 
 impl<'a> Io<'a> {
-    /// An input that must be given.
+    /// Returns a required input.
     fn input(&self, index: usize) -> Result<TensorView<'a>> {
         self.find(index).ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
     }
 
-    /// An input that may be left out.
+    /// Returns an optional input.
     fn find(&self, index: usize) -> Option<TensorView<'a>> {
         self.inputs.get(index).copied().flatten()
     }
 
-    /// The integers of an input that may be left out.
+    /// Returns the integers of an optional input.
     fn ints(&self, index: usize) -> Result<Option<SmallVec<[i64; 8]>>> {
         self.find(index).map(|view| view.collect_ints()).transpose()
     }
 
-    /// The shape of an input; an input that the output replaces has the output's.
+    /// Returns the shape of an input. In place, input 0 has the output's shape.
     fn shape(&self, index: usize) -> Result<&[usize]> {
         if index == 0 && self.in_place { Ok(self.output_shape(0)) } else { Ok(self.input(index)?.shape()) }
     }
 
-    /// The shape of an output; empty where nobody wants it.
+    /// Returns the shape of an output; empty if no consumer wants it.
     fn output_shape(&self, index: usize) -> &[usize] {
         self.outputs.get(index).and_then(Option::as_deref).unwrap_or(&[])
     }
 }
 
-/// Positions of inputs.
+/// Indices of inputs.
 type Operands = SmallVec<[usize; 8]>;
 
 /// An operator that moves elements.
 trait Movement: Send + Sync + 'static {
-    /// Whether packed types can stay packed, because all elements keep their order.
+    /// Whether elements keep their order, so that sub-byte types can stay packed.
     const KEEPS_ORDER: bool = false;
 
-    /// The inputs whose elements are moved. One that is left out gives no elements.
+    /// Returns the inputs whose elements are moved. An absent one has no elements.
     fn operands(&self, _inputs: usize) -> Operands {
         smallvec::smallvec![0]
     }
 
-    /// The bytes of the heap that tables take at most, as [`Executable::heap`] tells them.
+    /// Returns an upper bound on the heap bytes of tables, as for [`Executable::heap`].
     fn heap(&self, _shapes: &IoShapes<'_>) -> usize {
         0
     }
 
-    /// Moves the operands' elements to the outputs; an output that nobody wants is none.
+    /// Moves the operands' elements to the outputs. An unwanted output is `None`.
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()>;
 }
 
-/// The kernel of a movement for all types but strings.
+/// The kernel of a movement for all types except strings.
 struct Moving<M> {
     movement: M,
-    /// Whether elements that share bytes are moved in a byte of their own.
+    /// Whether sub-byte elements are unpacked to one byte each before the move.
     unpacks: bool,
 }
 
-/// The kernel of a movement for strings, which hands over its outputs.
+/// The kernel of a movement for strings. It creates its own outputs.
 struct MovingStrings<M> {
     node: Node,
     movement: M,
@@ -128,7 +130,7 @@ fn makes_strings(node: &NodeView<'_>) -> bool {
     node.output_dtype(0) == Some(ort_core::dtype::DType::String)
 }
 
-/// Registers a movement under an operator's name, for all types.
+/// Registers a movement as the kernels of an operator, for all types.
 macro_rules! movement {
     ($op:literal, $make:expr $(, $field:ident: $value:expr)* $(,)?) => {
         crate::cpu_kernels![
@@ -184,6 +186,7 @@ impl<M: Movement> Executable for Moving<M> {
         let mut bytes = self.movement.heap(shapes);
         if self.unpacks {
             let operands = self.movement.operands(shapes.inputs.len()).into_iter();
+            // Unpacking produces whole bytes of elements, so the count rounds up.
             let moved = operands.map(|index| (elements(shapes.input(index)) / 4 * 4).saturating_add(4));
             let made = shapes.outputs.iter().flatten().map(|shape| elements(shape));
             bytes = moved.chain(made).fold(bytes, usize::saturating_add);
@@ -211,6 +214,7 @@ impl<M: Movement> Executable for Moving<M> {
         }
         let Some(dtype) = dtype else { return Ok(()) };
         let movement = &self.movement;
+        // A movement sees elements only as bytes of a size, so types of equal size share code.
         match (dtype.byte_size(), dtype.bits()) {
             (None, Some(_)) if M::KEEPS_ORDER => apply_to_bytes::<[u8; 1]>(movement, &io, &from, &mut to),
             (Some(1), _) => apply_to_bytes::<[u8; 1]>(movement, &io, &from, &mut to),
@@ -224,7 +228,7 @@ impl<M: Movement> Executable for Moving<M> {
     }
 }
 
-/// Runs a movement on elements of 2 or 4 bits with a byte for each.
+/// Runs a movement on elements of 2 or 4 bits, unpacked to a byte each.
 fn apply_unpacked(
     movement: &impl Movement,
     io: &Io<'_>,
@@ -260,6 +264,7 @@ impl<M: Movement> Executable for MovingStrings<M> {
         let inputs: SmallVec<[Option<TensorView<'_>>; 8]> =
             (0..cx.input_count()).map(|index| cx.find_input(index)).collect();
         let facts: Vec<_> = inputs.iter().map(|view| view.map(InputFacts::concrete)).collect();
+        // The kernel makes string outputs itself, so it infers their shapes from the inputs.
         let mut shapes: SmallVec<[Option<Shape>; 4]> = SmallVec::new();
         for output in infer_concrete(&self.node, &facts)? {
             shapes.push(output.and_then(|(_, shape)| shape));
@@ -271,7 +276,7 @@ impl<M: Movement> Executable for MovingStrings<M> {
         for shape in shapes.iter().flatten() {
             made = made.saturating_add(ort_core::tensor::element_count(shape)?);
         }
-        // A reference and a place for each string, and a place for each that is made.
+        // A reference and an index for each input string, and an index for each output string.
         let bytes = moved.saturating_mul(2).saturating_add(made).saturating_mul(size_of::<usize>());
         let _tables = cx.reserve(bytes)?;
         let mut strings: Vec<&String> = Vec::with_capacity(moved);
@@ -301,13 +306,13 @@ impl<M: Movement> Executable for MovingStrings<M> {
     }
 }
 
-/// The one output of a movement that has one.
+/// Returns the single output of a movement.
 fn only<'o, T>(to: &'o mut [Option<&mut [T]>]) -> Result<&'o mut [T]> {
     let output = to.first_mut().and_then(Option::as_deref_mut);
     output.ok_or_else(|| error!(Fail, "the output has no memory"))
 }
 
-/// The operand at `index`, with a check of its length against its shape.
+/// Returns the operand at `index`, after checking its length against `shape`.
 fn operand<'f, T>(from: &[&'f [T]], index: usize, shape: &[usize]) -> Result<&'f [T]> {
     let cells = from.get(index).copied().unwrap_or(&[]);
     let count: usize = shape.iter().product();

@@ -1,11 +1,10 @@
-//! Numbers as the operators of this family compute with them: narrow types in `f32`, wide ones in
-//! `f64`.
+//! The compute types of this family's operators: narrow types compute in `f32`, wide ones in `f64`.
 
 use half::{bf16, f16};
 use num_traits::Float;
 use ort_core::dtype::Element;
 
-/// How scattered values meet.
+/// How scattered values combine with the element they meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reduction {
     Add,
@@ -14,8 +13,8 @@ pub(super) enum Reduction {
     Max,
 }
 
-/// Calls `work` with a tensor's elements and an output's, where they are numbers or truth values,
-/// and with how many numbers an element has: complex ones are two.
+/// Evaluates `$work` with the elements of a numeric or boolean input and output, and with the
+/// number of reals per element: two for complex types.
 macro_rules! with_numbers {
     ($input:expr, $output:expr, |$from:ident, $to:ident, $parts:ident| $work:expr, $what:literal) => {{
         let (input, output) = ($input, $output);
@@ -42,18 +41,18 @@ macro_rules! with_numbers {
 }
 pub(super) use with_numbers;
 
-/// A numeric element.
+/// An element type that the kernels compute with.
 pub(super) trait Number: Element {
-    /// The type of sums and weights.
+    /// The type of accumulators and weights.
     type Compute: Float + Number<Compute = Self::Compute> + std::ops::AddAssign;
 
-    /// The value in the type of computation.
+    /// Converts to the compute type.
     fn widen(self) -> Self::Compute;
 
-    /// The value as an element; integers are cut and kept in range.
+    /// Converts from the compute type. Integers truncate and saturate.
     fn narrow(value: Self::Compute) -> Self;
 
-    /// Two values reduced to one.
+    /// Reduces two values to one.
     fn reduce(self, other: Self, reduction: Reduction) -> Self;
 }
 
@@ -86,7 +85,7 @@ integers! {
     u8 as f32, i8 as f32, u16 as f32, i16 as f32, u32 as f64, i32 as f64, u64 as f64, i64 as f64,
 }
 
-/// True counts as one; what is not zero is true.
+/// True is one, and every nonzero value is true.
 impl Number for bool {
     type Compute = f32;
 
@@ -121,7 +120,7 @@ macro_rules! floats {
 
             fn reduce(self, other: $float, reduction: Reduction) -> $float {
                 let (a, b): ($compute, $compute) = (self.widen(), other.widen());
-                // A NaN on either side stays.
+                // NaN on either side propagates.
                 let reduced = match reduction {
                     Reduction::Add => a + b,
                     Reduction::Mul => a * b,

@@ -1,4 +1,4 @@
-//! `OneHot`: for each index, a row that is "on" at the index and "off" elsewhere.
+//! One-hot encoding (`OneHot`).
 
 use num_traits::AsPrimitive;
 use ort_core::ep::{CompileCx, IoShapes};
@@ -18,7 +18,7 @@ struct OneHot {
     axis: i64,
 }
 
-/// Indices of any numeric type; floats are cut.
+/// Returns indices of any numeric type; floats are truncated.
 fn whole_numbers(view: &TensorView<'_>) -> Result<Vec<i64>> {
     let dtype = view.dtype();
     for_each_type!(dtype in [F32, F64, F16], T => {
@@ -47,6 +47,7 @@ impl Movement for OneHot {
         ensure!(to.len() == indices.len() * depth, Fail, "the output has shape {shape:?}");
         interrupt::fill(to, off);
         for (place, &index) in spending(2, &indices).enumerate() {
+            // An out-of-range index leaves its row off.
             if let Ok(index) = normalize_axis(index, depth) {
                 to[(place / inner * depth + index) * inner + place % inner] = on;
             }

@@ -1,4 +1,4 @@
-//! `Pad` and `CenterCropPad`.
+//! Padding and cropping: `Pad` and `CenterCropPad`.
 
 use ort_core::ep::{CompileCx, IoShapes};
 use ort_core::ops::tensor::geometry::normalize_axes;
@@ -13,7 +13,7 @@ use super::{Cell, Io, Movement, Operands, movement, only, operand};
 movement!["CenterCropPad", make_center, unaligned: &[0]];
 movement!["Pad", make_pad, unaligned: &[0]];
 
-/// What stands outside of the tensor.
+/// What fills the padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Constant,
@@ -45,7 +45,8 @@ fn make_center(cx: &mut CompileCx<'_>) -> Result<CenterCropPad> {
     Ok(CenterCropPad { axes: cx.attrs().find_ints("axes").map(<[i64]>::to_vec) })
 }
 
-/// The map of one dimension. Negative pads cut elements off first; the mode goes by what is left.
+/// Returns the map of one dimension. Negative pads crop first, and the mode applies to what
+/// remains.
 fn axis_map(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<AxisMap> {
     let invalid = || error!(InvalidArgument, "pads {begin} and {end} of size {size}");
     let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
@@ -69,6 +70,7 @@ fn axis_map(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<AxisMap
             Mode::Constant => return AxisMap::NONE,
             Mode::Edge => place.clamp(0, last),
             Mode::Wrap => place.rem_euclid(length),
+            // A single element reflects to itself; the period below would be 0.
             Mode::Reflect if last == 0 => 0,
             Mode::Reflect => {
                 let place = place.rem_euclid(2 * last);
@@ -88,7 +90,7 @@ fn padded<T: Cell>(
     to: &mut [Option<&mut [T]>],
 ) -> Result<()> {
     let (shape, to) = (io.shape(0)?, only(to)?);
-    // Beside a size of 0 another may be without bound.
+    // Next to a size of 0, another size may be arbitrarily large, so build no maps.
     if to.is_empty() {
         return Ok(());
     }
@@ -137,7 +139,7 @@ impl Movement for CenterCropPad {
         ensure!(target.len() == axes.len(), InvalidArgument, "{} sizes for {axes:?}", target.len());
         let mut pads = vec![(0, 0); shape.len()];
         for (&axis, &size) in axes.iter().zip(&target) {
-            // Halves are rounded towards zero, so that what is odd is cut or added behind.
+            // Division truncates toward zero, so an odd element is cropped or added at the end.
             let difference = size.saturating_sub(shape[axis] as i64);
             pads[axis] = (difference / 2, difference - difference / 2);
         }
@@ -149,7 +151,8 @@ impl Movement for CenterCropPad {
 mod tests {
     use super::*;
 
-    /// As `numpy.pad` of `[0, 1, 2]`; with negative pads as ONNX Runtime, which cuts first.
+    /// Compares with `numpy.pad` of `[0, 1, 2]`, and for negative pads with ONNX Runtime, which
+    /// crops first.
     #[test]
     fn maps_of_all_modes() -> Result<()> {
         const NONE: usize = AxisMap::NONE;

@@ -1,4 +1,7 @@
-//! `Range`: numbers from a start in equal steps.
+//! Arithmetic sequences (`Range`).
+//!
+//! Each element is computed from its index, so rounding errors do not accumulate. Half-precision
+//! types compute in `f32`, or in `f64` if `stash_type` asks for it.
 
 use half::{bf16, f16};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};

@@ -1,4 +1,4 @@
-//! `DepthToSpace`, `SpaceToDepth` and `ReverseSequence`.
+//! Block and sequence rearrangements: `DepthToSpace`, `SpaceToDepth` and `ReverseSequence`.
 
 use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::Strided;
@@ -15,7 +15,7 @@ movement!["ReverseSequence", make_reverse, unaligned: &[0]];
 
 struct Blocks {
     to_space: bool,
-    /// Whether the channels of a block lie outside of its rows and columns: mode `CRD`.
+    /// Whether the channel dimension comes before the dimensions of the block (mode `CRD`).
     channels_first: bool,
     size: usize,
 }
@@ -35,6 +35,7 @@ impl Movement for Blocks {
             return Err(error!(InvalidArgument, "an image of rank 4 is needed, got {shape:?}"));
         };
         let (size, from) = (self.size, operand(from, 0, shape)?);
+        // Each mode is a transpose of a rank-6 view.
         let order = match (self.to_space, self.channels_first) {
             (true, false) => {
                 let parts = [batch, size, size, channels / (size * size), height, width];
@@ -55,7 +56,7 @@ impl Movement for Blocks {
 }
 
 struct ReverseSequence {
-    /// Whether time is the first dimension and the batch the second.
+    /// Whether the layout is (time, batch, ...) instead of (batch, time, ...).
     time_first: bool,
 }
 
@@ -86,6 +87,7 @@ impl Movement for ReverseSequence {
                     ))
             })?;
             for step in spending(4 + run / 4, 0..time) {
+                // Steps beyond a sequence's length keep their position.
                 let source = if step < length { length - 1 - step } else { step };
                 let (start, source) = (place(sequence, step), place(sequence, source));
                 interrupt::copy(&from[source..source + run], &mut to[start..start + run]);

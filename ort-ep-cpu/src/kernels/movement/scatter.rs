@@ -1,4 +1,7 @@
-//! `ScatterElements`, `ScatterND` and `TensorScatter`.
+//! Scatter operators: `ScatterElements`, `ScatterND` and `TensorScatter`.
+//!
+//! They update the data in place if the output aliases it. Scattering is sequential, because
+//! updates of the same element must apply in order.
 
 use num_complex::Complex;
 use ort_core::dtype::{DType, Element};
@@ -59,7 +62,7 @@ fn make_tensor_scatter(cx: &mut CompileCx<'_>) -> Result<TensorScatter> {
     Ok(TensorScatter { axis: cx.attrs().int("axis")?, circular })
 }
 
-/// Calls `meet` with each element of `to` that an index names and the update for it, in order.
+/// Calls `meet` with each element of `to` that an index addresses and its update, in order.
 fn scatter_elements<T: Copy>(
     (shape, to): (&[usize], &mut [T]),
     (indices, updates): (TensorView<'_>, &[T]),
@@ -89,7 +92,7 @@ fn scatter_elements<T: Copy>(
     Ok(())
 }
 
-/// The same for index tuples, which name runs of elements.
+/// Like [`scatter_elements`], for index tuples, each of which addresses a run of elements.
 fn scatter_tuples<T: Copy>(
     (shape, to): (&[usize], &mut [T]),
     (indices, updates): (TensorView<'_>, &[T]),
@@ -115,7 +118,7 @@ fn scatter_tuples<T: Copy>(
     Ok(())
 }
 
-/// The output with the data in it.
+/// Returns the output, initialized with the data.
 fn start<'o, T: Cell>(io: &Io<'_>, data: &[T], to: &'o mut [Option<&mut [T]>]) -> Result<&'o mut [T]> {
     let to = only(to)?;
     if !io.in_place {
@@ -155,6 +158,7 @@ impl Movement for TensorScatter {
         let to = start(io, from[0], to)?;
         let (cache, update) = (io.shape(0)?, io.input(1)?.shape());
         let axis = normalize_axis(self.axis, cache.len())?;
+        // The axis cannot be the batch, because write indices are per batch.
         let fits = axis > 0
             && cache.len() == update.len()
             && (0..cache.len()).all(|other| other == axis || cache[other] == update[other])
@@ -166,6 +170,7 @@ impl Movement for TensorScatter {
         let prefixes: usize = cache[..axis].iter().product();
         for prefix in 0..prefixes {
             let write = writes[prefix / (prefixes / cache[0])];
+            // A circular cache wraps around at its end.
             let write = if self.circular { write.rem_euclid(size.max(1) as i64) } else { write };
             let first =
                 usize::try_from(write).ok().filter(|&w| self.circular || w.saturating_add(length) <= size);
@@ -201,6 +206,7 @@ fn make_reducing(cx: &CompileCx<'_>, target: Target) -> Result<Box<dyn Executabl
         other => return Err(error!(InvalidGraph, "the reduction '{other}' is not known")),
     };
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        // In place, input 0 may not be readable, so the updates determine the type.
         let dtype = cx.input(2)?.dtype();
         if dtype == DType::Bool {
             return reduce_bools(cx, target, reduction);
@@ -216,7 +222,7 @@ fn make_reducing(cx: &CompileCx<'_>, target: Target) -> Result<Box<dyn Executabl
     }))
 }
 
-/// Complex numbers are added and multiplied; they have no order.
+/// Reduces complex numbers. They have no order, so only sums and products exist.
 fn reduce_complex<T>(cx: &mut RunCx<'_>, target: Target, reduction: Reduction) -> Result<()>
 where
     Complex<T>: Element + num_traits::NumAssignRef,
@@ -232,6 +238,7 @@ where
 
 fn reduce<T: Element>(cx: &mut RunCx<'_>, target: Target, meet: impl Fn(&mut T, T)) -> Result<()> {
     let (indices, updates) = (cx.input(1)?, cx.input(2)?.as_slice::<T>()?);
+    // In place, the output already holds the data.
     let data = if cx.in_place(0) == Some(0) { None } else { Some(cx.input(0)?.as_slice::<T>()?) };
     let output = cx.output(0)?;
     let shape = output.shape();
@@ -246,7 +253,7 @@ fn reduce<T: Element>(cx: &mut RunCx<'_>, target: Target, meet: impl Fn(&mut T, 
     }
 }
 
-/// Sums and maxima of booleans are "or", products and minima "and".
+/// Reduces booleans: sums and maxima are "or", products and minima "and".
 fn reduce_bools(cx: &mut RunCx<'_>, target: Target, reduction: Reduction) -> Result<()> {
     let (indices, updates) = (cx.input(1)?, cx.input(2)?.bytes()?);
     let data = if cx.in_place(0) == Some(0) { None } else { Some(cx.input(0)?.bytes()?) };

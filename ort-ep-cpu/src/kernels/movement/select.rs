@@ -1,4 +1,4 @@
-//! `NonZero` and `Compress`: which elements to keep is in the data.
+//! Data-dependent selection: `NonZero` and `Compress`.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, IoShapes, KernelDef, OutputsFrom, RunCx};
@@ -17,7 +17,7 @@ cpu_kernels![KernelDef {
     op: "NonZero",
     outputs: OutputsFrom::Kernel,
     unaligned: &[0],
-    // A flag for each element.
+    // One flag per element.
     make: |_| Ok(Box::new(WithHeap {
         bound: |shapes: &IoShapes<'_>| elements(shapes.input(0)),
         run: non_zero
@@ -63,7 +63,7 @@ impl Movement for Compress {
     }
 }
 
-/// Whether each element is something: not zero, false or the empty string. Both zeros of floats are
+/// Returns whether each element differs from zero, false or the empty string. Negative zero is
 /// zero.
 fn flags(view: &TensorView<'_>) -> Result<Vec<bool>> {
     let dtype = view.dtype();
@@ -73,6 +73,8 @@ fn flags(view: &TensorView<'_>) -> Result<Vec<bool>> {
     let width = dtype.byte_size();
     let width = width.ok_or_else(|| error!(NotImplemented, "NonZero of {}", dtype.name()))?;
     let part = if dtype.is_complex() { width / 2 } else { width };
+    // The mask drops the sign bit of floats. The last byte holds it, because elements are
+    // little-endian.
     let sign = if dtype.is_float() || dtype.is_complex() { 0x7f } else { 0xff };
     let is_set = |number: &[u8]| match number.split_last() {
         Some((last, rest)) => last & sign != 0 || rest.iter().any(|&byte| byte != 0),
@@ -90,7 +92,7 @@ fn non_zero(cx: &mut RunCx<'_>) -> Result<()> {
     let to = result.as_mut_slice::<i64>()?;
     let mut step = flags.len();
     for (&size, row) in shape.iter().zip(to.chunks_exact_mut(count.max(1))) {
-        // The dimension counts up every `step` elements.
+        // The coordinate advances every `step` elements.
         step /= size.max(1);
         let set = spending(2, &flags).enumerate().filter(|(_, flag)| **flag);
         for (to, (place, _)) in row.iter_mut().zip(set) {

@@ -1,4 +1,4 @@
-//! `Split`: the reverse of `Concat`.
+//! `Split`, the inverse of `Concat`.
 
 use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::{SliceAxis, Strided, normalize_axis};
@@ -15,7 +15,7 @@ struct Split {
 }
 
 impl Split {
-    /// The sizes of the parts; those of wanted outputs, or the ones given, or equal ones.
+    /// Returns the sizes of the parts: those that the node gives, or equal ones.
     fn parts(&self, io: &Io<'_>, size: usize, count: usize) -> Result<SmallVec<[usize; 8]>> {
         let Some(given) = io.ints(1)? else {
             let part = size.div_ceil(count.max(1));

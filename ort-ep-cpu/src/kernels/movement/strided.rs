@@ -1,4 +1,4 @@
-//! Copies in another order: `Transpose`, `Slice`, `Expand` and `Tile`.
+//! Strided copies: `Transpose`, `Slice`, `Expand` and `Tile`.
 
 use std::ops::Range;
 
@@ -17,9 +17,9 @@ movement!["Slice", |_: &mut CompileCx<'_>| Ok(Slice), unaligned: &[0]];
 movement!["Tile", |_: &mut CompileCx<'_>| Ok(Tile), unaligned: &[0]];
 movement!["Transpose", |cx: &mut CompileCx<'_>| Ok(Transpose(cx.attrs().clone())), unaligned: &[0]];
 
-/// Output bytes that one task of a parallel copy should at least write.
+/// Minimum output bytes per task of a parallel copy.
 const GRAIN: usize = 64 << 10;
-/// Rows and columns of the squares in which a plane is transposed: they fit into the first cache.
+/// The side of the square tiles of a transpose. A tile fits the L1 cache.
 const TILE: usize = 16;
 
 struct Expand;
@@ -64,10 +64,11 @@ impl Movement for Transpose {
     }
 }
 
-/// Copies equally many elements in the same order.
+/// Copies a slice in parallel.
 pub(super) fn copy_all<T: Cell>(from: &[T], to: &mut [T], threads: usize) -> Result<()> {
     ensure!(from.len() == to.len(), Fail, "{} elements copied to {}", from.len(), to.len());
     let chunk = (GRAIN / size_of::<T>()).max(1);
+    // A small copy is not worth a dispatch to threads.
     if to.len() <= 4 * chunk {
         to.copy_from_slice(from);
         return Ok(());
@@ -79,13 +80,14 @@ pub(super) fn copy_all<T: Cell>(from: &[T], to: &mut [T], threads: usize) -> Res
     Ok(())
 }
 
-/// Writes the elements of `from` in the order that `order` gives.
+/// Copies the elements of `from` that `order` addresses to `to`, in parallel.
 pub(super) fn copy_strided<T: Cell>(order: &Strided, from: &[T], to: &mut [T], threads: usize) -> Result<()> {
     ensure!(order.count() == to.len(), Fail, "{} elements moved to {}", order.count(), to.len());
     ensure!(order.fits(from.len()), Fail, "an index points outside of {} elements", from.len());
     if to.is_empty() {
         return Ok(());
     }
+    // Merging dimensions finds the longest rows.
     let order = order.simplify();
     let rank = order.sizes.len();
     let (Some(&row), Some(&step)) = (order.sizes.last(), order.strides.last()) else {
@@ -95,6 +97,7 @@ pub(super) fn copy_strided<T: Cell>(order: &Strided, from: &[T], to: &mut [T], t
     if rank == 1 && step == 1 {
         return copy_all(&from[order.offset..order.offset + row], to, threads);
     }
+    // A transpose: the source is contiguous across the rows of the output.
     let is_plane = rank > 1 && step != 1 && order.strides[rank - 2] == 1;
     let least_rows = (GRAIN / (row * size_of::<T>()).max(1)).max(if is_plane { TILE } else { 1 });
     for_each_row_chunk_mut(threads, to, row, least_rows, |first, rows| {
@@ -118,7 +121,7 @@ pub(super) fn copy_strided<T: Cell>(order: &Strided, from: &[T], to: &mut [T], t
     Ok(())
 }
 
-/// One row of the result: elements `step` apart.
+/// Copies one row, whose elements are `step` apart in the source.
 fn copy_row<T: Cell>(from: &[T], place: isize, step: isize, row: &mut [T]) {
     let start = place as usize;
     match step {
@@ -140,14 +143,13 @@ fn copy_row<T: Cell>(from: &[T], place: isize, step: isize, row: &mut [T]) {
     }
 }
 
-/// Rows of `columns` elements, where neighbours in a column are neighbours in the source and
-/// neighbours in a row are `step` apart: with vectors in bands whose lines stay in the first cache,
-/// the rest in squares.
+/// Transposes a plane: neighbours in a column are adjacent in the source, neighbours in a row are
+/// `step` apart. SIMD handles bands whose cache lines stay in L1, and square tiles handle the rest.
 fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [T], columns: usize) {
     const BAND: usize = 128;
     let rows = plane.len() / columns;
     if let Ok(step) = usize::try_from(step) {
-        // A few planes that are interleaved, as those of an image's colours.
+        // A few interleaved planes, such as the channels of an image.
         let from = &from[place as usize..];
         match columns {
             2 => return interleave::<T, 2>(from, step, plane),
@@ -180,7 +182,7 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
     }
 }
 
-/// Rows of `N` elements, each from a plane of its own, which are `step` apart.
+/// Writes rows of `N` elements, one from each of `N` planes, which are `step` apart.
 fn interleave<T: Cell, const N: usize>(from: &[T], step: usize, plane: &mut [T]) {
     let (rows, _) = plane.as_chunks_mut::<N>();
     let planes: [&[T]; N] = std::array::from_fn(|at| &from[at * step..][..rows.len()]);
@@ -189,7 +191,7 @@ fn interleave<T: Cell, const N: usize>(from: &[T], step: usize, plane: &mut [T])
     }
 }
 
-/// At most [`TILE`] rows and columns of a plane.
+/// Transposes up to [`TILE`] rows and columns through a buffer.
 fn transpose_square<T: Cell>(
     from: &[T],
     place: isize,
@@ -210,8 +212,8 @@ fn transpose_square<T: Cell>(
     }
 }
 
-/// Counts through the rows of an order, all dimensions but the last, and knows where each starts in
-/// the source.
+/// Iterates over the rows of an order, which are the indices of all dimensions but the last, and
+/// tracks where each starts in the source.
 struct Odometer<'a> {
     order: &'a Strided,
     index: smallvec::SmallVec<[usize; 6]>,
@@ -227,7 +229,7 @@ impl<'a> Odometer<'a> {
         odometer
     }
 
-    /// The rows from here to the end of the innermost of the counted dimensions.
+    /// Returns the rows from here to the end of the innermost counted dimension.
     fn rows_in_plane(&self) -> usize {
         match self.index.last() {
             Some(index) => self.order.sizes[self.index.len() - 1] - index,
@@ -235,7 +237,7 @@ impl<'a> Odometer<'a> {
         }
     }
 
-    /// Goes on by `rows`.
+    /// Advances by `rows`.
     fn advance(&mut self, rows: usize) {
         let mut carry = rows;
         for axis in (0..self.index.len()).rev() {
@@ -257,7 +259,7 @@ mod tests {
     use super::*;
     use ort_core::ops::tensor::geometry::SliceAxis;
 
-    /// Against the plain definition, for sizes around the tile and for any number of threads.
+    /// Compares with the naive definition, for sizes around the tile and several thread counts.
     #[test]
     fn copies_follow_the_definition() -> Result<()> {
         let orders = [

@@ -1,4 +1,4 @@
-//! `Trilu`: the upper or lower triangle of each matrix.
+//! Upper and lower triangles (`Trilu`).
 
 use ort_core::ep::CompileCx;
 use ort_core::{Result, ensure};
@@ -28,6 +28,7 @@ impl Movement for Trilu {
         for_each_row_chunk_mut(io.threads, to, width, least_rows, |first, rows| {
             for (index, row) in rows.chunks_exact_mut(width).enumerate() {
                 let row_index = first + index;
+                // `i128`, because the diagonal may be any `i64`.
                 let edge = (row_index % height) as i128 + i128::from(diagonal);
                 let kept = if self.upper {
                     edge.clamp(0, width as i128) as usize..width

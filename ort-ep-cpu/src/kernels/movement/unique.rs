@@ -1,4 +1,4 @@
-//! `Unique`: each element, or each part along an axis, once.
+//! Deduplication (`Unique`) of elements, or of slices along an axis.
 
 use std::cmp::Ordering;
 
@@ -27,7 +27,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Unique { axis: cx.attrs().find_int("axis"), sorted: cx.attrs().flag("sorted")?, are_texts }))
 }
 
-/// An element as a number whose order is the element's order.
+/// Maps an element to an integer with the same order.
 trait Key: Copy {
     fn key(self) -> u128;
 }
@@ -36,6 +36,7 @@ macro_rules! keys {
     ($($integer:ty)*) => {
         $(impl Key for $integer {
             fn key(self) -> u128 {
+                // Flipping the sign bit orders signed integers as unsigned ones.
                 (self as i128 as u128) ^ (1 << 127)
             }
         })*
@@ -45,12 +46,13 @@ macro_rules! keys {
 keys!(u8 i8 u16 i16 u32 i32 u64 i64);
 
 impl Key for f64 {
-    /// Both zeros are one, and so are all NaNs, which come last.
+    /// Both zeros are equal, and so are all NaNs, which come last.
     fn key(self) -> u128 {
         if self.is_nan() {
             return u128::from(u64::MAX);
         }
         let bits = (self + 0.0).to_bits();
+        // Negative floats order in reverse by their bits, so all bits flip.
         u128::from(if bits >> 63 == 1 { !bits } else { bits | 1 << 63 })
     }
 }
@@ -91,7 +93,7 @@ impl Key for Complex<f64> {
     }
 }
 
-/// The keys of all elements; of strings, their ranks.
+/// Returns the keys of all elements. Strings get their ranks as keys.
 fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
     let dtype = view.dtype();
     if dtype == DType::String {
@@ -113,13 +115,13 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
     )
 }
 
-/// What each item takes in the tables below: its place in the order, where its group starts there
-/// and how long that is, and its group.
+/// The bytes per item of the tables below: its place in the order, the start and length of its
+/// group, and its group.
 const ROW_BYTES: usize = 4 * size_of::<usize>();
 
-/// The groups of equal items, in the order of the result.
+/// Groups of equal items, in output order.
 struct Groups {
-    /// For each group, its first item and how many there are.
+    /// For each group, its first item and its length.
     groups: Vec<(usize, usize)>,
     /// The group of each item.
     inverse: Vec<usize>,
@@ -135,11 +137,12 @@ fn order_of(a: &[u128], b: &[u128], pace: &Pace) -> Ordering {
     orders.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
 }
 
-/// Groups `items` that `compare` finds equal. `compare` counts its own work.
+/// Groups the `items` that `compare` finds equal. `compare` counts its own work.
 fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> Ordering) -> Groups {
     let mut order: Vec<usize> = spending(1, 0..items).collect();
+    // Ties go by index, so the first item of a group is its first occurrence.
     order.sort_unstable_by(|&a, &b| compare(a, b).then(a.cmp(&b)));
-    // Where each group starts in the order, until it is known which comes when in the result.
+    // Until the output order is known, a group holds its start in `order`.
     let mut groups: Vec<(usize, usize)> = Vec::with_capacity(items);
     for (place, &item) in order.iter().enumerate() {
         spend(8);
@@ -166,7 +169,7 @@ fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> Ordering)
     Groups { groups, inverse }
 }
 
-/// The parts of the input named by `picks` along the axis.
+/// Copies the slices at `picks` along the axis.
 fn pick(
     cx: &RunCx<'_>,
     view: &TensorView<'_>,
@@ -193,10 +196,10 @@ fn pick(
     result.finish()
 }
 
-/// Elements outside of the axis, its size, and elements inside of it.
+/// Elements outside of the axis, the size of the axis, and elements inside of it.
 type Extents = (usize, usize, usize);
 
-/// A list of integers as a tensor.
+/// Makes a tensor from a list of integers.
 fn ints(cx: &RunCx<'_>, list: impl ExactSizeIterator<Item = usize>) -> Result<Tensor> {
     let mut result = cx.allocate(DType::I64, &[list.len()])?;
     for (to, number) in spending(1, result.as_mut_slice::<i64>()?.iter_mut().zip(list)) {
@@ -212,7 +215,7 @@ impl Executable for Unique {
             None => elements(shape),
             Some(axis) => normalize_axis(axis, shape.len()).map_or(0, |axis| shape[axis]),
         };
-        // A key for each element; of strings also a reference to each.
+        // One key per element, and for strings also one reference.
         let reference = if self.are_texts { size_of::<&String>() } else { 0 };
         let keys = elements(shape).saturating_mul(size_of::<u128>() + reference);
         Ok(tables(keys.saturating_add(items.saturating_mul(ROW_BYTES))))
@@ -232,8 +235,7 @@ impl Executable for Unique {
         };
         let (outer, size, run) = extents;
         ensure!(keys.len() == outer * size * run, Fail, "a tensor of shape {shape:?} lacks elements");
-        // Slices of an empty tensor have no elements, however many they are: all are equal without
-        // a look.
+        // Slices of an empty tensor have no elements, so all are equal and need no comparison.
         let outer = if keys.is_empty() { 0 } else { outer };
         let extents = (outer, size, run);
         let part = |item: usize, outer: usize| &keys[(outer * size + item) * run..][..run];

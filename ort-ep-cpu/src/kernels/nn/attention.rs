@@ -1,5 +1,7 @@
-//! `Attention`: its sizes and cache, and the kernel for where scores are wanted or in double
-//! precision. The kernel for everything else is in `attention_fused`.
+//! `Attention`: its sizes, its KV cache, and the unfused kernel.
+//!
+//! The unfused kernel is for nodes that output scores or compute in double precision.
+//! `attention_fused` handles all other nodes.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
@@ -26,7 +28,7 @@ const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
 const DOUBLE: TypeSet = TypeSet::of(&[DType::F64]);
 
-/// Without scores.
+/// The fused kernel, for nodes that do not output scores.
 const FUSED: KernelDef = KernelDef {
     op: "Attention",
     types: &[("T1", HALVES), ("T2", HALVES)],
@@ -60,18 +62,19 @@ cpu_kernels![
     },
 ];
 
-/// Queries of one block.
+/// Queries in a block.
 const ROWS: usize = 64;
 
-/// Elements that are worth copying on another thread.
+/// The fewest elements that are worth copying in a task of their own.
 const WORTH_A_TASK: usize = 1 << 14;
 
-/// Whether a node has the output of scores.
+/// Returns whether a node outputs scores.
 fn wants_scores(node: &NodeView<'_>) -> bool {
     node.node.outputs.get(3).is_some_and(Option::is_some)
 }
 
-/// A softmax in double is that of the decomposition.
+/// Returns whether the softmax is in single precision. The operator's decomposition computes one in
+/// double.
 fn is_single(node: &NodeView<'_>) -> bool {
     node.attrs().find_int("softmax_precision") != Some(i64::from(DType::F64.onnx_code()))
 }
@@ -82,13 +85,12 @@ pub(super) struct Attention<T> {
     pub(super) scale: Option<f32>,
     pub(super) softcap: f32,
     is_causal: bool,
-    /// The least and the greatest distance that a key may lie before its query; negative where
-    /// unbounded.
+    /// How many keys before and after its own position a query may see; negative if unbounded.
     windows: [i64; 2],
     score_mode: i64,
-    /// Whether a query all of whose scores are -inf gives NaN instead of 0.
+    /// Whether a query whose scores are all -inf gets NaN instead of 0.
     pub(super) hidden_is_nan: bool,
-    /// Whether the mask is of another type than what is computed in.
+    /// Whether the mask must be converted to the compute type.
     widens_mask: bool,
     element: std::marker::PhantomData<fn() -> T>,
 }
@@ -105,6 +107,7 @@ impl<T: Real> Attention<T> {
             usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}"))
         };
         let windows = [attrs.int("left_window_size")?, attrs.int("right_window_size")?];
+        // -1 stands for unbounded.
         ensure!(windows.iter().all(|size| *size >= -1), InvalidGraph, "window sizes {windows:?}");
         let score_mode = attrs.int("qk_matmul_output_mode")?;
         ensure!((0..=3).contains(&score_mode), InvalidGraph, "qk_matmul_output_mode is {score_mode}");
@@ -123,7 +126,8 @@ impl<T: Real> Attention<T> {
     }
 }
 
-/// Queries, keys or values: heads of rows, interleaved (rank 3) or one after the other.
+/// The layout of queries, keys or values: heads interleaved in each row (rank 3), or one head after
+/// another (rank 4).
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     pub(super) batch: usize,
@@ -148,7 +152,7 @@ impl Layout {
         if self.interleaved { self.heads * self.size } else { self.size }
     }
 
-    /// From one batch, head and row to the next.
+    /// Returns the strides of batch, head and row.
     pub(super) fn strides(&self) -> [usize; 3] {
         let head = if self.interleaved { self.size } else { self.rows * self.size };
         [self.heads * self.rows * self.size, head, self.row_stride()]
@@ -158,7 +162,7 @@ impl Layout {
         self.batch * self.heads * self.rows * self.size
     }
 
-    /// The first element of a row of a head.
+    /// Returns the index of the first element of a head's row.
     fn at(&self, batch: usize, head: usize, row: usize) -> usize {
         match self.interleaved {
             true => ((batch * self.rows + row) * self.heads + head) * self.size,
@@ -174,7 +178,7 @@ pub(super) struct Sizes {
     pub(super) k: Layout,
     pub(super) v: Layout,
     pub(super) past: usize,
-    /// Queries of a block.
+    /// Queries in a block.
     rows: usize,
     has_scores: bool,
 }
@@ -190,14 +194,14 @@ impl Sizes {
     }
 }
 
-/// Keys or values as one array: an input, or past and input together.
+/// Keys or values as one array: the input itself, or past and new rows joined.
 #[derive(Clone, Copy)]
 struct Cache<'a, T> {
     values: &'a [T],
     layout: Layout,
 }
 
-/// A block of queries, of one head, or of all heads where they are interleaved.
+/// A block of queries of one head, or of all heads if they are interleaved.
 struct Task<'a, T> {
     batch: usize,
     heads: std::ops::Range<usize>,
@@ -206,7 +210,7 @@ struct Task<'a, T> {
     scores: Option<&'a mut [T]>,
 }
 
-/// What all blocks read.
+/// The operands that all tasks read.
 struct Shared<'a, T: Real> {
     q: &'a [T],
     k: Cache<'a, T>,
@@ -218,9 +222,9 @@ struct Shared<'a, T: Real> {
     cpu: Cpu,
 }
 
-/// What decides which keys a query sees by its place.
+/// What determines by position which keys a query may see.
 pub(super) struct Reach {
-    /// Keys that are no padding, of each batch.
+    /// How many keys of each batch are not padding.
     pub(super) lengths: Option<SmallVec<[i64; 8]>>,
     past: usize,
     queries: usize,
@@ -235,9 +239,10 @@ impl Reach {
         Ok(Reach { lengths, past: sizes.past, queries: sizes.q.rows })
     }
 
-    /// How many keys precede the first query.
+    /// Returns how many keys precede the first query.
     fn offset(&self, batch: usize) -> i64 {
         match &self.lengths {
+            // Without a past, the queries are the last of the keys.
             Some(lengths) if self.past == 0 => lengths[batch].saturating_sub(self.queries as i64),
             _ => self.past as i64,
         }
@@ -261,27 +266,29 @@ impl<T: Real> Attention<T> {
             && k.heads > 0
             && q.heads.is_multiple_of(k.heads);
         ensure!(fits, InvalidArgument, "queries, keys and values do not go together");
+        // All scores of a head are output at once, so one block holds all its queries.
         let rows = if has_scores { q.rows } else { q.rows.min(ROWS) };
         Ok(Sizes { q, k, v, past, rows: rows.max(1), has_scores })
     }
 
+    /// Returns the threads inside a task: all of them if there is a single task, else one.
     fn inner_cpu(threads: usize, sizes: Sizes) -> Cpu {
         Cpu::with_threads(if sizes.task_count() == 1 { threads } else { 1 })
     }
 
-    /// Values of scratch for one part: scores, and what the products need.
+    /// Returns the scratch of one part, in values: scores and GEMM workspace.
     fn part_len(cpu: Cpu, sizes: Sizes) -> usize {
         let (rows, total) = (sizes.rows, sizes.total());
         let first = T::workspace_len(cpu, [rows, total, sizes.q.size], BSource::Strided);
         let second = T::workspace_len(cpu, [rows, sizes.v.size, total], BSource::Rows);
-        // Fewer keys may be cut into blocks another way, which never takes more than two panels
+        // With fewer keys, the GEMM may choose other blocks, which never take more than two panels
         // more.
         let slack = 2 * 64 * 512 * cpu.threads;
         (rows * total).next_multiple_of(16) + first.max(second).next_multiple_of(16) + slack
     }
 }
 
-/// Writes past and new rows of each head one after the other.
+/// Joins past and new rows of each head.
 pub(super) fn join<T: Copy + Send + Sync>(
     threads: usize,
     (past, past_rows): (&[T], usize),
@@ -315,6 +322,7 @@ impl<T: Real> Executable for Attention<T> {
         let joined = |layout: Layout, output: usize| {
             let wanted = shapes.outputs.get(output).is_some_and(Option::is_some);
             let len = layout.batch * layout.heads * sizes.total() * layout.size;
+            // The joined rows go to the output if there is one.
             if sizes.past == 0 || wanted { 0 } else { len.next_multiple_of(16) }
         };
         let cpu = Self::inner_cpu(shapes.threads, sizes);
@@ -323,7 +331,7 @@ impl<T: Real> Executable for Attention<T> {
     }
 
     fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        // A mask as it is and as it is computed with.
+        // A mask is first read in its own type, then converted to the compute type.
         let mask = if self.widens_mask { elements(shapes.input(3)) } else { 0 };
         Ok(tables(mask.saturating_mul(size_of::<f64>() + size_of::<T>())))
     }
@@ -382,6 +390,7 @@ impl<T: Real> Executable for Attention<T> {
         let scores = if cx.wants(3) { Some(cx.output(3)?.as_mut_slice::<T>()?) } else { None };
         let result = cx.output(0)?.as_mut_slice::<T>()?;
         let mut tasks = tasks(sizes, result, scores);
+        // `for_each_unit` cannot return an error, so tasks leave the first one here.
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         let part_len = Self::part_len(shared.cpu, sizes);
         for_each_unit(threads, (&mut tasks, 1), (rest, part_len), |_, tasks, scratch| {
@@ -395,7 +404,7 @@ impl<T: Real> Executable for Attention<T> {
     }
 }
 
-/// Cuts the outputs into blocks of queries.
+/// Splits the outputs into blocks of queries.
 fn tasks<'a, T>(sizes: Sizes, result: &'a mut [T], scores: Option<&'a mut [T]>) -> Vec<Task<'a, T>> {
     let Sizes { q, v, rows, .. } = sizes;
     let mut tasks = Vec::with_capacity(sizes.task_count());
@@ -404,7 +413,7 @@ fn tasks<'a, T>(sizes: Sizes, result: &'a mut [T], scores: Option<&'a mut [T]>) 
     if whole == 0 {
         return tasks;
     }
-    // Where scores are wanted, a block is all queries.
+    // If scores are output, a block holds all queries.
     let mut score_chunks =
         scores.map(|scores| scores.chunks_mut((head_count * q.rows * sizes.total()).max(1)));
     let heads_per_batch = q.heads / head_count;
@@ -419,9 +428,10 @@ fn tasks<'a, T>(sizes: Sizes, result: &'a mut [T], scores: Option<&'a mut [T]>) 
 }
 
 impl<T: Real> Attention<T> {
-    /// The keys that queries of a block can see at most, where no scores are written out.
+    /// Returns the most keys that the queries of a block can see; all keys if scores are output.
     fn key_count(&self, shared: &Shared<'_, T>, batch: usize, last_query: usize) -> usize {
         let total = shared.sizes.total();
+        // Scores that are output include those of masked keys.
         if shared.sizes.has_scores {
             return total;
         }
@@ -444,12 +454,14 @@ impl<T: Real> Attention<T> {
             scratch.split_at_mut((shared.sizes.rows * shared.sizes.total()).next_multiple_of(16));
         let scores = &mut scores[..rows * keys];
         for head in task.heads.clone() {
+            // Grouped-query attention: several query heads share a key head.
             let key_head = head / (q.heads / k.heads);
             let queries = Matrix {
                 values: &shared.q[q.at(task.batch, head, task.first)..],
                 shape: [rows, q.size],
                 strides: [q.row_stride(), 1],
             };
+            // Without keys, the offset could be past the end.
             let cache =
                 |cache: &Cache<'_, T>| cache.layout.at(task.batch, key_head, 0).min(cache.values.len());
             let transposed = Right::Plain(Matrix {
@@ -475,8 +487,8 @@ impl<T: Real> Attention<T> {
         Ok(())
     }
 
-    /// Turns scores into weights: cap, mask and softmax, row by row; `out` takes them at the stage
-    /// that is asked for.
+    /// Turns scores into weights: softcap, mask and softmax, row by row. `out` receives the scores
+    /// of the stage that `qk_matmul_output_mode` selects.
     fn weigh(
         &self,
         shared: &Shared<'_, T>,
@@ -511,6 +523,7 @@ impl<T: Real> Attention<T> {
                     None => T::ZERO,
                 };
                 if added == hidden && !self.hidden_is_nan {
+                    // Assigned, not added: a NaN or +inf plus -inf is NaN.
                     *score = hidden;
                 } else {
                     any = true;
@@ -524,7 +537,7 @@ impl<T: Real> Attention<T> {
         store(2, scores);
         for (row, scores) in scores.chunks_mut(keys.max(1)).enumerate() {
             spend(4 * keys);
-            // A row without a key that counts has weights of zero, where the softmax has NaN.
+            // A row without a visible key has weights of zero, but the softmax would return NaN.
             if masked.contains(&row) || scores.iter().all(|score| *score == hidden) {
                 scores.fill(if self.hidden_is_nan { T::from_f64(f64::NAN) } else { T::ZERO });
             } else {
@@ -534,7 +547,7 @@ impl<T: Real> Attention<T> {
         store(3, scores);
     }
 
-    /// The keys that a query may see by its place.
+    /// Returns the keys that a query may see by position.
     pub(super) fn allowed(
         &self,
         reach: &Reach,

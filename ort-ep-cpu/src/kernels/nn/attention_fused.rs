@@ -1,5 +1,6 @@
-//! `Attention` without a matrix of scores, for `float` and for half precision, whose cache it reads
-//! as it lies.
+//! Fused `Attention`, without a matrix of scores, for `float` and half precision.
+//!
+//! A half-precision KV cache is read in place, without conversion.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, Precision, RunCx};
@@ -23,12 +24,12 @@ pub(super) fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 struct Fused {
     inner: Attention<f32>,
-    /// Bytes of an element of queries, keys and values.
+    /// Bytes per element of queries, keys and values.
     widths: [usize; 3],
     precision: Precision,
 }
 
-/// Elements of one of the types that are computed in single precision.
+/// Views bytes as elements of a type that attention computes in single precision.
 pub(in crate::kernels) fn elements(dtype: DType, bytes: &[u8]) -> Result<Elements<'_>> {
     fn cast<T: bytemuck::Pod>(bytes: &[u8]) -> Result<&[T]> {
         if bytes.is_empty() {
@@ -44,12 +45,12 @@ pub(in crate::kernels) fn elements(dtype: DType, bytes: &[u8]) -> Result<Element
     }
 }
 
-/// Bytes in whole lines of the cache.
+/// Rounds a number of bytes up to whole cache lines.
 fn lines(bytes: usize) -> usize {
     bytes.next_multiple_of(64)
 }
 
-/// The sizes as the loops see them.
+/// Converts the sizes to those of the attention loops.
 fn sizes_of(sizes: &Sizes) -> attention::Sizes {
     attention::Sizes {
         batch: sizes.q.batch,
@@ -62,13 +63,15 @@ fn sizes_of(sizes: &Sizes) -> attention::Sizes {
     }
 }
 
-/// What a run takes from its workspace, in bytes.
+/// The workspace of a run by purpose, in bytes.
 struct Parts {
-    /// Queries and results in single precision, where theirs is less.
+    /// Queries in single precision; 0 if they are already.
     queries: usize,
+    /// Results in single precision; 0 if the output is.
     results: usize,
-    /// Past and new keys and values together, where no output has them.
+    /// Past and new keys and values joined, unless an output holds them.
     caches: [usize; 2],
+    /// Scratch of the attention loops.
     loops: usize,
 }
 
@@ -79,6 +82,7 @@ impl Fused {
 
     fn parts(&self, sizes: &Sizes, threads: usize, wanted: [bool; 2]) -> Result<Parts> {
         let wide = |layout: Layout| if self.widths[0] == 4 { Ok(0) } else { bytes_of::<f32>(layout.len()) };
+        // No workspace if the input serves as it is, or if an output takes the joined rows.
         let cache = |layout: Layout, which: usize| match sizes.past == 0 || wanted[which] {
             true => 0,
             false => Layout { rows: sizes.total(), ..layout }.len() * self.widths[1 + which],
@@ -93,8 +97,8 @@ impl Fused {
         })
     }
 
-    /// Keys (0) or values (1): the input where there is no past and no output for them, else past
-    /// and new together.
+    /// Returns the keys (0) or values (1): the input itself if there is no past and no output for
+    /// them, else past and new rows joined.
     fn cache<'a>(
         &self,
         cx: &mut RunCx<'a>,
@@ -144,7 +148,7 @@ impl Executable for Fused {
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let threads = cx.threads();
-        // In place of the queries the result has their shape.
+        // If the result is computed in place of the queries, it has their shape.
         let q = if cx.in_place(0) == Some(0) { None } else { Some(cx.input(0)?) };
         let q_shape = q.map_or_else(|| cx.output_shape(0).unwrap_or_default(), |q| q.shape());
         let (k, v) = (cx.input(1)?, cx.input(2)?);
@@ -199,6 +203,7 @@ impl Executable for Fused {
         if output.dtype() == DType::F32 {
             return attention.run(cpu, output.as_mut_slice()?, strides, loops).map_err(refused);
         }
+        // Half precision is rounded once, from a result in single precision.
         let result = &mut scratch::<f32>(result)?[..output.element_count()];
         attention.run(cpu, result, strides, loops).map_err(refused)?;
         narrow(threads, result, output)

@@ -1,4 +1,4 @@
-//! The mask of `Attention`: boolean or a bias, of rank 1 to 4, broadcast without a copy.
+//! The mask of `Attention`: boolean or additive, of rank 1 to 4, broadcast by strides.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,18 +10,18 @@ use ort_core::{Result, ensure, error, for_each_type};
 use crate::interrupt::spending;
 use crate::kernels::linalg::real::Real;
 
-/// A mask, broadcast to `[batch, heads, queries, keys]`. Keys beyond its last column are masked.
+/// A mask, broadcast to `[batch, heads, queries, keys]`. Keys past its last column are masked.
 pub(super) struct Mask<'a, T: Real> {
     values: MaskValues<'a, T>,
     strides: [usize; 3],
     keys: usize,
 }
 
-/// The elements of a mask, by its type.
+/// The elements of a mask.
 enum MaskValues<'a, T: Real> {
-    /// Boolean: non-zero for keys that may be seen.
+    /// Boolean: non-zero for visible keys.
     Allowed(&'a [u8]),
-    /// A bias, added to the score.
+    /// A bias that is added to the score.
     Added(Cow<'a, [T]>),
 }
 
@@ -30,7 +30,9 @@ impl<'a, T: Real> Mask<'a, T> {
         let shape = view.shape();
         ensure!((1..=4).contains(&shape.len()), InvalidArgument, "a mask of shape {shape:?}");
         let mut full = [1; 4];
+        // Missing leading axes have size 1, as in NumPy.
         full[4 - shape.len()..].copy_from_slice(shape);
+        // The last axis may be shorter than the keys, because the missing ones are masked.
         let fits = full.iter().zip(&sizes).take(3).all(|(size, to)| *size == 1 || size == to);
         ensure!(
             fits && full[3] <= sizes[3],
@@ -53,7 +55,8 @@ impl<'a, T: Real> Mask<'a, T> {
         Ok(Mask { values, strides, keys: full[3] })
     }
 
-    /// The bias of a key's score; -inf if the key is masked. `row` is from [`Mask::row`].
+    /// Returns the bias of a key's score, which is -inf if the key is masked. `row` is from
+    /// [`Mask::row`].
     pub(super) fn at(&self, row: usize, key: usize) -> T {
         let hidden = T::from_f64(f64::NEG_INFINITY);
         if key >= self.keys {
@@ -71,7 +74,7 @@ impl<'a, T: Real> Mask<'a, T> {
         }
     }
 
-    /// Whether the mask has a row for each query.
+    /// Returns whether the mask has a row for each query.
     pub(super) fn is_by_query(&self) -> bool {
         self.strides[2] != 0
     }
@@ -97,13 +100,13 @@ impl<'a, T: Real> Mask<'a, T> {
         }
     }
 
-    /// The offset of the row of `[batch, head, query]`.
+    /// Returns the offset of the row of `[batch, head, query]`.
     pub(super) fn row(&self, [batch, head, query]: [usize; 3]) -> usize {
         batch * self.strides[0] + head * self.strides[1] + query * self.strides[2]
     }
 }
 
-/// Converts any numeric element to double precision.
+/// Converts a numeric element to double precision.
 fn wide_of<E: Element + num_traits::ToPrimitive>(value: E) -> f64 {
     value.to_f64().unwrap_or(f64::NAN)
 }

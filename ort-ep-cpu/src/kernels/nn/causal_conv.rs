@@ -1,4 +1,4 @@
-//! `CausalConvWithState`.
+//! `CausalConvWithState`: depthwise convolution along time, with the last inputs carried as state.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -33,6 +33,7 @@ fn run(cx: &mut RunCx<'_>, silu: bool) -> Result<()> {
         return Err(error!(InvalidArgument, "shapes {:?} and {:?}", input.shape(), weight.shape()));
     };
     ensure!(filters == channels && kernel > 0, InvalidArgument, "a weight of shape {:?}", weight.shape());
+    // The next call still needs the last `kernel - 1` inputs, so the state carries them.
     let carried = kernel - 1;
     let floats = |index: usize, len: usize| -> Result<Option<&[f32]>> {
         let Some(view) = cx.find_input(index) else { return Ok(None) };
@@ -42,7 +43,7 @@ fn run(cx: &mut RunCx<'_>, silu: bool) -> Result<()> {
     };
     let (bias, past) = (floats(2, channels)?, floats(3, batch * channels * carried)?);
     let (input, weight) = (input.as_slice::<f32>()?, weight.as_slice::<f32>()?);
-    // The value at a time of a row, which before the input comes from the state.
+    // The value at a time of a row. Times before the input come from the state.
     let at = |row: usize, time: usize| match time.checked_sub(carried) {
         Some(time) => input[row * length + time],
         None => past.map_or(0.0, |past| past[row * carried + time]),

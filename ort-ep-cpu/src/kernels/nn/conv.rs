@@ -1,4 +1,4 @@
-//! `Conv` and `FusedConv` as a product with packed weights.
+//! `Conv` and `FusedConv` as a GEMM with packed weights.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
@@ -22,11 +22,12 @@ use crate::vector::elementwise::Unary;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
-/// Constant weights are packed.
+/// For constant weights, which are packed once.
 const PACKED: KernelDef = KernelDef {
     op: "Conv",
     types: &[("T", SINGLE)],
     rank: 1,
+    // Packing reads the weight at any alignment.
     unaligned: &[1],
     when: |node: &NodeView<'_>| {
         let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3..=5));
@@ -36,6 +37,7 @@ const PACKED: KernelDef = KernelDef {
     ..KernelDef::BASE
 };
 
+/// For weights that only the run knows.
 const PLAIN: KernelDef = KernelDef {
     op: "Conv",
     types: &[("T", SINGLE)],
@@ -59,8 +61,8 @@ cpu_kernels![
     KernelDef { domain: MICROSOFT, op: "FusedConv", ..PLAIN },
 ];
 
-/// Whether the addend may be where the result goes: each sum is then finished at once, and no
-/// element is read after another was written.
+/// Returns whether the result may be computed in place of the addend. With at most `STEPS` terms,
+/// each accumulator is finished in one pass, so nothing overwrites an addend before it is read.
 fn adds_in_place(node: &NodeView<'_>) -> bool {
     let pointwise = node.constant(1).is_some_and(|weight| match weight.shape() {
         [_, channels, kernel @ ..] => *channels <= STEPS && kernel.iter().all(|size| *size == 1),
@@ -70,10 +72,10 @@ fn adds_in_place(node: &NodeView<'_>) -> bool {
     (PACKED.when)(node) && pointwise && whole && node.dtype(0) == Some(DType::F32)
 }
 
-/// The size of an image along an axis where it is not known ahead.
+/// The assumed size of an image along an axis whose size is not known ahead.
 const MEDIUM: usize = 64;
 
-/// A convolution whose weights are known ahead.
+/// A convolution with constant weights.
 struct Packed {
     windows: Windows,
     weight: Shape,
@@ -82,12 +84,13 @@ struct Packed {
     packed: PackedFloats,
     activation: Option<Unary>,
     precision: Precision,
-    /// Whether an addend where the result goes is copied first.
+    /// Whether to copy an addend that shares memory with the result.
     copies_addend: bool,
 }
 
-/// What a convolution is computed with, whose session asks for `precision`. Where few filters share
-/// a window, or windows are small, converting them takes longer than float32 products.
+/// Returns the CPU configuration for a session that asks for `precision`. If few filters share a
+/// window, or windows are small, converting the windows costs more than a float32 GEMM. We then
+/// stay in float32.
 pub(super) fn cpu_of(threads: usize, precision: Precision, weight: &[usize], groups: usize) -> Cpu {
     const FEWEST: usize = 16;
     let (filters, steps) = (weight[0] / groups, weight[1..].iter().product::<usize>());
@@ -95,14 +98,14 @@ pub(super) fn cpu_of(threads: usize, precision: Precision, weight: &[usize], gro
     Cpu::with_threads(threads).in_precision(if pays { precision } else { Precision::Fp32 })
 }
 
-/// The groups that a node says.
+/// Returns the number of groups of a node.
 pub(super) fn groups_of(cx: &CompileCx<'_>) -> Result<usize> {
     let group = cx.attrs().int("group")?;
     let group = usize::try_from(group).ok().filter(|group| *group > 0);
     group.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))
 }
 
-/// The sizes of a convolution.
+/// Returns the geometry of a convolution.
 pub(super) fn geometry(
     windows: &Windows,
     image: &[usize],
@@ -115,7 +118,7 @@ pub(super) fn geometry(
         "an image of shape {image:?} does not fit a weight of shape {weight:?}"
     );
     let window = window_of(&windows.on(&image[2..])?)?;
-    // The library checks channels and groups; where the windows lie was worked out here.
+    // The library checks channels and groups. We computed the windows from the node's attributes.
     let attributes = ConvAttributes { groups, ..ConvAttributes::default() };
     let mut geometry = ConvGeometry::new(image, weight, &attributes).map_err(refused)?;
     geometry.window = window;
@@ -127,8 +130,8 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let shape = Shape::from_slice(weight.shape());
     let (windows, groups) = (windows_of(cx, &shape)?, groups_of(cx)?);
     let cpu = cpu_of(cx.threads, cx.precision, &shape, groups);
-    // The packing depends on the image's size only through the side. What is not known of it is
-    // taken to be one image of medium size, if these weights can be one's.
+    // Packing depends on the image's size only through the choice of side. For what is not known of
+    // it we assume one image of medium size, if these weights fit one.
     let mut image = shape.iter().map(|size| (*size).max(MEDIUM)).collect::<Vec<_>>();
     image[0] = 1;
     image[1] = shape[1].saturating_mul(groups);
@@ -137,6 +140,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }
     let (geometry, side) = match geometry(&windows, &image, &shape, groups) {
         Ok(geometry) => (geometry, WeightSide::preferred(cpu, &geometry)),
+        // Otherwise, an image of the kernel's size yields the geometry.
         Err(_) => {
             let mut image = shape.clone();
             image[0] = 1;
@@ -153,6 +157,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     cx.consume(1);
     let activation = activation_of(cx)?;
     let precision = cx.precision;
+    // The GEMM can read the addend from the result's memory only with the weights on the left.
     let copies_addend = side != WeightSide::Left && adds_in_place(&cx.node);
     Ok(Box::new(Packed {
         windows,
@@ -196,18 +201,19 @@ impl Executable for Packed {
     }
 }
 
-/// Values of the addend, in whole lines of the cache.
+/// Returns the length of the addend in values, in whole cache lines.
 fn addend_len(geometry: &ConvGeometry) -> usize {
     let planes = geometry.batch.saturating_mul(geometry.filters);
     planes.saturating_mul(geometry.window.output_len()).next_multiple_of(16)
 }
 
-/// What is added to the sums.
+/// The addend of the accumulators.
 #[derive(Clone, Copy)]
 enum Addend<'a> {
     None,
+    /// It has memory of its own.
     Apart(&'a [f32]),
-    /// The result holds it.
+    /// The result's memory holds it.
     Held,
 }
 
@@ -220,7 +226,7 @@ impl<'a> Addend<'a> {
     }
 }
 
-/// Bias, the addend of `FusedConv` and the activation.
+/// Returns the epilogue: bias, the addend of `FusedConv`, and activation.
 fn epilogue<'a, 'cx: 'a>(
     cx: &RunCx<'cx>,
     geometry: &ConvGeometry,
@@ -243,7 +249,7 @@ fn epilogue<'a, 'cx: 'a>(
     Ok(epilogue)
 }
 
-/// Runs a convolution on packed weights.
+/// Runs a convolution with packed weights.
 fn convolve(
     cx: &RunCx<'_>,
     cpu: Cpu,
@@ -258,7 +264,7 @@ fn convolve(
     forward(cpu, geometry, input, output, workspace).map_err(refused)
 }
 
-/// A convolution whose weights only the run knows: they are packed each time.
+/// A convolution with weights that only the run knows. Each run packs them.
 struct Plain {
     attrs: ort_core::ir::Attributes,
     groups: usize,
@@ -284,6 +290,7 @@ impl Executable for Plain {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let geometry = self.geometry(shapes.input(0), shapes.input(1))?;
         let cpu = cpu_of(shapes.threads, self.precision, shapes.input(1), self.groups);
+        // Images too small for GEMMs of their own share one.
         if is_batched(cpu, &geometry) {
             return bytes_of::<f32>(batched_workspace_len(cpu, &geometry));
         }

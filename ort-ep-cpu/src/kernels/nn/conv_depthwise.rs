@@ -1,5 +1,7 @@
-//! `Conv` and `FusedConv` where each channel has filters of its own: planes without a product,
-//! weights read where they are.
+//! Depthwise `Conv` and `FusedConv`, by direct loops over planes.
+//!
+//! Each channel has its own filters, so there is no GEMM. Weights are read in place, without
+//! packing.
 
 use std::ops::Range;
 
@@ -28,6 +30,7 @@ use crate::vector::window::Window;
 const DEPTHWISE: KernelDef = KernelDef {
     op: "Conv",
     types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
+    // Takes precedence over the GEMM kernel, which has rank 1.
     rank: 2,
     when: is_depthwise,
     make: |cx| widened(cx, make),
@@ -39,6 +42,7 @@ cpu_kernels![DEPTHWISE, KernelDef { domain: MICROSOFT, op: "FusedConv", ..DEPTHW
 fn is_depthwise(node: &NodeView<'_>) -> bool {
     let Some(weight) = node.fixed_shape(1) else { return false };
     let group = node.attrs().int("group").ok().and_then(|group| usize::try_from(group).ok());
+    // A single group is an ordinary convolution, even of one channel.
     let Some(group) = group.filter(|group| *group > 1) else { return false };
     matches!(weight.len(), 3 | 4) && weight[1] == 1 && weight[0].is_multiple_of(group)
 }
@@ -57,7 +61,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Depthwise { windows, weight: Shape::from_vec(shape), groups, activation }))
 }
 
-/// A window over a plane, of height 1 where there is one axis.
+/// Converts one or two axes to a window over a plane; one axis makes a plane of height 1.
 pub(super) fn plane_window(axes: &[WindowAxis]) -> Result<Window> {
     let none = WindowAxis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, pads: [0, 0] };
     let (y, x) = match axes {
@@ -75,24 +79,24 @@ pub(super) fn plane_window(axes: &[WindowAxis]) -> Result<Window> {
     })
 }
 
-/// A part of each image: rows of the result.
+/// A band of each image: consecutive rows of the result.
 struct Part {
-    /// The rows of the image that its windows reach.
+    /// The rows of the image that the band's windows cover.
     input: Range<usize>,
     plan: DepthwisePlan,
 }
 
-/// How the images of a batch are cut.
+/// How the images of a batch are split into tasks.
 struct Cut {
     window: Window,
-    /// Rows of the result that a part has, and the parts.
+    /// Rows of the result in each band (fewer in the last one), and the bands.
     rows: usize,
     parts: SmallVec<[Part; 2]>,
-    /// Channels of a task.
+    /// Filters of a task.
     channels: usize,
 }
 
-/// Tasks for each thread, to even out unequal speeds.
+/// Tasks for each thread. More than one evens out unequal speeds.
 const TASKS_PER_THREAD: usize = 4;
 
 impl Depthwise {
@@ -111,6 +115,7 @@ impl Depthwise {
             Part { input, plan: DepthwisePlan::new(Isa::current(), window) }
         };
         let parts: SmallVec<[Part; 2]> = (0..window.output[0]).step_by(rows).map(part).collect();
+        // A single thread gains nothing from splitting the channels.
         let tasks =
             if threads > 1 { (threads * TASKS_PER_THREAD).div_ceil(image[0].max(1) * count) } else { 1 };
         Ok(Cut { window, rows, parts, channels: self.weight[0].div_ceil(tasks).max(1) })
@@ -118,7 +123,7 @@ impl Depthwise {
 }
 
 impl Cut {
-    /// Values of scratch for each thread.
+    /// Returns the scratch of one thread, in values.
     fn scratch_len(&self) -> usize {
         let len = self.parts.iter().map(|part| part.plan.scratch_len()).max().unwrap_or(0);
         len.max(1).next_multiple_of(16)
@@ -155,7 +160,7 @@ impl Executable for Depthwise {
             "the addend does not have the shape of the result"
         );
         let activation = self.activation.map_or(Activation::None, Activation::Unary);
-        // Behind an addend, the activation waits for it.
+        // The addend comes before the activation, so the loops must not apply it.
         let first = if addend.is_some() { Activation::None } else { activation };
         let lines = Lines::new(result, [batch, height, filters], [filters * plane, width, plane], width);
         let lines = lines.ok_or_else(|| error!(Fail, "the result is too short"))?;

@@ -1,5 +1,6 @@
-//! `ConvGradInput` and `ConvGradWeights`: products over windows, and plane by plane where each
-//! channel has a filter of its own.
+//! Convolution gradients: `ConvGradInput` and `ConvGradWeights`.
+//!
+//! They are GEMMs, or run plane by plane if the convolution is depthwise.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
@@ -37,7 +38,7 @@ cpu_kernels![
     KernelDef { op: "ConvGradWeights", make: |cx| Ok(Box::new(ByWeights(Convolution::of(cx)?))), ..SINGLE },
 ];
 
-/// Values worth a thread of their own.
+/// The fewest values that are worth a thread.
 const WORTH_A_THREAD: usize = 4 << 10;
 
 struct Convolution {
@@ -50,7 +51,7 @@ struct Convolution {
 struct Sizes {
     cpu: Cpu,
     geometry: ConvGeometry,
-    /// Where each channel has one filter of its own.
+    /// The window over a plane, if the convolution is depthwise.
     plane: Option<Window>,
 }
 
@@ -59,7 +60,7 @@ impl Convolution {
         Ok(Convolution { attrs: cx.attrs().clone(), groups: groups_of(cx)?, precision: cx.precision })
     }
 
-    /// The sizes for image, weight and result of these shapes.
+    /// Returns the sizes for these shapes of image, weight and result.
     fn sizes(&self, threads: usize, [image, weight, result]: [&[usize]; 3]) -> Result<Sizes> {
         let fits = image.len() >= 3 && weight.len() == image.len() && result.len() == image.len();
         ensure!(
@@ -82,6 +83,7 @@ impl Convolution {
                     kernel: weight[axis + 2],
                     stride: number("strides", 1),
                     dilation: number("dilations", 1),
+                    // The windows read only the padding at the start.
                     pads: [number("pads", 0); 2],
                 }
             })
@@ -94,7 +96,7 @@ impl Convolution {
     }
 }
 
-/// The gradient by the image.
+/// The gradient with respect to the image.
 struct ByInput(Convolution);
 
 impl Executable for ByInput {
@@ -134,7 +136,7 @@ impl Executable for ByInput {
     }
 }
 
-/// The gradient by the weights.
+/// The gradient with respect to the weights.
 struct ByWeights(Convolution);
 
 impl Executable for ByWeights {
@@ -171,6 +173,7 @@ impl Executable for ByWeights {
                     (&image[unit * plane..][..plane], &upstream[unit * results..][..results]);
                 add_filter_gradient(Isa::current(), &window, from, upstream, sums);
             }
+            // Each tap has one accumulator per lane.
             for (to, sums) in to.iter_mut().zip(sums.chunks_exact(LANES)) {
                 *to = sums.iter().sum();
             }

@@ -1,5 +1,6 @@
-//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32
-//! bits.
+//! Quantized convolution: `ConvInteger` and `QLinearConv`.
+//!
+//! 8-bit values less their zero points are multiplied and accumulated in 32 bits.
 
 use ort_core::dim::Dim;
 use ort_core::dtype::DType;
@@ -25,22 +26,25 @@ use crate::parallel::for_each_chunk_mut;
 cpu_kernels![
     KernelDef { op: "ConvInteger", unaligned: &[1], when: is_plane, make: make_integer, ..KernelDef::BASE },
     KernelDef { op: "QLinearConv", unaligned: &[3], when: is_plane, make: make_qlinear, ..KernelDef::BASE },
-    // Images of three axes, plainly.
+    // Fallback for images of three spatial axes, by reference loops.
     KernelDef { op: "ConvInteger", rank: -1, make: make_plain_integer, ..KernelDef::BASE },
     KernelDef { op: "QLinearConv", rank: -1, make: make_plain_qlinear, ..KernelDef::BASE },
 ];
 
-/// Whether the image has one or two spatial axes.
+/// Returns whether the image has one or two spatial axes.
 fn is_plane(node: &NodeView<'_>) -> bool {
+    // The output has the same rank, if the image's is not known.
     matches!(node.rank(0).or(node.output_type(0).shape().map(<[_]>::len)), Some(3 | 4))
 }
 
-/// A convolution over planes. Filters that are constant are packed, others in each run.
+/// A convolution over planes. Constant filters are packed once, others in each run.
 struct Planes {
     attrs: Attributes,
     groups: usize,
-    /// Which input the filters are.
+    /// The index of the input that holds the filters.
     place: usize,
+    /// The packed filters, whether they are unsigned, and their shape. None if they are not
+    /// constant.
     packed: Option<(Packed<u8>, bool, Shape)>,
 }
 
@@ -48,7 +52,7 @@ struct Planes {
 struct Sizes {
     window: Window,
     batch: usize,
-    /// Filters, channels of a group, positions of the kernel.
+    /// The number of filters, the channels of a group, and the number of taps.
     shape: [usize; 3],
 }
 
@@ -77,6 +81,7 @@ impl Planes {
     }
 
     fn sizes(&self, image: &[usize], weight: &[usize]) -> Result<Sizes> {
+        // A packed weight may no longer be an input, so we kept its shape.
         let weight = self.packed.as_ref().map_or(weight, |(_, _, shape)| shape);
         let ([batch, channels, spatial @ ..], [filters, group_channels, kernel @ ..]) = (image, weight)
         else {
@@ -95,12 +100,12 @@ impl Planes {
         Ok(Sizes { window, batch: *batch, shape: packed_shape(weight)? })
     }
 
-    /// Bytes for filters that are packed in each run.
+    /// Returns the bytes for filters that are packed in each run; 0 if they are constant.
     fn packed_len(&self, shape: [usize; 3]) -> usize {
         if self.packed.is_some() { 0 } else { packed_filters_len(shape).next_multiple_of(64) }
     }
 
-    /// Bytes of workspace.
+    /// Returns the bytes of workspace.
     fn workspace_len(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let sizes = self.sizes(shapes.input(0), shapes.input(self.place))?;
         let cpu = Cpu::with_threads(shapes.threads);
@@ -108,7 +113,7 @@ impl Planes {
         Ok(conv.saturating_add(self.packed_len(sizes.shape)))
     }
 
-    /// Runs with the zero points at two inputs.
+    /// Runs the convolution with these zero points of the image and the filters.
     fn run(
         &self,
         cx: &RunCx<'_>,
@@ -201,7 +206,7 @@ pub(super) struct Scales<'a> {
 }
 
 impl<'a> Scales<'a> {
-    /// Of the scales of the image, of the filters, of which there are so many, and of the result.
+    /// Takes the scales of the image, the filters and the result.
     pub(super) fn new([x, w, y]: [TensorView<'a>; 3], filters: usize) -> Result<Scales<'a>> {
         let w = w.to_cow::<f32>()?;
         ensure!(
@@ -213,13 +218,13 @@ impl<'a> Scales<'a> {
         Ok(Scales { x: x.to_scalar()?, w, y: y.to_scalar()? })
     }
 
-    /// What turns the sums of a filter into codes.
+    /// Returns the factor that requantizes the accumulators of a filter.
     pub(super) fn factor(&self, filter: usize) -> f32 {
         let scale = self.w.get(filter).or(self.w.first()).copied().unwrap_or(1.0);
         self.x * scale / self.y
     }
 
-    /// The same for each filter.
+    /// Writes the factor of each filter.
     fn factors(&self, to: &mut [f32]) {
         to.iter_mut().enumerate().for_each(|(filter, to)| *to = self.factor(filter));
     }
@@ -254,7 +259,7 @@ impl<'a> Side<'a> {
         self.zeros.get(filter).or(self.zeros.first()).copied().unwrap_or(0)
     }
 
-    /// The code as a number: the byte, with a sign where the type has one.
+    /// Returns the bytes, and whether they are signed.
     fn reader(&self) -> Result<(&'a [u8], bool)> {
         Ok((self.codes.bytes()?, self.codes.dtype().is_signed()))
     }
@@ -264,7 +269,7 @@ fn number(byte: u8, signed: bool) -> i32 {
     if signed { i32::from(byte as i8) } else { i32::from(byte) }
 }
 
-/// The convolution's sums, plane by plane; `finish` gets each with its filter.
+/// Computes the accumulators of the convolution, plane by plane.
 fn sums(
     threads: usize,
     plain: &Plain,
@@ -297,6 +302,7 @@ fn sums(
         let (x_zero, w_zero) = (x.zero(0), w.zero(filter));
         interrupt::fill(plane, bias.get(filter).copied().unwrap_or(0));
         convolve_plane(&axes, sides, plane, |sum: i32, x, w| {
+            // Accumulators have 32 bits and wrap on overflow.
             let product = (number(x, image_signed) - x_zero).wrapping_mul(number(w, weight_signed) - w_zero);
             sum.wrapping_add(product)
         });

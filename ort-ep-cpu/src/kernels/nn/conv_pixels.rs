@@ -1,5 +1,6 @@
-//! `QLinearConv` of ONNX Runtime with the channels last: convolutions of codes whose filters are
-//! constant and have no zero point, in one group or with one filter for each channel.
+//! NHWC `QLinearConv` of ONNX Runtime: quantized convolution with constant filters.
+//!
+//! Filters have no zero point. The convolution has one group or is depthwise.
 
 use ort_core::dim::Dim;
 use ort_core::dtype::DType;
@@ -21,13 +22,14 @@ use crate::kernels::quant::codes::read_floats;
 cpu_kernels![KernelDef {
     domain: MICROSOFT,
     op: "QLinearConv",
+    // Packing reads the filters at any alignment.
     unaligned: &[3],
     when: is_here,
     make,
     ..KernelDef::BASE
 }];
 
-// The inputs of a `QLinearConv`.
+// Input indices of `QLinearConv`.
 const X_SCALE: usize = 1;
 const X_ZERO: usize = 2;
 const FILTERS: usize = 3;
@@ -39,6 +41,7 @@ const BIAS: usize = 8;
 
 fn is_here(node: &NodeView<'_>) -> bool {
     let (Some(weight), Some(zeros)) = (node.constant(FILTERS), node.constant(ZEROS)) else { return false };
+    // Packing makes unsigned filters signed by subtracting 128, so a zero point of 128 vanishes.
     let shift = if weight.dtype() == DType::U8 { 128 } else { 0 };
     let no_zeros = zeros.view().to_ints().is_ok_and(|zeros| zeros.iter().all(|zero| *zero == shift));
     let last = node.attrs().flag("channels_last").unwrap_or(false);
@@ -60,11 +63,11 @@ fn filter_shape(weight: &[usize], groups: usize) -> Result<FilterShape> {
 struct Pixels {
     attrs: Attributes,
     shape: FilterShape,
-    /// The filters, and what makes codes of their sums where scales and the bias are constant; else
-    /// each run works that out.
+    /// The packed filters, followed by the requantization terms if scales and bias are constant.
+    /// Otherwise each run computes the terms.
     packed: Packed<u8>,
     is_requantized: bool,
-    /// Whether the image's codes have a sign.
+    /// Whether the image's quantized values are signed.
     signed: bool,
 }
 
@@ -92,13 +95,13 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     })?;
     cx.consume(FILTERS);
     if is_requantized {
-        // The zero point of the image is what padding is filled with.
+        // Each run still reads the image's zero point, because padding is filled with it.
         read.filter(|input| *input != X_ZERO).for_each(|input| cx.consume(input));
     }
     Ok(Box::new(Pixels { attrs: cx.attrs().clone(), shape, packed, is_requantized, signed }))
 }
 
-/// Writes what makes codes of the sums of packed filters.
+/// Writes the requantization terms of packed filters.
 fn requantize<'a>(
     cpu: Cpu,
     (shape, signed): (FilterShape, bool),
@@ -118,13 +121,13 @@ fn requantize<'a>(
     shape.requantize(cpu, filters, &by, to).map_err(refused)
 }
 
-/// A zero point.
+/// Reads a zero point.
 fn zero_of(view: TensorView<'_>) -> Result<i32> {
     Ok(read_floats(view)?.first().copied().unwrap_or(0.0) as i32)
 }
 
 impl Pixels {
-    /// Images, and the windows on each.
+    /// Returns the number of images, and the windows on each.
     fn windows(&self, image: &[usize]) -> Result<(usize, Window)> {
         let [batch, height, width, channels] = *image else {
             return Err(error!(InvalidArgument, "an image of shape {image:?}"));

@@ -1,4 +1,6 @@
-//! Convolutions as the definition has them: any number of axes, in `float` or `double`.
+//! Reference `Conv` and `ConvTranspose`, by direct loops.
+//!
+//! They take any number of axes, in `float` or `double`.
 
 use ort_core::dim::Dim;
 use ort_core::dtype::{DType, TypeSet};
@@ -42,13 +44,14 @@ cpu_kernels![
     },
 ];
 
-/// The kernel's size along each axis as inference has it.
+/// Returns the kernel's sizes as dimensions, as shape inference has them.
 fn kernel_dims(weight: &[usize]) -> Result<Vec<Dim>> {
     ensure!(weight.len() >= 3, InvalidArgument, "a weight of shape {weight:?}");
     Ok(weight[2..].iter().map(|&size| Dim::constant(size as i64)).collect())
 }
 
-/// Steps through all positions of an array of `sizes`, last axis fastest. False after the last.
+/// Advances `position` through an array of `sizes`, last axis fastest. Returns false after the last
+/// one.
 pub(super) fn advance(position: &mut [usize], sizes: impl DoubleEndedIterator<Item = usize>) -> bool {
     for (at, size) in position.iter_mut().rev().zip(sizes.rev()) {
         *at += 1;
@@ -60,8 +63,8 @@ pub(super) fn advance(position: &mut [usize], sizes: impl DoubleEndedIterator<It
     false
 }
 
-/// The place in the image that window `output` meets at kernel position `tap`, unless it is
-/// padding.
+/// Returns the index of the image's element that window `output` reads at kernel position `tap`;
+/// none if it is padding.
 pub(super) fn meets(axes: &[WindowAxis], output: &[usize], tap: &[usize]) -> Option<usize> {
     let mut place = 0;
     for ((axis, output), tap) in axes.iter().zip(output).zip(tap) {
@@ -74,8 +77,8 @@ pub(super) fn meets(axes: &[WindowAxis], output: &[usize], tap: &[usize]) -> Opt
     Some(place)
 }
 
-/// Sums of one plane of a convolution's result over the channels of its group: `sum(zero, image,
-/// weight)` adds one product. `weight` starts at the filter.
+/// Accumulates one plane of a convolution's result over the channels of its group.
+/// `add(sum, image, weight)` adds one term. `weight` starts at the filter.
 pub(super) fn convolve_plane<X: Copy, W: Copy, S: Copy>(
     axes: &[WindowAxis],
     (image, weight): (&[X], &[W]),
@@ -161,10 +164,12 @@ fn transposed<T: Real + Number>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: 
     let (filters, group_channels) = (group_filters * groups, channels / groups);
     let bias = cx.find_input(2).map(|bias| bias.as_slice::<T>()).transpose()?;
     ensure!(bias.is_none_or(|bias| bias.len() == filters), InvalidArgument, "the bias has another length");
+    // The axes are those of the forward convolution, whose input is our result.
     let plane_len: usize = axes.iter().map(|axis| axis.input).product();
     let pixels: usize = axes.iter().map(|axis| axis.output).product();
     let taps: usize = axes.iter().map(|axis| axis.kernel).product();
     let (threads, result) = (cx.threads(), cx.output(0)?.as_mut_slice::<T>()?);
+    // A task owns whole planes of the result, so it can scatter without locks.
     for_each_chunk_mut(threads, result, plane_len, |unit, plane| {
         let (batch, filter) = (unit / filters, unit % filters);
         let group = filter / group_filters;

@@ -1,5 +1,7 @@
-//! `FusedPointwiseDepthwise`: a pointwise convolution with packed weights, and a depthwise one that
-//! reads it band by band.
+//! `FusedPointwiseDepthwise`: a pointwise convolution fused with a depthwise one.
+//!
+//! The pointwise convolution has packed weights. The depthwise one consumes its result band by
+//! band.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
@@ -31,7 +33,7 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// Whether the pointwise weights are constant, and there are one or two spatial axes.
+/// Returns whether the pointwise weights are constant, and there are one or two spatial axes.
 fn is_known(node: &NodeView<'_>) -> bool {
     let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3 | 4));
     constant && is_weight(node.dtype(1)) && node.fixed_shape(2).is_some()
@@ -39,7 +41,7 @@ fn is_known(node: &NodeView<'_>) -> bool {
 
 struct Separable {
     windows: Windows,
-    /// Channels of an image, and those between.
+    /// Channels of the image, and of the intermediate result.
     channels: [usize; 2],
     packed: PackedFloats,
     activations: [Option<Unary>; 2],

@@ -1,4 +1,4 @@
-//! `ConvTranspose` as a product with packed weights.
+//! `ConvTranspose` as a GEMM with packed weights.
 
 use ort_core::dim::Dim;
 use ort_core::dtype::{DType, TypeSet};
@@ -26,6 +26,7 @@ cpu_kernels![
         op: "ConvTranspose",
         types: &[("T", SINGLE)],
         rank: 1,
+        // Packing reads the weight at any alignment.
         unaligned: &[1],
         when: |node: &NodeView<'_>| {
             let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3..=5));
@@ -46,7 +47,7 @@ cpu_kernels![
 struct Transposed {
     attrs: Attributes,
     groups: usize,
-    /// The weight's shape and its packed values, where it is known ahead.
+    /// The weight's shape and its packed values, if it is constant.
     weight: Option<(Shape, PackedFloats)>,
 }
 
@@ -58,7 +59,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let weight = cx.constant(1).ok_or_else(|| error!(Fail, "the weight is no constant"))?;
     let (shape, groups) = (Shape::from_slice(weight.shape()), groups_of(cx)?);
     let cpu = Cpu::with_threads(cx.threads);
-    // The packing does not depend on the image's size.
+    // Packing does not depend on the image's size, so any size will do.
     let mut image = shape.clone();
     (image[0], image[1]) = (1, shape[0]);
     let attributes = ConvAttributes { groups, ..ConvAttributes::default() };
@@ -83,6 +84,8 @@ impl Transposed {
         let kernel: Vec<Dim> = weight[2..].iter().map(|&size| Dim::constant(size as i64)).collect();
         let windows = Windows::new(&self.attrs, &kernel)?;
         let axes = windows.transposed_on(&self.attrs, &image[2..])?;
+        // The library checks channels and groups. We computed the windows from the node's
+        // attributes.
         let attributes = ConvAttributes { groups: self.groups, ..ConvAttributes::default() };
         let mut geometry = ConvGeometry::transposed(image, weight, &attributes).map_err(refused)?;
         geometry.window = window_of(&axes)?;

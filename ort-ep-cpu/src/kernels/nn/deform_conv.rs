@@ -1,4 +1,4 @@
-//! `DeformConv`: samples between pixels at moved positions, then sums, as the definition has it.
+//! `DeformConv` by direct loops: samples the image at offset positions and accumulates.
 
 use ort_core::dim::Dim;
 use ort_core::dtype::{DType, TypeSet};
@@ -38,13 +38,14 @@ fn make<T: Real>(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| run::<T>(cx, &attrs, groups, offset_groups)))
 }
 
-/// The value between the pixels around a position; outside the image is zero.
+/// Interpolates linearly between the elements around a position. Outside, the image is zero.
 fn sample<T: Real>(plane: &[T], sizes: &[usize], position: &[f64]) -> f64 {
     let ([size, sizes @ ..], [at, position @ ..]) = (sizes, position) else {
         return plane.first().map_or(0.0, |pixel| pixel.to_f64());
     };
     let below = at.floor();
     let part = |index: f64, share: f64| {
+        // A neighbor of weight 0 does not count, even if it is NaN.
         if !(share > 0.0 && index >= 0.0 && index < *size as f64) {
             return 0.0;
         }
@@ -54,7 +55,8 @@ fn sample<T: Real>(plane: &[T], sizes: &[usize], position: &[f64]) -> f64 {
     part(below, 1.0 - (at - below)) + part(below + 1.0, at - below)
 }
 
-/// How far each tap of the kernel lies from the window's origin, along each axis.
+/// Returns the distance of each kernel tap from the window's origin along each axis, less the
+/// padding.
 fn shifts(axes: &[WindowAxis]) -> Vec<f64> {
     let taps: usize = axes.iter().map(|axis| axis.kernel).product();
     let mut shifts = vec![0.0; taps * axes.len()];
@@ -68,7 +70,7 @@ fn shifts(axes: &[WindowAxis]) -> Vec<f64> {
     shifts
 }
 
-/// Where the window of an output pixel begins, along each axis.
+/// Writes the origin of an output element's window along each axis, padding included.
 fn write_origin(axes: &[WindowAxis], pixel: usize, origin: &mut [f64]) {
     let mut rest = pixel;
     for (axis, at) in axes.iter().zip(origin).rev() {
@@ -106,6 +108,7 @@ fn run<T: Real>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize, offset_gr
     ensure!(fits, InvalidArgument, "the shapes of image, weight, offset, bias and mask do not go together");
     let plane_len: usize = sizes.iter().product();
     let (image, weight, offset) = (image.as_slice::<T>()?, weight.as_slice::<T>()?, offset.as_slice::<T>()?);
+    // The taps' shifts do not depend on the output element, so they are computed once.
     let shifts = shifts(&axes);
     let (threads, result) = (cx.threads(), cx.output(0)?.as_mut_slice::<T>()?);
     for_each_chunk_mut(threads, result, pixels, |unit, plane| {

@@ -1,4 +1,6 @@
-//! `FlexAttention`: all scores at once, because subgraphs see them as one tensor.
+//! `FlexAttention`, unfused.
+//!
+//! Its subgraphs see all scores as one tensor, so we compute them at once.
 
 use num_traits::ToPrimitive;
 use ort_core::dtype::DType;
@@ -22,7 +24,7 @@ cpu_kernels![KernelDef {
 }];
 
 struct Flex {
-    /// The type of what the softmax and the subgraphs see.
+    /// The type to which scores and weights are rounded; the subgraphs see it.
     precision: DType,
     scale: Option<f32>,
     score_mod: Option<usize>,
@@ -41,13 +43,14 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let precision =
         precision.ok_or_else(|| error!(InvalidGraph, "softmax_precision names no type of floating point"))?;
     let flex = Flex { precision, scale: cx.attrs().find_float("scale"), score_mod, prob_mod };
+    // A softmax in double needs scores in double.
     if double || precision == DType::F64 {
         return Ok(Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, &flex)));
     }
     Ok(Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, &flex)))
 }
 
-/// The elements in the type that is computed in.
+/// Reads elements in the compute type.
 fn read<T: Real>(view: TensorView<'_>) -> Result<Vec<T>> {
     let dtype = view.dtype();
     for_each_type!(dtype in FLOATS, E => {
@@ -56,7 +59,8 @@ fn read<T: Real>(view: TensorView<'_>) -> Result<Vec<T>> {
     }, else => Err(error!(InvalidArgument, "attention of type {dtype}")))
 }
 
-/// Hands a tensor in the softmax's type to a subgraph, which gives one of the same shape and type.
+/// Rounds a tensor to the softmax's type and passes it through a subgraph, if there is one. The
+/// subgraph must return the same shape and type.
 fn modify<T: Real>(
     cx: &mut RunCx<'_>,
     subgraph: Option<usize>,
@@ -79,7 +83,7 @@ fn modify<T: Real>(
     }
 }
 
-/// Writes what was computed in one type as elements of another.
+/// Writes values of the compute type as elements of `dtype`.
 fn write<T: Real>(from: &[T], (to, dtype): (&mut NewTensor, DType)) -> Result<()> {
     for_each_type!(dtype in FLOATS, E => {
         for (to, from) in spending(2, to.as_mut_slice::<E>()?.iter_mut().zip(from)) {
@@ -105,8 +109,9 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
     let dtype = q.dtype();
     let first = T::workspace_len(cpu, [queries, keys, size], BSource::Strided);
     let second = T::workspace_len(cpu, [queries, value_size, keys], BSource::Rows);
-    // Inputs and results in the type of computation, what products pack, and scores as they are
-    // read, which is twice if their type is another.
+    // The heap memory of this function: inputs and results in the compute type, the GEMM workspace,
+    // and scores. Scores count twice because `read` may hold them in their own type and in the
+    // compute type.
     let scores = element_count(&[batch, heads, queries, keys])?.saturating_mul(2);
     let results = element_count(&[batch, heads, queries, value_size])?;
     let inputs = [q, k, v].map(|view| view.element_count());
@@ -114,6 +119,7 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
     let _held = cx.reserve(numbers.saturating_mul(size_of::<T>()))?;
     let (q, k, v) = (read::<T>(q)?, read::<T>(k)?, read::<T>(v)?);
     let scale = flex.scale.map_or(1.0 / (size as f64).sqrt(), f64::from);
+    // Grouped-query attention: consecutive query heads share a key head.
     let key_head = |index: usize| index / heads * key_heads + index % heads / (heads / key_heads);
     let mut workspace = vec![T::ZERO; first.max(second)];
     let mut scores = cx.allocate(T::DTYPE, &[batch, heads, queries, keys])?;

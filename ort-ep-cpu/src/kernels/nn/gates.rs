@@ -1,4 +1,4 @@
-//! The activations of recurrent layers, with their parameters.
+//! Activation functions of recurrent layers, with their parameters.
 
 use ort_core::ir::Attributes;
 use ort_core::{Result, ensure, error};
@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::kernels::linalg::real::Real;
 use crate::vector::elementwise::Unary;
 
-/// One activation as steps, after clipping its input.
+/// An activation as a chain of unary functions, with an optional clip of its input.
 #[derive(Debug, Clone)]
 pub(super) struct Gate {
     clip: Option<f32>,
@@ -15,7 +15,7 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Applies it to a row.
+    /// Applies the clip and the activation to a row.
     pub(super) fn apply<T: Real>(&self, values: &mut [T]) {
         if let Some(bound) = self.clip {
             T::map(Unary::Clip { min: -bound, max: bound }, values);
@@ -23,23 +23,24 @@ impl Gate {
         self.apply_unclipped(values);
     }
 
-    /// Applies it to a row whose values are not clipped: the cell states of an LSTM, as ONNX
-    /// Runtime has it.
+    /// Applies the activation to a row without the clip: ONNX Runtime does not clip the cell state
+    /// of an LSTM.
     pub(super) fn apply_unclipped<T: Real>(&self, values: &mut [T]) {
         self.steps.iter().for_each(|step| T::map(*step, values));
     }
 }
 
-/// The activations of each direction: `defaults` where the attribute names none.
+/// Returns the activations of each direction; `defaults` apply if the attribute names none.
 pub(super) fn gates(attrs: &Attributes, directions: usize, defaults: &[&str]) -> Result<Vec<Vec<Gate>>> {
     let mut names: Vec<String> = attrs.find_strings("activations").unwrap_or(&[]).to_vec();
     if names.is_empty() {
         names = (0..directions).flat_map(|_| defaults.iter().map(|name| name.to_string())).collect();
     }
-    // `RNN` lists two by default, whatever the direction.
+    // By default, `RNN` lists two activations even for one direction, so extra names are ignored.
     let needed = directions * defaults.len();
     ensure!(names.len() >= needed, InvalidGraph, "{} activations, expected {needed}", names.len());
     let clip = attrs.find_float("clip").filter(|bound| *bound > 0.0);
+    // Only activations that have a parameter consume a value of these lists.
     let mut alphas = attrs.find_floats("activation_alpha").unwrap_or(&[]).iter().copied();
     let mut betas = attrs.find_floats("activation_beta").unwrap_or(&[]).iter().copied();
     let mut gates = Vec::with_capacity(needed);

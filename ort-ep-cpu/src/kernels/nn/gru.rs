@@ -1,4 +1,4 @@
-//! `GRU`.
+//! `GRU`: the gated recurrent unit.
 
 use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
@@ -15,6 +15,7 @@ cpu_kernels![
         op: "GRU",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
         make: |cx| widened(cx, make_gru::<f32>),
+        // Constant weights are packed, so they may be unaligned.
         unaligned: &[1, 2],
         when: |node| node.constant(1).is_some() && node.constant(2).is_some(),
         rank: 1,
@@ -35,7 +36,7 @@ cpu_kernels![
 ];
 
 struct Gru {
-    /// f and g of each direction.
+    /// The activations f and g of each direction.
     gates: Vec<Vec<Gate>>,
     linear_before_reset: bool,
 }
@@ -58,15 +59,18 @@ impl<T: Real> Cell<T> for Gru {
 
     fn step(&self, step: &mut Step<'_, T>) -> Result<()> {
         let (cpu, batch, hidden) = (step.cpu, step.active.len(), step.hidden);
+        // Gates are in ONNX order: update, reset, candidate.
         let width = 3 * hidden;
         let [f, g] = &self.gates[step.direction][..] else { return Ok(()) };
         let states = Matrix::rows(&*step.h, batch, hidden);
         T::multiply(cpu, states, step.recurrence[0], (&mut *step.gates, width, true), &mut *step.workspace)?;
+        // `chunks_mut` panics on a width of 0.
         if width == 0 {
             return Ok(());
         }
         step.gates.chunks_mut(width).for_each(|row| f.apply(&mut row[..2 * hidden]));
         if self.linear_before_reset {
+            // The reset gate scales the result of the GEMM, with its bias.
             let result = (&mut *step.extra, hidden, false);
             T::multiply(cpu, states, step.recurrence[1], result, &mut *step.workspace)?;
             for (row, extra) in step.gates.chunks_mut(width).zip(step.extra.chunks(hidden)) {
@@ -76,6 +80,7 @@ impl<T: Real> Cell<T> for Gru {
                 }
             }
         } else {
+            // The reset gate scales the state before the GEMM.
             for ((row, h), extra) in
                 step.gates.chunks(width).zip(step.h.chunks(hidden)).zip(step.extra.chunks_mut(hidden))
             {
@@ -89,6 +94,7 @@ impl<T: Real> Cell<T> for Gru {
         }
         let (one, minus) = (T::from_f64(1.0), T::from_f64(-1.0));
         for (sequence, row) in step.gates.chunks_mut(width).enumerate() {
+            // Ended sequences keep their state.
             if !step.active[sequence] {
                 continue;
             }

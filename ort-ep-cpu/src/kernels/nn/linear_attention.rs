@@ -1,4 +1,4 @@
-//! `LinearAttention`: the recurrence, time by time.
+//! `LinearAttention` by its recurrence, one time step after another.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -46,14 +46,14 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(LinearAttention { queries, heads, scale: attrs.float("scale")?, has_decay, has_delta }))
 }
 
-/// The state and results of one head: (d_k, d_v), then (times, group, d_v).
+/// The state (d_k, d_v) and the results (times, group, d_v) of one head.
 struct Head<'a> {
     state: &'a mut [f32],
     result: &'a mut [f32],
 }
 
 impl LinearAttention {
-    /// Batch, times, size of keys and of values.
+    /// Returns the batch, the number of time steps, and the sizes of keys and values.
     fn sizes(&self, query: &[usize], value: &[usize]) -> Result<[usize; 4]> {
         let (&[batch, times, query], &[_, _, value]) = (query, value) else {
             return Err(error!(InvalidArgument, "query and value must have rank 3"));
@@ -94,6 +94,7 @@ impl Executable for LinearAttention {
             None => interrupt::fill(states, 0.0),
         }
         let results = take(&mut rest, batch * times * self.queries * d_v)?;
+        // A scale of 0 stands for the default.
         let scale = if self.scale == 0.0 { 1.0 / (d_k as f32).sqrt() } else { self.scale };
         let per_head =
             states.chunks_mut((d_k * d_v).max(1)).zip(results.chunks_mut((times * group * d_v).max(1)));
@@ -107,6 +108,7 @@ impl Executable for LinearAttention {
                     let at = batch * times + time;
                     let key = &k[at * k_width + head * d_k..][..d_k];
                     if let Some((decay, width)) = decay {
+                        // The decay is per head, or per head and element of the key.
                         let per_key = width != heads;
                         for (i, row) in state.chunks_mut(d_v).enumerate() {
                             let place = if per_key { head * d_k + i } else { head };
@@ -115,10 +117,12 @@ impl Executable for LinearAttention {
                         }
                     }
                     update.copy_from_slice(&v[at * v_width + head * d_v..][..d_v]);
+                    // The delta rule subtracts what the state already holds for the key.
                     if let Some((beta, width)) = beta {
                         for (row, key) in state.chunks(d_v).zip(key) {
                             update.iter_mut().zip(row).for_each(|(update, s)| *update -= s * key);
                         }
+                        // All heads share one beta, or each has its own.
                         let rate = beta[at * width + if width == 1 { 0 } else { head }];
                         update.iter_mut().for_each(|update| *update *= rate);
                     }
@@ -142,7 +146,7 @@ impl Executable for LinearAttention {
             interrupt::copy(states, cx.output(1)?.as_mut_slice::<f32>()?);
         }
         if cx.wants(0) && d_v > 0 {
-            // From (batch, head, time, member) to (batch, time, head, member).
+            // Transposes (batch, head, time, member) to (batch, time, head, member).
             let width = group * d_v;
             let rows = cx.output(0)?.as_mut_slice::<f32>()?.chunks_mut(width);
             for (index, to) in spending(4 + width / 4, rows).enumerate() {

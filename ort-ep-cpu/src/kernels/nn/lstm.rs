@@ -1,4 +1,4 @@
-//! `LSTM`, and `DynamicQuantizeLSTM` with weights of 8 bits.
+//! `LSTM`, and `DynamicQuantizeLSTM` with 8-bit weights.
 
 use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
@@ -16,6 +16,7 @@ cpu_kernels![
         op: "LSTM",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
         make: |cx| widened(cx, make_lstm::<f32>),
+        // Constant weights are packed, so they may be unaligned.
         unaligned: &[1, 2],
         when: |node| node.constant(1).is_some() && node.constant(2).is_some(),
         rank: 1,
@@ -37,7 +38,7 @@ cpu_kernels![
 ];
 
 struct Lstm {
-    /// f, g and h of each direction.
+    /// The activations f, g and h of each direction.
     gates: Vec<Vec<Gate>>,
     input_forget: bool,
 }
@@ -49,7 +50,7 @@ fn make_lstm<T: Real>(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     make::<T, _>(cx, Lstm { gates, input_forget })
 }
 
-/// `to[i] += factor[i] * value[i]`.
+/// Computes `to[i] += factor[i] * value[i]`.
 fn add_product<T: Real>(to: &mut [T], factor: &[T], value: &[T]) {
     to.iter_mut().zip(factor).zip(value).for_each(|((to, factor), value)| *to = *to + *factor * *value);
 }
@@ -71,8 +72,10 @@ impl<T: Real> Cell<T> for Lstm {
             &mut *step.workspace,
         )?;
         let [f, g, h] = &self.gates[step.direction][..] else { return Ok(()) };
+        // Ended sequences keep their state.
         for (sequence, _) in step.active.iter().enumerate().filter(|(_, active)| **active) {
             let row = &mut step.gates[sequence * width..][..width];
+            // Gates are in ONNX order: input, output, forget, cell.
             let (input, row) = row.split_at_mut(hidden);
             let (output, row) = row.split_at_mut(hidden);
             let (forget, cell) = row.split_at_mut(hidden);
@@ -83,6 +86,7 @@ impl<T: Real> Cell<T> for Lstm {
                 add_product(forget, &step.peepholes[2 * hidden..], c);
             }
             f.apply(input);
+            // `input_forget` couples the forget gate to the input gate.
             if self.input_forget {
                 let one = T::from_f64(1.0);
                 let minus = T::from_f64(-1.0);
@@ -94,6 +98,7 @@ impl<T: Real> Cell<T> for Lstm {
             for (((c, forget), input), cell) in c.iter_mut().zip(&*forget).zip(&*input).zip(&*cell) {
                 *c = *forget * *c + *input * *cell;
             }
+            // The output gate's peephole reads the new cell state.
             if !step.peepholes.is_empty() {
                 add_product(output, &step.peepholes[hidden..2 * hidden], c);
             }

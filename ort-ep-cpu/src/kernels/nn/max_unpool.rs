@@ -1,4 +1,4 @@
-//! `MaxUnpool`.
+//! `MaxUnpool`: scatters values to the indices that `MaxPool` returned.
 
 use ort_core::dtype::Element;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -20,8 +20,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }, else => Err(error!(NotImplemented, "unpooling of {dtype}")))
 }
 
-/// Puts each value at its index in the image that the pool had; where another shape is asked for,
-/// that image is its upper left corner.
+/// Writes each value at its index in the pool's input. If `output_shape` asks for another shape,
+/// that input is its upper left corner.
 fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Result<()> {
     let x = cx.input(0)?;
     let shape = x.shape();
@@ -50,6 +50,7 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
             error!(InvalidArgument, "index {index} is outside of the {count} elements of shape {full:?}")
                 .help("the indices are the second output of MaxPool, counted over the whole tensor")
         })?;
+        // Converts an index of the pool's input to one of the output, axis by axis.
         let (mut place, mut step, mut inside) = (0, 1, true);
         for (size, to_size) in full.iter().zip(to_shape).rev() {
             let at = rest % size;

@@ -1,4 +1,4 @@
-//! Kernels of neural networks: convolutions, pools, recurrent layers, attention.
+//! Neural-network kernels: convolution, pooling, recurrent layers, attention.
 
 #![allow(
     clippy::indexing_slicing,
@@ -42,14 +42,14 @@ use crate::gemm::Window;
 use crate::interrupt::spend;
 use crate::parallel::for_each_chunk_mut;
 
-/// The windows of a convolution whose weight has this shape.
+/// Returns the windows of a convolution whose weight has this shape.
 fn windows_of(cx: &CompileCx<'_>, weight: &[usize]) -> Result<Windows> {
     ensure!(weight.len() >= 3, InvalidGraph, "a weight of rank {}", weight.len());
     let kernel: Vec<Dim> = weight[2..].iter().map(|&size| Dim::constant(size as i64)).collect();
     Windows::new(cx.attrs(), &kernel)
 }
 
-/// Windows over at most three axes, the leading ones of size 1.
+/// Converts axes to the three-axis window of the GEMM library. Missing leading axes get size 1.
 fn window_of(axes: &[WindowAxis]) -> Result<Window> {
     let mut window = Window {
         input: [1; 3],
@@ -73,13 +73,15 @@ fn window_of(axes: &[WindowAxis]) -> Result<Window> {
     Ok(window)
 }
 
-/// How many parts [`for_each_unit`] makes of `units`; scratch is needed for each.
+/// The number of parts into which [`for_each_unit`] splits `units`. Each part needs its own
+/// scratch.
 pub(in crate::kernels) fn part_count(threads: usize, units: usize) -> usize {
     if threads <= 1 { 1 } else { (threads * 2).min(units.max(1)) }
 }
 
-/// Calls `task` with each unit's index, its `unit_len` values of `output`, and scratch of
-/// `scratch_len` values that units of one part share. `scratch` holds that for each of the parts.
+/// Calls `task` in parallel for each unit: its index, its `unit_len` values of `output`, and
+/// `scratch_len` values of scratch. The units of one part share scratch, so `scratch` holds
+/// `scratch_len` values for each part.
 pub(in crate::kernels) fn for_each_unit<T: Send, S: Send>(
     threads: usize,
     (output, unit_len): (&mut [T], usize),
@@ -93,6 +95,7 @@ pub(in crate::kernels) fn for_each_unit<T: Send, S: Send>(
     let per_part = units.div_ceil(part_count(threads, units)).max(1);
     let mut empty: Vec<&mut [S]> = Vec::new();
     let scratch: Vec<&mut [S]> = match scratch_len {
+        // `chunks_exact_mut` panics on a length of 0.
         0 => {
             empty.resize_with(units.div_ceil(per_part), Default::default);
             empty

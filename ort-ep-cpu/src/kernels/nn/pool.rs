@@ -1,4 +1,4 @@
-//! `MaxPool` and `AveragePool` of planes in `float`.
+//! `MaxPool` and `AveragePool` in `float`, plane by plane.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
@@ -42,8 +42,8 @@ cpu_kernels![
     },
 ];
 
-/// The most places of a window that the fast loops look at one by one; a larger one lies mostly
-/// outside of its image.
+/// The most taps of a window that the fast loops visit one by one. A larger window is mostly
+/// outside of its image, so the reference loops take it.
 const MOST_TAPS: i64 = 1 << 20;
 
 struct Pooling {
@@ -53,13 +53,13 @@ struct Pooling {
     has_indices: bool,
 }
 
-/// The windows of a pool's node.
+/// Returns the windows of a pooling node.
 pub(super) fn windows_of_pool(node: &NodeView<'_>) -> Result<Windows> {
     let rank = node.attrs().ints("kernel_shape")?.len() + 2;
     Windows::of_pool(node.attrs(), rank)
 }
 
-/// The places of a window.
+/// Returns the number of taps of a window.
 fn taps(node: &NodeView<'_>) -> Result<i64> {
     let sizes = node.attrs().ints("kernel_shape")?.iter();
     Ok(sizes.fold(1, |taps: i64, &size| taps.saturating_mul(size)))
@@ -79,7 +79,7 @@ fn make(cx: &mut CompileCx<'_>, pool: Pool) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Pooling { windows, pool, column_major, has_indices }))
 }
 
-/// Batch times channels, and the windows on each plane.
+/// Returns the number of planes (batch times channels), and the windows on each.
 pub(super) fn planes(windows: &Windows, image: &[usize]) -> Result<(usize, Vec<WindowAxis>)> {
     match image {
         [batch, channels, spatial @ ..] => Ok((batch * channels, windows.on(spatial)?)),
@@ -88,7 +88,7 @@ pub(super) fn planes(windows: &Windows, image: &[usize]) -> Result<(usize, Vec<W
 }
 
 impl Pooling {
-    /// The plan of planes of one or two axes.
+    /// Returns the plan for planes of one or two axes; none for more axes.
     fn plan(&self, axes: &[WindowAxis]) -> Result<Option<PoolPlan>> {
         if axes.len() > 2 {
             return Ok(None);
@@ -110,8 +110,8 @@ fn along(axis: &WindowAxis) -> PoolAxis {
 }
 
 impl Pooling {
-    /// The numbers of scratch that each thread has: those of the loops over windows, and behind
-    /// them a plane of maxima, which are computed for their indices even where nobody reads them.
+    /// Returns the scratch of each thread, in values: for the loops over windows, then for a plane
+    /// of maxima. Indices need the maxima even if the run does not output them.
     fn scratch_len(&self, axes: &[WindowAxis]) -> Result<[usize; 2]> {
         let loops = if axes.len() > 2 { 0 } else { scratch_len(&plane_window(axes)?) };
         let loops = loops.checked_next_multiple_of(16).unwrap_or(usize::MAX);
@@ -119,7 +119,7 @@ impl Pooling {
         Ok([loops, if self.has_indices { plane } else { 0 }])
     }
 
-    /// The maxima, where anybody reads them, and where they are.
+    /// Computes the indices of the maxima, and the maxima if `result` is given.
     fn run_with_indices(
         &self,
         cx: &RunCx<'_>,
@@ -144,6 +144,7 @@ impl Pooling {
         for_each_unit(cx.threads(), (&mut planes, 1), scratch, |unit, pairs, scratch| {
             let (scratch, spare) = scratch.split_at_mut(loops);
             for (maxima, values) in pairs {
+                // Maxima that no one reads go to scratch.
                 let maxima = maxima.as_deref_mut().unwrap_or(&mut *spare);
                 let image = &image[unit * input..][..input];
                 let base = (unit * input) as i64;

@@ -1,7 +1,8 @@
-//! `QLinearAveragePool` and `QLinearGlobalAveragePool`: averages of 8-bit codes as they lie in
-//! memory, with the channels second or last. Sums are made in the order of the places; the zero
-//! point is added after rounding, as in `QuantizeLinear`, since an odd one would send ties the
-//! other way.
+//! Quantized average pooling, NCHW or NHWC.
+//!
+//! These are `QLinearAveragePool` and `QLinearGlobalAveragePool`. Values are summed in the order of
+//! their places. The zero point is added after rounding, as in `QuantizeLinear`, because an odd one
+//! would send ties the other way.
 
 use std::ops::Range;
 
@@ -47,21 +48,22 @@ fn make(cx: &mut CompileCx<'_>, windows: Option<Windows>, include_pad: bool) -> 
 }
 
 struct Average {
-    /// None for the whole image.
+    /// None for global pooling.
     windows: Option<Windows>,
     include_pad: bool,
     channels_last: bool,
     dtype: DType,
 }
 
-/// Images of `places`, each of `inner` codes side by side that are averaged apart.
+/// Images with spatial sizes `places`. Each place holds `inner` adjacent channels, which are
+/// averaged independently.
 struct Images<'a> {
     outer: usize,
     places: &'a [usize],
     inner: usize,
 }
 
-/// The scales and zero points of the codes that are read and of those that are written.
+/// Scales and zero points of the input (`x`) and the output (`y`).
 #[derive(Clone, Copy)]
 struct Scales {
     x: f32,
@@ -83,8 +85,8 @@ impl Average {
         }
     }
 
-    /// The windows on images; none where one covers each whole image, whose codes are summed
-    /// instead of numbers.
+    /// Returns the windows on the images. None if one window covers each whole image; then
+    /// [`means`] sums quantized values exactly, in integers.
     fn axes(&self, images: &Images<'_>) -> Result<Option<Vec<WindowAxis>>> {
         let Some(windows) = &self.windows else { return Ok(None) };
         let axes = windows.on(images.places)?;
@@ -92,7 +94,7 @@ impl Average {
         Ok((!is_whole).then_some(axes))
     }
 
-    /// How many places of a window count along an axis, for each window.
+    /// Returns how many places of each window count along an axis.
     fn counts(&self, axis: &WindowAxis) -> Vec<f32> {
         let count = |at: usize| if self.include_pad { axis.kernel } else { covered(axis, at).len() };
         spending(4, 0..axis.output).map(|at| count(at) as f32).collect()
@@ -153,30 +155,31 @@ impl Executable for Average {
     }
 }
 
-/// How rows of windows are averaged: those along the last axis, at one place of the leading ones.
+/// Average pooling of rows of windows: those along the last axis at one position of the leading
+/// ones.
 struct Rows<'a> {
     leading: &'a [WindowAxis],
     last: &'a WindowAxis,
     inner: usize,
     include_pad: bool,
-    /// How many places count along the last axis, for each window.
+    /// How many places of each window count along the last axis.
     counts: Vec<f32>,
     scales: Scales,
 }
 
-/// The places of the image that a window covers along an axis.
+/// Returns the places of the image that a window covers along an axis.
 fn covered(axis: &WindowAxis, at: usize) -> Range<usize> {
     let first = at * axis.stride;
     let place = |padded: usize| padded.saturating_sub(axis.pads[0]).min(axis.input);
     place(first)..place(first + axis.kernel)
 }
 
-/// Kernels up to this width are summed tap by tap over all windows of a row, wider ones window by
-/// window.
+/// The widest kernel that is summed tap by tap over all windows of a row. Wider ones are summed
+/// window by window.
 const NARROW: usize = 16;
 
 impl Rows<'_> {
-    /// The rows of the image, in order, that the windows of a row of the result cover.
+    /// Returns the rows of the image, in order, that the windows of a result row cover.
     fn image_rows(&self, mut at: usize) -> SmallVec<[usize; 16]> {
         let mut place: SmallVec<[usize; 3]> = SmallVec::new();
         for axis in self.leading.iter().rev() {
@@ -192,17 +195,19 @@ impl Rows<'_> {
         rows
     }
 
-    /// How many places a window covers along the leading axes, those in the padding counted.
+    /// Returns how many places a window covers along the leading axes, padding included.
     fn kernel_rows(&self) -> usize {
         self.leading.iter().map(|axis| axis.kernel).fold(1, usize::saturating_mul)
     }
 
-    /// Adds the numbers of a row of the image to the sums of the windows.
+    /// Adds the dequantized values of an image row to the sums of the windows.
     #[inline(always)]
     fn add<T: Code>(&self, row: &[T], sums: &mut [f32]) {
         let (axis, inner) = (self.last, self.inner);
         let Scales { x, x_zero, .. } = self.scales;
         if axis.kernel > NARROW || inner > 1 {
+            // A block makes about `PIECE` additions, which bounds the time between two calls of
+            // `spend`.
             let at_once = (PIECE / axis.kernel.saturating_mul(inner).max(1)).max(1);
             for (block, sums) in sums.chunks_mut(at_once * inner).enumerate() {
                 spend(sums.len() * axis.kernel / 4);
@@ -217,7 +222,7 @@ impl Rows<'_> {
             return;
         }
         for tap in 0..axis.kernel {
-            // The windows whose tap lies in the image.
+            // The windows whose tap is inside the image.
             let window = |place: usize| (place + axis.pads[0]).saturating_sub(tap).div_ceil(axis.stride);
             let windows = window(0).min(axis.output)..window(axis.input).min(axis.output);
             let Some(first) = (windows.start * axis.stride + tap).checked_sub(axis.pads[0]) else { continue };
@@ -238,7 +243,7 @@ impl Rows<'_> {
         }
     }
 
-    /// The codes of the sums over windows of which so many places along the leading axes count.
+    /// Quantizes the averages of a row of windows; `leading` places count along the leading axes.
     #[inline(always)]
     fn finish<T: Code>(&self, leading: f32, sums: &[f32], to: &mut [T]) {
         let Scales { y, y_zero, .. } = self.scales;
@@ -260,7 +265,7 @@ impl Rows<'_> {
     }
 }
 
-/// One row of the result.
+/// One row of the result, for dispatch to SIMD code.
 struct OneRow<'a, T> {
     rows: &'a Rows<'a>,
     at: usize,
@@ -286,14 +291,14 @@ impl<T: Code> SimdOp for OneRow<'_, T> {
     }
 }
 
-/// Codes of one task.
+/// Quantized values in one task.
 const TASK: usize = 1 << 14;
-/// Sums that are made at a time where the channels are last.
+/// Channels that are summed at a time in NHWC.
 const BLOCK: usize = 64;
-/// Places between two calls of [`spend`] if the channels are last.
+/// Places between two calls of [`spend`] in NHWC.
 const PLACES: usize = 1 << 8;
 
-/// The codes of the means of whole images, whose sums are exact.
+/// Quantizes the means of whole images. The sums are integers, so they are exact.
 fn means<T: Code>(
     isa: Isa,
     threads: usize,
@@ -303,10 +308,11 @@ fn means<T: Code>(
 ) {
     let count: usize = images.places.iter().product();
     let ratio = scales.x / (scales.y * count as f32);
+    // The zero points are subtracted at once from the integer sum.
     let zeros = scales.x_zero as i64 * count as i64;
     let code = |sum: i64| T::nearest(((sum - zeros) as f32 * ratio).round_ties_even() + scales.y_zero);
     if images.inner == 1 {
-        // So many images are worth a task.
+        // The number of images that make up a task.
         let many = (TASK / count.max(1)).max(1);
         for_each_chunk_mut(threads, result, many, |chunk, to| {
             for (at, to) in to.iter_mut().enumerate() {
@@ -328,7 +334,7 @@ fn means<T: Code>(
     }
 }
 
-/// The sum of codes that lie side by side.
+/// Sums adjacent quantized values.
 struct Sum<'a, T> {
     codes: &'a [T],
 }
@@ -338,7 +344,7 @@ impl<T: Code> SimdOp for Sum<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> i64 {
-        // So many codes fit in 32 bits.
+        // The sum of this many values fits in 32 bits.
         const MANY: usize = 1 << 16;
         let sum = |codes: &[T]| codes.iter().map(|code| code.integer()).sum::<i32>();
         let chunks = self.codes.chunks(MANY).inspect(|codes| spend(codes.len() / 4));
@@ -346,7 +352,7 @@ impl<T: Code> SimdOp for Sum<'_, T> {
     }
 }
 
-/// The sums of some channels over all places.
+/// Sums a block of channels over all places.
 struct SumBlock<'a, T> {
     codes: &'a [T],
     inner: usize,

@@ -1,4 +1,4 @@
-//! `GlobalAveragePool`, `GlobalMaxPool` and `GlobalLpPool`.
+//! Global pooling: `GlobalAveragePool`, `GlobalMaxPool` and `GlobalLpPool`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -15,7 +15,7 @@ use crate::vector::reduce;
 const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 const DOUBLE: TypeSet = TypeSet::of(&[DType::F64]);
 
-/// Registers a pool over whole planes: one function of a plane in `float`, one in `double`.
+/// Registers a global pool by its function of a plane, in `float` and in `double`.
 macro_rules! global_pools {
     ($($op:literal, $single:expr, $double:expr;)*) => {
         cpu_kernels![$(
@@ -48,7 +48,7 @@ fn norm<T: Real>(power: i32, plane: &[T]) -> T {
     T::from_f64(sum.powf(1.0 / f64::from(power)))
 }
 
-/// Values worth a task of their own.
+/// The fewest values that are worth a task.
 const WORTH_A_TASK: usize = 1 << 14;
 
 fn make<T: Real>(cx: &mut CompileCx<'_>, function: OfPlane<T>) -> Result<Box<dyn Executable>> {

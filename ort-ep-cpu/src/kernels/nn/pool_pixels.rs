@@ -1,4 +1,4 @@
-//! `NhwcMaxPool`: the greatest codes of windows where the channels of a pixel lie together.
+//! `NhwcMaxPool`: max pooling of 8-bit quantized NHWC images.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, NodeView, RunCx};
@@ -15,10 +15,10 @@ use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "NhwcMaxPool", when: is_plane, make, ..KernelDef::BASE }];
 
-/// Codes of a result that are worth a thread.
+/// The fewest values of the result that are worth a task.
 const GRAIN: usize = 1 << 14;
 
-/// Whether the image has two spatial axes.
+/// Returns whether the image has two spatial axes.
 fn is_plane(node: &NodeView<'_>) -> bool {
     node.attrs().ints("kernel_shape").is_ok_and(|kernel| kernel.len() == 2)
 }
@@ -54,14 +54,14 @@ fn run<T: Code + Ord>(cx: &mut RunCx<'_>, windows: &Windows) -> Result<()> {
     Ok(())
 }
 
-/// The taps of a window that lie in the image, as places along an axis.
+/// Returns the places along an axis where the taps of a window meet the image.
 fn places(axis: &WindowAxis, at: usize) -> impl Iterator<Item = usize> {
     let WindowAxis { input, kernel, stride, dilation, pads, .. } = *axis;
     let place = move |tap: usize| (at * stride + tap * dilation).checked_sub(pads[0]);
     (0..kernel).filter_map(place).filter(move |place| *place < input)
 }
 
-/// One row of windows.
+/// One row of windows, for dispatch to SIMD code.
 struct Row<'a, T> {
     axes: [&'a WindowAxis; 2],
     at: usize,
@@ -76,7 +76,7 @@ impl<T: Code + Ord> SimdOp for Row<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let ([y, x], channels) = (self.axes, self.channels);
-        // A window outside of the image has no greatest code, so it has the least.
+        // A window outside of the image has no maximum, so it gets the least value.
         self.to.fill(T::nearest(f32::MIN));
         for row in places(y, self.at) {
             spend(self.to.len() * x.kernel / 16);

@@ -1,4 +1,4 @@
-//! Pools as the definition has them: `LpPool`, and all pools in `double`.
+//! Reference pooling: `LpPool`, all pools in `double`, and windows too large for the fast loops.
 
 use std::ops::Range;
 
@@ -49,7 +49,7 @@ cpu_kernels![
     },
 ];
 
-/// What a window is reduced to.
+/// The reduction of a window.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     Max,
@@ -95,7 +95,7 @@ pub(super) fn make<T: Real>(cx: &mut CompileCx<'_>, kind: Kind) -> Result<Box<dy
     }))
 }
 
-/// Gives the greatest place of each window over a plane with two axes to `found`.
+/// Passes the index of the maximum of each window over a two-axis plane to `found`.
 fn greatest_places<T: Real>([y, x]: [&WindowAxis; 2], from: &[T], mut found: impl FnMut(usize, usize)) {
     let inside = |axis: &WindowAxis, at| {
         let taps = taps_in(axis, at, axis.pads[0]..axis.pads[0] + axis.input);
@@ -109,6 +109,7 @@ fn greatest_places<T: Real>([y, x]: [&WindowAxis; 2], from: &[T], mut found: imp
         for line in (0..rows).map(|tap| (first_row + tap * y.dilation) * x.input + first) {
             for place in (0..columns).map(|tap| line + tap * x.dilation) {
                 let value = from[place].to_f64();
+                // The first maximum wins, and NaN is greater than any number.
                 if best
                     .is_none_or(|(most, _): (f64, usize)| value > most || (value.is_nan() && !most.is_nan()))
                 {
@@ -120,7 +121,7 @@ fn greatest_places<T: Real>([y, x]: [&WindowAxis; 2], from: &[T], mut found: imp
     }
 }
 
-/// The index of a place where the first axis is the one whose places are adjacent.
+/// Converts a row-major index to a column-major one.
 fn column_major_place(axes: &[WindowAxis], mut place: usize) -> usize {
     let mut result = 0;
     for axis in axes.iter().rev() {
@@ -130,8 +131,8 @@ fn column_major_place(axes: &[WindowAxis], mut place: usize) -> usize {
     result
 }
 
-/// The taps of a window along one axis whose places lie in a range of the padded image. What lies
-/// outside counts for nothing, so that a kernel may be far larger than its image.
+/// Returns the taps of a window along one axis that are in a range of the padded image. Skipping
+/// all others lets a kernel be far larger than its image.
 fn taps_in(axis: &WindowAxis, at: usize, range: Range<usize>) -> Range<usize> {
     let origin = at * axis.stride;
     let first = |bound: usize| bound.saturating_sub(origin).div_ceil(axis.dilation).min(axis.kernel);
@@ -139,7 +140,8 @@ fn taps_in(axis: &WindowAxis, at: usize, range: Range<usize>) -> Range<usize> {
     start..end.max(start)
 }
 
-/// How many places of a window count: those in the image, or also those in its padding.
+/// Returns how many places of a window count: those in the image, and with `include_pad` those in
+/// the padding.
 fn count(axes: &[WindowAxis], position: &[usize], include_pad: bool) -> usize {
     let along = |(axis, at): (&WindowAxis, &usize)| {
         let end = axis.pads[0] + axis.input;
@@ -149,7 +151,7 @@ fn count(axes: &[WindowAxis], position: &[usize], include_pad: bool) -> usize {
     axes.iter().zip(position).map(along).fold(1, usize::saturating_mul)
 }
 
-/// Gives each result of a plane, and where the greatest place of its window is, to `found`.
+/// Passes each result of a plane, and the index of its window's maximum, to `found`.
 fn pool_plane<T: Real>(kind: Kind, axes: &[WindowAxis], from: &[T], mut found: impl FnMut(usize, T, usize)) {
     let (mut position, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
     let results: usize = axes.iter().map(|axis| axis.output).product();
@@ -184,7 +186,7 @@ fn pool_plane<T: Real>(kind: Kind, axes: &[WindowAxis], from: &[T], mut found: i
     }
 }
 
-/// The next taps, the last axis first.
+/// Advances to the next taps, last axis fastest.
 fn advance_in(taps: &mut [usize], ranges: &[Range<usize>]) {
     for (tap, range) in taps.iter_mut().zip(ranges).rev() {
         *tap += 1;

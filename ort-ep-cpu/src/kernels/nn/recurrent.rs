@@ -1,5 +1,7 @@
-//! What recurrent layers share: one product for the inputs of all steps, then a cell step by step.
-//! Weights are floats, or 8-bit codes for which inputs and states are quantized product by product.
+//! Recurrent layers: one GEMM for the inputs of all steps, then a cell step by step.
+//!
+//! Weights are floats or 8-bit quantized values. For the latter, each GEMM quantizes inputs or
+//! states dynamically.
 
 use std::borrow::Cow;
 
@@ -16,15 +18,15 @@ use crate::kernels::linalg::{PackedRight, bytes_of, is_weight, scratch, take};
 
 /// The equations of one layer.
 pub(super) trait Cell<T: Real>: Send + Sync {
-    /// How many gates each product with the state makes, in order.
+    /// Returns how many gates each recurrent GEMM computes, in order.
     fn parts(&self) -> &'static [usize];
 
-    /// Whether the recurrent bias of the last gate is kept apart from the sum of biases.
+    /// Returns whether the recurrent bias of the last gate is kept apart from the sum of biases.
     fn keeps_last_bias(&self) -> bool {
         false
     }
 
-    /// Takes the states one step on.
+    /// Advances the states by one step.
     fn step(&self, step: &mut Step<'_, T>) -> Result<()>;
 }
 
@@ -33,28 +35,28 @@ pub(super) struct Step<'a, T> {
     pub(super) cpu: Cpu,
     pub(super) direction: usize,
     pub(super) hidden: usize,
-    /// For each sequence, its gates: what comes from the input, with biases.
+    /// The gates of each sequence: at first the contribution of the input, with biases.
     pub(super) gates: &'a mut [T],
-    /// The recurrence weights, by parts.
+    /// The recurrent weights, one matrix for each of [`Cell::parts`].
     pub(super) recurrence: &'a [Right<'a, T>],
     /// The hidden states.
     pub(super) h: &'a mut [T],
     /// The cell states.
     pub(super) c: &'a mut [T],
-    /// As long as `h`.
+    /// Scratch, as long as `h`.
     pub(super) extra: &'a mut [T],
-    /// The recurrent bias of the last gate, where it is kept apart.
+    /// The recurrent bias of the last gate, if it is kept apart.
     pub(super) last_bias: &'a [T],
-    /// The peepholes; empty where there are none.
+    /// The peepholes; empty if there are none.
     pub(super) peepholes: &'a [T],
     /// Which sequences have not ended.
     pub(super) active: &'a [bool],
-    /// Which sequences had already ended a step before.
+    /// Which sequences had already ended a step earlier.
     pub(super) ended: &'a [bool],
     pub(super) workspace: &'a mut [T],
 }
 
-/// Packed weights of one direction.
+/// The packed weights of one direction.
 struct Packed {
     input: PackedRight,
     recurrence: Vec<PackedRight>,
@@ -65,16 +67,16 @@ pub(super) struct Layer<C> {
     cell: C,
     reverse: Vec<bool>,
     batch_first: bool,
-    /// Whether the weights are codes, which lie transposed and have scales and zero points behind
-    /// the other inputs.
+    /// Whether the weights are quantized. They are then transposed, with scales and zero points
+    /// after the other inputs.
     is_coded: bool,
     packed: Option<Vec<Packed>>,
-    /// The codes of inputs and states, direction by direction.
+    /// The packed quantized weights of inputs and states, by direction.
     packed_codes: Option<[Vec<PackedCodes>; 2]>,
     hidden: usize,
 }
 
-/// The directions of a node, true for those from the end.
+/// Returns the directions of a node, true for a reverse one.
 pub(super) fn directions(cx: &CompileCx<'_>) -> Result<Vec<bool>> {
     match cx.attrs().string("direction")? {
         "forward" => Ok(vec![false]),
@@ -84,7 +86,7 @@ pub(super) fn directions(cx: &CompileCx<'_>) -> Result<Vec<bool>> {
     }
 }
 
-/// Makes a layer; weights that are constant are packed where `T` is `float`.
+/// Creates a layer. Constant weights are packed if they are quantized or `T` is `float`.
 pub(super) fn make<T: Real, C: Cell<T> + 'static>(
     cx: &mut CompileCx<'_>,
     cell: C,
@@ -105,10 +107,11 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(
 }
 
 impl<T: Real> Step<'_, T> {
-    /// Where the states are quantized and sequences have ended, copies the states to `extra` with
-    /// zeros for those: what has ended does not widen the range of the others. ONNX Runtime lets go
-    /// of a state one step after its last, and so the same codes come out here. Says whether it
-    /// copied.
+    /// Copies the states to `extra` with zeros for ended sequences, if the states are quantized and
+    /// a sequence has ended. Returns whether it copied.
+    ///
+    /// An ended sequence must not widen the quantization range of the others. ONNX Runtime drops a
+    /// state one step after its last, so we do the same to get the same quantized values.
     pub(super) fn hides_ended(&mut self) -> bool {
         let is_coded = matches!(self.recurrence, [Right::Coded(_), ..]);
         if !is_coded || self.hidden == 0 || !self.ended.contains(&true) {
@@ -163,7 +166,7 @@ impl<C> Layer<C> {
 }
 
 impl<C> Layer<C> {
-    /// Packs codes of shape `[directions, inputs, gates]`.
+    /// Packs quantized weights of shape `[directions, inputs, gates]`.
     fn pack_codes(&mut self, cx: &mut CompileCx<'_>, weights: [TensorView<'_>; 2]) -> Result<()> {
         let mut packed = [Vec::new(), Vec::new()];
         for (view, packed) in weights.into_iter().zip(&mut packed) {
@@ -213,7 +216,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         Ok(Sizes { steps, batch, inputs, hidden, gates: self.layer.cell.parts().iter().sum() })
     }
 
-    /// Values of workspace for the products.
+    /// Returns the GEMM workspace, in values.
     fn product_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
         let Sizes { steps, batch, inputs, hidden, gates } = sizes;
         let source = if self.layer.packed.is_some() { BSource::Packed } else { BSource::Strided };
@@ -225,8 +228,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         parts.fold(len([steps * batch, gates * hidden, inputs]), usize::max)
     }
 
-    /// Values of workspace: gates of all steps, gates of one, both states, one more, two biases,
-    /// products.
+    /// Returns the workspace in values: gates of all steps, gates of one step, both states,
+    /// `extra`, two biases, GEMM workspace.
     fn workspace_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
         let Sizes { steps, batch, hidden, gates, .. } = sizes;
         let per_sequence = hidden * (gates * (steps + 1) + 3);
@@ -247,6 +250,7 @@ impl<T: Real, C: Cell<T>> Executable for Runner<T, C> {
         let inputs = Inputs::<T>::new(cx, sizes, &self.layer)?;
         let workspace = scratch::<T>(cx.workspace()?)?;
         let mut outputs = Outputs::<T>::new(cx)?;
+        // Steps past the end of a sequence are zero.
         if let Some(y) = &mut outputs.y {
             y.fill(T::ZERO);
         }
@@ -258,19 +262,19 @@ impl<T: Real, C: Cell<T>> Executable for Runner<T, C> {
     }
 }
 
-/// The inputs as slices; those left out are empty.
+/// The inputs as slices; a missing input is empty.
 struct Inputs<'a, T: Clone> {
     x: &'a [T],
-    /// Empty if they are packed. Constants lie at any alignment.
+    /// Empty if they are packed. Constants may be unaligned, hence the `Cow`.
     weights: Cow<'a, [T]>,
     recurrence: Cow<'a, [T]>,
     bias: &'a [T],
     h: &'a [T],
     c: &'a [T],
     peepholes: &'a [T],
-    /// The weights of inputs and states where they are codes; those above are empty then.
+    /// The weights of inputs and states if they are quantized; the two above are then empty.
     coded: Option<[CodedWeights<'a>; 2]>,
-    /// How long each sequence is.
+    /// The length of each sequence.
     lengths: Vec<usize>,
 }
 
@@ -293,7 +297,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             ensure!(values.len() == len, InvalidArgument, "input {index} has shape {:?}", view.shape());
             Ok(values)
         };
-        // Packed weights may be read by other nodes, too, and so still be there.
+        // Other nodes may read the weights too, so packed ones may still be present.
         let is_packed = is_coded || layer.packed.is_some();
         let matrix = |index: usize, columns: usize| -> Result<Cow<'a, [T]>> {
             let Some(view) = cx.find_input(index).filter(|_| !is_packed) else {
@@ -333,7 +337,7 @@ impl<'a, T: Real> Inputs<'a, T> {
     }
 }
 
-/// The outputs that somebody wants.
+/// The outputs that the run must write.
 struct Outputs<'a, T> {
     y: Option<&'a mut [T]>,
     h: Option<&'a mut [T]>,
@@ -348,14 +352,14 @@ impl<'a, T: Real> Outputs<'a, T> {
     }
 }
 
-/// The part of a slice that belongs to one direction; empty where the whole is.
+/// Returns the part of a slice that belongs to one direction; empty if the slice is.
 fn part<T>(values: &[T], direction: usize, directions: usize) -> &[T] {
     let len = values.len() / directions;
     &values[direction * len..(direction + 1) * len]
 }
 
 impl<T: Real, C: Cell<T>> Runner<T, C> {
-    /// Where a sequence's state of a direction is.
+    /// Returns the row of a sequence's state in a direction.
     fn state_row(&self, direction: usize, sequence: usize, batch: usize) -> usize {
         match self.layer.batch_first {
             true => sequence * self.layer.reverse.len() + direction,
@@ -402,7 +406,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         self.biases(part(inputs.bias, direction, directions), hidden, bias, last_bias);
         let weights = self.weights(direction, sizes, inputs);
         let longest = inputs.lengths.iter().copied().max().unwrap_or(0);
-        // Steps that no sequence has do not count in the range of what is quantized.
+        // Steps past the end of all sequences must not widen the quantization range. Only
+        // time-major rows can be cut off.
         let rows = if self.layer.batch_first { steps } else { longest } * batch;
         let rows = Matrix::rows(inputs.x, rows, sizes.inputs);
         T::multiply(cpu, rows, weights.input, (all_gates, width, false), rest)?;
@@ -420,6 +425,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
                 let time = time(sequence);
                 ended[sequence] = !active[sequence];
                 active[sequence] = time.is_some();
+                // An ended sequence may read any row, because its gates are not used.
                 let row = self.row(time.unwrap_or(0), sequence, sizes);
                 let from = &all_gates[row * width..][..width];
                 to.iter_mut().zip(from).zip(&*bias).for_each(|((to, from), bias)| *to = *from + *bias);
@@ -454,13 +460,13 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         Ok(())
     }
 
-    /// The row of the input that holds a time of a sequence.
+    /// Returns the row of the input for a time of a sequence.
     fn row(&self, time: usize, sequence: usize, sizes: Sizes) -> usize {
         if self.layer.batch_first { sequence * sizes.steps + time } else { time * sizes.batch + sequence }
     }
 
-    /// Adds both biases of each gate; the recurrent one of the last gate is kept apart where the
-    /// cell wants that.
+    /// Sums both biases of each gate. The recurrent bias of the last gate is kept apart if the cell
+    /// asks for it.
     fn biases(&self, given: &[T], hidden: usize, bias: &mut [T], last_bias: &mut [T]) {
         bias.fill(T::ZERO);
         last_bias.fill(T::ZERO);

@@ -1,4 +1,4 @@
-//! `RNN`.
+//! `RNN`: the simple (Elman) recurrent cell.
 
 use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
@@ -26,7 +26,7 @@ cpu_kernels![
 ];
 
 struct Rnn {
-    /// f of each direction.
+    /// The activation f of each direction.
     gates: Vec<Vec<Gate>>,
 }
 
@@ -52,6 +52,7 @@ impl<T: Real> Cell<T> for Rnn {
             &mut *step.workspace,
         )?;
         let [f] = &self.gates[step.direction][..] else { return Ok(()) };
+        // Ended sequences keep their state.
         for (sequence, _) in step.active.iter().enumerate().filter(|(_, active)| **active) {
             let row = &mut step.gates[sequence * hidden..][..hidden];
             f.apply(row);

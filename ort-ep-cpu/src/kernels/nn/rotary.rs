@@ -1,4 +1,4 @@
-//! `RotaryEmbedding`.
+//! `RotaryEmbedding`: rotary position embedding.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -27,7 +27,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 fn rotate(cx: &mut RunCx<'_>, interleaved: bool, heads: usize, rotated: usize) -> Result<()> {
     let x = cx.input(0)?;
-    // Heads lie before or after the positions.
+    // Rank 4 has heads before positions, rank 3 has positions before heads.
     let (batch, heads, positions, size, heads_last) = match *x.shape() {
         [batch, heads, positions, size] => (batch, heads, positions, size, false),
         [batch, positions, width] if heads > 0 && width.is_multiple_of(heads) => {
@@ -35,6 +35,7 @@ fn rotate(cx: &mut RunCx<'_>, interleaved: bool, heads: usize, rotated: usize) -
         }
         ref other => return Err(error!(InvalidArgument, "X of shape {other:?} is no {heads} heads")),
     };
+    // 0 stands for the whole head.
     let rotated = if rotated == 0 { size } else { rotated };
     ensure!(
         rotated <= size && rotated.is_multiple_of(2),
@@ -54,11 +55,13 @@ fn rotate(cx: &mut RunCx<'_>, interleaved: bool, heads: usize, rotated: usize) -
             let found: Option<SmallVec<_>> = ids.into_iter().map(row).collect();
             found.ok_or_else(|| error!(InvalidArgument, "a position is outside the caches"))?
         }
+        // Without position ids, the caches have one row for each position of each batch.
         None => (0..rows).collect(),
     };
     ensure!(angles.len() == batch * positions, InvalidArgument, "there are {} angles", angles.len());
     let x = x.as_slice::<f32>()?;
     let (threads, y) = (cx.threads(), cx.output(0)?.as_mut_slice::<f32>()?);
+    // A chunk is one position of all heads, or all positions of one head.
     let row_len = if heads_last { heads * size } else { positions * size };
     for_each_chunk_mut(threads, y, row_len, |chunk, to| {
         let from = &x[chunk * row_len..][..to.len()];
@@ -67,8 +70,10 @@ fn rotate(cx: &mut RunCx<'_>, interleaved: bool, heads: usize, rotated: usize) -
             let angle = if heads_last { chunk } else { chunk / heads * positions + at };
             let row = angles[angle] * half;
             let (cos, sin) = (&cos[row..][..half], &sin[row..][..half]);
+            // Elements past `rotated` pass through.
             to[rotated..].copy_from_slice(&from[rotated..]);
             for pair in 0..half {
+                // The two elements of a pair are adjacent, or half of the rotated part apart.
                 let (a, b) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + half) };
                 to[a] = cos[pair] * from[a] - sin[pair] * from[b];
                 to[b] = sin[pair] * from[a] + cos[pair] * from[b];

@@ -1,4 +1,4 @@
-//! `BatchNormalization`.
+//! `BatchNormalization`, for inference and for training.
 
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
@@ -21,7 +21,7 @@ cpu_kernels![
         make,
         ..KernelDef::BASE
     },
-    // Training reads the input twice, so it does not write over it.
+    // Training reads the input twice, so it cannot run in place.
     KernelDef { op: "BatchNormalization", make, ..KernelDef::BASE },
 ];
 
@@ -42,7 +42,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     };
     let output = cx.node.output_dtype(0).or(cx.node.dtype(0));
     let dtype = output.ok_or_else(|| error!(Fail, "the input's type is not known"))?;
-    // Of each channel four parameters, the moments twice, and what they come to.
+    // For each channel: four parameters, the moments twice, and three factors.
     let bound = |shapes: &IoShapes<'_>| elements(shapes.input(1)).saturating_mul(11 * size_of::<f64>());
     let run = move |cx: &mut RunCx<'_>| {
         for_each_type!(dtype in FLOATS, T => run::<T>(cx, settings), else => {
@@ -55,8 +55,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 /// Mean and variance of a channel.
 pub(super) type Moments = [f64; 2];
 
-/// Those of each channel of a tensor whose numbers of channels and of elements behind them are
-/// `dims`, with the variance of the population.
+/// Computes the moments of each channel, with the population's variance. `dims` are the number of
+/// channels and of elements in each channel's rows.
 pub(super) fn moments_of<T: Row>(threads: usize, dims: [usize; 2], from: &[T], moments: &mut [Moments]) {
     let (count, isa) = ((from.len() / moments.len().max(1)) as f64, Isa::current());
     for_each_row_chunk_mut(threads, moments, 1, 1, |first, piece| {
@@ -64,6 +64,7 @@ pub(super) fn moments_of<T: Row>(threads: usize, dims: [usize; 2], from: &[T], m
             let [mut sum, mut squares] = [0.0; 2];
             for_each_part([from], dims, first + index, |[part]| sum += T::sum(isa, part));
             let mean = sum / count;
+            // A second pass, because a mean far from zero would ruin a one-pass variance.
             for_each_part([from], dims, first + index, |[part]| {
                 squares += T::sum_squares_around(isa, mean, part);
             });
@@ -102,6 +103,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
         })
         .collect();
     let data = cx.unary::<T>(0, 0)?;
+    // Without spatial axes, a row holds one element of each channel.
     if spatial == 1 {
         for_each_row(threads, data, channels, |_, from, to| {
             let pieces = from.chunks(PIECE).zip(pieces_mut(to)).zip(factors.chunks(PIECE));
@@ -119,7 +121,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the running moments by those of this batch, and writes what the running ones become.
+/// Replaces the running moments by those of this batch, and writes the new running moments.
 fn train<T: Row>(
     cx: &mut RunCx<'_>,
     settings: Settings,

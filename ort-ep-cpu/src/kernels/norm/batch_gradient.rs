@@ -1,5 +1,7 @@
-//! `BatchNormalizationGrad`: a pass over each channel for its sums, one before it where its mean is
-//! not given, and one over all elements.
+//! `BatchNormalizationGrad`.
+//!
+//! It takes one pass over each channel for its sums, one before that if the mean is not given, and
+//! one over all elements.
 
 use num_traits::Float;
 use ort_core::dtype::DType;
@@ -25,11 +27,11 @@ cpu_kernels![KernelDef {
 
 const UPSTREAM: usize = 2;
 
-/// Elements that are worth a thread of their own.
+/// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 13;
 
-/// What is known of a channel: mean, one over the deviation, the sum of the upstream gradient, and
-/// of it times the normalized elements.
+/// The statistics of a channel: the mean, one over the standard deviation, the sum of the upstream
+/// gradient, and the sum of the upstream gradient times the normalized elements.
 type Numbers = [f64; 4];
 
 struct Gradient {
@@ -98,6 +100,7 @@ fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, epsilon: f64) -> Result<(
         }
     }
     let count = (x.len() / channels.max(1)).max(1) as f64;
+    // From here on these are the factors of `spread`: mean, level, slope, factor.
     for (numbers, scale) in numbers.iter_mut().zip(scale) {
         let ([mean, inverse, sum, along], scale): (Numbers, f64) = (*numbers, (*scale).into());
         *numbers = [mean, sum / count, along / count * inverse, scale * inverse];
@@ -116,13 +119,13 @@ fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, epsilon: f64) -> Result<(
     Ok(())
 }
 
-/// Where the mean and one over the deviation of each channel come from.
+/// The source of each channel's mean and of one over its standard deviation.
 enum Statistics<'a, T> {
     Given([&'a [T]; 2]),
     OfBatch { epsilon: f64 },
 }
 
-/// The numbers of each channel.
+/// Computes the statistics of each channel.
 fn sum<T: Row + Float + Into<f64>>(
     threads: usize,
     dims: [usize; 2],

@@ -1,4 +1,4 @@
-//! `BatchNormalizationStatistics`: two passes over each channel.
+//! `BatchNormalizationStatistics`, in two passes over each channel.
 
 use num_traits::Float;
 use ort_core::dtype::DType;

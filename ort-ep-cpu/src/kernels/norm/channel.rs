@@ -1,14 +1,14 @@
-//! The elements of one channel, which lie in a row for each element of the batch.
+//! Iteration over the elements of one channel, which are in one row for each element of the batch.
 
 use crate::interrupt::{PIECE, Pace};
 
-/// Elements of a part that is put together from short rows.
+/// Elements of a part that is gathered from short rows.
 const PART: usize = 512;
 /// Rows at least this long are parts of their own.
 const LONG_ROW: usize = 64;
 
-/// Visits a channel of equally shaped tensors `[batch, channels, spatial]` part by part; short rows
-/// are put together, which is cheaper than a visit for each.
+/// Visits a channel of tensors of one shape `[batch, channels, spatial]`, part by part. Short rows
+/// are gathered first, which is cheaper than a visit for each.
 pub(super) fn for_each_part<T: Copy + Default, const N: usize>(
     tensors: [&[T]; N],
     [channels, spatial]: [usize; 2],

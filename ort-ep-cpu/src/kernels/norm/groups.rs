@@ -17,7 +17,7 @@ cpu_kernels![
 
 fn make_groups(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let epsilon = f64::from(cx.attrs().float("epsilon")?);
-    // An instance normalization has a group for each channel.
+    // Instance normalization has a group for each channel.
     let groups = cx.attrs().find_int("num_groups").map(usize::try_from);
     let groups = groups.transpose().map_err(|_| error!(InvalidGraph, "num_groups is negative"))?;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
@@ -70,7 +70,7 @@ fn make_mean_variance(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// What the standard's function adds to the standard deviation.
+/// The epsilon that the standard's function adds to the standard deviation.
 const EPSILON: f64 = 1e-9;
 
 fn mean_variance<T: Row>(cx: &mut RunCx<'_>, axes: &[i64]) -> Result<()> {
@@ -82,7 +82,7 @@ fn mean_variance<T: Row>(cx: &mut RunCx<'_>, axes: &[i64]) -> Result<()> {
     let layout = Layout::new(input.shape(), &mask);
     let from = input.as_slice::<T>()?;
     let to = cx.output(0)?.as_mut_slice::<T>()?;
-    // There may be very many groups of nothing.
+    // An empty tensor may have very many groups.
     if from.is_empty() {
         return Ok(());
     }

@@ -24,9 +24,9 @@ cpu_kernels![
         make: make_rms,
         ..KernelDef::BASE
     },
-    // Input and output of different types do not share memory.
+    // An input and an output of different types cannot share memory.
     KernelDef { op: "RMSNormalization", make: make_rms, ..KernelDef::BASE },
-    // 16-bit floats are computed as `float`, in vectors.
+    // 16-bit floats are computed in `float`, with SIMD.
     KernelDef {
         op: "LayerNormalization",
         rank: 2,
@@ -86,7 +86,7 @@ fn make_rms(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 /// A scale or bias, broadcast to the rows of the input.
 struct Parameter<'a, T> {
     elements: &'a [T],
-    /// The strides over the input's shape, where it is not simply one row.
+    /// The strides over the input's shape; none if the parameter is simply one row.
     strides: Option<Shape>,
     shape: &'a [usize],
     row_len: usize,
@@ -99,13 +99,15 @@ impl<'a, T: Number> Parameter<'a, T> {
             own.len() <= rank && own.iter().zip(&shape[rank - own.len()..]).all(|(&a, &b)| a == b || a == 1);
         ensure!(fits, InvalidArgument, "a scale or bias of shape {own:?} does not broadcast to {shape:?}");
         let row_len = shape[axis..].iter().product();
+        // If all axes before the normalized ones have size 1, one row serves all.
         let lead = own.len().saturating_sub(rank - axis);
         let one_row = own[..lead].iter().all(|&size| size == 1) && view.element_count() == row_len;
         let strides = (!one_row).then(|| broadcast_strides(own, rank));
         Ok(Parameter { elements: view.as_slice()?, strides, shape, row_len })
     }
 
-    /// The elements for the row at `index`, put into `buffer` where they are not in one piece.
+    /// Returns the elements for the row at `index`, gathered into `buffer` if they are not
+    /// contiguous.
     fn row<'s>(&'s self, index: usize, buffer: &'s mut Vec<T>) -> &'s [T] {
         let Some(strides) = &self.strides else { return self.elements };
         buffer.clear();
@@ -134,6 +136,7 @@ fn layer<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
         Unary::Apart(from, _) => from,
         Unary::InPlace(both) => both,
     };
+    // The statistics come first, because the result may overwrite the input.
     for (index, output) in statistics.into_iter().enumerate() {
         let Some(output) = output else { continue };
         write_statistics(threads, output?, |row| {
@@ -151,7 +154,7 @@ fn layer<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
     Ok(())
 }
 
-/// The shape of input and output 0, and the first normalized axis.
+/// Returns the shape of input and output 0, and the first normalized axis.
 fn rows_of<'a>(cx: &RunCx<'a>, settings: Settings) -> Result<(&'a [usize], usize)> {
     let shape = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
     Ok((shape, normalize_axis(settings.axis, shape.len())?))
@@ -184,7 +187,7 @@ fn rms<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
     Ok(())
 }
 
-/// Input and output of different types.
+/// RMS normalization with an input and an output of different types.
 fn rms_mixed<T: Row, V: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
     let Settings { epsilon, isa, .. } = settings;
     let (shape, axis) = rows_of(cx, settings)?;

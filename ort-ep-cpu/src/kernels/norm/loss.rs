@@ -26,7 +26,7 @@ enum Reduction {
 
 #[derive(Clone, Copy)]
 struct Settings {
-    /// Whether the input holds scores that a softmax turns into probabilities.
+    /// Whether the input holds scores, to which softmax is applied first.
     scores: bool,
     ignored: Option<i64>,
     reduction: Reduction,
@@ -56,7 +56,7 @@ fn make(cx: &mut CompileCx<'_>, scores: bool) -> Result<Box<dyn Executable>> {
     Ok(Box::new(WithHeap { bound, run }))
 }
 
-/// The log-probabilities of one batch, as `[images, classes, places]`.
+/// The log-probabilities or scores of one batch, as `[images, classes, places]`.
 struct Scores<'a, T> {
     elements: &'a [T],
     classes: usize,
@@ -69,7 +69,7 @@ impl<T: Row> Scores<'_, T> {
         self.elements[(image * self.classes + class) * self.places + place].to_f64()
     }
 
-    /// `log(sum(e^x))` over the classes of one sample.
+    /// Returns `log(sum(e^x))` over the classes of one sample.
     fn log_sum_exp(&self, isa: Isa, sample: usize, scratch: &mut Vec<T>) -> f64 {
         let (image, place) = (sample / self.places, sample % self.places);
         let block = &self.elements[image * self.classes * self.places..][..self.classes * self.places];
@@ -91,7 +91,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
     let weights = cx.find_input(2).map(|weights| to_f64s(&weights)).transpose()?;
     let weight_count = weights.as_ref().map_or(classes, Vec::len);
     ensure!(weight_count == classes, InvalidArgument, "{weight_count} weights for {classes} classes");
-    // The logarithm of the softmax' denominator of each sample; none where the input is
+    // The logarithm of each sample's softmax denominator; empty if the input holds
     // log-probabilities.
     let mut denominators = vec![0f64; if settings.scores { samples } else { 0 }];
     for_each_row_chunk_mut(cx.threads(), &mut denominators, 1, 64, |first, piece| {
@@ -132,6 +132,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
         let (this_loss, this_weight) = loss_of(sample)?;
         (loss, weight) = (loss + this_loss, weight + this_weight);
     }
+    // The mean is weighted, and ignored labels have weight 0.
     let total = if settings.reduction == Reduction::Mean { loss / weight } else { loss };
     to.fill(T::from_f64(total));
     Ok(())

@@ -27,12 +27,13 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let size = usize::try_from(size).map_err(|_| error!(InvalidGraph, "LRN over {size} channels"))?;
     ensure!(size > 0, InvalidGraph, "LRN over no channels");
     let settings = Settings {
+        // The standard divides the sum of squares by the size.
         alpha: f64::from(attrs.float("alpha")?) / size as f64,
         beta: f64::from(attrs.float("beta")?),
         bias: f64::from(attrs.float("bias")?),
         size,
     };
-    // For each thread the squares of a plane.
+    // Each thread holds the squares of a plane.
     let bound = |shapes: &IoShapes<'_>| {
         let plane = shapes.input(0).get(2..).map_or(0, elements);
         let planes = shapes.input(0).get(..2).map_or(0, elements);
@@ -56,6 +57,8 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
         let mut squares = vec![0f64; spatial];
         for (index, to) in rows.chunks_exact_mut(spatial).enumerate() {
             let (image, channel) = ((first + index) / channels, (first + index) % channels);
+            // The window is centered on the channel, with the extra channel of an even size after
+            // it.
             let start = channel.saturating_sub((settings.size - 1) / 2);
             let end = channel.saturating_add(settings.size / 2).min(channels - 1);
             interrupt::fill(&mut squares, 0.0);

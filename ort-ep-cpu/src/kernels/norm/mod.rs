@@ -1,4 +1,4 @@
-//! Kernels of normalizations, softmax and the losses of classification.
+//! Normalizations, softmax, and classification losses.
 
 #![allow(
     clippy::indexing_slicing,

@@ -1,5 +1,6 @@
-//! What normalizations do with one row, by element type: `f32` in vectors, the others one by one in
-//! `f64`.
+//! Row primitives of normalizations, by element type.
+//!
+//! `f32` uses SIMD. All other types compute element by element in `f64`.
 
 use half::{bf16, f16};
 use ort_core::ep::Unary;
@@ -13,33 +14,33 @@ use crate::kernels::reduce::rows::{self, ExpMinus, Plus, Same, Square, SquareMin
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
 
-/// Elements that are worth a thread of their own.
+/// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 13;
 
 /// An element type whose rows can be normalized.
 pub(crate) trait Row: Real {
-    /// The sum.
+    /// Returns the sum.
     fn sum(_isa: Isa, row: &[Self]) -> f64 {
         pieces(row).flatten().map(|x| x.to_f64()).sum()
     }
 
-    /// The sum of the squares.
+    /// Returns the sum of the squares.
     fn sum_squares(_isa: Isa, row: &[Self]) -> f64 {
         pieces(row).flatten().map(|x| x.to_f64() * x.to_f64()).sum()
     }
 
-    /// The sum of the squared distances from `mean`.
+    /// Returns the sum of the squared differences from `mean`.
     fn sum_squares_around(_isa: Isa, mean: f64, row: &[Self]) -> f64 {
         pieces(row).flatten().map(|x| (x.to_f64() - mean) * (x.to_f64() - mean)).sum()
     }
 
-    /// `log(sum(e^x))`.
+    /// Returns `log(sum(e^x))`.
     fn log_sum_exp(_isa: Isa, row: &[Self]) -> f64 {
         let greatest = pieces(row).flatten().fold(f64::NEG_INFINITY, |a, x| a.max(x.to_f64()));
         pieces(row).flatten().map(|x| (x.to_f64() - greatest).exp()).sum::<f64>().ln() + greatest
     }
 
-    /// `(x - mean) * factor + bias`.
+    /// Computes `(x - mean) * factor + bias`.
     fn affine(_isa: Isa, [mean, factor, bias]: [f64; 3], from: &[Self], to: &mut [Self]) {
         for (from, to) in from.chunks(PIECE).zip(pieces_mut(to)) {
             for (&x, y) in from.iter().zip(to) {
@@ -48,7 +49,7 @@ pub(crate) trait Row: Real {
         }
     }
 
-    /// `(x - mean) * factor * scale[i] + bias[i]`.
+    /// Computes `(x - mean) * factor * scale[i] + bias[i]`.
     fn normalize(
         _isa: Isa,
         [mean, factor]: [f64; 2],
@@ -63,7 +64,7 @@ pub(crate) trait Row: Real {
         }
     }
 
-    /// [`Self::normalize`] of some elements.
+    /// Computes [`Self::normalize`] for a piece of a row.
     fn normalize_piece(
         [mean, factor]: [f64; 2],
         scale: &[Self],
@@ -76,7 +77,7 @@ pub(crate) trait Row: Real {
         }
     }
 
-    /// Mean and variance of the population.
+    /// Returns the mean and the population's variance.
     fn moments(isa: Isa, row: &[Self]) -> (f64, f64) {
         let mean = Self::sum(isa, row) / row.len() as f64;
         (mean, Self::sum_squares_around(isa, mean, row) / row.len() as f64)
@@ -120,7 +121,7 @@ impl Row for f32 {
     }
 }
 
-/// Calls `task` with the index, the input and the output of each row; where they share memory, the
+/// Calls `task` with the index, the input and the output of each row. If they share memory, the
 /// input is a copy of the row.
 pub(crate) fn for_each_row<T: Number>(
     threads: usize,
@@ -138,6 +139,7 @@ pub(crate) fn for_each_row<T: Number>(
     for_each_row_chunk_mut(threads, to, len, (GRAIN / len).max(1), |first, rows| {
         let rows = rows.chunks_exact_mut(len).enumerate();
         let Some(from) = from else {
+            // The thread keeps the copy's memory for its next call.
             with_kept(|copy: &mut Vec<T>| {
                 for (index, to) in rows {
                     copy.clear();
@@ -155,7 +157,7 @@ pub(crate) fn for_each_row<T: Number>(
     });
 }
 
-/// The elements of a small tensor of floats.
+/// Returns the elements of a small tensor of floats.
 pub(crate) fn to_f64s(view: &TensorView<'_>) -> Result<Vec<f64>> {
     let dtype = view.dtype();
     for_each_type!(dtype in FLOATS, T => {

@@ -1,4 +1,6 @@
-//! `SkipLayerNormalization` and `SkipSimplifiedLayerNormalization`: a sum and its norm, row by row.
+//! Residual addition fused with layer normalization, row by row.
+//!
+//! These are `SkipLayerNormalization` and `SkipSimplifiedLayerNormalization`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -39,7 +41,7 @@ cpu_kernels![
     },
 ];
 
-/// Elements that are worth a thread of their own.
+/// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 13;
 
 struct Skip {
@@ -52,18 +54,18 @@ fn make(cx: &mut CompileCx<'_>, centers: bool) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Skip { epsilon: cx.attrs().float("epsilon")?, centers }))
 }
 
-/// Where a row of input or skip is.
+/// The place of a row of input or skip.
 #[derive(Clone, Copy)]
 enum Side<'a> {
-    /// In rows of its own, which begin again after the last.
+    /// Rows of its own, which repeat after the last.
     Rows(&'a [f32]),
-    /// Where the result is written.
+    /// The memory of the result.
     InResult,
-    /// Where the sum is written.
+    /// The memory of the sum.
     InSum,
 }
 
-/// Scale, shift and what is added before.
+/// Scale, shift, and the bias of the sum.
 #[derive(Clone, Copy)]
 struct Parameters<'a> {
     gamma: &'a [f32],
@@ -85,6 +87,7 @@ impl Executable for Skip {
         let len = shape.last().copied().unwrap_or(0);
         let wants_sum = cx.wants(3);
         let side = |index: usize| -> Result<Side<'_>> {
+            // Without an output for the sum, it is computed in the memory of the result.
             match (cx.in_place(0) == Some(index), cx.in_place(3) == Some(index)) {
                 (true, _) if wants_sum => Ok(Side::InResult),
                 (false, false) => Ok(Side::Rows(cx.input(index)?.as_slice()?)),
@@ -123,14 +126,14 @@ impl Executable for Skip {
     }
 }
 
-/// An output that somebody may not want.
+/// Returns an output; none if the run does not need it.
 fn output<'a>(cx: &mut RunCx<'a>, index: usize) -> Result<Option<&'a mut [f32]>> {
     cx.wants(index).then(|| cx.output(index)?.as_mut_slice()).transpose()
 }
 
 type Outputs<'a> = (&'a mut [f32], Option<&'a mut [f32]>, Option<&'a mut [f32]>, Option<&'a mut [f32]>);
 
-/// Parts of `at_once` rows of `len` values.
+/// Splits the outputs into parts of `at_once` rows of `len` values.
 fn cut<'a>((result, sum, mean, factor): Outputs<'a>, len: usize, at_once: usize) -> SmallVec<[Rows<'a>; 4]> {
     let mut sum = sum.map(|sum| sum.chunks_mut(at_once * len));
     let mut mean = mean.map(|mean| mean.chunks_mut(at_once));
@@ -147,7 +150,7 @@ fn cut<'a>((result, sum, mean, factor): Outputs<'a>, len: usize, at_once: usize)
 }
 
 impl Skip {
-    /// Normalizes some rows of `len` values, the first of which is row `first`.
+    /// Normalizes rows of `len` values, starting with row `first`.
     fn normalize(
         &self,
         sides: [Side<'_>; 2],
@@ -159,6 +162,7 @@ impl Skip {
         let Parameters { gamma, beta, bias } = parameters;
         for (index, result) in rows.result.chunks_exact_mut(len).enumerate() {
             let row = |side| match side {
+                // Skip may be broadcast over the batch, so its rows repeat.
                 Side::Rows(rows) => Side::Rows(&rows[(first + index) * len % rows.len()..][..len]),
                 other => other,
             };
@@ -187,7 +191,7 @@ impl Skip {
     }
 }
 
-/// `sum = a + b`, either of which may be there already, or in the row of the result.
+/// Computes `sum = a + b`. Either side may already be in `sum`, or in the row of the result.
 fn add(isa: Isa, sides: [Side<'_>; 2], result: Option<&[f32]>, sum: &mut [f32]) {
     let read = |side| match side {
         Side::Rows(row) => Some(Operand::Slice(row)),
@@ -197,6 +201,7 @@ fn add(isa: Isa, sides: [Side<'_>; 2], result: Option<&[f32]>, sum: &mut [f32]) 
     match sides.map(read) {
         [Some(a), Some(b)] => binary(isa, Binary::Add, a, b, sum),
         [Some(other), None] | [None, Some(other)] => binary_in_place(isa, Binary::Add, sum, other),
+        // Both operands are in `sum`, so they are the same tensor.
         [None, None] => binary_in_place(isa, Binary::Mul, sum, Operand::Scalar(2.0)),
     }
 }

@@ -100,8 +100,8 @@ fn elements(line: &[f64]) -> impl Iterator<Item = &f64> {
     pieces(line).flatten()
 }
 
-/// A sum whose terms are of float32, again in float64 where some of them may have had no room
-/// there.
+/// Returns a sum whose terms were computed in float32. If some of them may have overflowed or
+/// underflowed, it is computed again in float64.
 fn sum(line: &[f32], found: f64, term: fn(f64) -> f64) -> f64 {
     match (1e-30..1e38).contains(&found) {
         true => found,
@@ -109,13 +109,13 @@ fn sum(line: &[f32], found: f64, term: fn(f64) -> f64) -> f64 {
     }
 }
 
-/// A line without length stays zero, as the standard's reference has it.
+/// Divides a line by its norm. A line of norm zero stays zero, as in the standard's reference.
 fn divide_f32(isa: Isa, line: &mut [f32], norm: f64) {
     let scale = (1.0 / norm) as f32;
     if scale.is_normal() {
         map_in_place(isa, Scale(scale), line);
     } else if norm != 0.0 {
-        // A norm near the ends of the range has no reciprocal there.
+        // A norm near the ends of the range has no normal reciprocal in float32.
         pieces_mut(line).flatten().for_each(|x| *x = (f64::from(*x) / norm) as f32);
     }
 }
@@ -126,7 +126,7 @@ fn divide_f64(line: &mut [f64], norm: f64) {
     }
 }
 
-/// 1 at the first greatest element, 0 elsewhere.
+/// Writes 1 at the first greatest element, 0 elsewhere. NaN is greater than any number.
 fn hardmax<T: Copy + PartialOrd + Default>(line: &mut [T], is_nan: fn(T) -> bool, one: T) {
     let mut best = 0;
     pieces(line).flatten().enumerate().for_each(|(place, &x)| {

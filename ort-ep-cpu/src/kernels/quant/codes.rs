@@ -1,4 +1,4 @@
-//! Codes of any narrow type as `float`, and back.
+//! Conversion of quantized values of any narrow type to `float`, and back.
 
 use std::borrow::Cow;
 
@@ -11,11 +11,11 @@ use crate::parallel::for_each_chunk_mut;
 use crate::simd::Isa;
 use crate::vector::convert::{f32_from_i8, f32_from_u8, i8_from_f32, u8_from_f32};
 
-/// Elements converted at a time: whole bytes of every type.
+/// Elements converted at a time, which fill whole bytes in every type.
 pub(crate) const BLOCK: usize = 1024;
 
-/// The elements `first..first + to.len()` of a tensor's bytes as `float`. `first` is a multiple of
-/// 8.
+/// Converts the elements `first..first + to.len()` of a tensor's bytes to `float`. `first` is a
+/// multiple of 8.
 pub(crate) fn decode(dtype: DType, bytes: &[u8], first: usize, to: &mut [f32]) -> Result<()> {
     let no_bytes = || error!(Fail, "codes of type {} are not whole bytes", dtype.name());
     let start = dtype.byte_len(first).ok_or_else(no_bytes)?;
@@ -34,7 +34,7 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8], first: usize, to: &mut [f32]) -
     Ok(())
 }
 
-/// The codes of values that are whole numbers in range for an integer type, and any for a float.
+/// Converts values to a narrow type. For integers, the values must be whole numbers in range.
 pub(crate) fn encode(from: &[f32], saturate: bool, dtype: DType, bytes: &mut [u8]) -> Result<()> {
     match dtype {
         DType::U8 => u8_from_f32(Isa::current(), from, bytes),
@@ -48,14 +48,14 @@ pub(crate) fn encode(from: &[f32], saturate: bool, dtype: DType, bytes: &mut [u8
     Ok(())
 }
 
-/// The least and the greatest value of an integer type; none of a float.
+/// Returns the least and the greatest value of an integer type; none for floats.
 pub(crate) fn range(dtype: DType) -> Option<(f32, f32)> {
     let bits = dtype.bits().filter(|bits| *bits <= 16 && dtype.is_integer())?;
     let count = (1_u32 << bits) as f32;
     Some(if dtype.is_signed() { (-count / 2.0, count / 2.0 - 1.0) } else { (0.0, count - 1.0) })
 }
 
-/// All elements of a tensor as `float`, copied only where they are of another type.
+/// Returns all elements of a tensor as `float`. They are copied only if they have another type.
 pub(crate) fn read_floats<'a>(view: TensorView<'a>) -> Result<Cow<'a, [f32]>> {
     if view.dtype() == DType::F32 {
         return view.to_cow();
@@ -67,7 +67,7 @@ pub(crate) fn read_floats<'a>(view: TensorView<'a>) -> Result<Cow<'a, [f32]>> {
     Ok(Cow::Owned(values))
 }
 
-/// Writes values to a tensor of codes, nearest in range.
+/// Writes values to a quantized tensor, clamped to its range.
 pub(crate) fn write_codes(
     threads: usize,
     values: &mut [f32],

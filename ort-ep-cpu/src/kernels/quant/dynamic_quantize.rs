@@ -1,4 +1,4 @@
-//! `DynamicQuantizeLinear`, and the same for kernels that quantize on their way.
+//! `DynamicQuantizeLinear`, and the same for kernels that quantize their inputs on the fly.
 
 use ort_core::Result;
 use ort_core::ep::{Executable, KernelDef, RunCx};
@@ -15,10 +15,10 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// Values of one task.
+/// Values in one task.
 const CHUNK: usize = 1 << 14;
 
-/// The scale and zero point of codes in a byte.
+/// The scale and zero point of 8-bit quantized values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ByteCodes {
     pub(crate) scale: f32,
@@ -27,24 +27,24 @@ pub(crate) struct ByteCodes {
 }
 
 impl ByteCodes {
-    /// The codes whose range is that of `values`, and always includes zero, so that zero has a
-    /// code.
+    /// Covers the range of `values`, which always includes zero, so that zero is exact.
     pub(crate) fn covering(isa: Isa, threads: usize, values: &[f32]) -> ByteCodes {
         let (least, greatest) = range(isa, threads, values);
         let (least, greatest) = (least.min(0.0), greatest.max(0.0));
         let scale = (greatest - least) / 255.0;
+        // All values are zero.
         let quotient = if scale == 0.0 { 0.0 } else { -least / scale };
         ByteCodes { scale, zero: quotient.clamp(0.0, 255.0).round_ties_even() }
     }
 
-    /// The codes of `from`, as many as `to` takes.
+    /// Quantizes `from`, as many values as `to` takes.
     pub(crate) fn encode(self, isa: Isa, threads: usize, from: &[f32], to: &mut [u8]) {
         let divisor = if self.scale == 0.0 { 1.0 } else { self.scale };
         quantize(isa, threads, from, (divisor, self.zero, [0.0, 255.0]), to);
     }
 }
 
-/// The least and the greatest of values, in one pass; not a number where any is not.
+/// Returns the least and the greatest value in one pass; NaN if any value is NaN.
 fn range(isa: Isa, threads: usize, values: &[f32]) -> (f32, f32) {
     let all = Mutex::new((f32::INFINITY, f32::NEG_INFINITY));
     for_each_chunk(threads, values.len(), CHUNK, |chunk| {
@@ -62,7 +62,7 @@ impl SimdOp for Range<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> (f32, f32) {
-        /// Vectors at a time, each with extremes of its own.
+        /// Vectors at a time, each with its own extremes.
         const AT_ONCE: usize = 4;
         let mut least = [simd.splat(f32::INFINITY); AT_ONCE];
         let mut greatest = [simd.splat(f32::NEG_INFINITY); AT_ONCE];
@@ -85,8 +85,7 @@ impl SimdOp for Range<'_> {
     }
 }
 
-/// `round(from / scale) + zero`, nearest in the range from `least` to `greatest`, as bytes; what is
-/// not a number becomes 0.
+/// Computes `round(from / scale) + zero` as bytes, clamped to `range`. NaN becomes 0.
 pub(super) fn quantize(
     isa: Isa,
     threads: usize,

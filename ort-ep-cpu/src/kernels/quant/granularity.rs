@@ -1,10 +1,9 @@
-//! Which scale belongs to which element: one for all, one for each place of an axis, or one for
-//! each block.
+//! Quantization granularity: one scale per tensor, per index of an axis, or per block.
 
 use ort_core::ep::CompileCx;
 use ort_core::{Result, ensure};
 
-/// The attributes of quantization that say so.
+/// The attributes that determine the granularity.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Options {
     axis: i64,
@@ -32,7 +31,7 @@ enum Kind {
     Blocks { size: usize, count: usize },
 }
 
-/// Elements side by side, with one scale or with scales that lie side by side too.
+/// Contiguous elements with one scale, or with scales that are contiguous too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Run {
     One { len: usize, scale: usize },
@@ -48,9 +47,10 @@ impl Run {
 }
 
 impl Granularity {
-    /// How scales of a shape belong to a tensor of another.
+    /// Returns how scales of one shape belong to a tensor of another.
     pub(super) fn new(options: Options, shape: &[usize], scales: &[usize]) -> Result<Granularity> {
         let rank = shape.len() as i64;
+        // A single scale serves the whole tensor, whatever the axis.
         if scales.iter().product::<usize>() == 1 && (scales.len() < 2 || options.block_size == 0) {
             return Ok(Granularity { kind: Kind::Tensor, axis: 1, inner: 1 });
         }
@@ -82,17 +82,19 @@ impl Granularity {
         Ok(Granularity { kind: Kind::Blocks { size, count: expected[at] }, axis, inner })
     }
 
-    /// The run that starts at an element, at most `limit` long.
+    /// Returns the run that starts at an element, with at most `limit` elements.
     pub(super) fn run(&self, element: usize, limit: usize) -> Run {
         let (inside, place) = (element % self.inner, element / self.inner % self.axis);
         match self.kind {
             Kind::Tensor => Run::One { len: limit, scale: 0 },
+            // The axis is the last one, so consecutive elements have consecutive scales.
             Kind::Axis if self.inner == 1 => Run::Each { len: limit.min(self.axis - place), first: place },
             Kind::Axis => Run::One { len: limit.min(self.inner - inside), scale: place },
             Kind::Blocks { size, count } => {
                 let outer = element / self.inner / self.axis;
                 let first = (outer * count + place / size) * self.inner + inside;
                 match self.inner {
+                    // The axis is the last one, so blocks are contiguous.
                     1 => {
                         let len = (size - place % size).min(self.axis - place);
                         Run::One { len: limit.min(len), scale: first }

@@ -1,4 +1,4 @@
-//! Kernels between numbers and their quantized codes.
+//! Quantization and dequantization.
 
 #![allow(
     clippy::indexing_slicing,

@@ -43,12 +43,13 @@ impl<'a> Scales<'a> {
             ensure!(fits, InvalidArgument, "there are not as many zero points as scales");
         }
         let zeros = zero.map(read_floats).transpose()?;
-        // Zero points that are all zero, as those of floats must be, cost nothing.
+        // Zero points that are all zero, as those of floats must be, are skipped.
         let zeros = zeros.filter(|zeros| pieces(zeros).flatten().any(|zero| *zero != 0.0));
         Ok(Scales { granularity, scales: read_floats(scale)?, zeros })
     }
 
-    /// Calls `one` for each run with one scale and zero point, and `each` for single elements.
+    /// Calls `one` for each run with one scale and zero point, and `each` for runs with one for
+    /// each element.
     fn walk(
         &self,
         first: usize,
@@ -82,7 +83,7 @@ fn for_each_block(
     count: usize,
     task: impl Fn(usize, &mut [f32], &mut [u8]) -> Result<()> + Sync,
 ) -> Result<()> {
-    /// Blocks of one task.
+    /// Blocks in one task.
     const BLOCKS: usize = 8;
     let block_bytes = dtype.byte_len(BLOCK).ok_or_else(|| error!(Fail, "{} has no bytes", dtype.name()))?;
     let failure = Mutex::new(None);
@@ -120,6 +121,7 @@ impl Executable for Dequantize {
                 first,
                 values,
                 |values, scale, zero| {
+                    // Two steps, because an FMA would round `(x - zero) * scale` differently.
                     if zero != 0.0 {
                         unary_in_place(isa, Unary::Affine { scale: 1.0, shift: -zero }, values);
                     }
@@ -154,7 +156,7 @@ fn make_quantize(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Quantize { options: Options::new(cx)?, saturate, precision }))
 }
 
-/// Rounds to the type that the division is done in.
+/// Rounds values to the type of the division.
 fn round_to(precision: DType, values: &mut [f32]) {
     match precision {
         DType::F16 => values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32()),
@@ -164,7 +166,7 @@ fn round_to(precision: DType, values: &mut [f32]) {
 }
 
 impl Quantize {
-    /// Divides whole numbers in double precision, which holds them.
+    /// Divides integers in double precision, which represents them exactly.
     fn divide_ints(scales: &Scales<'_>, ints: &[i32], first: usize, values: &mut [f32]) {
         for (at, value) in values.iter_mut().enumerate() {
             let scale = match scales.granularity.run(first + at, 1) {
@@ -183,11 +185,13 @@ impl Executable for Quantize {
         let (threads, output) = (cx.threads(), cx.output(0)?);
         let (dtype, count, floats) = (output.dtype(), output.element_count(), x.bytes()?);
         let precision = self.precision.unwrap_or(scale.dtype());
+        // `float` cannot represent all 32-bit integers.
         let ints = match (x.dtype(), self.precision) {
             (DType::I32, None) => Some(x.as_slice::<i32>()?),
             _ => None,
         };
         let range = range(dtype);
+        // One scale and 8-bit results have a loop that quantizes and stores in one pass.
         if let (DType::F32, DType::F32, DType::U8 | DType::I8, Some((least, greatest)), &[scale]) =
             (x.dtype(), precision, dtype, range, &*scales.scales)
         {
@@ -211,7 +215,7 @@ impl Executable for Quantize {
                 round_to(precision, values);
             }
             let Some((least, greatest)) = range else {
-                // The zero point of an 8-bit float is zero; that of a narrower one is added.
+                // The zero point of an 8-bit float is zero. That of a narrower float is added.
                 if dtype.is_packed() {
                     add_zeros(&scales, first, values);
                 }

@@ -1,7 +1,7 @@
-//! Kernels that draw random numbers.
+//! Random number generation.
 //!
-//! A node with a seed draws the same numbers in every run, by the Mersenne Twister and the methods
-//! of NumPy's legacy generator, which the standard's reference uses. Without a seed, each run
+//! A node with a seed draws the same numbers in every run. It uses the Mersenne Twister and the
+//! methods of NumPy's legacy generator, like the standard's reference. Without a seed, each run
 //! starts from the system's entropy.
 
 #![allow(
@@ -31,7 +31,7 @@ cpu_kernels![
     KernelDef { op: "Multinomial", make: make_multinomial, ..KernelDef::BASE },
 ];
 
-/// Where a node's random numbers start.
+/// The seed of a node's random numbers.
 #[derive(Clone, Copy)]
 struct Seed(Option<f32>);
 
@@ -43,7 +43,7 @@ impl Seed {
     fn generator(self) -> Generator {
         let seed = match self.0 {
             Some(seed) => seed as i64 as u32,
-            // Each `RandomState` has keys of its own, which come from the system.
+            // Each `RandomState` has its own keys, which come from the system.
             None => RandomState::new().build_hasher().finish() as u32,
         };
         Generator { words: Mt::new(seed), spare: None }
@@ -57,13 +57,13 @@ struct Generator {
 }
 
 impl Generator {
-    /// A number from 0 to below 1 with 53 random bits.
+    /// Returns a number from 0 to below 1 with 53 random bits.
     fn unit(&mut self) -> f64 {
         let (high, low) = (self.words.next_u32() >> 5, self.words.next_u32() >> 6);
         (f64::from(high) * 67_108_864.0 + f64::from(low)) / 9_007_199_254_740_992.0
     }
 
-    /// A number from the standard normal distribution, by G. Marsaglia's polar method.
+    /// Draws from the standard normal distribution, by G. Marsaglia's polar method.
     fn normal(&mut self) -> f64 {
         if let Some(spare) = self.spare.take() {
             return spare;
@@ -79,11 +79,12 @@ impl Generator {
         }
     }
 
-    /// True with probability `p`, by inversion of the binomial distribution of one trial.
+    /// Returns true with probability `p`, by inversion of the binomial distribution of one trial.
     fn chance(&mut self, p: f64) -> bool {
         if p <= 0.0 {
             return false;
         }
+        // NumPy's method draws the rarer outcome.
         let (rare, complement) = if p <= 0.5 { (p, false) } else { (1.0 - p, true) };
         if rare <= 0.0 {
             return complement;
@@ -146,7 +147,7 @@ fn make_multinomial(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             return Err(error!(InvalidArgument, "log-probabilities of shape {:?}", input.shape()));
         };
         ensure!(classes > 0 || output.element_count() == 0, InvalidArgument, "there is no class to draw");
-        // For each row, the sums of the probabilities of all classes up to each.
+        // For each row, the cumulative sums of the unnormalized class probabilities.
         let mut sums = Vec::with_capacity(logits.len());
         for row in logits.chunks_exact(classes.max(1)) {
             let greatest = pieces(row).flatten().copied().fold(f64::NEG_INFINITY, f64::max);

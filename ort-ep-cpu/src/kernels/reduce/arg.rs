@@ -1,4 +1,4 @@
-//! `ArgMax` and `ArgMin`.
+//! `ArgMax` and `ArgMin` along an axis.
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
@@ -9,9 +9,9 @@ use crate::cpu_kernels;
 use crate::interrupt::spending;
 use crate::parallel::for_each_row_chunk_mut;
 
-/// Elements that are worth a thread of their own.
+/// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 14;
-/// Columns whose best values are kept at a time.
+/// Columns whose best values are tracked at a time.
 const TILE: usize = 128;
 
 cpu_kernels![
@@ -41,7 +41,8 @@ fn make(cx: &mut CompileCx<'_>, greatest: bool) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// Finds the best place of each line. NaN is better than every number, as in NumPy.
+/// Finds the position of the best element of each line. As in NumPy, NaN is better than every
+/// number.
 fn search<T: Number>(
     threads: usize,
     [_, len, inner]: [usize; 3],
@@ -49,6 +50,7 @@ fn search<T: Number>(
     to: &mut [i64],
     better: impl Fn(T, T) -> bool + Sync,
 ) {
+    // Ties go to the last position if `better` holds for equal values.
     let last = better(T::default(), T::default());
     let better = |x: T, best: T| better(x, best) && !best.is_nan() || x.is_nan() && (last || !best.is_nan());
     for_each_row_chunk_mut(threads, to, 1, (GRAIN / len.max(1)).max(1), |first, piece| {

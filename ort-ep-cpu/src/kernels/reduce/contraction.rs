@@ -1,10 +1,9 @@
-//! Pairwise contraction of an Einsum: the order in which operands are multiplied, and the products.
+//! Pairwise contraction for `Einsum`: the order in which operands are multiplied, and the matmuls.
 //!
 //! The sum over all subscripts at once has as many terms as the product of their sizes: `a,b,c,d->`
-//! of four vectors of 4,096 elements has 2.8e14. Two operands at a time it is next to nothing:
-//! subscripts that one operand alone has are summed first, then the pair goes first whose product
-//! costs least ([opt_einsum]'s greedy order), as a batch of matrix products in the type that sums
-//! are computed in.
+//! of four vectors of 4,096 elements has 2.8e14. Pairwise contraction makes that negligible.
+//! Subscripts that only one operand has are summed first. The cheapest pair goes next
+//! ([opt_einsum]'s greedy order), as a batch of matmuls in the type that sums are computed in.
 //!
 //! [opt_einsum]: https://doi.org/10.21105/joss.00753
 
@@ -17,17 +16,17 @@ use super::number::{Number, Wide};
 use crate::interrupt::{self, PIECE, Pace, in_blocks, pieces_mut, spend};
 use crate::parallel::for_each_row_chunk_mut;
 
-/// How much fewer multiplications make pairs worth their memory.
+/// By which factor pairs must reduce the multiplications to be worth their memory.
 const GAIN: f64 = 8.0;
 
-/// How many operands are looked at for the next pair; all pairs of many would be cubic in their
-/// number.
+/// How many operands are candidates for the next pair. Trying all pairs of many operands would be
+/// cubic in their number.
 const CANDIDATES: usize = 12;
 
-/// Terms of sums that are worth a thread.
+/// The fewest terms of sums that are worth a thread.
 const GRAIN: usize = 1 << 14;
 
-/// A dense intermediate: its subscripts, outermost first, and where it begins in the workspace, in
+/// A dense intermediate tensor: its subscripts, outermost first, and its range of the workspace, in
 /// elements.
 #[derive(Debug, Clone)]
 struct Term {
@@ -36,31 +35,32 @@ struct Term {
     len: usize,
 }
 
-/// What happens to two terms: both are put in order, and multiplied.
+/// The contraction of two terms. Each is transposed if its axes are out of order, then both are
+/// multiplied.
 #[derive(Debug)]
 struct Pair {
     left: (Term, Term),
     right: (Term, Term),
-    /// Batch, rows, columns and terms of the sums.
+    /// Batch, rows, columns and k (the summed axis).
     shape: [usize; 4],
     result: Term,
 }
 
-/// All steps of an equation for some shapes.
+/// All steps of an equation for given shapes.
 #[derive(Debug)]
 pub(super) struct Contraction {
     sizes: Vec<(Label, usize)>,
-    /// For each operand what is left of it once its own subscripts are summed.
+    /// Each operand after its own subscripts are summed.
     operands: Vec<Term>,
     pairs: Vec<Pair>,
-    /// What becomes the output, once its axes are in order.
+    /// The term that becomes the output once its axes are in order.
     last: Term,
     output: Vec<Label>,
-    /// Elements of the workspace.
+    /// The length of the workspace, in elements.
     pub(super) len: usize,
 }
 
-/// Where the next term goes, and the multiplications so far.
+/// The state of the planner: the end of the workspace, and the multiplications so far.
 struct Planner<'a> {
     sizes: &'a [(Label, usize)],
     end: usize,
@@ -81,7 +81,7 @@ impl Planner<'_> {
         labels.iter().map(|&label| size_of_label(self.sizes, label) as f64).product()
     }
 
-    /// The same term with its axes in this order: itself, or a copy.
+    /// Returns the term with its axes in this order: itself, or a copy.
     fn ordered(&mut self, term: &Term, parts: [&[Label]; 3]) -> Result<Term> {
         let labels = parts.concat();
         if labels == term.labels { Ok(term.clone()) } else { self.term(labels) }
@@ -101,14 +101,14 @@ impl Planner<'_> {
         Ok(Pair { left: (left, left_to), right: (right, right_to), shape, result })
     }
 
-    /// The multiplications of a pair.
+    /// Returns the number of multiplications of a pair.
     fn cost_of(&self, left: &Term, right: &Term) -> f64 {
         let only_right: Vec<Label> =
             right.labels.iter().filter(|label| !left.labels.contains(label)).copied().collect();
         self.size(&left.labels) * self.size(&only_right)
     }
 
-    /// The places of the pair that costs least.
+    /// Returns the positions of the cheapest pair.
     fn cheapest(&self, terms: &[Term]) -> (usize, usize) {
         let count = terms.len().min(CANDIDATES);
         let pairs = (0..count).flat_map(|left| (left + 1..count).map(move |right| (left, right)));
@@ -121,13 +121,14 @@ impl Planner<'_> {
 }
 
 impl Contraction {
-    /// The steps for these shapes, if that is much less work than one sum over all subscripts.
+    /// Returns the steps for these shapes; none unless they are much less work than one sum over
+    /// all subscripts.
     pub(super) fn new(equation: &Equation, shapes: &[&[usize]]) -> Result<Option<Contraction>> {
         let sizes = sizes(equation, shapes)?;
         let mut planner = Planner { sizes: &sizes, end: 0, cost: 0.0 };
         let at_once: f64 = sizes.iter().map(|(_, size)| *size as f64).product();
-        // Without elements there is nothing to order, and small sums are done before their order is
-        // found.
+        // Without elements there is nothing to order, and a small sum takes less time than its
+        // plan.
         if at_once <= GRAIN as f64 || equation.inputs.len() < 2 {
             return Ok(None);
         }
@@ -137,6 +138,7 @@ impl Contraction {
             for (&label, &size) in labels.iter().zip(*shape) {
                 let elsewhere = has_elsewhere(equation, shapes, &sizes, (index, label));
                 let spans = size == size_of_label(&sizes, label);
+                // An axis that is broadcast has size 1 here and is dropped.
                 if spans && (elsewhere || equation.output.contains(&label)) && !kept.contains(&label) {
                     kept.push(label);
                 }
@@ -154,7 +156,7 @@ impl Contraction {
         let mut pairs = Vec::with_capacity(terms.len());
         while terms.len() > 1 {
             let (left, right) = planner.cheapest(&terms);
-            // The later one first: the other's place stays.
+            // The later one is removed first, so that the other's position stays valid.
             let right = terms.swap_remove(right);
             let left = terms.swap_remove(left);
             let is_needed = |label: Label| {
@@ -183,6 +185,7 @@ impl Contraction {
         }
         for pair in &self.pairs {
             for (from, ordered) in [&pair.left, &pair.right] {
+                // A term that was in order already is its own copy.
                 if from.start != ordered.start {
                     self.reorder(threads, (from, ordered), work)?;
                 }
@@ -201,7 +204,7 @@ impl Contraction {
         Ok(())
     }
 
-    /// A walk over a term's elements in another order of its axes.
+    /// Returns a walk over a term's elements in another order of its axes.
     fn walk(&self, term: &Term, order: &[Label]) -> Walk {
         let shape: Vec<usize> = term.labels.iter().map(|&label| size_of_label(&self.sizes, label)).collect();
         Walk::new(&self.sizes, &term.labels, &shape, order)
@@ -216,8 +219,8 @@ impl Contraction {
     }
 }
 
-/// Whether another operand than the one at `index` has a subscript in its full size. One of size 1
-/// is constant along it, and is as good as one without.
+/// Returns whether another operand than the one at `index` has a subscript in its full size. An
+/// operand of size 1 is constant along the subscript, as if it did not have it.
 fn has_elsewhere(
     equation: &Equation,
     shapes: &[&[usize]],
@@ -234,7 +237,8 @@ fn too_short() -> ort_core::Error {
     error!(Fail, "the workspace of an Einsum is too short")
 }
 
-/// What is read and what is written: terms begin behind those that they are made of.
+/// Splits the workspace into what is read and what is written. A term begins after those that it is
+/// computed from.
 fn split<'w, W>(work: &'w mut [W], from: &[&Term], to: &Term) -> Result<(Vec<&'w [W]>, &'w mut [W])> {
     let (before, rest) = work.split_at_mut_checked(to.start).ok_or_else(too_short)?;
     let to = rest.get_mut(..to.len).ok_or_else(too_short)?;
@@ -244,15 +248,16 @@ fn split<'w, W>(work: &'w mut [W], from: &[&Term], to: &Term) -> Result<(Vec<&'w
     Ok((parts.ok_or_else(too_short)?, to))
 }
 
-/// Sums of the elements of a strided tensor, for each place along some of its axes.
+/// Sums of the elements of a strided tensor, for each position along the axes that stay.
 struct Walk {
-    /// Sizes and strides of what stays, and of what is summed.
+    /// Sizes and strides of the axes that stay.
     kept: Vec<(usize, usize)>,
+    /// Sizes and strides of the summed axes.
     summed: Vec<(usize, usize)>,
 }
 
 impl Walk {
-    /// The axes in `order` stay; a subscript that stands twice walks the diagonal, one of size 1 is
+    /// Keeps the axes in `order`. A repeated subscript walks the diagonal, one of size 1 is
     /// broadcast.
     fn new(sizes: &[(Label, usize)], labels: &[Label], shape: &[usize], order: &[Label]) -> Walk {
         let axis = |label: Label| {
@@ -278,8 +283,8 @@ impl Walk {
         }
     }
 
-    /// Calls `task` with each of `count` places from the `first` on: its number among these, and
-    /// where it lies.
+    /// Calls `task` for each of `count` positions, starting with the one at `first`: with its
+    /// number among these, and its offset.
     fn each(&self, first: usize, count: usize, mut task: impl FnMut(usize, usize)) {
         let mut counters = vec![0; self.kept.len()];
         let (mut rest, mut place) = (first, 0);
@@ -312,7 +317,7 @@ impl Walk {
     }
 }
 
-/// The next place; after the last one, the first again.
+/// Advances to the next position. After the last one, starts over.
 fn step(counters: &mut [usize], axes: &[(usize, usize)], place: &mut usize) {
     for (counter, (size, stride)) in counters.iter_mut().zip(axes).rev() {
         *counter += 1;
@@ -325,7 +330,7 @@ fn step(counters: &mut [usize], axes: &[(usize, usize)], place: &mut usize) {
     }
 }
 
-/// A batch of matrix products of `[batch, rows, k]` and `[batch, k, columns]`, a row at a time.
+/// Multiplies batches of `[batch, rows, k]` and `[batch, k, columns]`, a row at a time.
 fn multiply<W: Wide>(
     threads: usize,
     [_, rows, columns, k]: [usize; 4],

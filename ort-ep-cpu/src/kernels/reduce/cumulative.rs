@@ -1,4 +1,4 @@
-//! `CumSum` and `CumProd`.
+//! `CumSum` and `CumProd`: inclusive or exclusive scans along an axis.
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx, Unary};
 use ort_core::{Result, error, for_each_type};
@@ -10,9 +10,9 @@ use crate::cpu_kernels;
 use crate::interrupt::{in_blocks, spend};
 use crate::parallel::for_each_row_chunk_mut;
 
-/// Elements that are worth a thread of their own.
+/// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 14;
-/// Columns that are accumulated at a time.
+/// Columns that are scanned at a time.
 const TILE: usize = 128;
 
 cpu_kernels![
@@ -39,6 +39,7 @@ fn make(cx: &mut CompileCx<'_>, product: bool) -> Result<Box<dyn Executable>> {
         let [_, len, inner] = around_axis(input.shape(), axis)?;
         let dtype = input.dtype();
         for_each_type!(dtype in NUMERIC, T => {
+            // No pair is registered as in place, so input and output are always apart.
             if let Unary::Apart(from, to) = cx.unary::<T>(0, 0)? {
                 scan.run(threads, [len, inner], from, to);
             }

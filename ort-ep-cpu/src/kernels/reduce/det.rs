@@ -1,4 +1,4 @@
-//! `Det`, by elimination with partial pivoting in double precision.
+//! `Det` by Gaussian elimination with partial pivoting, in double precision.
 
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
@@ -33,7 +33,7 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(WithHeap { bound, run }))
 }
 
-/// The determinant of a square matrix, which is overwritten; 1 for a matrix without rows.
+/// Returns the determinant of a square matrix, which is overwritten; 1 for a matrix without rows.
 fn determinant(matrix: &mut [f64], size: usize) -> f64 {
     let mut result = 1.0;
     for step in 0..size {
@@ -42,6 +42,7 @@ fn determinant(matrix: &mut [f64], size: usize) -> f64 {
         let pivot =
             (step..size).fold(step, |best, row| if magnitude(row) > magnitude(best) { row } else { best });
         let value = matrix[at(pivot)];
+        // A column without a pivot makes the matrix singular.
         if value == 0.0 {
             return 0.0;
         }

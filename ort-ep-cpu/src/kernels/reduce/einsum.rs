@@ -1,5 +1,6 @@
-//! `Einsum`: two `f32` operands as a batch of matrix products, everything else in pairs or by one
-//! strided loop.
+//! `Einsum` by a batched GEMM, by pairwise contraction, or by one strided loop.
+//!
+//! Two `f32` operands that form a matmul take the GEMM.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -19,7 +20,7 @@ use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
 use crate::vector::transpose::Permutation;
 
-/// Products that are worth a thread of their own.
+/// The fewest multiplications that are worth a thread.
 const GRAIN: usize = 1 << 14;
 
 cpu_kernels![
@@ -42,7 +43,7 @@ cpu_kernels![
     },
 ];
 
-/// The size of each subscript of an equation, sizes of 1 broadcast.
+/// Returns the size of each subscript of an equation. Sizes of 1 are broadcast.
 pub(super) fn sizes(equation: &Equation, shapes: &[&[usize]]) -> Result<Vec<(Label, usize)>> {
     let mut sizes: Vec<(Label, usize)> = Vec::new();
     for (labels, shape) in equation.inputs.iter().zip(shapes) {
@@ -64,7 +65,7 @@ pub(super) fn size_of_label(sizes: &[(Label, usize)], label: Label) -> usize {
     sizes.iter().find(|(known, _)| *known == label).map_or(1, |(_, size)| *size)
 }
 
-/// The bytes of an element of the type that sums of `dtype` are computed in.
+/// Returns the bytes of the accumulator type of `dtype`.
 fn wide_bytes(dtype: DType) -> Result<usize> {
     for_each_type!(dtype in NUMERIC, T => Ok(size_of::<<T as Number>::Wide>()),
         else => Err(error!(NotImplemented, "sums of {}", dtype.name())))
@@ -76,8 +77,8 @@ fn make_loop(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Loop { text, wide_bytes }))
 }
 
-/// Any types and any number of operands: pairs of them where that is less work, else one sum over
-/// all subscripts.
+/// The kernel for any type and any number of operands: pairwise contraction if that is less work,
+/// else one sum over all subscripts.
 struct Loop {
     text: String,
     wide_bytes: usize,
@@ -135,8 +136,7 @@ impl Sum {
         let shapes: Vec<&[usize]> = inputs.iter().map(TensorView::shape).collect();
         let sizes = sizes(equation, &shapes)?;
         let stride_of = |operand: usize, label: Label| -> usize {
-            // A subscript that stands twice walks the diagonal; a size of 1 is read again and
-            // again.
+            // A repeated subscript walks the diagonal. A size of 1 has stride 0.
             let (mut stride, mut total) = (1, 0);
             for (&own, &size) in equation.inputs[operand].iter().zip(shapes[operand]).rev() {
                 if own == label && size != 1 {
@@ -179,7 +179,7 @@ impl Sum {
                     self.advance(&mut counters, &mut places);
                 });
                 *to = T::narrow(sum);
-                // `in_blocks` counts long sums itself, and many short ones are as much work.
+                // `in_blocks` counts long sums itself, but many short ones are as much work.
                 uncounted += terms;
                 if uncounted >= GRAIN {
                     spend(uncounted);
@@ -189,7 +189,7 @@ impl Sum {
         });
     }
 
-    /// The next term; after the last one, the first again.
+    /// Advances to the next term. After the last one, starts over.
     fn advance(&self, counters: &mut [usize], places: &mut [usize]) {
         for (counter, (size, strides)) in counters.iter_mut().zip(&self.summed).rev() {
             *counter += 1;
@@ -203,7 +203,7 @@ impl Sum {
     }
 }
 
-/// The part that each subscript has in a matrix product of two operands.
+/// The role of each subscript in a matmul of two operands.
 struct Roles {
     batch: Vec<Label>,
     rows: Vec<Label>,
@@ -212,8 +212,8 @@ struct Roles {
 }
 
 impl Roles {
-    /// None where the equation is no matrix product: a diagonal, or a sum over a subscript of one
-    /// operand.
+    /// Returns the roles; none if the equation is not a matmul, because it takes a diagonal or sums
+    /// over a subscript of one operand.
     fn of(equation: &Equation) -> Option<Roles> {
         let [a, b] = equation.inputs.as_slice() else { return None };
         let repeats =
@@ -244,14 +244,14 @@ struct Product {
     text: String,
 }
 
-/// An equation for concrete shapes, as permutations around a batch of products.
+/// An equation for concrete shapes: permutations around a batch of matmuls.
 struct Steps {
     count: usize,
     shape: [usize; 3],
     left: Permutation,
     right: Permutation,
     result: Permutation,
-    /// Whether sizes broadcast, which the loop does.
+    /// Whether sizes broadcast, which only the loop supports.
     broadcast: bool,
 }
 
@@ -288,13 +288,14 @@ impl Product {
 }
 
 impl Steps {
-    /// The elements of both operands and the result that are moved, and the workspace of the
-    /// products.
+    /// Returns the number of elements to permute in both operands and in the result, and the GEMM
+    /// workspace.
     fn lens(&self, threads: usize) -> Result<[usize; 4]> {
         let [rows, columns, k] = self.shape;
         let moved = |permutation: &Permutation, sizes: [usize; 3]| {
             if permutation.is_identity() { Ok(0) } else { element_count(&sizes) }
         };
+        // The loop needs no workspace.
         if self.broadcast {
             return Ok([0; 4]);
         }
@@ -320,6 +321,7 @@ impl Executable for Product {
         let threads = cx.threads();
         let mut rest = scratch::<f32>(cx.workspace()?)?;
         let to = cx.output(0)?.as_mut_slice::<f32>()?;
+        // Only the run knows whether sizes broadcast.
         if steps.broadcast {
             let equation = Equation::parse(&self.text, &[inputs[0].rank(), inputs[1].rank()])?;
             Sum::new(&equation, &inputs)?.run(threads, &[a, b], to);
@@ -335,6 +337,7 @@ impl Executable for Product {
             Fail,
             "the result has another size"
         );
+        // Without a permutation, the GEMM writes the output directly.
         if steps.result.is_identity() {
             return multiply(&steps, threads, [left, right], to, work);
         }

@@ -1,4 +1,4 @@
-//! The ten `Reduce` operators.
+//! The ten `Reduce` operators, and `SumTo`.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -18,11 +18,11 @@ use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
 use crate::simd::slices::{Operand, UnaryOp, zip};
 
-/// Elements that are worth a thread of their own.
+/// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 14;
-/// Columns that are combined at a time.
+/// Columns that are reduced at a time.
 const TILE: usize = 256;
-/// Rows that are added in `f32` before they are added to an `f64`.
+/// Rows that are summed in `f32` before the sum goes on in `f64`.
 const ROWS: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +62,7 @@ fn run(cx: &mut RunCx<'_>, fold: Fold, noop: bool) -> Result<()> {
     let input = cx.input(0)?;
     let axes: Option<SmallVec<[i64; 6]>> = cx.find_input(1).map(|axes| axes.collect_ints()).transpose()?;
     let axes = axes.unwrap_or_default();
+    // Without axes all are reduced, unless the node says that none are.
     let mut mask: SmallVec<[bool; 6]> = smallvec![axes.is_empty() && !noop; input.rank()];
     for axis in axes {
         mask[normalize_axis(axis, input.rank())?] = true;
@@ -69,7 +70,7 @@ fn run(cx: &mut RunCx<'_>, fold: Fold, noop: bool) -> Result<()> {
     fold_axes(cx, fold, &mask)
 }
 
-/// Sums over what the output's shape was repeated along.
+/// Sums over the axes along which the output's shape was broadcast.
 fn sum_to(cx: &mut RunCx<'_>) -> Result<()> {
     let from = cx.input(0)?.shape();
     let to = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
@@ -82,13 +83,14 @@ fn sum_to(cx: &mut RunCx<'_>) -> Result<()> {
     fold_axes(cx, Fold::Sum, &mask)
 }
 
-/// Combines elements along the axes of the mask.
+/// Reduces the axes of the mask.
 fn fold_axes(cx: &mut RunCx<'_>, fold: Fold, mask: &[bool]) -> Result<()> {
     let input = cx.input(0)?;
     let layout = Layout::new(input.shape(), mask);
     let (threads, dtype) = (cx.threads(), input.dtype());
     let output = cx.output(0)?;
     match dtype {
+        // `float` has vector loops. Other types go through their accumulator type.
         DType::F32 => {
             let task = Task { fold, layout: &layout, from: input.as_slice::<f32>()?, threads };
             task.check(output.element_count())?;
@@ -100,7 +102,7 @@ fn fold_axes(cx: &mut RunCx<'_>, fold: Fold, mask: &[bool]) -> Result<()> {
             task.check(output.element_count())?;
             let to = output.bytes_mut()?;
             task.run(to);
-            // The least of no bytes is 255, the least of no truth values is true.
+            // The minimum of no bytes is 255, but the minimum of no booleans is true.
             to.iter_mut().for_each(|byte| *byte = (*byte).min(1));
             Ok(())
         }
@@ -128,8 +130,9 @@ impl<T> Task<'_, T> {
         Ok(())
     }
 
-    /// Outputs that are worth a thread of their own.
+    /// Returns the fewest outputs that are worth a thread.
     fn grain(&self) -> usize {
+        // A thread should get a whole tile of columns.
         let least = if self.layout.inner_reduced { 1 } else { TILE };
         (GRAIN / self.layout.combined().max(1)).max(least)
     }
@@ -163,6 +166,7 @@ impl<T: Number> Task<'_, T> {
         };
         let sum =
             |map: fn(T::Wide) -> T::Wide| elements().fold(T::Wide::ZERO, |sum, x| sum.add(map(x.widen())));
+        // NaN replaces any value, and nothing replaces NaN.
         let greatest = || elements().fold(T::LOWEST, |a, b| if a > b || a.is_nan() { a } else { b });
         let wide = match self.fold {
             Fold::Max => return greatest(),
@@ -235,7 +239,7 @@ impl Task<'_, f32> {
         });
     }
 
-    /// The runs that are combined for the output at `index`, each of `len` elements.
+    /// Returns the runs that are reduced for the output at `index`, each of `len` elements.
     fn rows(&self, index: usize, len: usize) -> impl Iterator<Item = &[f32]> + Clone {
         let base = self.start(index);
         (0..self.layout.runs()).map(move |run| {
@@ -244,7 +248,7 @@ impl Task<'_, f32> {
         })
     }
 
-    /// Cuts outputs into tiles that are consecutive in the input too.
+    /// Splits outputs into tiles that are contiguous in the input too.
     fn for_each_tile(&self, first: usize, piece: &mut [f32], task: impl Fn(usize, &mut [f32])) {
         let (mut index, mut rest) = (first, piece);
         while !rest.is_empty() {
@@ -262,6 +266,7 @@ impl Task<'_, f32> {
         rows: impl Iterator<Item = &'r [f32]>,
         tile: &mut [f32],
     ) {
+        // Rows accumulate in `f32` in the tile, which goes to these totals every `ROWS` rows.
         let mut totals = [f64::from(C::IDENTITY); TILE];
         tile.fill(C::IDENTITY);
         let mut waiting = 0;
@@ -287,6 +292,7 @@ impl Task<'_, f32> {
 
     fn log_sum_exp(&self, to: &mut [f32]) {
         let isa = Isa::current();
+        // First the maxima, which keep the powers in range. An infinite one would yield NaN.
         self.fold(Same(), Greater, finite_or_zero, to);
         for_each_row_chunk_mut(self.threads, to, 1, self.grain(), |first, piece| {
             if self.layout.inner_reduced {

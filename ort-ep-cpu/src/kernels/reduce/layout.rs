@@ -1,10 +1,10 @@
-//! Axes and shapes as kernels walk them.
+//! Axes and shapes, as kernels iterate over them.
 
 use ort_core::tensor::Shape;
 use ort_core::{Result, error};
 use smallvec::SmallVec;
 
-/// The axis as an index below `rank`.
+/// Returns the axis as an index below `rank`.
 pub(crate) fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
     let from_front = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
     usize::try_from(from_front)
@@ -13,8 +13,8 @@ pub(crate) fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
         .ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
 }
 
-/// A shape around one axis: the product of the sizes before it, its own size, the product of the
-/// sizes after it.
+/// Splits a shape around one axis: the product of the sizes before it, its own size, and the
+/// product of the sizes after it.
 pub(crate) fn around_axis(shape: &[usize], axis: i64) -> Result<[usize; 3]> {
     if shape.is_empty() {
         normalize_axis(axis, 1)?;
@@ -27,25 +27,24 @@ pub(crate) fn around_axis(shape: &[usize], axis: i64) -> Result<[usize; 3]> {
 /// Dimensions with their sizes and strides, outermost first.
 pub(crate) type Dimensions = SmallVec<[(usize, usize); 4]>;
 
-/// The elements of a tensor parted into those that are combined and those that stay apart.
-/// Neighbouring dimensions of one kind are merged, so that the innermost run is as long as it can
-/// be.
+/// The elements of a tensor, split into reduced and kept dimensions. Adjacent dimensions of one
+/// kind are merged, so that the innermost run is as long as possible.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// Dimensions that stay, the innermost run left out.
+    /// The kept dimensions, without the innermost run.
     pub(crate) kept: Dimensions,
-    /// Dimensions that are combined, the innermost run left out.
+    /// The reduced dimensions, without the innermost run.
     pub(crate) reduced: Dimensions,
-    /// The length of the innermost run of consecutive elements.
+    /// The length of the innermost run of contiguous elements.
     pub(crate) inner: usize,
-    /// Whether the innermost run is combined.
+    /// Whether the innermost run is reduced.
     pub(crate) inner_reduced: bool,
 }
 
 impl Layout {
-    /// The layout of `shape` where the dimensions of `mask` are combined.
+    /// Returns the layout of `shape` when the dimensions of `mask` are reduced.
     pub(crate) fn new(shape: &[usize], mask: &[bool]) -> Layout {
-        // Merged dimensions, innermost first, as (size, stride, combined).
+        // Merged dimensions, innermost first, as (size, stride, reduced).
         let mut merged: SmallVec<[(usize, usize, bool); 6]> = SmallVec::new();
         let mut stride = 1usize;
         for (&size, &reduced) in shape.iter().zip(mask).rev() {
@@ -66,23 +65,23 @@ impl Layout {
         layout
     }
 
-    /// How many runs are combined for each output.
+    /// Returns how many runs are reduced for each output.
     pub(crate) fn runs(&self) -> usize {
         count(&self.reduced)
     }
 
-    /// How many elements are combined for each output.
+    /// Returns how many elements are reduced for each output.
     pub(crate) fn combined(&self) -> usize {
         self.runs() * if self.inner_reduced { self.inner } else { 1 }
     }
 }
 
-/// The number of places of these dimensions.
+/// Returns the number of positions of these dimensions.
 pub(crate) fn count(dimensions: &Dimensions) -> usize {
     dimensions.iter().map(|&(size, _)| size).product()
 }
 
-/// The offset of the place with this linear index.
+/// Returns the offset of the position with this linear index.
 #[inline]
 pub(crate) fn offset(dimensions: &[(usize, usize)], mut index: usize) -> usize {
     let mut offset = 0;
@@ -93,8 +92,8 @@ pub(crate) fn offset(dimensions: &[(usize, usize)], mut index: usize) -> usize {
     offset
 }
 
-/// Row-major strides of `shape` as broadcast to `rank` dimensions: 0 where its size is 1 or
-/// missing.
+/// Returns the row-major strides of `shape` as broadcast to `rank` dimensions. A stride is 0 if the
+/// size is 1 or missing.
 pub(crate) fn broadcast_strides(shape: &[usize], rank: usize) -> Shape {
     let mut strides: Shape = std::iter::repeat_n(0, rank).collect();
     let mut stride = 1;

@@ -1,4 +1,4 @@
-//! Functions applied to each line along one axis, in any layout and floating-point type.
+//! Functions of each line along an axis, in any layout and floating-point type.
 
 use ort_core::ep::{RunCx, Unary};
 use ort_core::{Result, error, for_each_type};
@@ -8,25 +8,26 @@ use super::number::Real;
 use crate::interrupt::{self, spending};
 use crate::parallel::for_each_row_chunk_mut;
 
-/// Elements that are worth a thread of their own.
+/// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 13;
-/// Lines that are gathered at a time where they are not consecutive in memory.
+/// Lines that are gathered at a time if their elements are not contiguous.
 const GATHERED: usize = 16;
 
-/// A function of one line, in place. Types other than `f32` go through `f64`.
+/// A function of one line, in place. Types other than `f32` are converted to `f64`.
 pub(crate) trait LineFn: Sync {
-    /// For `f32`.
+    /// Applies the function to a line of `f32`.
     fn f32(&self, line: &mut [f32]);
-    /// For all columns of a block of `f32` at once; false where there is no such way.
+    /// Applies the function to all columns of a block of `f32` at once. Returns false if it has no
+    /// loop for that.
     fn f32_columns(&self, _block: &mut [f32], _inner: usize) -> bool {
         false
     }
-    /// For the other types.
+    /// Applies the function to a line of any other type.
     fn f64(&self, line: &mut [f64]);
 }
 
-/// Applies `function` to each line of input 0 along `axis` and writes output 0, which may be the
-/// same memory.
+/// Applies `function` to each line of input 0 along `axis` and writes output 0, which may share the
+/// input's memory.
 pub(crate) fn apply(cx: &mut RunCx<'_>, axis: i64, function: &impl LineFn) -> Result<()> {
     let dtype = match cx.in_place(0) {
         Some(_) => None,
@@ -67,6 +68,7 @@ fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T
         for rows in rows.chunks_exact_mut(block) {
             match inner {
                 1 => T::apply(function, rows, &mut scratch),
+                // Some functions take all columns at once, without gathering.
                 _ if T::apply_columns(function, rows, inner) => {}
                 _ => gathered(rows, len, inner, function, &mut scratch),
             }
@@ -74,7 +76,7 @@ fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T
     });
 }
 
-/// Lines that are `inner` apart in memory, some at a time.
+/// Gathers lines whose elements are `inner` apart, some at a time, and applies the function.
 fn gathered<T: Real>(
     block: &mut [T],
     len: usize,

@@ -1,4 +1,4 @@
-//! Kernels that combine many elements into one: reductions, scans, selections.
+//! Reductions, scans and selections: kernels that combine many elements into one.
 
 #![allow(
     clippy::indexing_slicing,

@@ -1,32 +1,32 @@
-//! Element types by how they compute: floats in `f64`, integers in `i128`, rounded or wrapped once
-//! at the end.
+//! Accumulator types: `f64` for floats, `i128` for integers.
 //!
-//! This is the exact and slow way that every type can go; `f32` has kernels of its own where it
-//! matters.
+//! Results are rounded or wrapped once at the end. This is the exact and slow path that every type
+//! can take. `f32` has its own kernels if speed matters.
 
 use half::{bf16, f16};
 use ort_core::dtype::Element;
 
 use crate::interrupt::{PIECE, pieces, pieces_mut};
 
-/// An element type that computes.
+/// An element type that can be accumulated.
 pub(crate) trait Number: Element + PartialOrd + Default {
-    /// The type it computes in.
+    /// The accumulator type.
     type Wide: Wide;
-    /// The least value: negative infinity for floats.
+    /// The least value; negative infinity for floats.
     const LOWEST: Self;
-    /// The greatest value: infinity for floats.
+    /// The greatest value; infinity for floats.
     const HIGHEST: Self;
 
-    /// The same number.
+    /// Converts to the accumulator type, exactly.
     fn widen(self) -> Self::Wide;
-    /// The nearest number for floats, the number modulo 2^bits for integers.
+    /// Converts back: to the nearest float, or to an integer modulo 2^bits.
     fn narrow(wide: Self::Wide) -> Self;
-    /// The number as `f64`, rounded.
+    /// Converts to `f64`, rounded.
     fn to_f64(self) -> f64;
-    /// The nearest number for floats; rounded towards zero and clamped for integers.
+    /// Converts from `f64`: to the nearest float, or to an integer, rounded towards zero and
+    /// clamped.
     fn from_f64(value: f64) -> Self;
-    /// Whether it is not a number.
+    /// Returns whether the value is NaN.
     #[allow(clippy::eq_op, reason = "only NaN differs from itself")]
     fn is_nan(self) -> bool {
         self != self
@@ -35,7 +35,7 @@ pub(crate) trait Number: Element + PartialOrd + Default {
 
 /// A floating-point element type.
 pub(crate) trait Real: Number<Wide = f64> {
-    /// Gives the line to the function of its type, through `scratch` where it has none.
+    /// Applies the function to the line, through `scratch` if it has no loop for this type.
     fn apply(function: &impl super::lines::LineFn, line: &mut [Self], scratch: &mut Vec<f64>) {
         scratch.clear();
         scratch.reserve(line.len());
@@ -48,23 +48,23 @@ pub(crate) trait Real: Number<Wide = f64> {
         }
     }
 
-    /// Gives all columns of a block to the function at once, where it has a way for this type.
+    /// Applies the function to all columns of a block at once. Returns false if it has no loop for
+    /// this type.
     fn apply_columns(_: &impl super::lines::LineFn, _block: &mut [Self], _inner: usize) -> bool {
         false
     }
 }
 
-/// A type to compute in.
+/// An accumulator type.
 pub(crate) trait Wide: bytemuck::Pod + PartialOrd + Send + Sync {
     const ZERO: Self;
     const ONE: Self;
     fn add(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn abs(self) -> Self;
-    /// The quotient by a count, rounded towards zero for integers; integers give 0 for a count of
-    /// 0.
+    /// Divides by a count, rounding towards zero for integers. An integer divided by 0 is 0.
     fn divide(self, count: usize) -> Self;
-    /// A function of real numbers, its result rounded towards zero for integers.
+    /// Applies a function of real numbers, rounding its result towards zero for integers.
     fn real(self, function: impl Fn(f64) -> f64) -> Self;
 }
 

@@ -1,16 +1,16 @@
-//! Functions over one row of `f32`, made of the vector loops: sums, extremes, normalization.
+//! Functions of one row of `f32`, built on the vector loops: sums, extremes, normalization.
 //!
-//! Sums go over blocks in vector lanes and over the blocks in `f64`; the order depends on the
-//! length alone.
+//! Sums accumulate in vector lanes within a block, and in `f64` over the blocks. The order depends
+//! on the length alone.
 
 use crate::interrupt::{PIECE, pieces, pieces_mut};
 use crate::simd::slices::{BinaryOp, Operand, UnaryOp, fold, map, zip_in_place};
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch, math, max_or_nan, min_or_nan};
 
-/// Elements summed in `f32` before they are added to an `f64`.
+/// Elements that are summed in `f32` before the sum goes on in `f64`.
 const BLOCK: usize = 2048;
 
-/// Writes functions of one value as types.
+/// Defines functions of one value as types.
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident($($field:ident),*) = |$s:ident, $x:ident| $formula:expr;)*) => {$(
         $(#[$doc])*
@@ -45,7 +45,7 @@ unary! {
     Affine(mean, factor, bias) = |s, x| s.mul_add(s.sub(x, mean), factor, bias);
 }
 
-/// Writes functions of two values as types.
+/// Defines functions of two values as types.
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident = |$s:ident, $a:ident, $b:ident| $formula:expr;)*) => {$(
         $(#[$doc])*
@@ -65,15 +65,15 @@ binary! {
     Plus = |s, a, b| s.add(a, b);
     /// `a * b`.
     Times = |s, a, b| s.mul(a, b);
-    /// The greater, NaN if either is.
+    /// The greater; NaN if either is NaN.
     Greater = |s, a, b| s.max(a, b);
-    /// The lesser, NaN if either is.
+    /// The lesser; NaN if either is NaN.
     Lesser = |s, a, b| s.min(a, b);
     /// `e^(a - b)`.
     ExpDifference = |s, a, b| math::exp(s, s.sub(a, b));
 }
 
-/// `combine(a, map(b))`, to fold rows into a row.
+/// Folds one row into another: `combine(a, map(b))`.
 #[derive(Clone, Copy)]
 pub(crate) struct FoldInto<M, C>(pub(crate) M, pub(crate) C);
 
@@ -84,9 +84,9 @@ impl<M: UnaryOp, C: BinaryOp> BinaryOp for FoldInto<M, C> {
     }
 }
 
-/// How rows are combined: in vectors, and the partial results in `f64`.
+/// How rows are reduced: in vectors, with partial results in `f64`.
 pub(crate) trait Combine: BinaryOp + Sync {
-    /// What leaves every value as it is.
+    /// The identity element of the combination.
     const IDENTITY: f32;
     /// Combines two partial results.
     fn exact(a: f64, b: f64) -> f64;
@@ -120,7 +120,7 @@ impl Combine for Lesser {
     }
 }
 
-/// Combines `map(x)` over the row.
+/// Reduces `map(x)` over the row.
 pub(crate) fn combine<M: UnaryOp, C: Combine>(isa: Isa, map: M, how: C, row: &[f32]) -> f64 {
     let mut total = f64::from(C::IDENTITY);
     for block in pieces(row).flat_map(|piece| piece.chunks(BLOCK)) {
@@ -130,22 +130,22 @@ pub(crate) fn combine<M: UnaryOp, C: Combine>(isa: Isa, map: M, how: C, row: &[f
     total
 }
 
-/// The greatest element, NaN if any is; negative infinity of none.
+/// Returns the greatest element; NaN if any is NaN; negative infinity for an empty row.
 pub(crate) fn greatest(isa: Isa, row: &[f32]) -> f32 {
     combine(isa, Same(), Greater, row) as f32
 }
 
-/// Multiplies or otherwise combines a row with another in place.
+/// Combines a row with another in place.
 pub(crate) fn into_row(isa: Isa, op: impl BinaryOp, row: &mut [f32], other: &[f32]) {
     zip_in_place(isa, op, row, Operand::Slice(other));
 }
 
-/// `(x - mean) * factor + bias`.
+/// Computes `(x - mean) * factor + bias`.
 pub(crate) fn affine(isa: Isa, [mean, factor, bias]: [f32; 3], from: &[f32], to: &mut [f32]) {
     map(isa, Affine(mean, factor, bias), from, to);
 }
 
-/// `(x - mean) * factor * scale[i] + bias[i]` over a row; the bias may be missing.
+/// Computes `(x - mean) * factor * scale[i] + bias[i]` over a row; the bias may be missing.
 pub(crate) fn normalize(
     isa: Isa,
     [mean, factor]: [f32; 2],

@@ -1,4 +1,4 @@
-//! `TopK`.
+//! `TopK`: one pass with a sorted list for few results, else selection and sorting.
 
 use std::cmp::Ordering;
 
@@ -12,22 +12,23 @@ use crate::heap::{WithHeap, elements};
 use crate::interrupt::{Pace, pieces, spend, spending};
 use crate::parallel::for_each_row_chunk_mut;
 
-/// Elements that are worth a thread of their own.
+/// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 13;
-/// Elements between two counts of the work.
+/// Elements between two calls of `spend`.
 const LOOKS: usize = 1 << 12;
-/// Up to this many places are kept sorted while the line is read once.
+/// Up to this many results are kept sorted while the line is read once.
 const FEW: usize = 24;
 
 cpu_kernels![KernelDef { op: "TopK", make, ..KernelDef::BASE }];
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    // Sorted results are also a valid answer where the order does not matter.
+    // Sorted results are also valid if the order does not matter, so we do not read `sorted`.
     let (axis, largest) = (cx.attrs().int("axis")?, cx.attrs().flag("largest")?);
     let bound = move |shapes: &IoShapes<'_>| {
         let (input, output) = (shapes.input(0), shapes.output(0));
         let [outer, len, _] = around_axis(input, axis).unwrap_or_default();
-        // Space for the output that no node reads, and for each thread a row with its order.
+        // Space for the indices if they are not an output, and for each thread a line with its
+        // order.
         let is_unwanted = shapes.outputs.get(1).is_none_or(Option::is_none);
         let places = if is_unwanted { elements(output).saturating_mul(size_of::<i64>()) } else { 0 };
         places.saturating_add(
@@ -70,7 +71,7 @@ fn run(cx: &mut RunCx<'_>, axis: i64, largest: bool) -> Result<()> {
 
 struct Search<'a, T> {
     from: &'a [T],
-    /// The axis' size, the elements between its neighbours, the number of results.
+    /// The size of the axis, the stride of its elements, and the number of results.
     sizes: [usize; 3],
     largest: bool,
 }
@@ -107,14 +108,14 @@ impl<T: Number> Search<'_, T> {
         }
     }
 
-    /// The order of results: by value, NaN above every number, then by place.
+    /// Compares in the order of results: by value, with NaN above every number, then by position.
     fn compare(&self, line: &[T], a: usize, b: usize) -> Ordering {
         let by_value = line[a].partial_cmp(&line[b]).unwrap_or(line[a].is_nan().cmp(&line[b].is_nan()));
         let by_value = if self.largest { by_value.reverse() } else { by_value };
         by_value.then(a.cmp(&b))
     }
 
-    /// The places of the `count` first elements of the line, in order.
+    /// Finds the positions of the first `count` elements of the line, in the order of results.
     fn order(&self, line: &[T], count: usize, order: &mut Vec<usize>) {
         order.clear();
         if count > FEW {

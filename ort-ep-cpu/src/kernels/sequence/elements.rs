@@ -1,5 +1,5 @@
-//! Sequences made, measured, and changed element by element. Elements share their memory with the
-//! sequences they come from.
+//! Sequence construction, access and element-wise updates. Elements share their memory with the
+//! sequences that they come from.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, OutputsFrom, RunCx};
@@ -40,7 +40,8 @@ fn construct(cx: &mut RunCx<'_>) -> Result<()> {
     cx.set(0, sequence_value(element_type, elements))
 }
 
-/// The place that the position at an input names among `count`, or none where it is left out.
+/// Returns the index that the position at an input names among `count` elements; `None` if the
+/// input is absent.
 fn position(cx: &RunCx<'_>, input: usize, count: usize) -> Result<Option<usize>> {
     let Some(given) = cx.find_input(input) else { return Ok(None) };
     let given = given.to_ints()?;
@@ -65,18 +66,18 @@ fn at(cx: &mut RunCx<'_>) -> Result<()> {
     cx.set(0, element.clone())
 }
 
-/// Clones of the elements. Tensors share their memory with the originals.
+/// Clones the elements. Tensors share their memory with the originals.
 fn copies(elements: &[Value]) -> impl Iterator<Item = Value> {
     spending(16, elements).cloned()
 }
 
 fn insert(cx: &mut RunCx<'_>) -> Result<()> {
     let from = sequence(cx, 0)?;
-    // The old one lives as long as the new one is made.
+    // The old sequence stays alive while the new one is built.
     let _headers = reserve_headers(cx, from.elements.len())?;
     let count = from.elements.len();
-    // One more place than elements, the last behind them all; a negative position counts the
-    // elements only.
+    // Insertion has one more index than there are elements, namely the end. Negative positions
+    // count only the elements.
     let negative = cx.find_input(2).is_some_and(|given| given.to_ints().is_ok_and(|ints| ints < vec![0]));
     let place = position(cx, 2, count + usize::from(!negative))?.unwrap_or(count);
     let (before, behind) = from.elements.split_at(place);

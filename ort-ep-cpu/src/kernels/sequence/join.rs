@@ -1,4 +1,4 @@
-//! `SplitToSequence` and `ConcatFromSequence`.
+//! Splitting tensors into sequences and joining them: `SplitToSequence` and `ConcatFromSequence`.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
@@ -38,7 +38,7 @@ fn resolve(axis: i64, rank: usize) -> Result<usize> {
     found.ok_or_else(|| error!(InvalidArgument, "axis {axis} is outside rank {rank}"))
 }
 
-/// The number of parts of an axis of `size`, as far as they all have one length.
+/// Returns the number of parts of an axis of `size`, before `lengths` checks them.
 fn part_count(split: Option<TensorView<'_>>, size: usize) -> Result<usize> {
     let Some(split) = split else { return Ok(size) };
     if split.rank() > 0 {
@@ -48,7 +48,7 @@ fn part_count(split: Option<TensorView<'_>>, size: usize) -> Result<usize> {
     Ok(length.map_or(0, |length| size.div_ceil(length.max(1))))
 }
 
-/// The lengths of the parts of an axis of `size`.
+/// Returns the lengths of the parts of an axis of `size`.
 fn lengths(split: Option<TensorView<'_>>, size: usize) -> Result<Vec<usize>> {
     let Some(split) = split else { return Ok(vec![1; size]) };
     let given: Option<Vec<usize>> =
@@ -71,6 +71,7 @@ fn lengths(split: Option<TensorView<'_>>, size: usize) -> Result<Vec<usize>> {
 fn split(cx: &mut RunCx<'_>, axis: i64, keep: bool) -> Result<()> {
     let input = cx.input(0)?;
     let axis = resolve(axis, input.rank())?;
+    // `keepdims` applies only to the default split into single elements.
     let keep = keep || cx.has_input(1);
     let size = input.shape()[axis];
     let _headers = reserve_headers(cx, part_count(cx.find_input(1), size)?)?;
@@ -90,12 +91,12 @@ fn split(cx: &mut RunCx<'_>, axis: i64, keep: bool) -> Result<()> {
     cx.set(0, sequence_value(ValueType::tensor(input.dtype(), None), elements))
 }
 
-/// Bytes of one element, where each has whole bytes.
+/// Returns the bytes of one element of a type with whole bytes.
 fn width(dtype: DType) -> Result<usize> {
     dtype.byte_size().ok_or_else(|| error!(NotImplemented, "sequences of {} tensors", dtype.name()))
 }
 
-/// The part of a tensor that has `shape` and starts at `start` along an axis.
+/// Copies the part of a tensor that has `shape` and starts at `start` along an axis.
 fn cut(
     cx: &RunCx<'_>,
     input: &TensorView<'_>,
@@ -151,7 +152,7 @@ fn concat(cx: &mut RunCx<'_>, axis: i64, new_axis: bool) -> Result<()> {
         joined[axis] += shape[axis];
     }
     let inner: usize = joined[axis + 1..].iter().product();
-    // Nothing is joined to nothing, however often.
+    // An empty result has no rows to join, although its other dimensions may be huge.
     let outer: usize = if joined.contains(&0) { 0 } else { joined[..axis].iter().product() };
     if first.dtype() == DType::String {
         let texts = tensors.iter().map(|tensor| tensor.strings()).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! `SequenceMap`: a subgraph run for each element of sequences.
+//! `SequenceMap`: runs a subgraph on each element of sequences.
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
@@ -28,6 +28,7 @@ fn map(cx: &mut RunCx<'_>, body: usize, types: &[ValueType]) -> Result<()> {
         (0..cx.input_count()).map(|index| cx.input_value(index)).collect::<Result<_>>()?;
     let mut results: Vec<Vec<Value>> = types.iter().map(|_| Vec::with_capacity(count)).collect();
     for place in 0..count {
+        // Deadlines and cancellation are checked in each iteration.
         cx.check()?;
         let mut inputs = Vec::with_capacity(given.len());
         for value in &given {
@@ -42,6 +43,7 @@ fn map(cx: &mut RunCx<'_>, body: usize, types: &[ValueType]) -> Result<()> {
                     );
                     element.ok_or_else(|| error!(Fail, "an element is missing"))?.view()
                 }
+                // Other inputs go to every iteration.
                 other => *other,
             });
         }

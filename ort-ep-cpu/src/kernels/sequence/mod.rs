@@ -1,4 +1,4 @@
-//! Kernels on sequences and optionals.
+//! Kernels for sequences and optionals.
 
 #![allow(
     clippy::indexing_slicing,
@@ -16,13 +16,13 @@ use ort_core::ir::ValueType;
 use ort_core::tensor::{SequenceValue, Value, ValueView};
 use ort_core::{Result, error};
 
-/// Counts the headers of so many elements in the budget, as long as what it returns lives: empty
-/// tensors and those that are shared have no bytes of their own, however many they are.
+/// Reserves budget for the headers of `count` elements while the returned guard lives. Empty and
+/// shared tensors have no bytes of their own, so otherwise any number of them would be free.
 fn reserve_headers(cx: &RunCx<'_>, count: usize) -> Result<Reservation> {
     cx.reserve(count.saturating_mul(2 * size_of::<Value>()))
 }
 
-/// The sequence at an input; an optional is taken for what it holds.
+/// Returns the sequence at an input, unwrapping an optional.
 fn sequence<'a>(cx: &RunCx<'a>, input: usize) -> Result<&'a SequenceValue> {
     match cx.input_value(input)? {
         ValueView::Value(Value::Optional(optional)) => match &optional.element {
@@ -34,7 +34,7 @@ fn sequence<'a>(cx: &RunCx<'a>, input: usize) -> Result<&'a SequenceValue> {
     }
 }
 
-/// A sequence of tensors, with the type that it has even when it is empty.
+/// Makes a sequence of tensors. The element type is explicit, so that an empty sequence has one.
 fn sequence_value(element_type: ValueType, elements: Vec<Value>) -> Value {
     Value::Sequence(SequenceValue { element_type, elements })
 }

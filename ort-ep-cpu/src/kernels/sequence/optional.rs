@@ -1,4 +1,4 @@
-//! Values that may be absent.
+//! Optional values: `Optional`, `OptionalHasElement` and `OptionalGetElement`.
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
@@ -37,6 +37,7 @@ fn has_element(cx: &mut RunCx<'_>) -> Result<()> {
         false => false,
         true => match cx.input_value(0)? {
             ValueView::Value(Value::Optional(optional)) => optional.element.is_some(),
+            // A value that is no optional counts as present.
             _ => true,
         },
     };

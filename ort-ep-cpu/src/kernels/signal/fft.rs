@@ -1,9 +1,9 @@
-//! Fast Fourier transforms of any length that a deadline can interrupt.
+//! Interruptible fast Fourier transforms of any length.
 //!
 //! The crate rustfft transforms a line in one call, which takes seconds for millions of points.
-//! Beyond [`DIRECT`] a line becomes many short transforms, with a look at the deadline before each:
-//! composite lengths by the [four-step algorithm](https://doi.org/10.1007/BF00162341) (Bailey,
-//! 1990), primes by [Bluestein's](https://doi.org/10.1109/TAU.1970.1162132) convolution with a
+//! Lines longer than [`DIRECT`] become many short transforms with a deadline check before each.
+//! Composite lengths use the [four-step algorithm](https://doi.org/10.1007/BF00162341) (Bailey,
+//! 1990), primes use [Bluestein's](https://doi.org/10.1109/TAU.1970.1162132) convolution with a
 //! chirp (1970).
 
 use std::sync::Arc;
@@ -17,25 +17,25 @@ use crate::interrupt::{fill, spend, spending};
 /// The longest line that rustfft transforms in one call: about a millisecond of work.
 const DIRECT: usize = 1 << 16;
 
-/// Columns that are gathered at once: two cache lines of each row.
+/// Columns that are gathered at a time: two cache lines of each row.
 const COLUMNS: usize = 8;
 
-/// No machine holds a longer line, so no divisor of its length is looked for.
+/// No machine holds a longer line, so its divisors are not searched.
 const LONGEST: usize = 1 << 40;
 
-/// Units of work of a point in a direct transform, and of one that is moved.
+/// Work units per point of a direct transform, and per point that is moved.
 const UNITS_OF_A_TRANSFORM: usize = 16;
 const UNITS_OF_A_MOVE: usize = 4;
 
-/// How lines of a length are transformed.
+/// The algorithm for lines of one length.
 enum Strategy {
     Direct,
-    /// The line is a matrix, row by row.
+    /// The line is a row-major matrix.
     FourStep {
         rows: usize,
         columns: usize,
     },
-    /// As a cyclic convolution of this length.
+    /// A cyclic convolution of this length.
     Bluestein {
         convolution: usize,
     },
@@ -46,6 +46,7 @@ impl Strategy {
         if length <= DIRECT {
             return Strategy::Direct;
         }
+        // The divisor closest to the square root makes both transforms short.
         match (2..=length.isqrt()).rev().find(|&rows| length.is_multiple_of(rows)) {
             Some(rows) => Strategy::FourStep { rows, columns: length / rows },
             None => Strategy::Bluestein { convolution: smooth_from(2 * length - 1) },
@@ -53,7 +54,7 @@ impl Strategy {
     }
 }
 
-/// The least product of powers of 2 and 3 that is `least` or more.
+/// Returns the smallest product of powers of 2 and 3 that is at least `least`.
 fn smooth_from(least: usize) -> usize {
     let powers_of_3 = std::iter::successors(Some(1), |power| Some(3 * power));
     let products = powers_of_3
@@ -62,7 +63,7 @@ fn smooth_from(least: usize) -> usize {
     products.min().unwrap_or(least)
 }
 
-/// Whether a number has small prime factors only.
+/// Whether a number has only small prime factors.
 fn is_smooth(mut length: usize) -> bool {
     for factor in [2, 3, 5, 7, 11, 13] {
         while length > 0 && length.is_multiple_of(factor) {
@@ -72,7 +73,7 @@ fn is_smooth(mut length: usize) -> bool {
     length <= 1
 }
 
-/// Upper bounds of the complex numbers that a plan holds and that each thread takes beside its
+/// Upper bounds, in complex numbers, of what a plan holds and of what each thread needs besides its
 /// line.
 #[derive(Clone, Copy)]
 pub(super) struct Footprint {
@@ -81,14 +82,14 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
-    /// Known before anything is planned.
+    /// Bounds the plan of a length without building it.
     pub(super) fn of(length: usize) -> Footprint {
         if length > LONGEST {
             return Footprint { plan: usize::MAX, scratch: usize::MAX };
         }
         match Strategy::of(length) {
             Strategy::Direct if is_smooth(length) => Footprint { plan: 3 * length, scratch: length },
-            // rustfft does what we do for primes, and for their multiples.
+            // rustfft uses Bluestein's algorithm for large prime factors, too.
             Strategy::Direct => Footprint { plan: 10 * length, scratch: 7 * length },
             Strategy::FourStep { rows, columns } => {
                 let (column, row) = (Footprint::of(rows), Footprint::of(columns));
@@ -105,7 +106,8 @@ impl Footprint {
     }
 }
 
-/// exp(∓2πi · `index` / `length`): a root of unity, negative for the forward transform.
+/// Returns exp(∓2πi · `index` / `length`), a root of unity. The exponent of the forward transform
+/// is negative.
 fn root(index: usize, length: usize, direction: FftDirection) -> Complex64 {
     let angle = std::f64::consts::TAU * (index as f64 / length as f64);
     Complex64::cis(match direction {
@@ -114,9 +116,9 @@ fn root(index: usize, length: usize, direction: FftDirection) -> Complex64 {
     })
 }
 
-/// All roots of unity of a length, each the product of one of two short tables' numbers.
+/// All roots of unity of a length, each the product of entries of two short tables.
 struct Twiddles {
-    /// The low bits of an index count in `low`, the others in `high`.
+    /// The low bits of an index select from `low`, the others from `high`.
     bits: u32,
     low: Vec<Complex64>,
     high: Vec<Complex64>,
@@ -127,7 +129,7 @@ impl Twiddles {
         length.ilog2() / 2
     }
 
-    /// The numbers of both tables.
+    /// Returns the number of entries of both tables.
     fn count(length: usize) -> usize {
         let bits = Twiddles::bits(length);
         (1 << bits) + (length >> bits) + 1
@@ -146,7 +148,7 @@ impl Twiddles {
     }
 }
 
-/// A transform without factor, in place, for lines of one length.
+/// An unnormalized in-place transform for lines of one length.
 pub(super) enum FftPlan {
     Direct(Arc<dyn Fft<f64>>),
     FourStep(Box<FourStep>),
@@ -175,7 +177,7 @@ impl FftPlan {
         }
     }
 
-    /// The numbers that [`process`](FftPlan::process) takes beside the line.
+    /// Returns the scratch elements that [`process`](FftPlan::process) needs besides the line.
     pub(super) fn scratch_len(&self) -> usize {
         match self {
             FftPlan::Direct(fft) => fft.get_inplace_scratch_len(),
@@ -187,8 +189,8 @@ impl FftPlan {
         }
     }
 
-    /// Transforms a line of the plan's length; `scratch` holds
-    /// [`scratch_len`](FftPlan::scratch_len) numbers or more, of any values.
+    /// Transforms a line of the plan's length. `scratch` has at least
+    /// [`scratch_len`](FftPlan::scratch_len) elements, of any values.
     pub(super) fn process(&self, line: &mut [Complex64], scratch: &mut [Complex64]) {
         match self {
             FftPlan::Direct(fft) => {
@@ -201,8 +203,8 @@ impl FftPlan {
     }
 }
 
-/// A line as a matrix: its columns are transformed, multiplied by twiddle factors, then its rows,
-/// and the result is the transpose.
+/// Four-step transform of a line as a matrix: transform its columns, multiply by twiddle factors,
+/// transform its rows, and transpose.
 pub(super) struct FourStep {
     column: FftPlan,
     row: FftPlan,
@@ -227,7 +229,7 @@ impl FourStep {
         }
     }
 
-    /// Transforms the columns from `first` on that fit into `block`, where each lies in one piece.
+    /// Transforms the columns from `first` on that fit into `block`, where each is contiguous.
     fn transform_columns(
         &self,
         line: &[Complex64],
@@ -253,7 +255,7 @@ impl FourStep {
         }
     }
 
-    /// Puts transformed rows, those of the matrix from `first` on, where they belong in the result.
+    /// Transposes transformed rows, which start at row `first` of the matrix, into the result.
     fn put_rows(&self, rows: &[Complex64], line: &mut [Complex64], first: usize) {
         spend(UNITS_OF_A_MOVE * rows.len());
         for (place, to) in line.chunks_exact_mut(self.rows).enumerate() {
@@ -275,7 +277,8 @@ pub(super) struct Bluestein {
 
 impl Bluestein {
     fn new(inner: FftPlan, length: usize, convolution: usize, direction: FftDirection) -> Bluestein {
-        // The chirp repeats after twice the length.
+        // The chirp has a period of twice the length. Reducing the square first keeps the angle
+        // accurate.
         let square = |place: usize| (place as u128 * place as u128 % (2 * length) as u128) as usize;
         let places = spending(UNITS_OF_A_TRANSFORM, 0..length);
         let chirp: Vec<_> = places.map(|place| root(square(place), 2 * length, direction)).collect();
@@ -283,7 +286,7 @@ impl Bluestein {
         for (place, value) in spending(UNITS_OF_A_MOVE, chirp.iter().enumerate()) {
             let value = value.conj() / convolution as f64;
             filter[place] = value;
-            // Negative places of a cyclic convolution are at the end.
+            // Negative indices of a cyclic convolution wrap around to the end.
             if place > 0 {
                 filter[convolution - place] = value;
             }
@@ -301,7 +304,7 @@ impl Bluestein {
         }
         fill(tail, Complex64::ZERO);
         self.inner.process(work, scratch);
-        // The inverse transform is the conjugate of the forward one of conjugates.
+        // The inverse transform is the conjugate of the forward transform of the conjugate.
         for (value, filter) in spending(UNITS_OF_A_MOVE, work.iter_mut().zip(&self.filter)) {
             *value = (*value * filter).conj();
         }
@@ -317,7 +320,7 @@ impl Bluestein {
 mod tests {
     use super::*;
 
-    /// Impulses at some places, whose spectrum is a sum of roots of unity.
+    /// Checks impulses, whose spectrum is a sum of roots of unity.
     fn check(length: usize, direction: FftDirection) {
         let impulses = [(0, 1.0), (1, -0.5), (length / 3, 2.0), (length - 1, 0.25)];
         let mut line = vec![Complex64::ZERO; length];
@@ -326,7 +329,7 @@ mod tests {
         }
         let plan = FftPlan::plan(length, direction);
         assert!(plan.scratch_len() <= Footprint::of(length).scratch, "scratch of {length}");
-        // Scratch of any values.
+        // Scratch may hold any values.
         let mut scratch = vec![Complex64::new(f64::NAN, 1.0); plan.scratch_len()];
         plan.process(&mut line, &mut scratch);
         for (frequency, found) in line.iter().enumerate() {
@@ -342,7 +345,8 @@ mod tests {
 
     #[test]
     fn long_lines_have_the_spectrum_of_impulses() {
-        // A power of two, of three, a square, a prime, twice a prime, and a product of two primes.
+        // A power of two, a power of three, a square, a prime, twice a prime, and a product of two
+        // primes.
         for length in [1 << 17, 177_147, 263 * 263, 65_537, 2 * 65_537, 257 * 269] {
             check(length, FftDirection::Forward);
             check(length, FftDirection::Inverse);

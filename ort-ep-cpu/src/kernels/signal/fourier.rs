@@ -1,4 +1,4 @@
-//! `DFT` and `STFT`, in double precision for any length.
+//! Fourier transforms `DFT` and `STFT`, in double precision and for any length.
 
 use bytemuck::zeroed_vec;
 use num_complex::Complex64;
@@ -21,13 +21,13 @@ cpu_kernels![
     KernelDef { op: "STFT", make: make_stft, ..KernelDef::BASE },
 ];
 
-/// Units of work of a number that is read or written.
+/// Work units for reading or writing one number.
 const UNITS_OF_A_POINT: usize = 4;
 
-/// Elements as complex numbers: pairs, or single real parts.
+/// A signal of complex numbers, or of real parts only.
 struct Signal<'a, T> {
     elements: &'a [T],
-    /// Numbers to an element: 1 or 2.
+    /// Reals per element: 1 or 2.
     parts: usize,
 }
 
@@ -52,7 +52,7 @@ struct Transform {
 fn make_dft(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let transform =
         Transform { inverse: cx.attrs().flag("inverse")?, onesided: cx.attrs().flag("onesided")? };
-    // The axis is an input; without one it is the last of the signal's.
+    // The axis is an input. If it is absent, the last signal axis applies.
     let axis = match cx.node.node.inputs.get(2).copied().flatten() {
         None => Some(-2),
         Some(_) => cx.constant(2).and_then(|axis| axis.to_ints().ok()?.first().copied()),
@@ -63,11 +63,12 @@ fn make_dft(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         if elements(shapes.output(0)) == 0 {
             return 0;
         }
-        // A one-sided spectrum is that of two lengths; without an input for it, the length is the
-        // signal's.
+        // A one-sided spectrum fits two lengths. If the node has no length input, the signal has
+        // the length.
         let is_cut = half && has_length;
         let shape = if half && !has_length { shapes.input(0) } else { shapes.output(0) };
         let axis = axis.and_then(|axis| normalize_axis(axis, shape.len()).ok());
+        // If the axis is known only at run time, bound all of them.
         let sizes = match axis.and_then(|axis| shape.get(axis..=axis)) {
             Some(size) => size,
             None => shape,
@@ -87,11 +88,11 @@ fn make_dft(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(WithHeap { bound, run }))
 }
 
-/// The bytes that transforms take beside their results where these have `size` elements, of the
-/// first half of a spectrum if `half`: the plan, and for each thread a line and what is between
-/// passes.
+/// Returns the scratch bytes of transforms whose results have `size` elements along the axis: the
+/// plan, and for each thread a line and the FFT's scratch. With `half`, the result is the first
+/// half of the spectrum.
 fn transform_bytes(size: usize, half: bool, threads: usize) -> usize {
-    // Half a spectrum is that of an even or of an odd length.
+    // Half a spectrum comes from an even or an odd length.
     let longest = size.saturating_mul(2);
     let lengths = match half {
         true => longest.saturating_sub(2).max(1)..=longest.saturating_sub(1).max(1),
@@ -164,7 +165,7 @@ fn run_dft<T: Real>(cx: &mut RunCx<'_>, transform: Transform) -> Result<()> {
     Ok(())
 }
 
-/// Reads a line, cut or padded with zeros; a one-sided spectrum is completed by conjugates.
+/// Reads a line, truncated or zero-padded. With `half`, conjugates complete a one-sided spectrum.
 fn read_line<T: Real>(
     signal: &Signal<'_, T>,
     start: usize,
@@ -179,8 +180,7 @@ fn read_line<T: Real>(
         *value = signal.at(start + place * inner);
     }
     if half {
-        // The spectrum of a real signal has a real first and, for an even length, a real middle
-        // number.
+        // The spectrum of a real signal is real at index 0 and, for an even length, in the middle.
         line[0].im = 0.0;
         if length.is_multiple_of(2) {
             line[length / 2].im = 0.0;
@@ -191,12 +191,11 @@ fn read_line<T: Real>(
     }
 }
 
-/// Whether the spectrum is one-sided is seen from the output's shape.
+/// The output's shape says whether the spectrum is one-sided.
 fn make_stft(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let bound = |shapes: &IoShapes<'_>| {
         let &[_, _, bins, _] = shapes.output(0) else { return 0 };
-        // A frame is as long as its window, or as what is transformed; the window is read as
-        // doubles.
+        // A frame is as long as the window, or as the transform. The window is converted to `f64`.
         let window = shapes.input(2).first().copied().unwrap_or(0);
         if elements(shapes.output(0)) == 0 {
             return window.saturating_mul(size_of::<f64>());

@@ -1,4 +1,4 @@
-//! Kernels of signal processing: Fourier transforms and windows.
+//! Signal processing kernels: Fourier transforms, windows and mel filter banks.
 
 #![allow(
     clippy::indexing_slicing,

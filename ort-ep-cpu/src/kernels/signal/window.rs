@@ -1,4 +1,5 @@
-//! `HannWindow`, `HammingWindow`, `BlackmanWindow` and `MelWeightMatrix`.
+//! Window functions and the mel filter bank: `HannWindow`, `HammingWindow`, `BlackmanWindow` and
+//! `MelWeightMatrix`.
 
 use std::f64::consts::{LN_10, TAU};
 
@@ -10,7 +11,7 @@ use crate::interrupt::spending;
 use crate::kernels::norm::row::to_f64s;
 use crate::kernels::reduce::number::Number;
 
-/// A window as `a0 - a1 cos(t) + a2 cos(2t)` with `t` from 0 to 2 pi.
+/// A cosine window: `a0 - a1 cos(t) + a2 cos(2t)`, with `t` from 0 to 2 pi.
 type Coefficients = [f64; 3];
 
 const HANN: Coefficients = [0.5, 0.5, 0.0];
@@ -79,7 +80,7 @@ fn make_mel(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The bins where bands begin, peak and end: at equal distances on the mel scale.
+/// Returns the bins where bands begin, peak and end, equidistant on the mel scale.
 fn band_points([low, high]: [f64; 2], bands: usize, length: f64, rate: f64) -> Vec<f64> {
     let mel = |hertz: f64| 2595.0 * (hertz / 700.0).ln_1p() / LN_10;
     let step = (mel(high) - mel(low)) / (bands + 2) as f64;
@@ -88,12 +89,13 @@ fn band_points([low, high]: [f64; 2], bands: usize, length: f64, rate: f64) -> V
     (0..bands + 2).map(point).collect()
 }
 
-/// The weight of a bin in a band that rises from `low` to `peak` and falls to `high`.
+/// Returns the weight of a bin in a band that rises from `low` to `peak` and falls to `high`.
 fn triangle(bin: f64, [low, peak, high]: [f64; 3]) -> f64 {
     if bin >= peak && bin < high {
         (high - bin) / (high - peak)
     } else if bin >= low && bin <= peak && peak > low {
         (bin - low) / (peak - low)
+    // Bands may be so narrow that their corners share a bin.
     } else if bin == peak {
         1.0
     } else {

@@ -1,4 +1,4 @@
-//! Kernels on strings.
+//! String kernels.
 
 #![allow(
     clippy::indexing_slicing,

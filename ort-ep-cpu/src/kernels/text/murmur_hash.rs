@@ -11,7 +11,7 @@ use crate::interrupt::spend;
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "MurmurHash3", make, ..KernelDef::BASE }];
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    // A seed of 32 bits, as ONNX Runtime takes it.
+    // ONNX Runtime also truncates the seed to 32 bits.
     let seed = cx.attrs().int("seed")? as u32;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
@@ -30,7 +30,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// MurmurHash3_x86_32, by Austin Appleby's description.
+/// Computes MurmurHash3_x86_32 as Austin Appleby describes it.
 fn hash(bytes: &[u8], seed: u32) -> u32 {
     let mixed = |block: u32| block.wrapping_mul(0xcc9e_2d51).rotate_left(15).wrapping_mul(0x1b87_3593);
     let word = |bytes: &[u8]| bytes.iter().rev().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
@@ -54,7 +54,7 @@ fn hash(bytes: &[u8], seed: u32) -> u32 {
 mod tests {
     use super::hash;
 
-    /// From the hash's own verification, and of scikit-learn.
+    /// From the hash's own verification, and from scikit-learn.
     #[test]
     fn known_hashes() {
         let table: &[(&[u8], u32, u32)] = &[

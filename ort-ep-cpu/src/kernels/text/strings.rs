@@ -1,4 +1,4 @@
-//! Normalizing, joining, splitting and matching strings.
+//! String normalization, concatenation, splitting and regex matching.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
@@ -27,7 +27,7 @@ cpu_kernels![
     KernelDef { op: "RegexFullMatch", make: make_match, ..KernelDef::BASE },
 ];
 
-/// How letters change.
+/// How letters change case.
 #[derive(Clone, Copy, PartialEq)]
 enum Case {
     Keep,
@@ -53,7 +53,7 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         other => return Err(unknown_name("case_change_action", other, &["NONE", "LOWER", "UPPER"])),
     };
     let sensitive = cx.attrs().flag("is_case_sensitive")?;
-    // Without regard to case, words are compared in lower case.
+    // Case-insensitive comparison uses lower case.
     let folded = move |word: &str| if sensitive { word.to_string() } else { word.to_lowercase() };
     let stopwords = cx.attrs().find_strings("stopwords").unwrap_or(&[]);
     let stopwords: std::collections::HashSet<String> = stopwords.iter().map(|word| folded(word)).collect();
@@ -67,11 +67,12 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         );
         let words = || input.strings().unwrap_or(&[]).iter().inspect(|word| spend_text(word));
         let kept = || words().filter(|word| !stopwords.contains(&folded(word)));
+        // Two passes over the words, because the output's shape comes first.
         let count = kept().count();
         if let Some(last) = shape.last_mut() {
             *last = count.max(1);
         }
-        // Where no word is left there is an empty one.
+        // If no word is left, the result is one empty string.
         let none = (count == 0).then(String::new);
         let words = cx.strings(&shape, kept().map(|word| case.apply(word)).chain(none))?;
         cx.set(0, words)
@@ -83,7 +84,7 @@ fn concat(cx: &mut RunCx<'_>) -> Result<()> {
     let shape = broadcast::shapes(&[a.shape(), b.shape()])?;
     let count = ort_core::tensor::element_count(&shape)?;
     let places = |operand: &[usize]| -> Vec<usize> {
-        // The stride along each axis of the output, 0 where the operand is repeated.
+        // The stride along each axis of the output; 0 if the operand is broadcast along it.
         let mut strides = vec![0; shape.len()];
         let mut stride = 1;
         for (axis, &size) in operand.iter().enumerate().rev() {
@@ -124,7 +125,7 @@ fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         }
         let mut shape: Shape = input.shape().into();
         shape.push(most);
-        // One text of many parts makes all others as long.
+        // One text with many parts widens all rows, so the parts are split again instead of kept.
         let padded = texts.iter().flat_map(|text| {
             let parts = split(text, &delimiter, limit).map(str::to_string);
             parts.chain(std::iter::repeat_with(String::new)).take(most)
@@ -135,8 +136,8 @@ fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The parts of a text after at most `limit` cuts at the delimiter, or at runs of white space where
-/// it is empty.
+/// Splits a text at most `limit` times, at the delimiter, or at runs of white space if the
+/// delimiter is empty.
 fn split<'t>(
     text: &'t str,
     delimiter: &'t str,
@@ -162,7 +163,7 @@ fn split<'t>(
 fn make_match(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let pattern = cx.attrs().find_string("pattern").unwrap_or("");
     let anchored = format!("^(?:{pattern})$");
-    // `$` must be the end of the text; without the flag `m` it is.
+    // Without the flag `m`, `$` matches only at the end of the text.
     let regex = Regex::new(&anchored)
         .map_err(|problem| error!(InvalidGraph, "the pattern '{pattern}' is not valid: {problem}"))?;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {

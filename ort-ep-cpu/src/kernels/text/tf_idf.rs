@@ -1,4 +1,4 @@
-//! `TfIdfVectorizer`: counts of n-grams.
+//! N-gram counting (`TfIdfVectorizer`), with a trie of the pool's n-grams.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -18,14 +18,14 @@ enum Mode {
     WeightedCounts,
 }
 
-/// A place in the tree of n-grams: the words that may follow, and the n-gram that ends here.
+/// A node of the trie: the tokens that may follow, and the n-gram that ends here.
 #[derive(Default)]
 struct Branch {
     next: HashMap<u32, usize>,
     gram: Option<usize>,
 }
 
-/// Tokens by number: equal tokens have equal numbers.
+/// Token ids: equal tokens have equal ids.
 enum Tokens {
     Ints(HashMap<i64, u32>),
     Strings(HashMap<String, u32>),
@@ -37,11 +37,11 @@ struct TfIdf {
     tree: Vec<Branch>,
     /// The output column of each n-gram.
     columns: Vec<usize>,
-    /// The weight of each output column; without any all weigh 1.
+    /// The weight of each output column; empty if all weights are 1.
     weights: Vec<f32>,
     width: usize,
     lengths: (usize, usize),
-    /// The most tokens left out between two of an n-gram.
+    /// Maximum tokens skipped between two neighbours of an n-gram.
     skips: usize,
 }
 
@@ -104,7 +104,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// Numbers the distinct tokens of the pool.
+/// Assigns ids to the distinct tokens of the pool.
 fn number<T: std::hash::Hash + Eq>(pool: impl Iterator<Item = T>) -> (HashMap<T, u32>, Vec<u32>) {
     let mut numbers = HashMap::default();
     let pool = pool
@@ -116,7 +116,7 @@ fn number<T: std::hash::Hash + Eq>(pool: impl Iterator<Item = T>) -> (HashMap<T,
     (numbers, pool)
 }
 
-/// The tree of the n-grams in the pool; `starts` tells where those of each length begin.
+/// Builds the trie of the pool's n-grams. `starts` says where the n-grams of each length begin.
 fn grow(pool: &[u32], starts: &[usize], grams: usize) -> Result<Vec<Branch>> {
     let mut tree = vec![Branch::default()];
     let mut gram = 0;
@@ -144,10 +144,12 @@ fn grow(pool: &[u32], starts: &[usize], grams: usize) -> Result<Vec<Branch>> {
 }
 
 impl TfIdf {
-    /// Adds the counts of the n-grams of one row.
+    /// Adds the n-gram counts of one row.
     fn count(&self, row: &[Option<u32>], counts: &mut [f32]) {
         let (shortest, longest) = self.lengths;
+        // Longer skips leave the row.
         let most = self.skips.min(row.len());
+        // A step of n skips n - 1 tokens between neighbours.
         for step in 1..=most + 1 {
             for start in spending(4, 0..row.len()) {
                 let mut at = 0;
@@ -156,7 +158,7 @@ impl TfIdf {
                     let token = row.get(place).copied().flatten();
                     let Some(&next) = token.and_then(|token| self.tree[at].next.get(&token)) else { break };
                     at = next;
-                    // Single tokens have nothing to skip: they count once.
+                    // Single tokens have nothing to skip, so count them in one pass only.
                     let counted = length >= shortest && (length > 1 || step == 1);
                     if let (Some(gram), true) = (self.tree[at].gram, counted) {
                         counts[self.columns[gram]] += 1.0;
@@ -170,7 +172,7 @@ impl TfIdf {
 
 impl Executable for TfIdf {
     fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        // A token of the pool or none for each element, and integers read from another type.
+        // An optional token id per element, and integers converted from another type.
         Ok(tables(elements(shapes.input(0)).saturating_mul(2 * size_of::<i64>())))
     }
 

@@ -1,8 +1,9 @@
-//! `Tokenizer`: texts cut at separators, into matches of an expression, or into characters.
+//! `Tokenizer`: splits texts at separators, into matches of a regular expression, or into
+//! characters.
 //!
-//! Expressions are those of RE2 with the longest match, as in ONNX Runtime: the leftmost place at
-//! which the expression matches, and from there the longest match, while the crate `regex` takes
-//! the first alternative. Its classes `\w`, `\d`, `\s` and the word boundary are those of ASCII.
+//! Expressions have RE2's leftmost-longest semantics, as in ONNX Runtime: the leftmost position
+//! with a match, and the longest match there. The crate `regex` instead takes the first alternative
+//! that matches. The classes `\w`, `\d`, `\s` and the word boundary are ASCII.
 
 use std::fmt::Display;
 
@@ -26,12 +27,12 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// What stands before and after the tokens of a text that are marked.
+/// The start and end marks that enclose the tokens of a text if the node asks for them.
 const MARKS: [&str; 2] = ["\u{2}", "\u{3}"];
-/// The most bytes of a compiled expression.
+/// Maximum bytes of a compiled expression.
 const EXPRESSION_BYTES: usize = 10 << 20;
 
-/// How texts are cut.
+/// How texts are split.
 enum Cut {
     Characters,
     /// At matches, one expression after the other.
@@ -39,7 +40,7 @@ enum Cut {
     Matches(Box<Longest>),
 }
 
-/// An expression whose matches are the longest of those that begin leftmost.
+/// An expression with leftmost-longest semantics: `leftmost` finds the start, `longest` the end.
 struct Longest {
     leftmost: Regex,
     longest: DFA,
@@ -49,7 +50,7 @@ impl Longest {
     fn new(expression: &str) -> Result<Longest> {
         let ascii = with_ascii_classes(expression);
         let invalid = |problem: &dyn Display| {
-            // The problem quotes the expression, which may be of any length.
+            // The message quotes the expression, which may be arbitrarily long.
             let [expression, problem] = [expression.to_string(), problem.to_string()].map(clip);
             error!(InvalidGraph, "the expression '{expression}' is not valid: {problem}")
                 .help("write it in the syntax of RE2")
@@ -63,7 +64,7 @@ impl Longest {
         Ok(Longest { leftmost, longest })
     }
 
-    /// The first match from `start` on: where it begins and ends.
+    /// Returns the start and end of the first match from `start` on.
     fn find(&self, cache: &mut Cache, text: &str, start: usize) -> Result<Option<(usize, usize)>> {
         let Some(found) = self.leftmost.find_at(text, start) else { return Ok(None) };
         let from = Input::new(text).range(found.start()..).anchored(Anchored::Yes);
@@ -75,12 +76,12 @@ impl Longest {
     }
 }
 
-/// The beginning of a text, for a message.
+/// Truncates a text for a message.
 fn clip(text: String) -> String {
     text.chars().take(300).collect()
 }
 
-/// The expression with the classes and boundaries of ASCII, which are those of RE2.
+/// Rewrites classes and boundaries to ASCII, as RE2 has them.
 fn with_ascii_classes(expression: &str) -> String {
     let mut ascii = String::with_capacity(expression.len());
     let mut characters = expression.chars();
@@ -106,8 +107,10 @@ fn with_ascii_classes(expression: &str) -> String {
 
 struct Tokenizer {
     cut: Cut,
+    /// Minimum characters per token (`mincharnum`).
     least: usize,
     pad: String,
+    /// Whether the tokens of each text are enclosed in [`MARKS`].
     marks: bool,
 }
 
@@ -139,18 +142,18 @@ impl Executable for Tokenizer {
         let input = cx.input(0)?;
         let texts = input.strings()?;
         let longest = texts.iter().map(String::len).max().unwrap_or(0);
-        // Two lists of the tokens of a text, each of a byte at least.
+        // Two lists of a text's tokens, each token at least a byte.
         let _tokens = cx.reserve(2usize.saturating_mul(longest).saturating_mul(size_of::<&str>()))?;
         let mut caches = self.caches();
         let mut most = 0;
         for text in texts {
             most = most.max(self.tokens(&mut caches, text)?.len());
         }
-        // Where no text has a token there are no marks either.
+        // If no text has a token, there are no marks either.
         let [before, after] = if self.marks && most > 0 { MARKS.map(Some) } else { [None, None] };
         let width = most + before.iter().chain(&after).count();
         let shape: Shape = input.shape().iter().copied().chain([width]).collect();
-        // Texts are cut again instead of being kept: one of many tokens makes all rows as long.
+        // Texts are split again instead of kept, because one text with many tokens widens all rows.
         let mut problem = None;
         let rows = texts.iter().flat_map(|text| {
             let tokens = self.tokens(&mut caches, text);
@@ -205,8 +208,8 @@ impl Tokenizer {
         }
     }
 
-    /// Adds the matches in a text, or else what is between them, as far as it is long enough. After
-    /// a match of nothing the search goes on behind the next character.
+    /// Appends the matches in a text, or the parts between them, if they are long enough. After an
+    /// empty match, the search resumes after the next character.
     fn cut_part<'t>(
         &self,
         (expression, cache): (&Longest, &mut Cache),
@@ -219,8 +222,8 @@ impl Tokenizer {
         };
         let mut start = 0;
         while start <= text.len() {
-            // The search for the longest match may read on to the end of the text, for each match
-            // again.
+            // The search for the longest match may read to the end of the text, and again for each
+            // match.
             spend(32 + text.len() - start);
             let Some((from, to)) = expression.find(cache, text, start)? else { break };
             add(if takes_matches { text.get(from..to) } else { text.get(start..from) });

@@ -1,4 +1,4 @@
-//! `Accumulate`: `sum + value`, or the value alone.
+//! `Accumulate`: `sum + value`, or `value` alone.
 
 use ort_core::Result;
 use ort_core::dtype::DType;

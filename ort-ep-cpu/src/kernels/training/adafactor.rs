@@ -1,5 +1,7 @@
-//! The kernel of `Adafactor`: the new states are made in the workspace, then the update, which is
-//! never whole, is computed twice: for its norm, and to change the parameter.
+//! `Adafactor`.
+//!
+//! The new states are computed in the workspace. The update is never materialized. It is computed
+//! twice, once for its norm and once to change the parameter.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -19,7 +21,7 @@ const STEP: usize = 5;
 const ROW: usize = 6;
 const COLUMN: usize = 7;
 const SECOND: usize = 8;
-/// Columns of a task, whose sums go over all rows.
+/// Columns in a task, which sums them over all rows.
 const STRIP: usize = 64;
 
 cpu_kernels![KernelDef {
@@ -50,8 +52,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The last two sizes of a parameter and how many such matrices it has; a single row of none below
-/// rank 2.
+/// The last two sizes of a parameter, and the number of such matrices. A parameter of rank below 2
+/// is a single row, not a matrix.
 #[derive(Clone, Copy)]
 struct Layout {
     matrices: usize,
@@ -70,8 +72,8 @@ impl Layout {
         }
     }
 
-    /// The lengths of what the workspace holds: moments of rows and of columns and means of the
-    /// former, or second moments.
+    /// Returns the lengths of what the workspace holds: moments of rows, moments of columns, and
+    /// means of the former; or second moments.
     fn lengths(self) -> [usize; 3] {
         match self.is_matrix {
             true => [self.matrices * self.rows, self.matrices * self.columns, self.matrices],
@@ -117,7 +119,7 @@ impl Kernel {
         self.apply(&call, number, parameter, &moments)
     }
 
-    /// The new parameter.
+    /// Computes the new parameter.
     fn apply<'a, T: Parameter>(
         &self,
         call: &Call<'a>,
@@ -142,6 +144,7 @@ impl Kernel {
         let size = size / (norms[1] / self.threshold).max(1.0);
         let factors = [T::of(1.0 - call.rate * self.decay), T::of(size)];
         if changes {
+            // The first pass copied the parameter to its output, which is now updated in place.
             parts.iter_mut().for_each(|part| part.streams.iter_mut().for_each(Stream::settle));
             call.for_each_block(&mut parts, |[x], gradient, start, _| {
                 let mut estimates = [T::zero(); BLOCK];
@@ -154,7 +157,7 @@ impl Kernel {
     }
 }
 
-/// Cuts the workspace into slices of these lengths.
+/// Splits the workspace into slices of these lengths.
 fn cut<T: Parameter>(mut bytes: &mut [u8], lengths: [usize; 3]) -> Result<[&mut [T]; 3]> {
     let mut spaces = [const { None }; 3];
     for (space, len) in spaces.iter_mut().zip(lengths) {
@@ -167,15 +170,15 @@ fn cut<T: Parameter>(mut bytes: &mut [u8], lengths: [usize; 3]) -> Result<[&mut 
     }
 }
 
-/// What the second moments are estimated from.
+/// The source of the second moments' estimates.
 enum Moments<'a, T> {
-    /// Moments of rows and of columns, and the means of the former, one of each matrix.
+    /// Moments of rows and of columns, and the mean of each matrix's row moments.
     Factored { layout: Layout, rows: &'a [T], columns: &'a [T], means: &'a [T] },
-    /// Themselves.
+    /// The second moments themselves.
     Full(&'a [T]),
 }
 
-/// From the nearer end, as `torch.lerp`.
+/// Interpolates from the nearer end, like `torch.lerp`.
 fn nearer<T: Parameter>(from: T, to: T, weight: T) -> T {
     let way = to - from;
     if weight < T::of(0.5) { from + weight * way } else { to - way * (T::one() - weight) }
@@ -208,7 +211,7 @@ fn second_moments<'a, T: Parameter>(
 }
 
 impl<'a, T: Parameter> Moments<'a, T> {
-    /// The new states of matrices, which the outputs get, too.
+    /// Computes the new states of matrices, and writes them to the outputs as well.
     fn of(
         call: &Call<'_>,
         layout: Layout,
@@ -245,12 +248,13 @@ impl<'a, T: Parameter> Moments<'a, T> {
         for (new, rows) in means.iter_mut().zip(rows.chunks(layout.rows)) {
             let sum: f64 = rows.iter().map(|&x| x.into()).sum();
             let mean = T::of(sum / layout.rows as f64);
+            // The comparison is false for NaN, so NaN stays.
             *new = if mean < least { least } else { mean };
         }
         Ok(Moments::Factored { layout, rows, columns, means })
     }
 
-    /// The estimates of the elements from `start` on.
+    /// Writes the estimates of the elements from `start` on.
     fn estimate(&self, call: &Call<'_>, start: usize, to: &mut [T]) {
         match self {
             Moments::Full(values) => to.copy_from_slice(&values[start..start + to.len()]),
@@ -268,7 +272,7 @@ impl<'a, T: Parameter> Moments<'a, T> {
     }
 }
 
-/// The sum of the squares of `len` elements of the gradient, in doubles.
+/// Returns the sum of the squares of `len` elements of the gradient, in doubles.
 fn row_squares<T: Parameter>(call: &Call<'_>, start: usize, len: usize) -> f64 {
     let mut converted = [T::zero(); BLOCK];
     let blocks = spending(BLOCK, (start..start + len).step_by(BLOCK)).map(|at| {
@@ -278,8 +282,8 @@ fn row_squares<T: Parameter>(call: &Call<'_>, start: usize, len: usize) -> f64 {
     blocks.sum()
 }
 
-/// The sums of the squares of the gradient over the rows, for columns of all matrices one behind
-/// the other from `start` on.
+/// Sums the squares of the gradient over the rows. The columns are those of all matrices, one
+/// matrix after another, from `start` on.
 fn column_squares<T: Parameter>(call: &Call<'_>, layout: Layout, start: usize, sums: &mut [f64]) {
     let mut converted = [T::zero(); STRIP];
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! The kernel of `AdamW`.
+//! `AdamW`, as in PyTorch, as in Hugging Face, or with the decay in the gradient.
 
 use ort_core::Result;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -22,7 +22,7 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// The attributes of all kinds of Adam.
+/// The attributes that all variants of Adam share.
 #[derive(Clone, Copy)]
 pub(super) struct Rule {
     pub(super) beta: [f64; 2],
@@ -41,20 +41,23 @@ impl Rule {
         })
     }
 
-    /// What the moments at this step are divided by.
+    /// Returns the divisors of the moments at this step, for bias correction.
     pub(super) fn bias(&self, step: f64) -> [f64; 2] {
         self.beta.map(|beta| if self.corrects { 1.0 - beta.powf(step) } else { 1.0 })
     }
 
-    /// The factors of a step, computed in doubles as torch does.
+    /// Returns the factors of a step, computed in doubles like PyTorch.
     pub(super) fn step<T: Parameter>(&self, mode: AdamMode, (rate, scale): (f64, f64), step: f64) -> Adam<T> {
         let [bias1, bias2] = self.bias(step);
         let kept = 1.0 - rate * self.decay;
+        // The modes differ in where the weight decay enters.
         let (before, after, added) = match mode {
             AdamMode::Torch => (kept, 1.0, 0.0),
             AdamMode::HuggingFace => (1.0, kept, 0.0),
             AdamMode::Adam => (1.0, 1.0, self.decay),
         };
+        // Hugging Face corrects the bias of both moments in the step size. The other modes correct
+        // that of the second one in the denominator.
         let (size, root) = match mode {
             AdamMode::HuggingFace => (rate / bias1 * bias2.sqrt(), 1.0),
             _ => (rate / bias1, bias2.sqrt()),

@@ -1,5 +1,4 @@
-//! The kernel of `AdamW8bit`: a block of 256 elements is decoded, updated as by `AdamW`, and coded
-//! again.
+//! `AdamW8bit`: a block of 256 elements is dequantized, updated as by `AdamW`, and quantized again.
 
 use ort_core::Result;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -13,10 +12,11 @@ use crate::parallel::for_each_chunk_mut;
 use crate::vector::dynamic_code::DynamicCode;
 use crate::vector::training::{Adam, adam};
 
-/// The inputs of codes and of scales, and those of the second moment after those of the first.
+/// The inputs of the quantized moments, first and second.
 const CODES: [usize; 2] = [6, 8];
+/// The inputs of their scales.
 const SCALES: [usize; 2] = [7, 9];
-/// What comes before the states: the parameter is the first of the outputs.
+/// How far the index of a state's input is above that of its output. Output 0 is the parameter.
 const STATES: usize = 5;
 
 cpu_kernels![KernelDef {
@@ -35,7 +35,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     })
 }
 
-/// Some whole blocks of all tensors.
+/// A part of all tensors, in whole blocks.
 struct Part<'a, T> {
     start: usize,
     len: usize,

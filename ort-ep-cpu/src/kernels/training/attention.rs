@@ -1,8 +1,10 @@
-//! The kernels of `TrainingAttention` and its gradient: heads are computed apart, some queries at a
-//! time, so that no matrix of all scores is in memory.
+//! `TrainingAttention` and its gradient.
 //!
-//! The blocks follow from the sizes alone, and each head adds its blocks up in order: the number of
-//! threads changes no bits.
+//! Heads are computed independently, a block of queries at a time, so no matrix of all scores is in
+//! memory.
+//!
+//! The blocks follow from the sizes alone, and each head accumulates its blocks in order. The
+//! number of threads therefore changes no bits.
 
 use num_traits::Float;
 use ort_core::dtype::{DType, TypeSet};
@@ -45,11 +47,11 @@ cpu_kernels![
     KernelDef { types: &[("T", DOUBLE)], make: |cx| make::<f64>(cx, 1), ..BACKWARD },
 ];
 
-/// Scores of one block, about: they stay in the processor's cache.
+/// The approximate number of scores in a block, which stay in the processor's cache.
 const BLOCK: usize = 1 << 15;
 
 struct TrainingAttention<T> {
-    /// The place of the queries among the inputs: behind the upstream gradient, where there is one.
+    /// The input index of the queries. They come after the upstream gradient, if there is one.
     first: usize,
     fill: T,
     stream: i64,
@@ -92,22 +94,23 @@ impl Sizes {
         }
     }
 
-    /// Queries of a block.
+    /// Returns the number of queries in a block.
     fn rows(&self) -> usize {
         (BLOCK / self.keys.max(1)).clamp(8, 256).min(self.queries.max(1))
     }
 
-    /// Products inside a head use threads where there is one head.
+    /// Returns the CPU configuration of GEMMs inside a head, which use threads only if there is one
+    /// head.
     fn cpu(&self, threads: usize) -> Cpu {
         Cpu::with_threads(if self.heads == 1 { threads } else { 1 })
     }
 
-    /// The values of a matrix of the scores of a block.
+    /// Returns the length of a block's score matrix, in values.
     fn block_len(&self) -> usize {
         (self.rows() * self.keys).next_multiple_of(16)
     }
 
-    /// The most that a product of a block needs.
+    /// Returns the largest workspace of a block's GEMMs.
     fn product_len<T: Real>(&self, cpu: Cpu, is_backward: bool) -> usize {
         let Sizes { queries, keys, size, value_size, .. } = *self;
         let len = |rows: usize| {
@@ -124,17 +127,20 @@ impl Sizes {
             let backward = backward.into_iter().filter(|_| is_backward);
             forward.into_iter().chain(backward).max().unwrap_or(0)
         };
+        // The last block may have fewer rows.
         let rows = self.rows();
         len(rows).max(len(queries % rows)).next_multiple_of(16)
     }
 }
 
-/// The mask, broadcast to the scores.
+/// The mask, broadcast to the scores by strides.
 struct Mask<'a, T> {
     values: MaskValues<'a, T>,
-    /// The distances of leading axes, with their sizes, and those of queries and keys.
+    /// The strides and sizes of leading axes.
     heads: SmallVec<[(usize, usize); 4]>,
+    /// The stride of queries.
     query: usize,
+    /// The stride of keys.
     key: usize,
 }
 
@@ -166,7 +172,7 @@ impl<'a, T: Real> Mask<'a, T> {
         Ok(Mask { values, heads: strides.into_iter().zip(full).collect(), query, key })
     }
 
-    /// The place of a row.
+    /// Returns the offset of a row.
     fn row(&self, mut head: usize, query: usize) -> usize {
         let mut place = query * self.query;
         for (stride, size) in self.heads.iter().rev() {
@@ -176,7 +182,7 @@ impl<'a, T: Real> Mask<'a, T> {
         place
     }
 
-    /// Calls `then` with the scores of each row of a block and the mask's place for it.
+    /// Calls `then` for each row of a block, with the mask's offset for it and its scores.
     fn each_row(
         &self,
         head: usize,
@@ -190,7 +196,7 @@ impl<'a, T: Real> Mask<'a, T> {
         }
     }
 
-    /// Adds to scores, or fills those that are not kept.
+    /// Adds the mask to scores, or fills the scores that it does not keep.
     fn apply(&self, (head, first): (usize, usize), scores: &mut [T], keys: usize, fill: T) {
         self.each_row(head, first, scores, keys, |place, scores| match (&self.values, self.key) {
             (MaskValues::Added(values), 0) => {
@@ -205,7 +211,7 @@ impl<'a, T: Real> Mask<'a, T> {
         });
     }
 
-    /// Scores that were filled have no gradient.
+    /// Clears the gradients of scores that were filled.
     fn clear(&self, (head, first): (usize, usize), scores: &mut [T], keys: usize) {
         if let MaskValues::Kept(values) = &self.values {
             self.each_row(head, first, scores, keys, |place, scores| {
@@ -215,7 +221,7 @@ impl<'a, T: Real> Mask<'a, T> {
     }
 }
 
-/// Fills the scores that a row of truth values does not keep.
+/// Fills the scores that a row of a boolean mask does not keep.
 fn fill_hidden<T: Copy>(kept: &[u8], key: usize, scores: &mut [T], fill: T) {
     match key {
         0 if kept[0] == 0 => scores.fill(fill),
@@ -226,7 +232,7 @@ fn fill_hidden<T: Copy>(kept: &[u8], key: usize, scores: &mut [T], fill: T) {
     }
 }
 
-/// What all heads read.
+/// The operands that all heads read.
 struct Shared<'a, T> {
     q: &'a [T],
     k: &'a [T],
@@ -238,7 +244,7 @@ struct Shared<'a, T> {
     cpu: Cpu,
 }
 
-/// Some queries of a head.
+/// A block of queries of a head.
 #[derive(Clone, Copy)]
 struct Place {
     head: usize,
@@ -257,7 +263,7 @@ impl<'a, T: Real + Float> Shared<'a, T> {
         Ok(Shared { q, k, v, mask, dropout, fill: attention.fill, sizes, cpu: sizes.cpu(cx.threads()) })
     }
 
-    /// The rows of a head, of `size` values each.
+    /// Returns the rows of a head, of `size` values each.
     fn rows_of(values: &'a [T], head: usize, rows: usize, size: usize) -> Matrix<'a, T> {
         Matrix::rows(&values[head * rows * size..][..rows * size], rows, size)
     }
@@ -267,7 +273,7 @@ impl<'a, T: Real + Float> Shared<'a, T> {
         Matrix::rows(&self.q[(head * queries + first) * size..][..rows * size], rows, size)
     }
 
-    /// The softmax of the scores of some queries, none dropped.
+    /// Computes the softmax of the scores of some queries, before dropout.
     fn weigh(&self, place: Place, weights: &mut [T], workspace: &mut [T]) -> Result<()> {
         let Sizes { keys, size, .. } = self.sizes;
         let turned = Matrix::transposed(&self.k[place.head * keys * size..][..keys * size], size, keys);
@@ -286,7 +292,7 @@ impl<'a, T: Real + Float> Shared<'a, T> {
         }
     }
 
-    /// The blocks of a head.
+    /// Returns the blocks of a head.
     fn blocks(&self, head: usize) -> impl Iterator<Item = Place> + use<T> {
         let (rows, queries) = (self.sizes.rows(), self.sizes.queries);
         (0..queries).step_by(rows).map(move |first| Place { head, first, rows: rows.min(queries - first) })
@@ -315,9 +321,12 @@ impl<'a, T: Real + Float> Shared<'a, T> {
         let gradients = take(&mut rest, block)?;
         let copies = take(&mut rest, if self.dropout.is_some() { block } else { 0 })?;
         for place in self.blocks(head) {
+            // The first block overwrites the gradients of keys and values, later blocks add to
+            // them.
             let (len, adds) = (place.rows * keys, place.first > 0);
             let (weights, gradients) = (&mut weights[..len], &mut gradients[..len]);
             self.weigh(place, weights, rest)?;
+            // The gradient needs the weights before and after dropout.
             let mut copy = copies.get_mut(..len);
             if let Some(copy) = &mut copy {
                 copy.copy_from_slice(weights);
@@ -373,7 +382,7 @@ impl<T: Real + Float> TrainingAttention<T> {
         );
         let [seed, step] = [5, 6].map(|index| cx.input(self.first + index)?.to_scalar::<i64>());
         let rule = Dropout::new(ratio, seed?, self.stream, step?);
-        // As CounterDropout has it, in the type that is computed in.
+        // As in `CounterDropout`, in the compute type.
         let kept = if size_of::<T>() == 4 { f64::from(1.0 - ratio) } else { 1.0 - f64::from(ratio) };
         Ok((ratio > 0.0).then(|| (rule, T::from_f64(kept))))
     }
@@ -382,7 +391,7 @@ impl<T: Real + Float> TrainingAttention<T> {
         self.first > 0
     }
 
-    /// Values of scratch of one part.
+    /// Returns the scratch of one part, in values.
     fn part_len(&self, sizes: Sizes, threads: usize) -> usize {
         let matrices = match (self.is_backward(), self.drops) {
             (false, _) => 1,
@@ -437,7 +446,7 @@ impl<T: Real + Float> TrainingAttention<T> {
         failure.into_result()
     }
 
-    /// Without keys, or without queries, nothing is summed.
+    /// Clears the outputs: without keys or queries, there is nothing to sum.
     fn run_empty(&self, cx: &mut RunCx<'_>) -> Result<()> {
         for index in 0..cx.output_count() {
             if cx.wants(index) {
@@ -448,7 +457,7 @@ impl<T: Real + Float> TrainingAttention<T> {
     }
 }
 
-/// The first error of any part.
+/// The first error of any task.
 #[derive(Default)]
 struct Failure(Mutex<Option<Error>>);
 

@@ -1,4 +1,4 @@
-//! The kernel of `CounterDropout`.
+//! `CounterDropout`: dropout with a counter-based generator.
 
 use half::{bf16, f16};
 use ort_core::dtype::Element;
@@ -21,9 +21,9 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// An element type that is dropped; narrow ones are divided as `f32` and rounded once.
+/// An element type that supports dropout. Half precision is divided in `f32` and rounded once.
 trait Dropped: Element {
-    /// Drops elements of a block, the first of which is at `first`.
+    /// Drops elements of a block, which begins at element `first`.
     fn drop(isa: Isa, rule: &Dropout, first: u64, ratio: f32, block: &mut [Self]);
 }
 

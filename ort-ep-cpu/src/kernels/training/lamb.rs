@@ -1,4 +1,4 @@
-//! The kernel of `LAMB`: one pass for the moments and the norms, one for the parameter.
+//! `LAMB`: one pass for the moments and the norms, one for the parameter.
 
 use ort_core::Result;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -30,7 +30,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 }
 
 impl Executable for Kernel {
-    /// New moments that nobody wants: the second pass reads them.
+    /// Holds new moments that are not an output, because the second pass reads them.
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let unwanted = (1..3).filter(|&index| shapes.outputs.get(index).is_none_or(Option::is_none)).count();
         let len = shapes.input(0).iter().product();
@@ -69,9 +69,11 @@ impl Kernel {
             *sums = [sums[0] + more[0], sums[1] + more[1]];
         });
         let norms = total(&parts).map(f64::sqrt);
+        // A norm of zero would make the ratio 0 or infinite.
         let ratio = if norms.contains(&0.0) { 1.0 } else { (norms[0] / norms[1]).min(self.most) };
         let size = T::of(call.rate * ratio);
         if changes {
+            // The first pass wrote the moments, and copied the parameter to its output.
             parts.iter_mut().for_each(|part| part.streams.iter_mut().for_each(Stream::settle));
             call.for_each_block(&mut parts, |tensors, _, _, _| lamb_apply(call.isa, &step, size, tensors));
         }

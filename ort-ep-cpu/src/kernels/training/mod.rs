@@ -1,5 +1,7 @@
-//! Optimizer steps: the standard's `Adagrad`, `Adam` and `Momentum` here, each element computed in
-//! doubles and rounded once; the runtime's own, which are fast, in the files beside.
+//! Optimizer steps.
+//!
+//! The standard's `Adagrad`, `Adam` and `Momentum` are here. They compute each element in doubles
+//! and round once. The runtime's own optimizers, which are fast, are in the other files.
 
 #![allow(
     clippy::indexing_slicing,
@@ -40,8 +42,8 @@ struct Step {
     count: i64,
 }
 
-/// The new tensor and its `N` new states from the tensor, its gradient and its states, element by
-/// element.
+/// Computes the new value of a tensor and its `N` new states from the tensor, its gradient and its
+/// states, element by element.
 trait Rule<const N: usize>: Send + Sync {
     fn apply(&self, step: Step, x: f64, gradient: f64, states: [f64; N]) -> (f64, [f64; N]);
 }
@@ -74,6 +76,7 @@ impl Rule<2> for Adam {
         let gradient = self.norm * x + gradient;
         let v = self.alpha * v + (1.0 - self.alpha) * gradient;
         let h = self.beta * h + (1.0 - self.beta) * gradient * gradient;
+        // In the first iteration, the bias correction would divide by 0.
         let rate = if step.count > 0 {
             let count = step.count as f64;
             step.rate * (1.0 - self.beta.powf(count)).sqrt() / (1.0 - self.alpha.powf(count))
@@ -95,6 +98,7 @@ struct Momentum {
 impl Rule<1> for Momentum {
     fn apply(&self, step: Step, x: f64, gradient: f64, [v]: [f64; 1]) -> (f64, [f64; 1]) {
         let gradient = self.norm * x + gradient;
+        // The first iteration takes the whole gradient.
         let beta = if step.count > 0 { self.beta } else { 1.0 };
         let v = self.alpha * v + beta * gradient;
         let change = if self.nesterov { gradient + self.alpha * v } else { v };

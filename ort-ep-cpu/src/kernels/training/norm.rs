@@ -1,6 +1,6 @@
-//! The kernels of `GlobalNorm` and `AllFinite`, over any number of gradients of mixed types.
+//! `GlobalNorm` and `AllFinite`, over any number of gradients of mixed types.
 //!
-//! Each part has a sum of its own, in doubles, and the sums are added in the order of the parts.
+//! Each part has its own sum, in doubles, and the sums are added in the order of the parts.
 
 use std::ops::Range;
 
@@ -54,7 +54,7 @@ impl Executable for Finite {
     }
 }
 
-/// What `of` makes of each part of each gradient, in their order.
+/// Returns the result of `of` for each part of each gradient, in order.
 fn over_parts<R: Copy + Send>(
     cx: &RunCx<'_>,
     first: R,
@@ -76,7 +76,7 @@ fn over_parts<R: Copy + Send>(
     Ok(parts.into_iter().map(|(.., result)| result).collect())
 }
 
-/// Calls `task` with the values at `range` in blocks of `f32`, which holds all of narrower types.
+/// Calls `task` with the values at `range` in blocks of `f32`, which represents all narrower types.
 fn singles(isa: Isa, floats: &Floats<'_>, range: Range<usize>, mut task: impl FnMut(&[f32])) {
     let mut converted = [0.0; BLOCK];
     for start in range.clone().step_by(BLOCK) {

@@ -1,4 +1,4 @@
-//! The kernel of `SGD`.
+//! `SGD`, with or without momentum.
 
 use ort_core::Result;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -18,7 +18,7 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// The attributes.
+/// The attributes of a node.
 #[derive(Clone, Copy)]
 struct Rule {
     momentum: f64,
@@ -50,6 +50,7 @@ fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule, first_row: Option<usize>) -
         decay: T::of(rule.decay),
     };
     let parameter = Stream::of(cx, 0, 0)?;
+    // In place, the velocity is not passed as an input.
     if cx.has_input(VELOCITY) || cx.in_place(1) == Some(VELOCITY) {
         let streams = [parameter, Stream::of(cx, VELOCITY, 1)?];
         return call.update(streams, |tensors, gradient| sgd_momentum(call.isa, &step, tensors, gradient));

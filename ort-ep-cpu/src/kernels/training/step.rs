@@ -1,7 +1,7 @@
-//! What the kernels of training steps share: inputs and outputs that may be one memory, gradients
-//! of any type of floats, and the loop over blocks that the first cache holds.
+//! What optimizer steps share: in-place tensors, gradients of any float type, a loop over blocks.
 //!
-//! Parts and blocks lie where they lie on any number of threads, so that sums over them do, too.
+//! Blocks stay in the L1 cache. The boundaries of parts and blocks do not depend on the number of
+//! threads, so sums over them do not either.
 
 use std::ops::Range;
 
@@ -20,16 +20,16 @@ use crate::vector::convert::{convert, f32_from_bf16, f32_from_f16};
 
 /// Elements that are converted, copied and updated at a time.
 pub(super) const BLOCK: usize = 1 << 10;
-/// Elements of a task.
+/// Elements in a task.
 pub(super) const PART: usize = 16 << 10;
 
 /// The type of a parameter and of its states.
 pub(super) trait Parameter: Element + Float + Pod + Into<f64> {
-    /// The nearest number of this type.
+    /// Returns the nearest number of this type.
     fn of(number: f64) -> Self;
-    /// Values that have this type already.
+    /// Returns the values if they already have this type.
     fn own<'a>(floats: &Floats<'a>) -> Option<&'a [Self]>;
-    /// The values at `range` in this type.
+    /// Converts the values at `range` to this type.
     fn convert(isa: Isa, floats: &Floats<'_>, range: Range<usize>, to: &mut [Self]);
 }
 
@@ -73,7 +73,7 @@ impl Parameter for f64 {
     }
 }
 
-/// The elements of a tensor of any type of floats.
+/// The elements of a tensor of any float type.
 pub(super) enum Floats<'a> {
     F32(&'a [f32]),
     F64(&'a [f64]),
@@ -101,8 +101,8 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// The values at `range` in the type of the parameter; `scratch` is as long, and takes those of
-    /// another type.
+    /// Returns the values at `range` in the parameter's type. Values of another type are converted
+    /// into `scratch`, which must be as long.
     pub(super) fn block<'s, T: Parameter>(
         &self,
         isa: Isa,
@@ -123,9 +123,9 @@ impl<'a> Floats<'a> {
 
 /// A tensor and its new value.
 pub(super) struct Stream<'a, T> {
-    /// The elements, unless `to` holds them.
+    /// The elements; none if `to` holds them.
     from: Option<&'a [T]>,
-    /// Where the new ones go, if anybody wants them.
+    /// The destination of the new elements; none if they are not an output.
     to: Option<&'a mut [T]>,
 }
 
@@ -144,8 +144,8 @@ impl<'a, T: Element> Stream<'a, T> {
         self.from.map_or(own, <[T]>::len)
     }
 
-    /// Where the new elements at `range` go; `scratch` is as long, and takes those that nobody
-    /// wants.
+    /// Returns the destination of the new elements at `range`. It is `scratch`, which must be as
+    /// long, if they are not an output.
     pub(super) fn target<'s>(&'s mut self, range: Range<usize>, scratch: &'s mut [T]) -> &'s mut [T] {
         match &mut self.to {
             Some(to) => &mut to[range],
@@ -153,19 +153,19 @@ impl<'a, T: Element> Stream<'a, T> {
         }
     }
 
-    /// The elements before anything is written.
+    /// Returns the elements before anything is written.
     pub(super) fn elements(&self) -> &[T] {
         self.from.or(self.to.as_deref()).unwrap_or(&[])
     }
 
-    /// Writes the new elements, where anybody wants them.
+    /// Writes the new elements, if they are an output.
     pub(super) fn write(self, new: &[T]) {
         if let Some(to) = self.to {
             interrupt::copy(new, to);
         }
     }
 
-    /// Refuses a state of another length than it has in this run.
+    /// Returns an error if a state does not have the length that this run expects.
     pub(super) fn check_len(&self, expected: usize) -> Result<()> {
         ensure!(
             self.len() == expected,
@@ -177,14 +177,14 @@ impl<'a, T: Element> Stream<'a, T> {
         Ok(())
     }
 
-    /// From now on the elements are those that were written.
+    /// Makes the written elements the current ones.
     pub(super) fn settle(&mut self) {
         if self.to.is_some() {
             self.from = None;
         }
     }
 
-    /// Whether the new elements are kept anywhere.
+    /// Returns whether the new elements are stored anywhere.
     pub(super) fn is_wanted(&self) -> bool {
         self.to.is_some()
     }
@@ -196,15 +196,15 @@ impl<'a, T: Element> Stream<'a, T> {
         }
     }
 
-    /// Cuts off the first elements.
+    /// Splits off the first elements.
     pub(super) fn take(&mut self, count: usize) -> Stream<'a, T> {
         let from = self.from.as_mut().and_then(|from| from.split_off(..count));
         let to = self.to.as_mut().and_then(|to| to.split_off_mut(..count));
         Stream { from, to }
     }
 
-    /// The elements at `range`, which become the new ones; `scratch` is as long, and takes those
-    /// that nobody wants.
+    /// Returns the elements at `range`, to be updated in place. They are copied to `scratch`, which
+    /// must be as long, if they are not an output.
     pub(super) fn block<'s>(&'s mut self, range: Range<usize>, scratch: &'s mut [T]) -> &'s mut [T] {
         let from = self.from;
         let block = self.target(range.clone(), scratch);
@@ -216,8 +216,8 @@ impl<'a, T: Element> Stream<'a, T> {
 }
 
 impl<'a, T: Parameter> Stream<'a, T> {
-    /// As [`Stream::of`], for a tensor that is read again when it is new: it is kept in `spare`
-    /// where nobody wants it.
+    /// Like [`Stream::of`], for a tensor whose new value is read again. It is stored in `spare` if
+    /// it is not an output.
     pub(super) fn kept(
         cx: &mut RunCx<'a>,
         (input, output): (usize, usize),
@@ -234,15 +234,16 @@ impl<'a, T: Parameter> Stream<'a, T> {
     }
 }
 
-/// Bytes that so many elements take of a workspace, whose next tensor is aligned again.
+/// Returns the bytes that `len` elements take in a workspace, rounded up so that the next tensor is
+/// aligned.
 pub(super) fn spare_bytes<T>(len: usize) -> usize {
     (len * size_of::<T>()).next_multiple_of(64)
 }
 
-/// What all steps are told, besides tensors.
+/// The inputs of every step besides the parameter and its states.
 pub(super) struct Call<'a> {
     pub(super) gradient: Floats<'a>,
-    /// The elements before those that the gradient is of, where it is not of all.
+    /// The number of elements before those that the gradient covers; none if it covers all.
     first: Option<usize>,
     pub(super) rate: f64,
     pub(super) scale: f64,
@@ -256,11 +257,13 @@ impl<'a> Call<'a> {
         Call::of_rows(cx, None)
     }
 
-    /// With the first of the rows that the gradient is of, where it is not of all.
+    /// Like [`Call::of`]. `first_row` is the first row that the gradient covers; none if it covers
+    /// all.
     pub(super) fn of_rows(cx: &RunCx<'a>, first_row: Option<usize>) -> Result<Call<'a>> {
         let scale = cx.find_input(3).map(|view| view.to_scalar::<f32>()).transpose()?.unwrap_or(1.0);
         let updates = cx.find_input(4).map(|view| view.to_scalar::<bool>()).transpose()?.unwrap_or(true);
         let gradient = cx.input(1)?;
+        // In place, the parameter is not passed as an input, but the output has its shape.
         let parameter = cx.output_shape(0).or_else(|| cx.find_input(0).map(|view| view.shape()));
         let fits = |shape: &[usize]| match (first_row, shape, gradient.shape()) {
             (Some(first), [all, rest @ ..], [rows, of_gradient @ ..]) => {
@@ -289,8 +292,8 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Refuses tensors of other lengths than the gradient; infers of unknown sizes only see them
-    /// here.
+    /// Returns an error if a tensor's length differs from the gradient's. Unknown sizes are first
+    /// seen here.
     pub(super) fn check<T: Element>(&self, streams: &[Stream<'a, T>]) -> Result<()> {
         let expected = self.gradient.len();
         let other = streams.iter().map(Stream::len).find(|&len| len != expected);
@@ -304,8 +307,8 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Calls `step` with each block of the tensors and of the gradient, or leaves all as it is
-    /// where nothing is updated.
+    /// Calls `step` for each block of the tensors and of the gradient, or keeps all values if
+    /// nothing is updated.
     pub(super) fn update<T: Parameter, const N: usize>(
         &self,
         mut streams: [Stream<'a, T>; N],
@@ -313,6 +316,7 @@ impl<'a> Call<'a> {
     ) -> Result<()> {
         if let Some(first) = self.first {
             for stream in &mut streams {
+                // Rows that the gradient does not cover keep their values.
                 stream.take(first).keep();
                 let rows = stream.take(self.gradient.len());
                 std::mem::replace(stream, rows).keep();
@@ -327,7 +331,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// The tensors in parts, which are tasks.
+    /// Splits the tensors into parts, one for each task.
     pub(super) fn parts<T: Parameter, const N: usize>(
         &self,
         mut streams: [Stream<'a, T>; N],
@@ -340,8 +344,8 @@ impl<'a> Call<'a> {
         (0..len).step_by(PART).map(part).collect()
     }
 
-    /// Calls `step` with each block of the tensors, of the gradient, its first place, and the sums
-    /// of its part.
+    /// Calls `step` for each block: with the tensors, the gradient, the index of its first element,
+    /// and the sums of its part.
     pub(super) fn for_each_block<T: Parameter, const N: usize>(
         &self,
         parts: &mut [Part<'_, T, N>],
@@ -353,7 +357,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Some elements of the tensors of a step, and two sums over them.
+/// A part of the tensors of a step, and two sums over it.
 pub(super) struct Part<'a, T, const N: usize> {
     start: usize,
     len: usize,
@@ -378,12 +382,12 @@ impl<T: Parameter, const N: usize> Part<'_, T, N> {
     }
 }
 
-/// The sums of all parts, added in their order.
+/// Returns the sums of all parts, added in order.
 pub(super) fn total<T, const N: usize>(parts: &[Part<'_, T, N>]) -> [f64; 2] {
     parts.iter().fold([0.0; 2], |[a, b], part| [a + part.sums[0], b + part.sums[1]])
 }
 
-/// The number of this update, from 1 on.
+/// Returns the number of this update, counted from 1.
 pub(super) fn step_number(cx: &RunCx<'_>, input: usize) -> Result<f64> {
     let step = cx.input(input)?.to_scalar::<i64>()?;
     ensure!(
@@ -395,12 +399,12 @@ pub(super) fn step_number(cx: &RunCx<'_>, input: usize) -> Result<f64> {
     Ok(step as f64)
 }
 
-/// Whether the parameter of the node that is compiled is of doubles.
+/// Returns whether the parameter of the node being compiled is of type double.
 pub(super) fn is_double(cx: &CompileCx<'_>) -> bool {
     cx.node.dtype(0) == Some(DType::F64)
 }
 
-/// The first of the rows that the gradient of the node that is compiled is of, where it is not of
+/// Returns the first row that the gradient of the node being compiled covers; none if it covers
 /// all.
 pub(super) fn first_row(cx: &CompileCx<'_>) -> Result<Option<usize>> {
     let first = cx.attrs().find_int("first_row").map(usize::try_from).transpose();

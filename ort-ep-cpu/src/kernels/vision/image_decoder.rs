@@ -1,10 +1,11 @@
-//! `ImageDecoder`: BMP, JPEG 2000, PNG, PNM, TIFF and WebP by crates that decode them, and JPEG by
-//! `jpeg`, told apart by content.
+//! `ImageDecoder`: BMP, JPEG, JPEG 2000, PNG, PNM, TIFF and WebP, detected by content.
 //!
-//! Memory is asked of the budget before anything is decoded, so an image that claims to be vast is
-//! refused by its header. What cannot be decoded is an error, not an empty image. JPEG leaves the
-//! inverse transform's rounding and the upsampling of colour to the decoder; the pixels here are
-//! libjpeg-turbo's, which the standard's reference uses.
+//! JPEG is decoded by `jpeg`, all other formats by crates. Memory is reserved before anything is
+//! decoded, so the header alone gets an oversized image rejected. An image that cannot be decoded
+//! is an error, not an empty result.
+//!
+//! The JPEG standard leaves the rounding of the inverse DCT and chroma upsampling to the decoder.
+//! The pixels here match libjpeg-turbo, which the ONNX reference uses.
 
 use std::io::{self, BufRead, Cursor, Read, Seek, SeekFrom};
 
@@ -26,23 +27,22 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// An image has at most this many pixels, and decoders at most `MOST_BYTES` of their own.
+/// Maximum pixels of an image, and maximum bytes that a decoder may hold besides the output.
 const MOST_PIXELS: u64 = 1 << 27;
 const MOST_BYTES: u64 = 1 << 29;
-/// What the decoder of JPEG 2000 holds for each sample: coefficients and samples as float32, and
-/// the byte.
+/// Bytes per sample in the JPEG 2000 decoder: `f32` coefficients, `f32` samples, and the result.
 const BYTES_PER_WAVELET_SAMPLE: u64 = 12;
 
-/// How a file of JPEG 2000 begins, in its container and without.
+/// The signatures of JPEG 2000, in its container and as a raw codestream.
 const JPEG_2000: [&[u8]; 2] = [b"\x00\x00\x00\x0CjP  ", b"\xFF\x4F\xFF\x51"];
 
-/// How a file of JPEG begins.
+/// The signature of a JPEG file.
 const JPEG: &[u8] = b"\xFF\xD8\xFF";
 
 /// The signature of a PNG file.
 const PNG: &[u8] = b"\x89PNG\r\n\x1A\n";
 
-/// The channels of a pixel that is put out.
+/// The channels of an output pixel.
 #[derive(Clone, Copy)]
 enum PixelFormat {
     Rgb,
@@ -67,19 +67,19 @@ impl PixelFormat {
     }
 }
 
-/// The luma of ITU-R BT.601 with weights of 16 bits, as the standard's reference has it.
+/// Returns the BT.601 luma with 16-bit weights, as the standard's reference computes it.
 fn luma([red, green, blue]: [u8; 3]) -> u8 {
     let sum = 19_595 * u32::from(red) + 38_470 * u32::from(green) + 7_471 * u32::from(blue) + 0x8000;
     (sum >> 16) as u8
 }
 
-/// What a header tells, before any pixel is decoded.
+/// What the header says, before any pixel is decoded.
 struct Layout {
     height: usize,
     width: usize,
-    /// Channels of a pixel: grey or colour, then perhaps its opacity, which is left out.
+    /// Channels per pixel: grey or colour, perhaps followed by alpha, which is dropped.
     channels: usize,
-    /// Bytes of a channel: 1 and 2 for whole numbers, 4 for float32.
+    /// Bytes per channel: 1 or 2 for integers, 4 for `f32`.
     sample: usize,
 }
 
@@ -99,7 +99,7 @@ impl Layout {
         self.height * self.width * self.channels * self.sample
     }
 
-    /// Writes decoded pixels in the format asked for.
+    /// Converts decoded pixels to the output format.
     fn convert(&self, decoded: &[u8], format: PixelFormat, output: &mut [u8]) {
         let pixels = decoded.chunks_exact(self.channels * self.sample);
         for (from, to) in spending(2, pixels.zip(output.chunks_exact_mut(format.channels()))) {
@@ -110,10 +110,11 @@ impl Layout {
         }
     }
 
-    /// A channel in 8 bits.
+    /// Returns a channel as 8 bits.
     fn byte(&self, pixel: &[u8], index: usize) -> u8 {
         match pixel.get(index * self.sample..(index + 1) * self.sample) {
             Some(&[byte]) => byte,
+            // Rounds 16 bits to nearest: 65535 / 257 = 255.
             Some(&[a, b]) => ((u32::from(u16::from_ne_bytes([a, b])) + 128) / 257) as u8,
             Some(&[a, b, c, d]) => (f32::from_ne_bytes([a, b, c, d]).clamp(0.0, 1.0) * 255.0).round() as u8,
             _ => 0,
@@ -149,14 +150,14 @@ fn damaged(problem: &dyn std::fmt::Display) -> Error {
     )
 }
 
-/// An encoded image that counts as work what a decoder reads of it, so that a deadline ends the
+/// A reader of an encoded image that counts the bytes read as work, so that a deadline can stop the
 /// decoder.
 struct Watched<'a>(Cursor<&'a [u8]>);
 
 impl<'a> Watched<'a> {
-    /// What is read at once, which may unpack to a thousand times its size.
+    /// Maximum bytes per read, because they may unpack to a thousand times their size.
     const PIECE: usize = 1 << 10;
-    /// Units of work of a byte: many pixels of a compressed image.
+    /// Work units per byte: a byte of a compressed image stands for many pixels.
     const UNITS_OF_A_BYTE: usize = 64;
 
     fn new(encoded: &'a [u8]) -> Watched<'a> {
@@ -190,8 +191,8 @@ impl Seek for Watched<'_> {
     }
 }
 
-/// Has the budget hold the decoded pixels and the output, lets `decode` fill in the former, and
-/// puts the latter out.
+/// Allocates the decoded pixels and the output from the budget, lets `decode` fill the former, and
+/// converts them to the latter.
 fn put_out(
     cx: &mut RunCx<'_>,
     layout: &Layout,
@@ -228,8 +229,8 @@ fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Res
     put_out(cx, &layout, format, |pixels| decoder.read_image(pixels).map_err(|problem| damaged(&problem)))
 }
 
-/// Decodes a PNG file without its texts and colour profile. Pixels do not depend on them, and a few
-/// bytes of either can unpack to any size.
+/// Decodes a PNG without its text chunks and colour profile. Pixels do not depend on them, and a
+/// few bytes of either can unpack to any size.
 fn decode_png(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
     let limits = png::Limits { bytes: MOST_BYTES as usize };
     let mut decoder = png::Decoder::new_with_limits(Watched::new(encoded), limits);
@@ -243,7 +244,7 @@ fn decode_png(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result
     let layout = Layout::new([width, height], color.samples(), sample)?;
     put_out(cx, &layout, format, |pixels| {
         reader.next_frame(pixels).map_err(|problem| damaged(&problem))?;
-        // 16-bit samples are big-endian in the file and native in `Layout`.
+        // 16-bit samples are big-endian in the file and native-endian in `Layout`.
         if sample == 2 {
             for pair in pixels.as_chunks_mut::<2>().0 {
                 *pair = u16::from_be_bytes(*pair).to_ne_bytes();
@@ -267,6 +268,7 @@ fn decode_jpeg(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Resul
     let mut samples = cx.allocate(DType::U8, &[frame.sample_bytes()])?;
     let mut coefficients = cx.allocate(DType::I16, &[frame.coefficients()])?;
     let (samples, coefficients) = (samples.as_mut_slice()?, coefficients.as_mut_slice()?);
+    // Progressive scans add to the coefficients.
     coefficients.fill(0);
     put_out(cx, &layout, format, |pixels| {
         let room = Room { samples, coefficients };

@@ -1,4 +1,4 @@
-//! Kernels on boxes and regions of images.
+//! Vision kernels: regions of interest, box selection and image decoding.
 
 #![allow(
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! `NonMaxSuppression`.
+//! Non-maximum suppression of boxes (`NonMaxSuppression`).
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
@@ -15,7 +15,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| run(cx, centred)))
 }
 
-/// A box by its lower and upper corner, along two axes.
+/// A box as its lower and upper bound along two axes.
 type Corners = [[f32; 2]; 2];
 
 struct Limits {
@@ -44,7 +44,7 @@ fn run(cx: &mut RunCx<'_>, centred: bool) -> Result<()> {
         overlap: first_float(cx.find_input(3))?.unwrap_or(0.0),
         score: first_float(cx.find_input(4))?,
     };
-    // All corners, and for one class the candidates with what sorts them and what is kept.
+    // All corners, and for one class the candidates, the sort's scratch, and the kept boxes.
     let each_box = batches.saturating_mul(count).saturating_mul(size_of::<Corners>());
     let candidates = count.saturating_mul(4 * size_of::<usize>());
     let mut held = cx.reserve(each_box.saturating_add(candidates))?;
@@ -58,7 +58,7 @@ fn run(cx: &mut RunCx<'_>, centred: bool) -> Result<()> {
             let (batch, class) = (index / classes, index % classes);
             if selected.len() + 3 * limits.boxes.min(count) > selected.capacity() {
                 let more = selected.capacity().max(3 * limits.boxes.min(count));
-                // A list that grows is copied.
+                // While a list grows, its old copy is alive too.
                 held.absorb(cx.reserve(more.saturating_mul(2 * size_of::<i64>()))?);
                 selected.reserve_exact(more);
             }
@@ -85,12 +85,12 @@ fn corners(values: &[f32], centred: bool) -> Corners {
     [side(0), side(1)]
 }
 
-/// The boxes that are kept, best first; equal scores go by index, and NaN is the least.
+/// Returns the kept boxes, best first. Ties go by index, and NaN is the lowest score.
 fn select(corners: &[Corners], scores: &[f32], limits: &Limits) -> Vec<usize> {
     let (all, pace) = (spending(1, 0..scores.len()), Pace::default());
     let mut candidates: Vec<usize> =
         all.filter(|&index| limits.score.is_none_or(|least| scores[index] > least)).collect();
-    // NaN is below every number: sorting needs a total order.
+    // NaN sorts below all numbers, because sorting needs a total order.
     candidates.sort_by(|&a, &b| {
         pace.step(2);
         let by_value = scores[b].partial_cmp(&scores[a]);
@@ -101,6 +101,7 @@ fn select(corners: &[Corners], scores: &[f32], limits: &Limits) -> Vec<usize> {
         if kept.len() == limits.boxes {
             break;
         }
+        // Each candidate is compared with all kept boxes.
         spend(8 + 4 * kept.len());
         if !kept.iter().any(|&other| overlaps(&corners[candidate], &corners[other], limits.overlap)) {
             kept.push(candidate);
@@ -113,7 +114,7 @@ fn area(corners: &Corners) -> f32 {
     (corners[0][1] - corners[0][0]) * (corners[1][1] - corners[1][0])
 }
 
-/// Whether intersection over union is above the threshold.
+/// Whether the intersection over union exceeds the threshold.
 fn overlaps(a: &Corners, b: &Corners, threshold: f32) -> bool {
     let side = |axis: usize| a[axis][1].min(b[axis][1]) - a[axis][0].max(b[axis][0]);
     let (height, width) = (side(0), side(1));

@@ -1,4 +1,4 @@
-//! `RoiAlign` and `MaxRoiPool`.
+//! Pooling of regions of interest: `RoiAlign` and `MaxRoiPool`.
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
@@ -15,18 +15,19 @@ cpu_kernels![
     KernelDef { op: "MaxRoiPool", make: make_pool, ..KernelDef::BASE },
 ];
 
-/// Samples of one bin along one axis that no sensible region needs.
+/// Maximum samples per bin along one axis. No sensible region needs more.
 const MOST_SAMPLES: f64 = 4096.0;
 
 #[derive(Clone, Copy)]
 struct Align {
     half_pixel: bool,
+    /// Whether bins take the maximum instead of the average.
     greatest: bool,
     samples: usize,
     scale: f64,
 }
 
-/// Feature maps `[images, channels, height, width]` and the size of the pooled regions.
+/// Feature maps `[images, channels, height, width]`, and the size of pooled regions.
 #[derive(Clone, Copy)]
 struct Maps<'a, T> {
     elements: &'a [T],
@@ -48,7 +49,7 @@ impl<'a, T: Real> Maps<'a, T> {
         self.elements.len() / (self.channels * self.size[0] * self.size[1]).max(1)
     }
 
-    /// One channel of one image.
+    /// Returns one channel of one image.
     fn plane(&self, image: usize, channel: usize) -> &'a [T] {
         let len = self.size[0] * self.size[1];
         &self.elements[(image * self.channels + channel) * len..][..len]
@@ -84,7 +85,7 @@ fn make_align(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// A place to sample: four neighbours and their weights.
+/// A bilinear sample: four neighbours and their weights.
 type Sample = [(usize, f64); 4];
 
 fn run_align<T: Real>(cx: &mut RunCx<'_>, align: Align) -> Result<()> {
@@ -116,6 +117,7 @@ impl Align {
         let at = |index: usize| region[index] * self.scale - shift;
         let start = [at(1), at(0)];
         let mut extent = [at(3) - at(1), at(2) - at(0)];
+        // Without half-pixel coordinates, a region is at least one element wide.
         if !self.half_pixel {
             extent = extent.map(|extent| extent.max(1.0));
         }
@@ -135,8 +137,8 @@ impl Align {
             let step = |axis: usize, index: usize| {
                 cell_start[axis] + (index as f64 + 0.5) * bin[axis] / samples[axis] as f64
             };
-            // Samples outside of the map weigh nothing, and of a region far larger than it there
-            // are millions.
+            // Samples outside of the map have no weight, and a region far larger than the map has
+            // millions of them.
             let inside = |axis: usize| {
                 let size = maps.size[axis] as f64;
                 (0..samples[axis])
@@ -150,6 +152,7 @@ impl Align {
             for channel in 0..maps.channels {
                 spend(4 * places.len());
                 let plane = maps.plane(image, channel);
+                // A weight of 0 skips the element, because 0 times infinity is NaN.
                 let weighted = |&(index, weight): &(usize, f64)| match weight {
                     0.0 => 0.0,
                     _ => plane[index].to_f64() * weight,
@@ -166,13 +169,13 @@ impl Align {
     }
 }
 
-/// The greater of two numbers, NaN if either is, whatever their order.
+/// Returns the greater of two numbers, or NaN if either is NaN.
 fn greater(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// The four elements around a place, for bilinear interpolation; outside of the map all weigh
-/// nothing.
+/// Returns the four neighbours of a position for bilinear interpolation. Outside of the map their
+/// weights are 0.
 fn neighbours(place: [f64; 2], size: [usize; 2]) -> Sample {
     let inside = |axis: usize| place[axis] >= -1.0 && place[axis] <= size[axis] as f64 && size[axis] > 0;
     if !(inside(0) && inside(1)) {
@@ -200,8 +203,8 @@ fn make_pool(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The greatest element of each cell of each region; regions are `[image, x1, y1, x2, y2]`, rounded
-/// to whole elements and inclusive, as in R. Girshick, *Fast R-CNN* (2015).
+/// Max-pools each cell of each region. Regions are `[image, x1, y1, x2, y2]`, rounded to whole
+/// elements and inclusive, as in R. Girshick, *Fast R-CNN* (2015).
 fn run_pool<T: Real>(cx: &mut RunCx<'_>, scale: f32) -> Result<()> {
     let regions = to_f64s(&cx.input(1)?)?;
     let output = cx.output(0)?;
@@ -215,7 +218,7 @@ fn run_pool<T: Real>(cx: &mut RunCx<'_>, scale: f32) -> Result<()> {
     let len = maps.channels * rows * columns;
     for_each_chunk_mut(cx.threads(), output.as_mut_slice::<T>()?, len.max(1), |index, to| {
         let region = &regions[index * 5..][..5];
-        // In single precision, in which the corners of existing models were rounded.
+        // Single precision, because the corners of existing models were rounded in it.
         let at = |index: usize| f64::from((region[index] as f32 * scale).round());
         let (start, end) = ([at(2), at(1)], [at(4), at(3)]);
         let bounds = |axis: usize, cell: usize| {

@@ -1,14 +1,14 @@
-//! The arrays of a forest.
+//! The in-memory layout of a forest.
 //!
-//! A tree's nodes lie in breadth-first order with the two children of a node side by side: the way
-//! goes to `child + (the answer is not left)`. A leaf leads back to itself, so that ways of several
-//! lengths can be followed together for a fixed number of steps. A node takes 8 bytes: the split,
-//! and in 32 bits the child and the column of the feature. Where the split must be a double, or 32
-//! bits are too few, it takes 16.
+//! A tree's nodes are in breadth-first order, and the two children of a node are adjacent. A
+//! traversal goes on to `child + !(x <= split)`. A leaf leads back to itself, so traversals of
+//! different lengths can run together for a fixed number of steps. A node takes 8 bytes: the split,
+//! and the child and the feature's column packed into 32 bits. It takes 16 if the split must be
+//! `f64`, or 32 bits are too few.
 //!
-//! What is not a number goes right by nature, as it is not less or equal to anything. Nodes that
-//! lead it to the left ask a second copy of their column, in which minus infinity stands for it:
-//! the bit above the bits of a column.
+//! NaN goes right by default, because no comparison with it holds. Nodes that send NaN left read a
+//! second copy of their column, in which minus infinity replaces NaN. The bit above the column's
+//! bits selects that copy.
 
 use bytemuck::{Pod, Zeroable};
 use ort_core::dtype::DType;
@@ -19,14 +19,14 @@ use super::Test;
 use super::shallow::Shallow;
 use crate::kernels::linalg::Packed;
 
-/// A node as it is read.
+/// A node as the model defines it.
 #[derive(Debug)]
 pub(in crate::kernels::ml) struct Branch {
     pub(in crate::kernels::ml) feature: usize,
     pub(in crate::kernels::ml) test: Test,
-    /// The nodes for true and false; none for a leaf.
+    /// The nodes for true and false; `None` for a leaf.
     pub(in crate::kernels::ml) next: Option<(usize, usize)>,
-    /// The leaf's place among the leaves.
+    /// The index of the leaf.
     pub(in crate::kernels::ml) leaf: usize,
 }
 
@@ -36,16 +36,16 @@ impl Branch {
     }
 }
 
-/// What leaves give: for each leaf some targets and weights.
+/// The weights of leaves, grouped by leaf, each with its target.
 pub(in crate::kernels::ml) struct Leaves {
-    /// The first weight of each leaf, and one past the last.
+    /// For each leaf the index of its first weight, then the total.
     starts: Vec<u32>,
     targets: Vec<u32>,
     weights: Vec<f64>,
 }
 
 impl Leaves {
-    /// Sorts `(leaf, target, weight)` by leaf; those of one leaf stay in order.
+    /// Sorts `(leaf, target, weight)` by leaf. The order within a leaf stays.
     pub(in crate::kernels::ml) fn new(count: usize, given: &[(usize, usize, f64)]) -> Result<Leaves> {
         ensure!(
             u32::try_from(given.len()).is_ok() && u32::try_from(count).is_ok(),
@@ -66,7 +66,8 @@ impl Leaves {
         Ok(leaves)
     }
 
-    /// The target and weight of a leaf that has exactly one, if floats can hold it.
+    /// Returns the target and weight of a leaf that has exactly one, if an `f32` represents the
+    /// weight exactly.
     fn only(&self, leaf: usize) -> Option<(u32, f32)> {
         let &[start, end] = self.starts.get(leaf..leaf + 2)? else { return None };
         let weight = *self.weights.get(start as usize)?;
@@ -75,31 +76,31 @@ impl Leaves {
     }
 }
 
-/// A node in memory.
+/// A packed node.
 pub(super) trait Node: Pod + Send + Sync {
-    /// What features and splits are.
+    /// The type of features and splits.
     type Value: Number;
-    /// The bits for child and column.
+    /// The bits available for child and column.
     const PLACE_BITS: u32;
     fn new(split: Self::Value, child: u32, column: u64, places: Places) -> Self;
     fn split(self) -> Self::Value;
-    /// The left child.
+    /// Returns the left child.
     fn child(self, places: Places) -> u32;
-    /// The column, or that of the second copy, as `places` has it.
+    /// Returns the column, including the copy bit if the mask of `places` has it.
     fn column(self, places: Places) -> usize;
 }
 
-/// Where child and column are in a node.
+/// The bit fields of child and column in a node.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
     /// The child is above these bits.
     shift: u32,
-    /// The column is in these bits.
+    /// Mask of the column.
     mask: u64,
 }
 
 impl Places {
-    /// For columns of so many bits, for rows with or without copies of columns.
+    /// The fields for columns of `column_bits` bits. Without copies the mask drops the copy bit.
     pub(super) fn new(column_bits: u32, with_copies: bool) -> Places {
         Places { shift: column_bits + 1, mask: (1 << (column_bits + u32::from(with_copies))) - 1 }
     }
@@ -107,7 +108,7 @@ impl Places {
 
 /// A type of features.
 pub(super) trait Number: Pod + PartialOrd + ort_core::dtype::Element + Send + Sync {
-    /// The largest value that is not above `x`.
+    /// The largest value that is not above `x`, so that `x <= split` stays exact in this type.
     fn floor(x: f64) -> Self;
     const NAN: Self;
     const LEAST: Self;
@@ -144,7 +145,7 @@ impl Number for f64 {
     }
 }
 
-/// A node of a forest over floats.
+/// A node of a forest over `f32`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Narrow {
@@ -152,7 +153,7 @@ pub(super) struct Narrow {
     place: u32,
 }
 
-/// A node of a forest over doubles, or of one that is too large for [`Narrow`] nodes.
+/// A node of a forest over `f64`, or of one that is too large for [`Narrow`] nodes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Wide {
@@ -200,25 +201,25 @@ impl Node for Wide {
     }
 }
 
-/// A tree in the arrays.
+/// One tree.
 #[derive(Clone, Copy)]
 pub(super) struct Tree {
     pub(super) root: u32,
-    /// The steps after which each way has ended.
+    /// The number of steps after which every traversal has reached a leaf.
     pub(super) depth: u32,
-    /// The target of all its leaves, where they have one.
+    /// The target of all its leaves, if they share one.
     pub(super) target: Option<u32>,
 }
 
-/// What the nodes that are leaves give.
+/// The weights of the leaves.
 #[allow(clippy::large_enum_variant, reason = "a forest has one")]
 pub(super) enum Values {
-    /// One weight, for the target of the tree: by node.
+    /// One weight per leaf, for the target of the tree, indexed by node.
     One(Packed<f32>),
     Many(Box<ManyValues>),
 }
 
-/// By node the leaf, by leaf its first weight, and the weights with their targets.
+/// The leaf of each node, the first weight of each leaf, and the weights with their targets.
 pub(super) struct ManyValues {
     pub(super) leaves: Packed<u32>,
     pub(super) starts: Packed<u32>,
@@ -226,43 +227,43 @@ pub(super) struct ManyValues {
     pub(super) weights: Packed<f64>,
 }
 
-/// A forest of nodes of one kind.
+/// A forest of nodes of one type.
 pub(super) struct Trees<N> {
     pub(super) trees: Vec<Tree>,
     pub(super) nodes: Packed<N>,
     pub(super) values: Values,
     pub(super) shallow: Shallow,
-    /// Whether some nodes ask the second copy of their column.
+    /// Whether some nodes read the second copy of their column.
     pub(super) has_copies: bool,
-    /// The bits of a column, that of the copy left out.
+    /// The bits of a column, without the copy bit.
     pub(super) column_bits: u32,
-    /// Whether features come in another type than the nodes'.
+    /// Whether features must be converted to the nodes' type.
     pub(super) converts: bool,
-    /// One more than the greatest column.
+    /// One more than the largest column.
     pub(super) features: usize,
-    /// What a row costs, in steps through trees.
+    /// The cost of a row, in traversal steps.
     pub(super) row_steps: usize,
 }
 
 impl<N> Trees<N> {
-    /// The elements of a row with copies: room for all columns, and again for their copies.
+    /// Returns the elements of a row with copies: space for all columns, twice.
     pub(super) fn copied_len(&self) -> usize {
         2 << self.column_bits
     }
 }
 
-/// A forest as it is run.
+/// A forest that is ready to run.
 pub(in crate::kernels::ml) struct Forest(pub(super) Width);
 
-/// A forest by the kind of its nodes.
+/// A forest, by its node type.
 pub(super) enum Width {
     Narrow(Trees<Narrow>),
     Wide(Trees<Wide>),
 }
 
 impl Forest {
-    /// Lays trees out for features of type `input`. A node that can be reached in two ways is an
-    /// error: that would be no tree, or a cycle.
+    /// Lays out trees for features of type `input`. A node that can be reached in two ways is an
+    /// error, because the nodes then form a cycle or no tree.
     pub(in crate::kernels::ml) fn new(
         cx: &mut CompileCx<'_>,
         input: Option<DType>,
@@ -287,11 +288,10 @@ impl Forest {
     }
 }
 
-/// What stands at a place of the arrays.
+/// The meaning of one node slot.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Place {
-    /// Goes left up to the split: the left child, the column, the split, and whether what is no
-    /// number goes left.
+    /// Goes left if `x <= split`: the left child, the column, the split, and whether NaN goes left.
     Split {
         child: u32,
         column: usize,
@@ -299,22 +299,22 @@ pub(super) enum Place {
         missing_left: bool,
     },
     Leaf(u32),
-    /// Leads on to another place, for what two splits of one test share.
+    /// Leads on to another slot. It lets the splits of one test share a subtree.
     Jump(u32),
 }
 
-/// All places, before it is known how many bits they take.
+/// All slots, before the widths of their bit fields are known.
 pub(super) struct Plan {
     pub(super) places: Vec<Place>,
     trees: Vec<Tree>,
     features: usize,
 }
 
-/// What a place is for, while its tree is laid out.
+/// A slot that is still to be filled, while its tree is laid out.
 #[derive(Clone, Copy)]
 enum Item {
     Branch(usize),
-    /// The splits `low..high` of a branch; `shared` says where its answers have got their places.
+    /// The splits `low..high` of a branch. `shared` indexes the slots of its answers.
     Part {
         branch: usize,
         low: usize,
@@ -324,20 +324,20 @@ enum Item {
     Jump(u32),
 }
 
-/// Trees of one model while they are laid out.
+/// The state of laying out the trees of one model.
 struct Planter<'a> {
     branches: &'a [Branch],
     reached: Vec<bool>,
-    /// The items of the tree, by place, with their depths; and the place of the first.
+    /// The tree's slots in order, with their depths, and the index of the first one.
     items: Vec<(Item, u32)>,
     first: usize,
-    /// For each branch of more than one split, the places of the answers false and true.
+    /// For each branch with several splits, the slots of its answers false and true.
     shared: Vec<[Option<u32>; 2]>,
 }
 
 impl Plan {
     pub(super) fn new(roots: &[usize], branches: &[Branch]) -> Result<Plan> {
-        // The first place stays empty, as a leaf refers to the place before its own.
+        // A leaf's child is the slot before its own, so slot 0 stays unused.
         let mut plan = Plan { places: vec![Place::Leaf(0)], trees: Vec::new(), features: 0 };
         let reached = vec![false; branches.len()];
         let mut planter = Planter { branches, reached, items: Vec::new(), first: 0, shared: Vec::new() };
@@ -348,6 +348,7 @@ impl Plan {
             planter.items.push((Item::Branch(root), 0));
             let mut depth = 0;
             let mut next = 0;
+            // The list of items is also the queue of the breadth-first traversal.
             while let Some(&(item, level)) = planter.items.get(next) {
                 next += 1;
                 depth = depth.max(level);
@@ -365,13 +366,14 @@ impl Plan {
             );
             let root = planter.first as u32;
             let has_jumps = planter.items.iter().any(|(item, _)| matches!(item, Item::Jump(_)));
+            // Item depths do not count the steps that follow a jump.
             let depth = if has_jumps { plan.height(root) } else { depth };
             plan.trees.push(Tree { root, depth, target: None });
         }
         Ok(plan)
     }
 
-    /// The most steps from a place to a leaf, where jumps may lead back to places before them.
+    /// Returns the maximum steps from a slot to a leaf, if jumps may lead back to earlier slots.
     fn height(&self, root: u32) -> u32 {
         let mut heights = vec![None; self.places.len()];
         let mut open = vec![root as usize];
@@ -407,7 +409,7 @@ impl Plan {
         let column_bits = self.column_bits();
         let places = Places::new(column_bits, false);
         let node = |(at, place): (usize, &Place)| {
-            // Nothing is less or equal to what is not a number: such a node leads to the right.
+            // No number is `<= NaN`, so such a node always leads to the right child.
             let (split, child, column) = match *place {
                 Place::Split { child, column, split, missing_left } => {
                     let copy = u64::from(missing_left) << column_bits;
@@ -456,7 +458,7 @@ impl Plan {
         })
     }
 
-    /// The weights by place, where each leaf has just one and all leaves of a tree have the same
+    /// Returns the weights by slot if each leaf has exactly one and all leaves of a tree share a
     /// target.
     fn single_weights(&mut self, leaves: &Leaves) -> Option<Vec<f32>> {
         let mut weights = vec![0.0; self.places.len()];
@@ -492,10 +494,10 @@ impl Plan {
         &self.trees
     }
 
-    /// Where a place leads to without a question.
+    /// Follows a jump.
     pub(super) fn resolve(&self, at: u32) -> u32 {
         match self.places.get(at as usize) {
-            // Jumps lead to places that are none.
+            // A jump never leads to another jump.
             Some(&Place::Jump(to)) => to,
             _ => at,
         }
@@ -503,7 +505,7 @@ impl Plan {
 }
 
 impl Planter<'_> {
-    /// What stands at the place of an item; its children are put behind all items.
+    /// Fills the slot of an item. Its children go to the end of the queue.
     fn place(&mut self, item: Item, level: u32) -> Result<Place> {
         match item {
             Item::Jump(to) => Ok(Place::Jump(to)),
@@ -526,7 +528,7 @@ impl Planter<'_> {
         }
     }
 
-    /// A node with the middle one of the splits `low..high`.
+    /// Makes a node from the middle one of the splits `low..high`: a binary search over the splits.
     fn split(
         &mut self,
         index: usize,
@@ -551,7 +553,8 @@ impl Planter<'_> {
         Ok(Place::Split { child, column: branch.feature, split, missing_left })
     }
 
-    /// Where the answer in an interval leads.
+    /// Returns where the answer of an interval leads. Only the first interval with an answer holds
+    /// the subtree; later ones jump to it.
     fn answer(&mut self, branch: &Branch, interval: usize, shared: usize) -> Result<Item> {
         let here = (self.first + self.items.len()) as u32;
         let answer = branch.test.answer(interval);

@@ -1,13 +1,14 @@
-//! Decision trees: how a model's nodes become arrays, and how rows of features are led through
-//! them.
+//! Decision forests: layout of the nodes in memory, and inference over rows of features.
 //!
-//! `test` turns every comparison into `x <= split`, `layout` puts the nodes into arrays, `walk`
-//! leads rows and trees through them several at a time, `shallow` evaluates trees of few levels
-//! without following a branch, and `run` shares rows out over threads.
+//! - `test` turns every comparison into `x <= split`.
+//! - `layout` packs the nodes into arrays.
+//! - `walk` traverses deep trees, several traversals at a time.
+//! - `shallow` evaluates trees of few levels without branches.
+//! - `run` splits the rows over threads.
 //!
-//! The leaves of a row are summed in doubles and in the order of the trees, whatever way was taken
-//! through them, so that the bits depend neither on the number of threads nor on the rows that a
-//! row comes with.
+//! Leaf weights are summed in `f64` and in the order of the trees, whichever traversal reached
+//! them. So the result bits depend neither on the number of threads nor on the other rows of the
+//! batch.
 
 mod layout;
 mod run;
@@ -25,7 +26,7 @@ pub(super) use layout::{Branch, Forest, Leaves};
 pub(super) use run::{Finish, Request};
 pub(super) use test::{Comparison, Test};
 
-/// The sizes of a run.
+/// The sizes of one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) rows: usize,
@@ -34,7 +35,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// The sizes by the shapes of features and scores.
+    /// Derives the sizes from the shapes of features and scores.
     pub(super) fn new(input: &[usize], output: &[usize]) -> Result<Shape> {
         let (rows, features) = matrix(input)?;
         let targets = output.last().copied().unwrap_or(0);
@@ -42,7 +43,7 @@ impl Shape {
     }
 }
 
-/// How the weights of leaves become one score.
+/// How leaf weights combine into one score.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Aggregate {
     Average,
@@ -52,7 +53,7 @@ pub(super) enum Aggregate {
 }
 
 impl Aggregate {
-    /// Takes the weight of a leaf into a score; `seen` is whether there was one before.
+    /// Adds a leaf weight to a score. `seen` says whether the score already has one.
     #[inline(always)]
     fn add(self, score: &mut f64, seen: &mut u8, weight: f64) {
         *score = match self {

@@ -1,4 +1,4 @@
-//! Rows of features through a forest, shared out over threads.
+//! Forest inference, parallel over rows.
 
 use num_traits::AsPrimitive;
 use ort_core::dtype::{DType, Element};
@@ -14,27 +14,26 @@ use crate::interrupt::spend;
 use crate::kernels::linalg::{bytes_of, scratch, take};
 use crate::parallel::for_each_chunk_mut;
 
-/// Steps through trees that are worth a second thread: about a hundred microseconds.
+/// Traversal steps that are worth a second thread: about 100 microseconds.
 const STEPS_FOR_THREADS: usize = 100_000;
 
-/// Parts for each thread, to even out unequal speeds.
+/// Parts per thread, for load balancing.
 const PARTS_PER_THREAD: usize = 4;
 
-/// The bytes of nodes that are taken to stay in a core's own cache while blocks of rows pass by. A
-/// larger forest is read again from farther away for each block, so that blocks are longer then.
+/// The node bytes assumed to stay in a core's private cache while blocks of rows stream by. A
+/// larger forest is read again from farther away for each block, so its blocks are longer.
 const CACHED_BYTES: usize = 512 << 10;
 
-/// The rows of a block for forests that stay in the cache, and for those that do not.
+/// The rows of a block for forests that fit the cache, and for those that do not.
 const BLOCK_ROWS: [usize; 2] = [256, 1024];
 
-/// The bytes that the rows of a block may take in scratch memory, where not even [`ROWS`] rows take
-/// more.
+/// The scratch bytes of a block's rows. A block of the minimum of [`ROWS`] rows may exceed it.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// The alignment of scratch memory.
+/// The alignment of scratch buffers.
 const ALIGNMENT: usize = 64;
 
-/// What a run is given beside the forest.
+/// The inputs of one run.
 pub(in crate::kernels::ml) struct Request<'a> {
     pub(in crate::kernels::ml) input: TensorView<'a>,
     pub(in crate::kernels::ml) shape: Shape,
@@ -43,18 +42,18 @@ pub(in crate::kernels::ml) struct Request<'a> {
     pub(in crate::kernels::ml) workspace: &'a mut [u8],
 }
 
-/// Turns the sums of a row, with whether each target got any, into its scores, and says which class
-/// the row is of.
+/// Turns the sums of a row into its scores and returns its class. The flags say which targets have
+/// a leaf weight.
 pub(in crate::kernels::ml) type Finish<'a> = dyn Fn(&mut [f64], &mut [u8]) -> usize + Sync + 'a;
 
-/// How rows are shared out, and what each part needs.
+/// How the rows are split, and the scratch of each part.
 struct Division {
     parts: usize,
-    /// The rows of a part, and of a block within it; both are whole numbers of vectors.
+    /// The rows of a part, and of a block within it. Both are multiples of [`ROWS`].
     part_rows: usize,
     block_rows: usize,
-    /// The bytes of a part's scratch memory: sums, the sums of a row, features, features with
-    /// copies, arranged features, and for both kinds of sums whether there were any.
+    /// The bytes of a part's scratch buffers: the sums of a block, the sums of a row, features,
+    /// features with copies, arranged features, and the flags of both kinds of sums.
     sections: [usize; 7],
 }
 
@@ -64,7 +63,7 @@ impl Division {
     }
 }
 
-/// The bytes of `count` groups of `each` elements, as a multiple of the alignment.
+/// Returns the bytes of `count` groups of `each` elements, rounded up to the alignment.
 fn section<T>(count: usize, each: usize) -> Result<usize> {
     let bytes = count.checked_mul(each).map(bytes_of::<T>).transpose()?;
     let bytes = bytes.and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT));
@@ -72,7 +71,7 @@ fn section<T>(count: usize, each: usize) -> Result<usize> {
 }
 
 impl Forest {
-    /// The bytes of the workspace of a run.
+    /// Returns the workspace bytes of a run.
     pub(in crate::kernels::ml) fn workspace(&self, shape: Shape, threads: usize) -> Result<usize> {
         let division = match &self.0 {
             Width::Narrow(trees) => trees.divide(shape, threads)?,
@@ -84,7 +83,7 @@ impl Forest {
         bytes.ok_or_else(|| error!(OutOfMemory, "the workspace of {} rows", shape.rows))
     }
 
-    /// Writes the scores of all rows, unless `scores` is empty, and returns their classes.
+    /// Writes the scores of all rows, unless `scores` is empty, and returns the rows' classes.
     pub(in crate::kernels::ml) fn run<'a, T: Element + Send>(
         &self,
         request: Request<'a>,
@@ -101,7 +100,7 @@ impl Forest {
     }
 }
 
-/// Some rows, and the memory that goes with them.
+/// A range of rows with its outputs and scratch.
 struct Part<'a, V, T> {
     first: usize,
     scores: &'a mut [T],
@@ -119,7 +118,7 @@ fn split_section(bytes: &mut [u8], len: usize) -> Result<(&mut [u8], &mut [u8])>
     bytes.split_at_mut_checked(len).ok_or_else(|| error!(Fail, "the workspace is too small"))
 }
 
-/// Cuts outputs and scratch memory into parts.
+/// Splits outputs and workspace into parts.
 fn cut<'a, V: Number, T>(
     division: &Division,
     shape: Shape,
@@ -155,12 +154,11 @@ struct Block<'a, V> {
     /// The elements of a row.
     features: usize,
     count: usize,
-    /// Whether rows have copies of their columns behind them.
+    /// Whether each row is followed by its copies without NaN.
     with_copies: bool,
 }
 
-/// The sums of a block: those of one target lie side by side, `stride` apart from those of the
-/// next.
+/// The sums of a block: those of one target are adjacent, and targets are `stride` apart.
 struct Sums<'a> {
     sums: &'a mut [f64],
     seen: &'a mut [u8],
@@ -200,7 +198,7 @@ impl Values {
 }
 
 impl Weights<'_> {
-    /// Adds what the leaf at a node of a tree gives to the sums of a row.
+    /// Adds the weights of the leaf at a node to the sums of a row.
     #[inline(always)]
     fn add(self, tree: &Tree, at: u32, row: usize, sums: &mut Sums<'_>) {
         match self {
@@ -237,6 +235,7 @@ impl<N: Node> Trees<N> {
             true => threads * PARTS_PER_THREAD,
             false => 1,
         };
+        // Whole vectors, so that only the last part has a partial one.
         let part_rows = rows.div_ceil(wanted).max(1).next_multiple_of(ROWS);
         let converted = if self.converts { features } else { 0 };
         let arranged = self.shallow.column_count();
@@ -248,6 +247,7 @@ impl<N: Node> Trees<N> {
             bytes_of::<f32>(arranged)?,
         ];
         let row_bytes = row_bytes.into_iter().fold(1, usize::saturating_add);
+        // The index is 1 for forests that exceed the cache.
         let most = BLOCK_ROWS[usize::from(size_of_val(self.nodes.values()) > CACHED_BYTES)];
         let most = most.min(BLOCK_BYTES / row_bytes / ROWS * ROWS).max(ROWS);
         let block_rows = part_rows.min(most);
@@ -287,6 +287,7 @@ impl<N: Node> Trees<N> {
             });
         };
         match self.converts {
+            // Without a conversion, the rows are read from the input without a copy.
             false => run(&Read::Whole(input.as_slice()?)),
             true => {
                 let dtype = input.dtype();
@@ -351,7 +352,7 @@ impl<N: Node> Trees<N> {
         if aggregate == Aggregate::Average { sum / self.trees.len() as f64 } else { sum }
     }
 
-    /// Sums the leaves of a block of rows.
+    /// Sums the leaf weights of a block of rows.
     fn sum<'a>(
         &self,
         mut block: Block<'a, N::Value>,
@@ -363,10 +364,12 @@ impl<N: Node> Trees<N> {
         if shallow {
             self.shallow.arrange((block.values, block.features), arranged, N::Value::to_single);
         }
+        // Copies are needed only if the block has a NaN.
         if self.has_copies && block.values.iter().any(|x| is_missing(*x)) {
             self.copy_rows(&block, copied);
             block = Block { values: copied, features: self.copied_len(), with_copies: true, ..block };
         }
+        // Too few rows to fill the traversals, so one row goes through several trees at a time.
         if block.count < WIDTH {
             (0..block.count).for_each(|row| self.row(block, row, weights, sums));
             return;
@@ -395,10 +398,11 @@ impl<N: Node> Trees<N> {
         }
     }
 
-    /// Leads all rows of a block through one tree.
+    /// Traverses one tree with all rows of a block.
     fn rows(&self, block: Block<'_, N::Value>, tree: &Tree, weights: Weights<'_>, sums: &mut Sums<'_>) {
         let nodes = (self.nodes.values(), Places::new(self.column_bits, block.with_copies));
         for first in (0..block.count).step_by(WIDTH) {
+            // The last group repeats the last row to fill the width.
             let starts = std::array::from_fn(|way| (first + way).min(block.count - 1) * block.features);
             let mut at = [tree.root; WIDTH];
             walk::<N>(nodes, block.values, &starts, &mut at, tree.depth);
@@ -408,7 +412,7 @@ impl<N: Node> Trees<N> {
         }
     }
 
-    /// Leads one row of a block through all trees.
+    /// Traverses all trees with one row of a block.
     fn row(&self, block: Block<'_, N::Value>, row: usize, weights: Weights<'_>, sums: &mut Sums<'_>) {
         let nodes = (self.nodes.values(), Places::new(self.column_bits, block.with_copies));
         let starts = [row * block.features; WIDTH];
@@ -424,8 +428,7 @@ impl<N: Node> Trees<N> {
     }
 }
 
-/// Writes a row twice into the halves of `to`; in the second the least value stands for what is not
-/// a number.
+/// Writes a row to both halves of `to`. In the second half the lowest value replaces NaN.
 pub(super) fn copy_columns<T: Number>(row: &[T], to: &mut [T]) {
     let (plain, copy) = to.split_at_mut(to.len() / 2);
     for ((plain, copy), &x) in plain.iter_mut().zip(copy).zip(row) {
@@ -434,17 +437,17 @@ pub(super) fn copy_columns<T: Number>(row: &[T], to: &mut [T]) {
     }
 }
 
-/// Whether a feature is not a number.
+/// Whether a feature is NaN.
 #[allow(clippy::eq_op)]
 fn is_missing<T: PartialEq>(x: T) -> bool {
     x != x
 }
 
-/// Where features come from.
+/// The source of the features.
 enum Read<'a, V> {
-    /// The input as it is.
+    /// The input itself, zero-copy.
     Whole(&'a [V]),
-    /// Converts as many elements of the input as the slice takes, from an index on.
+    /// Converts elements of the input from an index on, as many as the slice takes.
     Part(&'a (dyn Fn(usize, &mut [V]) + Sync)),
 }
 

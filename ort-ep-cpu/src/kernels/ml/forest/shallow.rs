@@ -1,7 +1,8 @@
-//! Trees of few levels, evaluated whole: every question is asked of a vector of rows, and the
-//! answers choose between the leaves.
+//! Branch-free evaluation of shallow trees with SIMD.
 //!
-//! That asks more than a way through the tree does, but reads memory in order and follows nothing.
+//! Every test of a tree runs on a vector of rows, and selects reduce the leaves level by level.
+//! That runs more tests than a traversal does, but it reads memory in order and has no dependent
+//! loads.
 
 use ort_core::Result;
 use ort_core::ep::CompileCx;
@@ -15,30 +16,30 @@ use crate::simd::{Isa, Simd, SimdOp, dispatch};
 /// The rows that are evaluated together: the lanes of the widest vector.
 pub(super) const ROWS: usize = crate::simd::MAX_LANES;
 
-/// The levels of the deepest tree that is evaluated whole.
+/// The depth of the deepest tree that is evaluated this way.
 const MAX_DEPTH: u32 = 6;
 
-/// The trees of few levels, each filled up to a perfect tree: of depth d with `2^d - 1` questions,
-/// level by level, and `2^d` values.
+/// Shallow trees, each padded to a perfect tree: depth d has `2^d - 1` tests, level by level, and
+/// `2^d` leaf values.
 pub(super) struct Shallow {
-    /// For each tree of the forest the start of its questions and of its values.
+    /// For each tree of the forest, the start of its tests and of its values, if it is shallow.
     starts: Vec<Option<(usize, usize)>>,
     splits: Packed<f32>,
-    /// The place of the feature among [`columns`](Self::columns).
+    /// For each test, the index of its feature in [`columns`](Self::columns).
     places: Packed<u32>,
     values: Packed<f32>,
     /// The columns that these trees read.
     columns: Vec<Column>,
 }
 
-/// A column, and whether minus infinity stands for what is not a number.
+/// A column, and whether minus infinity replaces NaN in it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Column {
     column: u32,
     is_copy: bool,
 }
 
-/// How deep a tree may be for vectors of this CPU to be faster than [`walk`](super::walk::walk).
+/// Returns the depth up to which this CPU's vectors beat [`walk`](super::walk::walk).
 fn most_levels() -> u32 {
     match Isa::current() {
         Isa::Avx512 => MAX_DEPTH,
@@ -47,7 +48,7 @@ fn most_levels() -> u32 {
     }
 }
 
-/// The arrays while they grow.
+/// The arrays under construction.
 #[derive(Default)]
 struct Grown {
     splits: Vec<f32>,
@@ -58,12 +59,12 @@ struct Grown {
 }
 
 impl Shallow {
-    /// No trees.
+    /// Creates an empty set of trees.
     pub(super) fn none(cx: &mut CompileCx<'_>) -> Result<Shallow> {
         Shallow::pack(cx, Vec::new(), Grown::default())
     }
 
-    /// The trees of few levels, with `weights` by place; none if `wanted` is false.
+    /// Collects the shallow trees, with `weights` by slot. There are none unless `wanted`.
     pub(super) fn new(cx: &mut CompileCx<'_>, plan: &Plan, weights: &[f32], wanted: bool) -> Result<Shallow> {
         let mut grown = Grown::default();
         let mut starts = Vec::new();
@@ -87,18 +88,18 @@ impl Shallow {
         })
     }
 
-    /// How many columns [`arrange`](Self::arrange) writes.
+    /// Returns the number of columns that [`arrange`](Self::arrange) writes.
     pub(super) fn column_count(&self) -> usize {
         self.columns.len()
     }
 
-    /// Whether any tree is among them.
+    /// Whether there are no shallow trees.
     pub(super) fn is_empty(&self) -> bool {
         self.columns.is_empty()
     }
 
-    /// What a row costs in all `trees`, in steps from node to node: a vector of rows asks each
-    /// question in about the time of one.
+    /// Returns the cost of a row in all `trees`, in traversal steps. A vector of rows runs a test
+    /// in about the time of one step.
     pub(super) fn row_steps(&self, trees: &[Tree]) -> usize {
         let steps = |(index, tree): (usize, &Tree)| match self.starts.get(index) {
             Some(Some(_)) => 1 << tree.depth,
@@ -107,8 +108,8 @@ impl Shallow {
         trees.iter().enumerate().map(steps).sum::<usize>() / ROWS
     }
 
-    /// Writes rows of features as blocks of [`ROWS`] rows, each column by column. Where the last
-    /// block has no rows it keeps what it has.
+    /// Transposes rows of features into blocks of [`ROWS`] rows, each column-major. Lanes of the
+    /// last block that have no row keep their old content.
     pub(super) fn arrange<T: Copy>(
         &self,
         (rows, features): (&[T], usize),
@@ -128,8 +129,8 @@ impl Shallow {
         }
     }
 
-    /// Adds what the tree at `index` gives for arranged rows to the scores of its target; false if
-    /// it is not among the shallow ones.
+    /// Adds the values of the tree at `index` to the scores of its target, for arranged rows.
+    /// Returns false if the tree is not shallow.
     pub(super) fn add(
         &self,
         (index, tree): (usize, &Tree),
@@ -145,6 +146,7 @@ impl Shallow {
         let (Some(splits), Some(places), Some(values)) = (splits, places, values) else { return false };
         let perfect = Perfect { splits, places, values };
         let block = self.columns.len() * ROWS;
+        // A constant depth gives the loops constant bounds.
         match tree.depth {
             1 => dispatch(Isa::current(), Add::<1> { perfect, arranged, block, scores, seen, aggregate }),
             2 => dispatch(Isa::current(), Add::<2> { perfect, arranged, block, scores, seen, aggregate }),
@@ -158,7 +160,7 @@ impl Shallow {
 }
 
 impl Grown {
-    /// Fills a tree up: below a leaf that lies high, all questions lead to it.
+    /// Pads a tree to a perfect one: below a leaf that is too high, all tests lead to that leaf.
     fn add(&mut self, plan: &Plan, tree: &Tree, weights: &[f32]) {
         let mut level = vec![tree.root];
         for _ in 0..tree.depth {
@@ -216,7 +218,7 @@ impl<const DEPTH: usize> SimdOp for Add<'_, DEPTH> {
                 s.store(&mut values, lane, self.perfect.value::<S, DEPTH>(s, block, lane));
             }
             if let Aggregate::Sum | Aggregate::Average = self.aggregate {
-                // Without the match in the loop it becomes vectors.
+                // Without the match in the loop, it vectorizes.
                 scores.iter_mut().zip(&values).for_each(|(score, value)| *score += f64::from(*value));
                 seen.fill(1);
                 continue;
@@ -229,7 +231,7 @@ impl<const DEPTH: usize> SimdOp for Add<'_, DEPTH> {
 }
 
 impl Perfect<'_> {
-    /// The values for the rows of a block from `lane` on.
+    /// Returns the tree's values for the rows of a block from `lane` on.
     #[inline(always)]
     fn value<S: Simd, const DEPTH: usize>(self, s: S, block: &[f32], lane: usize) -> S::F32 {
         let leaves = 1 << DEPTH;
@@ -240,6 +242,7 @@ impl Perfect<'_> {
             s.select(s.le(x, s.splat(splits[node])), left, right)
         };
         let mut chosen = [s.splat(values[0]); 1 << (MAX_DEPTH - 1)];
+        // The lowest level chooses between leaf values, the levels above between those choices.
         let mut width = leaves / 2;
         for at in 0..width {
             chosen[at] = choose(width - 1 + at, s.splat(values[2 * at]), s.splat(values[2 * at + 1]));

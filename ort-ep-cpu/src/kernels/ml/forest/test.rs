@@ -1,4 +1,4 @@
-//! The questions that nodes ask, each as a list of splits.
+//! Node tests, each in the normal form of a list of splits.
 
 use ort_core::{Result, error};
 use smallvec::{SmallVec, smallvec};
@@ -15,7 +15,7 @@ pub(in crate::kernels::ml) enum Comparison {
 }
 
 impl Comparison {
-    /// The comparison of a mode by name; none for a leaf.
+    /// Parses a mode; `None` for a leaf.
     pub(in crate::kernels::ml) fn named(mode: &str) -> Result<Option<Comparison>> {
         Ok(Some(match mode {
             "BRANCH_LEQ" => Comparison::LessOrEqual,
@@ -30,23 +30,23 @@ impl Comparison {
     }
 }
 
-/// A question whose answer changes at each of some splits: `first` up to and with the first one,
-/// then the opposite up to and with the second, and so on. All comparisons and memberships have
-/// this form, as `x < split` is `x <= the double below`.
+/// A test whose answer flips at each split. It is `first` up to and including the first split, then
+/// the opposite up to and including the second, and so on. All comparisons and set memberships have
+/// this form, because `x < split` is `x <= split.next_down()`.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::kernels::ml) struct Test {
     pub(super) splits: SmallVec<[f64; 2]>,
     pub(super) first: bool,
-    /// The answer for what is not a number.
+    /// The answer for NaN.
     pub(super) missing: bool,
 }
 
 impl Test {
-    /// The test of a comparison. What is not a number compares as false, but not equal to
-    /// everything; `missing` makes it true.
+    /// Creates the test of a comparison. NaN compares as false, except that it is not equal to
+    /// anything; `missing` makes the answer true.
     pub(in crate::kernels::ml) fn compare(comparison: Comparison, split: f64, missing: bool) -> Test {
         let mut test = match comparison {
-            // Nothing compares with what is not a number.
+            // No comparison with a NaN split holds.
             _ if split.is_nan() => Test::constant(false),
             Comparison::LessOrEqual | Comparison::Greater => {
                 Test { splits: smallvec![split], first: true, missing: false }
@@ -61,15 +61,16 @@ impl Test {
         test
     }
 
-    /// Whether a feature is one of `members`.
+    /// Tests whether a feature is one of `members`.
     pub(in crate::kernels::ml) fn member(members: &[f64], missing: bool) -> Test {
         let mut members: Vec<f64> = members.iter().copied().filter(|member| !member.is_nan()).collect();
         members.sort_by(f64::total_cmp);
         members.dedup();
         let Some(&least) = members.first() else { return Test { missing, ..Test::constant(false) } };
+        // Each member is an interval of its own: above the number below it, up to itself.
         let mut splits: SmallVec<[f64; 2]> =
             members.iter().flat_map(|&member| [member.next_down(), member]).collect();
-        // Nothing lies below minus infinity.
+        // No number is below minus infinity.
         let first = least == f64::NEG_INFINITY;
         if first {
             splits.remove(0);
@@ -84,18 +85,18 @@ impl Test {
         }
     }
 
-    /// The same answer for all numbers: no number lies above infinity.
+    /// Gives the same answer for all numbers, because none is above infinity.
     fn constant(answer: bool) -> Test {
         Test { splits: smallvec![f64::INFINITY], first: answer, missing: false }
     }
 
-    /// The answer in the interval that ends with the split at `index`.
+    /// Returns the answer in the interval that ends with the split at `index`.
     pub(super) fn answer(&self, index: usize) -> bool {
         self.first ^ (index % 2 == 1)
     }
 
-    /// The interval whose answer those that are not a number get: the last one where that fits, as
-    /// they go right by nature.
+    /// Returns the interval whose answer NaN gets: the last one if its answer fits, because NaN
+    /// goes right by default.
     pub(super) fn missing_interval(&self) -> usize {
         let last = self.splits.len();
         if self.answer(last) == self.missing { last } else { last.saturating_sub(1) }
@@ -119,7 +120,7 @@ mod tests {
         f64::INFINITY,
     ];
 
-    /// What the test says of a feature.
+    /// Evaluates the test on a feature.
     fn ask(test: &Test, x: f64) -> bool {
         match x.is_nan() {
             true => test.answer(test.missing_interval()),

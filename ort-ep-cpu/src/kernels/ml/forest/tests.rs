@@ -1,4 +1,4 @@
-//! The arrays against the nodes that they are made of, and nodes that form no trees.
+//! Tests of the layout: packed trees against their nodes, and nodes that form no trees.
 
 use bytemuck::Zeroable;
 use proptest::prelude::*;
@@ -26,7 +26,7 @@ fn tests() -> impl Strategy<Value = Test> {
     ]
 }
 
-/// The nodes of a tree: each goes on to the next two that are free, or ends.
+/// The nodes of a tree: each leads to the next two free nodes, or is a leaf.
 fn trees() -> impl Strategy<Value = Vec<Branch>> {
     prop::collection::vec((tests(), 0..FEATURES, prop::bool::weighted(0.8)), 1..60).prop_map(|given| {
         let mut branches: Vec<Branch> = Vec::new();
@@ -40,7 +40,7 @@ fn trees() -> impl Strategy<Value = Vec<Branch>> {
     })
 }
 
-/// The leaf that a row comes to by the nodes as they are given.
+/// Returns the leaf that a row reaches in the original nodes.
 fn expected(branches: &[Branch], row: &[f64]) -> u32 {
     let mut branch = &branches[0];
     while let Some((yes, no)) = branch.next {
@@ -54,7 +54,7 @@ fn expected(branches: &[Branch], row: &[f64]) -> u32 {
     branch.leaf as u32
 }
 
-/// The leaves that rows come to by the arrays.
+/// Returns the leaves that rows reach in the packed nodes.
 fn walked<N: Node>(plan: &Plan, rows: &[Vec<N::Value>]) -> Vec<Option<u32>> {
     let (tree, bits) = (&plan.trees()[0], plan.column_bits());
     let len = 2 << bits;
@@ -114,7 +114,7 @@ fn nodes_that_form_no_trees_are_refused() {
         let problem = Plan::new(roots, &branches).err().map(|error| error.kind());
         assert_eq!(problem, Some(ort_core::ErrorKind::InvalidGraph), "{what}");
     }
-    // What nothing leads to is left out.
+    // Unreachable nodes are dropped.
     let plan = Plan::new(&[2], &[split(0, 0), leaf(), leaf()]).unwrap();
     assert_eq!(plan.places.len(), 2);
 }

@@ -1,22 +1,23 @@
-//! The way through deep trees, several at a time.
+//! Traversal of deep trees.
 //!
-//! A step waits for memory, so [`WIDTH`] ways are followed side by side: those of several rows
-//! through one tree, or those of one row through several trees. Vectors that gather were measured,
-//! too: on processors with slow gathers they take twice as long.
+//! Each step waits for memory, so [`WIDTH`] traversals run in lockstep to hide the latency: several
+//! rows through one tree, or one row through several trees. SIMD gathers were measured too, and on
+//! processors with slow gathers they take twice as long.
 
 use super::layout::{Node, Places};
 
-/// How many ways are followed at a time.
+/// Traversals that run at a time.
 pub(super) const WIDTH: usize = 8;
 
-/// Up to how many steps are taken without asking whether all ways have ended, and how often it is
-/// asked in deeper trees: those that grew without a bound have few long ways.
+/// Trees of up to `STEPS` levels are traversed without testing whether all traversals have ended.
+/// In deeper trees one step in `STEPS_BETWEEN + 1` is tested, because trees that grew without a
+/// depth limit have few long paths.
 const STEPS: u32 = 8;
 const STEPS_BETWEEN: u32 = 3;
 
-/// Follows ways from the nodes `at` for up to `depth` steps. Each has its features from one of
-/// `starts` on in `values`.
-// Inlined into its callers it finds too few registers.
+/// Advances the traversals from the nodes `at` by up to `depth` steps. The features of each begin
+/// at one of `starts` in `values`.
+// Not inlined, because its callers leave it too few registers.
 #[inline(never)]
 pub(super) fn walk<N: Node>(
     (nodes, places): (&[N], Places),
@@ -27,8 +28,7 @@ pub(super) fn walk<N: Node>(
 ) {
     let step = |at: &mut [u32; WIDTH]| {
         for (at, start) in at.iter_mut().zip(starts) {
-            // Both are always there: children and columns were checked when the forest was laid
-            // out.
+            // Never out of bounds: the layout checked children and columns.
             let Some(node) = nodes.get(*at as usize) else { return };
             let Some(x) = values.get(start + node.column(places)) else { return };
             *at = node.child(places) + u32::from(!is_left(x, &node.split()));
@@ -42,13 +42,14 @@ pub(super) fn walk<N: Node>(
         (0..STEPS_BETWEEN).for_each(|_| step(at));
         let before = *at;
         step(at);
+        // Leaves lead to themselves, so nothing moves once every traversal has ended.
         if *at == before {
             return;
         }
     }
 }
 
-/// Whether a feature goes left; what is not a number does not.
+/// Whether a feature goes left. NaN does not.
 #[inline(always)]
 fn is_left<T: PartialOrd>(x: &T, split: &T) -> bool {
     x <= split

@@ -1,4 +1,4 @@
-//! Where each element of the result comes from: the coordinate transformations of `Resize`.
+//! Coordinate transformations of `Resize`: where each output element comes from.
 
 use num_traits::{AsPrimitive, Float};
 use ort_core::ir::Attributes;
@@ -6,7 +6,7 @@ use ort_core::ops::tensor::geometry::{ResizePolicy, ResizeScale, normalize_axes}
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, unknown_name};
 
-/// How elements are computed.
+/// The interpolation mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     Nearest,
@@ -14,7 +14,7 @@ pub(super) enum Mode {
     Cubic,
 }
 
-/// From a coordinate in the result to one in the input.
+/// The transformation from an output coordinate to an input coordinate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Transform {
     HalfPixel,
@@ -22,7 +22,7 @@ pub(super) enum Transform {
     PytorchHalfPixel,
     AlignCorners,
     Asymmetric,
-    /// Only in version 11.
+    /// Exists only in version 11.
     HalfPixelForNearest,
     CropAndResize,
 }
@@ -36,7 +36,7 @@ enum Rounding {
     Ceil,
 }
 
-/// The attributes.
+/// The attributes of a node.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) mode: Mode,
@@ -58,18 +58,18 @@ pub(super) struct Given<'a> {
     pub(super) sizes: Option<TensorView<'a>>,
 }
 
-/// One dimension.
+/// One dimension of the resize.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Axis {
-    /// Its size in the input.
+    /// The size in the input.
     pub(super) from: usize,
-    /// Its size in the result.
+    /// The size in the output.
     pub(super) to: usize,
-    /// Elements of the result for each element of the input.
+    /// Output elements per input element.
     pub(super) scale: ResizeScale,
-    /// That number, where it is given instead of sizes.
+    /// The scale as the node gives it; `None` if it gives sizes.
     given: Option<f32>,
-    /// The part that is read, from 0 to 1.
+    /// The crop region, from 0 to 1.
     roi: (f64, f64),
 }
 
@@ -122,7 +122,7 @@ impl Settings {
         })
     }
 
-    /// Every dimension of the input.
+    /// Combines shapes, scales, sizes and region into one [`Axis`] per dimension.
     pub(super) fn axes(&self, shape: &[usize], result: &[usize], given: &Given<'_>) -> Result<Vec<Axis>> {
         ensure!(shape.len() == result.len(), Fail, "shape {shape:?} resized to {result:?}");
         let mut axes: Vec<Axis> = shape
@@ -135,6 +135,7 @@ impl Settings {
             None => (0..shape.len()).collect(),
         };
         let count = chosen.len();
+        // An empty `scales` input counts as absent.
         let scales = given.scales.filter(|scales| scales.element_count() > 0);
         let (scales, given_scales) = match (scales, given.sizes) {
             (Some(scales), _) => {
@@ -167,7 +168,7 @@ impl Settings {
         Ok(axes)
     }
 
-    /// The index nearest to a coordinate, inside of the input.
+    /// Returns the index nearest to a coordinate, clamped to the input.
     pub(super) fn nearest(&self, x: f64, size: usize) -> usize {
         let index = match self.rounding {
             Rounding::PreferFloor => (x - 0.5).ceil(),
@@ -193,10 +194,11 @@ impl Axis {
         self.from == self.to && self.scale.is_one() && whole
     }
 
-    /// The coordinate in the input for an index of the result, from which the nearest element is
-    /// taken. Which one that is at a tie depends on the precision: that of sizes is exact there; a
-    /// scale is a number in single precision that stands for one nearby (0.6 for 3/5), and
-    /// computing in single precision, as ONNX Runtime does, leads to the coordinate of that one.
+    /// Returns the input coordinate from which the nearest element is taken.
+    ///
+    /// At a tie, precision decides. Sizes make the coordinate exact. A given scale is an `f32` that
+    /// approximates a ratio (0.6 for 3/5). Computing in `f32`, as ONNX Runtime does, yields the
+    /// coordinate of that ratio.
     pub(super) fn coordinate_of_nearest(&self, transform: Transform, index: usize) -> f64 {
         match self.given.filter(|_| transform != Transform::CropAndResize) {
             Some(scale) => {
@@ -206,16 +208,16 @@ impl Axis {
         }
     }
 
-    /// The coordinate that weights follow from, in double precision: an error of single precision
-    /// would grow with the coordinate, and doubles and integers would show it at once.
+    /// Returns the coordinate that weights derive from, in `f64`. An `f32` error would grow with
+    /// the coordinate and show at once in `f64` and integer results.
     pub(super) fn coordinate(&self, transform: Transform, index: usize) -> f64 {
         let width = self.scale.times(self.from as f64);
         self.coordinate_in(transform, index, width, |x: f64| self.scale.divide(x))
     }
 
-    /// The coordinate, where the result is `width` wide before that is cut to an integer, and
-    /// `divide` divides by the scale. What holds for a result of one element goes by the integer,
-    /// as in the standard's text and ONNX Runtime.
+    /// Computes the coordinate. `width` is the output size before it is truncated to an integer,
+    /// and `divide` divides by the scale. The special cases for an output of one element use the
+    /// integer size, as in the standard's text and ONNX Runtime.
     fn coordinate_in<F: Float + 'static>(
         &self,
         transform: Transform,
@@ -253,7 +255,7 @@ impl Axis {
         }
     }
 
-    /// Whether a coordinate is outside of the input, where a given value stands.
+    /// Whether a coordinate is outside of the input, so that the extrapolation value applies.
     pub(super) fn is_outside(&self, x: f64) -> bool {
         x < 0.0 || x > self.from as f64 - 1.0
     }

@@ -1,20 +1,20 @@
-//! How elements are interpolated: floats in `float` or `double`, integers in `double` and rounded
-//! once at the end.
+//! Compute types of interpolation: floats use `f32` or `f64`, integers use `f64` and round once at
+//! the end.
 
 use half::{bf16, f16};
 use num_traits::Float;
 use ort_core::dtype::Element;
 
-/// An element of an image.
+/// An element type of an image.
 pub(super) trait Pixel: Element {
-    /// The type of sums and weights.
+    /// The type of accumulators and weights.
     type Sum: Float + Pixel<Sum = Self::Sum> + std::ops::AddAssign;
 
-    /// The element as a term of a sum.
+    /// Converts to the accumulator type.
     fn widen(self) -> Self::Sum;
 
-    /// The nearest element to a sum. Integers are kept in range, and of two that are as near it is
-    /// the even one, as in the standard's evaluator: cut, an image of one value would not stay one.
+    /// Rounds a sum to an element. Integers saturate and round half to even, as in the standard's
+    /// evaluator. Truncation would change images of a single value.
     fn rounded(sum: Self::Sum) -> Self;
 }
 

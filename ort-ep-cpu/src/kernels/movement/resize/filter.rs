@@ -1,5 +1,5 @@
-//! Interpolation along one axis after another: each element of the result is a weighted sum of a
-//! few elements.
+//! Separable interpolation: one pass per axis, in which each output element is a weighted sum of a
+//! few input elements (taps).
 
 use num_traits::Float;
 use ort_core::{Result, ensure, error};
@@ -11,31 +11,31 @@ use super::super::grid_sample::cubic;
 use super::coordinates::{Axis, Mode, Settings};
 use super::element::Pixel;
 
-/// Taps of an element that are counted as work by themselves.
+/// The taps from which on a single element counts as work.
 const MANY: usize = 64;
 
-/// The sums along one axis.
+/// The weighted sums along one axis.
 #[derive(Debug)]
 pub(super) struct Pass<C> {
     axis: usize,
-    /// The size of the axis in the result.
+    /// The size of the axis in the output.
     to: usize,
-    /// Elements of each sum.
+    /// Taps per output element.
     width: usize,
-    /// For each element of the result, `width` indices along the axis.
+    /// For each output element, the `width` input indices along the axis.
     places: Vec<usize>,
-    /// The weights of those.
+    /// The weights of those taps.
     weights: Vec<C>,
-    /// Which elements of the result come from outside of the input and are this value.
+    /// Whether each output element lies outside of the input and takes the extrapolation value.
     outside: Vec<bool>,
     extrapolation: C,
 }
 
-/// The axes whose size changes or may be read elsewhere, in the order that keeps what is between
-/// passes small: what shrinks comes first, and of what grows alike the innermost.
+/// Returns the order of the passes over all axes that keeps the intermediate tensors small: the
+/// axis that shrinks most comes first, and of equal ratios the innermost.
 pub(super) fn order_of_passes(from: &[usize], to: &[usize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..from.len().min(to.len())).rev().collect();
-    // An axis of size 0 has no quotient to compare; it comes last, so that the order is total.
+    // An axis of size 0 has no ratio to compare. It goes last, so that the order is total.
     axes.sort_by(|&a, &b| {
         let (left, right) = (to[a] as u128 * from[b] as u128, to[b] as u128 * from[a] as u128);
         (from[a] == 0).cmp(&(from[b] == 0)).then(left.cmp(&right))
@@ -87,27 +87,27 @@ impl<C: Float> Pass<C> {
     }
 }
 
-/// The farthest coordinate from which elements are counted.
+/// Coordinates are clamped to this distance.
 const FARTHEST: f64 = (1u64 << 50) as f64;
 
-/// How many elements each sum of an axis reads.
+/// Returns the taps per output element of an axis.
 fn taps_of(axis: &Axis, settings: &Settings) -> usize {
     let (least, scale) = (least_taps(settings.mode), axis.scale.value());
     match settings.stretches() && scale < 1.0 {
-        // As `weights` counts them.
+        // The same count as in `weights`.
         true => (((least / 2) as f64 / scale).ceil() as usize).saturating_mul(2),
         false => least,
     }
 }
 
 impl Settings {
-    /// Whether the filter of an axis that shrinks is stretched by as much.
+    /// Whether antialiasing stretches the filter of an axis that shrinks.
     fn stretches(&self) -> bool {
         self.antialias && self.mode != Mode::Nearest
     }
 }
 
-/// How many elements a sum reads if its filter is not stretched.
+/// Returns the taps of a filter that is not stretched.
 fn least_taps(mode: Mode) -> usize {
     match mode {
         Mode::Nearest => 1,
@@ -116,8 +116,8 @@ fn least_taps(mode: Mode) -> usize {
     }
 }
 
-/// The most that [`taps_of`] tells of an axis of which only the sizes are known. The result's size
-/// is that of the scale to within half an element.
+/// Returns an upper bound on [`taps_of`] if only the sizes of the axis are known. The scale times
+/// the input size is within half an element of the output size.
 fn most_taps(from: usize, to: usize, settings: &Settings) -> usize {
     let least = least_taps(settings.mode);
     match settings.stretches() && to <= from {
@@ -130,36 +130,38 @@ fn most_taps(from: usize, to: usize, settings: &Settings) -> usize {
     }
 }
 
-/// The bytes of the tables of the passes along these axes, which are known only in the run.
+/// Returns the bytes of the tables of the passes along these axes, which are known only at run
+/// time.
 pub(super) fn bytes_of_axes(axes: &[Axis], settings: &Settings) -> usize {
     axes.iter().fold(0, |sum: usize, axis| sum.saturating_add(bytes_of(axis.to, taps_of(axis, settings))))
 }
 
-/// Of one pass: a place and a weight, in doubles at most, for each element that a sum reads, a flag
-/// for each sum, and what one sum is made from.
+/// Returns the bytes of one pass: an index and an `f64` weight for each tap, a flag for each output
+/// element, and the taps of one element under construction.
 fn bytes_of(to: usize, taps: usize) -> usize {
     let places = taps.saturating_mul(size_of::<usize>() + size_of::<f64>());
     places.saturating_add(1).saturating_mul(to).saturating_add(places)
 }
 
-/// The bytes of the tables of all passes at most, as far as sizes tell.
+/// Returns an upper bound on the bytes of all passes' tables, from the sizes alone.
 pub(super) fn pass_bytes(from: &[usize], to: &[usize], settings: &Settings) -> usize {
     let sizes = from.iter().zip(to);
     sizes.fold(0, |sum: usize, (&from, &to)| sum.saturating_add(bytes_of(to, most_taps(from, to, settings))))
 }
 
-/// The first index that a coordinate reads, perhaps outside, and the weights from there on.
+/// Returns the first index that a coordinate reads, which may be outside, and the weights from
+/// there on.
 fn weights(x: f64, axis: &Axis, settings: &Settings) -> (i64, Vec<f64>) {
     if settings.mode == Mode::Nearest {
         return (settings.nearest(x, axis.from) as i64, vec![1.0]);
     }
-    // Far outside, where only a region leads, all elements are the same border; whole numbers stay
-    // exact.
+    // Only a crop region leads this far outside, where every tap reads the same border element.
+    // Clamping keeps integer coordinates exact.
     let x = x.clamp(-FARTHEST, FARTHEST);
     let scale = axis.scale.value().min(1.0);
     let smooth = settings.antialias && scale < 1.0;
-    // The reference takes the element left of a coordinate as the base, even of one exactly on an
-    // element; with a stretched filter that decides which elements are read.
+    // The standard's reference takes the element left of a coordinate as the base, even if the
+    // coordinate hits an element. With a stretched filter, that decides which elements are read.
     let base = if smooth { x.ceil() - 1.0 } else { x.floor() };
     let fraction = x - base;
     let a = f64::from(settings.cubic_a);
@@ -167,6 +169,7 @@ fn weights(x: f64, axis: &Axis, settings: &Settings) -> (i64, Vec<f64>) {
     let stretched = |first: i64, kernel: &dyn Fn(f64) -> f64| {
         let weights: Vec<f64> =
             (first..2 - first).map(|offset| kernel(((offset as f64 - fraction) * scale).abs())).collect();
+        // Normalizing makes the stretched weights sum to 1.
         let sum: f64 = weights.iter().sum();
         (base as i64 + first, weights.into_iter().map(|weight| weight / sum).collect())
     };
@@ -178,7 +181,7 @@ fn weights(x: f64, axis: &Axis, settings: &Settings) -> (i64, Vec<f64>) {
     }
 }
 
-/// Keys' cubic convolution kernel at a distance.
+/// Evaluates Keys' cubic convolution kernel at a distance.
 fn cubic_kernel(x: f64, a: f64) -> f64 {
     match x {
         x if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
@@ -187,7 +190,7 @@ fn cubic_kernel(x: f64, a: f64) -> f64 {
     }
 }
 
-/// Runs the passes one after another, through the workspace, from the input to the output.
+/// Runs the passes in order from the input to the output, with intermediates in the workspace.
 pub(super) fn run_passes<T: Pixel>(
     passes: &[Pass<T::Sum>],
     (shape, from): (&[usize], &[T]),
@@ -198,6 +201,7 @@ pub(super) fn run_passes<T: Pixel>(
     let too_small = || error!(Fail, "the workspace is too small");
     let scratch: &mut [T::Sum] = bytemuck::checked::try_cast_slice_mut(workspace_part::<T::Sum>(workspace))
         .map_err(|_| too_small())?;
+    // Ping-pong buffers: each pass reads one half and writes the other.
     let half = scratch.len() / 2;
     let (mut current, mut next) = scratch.split_at_mut(half);
     let mut shape = shape.to_vec();
@@ -223,7 +227,7 @@ pub(super) fn run_passes<T: Pixel>(
     Ok(())
 }
 
-/// As many bytes of the workspace as hold whole numbers.
+/// Returns the prefix of the workspace that holds whole numbers.
 fn workspace_part<C>(workspace: &mut [u8]) -> &mut [u8] {
     let whole = workspace.len() / size_of::<C>() * size_of::<C>();
     &mut workspace[..whole]
@@ -242,6 +246,7 @@ impl<C: Pixel<Sum = C> + Float + std::ops::AddAssign> Pass<C> {
         let fits = from.len() == outer * size * inner && to.len() == outer * self.to * inner;
         ensure!(fits, Fail, "a pass over shape {shape:?} does not fit its buffers");
         if inner == 1 {
+            // About 8 Ki multiplications make a task worthwhile.
             let least_rows = (8 << 10) / (self.to * self.width).max(1) + 1;
             for_each_row_chunk_mut(threads, to, self.to, least_rows, |first, rows| {
                 for (index, row) in rows.chunks_exact_mut(self.to).enumerate() {
@@ -266,7 +271,7 @@ impl<C: Pixel<Sum = C> + Float + std::ops::AddAssign> Pass<C> {
         (&self.places[range.clone()], &self.weights[range])
     }
 
-    /// The axis is the innermost: each element is a sum of its own.
+    /// Computes a row along the innermost axis: each element has taps of its own.
     fn sum_row<A: Pixel<Sum = C>, B: Pixel<Sum = C>>(&self, from: &[A], row: &mut [B]) {
         for (piece, row) in pieces_mut(row).enumerate() {
             (piece * PIECE..).zip(row).for_each(|(element, value)| *value = self.sum(from, element));
@@ -288,8 +293,8 @@ impl<C: Pixel<Sum = C> + Float + std::ops::AddAssign> Pass<C> {
         B::rounded(sum)
     }
 
-    /// Further dimensions are inside: whole rows are added, a part that fits into the first cache
-    /// at a time.
+    /// Computes a row whose elements all share the same taps, because the axis is not the
+    /// innermost. It accumulates a part at a time, which fits the L1 cache.
     fn sum_rows<A: Pixel<Sum = C>, B: Pixel<Sum = C>>(&self, from: &[A], element: usize, row: &mut [B]) {
         if self.outside[element] {
             interrupt::fill(row, B::rounded(self.extrapolation));

@@ -1,4 +1,4 @@
-//! `Resize`: picks the nearest element, or interpolates one axis after another.
+//! `Resize`: nearest-neighbour copies, and separable interpolation.
 
 mod coordinates;
 mod element;
@@ -30,8 +30,7 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// Whether numbers are computed: in all modes but the nearest, and where values outside of the
-/// image are given.
+/// Whether the node computes values: in all modes but nearest, and if the crop mode extrapolates.
 fn interpolates(node: &NodeView<'_>) -> bool {
     let attrs = node.attrs();
     let nearest = attrs.find_string("mode") == Some("nearest");
@@ -50,7 +49,7 @@ impl Movement for Nearest {
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
         let settings = &self.0;
         let (shape, result, to) = (io.shape(0)?, io.output_shape(0), only(to)?);
-        // Beside a size of 0 another may be without bound.
+        // Next to a size of 0, another size may be arbitrarily large, so build no tables.
         if to.is_empty() {
             return Ok(());
         }
@@ -75,7 +74,7 @@ impl Movement for Nearest {
 
 struct Interpolating {
     settings: Settings,
-    /// The bytes of an element in the widest type that its kind is computed in.
+    /// The bytes of an element in the widest compute type of its kind.
     width: usize,
 }
 
@@ -97,7 +96,7 @@ fn make_interpolating(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 impl Executable for Interpolating {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        // Two buffers for what is between passes, in the wider type of computation.
+        // Two buffers for intermediates, in the wider compute type.
         let (from, to) = (shapes.input(0), shapes.output(0));
         let mut sizes = from.to_vec();
         let mut most = 0usize;
@@ -120,7 +119,7 @@ impl Executable for Interpolating {
         let (workspace, threads) = (cx.workspace()?, cx.threads());
         let result = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?.to_vec();
         let axes = settings.axes(input.shape(), &result, &given)?;
-        // A region that is larger than the input stretches filters by more than the sizes tell.
+        // A crop region larger than the input stretches filters beyond what the sizes imply.
         let planned = pass_bytes(input.shape(), &result, settings);
         let beyond = bytes_of_axes(&axes, settings).saturating_sub(planned);
         let _beyond = if beyond > 0 && !result.contains(&0) { Some(cx.reserve(beyond)?) } else { None };
@@ -136,7 +135,7 @@ impl Executable for Interpolating {
 }
 
 impl Interpolating {
-    /// Interpolates elements of one or several numbers, which are a last dimension that stays.
+    /// Interpolates elements of `parts` reals each, which form one more dimension that stays.
     fn interpolate<T: Pixel>(
         &self,
         axes: &[Axis],
@@ -145,7 +144,7 @@ impl Interpolating {
         (workspace, threads): (&mut [u8], usize),
     ) -> Result<()> {
         let settings = &self.settings;
-        // Beside a size of 0 another may be without bound.
+        // Next to a size of 0, another size may be arbitrarily large, so build no tables.
         if to.is_empty() {
             return Ok(());
         }

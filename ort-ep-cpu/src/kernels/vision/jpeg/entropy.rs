@@ -1,36 +1,36 @@
-//! Huffman codes and the bits behind them: blocks of coefficients of sequential and progressive
-//! scans.
+//! Huffman decoding of coefficient blocks, for sequential and progressive scans.
 
 use super::Damage;
 
-/// Where each coefficient of a block lies, in the order in which they are coded.
+/// The zigzag order: the position in a block of each coefficient, in coding order.
 const ZIGZAG: [u8; 64] = [
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7,
     14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39,
     46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-/// The place of the coefficient that is coded as number `index`.
+/// Returns the position of the coefficient with index `index` in coding order.
 pub(super) fn place(index: usize) -> usize {
     ZIGZAG.get(index).map_or(0, |place| usize::from(*place))
 }
 
-/// Longest Huffman code, in bits, that one table lookup decodes.
+/// The longest Huffman code, in bits, that a single table lookup decodes.
 const LOOK: u32 = 9;
 
-/// A table of Huffman codes.
+/// A Huffman table.
 pub(super) struct Huffman {
-    /// For the next [`LOOK`] bits the value and the bits of its code; 0 bits if the code is longer.
+    /// For each value of the next [`LOOK`] bits, the decoded value and the length of its code. The
+    /// length is 0 if the code is longer.
     quick: Vec<(u8, u8)>,
-    /// For each length the first code after those of it, shifted to 16 bits, and what leads from a
-    /// code to its value.
+    /// For each length, the end of its codes, left-aligned to 16 bits, and the offset from a code
+    /// to the index of its value.
     ends: [u32; 17],
     offsets: [i32; 17],
     values: Vec<u8>,
 }
 
 impl Huffman {
-    /// The table of the numbers of codes of each length and their values.
+    /// Builds the table from the number of codes of each length and the values in code order.
     pub(super) fn new(counts: &[u8; 16], values: &[u8]) -> Result<Huffman, Damage> {
         let total: usize = counts.iter().map(|count| usize::from(*count)).sum();
         if total > 256 || total != values.len() {
@@ -62,6 +62,7 @@ impl Huffman {
                 code += 1;
                 index += 1;
             }
+            // More codes than the length has room for.
             if code > 1 << length {
                 return Err(Damage::Codes);
             }
@@ -74,14 +75,14 @@ impl Huffman {
     }
 }
 
-/// The bits of one scan, without the zeros that are stuffed behind bytes of ones.
+/// A bit reader over one scan. It drops the zero bytes that are stuffed after 0xff bytes.
 pub(super) struct Bits<'a> {
     bytes: &'a [u8],
-    /// The next byte.
+    /// The index of the next byte.
     at: usize,
     held: u64,
     count: u32,
-    /// Zero bits that were supplied after the end of the data.
+    /// Zero bits supplied after the end of the data.
     padding: u32,
 }
 
@@ -91,6 +92,7 @@ impl<'a> Bits<'a> {
     }
 
     fn fill(&mut self) {
+        // At most 56 bits are held, so that shifting in a byte loses none.
         while self.count <= 48 {
             let byte = self.bytes.get(self.at).copied();
             let next = match byte {
@@ -98,7 +100,8 @@ impl<'a> Bits<'a> {
                     self.at += 2;
                     0xff
                 }
-                // A marker, or the end: what is missing is zeros, which must not be needed.
+                // A marker or the end of the data: supply zeros. `drop_bits` reports an error if
+                // they are used.
                 Some(0xff) | None => {
                     self.padding += 8;
                     0
@@ -125,7 +128,7 @@ impl<'a> Bits<'a> {
         if self.count < self.padding { Err(Damage::Cut) } else { Ok(()) }
     }
 
-    /// The next `bits` bits, at most 16.
+    /// Returns the next `bits` bits, at most 16.
     fn take(&mut self, bits: u32) -> Result<u32, Damage> {
         if bits == 0 {
             return Ok(0);
@@ -135,7 +138,7 @@ impl<'a> Bits<'a> {
         Ok(value)
     }
 
-    /// A number of `bits` bits, of which the first tells the sign.
+    /// Returns a number of `bits` bits, of which a leading 0 means negative.
     fn signed(&mut self, bits: u32) -> Result<i32, Damage> {
         let value = self.take(bits)? as i32;
         Ok(if bits > 0 && value < 1 << (bits - 1) { value - (1 << bits) + 1 } else { value })
@@ -162,10 +165,10 @@ impl<'a> Bits<'a> {
         Err(Damage::Codes)
     }
 
-    /// Goes on behind the marker of a restart.
+    /// Skips a restart marker.
     pub(super) fn restart(&mut self) -> Result<(), Damage> {
         (self.held, self.count, self.padding) = (0, 0, 0);
-        // Bytes of ones may stand before a marker.
+        // Fill bytes may precede a marker.
         while self.bytes.get(self.at) == Some(&0xff) && self.bytes.get(self.at + 1) == Some(&0xff) {
             self.at += 1;
         }
@@ -178,20 +181,21 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Where the next marker can be looked for.
+    /// Returns the position from which to look for the next marker.
     pub(super) fn end(&self) -> usize {
         self.at
     }
 }
 
-/// A scan's data, and how far it is decoded.
+/// The bits of a scan and the decoder's state.
 pub(super) struct Coded<'a> {
     pub(super) bits: Bits<'a>,
     pub(super) progress: Progress,
 }
 
-/// The part of the coefficients that a scan codes: from one to another, shifted by `low` bits;
-/// `high` of an earlier scan, 0 of the first.
+/// The coefficients that a scan codes (spectral selection), and their bits (successive
+/// approximation): `low` is the shift of this scan, `high` that of the previous one, or 0 in the
+/// first.
 #[derive(Clone, Copy)]
 pub(super) struct Band {
     pub(super) first: usize,
@@ -200,12 +204,12 @@ pub(super) struct Band {
     pub(super) low: u32,
 }
 
-/// What goes on from block to block, up to a restart.
+/// The decoder's state between blocks, which a restart resets.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// The last first coefficient of each component.
+    /// The DC predictor of each component.
     pub(super) dc: [i32; 4],
-    /// Blocks whose band ends at once.
+    /// The remaining blocks of the current end-of-band run.
     pub(super) ends: u32,
 }
 
@@ -219,7 +223,7 @@ fn set(block: &mut [i16], index: usize, value: i16) -> Result<(), Damage> {
     Ok(())
 }
 
-/// The difference of a first coefficient.
+/// Decodes the difference of a DC coefficient from its predictor.
 fn difference(bits: &mut Bits<'_>, table: &Huffman) -> Result<i32, Damage> {
     let size = u32::from(bits.code(table)?);
     if size > 15 { Err(Damage::Codes) } else { bits.signed(size) }
@@ -236,7 +240,7 @@ fn first_coefficient(
     set(block, 0, shifted(*dc, low))
 }
 
-/// A whole block of a sequential scan; zeros were there before.
+/// Decodes a whole block of a sequential scan. The block must be zeroed.
 pub(super) fn sequential(
     bits: &mut Bits<'_>,
     [dc, ac]: [&Huffman; 2],
@@ -262,7 +266,7 @@ pub(super) fn sequential(
     Ok(())
 }
 
-/// A block of a progressive scan of first coefficients.
+/// Decodes the DC coefficient of a block in a progressive scan.
 pub(super) fn progressive_first(
     bits: &mut Bits<'_>,
     table: Option<&Huffman>,
@@ -273,6 +277,7 @@ pub(super) fn progressive_first(
     if band.high == 0 {
         return first_coefficient(bits, table.ok_or(Damage::Codes)?, last, block, band.low);
     }
+    // A refining scan codes one raw bit per block.
     if bits.take(1)? == 1
         && let Some(coefficient) = block.first_mut()
     {
@@ -281,7 +286,7 @@ pub(super) fn progressive_first(
     Ok(())
 }
 
-/// A block of a progressive scan of other coefficients.
+/// Decodes the AC coefficients of a block in a progressive scan.
 pub(super) fn progressive_rest(
     bits: &mut Bits<'_>,
     table: &Huffman,
@@ -328,7 +333,7 @@ fn new_rest(
     Ok(())
 }
 
-/// Adds a bit to the coefficients that are there, and new ones between them.
+/// Refines the nonzero coefficients by a bit, and inserts new ones between them.
 fn refine_rest(
     bits: &mut Bits<'_>,
     table: &Huffman,
@@ -367,6 +372,7 @@ fn refine_rest(
             index += 1;
         }
     }
+    // An end-of-band run still refines the coefficients that are nonzero.
     if *ends > 0 {
         while index <= band.last {
             let coefficient = block.get_mut(place(index)).ok_or(Damage::Codes)?;

@@ -1,9 +1,9 @@
-//! JPEG, sequential and progressive with Huffman codes of 8 bits: the forms that the standard's
-//! ImageDecoder asks for, without unsafe code.
+//! JPEG decoder: sequential and progressive, Huffman-coded, 8 bits per sample.
 //!
-//! Its pixels are libjpeg-turbo's, bit for bit: the standard asks for that library's way to
-//! interpolate colours, and no decoder in safe Rust has it. Arithmetic codes, 12 bits and lossless
-//! JPEG are refused. The format is ITU-T T.81; what a decoder is free to choose is in `pixels.rs`.
+//! These are the forms that the standard's ImageDecoder requires, decoded without unsafe code. The
+//! pixels match libjpeg-turbo bit for bit, because the standard requires that library's chroma
+//! upsampling, which no decoder in safe Rust has. Arithmetic coding, 12-bit samples and lossless
+//! JPEG are rejected. The format is ITU-T T.81; `pixels.rs` holds what it leaves to the decoder.
 
 mod entropy;
 mod pixels;
@@ -15,20 +15,19 @@ use pixels::{Plane, over_black, rgb, samples};
 
 use crate::interrupt::spend;
 
-/// More scans than this no image has: each goes through all of it, however few bytes it takes
-/// itself.
+/// Maximum scans. No image needs more, and each scan visits every block, however few bytes it has.
 const MOST_SCANS: usize = 100;
 
-/// Why an image is not decoded.
+/// Why an image cannot be decoded.
 #[derive(Debug)]
 pub(super) enum Damage {
-    /// The data ends too early, or a marker is not where it is due.
+    /// The data ends too early, or an expected marker is missing.
     Cut,
-    /// A code that is none, or what it says does not fit.
+    /// An invalid Huffman code, or a value that does not fit.
     Codes,
-    /// What is wrong with a part of the file.
+    /// A malformed part of the file.
     Form(&'static str),
-    /// A form of JPEG that is not decoded.
+    /// A form of JPEG that is not supported.
     Unsupported(&'static str),
 }
 
@@ -45,37 +44,38 @@ impl fmt::Display for Damage {
     }
 }
 
-/// One of the channels as it is stored.
+/// One channel as it is stored.
 #[derive(Debug)]
 struct Component {
     id: u8,
-    /// Blocks of an MCU.
+    /// Blocks per MCU in each direction (sampling factors).
     across: usize,
     down: usize,
-    /// Its quantization table.
+    /// The index of its quantization table.
     quantization: usize,
-    /// All blocks, with those that fill up the last MCUs.
+    /// Blocks of the component, including the padding of the last MCUs.
     columns: usize,
     rows: usize,
-    /// Where its blocks begin among those of all components.
+    /// The index of its first block among those of all components.
     first_block: usize,
 }
 
-/// What the header tells.
+/// The frame header.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) width: usize,
     pub(super) height: usize,
     is_progressive: bool,
     components: Vec<Component>,
-    /// The most blocks of an MCU of any component.
+    /// The maximum sampling factors of all components.
     across: usize,
     down: usize,
 }
 
 impl Frame {
-    /// The header of a file.
+    /// Reads the frame header of a file.
     pub(super) fn of(bytes: &[u8]) -> Result<Frame, Damage> {
+        // Skips the start-of-image marker.
         let mut segments = Segments { bytes, at: 2 };
         loop {
             let (marker, body) = segments.next()?;
@@ -85,6 +85,7 @@ impl Frame {
                     return Err(Damage::Unsupported("without loss, or in hierarchies,"));
                 }
                 0xc9..=0xcb => return Err(Damage::Unsupported("with arithmetic codes")),
+                // A scan (SOS) cannot precede the frame.
                 0xda => return Err(Damage::Form("its data comes before its size")),
                 _ => {}
             }
@@ -125,7 +126,7 @@ impl Frame {
                 first_block: 0,
             });
         }
-        // Of one component alone the factors mean nothing.
+        // The sampling factors of a single component have no effect.
         if let [one] = &mut components[..] {
             (one.across, one.down) = (1, 1);
         }
@@ -148,39 +149,39 @@ impl Frame {
         self.components.iter().map(|it| it.columns * it.rows).sum()
     }
 
-    /// The bytes of the samples of all components.
+    /// Returns the bytes of the samples of all components.
     pub(super) fn sample_bytes(&self) -> usize {
         self.blocks() * 64
     }
 
-    /// The coefficients that are kept from scan to scan.
+    /// Returns the coefficients to keep between scans.
     pub(super) fn coefficients(&self) -> usize {
         if self.is_progressive { self.blocks() * 64 } else { 0 }
     }
 
-    /// The columns and rows of a component that are of the image.
+    /// Returns the columns and rows of a component that belong to the image.
     fn size_of(&self, it: &Component) -> (usize, usize) {
         ((self.width * it.across).div_ceil(self.across), (self.height * it.down).div_ceil(self.down))
     }
 }
 
-/// The parts of a file between its markers.
+/// The segments of a file between its markers.
 struct Segments<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Segments<'a> {
-    /// The next marker and what belongs to it.
+    /// Returns the next marker and its segment.
     fn next(&mut self) -> Result<(u8, &'a [u8]), Damage> {
         loop {
-            // What is between two parts is nothing that libjpeg would stop at.
+            // Skips bytes between segments, which libjpeg skips too.
             let rest = self.bytes.get(self.at..).ok_or(Damage::Cut)?;
             self.at += rest.iter().position(|byte| *byte == 0xff).ok_or(Damage::Cut)? + 1;
             let marker = *self.bytes.get(self.at).ok_or(Damage::Cut)?;
             match marker {
                 0 => {}
-                // Bytes of ones fill up; they may be the beginning of a marker.
+                // Fill bytes: the last of them may start a marker.
                 0xff => continue,
                 0xd0..=0xd8 | 0x01 => self.at += 1,
                 0xd9 => return Ok((marker, &[])),
@@ -196,7 +197,7 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// What colours the components are.
+/// The colour space of the components.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Colours {
     Grey,
@@ -206,7 +207,7 @@ enum Colours {
     Ycck,
 }
 
-/// What the parts before a scan have said.
+/// The tables and settings that segments before a scan define.
 #[derive(Default)]
 struct Tables {
     quantization: [Option<Box<[u16; 64]>>; 4],
@@ -272,7 +273,7 @@ impl Tables {
         Ok(())
     }
 
-    /// What the components are taken for, by libjpeg's rules.
+    /// Returns the colour space of the components, by libjpeg's rules.
     fn colours(&self, frame: &Frame) -> Colours {
         let ids: Vec<u8> = frame.components.iter().map(|it| it.id).collect();
         match (&ids[..], self.adobe) {
@@ -287,15 +288,15 @@ impl Tables {
     }
 }
 
-/// The room that decoding takes.
+/// The buffers that decoding needs.
 pub(super) struct Room<'a> {
-    /// The samples of all components: [`Frame::sample_bytes`].
+    /// The samples of all components: [`Frame::sample_bytes`] elements.
     pub(super) samples: &'a mut [u8],
-    /// Zeros: [`Frame::coefficients`].
+    /// Zeroed coefficients: [`Frame::coefficients`] elements.
     pub(super) coefficients: &'a mut [i16],
 }
 
-/// Decodes a file into pixels of red, green and blue.
+/// Decodes a file to RGB pixels.
 pub(super) fn decode(bytes: &[u8], frame: &Frame, room: Room<'_>, pixels: &mut [u8]) -> Result<(), Damage> {
     let Room { samples, coefficients } = room;
     let mut decoder =
@@ -305,7 +306,7 @@ pub(super) fn decode(bytes: &[u8], frame: &Frame, room: Room<'_>, pixels: &mut [
     loop {
         let (marker, body) = match segments.next() {
             Ok(found) => found,
-            // Many files lack the last marker.
+            // Many files lack the end-of-image marker.
             Err(_) if scans > 0 && decoder.is_whole() => break,
             Err(problem) => return Err(problem),
         };
@@ -330,13 +331,13 @@ pub(super) fn decode(bytes: &[u8], frame: &Frame, room: Room<'_>, pixels: &mut [
 struct Decoder<'a> {
     frame: &'a Frame,
     tables: Tables,
-    /// The quantization table of each component, as it was at its first scan.
+    /// The quantization table of each component, as of its first scan.
     steps: [Option<Box<[u16; 64]>>; 4],
     samples: &'a mut [u8],
     coefficients: &'a mut [i16],
 }
 
-/// A component in a scan, with its tables.
+/// A component of a scan and the indices of its Huffman tables.
 struct Scanned {
     component: usize,
     dc: usize,
@@ -344,12 +345,12 @@ struct Scanned {
 }
 
 impl Decoder<'_> {
-    /// Whether each component was in a scan.
+    /// Whether every component has appeared in a scan.
     fn is_whole(&self) -> bool {
         self.steps.iter().take(self.frame.components.len()).all(Option::is_some)
     }
 
-    /// Decodes a scan; returns where it ends.
+    /// Decodes a scan. Returns the position after it.
     fn scan(&mut self, body: &[u8], bits: Bits<'_>) -> Result<usize, Damage> {
         let (&count, rest) = body.split_first().ok_or(Damage::Cut)?;
         let (parts, rest) = rest.split_at_checked(usize::from(count) * 2).ok_or(Damage::Cut)?;
@@ -372,12 +373,12 @@ impl Decoder<'_> {
         let (columns, rows) = self.units(&scanned);
         let mut left = self.tables.restart;
         for unit in 0..columns * rows {
-            // A scan of a vast image may take few bytes, and each of many scans goes through all
-            // blocks.
+            // Counted per MCU, because even a scan of few bytes visits all blocks of a huge image.
             spend(64 * scanned.len());
             if self.tables.restart > 0 {
                 if left == 0 {
                     coded.bits.restart()?;
+                    // A restart resets the DC predictions and the end-of-band run.
                     coded.progress = Progress::default();
                     left = self.tables.restart;
                 }
@@ -391,6 +392,7 @@ impl Decoder<'_> {
     fn keep_steps(&mut self, component: usize) -> Result<(), Damage> {
         let own = self.frame.components.get(component).map_or(0, |it| it.quantization);
         let table = self.tables.quantization.get(own).and_then(Option::as_ref);
+        // A file may redefine its tables between scans.
         if let Some(steps) = self.steps.get_mut(component).filter(|steps| steps.is_none()) {
             *steps = Some(table.ok_or(Damage::Form("a quantization table is missing"))?.clone());
         }
@@ -407,9 +409,11 @@ impl Decoder<'_> {
         if components == 0 {
             return Err(Damage::Form("a scan has no components"));
         }
+        // Sequential scans code all coefficients, whatever their header says.
         if !self.frame.is_progressive {
             return Ok(Band { first: 0, last: 63, high: 0, low: 0 });
         }
+        // DC and AC coefficients need scans of their own, and AC scans have one component.
         let is_first = band.first == 0;
         let fits = if is_first {
             band.last == 0
@@ -422,8 +426,8 @@ impl Decoder<'_> {
         Ok(band)
     }
 
-    /// The columns and rows of MCUs of a scan. A component alone has one block in each, and none to
-    /// fill up.
+    /// Returns the columns and rows of MCUs of a scan. A scan of one component has one block per
+    /// MCU and no padding blocks.
     fn units(&self, scanned: &[Scanned]) -> (usize, usize) {
         let frame = self.frame;
         let alone = match scanned {
@@ -439,7 +443,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// One MCU.
+    /// Decodes one MCU.
     fn unit(
         &mut self,
         scanned: &[Scanned],
@@ -471,6 +475,7 @@ impl Decoder<'_> {
         let dc = self.tables.dc.get(own.dc).and_then(Option::as_ref);
         let ac = self.tables.ac.get(own.ac).and_then(Option::as_ref);
         let last = progress.dc.get_mut(own.component).ok_or(Damage::Codes)?;
+        // Sequential blocks are complete, so they are transformed at once.
         if !self.frame.is_progressive {
             let (Some(dc), Some(ac)) = (dc, ac) else { return Err(missing) };
             let mut coefficients = [0; 64];
@@ -485,7 +490,7 @@ impl Decoder<'_> {
         progressive_rest(bits, ac.ok_or(missing)?, band, &mut progress.ends, kept)
     }
 
-    /// Makes the samples of a block.
+    /// Runs the inverse DCT on a block and stores its samples.
     fn transform(&mut self, component: usize, block: usize, coefficients: &[i16; 64]) {
         let it = self.frame.components.get(component);
         let steps = self.steps.get(component).and_then(Option::as_ref);
@@ -502,7 +507,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// Makes the samples of all blocks that were kept.
+    /// Transforms all blocks of a progressive image.
     fn transform_kept(&mut self) {
         if !self.frame.is_progressive {
             return;
@@ -518,7 +523,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// Writes the pixels, row by row.
+    /// Upsamples, converts and writes the pixels, row by row.
     fn put_out(&self, pixels: &mut [u8]) {
         let frame = self.frame;
         let plane = |it: &Component| {
@@ -554,7 +559,7 @@ impl Decoder<'_> {
     }
 }
 
-/// The colour of inks; Adobe's programs store how much each lacks.
+/// Converts CMYK to RGB. Adobe's programs store inverted inks.
 fn inks(colours: Colours, stored: [u8; 3], black: u8, is_inverted: bool) -> [u8; 3] {
     let stored = if colours == Colours::Ycck { rgb(stored).map(|channel| 255 - channel) } else { stored };
     let light = |ink: u8| if is_inverted { ink } else { 255 - ink };

@@ -1,12 +1,13 @@
-//! From coefficients to pixels as libjpeg and libjpeg-turbo make them: the integer transform of 13
-//! bits, colours between samples interpolated with alternating rounding (as the standard's
-//! ImageDecoder asks for), and the conversion of YCbCr in 16 bits.
+//! From coefficients to pixels, bit-exact with libjpeg and libjpeg-turbo.
+//!
+//! The inverse DCT uses 13-bit constants. Chroma upsampling interpolates with alternating rounding,
+//! as the standard's ImageDecoder requires. YCbCr conversion uses 16-bit constants.
 
 use std::num::Wrapping;
 
-/// A transform's constants in 13 bits.
+/// Fractional bits of the DCT constants.
 const BITS: usize = 13;
-/// What is kept more between the two passes.
+/// Extra fractional bits between the two passes.
 const PASS: usize = 2;
 
 const C_0_298631336: i32 = 2446;
@@ -22,7 +23,7 @@ const C_2_053119869: i32 = 16819;
 const C_2_562915447: i32 = 20995;
 const C_3_072711026: i32 = 25172;
 
-/// The inverse transform of eight values, scaled by 2^13 and the square root of 8. Coefficients of
+/// Computes the 8-point inverse DCT, scaled by 2^13 and the square root of 8. Coefficients of
 /// damaged files wrap around.
 fn transform(input: [i32; 8]) -> [i32; 8] {
     let [i0, i1, i2, i3, i4, i5, i6, i7] = input.map(Wrapping);
@@ -51,10 +52,10 @@ fn transposed(rows: &[[i32; 8]; 8]) -> [[i32; 8]; 8] {
     std::array::from_fn(|column| std::array::from_fn(|row| rows[row][column]))
 }
 
-/// The samples of a block, whose coefficients are multiplied by those of the quantization table.
+/// Dequantizes a block and returns its samples.
 pub(super) fn samples(block: &[i16; 64], table: &[u16; 64]) -> [u8; 64] {
     let step = |at: usize| i32::from(block[at]).wrapping_mul(i32::from(table[at]));
-    // Most blocks of a smooth image have their mean alone.
+    // Many blocks of a smooth image have only a DC coefficient.
     if block[1..].iter().all(|coefficient| *coefficient == 0) {
         return [sample(descale(step(0) << PASS, PASS + 3)); 64];
     }
@@ -72,12 +73,12 @@ fn sample(value: i32) -> u8 {
 /// The samples of one component.
 pub(super) struct Plane<'a> {
     pub(super) samples: &'a [u8],
-    /// Samples from one row to the next.
+    /// The distance between rows.
     pub(super) stride: usize,
-    /// Rows and columns that are of the image, and not filled up.
+    /// Rows and columns that belong to the image, without padding.
     pub(super) height: usize,
     pub(super) width: usize,
-    /// How many rows and columns of the image each sample is of.
+    /// Image rows and columns per sample.
     pub(super) rows: usize,
     pub(super) columns: usize,
 }
@@ -88,12 +89,13 @@ impl Plane<'_> {
         self.samples.get(start..start + self.width).unwrap_or_default()
     }
 
-    /// Row `row` of the image, in full width. `sums` is room for a row of samples.
+    /// Upsamples row `row` of the image to full width. `sums` is scratch for a row of samples.
     pub(super) fn full_row(&self, row: usize, sums: &mut Vec<u16>, to: &mut [u8]) {
         let own = row / self.rows;
         let near = self.row(own);
+        // libjpeg interpolates horizontally only if a row has more than two samples.
         let is_smooth = self.width > 2 || self.columns == 1;
-        // The row above or below, whichever is nearer; at the edges the row itself.
+        // The nearer of the rows above and below; at the edges, the row itself.
         let other =
             || if row.is_multiple_of(2) { self.row(own.saturating_sub(1)) } else { self.row(own + 1) };
         match (self.columns, self.rows) {
@@ -116,6 +118,7 @@ impl Plane<'_> {
                 );
                 widen(sums, [8, 7], 4, to);
             }
+            // Other sampling factors replicate samples.
             (columns, _) => {
                 for (to, sample) in to.chunks_mut(columns).zip(near) {
                     to.fill(*sample);
@@ -125,15 +128,15 @@ impl Plane<'_> {
     }
 }
 
-/// Twice as many columns: each is three quarters of the nearer sum and a quarter of the other,
-/// rounded by `bias` to the left and to the right.
+/// Doubles the columns. Each is three quarters of the nearer sum and a quarter of the other one,
+/// with one rounding `bias` for the left and one for the right.
 fn widen(sums: &[u16], bias: [u16; 2], shift: u32, to: &mut [u8]) {
     let last = sums.len().saturating_sub(1);
     let at = |index: usize| sums.get(index).copied().unwrap_or_default();
     for (index, to) in to.chunks_mut(2).enumerate() {
         let (left, own, right) = (at(index.saturating_sub(1)), at(index), at((index + 1).min(last)));
         for ((to, other), bias) in to.iter_mut().zip([left, right]).zip(bias) {
-            // At the edges libjpeg takes the sum four times, which is the same.
+            // At the edges, libjpeg takes the sum four times, which is the same.
             *to = ((own * 3 + other + bias) >> shift) as u8;
         }
     }
@@ -149,7 +152,7 @@ const CR_GREEN: i32 = fixed(71_414, 100_000);
 const CB_GREEN: i32 = fixed(34_414, 100_000);
 const HALF: i32 = 1 << 15;
 
-/// The colour of a luma and two chromas.
+/// Converts YCbCr to RGB.
 pub(super) fn rgb([y, cb, cr]: [u8; 3]) -> [u8; 3] {
     let (y, cb, cr) = (i32::from(y), i32::from(cb) - 128, i32::from(cr) - 128);
     let red = y + ((CR_RED * cr + HALF) >> 16);
@@ -158,7 +161,7 @@ pub(super) fn rgb([y, cb, cr]: [u8; 3]) -> [u8; 3] {
     [red, green, blue].map(|channel| channel.clamp(0, 255) as u8)
 }
 
-/// A colour of two channels that are multiplied, as ink over black.
+/// Multiplies an ink by black, both in 0..=255, with rounding.
 pub(super) fn over_black(ink: u8, black: u8) -> u8 {
     let product = u32::from(ink) * u32::from(black) + 128;
     ((product + (product >> 8)) >> 8) as u8
