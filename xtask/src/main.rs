@@ -8,6 +8,7 @@
 mod allocators;
 mod artifacts;
 mod bench;
+mod chart;
 mod compare;
 mod conformance;
 mod cuda_driver;
@@ -80,6 +81,8 @@ enum Command {
     Features,
     /// Write docs/OPS.md: operator by type by provider, from the registry.
     Ops(ops::Options),
+    /// Draw docs/performance.svg from the table of docs/performance.md.
+    Chart(chart::Options),
     /// Write ort-core/include/ort_provider.h, the C header of provider libraries, from the records
     /// of the interface.
     Header(header::Options),
@@ -118,6 +121,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::DeviceRuns(options) => device_runs::run(&workspace, &options),
         Command::Reference(options) => reference::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),
+        Command::Chart(options) => chart::run(&workspace, &options),
         Command::Header(options) => header::run(&workspace, &options),
         Command::Ops(options) => ops::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),

@@ -11,7 +11,8 @@ use crate::python::Python;
 use crate::summary::{SkippedTest, Summary};
 use crate::workspace::{Workspace, capture, describe, run as run_command};
 use crate::{
-    compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, reference, soak, tidy,
+    chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, reference, soak,
+    tidy,
 };
 
 /// The folders of the crates whose tests see results of the CPU's kernels.
@@ -62,6 +63,7 @@ fn all(workspace: &Workspace) -> Result<Summary> {
     // What is generated and committed: seconds, and a stale file fails whatever comes after.
     stage("operators", || ops::run(workspace, &ops::Options { check: true }))?;
     stage("header", || header::run(workspace, &header::Options { check: true }))?;
+    stage("chart", || chart::run(workspace, &chart::Options { check: true }))?;
     stage("CUDA kernels", || {
         cuda_kernels::run(
             workspace,
