@@ -1,26 +1,27 @@
-//! Which of several ways to compute a node is the fastest, as it was found when its shapes were
-//! first met.
+//! Autotuning cache: which candidate implementation of a node is the fastest, as measured when its
+//! shapes were first met.
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::launch::Launch;
 
-/// Choices that are kept.
+/// The most choices the cache keeps.
 const MOST_KEPT: usize = 4096;
-/// The part of the time of the fastest way so far that a later one must stay below, as times vary.
+/// A later candidate replaces the best so far only below this fraction of its time, because timings
+/// are noisy.
 const CLEARLY: f32 = 0.97;
 
-/// What a device found. Nodes with the same ways take the same one, so that they have the same
-/// bits.
+/// The choices measured on one device. Nodes with the same candidates share a choice, so that their
+/// results are bitwise equal.
 #[derive(Default)]
 pub(crate) struct Choices {
-    /// By the launches of all ways in words: the place of the way that is taken.
+    /// Index of the chosen candidate, keyed by the `Debug` text of all candidates' launches.
     kept: Mutex<FxHashMap<String, usize>>,
 }
 
 impl Choices {
-    /// The place of the way to take, which is looked for where it is not known yet.
+    /// Returns the index of the candidate to run; `search` measures it if it is not cached yet.
     pub(crate) fn find<E>(
         &self,
         ways: &[Vec<Launch>],
@@ -30,17 +31,19 @@ impl Choices {
         if let Some(place) = self.kept.lock().get(&key) {
             return Ok(*place);
         }
+        // `search` runs on the device, so the lock is not held meanwhile.
         let place = search()?;
         let mut kept = self.kept.lock();
+        // Dropping everything is enough at this size: the next runs measure again what they need.
         if kept.len() >= MOST_KEPT {
             kept.clear();
         }
-        // Of two threads the second takes what the first one found.
+        // If two threads searched at once, the second adopts the first one's choice, so both agree.
         Ok(*kept.entry(key).or_insert(place))
     }
 }
 
-/// The place of the fastest way, the first one where none could be timed.
+/// Returns the index of the fastest candidate, or the first if none could be timed.
 pub(crate) fn fastest(times: &[Option<f32>]) -> usize {
     let (mut place, mut least) = (0, f32::INFINITY);
     for (index, time) in times.iter().enumerate() {

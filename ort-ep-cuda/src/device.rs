@@ -1,4 +1,4 @@
-//! The device: what it claims, compiles and copies.
+//! The CUDA device: claims and compiles nodes, and copies tensors.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ use crate::pool::PoolMemory;
 use crate::provider::{Options, describe};
 use crate::queue::Queue;
 
-/// The bytes that a thread reads of a matrix at once.
+/// Bytes a thread loads from a matrix at once: one 16-byte vector load.
 const MATRIX_VECTOR: usize = 16;
 
-/// What a device and its nodes share.
+/// State shared by a device and its nodes.
 pub(crate) struct Parts {
     pub(crate) id: DeviceId,
     pub(crate) limits: Limits,
@@ -38,13 +38,15 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// What bounds kernels, with the libraries where they may have so much workspace.
+    /// The bounds for a kernel's launches. `room` is the workspace that a library may use, in
+    /// bytes; with `None`, libraries may not be called.
     pub(crate) fn bounds(&self, room: Option<usize>) -> Bounds<'_> {
         let libraries = room.map(|_| &self.libraries);
         Bounds { limits: self.limits, libraries, room: room.unwrap_or(0), has_maps: false, turn: 0 }
     }
 
-    /// The bytes that are left. None where no library asks for them.
+    /// Returns the free memory, or `None` if no library is loaded: only library workspaces are
+    /// sized by it.
     pub(crate) fn left(&self) -> Option<Left> {
         if !self.libraries.any() {
             return None;
@@ -56,21 +58,22 @@ impl Parts {
     }
 }
 
-/// What of a device's memory is left.
+/// The free memory of a device.
 pub(crate) struct Left {
     pub(crate) bytes: usize,
-    /// Of `gpu_mem_limit`, rather than of what the driver has.
+    /// Whether `bytes` is what `gpu_mem_limit` leaves, rather than what the driver reports as free.
     pub(crate) is_of_limit: bool,
 }
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        // Memory that somebody holds still keeps the queue, while the modules go now.
+        // Tensors that outlive the device keep the queue alive, but the modules are unloaded now.
+        // The queue must drop the graphs that refer to them.
         self.queue.close();
     }
 }
 
-/// An opened GPU as a device of ort-runtime.
+/// An opened GPU as an execution device.
 pub struct CudaDevice {
     info: DeviceInfo,
     parts: Arc<Parts>,
@@ -79,13 +82,13 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Opens the device at `index` of [`CudaProvider::devices`](crate::CudaProvider), or that of
-    /// the option `device_id`.
+    /// Opens the device at `index` of [`CudaProvider::devices`](crate::CudaProvider), or the one
+    /// that the option `device_id` names.
     ///
     /// # Errors
     ///
-    /// There is no driver, one that is too old, no such device, or an option is unknown or its
-    /// value not one.
+    /// Fails if there is no driver, the driver is too old, there is no such device, an option is
+    /// unknown, or its value is invalid.
     pub fn open(index: usize, options: &ProviderOptions) -> Result<Arc<CudaDevice>> {
         let options = Options::parse(index, options)?;
         let driver = Driver::get()?;
@@ -103,6 +106,7 @@ impl CudaDevice {
         limits.tf32 = options.tf32 && limits.capability >= TENSOR_CORES;
         let (id, context) = (new_device_id(), Context::open(physical)?);
         let queue = Arc::new(Queue::open(&context, &options)?);
+        // The pool replaces the arena: it already reuses freed memory in stream order.
         let memory: Arc<dyn Allocator> = match options.pool {
             Some(config) => {
                 ensure!(
@@ -125,28 +129,30 @@ impl CudaDevice {
         Ok(Arc::new(CudaDevice { info, parts, table: kernel_table(), prefers_channels_last }))
     }
 
-    /// Allocated and peak bytes, and how the arena grew, by ONNX Runtime's names.
+    /// Returns allocated and peak bytes and the arena's growth, under ONNX Runtime's names.
     pub fn stats(&self) -> Stats {
         self.parts.memory.stats()
     }
 
-    /// NVIDIA's libraries that were looked for, and what serves in their place.
+    /// Returns NVIDIA's libraries that were looked for, and what replaces the missing ones.
     pub fn libraries(&self) -> &[LibraryReport] {
         &self.parts.libraries.reports
     }
 
-    /// What was asked of the device so far, and the pinned memory that it holds.
+    /// Returns counters of the work submitted to the device so far, and the page-locked memory it
+    /// holds.
     pub fn counters(&self) -> Counters {
         self.parts.queue.counters()
     }
 
-    /// How many modules the driver has compiled: a run like one before adds none.
+    /// Returns how many modules the driver has compiled. A run that repeats an earlier one adds
+    /// none.
     pub fn modules(&self) -> usize {
         self.parts.modules.count()
     }
 }
 
-/// The kernels of the provider, to claim with where there is no device.
+/// Returns the provider's kernel table, which can claim nodes without a device.
 pub fn kernel_table() -> KernelTable {
     KernelTable::new(kernels::all().map(|kernel| &kernel.def))
 }
@@ -186,7 +192,8 @@ impl Device for CudaDevice {
     }
 
     fn fingerprint(&self) -> Option<Fingerprint> {
-        // It packs nothing; which nodes are left to others follows from its code.
+        // The provider packs no weights, and its code alone decides which nodes it claims, so
+        // hardware does not enter the fingerprint.
         Some(Fingerprint { code: env!("ORT_CODE_HASH").to_owned(), hardware: String::new() })
     }
 
@@ -237,6 +244,7 @@ impl Device for CudaDevice {
     }
 
     fn copy_alignment(&self) -> usize {
+        // The driver copies from and to any address.
         1
     }
 }

@@ -1,10 +1,10 @@
-//! The driver's library, as far as the provider calls it: safe functions whose errors say what was
-//! asked and what the driver answered.
+//! Safe bindings to the CUDA driver library. Errors name the function that was called and the
+//! driver's answer.
 //!
-//! The library is found when it is first asked for, so that a build needs nothing of CUDA and a
-//! machine without a GPU gets an error instead of a process that does not start. `cudarc` has the
-//! declarations; it panics where it does not find the library or a function of it, so both are
-//! looked for here before.
+//! The library is loaded on first use. A build therefore needs no CUDA toolkit, and a machine
+//! without a GPU gets an error rather than a process that fails to start. `cudarc` supplies the
+//! declarations. It panics if the library or one of its functions is missing, so we check for both
+//! first.
 
 mod context;
 mod graph;
@@ -32,14 +32,14 @@ pub(crate) use pool::Pool;
 pub(crate) use staged::Staged;
 pub(crate) use stream::{Call, Event, Launched, RawStream, Routed, Routine, Stream};
 
-/// The variable with the path of the driver's library, where that of the system is not to be taken.
+/// The environment variable with the path of a driver library to use instead of the system's.
 pub(crate) const DRIVER_VARIABLE: &str = "ORT_CUDA_DRIVER";
-/// What the driver's library is called.
+/// The file names of the driver library.
 #[cfg(windows)]
 const NAMES: [&str; 1] = ["nvcuda.dll"];
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-/// The functions that are called.
+/// The driver functions we call.
 const FUNCTIONS: [&str; 49] = [
     "cuInit",
     "cuDriverGetVersion",
@@ -91,37 +91,38 @@ const FUNCTIONS: [&str; 49] = [
     "cuGetErrorName",
     "cuGetErrorString",
 ];
-/// The oldest driver that takes the kernels, as `cuDriverGetVersion` tells it: PTX 8.1 came with
-/// CUDA 12.1.
+/// The oldest driver that accepts the kernels, as `cuDriverGetVersion` reports it: they are PTX
+/// 8.1, which came with CUDA 12.1.
 const OLDEST: i32 = 12010;
 
-/// What bounds a device.
+/// The limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The compute capability: 80 is 8.0.
+    /// The compute capability: 80 means 8.0.
     pub capability: u32,
-    /// The streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub processors: u32,
-    /// Whether products of float32 may be of TF32, on tensor cores.
+    /// Whether float32 GEMMs and convolutions may run in TF32 on tensor cores.
     pub tf32: bool,
 }
 
 impl Limits {
-    /// Whether warps multiply in groups of four, which only those of one compute capability do.
+    /// Whether the device has warpgroup mma (`wgmma`), which exactly one compute capability
+    /// supports.
     pub fn has_warpgroups(&self) -> bool {
         self.capability == WARPGROUPS
     }
 }
 
-/// The driver, loaded and ready.
+/// The loaded and initialised driver.
 #[derive(Debug)]
 pub(crate) struct Driver {
     version: i32,
 }
 
 impl Driver {
-    /// The driver of this process, loaded at the first call; the error says what was looked for and
-    /// found.
+    /// Returns the process's driver, loading it on the first call. The error says what was looked
+    /// for and what was found.
     pub(crate) fn get() -> Result<&'static Driver> {
         static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
         DRIVER.get_or_init(Driver::load).as_ref().map_err(Error::clone)
@@ -130,8 +131,10 @@ impl Driver {
     fn load() -> Result<Driver> {
         static LIBRARY: OnceLock<Library> = OnceLock::new();
         let (name, library) = find()?;
+        // `cudarc` would panic at the first call of a missing function, so we reject an old driver
+        // here.
         for function in FUNCTIONS {
-            // SAFETY: the symbol is only looked for, never called through this type.
+            // SAFETY: we only look the symbol up and never call it through this type.
             let found = unsafe { library.get::<*const c_void>(function.as_bytes()) };
             if found.is_err() {
                 return Err(error!(
@@ -141,15 +144,16 @@ impl Driver {
                 .help(new_driver()));
             }
         }
-        // A library that is loaded under one of its names is found again under that name.
+        // Keep the library loaded: `cudarc` opens it by its usual name, and the loader then returns
+        // the copy that is already loaded under that name.
         LIBRARY.get_or_init(|| library);
-        // SAFETY: loading the driver's library runs its initialisers, which may run anywhere.
+        // SAFETY: opening the driver library runs its initialisers, which any thread may run.
         let is_found = unsafe { sys::is_culib_present() };
         ensure!(is_found, EpFail, "{name} is there, but is not found by its usual names");
-        // SAFETY: no context is needed; the flags must be 0.
+        // SAFETY: `cuInit` needs no context, and its flags must be 0.
         check(unsafe { sys::cuInit(0) }, "cuInit").map_err(|problem| problem.help(NO_DEVICE))?;
         let mut version = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the driver writes one integer to `version`.
         check(unsafe { sys::cuDriverGetVersion(&mut version) }, "cuDriverGetVersion")?;
         let (major, minor) = (version / 1000, version % 1000 / 10);
         if version < OLDEST {
@@ -160,31 +164,31 @@ impl Driver {
         Ok(Driver { version })
     }
 
-    /// The version of CUDA that the driver is for, as people write it.
+    /// Returns the CUDA version the driver supports, as `major.minor`.
     pub(crate) fn version(&self) -> String {
         format!("{}.{}", self.version / 1000, self.version % 1000 / 10)
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub(crate) fn count(&self) -> Result<usize> {
         let mut count = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the driver writes one integer to `count`.
         check(unsafe { sys::cuDeviceGetCount(&mut count) }, "cuDeviceGetCount")?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// The device at an index.
+    /// Returns the device at an index.
     pub(crate) fn device(&self, index: usize) -> Result<PhysicalDevice> {
         let ordinal =
             c_int::try_from(index).map_err(|_| error!(InvalidArgument, "there is no device {index}"))?;
         let mut device = 0;
-        // SAFETY: writes one handle.
+        // SAFETY: the driver writes one handle to `device`.
         check(unsafe { sys::cuDeviceGet(&mut device, ordinal) }, "cuDeviceGet")?;
         Ok(PhysicalDevice(device))
     }
 }
 
-/// What to do where there is no device.
+/// Advice for a machine on which no device is found.
 pub(crate) const NO_DEVICE: &str =
     "see whether `nvidia-smi` lists a device, and whether CUDA_VISIBLE_DEVICES hides it";
 
@@ -192,7 +196,7 @@ fn new_driver() -> String {
     format!("install an NVIDIA driver for CUDA {}.{} or newer", OLDEST / 1000, OLDEST % 1000 / 10)
 }
 
-/// The driver's library and the name by which it was found.
+/// Loads the driver library, and returns the name under which it was found.
 fn find() -> Result<(String, Library)> {
     let own = std::env::var(DRIVER_VARIABLE).ok().filter(|path| !path.is_empty());
     let names: Vec<String> = match own {
@@ -201,7 +205,7 @@ fn find() -> Result<(String, Library)> {
     };
     let mut tried = Vec::new();
     for name in names {
-        // SAFETY: loading the driver's library runs its initialisers, which may run anywhere.
+        // SAFETY: loading the driver library runs its initialisers, which any thread may run.
         match unsafe { Library::new(&name) } {
             Ok(library) => return Ok((name, library)),
             Err(problem) => tried.push(named(&name, &problem.to_string())),
@@ -213,20 +217,20 @@ fn find() -> Result<(String, Library)> {
     )))
 }
 
-/// Whether the variable leaves the driver to be that of the system, or names it: NVIDIA's other
-/// libraries work with no other one.
+/// Whether [`DRIVER_VARIABLE`] is unset or names the system's driver: NVIDIA's other libraries work
+/// with no other one.
 pub(crate) fn takes_the_systems_driver() -> bool {
     let own = std::env::var(DRIVER_VARIABLE).unwrap_or_default();
     let file = Path::new(&own).file_name().unwrap_or_default().to_string_lossy();
     file.is_empty() || NAMES.iter().any(|name| file.starts_with(name))
 }
 
-/// What the loader said of a library, with the library's name once.
+/// Returns the loader's message, with the library's name prepended unless it is already in it.
 fn named(name: &str, said: &str) -> String {
     if said.contains(name) { said.to_owned() } else { format!("{name}: {said}") }
 }
 
-/// An error for anything but success.
+/// Turns anything but success into an error.
 fn check(code: CUresult, what: &str) -> Result<()> {
     match code {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -235,13 +239,14 @@ fn check(code: CUresult, what: &str) -> Result<()> {
     }
 }
 
-/// The driver's own words for a code.
+/// Returns the driver's own name and text for a result code.
 fn describe(code: CUresult) -> String {
     let text = |of: unsafe fn(CUresult, *mut *const c_char) -> CUresult| {
         let mut text = ptr::null();
-        // SAFETY: the driver answers with a string that lives as long as it does, or with none.
+        // SAFETY: the driver writes either a string that lives as long as the library, or null.
         let answered = unsafe { of(code, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
-        // SAFETY: it ends with a zero, and is not null.
+        // SAFETY: `answered` checked that the pointer is not null; the driver's strings are
+        // NUL-terminated.
         answered.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     };
     match (text(sys::cuGetErrorName), text(sys::cuGetErrorString)) {
@@ -250,31 +255,31 @@ fn describe(code: CUresult) -> String {
     }
 }
 
-/// A device as the driver counts them.
+/// A physical device, by the driver's handle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PhysicalDevice(sys::CUdevice);
 
 impl PhysicalDevice {
-    /// Its own name.
+    /// Returns the device's name.
     pub(crate) fn name(self) -> Result<String> {
         let mut name = [0 as c_char; 256];
-        // SAFETY: the driver writes at most so many characters; the last one of the buffer stays
-        // zero.
+        // SAFETY: the driver writes at most `len - 1` characters, so the last byte of the buffer
+        // stays zero.
         let code = unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, self.0) };
         check(code, "cuDeviceGetName")?;
-        // SAFETY: the buffer ends with a zero at the latest.
+        // SAFETY: the last byte of the buffer is zero (see above), so the string ends inside it.
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// Bytes of memory.
+    /// Returns the size of the device's memory in bytes.
     pub(crate) fn memory(self) -> Result<usize> {
         let mut bytes = 0;
-        // SAFETY: writes one number.
+        // SAFETY: the driver writes one number to `bytes`.
         check(unsafe { sys::cuDeviceTotalMem_v2(&mut bytes, self.0) }, "cuDeviceTotalMem")?;
         Ok(bytes)
     }
 
-    /// What bounds it.
+    /// Returns the device's limits, with TF32 off.
     pub(crate) fn limits(self) -> Result<Limits> {
         let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -282,14 +287,14 @@ impl PhysicalDevice {
         Ok(Limits { capability: 10 * major + minor, processors, tf32: false })
     }
 
-    /// Whether streams can allocate and free memory of it.
+    /// Whether the device supports stream-ordered memory pools.
     pub(crate) fn has_pools(self) -> Result<bool> {
         Ok(self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0)
     }
 
     fn attribute(self, which: Attribute) -> Result<u32> {
         let mut value = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the driver writes one integer to `value`.
         check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, self.0) }, "cuDeviceGetAttribute")?;
         Ok(u32::try_from(value).unwrap_or(0))
     }

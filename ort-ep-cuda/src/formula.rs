@@ -1,8 +1,8 @@
-//! Scalar formulas as PTX: a whole module with one entry, so that the driver compiles it without
-//! any compiler of CUDA.
+//! PTX code generation for scalar formulas. Each formula becomes a module with one entry, so the
+//! driver's JIT compiles it without a CUDA toolkit.
 //!
-//! A thread computes one element of the result, or four side by side. Simple functions are
-//! instructions; the others are calls of what `cu/math.cu` was compiled to.
+//! A thread computes one element of the result, or four adjacent ones. Simple functions become
+//! instructions; the others become calls of functions that were compiled from `cu/math.cu`.
 
 mod functions;
 mod math;
@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 pub(crate) use storage::is_short_float;
 
-/// What a formula computes in.
+/// The arithmetic type of a formula.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Number {
     F32,
@@ -30,7 +30,7 @@ pub(crate) enum Number {
 }
 
 impl Number {
-    /// What elements of a type are computed in.
+    /// Returns the arithmetic type for elements of a type.
     pub(crate) fn of(dtype: DType) -> Result<Number> {
         Ok(match dtype {
             DType::F32 | DType::F16 | DType::BF16 => Number::F32,
@@ -43,7 +43,7 @@ impl Number {
         })
     }
 
-    /// The type of instructions.
+    /// The type suffix of instructions.
     fn name(self) -> &'static str {
         match self {
             Number::F32 => "f32",
@@ -65,7 +65,7 @@ impl Number {
         }
     }
 
-    /// The type of instructions that take it as bits.
+    /// The type suffix of instructions that treat the value as untyped bits.
     fn bits(self) -> &'static str {
         match self.class() {
             'f' | 'r' => "b32",
@@ -82,15 +82,15 @@ impl Number {
     }
 }
 
-/// Where the element of an input is that belongs to one of the result.
+/// How the index of an input's element follows from that of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// At the same place.
+    /// The same index.
     Same,
-    /// It is one for all.
+    /// A scalar, broadcast to all elements.
     One,
-    /// By steps along the axes of the walk, which are parameters; along the last one by one place,
-    /// or by none.
+    /// Strided over the axes of the iteration space. The strides are kernel parameters, except for
+    /// the last axis, whose stride is 1 or 0 as `last` says.
     Steps { last: bool },
 }
 
@@ -99,26 +99,26 @@ pub(crate) enum Place {
 pub(crate) struct Source {
     pub(crate) dtype: DType,
     pub(crate) place: Place,
-    /// The element at which it begins.
+    /// The offset of its first element.
     pub(crate) start: usize,
 }
 
-/// An entry `elementwise`: its parameters are the tensors of the inputs, that of the result, the
-/// count of its elements, and where an input has steps the sizes of the axes and those steps, in
-/// structures of eight numbers.
+/// The kernel entry `elementwise`. Its parameters are the addresses of the inputs and of the
+/// result, and the element count. If an input is strided, the axis sizes and the strides of each
+/// strided input follow, in structures of eight numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry<'a> {
     pub(crate) formula: &'a ScalarExpr,
     pub(crate) number: Number,
     pub(crate) inputs: &'a [Source],
     pub(crate) output: DType,
-    /// The axes of the walk.
+    /// The rank of the iteration space.
     pub(crate) rank: usize,
-    /// Whether a thread computes four elements, along the last axis.
+    /// Whether a thread computes four adjacent elements of the last axis.
     pub(crate) four: bool,
 }
 
-/// The module with an entry.
+/// Renders the module of an entry.
 pub(crate) fn render(entry: &Entry<'_>) -> Result<String> {
     let mut writer = Writer::default();
     body(entry, &mut writer)?;
@@ -133,6 +133,7 @@ pub(crate) fn render(entry: &Entry<'_>) -> Result<String> {
         params.push(format!(".param .align 4 .b8 steps{index}[32]"));
     }
     let called: Vec<String> = writer.called.iter().cloned().collect();
+    // PTX 8.1 for `sm_75` loads on every driver and device that the provider supports.
     Ok(format!(
         ".version 8.1\n.target sm_75\n.address_size 64\n{}\n.visible .entry elementwise({})\n{{\n{}{}ret;\n}}\n",
         math::functions(&called)?,
@@ -147,6 +148,7 @@ fn body(entry: &Entry<'_>, writer: &mut Writer) -> Result<()> {
     let threads = writer.emit('r', "mov.u32 $, %ntid.x;");
     let thread = writer.emit('r', "mov.u32 $, %tid.x;");
     let mut at = writer.emit('r', &format!("mad.lo.u32 $, {block}, {threads}, {thread};"));
+    // A thread of the vectorised form owns elements 4i to 4i + 3.
     if entry.four {
         at = writer.emit('r', &format!("shl.b32 $, {at}, 2;"));
     }
@@ -159,6 +161,8 @@ fn body(entry: &Entry<'_>, writer: &mut Writer) -> Result<()> {
     for (index, (source, place)) in entry.inputs.iter().zip(&places).enumerate() {
         let natural = Number::of(source.dtype)?;
         let address = storage::address(writer, &format!("x{index}"), source.dtype, place.as_deref())?;
+        // A source with stride 0 along the last axis has one value for all four lanes: one scalar
+        // load serves them.
         let side_by_side = !matches!(source.place, Place::One | Place::Steps { last: false });
         let loaded = if entry.four && side_by_side {
             storage::load_four(writer, source.dtype, &address)?.to_vec()
@@ -177,11 +181,13 @@ fn body(entry: &Entry<'_>, writer: &mut Writer) -> Result<()> {
     storage::store(writer, (&results, entry.number), entry.output, &address)
 }
 
-/// The register with the place of each input's element; none where that is the first of all.
+/// Returns the register with each input's element index, or `None` for the first element of the
+/// tensor.
 fn places(entry: &Entry<'_>, writer: &mut Writer, at: &str) -> Result<Vec<Option<String>>> {
     let mut along = Vec::new();
     if entry.inputs.iter().any(|source| matches!(source.place, Place::Steps { .. })) {
         ensure!((1..=8).contains(&entry.rank), Fail, "a walk over {} axes", entry.rank);
+        // Decompose the flat index into one index per axis, from the last axis to the first.
         let mut rest = at.to_owned();
         for axis in (1..entry.rank).rev() {
             let size = writer.emit('r', &format!("ld.param.u32 $, [sizes+{}];", 4 * axis));
@@ -208,7 +214,7 @@ fn places(entry: &Entry<'_>, writer: &mut Writer, at: &str) -> Result<Vec<Option
     Ok(places)
 }
 
-/// The place that the steps of an input give.
+/// Emits the element index of a strided input.
 fn stepped(
     writer: &mut Writer,
     (index, last, rank): (usize, bool, usize),
@@ -226,8 +232,8 @@ fn stepped(
     place
 }
 
-/// Instructions and their registers. What was computed once is known: equal parts of a formula are
-/// computed once.
+/// Instructions and their registers. `known` does common-subexpression elimination: an instruction
+/// that was emitted before returns its register.
 #[derive(Debug, Default)]
 struct Writer {
     text: String,
@@ -237,14 +243,14 @@ struct Writer {
 }
 
 impl Writer {
-    /// A new register of a class.
+    /// Returns a new register of a class.
     fn register(&mut self, class: char) -> String {
         let count = self.counts.entry(class).or_default();
         *count += 1;
         format!("%{class}{count}")
     }
 
-    /// The declarations of all registers.
+    /// Returns the declarations of all registers.
     fn declarations(&self) -> String {
         const TYPES: [(char, &str); 6] =
             [('f', ".f32"), ('d', ".f64"), ('r', ".b32"), ('l', ".b64"), ('h', ".b16"), ('p', ".pred")];
@@ -262,7 +268,8 @@ impl Writer {
         self.text.push('\n');
     }
 
-    /// The register with the result of an instruction, in which `$` stands for it.
+    /// Returns the register that holds an instruction's result; `$` in the text stands for that
+    /// register.
     fn emit(&mut self, class: char, instruction: &str) -> String {
         let key = (class, instruction.to_owned());
         if let Some(known) = self.known.get(&key) {
@@ -274,7 +281,7 @@ impl Writer {
         register
     }
 
-    /// The result of a function of `cu/math.cu`.
+    /// Emits a call of a function of `cu/math.cu`.
     fn call(&mut self, name: &str, arguments: &[(&str, Number)], result: Number) -> String {
         let key = (result.class(), format!("{name} {arguments:?}"));
         if let Some(known) = self.known.get(&key) {
@@ -294,6 +301,7 @@ impl Writer {
             names.join(", "),
             result.name()
         ));
+        // The module includes only called functions and their callees.
         self.called.insert(name.to_owned());
         self.known.insert(key, register.clone());
         register
@@ -311,14 +319,14 @@ impl Writer {
         self.emit(number.class(), &text)
     }
 
-    /// Whether a number is not zero; what is no number is not.
+    /// Emits the predicate `value != 0`. NaN compares unequal to zero, so it is true.
     fn truth(&mut self, value: &str, number: Number) -> String {
         let zero = self.constant(0.0, number);
         let differs = if number.is_float() { "neu" } else { "ne" };
         self.emit('p', &format!("setp.{differs}.{} $, {value}, {zero};", number.name()))
     }
 
-    /// The register with the value of a formula.
+    /// Emits a formula, and returns the register of its value.
     fn number(&mut self, formula: &ScalarExpr, number: Number, inputs: &[String]) -> Result<String> {
         match formula {
             ScalarExpr::Input(index) => {
@@ -350,7 +358,7 @@ impl Writer {
         }
     }
 
-    /// The predicate that a formula is not zero.
+    /// Emits the predicate that a formula is not zero.
     fn condition(&mut self, formula: &ScalarExpr, number: Number, inputs: &[String]) -> Result<String> {
         match formula {
             ScalarExpr::Unary(UnaryFn::Not, x) => {
@@ -367,6 +375,7 @@ impl Writer {
                 Ok(self.emit('p', &format!("setp.eq.{name} $, {size}, {infinite};")))
             }
             ScalarExpr::Unary(UnaryFn::IsNan | UnaryFn::IsInf, _) => {
+                // Integers are never NaN or infinite: the constant predicate false.
                 let never = self.constant(0.0, number);
                 Ok(self.truth(&never, number))
             }
@@ -403,7 +412,7 @@ impl Writer {
     }
 }
 
-/// Whether the value of a formula is a truth.
+/// Whether the value of a formula is boolean.
 fn is_truth(formula: &ScalarExpr) -> bool {
     use BinaryFn::{And, Equal, Less, LessOrEqual, Or, Xor};
     match formula {

@@ -1,9 +1,8 @@
-//! Sequences of calls that come again, as CUDA graphs.
+//! Repeated call sequences as CUDA graphs.
 //!
-//! Between two points at which the host waits or writes, a run asks for the same calls on the same
-//! memory whenever its inputs have the shapes of an earlier run: then they are one graph. A
-//! sequence is compared with all its parameters and addresses, so that nothing but what was
-//! captured is ever replayed.
+//! Between two points at which the host waits or writes, runs with the same input shapes submit the
+//! same calls on the same memory. We capture such a sequence as a graph. Sequences are compared by
+//! all their parameters and addresses, so a replay never differs from what was captured.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -14,21 +13,21 @@ use rustc_hash::FxHasher;
 
 use crate::driver::{Call, Context, Graph, Stream};
 
-/// Graphs that are kept; the one that was not used for longest goes first.
+/// The most graphs kept; the least recently used is evicted.
 const MOST_GRAPHS: usize = 32;
-/// Sequences that were met once and are remembered.
+/// The most sequences remembered after their first occurrence.
 const MOST_SEEN: usize = 128;
-/// Shorter sequences cost no less as a graph.
+/// A shorter sequence costs as much as a graph, so we do not capture it.
 const SHORTEST: usize = 2;
 
-/// The graphs of one device.
+/// The graph cache of one device.
 #[derive(Debug)]
 pub(crate) struct Graphs {
-    /// Captures, and runs nothing.
+    /// The stream that captures; it runs nothing.
     stream: Stream,
-    /// The last used first.
+    /// Most recently used first.
     kept: VecDeque<Kept>,
-    /// What was met once, the last first.
+    /// The hashes of sequences that occurred once, latest first.
     seen: VecDeque<u64>,
 }
 
@@ -36,7 +35,7 @@ pub(crate) struct Graphs {
 struct Kept {
     hash: u64,
     calls: Vec<Call>,
-    /// None where the driver could not capture it.
+    /// `None` if the driver could not capture it.
     graph: Option<Graph>,
 }
 
@@ -45,8 +44,8 @@ impl Graphs {
         Ok(Graphs { stream: Stream::new(context)?, kept: VecDeque::new(), seen: VecDeque::new() })
     }
 
-    /// The graph of these calls, captured where they come for the second time; none where they are
-    /// to be asked for one by one.
+    /// Returns the graph of a call sequence, capturing it at its second occurrence. Returns `None`
+    /// if the calls are to be submitted one by one.
     pub(crate) fn find(&mut self, calls: &[Call]) -> Option<&Graph> {
         if calls.len() < SHORTEST {
             return None;
@@ -54,12 +53,14 @@ impl Graphs {
         let mut hasher = FxHasher::default();
         calls.hash(&mut hasher);
         let hash = hasher.finish();
+        // The hash alone could collide: a replay needs equal calls.
         let place = self.kept.iter().position(|kept| kept.hash == hash && kept.calls == calls);
         if let Some(kept) = place.and_then(|place| self.kept.remove(place)) {
             self.kept.push_front(kept);
         } else if let Some(place) = self.seen.iter().position(|seen| *seen == hash) {
             self.seen.remove(place);
             let graph = Graph::capture(&self.stream, calls);
+            // A failed capture is kept as `None`, so that we do not try it again on every run.
             let graph = graph.inspect_err(|problem| tracing::warn!("no CUDA graph: {problem}")).ok();
             self.kept.push_front(Kept { hash, calls: calls.to_vec(), graph });
             self.kept.truncate(MOST_GRAPHS);
@@ -71,12 +72,12 @@ impl Graphs {
         self.kept.front()?.graph.as_ref()
     }
 
-    /// The stream that captures.
+    /// Returns the capture stream.
     pub(crate) fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Forgets all graphs.
+    /// Drops all graphs.
     pub(crate) fn clear(&mut self) {
         self.kept.clear();
         self.seen.clear();

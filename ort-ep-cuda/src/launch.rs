@@ -1,4 +1,4 @@
-//! What a kernel answers with: launches.
+//! Kernel launches, as a kernel describes them for a node and its shapes.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use crate::driver::{Boxes, Limits, Routine};
 use crate::libraries::Libraries;
 use crate::modules;
 
-/// A node with the shapes of a run. Kernels answer with launches, which are kept for runs of the
-/// same shapes.
+/// A node with the shapes of a run. Kernels answer with launches, which are cached for later runs
+/// of the same shapes.
 pub(crate) type OpCx<'a> = operand::OpCx<'a, Bounds<'a>>;
 
-/// What bounds a kernel's answers: the device's limits, and the libraries that it may take.
+/// The bounds on a kernel's launches: the device's limits, and the libraries it may call.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds<'a> {
     pub(crate) limits: Limits,
-    /// None where the tensors do not lie as libraries want them.
+    /// `None` if libraries may not be called, for example because a tensor is not aligned for them.
     pub(crate) libraries: Option<&'a Libraries>,
-    /// The bytes of workspace that a library may have, from the first on.
+    /// Bytes of workspace that a library may use, from offset 0.
     pub(crate) room: usize,
-    /// Whether kernels may read tensors by maps: the device has them, and all tensors begin at
-    /// multiples of 16 bytes.
+    /// Whether kernels may read tensors through TMA tensor maps: the device has them, and all
+    /// tensors are 16-byte aligned.
     pub(crate) has_maps: bool,
-    /// Which of the algorithms that a library has is asked for, where they are tried.
+    /// Which of a library's algorithms to request, while autotuning tries them in turn.
     pub(crate) turn: usize,
 }
 
@@ -40,30 +40,30 @@ impl Deref for Bounds<'_> {
     }
 }
 
-/// Where the code of a launch is.
+/// The source of a launch's code.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
-    /// In a library, which is called with tensors alone.
+    /// A library routine, which takes tensors only.
     Library(Arc<dyn Routine>),
-    /// An entry of the family of kernels of that name, `cu/<family>.cu`.
+    /// A kernel of the named family, `cu/<family>.cu`.
     Family(&'static str),
-    /// PTX that was rendered for the node.
+    /// PTX rendered for the node.
     Text(Arc<str>),
 }
 
-/// A parameter of an entry.
+/// A kernel parameter.
 #[derive(Clone, Debug)]
 pub(crate) enum Param {
-    /// The address of a tensor; that of nothing where it is left out.
+    /// A tensor's address; null if it is left out.
     Tensor(Option<Arg>),
-    /// The map of a tensor, by value: it follows from where the tensor lies in a run.
+    /// A tensor's TMA map, by value. It is encoded at launch, because it contains the tensor's
+    /// address.
     Map(Arg, Boxes),
-    /// A number or a structure, as it lies in memory.
+    /// A number or structure, by its bytes.
     Bytes(SmallVec<[u8; 8]>),
 }
 
-/// One launch of an entry: its code, blocks, threads of a block, bytes of a block's memory beside
-/// those that the entry declares, and parameters.
+/// One kernel launch: code, entry, grid, block, bytes of dynamic shared memory, and parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) code: Code,
@@ -74,23 +74,25 @@ pub(crate) struct Launch {
     pub(crate) params: Vec<Param>,
 }
 
-/// The bytes of workspace that a kernel's launches take: a library's, or those of kernels of our
-/// own, whichever is more, as only a run tells whether its tensors lie as libraries want them.
+/// Returns the workspace bytes of a kernel's launches: the maximum over the library's and our own
+/// kernels. Only a run tells whether its tensors are aligned for libraries, so either may be used.
 pub(crate) fn scratch(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> Result<usize> {
     let has_library = cx.limits.libraries.is_some_and(Libraries::any);
+    // Without both, none of the launches sized here takes a workspace.
     if !has_library && !cx.limits.has_warpgroups() {
         return Ok(0);
     }
     let mut ways = if has_library { ways(cx, launches)? } else { Vec::new() };
+    // A misaligned tensor rules tensor maps out at run time, so we size both variants.
     for has_maps in [cx.limits.has_maps, false] {
         ways.push(launches(&bounded(cx, Bounds { libraries: None, has_maps, ..cx.limits }))?);
     }
     Ok(ways.iter().map(|launches| workspace_of(launches)).max().unwrap_or(0))
 }
 
-/// The launches of each way to compute a node: one, unless a library's call has rivals. These are
-/// its other algorithms, what other libraries have, and at last kernels of our own, so that with
-/// libraries no node is slower than without.
+/// Returns the candidate implementations of a node: one, unless a library routine has rivals.
+/// Rivals are the library's other algorithms, other libraries' routines, and last our own kernels.
+/// Libraries therefore never make a node slower than it is without them.
 pub(crate) fn ways(
     cx: &OpCx<'_>,
     launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
@@ -124,16 +126,16 @@ fn workspace_of(launches: &[Launch]) -> usize {
     ends.max().unwrap_or(0)
 }
 
-/// The threads of a block of kernels that give each element a thread.
+/// Threads per block of kernels that give each element a thread.
 pub(crate) const THREADS: u32 = 256;
 
 impl Launch {
-    /// A launch of an entry of a family, of one block of [`THREADS`] threads at first.
+    /// A launch of a family's entry: one block of [`THREADS`] threads until changed.
     pub(crate) fn new(family: &'static str, entry: impl Into<String>) -> Launch {
         Launch::of_code(Code::Family(family), entry)
     }
 
-    /// The same of a family that there is for each type of elements.
+    /// The same for a family with one module per element type.
     pub(crate) fn of_type(family: &str, suffix: &str, entry: impl Into<String>) -> Result<Launch> {
         Ok(Launch::new(modules::of_type(family, suffix)?, entry))
     }
@@ -143,7 +145,7 @@ impl Launch {
         Launch::of_code(Code::Text(text.into()), entry)
     }
 
-    /// A call of a library.
+    /// A call of a library routine.
     pub(crate) fn library(routine: Arc<dyn Routine>) -> Launch {
         let name = routine.name();
         Launch::of_code(Code::Library(routine), name)
@@ -154,18 +156,18 @@ impl Launch {
         Launch { code, entry: entry.into(), grid, block, shared: 0, params: Vec::new() }
     }
 
-    /// What is called, where it is a library's.
+    /// Returns the library routine, if this is a library call.
     fn routine(&self) -> Option<&Arc<dyn Routine>> {
         if let Code::Library(routine) = &self.code { Some(routine) } else { None }
     }
 
-    /// With so many threads at least, [`THREADS`] to a block: one for each element.
+    /// Sets the grid to cover `count` threads, one per element, with [`THREADS`] threads per block.
     pub(crate) fn threads(self, count: usize) -> Result<Launch> {
         let blocks = count.div_ceil(THREADS as usize).max(1);
         Ok(self.grid([blocks, 1, 1])?.block([THREADS, 1, 1]))
     }
 
-    /// With these numbers of blocks.
+    /// Sets the grid.
     pub(crate) fn grid(self, blocks: [usize; 3]) -> Result<Launch> {
         // CUDA C++ Programming Guide, "Compute Capabilities": 2^31 - 1 blocks along x, 65535 along
         // y and z.
@@ -181,42 +183,43 @@ impl Launch {
         Ok(Launch { grid, ..self })
     }
 
-    /// With blocks of these numbers of threads.
+    /// Sets the block.
     pub(crate) fn block(self, block: [u32; 3]) -> Launch {
         Launch { block, ..self }
     }
 
-    /// With `shared` bytes of dynamic shared memory.
+    /// Sets the bytes of dynamic shared memory.
     pub(crate) fn shared(self, shared: u32) -> Launch {
         Launch { shared, ..self }
     }
 
-    /// With a tensor as the next parameter.
+    /// Appends a tensor parameter.
     pub(crate) fn tensor(self, operand: &Operand) -> Launch {
         self.find_tensor(Some(operand))
     }
 
-    /// With a tensor that may be left out as the next parameter.
+    /// Appends a tensor parameter that may be left out.
     pub(crate) fn find_tensor(mut self, operand: Option<&Operand>) -> Launch {
+        // An empty tensor has no memory, so the kernel gets a null pointer.
         let present = operand.filter(|operand| operand.count() > 0);
         self.params.push(Param::Tensor(present.map(|operand| operand.arg)));
         self
     }
 
-    /// With the map of a tensor as the next parameter.
+    /// Appends a tensor-map parameter.
     pub(crate) fn map(mut self, operand: &Operand, boxes: Boxes) -> Launch {
         self.params.push(Param::Map(operand.arg, boxes));
         self
     }
 
-    /// With so many bytes of the workspace, from its first on, as the next parameter.
+    /// Appends the first `bytes` bytes of the workspace as a parameter.
     pub(crate) fn workspace(mut self, bytes: usize) -> Launch {
         let arg = (bytes > 0).then_some(Arg::Workspace { offset: 0, bytes });
         self.params.push(Param::Tensor(arg));
         self
     }
 
-    /// With a number as the next parameter: one of 32 bits.
+    /// Appends a 32-bit unsigned parameter, at most `i32::MAX` because kernels count in `int`.
     pub(crate) fn uint(self, number: usize) -> Result<Launch> {
         let number = u32::try_from(number).ok().filter(|number| *number <= i32::MAX as u32);
         let number = number.ok_or_else(|| {
@@ -226,26 +229,25 @@ impl Launch {
         Ok(self.bytes(&number.to_ne_bytes()))
     }
 
-    /// With a signed number of 32 bits as the next parameter.
+    /// Appends a signed 32-bit parameter.
     pub(crate) fn int(self, number: i64) -> Result<Launch> {
         let number = i32::try_from(number);
         let number = number.map_err(|_| error!(NotImplemented, "a number beyond 32 bits in a kernel"))?;
         Ok(self.bytes(&number.to_ne_bytes()))
     }
 
-    /// With a `float` as the next parameter.
+    /// Appends a `float` parameter.
     pub(crate) fn float(self, number: f32) -> Launch {
         self.bytes(&number.to_ne_bytes())
     }
 
-    /// With some bytes as the next parameter: a structure of the kernel's.
+    /// Appends raw bytes as a parameter: a structure of the kernel.
     pub(crate) fn bytes(mut self, bytes: &[u8]) -> Launch {
         self.params.push(Param::Bytes(SmallVec::from_slice(bytes)));
         self
     }
 
-    /// With an array of numbers of 32 bits, `LEN` of them, as the next parameter: a structure with
-    /// one array. What is missing is zero.
+    /// Appends a structure that holds one array of `LEN` 32-bit numbers; missing ones are zero.
     pub(crate) fn uints<const LEN: usize>(self, numbers: &[usize]) -> Result<Launch> {
         let mut words = [0i32; LEN];
         if numbers.len() > LEN {

@@ -1,15 +1,13 @@
-//! The CUDA provider of ort-runtime: NVIDIA's GPUs, with nothing on the machine but their driver.
+//! CUDA execution provider: runs on NVIDIA GPUs and needs nothing but their driver installed.
 //!
-//! - `driver` has the calls of the driver's library, which is looked for when it is first asked
-//!   for.
-//! - `libraries` has NVIDIA's libraries over the driver, where they are found; with `driver` it is
-//!   what has unsafe code.
-//! - `queue` has the order of what a device is asked for: its streams, `staging` between host and
-//!   device, and `graphs` of what comes again.
-//! - `memory` is the device's memory, `modules` its code: PTX of the families in `cu/`, and what
-//!   `formula` renders of scalar formulas.
-//! - `launch` is what a kernel sees of its node and answers with, `node` runs it; `kernels` has the
-//!   operators by family.
+//! - `driver` calls the CUDA driver library, which is loaded on first use.
+//! - `libraries` calls cuBLASLt and cuDNN if they are found. It and `driver` hold all unsafe code.
+//! - `queue` orders the work of a device: its streams, `staging` copies between host and device,
+//!   and `graphs` for repeated sequences.
+//! - `memory` is the device's memory. `modules` is its code: PTX of the families in `cu/`, and what
+//!   `formula` generates from scalar formulas.
+//! - `launch` is the interface between a kernel and its node, and `node` runs the launches.
+//!   `kernels` holds the operators by family.
 //!
 //! # Example
 //!
@@ -26,9 +24,9 @@
 //! # Ok::<(), ort_core::Error>(())
 //! ```
 
-// Two modules have some, and say why: `driver` and `libraries`.
+// `driver` and `libraries` allow unsafe code and give their reason.
 #![deny(unsafe_code)]
-// In tests such a panic is a failure like any other; here it would be a defect.
+// Lints against panics. In tests a panic is an ordinary failure; in the provider it would be a bug.
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,

@@ -1,11 +1,10 @@
-//! NVIDIA's libraries over the driver, where they are found: cuBLASLt for products, cuDNN for
-//! convolutions. Nothing needs them, and a build needs nothing of them.
+//! NVIDIA's optional libraries: cuBLASLt for GEMM, cuDNN for convolutions. Neither the provider nor
+//! its build depends on them.
 //!
-//! They are looked for when a device is opened (`search`). What is found and cannot be used,
-//! because it is too old, broken or for another driver, is a warning with the reason, and the
-//! provider's own kernels serve. Their declarations are here and not those of `cudarc`, which
-//! panics where a library or a function is missing, and whose enumerations a later library may go
-//! beyond.
+//! They are looked for when a device is opened (`search`). If one is found but too old, broken or
+//! built for another driver, we log a warning with the reason and use our own kernels. We declare
+//! the functions ourselves rather than through `cudarc`, which panics if a library or function is
+//! missing, and whose enumerations a newer library may exceed.
 
 mod dnn;
 mod load;
@@ -24,26 +23,26 @@ pub(crate) use lt::{ALIGNMENT, Compute, Element, Epilogue, Layout, Lt, Matmul};
 use crate::driver::{Context, Limits, takes_the_systems_driver};
 use crate::provider::LibraryOptions;
 
-/// One of NVIDIA's libraries that was looked for.
+/// The outcome of the search for one of NVIDIA's libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LibraryReport {
-    /// What it is called: `cuBLASLt`.
+    /// The library's name: `cuBLASLt`.
     pub name: &'static str,
-    /// The library in use; or why there is none, so that kernels of the provider's own serve.
+    /// The library in use, or why none is and our own kernels run instead.
     pub found: std::result::Result<FoundLibrary, String>,
 }
 
-/// A library that is in use.
+/// A library in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundLibrary {
-    /// As the library tells it.
+    /// The version it reports.
     pub version: String,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
 }
 
 impl LibraryReport {
-    /// The same in words.
+    /// Renders the outcome as text.
     pub(crate) fn to_text(&self) -> String {
         match &self.found {
             Ok(found) => format!("{} at {}", found.version, found.path.display()),
@@ -60,11 +59,12 @@ pub(crate) struct Libraries {
 }
 
 impl Libraries {
-    /// Those that options ask for and that work with the device of a context. A folder that was
-    /// named and has one not is an error.
+    /// Opens the libraries that the options enable and that work with the context's device. Fails
+    /// if the folder of `library_path` lacks one of them.
     pub(crate) fn open(context: &Arc<Context>, options: &LibraryOptions) -> Result<Libraries> {
         let (lt, report) = open(&lt::KIND, options.cublas, options, &|loaded| Lt::open(loaded, context))?;
-        // cuDNN needs cuBLASLt itself: one that is loaded before is the one that it takes.
+        // cuDNN loads cuBLASLt itself and takes a copy that is already loaded, so cuBLASLt goes
+        // first.
         let (dnn, of_dnn) = open(&dnn::KIND, options.cudnn, options, &|loaded| {
             Dnn::open(loaded, context, options.convolutions)
         })?;
@@ -73,13 +73,13 @@ impl Libraries {
 }
 
 impl Libraries {
-    /// Whether there are any.
+    /// Whether any library is in use.
     pub(crate) fn any(&self) -> bool {
         self.lt.is_some() || self.dnn.is_some()
     }
 }
 
-/// What would be found without options, as far as that shows without a device.
+/// Reports what a search without options finds; without a device, libraries are not started.
 pub(crate) fn reports() -> Vec<LibraryReport> {
     let options = LibraryOptions::default();
     let lt = open::<lt::LtFunctions, ()>(&lt::KIND, true, &options, &|_| Ok(()));
@@ -87,7 +87,7 @@ pub(crate) fn reports() -> Vec<LibraryReport> {
     [lt, dnn].into_iter().flatten().map(|(_, report)| report).collect()
 }
 
-/// The first library of a kind that `start` takes.
+/// Opens the first library of a kind that `start` accepts.
 fn open<F: load::Functions, T>(
     kind: &Kind,
     wanted: bool,
@@ -98,7 +98,7 @@ fn open<F: load::Functions, T>(
     if !wanted {
         return Ok((None, none(format!("{} is off", kind.option))));
     }
-    // What is only there for NVIDIA's driver would call it beside the one that was named.
+    // A found library would call the system's driver beside the one named by the variable.
     if options.path.is_none() && !takes_the_systems_driver() {
         return Ok((None, none("another driver than the system's is named".to_owned())));
     }
@@ -118,6 +118,7 @@ fn open<F: load::Functions, T>(
                 tracing::info!("{} {} at {}", kind.name, found.version, found.path.display());
                 return Ok((Some(started), LibraryReport { name: kind.name, found: Ok(found) }));
             }
+            // The search goes on: another copy may fit.
             Err(reason) => refused.push(format!("{}: {reason}", found.path.display())),
         }
     }
@@ -131,6 +132,8 @@ fn open<F: load::Functions, T>(
         )
         .help(format!("it has to hold one of {names}; without {} set {} to 0", kind.name, kind.option)));
     }
+    // A library that is simply absent is normal; one that is present but unusable deserves a
+    // warning.
     if !refused.is_empty() {
         tracing::warn!("{} is not used: {}", kind.name, refused.join("; "));
     }
@@ -138,22 +141,21 @@ fn open<F: load::Functions, T>(
     Ok((None, none(reason)))
 }
 
-/// What a workspace has to begin at a multiple of (cuBLAS, "cublasLtMatmul").
+/// The alignment of a workspace (cuBLAS, "cublasLtMatmul").
 const WORKSPACE_ALIGNMENT: u64 = 256;
 
-/// The bytes of a workspace that begins anywhere.
+/// Returns the bytes to reserve so that an aligned workspace fits at any address.
 fn with_alignment(workspace: usize) -> usize {
     if workspace == 0 { 0 } else { workspace + WORKSPACE_ALIGNMENT as usize }
 }
 
-/// Address and bytes of a workspace in memory that begins anywhere.
+/// Returns the aligned address and remaining bytes of a workspace that begins anywhere.
 fn workspace_of((address, bytes): (u64, u64)) -> (u64, usize) {
     let start = address.next_multiple_of(WORKSPACE_ALIGNMENT);
     (start, bytes.saturating_sub(start - address) as usize)
 }
 
-/// Whether products of float32 may be computed with shorter fractions on tensor cores, where the
-/// library knows how.
+/// Whether float32 GEMMs and convolutions may run in TF32 on tensor cores, if the library can.
 pub(crate) fn allows_tf32(limits: &Limits) -> bool {
     limits.tf32
 }

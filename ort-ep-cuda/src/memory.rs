@@ -1,5 +1,5 @@
-//! The device's memory: regions of the driver's, and where a tensor lies in them. The arena over it
-//! is that of `ort-alloc`.
+//! Device memory: regions from the driver, and the addresses of tensors in them. The arena on top
+//! of it is `ort-alloc`'s.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use parking_lot::Mutex;
 
 use crate::queue::Queue;
 
-/// What the driver's memory begins at multiples of (CUDA C++ Programming Guide, "Device Memory
-/// Accesses": 256 bytes at least).
+/// The alignment of the driver's allocations (CUDA C++ Programming Guide, "Device Memory Accesses":
+/// at least 256 bytes).
 pub(crate) const ALIGNMENT: usize = 256;
 
-/// The memory of one device: an arena over regions of the driver's.
+/// Creates the arena of one device, over regions of the driver's memory.
 pub(crate) fn arena(id: DeviceId, queue: &Arc<Queue>, config: ArenaConfig) -> Arena {
     let regions = Regions { id, queue: queue.clone(), stats: Arc::default() };
     Arena::new(Arc::new(regions), config)
 }
 
-/// The address of a range of a tensor; none for a range of no bytes.
+/// Returns the address of a tensor's range, or `None` if the range is empty.
 pub(crate) fn address(id: DeviceId, range: DeviceRange<'_>) -> Result<Option<u64>> {
     let owner = range.buffer.device();
     ensure!(owner == id, Fail, "memory of {owner} was handed to {id}");
@@ -32,7 +32,7 @@ pub(crate) fn address(id: DeviceId, range: DeviceRange<'_>) -> Result<Option<u64
     Ok(Some(handle + (range.buffer.offset() + range.offset) as u64))
 }
 
-/// Memory straight from the driver.
+/// An allocator straight from the driver.
 struct Regions {
     id: DeviceId,
     queue: Arc<Queue>,
@@ -45,6 +45,7 @@ impl Allocator for Regions {
     }
 
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
+        // The driver guarantees no larger alignment.
         if !alignment.is_power_of_two() || alignment > ALIGNMENT {
             let reason = format!("an alignment of {alignment} bytes");
             return Err(AllocError::Unsupported { device: self.id, reason });
@@ -81,6 +82,7 @@ impl Allocator for Regions {
     }
 
     fn trim(&self) -> usize {
+        // A freed region is back with the driver already.
         0
     }
 }

@@ -1,5 +1,5 @@
-//! Code on the device: the families of kernels, which are compiled by the driver when one of them
-//! is first launched, and what was rendered for a node, compiled once for each text.
+//! Device code: kernel families, which the driver's JIT compiles on first launch, and rendered PTX,
+//! which is compiled once per text.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use rustc_hash::FxHashMap;
 use crate::driver::{Context, Function, Module};
 use crate::launch::{Code, Launch};
 
-/// The families: compressed PTX for compute capabilities 7.5, 8.0 and 9.0, each for its own and
-/// newer devices; of those that need tensor cores for floats, from 8.0 on; and of those that need
-/// warpgroups, for 9.0 alone.
+/// The families as compressed PTX. The `all` list has versions for compute capability 7.5, 8.0 and
+/// 9.0, each also for newer devices. Families of `cores` need tensor cores for floats and start at
+/// 8.0. Families of `hopper` need warpgroups and exist for 9.0 alone.
 macro_rules! families {
     (
         all: [$($all:literal),* $(,)?],
@@ -45,10 +45,10 @@ macro_rules! of {
     };
 }
 
-/// Compressed PTX.
+/// Compressed PTX for one compute capability.
 struct Version {
     capability: u32,
-    /// Whether it is for devices of its compute capability alone, not for newer ones.
+    /// Whether it runs on its compute capability alone, not on newer ones.
     is_exact: bool,
     ptx: &'static [u8],
 }
@@ -168,14 +168,12 @@ const FAMILIES: &[Family] = families![
 
 /// The oldest compute capability that kernels are compiled for.
 pub(crate) const OLDEST: u32 = 75;
-/// The compute capability from which on tensor cores take the types that kernels multiply with
-/// them.
+/// The first compute capability whose tensor cores support all types that our mma kernels use.
 pub(crate) const TENSOR_CORES: u32 = 80;
-/// The one compute capability whose warps multiply in groups of four: PTX of `sm_90a` does not run
-/// on newer devices.
+/// The only compute capability with warpgroup mma: PTX for `sm_90a` does not run on newer devices.
 pub(crate) const WARPGROUPS: u32 = 90;
 
-/// The modules that are loaded on a device.
+/// The modules loaded on a device.
 pub(crate) struct Modules {
     context: Arc<Context>,
     capability: u32,
@@ -186,11 +184,11 @@ pub(crate) struct Modules {
 struct Loaded {
     families: FxHashMap<&'static str, Arc<Module>>,
     texts: FxHashMap<Arc<str>, Arc<Module>>,
-    /// The shared memory that functions are allowed beside what they declare.
+    /// The dynamic shared memory that each function is allowed.
     allowed: FxHashMap<Function, u32>,
 }
 
-/// An entry, with the module that it is of.
+/// An entry, which keeps its module loaded.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) function: Function,
@@ -202,7 +200,7 @@ impl Modules {
         Modules { context, capability, loaded: Mutex::default() }
     }
 
-    /// The entry of a launch; none of a library's call.
+    /// Returns the entry of a launch, or `None` for a library call.
     pub(crate) fn entry(&self, launch: &Launch) -> Result<Option<Entry>> {
         let module = match &launch.code {
             Code::Library(_) => return Ok(None),
@@ -216,8 +214,8 @@ impl Modules {
         Ok(Some(Entry { function, _module: module }))
     }
 
-    /// Allows a function so much shared memory, which may be more than the 48 KiB that all may
-    /// have, and never less than before: launches of all sizes are kept.
+    /// Raises a function's dynamic shared memory limit above the default 48 KiB. The limit never
+    /// shrinks, because cached launches of other sizes still rely on it.
     fn allow_shared(&self, module: &Module, function: Function, bytes: u32) -> Result<()> {
         let mut loaded = self.loaded.lock();
         let allowed = loaded.allowed.entry(function).or_default();
@@ -228,19 +226,21 @@ impl Modules {
         Ok(())
     }
 
-    /// How many modules are loaded.
+    /// Returns how many modules are loaded.
     pub(crate) fn count(&self) -> usize {
         let loaded = self.loaded.lock();
         loaded.families.len() + loaded.texts.len()
     }
 
     fn family(&self, name: &'static str) -> Result<Arc<Module>> {
-        // Of two threads that want the same one, the second waits.
+        // The lock is held while the driver compiles, so a second thread that wants this family
+        // waits instead of compiling it twice.
         let mut loaded = self.loaded.lock();
         if let Some(module) = loaded.families.get(name) {
             return Ok(module.clone());
         }
         let (_, versions) = find(name)?;
+        // Versions are listed newest first, so the first fit is the best one.
         let fitting = versions.iter().find(|version| version.is_for(self.capability));
         let version = fitting.ok_or_else(|| {
             error!(Fail, "there are no kernels '{name}' for compute capability {}", self.capability)
@@ -256,6 +256,7 @@ impl Modules {
         if let Some(module) = loaded.texts.get(text) {
             return Ok(module.clone());
         }
+        // The lock is held as in `family`, so that each text is compiled once.
         let module = Arc::new(self.context.load(text).within(|| "a rendered kernel".to_owned())?);
         loaded.texts.insert(text.clone(), module.clone());
         Ok(module)
@@ -267,13 +268,13 @@ fn find(name: &str) -> Result<&'static Family> {
     found.ok_or_else(|| error!(Fail, "there is no family of kernels '{name}'"))
 }
 
-/// A family of one type of elements: what there is for all types is many families, so that only
-/// what is used is compiled.
+/// Returns the family of one element type. Each type has its own family, so that only the used ones
+/// are compiled.
 pub(crate) fn of_type(name: &str, suffix: &str) -> Result<&'static str> {
     Ok(find(&format!("{name}_{suffix}"))?.0)
 }
 
-/// The text of compressed PTX.
+/// Decompresses PTX.
 pub(crate) fn unpacked(bytes: &[u8]) -> Result<String> {
     let mut text = String::new();
     let read = GzDecoder::new(bytes).read_to_string(&mut text);
@@ -281,7 +282,7 @@ pub(crate) fn unpacked(bytes: &[u8]) -> Result<String> {
     Ok(text)
 }
 
-/// The error of a device that no kernel is compiled for.
+/// The error for a device that is older than any compiled kernel.
 pub(crate) fn too_old(capability: u32) -> ort_core::Error {
     error!(
         EpFail,

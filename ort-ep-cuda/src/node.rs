@@ -1,4 +1,4 @@
-//! A compiled node: its kernel's launches for the shapes that it met, and a run of them.
+//! A compiled node: caches its kernel's launches per shape, and runs them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::libraries::ALIGNMENT;
 use crate::memory::address;
 use crate::modules::Entry;
 
-/// How many sets of shapes a node keeps its launches for.
+/// How many sets of shapes a node caches launches for.
 const MOST_KEPT: usize = 8;
 
 /// A node on the device.
@@ -29,34 +29,34 @@ pub(crate) struct Node {
     pub(crate) kernel: &'static CudaKernel,
     pub(crate) op: &'static str,
     pub(crate) attrs: Attributes,
-    /// The types of inputs and outputs, as far as they are given.
+    /// The types of inputs and outputs, if present.
     pub(crate) input_types: SmallVec<[Option<DType>; 8]>,
     pub(crate) output_types: SmallVec<[Option<DType>; 4]>,
     pub(crate) parts: Arc<Parts>,
-    /// The last used first.
+    /// Most recently used first.
     pub(crate) kept: Mutex<VecDeque<(Met, Arc<[Step]>)>>,
 }
 
-/// What launches follow from.
+/// The cache key of launches: everything they depend on.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Met {
     key: Key,
-    /// The workspace that is there, where libraries may have it; none where they may not be called.
+    /// The library workspace in bytes; `None` if libraries may not be called.
     room: Option<usize>,
-    /// Whether kernels may read tensors by maps.
+    /// Whether kernels may read tensors through TMA maps.
     has_maps: bool,
     phase: Phase,
 }
 
-/// Which launches: all that there are, or those before and behind the count where only the run
-/// tells the sizes of outputs.
+/// Which launches of a node: those up to the count, or those after it. Nodes whose output shapes
+/// are known before the run have only the former.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     First,
     Counted(usize),
 }
 
-/// A launch with its entry, unless it is a library's call.
+/// A launch with its entry, unless it is a library call.
 pub(crate) struct Step {
     entry: Option<Entry>,
     launch: Launch,
@@ -73,6 +73,7 @@ impl Executable for Node {
         workspace(&OpCx {
             op: self.op,
             attrs: &self.attrs,
+            // Addresses are not known yet, so we assume that all tensors are aligned.
             limits: Bounds { has_maps: self.has_maps(), ..self.parts.bounds(Some(self.room(shapes))) },
             inputs: inputs.map(|(index, (ty, shape))| operand(Arg::Input(index), ty, shape)).collect(),
             outputs: outputs.map(|(index, (ty, shape))| operand(Arg::Output(index), ty, shape)).collect(),
@@ -92,6 +93,7 @@ impl Executable for Node {
 
     fn kernels(&self) -> Option<String> {
         let kept = self.kept.lock();
+        // The launches used last are those of the last run.
         let (_, steps) = kept.front()?;
         let mut names: Vec<String> = Vec::new();
         for step in steps.iter() {
@@ -108,9 +110,9 @@ impl Executable for Node {
 }
 
 impl Node {
-    /// The bytes of workspace that a library may have at most: what the plan leaves, and the
-    /// device. What other nodes keep on a device that has no limit, the plan does not hold against
-    /// what is free: there it may have half of what is left without this one's tensors.
+    /// Returns the most workspace that a library may use, given what the plan and the device leave.
+    /// Without `gpu_mem_limit`, the plan does not count other nodes' memory against the free bytes.
+    /// We then offer half of what remains after this node's tensors.
     fn room(&self, shapes: &IoShapes<'_>) -> usize {
         let Some(Left { bytes: left, is_of_limit }) = self.parts.left() else { return shapes.room };
         let all = self.input_types.iter().zip(shapes.inputs);
@@ -123,8 +125,8 @@ impl Node {
         shapes.room.min(if is_of_limit { left } else { left / 2 })
     }
 
-    /// The workspace that libraries may have in a run; none where they cannot read its tensors as
-    /// they lie.
+    /// Returns the library workspace of a run, or `None` if libraries may not be called: none is
+    /// loaded, the kernel uses none, or a tensor is misaligned.
     fn room_of(&self, given: &BoundTensors<'_>) -> Result<Option<usize>> {
         if !self.parts.libraries.any() || self.kernel.workspace.is_none() {
             return Ok(None);
@@ -132,7 +134,7 @@ impl Node {
         Ok(self.are_aligned(given)?.then(|| given.workspace.map_or(0, |range| range.len)))
     }
 
-    /// Whether all tensors begin where libraries want them, and maps.
+    /// Whether all tensors are aligned for libraries and TMA maps.
     fn are_aligned(&self, given: &BoundTensors<'_>) -> Result<bool> {
         for range in given.input_ranges.iter().chain(&given.output_ranges).flatten() {
             if address(self.parts.id, *range)?.is_some_and(|address| !address.is_multiple_of(ALIGNMENT)) {
@@ -142,17 +144,19 @@ impl Node {
         Ok(true)
     }
 
-    /// Whether kernels of the node may read its tensors by maps, if these are aligned: halves,
-    /// where warpgroups multiply them.
+    /// Whether kernels of the node may read its tensors through TMA maps once these are aligned: it
+    /// writes float16 or bfloat16, and the device has warpgroups.
     fn has_maps(&self) -> bool {
         let mut types = self.output_types.iter().flatten();
         self.parts.limits.has_warpgroups() && types.any(|dtype| matches!(dtype, DType::F16 | DType::BF16))
     }
 
-    /// Counts, waits for the count, and writes outputs of the sizes that follow from it.
+    /// Runs a node with data-dependent output shapes: counts, reads the count back, allocates the
+    /// outputs and fills them.
     fn run_counted(&self, counted: &Counted, cx: &mut RunCx<'_>) -> Result<()> {
         let given = BoundTensors::of_inputs(cx, self.kernel.def.host_inputs)?;
         let count = match self.launch_all(&given, Phase::First, cx)? {
+            // No launches: there is nothing to count.
             0 => 0,
             _ => self.read_count(&given)?,
         };
@@ -171,8 +175,8 @@ impl Node {
         Ok(())
     }
 
-    /// What the launches have counted, once they are done. What was asked for up to here is a graph
-    /// of its own.
+    /// Reads the count that the launches wrote. The download flushes the queue, so a CUDA graph
+    /// ends here.
     fn read_count(&self, given: &BoundTensors<'_>) -> Result<usize> {
         let count = kernels::count(&self.op_cx(given, None), &mut 0);
         let (address, _) = self.place(count.arg, given)?;
@@ -181,14 +185,14 @@ impl Node {
         usize::try_from(u64::from_ne_bytes(bytes)).map_err(|_| error!(Fail, "a count is beyond memory"))
     }
 
-    /// Asks for the launches, and tells how many there are.
+    /// Submits the launches, and returns how many there are.
     fn launch_all(&self, given: &BoundTensors<'_>, phase: Phase, run: &RunCx<'_>) -> Result<usize> {
         let steps = self.steps(given, phase, run)?;
         steps.iter().try_for_each(|step| self.launch(step, given))?;
         Ok(steps.len())
     }
 
-    /// What kernels see of what is given.
+    /// The view of the bound tensors that kernels get.
     fn op_cx<'a>(&'a self, given: &'a BoundTensors<'_>, room: Option<usize>) -> OpCx<'a> {
         OpCx {
             op: self.op,
@@ -200,7 +204,7 @@ impl Node {
         }
     }
 
-    /// The launches for what is given, as they were for the same shapes before.
+    /// Returns the launches for the bound tensors, from the cache if the same key occurred before.
     fn steps(&self, given: &BoundTensors<'_>, phase: Phase, run: &RunCx<'_>) -> Result<Arc<[Step]>> {
         let has_maps = self.has_maps() && self.are_aligned(given)?;
         let met = Met { key: given.key()?, room: self.room_of(given)?, has_maps, phase };
@@ -213,6 +217,7 @@ impl Node {
             (Phase::Counted(count), Some(counted)) => vec![(counted.write)(&cx, count)?],
             _ => ways(&cx, self.kernel.launches)?,
         };
+        // A single candidate needs no timing.
         let place = match ways.len() {
             1 => 0,
             _ => self.parts.choices.find(&ways, || self.find_fastest(&ways, given, run))?,
@@ -229,9 +234,9 @@ impl Node {
         launches.into_iter().map(step).collect()
     }
 
-    /// The place of the fastest of several ways, by trying them on what is given. The first one
-    /// where an input is in the place of an output and there is no room for another one: it would
-    /// be written over.
+    /// Returns the index of the fastest candidate, timed on the bound tensors. If an output aliases
+    /// an input, timing would overwrite the input, so we time into separate outputs. If memory is
+    /// short for those, we return the first candidate.
     fn find_fastest(&self, ways: &[Vec<Launch>], given: &BoundTensors<'_>, run: &RunCx<'_>) -> Result<usize> {
         let is_output = |input: &Operand| matches!(input.arg, Arg::Output(_));
         let times = if !given.inputs.iter().flatten().any(is_output) {
@@ -246,7 +251,7 @@ impl Node {
         Ok(place)
     }
 
-    /// Milliseconds of each way; none of one that the device cannot do.
+    /// Times each candidate in milliseconds; `None` for one that the device cannot run.
     fn time(&self, ways: &[Vec<Launch>], given: &BoundTensors<'_>) -> Result<Vec<Option<f32>>> {
         let steps = ways.iter().map(|launches| self.with_entries(launches.clone()));
         let steps: Vec<Vec<Step>> = steps.collect::<Result<_>>()?;
@@ -255,7 +260,7 @@ impl Node {
         self.parts.queue.time(&calls).within(|| format!("trying ways to compute {}", self.op))
     }
 
-    /// Memory like that of the outputs, where plenty is left.
+    /// Allocates separate outputs for timing, if they fit into a quarter of the free memory.
     fn outputs_apart(&self, given: &BoundTensors<'_>, run: &RunCx<'_>) -> Option<Vec<Option<NewTensor>>> {
         let bytes = given.outputs.iter().flatten().map(Operand::bytes).fold(0, usize::saturating_add);
         self.parts.left().filter(|left| left.bytes / 4 >= bytes)?;
@@ -327,7 +332,7 @@ impl Node {
         Ok(Routed { routine: routine.clone(), tensors })
     }
 
-    /// Address and bytes of a tensor.
+    /// Returns a tensor's address and bytes.
     fn place(&self, arg: Arg, given: &BoundTensors<'_>) -> Result<(u64, u64)> {
         let range = given.range(arg).ok_or_else(|| error!(Fail, "{arg:?} has no memory"))?;
         Ok((address(self.parts.id, range)?.unwrap_or(0), range.len as u64))

@@ -1,8 +1,8 @@
-//! The device's memory out of a pool of the driver's: it is allocated and freed in the order of the
-//! compute stream, and nobody waits.
+//! Device memory from a stream-ordered driver pool: allocations and frees follow the compute
+//! stream, so the host never waits for them.
 //!
-//! It takes the place of the arena. What one run frees the next gets at once; what stays free goes
-//! back to the system by the rules of the pool's options, which are ONNX Runtime's.
+//! The pool replaces the arena. Memory freed by one run is available to the next at once. Memory
+//! that stays free returns to the system as the pool's options say, which are ONNX Runtime's.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,13 +19,13 @@ use crate::queue::Queue;
 /// The options of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolConfig {
-    /// What it may hold that is free when somebody waits for the device.
+    /// Free bytes the pool keeps when the host synchronizes with the device.
     pub(crate) release_threshold: u64,
-    /// What a trim leaves of it.
+    /// Bytes that a trim leaves in the pool.
     pub(crate) keep_on_shrink: usize,
 }
 
-/// The memory of one device: a pool.
+/// The allocator of one device, backed by a pool.
 pub(crate) struct PoolMemory(Arc<Shared>);
 
 struct Shared {
@@ -35,7 +35,7 @@ struct Shared {
     config: PoolConfig,
     limit: Option<usize>,
     stats: Mutex<Stats>,
-    /// What the pool held after the last trim for the limit, if that is more than the limit.
+    /// What the pool held after the last trim to the limit, if that exceeded the limit; else 0.
     held_beyond: AtomicUsize,
 }
 
@@ -55,7 +55,8 @@ impl PoolMemory {
 }
 
 impl Shared {
-    /// Counts bytes before they are allocated, so that no two calls together pass the limit.
+    /// Charges bytes against the limit before they are allocated, so that concurrent calls cannot
+    /// exceed it together.
     fn take(&self, requested: usize, bytes: usize) -> Result<(), AllocError> {
         let mut stats = self.stats.lock();
         let available = self.limit.unwrap_or(usize::MAX).saturating_sub(stats.in_use);
@@ -70,7 +71,7 @@ impl Shared {
         self.stats.lock().in_use -= bytes;
     }
 
-    /// Counts what was allocated.
+    /// Records a successful allocation in the statistics.
     fn allocated(&self, bytes: usize) {
         let mut stats = self.stats.lock();
         stats.num_allocs += 1;
@@ -78,11 +79,13 @@ impl Shared {
         stats.max_alloc_size = stats.max_alloc_size.max(bytes);
     }
 
-    /// Waits for what was freed, and gives back what is free beyond so many bytes; returns how many
-    /// went.
+    /// Waits for pending frees, then returns free memory to the system until the pool holds at most
+    /// `bytes`. Returns how many bytes it released.
     fn trim_to(&self, bytes: usize) -> usize {
         let held = || self.pool.reserved().unwrap_or(0);
         let before = held();
+        // A free is stream-ordered: the driver can release the memory only once the stream has
+        // reached it.
         self.queue.settle();
         if let Err(problem) = self.pool.trim_to(bytes) {
             tracing::debug!("the pool is not trimmed: {problem}");
@@ -92,9 +95,10 @@ impl Shared {
         gone
     }
 
-    /// Gives back what is free beyond the limit, as far as the pool can: it holds whole blocks of
-    /// the driver's granularity (32 MiB), each of which stays as long as any of it is in use. What
-    /// a trim leaves is not trimmed again until the pool grows, as each one waits for the device.
+    /// Returns memory beyond the limit to the system, where possible. The pool holds whole blocks
+    /// of the driver's granularity (32 MiB), and a block stays while any byte of it is in use.
+    /// Since each trim waits for the device, we do not trim again until the pool has grown past
+    /// what the last trim left.
     fn trim_to_limit(&self, limit: usize) {
         let Ok(held) = self.pool.reserved() else { return };
         if held > limit && held > self.held_beyond.load(Ordering::Relaxed) {
@@ -104,7 +108,7 @@ impl Shared {
         self.held_beyond.store(if left > limit { left } else { 0 }, Ordering::Relaxed);
     }
 
-    /// The address of so many bytes; where there are none, what is free goes back first.
+    /// Allocates from the pool; if memory is short, it releases all free blocks and tries again.
     fn address(&self, bytes: usize) -> Result<u64> {
         match self.queue.allocate_in(&self.pool, bytes) {
             Err(problem) if problem.kind() == ErrorKind::OutOfMemory && self.trim_to(0) > 0 => {
@@ -131,6 +135,7 @@ impl Allocator for PoolMemory {
         }
         let out_of_memory =
             |available| AllocError::OutOfMemory { requested: bytes, available, device: shared.id };
+        // The arena's granule, so that both allocators account for the same sizes.
         let rounded = bytes.checked_next_multiple_of(GRANULE).ok_or_else(|| out_of_memory(None))?;
         shared.take(bytes, rounded)?;
         let address = shared.address(rounded).map_err(|problem| {
@@ -159,7 +164,7 @@ impl Allocator for PoolMemory {
         Stats { total_allocated: self.0.pool.reserved().unwrap_or(stats.in_use), ..stats }
     }
 
-    /// Gives back what is free, but for what the option keeps.
+    /// Releases free memory except what [`PoolConfig::keep_on_shrink`] keeps.
     fn trim(&self) -> usize {
         self.0.trim_to(self.0.config.keep_on_shrink)
     }

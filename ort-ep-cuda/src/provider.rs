@@ -1,4 +1,4 @@
-//! The factory of devices, its options, and the GPUs that it finds.
+//! The CUDA execution provider: device discovery and provider options.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -16,29 +16,29 @@ use crate::pool::PoolConfig;
 /// The name of the provider.
 const NAME: &str = "cuda";
 
-/// The factory of [`CudaDevice`]s: one for each GPU that the NVIDIA driver shows.
+/// The CUDA execution provider, with one [`CudaDevice`] per GPU that the NVIDIA driver shows.
 ///
-/// Options, under ONNX Runtime's names:
+/// Its options have ONNX Runtime's names:
 ///
 /// | option | value |
 /// | --- | --- |
-/// | `device_id` | the device's number, as `nvidia-smi` counts; without it the one that is opened |
-/// | `gpu_mem_limit` | bytes of device memory that the arena holds at most; none without it |
+/// | `device_id` | the device number, as `nvidia-smi` counts; default: the opened device |
+/// | `gpu_mem_limit` | the most bytes of device memory the arena holds; default: no limit |
 /// | `arena_extend_strategy` | `kNextPowerOfTwo` (the default) or `kSameAsRequested` |
-/// | `do_copy_in_default_stream` | `1` (the default): copies go through the compute stream; `0`: through streams of their own |
-/// | `user_compute_stream` | the address of the stream that computes; without it, or where it is 0, one of the provider's own |
-/// | `library_path` | the folder that has NVIDIA's libraries; without it they are looked for |
-/// | `use_cublas` | `1` (the default): cuBLASLt computes products, where it is found; `0` |
-/// | `arena.use_cuda_mempool` | `1`: memory comes from a pool of the driver's in the order of the compute stream, instead of the arena; `0` (the default) |
-/// | `arena.cuda_mempool_release_threshold` | bytes that such a pool may hold that are free when somebody waits for the device; 0 (the default): none |
-/// | `arena.cuda_mempool_bytes_to_keep_on_shrink` | bytes that a trim leaves of such a pool; 0 (the default): only what is in use |
-/// | `use_cudnn` | `1` (the default): cuDNN computes convolutions, where it is found; `0` |
+/// | `do_copy_in_default_stream` | `0`: copies have own streams; `1` (the default): they do not |
+/// | `user_compute_stream` | address of the caller's compute stream; 0 or absent: our own |
+/// | `library_path` | the folder of NVIDIA's libraries; without it they are searched for |
+/// | `use_cublas` | `1` (the default): cuBLASLt computes GEMMs, if found; `0`: it is not used |
+/// | `arena.use_cuda_mempool` | `1`: a stream-ordered pool replaces the arena; `0` (the default) |
+/// | `arena.cuda_mempool_release_threshold` | free bytes the pool keeps at a sync; default: 0 |
+/// | `arena.cuda_mempool_bytes_to_keep_on_shrink` | bytes that a trim leaves; default: 0 |
+/// | `use_cudnn` | `1` (the default): cuDNN computes convolutions, if found; `0`: it is not used |
 /// | `cudnn_conv_algo_search` | `EXHAUSTIVE` (the default), `HEURISTIC` or `DEFAULT` |
-/// | `cudnn_conv_use_max_workspace` | `1` (the default): a workspace may be as large as there is memory; `0`: 32 MiB |
-/// | `cudnn_conv1d_pad_to_nc1d` | `1`: a signal is an image of one line; `0` (the default): of one column |
-/// | `prefer_nhwc` | `1`: convolutions and what stands between them are of images with the channels last; `0` (the default) |
-/// | `enable_cuda_graph` | `1`: what runs of the same shapes ask for is captured once and replayed; `0` (the default) |
-/// | `use_tf32` | `1` (the default): products and convolutions of float32 are of TF32 where the device has tensor cores for it; `0`: of float32 |
+/// | `cudnn_conv_use_max_workspace` | `1` (the default): up to all free memory; `0`: 32 MiB |
+/// | `cudnn_conv1d_pad_to_nc1d` | `1`: 1-D convolutions as NC1D; `0` (the default): as NCD1 |
+/// | `prefer_nhwc` | `1`: convolutions and the nodes between them run in NHWC; `0` (the default) |
+/// | `enable_cuda_graph` | `1`: runs of the same shapes replay CUDA graphs; `0` (the default) |
+/// | `use_tf32` | `1` (the default): float32 GEMMs and convolutions may use TF32; `0`: never |
 #[derive(Debug)]
 pub struct CudaProvider;
 
@@ -58,8 +58,8 @@ impl ExecutionProvider for CudaProvider {
     }
 
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
-        // Sessions share a device, so that they share its modules and the memory that waits to be
-        // used again.
+        // Sessions with the same options share a device, and with it the compiled modules and the
+        // free memory. A device whose context is broken is dropped from the list.
         static OPEN: Mutex<Vec<(Options, Weak<CudaDevice>)>> = Mutex::new(Vec::new());
         let parsed = Options::parse(index, options)?;
         let mut open = OPEN.lock();
@@ -74,7 +74,7 @@ impl ExecutionProvider for CudaProvider {
     }
 }
 
-/// ONNX Runtime's options of its CUDA provider that have no counterpart here yet.
+/// Options of ONNX Runtime's CUDA provider that have no counterpart here yet.
 const NOT_YET: &[&str] = &[
     "default_memory_arena_cfg",
     "enable_skip_layer_norm_strict_mode",
@@ -91,7 +91,7 @@ const NOT_YET: &[&str] = &[
     "use_ep_level_unified_stream",
 ];
 
-/// The options that there are.
+/// The supported options.
 const KNOWN: &[&str] = &[
     "arena.cuda_mempool_bytes_to_keep_on_shrink",
     "arena.cuda_mempool_release_threshold",
@@ -112,10 +112,10 @@ const KNOWN: &[&str] = &[
     "user_compute_stream",
 ];
 
-/// What options say of NVIDIA's libraries.
+/// The options for NVIDIA's libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LibraryOptions {
-    /// The folder to take them from, and from nowhere else.
+    /// The only folder to load them from, if set.
     pub(crate) path: Option<PathBuf>,
     pub(crate) cublas: bool,
     pub(crate) cudnn: bool,
@@ -128,23 +128,23 @@ impl Default for LibraryOptions {
     }
 }
 
-/// The options, as they are read.
+/// The parsed options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) device_id: usize,
     pub(crate) arena: ArenaConfig,
-    /// The pool that takes the place of the arena.
+    /// The pool that replaces the arena.
     pub(crate) pool: Option<PoolConfig>,
-    /// Whether copies between host and device go through streams of their own.
+    /// Whether copies between host and device have their own streams.
     pub(crate) separate_copies: bool,
-    /// The address of the stream that computes, where it is the caller's.
+    /// The address of the caller's compute stream.
     pub(crate) user_stream: Option<usize>,
-    /// Whether sequences of launches that come again are CUDA graphs.
+    /// Whether repeated launch sequences are replayed as CUDA graphs.
     pub(crate) graphs: bool,
     pub(crate) libraries: LibraryOptions,
-    /// Whether images are to have the channels last.
+    /// Whether convolutions and the nodes between them run in NHWC.
     pub(crate) prefers_channels_last: bool,
-    /// Whether products of float32 may be of TF32.
+    /// Whether float32 GEMMs and convolutions may run in TF32.
     pub(crate) tf32: bool,
 }
 
@@ -155,8 +155,8 @@ impl Options {
                 .help(format!("leave this option of ONNX Runtime's out; there are {}", KNOWN.join(", "))));
         }
         check_options(NAME, options, KNOWN)?;
-        // What no request fits is given back before there is more: shapes that grow from run to run
-        // hold what the last one takes.
+        // The arena frees regions that no request fits before it asks for more. With shapes that
+        // grow from run to run, it then holds only what the last run needs.
         let arena = ArenaConfig { replace_free_regions: true, ..ArenaConfig::default() };
         let mut parsed = Options {
             device_id: index,
@@ -169,6 +169,7 @@ impl Options {
             libraries: LibraryOptions::default(),
             prefers_channels_last: false,
         };
+        // The pool's options may come before the one that enables it, so we build it at the end.
         let (mut uses_pool, mut pool) = (false, PoolConfig::default());
         for (name, value) in options {
             let set = match name.as_str() {
@@ -234,7 +235,7 @@ fn bytes<T: std::str::FromStr>(value: &str) -> Result<T, &'static str> {
     value.parse().map_err(|_| "a number of bytes")
 }
 
-/// Whether something is on, in the words of ONNX Runtime.
+/// Parses a switch, in ONNX Runtime's spellings.
 fn switch(value: &str) -> Result<bool, &'static str> {
     match value {
         "1" | "true" | "True" => Ok(true),
@@ -243,14 +244,14 @@ fn switch(value: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// An address, decimal or with 0x before it.
+/// Parses an address, decimal or hexadecimal with a 0x prefix.
 fn pointer(value: &str) -> Result<usize, &'static str> {
     let hexadecimal = value.strip_prefix("0x").or_else(|| value.strip_prefix("0X"));
     let parsed = hexadecimal.map_or_else(|| value.parse(), |digits| usize::from_str_radix(digits, 16));
     parsed.map_err(|_| "the address of a stream, decimal or with 0x before it")
 }
 
-/// What is told of a device.
+/// Describes a device to the user.
 pub(crate) fn describe(
     driver: &Driver,
     device: PhysicalDevice,

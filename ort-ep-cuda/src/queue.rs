@@ -1,6 +1,6 @@
-//! What a device is asked for, in the order of the calls: launches and copies on the compute
-//! stream, copies between host and device on streams of their own where the options say so, and
-//! sequences that come again as CUDA graphs.
+//! The command queue of a device. Launches and device copies go to the compute stream, in call
+//! order. Host-device copies go there too, or to their own streams if the options say so. Repeated
+//! sequences become CUDA graphs.
 
 use std::sync::Arc;
 
@@ -15,36 +15,36 @@ use crate::stopwatch::Stopwatch;
 use crate::uploads::Uploads;
 use crate::uses::Uses;
 
-/// Calls that one graph has at most.
+/// The most calls recorded for one graph.
 const MOST_RECORDED: usize = 8192;
 
 /// The streams of one device.
 pub(crate) struct Queue {
     order: Mutex<Order>,
     staging: Staging,
-    /// None where copies go through the compute stream.
+    /// `None` if copies go through the compute stream.
     copies: Option<Copies>,
     compute: Stream,
     context: Arc<Context>,
 }
 
-/// The streams of copies between host and device, and what they wait for.
+/// The copy streams, and the event by which they wait for the compute stream.
 struct Copies {
     up: Stream,
     down: Stream,
     computed: Event,
 }
 
-/// What is changed while the order of calls is decided.
+/// The state that the lock protects while the order of calls is decided.
 struct Order {
-    /// Where they are asked for: calls wait in `recorded` then, until somebody waits for them or
-    /// the host writes to their memory.
+    /// With graphs, calls wait in `recorded` until someone waits for them or the host writes to
+    /// their memory.
     graphs: Option<Graphs>,
     recorded: Vec<Call>,
-    /// What the compute stream does not wait for yet.
+    /// Uploads that the compute stream does not wait for yet.
     uploads: Uploads<Event>,
     uses: Uses,
-    /// What nobody was told yet.
+    /// An error not reported yet.
     failed: Option<Error>,
 }
 
@@ -81,24 +81,28 @@ impl Queue {
         self.context.counters()
     }
 
-    /// Asks for a call after all that was asked for before.
+    /// Submits a call after all earlier ones.
     pub(crate) fn ask(&self, call: Call) -> Result<()> {
         let mut order = self.order.lock();
         if self.copies.is_some() {
+            // Only copies on other streams can conflict with this call.
             order.uses.call(&call.memory());
         }
         if order.graphs.is_none() {
             self.compute_after_uploads(&mut order, |address, bytes| call.touches(address, bytes))?;
             return self.issue(&call);
         }
+        // A recorded call does not reach the driver now, so a broken context must be reported here.
         self.context.check_present()?;
         order.recorded.push(call);
         if order.recorded.len() >= MOST_RECORDED { self.flush(&mut order) } else { Ok(()) }
     }
 
-    /// Milliseconds of each of several sequences of calls that do the same, after all that was
-    /// asked for before; none of one that the device cannot do. They are done over and over.
+    /// Times several equivalent call sequences, in milliseconds, after all earlier work; `None` for
+    /// one that the device cannot run. Each runs many times.
     pub(crate) fn time(&self, ways: &[Vec<Call>]) -> Result<Vec<Option<f32>>> {
+        // The lock is held throughout, so that no other call runs in between and distorts the
+        // times.
         let mut order = self.order.lock();
         self.flush(&mut order)?;
         self.compute_after_uploads(&mut order, |_, _| true)?;
@@ -115,19 +119,24 @@ impl Queue {
             }
             Err(problem) => {
                 tracing::debug!("not taken: {problem}");
+                // A sequence that fails is only dropped, unless it broke the context.
                 self.context.check_present().map(|()| None)
             }
         };
         ways.iter().map(&mut time).collect()
     }
 
-    /// Copies bytes to the device after all that was asked for before. They may be changed when it
+    /// Copies bytes to the device after all earlier work. The caller may overwrite them when it
     /// returns.
     pub(crate) fn upload(&self, from: &[u8], to: u64) -> Result<()> {
         let stream = self.stream_for_upload(to, from.len())?;
+        // An error is returned only at the end: parts that were enqueued before it still need an
+        // event.
         let sent = self.staging.upload(from, to, stream);
         let Some(copies) = &self.copies else { return sent };
         let mut order = self.order.lock();
+        // The event list is full: make the compute stream wait for all of it, which frees its
+        // events.
         if order.uploads.is_full() {
             self.compute_after_uploads(&mut order, |_, _| true)?;
         }
@@ -139,12 +148,14 @@ impl Queue {
 
     fn stream_for_upload(&self, to: u64, bytes: usize) -> Result<&Stream> {
         let mut order = self.order.lock();
-        // Before recorded calls that have nothing to do with the memory it is as good as after
-        // them, and they stay together.
+        // If no recorded call touches the memory, the upload may run ahead of them, and the
+        // sequence stays whole for graph capture.
         if order.recorded.iter().any(|call| call.touches(to, bytes as u64)) {
             self.flush(&mut order)?;
         }
         let Some(copies) = &self.copies else { return Ok(&self.compute) };
+        // Write-after-read and write-after-write hazards: only a pending call on this memory makes
+        // the upload wait for the compute stream.
         if order.uses.is_busy(to, bytes as u64) {
             copies.computed.record(&self.compute)?;
             copies.up.wait_for(&copies.computed)?;
@@ -152,7 +163,7 @@ impl Queue {
         Ok(&copies.up)
     }
 
-    /// Copies bytes from the device, after all that was asked for before.
+    /// Copies bytes from the device after all earlier work.
     pub(crate) fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         let (stream, last) = self.stream_for_download()?;
         self.staging.download(from, to, stream)?;
@@ -162,6 +173,8 @@ impl Queue {
 
     fn stream_for_download(&self) -> Result<(&Stream, u64)> {
         let mut order = self.order.lock();
+        // A download sees the results of all earlier calls, so it flushes everything and waits for
+        // the compute stream.
         self.flush(&mut order)?;
         self.compute_after_uploads(&mut order, |_, _| true)?;
         let last = order.uses.last();
@@ -171,7 +184,7 @@ impl Queue {
         Ok((&copies.down, last))
     }
 
-    /// Waits for all that was asked for.
+    /// Waits for all submitted work.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let last = {
             let mut order = self.order.lock();
@@ -184,8 +197,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Sees to it that all that was asked for gets to the device. The next call tells what went
-    /// wrong.
+    /// Submits all recorded work to the device. The next call reports an error.
     pub(crate) fn end_of_run(&self) {
         let mut order = self.order.lock();
         if let Err(problem) = self.submit(&mut order) {
@@ -193,7 +205,7 @@ impl Queue {
         }
     }
 
-    /// Waits for all that was asked for. The next call tells what went wrong.
+    /// Waits for all submitted work. The next call reports an error.
     pub(crate) fn settle(&self) {
         self.end_of_run();
         if let Err(problem) = self.synchronize() {
@@ -201,13 +213,14 @@ impl Queue {
         }
     }
 
-    /// Sees to it that nothing refers to modules any more but what the device was given already.
+    /// Submits the recorded calls and drops the graphs, so that only work already on the device
+    /// refers to modules.
     pub(crate) fn close(&self) {
         self.end_of_run();
         self.order.lock().graphs.iter_mut().for_each(Graphs::clear);
     }
 
-    /// The address of new memory.
+    /// Allocates memory from the driver, and returns its address.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
         let address = self.context.allocate(bytes)?;
         if self.copies.is_some() {
@@ -216,26 +229,29 @@ impl Queue {
         Ok(address)
     }
 
-    /// Gives memory back, once what uses it is done.
+    /// Frees memory once the work that uses it is done.
     pub(crate) fn free(&self, address: u64) {
+        // A recorded call may use the memory, so it goes to the device first; freeing then waits
+        // for it.
         self.end_of_run();
         self.order.lock().uses.remove(address);
         self.context.free(address);
     }
 
-    /// The address of new memory of a pool, which is there for what is asked for from here on.
+    /// Allocates stream-ordered memory from a pool, for work submitted from here on.
     pub(crate) fn allocate_in(&self, pool: &Pool, bytes: usize) -> Result<u64> {
         let mut order = self.order.lock();
         let address = pool.allocate(bytes, &self.compute)?;
         if self.copies.is_some() {
-            // An upload on a stream of its own waits until the compute stream has got there.
+            // The memory exists only once the compute stream reaches the allocation. We count it as
+            // a call, so that an upload on another stream waits for it.
             order.uses.add(address, bytes);
             order.uses.call(&[(address, bytes as u64)]);
         }
         Ok(address)
     }
 
-    /// Gives memory of a pool back, after all that was asked for.
+    /// Frees pool memory after all work submitted so far.
     pub(crate) fn free_in(&self, pool: &Pool, address: u64, bytes: usize) {
         self.end_of_run();
         let mut order = self.order.lock();
@@ -247,13 +263,13 @@ impl Queue {
         pool.free(address, &self.compute);
     }
 
-    /// Gives the recorded calls to the compute stream, unless there is something to tell.
+    /// Submits the recorded calls, unless an earlier error is still to be reported.
     fn flush(&self, order: &mut Order) -> Result<()> {
         order.failed.take().map_or(Ok(()), Err)?;
         self.submit(order)
     }
 
-    /// Gives the recorded calls to the compute stream, as a graph where there is one.
+    /// Submits the recorded calls to the compute stream, as a graph if there is one.
     fn submit(&self, order: &mut Order) -> Result<()> {
         if order.recorded.is_empty() {
             return Ok(());
@@ -266,7 +282,7 @@ impl Queue {
                 None => calls.iter().try_for_each(|call| self.issue(call)),
             }
         });
-        // The vector serves the next ones.
+        // Keep the vector's allocation for the next sequence.
         calls.clear();
         order.recorded = calls;
         done
@@ -281,7 +297,7 @@ impl Queue {
         self.compute.ask(call)
     }
 
-    /// Lets the compute stream wait for the uploads to the memory that is told, and for no later
+    /// Makes the compute stream wait for pending uploads to the selected memory, but not for later
     /// ones.
     fn compute_after_uploads(&self, order: &mut Order, of: impl Fn(u64, u64) -> bool) -> Result<()> {
         order.uploads.take(of, |event| self.compute.wait_for(event))

@@ -1,5 +1,5 @@
-//! Copies between the host and the device through pinned memory, so that the host waits for nothing
-//! but memory to be free again, or for what it reads.
+//! Host-device copies staged through page-locked memory. The host waits only for a staging buffer
+//! to become free, or for the data it reads.
 
 use std::sync::Arc;
 
@@ -8,27 +8,28 @@ use parking_lot::Mutex;
 
 use crate::driver::{Context, Staged, Stream};
 
-/// Bytes of a piece of pinned memory; what is longer goes in parts.
+/// Bytes per staging buffer; longer copies go in parts.
 const PIECE: usize = 4 << 20;
-/// Pieces of uploads.
+/// The number of buffers in the upload ring.
 const UPLOADS: usize = 4;
-/// Pieces of downloads that wait for use: more are dropped.
+/// The most idle download buffers kept; further ones are freed.
 const DOWNLOADS: usize = 2;
-/// Less room than this at the end of a piece is left to uploads that fit into it.
+/// The least remaining room that a longer upload fills with a part. A smaller remainder serves only
+/// uploads that fit into it whole.
 const LEAST_PART: usize = 64 << 10;
 
-/// The pinned memory of one device, allocated as it is first used.
+/// The page-locked memory of one device, allocated on first use.
 pub(crate) struct Staging {
     context: Arc<Context>,
     ring: Mutex<Ring>,
     downloads: Mutex<Vec<Staged>>,
 }
 
-/// Pieces in the order in which they are filled.
+/// The upload buffers, in the order in which they are filled.
 #[derive(Default)]
 struct Ring {
     pieces: Vec<Staged>,
-    /// The one that is filled now.
+    /// The buffer being filled.
     current: usize,
 }
 
@@ -37,7 +38,7 @@ impl Staging {
         Staging { context, ring: Mutex::default(), downloads: Mutex::default() }
     }
 
-    /// Asks for a copy to the device. The bytes may be changed when it returns.
+    /// Enqueues a copy to the device. The caller may overwrite the bytes when it returns.
     pub(crate) fn upload(&self, bytes: &[u8], to: u64, stream: &Stream) -> Result<()> {
         let (mut rest, mut to) = (bytes, to);
         let mut ring = self.ring.lock();
@@ -51,8 +52,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Copies from the device, once what the stream was asked for before is done. While one part is
-    /// read the next one comes.
+    /// Copies from the device once the earlier work of the stream is done. While the host reads one
+    /// part, the next is transferred.
     pub(crate) fn download(&self, from: u64, to: &mut [u8], stream: &Stream) -> Result<()> {
         let mut coming: Option<(Staged, &mut [u8])> = None;
         let mut from = from;
@@ -83,8 +84,8 @@ impl Staging {
 }
 
 impl Ring {
-    /// A piece with room for some of so many bytes: where all are full, the one that was filled
-    /// first, once the device has read it.
+    /// Returns a buffer with room for at least part of an upload. If all are full, it waits for the
+    /// device to read the oldest one.
     fn piece_for(&mut self, bytes: usize, context: &Arc<Context>) -> Result<&mut Staged> {
         let fits = |piece: &Staged| piece.room() >= bytes.min(LEAST_PART);
         if !self.pieces.get(self.current).is_some_and(fits) {
@@ -101,11 +102,12 @@ impl Ring {
                     self.current = self.pieces.len() - 1;
                     return Ok(());
                 }
-                // Fewer pieces do as well, and are waited for earlier.
+                // Fewer buffers work too; the host only waits for them earlier.
                 Err(problem) if self.pieces.is_empty() => return Err(problem),
                 Err(problem) => tracing::debug!("{problem}"),
             }
         }
+        // The next buffer is the one that was filled first.
         self.current = (self.current + 1) % self.pieces.len().max(1);
         self.pieces.get_mut(self.current).map_or(Ok(()), Staged::clear)
     }

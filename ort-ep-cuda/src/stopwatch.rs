@@ -1,4 +1,4 @@
-//! What sequences of calls take on the device, to choose between ways to do the same.
+//! Device timing of call sequences, for autotuning.
 
 use std::sync::Arc;
 
@@ -6,20 +6,21 @@ use ort_core::Result;
 
 use crate::driver::{Call, Context, Event, Graph, Stream};
 
-/// Milliseconds of a burst: single calls of a few microseconds take as long as it takes to ask for
-/// them.
+/// The target length of a burst in milliseconds. Timing a single kernel of a few microseconds would
+/// measure the launch overhead.
 const BURST: f32 = 0.5;
-/// How often a sequence is done in a burst at most.
+/// The most repetitions of a sequence in a burst.
 const MOST_REPEATS: usize = 16;
-/// Bursts, of which the shortest counts: clocks rise, and others use the device.
+/// The number of bursts, of which the shortest counts: clocks ramp up, and others use the device.
 const BURSTS: usize = 3;
-/// How many times as long as another one a sequence may take, and the milliseconds that it may have
-/// waited for the host, before it is timed only once.
+/// A candidate that takes more than this multiple of the best time, plus [`LATE`], is timed only
+/// once.
 const HOPELESS: f32 = 4.0;
+/// Milliseconds of host delay that a first measurement may contain.
 const LATE: f32 = 0.2;
 
-/// Times sequences on the stream that computes, as runs ask for them: where they replay graphs, in
-/// a graph.
+/// Times sequences on the compute stream the way runs submit them: in a graph if runs replay
+/// graphs.
 pub(crate) struct Stopwatch<'a> {
     compute: &'a Stream,
     captures: Option<&'a Stream>,
@@ -28,7 +29,7 @@ pub(crate) struct Stopwatch<'a> {
 }
 
 impl<'a> Stopwatch<'a> {
-    /// With the stream that captures, where runs replay graphs.
+    /// Creates a stopwatch; `captures` is the capture stream if runs replay graphs.
     pub(crate) fn new(
         context: &Arc<Context>,
         compute: &'a Stream,
@@ -37,15 +38,16 @@ impl<'a> Stopwatch<'a> {
         Ok(Stopwatch { compute, captures, start: Event::timed(context)?, end: Event::timed(context)? })
     }
 
-    /// Milliseconds of a sequence, where another one takes `least`.
+    /// Returns the milliseconds of a sequence; `least` is the best time so far.
     pub(crate) fn time(&self, calls: &[Call], least: f32) -> Result<f32> {
         let ask = |calls: &[Call]| calls.iter().try_for_each(|call| self.compute.ask(call));
-        // The driver loads code when it is first called.
+        // A warm-up run: the driver loads code on the first call.
         self.measure(&|| ask(calls))?;
         let once = self.measure(&|| ask(calls))?;
         if once > HOPELESS * least + LATE {
             return Ok(once);
         }
+        // Repeat short sequences until a burst is long enough to time.
         let repeats = ((BURST / once) as usize).clamp(1, MOST_REPEATS);
         let burst: Vec<Call> = std::iter::repeat_n(calls, repeats).flatten().cloned().collect();
         let graph = self.captures.map(|stream| Graph::capture(stream, &burst)).transpose()?;
@@ -60,7 +62,7 @@ impl<'a> Stopwatch<'a> {
         Ok(shortest)
     }
 
-    /// Milliseconds of what is asked for.
+    /// Returns the device time of the submitted work in milliseconds.
     fn measure(&self, ask: &dyn Fn() -> Result<()>) -> Result<f32> {
         self.start.record(self.compute)?;
         ask()?;

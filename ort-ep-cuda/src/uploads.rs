@@ -1,18 +1,18 @@
-//! Uploads on a stream of their own that the compute stream does not wait for yet: what is computed
-//! waits for those to its own memory, and a later one may go on beside it.
+//! Pending uploads on their own stream. A call on the compute stream waits only for the uploads to
+//! its own memory, so later uploads overlap with it.
 
 use std::collections::VecDeque;
 
 use ort_core::Result;
 
-/// The most that are known one by one.
+/// The most uploads tracked individually.
 const MOST: usize = 32;
 
-/// Uploads in the order in which they were asked for, each with an event behind it.
+/// Uploads in submission order, each followed by an event.
 #[derive(Debug)]
 pub(crate) struct Uploads<E> {
     pending: VecDeque<Upload<E>>,
-    /// Events that nobody waits for any more.
+    /// Events that no one waits for any more, for reuse.
     free: Vec<E>,
 }
 
@@ -30,22 +30,23 @@ impl<E> Default for Uploads<E> {
 }
 
 impl<E> Uploads<E> {
-    /// Whether the compute stream has to wait for those that there are before there is one more.
+    /// Whether the compute stream must wait for the pending uploads before another one is added.
     pub(crate) fn is_full(&self) -> bool {
         self.pending.len() >= MOST
     }
 
-    /// An event for the next one, where there is one already.
+    /// Returns an event for reuse, if there is one.
     pub(crate) fn free_event(&mut self) -> Option<E> {
         self.free.pop()
     }
 
-    /// One more, with the event behind it.
+    /// Adds an upload and the event recorded after it.
     pub(crate) fn add(&mut self, address: u64, bytes: u64, done: E) {
         self.pending.push_back(Upload { address, bytes, done });
     }
 
-    /// Waits for the last one to memory that is told, and with it for all before it.
+    /// Calls `wait_for` with the event of the last upload that `of` selects. Uploads are in stream
+    /// order, so this covers all earlier ones as well.
     pub(crate) fn take(
         &mut self,
         of: impl Fn(u64, u64) -> bool,
@@ -57,6 +58,8 @@ impl<E> Uploads<E> {
         if let Some(upload) = self.pending.get(last) {
             wait_for(&upload.done)?;
         }
+        // The stream is in order: with this upload all earlier ones are done, so their events are
+        // free too.
         self.free.extend(self.pending.drain(..=last).map(|upload| upload.done));
         Ok(())
     }
@@ -73,7 +76,7 @@ mod tests {
             uploads.add(address, 100, event);
         }
         let mut waited = Vec::new();
-        // what a call reads, the event that it waits for, the events that are free then
+        // what a call reads, the event that it waits for, the number of reusable events afterwards
         let cases =
             [(2050, Some(2), 2), (2050, None, 2), (1000, Some(3), 3), (5000, None, 3), (3099, Some(4), 4)];
         for (read, event, free) in cases {

@@ -1,35 +1,35 @@
-//! What of the device's memory may still be read or written by calls that were asked for: a copy on
-//! a stream of its own waits for these calls where it writes there, and for nothing elsewhere.
+//! Hazard tracking for device memory: which ranges pending calls may still read or write. A copy on
+//! another stream waits only for the calls that use the memory it writes.
 
 use std::collections::BTreeMap;
 
-/// Bytes that are one thing here. Copies wait without need where a neighbour in the same page is in
-/// use.
+/// The tracking granularity in bytes. A copy may wait needlessly if another allocation in the same
+/// page is in use.
 const PAGE: u64 = 256 << 10;
 
-/// The last calls on the memory of one device.
+/// The last call on each page of one device's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
-    /// Calls so far.
+    /// The number of calls so far.
     calls: u64,
-    /// Calls up to this one are known to be done.
+    /// Calls up to this number are known to be done.
     done: u64,
-    /// By the address of a region: the last call on each of its pages.
+    /// The last call on each page, per region, keyed by the region's address.
     regions: BTreeMap<u64, Vec<u64>>,
 }
 
 impl Uses {
-    /// A new region of so many bytes, which no call uses.
+    /// Adds a region that no call uses yet.
     pub(crate) fn add(&mut self, address: u64, bytes: usize) {
         self.regions.insert(address, vec![0; (bytes as u64).div_ceil(PAGE) as usize]);
     }
 
-    /// A region is gone.
+    /// Removes a region.
     pub(crate) fn remove(&mut self, address: u64) {
         self.regions.remove(&address);
     }
 
-    /// A call on this memory.
+    /// Records a call on this memory.
     pub(crate) fn call(&mut self, memory: &[(u64, u64)]) {
         self.calls += 1;
         let call = self.calls;
@@ -38,28 +38,30 @@ impl Uses {
         }
     }
 
-    /// The number of the last call.
+    /// Returns the number of the last call.
     pub(crate) fn last(&self) -> u64 {
         self.calls
     }
 
-    /// Calls up to one are done.
+    /// Records that calls up to `call` are done.
     pub(crate) fn end(&mut self, call: u64) {
         self.done = self.done.max(call);
     }
 
-    /// Whether a call on some of this memory may not be done.
+    /// Whether a call on this memory may still be running.
     pub(crate) fn is_busy(&mut self, address: u64, bytes: u64) -> bool {
         let done = self.done;
         self.pages(address, bytes).any(|page| *page > done)
     }
 
     fn pages(&mut self, address: u64, bytes: u64) -> impl Iterator<Item = &mut u64> {
+        // Regions do not overlap, so the last one at or before the address is the only candidate.
         let region = self.regions.range_mut(..=address).next_back();
         let found = region.and_then(|(start, pages)| {
             let (first, end) = ((address - start) / PAGE, (address - start + bytes).div_ceil(PAGE));
             pages.get_mut(first as usize..end as usize)
         });
+        // Memory outside of all regions is not tracked.
         found.into_iter().flatten()
     }
 }

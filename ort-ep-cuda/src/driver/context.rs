@@ -1,4 +1,4 @@
-//! A device's context: its memory, its code, and what broke it.
+//! A device's primary context: its memory, its modules, and the error that broke it.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
@@ -16,25 +16,25 @@ use super::{PhysicalDevice, check};
 pub(crate) struct Context {
     device: PhysicalDevice,
     context: sys::CUcontext,
-    /// What broke the context, once something did.
+    /// The error that broke the context, if any.
     lost: Mutex<Option<Error>>,
     pub(crate) counts: Counts,
 }
 
-/// What was asked of a device since it was opened.
+/// Counters of the work submitted to a device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Kernels that were launched one by one.
+    /// Kernels launched individually.
     pub launches: u64,
-    /// Calls of NVIDIA's libraries, one by one.
+    /// Library calls made individually.
     pub routines: u64,
-    /// CUDA graphs that were captured.
+    /// CUDA graphs captured.
     pub captures: u64,
-    /// CUDA graphs that were launched.
+    /// CUDA graphs replayed.
     pub replays: u64,
-    /// Calls that waited until the device had done something.
+    /// Calls in which the host waited for the device.
     pub waits: u64,
-    /// Bytes of pinned memory of the host that are held now.
+    /// Bytes of page-locked host memory held now.
     pub pinned_bytes: usize,
 }
 
@@ -49,28 +49,28 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// One more.
+    /// Increments a counter.
     pub(crate) fn add(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-// SAFETY: the driver's handles may be used from any thread; every call sets the context of its
-// thread first.
+// SAFETY: driver handles may be used from any thread; `enter` makes the context current on the
+// calling thread before each call.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver serialises calls of several threads.
+// SAFETY: as above, and the driver serialises concurrent calls.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// The primary context of a device.
+    /// Retains the primary context of a device.
     pub(crate) fn open(device: PhysicalDevice) -> Result<Arc<Context>> {
         let mut context = ptr::null_mut();
-        // SAFETY: writes one handle, which is released when the context is dropped.
+        // SAFETY: the driver writes one handle, which `Drop` releases.
         check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device.0) }, "cuDevicePrimaryCtxRetain")?;
         Ok(Arc::new(Context { device, context, lost: Mutex::default(), counts: Counts::default() }))
     }
 
-    /// The counters as they are now.
+    /// Returns a snapshot of the counters.
     pub(crate) fn counters(&self) -> Counters {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
@@ -83,7 +83,7 @@ impl Context {
         }
     }
 
-    /// The error that broke the context: nothing can run in it any more.
+    /// Returns the error that broke the context: nothing can run in it any more.
     pub(crate) fn check_present(&self) -> Result<()> {
         self.lost.lock().clone().map_or(Ok(()), Err)
     }
@@ -93,19 +93,19 @@ impl Context {
         self.context == context
     }
 
-    /// The device's number.
+    /// The device's handle.
     pub(super) fn device(&self) -> sys::CUdevice {
         self.device.0
     }
 
-    /// Makes this the context of the calling thread.
+    /// Makes this the current context of the calling thread.
     pub(crate) fn enter(&self) -> Result<()> {
         self.check_present()?;
-        // SAFETY: the context was retained and not released yet.
+        // SAFETY: `open` retained the context, and only `Drop` releases it.
         self.check(unsafe { sys::cuCtxSetCurrent(self.context) }, "cuCtxSetCurrent")
     }
 
-    /// An error for anything but success. What no later call gets over is remembered.
+    /// Turns anything but success into an error. An error that breaks the context is remembered.
     pub(super) fn check(&self, code: CUresult, what: &str) -> Result<()> {
         check(code, what).map_err(|problem| {
             if !is_sticky(code) {
@@ -118,29 +118,29 @@ impl Context {
         })
     }
 
-    /// Free and total bytes of the device's memory.
+    /// Returns the free and total bytes of the device's memory.
     pub(crate) fn memory(&self) -> Result<(usize, usize)> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two numbers.
+        // SAFETY: the driver writes two numbers.
         self.check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, "cuMemGetInfo")?;
         Ok((free, total))
     }
 
-    /// The address of new memory.
+    /// Allocates memory, and returns its address.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
         self.enter()?;
         let mut address = 0;
-        // SAFETY: writes one address, which is freed by `free`.
+        // SAFETY: the driver writes one address, which `free` frees.
         self.check(unsafe { sys::cuMemAlloc_v2(&mut address, bytes) }, "cuMemAlloc")?;
         Ok(address)
     }
 
-    /// Gives memory back, once what uses it is done. A context that broke has given it back itself.
+    /// Frees memory once the work that uses it is done. A broken context has freed it already.
     pub(crate) fn free(&self, address: u64) {
         if self.enter().is_ok() {
-            // SAFETY: the address came from `allocate`, whose caller frees it once; the driver
-            // waits for what uses it.
+            // SAFETY: the address came from `allocate`, and its owner frees it once. The driver
+            // waits for the work that uses it.
             let code = unsafe { sys::cuMemFree_v2(address) };
             if let Err(problem) = self.check(code, "cuMemFree") {
                 tracing::debug!("{problem}");
@@ -159,8 +159,8 @@ impl Context {
         ];
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
         let mut module = ptr::null_mut();
-        // SAFETY: the text ends with a zero; there are two options with a value each, as the driver
-        // wants them: the address of a buffer and its size in the place of an address.
+        // SAFETY: `text` is NUL-terminated. There are two options, and each has a value as the
+        // driver expects it: the address of `log`, and its size passed as a pointer.
         let code = unsafe {
             sys::cuModuleLoadDataEx(
                 &mut module,
@@ -180,14 +180,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // At the end of a process the driver may be gone already, and answers so: nothing is left
-        // to do then. SAFETY: it was retained once.
+        // At process exit the driver may be gone already and says so; nothing is left to do then.
+        // SAFETY: `open` retained the context once.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device.0) };
     }
 }
 
-/// Whether a context that reported this can do nothing any more (CUDA Driver API, "CUresult":
-/// errors that leave the process in an inconsistent state).
+/// Whether an error leaves the context unusable (CUDA Driver API, "CUresult": errors that leave the
+/// process in an inconsistent state).
 fn is_sticky(code: CUresult) -> bool {
     use CUresult::*;
     matches!(
@@ -207,37 +207,37 @@ fn is_sticky(code: CUresult) -> bool {
     )
 }
 
-/// Compiled code.
+/// A compiled module.
 #[derive(Debug)]
 pub(crate) struct Module {
     context: Arc<Context>,
     module: sys::CUmodule,
 }
 
-// SAFETY: as for the context.
+// SAFETY: driver handles may be used from any thread, as for `Context`.
 unsafe impl Send for Module {}
-// SAFETY: as for the context.
+// SAFETY: as for `Context`.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// An entry.
+    /// Looks up an entry.
     pub(crate) fn function(&self, entry: &str) -> Result<Function> {
         self.context.enter()?;
         let name = CString::new(entry).map_err(|_| error!(Fail, "a zero in the name of a kernel"))?;
         let mut function = ptr::null_mut();
-        // SAFETY: writes one handle, which lives as long as the module.
+        // SAFETY: the driver writes one handle, which lives as long as the module.
         let code = unsafe { sys::cuModuleGetFunction(&mut function, self.module, name.as_ptr()) };
         self.context.check(code, &format!("cuModuleGetFunction of '{entry}'"))?;
         Ok(Function(function))
     }
 
-    /// Allows launches of an entry `bytes` of dynamic shared memory, beside the static ones that it
-    /// declares.
+    /// Allows launches of an entry `bytes` of dynamic shared memory, beside the static shared
+    /// memory it declares.
     pub(crate) fn allow_shared(&self, function: Function, bytes: u32) -> Result<()> {
         self.context.enter()?;
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-        // SAFETY: the function is one of this module.
+        // SAFETY: the function came from this module, which is loaded.
         self.context.check(unsafe { sys::cuFuncSetAttribute(function.0, most, bytes) }, "cuFuncSetAttribute")
     }
 }
@@ -245,17 +245,17 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the module is live, and what was launched of it is waited for by the driver.
+            // SAFETY: the module is loaded, and the driver waits for its running kernels.
             let _ = unsafe { sys::cuModuleUnload(self.module) };
         }
     }
 }
 
-/// An entry of a module.
+/// A kernel entry of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Function(pub(super) sys::CUfunction);
 
-// SAFETY: as for the context.
+// SAFETY: driver handles may be used from any thread, as for `Context`.
 unsafe impl Send for Function {}
-// SAFETY: as for the context.
+// SAFETY: as for `Context`.
 unsafe impl Sync for Function {}

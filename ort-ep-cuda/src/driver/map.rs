@@ -1,5 +1,5 @@
-//! Maps of tensors: what the driver encodes of an address, sizes and steps, so that kernels of
-//! compute capability 9.0 copy boxes of it by an instruction.
+//! TMA tensor maps: the driver's encoding of an address, sizes and strides, with which kernels of
+//! compute capability 9.0 copy boxes of a tensor in one instruction.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -14,20 +14,20 @@ use ort_core::{Result, error};
 
 use super::Context;
 
-/// Matrices of halves of a batch, and the box of them that a copy reads, swizzled by 128 bytes.
-/// What lies side by side comes first.
+/// A batch of float16 or bfloat16 matrices, and the box that one TMA copy reads with 128-byte
+/// swizzle. The contiguous axis comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Boxes {
     pub(crate) dtype: DType,
     pub(crate) sizes: [u64; 3],
-    /// Bytes from one to the next along the second and the third axis: multiples of 16.
+    /// Byte strides of the second and third axis: multiples of 16.
     pub(crate) steps: [u64; 2],
-    /// The elements of a box, 64 of the first axis.
+    /// The box size in elements: 64 along the first axis, which are the 128 bytes of the swizzle.
     pub(crate) counts: [u32; 3],
 }
 
 impl Boxes {
-    /// The map of these boxes of a tensor at an address, which is a multiple of 16.
+    /// Encodes the map for a tensor at a 16-byte aligned address.
     pub(crate) fn encode(&self, context: &Context, address: u64) -> Result<[u64; 16]> {
         let element = match self.dtype {
             DType::F16 => Element::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -36,8 +36,8 @@ impl Boxes {
         };
         context.enter()?;
         let mut map = CUtensorMap { opaque: [0; 16] };
-        // SAFETY: there are as many sizes and counts as axes, and one step less. The address is
-        // encoded, and read by nothing here.
+        // SAFETY: `sizes` and `counts` have one element per axis and `steps` one fewer, as the rank
+        // says. The driver encodes the address without reading it.
         let code = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,

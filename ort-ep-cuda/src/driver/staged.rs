@@ -1,4 +1,4 @@
-//! Pinned memory of the host, which the device reads and writes on its own while the host goes on.
+//! Page-locked host memory, which the device reads and writes by DMA while the host goes on.
 
 use std::ptr;
 use std::sync::Arc;
@@ -9,63 +9,65 @@ use ort_core::{Result, ensure};
 
 use super::{Context, Event, Stream};
 
-/// What parts begin at multiples of, so that copies are of whole transactions.
+/// The alignment of parts within a buffer, so that copies use whole memory transactions.
 const ALIGNMENT: usize = 256;
 
-/// A piece of pinned memory with the event of the last copy from or to it.
+/// A page-locked buffer, with the event of the last copy from or to it.
 #[derive(Debug)]
 pub(crate) struct Staged {
     context: Arc<Context>,
     memory: *mut u8,
     len: usize,
-    /// Bytes at its beginning that copies may still read.
+    /// Bytes at its start that a copy may still read or write.
     used: usize,
     copied: Event,
 }
 
-// SAFETY: as for the context; the memory is this one's alone.
+// SAFETY: driver handles may be used from any thread, as for `Context`; this value alone owns the
+// memory.
 unsafe impl Send for Staged {}
-// SAFETY: whoever shares one can do nothing with it.
+// SAFETY: a shared reference gives no access to the memory: only `room` takes one.
 unsafe impl Sync for Staged {}
 
 impl Staged {
-    /// So many bytes.
+    /// Allocates `len` bytes.
     pub(crate) fn new(context: &Arc<Context>, len: usize) -> Result<Staged> {
         let copied = Event::new(context)?;
         context.enter()?;
         let mut memory = ptr::null_mut();
-        // SAFETY: writes one address, which is freed when this is dropped; there are no flags.
+        // SAFETY: the driver writes one address, which `Drop` frees; there are no flags.
         let code = unsafe { sys::cuMemHostAlloc(&mut memory, len, 0) };
         context.check(code, "cuMemHostAlloc")?;
         context.counts.pinned_bytes.fetch_add(len, Ordering::Relaxed);
         Ok(Staged { context: context.clone(), memory: memory.cast(), len, used: 0, copied })
     }
 
-    /// Bytes that nothing reads.
+    /// Returns the bytes that no copy uses.
     pub(crate) fn room(&self) -> usize {
         self.len.saturating_sub(self.used)
     }
 
-    /// Copies bytes, as many as there is room for at most, to the device. They may be changed when
-    /// it returns.
+    /// Copies bytes to the device, at most [`Self::room`] of them. The caller may overwrite them
+    /// when it returns.
     pub(crate) fn send(&mut self, bytes: &[u8], to: u64, stream: &Stream) -> Result<()> {
         ensure!(bytes.len() <= self.room(), Fail, "{} bytes where {} are free", bytes.len(), self.room());
         self.context.enter()?;
-        // SAFETY: so many bytes are there, and no copy reads them.
+        // SAFETY: the check above ensured that the bytes fit after the first `used` ones, and no
+        // copy reads there.
         let from = unsafe {
             let from = self.memory.add(self.used);
             from.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
             from
         };
-        // SAFETY: the source stays as it is until the event is waited for. The target lies in live
-        // memory of this context, which the driver checks.
+        // SAFETY: the source does not change until `clear` has waited for the event. The target is
+        // live memory of this context, which the driver checks.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes.len(), stream.stream) };
         self.context.check(code, "cuMemcpyHtoD")?;
         self.used = (self.used + bytes.len()).next_multiple_of(ALIGNMENT);
         self.copied.record(stream)
     }
 
-    /// Waits until nothing reads it any more.
+    /// Waits until no copy uses the buffer.
     pub(crate) fn clear(&mut self) -> Result<()> {
         if self.used > 0 {
             self.copied.wait()?;
@@ -74,22 +76,24 @@ impl Staged {
         Ok(())
     }
 
-    /// Lets bytes be copied from the device to its beginning.
+    /// Enqueues a copy from the device to the start of the buffer.
     pub(crate) fn receive(&mut self, from: u64, bytes: usize, stream: &Stream) -> Result<()> {
         ensure!(self.used == 0 && bytes <= self.len, Fail, "{bytes} bytes where {} are free", self.room());
         self.context.enter()?;
-        // SAFETY: so many bytes are there, and nobody reads them until the event is waited for.
+        // SAFETY: the check above ensured that the bytes fit. `take` waits for the event before it
+        // reads.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(self.memory.cast(), from, bytes, stream.stream) };
         self.context.check(code, "cuMemcpyDtoH")?;
         self.used = bytes;
         self.copied.record(stream)
     }
 
-    /// Waits for what [`Self::receive`] was asked for, and copies it.
+    /// Waits for the copy that [`Self::receive`] enqueued, and copies the bytes out.
     pub(crate) fn take(&mut self, to: &mut [u8]) -> Result<()> {
         ensure!(to.len() == self.used, Fail, "{} bytes where {} were received", to.len(), self.used);
         self.clear()?;
-        // SAFETY: the device has written so many bytes, and writes no more.
+        // SAFETY: `receive` filled `used` bytes, which the check above compared; `clear` waited for
+        // the copy.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(self.memory, to.len()) };
         Ok(())
     }
@@ -97,9 +101,9 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // What a broken context holds is not known: its memory stays.
+        // If the context is broken, copies may be in an unknown state, so we leak the memory.
         if self.clear().is_ok() && self.context.enter().is_ok() {
-            // SAFETY: it was allocated with this context, and no copy uses it any more.
+            // SAFETY: it was allocated in this context, and `clear` waited for the last copy.
             let _ = unsafe { sys::cuMemFreeHost(self.memory.cast()) };
             self.context.counts.pinned_bytes.fetch_sub(self.len, Ordering::Relaxed);
         }

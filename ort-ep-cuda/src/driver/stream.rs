@@ -1,4 +1,4 @@
-//! Streams, what is asked of them, and the events by which one waits for another.
+//! Streams, the calls submitted to them, and the events by which one stream waits for another.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -13,46 +13,46 @@ use smallvec::SmallVec;
 use super::context::Counts;
 use super::{Context, Function};
 
-/// A launch with its parameters.
+/// A kernel launch with its parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Launched {
     function: Function,
     grid: [u32; 3],
     block: [u32; 3],
-    /// Bytes of a block's memory beside those that the function declares.
+    /// Bytes of dynamic shared memory.
     shared: u32,
-    /// All parameters; each begins with a word.
+    /// All parameters, each starting at a word boundary.
     words: SmallVec<[u64; 20]>,
-    /// Where each begins.
+    /// The word at which each parameter starts.
     starts: SmallVec<[u32; 12]>,
-    /// Address and length of each tensor.
+    /// Address and length of each tensor, for hazard tracking.
     tensors: SmallVec<[(u64, u64); 4]>,
 }
 
 impl Launched {
-    /// A launch of a function that is of a loaded module, without parameters yet.
+    /// Creates a launch of a function of a loaded module, without parameters yet.
     pub(crate) fn new(function: Function, [grid, block]: [[u32; 3]; 2], shared: u32) -> Launched {
         let (words, starts, tensors) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
         Launched { function, grid, block, shared, words, starts, tensors }
     }
 
-    /// With the address of a tensor of so many bytes as the next parameter.
+    /// Appends a tensor's address as a parameter.
     pub(crate) fn tensor(&mut self, address: u64, bytes: usize) {
         self.tensors.push((address, bytes as u64));
         self.bytes(&address.to_ne_bytes());
     }
 
-    /// With the map of a tensor as the next parameter: its address, its bytes.
+    /// Appends a tensor map as a parameter, for the tensor at this address.
     pub(crate) fn map(&mut self, map: [u64; 16], address: u64, bytes: usize) {
         self.tensors.push((address, bytes as u64));
         self.starts.push(self.words.len() as u32);
         self.words.extend(map);
     }
 
-    /// With some bytes as the next parameter.
+    /// Appends raw bytes as a parameter.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.starts.push(self.words.len() as u32);
-        // In words, so that whatever is in it begins where the device expects it.
+        // Stored as words, so that each parameter is aligned for any type the kernel declares.
         self.words.extend(bytes.chunks(8).map(|chunk| {
             let mut word = [0; 8];
             word.iter_mut().zip(chunk).for_each(|(to, from)| *to = *from);
@@ -61,21 +61,21 @@ impl Launched {
     }
 }
 
-/// A stream as NVIDIA's libraries take it.
+/// A stream handle as NVIDIA's libraries take it.
 pub(crate) type RawStream = *mut c_void;
 
-/// Something that a library over the driver does with tensors on the device.
+/// A library's operation on device tensors.
 pub(crate) trait Routine: Send + Sync {
-    /// What it is called in profiles.
+    /// The name shown in profiles.
     fn name(&self) -> String;
 
-    /// Whether there are other ways to do the same, of which the fastest is to be found by trying.
+    /// Whether there are other implementations to time against this one.
     fn has_rivals(&self) -> bool {
         false
     }
 
-    /// Asks a stream for it, whose context is current, with the address and the bytes of each of
-    /// its tensors; zeros for one that is left out.
+    /// Enqueues the operation on a stream. The context is current, and `tensors` holds the address
+    /// and bytes of each tensor, or zeros for one that is left out.
     fn ask(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()>;
 }
 
@@ -93,8 +93,8 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
-    /// What tells routines apart: each is made for one node and its shapes, and kept as long as
-    /// somebody compares with it.
+    /// The routine's identity: each is made for one node and its shapes. Comparing addresses is
+    /// sound, because the `Arc` keeps the routine alive.
     fn identity(&self) -> *const () {
         Arc::as_ptr(&self.routine).cast()
     }
@@ -115,19 +115,19 @@ impl Hash for Routed {
     }
 }
 
-/// What is asked of a stream.
+/// A call submitted to a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Call {
-    /// A kernel is launched.
+    /// A kernel launch.
     Launch(Box<Launched>),
-    /// A library is called.
+    /// A library call.
     Routine(Box<Routed>),
-    /// Bytes are copied within the device's memory.
+    /// A copy within the device's memory.
     Copy { from: u64, to: u64, bytes: u64 },
 }
 
 impl Call {
-    /// Address and length of all memory that it reads or writes.
+    /// Returns address and length of all memory that the call reads or writes.
     pub(crate) fn memory(&self) -> SmallVec<[(u64, u64); 4]> {
         match self {
             Call::Launch(launched) => launched.tensors.clone(),
@@ -136,13 +136,13 @@ impl Call {
         }
     }
 
-    /// Whether it reads or writes some of so many bytes.
+    /// Whether the call may read or write any byte of a range.
     pub(crate) fn touches(&self, address: u64, bytes: u64) -> bool {
         self.memory().iter().any(|(from, len)| address < from + len && *from < address + bytes)
     }
 }
 
-/// A stream: what is asked of it is done in the order of the calls.
+/// A stream: it executes its calls in submission order.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(super) context: Arc<Context>,
@@ -150,28 +150,28 @@ pub(crate) struct Stream {
     is_own: bool,
 }
 
-// SAFETY: as for the context.
+// SAFETY: driver handles may be used from any thread, as for `Context`.
 unsafe impl Send for Stream {}
-// SAFETY: as for the context.
+// SAFETY: as for `Context`.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A new stream, which waits for no other of itself.
+    /// Creates a stream that does not synchronize implicitly with the default stream.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Stream> {
         context.enter()?;
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: writes one handle, which is destroyed when the stream is dropped.
+        // SAFETY: the driver writes one handle, which `Drop` destroys.
         context.check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "cuStreamCreate")?;
         Ok(Stream { context: context.clone(), stream, is_own: true })
     }
 
-    /// The stream of the caller's at this address. It is never destroyed here.
+    /// Wraps the caller's stream at this address; `Drop` does not destroy it.
     pub(crate) fn of_user(context: &Arc<Context>, address: usize) -> Result<Stream> {
         context.enter()?;
         let stream: sys::CUstream = ptr::with_exposed_provenance_mut(address);
         let mut own = ptr::null_mut();
-        // SAFETY: that this is a stream is what the caller says who gives its address.
+        // SAFETY: whoever sets `user_compute_stream` guarantees that the address is a live stream.
         context.check(unsafe { sys::cuStreamGetCtx(stream, &mut own) }, "cuStreamGetCtx")?;
         if !context.is(own) {
             return Err(error!(InvalidArgument, "user_compute_stream {address:#x} is of another context")
@@ -180,7 +180,7 @@ impl Stream {
         Ok(Stream { context: context.clone(), stream, is_own: false })
     }
 
-    /// Asks for a call. The modules of its function must stay loaded until it is done.
+    /// Submits a call. The module of its function must stay loaded until it is done.
     pub(crate) fn ask(&self, call: &Call) -> Result<()> {
         match call {
             Call::Launch(launched) => self.launch(launched),
@@ -190,7 +190,8 @@ impl Stream {
             }
             Call::Copy { from, to, bytes } => {
                 self.context.enter()?;
-                // SAFETY: both lie in live memory of this context, which the driver checks.
+                // SAFETY: source and target are live memory of this context, which the driver
+                // checks.
                 let code = unsafe { sys::cuMemcpyDtoDAsync_v2(*to, *from, *bytes as usize, self.stream) };
                 self.context.check(code, "cuMemcpyDtoD")
             }
@@ -206,9 +207,9 @@ impl Stream {
         let addresses: Option<SmallVec<[*const u64; 16]>> = addresses.collect();
         let mut addresses = addresses.ok_or_else(|| error!(Fail, "a parameter of no bytes"))?;
         let ([gx, gy, gz], [bx, by, bz]) = (launched.grid, launched.block);
-        // SAFETY: the function is of a module that its caller keeps loaded, and takes these
-        // parameters, which the driver copies before it returns. That the kernel stays within its
-        // tensors follows from its code.
+        // SAFETY: `ask` requires its caller to keep the function's module loaded. The kernel takes
+        // these parameters, which the driver copies before it returns, and its code keeps within
+        // its tensors.
         let code = unsafe {
             sys::cuLaunchKernel(
                 launched.function.0,
@@ -227,15 +228,15 @@ impl Stream {
         self.context.check(code, "cuLaunchKernel")
     }
 
-    /// Lets what is asked of it from here on wait for what an event stands for.
+    /// Makes later calls of this stream wait for an event.
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
         self.context.enter()?;
-        // SAFETY: both are live; there are no flags.
+        // SAFETY: stream and event are live; there are no flags.
         self.context
             .check(unsafe { sys::cuStreamWaitEvent(self.stream, event.event, 0) }, "cuStreamWaitEvent")
     }
 
-    /// Waits for all that was asked for.
+    /// Waits for all calls submitted so far.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.context.enter()?;
         Counts::add(&self.context.counts.waits);
@@ -247,31 +248,31 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.is_own && self.context.enter().is_ok() {
-            // SAFETY: the stream is live, and nobody uses it any more.
+            // SAFETY: the stream is live, and its only owner is being dropped.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
         }
     }
 }
 
-/// What a stream had been asked for when the event was last recorded in it.
+/// A point in a stream: the work submitted before the event was last recorded.
 #[derive(Debug)]
 pub(crate) struct Event {
     context: Arc<Context>,
     event: sys::CUevent,
 }
 
-// SAFETY: as for the context.
+// SAFETY: driver handles may be used from any thread, as for `Context`.
 unsafe impl Send for Event {}
-// SAFETY: as for the context.
+// SAFETY: as for `Context`.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event that stands for nothing yet: nobody waits for it.
+    /// Creates an event that was not recorded yet: waiting for it returns at once.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Event> {
         Event::with_flags(context, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// An event that also tells when the device got to it.
+    /// Creates an event that also takes the device time.
     pub(crate) fn timed(context: &Arc<Context>) -> Result<Event> {
         Event::with_flags(context, sys::CUevent_flags_enum::CU_EVENT_DEFAULT)
     }
@@ -279,20 +280,20 @@ impl Event {
     fn with_flags(context: &Arc<Context>, flags: sys::CUevent_flags_enum) -> Result<Event> {
         context.enter()?;
         let (mut event, flags) = (ptr::null_mut(), flags as u32);
-        // SAFETY: writes one handle, which is destroyed when the event is dropped.
+        // SAFETY: the driver writes one handle, which `Drop` destroys.
         context.check(unsafe { sys::cuEventCreate(&mut event, flags) }, "cuEventCreate")?;
         Ok(Event { context: context.clone(), event })
     }
 
-    /// Lets it stand for all that a stream was asked for so far. Who waits for it already waits for
-    /// what it stood for then.
+    /// Records the event after all work submitted to a stream so far. Streams that already wait for
+    /// it keep waiting for the earlier point.
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         self.context.enter()?;
-        // SAFETY: both are live, and of one context.
+        // SAFETY: event and stream are live and belong to one context.
         self.context.check(unsafe { sys::cuEventRecord(self.event, stream.stream) }, "cuEventRecord")
     }
 
-    /// Waits until it is done.
+    /// Waits until the device has reached the event.
     pub(crate) fn wait(&self) -> Result<()> {
         self.context.enter()?;
         Counts::add(&self.context.counts.waits);
@@ -300,11 +301,12 @@ impl Event {
         self.context.check(unsafe { sys::cuEventSynchronize(self.event) }, "cuEventSynchronize")
     }
 
-    /// Milliseconds from an earlier event to this one, both [timed](Self::timed) and waited for.
+    /// Returns the milliseconds from an earlier event to this one; both are [timed](Self::timed)
+    /// and waited for.
     pub(crate) fn since(&self, start: &Event) -> Result<f32> {
         self.context.enter()?;
         let mut milliseconds = 0.0;
-        // SAFETY: both are live; writes one number.
+        // SAFETY: both events are live; the driver writes one number.
         let code = unsafe { sys::cuEventElapsedTime(&mut milliseconds, start.event, self.event) };
         self.context.check(code, "cuEventElapsedTime").map(|()| milliseconds)
     }
@@ -313,7 +315,8 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the event is live, and nobody uses it any more; who waits for it still does.
+            // SAFETY: the event is live, and its only owner is being dropped; streams that wait for
+            // it are unaffected.
             let _ = unsafe { sys::cuEventDestroy_v2(self.event) };
         }
     }

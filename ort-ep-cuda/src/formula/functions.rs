@@ -1,11 +1,11 @@
-//! The functions of formulas as instructions, or as calls of the functions of `cu/math.cu`.
+//! Code generation for the functions of formulas: instructions, or calls into `cu/math.cu`.
 
 use ort_core::spec::{BinaryFn, UnaryFn};
 use ort_core::{Result, error};
 
 use super::{Number, Writer};
 
-/// A function of one number, as an instruction or a call.
+/// Emits a unary function, as an instruction or a call.
 pub(super) fn unary(writer: &mut Writer, function: UnaryFn, number: Number, x: String) -> Result<String> {
     let (name, class) = (number.name(), number.class());
     let instruction = match function {
@@ -14,7 +14,7 @@ pub(super) fn unary(writer: &mut Writer, function: UnaryFn, number: Number, x: S
             return Ok(writer.emit(class, &format!("min.{name} $, {x}, {one};")));
         }
         UnaryFn::Sign => {
-            // What is no number stays, and zero, without its sign.
+            // NaN stays NaN, and -0 becomes +0: both fall through to `x + 0`.
             let [minus, zero, one] = [-1.0, 0.0, 1.0].map(|value| writer.constant(value, number));
             let above = writer.emit('p', &format!("setp.gt.{name} $, {x}, {zero};"));
             let below = writer.emit('p', &format!("setp.lt.{name} $, {x}, {zero};"));
@@ -24,6 +24,7 @@ pub(super) fn unary(writer: &mut Writer, function: UnaryFn, number: Number, x: S
         }
         UnaryFn::Abs if number.is_unsigned() => return Ok(x),
         UnaryFn::Floor | UnaryFn::Ceil | UnaryFn::RoundHalfEven if !number.is_float() => return Ok(x),
+        // PTX has no unsigned `neg`; two's complement makes the signed one equivalent.
         UnaryFn::Neg if number == Number::U32 => "neg.s32".to_owned(),
         UnaryFn::Neg if number == Number::U64 => "neg.s64".to_owned(),
         UnaryFn::Neg => format!("neg.{name}"),
@@ -42,7 +43,7 @@ pub(super) fn unary(writer: &mut Writer, function: UnaryFn, number: Number, x: S
     Ok(writer.emit(class, &format!("{instruction} $, {x};")))
 }
 
-/// The function of `cu/math.cu` for a kind of number.
+/// Returns the name of a function of `cu/math.cu` for an arithmetic type.
 fn function_name(name: &str, number: Number) -> String {
     match number {
         Number::F32 => format!("ort_{name}"),
@@ -50,7 +51,7 @@ fn function_name(name: &str, number: Number) -> String {
     }
 }
 
-/// A function of two numbers that gives no truth.
+/// Emits a binary function whose value is not boolean.
 pub(super) fn binary(
     writer: &mut Writer,
     function: BinaryFn,
@@ -59,6 +60,8 @@ pub(super) fn binary(
     b: &str,
 ) -> Result<String> {
     let (name, class, float) = (number.name(), number.class(), number.is_float());
+    // An explicit rounding mode keeps the driver from contracting a multiply and an add into an
+    // FMA.
     let exact = if float { ".rn" } else { "" };
     let operation = match function {
         BinaryFn::Add => format!("add{exact}"),
@@ -71,7 +74,7 @@ pub(super) fn binary(
             return Ok(divided(writer, function, number, (a, b)));
         }
         BinaryFn::Min | BinaryFn::Max => {
-            // The instructions for numbers take the other one where one is no number.
+            // PTX `min` and `max` ignore a NaN operand; formulas propagate it.
             let order = if function == BinaryFn::Min { "lt" } else { "gt" };
             let first = writer.emit('p', &format!("setp.{order}.{name} $, {a}, {b};"));
             let nan = writer.emit('p', &format!("setp.nan.{name} $, {a}, {a};"));
@@ -87,11 +90,12 @@ pub(super) fn binary(
     Ok(writer.emit(class, &format!("{operation}.{name} $, {a}, {b};")))
 }
 
-/// Quotients and remainders of integers; those by zero are zero.
+/// Emits integer quotients and remainders; division by zero yields zero.
 fn divided(writer: &mut Writer, function: BinaryFn, number: Number, (a, b): (&str, &str)) -> String {
     let (name, class, bits) = (number.name(), number.class(), number.bits());
     let [zero, one] = [0.0, 1.0].map(|value| writer.constant(value, number));
     let none = writer.emit('p', &format!("setp.eq.{name} $, {b}, {zero};"));
+    // PTX leaves division by zero undefined, so we divide by one instead.
     let divisor = writer.chosen(number, &one, b, &none);
     if function == BinaryFn::Div {
         let quotient = writer.emit(class, &format!("div.{name} $, {a}, {divisor};"));
@@ -101,7 +105,7 @@ fn divided(writer: &mut Writer, function: BinaryFn, number: Number, (a, b): (&st
     if function == BinaryFn::Fmod || number.is_unsigned() {
         return rest;
     }
-    // The sign is that of the divisor.
+    // `Mod` takes the sign of the divisor: a nonzero remainder of the other sign is moved by it.
     let signs = writer.emit(class, &format!("xor.{bits} $, {rest}, {divisor};"));
     let differ = writer.emit('p', &format!("setp.lt.{name} $, {signs}, {zero};"));
     let some = writer.emit('p', &format!("setp.ne.{name} $, {rest}, {zero};"));

@@ -1,4 +1,5 @@
-//! Functions that rendered code calls: the compiled text of `cu/math.cu`, cut into its functions.
+//! The math library of generated code: the PTX of `cu/math.cu`, split into functions so that a
+//! module includes only those it needs.
 
 use std::sync::OnceLock;
 
@@ -6,11 +7,10 @@ use ort_core::{Error, Result};
 
 use crate::modules::unpacked;
 
-/// What `cu/math.cu` was compiled to.
+/// The compressed PTX of `cu/math.cu`.
 const COMPILED: &[u8] = include_bytes!("../../ptx/math_75.ptx.gz");
 
-/// The functions of some names, those that they call, and the tables that they read, as the head of
-/// a module.
+/// Returns the named functions, their callees and the tables they read, as the head of a module.
 pub(super) fn functions(names: &[String]) -> Result<String> {
     static TEXT: OnceLock<Result<String>> = OnceLock::new();
     static PARTS: OnceLock<Parts<'static>> = OnceLock::new();
@@ -18,11 +18,11 @@ pub(super) fn functions(names: &[String]) -> Result<String> {
     Ok(PARTS.get_or_init(|| Parts::of(text)).of_names(names))
 }
 
-/// The parts of a module that are not its entries.
+/// The functions and tables of a module.
 struct Parts<'t> {
-    /// Names and lines of tables.
+    /// Name and line of each table.
     tables: Vec<(&'t str, &'t str)>,
-    /// Names and texts of functions.
+    /// Name and text of each function.
     functions: Vec<(&'t str, String)>,
 }
 
@@ -42,12 +42,12 @@ impl<'t> Parts<'t> {
                 body.push_str(line);
                 body.push('\n');
                 whole = line.starts_with('}');
-                // What ends before it has a body is a declaration.
+                // A `;` before any body ends a declaration.
                 if whole || line.trim_end().ends_with(';') && !body.contains('{') {
                     break;
                 }
             }
-            // The result comes in brackets before the name, the parameters come behind it.
+            // The result precedes the name in parentheses, and the parameters follow it.
             let name = head.rsplit(')').find(|part| !part.trim().is_empty()).unwrap_or(head);
             let name = name.trim().trim_end_matches('(').trim_end();
             if whole {
@@ -79,7 +79,7 @@ impl<'t> Parts<'t> {
             text.push_str(line);
             text.push('\n');
         }
-        // A function may be called before its body comes.
+        // Declare all functions first: one may be called before its body.
         for body in &chosen {
             text.push_str(body.split('{').next().unwrap_or_default().trim_end());
             text.push_str(";\n");
@@ -87,19 +87,20 @@ impl<'t> Parts<'t> {
         text + &chosen.concat()
     }
 
-    /// Marks a function and what it calls.
+    /// Marks a function and its callees, transitively.
     fn want(&self, name: &str, wanted: &mut [bool]) {
         let Some(index) = self.function(name) else { return };
         let (Some(flag), Some((_, body))) = (wanted.get_mut(index), self.functions.get(index)) else {
             return;
         };
+        // A function that is marked already is not visited again, so recursion ends.
         if !std::mem::replace(flag, true) {
             names_in(body).filter(|called| *called != name).for_each(|called| self.want(called, wanted));
         }
     }
 }
 
-/// The words of a text that may be names.
+/// Splits a text into words that may be names.
 fn names_in(text: &str) -> impl Iterator<Item = &str> {
     let inside = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '$');
     text.split(move |letter| !inside(letter)).filter(|word| !word.is_empty())

@@ -1,12 +1,11 @@
-//! Elements in memory and the numbers that rendered code computes with.
+//! Loads, stores and conversions between stored elements and the arithmetic types of formulas.
 
 use ort_core::dtype::DType;
 use ort_core::{Result, error};
 
 use super::{Number, Writer};
 
-/// How elements of a type are read and written: the type of the instruction and the class of the
-/// register.
+/// Returns the access type of load and store instructions, and the register class.
 fn access(dtype: DType) -> Result<(&'static str, char)> {
     Ok(match dtype {
         DType::F32 => ("f32", 'f'),
@@ -22,18 +21,18 @@ fn access(dtype: DType) -> Result<(&'static str, char)> {
     })
 }
 
-/// Bits of an element.
+/// Returns the bits of an element.
 fn bits(dtype: DType) -> Result<u32> {
     let bits = dtype.bits();
     bits.ok_or_else(|| error!(NotImplemented, "elements of the type {}", dtype.name()))
 }
 
-/// Tensors whose elements four of a thread may be moved at once.
+/// Whether the type has vector accesses of four elements.
 pub(crate) fn is_short_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// The address of an element of the tensor of a parameter.
+/// Emits the address of an element of a tensor parameter.
 pub(super) fn address(
     writer: &mut Writer,
     parameter: &str,
@@ -44,6 +43,7 @@ pub(super) fn address(
     let base = writer.emit('l', &format!("cvta.to.global.u64 $, {base};"));
     let Some(at) = at else { return Ok(base) };
     let bits = bits(dtype)?;
+    // Elements below a byte are packed: address the byte that contains the element.
     if bits < 8 {
         let byte = writer.emit('r', &format!("shr.u32 $, {at}, {};", (8 / bits).ilog2()));
         return Ok(writer.emit('l', &format!("mad.wide.u32 $, {byte}, 1, {base};")));
@@ -51,7 +51,7 @@ pub(super) fn address(
     Ok(writer.emit('l', &format!("mad.wide.u32 $, {at}, {}, {base};", bits / 8)))
 }
 
-/// An element as the number of its type.
+/// Loads an element into its type's arithmetic type.
 pub(super) fn load(writer: &mut Writer, dtype: DType, address: &str, at: Option<&str>) -> Result<String> {
     let (access, class) = access(dtype)?;
     let stored = writer.emit(class, &format!("ld.global.{access} $, [{address}];"));
@@ -59,7 +59,7 @@ pub(super) fn load(writer: &mut Writer, dtype: DType, address: &str, at: Option<
     if bits >= 8 {
         return Ok(widened(writer, dtype, stored));
     }
-    // The first of the elements of a byte is in its lowest bits.
+    // The first element of a byte is in its lowest bits.
     let first = writer.emit('r', "mov.u32 $, 0;");
     let within = writer.emit('r', &format!("and.b32 $, {}, {};", at.unwrap_or(&first), 8 / bits - 1));
     let shift = writer.emit('r', &format!("mul.lo.u32 $, {within}, {bits};"));
@@ -67,7 +67,8 @@ pub(super) fn load(writer: &mut Writer, dtype: DType, address: &str, at: Option<
     Ok(writer.emit('r', &format!("bfe.{sign} $, {stored}, {shift}, {bits};")))
 }
 
-/// Four elements side by side, in one access where the address allows it.
+/// Loads four adjacent elements: one vector access if the address is aligned, otherwise four scalar
+/// ones.
 pub(super) fn load_four(writer: &mut Writer, dtype: DType, address: &str) -> Result<[String; 4]> {
     let (access, class) = access(dtype)?;
     let bytes = bits(dtype)? / 8;
@@ -81,16 +82,17 @@ pub(super) fn load_four(writer: &mut Writer, dtype: DType, address: &str) -> Res
     Ok(stored.map(|stored| widened(writer, dtype, stored)))
 }
 
-/// Whether an address is a multiple of some bytes.
+/// Emits the predicate that an address is a multiple of `bytes`, a power of two.
 fn aligned(writer: &mut Writer, address: &str, bytes: u32) -> String {
     let rest = writer.emit('l', &format!("and.b64 $, {address}, {};", bytes - 1));
     writer.emit('p', &format!("setp.eq.u64 $, {rest}, 0;"))
 }
 
-/// Floats of 16 bits as those of 32; other elements as they were read.
+/// Widens float16 and bfloat16 to float32; other elements stay as they are.
 fn widened(writer: &mut Writer, dtype: DType, stored: String) -> String {
     match dtype {
         DType::F16 => writer.emit('f', &format!("cvt.f32.f16 $, {stored};")),
+        // A bfloat16 is the upper half of a float32.
         DType::BF16 => {
             let bits = writer.emit('r', &format!("cvt.u32.u16 $, {stored};"));
             let bits = writer.emit('r', &format!("shl.b32 $, {bits}, 16;"));
@@ -100,7 +102,7 @@ fn widened(writer: &mut Writer, dtype: DType, stored: String) -> String {
     }
 }
 
-/// Writes numbers as elements: one, or four side by side.
+/// Stores one element, or four adjacent ones.
 pub(super) fn store(
     writer: &mut Writer,
     (values, number): (&[String], Number),
@@ -125,7 +127,7 @@ pub(super) fn store(
     Ok(())
 }
 
-/// A number as the register that an element is written from.
+/// Converts a number to the register from which an element is stored.
 fn narrowed(writer: &mut Writer, value: &str, number: Number, to: DType) -> Result<String> {
     match to {
         DType::Bool => {
@@ -134,6 +136,7 @@ fn narrowed(writer: &mut Writer, value: &str, number: Number, to: DType) -> Resu
         }
         DType::F16 => Ok(writer.emit('h', &format!("cvt.rn.f16.{} $, {value};", number.name()))),
         DType::BF16 => {
+            // Rounding twice would be wrong in ties, so wider types are first rounded to odd.
             let float = match number {
                 Number::F32 => value.to_owned(),
                 Number::F64 => writer.call("ort_odd_f64", &[(value, Number::F64)], Number::F32),
@@ -141,20 +144,20 @@ fn narrowed(writer: &mut Writer, value: &str, number: Number, to: DType) -> Resu
             };
             Ok(rounded(writer, &float))
         }
-        // Out of the range of 32 bits it is the lower bits of the one of 64.
+        // Outside the 32-bit range, the result is the low 32 bits of the 64-bit conversion.
         DType::U32 if number.is_float() => {
             let wide = convert(writer, value, number, Number::S64);
             Ok(convert(writer, &wide, Number::S64, Number::U32))
         }
-        // What is beyond the range of 32 bits has no lower bits; of the others, writing takes the
-        // lower ones.
+        // Outside the int32 range, the conversion yields `i32::MIN`, whose low bits are zero.
+        // Otherwise the store keeps the low bits.
         DType::U8 | DType::U16 if number.is_float() => Ok(convert(writer, value, number, Number::S32)),
         _ => Ok(convert(writer, value, number, Number::of(to)?)),
     }
 }
 
-/// An integer as a float that rounds to one of 16 bits as the integer does: towards zero, and odd
-/// where bits were lost.
+/// Converts an integer to float32 with round-to-odd: truncate, and set the last bit if any bits
+/// were lost. Rounding that to bfloat16 is then correct.
 fn odd(writer: &mut Writer, value: &str, number: Number) -> String {
     let name = number.name();
     let cut = writer.emit('f', &format!("cvt.rz.f32.{name} $, {value};"));
@@ -166,7 +169,7 @@ fn odd(writer: &mut Writer, value: &str, number: Number) -> String {
     writer.emit('f', &format!("mov.b32 $, {bits};"))
 }
 
-/// The nearest bfloat16, the even one of two; devices before 8.0 have no instruction for it.
+/// Rounds to the nearest bfloat16, ties to even. Devices before 8.0 have no instruction for it.
 fn rounded(writer: &mut Writer, value: &str) -> String {
     let bits = writer.emit('r', &format!("mov.b32 $, {value};"));
     let upper = writer.emit('r', &format!("shr.u32 $, {bits}, 16;"));
@@ -174,14 +177,15 @@ fn rounded(writer: &mut Writer, value: &str) -> String {
     let half = writer.emit('r', &format!("add.u32 $, {even}, 0x7fff;"));
     let sum = writer.emit('r', &format!("add.u32 $, {bits}, {half};"));
     let nearest = writer.emit('r', &format!("shr.u32 $, {sum}, 16;"));
+    // Rounding could turn a NaN into infinity, so NaN keeps its upper bits with the quiet bit set.
     let quiet = writer.emit('r', &format!("or.b32 $, {upper}, 0x40;"));
     let nan = writer.emit('p', &format!("setp.nan.f32 $, {value}, {value};"));
     let chosen = writer.emit('r', &format!("selp.b32 $, {quiet}, {nearest}, {nan};"));
     writer.emit('h', &format!("cvt.u16.u32 $, {chosen};"))
 }
 
-/// A number as one of another kind. Floats are cut off towards zero; what does not fit becomes the
-/// smallest integer.
+/// Converts between arithmetic types. Floats truncate towards zero. For a signed target, NaN and
+/// out-of-range floats become its smallest value.
 pub(super) fn convert(writer: &mut Writer, value: &str, from: Number, to: Number) -> String {
     let (source, target, class) = (from.name(), to.name(), to.class());
     match (from, to) {
@@ -194,13 +198,13 @@ pub(super) fn convert(writer: &mut Writer, value: &str, from: Number, to: Number
         _ if from.is_float() && !to.is_float() => truncated(writer, value, from, to),
         (Number::F32, Number::F64) => writer.emit(class, &format!("cvt.f64.f32 $, {value};")),
         _ if to.is_float() => writer.emit(class, &format!("cvt.rn.{target}.{source} $, {value};")),
-        // The bits are the same.
+        // Same register class: the bits are the same.
         _ if from.class() == class => value.to_owned(),
         _ => writer.emit(class, &format!("cvt.{target}.{source} $, {value};")),
     }
 }
 
-/// A float as a signed integer.
+/// Converts a float to a signed integer.
 fn truncated(writer: &mut Writer, value: &str, from: Number, to: Number) -> String {
     let (source, target) = (from.name(), to.name());
     let (size, least) = match to {
@@ -208,6 +212,7 @@ fn truncated(writer: &mut Writer, value: &str, from: Number, to: Number) -> Stri
         _ => (9_223_372_036_854_775_808.0, i64::MIN),
     };
     let size = writer.constant(size, from);
+    // `cvt` saturates, so out-of-range values are replaced by the smallest integer afterwards.
     let whole = writer.emit(to.class(), &format!("cvt.rzi.{target}.{source} $, {value};"));
     let amount = writer.emit(from.class(), &format!("abs.{source} $, {value};"));
     let fits = writer.emit('p', &format!("setp.lt.{source} $, {amount}, {size};"));
@@ -215,7 +220,8 @@ fn truncated(writer: &mut Writer, value: &str, from: Number, to: Number) -> Stri
     writer.emit(to.class(), &format!("selp.{} $, {whole}, {least}, {fits};", to.bits()))
 }
 
-/// A float as an unsigned integer of 64 bits: numbers in the upper half by way of the lower.
+/// Converts a float to a 64-bit unsigned integer. The upper half is shifted into the signed range,
+/// converted, and shifted back by flipping the sign bit.
 fn unsigned(writer: &mut Writer, value: &str, from: Number) -> String {
     let source = from.name();
     let half = writer.constant(9_223_372_036_854_775_808.0, from);

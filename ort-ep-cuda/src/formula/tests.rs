@@ -1,4 +1,4 @@
-//! Tests of rendered text.
+//! Tests of rendered PTX.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! `ArgMax` and `ArgMin`.
+//! `ArgMax` and `ArgMin` kernels.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;

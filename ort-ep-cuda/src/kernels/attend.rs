@@ -1,5 +1,5 @@
-//! Scaled dot-product attention over heads that lie anywhere, which all attention operators come
-//! down to: `cu/attention.cuh`.
+//! Scaled dot-product attention over heads with any strides (`cu/attention.cuh`). All attention
+//! operators use it.
 
 use ort_core::dtype::DType;
 use ort_core::{Result, ensure, error};
@@ -10,19 +10,21 @@ use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand};
 use crate::modules::TENSOR_CORES;
 
-/// The largest heads that tensor cores take, and that kernels of few rows take.
+/// The largest head size of the tensor core kernels.
 const MOST_OF_CORES: usize = 128;
+/// The largest head size of the kernels for few rows.
 const MOST_OF_ROWS: usize = 256;
-/// The rows that share keys up to which these are few.
+/// The most query rows sharing a key head that the kernels for few rows take.
 const FEW_ROWS: usize = 8;
-/// Keys that are worth a block, and those from which on parts are worth the launch that puts them
-/// together.
+/// The least number of keys worth a block of its own.
 const PART: usize = 256;
+/// The number of keys from which splitting them is worth the extra launch that joins the parts.
 const LEAST_CUT: usize = 3 * PART;
-/// Rows of a block on tensor cores, and of one whose warps have the same rows.
+/// Query rows of a block on tensor cores.
 const OF_CORES: usize = 64;
+/// Query rows of a block whose warps share the same rows.
 const OF_WARP: usize = 16;
-/// A window that is longer than all keys and queries is none.
+/// A window as long as all keys and queries is no window.
 const NO_WINDOW: i64 = 1 << 29;
 
 /// The sizes of an attention.
@@ -30,7 +32,7 @@ const NO_WINDOW: i64 = 1 << 29;
 pub(super) struct Sizes {
     pub(super) batch: usize,
     pub(super) heads: usize,
-    /// Heads of keys and values; each serves as many consecutive heads of queries.
+    /// Heads of keys and values; each serves `heads / key_heads` consecutive query heads.
     pub(super) key_heads: usize,
     pub(super) queries: usize,
     pub(super) keys: usize,
@@ -38,45 +40,45 @@ pub(super) struct Sizes {
     pub(super) value_size: usize,
 }
 
-/// Which keys queries see by their places.
+/// The causal mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Causal {
     No,
     Yes,
-    /// The last query sees all keys, as in ONNX Runtime.
+    /// Bottom-right aligned: the last query sees all keys, as in ONNX Runtime.
     ButTheLast,
 }
 
-/// How many keys there are in each batch, and how many precede the first query.
+/// The number of keys in each batch, and the offset of the first query.
 #[derive(Clone, Copy)]
 pub(super) struct Lengths<'a> {
-    /// As many as the tensor says and `more`, or all.
+    /// The key counts are this tensor's values plus `more`, or all keys if it is `None`.
     pub(super) of: Option<&'a Operand>,
     pub(super) more: usize,
-    /// Whether the queries stand at the end; else so many keys are before them.
+    /// Whether the queries are the last rows of the keys; if not, `before` keys precede them.
     pub(super) at_end: bool,
     pub(super) before: usize,
 }
 
 impl<'a> Lengths<'a> {
-    /// All keys, so many before.
+    /// All keys count, and `before` of them precede the queries.
     pub(super) fn all(before: usize) -> Lengths<'a> {
         Lengths { of: None, more: 0, at_end: false, before }
     }
 }
 
-/// What is added to scores, broadcast to them; where it is of truth values, what is false hides.
+/// A mask added to the scores by broadcasting. Of a boolean mask, false hides a key.
 #[derive(Clone, Copy)]
 pub(super) struct Mask<'a> {
     pub(super) operand: &'a Operand,
-    /// From one batch, head and query to the next.
+    /// The strides of batch, head and query.
     pub(super) steps: [usize; 3],
-    /// Keys beyond are hidden.
+    /// The number of keys in the mask; keys beyond it are hidden.
     pub(super) keys: usize,
 }
 
 impl<'a> Mask<'a> {
-    /// A mask of a shape (batches, heads, queries, keys), of which the first three may be 1.
+    /// Creates a mask of shape (batches, heads, queries, keys), of which the first three may be 1.
     pub(super) fn new(operand: &'a Operand, [batch, heads, queries, keys]: [usize; 4]) -> Mask<'a> {
         let step = |size: usize, step: usize| if size == 1 { 0 } else { step };
         let (of_head, of_batch) = (queries.saturating_mul(keys), heads.saturating_mul(queries));
@@ -85,7 +87,7 @@ impl<'a> Mask<'a> {
     }
 }
 
-/// Keys that are padding, to whose scores a number is added.
+/// Padding keys, to whose scores a number is added.
 #[derive(Clone, Copy)]
 pub(super) struct Padding<'a> {
     pub(super) operand: &'a Operand,
@@ -96,22 +98,23 @@ pub(super) struct Padding<'a> {
 /// Which keys are padding.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Padded {
-    /// Those from a number for each batch on.
+    /// The keys from one position per batch on.
     From,
-    /// Those, and those before another number for each batch, which stands behind all of the first
-    /// kind.
+    /// Those, and the keys before a second position per batch. The tensor holds all first
+    /// positions, then all second ones.
     FromAndBefore,
-    /// Those whose element is not above 0: the first element, and the steps of batches and queries.
+    /// The keys whose element is not above 0: the first element, and the strides of batches and
+    /// queries.
     Elements([usize; 3]),
 }
 
-/// What else takes part in the softmax of each head.
+/// An extra term in each head's softmax.
 #[derive(Clone, Copy)]
 pub(super) enum Sinks<'a> {
     None,
     /// A score of zero.
     Zero,
-    /// A score for each head.
+    /// A score per head.
     Each(&'a Operand),
 }
 
@@ -119,45 +122,46 @@ pub(super) enum Sinks<'a> {
 pub(super) struct Attend<'a> {
     pub(super) sizes: Sizes,
     pub(super) q: Rows,
-    /// Keys and values are of one type.
+    /// Keys and values have one type.
     pub(super) k: Rows,
     pub(super) v: Rows,
     pub(super) y: Rows,
-    /// What is added to the queries of all heads.
+    /// A bias for the queries of all heads.
     pub(super) q_bias: Option<&'a Operand>,
     pub(super) scale: f32,
-    /// Where above 0, scores become `softcap * tanh(score / softcap)`.
+    /// If above 0, scores become `softcap * tanh(score / softcap)`.
     pub(super) softcap: f32,
     pub(super) causal: Causal,
-    /// The keys before and after its own that a query sees; negative where all.
+    /// How many keys before and after its own position a query sees; negative for no limit.
     pub(super) windows: [i64; 2],
     pub(super) lengths: Lengths<'a>,
     pub(super) mask: Option<Mask<'a>>,
     pub(super) padding: Option<Padding<'a>>,
     pub(super) sinks: Sinks<'a>,
-    /// Whether a query all of whose scores are -inf gives NaN instead of 0.
+    /// Whether a query whose scores are all -inf yields NaN rather than 0.
     pub(super) hidden_is_nan: bool,
-    /// Scores that are written out, and at which stage: scaled, capped, masked, or as weights.
+    /// An output for the scores, and the stage at which they are written: scaled, capped, masked,
+    /// or as weights.
     pub(super) scores: Option<(&'a Operand, i64)>,
 }
 
-/// How the work is cut into blocks.
+/// How the work is divided into blocks.
 struct Cut {
-    /// The kind of kernel, of which there is a family for each type, and its entry.
+    /// The kind of kernel, which has one family per type, and its entry.
     kind: &'static str,
     entry: String,
     threads: u32,
-    /// Blocks of the rows that share keys, and of columns of values.
+    /// Blocks over the rows that share keys, and over columns of values.
     blocks: usize,
     across: usize,
-    /// The parts of all keys.
+    /// The number of parts that the keys are split into.
     splits: usize,
-    /// Threads that read a row of keys, and one of values, where rows are few: powers of 2.
+    /// In the kernels for few rows: threads per row of keys and of values, powers of two.
     lanes: [usize; 2],
 }
 
 impl Sizes {
-    /// Queries of all heads that share keys.
+    /// Returns the number of query rows that share keys.
     fn rows(&self) -> usize {
         self.heads.checked_div(self.key_heads).unwrap_or(0).saturating_mul(self.queries)
     }
@@ -166,20 +170,22 @@ impl Sizes {
         self.batch.saturating_mul(self.key_heads)
     }
 
-    /// How the work is cut for queries of a type, and keys and values of one. More keys have no
-    /// fewer parts.
+    /// Chooses kernel and division for the given query type and key type. The number of parts never
+    /// falls as the number of keys grows.
     fn cut(&self, limits: Limits, [query, key]: [DType; 2], has_scores: bool) -> Result<Cut> {
         let (rows, widest, suffix) = (self.rows(), self.size.max(self.value_size), suffix(key)?);
         let mut kept = vector_of(key)?;
-        // Blocks of 64 rows would leave processors without one, and there are too few keys for
-        // parts of them.
+        // Blocks of 64 rows would not reach all multiprocessors, and there are too few keys to
+        // split.
         let is_small = self.keys < LEAST_CUT
             && self.pairs().saturating_mul(rows.div_ceil(OF_CORES)) <= limits.processors as usize;
         let has_cores = key != DType::F32 && key == query && limits.capability >= TENSOR_CORES;
         let narrow = |size: usize| if size <= 64 { 64 } else { 128 };
+        // Only the tiled kernel writes scores out.
         let (kind, name, [down, columns], threads) = if has_scores {
             ("tiles", "scores".to_owned(), [64, 64], 256)
         } else if rows <= FEW_ROWS && widest <= MOST_OF_ROWS {
+            // Kernels exist for 1, 4 and 8 rows.
             let many = if rows == 1 { 1 } else { rows.next_power_of_two().max(4) };
             kept = if many == 1 { kept } else { 4 };
             ("rows", format!("rows_{many}"), [many, MOST_OF_ROWS], 256)
@@ -191,19 +197,19 @@ impl Sizes {
             ("tiles", format!("tiles_{columns}"), [64, columns], 256)
         };
         let (blocks, across) = (rows.div_ceil(down), self.value_size.div_ceil(columns));
-        // Where blocks do not keep all processors busy, each has a part of the keys. Scores are
-        // written for all keys at once.
+        // If the blocks do not keep all multiprocessors busy, we split the keys between several.
+        // Scores are written for all keys at once, which rules splitting out.
         let busy = (limits.processors as usize).saturating_mul(if threads == 128 { 4 } else { 2 });
         let others = self.pairs().saturating_mul(blocks).saturating_mul(across);
         let parts = self.keys.div_ceil(PART).min(busy.checked_div(others).unwrap_or(1)).max(1);
         let splits = if has_scores || self.keys < LEAST_CUT { 1 } else { parts };
-        // Keys of more than a warp's vectors take turns.
+        // A row of keys longer than one warp's vectors takes several passes.
         let of_keys = self.size.div_ceil(vector_of(key)?).next_power_of_two().min(32);
         let lanes = [of_keys, self.value_size.div_ceil(kept).next_power_of_two()];
         Ok(Cut { kind, entry: format!("attend_{name}_{suffix}"), threads, blocks, across, splits, lanes })
     }
 
-    /// The results of parts, in the workspace; none where there is one part.
+    /// Reserves the partial results in the workspace; `None` if the keys are not split.
     pub(super) fn parts(
         &self,
         cx: &OpCx<'_>,
@@ -219,7 +225,7 @@ impl Sizes {
 }
 
 impl Attend<'_> {
-    /// The launches of the attention. The workspace has the parts behind what is `taken`.
+    /// Returns the launches. The partial results follow the `taken` bytes of the workspace.
     pub(super) fn launches(&self, cx: &OpCx<'_>, mut taken: usize) -> Result<Vec<Launch>> {
         let Sizes { heads, key_heads, value_size, .. } = self.sizes;
         let divides = heads.checked_rem(key_heads) == Some(0);
@@ -254,6 +260,7 @@ impl Attend<'_> {
                 .tensor(&self.y.operand)
                 .find_tensor(parts.as_ref())
                 .ints::<WORDS>(&words)?;
+        // Without a split, the first launch has written the result.
         let Some(parts) = parts else { return Ok(vec![attend]) };
         let results = rows.saturating_mul(value_size);
         let join = Launch::new("attention_join", "attend_join").threads(results)?;
@@ -261,7 +268,7 @@ impl Attend<'_> {
         Ok(vec![attend, join.uint(results)?])
     }
 
-    /// The structure `Attend` of the kernels.
+    /// Fills the kernels' `Attend` structure.
     fn words(&self, cut: &Cut) -> Result<Vec<i64>> {
         let Sizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
         let sharing = heads.checked_div(key_heads).unwrap_or(0);
@@ -314,10 +321,10 @@ impl Attend<'_> {
     }
 }
 
-/// The words of the structure `Attend`.
+/// The number of words in `Attend`.
 const WORDS: usize = 57;
 
-/// Elements of 16 bytes.
+/// Returns how many elements fit into 16 bytes.
 fn vector_of(dtype: DType) -> Result<usize> {
     let bytes = dtype.byte_len(1).filter(|bytes| *bytes > 0);
     bytes.map(|bytes| 16 / bytes).ok_or_else(|| error!(NotImplemented, "attention of {dtype}"))

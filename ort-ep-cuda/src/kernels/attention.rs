@@ -1,4 +1,4 @@
-//! `Attention`.
+//! `Attention` kernels.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -11,7 +11,7 @@ use super::lines::SHORT_FLOATS;
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
-/// Masks: what is added, or truth values.
+/// Mask types: added floats, or booleans.
 const MASKS: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::Bool, DType::I32, DType::I64]));
 
 cuda_kernels![CudaKernel {
@@ -26,7 +26,7 @@ cuda_kernels![CudaKernel {
     counted: None,
 }];
 
-/// The stage of `qk_matmul_output_mode` that is after the softmax.
+/// The `qk_matmul_output_mode` that returns scores after the softmax.
 const WEIGHTS: i64 = 3;
 
 fn when(node: &NodeView<'_>) -> bool {
@@ -34,14 +34,15 @@ fn when(node: &NodeView<'_>) -> bool {
     let in_double = attrs.find_int("softmax_precision") == Some(i64::from(DType::F64.onnx_code()));
     let has_scores = node.node.outputs.get(3).is_some_and(Option::is_some);
     let wants_weights = has_scores && attrs.find_int("qk_matmul_output_mode").unwrap_or(0) >= WEIGHTS;
-    // Weights are made of scores where those lie, which narrower types would round in between.
+    // Softmax weights are computed in place from the scores in the output, and a narrower type
+    // would round the scores in between.
     !in_double && (!wants_weights || node.dtype(0) == Some(DType::F32))
 }
 
-/// Queries, keys or values: heads of rows.
+/// The heads of queries, keys or values.
 #[derive(Clone, Copy)]
 struct Heads {
-    /// Batches, heads, rows and the size of a row.
+    /// Batch, heads, rows and row size.
     sizes: [usize; 4],
     by_token: bool,
 }
@@ -58,7 +59,7 @@ impl Heads {
         }
     }
 
-    /// The rows of a tensor that lies as this does, with rows of another size.
+    /// Returns the rows of a tensor with this layout, but with rows of another size.
     fn rows_of(&self, operand: &Operand, size: usize) -> Rows {
         let [_, heads, rows, _] = self.sizes;
         match self.by_token {
@@ -71,12 +72,12 @@ impl Heads {
 /// What a node computes for some shapes.
 struct Plan {
     q: Heads,
-    /// Keys and values.
+    /// Of keys and values.
     kv: [Heads; 2],
     past: usize,
     sizes: Sizes,
-    /// In the workspace: keys and values with those of a past where no output has them, and as
-    /// float32 where they are of two types.
+    /// Workspace tensors: past and new keys and values joined if no output holds them, and float32
+    /// copies if their types differ.
     joined: [Option<Operand>; 2],
     widened: [Option<Operand>; 2],
     taken: usize,
@@ -114,13 +115,13 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The type in which keys and values come together.
+    /// Returns the common type of keys and values.
     fn key_type(&self, cx: &OpCx<'_>) -> Result<DType> {
         let own = cx.input(1)?.dtype;
         Ok(if own == cx.input(2)?.dtype { own } else { DType::F32 })
     }
 
-    /// Keys and values, past and new ones put together where that is needed or wanted.
+    /// Returns keys and values, joined with the past where an output or the attention needs that.
     fn caches(&self, cx: &OpCx<'_>, launches: &mut Vec<Launch>) -> Result<[Rows; 2]> {
         let ([k, v], keys) = (self.kv, self.sizes.keys);
         let fresh = [k.rows_of(cx.input(1)?, k.sizes[3]), v.rows_of(cx.input(2)?, v.sizes[3])];
@@ -135,6 +136,7 @@ impl Plan {
             to.map(|to| Rows::by_head(to, [heads, keys, size]))
         };
         let to = [(k, 0), (v, 1)].map(to);
+        // If both are written, one launch copies keys and values together.
         match (&placings, &to) {
             ([k, v], [Some(k_to), Some(v_to)]) => {
                 launches.extend(Placing::both([(k, k_to), (v, v_to)], keys)?)
@@ -145,14 +147,14 @@ impl Plan {
                 }
             }
         }
-        // Without a past the new rows do as well.
+        // Without a past, the attention can read the new rows where they are.
         let [k_to, v_to] = to.map(|to| to.filter(|_| self.past > 0));
         let [k_rows, v_rows] = fresh.clone();
         let k = self.widen(0, k, k_to.unwrap_or(k_rows), launches)?;
         Ok([k, self.widen(1, v, v_to.unwrap_or(v_rows), launches)?])
     }
 
-    /// Keys (0) or values (1) in the type in which they come together.
+    /// Converts keys (0) or values (1) to their common type.
     fn widen(&self, which: usize, own: Heads, rows: Rows, launches: &mut Vec<Launch>) -> Result<Rows> {
         let Some(wide) = self.widened.get(which).and_then(Option::as_ref) else { return Ok(rows) };
         let ([batch, heads, fresh, size], keys) = (own.sizes, self.sizes.keys);
@@ -169,7 +171,7 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     Ok(taken)
 }
 
-/// The mask broadcast to (batch, heads, queries, keys); it may have fewer keys.
+/// Broadcasts a mask to (batch, heads, queries, keys); it may have fewer keys.
 fn mask_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a>> {
     let shape = &operand.shape;
     let mut full = [1; 4];

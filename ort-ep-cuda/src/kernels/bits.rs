@@ -1,4 +1,4 @@
-//! Functions of the bits of integers, whose inputs broadcast.
+//! Bitwise operators with broadcasting.
 
 use ort_core::Result;
 use ort_core::dtype::TypeSet;
@@ -21,7 +21,7 @@ cuda_kernels![
     of_bits("BitShift", &[(0, 0), (1, 0)]),
 ];
 
-/// The number of the function in cu/bits.cu.
+/// Returns the function's number in `cu/bits.cu`.
 fn function(cx: &OpCx<'_>) -> Result<usize> {
     Ok(match cx.op {
         "BitwiseAnd" => 0,

@@ -1,22 +1,21 @@
-//! The types of quantized codes and of their scales, as kernels learn them when they run
-//! (`cu/codes.cuh`).
+//! Runtime type tags for quantized values and scales, as in `cu/codes.cuh`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::{Result, error};
 
-/// The types of codes of products: one byte each.
+/// The quantized types of integer GEMMs: one byte each.
 pub(super) const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
 
-/// Floats of eight and four bits that have a sign, in the order of their numbers in `cu/narrow.cu`.
+/// Signed FP8 and FP4 formats, in the order of `cu/narrow.cu`.
 const FORMATS: [DType; 5] =
     [DType::F8E4M3FN, DType::F8E4M3FNUZ, DType::F8E5M2, DType::F8E5M2FNUZ, DType::F4E2M1];
-/// The same, as what numbers are quantized to.
+/// The same, as quantization targets.
 pub(super) const NARROW: TypeSet = TypeSet::of(&FORMATS);
-/// Added to the number of such a type where numbers beyond the largest become infinity or NaN.
+/// Flag of such a type: out-of-range values become infinity or NaN instead of saturating.
 pub(super) const BEYOND: usize = 4096;
 
-/// The number of a type of codes: its bits, and 64 more where it has a sign; of a narrow float 128
-/// more, and 256 times its format.
+/// Returns the tag of a quantized type: its bits, plus 64 if it is signed. For an FP8 or FP4 type:
+/// its bits, plus 128, plus 256 times its format.
 pub(super) fn code_kind(dtype: DType) -> Result<usize> {
     let format = FORMATS.into_iter().chain([DType::F8E8M0]).position(|own| own == dtype);
     if let (Some(format), Some(bits)) = (format, dtype.bits()) {
@@ -27,7 +26,7 @@ pub(super) fn code_kind(dtype: DType) -> Result<usize> {
     Ok(bits as usize + if dtype.is_signed() { 64 } else { 0 })
 }
 
-/// The number of a type of scales.
+/// Returns the tag of a scale type.
 pub(super) fn float_kind(dtype: DType) -> Result<usize> {
     match dtype {
         DType::F32 => Ok(0),

@@ -1,4 +1,4 @@
-//! `Col2Im`: columns of blocks added up to an image, each pixel by one thread.
+//! `Col2Im` kernel: each thread accumulates one pixel of the image.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::{Result, ensure, error};
@@ -23,7 +23,7 @@ fn few_axes(node: &NodeView<'_>) -> bool {
     axes.is_none_or(|axes| axes <= MOST_AXES as i64)
 }
 
-/// For each axis its size, the block, the places of the block, stride, padding before, and
+/// Returns, per axis: image size, block size, block positions, stride, leading padding and
 /// dilation.
 fn axes(cx: &OpCx<'_>) -> Result<[Vec<i64>; 6]> {
     let (sizes, blocks) = (cx.ints(1)?, cx.ints(2)?);

@@ -1,5 +1,5 @@
-//! `Conv`, `FusedConv`, `NhwcConv` and `ConvTranspose`: products of filters with windows, which are
-//! never unfolded. Convolutions that are matrix products as they lie become such products.
+//! `Conv`, `FusedConv`, `NhwcConv` and `ConvTranspose`: implicit GEMM, without im2col. A
+//! convolution that is a plain GEMM on its tensors runs as one.
 
 pub(super) mod dnn;
 mod rows;
@@ -38,31 +38,31 @@ cuda_kernels![
 
 /// Filters and positions of a block, as in `cu/conv.cuh`.
 const BLOCK: usize = 64;
-/// The filters of a group up to which each result has a thread: tiles would be all but empty.
+/// The most filters of a group for which each result gets a thread: a tile would be almost empty.
 const FEW_FILTERS: usize = 2;
 
-/// The taps of all axes that kernels on tensor cores have bits for.
+/// The most taps, summed over the axes, that the tensor core kernels have mask bits for.
 const MOST_TAPS: usize = 31;
-/// The bytes of steps that such a kernel multiplies in a turn, and the turns that are worth a
-/// block.
+/// Bytes of depth that a tensor core kernel multiplies per iteration.
 const OF_TURN: usize = 64;
+/// The least number of iterations worth a block of its own.
 const TURNS: usize = 8;
 
-/// Windows over three axes, those in front that the image does not have being of size 1.
+/// Windows over three axes; leading axes that the image lacks have size 1.
 pub(super) type Axes = [WindowAxis; 3];
 
 const NO_AXIS: WindowAxis =
     WindowAxis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, pads: [0; 2] };
 
-/// Where the channels of images, and of filters, lie.
+/// The memory layout of images and filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     ChannelsFirst,
-    /// Those of a pixel, or of a tap, side by side.
+    /// NHWC: the channels of a pixel, or of a tap, are contiguous.
     ChannelsLast,
 }
 
-/// The sizes of images, or of filters.
+/// The sizes of images or filters.
 pub(super) struct Image {
     pub(super) batch: usize,
     pub(super) channels: usize,
@@ -80,12 +80,12 @@ impl Image {
     }
 }
 
-/// Whether the image is known to have one to three spatial axes, or nothing is known of it.
+/// Whether the image has one to three spatial axes, or its rank is unknown.
 pub(super) fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
     matches!(node.rank(0).or_else(|| node.output_type(0).shape().map(<[_]>::len)), None | Some(3..=5))
 }
 
-/// Windows as three axes, of places that kernels can count.
+/// Extends windows to three axes, and checks that kernels can count their positions in 32 bits.
 pub(super) fn three(axes: &[WindowAxis]) -> Result<Axes> {
     for axis in axes {
         let last = axis.output.saturating_mul(axis.stride).saturating_add(axis.input);
@@ -101,8 +101,8 @@ pub(super) fn three(axes: &[WindowAxis]) -> Result<Axes> {
     }
 }
 
-/// The sizes of windows in the order of the kernels' structures: of images, results, kernels,
-/// strides, dilations, paddings before.
+/// Returns the window sizes in the order of the kernels' structures: image, result, kernel,
+/// strides, dilations, leading padding.
 pub(super) fn window_sizes(axes: &Axes) -> Vec<usize> {
     let of: [fn(&WindowAxis) -> usize; 6] = [
         |axis| axis.input,
@@ -115,7 +115,7 @@ pub(super) fn window_sizes(axes: &Axes) -> Vec<usize> {
     of.iter().flat_map(|of| axes.iter().map(of)).collect()
 }
 
-/// The name of a float type in entries.
+/// Returns the suffix of a float type in entry names.
 pub(super) fn suffix_of(dtype: DType) -> Result<&'static str> {
     match dtype {
         DType::F32 => Ok("f32"),
@@ -129,21 +129,20 @@ fn volume(axes: &Axes, of: fn(&WindowAxis) -> usize) -> usize {
     axes.iter().map(of).fold(1, usize::saturating_mul)
 }
 
-/// How the work is cut for tensor cores.
+/// How the work is divided for tensor cores.
 pub(super) struct Cut {
-    /// The type in names of entries, and what a block has.
+    /// The type's suffix in entry names, and the tile of a block.
     pub(super) suffix: &'static str,
     pub(super) tile: &'static Tile,
-    /// The blocks of filters and of columns in all groups, the former and the latter, and the parts
-    /// that sums are computed in.
+    /// All blocks, the blocks along filters and along columns, and the split-K parts.
     pub(super) blocks: usize,
     pub(super) down: usize,
     pub(super) across: usize,
     pub(super) parts: usize,
 }
 
-/// What a block computes, as in `cu/conv_cores.cuh`: of filters and of positions, or what else
-/// results are for each filter.
+/// A block's tile, as in `cu/conv_cores.cuh`: filters by columns. A column is a position, or
+/// whatever else a filter has results for.
 pub(super) struct Tile {
     pub(super) name: &'static str,
     filters: usize,
@@ -156,8 +155,8 @@ const SMALL: Tile = Tile { name: "small", filters: 64, columns: 64, threads: 128
 const FEW: Tile = Tile { name: "few", filters: 32, columns: 128, threads: 128 };
 
 impl Cut {
-    /// For results of so many filters and columns in each group, which are sums over this depth;
-    /// none where tensor cores do not take the type.
+    /// Divides `groups` GEMMs of `filters` by `columns` results over this depth. Returns `None` if
+    /// tensor cores do not support the type.
     pub(super) fn new(
         limits: &Limits,
         dtype: DType,
@@ -169,38 +168,41 @@ impl Cut {
         let count = |tile: &Tile| blocks(tile).into_iter().fold(groups, usize::saturating_mul);
         let processors = limits.processors as usize;
         let tile = match filters {
+            // A tile of 64 filters would be half empty.
             ..=32 => &FEW,
+            // Large tiles only if every multiprocessor gets one.
             65.. if count(&LARGE) >= processors => &LARGE,
             _ => &SMALL,
         };
         let [down, across] = blocks(tile);
-        // Where blocks do not keep all processors busy, each computes a part of the sums.
+        // Split-K: if the blocks do not keep all multiprocessors busy, each accumulates a part of
+        // the depth.
         let turns = depth.saturating_mul(dtype.byte_len(1).unwrap_or(0)).div_ceil(OF_TURN);
         let wanted = processors.saturating_mul(2).checked_div(count(tile)).unwrap_or(1);
         let parts = wanted.min(turns / TURNS).max(1);
         Ok(Some(Cut { suffix, tile, blocks: count(tile), down, across, parts }))
     }
 
-    /// The words of the structure `Convolution` that say of it.
+    /// Returns the division's fields of the kernels' `Convolution` structure.
     pub(super) fn words(&self) -> [usize; 3] {
         [self.down, self.across, self.parts]
     }
 
-    /// The parts of all sums, in the workspace, where there are several.
+    /// Reserves the partial accumulators in the workspace; `None` without split-K.
     pub(super) fn parts(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<Option<Operand>> {
         let shape = [self.parts, cx.output(0)?.count()];
         Ok((self.parts > 1).then(|| cx.workspace(taken, DType::F32, &shape)))
     }
 }
 
-/// Whether kernels on tensor cores have bits for all taps.
+/// Whether the tensor core kernels have mask bits for all taps.
 pub(super) fn taps_fit(axes: &Axes) -> bool {
     axes.iter().map(|axis| axis.kernel).fold(0, usize::saturating_add) <= MOST_TAPS
 }
 
 /// The sizes of a convolution.
 pub(super) struct Conv {
-    /// Of a transposed convolution, the windows lie on the result.
+    /// A transposed convolution slides its windows over the result.
     pub(super) transposed: bool,
     pub(super) layout: Layout,
     pub(super) axes: Axes,
@@ -212,22 +214,22 @@ pub(super) struct Conv {
 }
 
 impl Conv {
-    /// That of `Conv` and `FusedConv`, with the channels second.
+    /// The sizes of `Conv` and `FusedConv`, which are NCHW.
     fn second(cx: &OpCx<'_>) -> Result<Conv> {
         Conv::new(cx, false, Layout::ChannelsFirst)
     }
 
-    /// That of `NhwcConv`.
+    /// The sizes of `NhwcConv`.
     fn last(cx: &OpCx<'_>) -> Result<Conv> {
         Conv::new(cx, false, Layout::ChannelsLast)
     }
 
-    /// That of `ConvTranspose`.
+    /// The sizes of `ConvTranspose`.
     fn transposed(cx: &OpCx<'_>) -> Result<Conv> {
         Conv::new(cx, true, Layout::ChannelsFirst)
     }
 
-    /// Of an image and filters of these shapes.
+    /// Reads the sizes from the shapes of image and filters.
     fn new(cx: &OpCx<'_>, transposed: bool, layout: Layout) -> Result<Conv> {
         let (image, weight) = (&cx.input(0)?.shape, &cx.input(1)?.shape);
         let Image { batch, channels, places } = Image::new(image, layout)?;
@@ -245,7 +247,7 @@ impl Conv {
             false => three(&windows.on(&places)?)?,
             true => {
                 let mut axes = three(&windows.transposed_on(cx.attrs, &places)?)?;
-                // From here on the image is the input again.
+                // From here on, `input` is the size of the image again.
                 axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
                 axes
             }
@@ -254,7 +256,7 @@ impl Conv {
         Ok(Conv { transposed, layout, axes, batch, groups, channels: channels / groups, filters })
     }
 
-    /// The launches that compute it: a matrix product, tiles, or a thread for each result.
+    /// Returns the launches: a library call, a GEMM, tiles, or a thread per result.
     fn launches(
         &self,
         cx: &OpCx<'_>,
@@ -268,6 +270,7 @@ impl Conv {
         if y.count() == 0 {
             return Ok(Vec::new());
         }
+        // In order of preference; each one declines what it does not cover.
         if let Some(launches) = dnn::launches(self, cx, bias, addend)? {
             return Ok(launches);
         }
@@ -297,7 +300,7 @@ impl Conv {
         Ok(vec![launch.uint(y.count())?])
     }
 
-    /// The family of its kernels, with which the names of all its entries begin.
+    /// Returns the kernel family, which is also the prefix of its entries.
     fn family(&self) -> &'static str {
         match self.layout {
             Layout::ChannelsFirst => "conv",
@@ -305,8 +308,7 @@ impl Conv {
         }
     }
 
-    /// A launch with the structures `Convolution` and `Finish` of the kernels as its next
-    /// parameters.
+    /// Appends the kernels' structures `Convolution` and `Finish` to a launch.
     fn ending(&self, launch: Launch, cx: &OpCx<'_>, cut: [usize; 3]) -> Result<Launch> {
         let mut sizes = vec![self.batch, self.groups, self.channels, self.filters];
         sizes.extend(window_sizes(&self.axes));
@@ -315,12 +317,12 @@ impl Conv {
         Ok(launch.uints::<25>(&sizes)?.bytes(&finish))
     }
 
-    /// The positions of windows in all images.
+    /// Returns the number of window positions in all images.
     fn positions(&self) -> usize {
         self.batch.saturating_mul(volume(&self.axes, |axis| axis.output))
     }
 
-    /// How tensor cores compute it, where they do.
+    /// Returns the division for tensor cores, or `None` if they do not apply.
     pub(super) fn cut(&self, limits: &Limits, dtype: DType) -> Result<Option<Cut>> {
         if self.filters <= FEW_FILTERS || !taps_fit(&self.axes) {
             return Ok(None);
@@ -329,8 +331,9 @@ impl Conv {
         Cut::new(limits, dtype, self.groups, [self.filters, self.positions(), depth])
     }
 
-    /// How warpgroups compute it, and the name of their type, where they do: whose channels of a
-    /// tap are read by 16 bytes.
+    /// Returns the type suffix and the division for warpgroups, or `None` if they do not apply.
+    /// They read the channels of a tap in 16-byte vectors, so these must be NHWC and a multiple
+    /// of 8.
     fn group_cut(&self, limits: &Limits, dtype: DType) -> Option<(&'static str, warpgroups::Cut)> {
         let suffix = warpgroups::suffix_of(limits, dtype)?;
         let is_first = self.layout == Layout::ChannelsFirst;
@@ -347,7 +350,7 @@ impl Conv {
         Some((suffix, cut))
     }
 
-    /// The launches by warpgroups: positions are rows, filters are columns.
+    /// Returns the launches by warpgroups: positions are rows, filters are columns.
     fn by_warpgroups(
         &self,
         cx: &OpCx<'_>,
@@ -378,11 +381,13 @@ impl Conv {
         Ok(launches)
     }
 
-    /// The filters as tensor cores read them, channels and taps behind each other, and what brings
-    /// them into that order.
+    /// Returns the filters as the tensor core kernels read them, with channels and taps innermost,
+    /// and the launches that transpose them if needed.
     fn filters_for_cores(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<(Operand, Vec<Launch>)> {
         let (w, taps) = (cx.input(1)?, volume(&self.axes, |axis| axis.kernel));
         let Conv { groups, channels, filters, .. } = *self;
+        // Only the filters of a transposed convolution have the channels first; with one channel or
+        // one filter, both orders agree.
         if !self.transposed || channels == 1 || filters == 1 {
             return Ok((w.clone(), Vec::new()));
         }
@@ -393,7 +398,7 @@ impl Conv {
         Ok((moved, launches))
     }
 
-    /// The launches on tensor cores.
+    /// Returns the launches on tensor cores.
     pub(super) fn on_cores(
         &self,
         cx: &OpCx<'_>,
@@ -424,7 +429,7 @@ impl Conv {
         Ok(launches)
     }
 
-    /// The bytes of workspace that tensor cores take, where they compute it.
+    /// Returns the workspace bytes of the tensor core kernels.
     pub(super) fn workspace_for_cores(&self, cx: &OpCx<'_>) -> Result<usize> {
         let (y, mut taken) = (cx.output(0)?, 0);
         if let Some((_, cut)) = self.group_cut(&cx.limits, y.dtype) {
@@ -440,8 +445,8 @@ impl Conv {
         Ok(taken)
     }
 
-    /// The convolution as a matrix product: with filters of one tap at each pixel, or with one
-    /// window, which is the whole image.
+    /// Expresses the convolution as a GEMM, if it is pointwise or its one window covers the whole
+    /// image.
     fn product(
         &self,
         cx: &OpCx<'_>,
@@ -449,6 +454,7 @@ impl Conv {
         addend: Option<&Operand>,
     ) -> Result<Option<Product>> {
         let (x, w, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
+        // Padding and dilation leave no plain matrix of the image.
         let is_plain = |axis: &WindowAxis| axis.pads == [0; 2] && axis.dilation == 1;
         if self.transposed || !self.axes.iter().all(is_plain) {
             return Ok(None);
@@ -487,7 +493,8 @@ impl Conv {
     }
 }
 
-/// What a library or the kernels here take: which of the two shows where the tensors of a run lie.
+/// Returns the workspace of the library or of our own kernels, whichever is larger: only a run
+/// tells whether its tensors are aligned for the library.
 fn workspace(
     cx: &OpCx<'_>,
     launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
@@ -495,6 +502,7 @@ fn workspace(
 ) -> Result<usize> {
     let (conv, by_library) = (conv(cx)?, scratch(cx, launches)?);
     match conv.product(cx, None, None)? {
+        // `scratch` has counted the workspace of our own GEMM as well.
         Some(_) => Ok(by_library),
         None => Ok(by_library.max(conv.workspace_for_cores(cx)?)),
     }

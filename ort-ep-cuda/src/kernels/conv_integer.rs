@@ -1,5 +1,4 @@
-//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32
-//! bits.
+//! `ConvInteger` and `QLinearConv`: 8-bit convolutions with zero points and 32-bit accumulators.
 
 use ort_core::dim::Dim;
 use ort_core::ep::KernelDef;
@@ -26,11 +25,11 @@ cuda_kernels![
 
 /// Filters and positions of a block, as in `cu/conv_integer.cu`.
 const BLOCK: usize = 64;
-/// The filters of a group up to which each result has a thread: tiles would be all but empty.
+/// The most filters of a group for which each result gets a thread: a tile would be almost empty.
 const FEW_FILTERS: usize = 2;
 
-/// A tensor of a convolution, whether there is one number for each filter, and what it is to the
-/// product.
+/// The tensors besides image and filters, each with its role in the product. A tensor has one
+/// value, or one per filter.
 type Parts<'a> = [(Place, Option<&'a Operand>)];
 
 fn conv_integer(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -51,7 +50,7 @@ fn qlinear_conv(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     launches(cx, [cx.input(0)?, cx.input(3)?], Ending::Codes, &parts)
 }
 
-/// The sizes of a convolution; channels and filters are those of a group.
+/// The sizes of a convolution; channels and filters are per group.
 struct Conv {
     axes: Axes,
     batch: usize,
@@ -78,14 +77,14 @@ impl Conv {
         self.axes.iter().map(of).fold(1, usize::saturating_mul)
     }
 
-    /// Whether it is a matrix product of the filters with the image as it lies.
+    /// Whether it is a GEMM of the filters with the unmodified image.
     fn is_pointwise(&self) -> bool {
         let is = |axis: &WindowAxis| axis.kernel == 1 && axis.stride == 1 && axis.pads == [0; 2];
         self.axes.iter().all(is) && self.filters > FEW_FILTERS
     }
 
-    /// The product of the filters with all windows, where the right side's elements are found by
-    /// their place.
+    /// Describes the convolution as an implicit GEMM of the filters with all windows; the kernel
+    /// computes the addresses of the right side itself.
     fn product(&self, [x, w]: [&Operand; 2], y: &Operand) -> Result<CodeProduct> {
         let (groups, filters) = (self.groups, self.filters);
         let depth = self.channels.saturating_mul(self.volume(|axis| axis.kernel));
@@ -108,7 +107,7 @@ fn launches(cx: &OpCx<'_>, [x, w]: [&Operand; 2], ending: Ending, parts: &Parts<
     }
     let mut product = conv.product([x, w], y)?.ending(ending);
     for (place, tensor) in parts {
-        // What is not single is there for each filter.
+        // A tensor with more than one value has one per filter.
         let count = tensor.map_or(1, Operand::count);
         let fits = count == 1 || count == conv.groups.saturating_mul(conv.filters);
         ensure!(fits, InvalidArgument, "{count} scales, zero points or biases for {} filters", w.size(0));
@@ -120,10 +119,12 @@ fn launches(cx: &OpCx<'_>, [x, w]: [&Operand; 2], ending: Ending, parts: &Parts<
     let mut sizes = vec![conv.groups, conv.channels, conv.filters];
     sizes.extend(window_sizes(&conv.axes));
     let blocks = [product.rows.div_ceil(BLOCK), product.columns.div_ceil(BLOCK)];
+    // A tile would be almost empty, so each result gets a thread.
     if conv.filters <= FEW_FILTERS {
         let launch = product.launch_of("conv_integer", "conv_planes", [1, 1])?.threads(y.count())?;
         return Ok(vec![launch.uints::<21>(&sizes)?.uint(y.count())?]);
     }
+    // Without tensor cores, the kernel uses `dp4a` dot products.
     let entry = if cx.limits.capability >= TENSOR_CORES { "conv_cores" } else { "conv_dots" };
     Ok(vec![product.launch_of("conv_integer", entry, blocks)?.uints::<21>(&sizes)?])
 }

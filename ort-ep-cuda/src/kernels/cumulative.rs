@@ -1,4 +1,4 @@
-//! `CumSum` and `CumProd`.
+//! `CumSum` and `CumProd` kernels.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -11,7 +11,7 @@ use crate::launch::{Launch, OpCx};
 const NUMBERS: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::I32, DType::I64]));
 
 const fn cumulative(op: &'static str) -> CudaKernel {
-    // A thread writes just the elements that it reads, after it read them.
+    // In place is safe: a thread writes only elements that it has read itself before.
     let def = KernelDef {
         op,
         types: &[("T", NUMBERS)],
@@ -28,7 +28,7 @@ cuda_kernels![cumulative("CumSum"), cumulative("CumProd")];
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let axis = match cx.ints(1)?.as_slice() {
-        // A scalar has the axis 0, counted from the end -1.
+        // A scalar has one axis: 0, or -1 from the end.
         [0 | -1] if x.rank() == 0 => 0,
         [axis] => cx.axis(*axis, x.rank())?,
         other => return Err(error!(InvalidArgument, "the axis must be one number, got {}", other.len())),

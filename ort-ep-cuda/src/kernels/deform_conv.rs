@@ -1,4 +1,4 @@
-//! `DeformConv`: what the moved windows meet in the image, and its products with the filters.
+//! `DeformConv` kernel: im2col with sampled offsets, then a GEMM with the filters.
 
 use ort_core::dim::Dim;
 use ort_core::ep::KernelDef;
@@ -40,14 +40,15 @@ fn volume(axes: &Axes, of: fn(&WindowAxis) -> usize) -> usize {
     axes.iter().map(of).fold(1, usize::saturating_mul)
 }
 
-/// For each image, channel and tap what it meets at each position.
+/// Reserves the sampled columns in the workspace: for each image, channel and tap, the values at
+/// all positions.
 fn columns(cx: &OpCx<'_>, axes: &Axes, taken: &mut usize) -> Result<Operand> {
     let x = cx.input(0)?;
     let (taps, pixels) = (volume(axes, |axis| axis.kernel), volume(axes, |axis| axis.output));
     Ok(cx.workspace(taken, x.dtype, &[x.size(0), x.size(1).saturating_mul(taps), pixels]))
 }
 
-/// A positive attribute that divides what it cuts into groups.
+/// Returns a positive group attribute that divides the given channel counts.
 fn groups(cx: &OpCx<'_>, name: &str, whole: &[usize]) -> Result<usize> {
     let groups = usize::try_from(cx.attrs.int(name)?).ok().filter(|groups| *groups > 0);
     let groups = groups.filter(|groups| whole.iter().all(|count| count.is_multiple_of(*groups)));
@@ -86,6 +87,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         sizes: vec![batch, groups, depth, pixels],
         steps: vec![groups * depth * pixels, depth * pixels, pixels, 1],
     };
+    // The sampled columns make the rest a plain batched GEMM.
     let mut product = Product::new([weight, &columns], [weights, places], y)?;
     if let Some(bias) = cx.find_input(3) {
         let count = bias.count();

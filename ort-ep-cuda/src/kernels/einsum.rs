@@ -1,5 +1,5 @@
-//! `Einsum`: two operands as a batch of matrix products where subscripts allow, others as one sum
-//! for each element of the result.
+//! `Einsum` kernels: two operands as a batched GEMM if the subscripts allow it, otherwise one
+//! reduction per result element.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -11,16 +11,17 @@ use super::lines::SHORT_FLOATS;
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
 
-/// What is multiplied, as by `MatMul`: sums of integers wrap.
+/// The supported types, as for `MatMul`: integer accumulation wraps.
 const PRODUCTS: TypeSet =
     SHORT_FLOATS.union(TypeSet::of(&[DType::F64, DType::I32, DType::U32, DType::I64, DType::U64]));
-/// The most operands, as in cu/einsum.cu.
+/// The most operands, as in `cu/einsum.cu`.
 const MOST_OPERANDS: usize = 4;
-/// The most axes of a batch of products.
+/// The most batch axes of a GEMM.
 const MOST_BATCHES: usize = 6;
-/// Sums of so many terms are taken by a block each, where there are not enough of them for a thread
-/// each.
+/// From this many terms on, each reduction gets a block, provided there are fewer than [`FEW`]
+/// results.
 const LONG: usize = 256;
+/// With at least this many results, a thread each suffices.
 const FEW: usize = 1 << 14;
 
 cuda_kernels![CudaKernel {
@@ -39,7 +40,7 @@ fn has_few_subscripts(node: &NodeView<'_>) -> bool {
     count <= MOST_OPERANDS && Equation::parse(text, &ranks).is_ok_and(few)
 }
 
-/// The sizes of some subscripts, and the steps of each operand along them.
+/// The sizes of some subscripts, and the strides of each operand along them.
 struct Axes {
     sizes: Vec<usize>,
     steps: Vec<Vec<i64>>,
@@ -51,7 +52,7 @@ impl Axes {
     }
 }
 
-/// An equation for concrete shapes: what is in the result, and what is summed.
+/// An equation for concrete shapes: the subscripts of the result, and those that are summed.
 struct Sum<'a> {
     operands: Vec<&'a Operand>,
     kept: Axes,
@@ -67,7 +68,7 @@ impl<'a> Sum<'a> {
             let mut axes = Axes { sizes: vec![1; labels.len()], steps: Vec::new() };
             for (own, operand) in equation.inputs.iter().zip(&operands) {
                 let mut steps = vec![0; labels.len()];
-                // A subscript that is there twice walks along a diagonal.
+                // A repeated subscript walks along a diagonal, so its strides add up.
                 for ((label, size), stride) in own.iter().zip(&operand.shape).zip(strides(&operand.shape)) {
                     let place = labels.iter().position(|known| known == label).unwrap_or(usize::MAX);
                     let axis = axes.sizes.get_mut(place).zip(steps.get_mut(place));
@@ -84,14 +85,14 @@ impl<'a> Sum<'a> {
         Ok(Sum { operands, kept, summed })
     }
 
-    /// The same as a batch of matrix products, where there are two operands and one step along the
-    /// sums.
+    /// Expresses the equation as a batched GEMM, if there are two operands and one summed axis
+    /// after merging.
     fn product(&self) -> Option<Matrices> {
         let (kept, summed) = (self.kept.walk(), self.summed.walk());
         let ([depth], [a_depth, b_depth]) = (&*summed.sizes, &*summed.steps) else { return None };
         let ([a_depth], [b_depth], [a, b]) = (&**a_depth, &**b_depth, &*kept.steps) else { return None };
         let axes: Vec<[i64; 2]> = a.iter().zip(b).map(|(a, b)| [*a, *b]).collect();
-        // The last axis along which just one of the operands walks.
+        // Rows and columns are the last axes along which exactly one operand moves.
         let rows = axes.iter().rposition(|[a, b]| *a != 0 && *b == 0);
         let columns = axes.iter().rposition(|[a, b]| *a == 0 && *b != 0);
         let exchanged = rows.zip(columns).is_some_and(|(rows, columns)| columns < rows);
@@ -99,6 +100,7 @@ impl<'a> Sum<'a> {
         let batch = (0..axes.len()).filter(|axis| ![rows, columns].contains(&Some(*axis)));
         let order: Vec<usize> = batch.chain(sides.into_iter().flatten()).collect();
         let batches = order.len() - sides.iter().flatten().count();
+        // A GEMM needs a depth and a row or column axis, and kernels walk only so many batch axes.
         let possible = *depth > 0 && batches < order.len() && batches <= MOST_BATCHES;
         let size = |axis: &usize| kept.sizes.get(*axis).copied().unwrap_or(1);
         let side = |first: bool| {
@@ -122,7 +124,7 @@ impl<'a> Sum<'a> {
         possible.then_some(Matrices { sides, exchanged, order, sizes })
     }
 
-    /// A sum for each element of the result.
+    /// Returns the launch with one reduction per result element.
     fn launch(&self, y: &Operand) -> Result<Launch> {
         let terms = self.summed.sizes.iter().copied().fold(1, usize::saturating_mul);
         let mut words = Vec::new();
@@ -155,7 +157,7 @@ impl<'a> Sum<'a> {
     }
 }
 
-/// A batch of matrix products: the axes of the result come in an order, rows and columns last.
+/// A batched GEMM. `order` lists the axes of the result as it computes them, rows and columns last.
 struct Matrices {
     sides: [Side; 2],
     /// Whether the second operand is on the left.
@@ -165,7 +167,8 @@ struct Matrices {
 }
 
 impl Matrices {
-    /// The products as they are computed, where the result has its axes in another order.
+    /// Reserves the GEMM's result in the workspace if its axes are ordered differently from the
+    /// output's.
     fn unordered(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<Option<Operand>> {
         let dtype = cx.output(0)?.dtype;
         Ok((!self.order.is_sorted()).then(|| cx.workspace(taken, dtype, &self.sizes)))
@@ -177,6 +180,7 @@ impl Matrices {
         let operands = if self.exchanged { [*b, *a] } else { [*a, *b] };
         let product = Product::new(operands, self.sides, unordered.as_ref().unwrap_or(y))?;
         let mut launches = product.launches(cx)?;
+        // An `Einsum` of one operand transposes the result into the output.
         if let Some(unordered) = &unordered {
             let mut axes: Vec<(usize, usize, i64)> = Vec::new();
             for ((axis, size), step) in self.order.iter().zip(&self.sizes).zip(strides(&self.sizes)) {

@@ -1,5 +1,4 @@
-//! Operators whose result at a place follows from the elements of the inputs there: formulas,
-//! conversions, limits. Inputs broadcast.
+//! Elementwise operators: scalar formulas, casts and `Clip`, with broadcasting.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -11,15 +10,17 @@ use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::formula::{Entry, Number, Place, Source, is_short_float, render};
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
 
-/// Types whose elements are computed with.
+/// The types that formulas compute with.
 pub(super) const FLOATS: TypeSet = TypeSet::FLOATS;
 const NUMBERS: TypeSet = TypeSet::NUMERIC;
 const ALL: TypeSet = TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool]));
-/// Types that are converted: those of several elements in a byte are only read.
+/// The types that these kernels cast from. They do not cast to types with several elements per
+/// byte.
 const CASTABLE: TypeSet = ALL.union(TypeSet::of(&[DType::I4, DType::U4, DType::I2, DType::U2]));
-/// The most inputs: parameters of an entry have 4096 bytes.
+/// The most inputs: the parameters of a kernel have 4096 bytes.
 const MOST_INPUTS: usize = 32;
-/// Elements from which on a thread computes four: fewer would leave processors idle.
+/// The least number of elements for which a thread computes four: with fewer, multiprocessors would
+/// idle.
 const LEAST_FOUR: usize = 1 << 16;
 
 const fn formula(op: &'static str) -> CudaKernel {
@@ -34,7 +35,8 @@ const fn comparison(op: &'static str) -> CudaKernel {
     in_place(&[], typed(op, &[("T", ALL)]))
 }
 
-/// Elements of another size may not be in the place of an input, even where all are as many bytes.
+/// Sets which inputs the output may alias. If element sizes differ, it may alias none, even if both
+/// tensors have the same bytes: a thread would overwrite elements that others still read.
 const fn in_place(pairs: &'static [(usize, usize)], kernel: CudaKernel) -> CudaKernel {
     CudaKernel { def: KernelDef { in_place: pairs, ..kernel.def }, ..kernel }
 }
@@ -131,14 +133,14 @@ cuda_kernels![
     ),
 ];
 
-/// Whether there are few enough inputs and axes, as far as they are known.
+/// Whether the kernel supports the number of inputs and their known ranks.
 fn is_covered(node: &NodeView<'_>) -> bool {
     let inputs = node.node.inputs.len();
     let mut ranks = (0..inputs).filter_map(|index| node.rank(index));
     inputs <= MOST_INPUTS && ranks.all(|rank| rank <= MOST_AXES)
 }
 
-/// The formula of an operator that folds any number of inputs.
+/// Returns the formula of an operator that folds any number of inputs.
 fn folded(op: &str, count: usize) -> Option<ScalarExpr> {
     let function = match op {
         "Min" => BinaryFn::Min,
@@ -151,7 +153,7 @@ fn folded(op: &str, count: usize) -> Option<ScalarExpr> {
     Some(if op == "Mean" { whole / count as f64 } else { whole })
 }
 
-/// The formula of the inputs that are given, in their order.
+/// Returns the formula over the inputs that are present, in their order.
 fn formula_of(cx: &OpCx<'_>, inputs: &[Operand]) -> Result<ScalarExpr> {
     let x = || ScalarExpr::Input(0);
     Ok(match cx.op {
@@ -170,7 +172,7 @@ fn formula_of(cx: &OpCx<'_>, inputs: &[Operand]) -> Result<ScalarExpr> {
     })
 }
 
-/// The formula that an operator has.
+/// Returns the formula that the operator registry has.
 fn registered(op: &str, attrs: &Attributes) -> Result<ScalarExpr> {
     let registry = Registry::global()?;
     let spec = ["", MICROSOFT, RUNTIME].into_iter().find_map(|domain| registry.find(domain, op));
@@ -178,14 +180,14 @@ fn registered(op: &str, attrs: &Attributes) -> Result<ScalarExpr> {
     scalar.ok_or_else(|| error!(Fail, "{op} has no formula"))?(attrs)
 }
 
-/// The formula of `Gelu`: exact (`none`) or by `tanh`.
+/// Returns the formula of `Gelu`: exact (`none`) or with the `tanh` approximation.
 fn gelu(approximate: &str) -> Result<ScalarExpr> {
     let spec = Registry::global()?.find("", "Gelu").ok_or_else(|| error!(Fail, "Gelu has no formula"))?;
     let given = vec![("approximate".to_owned(), Attribute::String(approximate.to_owned()))];
     registered("Gelu", &Attributes::new(spec, given)?)
 }
 
-/// A formula of one input, of a formula.
+/// Substitutes a formula for the input of a unary formula.
 pub(super) fn replaced(formula: &ScalarExpr, by: &ScalarExpr) -> ScalarExpr {
     let inner = |formula: &ScalarExpr| replaced(formula, by);
     match formula {
@@ -197,7 +199,8 @@ pub(super) fn replaced(formula: &ScalarExpr, by: &ScalarExpr) -> ScalarExpr {
     }
 }
 
-/// Where the limits cross, the upper one counts; what is no number stays. Either may be left out.
+/// Returns the formula of `Clip`. If the limits cross, the upper one wins; NaN stays NaN. Either
+/// limit may be missing.
 fn limited(cx: &OpCx<'_>) -> ScalarExpr {
     let mut value = ScalarExpr::Input(0);
     let mut next = 1;
@@ -222,11 +225,12 @@ fn infinite(attrs: &Attributes) -> Result<ScalarExpr> {
         (true, true) => x().apply(UnaryFn::IsInf),
         (true, false) => equal(f64::NEG_INFINITY),
         (false, true) => equal(f64::INFINITY),
+        // Neither sign is detected.
         (false, false) => ScalarExpr::Constant(0.0),
     })
 }
 
-/// The inputs that the formula is of. Limits are scalars, whatever their shape.
+/// Returns the inputs of the formula. The limits of `Clip` are scalars, whatever their shape.
 fn operands(cx: &OpCx<'_>) -> Result<Vec<Operand>> {
     let given = if cx.op == "CastLike" { 1 } else { cx.inputs.len() };
     let mut operands = Vec::with_capacity(given);
@@ -242,12 +246,13 @@ fn operands(cx: &OpCx<'_>) -> Result<Vec<Operand>> {
     Ok(operands)
 }
 
-/// What is computed in. Conditions and results of comparisons are no numbers to compute in.
+/// Returns the arithmetic type. Boolean conditions do not determine it, unless all inputs are
+/// boolean.
 fn number_of(op: &str, inputs: &[Operand]) -> Result<Number> {
     if let ("Pow", [base, exponent]) = (op, inputs) {
         return match (base.dtype, exponent.dtype) {
             (base, exponent) if base == exponent || FLOATS.contains(base) => Number::of(base),
-            // The power is cut off, or wraps, when it is written.
+            // The result truncates or wraps when it is stored.
             (_, exponent) if FLOATS.contains(exponent) => Ok(Number::F64),
             _ => Ok(Number::S64),
         };
@@ -265,7 +270,8 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     computed(&formula, number, (&walk, &inputs), y)
 }
 
-/// The sum of the first half of each row, and its bias, times the `Gelu` of that of the second.
+/// Computes `(x0 + b0) * gelu(x1 + b1)`, where `x0` and `x1` are the halves of each row and `b0`
+/// and `b1` those of the bias.
 fn bias_split_gelu(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, bias, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
     let width = x.shape.last().copied().unwrap_or(1);
@@ -280,7 +286,8 @@ fn bias_split_gelu(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     computed(&formula, Number::of(x.dtype)?, (&walk, &inputs), y)
 }
 
-/// The launch of a formula over a walk of the result; inputs begin at an element.
+/// Returns the launch of a formula over the walk of the result. Each input starts at the given
+/// element.
 pub(super) fn computed(
     formula: &ScalarExpr,
     number: Number,
@@ -293,10 +300,12 @@ pub(super) fn computed(
     }
     let sources = sources(walk, inputs)?;
     let run = walk.sizes.last().copied().unwrap_or(1);
-    // An input that stays along the last axis is read once, wherever it is.
+    // An input with stride 0 along the last axis is one scalar load, so its alignment does not
+    // matter.
     let dense = walk.steps.iter().filter(|steps| steps.last() == Some(&1));
     let mut outer = dense.flat_map(|steps| steps.split_last().map_or(&[][..], |(_, outer)| outer));
-    // What is side by side in the result must be so in the inputs, from a multiple of four on.
+    // Four adjacent results need four adjacent elements of each dense input, so all outer strides
+    // must be multiples of four.
     let four = count >= LEAST_FOUR
         && run % 4 == 0
         && is_short_float(y.dtype)
@@ -320,7 +329,7 @@ pub(super) fn computed(
     Ok(vec![launch.threads(threads)?])
 }
 
-/// How the elements of each input are found.
+/// Returns how the elements of each input are addressed.
 fn sources(walk: &Walk, inputs: &[(&Operand, usize)]) -> Result<Vec<Source>> {
     let same: Vec<i64> = strides(&walk.sizes).into_iter().map(|step| step as i64).collect();
     let mut sources = Vec::with_capacity(inputs.len());

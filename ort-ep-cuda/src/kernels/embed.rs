@@ -1,5 +1,5 @@
-//! `EmbedLayerNormalization` of ONNX Runtime: the sum of embeddings of words, positions and
-//! segments, normalized. A number that a table does not have reads the nearest that it has.
+//! ONNX Runtime's `EmbedLayerNormalization`: the normalised sum of word, position and segment
+//! embeddings. An index out of range reads the nearest row of the table.
 
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
@@ -19,7 +19,7 @@ cuda_kernels![CudaKernel::new(
     launches
 )];
 
-/// From this width on a block takes a row.
+/// The row width from which a whole block handles a row.
 const LONG: usize = 512;
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -39,6 +39,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let wanted = cx.find_output(0).or(cx.find_output(2)).is_some();
     if wanted && tokens > 0 && width > 0 {
         let tables = [Some(words), Some(positions), segments];
+        // An index out of range reads the nearest row, so each table needs one.
         let there = tables.iter().flatten().all(|table| table.size(0) > 0 && table.size(1) == width);
         ensure!(there, InvalidArgument, "tables without a row, or not of width {width}");
         let all = [

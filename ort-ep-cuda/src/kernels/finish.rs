@@ -1,5 +1,5 @@
-//! What follows a product that a library computed, where the library does not do it in the same
-//! call: addends that broadcast and an activation, in one pass over the result.
+//! A separate epilogue pass after a library GEMM or convolution, for addends and activations that
+//! the library cannot fuse.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -10,14 +10,14 @@ use super::elementwise::{computed, replaced};
 use crate::formula::Number;
 use crate::launch::{Launch, Operand, Walk};
 
-/// A tensor that is added, with the step along each axis of the result and its factor.
+/// A tensor to add, with its stride along each axis of the result, and its factor.
 pub(super) struct Addend<'a> {
     pub(super) tensor: &'a Operand,
     pub(super) steps: Vec<i64>,
     pub(super) factor: f32,
 }
 
-/// The launch of `y = activation(y + factor * addend + ..)`, over axes of these sizes.
+/// Returns the launch of `y = activation(y + factor * addend + ..)` over axes of these sizes.
 pub(super) fn finish(
     y: &Operand,
     sizes: &[usize],

@@ -1,8 +1,8 @@
-//! Elements that are found by indices: `Gather`, `GatherElements`, `GatherND`, `OneHot`,
-//! `ScatterElements`, `ScatterND` and `TensorScatter`.
+//! Gather and scatter kernels: `Gather`, `GatherElements`, `GatherND`, `OneHot`, `ScatterElements`,
+//! `ScatterND` and `TensorScatter`.
 //!
-//! The device cannot refuse an index that is out of range, as the CPU does: reads take the nearest
-//! element that there is, writes are left out.
+//! Unlike the CPU, the device cannot report an index out of range. Reads take the nearest valid
+//! element, and writes are skipped.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -12,7 +12,7 @@ use super::movement::{MOVED, by_bytes, copied, element_bytes, few_axes, unit};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
 
-/// The types of indices.
+/// The index types.
 const INDICES: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
 
 const fn picking(op: &'static str, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> CudaKernel {
@@ -56,14 +56,15 @@ pub(super) fn reduces(node: &NodeView<'_>) -> bool {
     node.attrs().find_string("reduction").unwrap_or("none") != "none"
 }
 
-/// Whether indices have 64 bits.
+/// Whether indices have 64 bits, as a kernel parameter.
 fn wide(indices: &Operand) -> Result<usize> {
     let dtype = indices.dtype;
     ensure!(INDICES.contains(dtype), InvalidArgument, "indices of type {}", dtype.name());
     Ok((dtype == DType::I64).into())
 }
 
-/// The size of an axis between the elements before and behind it; a scalar has an axis of size 1.
+/// Returns the element count outside an axis, its size, and the element count inside it. A scalar
+/// has one axis of size 1.
 pub(super) fn around(shape: &[usize], axis: usize) -> [usize; 3] {
     let product = |sizes: &[usize]| sizes.iter().fold(1usize, |all, size| all.saturating_mul(*size));
     let (front, back) = shape.split_at_checked(axis).unwrap_or((shape, &[]));
@@ -73,7 +74,8 @@ pub(super) fn around(shape: &[usize], axis: usize) -> [usize; 3] {
     }
 }
 
-/// An error where elements are to be picked of a tensor that has none, or has too many to count.
+/// Checks that elements can be gathered from a tensor: it is not empty, and its elements can be
+/// counted in 31 bits.
 fn check_source(source: &Operand, result: &Operand) -> Result<()> {
     let (from, to) = (&source.shape, &result.shape);
     ensure!(
@@ -94,8 +96,8 @@ fn gather(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![picked(data, extents, indices, y)?])
 }
 
-/// The launch that gathers along an axis of a size between the elements outside and inside of it;
-/// something is gathered.
+/// Returns the launch that gathers along the middle one of `outer`, `size` and `run`. The result is
+/// not empty.
 pub(super) fn picked(
     data: &Operand,
     [outer, size, run]: [usize; 3],
@@ -129,8 +131,8 @@ fn gather_elements(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![launch.ints::<MOST_AXES>(walk.steps.first().map_or(&[], Vec::as_slice))?])
 }
 
-/// For each index of `GatherElements` and `ScatterElements` the place in the data, with 0 along the
-/// axis.
+/// Returns the walk over the indices of `GatherElements` and `ScatterElements`: the offset of each
+/// in the data, with stride 0 along the axis.
 fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> Result<Walk> {
     ensure!(data.len() == indices.len(), InvalidArgument, "data {data:?} and indices {indices:?}");
     let mut sizes = data.iter().zip(indices).enumerate();
@@ -142,8 +144,8 @@ fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> Result<Walk>
     Ok(Walk::new(indices, &[steps]))
 }
 
-/// The sizes of the axes that an index tuple names and the steps along them in units of `run`, the
-/// elements that a tuple names.
+/// The axes that an index tuple addresses, with their sizes and strides. Strides count in units of
+/// `run`, the elements that a tuple selects.
 struct Tuples {
     sizes: Vec<usize>,
     steps: Vec<usize>,
@@ -165,7 +167,7 @@ impl Tuples {
         Ok(Tuples { sizes: sizes.to_vec(), steps: strides(sizes), run })
     }
 
-    /// The places that a tuple can name.
+    /// Returns how many positions a tuple can address.
     fn slots(&self) -> usize {
         self.sizes.iter().product()
     }
@@ -208,14 +210,15 @@ fn one_hot(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![launch.uint(depth)?.uint(inner)?])
 }
 
-/// Where updates go: `tuples` of them, each of `run` elements, to one of the `slots` of the data.
+/// The targets of a scatter: `tuples` updates of `run` elements, each to one of the `slots` of the
+/// data.
 pub(super) struct Target {
     pub(super) tuples: usize,
     pub(super) run: usize,
     slots: usize,
-    /// The numbers of the kernels' structure in its order: whether indices are wide, whether each
-    /// is one along an axis, that axis's size and step, how many axes are walked or named; their
-    /// sizes, and their steps.
+    /// The kernels' structure, in order: whether indices have 64 bits, whether each is a single
+    /// index along an axis, that axis's size and stride, the number of axes walked or addressed,
+    /// their sizes, their strides.
     words: Vec<i64>,
 }
 
@@ -251,15 +254,16 @@ fn target_words(head: [usize; 5], sizes: &[usize], steps: &[i64]) -> Result<Vec<
     Ok(numbers.chain(missing()).chain(steps.iter().copied()).collect())
 }
 
-/// Several updates of one element are told apart by who wrote their number last.
+/// Returns the workspace for duplicate indices: each slot stores the number of its last update, so
+/// that the last one wins deterministically.
 fn owners_bytes(cx: &OpCx<'_>) -> Result<usize> {
     let mut taken = 0;
     owners(cx, &Target::new(cx)?, &mut taken);
     Ok(taken)
 }
 
-/// For each slot that updates go to the number of the last one, from 1 on; none where there is just
-/// one update.
+/// Reserves one number per slot: the last update that targets it, from 1 on. `None` if there is
+/// only one update.
 fn owners(cx: &OpCx<'_>, target: &Target, taken: &mut usize) -> Option<Operand> {
     (target.tuples > 1).then(|| cx.workspace(taken, DType::U32, &[target.slots]))
 }
@@ -275,6 +279,8 @@ fn replace(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     }
     let owners = owners(cx, &target, &mut 0);
     if let Some(owners) = &owners {
+        // Mark each slot with the largest number of its updates, so that only the last one is
+        // written.
         for entry in ["scatter_clear", "scatter_mark"] {
             let launch = Launch::new("gather", entry).threads(target.tuples)?;
             let launch = launch.tensor(indices).tensor(owners).uint(target.tuples)?;

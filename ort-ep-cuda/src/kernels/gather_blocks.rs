@@ -1,5 +1,4 @@
-//! `GatherBlockQuantized`: rows of a table of narrow codes, widened with the scales of their
-//! blocks.
+//! `GatherBlockQuantized`: gathers rows of a block-quantized table and dequantizes them.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -21,7 +20,8 @@ cuda_kernels![CudaKernel::new(
     launches
 )];
 
-/// The codes of a table: their number in kernels, and the shape that they have one by one.
+/// Returns the type tag of the quantized values, and the table's shape with packed values counted
+/// individually.
 fn codes(cx: &OpCx<'_>) -> Result<(usize, Vec<usize>)> {
     let data = cx.input(0)?;
     let mut shape = data.shape.to_vec();
@@ -45,7 +45,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let quantized = cx.axis(cx.attrs.int("quantize_axis")?, shape.len())?;
     let at = |axis: usize| shape.get(axis).copied().unwrap_or(1);
     let behind = |axis: usize| shape.iter().skip(axis + 1).product::<usize>();
-    // A block of 0 is the whole axis.
+    // A block size of 0 means the whole axis.
     let block = cx.attrs.int("block_size")?;
     let block = usize::try_from(block).map_err(|_| error!(InvalidGraph, "a block size of {block}"))?;
     let block = if block == 0 { at(quantized) } else { block.min(at(quantized)) };

@@ -1,5 +1,4 @@
-//! Matrix products of any strides and batches on the device, with what follows them in the same
-//! launch, and activations as kernels know them.
+//! GEMM kernels for any strides and batches, with a fused epilogue: addends and activations.
 
 mod few;
 mod lt;
@@ -14,20 +13,20 @@ use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
 use crate::modules::TENSOR_CORES;
 
-/// The axes of a batch that kernels walk, of which `cu/gemm_tiles.cuh` knows, too.
+/// The most batch axes, as in `cu/gemm_tiles.cuh`.
 const MOST_BATCHES: usize = 6;
-/// The rows up to which a product is one of vectors.
+/// The most rows for which a GEMM runs as GEMV.
 const FEW_ROWS: usize = 4;
 
-/// A tensor of a product with its steps, in elements.
+/// A tensor of a GEMM with its strides, in elements.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     tensor: Operand,
-    /// The step along each axis of the batch.
+    /// The stride along each batch axis.
     batch: Vec<usize>,
     row: usize,
     column: usize,
-    /// The step along the sums.
+    /// The stride along the depth.
     depth: usize,
 }
 
@@ -41,16 +40,16 @@ pub(super) struct Product {
     a: Part,
     b: Part,
     y: Part,
-    /// The addends, in their order: the first one is multiplied by `beta`.
+    /// The addends in order; the first one is multiplied by `beta`.
     addends: Vec<Part>,
     pub(super) alpha: f32,
     pub(super) beta: f32,
     pub(super) activation: Option<Activation>,
-    /// Whether the node's workspace is there for it alone.
+    /// Whether the GEMM may use the node's whole workspace.
     pub(super) has_workspace: bool,
 }
 
-/// A side of a product: its sizes and steps, the last two those of its matrix.
+/// One operand of a GEMM: its sizes and strides, of which the last two are those of its matrix.
 #[derive(Debug)]
 pub(super) struct Side {
     pub(super) sizes: Vec<usize>,
@@ -58,8 +57,8 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// A tensor whose axes come in an order. A single axis is a row on the left and a column on the
-    /// right.
+    /// Creates an operand from a tensor with permuted axes. A single axis becomes a row on the left
+    /// and a column on the right.
     pub(super) fn new(tensor: &Operand, order: &[usize], is_left: bool) -> Result<Side> {
         let own = strides(&tensor.shape);
         let mut sizes: Vec<usize> = order.iter().map(|axis| tensor.size(*axis)).collect();
@@ -82,7 +81,7 @@ impl Side {
         }
     }
 
-    /// The steps along a batch that the side broadcasts to.
+    /// Returns the strides along a batch to which the operand broadcasts.
     fn batch_steps(&self, batch: &[usize]) -> Result<Vec<usize>> {
         let own = self.sizes.len().saturating_sub(2);
         let missing = batch.len().checked_sub(own);
@@ -95,8 +94,8 @@ impl Side {
 }
 
 impl Part {
-    /// A tensor of `shape` (its own, or with axes of size 1 added) that broadcasts to `whole`,
-    /// batch and matrices of a product.
+    /// Broadcasts a tensor to `whole`, the batch and matrix sizes of a GEMM. `shape` is its own
+    /// shape, or that with axes of size 1 added.
     fn broadcast(tensor: &Operand, shape: &[usize], whole: &[usize]) -> Result<Part> {
         let missing = whole.len().checked_sub(shape.len());
         let missing = missing.ok_or_else(|| error!(InvalidArgument, "an addend has rank {}", shape.len()))?;
@@ -114,11 +113,12 @@ impl Part {
         Ok(Part { tensor: tensor.clone(), batch: steps, row, column, depth: 0 })
     }
 
-    /// Whether the elements along a side can be read several at a time: the nearer of `line` and
-    /// step is 1, and all the other steps and the size along it are multiples of so many.
+    /// Whether `many` adjacent elements can be read at once. The smaller of the row and depth
+    /// strides must be 1, and the contiguous size and all other strides must be multiples of
+    /// `many`.
     fn in_vectors(&self, line: (usize, usize), depth: usize, batch: &[i64], many: usize) -> bool {
         let (lines, line) = line;
-        // The step along a single line may be any, as it is never taken.
+        // A single row is never stepped over, so its stride does not matter.
         let line = if lines == 1 { 0 } else { line };
         let (size, near, far) = if lines == 1 || self.depth <= line {
             (depth, self.depth, line)
@@ -131,7 +131,7 @@ impl Part {
 }
 
 impl Product {
-    /// The product of two sides, as it is.
+    /// Creates the plain product of two operands.
     pub(super) fn new([a, b]: [&Operand; 2], [left, right]: [Side; 2], y: &Operand) -> Result<Product> {
         let ((a_batch, [rows, depth], a_steps), (b_batch, [steps, columns], b_steps)) =
             (left.split()?, right.split()?);
@@ -151,8 +151,7 @@ impl Product {
         Ok(Product { batch, rows, columns, depth, a, b, y, addends, alpha, beta, activation, has_workspace })
     }
 
-    /// With a further tensor, which broadcasts to the result; under another shape of as many
-    /// elements where one is given.
+    /// Adds an addend that broadcasts to the result; `shape` replaces its own shape if given.
     pub(super) fn add(&mut self, tensor: &Operand, shape: Option<&[usize]>) -> Result<()> {
         let whole: Vec<usize> = self.batch.iter().copied().chain([self.rows, self.columns]).collect();
         ensure!(self.addends.len() < 2, Fail, "a product has two addends at most");
@@ -160,18 +159,20 @@ impl Product {
         Ok(())
     }
 
-    /// The launches that compute it.
+    /// Returns the launches of the GEMM.
     pub(super) fn launches(mut self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         if self.batch.contains(&0) || self.rows == 0 || self.columns == 0 {
             return Ok(Vec::new());
         }
         let mut walk = self.fold();
+        // In order of preference: the library, GEMV, TMA, warpgroups, tiles.
         if let Some(launches) = lt::launches(&self, cx, &walk)? {
             return Ok(launches);
         }
+        // A result of few columns is transposed, so that it runs as GEMV too.
         if self.columns <= FEW_ROWS && self.columns < self.rows {
             self.transpose();
-            // The steps of the sides along the batch are the first two.
+            // The strides of `a` and `b` are the first two of the walk.
             walk.steps.swap(0, 1);
         }
         let matrices = walk.sizes.iter().product::<usize>();
@@ -191,8 +192,8 @@ impl Product {
         [&mut self.a, &mut self.b, &mut self.y].into_iter().chain(&mut self.addends)
     }
 
-    /// The walk over the batch. Its last axis becomes rows where one matrix on the right is there
-    /// for all of it.
+    /// Returns the walk over the batch. If the last batch axes share one matrix on the right, they
+    /// are folded into the rows.
     fn fold(&mut self) -> Walk {
         let sizes: Vec<usize> = self.batch.iter().copied().chain([self.rows]).collect();
         let steps = |part: &mut Part| part.batch.iter().chain([&part.row]).map(|step| *step as i64).collect();
@@ -206,14 +207,14 @@ impl Product {
         walk
     }
 
-    /// The same product with both sides exchanged.
+    /// Transposes the GEMM: exchanges its operands, and rows with columns.
     fn transpose(&mut self) {
         std::mem::swap(&mut self.rows, &mut self.columns);
         std::mem::swap(&mut self.a, &mut self.b);
         self.parts().for_each(|part| std::mem::swap(&mut part.row, &mut part.column));
     }
 
-    /// The type in names, the entry, how many rows and columns a block of it has, and its threads.
+    /// Returns the type suffix, the entry, the rows and columns of its tile, and its threads.
     fn entry(&self, cx: &OpCx<'_>, matrices: usize) -> Result<(&'static str, String, [usize; 2], u32)> {
         let suffix = suffix_of(self.y.tensor.dtype)?;
         let a_near = self.a.depth <= self.a.row;
@@ -221,10 +222,11 @@ impl Product {
         let tiles = |block: usize| {
             [self.rows, self.columns].map(|size| size.div_ceil(block)).iter().product::<usize>()
         };
-        // A tile that is half empty, or too few of them for the device's processors, are slower
-        // than four smaller ones.
+        // A large tile that is half empty, or fewer large tiles than multiprocessors, would be
+        // slower than small tiles.
         let busy = tiles(128).saturating_mul(matrices) >= cx.limits.processors as usize;
         let is_large = busy && self.rows > 64 && self.columns > 64;
+        // Only these types have kernels with large tiles.
         let has_large = matches!(suffix, "f32" | "f16" | "bf16" | "i32");
         let size = if is_large && has_large { ("large", 128) } else { ("small", 64) };
         let (name, block) = size;
@@ -239,7 +241,7 @@ impl Product {
 
     fn launch(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Launch> {
         let (suffix, entry, [rows, columns], threads) = self.entry(cx, matrices)?;
-        // Tensor cores are read for by 16 bytes, other kernels read four elements.
+        // Tensor core kernels load 16 bytes at once, the others four elements.
         let many = if entry.starts_with("gemm_cores") && suffix != "tf32" { 8 } else { 4 };
         let (down, across) = (self.rows.div_ceil(rows), self.columns.div_ceil(columns));
         let blocks = matrices.saturating_mul(down).saturating_mul(across);
@@ -254,9 +256,10 @@ impl Product {
         self.ending(launch, walk, [down, across], self.in_vectors(walk, many))
     }
 
-    /// The launches by warpgroups, if the device has them and can read the sides: the left one in
-    /// vectors along the depth, the right one in vectors, too, or along its columns, whose rows may
-    /// begin anywhere.
+    /// Returns the launches by warpgroups, or `None` if the device has none or cannot read the
+    /// operands. The left one must be readable in vectors along the depth. The right one must be
+    /// readable in vectors too, or be contiguous along its columns, in which case its rows need no
+    /// alignment.
     fn by_warpgroups(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Vec<Launch>>> {
         let y = &self.y.tensor;
         let Some(suffix) = warpgroups::suffix_of(&cx.limits, y.dtype) else { return Ok(None) };
@@ -300,7 +303,7 @@ impl Product {
         self.addends.get(index).map(|part| &part.tensor)
     }
 
-    /// Whether `many` elements of each side can be read at once.
+    /// Whether `many` adjacent elements of each operand can be read at once.
     fn in_vectors(&self, walk: &Walk, many: usize) -> [bool; 2] {
         let steps = |index: usize| walk.steps.get(index).map_or(&[][..], Vec::as_slice);
         [
@@ -309,7 +312,7 @@ impl Product {
         ]
     }
 
-    /// A launch with the structures `Product` and `Finish` of the kernels as its next parameters.
+    /// Appends the kernels' structures `Product` and `Finish` to a launch.
     fn ending(
         &self,
         launch: Launch,
@@ -344,8 +347,8 @@ impl Product {
     }
 }
 
-/// The name of an element type in entries of products. Integers without sign are multiplied as
-/// those with one.
+/// Returns the type suffix in entry names. Unsigned integers share the kernels of signed ones,
+/// since wrapping products have the same bits.
 fn suffix_of(dtype: DType) -> Result<&'static str> {
     Ok(match dtype {
         DType::F32 => "f32",
@@ -358,7 +361,7 @@ fn suffix_of(dtype: DType) -> Result<&'static str> {
     })
 }
 
-/// The name of a type in entries of tensor cores, where the device has them for it.
+/// Returns the type suffix of the tensor core kernels, if the device has them for the type.
 pub(super) fn of_cores(limits: &Limits, dtype: DType) -> Result<Option<&'static str>> {
     Ok(match dtype {
         DType::F16 | DType::BF16 if limits.capability >= TENSOR_CORES => Some(suffix_of(dtype)?),
@@ -367,7 +370,7 @@ pub(super) fn of_cores(limits: &Limits, dtype: DType) -> Result<Option<&'static 
     })
 }
 
-/// The structure `Finish` of `cu/gemm.cuh`.
+/// Fills the structure `Finish` of `cu/gemm.cuh`.
 pub(super) fn finish(activation: Option<&Activation>, alpha: f32, beta: f32) -> Vec<u8> {
     let (number, parameters) = activation.map_or((0, [0.0; 2]), number_of);
     let floats = [alpha, beta].into_iter().chain(parameters);
@@ -375,7 +378,7 @@ pub(super) fn finish(activation: Option<&Activation>, alpha: f32, beta: f32) -> 
     words.flat_map(u32::to_ne_bytes).collect()
 }
 
-/// The number of an activation in `cu/gemm.cuh`, and its parameters.
+/// Returns the number of an activation in `cu/gemm.cuh`, and its parameters.
 fn number_of(activation: &Activation) -> (u32, [f32; 2]) {
     const NAMES: [&str; 17] = [
         "Relu",

@@ -1,4 +1,4 @@
-//! `GridSample` and `AffineGrid`: images read at the positions of a grid, and such a grid.
+//! `GridSample` and `AffineGrid` kernels.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -26,7 +26,7 @@ cuda_kernels![
     ),
 ];
 
-/// The names of attributes, by their numbers in cu/sample.cu.
+/// Attribute values, by their numbers in `cu/sample.cu`.
 const MODES: &[&str] = &["nearest", "linear", "cubic"];
 const PADDINGS: &[&str] = &["zeros", "border", "reflection"];
 
@@ -34,7 +34,7 @@ fn picks(node: &NodeView<'_>) -> bool {
     node.attrs().find_string("mode") == Some("nearest")
 }
 
-/// Lines, images and volumes.
+/// Whether the input has one to three spatial axes.
 fn of_image(node: &NodeView<'_>) -> bool {
     node.rank(0).is_none_or(|rank| (3..=5).contains(&rank))
 }
@@ -81,7 +81,7 @@ fn affine_grid(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if y.count() == 0 {
         return Ok(Vec::new());
     }
-    // Coordinates are listed from the innermost axis on.
+    // Coordinates are listed from the innermost axis outwards.
     let missing = std::iter::repeat_n(&1, 3 - rank);
     let mut numbers: Vec<usize> = spatial.iter().rev().chain(missing).copied().collect();
     numbers.extend([*rank, spatial.iter().product(), usize::from(cx.attrs.flag("align_corners")?)]);

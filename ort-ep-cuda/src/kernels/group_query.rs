@@ -1,4 +1,4 @@
-//! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and
+//! `GroupQueryAttention`. The key-value cache either grows, or stays in a buffer that past and
 //! present share.
 
 use ort_core::dtype::DType;
@@ -32,8 +32,8 @@ cuda_kernels![CudaKernel {
     counted: None,
 }];
 
-/// Whether the cache holds all positions as they are, and neither scores nor norms of heads are
-/// asked for.
+/// Whether the cache is unquantized and keeps all positions, and neither scores nor per-head norms
+/// are requested.
 fn when(node: &NodeView<'_>) -> bool {
     let (attrs, has) = (node.attrs(), |input: usize| node.input(input).is_some());
     let is_quantized = ["k_quant_type", "v_quant_type"]
@@ -47,11 +47,11 @@ fn when(node: &NodeView<'_>) -> bool {
 
 /// What a node computes for some shapes.
 struct Plan {
-    /// The sizes, with the new keys.
+    /// The sizes; `keys` counts the new keys only.
     sizes: Sizes,
     /// Rows of the past's tensors.
     past: usize,
-    /// Whether the query holds keys and values, too.
+    /// Whether `query` also contains keys and values.
     is_packed: bool,
     rotates: bool,
     cache_type: DType,
@@ -85,8 +85,8 @@ impl Plan {
         Ok(Plan { sizes, past, is_packed, rotates, cache_type })
     }
 
-    /// What the workspace holds: turned queries, and keys and values of so many rows where no
-    /// output has them.
+    /// Reserves the workspace: rotated queries, and caches of `rows` rows that no output holds.
+    /// Returns the bytes too.
     fn buffers(&self, cx: &OpCx<'_>, rows: usize) -> Result<([Option<Operand>; 3], usize)> {
         let Sizes { batch, heads, key_heads, queries, size, .. } = self.sizes;
         let mut taken = 0;
@@ -100,7 +100,7 @@ impl Plan {
         Ok(([turned, k, v], taken))
     }
 
-    /// The new queries (0), keys (1) or values (2) as they come in.
+    /// Returns the new queries (0), keys (1) or values (2) as the inputs hold them.
     fn incoming(&self, cx: &OpCx<'_>, which: usize) -> Result<Rows> {
         let Sizes { heads, key_heads, queries, size, .. } = self.sizes;
         if !self.is_packed {
@@ -113,7 +113,7 @@ impl Plan {
         Ok(Rows { first: before.saturating_mul(size), ..rows })
     }
 
-    /// The keys of the longest batch, after new ones.
+    /// Returns the number of keys in the longest batch, new ones included.
     fn total(&self, cx: &OpCx<'_>) -> Result<usize> {
         let given = cx.ints(6)?.first().copied().unwrap_or(-1);
         let (past, most) = (self.past, self.past.saturating_add(self.sizes.queries));
@@ -150,7 +150,8 @@ impl Plan {
         Ok(Some(Rotation { angles: [cos, sin], half, positions, interleaved }))
     }
 
-    /// Puts new keys (1) or values (2) into `to`, which has so many rows, behind those of the past.
+    /// Writes new keys (1) or values (2) into `to`, which has `capacity` rows, after those of the
+    /// past.
     fn place(
         &self,
         cx: &OpCx<'_>,
@@ -160,6 +161,8 @@ impl Plan {
     ) -> Result<Vec<Launch>> {
         let Sizes { batch, key_heads, queries, size, .. } = self.sizes;
         let past = cx.find_input(which + 2);
+        // Past and present share a buffer: only the new rows are written, so it must be long
+        // enough.
         let keeps = past.is_some_and(|past| past.arg == Arg::Output(which));
         ensure!(
             !keeps || capacity == self.past,
@@ -169,6 +172,7 @@ impl Plan {
             self.past
         );
         let rows = self.incoming(cx, which)?;
+        // Values are never rotated.
         let placing = Placing {
             rotation: rotation.filter(|_| which == 1),
             past: past.filter(|_| !keeps),
@@ -196,7 +200,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let capacity = plan.past.max(total);
     let counts = cx.input(5)?;
     ensure!(counts.count() == batch, InvalidArgument, "seqlens_k has {} values for {batch}", counts.count());
-    // A prompt begins at the front, however many of its tokens are padding.
+    // A prompt starts at row 0, however many of its tokens are padding.
     let lengths = Lengths { of: Some(counts), more: 1, at_end: queries != total, before: 0 };
     let rotation = plan.rotation(cx)?;
     let ([turned, k, v], taken) = plan.buffers(cx, capacity)?;
@@ -235,7 +239,7 @@ fn attend<'a>(
         None if cx.attrs.int("smooth_softmax")? == 1 => Sinks::Zero,
         None => Sinks::None,
     };
-    // A window counts the key at the query's own place.
+    // The window includes the query's own position.
     let window = cx.attrs.int("local_window_size")?.saturating_sub(1);
     Ok(Attend {
         sizes,

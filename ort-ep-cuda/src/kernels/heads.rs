@@ -1,4 +1,5 @@
-//! Where the rows of heads are, and how new rows come behind those of a past: `cu/heads.cu`.
+//! The layout of attention heads, and the placement of new rows after those of a past
+//! (`cu/heads.cu`).
 
 use ort_core::dtype::DType;
 use ort_core::{Result, ensure, error};
@@ -6,25 +7,26 @@ use ort_core::{Result, ensure, error};
 use super::attend::Lengths;
 use crate::launch::{Launch, Operand};
 
-/// Threads of a warp, and warps of a block.
+/// Threads of a warp.
 const WARP: usize = 32;
+/// Warps of a block.
 const WARPS: usize = 8;
-/// Elements of a vector.
+/// Elements of a vector access.
 const VECTOR: usize = 4;
 
-/// Rows of heads in a tensor.
+/// The rows of heads in a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
     pub(super) operand: Operand,
-    /// The first element.
+    /// The offset of the first element.
     pub(super) first: usize,
-    /// From one batch, head and row to the next.
+    /// The strides of batch, head and row.
     pub(super) steps: [usize; 3],
 }
 
 impl Rows {
-    /// Heads of one token one after the other, each with several parts of which this is one:
-    /// (batch, rows, heads, parts, size).
+    /// Heads interleaved per token, with `parts` tensors packed in each head, of which this is
+    /// number `part`: (batch, rows, heads, parts, size).
     pub(super) fn by_token(
         operand: &Operand,
         [heads, rows, size]: [usize; 3],
@@ -36,31 +38,32 @@ impl Rows {
         Rows { operand: operand.clone(), first: part.saturating_mul(size), steps }
     }
 
-    /// Rows of one head one after the other: (batch, heads, rows, size).
+    /// Contiguous rows per head: (batch, heads, rows, size).
     pub(super) fn by_head(operand: &Operand, [heads, rows, size]: [usize; 3]) -> Rows {
         let head = rows.saturating_mul(size);
         Rows { operand: operand.clone(), first: 0, steps: [heads.saturating_mul(head), head, size] }
     }
 
-    /// The structure `Rows` of the kernels.
+    /// Fills the kernels' structure `Rows`.
     pub(super) fn words(&self) -> [i64; 4] {
         let [batch, head, row] = self.steps;
         [self.first, batch, head, row].map(word)
     }
 
-    /// Whether rows of so many elements are whole vectors.
+    /// Whether rows of this size can be read in vectors of `vector` elements.
     pub(super) fn in_vectors(&self, size: usize, vector: usize) -> bool {
         let whole = |number: &usize| number.is_multiple_of(vector);
         whole(&size) && whole(&self.first) && self.steps.iter().all(whole)
     }
 }
 
-/// A number as a kernel's; launches refuse what is too large.
+/// Converts a number for a kernel's structure. An overflow saturates, and the launch then rejects
+/// it.
 pub(super) fn word(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// What kernels of heads call an element type.
+/// Returns the kernels' tag of an element type.
 pub(super) fn kind_of(dtype: DType) -> Result<i64> {
     Ok(match dtype {
         DType::F32 => 0,
@@ -73,52 +76,52 @@ pub(super) fn kind_of(dtype: DType) -> Result<i64> {
     })
 }
 
-/// How the position of a new row is found.
+/// How the position of a new row is determined.
 #[derive(Clone, Copy)]
 pub(super) enum Positions<'a> {
-    /// It is its place among all rows.
+    /// It is the row's index among all rows.
     ByPlace,
-    /// A number for each token.
+    /// A tensor holds it per token.
     ByToken(&'a Operand),
-    /// That of the first row is given.
+    /// A tensor holds the position of the first row.
     BehindFirst(&'a Operand),
     /// Tokens are numbered through all batches.
     ByNumber,
 }
 
-/// Turns pairs of elements of a row by the angles of its position.
+/// A rotary embedding: rotates pairs of elements of a row by the angles of its position.
 #[derive(Clone, Copy)]
 pub(super) struct Rotation<'a> {
-    /// Rows of cosines and sines, each for half the turned elements.
+    /// Rows of cosines and sines, one value per rotated pair.
     pub(super) angles: [&'a Operand; 2],
     pub(super) half: usize,
     pub(super) positions: Positions<'a>,
-    /// Whether the elements of a pair are neighbours.
+    /// Whether the elements of a pair are adjacent.
     pub(super) interleaved: bool,
 }
 
-/// New rows of heads on their way behind those of a past.
+/// Copies new rows of heads after those of a past.
 #[derive(Clone, Copy)]
 pub(super) struct Placing<'a> {
-    /// Batches, heads, new rows and the size of a row.
+    /// Batches, heads, new rows and row size.
     pub(super) sizes: [usize; 4],
     pub(super) fresh: &'a Rows,
-    /// What is added to new rows of all heads, from an element on.
+    /// A bias for the new rows of all heads, and its first element.
     pub(super) bias: Option<(&'a Operand, usize)>,
     pub(super) rotation: Option<Rotation<'a>>,
-    /// (batch, heads, rows, size) of the type of what is written; none where it is where the rows
-    /// are placed.
+    /// The past rows, (batch, heads, rows, size) of the target's type; `None` if the target holds
+    /// them already.
     pub(super) past: Option<&'a Operand>,
     /// How many rows precede the new ones.
     pub(super) lengths: Lengths<'a>,
-    /// Whether new rows are placed at the front, whatever precedes them elsewhere.
+    /// Whether new rows go to the front, whatever precedes them elsewhere.
     pub(super) at_front: bool,
-    /// Whether other rows stay as they are.
+    /// Whether the target's other rows stay as they are.
     pub(super) keeps: bool,
 }
 
 impl<'a> Placing<'a> {
-    /// New rows alone, as they are.
+    /// Copies the new rows alone, unchanged.
     pub(super) fn new(sizes: [usize; 4], fresh: &'a Rows) -> Placing<'a> {
         let lengths = Lengths::all(0);
         Placing {
@@ -133,7 +136,7 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// Places the rows in `to`, which has so many of each head.
+    /// Returns the launch that writes the rows to `to`, which has `capacity` rows per head.
     pub(super) fn launches(&self, to: &Rows, capacity: usize) -> Result<Vec<Launch>> {
         let (lines, lengths) = (self.lines(capacity), self.lengths());
         if lines == 0 {
@@ -155,12 +158,14 @@ impl<'a> Placing<'a> {
         Ok(vec![launch.ints::<27>(&self.words(to, capacity)?)?.uint(lines)?])
     }
 
-    /// Places keys and values at once where they are moved as they are.
+    /// Copies keys and values in one launch, if both are copied unchanged; otherwise in one launch
+    /// each.
     pub(super) fn both(pair: [(&Placing<'_>, &Rows); 2], capacity: usize) -> Result<Vec<Launch>> {
         let [lines, others] = pair.map(|(placing, _)| placing.lines(capacity));
         let is_plain = pair.iter().all(|(placing, _)| {
             placing.bias.is_none() && placing.rotation.is_none() && placing.lengths().is_none()
         });
+        // One launch covers both only if they have equally many rows.
         if !is_plain || lines == 0 || lines != others {
             let each = pair.into_iter().map(|(placing, to)| placing.launches(to, capacity));
             return Ok(each.collect::<Result<Vec<_>>>()?.concat());
@@ -176,19 +181,20 @@ impl<'a> Placing<'a> {
         Ok(vec![launch.uint(lines)?])
     }
 
-    /// Rows that are written, of which each has some elements.
+    /// Returns how many rows are written; none if rows are empty.
     fn lines(&self, capacity: usize) -> usize {
         let [batch, heads, many, size] = self.sizes;
+        // If the target keeps its other rows, only the new ones are written.
         let rows = if self.keeps { many } else { capacity };
         if size == 0 { 0 } else { batch.saturating_mul(heads).saturating_mul(rows) }
     }
 
-    /// The rows of each batch, where a tensor says so and the new ones are their end.
+    /// Returns the tensor of row counts per batch, if the new rows are the last ones.
     fn lengths(&self) -> Option<&'a Operand> {
         self.lengths.of.filter(|_| self.lengths.at_end)
     }
 
-    /// The structure `Placing` of the kernels.
+    /// Fills the kernels' structure `Placing`.
     fn words(&self, to: &Rows, capacity: usize) -> Result<Vec<i64>> {
         let [_, heads, many, size] = self.sizes;
         let rows = if self.keeps { many } else { capacity };
@@ -203,13 +209,14 @@ impl<'a> Placing<'a> {
         words.push(lengths.map_or(Ok(0), |lengths| kind_of(lengths.dtype))?);
         words.extend([i64::from(self.at_front), i64::from(self.keeps), word(bias_first.unwrap_or(0))]);
         words.extend(self.turned()?.1);
+        // Rows of one type that are whole vectors are moved without conversion.
         let same = self.fresh.operand.dtype == to.operand.dtype;
         let moves = same && self.fresh.in_vectors(size, VECTOR) && to.in_vectors(size, VECTOR);
         words.push(i64::from(moves));
         Ok(words)
     }
 
-    /// The positions, and the numbers of the rotation.
+    /// Returns the positions, and the rotation's fields.
     fn turned(&self) -> Result<(Option<&'a Operand>, [i64; 5])> {
         let Some(rotation) = self.rotation.filter(|rotation| rotation.half > 0) else {
             return Ok((None, [0; 5]));

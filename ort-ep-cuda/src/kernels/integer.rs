@@ -1,8 +1,8 @@
-//! Products of 8-bit codes less their zero points, with sums of 32-bit integers, and what becomes
-//! of the sums in the same launch.
+//! GEMM of 8-bit quantized values with zero points, int32 accumulators and a fused requantization
+//! epilogue.
 //!
-//! Scales and zero points are single, or one for each row of the left side and each column of the
-//! right one, of all matrices of a batch or of each.
+//! A scale or zero point is a scalar, or has one value per row of the left operand or per column of
+//! the right one, shared by a batch or not.
 
 use ort_core::{Result, ensure, error};
 
@@ -11,13 +11,14 @@ use super::gemm::Side;
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
 use crate::modules::TENSOR_CORES;
 
-/// The axes of a batch that kernels walk, of which `cu/integer.cuh` knows, too.
+/// The most batch axes, as in `cu/integer.cuh`.
 const MOST_BATCHES: usize = 6;
-/// The rows up to which a product is one of vectors, and the columns of a block of such a product.
+/// The most rows for which a product runs as GEMV.
 const FEW_ROWS: usize = 4;
+/// Columns of a block in GEMV.
 const COLUMNS: usize = 32;
 
-/// What a result is made of besides the two sides, in the order of `cu/integer.cuh`.
+/// Everything besides the two operands that a result depends on, in the order of `cu/integer.cuh`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     LeftZero,
@@ -26,13 +27,13 @@ pub(super) enum Place {
     RightScale,
     Scale,
     Zero,
-    /// Added to sums before they are scaled, or to numbers behind it.
+    /// Added to the accumulators before scaling, or to float results after it.
     Addend,
 }
 
 const PLACES: usize = 7;
 
-/// What becomes of sums.
+/// The epilogue: what becomes of the accumulators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Sums,
@@ -40,7 +41,7 @@ pub(super) enum Ending {
     Numbers,
 }
 
-/// A tensor with its steps, in elements.
+/// A tensor with its strides, in elements.
 #[derive(Clone, Debug)]
 struct Part {
     tensor: Operand,
@@ -50,7 +51,7 @@ struct Part {
 }
 
 impl Part {
-    /// A tensor whose sizes and steps broadcast to a batch of matrices.
+    /// Broadcasts a tensor with these sizes and strides to a batch of matrices.
     fn new(tensor: &Operand, sizes: &[usize], steps: &[usize], whole: &[usize]) -> Result<Part> {
         let missing = whole.len().checked_sub(sizes.len());
         let missing = missing.ok_or_else(|| error!(InvalidArgument, "{sizes:?} has too many axes"))?;
@@ -69,17 +70,16 @@ impl Part {
     }
 }
 
-/// A batch of products of codes.
+/// A batched GEMM of quantized values.
 #[derive(Clone, Debug)]
 pub(super) struct CodeProduct {
     batch: Vec<usize>,
     pub(super) rows: usize,
     pub(super) columns: usize,
     depth: usize,
-    /// The left side with its steps from row to row, the right one with those from column to
-    /// column.
+    /// The left operand with its row stride, and the right one with its column stride.
     sides: [Part; 2],
-    /// Their steps along the sums.
+    /// Their strides along the depth.
     depths: [usize; 2],
     parts: [Option<Part>; PLACES],
     y: Operand,
@@ -89,8 +89,7 @@ pub(super) struct CodeProduct {
 }
 
 impl CodeProduct {
-    /// The product of two sides; it ends as the type of the result and the parts that are added
-    /// say.
+    /// Creates the product of two operands. Without [`Self::ending`] it returns the accumulators.
     pub(super) fn new([a, b]: [&Operand; 2], [left, right]: [Side; 2], y: &Operand) -> Result<CodeProduct> {
         let ([a_batch @ .., rows, depth], [b_batch @ .., steps, columns]) = (&*left.sizes, &*right.sizes)
         else {
@@ -115,25 +114,27 @@ impl CodeProduct {
         Ok(CodeProduct { batch, rows, columns, depth, sides, depths, parts, y, ending, alpha })
     }
 
-    /// With sums that become codes or numbers.
+    /// Sets the epilogue.
     pub(super) fn ending(mut self, ending: Ending) -> CodeProduct {
         self.ending = ending;
         self
     }
 
-    /// Adds a part that broadcasts to the products under a shape of as many elements.
+    /// Adds a part under a shape that broadcasts to the products.
     pub(super) fn add(&mut self, place: Place, tensor: Option<&Operand>, shape: &[usize]) -> Result<()> {
         let Some(tensor) = tensor else { return Ok(()) };
         let whole: Vec<usize> = self.batch.iter().copied().chain([self.rows, self.columns]).collect();
+        // A single value broadcasts, whatever its shape.
         let shape = if tensor.count() == 1 { &[] } else { shape };
         let part = Part::new(tensor, shape, &strides(shape), &whole)?;
         self.parts.get_mut(place as usize).into_iter().for_each(|to| *to = Some(part.clone()));
         Ok(())
     }
 
-    /// Adds a part of each row: a list, or matrices of one column.
+    /// Adds a part with one value per row: a vector, or matrices of one column.
     pub(super) fn add_of_rows(&mut self, place: Place, tensor: Option<&Operand>) -> Result<()> {
         let mut shape = tensor.map_or_else(Vec::new, |tensor| tensor.shape.to_vec());
+        // A vector of row values is a column.
         if shape.len() == 1 {
             shape.push(1);
         }
@@ -143,7 +144,7 @@ impl CodeProduct {
         Ok(())
     }
 
-    /// Adds a part of each column: a list, or matrices of one row.
+    /// Adds a part with one value per column: a vector, or matrices of one row.
     pub(super) fn add_of_columns(&mut self, place: Place, tensor: Option<&Operand>) -> Result<()> {
         let shape = tensor.map_or_else(Vec::new, |tensor| tensor.shape.to_vec());
         self.add(place, tensor, &shape)?;
@@ -156,8 +157,8 @@ impl CodeProduct {
         self.sides.iter_mut().chain(self.parts.iter_mut().flatten())
     }
 
-    /// Axes of the batch that all tensors walk as one become one. The last axis becomes rows where
-    /// the right side is there for all of it.
+    /// Merges batch axes that all tensors walk alike. If the last batch axes share one right
+    /// operand, they are folded into the rows.
     fn fold(&mut self) {
         let sizes: Vec<usize> = self.batch.iter().copied().chain([self.rows]).collect();
         let steps = |part: &mut Part| part.batch.iter().chain([&part.row]).map(|step| *step as i64).collect();
@@ -172,7 +173,7 @@ impl CodeProduct {
         self.batch = walk.sizes;
     }
 
-    /// The launches that compute it.
+    /// Returns the launches of the product.
     pub(super) fn launches(mut self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         if self.y.count() == 0 {
             return Ok(Vec::new());
@@ -183,16 +184,18 @@ impl CodeProduct {
         Ok(vec![self.launch(entry, blocks)?])
     }
 
-    /// The entry, and the rows and columns of a block of it.
+    /// Returns the entry, and the rows and columns of its tile.
     fn entry(&self, cx: &OpCx<'_>) -> (&'static str, [usize; 2]) {
         let [a_depth, _] = self.depths;
         let b_line = self.sides[1].column;
+        // GEMV reads both operands along contiguous rows.
         if self.rows <= FEW_ROWS && a_depth == 1 && b_line == 1 {
             return ("product_rows", [FEW_ROWS, COLUMNS]);
         }
         let tiles = [self.rows, self.columns].map(|size| size.div_ceil(128)).iter().product::<usize>();
         let matrices = self.batch.iter().product::<usize>();
-        // Half empty tiles, or too few for the device's processors, are slower than smaller ones.
+        // A large tile that is half empty, or fewer large tiles than multiprocessors, would be
+        // slower than small tiles.
         let busy = tiles.saturating_mul(matrices) >= cx.limits.processors as usize;
         let is_large = busy && self.rows > 64 && self.columns > 64;
         let has_cores = cx.limits.capability >= TENSOR_CORES;
@@ -204,13 +207,13 @@ impl CodeProduct {
         }
     }
 
-    /// A launch of an entry of `cu/integer.cu` with so many blocks down and across, and with all of
-    /// the product's parameters.
+    /// Returns a launch of an entry of `cu/integer.cu` with the given blocks down and across, and
+    /// with all parameters of the product.
     pub(super) fn launch(&self, entry: &str, [down, across]: [usize; 2]) -> Result<Launch> {
         self.launch_of("integer", entry, [down, across])
     }
 
-    /// The same of an entry of another family.
+    /// The same for an entry of another family.
     pub(super) fn launch_of(
         &self,
         family: &'static str,
@@ -231,7 +234,7 @@ impl CodeProduct {
             .ints::<{ 18 + 3 * MOST_BATCHES + PLACES * (2 + MOST_BATCHES) }>(&self.words([down, across])?)
     }
 
-    /// The structure `Product` of `cu/integer.cuh`.
+    /// Fills the structure `Product` of `cu/integer.cuh`.
     fn words(&self, [down, across]: [usize; 2]) -> Result<Vec<i64>> {
         let ([a, b], [a_depth, b_depth]) = (&self.sides, self.depths);
         let whole = |numbers: &[usize]| numbers.iter().map(|number| *number as i64).collect::<Vec<_>>();
@@ -263,7 +266,7 @@ impl CodeProduct {
     }
 }
 
-/// How many bytes of a side are read at once, as far as its steps go.
+/// Returns how many bytes of an operand its strides allow to be read at once.
 fn many(line: usize, depth: usize) -> usize {
     let far = if depth == 1 { line } else { depth };
     match () {

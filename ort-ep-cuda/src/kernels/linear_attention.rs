@@ -1,4 +1,4 @@
-//! `LinearAttention`: a recurrence over a state for each head, all times in one launch.
+//! `LinearAttention`: a recurrence over a state per head, with all time steps in one launch.
 
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, error};
@@ -18,8 +18,8 @@ cuda_kernels![CudaKernel::new(
     launches
 )];
 
-/// The sizes of keys that there are kernels for, and the lanes that share a column of the state, as
-/// in `cu/linear_attention.cu`.
+/// The key sizes that kernels exist for, and the lanes that share a column of the state, as in
+/// `cu/linear_attention.cu`.
 const SIZES: [(usize, usize); 3] = [(64, 8), (256, 8), (1024, 32)];
 const THREADS: usize = 128;
 
@@ -62,6 +62,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if batch == 0 || value_size == 0 {
         return Ok(Vec::new());
     }
+    // The smallest kernel whose state fits the keys.
     let size = SIZES.into_iter().find(|(size, _)| key_size <= *size);
     let (size, lanes) = size.ok_or_else(|| {
         error!(NotImplemented, "linear attention with keys of {key_size} numbers, of at most 1024")
@@ -70,6 +71,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let across = value_size.div_ceil(THREADS / lanes);
     let state = cx.find_output(1).or(past).unwrap_or(query).dtype;
     let scale = match cx.attrs.float("scale")? {
+        // 0 stands for the default scale.
         0.0 => 1.0 / (key_size as f32).sqrt(),
         scale => scale,
     };

@@ -1,5 +1,5 @@
-//! Functions of each line along an axis: `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`;
-//! and what kernels of lines share.
+//! `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`, and the thread mapping shared by
+//! kernels that process lines along an axis.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -8,11 +8,12 @@ use ort_core::{Result, ensure, error};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, THREADS, Walk, strides};
 
-/// Floats that are computed in float32.
+/// Float types that are computed in float32.
 pub(super) const SHORT_FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
 const fn line(op: &'static str) -> CudaKernel {
-    // A thread writes just the elements that it reads, after its team has read the line.
+    // In place is safe: a thread writes only elements that it reads itself, after its team has read
+    // the line.
     let def = KernelDef {
         op,
         types: &[("T", SHORT_FLOATS)],
@@ -25,12 +26,12 @@ const fn line(op: &'static str) -> CudaKernel {
 
 cuda_kernels![line("Softmax"), line("LogSoftmax"), line("Hardmax"), line("LpNormalization")];
 
-/// Whether the rank is known, and small enough.
+/// Whether the rank is known and small enough.
 pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
     node.rank(0).is_some_and(|rank| rank <= MOST_AXES)
 }
 
-/// What entries of an element type are called.
+/// Returns an element type's suffix in entry names.
 pub(super) fn suffix(dtype: DType) -> Result<&'static str> {
     Ok(match dtype {
         DType::F32 => "f32",
@@ -48,7 +49,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-    // As in cu/softmax.cuh.
+    // The numbers of `cu/softmax.cuh`.
     let function = match cx.op {
         "Softmax" => 0,
         "LogSoftmax" => 1,
@@ -60,7 +61,8 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let mask: Vec<bool> = (0..x.rank()).map(|other| other == axis).collect();
     let lines = Lines::new(&x.shape, &mask);
     if !lines.in_rows() {
-        // Few lines that are no rows take a block each.
+        // Lines that are neither contiguous rows nor adjacent columns get a block each instead of a
+        // warp.
         let team = if lines.team() == WARP { THREADS as usize } else { lines.team() };
         let launch = lines.launch_by(team, "lines", &format!("lines_{suffix}"), 1)?;
         return Ok(vec![lines.param(launch.tensor(x).tensor(y))?.uint(function)?]);
@@ -76,26 +78,26 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![launch.uint(lines.count)?.uint(lines.len)?.uint(function)?])
 }
 
-/// Rows of elements that lie side by side, as cu/rows.cuh has them.
+/// Contiguous rows, as in `cu/rows.cuh`.
 pub(super) struct Rows {
     count: usize,
     len: usize,
-    /// The elements of a vector of 16 bytes where rows are whole vectors.
+    /// The elements of a 16-byte vector, if rows consist of whole vectors.
     vector: Option<usize>,
 }
 
 impl Rows {
-    /// The threads of a block at most.
+    /// The most threads of a block.
     const MOST: usize = 1024;
 
-    /// Rows of which these sizes are parts.
+    /// Creates rows; `parts` are sizes that must be whole vectors as well.
     pub(super) fn new(count: usize, len: usize, dtype: DType, parts: &[usize]) -> Rows {
         let vector = if dtype == DType::F32 { 4 } else { 8 };
         let are_whole = parts.iter().all(|size| size.is_multiple_of(vector));
         Rows { count, len, vector: are_whole.then_some(vector) }
     }
 
-    /// The elements that a thread holds, in an entry for this number of vectors.
+    /// Returns the elements a thread holds in an entry with this number of vectors.
     fn held(&self, vectors: usize) -> usize {
         match self.vector {
             Some(vector) => vectors * vector,
@@ -104,31 +106,31 @@ impl Rows {
         }
     }
 
-    /// Whether threads of four vectors, which wait for memory less often, keep half of each
-    /// processor busy. One that has a row for itself would read no more than 16 bytes side by side.
+    /// Whether threads with four vectors each, which stall on memory less often, still fill half of
+    /// every multiprocessor. A row that one thread holds does not count: its accesses would
+    /// coalesce to no more than 16 bytes.
     pub(super) fn are_many(&self, processors: u32) -> bool {
         let threads = self.count.saturating_mul(self.len.div_ceil(self.held(4)));
         self.len > self.held(4) && threads >= Rows::MOST / 2 * processors as usize
     }
 
-    /// Whether a block of threads of one vector does not hold a row.
+    /// Whether a row exceeds a block whose threads hold one vector each.
     pub(super) fn are_long(&self) -> bool {
         self.len > Rows::MOST * self.held(1)
     }
 
-    /// Whether a warp holds a row that it would not hold in one vector of each thread, but does in
-    /// three.
+    /// Whether a warp needs more than one vector per thread for a row, and at most three.
     pub(super) fn fill_a_warp(&self) -> bool {
         self.vector.is_some() && self.len > WARP * self.held(1) && self.len <= WARP * self.held(3)
     }
 
-    /// With a team for each row, which holds it in this number of vectors of each thread if a block
-    /// can.
+    /// Gives each row a team of threads, which holds it in this number of vectors per thread if a
+    /// block can.
     pub(super) fn launch(&self, launch: Launch, vectors: usize) -> Result<Launch> {
-        /// The threads of a block of several rows: enough to hide latency where rows are many, and
-        /// few blocks to start where they are few.
+        /// Threads of a block with several rows: enough to hide latency if rows are many, and few
+        /// blocks to start if they are few.
         const OF_SHORT_ROWS: usize = 128;
-        // Places are counted in 32 bits.
+        // Kernels count elements in 32 bits.
         let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
         ensure!(fits, NotImplemented, "{} rows of {}: more than 2^31 - 1 elements", self.count, self.len);
         let threads = self.len.div_ceil(self.held(vectors)).clamp(1, Rows::MOST);
@@ -144,7 +146,7 @@ impl Rows {
     }
 }
 
-/// The lines of a tensor along some of its axes, and the team of threads that takes one.
+/// The lines of a tensor along some of its axes, and the thread team that processes one.
 pub(super) struct Lines {
     begins: Walk,
     along: Walk,
@@ -153,7 +155,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// The lines of a tensor of `shape` along the axes of the mask.
+    /// Splits a tensor of `shape` into lines along the axes of the mask.
     pub(super) fn new(shape: &[usize], mask: &[bool]) -> Lines {
         let strides = strides(shape);
         let part = |wanted: bool| -> (Vec<usize>, Vec<i64>) {
@@ -170,14 +172,13 @@ impl Lines {
         }
     }
 
-    /// Whether neighbouring lines lie side by side in memory, and are many enough for the threads
-    /// of a warp.
+    /// Whether adjacent lines are adjacent in memory, and there are enough of them for a warp.
     pub(super) fn in_columns(&self) -> bool {
         let last = |walk: &Walk| walk.steps.first().and_then(|steps| steps.last().copied());
         last(&self.begins) == Some(1) && last(&self.along) != Some(1) && self.count >= WARP
     }
 
-    /// Whether each line's elements lie side by side, and one line after the other.
+    /// Whether lines are contiguous and follow each other.
     fn in_rows(&self) -> bool {
         let are = |walk: &Walk, step: usize| match walk.steps.first().map(Vec::as_slice) {
             Some([own]) => *own == i64::try_from(step).unwrap_or(i64::MAX),
@@ -187,7 +188,7 @@ impl Lines {
         are(&self.along, 1) && are(&self.begins, self.len)
     }
 
-    /// Threads for a line, as cu/lines.cuh has them.
+    /// Returns the number of threads per line, as in `cu/lines.cuh`.
     fn team(&self) -> usize {
         const LONG: usize = 1024;
         const SHORT_COLUMN: usize = 16;
@@ -199,25 +200,25 @@ impl Lines {
         }
     }
 
-    /// A launch of the entry for the team of these lines, which are cut in so many pieces.
+    /// Launches the entry for these lines' team; each line is cut into `splits` pieces.
     pub(super) fn launch(&self, family: &'static str, entry: &str, splits: usize) -> Result<Launch> {
         self.launch_by(self.team(), family, entry, splits)
     }
 
-    /// A launch where a warp or a block takes what is in a row, and a thread each column.
+    /// Launches a sequential scan: a warp or a block per contiguous line, or a thread per column.
     pub(super) fn launch_in_order(&self, family: &'static str, entry: &str) -> Result<Launch> {
         let team = self.team();
         self.launch_by(if team == 8 { 1 } else { team }, family, entry, 1)
     }
 
     fn launch_by(&self, team: usize, family: &'static str, entry: &str, splits: usize) -> Result<Launch> {
-        // Places are counted in 32 bits.
+        // Kernels count elements in 32 bits.
         let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
         ensure!(fits, NotImplemented, "{} lines of {}: more than 2^31 - 1 elements", self.count, self.len);
         teams(Launch::new(family, format!("{entry}_{team}")), self.count, team, splits)
     }
 
-    /// The lines as the next parameter: the structure `Lines` of cu/lines.cuh.
+    /// Appends the structure `Lines` of `cu/lines.cuh`.
     pub(super) fn param(&self, launch: Launch) -> Result<Launch> {
         let number = |number: i64| {
             let number = i32::try_from(number);
@@ -244,14 +245,13 @@ impl Lines {
 /// The threads of a warp.
 const WARP: usize = 32;
 
-/// With a team for each of so many lines, and as many again for each of the pieces that they are
-/// cut in.
+/// Sets the grid for a team per line, times the pieces that lines are cut into.
 pub(super) fn teams(launch: Launch, count: usize, team: usize, splits: usize) -> Result<Launch> {
     let lines_of_block = THREADS as usize / team.max(1);
     launch.grid([count.div_ceil(lines_of_block.max(1)).max(1), splits, 1])
 }
 
-/// A warp for a line, or a block for one longer than that.
+/// Returns a warp for a line of up to `long` elements, and a block for a longer one.
 pub(super) fn team_of(len: usize, long: usize) -> usize {
     if len <= long { WARP } else { THREADS as usize }
 }
@@ -260,8 +260,8 @@ pub(super) fn team_of(len: usize, long: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// How many rows on 132 processors there are, whether they fill a warp, and a launch of this
-    /// number of vectors.
+    /// Whether 132 multiprocessors count the rows as many, whether they fill a warp, and the block
+    /// and grid of a launch with this number of vectors.
     fn blocks(count: usize, len: usize, vectors: usize) -> ([bool; 2], [u32; 3]) {
         let rows = Rows::new(count, len, DType::F16, &[len]);
         let launch = rows.launch(Launch::new("rows", ""), vectors).unwrap();

@@ -1,4 +1,4 @@
-//! `LRN` and `MeanVarianceNormalization`.
+//! `LRN` and `MeanVarianceNormalization` kernels.
 
 use ort_core::ep::KernelDef;
 use ort_core::{Result, error};
@@ -17,7 +17,7 @@ cuda_kernels![
     ),
 ];
 
-/// What is added to deviations.
+/// Added to the standard deviation.
 const EPSILON: f32 = 1e-9;
 
 fn local_response(cx: &OpCx<'_>) -> Result<Vec<Launch>> {

@@ -1,4 +1,4 @@
-//! `MatMul`, `Gemm` and their fused forms: products with transposed sides, a factor, addends and an
+//! `MatMul`, `Gemm` and their fused forms, with transposed operands, scale factors, addends and an
 //! activation.
 
 use ort_core::Result;
@@ -11,9 +11,9 @@ use super::gemm::{Product, Side};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, scratch};
 
-/// What fused operators multiply.
+/// The types of the fused operators.
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
-/// Sums of integers wrap, as on the host.
+/// The types of `MatMul` and `Gemm`; integer accumulation wraps, as on the host.
 const PRODUCTS: TypeSet =
     FLOATS.union(TypeSet::of(&[DType::F64, DType::I32, DType::U32, DType::I64, DType::U64]));
 
@@ -39,21 +39,21 @@ cuda_kernels![
     .with_workspace(|cx| scratch(cx, gemm)),
 ];
 
-/// Whether the ranks of both sides are known, and few enough.
+/// Whether the ranks of both operands are known and small enough.
 fn has_few_axes(node: &NodeView<'_>) -> bool {
     [0, 1].into_iter().all(|side| node.rank(side).is_some_and(|rank| rank <= MOST_AXES))
 }
 
-/// Whether integers are not multiplied by fractions, nor doubles by factors that float32 does not
-/// have.
+/// Whether the kernels can apply `alpha` and `beta`: to floats always, to integers only if both
+/// are 1.
 fn has_plain_factors(node: &NodeView<'_>) -> bool {
     let plain = |name| matches!(node.attrs().float(name), Ok(1.0));
     let is_float = node.dtype(0).is_some_and(|dtype| FLOATS.contains(dtype) || dtype == DType::F64);
     is_float || (plain("alpha") && plain("beta"))
 }
 
-/// Which axis of a side comes to each place of the product: with `batch` the first one behind the
-/// others of the batch, with `matrix` the last two exchanged.
+/// Returns the axis order of an operand. `batch` moves the first axis after the other batch axes,
+/// and `matrix` swaps the last two.
 fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).collect();
     if batch && rank > 2 {
@@ -65,8 +65,8 @@ fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
     order
 }
 
-/// The product of the first two inputs, which may be transposed as the attributes of these names
-/// say; without names they are not.
+/// Returns the product of the first two inputs. The named attributes say whether they are
+/// transposed.
 fn product(cx: &OpCx<'_>, matrix: Option<[&str; 2]>, batch: Option<[&str; 2]>) -> Result<Product> {
     let (a, b) = (cx.input(0)?, cx.input(1)?);
     let flags = |names: Option<[&str; 2]>| -> Result<[bool; 2]> {
@@ -112,6 +112,7 @@ fn with_addends(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 /// `Gemm` and `FusedGemm`.
 fn gemm(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (mut product, beta) = (product(cx, Some(TRANSPOSED), None)?, cx.attrs.float("beta")?);
+    // With a beta of 0, C is not read at all.
     if let Some(c) = cx.find_input(2).filter(|_| beta != 0.0) {
         product.add(c, None)?;
         product.beta = beta;

@@ -1,5 +1,5 @@
 //! `MatMulInteger`, `QLinearMatMul`, `MatMulIntegerToFloat`, `DynamicQuantizeMatMul` and `QGemm`:
-//! products of 8-bit codes.
+//! GEMM of 8-bit quantized values.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -51,12 +51,12 @@ cuda_kernels![
     CudaKernel::new(KernelDef { domain: MICROSOFT, op: "QGemm", ..KernelDef::BASE }, qgemm),
 ];
 
-/// Whether the ranks of both sides are known, and few enough.
+/// Whether the ranks of both operands are known and small enough.
 fn few_axes(node: &NodeView<'_>, right: usize) -> bool {
     [0, right].into_iter().all(|side| node.rank(side).is_some_and(|rank| rank <= MOST_AXES))
 }
 
-/// The product of two tensors, whose matrices may lie transposed.
+/// Returns the product of two tensors, whose matrices may be transposed.
 fn product([a, b]: [&Operand; 2], transposed: [bool; 2], y: &Operand) -> Result<CodeProduct> {
     let side = |tensor: &Operand, transposed: bool, is_left: bool| {
         let mut order: Vec<usize> = (0..tensor.rank()).collect();
@@ -106,7 +106,7 @@ fn matmul_integer_to_float(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     product.launches(cx)
 }
 
-/// What the left side becomes: codes over its whole range.
+/// The dynamically quantized left operand, in the workspace.
 struct Dynamic {
     ranges: Operand,
     scale: Operand,
@@ -134,6 +134,7 @@ fn dynamic_matmul(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let Dynamic { ranges, scale, zero, codes, .. } = Dynamic::new(cx)?;
+    // Quantize the left operand over its own range, then multiply.
     let mut all = dynamic(a, &ranges, [Some(&codes), Some(&scale), Some(&zero)])?;
     let mut product = product([&codes, cx.input(1)?], [false; 2], y)?.ending(Ending::Numbers);
     product.add_zeros(Some(&zero), cx.find_input(3))?;
@@ -147,6 +148,7 @@ fn qgemm(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let transposed = [cx.attrs.flag("transA")?, cx.attrs.flag("transB")?];
     let product = product([cx.input(0)?, cx.input(3)?], transposed, cx.output(0)?)?;
     let zero = cx.find_input(8);
+    // Without an output zero point, the result is float.
     let mut product = product.ending(if zero.is_some() { Ending::Codes } else { Ending::Numbers });
     product.alpha = cx.attrs.float("alpha")?;
     product.add_zeros(Some(cx.input(2)?), Some(cx.input(5)?))?;

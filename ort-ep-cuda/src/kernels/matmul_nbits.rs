@@ -1,4 +1,4 @@
-//! `MatMulNBits`: the product with weights of 2, 4 or 8 bits, straight from their packed blocks.
+//! `MatMulNBits`: GEMM with weights of 2, 4 or 8 bits, read directly from their packed blocks.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, NodeView};
@@ -22,19 +22,21 @@ cuda_kernels![CudaKernel::new(
     launches
 )];
 
-/// The most rows that are multiplied as vectors, and how many of them at once.
+/// The most rows for which the product runs as GEMV.
 const FEW_ROWS: usize = 8;
+/// The rows that GEMV multiplies at once.
 const ROWS: usize = 4;
-/// The warps of a block of such a product, each of which has one column or four.
+/// Warps of a block in GEMV.
 const WARPS: usize = 8;
+/// The columns of a warp in GEMV if there are enough of them; else it has one.
 const COLUMNS: usize = 4;
 
-/// Not with groups, or weights that were packed ahead for another device.
+/// Whether the node has no group index and no weights prepacked for another device.
 fn is_covered(node: &NodeView<'_>) -> bool {
     node.input(4).is_none() && node.attrs().find_int("weight_prepacked").unwrap_or(0) == 0
 }
 
-/// What a node multiplies.
+/// The sizes of a node's product.
 struct Product {
     rows: usize,
     columns: usize,
@@ -62,7 +64,7 @@ impl Product {
         self.depth.div_ceil(self.block)
     }
 
-    /// The launch, with its blocks across and down.
+    /// Returns the launch with its grid.
     fn launch(&self, cx: &OpCx<'_>, dtype: DType) -> Result<Launch> {
         let (entry, [across, down]) = self.entry(cx, dtype)?;
         let family =
@@ -70,10 +72,11 @@ impl Product {
         Launch::of_type(&family, suffix(dtype)?, entry)?.grid([across, down, 1])
     }
 
-    /// The entry, its blocks across and down.
+    /// Returns the entry, and its blocks across and down.
     fn entry(&self, cx: &OpCx<'_>, dtype: DType) -> Result<(String, [usize; 2])> {
         let (suffix, processors) = (suffix(dtype)?, cx.limits.processors as usize);
         if self.rows <= FEW_ROWS {
+            // Four columns per warp only if that still gives every multiprocessor a block.
             let wide = self.columns.div_ceil(WARPS * COLUMNS) >= processors;
             let columns = if wide { COLUMNS } else { 1 };
             let blocks = [self.columns.div_ceil(WARPS * columns), self.rows.div_ceil(ROWS)];
@@ -83,6 +86,7 @@ impl Product {
         if dtype == DType::F32 || cx.limits.capability < TENSOR_CORES {
             return Ok((format!("nbits_tiles_{suffix}"), blocks(64)));
         }
+        // Large tiles only if rows fill them and every multiprocessor gets one.
         let is_large = self.rows > 64 && blocks(128).iter().product::<usize>() >= processors;
         let (name, lines) = if is_large { ("large", 128) } else { ("small", 64) };
         Ok((format!("nbits_cores_{name}_{suffix}"), blocks(lines)))
@@ -100,7 +104,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let of_column = blocks.saturating_mul(product.block).saturating_mul(product.bits) / 8;
     ensure!(has(codes, of_column) && has(scales, blocks), InvalidArgument, "the weights do not fit N and K");
     let (zeros, bias) = (cx.find_input(3), cx.find_input(5));
-    // Zero points are codes of as many bits, each column's beginning with a byte, or of a type of
+    // Zero points are quantized values of the same width, with each column starting at a byte, or
     // floats.
     let packed = blocks.saturating_mul(product.bits).div_ceil(8);
     let (zero_row, zero_kind) = match zeros {

@@ -1,5 +1,5 @@
-//! `MaxUnpool`: puts the values of a max pool back where its indices say; of those with one index
-//! the last. An index outside is left out.
+//! `MaxUnpool`: scatters the values of a max pool back to their indices. Of several values with one
+//! index, the last wins; an index out of range is skipped.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -29,7 +29,7 @@ cuda_kernels![CudaKernel {
     )
 }];
 
-/// For each element of the result one more than the element that it is; 0 where there is none.
+/// Reserves, per result element, the number of its source element plus one; 0 means none.
 fn sources(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
     Ok(cx.workspace(taken, DType::U32, &cx.output(0)?.shape))
 }
@@ -52,6 +52,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     for shape in [&*image, &*y.shape] {
         corner.extend(shape.iter().copied().chain(std::iter::repeat(1)).take(MOST_AXES));
     }
+    // Three launches: clear the sources, mark each position with its last source, then copy.
     let sources = sources(cx, &mut 0)?;
     let clear = Launch::new("sample", "unpool_clear").threads(y.count())?.tensor(&sources);
     let mut launches = vec![clear.uint(y.count())?];

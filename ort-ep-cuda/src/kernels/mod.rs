@@ -1,5 +1,5 @@
-//! The kernels by family. A kernel answers for the shapes of a run with the launches that compute
-//! its outputs.
+//! Kernels by operator family. Given the shapes of a run, a kernel returns the launches that
+//! compute its outputs.
 
 mod arg;
 mod attend;
@@ -56,45 +56,46 @@ use ort_core::tensor::Shape;
 
 use crate::launch::{Launch, OpCx, Operand};
 
-/// The most axes of a tensor that kernels walk.
+/// The highest rank that kernels support.
 pub(crate) const MOST_AXES: usize = 8;
 
-/// A kernel of the device: what the session knows of it, and what it launches.
+/// A device kernel: its declaration for the session, and its launches.
 pub struct CudaKernel {
     pub(crate) def: KernelDef,
-    /// The launches for some shapes, in the order in which they run.
+    /// Returns the launches for some shapes, in execution order.
     pub(crate) launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
-    /// The bytes of its workspace, which may only follow from types, shapes and attributes; none
-    /// where it takes none.
+    /// Returns the bytes of workspace, from types, shapes and attributes only; `None` if the kernel
+    /// uses none.
     pub(crate) workspace: Option<fn(&OpCx<'_>) -> Result<usize>>,
-    /// What comes behind the launches where they only count; none where they compute the outputs.
+    /// The second phase, if the launches only count; `None` if they compute the outputs.
     pub(crate) counted: Option<Counted>,
 }
 
-/// How outputs are made whose sizes only the run tells, once the host has read the [`count`].
+/// The second phase of a kernel with data-dependent output sizes, after the host has read the
+/// [`count`].
 pub(crate) struct Counted {
-    /// The shapes of all outputs, those that nobody reads included, for a count: 0 where there were
-    /// no launches.
+    /// Returns the shapes of all outputs, unused ones included, for a count; 0 if there were no
+    /// launches.
     pub(crate) shapes: fn(&OpCx<'_>, usize) -> Result<Vec<Shape>>,
-    /// The launches that write the outputs, which have these shapes. They find the workspace as the
-    /// first launches left it.
+    /// Returns the launches that write outputs of these shapes. The workspace is as the first
+    /// launches left it.
     pub(crate) write: fn(&OpCx<'_>, usize) -> Result<Vec<Launch>>,
 }
 
-/// Where the launches of a kernel whose outputs are [`Counted`] leave the count: a number of 64
-/// bits at the beginning of the workspace.
+/// The location where the launches of a [`Counted`] kernel store the count: a 64-bit number at the
+/// start of the workspace.
 pub(crate) fn count(cx: &OpCx<'_>, taken: &mut usize) -> Operand {
     cx.workspace(taken, DType::I64, &[1])
 }
 
 impl CudaKernel {
-    /// A kernel without workspace.
+    /// Creates a kernel without a workspace.
     pub(crate) const fn new(def: KernelDef, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> CudaKernel {
         CudaKernel { def, launches, workspace: None, counted: None }
     }
 
-    /// A kernel that allocates its outputs: its `launches` count, in a workspace that begins with
-    /// the [`count`].
+    /// Creates a kernel that allocates its outputs: its `launches` count, in a workspace that
+    /// starts with the [`count`].
     pub(crate) const fn counting(
         def: KernelDef,
         launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
@@ -105,7 +106,7 @@ impl CudaKernel {
         CudaKernel { def, launches, workspace: Some(workspace), counted: Some(counted) }
     }
 
-    /// The same with a workspace, which is that of the libraries that compute it.
+    /// Adds a workspace, for the libraries or for our own kernels.
     pub(crate) const fn with_workspace(self, workspace: fn(&OpCx<'_>) -> Result<usize>) -> CudaKernel {
         CudaKernel { workspace: Some(workspace), ..self }
     }
@@ -113,12 +114,12 @@ impl CudaKernel {
 
 inventory::collect!(CudaKernel);
 
-/// Every kernel of this build.
+/// Returns all kernels of this build.
 pub(crate) fn all() -> impl Iterator<Item = &'static CudaKernel> {
     inventory::iter::<CudaKernel>.into_iter()
 }
 
-/// Registers kernels with the provider: each is a [`CudaKernel`].
+/// Registers [`CudaKernel`]s with the provider.
 macro_rules! cuda_kernels {
     ($($kernel:expr),* $(,)?) => {
         $(inventory::submit! { $kernel })*

@@ -1,6 +1,5 @@
-//! Operators that move elements without changing them: in another order, in part, joined, or as
-//! they are under another shape. Copies go by the size of an element, and by several elements at
-//! once where they stay neighbours.
+//! Data movement: `Transpose`, `Slice`, `Concat`, `Split`, reshapes and the like. Kernels are
+//! chosen by element size only, and move several elements at once where these stay adjacent.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -14,23 +13,23 @@ use super::pad::filled;
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, Walk};
 
-/// Types whose elements are of 1, 2, 4 or 8 bytes.
+/// Types with elements of 1, 2, 4 or 8 bytes.
 pub(super) const MOVED: TypeSet =
     TypeSet::NUMERIC.union(TypeSet::FLOAT8).union(TypeSet::of(&[DType::Bool, DType::F8E8M0, DType::C64]));
 
-/// The most bytes that a thread moves at once.
+/// The most bytes a thread moves at once.
 const WIDEST: usize = 16;
-/// Rows and columns of the squares in which planes are transposed, and the rows of threads that a
-/// block has for one.
+/// Rows and columns of a transposed tile.
 const TILE: usize = 32;
+/// Rows of threads in the block of a tile.
 const TILE_ROWS: u32 = 8;
-/// Shorter rows and columns are not worth a square.
+/// The least rows and columns worth a tile.
 const LEAST_TILED: usize = 16;
 
-/// Parts of a tensor that are moved by one launch, of which `cu/movement.cu` knows, too.
+/// The most parts that one launch moves, as in `cu/movement.cu`.
 const MOST_PARTS: usize = 8;
-/// Units up to which a tensor takes no longer than its launch, so that parts are moved together
-/// however few elements are moved at once.
+/// A tensor of at most this many units takes no longer than its launch. Its parts are then moved in
+/// one launch, even if each access moves few elements.
 const LITTLE: usize = 1 << 16;
 
 const T: &[(&str, TypeSet)] = &[("T", MOVED)];
@@ -84,7 +83,7 @@ cuda_kernels![
     ),
 ];
 
-/// Whether no tensor has more axes than are walked, as far as the ranks are known.
+/// Whether no tensor exceeds [`MOST_AXES`], as far as ranks are known.
 pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
     let result = node.output_type(0);
     let result = result.as_tensor().and_then(|tensor| Some(tensor.shape.as_ref()?.len()));
@@ -92,48 +91,48 @@ pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
     given.chain(result).all(|rank| rank <= MOST_AXES)
 }
 
-/// The bytes of an element.
+/// Returns the bytes of an element.
 pub(super) fn element_bytes(dtype: DType) -> Result<usize> {
     let bytes = dtype.byte_size().filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8));
     bytes.ok_or_else(|| error!(NotImplemented, "elements of type {} are not moved", dtype.name()))
 }
 
-/// How many elements are moved at once where all of these numbers of elements are multiples of it.
+/// Returns how many elements can be moved at once, given that all these numbers are multiples of
+/// it.
 pub(super) fn unit(bytes: usize, numbers: impl IntoIterator<Item = usize>) -> usize {
     let widest = (WIDEST / bytes.max(1)).max(1);
     numbers.into_iter().fold(widest, |unit, number| {
-        // Both are counted in powers of two: the least bit of a number is the largest of which it
-        // is a multiple.
+        // Only powers of two count, so a number's lowest set bit is its largest usable divisor.
         if number == 0 { unit } else { unit.min(1 << number.trailing_zeros().min(8)) }
     })
 }
 
-/// The launch of the entry for units of so many bytes.
+/// Returns a launch of the entry for units of this many bytes.
 pub(super) fn by_bytes(family: &'static str, entry: &str, bytes: usize) -> Launch {
     Launch::new(family, format!("{entry}_b{bytes}"))
 }
 
-/// All elements of a tensor of this shape in order.
+/// All elements of a tensor of this shape, in order.
 fn in_order(shape: &[usize]) -> Strided {
     Strided { sizes: shape.into(), strides: contiguous_strides(shape), offset: 0 }
 }
 
-/// Sets all elements of `y` to those of `x` in an order.
+/// Fills `y` with the elements of `x` in the given order.
 pub(super) fn gather(x: &Operand, order: &Strided, y: &Operand) -> Result<Vec<Launch>> {
     ensure!(order.count() == y.count(), Fail, "{} elements moved to {}", order.count(), y.count());
     copy((x, order), (y, &in_order(&order.sizes)))
 }
 
-/// Launches that put all of `x` into `y`: none where it already is.
+/// Returns the launches that copy `x` to `y`, or none if they alias.
 pub(super) fn copied(x: &Operand, y: &Operand) -> Result<Vec<Launch>> {
     let (from, to) = (&x.shape, &y.shape);
     ensure!(x.count() == y.count(), InvalidArgument, "a tensor of shape {from:?} cannot be read as {to:?}");
-    // The output is the input where they share memory.
+    // Input and output share memory if they are the same argument.
     if x.arg == y.arg { Ok(Vec::new()) } else { gather(x, &in_order(from), y) }
 }
 
-/// Sets the elements of `y` in one order to those of `x` in another of the same sizes. The order of
-/// `y` visits no element twice.
+/// Copies elements in the order `from` to those in the order `to`, which has the same sizes and
+/// visits no element twice.
 fn copy((x, from): (&Operand, &Strided), (y, to): (&Operand, &Strided)) -> Result<Vec<Launch>> {
     ensure!(from.sizes == to.sizes, Fail, "{:?} is copied to {:?}", from.sizes, to.sizes);
     ensure!(from.fits(x.count()) && to.fits(y.count()), Fail, "a copy leaves its tensors");
@@ -149,6 +148,7 @@ fn copy((x, from): (&Operand, &Strided), (y, to): (&Operand, &Strided)) -> Resul
         walk: Walk::new(&from.sizes, &[steps(from), steps(to)]),
     };
     let launch = match (moved.walk.sizes.as_slice(), moved.plane()) {
+        // In order of preference: a flat byte copy, a tiled transpose, a strided copy.
         (&[], _) => moved.in_order(1)?,
         (&[count], _) if moved.axis(0).is_some_and(|axis| axis.steps == [1, 1]) => moved.in_order(count)?,
         (_, Some(plane)) => moved.transposed(plane)?,
@@ -161,21 +161,20 @@ fn copy((x, from): (&Operand, &Strided), (y, to): (&Operand, &Strided)) -> Resul
 struct Moved<'a> {
     x: &'a Operand,
     y: &'a Operand,
-    /// Those of an element.
+    /// The bytes of an element.
     bytes: usize,
     starts: [usize; 2],
     walk: Walk,
 }
 
-/// An axis of a walk, with its steps in `x` and `y`.
+/// An axis of a walk, with its strides in `x` and `y`.
 #[derive(Clone, Copy)]
 struct Axis {
     size: usize,
     steps: [i64; 2],
 }
 
-/// Two axes of a walk, by number: along the rows neighbours are neighbours in `x`, along the
-/// columns in `y`.
+/// Two axes to transpose, by number: `x` is contiguous along the rows, `y` along the columns.
 #[derive(Clone, Copy)]
 struct Plane {
     rows: (usize, Axis),
@@ -192,7 +191,7 @@ impl Moved<'_> {
         (0..self.walk.sizes.len()).filter_map(|axis| Some((axis, self.axis(axis)?)))
     }
 
-    /// The axes that are transposed, where squares of them are worth it.
+    /// Returns the axes to transpose in tiles, if they are large enough.
     fn plane(&self) -> Option<Plane> {
         let mut large =
             self.axes().filter(|(_, axis)| axis.size >= LEAST_TILED).collect::<Vec<_>>().into_iter();
@@ -202,8 +201,8 @@ impl Moved<'_> {
         Some(Plane { rows, columns })
     }
 
-    /// With an order of axes as parameters: how many, their sizes, and the steps and the first
-    /// place of each tensor.
+    /// Appends the axes as parameters: their count, sizes, and each tensor's strides and first
+    /// element.
     fn walked(&self, launch: Launch, axes: &[Axis], unit: usize) -> Result<Launch> {
         let sizes: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
         let steps = |of: fn(&Axis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
@@ -217,7 +216,7 @@ impl Moved<'_> {
             .uint(y_start / unit)
     }
 
-    /// So many bytes in order.
+    /// A flat copy of `count` elements.
     fn in_order(&self, count: usize) -> Result<Launch> {
         let bytes = count.saturating_mul(self.bytes);
         let (units, rest) = (bytes / WIDEST, bytes % WIDEST);
@@ -228,7 +227,7 @@ impl Moved<'_> {
         Ok(launch.bytes(&start(x_start)).bytes(&start(y_start)))
     }
 
-    /// Element for element, or as many at once as stay neighbours all over the walk.
+    /// A strided copy of units: as many elements as stay adjacent throughout the walk.
     fn by_units(&self) -> Result<Launch> {
         let mut axes: Vec<Axis> = self.axes().map(|(_, axis)| axis).collect();
         let mut unit = 1;
@@ -243,7 +242,7 @@ impl Moved<'_> {
         self.walked(launch.tensor(self.x).tensor(self.y).uint(count)?, &axes, unit)
     }
 
-    /// Squares go through shared memory, so that neighbours read and write neighbours.
+    /// A tiled transpose through shared memory, so that both reads and writes coalesce.
     fn transposed(&self, plane: Plane) -> Result<Launch> {
         let ((row_axis, rows), (column_axis, columns)) = (plane.rows, plane.columns);
         let kept = |axis: usize| axis != row_axis && axis != column_axis;
@@ -315,8 +314,8 @@ fn split(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     together("split_parts", (x, axis), &outputs, launches)
 }
 
-/// Launches that move parts of a tensor along an axis, each with its size, together: those that
-/// move one each where that is no better.
+/// Merges the copies of parts along an axis into few launches, or returns the launches of `each` if
+/// merging is not faster.
 fn together(
     entry: &str,
     (whole, axis): (&Operand, usize),
@@ -332,8 +331,9 @@ fn together(
     }
     let line = whole.size(axis) * inner;
     let unit = unit(bytes, starts.iter().copied().chain([line]));
-    // A single line is moved by the most bytes where its parts are moved by themselves.
+    // With a single row, separate flat copies always move the most bytes at once.
     let is_worth = rows > 1 || unit * bytes == WIDEST || whole.count() / unit <= LITTLE;
+    // A launch costs some two microseconds, often more than a part takes to move.
     if each.len() < 2 || !is_worth {
         return Ok(each);
     }
@@ -356,7 +356,7 @@ fn together(
     Ok(launches)
 }
 
-/// The sizes of the parts of `Split`: those given, or equal ones.
+/// Returns the part sizes of `Split`: the given ones, or equal ones.
 fn parts(cx: &OpCx<'_>, size: usize) -> Result<Vec<usize>> {
     let count = cx.outputs.len();
     let Some(given) = cx.find_ints(1)? else {
@@ -389,7 +389,7 @@ fn space_to_depth(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     gather(x, &Strided::transpose(&parts, &order), cx.output(0)?)
 }
 
-/// The image, its four sizes, and the size of a block.
+/// Returns the image, its four sizes, and the block size.
 fn blocks<'a>(cx: &'a OpCx<'_>) -> Result<(&'a Operand, [usize; 4], usize)> {
     let x = cx.input(0)?;
     let sizes = <[usize; 4]>::try_from(&*x.shape);
@@ -403,7 +403,7 @@ fn same_elements(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     copied(cx.input(0)?, cx.output(0)?)
 }
 
-/// Whether it is certain that nothing is dropped.
+/// Whether the node certainly drops nothing.
 fn is_inference(node: &NodeView<'_>) -> bool {
     let constant = || node.constant(2).and_then(|training| training.view().to_ints().ok());
     node.input(2).is_none() || constant().is_some_and(|training| training == [0])

@@ -1,4 +1,4 @@
-//! `MultiHeadAttention`.
+//! `MultiHeadAttention` kernels.
 
 use ort_core::ep::operand::Arg;
 use ort_core::ep::{KernelDef, NodeView};
@@ -26,10 +26,10 @@ cuda_kernels![CudaKernel {
     counted: None,
 }];
 
-/// What is added to the scores of padding where the node does not say.
+/// The default for `mask_filter_value`, which is added to the scores of padding.
 const MASKED: f32 = -10000.0;
-/// Numbers to be added to scores that are so low that keys hidden by their place count beside
-/// padded ones.
+/// Below this filter value, causally hidden keys would gain weight beside padded ones. The kernel
+/// excludes hidden keys outright, so it declines such nodes.
 const AS_LOW_AS_HIDDEN: f32 = -1e30;
 
 fn padded_by(attrs: &ort_core::ir::Attributes) -> f32 {
@@ -44,35 +44,35 @@ fn when(node: &NodeView<'_>) -> bool {
     !(wants_scores || has(9) || counts_hidden)
 }
 
-/// Where queries, keys and values are: the input and layout of each.
+/// The inputs and layouts of queries, keys and values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Each (batch, sequence, width).
+    /// Separate tensors, each (batch, sequence, width).
     Apart,
-    /// (batch, sequence, heads, 3, size) in query.
+    /// All in query: (batch, sequence, heads, 3, size).
     PackedAll,
-    /// (batch, sequence, heads, 2, size) in key.
+    /// Keys and values in key: (batch, sequence, heads, 2, size).
     PackedKeys,
-    /// Keys and values (batch, heads, sequence, size), and no bias on them.
+    /// Keys and values as (batch, heads, sequence, size), without a bias.
     Crossed,
 }
 
 /// What a node computes for some shapes.
 struct Plan {
     form: Form,
-    /// The sizes, with the new keys.
+    /// The sizes; `keys` counts the new keys only.
     sizes: Sizes,
-    /// Rows of the past's tensors, and of the present's.
+    /// Rows of the past's and of the present's tensors.
     past: usize,
     capacity: usize,
-    /// Whether keys and values are read where they come in.
+    /// Whether the attention reads keys and values directly from the inputs.
     reads_inputs: bool,
-    /// Keys and values in the workspace, where no output has them.
+    /// Keys and values in the workspace, if no output holds them.
     joined: [Option<Operand>; 2],
     taken: usize,
 }
 
-/// The form, and the batches, queries, new keys, and sizes of heads of keys and values.
+/// Returns the form, and batch, queries, new keys, and head sizes of keys and values.
 fn form_of(cx: &OpCx<'_>, heads: usize) -> Result<(Form, [usize; 5])> {
     let shape = |index: usize| cx.find_input(index).map_or(&[][..], |operand| &operand.shape);
     let (query, key, value) = (shape(0), shape(1), shape(2));
@@ -127,7 +127,7 @@ impl Plan {
         Ok(Plan { form, sizes, past, capacity, reads_inputs, joined, taken })
     }
 
-    /// The new queries (0), keys (1) or values (2) as they come in.
+    /// Returns the new queries (0), keys (1) or values (2) as the inputs hold them.
     fn incoming(&self, cx: &OpCx<'_>, which: usize) -> Result<Rows> {
         let Sizes { heads, queries, keys, size, value_size, .. } = self.sizes;
         let own = if which == 2 { value_size } else { size };
@@ -141,7 +141,7 @@ impl Plan {
         Ok(Rows::by_token(cx.input(input)?, [heads, rows, own], part))
     }
 
-    /// Keys (1) or values (2): where they come in, or behind so many of the past.
+    /// Returns keys (1) or values (2): directly from the inputs, or appended to `past` rows.
     fn cache(
         &self,
         cx: &OpCx<'_>,
@@ -170,8 +170,8 @@ impl Plan {
 }
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
-    // A past of its own length takes as much as one in a shared buffer, and its new rows. The
-    // host's inputs are not known yet.
+    // Size for a growing past: a shared buffer needs no more than that. Which of the two it is
+    // depends on a host input, which is not known yet.
     let plan = Plan::new(cx, false)?;
     let (mut taken, types) = (plan.taken, [cx.input(0)?.dtype; 2]);
     Sizes { keys: plan.capacity, ..plan.sizes }.parts(cx, types, false, &mut taken)?;
@@ -179,7 +179,7 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
 }
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    // The past is a buffer that is longer than what it holds where it is told how much that is.
+    // If `past_sequence_length` is given, the past is a buffer that is longer than its contents.
     let plan = Plan::new(cx, cx.find_host(8).is_some())?;
     let mut launches = Vec::new();
     let past = past_length(cx, &plan)?;
@@ -208,13 +208,13 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(launches)
 }
 
-/// The factor of scores; 0 stands for the default.
+/// Returns the scale of the scores; 0 means the default.
 pub(super) fn scale_of(cx: &OpCx<'_>, size: usize) -> f32 {
     let given = cx.attrs.find_float("scale").filter(|scale| *scale != 0.0);
     given.unwrap_or(1.0 / (size as f32).sqrt())
 }
 
-/// How many rows of the past are valid.
+/// Returns how many rows of the past are valid.
 fn past_length(cx: &OpCx<'_>, plan: &Plan) -> Result<usize> {
     let Some(lengths) = cx.find_ints(8)? else { return Ok(plan.past) };
     let (fresh, capacity) = (plan.sizes.keys, plan.past);
@@ -229,7 +229,7 @@ fn past_length(cx: &OpCx<'_>, plan: &Plan) -> Result<usize> {
     Ok(length)
 }
 
-/// A tensor (batch or 1, heads or 1, queries, at least the keys) that is added to scores.
+/// Checks a bias for the scores: (batch or 1, heads or 1, queries, at least the keys).
 pub(super) fn bias_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a>> {
     let shape: Option<[usize; 4]> = operand.shape.as_ref().try_into().ok();
     let one_or = |size: usize, whole: usize| size == 1 || size == whole;
@@ -243,20 +243,21 @@ pub(super) fn bias_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a
     Ok(Mask::new(operand, shape))
 }
 
-/// The padding mask: lengths (batch), ends and starts (2 * batch), lengths and offsets (3 * batch +
-/// 2), or elements (batch, keys), (batch, queries, keys), (batch, 1, at least keys, at least keys).
+/// Interprets the padding mask by its shape. It holds lengths (batch), ends and starts (2 * batch),
+/// lengths and offsets (3 * batch + 2), or elements: (batch, keys), (batch, queries, keys), or
+/// (batch, 1, at least keys, at least keys).
 fn padding_of<'a>(cx: &OpCx<'_>, operand: &'a Operand, sizes: &Sizes) -> Result<Option<Padding<'a>>> {
     let Sizes { batch, queries, keys, .. } = *sizes;
     let kind = match *operand.shape {
         [len] if len == batch || len == batch.saturating_mul(3).saturating_add(2) => Padded::From,
         [len] if len == batch.saturating_mul(2) => Padded::FromAndBefore,
         [b, k] if [b, k] == [batch, keys] => Padded::Elements([0, keys, 0]),
-        // One element for all keys would change nothing, and ONNX Runtime does not look at it.
+        // One element for all keys would change nothing, and ONNX Runtime ignores it.
         [b, 1] if b == batch || b == 1 => return Ok(None),
         [b, q, k] if [b, q, k] == [batch, queries, keys] => {
             Padded::Elements([0, queries.saturating_mul(keys), keys])
         }
-        // Of a square over all positions it is the rows of the queries, which are the last ones.
+        // The mask covers all positions squared; the queries are its last rows.
         [b, 1, rows, columns] if b == batch && rows >= keys && columns >= keys && keys >= queries => {
             let first = (keys - queries).saturating_mul(columns);
             Padded::Elements([first, rows.saturating_mul(columns), columns])

@@ -1,4 +1,4 @@
-//! `Cast` and `CastLike` to and from floats of eight and four bits and integers of less than eight.
+//! `Cast` and `CastLike` to and from FP8, FP4 and sub-byte integers.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -9,11 +9,11 @@ use super::lines::SHORT_FLOATS;
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
-/// What is cast to floats and from them.
+/// Types that are cast to and from floats.
 const CODES: TypeSet = NARROW.union(TypeSet::of(&[DType::F8E8M0])).union(TypeSet::SUB_BYTE_INTEGERS);
-/// What integers of less than eight bits are cast to and from, besides floats.
+/// Integer types that sub-byte integers are cast to and from.
 const INTEGERS: TypeSet = TypeSet::of(&[DType::I8, DType::U8, DType::I32, DType::I64]);
-/// Elements that a thread takes at a time where it makes codes.
+/// Elements that a thread quantizes at a time.
 const TOGETHER: usize = 4;
 
 const fn cast(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> CudaKernel {
@@ -36,7 +36,7 @@ cuda_kernels![
     cast("CastLike", OF_FEW_BITS),
 ];
 
-/// The name of a type of numbers in entries.
+/// Returns a type's suffix in entry names.
 fn suffix(dtype: DType) -> Result<&'static str> {
     Ok(match dtype {
         DType::F32 => "f32",

@@ -1,5 +1,5 @@
-//! Normalizations: of rows (`LayerNormalization`, `RMSNormalization`, those of a sum), of groups of
-//! channels, and by given statistics.
+//! Normalization kernels: of rows (`LayerNormalization`, `RMSNormalization` and their skip forms),
+//! of groups of channels, and with given statistics.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -57,8 +57,8 @@ cuda_kernels![
     CudaKernel::new(BATCH, batch),
 ];
 
-/// Whether scale and bias are of the input's type, and have an element for each place in a row
-/// along its first axes, or for each element.
+/// Whether scale and bias have the input's type, and one element per position along the leading
+/// axes of a row, or per element of the row.
 fn has_rows_of_parameters(node: &NodeView<'_>) -> bool {
     let (Some(shape), Ok(axis)) = (node.shape(0), node.attrs().int("axis")) else { return false };
     let axis = if axis < 0 { axis.saturating_add_unsigned(shape.len() as u64) } else { axis };
@@ -73,7 +73,7 @@ fn has_rows_of_parameters(node: &NodeView<'_>) -> bool {
     few_axes(node) && fits(1) && same()
 }
 
-/// What a normalization of lines in a row reads and writes.
+/// The inputs and outputs of a normalization of contiguous rows.
 struct Norm<'a> {
     epsilon: f32,
     x: &'a Operand,
@@ -81,12 +81,12 @@ struct Norm<'a> {
     bias: Option<&'a Operand>,
     scale: &'a Operand,
     shift: Option<&'a Operand>,
-    /// The result, the mean, the factor, and the sum.
+    /// The result, the mean, the reciprocal deviation, and the sum.
     outputs: [Option<&'a Operand>; 4],
     count: usize,
     len: usize,
     centers: bool,
-    /// Groups of lines, the parameters of a group, and the elements of a parameter.
+    /// Groups of rows, the parameters per group, and the elements per parameter.
     channels: [usize; 3],
 }
 
@@ -95,7 +95,7 @@ impl Norm<'_> {
         if self.count == 0 {
             return Ok(Vec::new());
         }
-        // Rows without elements still have statistics, which are not numbers.
+        // Rows without elements still have statistics, which are NaN.
         let [.., spatial] = self.channels;
         let skips = self.skip.map_or(0, Operand::count);
         let sizes = [self.len, skips, if spatial == 1 { 0 } else { spatial }];
@@ -167,7 +167,7 @@ fn skip(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 fn groups(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let (channels, spatial) = (y.size(1), product(y.shape.get(2..).unwrap_or_default()));
-    // An instance normalization has a group for each channel.
+    // An instance normalization has one group per channel.
     let groups = match cx.attrs.find_int("num_groups") {
         Some(groups) => usize::try_from(groups).unwrap_or(0),
         None => channels,

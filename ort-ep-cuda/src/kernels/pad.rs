@@ -1,5 +1,5 @@
-//! Tensors that go on beyond their ends or are cut: `Pad`, `CenterCropPad`, `Tile`, `Trilu`,
-//! `ReverseSequence`; and those that are made of numbers: `ConstantOfShape`, `EyeLike`, `Range`.
+//! Padding and cropping (`Pad`, `CenterCropPad`, `Tile`), masks and reversal (`Trilu`,
+//! `ReverseSequence`), and generated tensors (`ConstantOfShape`, `EyeLike`, `Range`).
 
 use ort_core::dtype::{CastOptions, DType, TypeSet, convert};
 use ort_core::ep::KernelDef;
@@ -11,7 +11,7 @@ use super::movement::{MOVED, by_bytes, element_bytes, few_axes, unit};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, strides};
 
-/// Types that have a one.
+/// The types in which `EyeLike` can store a one.
 const COUNTED: TypeSet = TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool]));
 
 const fn beyond(
@@ -57,7 +57,7 @@ cuda_kernels![
     ),
 ];
 
-/// What stands outside of the tensor, as kernels number it.
+/// What surrounds the tensor, by the kernels' numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Constant = 0,
@@ -66,23 +66,23 @@ enum Mode {
     Wrap = 3,
 }
 
-/// A dimension of the result.
+/// An axis of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Axis {
     /// Its size.
     total: usize,
-    /// The elements in front of those of the tensor.
+    /// The number of elements before those of the tensor.
     before: usize,
-    /// The elements of the tensor that are left where negative pads cut some off.
+    /// The elements of the tensor that remain after cropping by negative pads.
     length: usize,
-    /// The first of them.
+    /// The index of the first remaining element.
     first: usize,
-    /// The size of the tensor.
+    /// The tensor's size along the axis.
     size: usize,
 }
 
 impl Axis {
-    /// Negative pads cut elements off first; the mode goes by what is left.
+    /// Applies pads to an axis. Negative pads crop first, and the mode then applies to the rest.
     fn padded(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<Axis> {
         let invalid = || error!(InvalidArgument, "pads {begin} and {end} of size {size}");
         let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
@@ -100,7 +100,7 @@ impl Axis {
         self.total == self.size && self.before == 0 && self.first == 0 && self.length == self.size
     }
 
-    /// The axis with each of its numbers changed.
+    /// Applies a function to all numbers of the axis.
     fn each(&self, change: impl Fn(usize) -> usize) -> Axis {
         Axis {
             total: change(self.total),
@@ -111,18 +111,19 @@ impl Axis {
         }
     }
 
-    /// The axis with one inside of it that is as it was, both as one.
+    /// Merges the axis with an unpadded one inside of it.
     fn around(&self, inner: &Axis) -> Axis {
         self.each(|number| number.saturating_mul(inner.size))
     }
 }
 
-/// Whether elements outside are the same for blocks of a dimension as for its elements.
+/// Whether the mode pads blocks of inner elements as it pads single ones, so that an axis can be
+/// merged with the axes inside of it.
 fn by_blocks(mode: Mode) -> bool {
     matches!(mode, Mode::Constant | Mode::Wrap)
 }
 
-/// The same dimensions as few as possible.
+/// Merges axes as far as the mode allows.
 fn joined(axes: &[Axis], mode: Mode) -> Vec<Axis> {
     let mut result: Vec<Axis> = Vec::with_capacity(axes.len());
     for axis in axes {
@@ -168,7 +169,7 @@ fn center_crop_pad(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     ensure!(target.len() == axes.len(), InvalidArgument, "{} sizes for {axes:?}", target.len());
     let mut pads = vec![(0, 0); x.rank()];
     for (axis, size) in axes.iter().zip(&target) {
-        // Halves are rounded towards zero, so that what is odd is cut or added behind.
+        // Division rounds towards zero, so the odd element is cropped or added at the end.
         let difference = size.saturating_sub(x.size(*axis) as i64);
         let half = difference / 2;
         pads.get_mut(*axis).into_iter().for_each(|pads| *pads = (half, difference - half));
@@ -187,7 +188,7 @@ fn tile(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 }
 
 fn padded(cx: &OpCx<'_>, pads: &[(i64, i64)], mode: Mode, padding: Option<&Operand>) -> Result<Vec<Launch>> {
-    // Beside a size of 0 another may be without bound.
+    // An empty output may have another axis of unbounded size; we do not compute with that.
     if cx.output(0)?.count() == 0 {
         return Ok(Vec::new());
     }
@@ -196,7 +197,7 @@ fn padded(cx: &OpCx<'_>, pads: &[(i64, i64)], mode: Mode, padding: Option<&Opera
     extended(cx, &axes, mode, padding)
 }
 
-/// The result of these dimensions; `padding` is one element, zero by default.
+/// Returns the launch for these axes; `padding` is one element, zero by default.
 fn extended(cx: &OpCx<'_>, axes: &[Axis], mode: Mode, padding: Option<&Operand>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let fits = axes.iter().map(|axis| axis.total).eq(y.shape.iter().copied());
@@ -214,8 +215,9 @@ fn extended(cx: &OpCx<'_>, axes: &[Axis], mode: Mode, padding: Option<&Operand>)
     let list = |of: fn(&Axis) -> usize| axes.iter().map(of).collect::<Vec<usize>>();
     let steps = strides(&list(|axis| axis.size));
     let start = axes.iter().zip(&steps).map(|(axis, step)| axis.first.saturating_mul(*step)).sum::<usize>();
-    // Where everything is cut off, so is what it would begin with.
+    // If everything is cropped, the first element does not exist.
     let start = if x.count() == 0 { 0 } else { start };
+    // Other modes repeat elements and read no padding value.
     let padding = padding.filter(|_| mode == Mode::Constant);
     let count = y.count() / unit;
     let launch = by_bytes("movement", "pad", bytes * unit).threads(count)?;
@@ -243,7 +245,7 @@ fn trilu(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![launch])
 }
 
-/// A diagonal that is as far away as any is.
+/// Clamps a diagonal to 32 bits: any beyond that lies outside of the matrix.
 fn clamped(diagonal: i64) -> i64 {
     diagonal.clamp(i32::MIN.into(), i32::MAX.into())
 }
@@ -270,7 +272,7 @@ fn reverse_sequence(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![launch])
 }
 
-/// Launches that set all elements to one of these bytes.
+/// Returns the launch that fills a tensor with one element, given by its bytes.
 pub(super) fn filled(y: &Operand, element: &[u8]) -> Result<Vec<Launch>> {
     let count = y.count();
     if count == 0 {
@@ -280,7 +282,7 @@ pub(super) fn filled(y: &Operand, element: &[u8]) -> Result<Vec<Launch>> {
     Ok(vec![launch.tensor(y).uint(count)?.bytes(&bits(element))])
 }
 
-/// The bytes of an element in the lowest of eight.
+/// Returns an element's bytes as the lowest of eight.
 fn bits(element: &[u8]) -> [u8; 8] {
     let mut word = [0; 8];
     word.iter_mut().zip(element).for_each(|(to, byte)| *to = *byte);
@@ -344,7 +346,7 @@ fn integer(view: TensorView<'_>) -> Result<i64> {
     view.to_ints()?.first().copied().ok_or_else(|| error!(InvalidArgument, "a number is missing"))
 }
 
-/// The one number of a float tensor.
+/// Returns the single element of a float tensor.
 fn float(view: TensorView<'_>) -> Result<f64> {
     let (mut bytes, one) = ([0; 8], CastOptions::default());
     convert(view.dtype(), view.bytes()?, DType::F64, &mut bytes, 1, one)

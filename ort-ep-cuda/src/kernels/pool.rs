@@ -1,5 +1,4 @@
-//! `MaxPool`, `AveragePool`, `LpPool` and the pools over whole images; `NhwcMaxPool` and
-//! `NhwcAveragePool`.
+//! `MaxPool`, `AveragePool`, `LpPool`, global pools, `NhwcMaxPool` and `NhwcAveragePool`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -35,7 +34,7 @@ cuda_kernels![
     CudaKernel::new(global("GlobalLpPool"), global_pool),
 ];
 
-/// The structure `Windows` of `cu/pool.cu`.
+/// Fills the structure `Windows` of `cu/pool.cu`.
 fn windows_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<usize>> {
     let shape = &cx.input(0)?.shape;
     let image = Image::new(shape, layout)?;
@@ -49,7 +48,7 @@ fn windows_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<usize>> {
     Ok(sizes)
 }
 
-/// What a pool folds values into, by the number in `cu/pool.cu`, and its power.
+/// Returns the reduction's number in `cu/pool.cu`, and its power.
 fn fold_of(cx: &OpCx<'_>) -> Result<(usize, f32)> {
     let power = cx.attrs.find_int("p").unwrap_or(1);
     ensure!(power != 0 && i32::try_from(power).is_ok(), InvalidGraph, "a norm with p = {power}");
@@ -63,13 +62,13 @@ fn fold_of(cx: &OpCx<'_>) -> Result<(usize, f32)> {
     Ok((kind, power as f32))
 }
 
-/// The elements up to which a plane is pooled by a warp, not by a block.
+/// The largest plane that is reduced by a warp rather than a block.
 const SMALL: usize = 1024;
-/// The bytes of a pixel that a thread reads at once.
+/// Bytes of a pixel that a thread reads at once.
 const PACK: usize = 16;
 
-/// A launch of a kernel for `count` results. With the channels last a thread has a pack of them
-/// where those of a pixel are whole ones.
+/// Returns the launch of a kernel for `count` results. In NHWC, a thread computes a pack of
+/// channels if a pixel consists of whole packs.
 fn launch_of(name: &str, x: &Operand, layout: Layout, suffix: &str, count: usize) -> Result<Launch> {
     let many = x.dtype.byte_len(1).map_or(1, |bytes| PACK / bytes);
     let (entry, many) = match layout {
@@ -77,6 +76,8 @@ fn launch_of(name: &str, x: &Operand, layout: Layout, suffix: &str, count: usize
         Layout::ChannelsLast if x.shape.last().is_some_and(|channels| channels.is_multiple_of(many)) => {
             (format!("{name}_packs_{suffix}"), many)
         }
+        // NHWC has entries of its own: with both layouts in one, `MaxPool` spilled registers on
+        // sm_90.
         Layout::ChannelsLast => (format!("{name}_pixels_{suffix}"), 1),
     };
     Launch::new("pool", entry).threads(count / many)
@@ -111,11 +112,11 @@ fn nhwc_max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     max_pool_of(cx, Layout::ChannelsLast)
 }
 
-/// The threads of a block of which each has two neighbouring results.
+/// Threads of a block, each of which computes two adjacent results.
 const PAIR_THREADS: u32 = 128;
 
-/// Maxima of floats in windows of 2 by 2 or 3 by 3 taps that lie 2 apart, of whole packs of
-/// channels; `None` for other windows.
+/// Returns the launch for float maxima over 2x2 or 3x3 windows with stride 2, if channels are whole
+/// packs; `None` for other windows.
 fn max_pool_of_pairs(cx: &OpCx<'_>) -> Result<Option<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let Image { batch, channels, places } = Image::new(&x.shape, Layout::ChannelsLast)?;
@@ -167,6 +168,7 @@ fn global_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     }
     let plane = x.shape.iter().skip(2).fold(1, |plane: usize, size| plane.saturating_mul(*size));
     let suffix = suffix_of(x.dtype)?;
+    // A block per plane would not have enough work.
     if plane <= SMALL {
         let launch =
             Launch::new("pool", format!("pool_small_{suffix}")).threads(y.count().saturating_mul(32))?;

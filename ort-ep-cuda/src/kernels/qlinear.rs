@@ -1,5 +1,5 @@
-//! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid`, `QLinearLeakyRelu` and `QLinearConcat`, on 8-bit
-//! codes.
+//! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid`, `QLinearLeakyRelu` and `QLinearConcat` on 8-bit
+//! quantized values.
 
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
@@ -19,7 +19,7 @@ const fn pairs(op: &'static str, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>)
     CudaKernel { def: KernelDef { when: few_axes, ..kernel.def }, ..kernel }
 }
 
-/// A thread reads the bytes that it writes.
+/// A unary kernel, which may run in place: a thread reads exactly the bytes it writes.
 const fn mapped(op: &'static str, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> CudaKernel {
     let kernel = kernel(op, launches);
     CudaKernel { def: KernelDef { in_place: &[(0, 0)], ..kernel.def }, ..kernel }
@@ -33,7 +33,7 @@ cuda_kernels![
     kernel("QLinearConcat", concat),
 ];
 
-/// The functions of `cu/quant.cu`.
+/// The function numbers of `cu/quant.cu`.
 const SAME: usize = 0;
 const SIGMOID: usize = 1;
 const LEAKY_RELU: usize = 2;
@@ -49,8 +49,8 @@ fn binary(cx: &OpCx<'_>, multiplies: bool) -> Result<Vec<Launch>> {
     }
     let of = |side: usize| -> Result<&[usize]> { Ok(&cx.input(side)?.shape) };
     let mut walk = Walk::broadcast(&c.shape, &[of(a)?, of(b)?])?;
-    // A side that is one code for a whole row comes second, as on the CPU: the last bit of the sum
-    // depends on it.
+    // An operand that is constant along a row goes second, as on the CPU: the order affects the
+    // last bit of the sum.
     if walk.steps.first().is_some_and(|steps| steps.last().is_none_or(|step| *step == 0)) {
         (a, b) = (b, a);
         walk = Walk::broadcast(&c.shape, &[of(a)?, of(b)?])?;
@@ -71,8 +71,8 @@ fn binary(cx: &OpCx<'_>, multiplies: bool) -> Result<Vec<Launch>> {
     Ok(vec![launch.uint(multiplies.into())?.uint(c.count())?])
 }
 
-/// Codes from one scale and zero point to another: `part` after the other at the place `start` of
-/// each `line`.
+/// Requantizes values to another scale and zero point. Consecutive `part` values go to offset
+/// `start` of each `line`.
 fn map(
     from: [Option<&Operand>; 3],
     to: [Option<&Operand>; 3],
@@ -99,7 +99,7 @@ fn unary(cx: &OpCx<'_>, function: usize, alpha: f32) -> Result<Vec<Launch>> {
     Ok(map(from, to, (function, alpha), [1, 1, 0])?.into_iter().collect())
 }
 
-/// Each tensor, which its scale and zero point follow, is written to its part of every line.
+/// Writes each tensor, which its scale and zero point follow, to its part of every line.
 fn concat(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let y = cx.output(0)?;
     let axis = cx.axis(cx.attrs.int("axis")?, y.rank())?;

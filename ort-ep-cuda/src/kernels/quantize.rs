@@ -1,5 +1,5 @@
-//! `QuantizeLinear` and `DequantizeLinear`, with a scale for all, each place of an axis or each
-//! block, and `DynamicQuantizeLinear`.
+//! `QuantizeLinear` and `DequantizeLinear` per tensor, per axis or per block, and
+//! `DynamicQuantizeLinear`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -10,16 +10,16 @@ use super::lines::{SHORT_FLOATS, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, THREADS};
 
-/// What numbers are quantized to.
+/// The integer types of quantized values.
 const CODES: TypeSet =
     TypeSet::SUB_BYTE_INTEGERS.union(TypeSet::of(&[DType::I8, DType::U8, DType::I16, DType::U16]));
 const INT32: TypeSet = TypeSet::of(&[DType::I32]);
 
-/// Elements that a thread takes at a time.
+/// Elements a thread processes at a time.
 const TOGETHER: usize = 4;
-/// Elements of a block of kernels whose threads take four times as many.
+/// Elements of a block in kernels whose threads process four times as many.
 pub(super) const OF_BLOCK: usize = 4 * TOGETHER * THREADS as usize;
-/// The most parts whose ranges are kept: a block of the next kernel has a thread for each.
+/// The most partial ranges: a block of the next kernel has one thread for each.
 const MOST_PARTS: usize = THREADS as usize;
 
 cuda_kernels![
@@ -68,7 +68,7 @@ cuda_kernels![
     },
 ];
 
-/// Which scale belongs to an element, as the structure `Scales` of `cu/quant.cu`.
+/// Fills the structure `Scales` of `cu/quant.cu`, which maps an element to its scale.
 fn granularity(cx: &OpCx<'_>) -> Result<Vec<usize>> {
     let (x, scale, zero) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
     let zeros = zero.map_or(scale.count(), Operand::count);
@@ -81,6 +81,7 @@ fn granularity(cx: &OpCx<'_>) -> Result<Vec<usize>> {
     let kinds = [float_kind(scale.dtype)?, zero.map_or(Ok(0), |zero| code_kind(zero.dtype))?];
     let block = cx.attrs.int("block_size")?;
     if scale.count() == 1 && (scale.rank() < 2 || block == 0) {
+        // One scale for all elements: its index has stride 0 along every axis.
         let all = x.count().max(1);
         return Ok([all, 1, 1, 0, 0, 0].into_iter().chain(kinds).collect());
     }
@@ -100,8 +101,8 @@ fn granularity(cx: &OpCx<'_>) -> Result<Vec<usize>> {
     Ok([inner, size, block.min(size), 1, inner, blocks * inner].into_iter().chain(kinds).collect())
 }
 
-/// A launch for each four elements, with what both directions read and write: of integers, or of
-/// narrow floats.
+/// Returns a launch with one thread per four elements, and the parameters that both directions
+/// share, for integers or for FP8 and FP4.
 fn of_elements(cx: &OpCx<'_>, entry: &str, codes: DType, kind: usize) -> Result<Launch> {
     let y = cx.output(0)?;
     let launch = match NARROW.contains(codes) {
@@ -123,7 +124,7 @@ fn dequantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![of_elements(cx, &entry, codes, code_kind(codes)?)?.uint(y.count())?])
 }
 
-/// The type that the division is done in, and whether it is given.
+/// Returns the type in which to divide, and whether the node specifies it.
 fn precision(cx: &OpCx<'_>) -> Result<(DType, bool)> {
     let precision = cx.attrs.int("precision")?;
     match i32::try_from(precision).ok().and_then(DType::from_onnx) {
@@ -146,17 +147,18 @@ fn quantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![launch.uint(y.count())?])
 }
 
-/// The least and the greatest of each part of the first input, in the workspace.
+/// Reserves the minimum and maximum of each part of the first input in the workspace.
 pub(super) fn ranges(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
     let parts = cx.input(0)?.count().div_ceil(OF_BLOCK).clamp(1, MOST_PARTS);
     Ok(cx.workspace(taken, DType::F32, &[parts, 2]))
 }
 
-/// Codes that cover the range of `x`, their scale and their zero point, of which some may be left
-/// out.
+/// Quantizes `x` over its own range; values, scale and zero point may each be left out.
 pub(super) fn dynamic(x: &Operand, ranges: &Operand, results: [Option<&Operand>; 3]) -> Result<Vec<Launch>> {
     let [y, scale, zero] = results;
     let (parts, count) = (ranges.size(0), x.count());
+    // The first launch reduces each part to its range. The second combines the ranges and
+    // quantizes.
     let range = Launch::new("quant", "dynamic_range").grid([parts, 1, 1])?;
     let blocks = y.map_or(1, |y| y.count().div_ceil(OF_BLOCK).max(1));
     let codes = Launch::new("quant", "dynamic_codes").grid([blocks, 1, 1])?.tensor(x).tensor(ranges);

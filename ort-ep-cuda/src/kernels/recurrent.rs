@@ -1,4 +1,4 @@
-//! `LSTM`, `GRU` and `RNN`: one product for the inputs of all steps, then a launch or two for each
+//! `LSTM`, `GRU` and `RNN`: one GEMM for the inputs of all time steps, then one or two launches per
 //! step.
 
 use ort_core::dtype::DType;
@@ -11,8 +11,9 @@ use super::resize::bits;
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
-/// The units of a block and the sequences of a warp, as in cu/recurrent.cu.
+/// The units of a block, as in `cu/recurrent.cu`.
 const UNITS: usize = 4;
+/// The sequences of a warp, as in `cu/recurrent.cu`.
 const SEQUENCES: usize = 8;
 
 const fn kernel(op: &'static str) -> CudaKernel {
@@ -22,20 +23,21 @@ const fn kernel(op: &'static str) -> CudaKernel {
 
 cuda_kernels![kernel("LSTM"), kernel("GRU"), kernel("RNN")];
 
-/// What a launch does of a step: its entry, and the slots of states that are multiplied and that
-/// results go to.
+/// One launch of a time step: its entry, and the state slots it reads and writes.
 type Phase = (&'static str, fn(usize) -> [usize; 2]);
 
-/// States before and after a step take turns in slots 0 and 1.
+/// Double buffering: the states alternate between slots 0 and 1.
 fn in_turn(step: usize) -> [usize; 2] {
     [step % 2, (step + 1) % 2]
 }
 
-/// The gates of an operator, its activations where it names none, and the phases of a step.
+/// Returns an operator's gates, its default activations, and the launches of a time step.
 fn of_op(op: &str, linear: bool) -> (usize, &'static [&'static str], &'static [Phase]) {
     match op {
         "LSTM" => (4, &["sigmoid", "tanh", "tanh"], &[("lstm", in_turn)]),
         "GRU" if linear => (3, &["sigmoid", "tanh"], &[("gru_linear", in_turn)]),
+        // The gates of the plain `GRU` scale the state before the second matrix product, which
+        // needs a launch of its own.
         "GRU" => (3, &["sigmoid", "tanh"], &[("gru_gates", |_| [0, 0]), ("gru_candidate", |_| [2, 0])]),
         _ => (1, &["tanh"], &[("rnn", in_turn)]),
     }
@@ -48,9 +50,9 @@ struct Layer {
     hidden: usize,
     directions: usize,
     depth: usize,
-    /// What comes from the inputs: a row for each of the input, with the gates of each direction.
+    /// The input GEMM's result: one row per input row, with the gates of each direction.
     inputs: Operand,
-    /// Three slots of states of all directions and sequences.
+    /// Three slots for the states of all directions and sequences.
     states: Operand,
 }
 
@@ -80,12 +82,12 @@ impl Layer {
         Ok(Layer { steps, batch, hidden, directions, depth, inputs, states })
     }
 
-    /// The elements of a slot of states.
+    /// Returns the elements of a state slot.
     fn slot(&self) -> usize {
         self.states.size(1)
     }
 
-    /// The product of all inputs with the weights of all directions.
+    /// Returns the GEMM of all inputs with the weights of all directions.
     fn products(&self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         let (rows, columns, depth) = (self.steps * self.batch, self.inputs.size(2), self.depth);
         let weights = checked(cx, 1, columns.saturating_mul(depth))?;
@@ -96,7 +98,7 @@ impl Layer {
         Product::new([cx.input(0)?, weights], [left, right], &self.inputs)?.launches(cx)
     }
 
-    /// The structure `Layer` of cu/recurrent.cu.
+    /// Fills the structure `Layer` of `cu/recurrent.cu`.
     fn words(&self, cx: &OpCx<'_>) -> Result<Vec<i64>> {
         let sizes = [self.steps, self.batch, self.hidden, self.directions].map(|size| size as i64);
         let forward = cx.attrs.string("direction")? != "reverse";
@@ -114,7 +116,7 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     Ok(taken)
 }
 
-/// An input, where it is given, which must have so many elements.
+/// Returns an optional input, after checking its element count.
 fn checked<'a>(cx: &'a OpCx<'_>, index: usize, count: usize) -> Result<Option<&'a Operand>> {
     let input = cx.find_input(index);
     let fits = input.is_none_or(|input| input.count() == count);
@@ -135,6 +137,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let mut launches = vec![first.uint(slot)?];
     let mut shown = 0;
     if layer.steps > 0 {
+        // The inputs of all steps are known, so one GEMM computes their part of the gates.
         launches.extend(layer.products(cx)?);
         shown = steps(cx, &layer, suffix, &mut launches)?;
     }
@@ -147,7 +150,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(launches)
 }
 
-/// The launches of all steps; the slot that the last states are in.
+/// Adds the launches of all time steps, and returns the slot that holds the final states.
 fn steps(cx: &OpCx<'_>, layer: &Layer, suffix: &str, launches: &mut Vec<Launch>) -> Result<usize> {
     let (gates, _, phases) = of_op(cx.op, linear(cx));
     let units = layer.directions * layer.hidden;
@@ -176,7 +179,7 @@ fn steps(cx: &OpCx<'_>, layer: &Layer, suffix: &str, launches: &mut Vec<Launch>)
     Ok(shown)
 }
 
-/// The functions of cu/recurrent.cu by their numbers, with their parameters where they have any.
+/// The functions of `cu/recurrent.cu` by number, with the defaults of the parameters they have.
 const FUNCTIONS: [(&str, Option<f32>, Option<f32>); 11] = [
     ("relu", None, None),
     ("tanh", None, None),
@@ -191,8 +194,8 @@ const FUNCTIONS: [(&str, Option<f32>, Option<f32>); 11] = [
     ("softplus", None, None),
 ];
 
-/// The activations of two directions, three each: function and parameters. Each takes the
-/// parameters that it has off the attributes' lists.
+/// Returns the activations of two directions, three each, as function and parameters. Each takes
+/// the parameters it has from the attributes' lists, in order.
 fn activations(cx: &OpCx<'_>, directions: usize) -> Result<Vec<i64>> {
     let defaults = of_op(cx.op, linear(cx)).1;
     let needed = directions * defaults.len();

@@ -1,4 +1,4 @@
-//! The `Reduce` operators, and `SumTo`.
+//! The `Reduce` operators and `SumTo`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -33,16 +33,16 @@ cuda_kernels![
     },
 ];
 
-/// Lines at least so long are cut into pieces where there are few of them.
+/// Lines of at least this length are split into pieces if there are few of them.
 const LONG: usize = 4096;
-/// A piece of a long line.
+/// The length of a piece of a split line.
 const PIECE: usize = 1024;
-/// Blocks that keep a device busy.
+/// The number of blocks that keep a device busy.
 const BLOCKS: usize = 1024;
-/// Lines side by side that a block takes.
+/// Adjacent lines that a block handles.
 const ABREAST: usize = 32;
 
-/// The number of a fold in cu/reduce.cu.
+/// Returns the reduction's number in `cu/reduce.cu`.
 fn fold_of(op: &str) -> Result<usize> {
     Ok(match op {
         "ReduceSum" | "SumTo" => 0,
@@ -59,11 +59,12 @@ fn fold_of(op: &str) -> Result<usize> {
     })
 }
 
-/// Which axes of the input are combined.
+/// Returns which axes of the input are reduced.
 fn mask(cx: &OpCx<'_>) -> Result<Vec<bool>> {
     let shape = &cx.input(0)?.shape;
     let given = cx.find_ints(1)?.unwrap_or_default();
     if cx.op == "SumTo" {
+        // `SumTo` reduces the axes that the target lacks, and those whose size differs.
         let lead = shape.len().checked_sub(given.len());
         let lead = lead.ok_or_else(|| error!(InvalidArgument, "{shape:?} is summed to {given:?}"))?;
         let differs = |(from, to): (&usize, &i64)| i64::try_from(*from) != Ok(*to);
@@ -79,23 +80,24 @@ fn mask(cx: &OpCx<'_>) -> Result<Vec<bool>> {
     Ok(mask)
 }
 
-/// The pieces that each line is cut into where so many blocks take them all.
+/// Returns how many pieces to split each line into, if whole lines take this many blocks.
 fn splits(op: &str, blocks: usize, len: usize) -> usize {
     let cuts = op != "ReduceLogSumExp" && len >= LONG;
     if cuts { (len / PIECE).min(BLOCKS / blocks.max(1)).max(1) } else { 1 }
 }
 
-/// The pieces of all lines, in the workspace.
+/// Reserves the partial results of all lines in the workspace.
 fn pieces(cx: &OpCx<'_>, taken: &mut usize, lines: usize, splits: usize) -> Result<Operand> {
     let dtype = match cx.input(0)?.dtype {
+        // Partial results keep the accumulator's precision.
         DType::F16 | DType::BF16 => DType::F32,
         other => other,
     };
     Ok(cx.workspace(taken, dtype, &[lines, splits]))
 }
 
-/// Room for as many pieces as lines in columns are cut into; those in rows are no more. The axes
-/// are not known yet.
+/// Sizes the workspace for adjacent lines, which are split into the most pieces. Whether lines are
+/// adjacent depends on the axes, a host input that is not known yet.
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let (lines, len) = (y.count(), x.count().checked_div(y.count()).unwrap_or(0));

@@ -1,4 +1,4 @@
-//! `Resize`: the nearest element, or a sum over the elements around a place, in one pass over the
+//! `Resize`: nearest-neighbour copies, or a weighted sum of neighbours, in one pass over the
 //! result.
 
 use ort_core::dtype::{DType, TypeSet};
@@ -22,7 +22,7 @@ cuda_kernels![
     resize(&[("T1", SHORT_FLOATS)], |node| !moves(node) && few_axes(node)),
 ];
 
-/// The names of attributes, by their numbers in cu/resize.cu.
+/// Attribute values, by their numbers in `cu/resize.cu`.
 const TRANSFORMS: &[&str] = &[
     "half_pixel",
     "half_pixel_symmetric",
@@ -36,19 +36,19 @@ const CROP: &str = "tf_crop_and_resize";
 const ROUNDINGS: &[&str] = &["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"];
 const MODES: &[&str] = &["nearest", "linear", "cubic"];
 
-/// Results that keep a device busy with a thread for each: of more, a thread takes several.
+/// The number of results up to which each gets a thread; beyond it, a thread computes several.
 const BUSY: usize = 1 << 17;
-/// The most that a thread takes.
+/// The most results per thread.
 const MOST_EACH: usize = 8;
 
-/// Whether elements stay as they are: the mode is the nearest, and no value stands for what is
-/// outside.
+/// Whether elements are copied unchanged: the mode is nearest, and no value replaces those outside
+/// of the input.
 fn moves(node: &NodeView<'_>) -> bool {
     let is = |name: &str, value: &str| node.attrs().find_string(name) == Some(value);
     is("mode", "nearest") && !is("coordinate_transformation_mode", CROP)
 }
 
-/// The number of an attribute's value among those there are.
+/// Returns the index of an attribute's value among the known ones.
 pub(super) fn choice(cx: &OpCx<'_>, attribute: &str, among: &[&str]) -> Result<i64> {
     let value = cx.attrs.string(attribute)?;
     let found = among.iter().position(|known| *known == value);
@@ -57,19 +57,19 @@ pub(super) fn choice(cx: &OpCx<'_>, attribute: &str, among: &[&str]) -> Result<i
     Ok(found? as i64)
 }
 
-/// How many planes a thread takes of so many that have `count` results together.
+/// Returns how many planes a thread handles, out of `planes` with `count` results in total.
 pub(super) fn each(count: usize, planes: usize) -> usize {
     (count / BUSY).clamp(1, MOST_EACH).min(planes.max(1))
 }
 
-/// One axis, or several side by side that stay as they are.
+/// One axis, or several adjacent ones that keep their size.
 #[derive(Debug)]
 struct Axis {
     from: usize,
     to: usize,
-    /// Elements of the result for each element of the input.
+    /// Output elements per input element.
     scale: f32,
-    /// The size of the result before it is cut to an integer.
+    /// The size of the result before truncation to an integer.
     width: f32,
     /// The part that is read, from 0 to 1.
     roi: [f32; 2],
@@ -81,7 +81,7 @@ impl Axis {
     }
 }
 
-/// The numbers of an input of floats in the host's memory, none where it is left out.
+/// Returns the values of a float host input; empty if it is left out.
 fn floats(view: Option<TensorView<'_>>) -> Result<Vec<f32>> {
     let Some(view) = view else { return Ok(Vec::new()) };
     Ok(match view.dtype() {
@@ -91,7 +91,7 @@ fn floats(view: Option<TensorView<'_>>) -> Result<Vec<f32>> {
     })
 }
 
-/// The axes of the input, those that stay joined with their neighbours.
+/// Returns the axes of the input, with adjacent ones merged if they keep their size.
 fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
     let chosen = match cx.attrs.find_ints("axes") {
         Some(chosen) => normalize_axes(chosen, from.len())?.to_vec(),
@@ -118,7 +118,8 @@ fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
             own.scale = scales.get(entry).copied().unwrap_or(1.0);
             if !given.is_empty() {
                 own.width = own.scale * from as f32;
-                // What holds for a result of one element goes by its size, not by this.
+                // The special case for a result of one element depends on its actual size, not on
+                // the scaled one.
                 if to == 1 && !is_symmetric {
                     own.width = 1.0;
                 }
@@ -149,7 +150,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if axes.iter().all(Axis::stays) {
         return copied(x, y);
     }
-    // Elements that stay side by side are moved together.
+    // Contiguous elements of an unchanged last axis are moved together.
     let (bytes, mut many) = (element_bytes(x.dtype)?, 1);
     let sums =
         cx.attrs.string("mode")? != "nearest" || cx.attrs.string("coordinate_transformation_mode")? == CROP;
@@ -169,6 +170,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let mut words = of_axes(cx, &axes)?;
     words.extend([planes, each, plane_from, plane_to].map(|number| number as i64));
     let launch = if sums {
+        // The kernel is a template over the number of changing axes, instantiated for 2, 3 and all.
         let changing = axes.iter().filter(|axis| !axis.stays()).count();
         let changing = if changing <= 2 {
             2
@@ -185,12 +187,12 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![launch.ints::<{ 14 * MOST_AXES + 13 }>(&words)?.uint(count)?])
 }
 
-/// The bits of a float among integers.
+/// Returns the bits of a float for an integer structure.
 pub(super) fn bits(number: f32) -> i64 {
     i64::from(number.to_bits().cast_signed())
 }
 
-/// The structure `Resize` of cu/resize.cu up to what it says of planes.
+/// Fills the structure `Resize` of `cu/resize.cu`, except for its planes.
 fn of_axes(cx: &OpCx<'_>, axes: &[Axis]) -> Result<Vec<i64>> {
     let antialias = cx.attrs.flag("antialias")?;
     let (mut slots, mut stays) = (Vec::new(), Vec::new());
@@ -211,7 +213,7 @@ fn of_axes(cx: &OpCx<'_>, axes: &[Axis]) -> Result<Vec<i64>> {
         let [scale, width, start, end] = floats;
         slots.push([from, to, behind, apart, scale, width, start, end, first, taps, bits(stretch)]);
     }
-    // Sums are read in the order of memory.
+    // In memory order, so that the kernel reads neighbours one after the other.
     slots.reverse();
     let counts = [slots.len() as i64, stays.len() as i64];
     let none = [1, 1, 1, 0, bits(1.0), bits(1.0), 0, bits(1.0), 0, 1, bits(1.0)];
@@ -227,8 +229,8 @@ fn of_axes(cx: &OpCx<'_>, axes: &[Axis]) -> Result<Vec<i64>> {
     Ok(words)
 }
 
-/// The first element of a sum from the one at or before a coordinate on, and how many there are,
-/// where the filter is stretched.
+/// Returns the offset of the first tap from the element at or before a coordinate, and the number
+/// of taps, for a filter stretched by antialiasing.
 fn taps(cx: &OpCx<'_>, stretch: f32) -> Result<(i64, i64)> {
     let support = match cx.attrs.string("mode")? {
         "nearest" => return Ok((0, 1)),

@@ -1,5 +1,5 @@
-//! `RoiAlign` and `MaxRoiPool`: regions of feature maps pooled to one size, each element of the
-//! result by one thread. A region of an image that there is none of reads the nearest.
+//! `RoiAlign` and `MaxRoiPool`: pool regions of feature maps to one size, with a thread per result.
+//! An image index out of range reads the nearest image.
 
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, error};
@@ -9,7 +9,7 @@ use super::resize::bits;
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
-/// Samples of one bin along one axis that no sensible region needs.
+/// The most samples of a bin along one axis; no sensible region needs more.
 const MOST_SAMPLES: i64 = 4096;
 
 cuda_kernels![
@@ -28,7 +28,7 @@ cuda_kernels![
     ),
 ];
 
-/// The structure `Regions` of cu/sample.cu; regions have so many numbers each.
+/// Fills the structure `Regions` of `cu/sample.cu`; each region has `numbers` values.
 fn regions(cx: &OpCx<'_>, numbers: usize, flags: [i64; 3]) -> Result<Vec<i64>> {
     let (x, rois, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
     let (&[images, channels, height, width], &[count, _, rows, columns]) = (&*x.shape, &*y.shape) else {

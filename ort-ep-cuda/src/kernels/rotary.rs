@@ -1,5 +1,5 @@
-//! `RotaryEmbedding` of ONNX and of ONNX Runtime: pairs of each head's elements turned by the
-//! angles of a position. A position that the caches do not have reads the nearest that they have.
+//! `RotaryEmbedding` of ONNX and of ONNX Runtime: rotates pairs of each head's elements by the
+//! angles of the position. A position out of range reads the nearest row of the caches.
 
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
@@ -37,15 +37,15 @@ fn microsoft(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     ensure!(asked == 0 || asked == width, InvalidArgument, "caches of {width} for {asked} elements");
     let positions = if ids.rank() <= 1 { Positions::BehindFirst(ids) } else { Positions::ByToken(ids) };
     let heads = match count_of(cx, "num_heads")? {
-        // All of a head is turned then.
+        // Without `num_heads`, the caches span a whole head.
         0 => cx.input(0)?.size(2).checked_div(width).unwrap_or(0),
         heads => heads,
     };
     rotate(cx, [2, 3], positions, (heads, Some(width)))
 }
 
-/// Turns the first `width` elements of each head, or all; `caches` are the inputs of cosines and
-/// sines.
+/// Rotates the first `width` elements of each head, or all; `caches` are the inputs with cosines
+/// and sines.
 fn rotate(
     cx: &OpCx<'_>,
     caches: [usize; 2],

@@ -1,5 +1,5 @@
-//! `NonZero` and `Compress`: what is something is counted, and then written from the place on where
-//! that of its block begins.
+//! `NonZero` and `Compress`: stream compaction. Blocks count their selected elements, a prefix sum
+//! gives each block its offset, and a second pass writes the results.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -12,13 +12,14 @@ use super::movement::{MOVED, by_bytes, element_bytes, few_axes};
 use super::{Counted, CudaKernel, MOST_AXES, count, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
-/// The elements that a block takes, its threads, and the most threads of the block that adds up, as
-/// in cu/select.cu.
+/// Elements of a block, as in `cu/select.cu`.
 const BLOCK: usize = 2048;
+/// Threads of a block.
 const THREADS: u32 = 256;
+/// The most threads of the block that computes the prefix sum.
 const MOST_THREADS: usize = 1024;
 
-/// Of complex numbers, those of two floats.
+/// The types of `NonZero`; a complex number is two floats.
 const COUNTED: TypeSet = TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool, DType::C64]));
 
 cuda_kernels![
@@ -36,22 +37,23 @@ cuda_kernels![
     ),
 ];
 
-/// Elements some of which are something: not zero, and not false.
+/// Elements to select: those that are neither zero nor false.
 pub(super) struct Flags {
     x: Operand,
     count: usize,
-    /// For each block the elements before it that are something, once they are counted.
+    /// For each block, the number of selected elements before it, once they are counted.
     before: Operand,
 }
 
 impl Flags {
-    /// The first elements of a tensor, with a place in the workspace for what blocks count.
+    /// Selects from the first `count` elements of a tensor, and reserves the block counts in the
+    /// workspace.
     pub(super) fn new(cx: &OpCx<'_>, taken: &mut usize, x: &Operand, count: usize) -> Flags {
         let before = cx.workspace(taken, DType::U32, &[count.div_ceil(BLOCK)]);
         Flags { x: x.clone(), count, before }
     }
 
-    /// The bits of an element that are not a sign of zero.
+    /// Returns the bits of an element that make it nonzero: all but the sign of a float.
     fn mask(&self) -> [u8; 8] {
         let mask: u64 = match self.x.dtype {
             DType::F16 | DType::BF16 => 0x7fff,
@@ -67,7 +69,7 @@ impl Flags {
         Ok(launch.grid([self.before.count(), 1, 1])?.block([THREADS, 1, 1]))
     }
 
-    /// Launches that count, with all of them together in `total`; none where there are no elements.
+    /// Returns the launches that count, with the sum in `total`; none if there are no elements.
     pub(super) fn counted(&self, total: &Operand) -> Result<Vec<Launch>> {
         let blocks = self.before.count();
         if blocks == 0 {
@@ -75,19 +77,20 @@ impl Flags {
         }
         let count = self.blocks(by_bytes("select", "count_set", element_bytes(self.x.dtype)?))?;
         let count = count.tensor(&self.x).tensor(&self.before).bytes(&self.mask()).uint(self.count)?;
+        // One block sums up all counts, in whole warps.
         let threads = blocks.min(MOST_THREADS).next_multiple_of(32);
         let add = Launch::new("select", "add_up").block([threads as u32, 1, 1]);
         Ok(vec![count, add.tensor(&self.before).tensor(total).uint(blocks)?])
     }
 
-    /// The launch that writes the places of those that were counted; they are bytes.
+    /// Returns the launch that writes the positions of the selected elements, which are bytes.
     pub(super) fn places(&self, places: &Operand) -> Result<Launch> {
         let launch = self.blocks(Launch::new("select", "places"))?.tensor(&self.x).tensor(&self.before);
         launch.tensor(places).uint(self.count)
     }
 }
 
-/// The input of `NonZero`, behind the count.
+/// The input of `NonZero`, after the count in the workspace.
 fn elements(cx: &OpCx<'_>, taken: &mut usize) -> Result<(Operand, Flags)> {
     let x = cx.input(0)?;
     Ok((count(cx, taken), Flags::new(cx, taken, x, x.count())))
@@ -110,7 +113,7 @@ fn non_zero_shapes(cx: &OpCx<'_>, count: usize) -> Result<Vec<Shape>> {
 
 fn write_non_zero(cx: &OpCx<'_>, count: usize) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    // A scalar has no axis to write an index along.
+    // A scalar has no axis to write an index for.
     if y.count() == 0 {
         return Ok(Vec::new());
     }
@@ -120,7 +123,7 @@ fn write_non_zero(cx: &OpCx<'_>, count: usize) -> Result<Vec<Launch>> {
     Ok(vec![launch.uint(count)?.uint(x.rank())?.uints::<MOST_AXES>(&x.shape)?])
 }
 
-/// The input of `Compress` as elements outside of the axis, its size, and elements inside.
+/// Returns the extents of `Compress`: elements outside the axis, its size, and elements inside.
 fn extents(cx: &OpCx<'_>) -> Result<[usize; 3]> {
     let x = cx.input(0)?;
     match cx.attrs.find_int("axis") {
@@ -129,8 +132,8 @@ fn extents(cx: &OpCx<'_>) -> Result<[usize; 3]> {
     }
 }
 
-/// What `Compress` keeps, behind the count. A condition that is longer than what it chooses from
-/// chooses nothing more.
+/// The conditions of `Compress`, after the count in the workspace. Conditions beyond the axis
+/// select nothing.
 fn conditions(cx: &OpCx<'_>, taken: &mut usize) -> Result<(Operand, Flags, Operand)> {
     let (condition, [_, size, _]) = (cx.input(1)?, extents(cx)?);
     let count = size.min(condition.count());

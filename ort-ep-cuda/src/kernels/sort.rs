@@ -1,5 +1,5 @@
-//! Sorted lines, for `TopK` and `Unique`: short ones by counting, for each element, those that come
-//! before it; longer ones sorted in parts that are merged.
+//! Sorting of lines, for `TopK` and `Unique`. Short lines are sorted by rank counting, longer ones
+//! as blocks that are merged.
 
 use ort_core::dtype::DType;
 use ort_core::{Result, ensure, error};
@@ -7,15 +7,16 @@ use ort_core::{Result, ensure, error};
 use super::movement::element_bytes;
 use crate::launch::{Launch, OpCx, Operand};
 
-/// Up to this length the elements that come before another are counted.
+/// The longest line sorted by rank counting.
 const SHORT: usize = 64;
-/// The elements that a block sorts, and the parts that are merged at once, as in cu/sort.cu.
+/// Elements that a block sorts, as in `cu/sort.cu`.
 const BLOCK: usize = 2048;
+/// Parts that are merged at once, as in `cu/sort.cu`.
 const WAYS: usize = 8;
-/// The most threads of a block that sorts.
+/// The most threads of a sorting block.
 const THREADS: usize = 256;
 
-/// The number of a type in cu/keys.cuh, and the suffix of entries for keys of its length.
+/// Returns a type's number in `cu/keys.cuh`, and the entry suffix for its key width.
 pub(super) fn kind_of(dtype: DType) -> Result<(usize, &'static str)> {
     Ok(match dtype {
         DType::F32 => (0, "narrow"),
@@ -39,14 +40,14 @@ pub(super) struct Lines {
     pub(super) count: usize,
     len: usize,
     inner: usize,
-    /// The results of each.
+    /// The number of results per line.
     pub(super) kept: usize,
     kind: usize,
     suffix: &'static str,
     bytes: usize,
 }
 
-/// What is sorted, and where the elements and their places along the axis go.
+/// The sorted tensor, and the outputs for elements and their positions along the axis.
 pub(super) struct Tensors<'a> {
     pub(super) x: &'a Operand,
     pub(super) values: Option<&'a Operand>,
@@ -56,7 +57,7 @@ pub(super) struct Tensors<'a> {
 }
 
 impl Lines {
-    /// The lines of a tensor of which so many elements each are kept.
+    /// Creates the lines of a tensor, of which `kept` elements each are kept.
     pub(super) fn new(x: &Operand, axis: usize, kept: usize) -> Result<Lines> {
         let len = x.size(axis);
         ensure!(kept <= len, InvalidArgument, "K must be one number from 0 to the axis' size {len}");
@@ -69,29 +70,31 @@ impl Lines {
         Ok(Lines { count, len, inner, kept, kind, suffix, bytes: element_bytes(x.dtype)? })
     }
 
-    /// How many sorted parts of so many elements a line has, and how many entries of each are kept.
+    /// Returns how many sorted parts of this size a line has, and how many entries of each are
+    /// kept.
     fn parts(&self, size: usize) -> [usize; 2] {
         [self.len.div_ceil(size), self.kept.min(size)]
     }
 
-    /// The sizes of parts from pass to pass, until one is the whole line.
+    /// Returns the part size of each merge pass, until one part is the whole line.
     fn sizes(&self) -> impl Iterator<Item = usize> {
         let whole = self.len;
         std::iter::successors(Some(BLOCK), |size| size.checked_mul(WAYS))
             .take_while(move |size| *size < whole)
     }
 
-    /// Entries between the passes, two buffers that are used in turn: none where a block takes a
+    /// Reserves two buffers for double buffering between passes; they are empty if a block sorts a
     /// whole line.
     pub(super) fn buffers(&self, cx: &OpCx<'_>, taken: &mut usize) -> [Operand; 2] {
         let of_line = self.sizes().map(|size| self.parts(size).into_iter().fold(1, usize::saturating_mul));
+        // An entry is a key with its position: one word for keys of 32 bits, two for 64.
         let words = if self.suffix == "wide" { 2 } else { 1 };
         let shape = [self.count, of_line.max().unwrap_or(0), words];
         [(); 2].map(|()| cx.workspace(taken, DType::U64, &shape))
     }
 
-    /// A launch with the input, the results where they are wanted, and what else goes before the
-    /// structure `Lines`.
+    /// Returns a launch with the input, the requested outputs, further buffers, and the structure
+    /// `Lines`.
     fn launch(&self, entry: &str, tensors: &Tensors<'_>, entries: &[Option<&Operand>]) -> Result<Launch> {
         let launch = Launch::new("sort", format!("{entry}_{}", self.suffix)).tensor(tensors.x);
         let launch = launch.find_tensor(tensors.values).find_tensor(tensors.places);
@@ -100,8 +103,7 @@ impl Lines {
         launch.uints::<7>(&[self.count, self.len, self.inner, self.kept, self.kind, self.bytes, descending])
     }
 
-    /// The launches that sort, with these [buffers](Self::buffers). Equal elements come in the
-    /// order of their places.
+    /// Returns the launches that sort, with these [buffers](Self::buffers). The sort is stable.
     pub(super) fn sort(
         &self,
         tensors: &Tensors<'_>,
@@ -116,6 +118,7 @@ impl Lines {
         }
         let size = self.len.min(BLOCK).next_power_of_two();
         let [parts, capacity] = self.parts(size);
+        // A line that a block sorts whole goes straight to the outputs.
         let entries = Some(&from).filter(|_| self.len > BLOCK);
         let sort = self.launch("sort_part", tensors, &[entries])?;
         let sort = sort.grid([self.count.saturating_mul(parts), 1, 1])?;
@@ -125,6 +128,7 @@ impl Lines {
             let [parts, capacity] = self.parts(size);
             let merged_size = size.saturating_mul(WAYS);
             let [merged_parts, merged] = self.parts(merged_size);
+            // The last merge writes the outputs.
             let target = Some(&to).filter(|_| merged_parts > 1);
             let count = self.count.saturating_mul(parts).saturating_mul(capacity);
             let launch = self.launch("merge_parts", tensors, &[Some(&from), target])?.threads(count)?;

@@ -1,4 +1,4 @@
-//! `TopK`.
+//! `TopK` kernel.
 
 use ort_core::dtype::TypeSet;
 use ort_core::ep::KernelDef;

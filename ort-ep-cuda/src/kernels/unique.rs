@@ -1,5 +1,5 @@
-//! `Unique`: items, which are elements or slices along an axis, are sorted; where equal ones begin
-//! is counted, and those are the groups.
+//! `Unique`: sorts the items, which are elements or slices along an axis, marks where groups of
+//! equal ones start, and numbers the groups.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -24,23 +24,24 @@ cuda_kernels![CudaKernel::counting(
     Counted { shapes, write },
 )];
 
-/// What is told apart, and where it is in the workspace.
+/// The items, and their workspace.
 struct Items {
-    /// Elements outside of the axis, its size, and elements inside.
+    /// Elements outside the axis, its size, and elements inside.
     extents: [usize; 3],
     total: Operand,
-    /// The items in the order of their keys.
+    /// The items in key order.
     order: Operand,
-    /// Whether a group begins, in that order, and how many did before.
+    /// Whether a group starts at each item in key order, and how many started before.
     heads: (Operand, Flags),
-    /// The same in the order of the places, where the groups come in that of their first items.
+    /// The same in position order, if groups are ordered by their first items.
     firsts: Option<(Operand, Flags)>,
-    /// Where groups begin, in the order of the keys.
+    /// Where groups start, in key order.
     starts: Operand,
-    /// The first item of each group: in the order of the places, and in that of the result.
+    /// The first position of each group, in position order.
     first_places: Operand,
+    /// The first item of each group, in result order.
     first_items: Operand,
-    /// What sorting has between its passes.
+    /// Buffers of the sort passes.
     sorting: [Operand; 2],
 }
 
@@ -55,7 +56,7 @@ impl Items {
         ensure!(x.count().max(size) <= i32::MAX as usize, NotImplemented, "{:?} is beyond 31 bits", x.shape);
         let total = count(cx, taken);
         let order = cx.workspace(taken, DType::I64, &[size]);
-        // What comes behind sorting lies where that had its entries.
+        // Later passes reuse the memory of the sort buffers.
         let mut sorted = *taken;
         let sorting = match is_flat(cx) {
             true => flat(x)?.1.buffers(cx, &mut sorted),
@@ -78,20 +79,21 @@ impl Items {
         self.extents[1]
     }
 
-    /// An entry of cu/unique.cu for keys of the input's type, with a thread for each item.
+    /// Returns a launch of an entry of `cu/unique.cu` for the input's key type, with a thread per
+    /// item.
     fn launch(&self, entry: &str, x: &Operand) -> Result<Launch> {
         let (_, suffix) = kind_of(x.dtype)?;
         Launch::new("unique", format!("{entry}_{suffix}")).threads(self.size())
     }
 
-    /// With the structure `Slices` as the next parameter.
+    /// Appends the structure `Slices`.
     fn slices(&self, launch: Launch, x: &Operand) -> Result<Launch> {
         let [outer, size, run] = self.extents;
         let outer = if x.count() == 0 { 0 } else { outer };
         launch.uints::<4>(&[outer, size, run, kind_of(x.dtype)?.0])
     }
 
-    /// Launches that bring the items in order.
+    /// Returns the launches that sort the items.
     fn sorted(&self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         let x = cx.input(0)?;
         if is_flat(cx) {
@@ -107,7 +109,7 @@ impl Items {
         );
         let mut launches = Vec::new();
         for (pass, length) in lengths.iter().enumerate() {
-            // The last pass writes the order.
+            // Buffers alternate so that the last pass writes the order.
             let is_order = (lengths.len() - pass) % 2 == 1;
             let (from, to) = if is_order { (spare, &self.order) } else { (&self.order, spare) };
             let launch = self.launch("merge_slices", x)?.find_tensor(Some(x));
@@ -118,12 +120,12 @@ impl Items {
     }
 }
 
-/// Whether the items are the elements.
+/// Whether the items are single elements.
 fn is_flat(cx: &OpCx<'_>) -> bool {
     cx.attrs.find_int("axis").is_none()
 }
 
-/// All elements as one line.
+/// Views all elements as one line.
 fn flat(x: &Operand) -> Result<(Operand, Lines)> {
     let x = x.with_shape(&[x.count()]);
     let lines = Lines::new(&x, 0, x.count())?;
@@ -178,6 +180,7 @@ fn write(cx: &OpCx<'_>, count: usize) -> Result<Vec<Launch>> {
         let launch = Launch::new("unique", entry).tensor(&items.order).tensor(&items.starts);
         launch.find_tensor(first_places)
     };
+    // The output doubles as the list if it is requested.
     let first_items = indices.unwrap_or(&items.first_items);
     if y.is_some() || indices.is_some() || counts.is_some() {
         let launch = of_groups("groups").threads(count)?.tensor(first_items).find_tensor(counts);

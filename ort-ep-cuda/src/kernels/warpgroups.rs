@@ -1,39 +1,41 @@
-//! How products are cut for warpgroups, which devices of compute capability 9.0 have:
-//! `cu/warpgroups.cuh`.
+//! Cost model that divides GEMMs for warpgroups, which devices of compute capability 9.0 have
+//! (`cu/warpgroups.cuh`).
 
 use ort_core::dtype::DType;
 
 use crate::driver::Limits;
 
-/// Steps that a block multiplies in a turn.
+/// Depth that a block multiplies per iteration.
 const STEPS: usize = 64;
-/// The bytes that all parts of sums may take.
+/// The most bytes of split-K partial sums.
 const MOST_PARTS: usize = 8 << 20;
-/// Turns that are worth a part.
+/// The least iterations worth a split-K part.
 const TURNS: usize = 4;
-/// Shared memory of a processor, and what a block takes beside its own (CUDA C++ Programming Guide,
-/// "Compute Capabilities").
+/// Shared memory of a multiprocessor (CUDA C++ Programming Guide, "Compute Capabilities").
 const OF_PROCESSOR: usize = 228 << 10;
+/// Shared memory that a block takes beside its own.
 const OF_BLOCK: usize = 1 << 10;
 
-/// Clock cycles, as an H100 takes them: of the beginning and the end of a block, of each thread and
-/// of each sum of a thread there; of a turn, which waits for itself; and of a launch that adds up
-/// parts.
+/// Cost in clock cycles, measured on an H100: prologue and epilogue of a block.
 const BLOCK: usize = 1500;
+/// The same per thread of a block.
 const THREAD: usize = 7;
+/// The same per accumulator of a thread.
 const SUM: usize = 45;
+/// Cycles of an iteration that waits for itself.
 const TURN: usize = 400;
+/// Cycles of the launch that adds up split-K parts.
 const JOIN: usize = 4000;
-/// Bytes that a block copies in a cycle, and all blocks of a processor; bytes of parts that are
-/// written and added up in a cycle of a processor.
+/// Bytes per cycle that a single block copies.
 const ALONE: usize = 36;
+/// Bytes per cycle that all blocks of a multiprocessor copy together.
 const TOGETHER: usize = 40;
+/// Bytes of split-K parts that a multiprocessor writes and adds up per cycle.
 const OF_PARTS: usize = 4;
-/// Results that a thread adds up of their parts, as `OF_JOIN` of `cu/warpgroups.cuh`.
+/// Results per thread when split-K parts are added up, as `OF_JOIN` of `cu/warpgroups.cuh`.
 const OF_JOIN: usize = 4;
 
-/// What a block computes: its name in entries, its rows and columns, its threads, and how many
-/// tiles of both sides it has memory for.
+/// A block's tile: its name in entries, rows, columns, threads, and pipeline stages.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Tile {
     pub(super) name: &'static str,
@@ -49,10 +51,10 @@ const TALL: Tile = Tile { name: "tall", rows: 128, columns: 64, threads: 256, st
 const SMALL: Tile = Tile { name: "small", rows: 64, columns: 64, threads: 128, stages: 6 };
 const NARROW: Tile = Tile { name: "narrow", rows: 64, columns: 32, threads: 128, stages: 8 };
 
-/// The tiles of products whose right side's steps lie side by side, and of convolutions.
+/// The tiles for a right operand that is contiguous along the depth, and for convolutions.
 pub(super) const OF_NEAR_STEPS: &[&Tile] = &[&LARGE, &SQUARE, &TALL, &SMALL, &NARROW];
-/// Those of products whose right side's columns lie side by side: 64 at least, as swizzled rows
-/// have.
+/// The tiles for a right operand that is contiguous along its columns: at least 64 of them, the
+/// width of a swizzled row.
 pub(super) const OF_NEAR_COLUMNS: &[&Tile] = &[&LARGE, &SQUARE, &TALL, &SMALL];
 
 impl Tile {
@@ -60,28 +62,28 @@ impl Tile {
         (self.rows + self.columns) * 2 * STEPS
     }
 
-    /// The bytes of shared memory of a block; tiles begin at a multiple of 1024.
+    /// Returns the shared memory of a block in bytes. Tiles start at a multiple of 1024, hence the
+    /// extra 1024.
     pub(super) fn shared(&self) -> u32 {
         (self.stages * self.stage() + 1024) as u32
     }
 
-    /// The clock cycles that a processor takes for `blocks` blocks of `turns` turns each, as many
-    /// at a time as it has memory for.
+    /// Returns the clock cycles of a multiprocessor for `blocks` blocks of `turns` iterations each;
+    /// its memory limits how many run at a time.
     fn cycles(&self, blocks: usize, turns: usize) -> usize {
         let at_a_time = blocks.min(OF_PROCESSOR / (self.shared() as usize + OF_BLOCK)).max(1);
         let sums = self.rows * self.columns;
         let threads = self.threads as usize;
         let block = BLOCK + THREAD * threads + SUM * sums / threads;
         let alone = TURN.max(self.stage() / ALONE);
-        // Tensor cores multiply 32 sums by a turn's steps in a cycle.
+        // Per cycle, the tensor cores accumulate an iteration's depth into 32 results.
         let turn = |blocks: usize| alone.max(blocks * (self.stage() / TOGETHER).max(sums / 32));
         let of = |blocks: usize| if blocks == 0 { 0 } else { block + turns * turn(blocks) };
         blocks / at_a_time * of(at_a_time) + of(blocks % at_a_time)
     }
 }
 
-/// A product, cut: its blocks down and across, those of all matrices, and the parts that sums are
-/// computed in.
+/// A divided GEMM: tile, blocks down and across, the blocks of all matrices, and the split-K parts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) tile: &'static Tile,
@@ -91,12 +93,12 @@ pub(super) struct Cut {
     pub(super) parts: usize,
 }
 
-/// The threads that add up the parts of this number of results.
+/// Returns the threads that add up the parts of this number of results.
 pub(super) fn joining(results: usize) -> usize {
     results.div_ceil(OF_JOIN)
 }
 
-/// The name in entries of what warpgroups multiply, where the device has them.
+/// Returns the type suffix of warpgroup entries, if the device has them for the type.
 pub(super) fn suffix_of(limits: &Limits, dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F16 if limits.has_warpgroups() => Some("f16"),
@@ -105,8 +107,8 @@ pub(super) fn suffix_of(limits: &Limits, dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// The fastest cut of `products` GEMMs of these rows, columns and steps; in several parts only
-/// where there may be.
+/// Returns the fastest division of `products` GEMMs of these rows, columns and depth. It uses
+/// split-K only if `may_part`.
 pub(super) fn cut(
     limits: &Limits,
     tiles: &[&'static Tile],
@@ -117,6 +119,7 @@ pub(super) fn cut(
     let processors = (limits.processors as usize).max(1);
     let turns = depth.div_ceil(STEPS);
     let bytes = products.saturating_mul(rows).saturating_mul(columns).saturating_mul(4).max(1);
+    // Partial sums must fit the workspace limit, and each part needs enough iterations.
     let most = if may_part { (MOST_PARTS / bytes).min(turns / TURNS).max(1) } else { 1 };
     let cuts = tiles.iter().flat_map(|tile| (1..=most).map(move |parts| (*tile, parts)));
     let cuts = cuts.map(|(tile, parts)| {
@@ -143,8 +146,8 @@ mod tests {
         }
     }
 
-    /// Rows, columns and steps of BERT with 128 tokens: the tile and the parts that an H100 took
-    /// the least time for of all, or 1% more.
+    /// Rows, columns and depth in BERT with 128 tokens. The expected tile and parts took the least
+    /// time of all on an H100, or at most 1% more.
     #[test]
     fn cuts_of_near_columns_are_the_fastest_measured() {
         let cases = [
@@ -160,8 +163,8 @@ mod tests {
         assert_eq!(whole.parts, 1);
     }
 
-    /// Those of ResNet-50 with one image. Narrow tiles were measured without parts, and for
-    /// products of one tap.
+    /// The GEMMs of ResNet-50 with one image. Narrow tiles were measured without split-K, and for
+    /// pointwise convolutions.
     #[test]
     fn cuts_of_near_steps_are_the_fastest_measured() {
         let products = [

@@ -1,11 +1,11 @@
-//! cuDNN: convolutions, with a bias, an addend and a ReLU in the same call where that is what is
-//! needed, transposed ones, and gradients.
+//! cuDNN convolutions: forward, transposed and gradients, with an optional fused bias, addend and
+//! ReLU.
 //!
-//! Which algorithms can compute a convolution is asked once for each convolution of a device and
-//! kept. With an exhaustive search each one whose workspace fits is a call of its own, and the
-//! first run tries these as it tries other ways to compute a node: the library's own search
-//! (`cudnnFind...`) times convolutions without what follows them, each once and with the time that
-//! it takes to ask for it. The workspace is the caller's.
+//! The list of algorithms is queried once per convolution and device, and cached. In an exhaustive
+//! search, each algorithm whose workspace fits is a candidate, and the first run times them like
+//! other implementations of a node. The library's own search (`cudnnFind...`) times the bare
+//! convolution without its epilogue, once each, and includes the launch overhead. The caller
+//! supplies the workspace.
 
 mod call;
 mod descriptors;
@@ -27,7 +27,7 @@ use descriptors::Descriptors;
 pub(crate) use functions::DnnFunctions;
 use functions::Performance;
 
-/// The library.
+/// cuDNN's names and versions.
 pub(super) const KIND: Kind = Kind {
     name: "cuDNN",
     option: "use_cudnn",
@@ -39,22 +39,22 @@ pub(super) const KIND: Kind = Kind {
     oldest: 8900,
 };
 
-/// A handle or descriptor of the library's.
+/// A handle or descriptor of the library.
 type Handle = *mut c_void;
 
-/// What is computed of image, filters and results; the other two are given.
+/// Which of image, filters and result is computed from the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Pass {
-    /// The results.
+    /// The result.
     Forward,
-    /// The image: the gradient by it, which is also a transposed convolution.
+    /// The image: the data gradient, which is also a transposed convolution.
     Data,
-    /// The gradient by the filters.
+    /// The filter gradient.
     Filter,
 }
 
 impl Pass {
-    /// What the algorithms are called, by number.
+    /// Returns the names of the algorithms, by number.
     fn names(self) -> &'static [&'static str] {
         match self {
             Pass::Forward => &[
@@ -74,8 +74,8 @@ impl Pass {
         }
     }
 
-    /// The algorithms whose results have the same bits in each run: `ALGO_0` and `ALGO_3` of
-    /// gradients add up in any order (cuDNN, "API Reference", `cudnnConvolutionBwdDataAlgo_t`,
+    /// Returns the deterministic algorithms. `ALGO_0` and `ALGO_3` of the gradients accumulate in
+    /// no fixed order (cuDNN, "API Reference", `cudnnConvolutionBwdDataAlgo_t`,
     /// `cudnnConvolutionBwdFilterAlgo_t`).
     fn algorithms(self) -> &'static [c_int] {
         match self {
@@ -85,7 +85,7 @@ impl Pass {
         }
     }
 
-    /// Those of [`Search::Default`], in the order in which they are tried.
+    /// Returns the algorithms of [`Search::Default`], in the order in which they are tried.
     fn standard(self) -> &'static [c_int] {
         match self {
             Pass::Forward => &[IMPLICIT_PRECOMP_GEMM, IMPLICIT_GEMM],
@@ -93,9 +93,9 @@ impl Pass {
         }
     }
 
-    /// Those of the first `count` algorithms that can be had, in their order. Of halves
-    /// [`IMPLICIT_PRECOMP_GEMM`] comes first: with bias and activation in the same call, others run
-    /// without tensor cores, twenty times as long (cuDNN 9.14 on an H100).
+    /// Returns the usable ones of the first `count` algorithms, in order. For float16 and bfloat16,
+    /// [`IMPLICIT_PRECOMP_GEMM`] comes first. With a fused bias and activation, the others run
+    /// without tensor cores and take twenty times as long (cuDNN 9.14 on an H100).
     fn working(self, element: DnnElement, all: &[Performance], count: c_int) -> Vec<Way> {
         let all = all.iter().take(usize::try_from(count).unwrap_or(0));
         let all = all.filter(|one| one.status == 0 && self.algorithms().contains(&one.algorithm));
@@ -112,29 +112,29 @@ const IMPLICIT_PRECOMP_GEMM: c_int = 1;
 const ALGO_1: c_int = 1;
 /// The most algorithms of a pass.
 const MOST_ALGORITHMS: usize = 8;
-/// The most bytes of workspace where not as many as there are may be taken, as in ONNX Runtime.
+/// The workspace limit in bytes unless all free memory may be used, as in ONNX Runtime.
 const SMALL_WORKSPACE: usize = 32 << 20;
-/// Convolutions whose algorithms are kept.
+/// The most convolutions whose algorithms are cached.
 const MOST_KEPT: usize = 4096;
 
-/// How the algorithm of a convolution is found, in ONNX Runtime's words.
+/// How to choose the algorithm of a convolution, in ONNX Runtime's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Search {
-    /// By trying all of them.
+    /// Time all of them.
     Exhaustive,
-    /// By the library's own estimate.
+    /// Trust the library's heuristic.
     Heuristic,
-    /// `IMPLICIT_PRECOMP_GEMM`; of gradients `ALGO_1`.
+    /// Take `IMPLICIT_PRECOMP_GEMM`, or `ALGO_1` for gradients.
     Default,
 }
 
-/// What options say of convolutions.
+/// The options for convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConvOptions {
     pub(crate) search: Search,
-    /// Whether a workspace may be as large as there is memory.
+    /// Whether a workspace may use all free memory.
     pub(crate) max_workspace: bool,
-    /// Whether a signal is an image of one line, not of one column.
+    /// Whether a 1-D convolution runs as NC1D rather than NCD1.
     pub(crate) pads_to_nc1d: bool,
 }
 
@@ -152,16 +152,14 @@ pub(crate) enum DnnElement {
     Bf16,
 }
 
-/// A convolution over at least two axes, with the same padding on both sides: what follows from
-/// types and shapes.
+/// A convolution over at least two axes with symmetric padding, as types and shapes determine it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Convolution {
     pub(crate) pass: Pass,
     pub(crate) element: DnnElement,
-    /// Whether float32 may be shortened to TensorFloat-32.
+    /// Whether float32 may be rounded to TF32.
     pub(crate) tf32: bool,
-    /// Whether the channels of a pixel, and those of a tap, lie side by side. Shapes have the
-    /// channels second either way.
+    /// Whether image and filters are NHWC. Shapes list the channels second either way.
     pub(crate) channels_last: bool,
     pub(crate) groups: usize,
     pub(crate) x: Vec<usize>,
@@ -172,34 +170,34 @@ pub(crate) struct Convolution {
     pub(crate) dilations: Vec<usize>,
 }
 
-/// What a call makes of the sums.
+/// The epilogue of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// The result.
+    /// None: write the result.
     Plain,
-    /// What is added to what is in the result's memory.
+    /// Accumulate onto the result's memory.
     Onto,
-    /// With a bias and, where there is one, an addend, what of it is above zero.
+    /// Add a bias and an optional addend, then apply ReLU.
     Relu,
 }
 
 /// An algorithm and the bytes of its workspace.
 type Way = (c_int, usize);
 
-/// The library, started on a device.
+/// The library, opened on a device.
 pub(crate) struct Dnn {
     loaded: Arc<Loaded<DnnFunctions>>,
-    /// One thread at a time uses it.
+    /// One thread at a time may use it.
     handle: Mutex<Owned>,
     context: Arc<Context>,
     pub(crate) options: ConvOptions,
-    /// By convolution: the ways to compute it, in the order of preference.
+    /// The usable algorithms of each convolution, in order of preference.
     known: Mutex<FxHashMap<Convolution, Arc<[Way]>>>,
 }
 
 struct Owned(Handle);
 
-// SAFETY: the handle is of no thread; it is used under a lock.
+// SAFETY: the handle is not tied to a thread, and the mutex of `Dnn` serialises its use.
 unsafe impl Send for Owned {}
 
 impl Dnn {
@@ -210,8 +208,8 @@ impl Dnn {
     ) -> std::result::Result<Dnn, String> {
         context.enter().map_err(|problem| problem.to_string())?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the device's context is current; writes one handle, which is destroyed when this
-        // is dropped.
+        // SAFETY: the device's context is current. The library writes one handle, which `Drop`
+        // destroys.
         let status = unsafe { (loaded.functions.cudnnCreate)(&mut handle) };
         if status != 0 {
             return Err(format!("cudnnCreate: {}", loaded.functions.describe(status)));
@@ -220,9 +218,8 @@ impl Dnn {
         Ok(Dnn { loaded, handle, context, options, known: Mutex::default() })
     }
 
-    /// The call of a convolution that is content with `room` bytes of workspace, and the bytes that
-    /// it takes, by one of the library's algorithms: in each turn by another one. `None` if the
-    /// library has no further algorithm.
+    /// Returns the call of a convolution with at most `room` bytes of workspace, and the bytes it
+    /// needs. Turn `n` takes the `n`th algorithm that fits. Returns `None` if there are no more.
     pub(crate) fn convolution(
         self: &Arc<Dnn>,
         convolution: &Convolution,
@@ -234,12 +231,13 @@ impl Dnn {
         let descriptors = match Descriptors::new(&self.loaded, convolution) {
             Ok(descriptors) => descriptors,
             Err(problem) => {
-                // Such a convolution is computed by kernels of our own.
+                // Our own kernels compute this convolution.
                 tracing::debug!("not by cuDNN: {problem}");
                 return Ok(None);
             }
         };
         let all = self.ways(convolution, &descriptors);
+        // The limit of the option applies on top of what the caller has.
         let room = if self.options.max_workspace { room } else { room.min(SMALL_WORKSPACE) };
         let mut fitting = all.iter().copied().filter(|(_, bytes)| with_alignment(*bytes) <= room);
         let Some(way) = fitting.nth(turn) else { return Ok(None) };
@@ -247,7 +245,7 @@ impl Dnn {
         Ok(Some((made, with_alignment(way.1))))
     }
 
-    /// The ways to compute a convolution, as they were asked for before.
+    /// Returns the algorithms for a convolution, from the cache if it was queried before.
     fn ways(&self, convolution: &Convolution, descriptors: &Descriptors) -> Arc<[Way]> {
         if let Some(ways) = self.known.lock().get(convolution) {
             return ways.clone();
@@ -258,6 +256,8 @@ impl Dnn {
         };
         let ways: Arc<[Way]> = match self.options.search {
             Search::Exhaustive => {
+                // Timing starts with the algorithm that the library expects to be fastest, so
+                // hopeless ones are cut off early.
                 let estimated = self.estimated((pass, convolution.element), descriptors);
                 let place = |of: c_int| estimated.iter().position(|(algorithm, _)| *algorithm == of);
                 let mut all = sized(pass.algorithms());
@@ -275,25 +275,26 @@ impl Dnn {
         ways
     }
 
-    /// An algorithm with its workspace, where it can compute the convolution.
+    /// Returns an algorithm with its workspace size, if it supports the convolution.
     fn workspace(&self, pass: Pass, descriptors: &Descriptors, algorithm: c_int) -> Option<Way> {
         let (of, mut bytes) = (descriptors.handles(pass), 0);
         let handle = self.handle.lock();
         let workspace = self.loaded.functions.calls(pass).workspace;
-        // SAFETY: handle and descriptors are live; writes one number.
+        // SAFETY: handle and descriptors are live; the library writes one number.
         let status = unsafe {
             workspace(handle.0, of.first, of.second, of.convolution, of.result, algorithm, &mut bytes)
         };
         (status == 0).then_some((algorithm, bytes))
     }
 
-    /// The algorithms in the order in which the library thinks that they are fast.
+    /// Returns the algorithms in the library's estimated order of speed.
     fn estimated(&self, (pass, element): (Pass, DnnElement), descriptors: &Descriptors) -> Vec<Way> {
         let (of, mut count) = (descriptors.handles(pass), 0);
         let mut all = [Performance::default(); MOST_ALGORITHMS];
         let handle = self.handle.lock();
         let estimate = self.loaded.functions.calls(pass).estimate;
-        // SAFETY: handle and descriptors are live; there is room for as many as are asked for.
+        // SAFETY: handle and descriptors are live; `all` has room for the number of results
+        // requested.
         let status = unsafe {
             estimate(
                 handle.0,
@@ -313,7 +314,8 @@ impl Dnn {
 impl Drop for Dnn {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the handle is live, and no call uses it.
+            // SAFETY: the handle is live. Each `DnnConvolution` holds an `Arc` of this, so no call
+            // uses it.
             let _ = unsafe { (self.loaded.functions.cudnnDestroy)(self.handle.get_mut().0) };
         }
     }

@@ -1,4 +1,4 @@
-//! Loading a library: its functions, its version, and where it is.
+//! Loading of NVIDIA's libraries: their functions, versions and paths.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -10,27 +10,28 @@ use parking_lot::Mutex;
 
 use super::FoundLibrary;
 
-/// A library: what it is called, where it is looked for, and what is too old.
+/// A library: its names, where it may be found, and the oldest usable version.
 pub(super) struct Kind {
     pub(super) name: &'static str,
-    /// The option that switches it off.
+    /// The option that disables it.
     pub(super) option: &'static str,
-    /// What its file is called, the newest first.
+    /// Its file names, newest first.
     pub(super) names: &'static [&'static str],
-    /// The folders of wheels in `site-packages/nvidia` that have it.
+    /// The folders in `site-packages/nvidia` whose wheels contain it.
     pub(super) wheels: &'static [&'static str],
-    /// The oldest version that is used, as it tells it.
+    /// The oldest usable version, as the library encodes it.
     pub(super) oldest: usize,
 }
 
-/// A version as a library tells it, in words.
+/// A version, as a library encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Version(usize);
 
 impl Version {
-    /// Major, minor and patch: a number of them of two digits each, or of one and two before cuDNN
-    /// 9.
+    /// Formats major, minor and patch. Minor and patch take two decimal digits each, but before
+    /// cuDNN 9 the minor version took one.
     fn to_text(self) -> String {
+        // cuDNN 8.x has four digits at most; all newer encodings have five or more.
         let number = self.0;
         let (major, minor) = if number >= 10_000 {
             (number / 10_000, number % 10_000 / 100)
@@ -43,14 +44,15 @@ impl Version {
 
 /// The functions of a library.
 pub(super) trait Functions: Sized + Send + Sync + 'static {
-    /// All of them; the error names the first that is missing.
+    /// Looks up all functions; the error names the first missing one.
     fn of(library: &Library) -> Result<Self, String>;
 
-    /// The version that the library tells.
+    /// Returns the version that the library reports.
     fn version(&self) -> usize;
 }
 
-/// Functions with their signatures, as NVIDIA documents them, and the one that tells the version.
+/// Declares foreign functions with the signatures that NVIDIA documents, and names the one that
+/// returns the version.
 macro_rules! functions {
     ($(#[$documentation:meta])* $name:ident, $version:ident,
      $(fn $function:ident($($argument:ident: $ty:ty),* $(,)?) -> $result:ty;)*) => {
@@ -65,8 +67,8 @@ macro_rules! functions {
                 Ok($name {
                     $($function: {
                         // SAFETY: the function of this name has this signature, as NVIDIA documents
-                        // it, and is only called while the library is loaded, which is until the
-                        // end of the process.
+                        // it. It is only called while the library is loaded, which is until the
+                        // process ends.
                         let found = unsafe { library.get(stringify!($function).as_bytes()) };
                         *found.map_err(|_| concat!("it has no function ", stringify!($function)).to_owned())?
                     },)*
@@ -74,7 +76,7 @@ macro_rules! functions {
             }
 
             fn version(&self) -> usize {
-                // SAFETY: it takes nothing and may be called at any time.
+                // SAFETY: the function takes no arguments and may be called at any time.
                 unsafe { (self.$version)() }
             }
         }
@@ -83,42 +85,44 @@ macro_rules! functions {
 
 pub(super) use functions;
 
-/// A library that is loaded, until the process ends: what its threads and handlers still do then
-/// needs its code.
+/// A loaded library. It is never unloaded, because its threads and exit handlers need its code.
 pub(crate) struct Loaded<F> {
     pub(super) functions: F,
     pub(super) found: FoundLibrary,
     _library: Library,
 }
 
-/// Why there is no library at a place.
+/// Why a library could not be opened.
 pub(super) enum Refusal {
-    /// There is none.
+    /// It is not there.
     Missing,
-    /// It cannot be used.
+    /// It is there but cannot be used; the reason.
     Unfit(String),
 }
 
-/// What was loaded, by the path that was asked for.
+/// All loaded libraries, by the requested path.
 static ALL: Mutex<BTreeMap<PathBuf, Arc<dyn Any + Send + Sync>>> = Mutex::new(BTreeMap::new());
 
 impl<F: Functions> Loaded<F> {
-    /// The library at a path, or of a name that the loader looks for.
+    /// Opens the library at a path, or one by name through the loader's search path.
     pub(super) fn open(kind: &Kind, place: &Path) -> Result<Arc<Loaded<F>>, Refusal> {
+        // Held while loading, so that two devices do not load one library twice.
         let mut all = ALL.lock();
         if let Some(known) = all.get(place).and_then(|known| known.clone().downcast::<Loaded<F>>().ok()) {
             return Ok(known);
         }
+        // A bare name goes through the loader's search path, where the file cannot be checked
+        // before.
         let named = place.components().count() == 1;
         if !named && !place.is_file() {
             return Err(Refusal::Missing);
         }
         let unfit = |reason: String| Refusal::Unfit(format!("{}: {reason}", place.display()));
-        // SAFETY: loading a library of NVIDIA's runs its initialisers, which may run anywhere.
+        // SAFETY: loading a library of NVIDIA's runs its initialisers, which any thread may run.
         let library = unsafe { Library::new(place) }.map_err(|problem| {
             let said = problem.to_string();
-            // The loader has one answer for a name that nobody has and for one that needs what is
-            // not there.
+            // The loader reports a missing library and a missing dependency alike, but its message
+            // starts with the name of the file that is absent.
             let absent = named && said.starts_with(&*place.to_string_lossy());
             if absent { Refusal::Missing } else { unfit(said) }
         })?;
@@ -139,7 +143,7 @@ impl<F: Functions> Loaded<F> {
     }
 }
 
-/// The file of a library that the loader found, where the system tells it.
+/// Returns the file of a library that the loader found by name, if `/proc/self/maps` shows it.
 fn loaded_from(name: &Path) -> PathBuf {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let wanted = name.to_string_lossy();

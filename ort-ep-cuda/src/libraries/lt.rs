@@ -1,9 +1,8 @@
-//! cuBLASLt: products of matrices that lie column by column, with a bias and an activation in the
-//! same call.
+//! cuBLASLt GEMM on column-major matrices, with an optional fused bias and activation.
 //!
-//! Which algorithm computes a product is asked once for each product of a device and kept, without
-//! any memory of the device: the heuristic looks at sizes only. The workspace is the caller's. What
-//! the library holds itself is what `cublasLtCreate` takes, and its code.
+//! The heuristic is queried once per GEMM and device, and cached. It looks at sizes only and needs
+//! no device memory. The caller supplies the workspace. The library itself holds only what
+//! `cublasLtCreate` allocates, and its code.
 
 mod descriptors;
 mod functions;
@@ -25,7 +24,7 @@ use descriptors::{
 pub(crate) use functions::LtFunctions;
 use functions::{Algorithm, HeuristicResult};
 
-/// The library.
+/// cuBLASLt's names and versions.
 pub(super) const KIND: Kind = Kind {
     name: "cuBLASLt",
     option: "use_cublas",
@@ -37,19 +36,19 @@ pub(super) const KIND: Kind = Kind {
     oldest: 120_000,
 };
 
-/// A handle or descriptor of the library's.
+/// A handle or descriptor of the library.
 type Handle = *mut c_void;
 
-/// What matrices and a bias begin at multiples of, which callers see to.
+/// The alignment of matrices and bias in bytes, which callers ensure.
 pub(crate) const ALIGNMENT: u64 = 16;
-/// The most bytes of workspace that an algorithm may ask for.
+/// The most bytes of workspace that an algorithm may need.
 const MOST_WORKSPACE: usize = 32 << 20;
-/// Algorithms that are asked for.
+/// The number of algorithms requested from the heuristic.
 const REQUESTED: usize = 8;
-/// Products whose algorithms are kept.
+/// The most GEMMs whose algorithms are cached.
 const MOST_KEPT: usize = 4096;
 
-/// The type of all matrices of a product.
+/// The type of all matrices of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
     F32,
@@ -58,36 +57,35 @@ pub(crate) enum Element {
     Bf16,
 }
 
-/// What sums are computed in.
+/// The type of the accumulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Compute {
     F32,
-    /// In float32, of factors that are shortened to TensorFloat-32.
+    /// Float32, of operands rounded to TF32.
     Tf32,
     F64,
 }
 
-/// What is applied to each element of the result.
+/// The activation of the epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Epilogue {
     None,
     Relu,
-    /// By tanh.
+    /// The tanh approximation.
     Gelu,
 }
 
-/// A matrix for each of a batch: its element (row, column) is `column * leading + row` behind its
-/// first one.
+/// A batch of column-major matrices: element (row, column) is at offset `column * leading + row`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Layout {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) leading: usize,
-    /// From one matrix of the batch to the next; 0 where all are one.
+    /// Elements from one matrix of the batch to the next; 0 if all share one matrix.
     pub(crate) step: usize,
 }
 
-/// `d = epilogue(alpha * op(a) * op(b) + beta * c + bias)`: what follows from types and shapes.
+/// `d = epilogue(alpha * op(a) * op(b) + beta * c + bias)`, as types and shapes determine it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Matmul {
     pub(crate) element: Element,
@@ -95,14 +93,14 @@ pub(crate) struct Matmul {
     pub(crate) batch: usize,
     /// Whether `a` and `b` are transposed.
     pub(crate) transposed: [bool; 2],
-    /// Of a, b, c and d.
+    /// The layouts of a, b, c and d.
     pub(crate) layouts: [Layout; 4],
-    /// Whether there is a number for each row of the result.
+    /// Whether there is a bias, one number per row of the result.
     pub(crate) has_bias: bool,
     pub(crate) epilogue: Epilogue,
 }
 
-/// A way to compute a product.
+/// An algorithm for a GEMM.
 #[derive(Clone, Debug)]
 struct Way {
     algorithm: Algorithm,
@@ -110,16 +108,16 @@ struct Way {
     name: String,
 }
 
-/// The library, started on a device.
+/// The library, opened on a device.
 pub(crate) struct Lt {
     loaded: Arc<Loaded<LtFunctions>>,
     handle: Handle,
     context: Arc<Context>,
-    /// By product: its ways, the fastest first.
+    /// The algorithms of each GEMM, fastest first.
     known: Mutex<FxHashMap<Matmul, Arc<[Way]>>>,
 }
 
-// SAFETY: NVIDIA lets several threads use a handle at the same time (cuBLAS, "cublasLtHandle_t").
+// SAFETY: several threads may use a handle at the same time (cuBLAS, "cublasLtHandle_t").
 unsafe impl Send for Lt {}
 // SAFETY: as above.
 unsafe impl Sync for Lt {}
@@ -131,8 +129,8 @@ impl Lt {
     ) -> std::result::Result<Lt, String> {
         context.enter().map_err(|problem| problem.to_string())?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the device's context is current; writes one handle, which is destroyed when this
-        // is dropped.
+        // SAFETY: the device's context is current. The library writes one handle, which `Drop`
+        // destroys.
         let status = unsafe { (loaded.functions.cublasLtCreate)(&mut handle) };
         if status != 0 {
             return Err(format!("cublasLtCreate: {}", loaded.functions.describe(status)));
@@ -140,8 +138,8 @@ impl Lt {
         Ok(Lt { loaded, handle, context: context.clone(), known: Mutex::default() })
     }
 
-    /// The call of a product whose algorithm is content with so many bytes of workspace, and the
-    /// bytes that it takes; none where the library knows no algorithm.
+    /// Returns the call of a GEMM with at most `room` bytes of workspace, and the bytes it needs.
+    /// Returns `None` if the library has no such algorithm.
     pub(crate) fn product(
         self: &Arc<Lt>,
         matmul: &Matmul,
@@ -159,7 +157,7 @@ impl Lt {
         Ok(Some((product, bytes)))
     }
 
-    /// The ways to compute a product, as they were asked for before.
+    /// Returns the algorithms for a GEMM, from the cache if it was queried before.
     fn ways(self: &Arc<Lt>, matmul: &Matmul) -> Result<Arc<[Way]>> {
         if let Some(ways) = self.known.lock().get(matmul) {
             return Ok(ways.clone());
@@ -167,14 +165,15 @@ impl Lt {
         let ways: Arc<[Way]> = match Descriptors::new(self.clone(), matmul) {
             Ok(descriptors) => {
                 let mut ways = self.ask_heuristic(&descriptors, MOST_WORKSPACE)?;
-                // There may be no room for any of them.
+                // A caller may have no room for a workspace, so the list needs an algorithm without
+                // one.
                 if ways.iter().all(|way| way.workspace > 0) {
                     ways.extend(self.ask_heuristic(&descriptors, 0)?.into_iter().take(1));
                 }
                 ways.into()
             }
             Err(problem) => {
-                // Such a product is computed by kernels of our own.
+                // Our own kernels compute this GEMM.
                 tracing::debug!("not by cuBLASLt: {problem}");
                 [].into()
             }
@@ -199,7 +198,7 @@ impl Lt {
             HeuristicResult { algorithm: [0; 8], workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         let (mut found, mut count) = ([none; REQUESTED], 0);
         let [a, b, c, d] = descriptors.layouts.each_ref().map(|layout| layout.handle);
-        // SAFETY: all descriptors are live; there is room for as many results as are asked for.
+        // SAFETY: all descriptors are live; `found` has room for the number of results requested.
         let status = unsafe {
             (functions.cublasLtMatmulAlgoGetHeuristic)(
                 self.handle,
@@ -215,7 +214,7 @@ impl Lt {
             )
         };
         if status != 0 {
-            // Such a product is computed by kernels of our own.
+            // Our own kernels compute this GEMM.
             tracing::debug!("cuBLASLt has no algorithm: {}", functions.describe(status));
             return Ok(Vec::new());
         }
@@ -236,14 +235,14 @@ impl Lt {
 impl Drop for Lt {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the handle is live, and no descriptor refers to it; the library waits for the
-            // device.
+            // SAFETY: the handle is live. Each descriptor holds an `Arc` of this, so none refers to
+            // it. The library waits for the device.
             let _ = unsafe { (self.loaded.functions.cublasLtDestroy)(self.handle) };
         }
     }
 }
 
-/// A factor in both types that the library reads it in.
+/// A factor in both types in which the library may read it.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     single: f32,
@@ -259,8 +258,7 @@ impl Scale {
     }
 }
 
-/// A product, ready to be asked for. Its tensors are `a`, `b`, `c`, `d`, the bias and the
-/// workspace.
+/// A GEMM ready to run. Its tensors are `a`, `b`, `c`, `d`, the bias and the workspace.
 pub(crate) struct LtProduct {
     descriptors: Mutex<Descriptors>,
     way: Way,
@@ -280,16 +278,18 @@ impl Routine for LtProduct {
         let (workspace, bytes) = workspace_of(scratch);
         let [alpha, beta] = self.scales.each_ref().map(|scale| scale.address(self.matmul.compute));
         let at = |address: u64| ptr::with_exposed_provenance_mut::<c_void>(address as usize);
-        // The bias is a part of the description: two threads must not exchange theirs.
+        // The descriptor contains the bias address, so two threads must not interleave setting it
+        // and the call.
         let descriptors = self.descriptors.lock();
         if self.matmul.has_bias {
             descriptors.operation.set(DESC_BIAS_POINTER, &bias)?;
         }
         let [of_a, of_b, of_c, of_d] = descriptors.layouts.each_ref().map(|layout| layout.handle);
         let lt = &descriptors.lt;
-        // SAFETY: handle and descriptors are live, the algorithm is one for them, the factors have
-        // the type of the scale; the matrices lie in live memory of the context as the layouts say,
-        // and the workspace has as many bytes. The context is current.
+        // SAFETY: handle and descriptors are live, the heuristic returned the algorithm for them,
+        // and the factors have the scale type. The matrices are live memory of the context with
+        // their layouts, and the workspace has `bytes` bytes. The context is current: `Stream::ask`
+        // entered it.
         let status = unsafe {
             (lt.loaded.functions.cublasLtMatmul)(
                 lt.handle,

@@ -1,24 +1,24 @@
-//! Where libraries are looked for, in this order: a folder that was named, alone; the loader's own
-//! path; the wheels of Python environments; toolkits. Nothing is started, and no variable is
-//! needed.
+//! Search for NVIDIA's libraries. A folder given by option is the only place searched. Otherwise
+//! the order is the loader's search path, the wheels of Python environments, and CUDA toolkits. The
+//! search starts no process and needs no environment variable.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::load::Kind;
 
-/// The folder of libraries within others.
+/// The folder that holds libraries.
 #[cfg(windows)]
 const FOLDER: &str = "bin";
 #[cfg(not(windows))]
 const FOLDER: &str = "lib";
-/// What Python is called.
+/// The name of the Python executable.
 #[cfg(windows)]
 const PYTHON: &str = "python.exe";
 #[cfg(not(windows))]
 const PYTHON: &str = "python3";
 
-/// The paths to try; a name without a folder is one for the loader.
+/// Returns the paths to try; a bare name goes through the loader's search path.
 pub(super) fn places(kind: &Kind, own: Option<&Path>) -> Vec<PathBuf> {
     match own {
         Some(folder) => within(folder, kind).collect(),
@@ -39,6 +39,7 @@ fn of_system(kind: &Kind, variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Pa
     for home in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).map(PathBuf::from) {
         folders.extend(["lib64", FOLDER].map(|folder| home.join(folder)));
     }
+    // Two variables often name the same folder.
     let mut known = Vec::new();
     for folder in folders {
         if !known.contains(&folder) {
@@ -49,19 +50,19 @@ fn of_system(kind: &Kind, variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Pa
     places
 }
 
-/// The Python environments: the active one, conda's, and that of the `python3` that a shell would
-/// start.
+/// Returns the Python environments: the active one, conda's, and that of the `python3` first in
+/// `PATH`.
 fn prefixes(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).map(PathBuf::from);
     let path = variable("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).collect::<Vec<PathBuf>>();
     let python = folders.iter().find(|folder| folder.join(PYTHON).is_file());
-    // On Windows it lies in the prefix itself, elsewhere in a folder of it.
+    // On Windows the executable is in the prefix itself, elsewhere in a subfolder.
     let own = python.and_then(|folder| if cfg!(windows) { Some(folder.as_path()) } else { folder.parent() });
     named.chain(own.map(Path::to_owned)).collect()
 }
 
-/// The folders of packages of an environment.
+/// Returns the package folders of an environment.
 fn sites(prefix: &Path) -> Vec<PathBuf> {
     if cfg!(windows) {
         return vec![prefix.join("Lib").join("site-packages")];

@@ -1,4 +1,4 @@
-//! Convolutions and their gradients by cuDNN, where it is found.
+//! Convolutions and their gradients by cuDNN, if it is found.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{Axes, Conv, FEW_FILTERS, Image, Layout};
 use crate::launch::{Launch, OpCx, Operand};
 use crate::libraries::{Convolution, DnnElement, Form, Pass, allows_tf32};
 
-/// The launches of a convolution by the library; none where our own kernels compute it.
+/// Returns the launches with cuDNN, or `None` if our own kernels compute the convolution.
 pub(super) fn launches(
     conv: &Conv,
     cx: &OpCx<'_>,
@@ -21,8 +21,8 @@ pub(super) fn launches(
     addend: Option<&Operand>,
 ) -> Result<Option<Vec<Launch>>> {
     let (x, w, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
-    // Windows that are the whole image are products of matrices; of few filters each result has a
-    // thread of ours.
+    // A window that covers the whole image is a GEMM. With few filters per group, our kernels give
+    // each result a thread.
     let on_all =
         conv.groups == 1 && conv.axes.iter().all(|axis| axis.kernel == axis.input && axis.pads == [0; 2]);
     let is_thin = conv.groups > 1 && conv.filters <= FEW_FILTERS;
@@ -31,7 +31,7 @@ pub(super) fn launches(
     }
     let (pass, image, result, given) = match conv.transposed {
         false => (Pass::Forward, x, y, [x, w]),
-        // The gradient by the image of a convolution, of which the input here is the result.
+        // The data gradient of a convolution whose result is the input here.
         true => (Pass::Data, y, x, [w, x]),
     };
     let mut axes = conv.axes;
@@ -40,10 +40,12 @@ pub(super) fn launches(
     }
     let windows = Windows { axes: &axes, groups: conv.groups, layout: conv.layout };
     let Some(convolution) = windows.convolution(cx, pass, [image, w, result])? else { return Ok(None) };
+    // What the library cannot fuse goes to an epilogue pass below.
     let activation = Activation::of_attributes(cx.attrs)?;
     let in_place = addend.is_some_and(|addend| addend.arg == y.arg);
     let is_relu = activation.as_ref().is_some_and(|activation| activation.name == "Relu");
     let form = match (in_place, bias) {
+        // The addend is already in the result's memory, so the library accumulates onto it.
         (true, _) => Form::Onto,
         (false, Some(_)) if is_relu && pass == Pass::Forward => Form::Relu,
         (false, _) => Form::Plain,
@@ -71,8 +73,7 @@ pub(super) fn launches(
     Ok(Some(launches))
 }
 
-/// A gradient of a convolution by the library, of image, filters and results; none where our own
-/// kernels compute it.
+/// Returns the launch of a convolution gradient, or `None` if our own kernels compute it.
 pub(in crate::kernels) fn gradient(
     cx: &OpCx<'_>,
     pass: Pass,
@@ -84,7 +85,7 @@ pub(in crate::kernels) fn gradient(
     call(cx, &convolution, Form::Plain, (given, [None; 2], cx.output(0)?))
 }
 
-/// The call with what is given, bias and addend, and the result.
+/// Creates the library call with inputs, bias, addend and result.
 fn call(
     cx: &OpCx<'_>,
     convolution: &Convolution,
@@ -101,7 +102,7 @@ fn call(
     Ok(Some(launch.workspace(workspace)))
 }
 
-/// Windows on an image, whose groups have filters of their own.
+/// Windows on an image, with filters per group.
 pub(in crate::kernels) struct Windows<'a> {
     pub(in crate::kernels) axes: &'a Axes,
     pub(in crate::kernels) groups: usize,
@@ -109,7 +110,8 @@ pub(in crate::kernels) struct Windows<'a> {
 }
 
 impl Windows<'_> {
-    /// What the library is to compute of image, filters and results; none where it cannot.
+    /// Describes the convolution to the library, or returns `None` if the library cannot compute
+    /// it.
     fn convolution(
         &self,
         cx: &OpCx<'_>,
@@ -129,7 +131,7 @@ impl Windows<'_> {
             DType::BF16 => DnnElement::Bf16,
             _ => return Ok(None),
         };
-        // The library takes images of two axes and of three.
+        // cuDNN takes two or three spatial axes, so a 1-D convolution gets an axis of size 1.
         let given = x.rank().saturating_sub(2);
         let mut axes: Vec<WindowAxis> = self.axes.iter().skip(3 - given.min(3)).copied().collect();
         if given == 1 {
@@ -160,8 +162,8 @@ impl Windows<'_> {
     }
 }
 
-/// Whether an axis has as many results with the padding before it on both sides, of which there is
-/// one for each stride.
+/// Whether the leading padding, applied on both sides, yields the axis's output size: cuDNN has one
+/// padding per axis.
 fn is_symmetric(axis: &WindowAxis) -> bool {
     let extent = (axis.kernel.saturating_sub(1)) * axis.dilation + 1;
     let room = (axis.input + 2 * axis.pads[0]).checked_sub(extent);

@@ -1,5 +1,5 @@
-//! Convolutions of halves with the channels last and few channels, as those that read an image
-//! first, by `cu/conv_pixels_rows.cuh`.
+//! NHWC convolutions of float16 and bfloat16 with few channels, typically the first layer
+//! (`cu/conv_pixels_rows.cuh`).
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -9,20 +9,19 @@ use super::{Conv, FEW_FILTERS, Layout, NO_AXIS};
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand};
 
-/// The steps of a row of a window up to which such a kernel serves: with more channels, 16 bytes
-/// are of one tap mostly.
+/// The most elements in a row of a window. With more channels, 16 bytes hold mostly one tap, and
+/// the general kernels do as well.
 const MOST_STEPS: usize = 64;
-/// The bytes of shared memory that a block may take, so that several fit on a processor.
+/// The shared memory limit of a block in bytes, so that several blocks fit on a multiprocessor.
 const MOST_SHARED: usize = 64 << 10;
 const THREADS: u32 = 128;
-/// The blocks for each processor, which take turns at tiles.
+/// Blocks per multiprocessor; they loop over the tiles.
 const BLOCKS: usize = 4;
 
-/// How such a convolution is cut.
+/// How such a convolution is divided.
 pub(super) struct RowTiles {
     suffix: &'static str,
-    /// What a block computes at a time: results and filters, of which `columns` are neighbours in a
-    /// row.
+    /// A tile: positions and filters, and how many of the positions are adjacent in a row.
     positions: usize,
     filters: usize,
     columns: usize,
@@ -34,7 +33,7 @@ pub(super) struct RowTiles {
 }
 
 impl RowTiles {
-    /// `None` if other kernels compute it.
+    /// Divides a convolution, or returns `None` if other kernels compute it.
     pub(super) fn new(conv: &Conv, limits: &Limits, dtype: DType) -> Result<Option<RowTiles>> {
         let Some(suffix) = of_cores(limits, dtype)?.filter(|_| dtype != DType::F32) else { return Ok(None) };
         let [flat, height, width] = conv.axes;
@@ -61,6 +60,7 @@ impl RowTiles {
             let widths = [16, 32, 64, 128].into_iter().filter(|columns| *columns <= positions);
             widths.min_by_key(|columns| tiles(positions, *columns)).unwrap_or(16)
         };
+        // Large tiles only if every block gets at least one.
         let processors = limits.processors as usize;
         let positions = if tiles(128, best(128)) >= BLOCKS * processors { 128 } else { 64 };
         let (columns, filters) = (best(positions), if conv.filters <= 32 { 32 } else { 64 });
@@ -68,7 +68,7 @@ impl RowTiles {
         let blocks = [count.min(BLOCKS * processors), conv.filters.div_ceil(filters)];
         let padded = steps.next_multiple_of(8);
         let step = width.stride * conv.channels;
-        // As `RowTile` and `filter_pitch` have it.
+        // Mirrors `RowTile` and `filter_pitch` of the kernel.
         let pitch = ((columns - 1) * step + padded + 3) / 2 * 2;
         let rows = (positions / columns - 1) * height.stride + height.kernel;
         let of_filters = filters * ((height.kernel * padded / 8) | 1) * 8;

@@ -1,23 +1,24 @@
-//! GEMV: products of up to four rows, by kernels that are as fast as the matrix on the right is
-//! read (`cu/gemm_few.cuh`).
+//! GEMV: products of up to four rows, limited by the memory bandwidth of reading the right matrix
+//! (`cu/gemm_few.cuh`).
 
 use ort_core::Result;
 
 use super::{FEW_ROWS, Product, suffix_of};
 use crate::launch::{Launch, OpCx, Walk};
 
-/// Threads of a block where the steps of the right side lie next to each other, and where its
-/// columns do.
+/// Threads of a block if the right matrix is contiguous along the depth.
 const NEAR_THREADS: usize = 256;
+/// Threads of a block if it is contiguous along its columns.
 const FAR_THREADS: usize = 512;
-/// The bytes that a thread reads at once.
+/// The bytes a thread reads at once.
 const VECTOR: usize = 16;
-/// Threads that keep a processor busy by reading.
+/// The threads that saturate a multiprocessor's memory bandwidth.
 const OF_PROCESSOR: usize = 1024;
-/// Vectors of a column that a thread reads at once: with fewer it is not worth more threads.
+/// The vectors of a column that each thread should have to read; with fewer, more threads do not
+/// pay.
 const AT_ONCE: usize = 4;
 
-/// How a block divides a product.
+/// How a block divides a GEMV.
 struct Division {
     name: &'static str,
     columns: usize,
@@ -25,7 +26,7 @@ struct Division {
 }
 
 impl Product {
-    /// The launch for up to four rows; none with more.
+    /// Returns the launch for up to four rows, or `None` for more.
     pub(super) fn of_few(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Launch>> {
         if self.rows > FEW_ROWS {
             return Ok(None);
@@ -41,6 +42,7 @@ impl Product {
         } else {
             far([matrices, self.columns], width, in_vectors[1], processors)
         };
+        // Kernels exist for one row, and for up to four.
         let rows = if self.rows == 1 { 1 } else { FEW_ROWS };
         let across = self.columns.div_ceil(columns);
         let launch = Launch::of_type("gemm", suffix, format!("gemv_{name}_{rows}_{suffix}"))?
@@ -55,10 +57,12 @@ impl Product {
     }
 }
 
-/// Some threads for each column: as many as keep all processors busy and have enough to read.
+/// Gives each column several threads: as many as keep all multiprocessors busy and still have
+/// enough to read.
 fn near(columns: usize, depth: usize, width: usize, processors: usize) -> Division {
     let busy = processors.saturating_mul(OF_PROCESSOR);
     let mut threads = 8;
+    // Double the threads of a column while each keeps enough to read and the device is not full.
     while threads < NEAR_THREADS
         && threads * width * AT_ONCE < depth
         && columns.saturating_mul(threads) < busy
@@ -69,14 +73,15 @@ fn near(columns: usize, depth: usize, width: usize, processors: usize) -> Divisi
     Division { name: "near", columns, block: [threads, columns] }
 }
 
-/// Blocks with as many vectors of columns as leave a block for each processor: memory is read by 32
-/// bytes at least, by more at once where rows are long. Where rows are no whole vectors, a block
-/// has one more than it has columns for.
+/// Gives each block several vectors of columns: as many as leave a block for each multiprocessor. A
+/// memory transaction has at least 32 bytes, and longer rows allow larger ones. If rows are not
+/// whole vectors, a block has one more vector than it has columns for.
 fn far([matrices, columns]: [usize; 2], width: usize, in_vectors: bool, processors: usize) -> Division {
     let spare = usize::from(!in_vectors);
     let of_block = |vectors: usize| (vectors - spare) * width;
     let blocks = |vectors: usize| matrices.saturating_mul(columns.div_ceil(of_block(vectors)));
     let mut vectors = 2 << spare;
+    // Widen the block while every multiprocessor still gets one.
     while vectors < 32 && of_block(vectors) < columns && blocks(2 * vectors) >= processors {
         vectors *= 2;
     }

@@ -1,5 +1,5 @@
-//! Products by cuBLASLt, where it is found: the same product with its sides exchanged, as rows here
-//! are columns there.
+//! GEMM by cuBLASLt, if it is found. cuBLASLt is column-major, so we exchange the operands: our
+//! rows are its columns.
 
 use std::sync::Arc;
 
@@ -11,21 +11,20 @@ use super::{FEW_ROWS, Part, Product};
 use crate::launch::{Launch, OpCx, Walk};
 use crate::libraries::{Compute, Element, Epilogue, Layout, Matmul, allows_tf32};
 
-/// The sums of so many products or more are worth a pass of their own over the result, which our
-/// kernels do not need.
+/// The least depth at which a separate epilogue pass over the result pays; our own kernels fuse it.
 const DEEP: usize = 128;
 
-/// What of a product the library does, and what is left to do.
+/// The part of a GEMM that the library computes, and the rest.
 struct Split<'a> {
     matmul: Matmul,
     bias: Option<&'a Part>,
-    /// The addend that is a matrix like the result, with its factor.
+    /// The addend that has the result's layout, with its factor.
     matrix: Option<(&'a Part, f32)>,
     rest: Vec<Addend<'a>>,
     has_activation_left: bool,
 }
 
-/// The launches of a product by the library; none where our own kernels compute it.
+/// Returns the launches with cuBLASLt, or `None` if our own kernels compute the GEMM.
 pub(super) fn launches(product: &Product, cx: &OpCx<'_>, walk: &Walk) -> Result<Option<Vec<Launch>>> {
     let Some(lt) = cx.limits.libraries.and_then(|libraries| libraries.lt.as_ref()) else { return Ok(None) };
     let Some(split) = split(product, cx, walk) else { return Ok(None) };
@@ -51,10 +50,11 @@ pub(super) fn launches(product: &Product, cx: &OpCx<'_>, walk: &Walk) -> Result<
     Ok(Some(launches))
 }
 
-/// How a product is divided; none where the library cannot have it, or should not.
+/// Splits a GEMM between library and epilogue pass. Returns `None` if the library cannot compute
+/// it, or is slower.
 fn split<'a>(product: &'a Product, cx: &OpCx<'_>, walk: &Walk) -> Option<Split<'a>> {
     let (rows, columns, depth) = (product.rows, product.columns, product.depth);
-    // Products of vectors are read once and bound by that, which kernels of our own are made for.
+    // GEMV is bound by memory bandwidth, and our own kernels are made for that.
     if rows.min(columns) <= FEW_ROWS || depth == 0 || walk.sizes.len() > 1 {
         return None;
     }
@@ -70,6 +70,8 @@ fn split<'a>(product: &'a Product, cx: &OpCx<'_>, walk: &Walk) -> Option<Split<'
     let (a, a_turned) = side([depth, rows], [product.a.depth, product.a.row], step(0))?;
     let d = matrix(&product.y, [rows, columns], step(2))?;
     let is_half = matches!(element, Element::F16 | Element::Bf16);
+    // The library is slow if result rows are not whole vectors (see `is_whole`). Our warpgroups can
+    // read these operands and write such rows.
     if is_half && cx.limits.has_warpgroups() && !a_turned && is_whole(a) && is_whole(b) && !is_whole(d) {
         return None;
     }
@@ -78,12 +80,13 @@ fn split<'a>(product: &'a Product, cx: &OpCx<'_>, walk: &Walk) -> Option<Split<'
         let factor = if index == 0 { product.beta } else { 1.0 };
         let step = step(3 + index);
         let is_vector = part.row == 0 && part.column == 1 && step == 0;
+        // The library fuses one unscaled bias, but not in float64.
         if is_vector && factor == 1.0 && bias.is_none() && element != Element::F64 {
             bias = Some(part);
         } else if let (Some(layout), None) = (matrix(part, [rows, columns], step), &whole) {
             whole = Some((part, factor, layout));
         } else if part.tensor.arg == product.y.tensor.arg {
-            // The product would be written over it.
+            // The library call would overwrite the addend.
             return None;
         } else {
             let steps = walk.sizes.first().map(|_| step).into_iter();
@@ -120,11 +123,11 @@ fn element(product: &Product) -> Option<Element> {
     }
 }
 
-/// A side of so many rows and columns with a step along each, as the library reads it: as it lies,
-/// or transposed. None where neither is side by side.
+/// Returns an operand's layout for the library, as stored or transposed; `None` if it is contiguous
+/// along neither axis.
 fn side([rows, columns]: [usize; 2], [row, column]: [usize; 2], step: i64) -> Option<(Layout, bool)> {
     let layout = |rows: usize, columns: usize, near: usize, far: usize| {
-        // The step along what there is one of is of no account.
+        // The stride along an axis of size 1 does not matter.
         let leading = if columns == 1 { rows } else { far };
         let fits = (near == 1 || rows == 1) && leading >= rows;
         fits.then_some(Layout { rows, columns, leading, step: usize::try_from(step).ok()? })
@@ -133,14 +136,14 @@ fn side([rows, columns]: [usize; 2], [row, column]: [usize; 2], step: i64) -> Op
     plain.or_else(|| layout(columns, rows, column, row).map(|layout| (layout, true)))
 }
 
-/// Whether lines of halves are whole vectors. The library writes results of others by kernels of
-/// older devices (cuBLASLt 13.1 on an H100: 128 microseconds for 128 x 50257 of 768 steps, where
-/// warpgroups of ours take 61).
+/// Whether rows of float16 or bfloat16 are whole 16-byte vectors. For other results, the library
+/// uses kernels of older devices. For 128 x 50257 with depth 768, cuBLASLt 13.1 on an H100 takes
+/// 128 microseconds, and our warpgroups 61.
 fn is_whole(of_halves: Layout) -> bool {
     (2 * of_halves.leading).is_multiple_of(16)
 }
 
-/// The result, or an addend like it, which is never transposed.
+/// Returns the layout of the result, or of an addend like it, which is never transposed.
 fn matrix(part: &Part, [rows, columns]: [usize; 2], step: i64) -> Option<Layout> {
     side([columns, rows], [part.column, part.row], step)
         .filter(|(_, is_turned)| !is_turned)

@@ -1,4 +1,4 @@
-//! Large products of halves by warpgroups, whose tiles are copied by tensor maps
+//! Large GEMMs of float16 and bfloat16 with warpgroups, whose tiles are loaded by TMA
 //! (`cu/gemm_maps.cuh`).
 
 use ort_core::Result;
@@ -8,24 +8,27 @@ use crate::driver::Boxes;
 use crate::kernels::warpgroups;
 use crate::launch::{Launch, OpCx, Walk};
 
-/// Rows of a tile, steps of a turn, and the turns that a block has memory for.
+/// Rows of a tile.
 const ROWS: usize = 128;
+/// Depth of one iteration.
 const STEPS: usize = 64;
+/// Pipeline stages: the iterations that a block has shared memory for.
 const STAGES: usize = 4;
-/// The threads of a block: a warpgroup that copies, and two that multiply.
+/// Threads of a block: one producer warpgroup that copies, and two consumer warpgroups that
+/// multiply.
 const THREADS: u32 = 384;
-/// Bytes that the warps that multiply pass results through, and those of barriers, of which a stage
-/// has two.
+/// Bytes through which the consumer warps pass results.
 const STAGED: usize = 8 * 4096;
+/// Bytes of barriers, two per stage.
 const BARRIERS: usize = STAGES * 2 * 8;
 
-/// Clock cycles, as an H100 takes them beside those of tensor cores: of a turn, and of a column of
-/// a tile at its end.
+/// Overhead of an iteration in clock cycles, beside the tensor cores' own, measured on an H100.
 const TURN: usize = 64;
+/// Overhead per column at the end of a tile in clock cycles, measured on an H100.
 const COLUMN: usize = 20;
-/// Percent of what all processors multiply in whole turns of tiles that must be asked for: with
-/// less, smaller tiles take fewer cycles by the count of `warpgroups.rs`, as they keep more
-/// processors busy.
+/// The least utilisation in percent: results requested over results that all multiprocessors
+/// compute in whole waves of tiles. Below it, smaller tiles take fewer cycles by the model of
+/// `warpgroups.rs`, because they keep more multiprocessors busy.
 const LEAST_BUSY: usize = 48;
 
 /// A tile: its name in entries, and its columns.
@@ -38,20 +41,21 @@ struct Tile {
 const TILES: [Tile; 2] = [Tile { name: "256", columns: 256 }, Tile { name: "192", columns: 192 }];
 
 impl Tile {
-    /// The bytes of shared memory of a block; tiles begin at a multiple of 1024.
+    /// Returns the shared memory of a block in bytes. Tiles start at a multiple of 1024, hence the
+    /// extra 1024.
     fn shared(&self) -> u32 {
         (STAGES * (ROWS + self.columns) * 2 * STEPS + STAGED + BARRIERS + 1024) as u32
     }
 
-    /// The clock cycles of a processor for this number of tiles.
+    /// Returns the clock cycles of a multiprocessor for this number of tiles.
     fn cycles(&self, tiles: usize, depth: usize) -> usize {
-        // Tensor cores multiply 32 of a tile's sums by a turn's steps in a cycle.
+        // Per cycle, the tensor cores accumulate an iteration's depth into 32 results of a tile.
         let turn = ROWS * self.columns / 32 + TURN;
         tiles.saturating_mul(depth.div_ceil(STEPS) * turn + self.columns * COLUMN)
     }
 }
 
-/// A product, cut: tiles down and across, and those of all matrices, which blocks take in turn.
+/// A divided GEMM: tiles down and across, and those of all matrices, over which the blocks loop.
 #[derive(Debug, PartialEq, Eq)]
 struct Cut {
     tile: &'static Tile,
@@ -60,8 +64,8 @@ struct Cut {
     tiles: usize,
 }
 
-/// The fastest cut of `products` GEMMs of these rows, columns and steps; `None` if too few
-/// processors would be busy.
+/// Returns the fastest division of `products` GEMMs of these rows, columns and depth, or `None` if
+/// too few multiprocessors would be busy.
 fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -> Option<Cut> {
     let cuts = TILES.iter().map(|tile| {
         let (down, across) = (rows.div_ceil(ROWS), columns.div_ceil(tile.columns));
@@ -75,11 +79,11 @@ fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -
     (asked * 100 >= possible * LEAST_BUSY as u128).then_some(best)
 }
 
-/// What kernels copy a side by: its matrices, the lines and steps of each, which lie side by side,
-/// and those of a box.
+/// Returns the TMA boxes of an operand, from its contiguous axis, its rows, its matrices, and the
+/// rows of a box.
 fn boxes(part: &Part, sizes: [usize; 2], step: usize, matrices: (usize, usize), lines: usize) -> Boxes {
     let (count, matrix) = matrices;
-    // The step from matrix to matrix may be any where there is one.
+    // The stride between matrices does not matter if there is only one.
     let matrix = if count == 1 { step * sizes[1] } else { matrix };
     Boxes {
         dtype: part.tensor.dtype,
@@ -90,9 +94,9 @@ fn boxes(part: &Part, sizes: [usize; 2], step: usize, matrices: (usize, usize), 
 }
 
 impl Product {
-    /// The launch by warpgroups and tensor maps. `None` if the device has none, a side or the
-    /// result is not of whole vectors, a batch has a side of one matrix or two axes, or smaller
-    /// tiles are better.
+    /// Returns the launch by warpgroups and TMA. `None` if the device has no TMA, or smaller tiles
+    /// are better, or the layout does not fit. Operands and result must be whole vectors, and the
+    /// batch must have at most one axis and share no matrix.
     pub(super) fn by_maps(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Launch>> {
         let y = &self.y.tensor;
         let suffix = warpgroups::suffix_of(&cx.limits, y.dtype).filter(|_| cx.limits.has_maps);
@@ -119,6 +123,7 @@ impl Product {
         };
         let entry = format!("gemm_maps_{}_{side}_{suffix}", tile.name);
         let launch = Launch::of_type("gemm_maps", suffix, entry)?
+            // Persistent blocks: one per multiprocessor, which loops over the tiles.
             .grid([tiles.min(cx.limits.processors as usize).max(1), 1, 1])?
             .block([THREADS, 1, 1])
             .shared(tile.shared())
@@ -135,7 +140,8 @@ impl Product {
 mod tests {
     use super::*;
 
-    /// GEMMs, rows, columns and steps on 132 processors: the tile, as an H100 took less time.
+    /// GEMMs with rows, columns and depth on 132 multiprocessors: the tile that takes less time on
+    /// an H100.
     #[test]
     fn large_products_have_the_tile_that_keeps_processors_busy() {
         let cases = [

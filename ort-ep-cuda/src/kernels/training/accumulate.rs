@@ -1,4 +1,4 @@
-//! `Accumulate`: a sum of gradients over batches, in its own memory.
+//! `Accumulate`: in-place gradient accumulation over batches.
 
 use ort_core::Result;
 use ort_core::ensure;

@@ -1,5 +1,5 @@
-//! `Adafactor`: the new moments, then the update, which is computed twice: for its norm, and to
-//! change the parameter.
+//! `Adafactor`: updates the moments, then computes the update twice: once for its norm, once to
+//! apply it.
 
 use ort_core::Result;
 use ort_core::dtype::DType;
@@ -12,19 +12,21 @@ use crate::kernels::lines::teams;
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
-/// The family of the kernels.
+/// The kernel family.
 const FAMILY: &str = "adafactor";
 const ROW: usize = 6;
 const COLUMN: usize = 7;
 const SECOND: usize = 8;
 
-/// Lines up to so long have one thread each, and those up to the other a warp.
+/// The longest line that gets one thread.
 const SHORT: usize = 16;
+/// The longest line that gets a warp.
 const LONG: usize = 1024;
-/// The rows of a piece of a column, and the blocks that keep a device busy.
+/// Rows in a piece of a column.
 const PIECE: usize = 64;
+/// The number of blocks that keep a device busy.
 const BLOCKS: usize = 1024;
-/// Columns that a block takes side by side.
+/// Adjacent columns that a block handles.
 const ABREAST: usize = 32;
 
 cuda_kernels![CudaKernel {
@@ -40,8 +42,8 @@ cuda_kernels![CudaKernel {
     )
 }];
 
-/// The last two sizes of a parameter, and how many such matrices it has; one row of none below rank
-/// 2.
+/// The matrices of a parameter: their number, rows and columns. Below rank 2, it is one unfactored
+/// row.
 #[derive(Clone, Copy)]
 struct Layout {
     matrices: usize,
@@ -60,7 +62,7 @@ impl Layout {
         }
     }
 
-    /// The threads of a column, and the pieces of its rows.
+    /// Returns the threads per column, and the pieces that its rows are split into.
     fn of_columns(&self) -> (usize, usize) {
         let lines = self.matrices.saturating_mul(self.columns);
         if self.rows <= SHORT {
@@ -75,12 +77,12 @@ impl Layout {
     }
 }
 
-/// What the passes of a node leave for each other.
+/// The workspace that connects a node's passes.
 struct Space {
     layout: Layout,
-    /// Moments of rows, or of elements.
+    /// The moments of rows, or of elements if unfactored.
     moments: Operand,
-    /// Moments of columns, the means of those of rows, and the pieces of the sums of columns.
+    /// The moments of columns, the means of the row moments, and partial column sums.
     of_columns: Option<[Operand; 3]>,
     parts: Operand,
     bytes: usize,
@@ -134,6 +136,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         let launch = launch.tensor(&space.moments).find_tensor(columns).find_tensor(means);
         launch.tensor(call.gradient)
     };
+    // The clipping threshold needs the norm of the whole update before any of it is applied.
     let norms = estimated(call.launch(FAMILY, "factor_norms")?.tensor(parameter.from));
     let norms = call.update(call.scale(norms)).tensor(&space.parts).uint(count)?;
     launches.push(space.layout.pass(norms)?.bytes(&rule).grid([blocks, 1, 1])?);
@@ -146,7 +149,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(launches)
 }
 
-/// The launches for the new moments.
+/// Returns the launches that update the moments.
 fn moments(cx: &OpCx<'_>, call: &Call<'_, '_>, space: &Space, rule: &[u8]) -> Result<Vec<Launch>> {
     let (layout, count) = (space.layout, call.gradient.count());
     let told = |launch: Launch| call.step(call.update(call.scale(launch)));
@@ -183,7 +186,7 @@ fn moments(cx: &OpCx<'_>, call: &Call<'_, '_>, space: &Space, rule: &[u8]) -> Re
     Ok(vec![rows, sums, join, teams(of_rows, layout.matrices, team, 1)?])
 }
 
-/// The threads of a line.
+/// Returns the threads per line.
 fn team_of(len: usize) -> usize {
     match len {
         0..=SHORT => 1,

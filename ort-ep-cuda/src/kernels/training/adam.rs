@@ -1,4 +1,4 @@
-//! `AdamW`, `AdamW8bit` and `LAMB`.
+//! The optimizers `AdamW`, `AdamW8bit` and `LAMB`.
 
 use ort_core::Result;
 use ort_core::ep::KernelDef;
@@ -31,7 +31,7 @@ cuda_kernels![
     ),
 ];
 
-/// The structure `AdamRule` of the kernels.
+/// Fills the kernels' structure `AdamRule`.
 fn adam_rule(cx: &OpCx<'_>, mode: AdamMode) -> Result<Vec<u8>> {
     let attr = |name: &str| cx.attrs.decimal(name);
     let numbers = [attr("beta1")?, attr("beta2")?, attr("epsilon")?, attr("weight_decay")?];
@@ -74,7 +74,7 @@ fn adam_8bit(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![launch.bytes(&adam_rule(cx, AdamMode::Torch)?)])
 }
 
-/// The moments that the second pass of `LAMB` reads, and the sums of the first.
+/// The moments that the second pass of `LAMB` reads, and the partial sums of the first.
 struct Space {
     moments: [Operand; 2],
     parts: Operand,
@@ -104,9 +104,11 @@ fn lamb(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let moments = sources(call.launch("lamb", "lamb_moments")?, &streams).tensor(first).tensor(second);
     let moments = call.step(call.update(call.scale(moments.tensor(call.gradient))));
     let moments = moments.tensor(&space.parts).uint(count)?.bytes(&rule).grid([blocks, 1, 1])?;
+    // Without a parameter output, only the moments are updated.
     let Some(target) = cx.find_output(0) else { return Ok(vec![moments]) };
     let own = cx.input(0)?;
     let suffix = suffix(own.dtype)?;
+    // The trust ratio needs norms over all elements, so the parameter changes in a second launch.
     let apply = Launch::of_type("lamb", suffix, format!("lamb_apply_{suffix}"))?;
     let apply = call.rate(apply.tensor(own).tensor(target).tensor(first).tensor(second));
     let apply = call.step(call.update(apply)).tensor(&space.parts).uint(count)?.uint(blocks)?;

@@ -1,5 +1,5 @@
-//! `TrainingAttention` and its gradient: one launch for the former, for the latter one for what the
-//! softmax of each query is and one for each gradient, none of which keeps scores.
+//! `TrainingAttention` and its gradient. The forward pass is one launch. The backward pass is one
+//! launch for the softmax statistics of each query, and one per gradient. No pass stores scores.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -37,21 +37,21 @@ cuda_kernels![
     },
 ];
 
-/// Whether a mask has few enough axes to be found by a head's number.
+/// Whether the mask's rank is within the kernels' limit.
 fn has_few_axes(node: &NodeView<'_>, first: usize) -> bool {
     node.rank(first).is_some_and(|rank| rank <= MOST_AXES)
 }
 
-/// Rows of a block, as the kernels have them.
+/// Rows of a block, as in the kernels.
 const ROWS: usize = 64;
-/// The words of the structure `Attention` of the kernels.
+/// The number of words in the kernels' structure `Attention`.
 const WORDS: usize = 13 + 2 * MOST_AXES;
-/// The largest heads that tensor cores take.
+/// The largest head size of the tensor core kernels.
 const MOST_OF_CORES: usize = 128;
-/// Numbers that are kept of each query.
+/// The number of statistics per query.
 const NUMBERS: usize = 3;
 
-/// What a launch makes.
+/// What a launch computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Forward,
@@ -61,8 +61,8 @@ enum Mode {
     ByValues,
 }
 
-/// How a launch computes: on tensor cores or in tiles of registers, its entry, and the columns of
-/// results and the threads of a block.
+/// How a launch computes: on tensor cores or in register tiles, its entry, the result columns of a
+/// block, and its threads.
 struct Cut {
     kind: &'static str,
     entry: String,
@@ -70,9 +70,9 @@ struct Cut {
     threads: u32,
 }
 
-/// One attention: its sizes, and where its inputs are.
+/// One attention: its inputs and sizes.
 struct Attention<'a> {
-    /// The place of the queries among the inputs.
+    /// The input index of the queries; keys and values follow.
     first: usize,
     q: &'a Operand,
     k: &'a Operand,
@@ -103,7 +103,7 @@ impl<'a> Attention<'a> {
         }
     }
 
-    /// What is kept of each query between the launches.
+    /// Reserves the statistics of each query, which later launches read.
     fn lines(&self, cx: &OpCx<'_>, taken: &mut usize) -> Operand {
         cx.workspace(taken, DType::F32, &[NUMBERS, self.heads, self.queries])
     }
@@ -122,6 +122,7 @@ impl<'a> Attention<'a> {
         );
         let lines = self.lines(cx, &mut 0);
         let mut launches = Vec::new();
+        // All gradients read the softmax statistics, so these come first.
         launches.extend(self.launch(cx, Mode::Statistics, None, Some(&lines))?);
         for (index, mode) in [Mode::ByQueries, Mode::ByKeys, Mode::ByValues].into_iter().enumerate() {
             if let Some(y) = cx.find_output(index) {
@@ -131,7 +132,7 @@ impl<'a> Attention<'a> {
         Ok(launches)
     }
 
-    /// The launch of a mode; none where it would make nothing.
+    /// Returns the launch of a mode, or `None` if its result is empty.
     fn launch(
         &self,
         cx: &OpCx<'_>,
@@ -169,7 +170,7 @@ impl<'a> Attention<'a> {
         Ok(Some(launch))
     }
 
-    /// How a mode computes results of this width.
+    /// Chooses the kernel for a mode and a result width.
     fn cut(&self, cx: &OpCx<'_>, mode: Mode, width: usize) -> Result<Cut> {
         let (dtype, suffix) = (self.q.dtype, suffix(self.q.dtype)?);
         let name = match mode {
@@ -193,7 +194,7 @@ impl<'a> Attention<'a> {
         Ok(Cut { kind: "tiles", entry, columns, threads: THREADS })
     }
 
-    /// The structure `Attention` of the kernels.
+    /// Fills the kernels' structure `Attention`.
     fn words(&self, cx: &OpCx<'_>) -> Result<Vec<i64>> {
         let mask = cx.find_input(self.first + 3);
         let (sizes, steps) = match mask {
@@ -225,8 +226,8 @@ impl<'a> Attention<'a> {
         Ok(words)
     }
 
-    /// The sizes of the leading axes, and the mask's steps along all; 0 where it has one element
-    /// for all.
+    /// Returns the sizes of the leading axes, and the mask's strides along all axes; 0 where it
+    /// broadcasts.
     fn mask_steps(&self, mask: &Operand) -> Result<(Vec<usize>, Vec<usize>)> {
         let mut full = self.q.shape.to_vec();
         full.pop();

@@ -1,4 +1,4 @@
-//! Batch normalization in training: `BatchNormalization` by the statistics of its batch,
+//! Batch normalization in training: `BatchNormalization` with batch statistics,
 //! `BatchNormalizationStatistics` and `BatchNormalizationGrad`.
 
 use ort_core::dtype::{DType, TypeSet};
@@ -57,20 +57,20 @@ cuda_kernels![
     },
 ];
 
-/// Elements that lie side by side in a channel, up to which a block takes neighbouring channels.
+/// The most contiguous elements per channel for which a block handles adjacent channels.
 const NARROW: usize = 4;
-/// The channels that it takes then, and the least that are worth it.
+/// The number of adjacent channels it then handles, and the least that are worth it.
 const ABREAST: usize = 32;
-/// The elements of a piece of a channel for each of the threads that take one, and the blocks that
-/// keep a device busy.
+/// Elements per thread in a piece of a channel.
 const PIECE: usize = 16;
+/// The number of blocks that keep a device busy.
 const BLOCKS: usize = 1024;
-/// Sums of pieces: one for means, and the most of a pass behind it.
+/// The most sums per piece in the pass after the means.
 const MOST_SUMS: usize = 3;
-/// Numbers of a channel that the last pass reads, at most.
+/// The most values per channel that the last pass reads.
 const NUMBERS: usize = 4;
 
-/// The structure `Channels` of the kernels.
+/// The kernels' structure `Channels`.
 struct Channels {
     count: usize,
     channels: usize,
@@ -97,7 +97,7 @@ impl Channels {
         launch.uints::<4>(&[self.count, self.channels, self.spatial, self.splits])
     }
 
-    /// A launch of a pass over all elements that leaves sums of pieces.
+    /// Returns the launch of a pass over all elements that leaves partial sums.
     fn sums(
         &self,
         what: &str,
@@ -111,7 +111,7 @@ impl Channels {
     }
 }
 
-/// What the passes leave for each other.
+/// The workspace that connects the passes.
 struct Space {
     channels: Channels,
     levels: Operand,
@@ -131,8 +131,8 @@ impl Space {
         Ok(Space { channels, levels, parts, numbers, bytes })
     }
 
-    /// The passes for the statistics of the batch, which go to four outputs, with what a
-    /// normalization multiplies by where there is a scale.
+    /// Returns the passes that compute the batch statistics into four outputs. With a scale, they
+    /// also compute the factors that the normalization applies.
     fn statistics(
         &self,
         cx: &OpCx<'_>,
@@ -220,6 +220,7 @@ fn gradient(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         );
     }
     let mut launches = Vec::new();
+    // Without saved statistics, the means are computed again first.
     if mean.is_none() {
         launches.push(channels.sums("level", x.dtype, [Some(x), None, None, None], &levels)?);
     }

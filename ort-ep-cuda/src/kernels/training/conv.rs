@@ -1,5 +1,5 @@
-//! `ConvGradInput` and `ConvGradWeights`: products over windows that are never unfolded, or a
-//! thread or block for each result where groups are small.
+//! `ConvGradInput` and `ConvGradWeights`: implicit GEMM without im2col, or a thread or block per
+//! result if groups are small.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, NodeView};
@@ -32,23 +32,24 @@ cuda_kernels![
         .with_workspace(workspace_by_weights),
 ];
 
-/// Of a tile, as in cu/training_conv.cu.
+/// The rows and columns of a tile, as in `cu/training_conv.cu`.
 const BLOCK: usize = 64;
-/// The filters, and the channels or the channels and taps, of a group up to which tiles would be
-/// all but empty.
+/// The most filters or channels of a group for which a tile would be almost empty.
 const FEW_FILTERS: usize = 2;
+/// The same for channels times taps.
 const FEW_COLUMNS: usize = 8;
-/// The windows of a piece, where all are cut in pieces, and the blocks that keep a device busy.
+/// The windows in a split-K piece.
 const PIECE: usize = 512;
+/// The number of blocks that keep a device busy.
 const BLOCKS: usize = 512;
-/// The words of the structure `Convolution`.
+/// The number of words in the structure `Convolution`.
 const WORDS: usize = 25;
 
 fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
     matches!(node.rank(0).or_else(|| node.rank(1)), Some(3..=5))
 }
 
-/// The sizes of the convolution that a gradient is of.
+/// The sizes of the forward convolution.
 struct Sizes {
     axes: Axes,
     batch: usize,
@@ -59,7 +60,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Of an image, filters and results of these shapes.
+    /// Reads the sizes from image, filters and result.
     fn new(cx: &OpCx<'_>, [image, weight, result]: [&Operand; 3]) -> Result<Sizes> {
         let groups = usize::try_from(cx.attrs.int("group")?).ok().filter(|groups| *groups > 0);
         let groups = groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))?;
@@ -103,7 +104,7 @@ impl Sizes {
         self.axes.iter().map(of).fold(1, usize::saturating_mul)
     }
 
-    /// Channels and taps of a group's filters.
+    /// Returns channels times taps of a group's filters.
     fn columns(&self) -> usize {
         self.channels.saturating_mul(self.volume(|axis| axis.kernel))
     }
@@ -112,8 +113,8 @@ impl Sizes {
         self.batch.saturating_mul(self.volume(|axis| axis.output))
     }
 
-    /// The same by a library, of image, filters and results. Groups of few filters have kernels of
-    /// ours, which read each number once.
+    /// Returns a library call for the gradient, if there is one. For groups of few filters we use
+    /// our own kernels, which read each value once.
     fn by_library(&self, cx: &OpCx<'_>, pass: Pass, tensors: [&Operand; 3]) -> Result<Option<Launch>> {
         if self.groups > 1 && self.filters.min(self.channels) <= FEW_FILTERS {
             return Ok(None);
@@ -122,12 +123,12 @@ impl Sizes {
         gradient(cx, pass, &windows, tensors)
     }
 
-    /// Whether a tile of the gradient by filters would be all but empty.
+    /// Whether a tile of the filter gradient would be almost empty.
     fn has_few_columns(&self) -> bool {
         self.filters <= FEW_FILTERS || self.columns() <= FEW_COLUMNS
     }
 
-    /// The gradient by the image as the transposed convolution that it is.
+    /// Expresses the data gradient as a transposed convolution.
     fn transposed(&self) -> Conv {
         let mut axes = self.axes;
         axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
@@ -136,7 +137,8 @@ impl Sizes {
         Conv { transposed: true, layout, axes, batch, groups, channels, filters }
     }
 
-    /// How tensor cores compute the gradient by filters, where they do.
+    /// Returns the division of the filter gradient for tensor cores, or `None` if they do not
+    /// apply.
     fn cut_for_cores(&self, cx: &OpCx<'_>) -> Result<Option<Cut>> {
         if self.has_few_columns() || !taps_fit(&self.axes) {
             return Ok(None);
@@ -145,8 +147,8 @@ impl Sizes {
         Cut::new(&cx.limits, dtype, self.groups, [self.filters, self.columns(), self.windows()])
     }
 
-    /// The tiles of the gradient by filters, down and across, and the pieces that windows are cut
-    /// in.
+    /// Returns the tiles of the filter gradient, down and across, and the split-K pieces of the
+    /// windows.
     fn cut(&self) -> [usize; 3] {
         let (down, across) = (self.filters.div_ceil(BLOCK), self.columns().div_ceil(BLOCK));
         let blocks = self.groups.saturating_mul(down).saturating_mul(across).max(1);
@@ -177,6 +179,7 @@ fn by_input(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(vec![spread(cx, sizes.pass(launch, [0; 3])?.uint(y.count())?, y.count())?]);
     }
     let conv = sizes.transposed();
+    // The forward pass's tensor core kernels for transposed convolutions serve here as well.
     if let Some(cut) = conv.cut(&cx.limits, y.dtype)? {
         return conv.on_cores(cx, &cut, [None; 2]);
     }
@@ -192,7 +195,7 @@ fn workspace_by_input(cx: &OpCx<'_>) -> Result<usize> {
     Ok(scratch(cx, by_input)?.max(sizes.transposed().workspace_for_cores(cx)?))
 }
 
-/// The sums of pieces of all windows, where these are cut.
+/// Reserves the split-K partial sums; `None` if windows are not split.
 fn parts(cx: &OpCx<'_>, sizes: &Sizes, taken: &mut usize) -> Result<Option<Operand>> {
     if let Some(cut) = sizes.cut_for_cores(cx)? {
         return cut.parts(cx, taken);
@@ -207,8 +210,8 @@ fn workspace_by_weights(cx: &OpCx<'_>) -> Result<usize> {
     let (image, upstream) = (cx.input(0)?, cx.input(1)?);
     let mut taken = 0;
     parts(cx, &Sizes::new(cx, [image, cx.output(0)?, upstream])?, &mut taken)?;
-    // What a library or the kernels here take: which of the two shows where the tensors of a run
-    // lie.
+    // Only a run tells whether its tensors are aligned for the library, so the workspace covers
+    // both.
     Ok(scratch(cx, by_weights)?.max(taken))
 }
 
@@ -247,7 +250,7 @@ fn by_weights(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(launches)
 }
 
-/// The launch of the gradient by filters on tensor cores, without its parameters.
+/// Returns the launch of the filter gradient on tensor cores, without parameters.
 fn of_cores(cut: &Cut) -> Result<Launch> {
     let Cut { suffix, tile, .. } = cut;
     let launch = Launch::of_type(CORES, suffix, format!("{CORES}_{}_{suffix}", tile.name))?;

@@ -1,4 +1,5 @@
-//! `CounterDropout`: the bits of the CPU, as the numbers follow from seed, step and places alone.
+//! `CounterDropout`: the same bits as on the CPU, because the random numbers depend only on seed,
+//! step and element index.
 
 use ort_core::Result;
 use ort_core::ep::KernelDef;

@@ -1,5 +1,5 @@
-//! `SoftmaxCrossEntropyLoss` and `NegativeLogLikelihoodLoss`. A label that is no class is an error
-//! on the CPU; here the nearest class counts.
+//! `SoftmaxCrossEntropyLoss` and `NegativeLogLikelihoodLoss`. A label out of range is an error on
+//! the CPU; here it reads the nearest class.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
@@ -10,9 +10,9 @@ use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
 const FAMILY: &str = "loss";
-/// Scores of a sample up to which one thread has them, or eight where samples lie side by side, and
-/// up to which a warp has them.
+/// The most classes for which one thread handles a sample.
 const SHORT: usize = 16;
+/// The most classes for which a warp handles a sample.
 const LONG: usize = 1024;
 /// Threads of a warp.
 const WARP: usize = 32;
@@ -24,7 +24,7 @@ const fn loss(op: &'static str) -> CudaKernel {
 
 cuda_kernels![loss("SoftmaxCrossEntropyLoss"), loss("NegativeLogLikelihoodLoss")];
 
-/// The loss and what it weighs of each sample.
+/// Reserves each sample's loss and weight.
 fn parts(cx: &OpCx<'_>, samples: usize, taken: &mut usize) -> [Operand; 2] {
     [(); 2].map(|()| cx.workspace(taken, DType::F32, &[samples]))
 }
@@ -55,6 +55,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let kept = |parts| Some(parts).filter(|_| whole);
     let each = cx.find_output(0).filter(|_| !whole);
     let suffix = suffix(x.dtype)?;
+    // More classes: eight threads if samples are adjacent in memory, otherwise a warp or a block.
     let team = match () {
         () if classes <= SHORT => 1,
         () if places >= WARP => 8,

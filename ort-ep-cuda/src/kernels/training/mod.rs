@@ -1,13 +1,15 @@
-//! What a training step runs beside a forward pass: steps of optimizers, a family of kernels for
-//! each and for a type of parameters (`cu/optimizer.cuh`), numbers of all gradients
-//! (`cu/gradients.cu`), normalizations of batches (`cu/training_norm.cu`), dropout
-//! (`cu/dropout.cu`), attention with its gradient (`cu/training_attention.cuh`), gradients of
-//! convolutions (`cu/training_conv.cu`), losses (`cu/loss.cu`), and updates that are added up
-//! (`cu/scatter.cu`).
+//! Training kernels beside the forward pass.
 //!
-//! What is one number (the learning rate, the step, what gradients are multiplied by, whether
-//! anything changes) stays on the device: kernels read it, so that a step waits for nothing. So
-//! nobody refuses a step below 1, or a share of dropout that is none, as the CPU does.
+//! - Optimizer steps, one family per optimizer and parameter type (`cu/optimizer.cuh`).
+//! - Statistics of all gradients (`cu/gradients.cu`).
+//! - Batch normalization (`cu/training_norm.cu`) and dropout (`cu/dropout.cu`).
+//! - Attention (`cu/training_attention.cuh`) and convolution gradients (`cu/training_conv.cu`).
+//! - Losses (`cu/loss.cu`) and scatter with accumulation (`cu/scatter.cu`).
+//!
+//! Scalars stay on the device: the learning rate, the step number, the gradient scale, and whether
+//! anything is updated. Kernels read them there, so a step never waits for the host. As a
+//! consequence, a step number below 1 or an invalid dropout ratio is not reported, unlike on the
+//! CPU.
 
 mod accumulate;
 mod adafactor;

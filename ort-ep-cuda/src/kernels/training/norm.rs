@@ -1,4 +1,4 @@
-//! `GlobalNorm` and `AllFinite`: one number of any number of gradients, of mixed types.
+//! `GlobalNorm` and `AllFinite`: reductions over any number of gradients of mixed types.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
@@ -16,15 +16,16 @@ const fn of_all(op: &'static str) -> CudaKernel {
 
 cuda_kernels![of_all("GlobalNorm"), of_all("AllFinite")];
 
-/// The family of the kernels.
+/// The kernel family.
 const FAMILY: &str = "gradients";
-/// The gradients of a launch, as cu/gradients.cu has them.
+/// The gradients of a launch, as in `cu/gradients.cu`.
 const GROUP: usize = 8;
-/// Elements that a block has at least, where there are as many, and the most blocks for a gradient.
+/// The least elements of a block, unless the gradient has fewer.
 const LEAST: usize = 4096;
+/// The most blocks for a gradient.
 const MOST_BLOCKS: usize = 128;
 
-/// The number of a type in cu/gradients.cu.
+/// Returns a type's number in `cu/gradients.cu`.
 fn kind_of(dtype: DType) -> Result<usize> {
     Ok(match dtype {
         DType::F32 => 0,
@@ -35,7 +36,7 @@ fn kind_of(dtype: DType) -> Result<usize> {
     })
 }
 
-/// Some gradients, and the blocks that each of them has.
+/// The gradients of one launch, and the blocks for each.
 struct Group<'a> {
     gradients: Vec<&'a Operand>,
     blocks: usize,
@@ -44,13 +45,14 @@ struct Group<'a> {
 fn groups<'a>(cx: &'a OpCx<'_>) -> Result<Vec<Group<'a>>> {
     let all: Vec<&Operand> = (0..cx.inputs.len()).map(|index| cx.input(index)).collect::<Result<_>>()?;
     let group = |gradients: &[&'a Operand]| {
+        // All gradients of a launch get the same number of blocks, which the longest determines.
         let longest = gradients.iter().map(|gradient| gradient.count()).max().unwrap_or(0);
         Group { gradients: gradients.to_vec(), blocks: longest.div_ceil(LEAST).clamp(1, MOST_BLOCKS) }
     };
     Ok(all.chunks(GROUP).map(group).collect())
 }
 
-/// The sums of all blocks, one behind the other.
+/// Reserves the partial results of all blocks, one after the other.
 fn parts(cx: &OpCx<'_>, groups: &[Group<'_>], taken: &mut usize) -> Operand {
     let count = groups.iter().map(|group| group.gradients.len() * group.blocks).sum();
     sums(cx, taken, &[count])

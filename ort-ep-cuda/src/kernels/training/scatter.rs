@@ -1,6 +1,6 @@
-//! `ScatterElements` and `ScatterND` with a reduction, which the gradients of gathering and pooling
-//! are: updates are sorted by where they go, so that each element has its own in their order, and
-//! runs have the same bits.
+//! `ScatterElements` and `ScatterND` with a reduction; the gradients of gathering and pooling use
+//! them. Updates are sorted by target, so that each element applies its own in their order and runs
+//! are bitwise reproducible.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
@@ -29,16 +29,16 @@ const fn combining(op: &'static str) -> CudaKernel {
 
 cuda_kernels![combining("ScatterElements"), combining("ScatterND")];
 
-/// Keys that a block sorts, as cu/scatter.cu has them.
+/// Keys that a block sorts, as in `cu/scatter.cu`.
 const MOST_KEYS: usize = 2048;
-/// Keys of a window that a thread goes through: few where an update is of few elements, so that
-/// there are enough threads.
+/// The keys that a thread processes in sequence.
 const WINDOW: usize = 64;
+/// The same for small updates, so that there are enough threads.
 const SHORT_WINDOW: usize = 8;
+/// The least elements of an update that is not small.
 const FEW: usize = 32;
 
-/// What the passes leave for each other: keys as they are, and as they are merged, and parts of
-/// slots.
+/// The workspace that connects the passes: keys, their merge buffer, and partial results of slots.
 struct Space {
     keys: [Operand; 2],
     parts: Operand,
@@ -49,6 +49,7 @@ struct Space {
 impl Space {
     fn of(cx: &OpCx<'_>, target: &Target) -> Result<Space> {
         let (dtype, mut bytes) = (cx.input(0)?.dtype, 0);
+        // Half-precision updates accumulate in float32.
         let sum = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
         let keys = [(); 2].map(|()| cx.workspace(&mut bytes, DType::U64, &[target.tuples]));
         let window = if target.run < FEW { SHORT_WINDOW } else { WINDOW };
@@ -61,7 +62,7 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     Ok(Space::of(cx, &Target::new(cx)?)?.bytes)
 }
 
-/// The launches that sort the keys, and where they are then.
+/// Returns the launches that sort the keys, and the buffer that then holds them.
 fn sorted(cx: &OpCx<'_>, target: &Target, space: &Space) -> Result<(Vec<Launch>, Operand)> {
     let [mut from, mut to] = space.keys.clone();
     let tuples = target.tuples;
@@ -112,6 +113,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let windows = Launch::new(FAMILY, format!("scatter_windows_{suffix}"));
     let windows = windows.tensor(&keys).tensor(updates).tensor(y).tensor(&space.parts);
     launches.push(spread(cx, sizes(windows)?, threads)?);
+    // With one window, no slot is split between threads.
     if target.tuples > space.window {
         let join = Launch::new(FAMILY, format!("scatter_join_{suffix}"));
         let join = join.tensor(&keys).tensor(y).tensor(&space.parts);

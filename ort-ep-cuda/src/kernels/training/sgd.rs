@@ -1,4 +1,4 @@
-//! `SGD`.
+//! The `SGD` optimizer.
 
 use ort_core::Result;
 use ort_core::ep::KernelDef;
@@ -23,6 +23,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         streams.push(Stream::of(cx, VELOCITY, 1)?);
     }
     let launch = sources(call.launch("sgd", "sgd")?, &streams);
+    // The kernel takes a null pointer for a missing velocity.
     let launch = if has_velocity { launch } else { launch.find_tensor(None) };
     let launch = targets(launch, &streams);
     let launch = if has_velocity { launch } else { launch.find_tensor(None) };

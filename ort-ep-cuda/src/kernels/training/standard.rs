@@ -1,5 +1,5 @@
-//! `Adagrad`, `Adam` and `Momentum` of the standard: groups of tensors, each element computed in
-//! doubles and rounded once.
+//! ONNX's `Adagrad`, `Adam` and `Momentum` over groups of tensors. Each element is computed in
+//! float64 and rounded once.
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
@@ -15,7 +15,8 @@ const fn optimizer(op: &'static str) -> CudaKernel {
 
 cuda_kernels![optimizer("Adagrad"), optimizer("Adam"), optimizer("Momentum")];
 
-/// The number of an optimizer in cu/standard.cuh, its states, and the structure `StandardRule`.
+/// Returns an optimizer's number in `cu/standard.cuh`, its state count, and its structure
+/// `StandardRule`.
 fn rule_of(cx: &OpCx<'_>) -> Result<(usize, usize, Vec<u8>)> {
     let attr = |name: &str| cx.attrs.float(name).map(f64::from);
     let norm = attr("norm_coefficient")?;
@@ -65,6 +66,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
             );
             launch = launch.tensor(tensor);
         }
+        // Kernels take two states; a missing one is null.
         let missing = |launch: Launch| if states < 2 { launch.find_tensor(None) } else { launch };
         launch = missing(launch);
         for output in 0..states + 1 {

@@ -1,5 +1,5 @@
-//! What the steps of optimizers share: tensors with their new values, what a node is told, and
-//! launches over all elements.
+//! Shared parts of optimizer steps: tensors with their new values, scalar parameters, and launches
+//! over all elements.
 
 use ort_core::dtype::DType;
 use ort_core::ep::operand::Arg;
@@ -7,17 +7,17 @@ use ort_core::{Result, ensure, error};
 
 use crate::launch::{Launch, OpCx, Operand, THREADS};
 
-/// The input with the number of the update, from 1 on.
+/// The input that holds the number of the update, starting at 1.
 pub(super) const STEP: usize = 5;
-/// Blocks for each processor: what they have more to do they do in turns, so that the factors of a
-/// step are not computed more often.
+/// Blocks per multiprocessor. Blocks loop over any further elements, so the factors of a step are
+/// not computed more often.
 const BLOCKS_OF_PROCESSOR: usize = 8;
-/// The most blocks whose sums are added up; the same on all devices, and so are the bits.
+/// The most blocks that reduce a sum. It is the same on all devices, so results are too.
 const MOST_SUMS: usize = 512;
-/// Elements that a block of sums has at least, where there are as many.
+/// The least elements of a reducing block, unless there are fewer.
 const LEAST_OF_SUM: usize = 2048;
 
-/// What kernels of an element type are called.
+/// Returns an element type's suffix in entry names.
 pub(super) fn suffix(dtype: DType) -> Result<&'static str> {
     Ok(match dtype {
         DType::F32 => "f32",
@@ -28,7 +28,7 @@ pub(super) fn suffix(dtype: DType) -> Result<&'static str> {
     })
 }
 
-/// A tensor and where its new value goes, if anybody wants it.
+/// A tensor, and the output for its new value if it is used.
 #[derive(Clone, Copy)]
 pub(super) struct Stream<'a> {
     pub(super) from: &'a Operand,
@@ -40,12 +40,12 @@ impl<'a> Stream<'a> {
         Ok(Stream { from: cx.input(input)?, to: cx.find_output(output) })
     }
 
-    /// Whether what stays as it is needs no copy.
+    /// Whether unchanged elements need no copy: the output aliases the input or is unused.
     fn stays(&self) -> bool {
         self.to.is_none_or(|to| to.arg == self.from.arg)
     }
 
-    /// Refuses a state of another length than it has in this run.
+    /// Rejects a state whose length does not match.
     pub(super) fn check_len(&self, expected: usize) -> Result<()> {
         let own = self.from.count();
         ensure!(
@@ -58,11 +58,11 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// A node that updates one parameter, or rows of it.
+/// A node that updates one parameter, or some rows of it.
 pub(super) struct Call<'a, 'c> {
     cx: &'a OpCx<'c>,
     pub(super) gradient: &'a Operand,
-    /// The first element that the gradient is of, where it is not of all.
+    /// The first element the gradient applies to, if it covers only some rows.
     first: Option<usize>,
 }
 
@@ -85,41 +85,43 @@ impl<'a, 'c> Call<'a, 'c> {
             "the gradient has shape {:?}, expected that of the parameter, {parameter:?}, or of its rows",
             gradient.shape
         );
+        // `first_row` counts rows, and kernels count elements.
         let row: usize = gradient.shape.iter().skip(1).product();
         Ok(Call { cx, gradient, first: first.map(|first| first * row) })
     }
 
-    /// A launch of a family's entry for these types of a parameter and of its gradient.
+    /// Returns a launch of a family's entry for the types of the parameter and its gradient.
     pub(super) fn launch(&self, family: &str, entry: &str) -> Result<Launch> {
         let [own, gradient] = [suffix(self.cx.input(0)?.dtype)?, suffix(self.gradient.dtype)?];
         Launch::of_type(family, own, format!("{entry}_{own}_{gradient}"))
     }
 
-    /// With the learning rate as the next parameter.
+    /// Appends the learning rate.
     pub(super) fn rate(&self, launch: Launch) -> Launch {
         launch.find_tensor(self.cx.find_input(2))
     }
 
-    /// With what gradients are multiplied by as the next parameter.
+    /// Appends the scale of the gradients.
     pub(super) fn scale(&self, launch: Launch) -> Launch {
         launch.find_tensor(self.cx.find_input(3))
     }
 
-    /// With whether anything changes as the next parameter.
+    /// Appends the flag whether anything is updated.
     pub(super) fn update(&self, launch: Launch) -> Launch {
         launch.find_tensor(self.cx.find_input(4))
     }
 
-    /// With the number of the step as the next parameter.
+    /// Appends the step number.
     pub(super) fn step(&self, launch: Launch) -> Launch {
         launch.find_tensor(self.cx.find_input(STEP))
     }
 
-    /// The launch over all elements that change or are copied, with the structure `Range` as the
-    /// next parameter; none where there are none.
+    /// Sets the grid to the elements that change or are copied, and appends the structure `Range`.
+    /// Returns `None` if there are none.
     pub(super) fn over(&self, launch: Launch, streams: &[Stream<'_>]) -> Result<Option<Launch>> {
         let (count, rows) = (self.cx.input(0)?.count(), self.gradient.count());
         streams.iter().try_for_each(|stream| stream.check_len(count))?;
+        // In place, only the updated rows are visited; otherwise all others are copied too.
         let first = self.first.unwrap_or(0);
         let (begin, count) = if streams.iter().all(Stream::stays) { (first, rows) } else { (0, count) };
         if count == 0 {
@@ -129,28 +131,29 @@ impl<'a, 'c> Call<'a, 'c> {
     }
 }
 
-/// With the new values of tensors as the next parameters.
+/// Appends the outputs for new values.
 pub(super) fn targets(launch: Launch, streams: &[Stream<'_>]) -> Launch {
     streams.iter().fold(launch, |launch, stream| launch.find_tensor(stream.to))
 }
 
-/// With the old values of tensors as the next parameters.
+/// Appends the tensors with old values.
 pub(super) fn sources(launch: Launch, streams: &[Stream<'_>]) -> Launch {
     streams.iter().fold(launch, |launch, stream| launch.tensor(stream.from))
 }
 
-/// With so many threads, or as many as keep the device busy.
+/// Sets the grid to `threads` threads, or to as many as keep the device busy.
 pub(super) fn spread(cx: &OpCx<'_>, launch: Launch, threads: usize) -> Result<Launch> {
     let most = (cx.limits.processors as usize).saturating_mul(BLOCKS_OF_PROCESSOR).max(1);
     launch.grid([threads.div_ceil(THREADS as usize).clamp(1, most), 1, 1])
 }
 
-/// The blocks that have sums of so many elements.
+/// Returns the number of blocks that reduce this many elements.
 pub(super) fn sums_of(count: usize) -> usize {
     count.div_ceil(LEAST_OF_SUM).clamp(1, MOST_SUMS)
 }
 
-/// What elements an update leaves alone without a gradient: copies of what is not in place.
+/// Returns the copies for an update with an empty gradient: one per tensor that is not updated in
+/// place.
 pub(super) fn kept(cx: &OpCx<'_>, streams: &[Stream<'_>]) -> Result<Vec<Launch>> {
     let mut launches = Vec::new();
     for stream in streams.iter().filter(|stream| !stream.stays() && stream.from.count() > 0) {
@@ -162,25 +165,24 @@ pub(super) fn kept(cx: &OpCx<'_>, streams: &[Stream<'_>]) -> Result<Vec<Launch>>
     Ok(launches)
 }
 
-/// Where the new value of a tensor goes: its output, or memory of the workspace where nobody wants
-/// it but the kernels that come after.
+/// Returns where a new value goes: its output, or the workspace if only later kernels read it.
 pub(super) fn kept_or_spare(cx: &OpCx<'_>, stream: Stream<'_>, taken: &mut usize) -> Operand {
     let spare = || cx.workspace(taken, stream.from.dtype, &stream.from.shape);
     stream.to.cloned().unwrap_or_else(spare)
 }
 
-/// Sums of blocks in the workspace, of doubles.
+/// Reserves partial sums of blocks, as doubles.
 pub(super) fn sums(cx: &OpCx<'_>, taken: &mut usize, shape: &[usize]) -> Operand {
     cx.workspace(taken, DType::F64, shape)
 }
 
-/// Numbers of 64 bits and of 32 bits, one behind the other, as a structure of the kernels has them.
+/// Packs doubles and 32-bit integers like a structure of the kernels.
 pub(super) fn rule(doubles: &[f64], ints: &[i32]) -> Vec<u8> {
     let doubles = doubles.iter().flat_map(|number| number.to_ne_bytes());
     doubles.chain(ints.iter().flat_map(|number| number.to_ne_bytes())).collect()
 }
 
-/// Part of a tensor in the workspace.
+/// Returns a part of a workspace tensor.
 pub(super) fn part_of(whole: &Operand, first: usize, count: usize) -> Result<Operand> {
     let Arg::Workspace { offset, .. } = whole.arg else {
         return Err(error!(Fail, "sums that are not in the workspace"));

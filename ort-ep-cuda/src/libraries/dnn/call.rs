@@ -1,4 +1,4 @@
-//! The calls of a convolution.
+//! Execution of cuDNN convolutions.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -13,15 +13,15 @@ use super::functions::is_unsupported;
 use super::{Convolution, Dnn, Form, Owned, Pass, Search, Way};
 use crate::driver::{RawStream, Routine};
 
-/// A convolution by one algorithm. Its tensors are the two that are given, in the order of its
-/// pass, bias, addend, result and workspace. Forms with a bias are of the forward pass.
+/// A convolution by one algorithm. Its tensors are the two inputs in the order of its pass, then
+/// bias, addend, result and workspace. Only the forward pass has forms with a bias.
 pub(crate) struct DnnConvolution {
     dnn: Arc<Dnn>,
     convolution: Convolution,
     descriptors: Descriptors,
     form: Form,
     way: Way,
-    /// Whether the library has no code for bias and ReLU in the same call.
+    /// Whether the library turned out to have no fused kernel for bias and ReLU.
     refused: AtomicBool,
 }
 
@@ -62,12 +62,13 @@ impl DnnConvolution {
         DnnConvolution { dnn, convolution, descriptors, form, way, refused: AtomicBool::new(false) }
     }
 
-    /// The sums alone, added to what is in the result's memory where `beta` is 1.
+    /// Runs the bare convolution; with a `beta` of 1 it accumulates onto the result.
     fn sums(&self, handle: &Owned, at: &Places, beta: &f32) -> Result<()> {
         let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
         let calls = functions.calls(self.convolution.pass);
-        // SAFETY: handle and descriptors are live; the tensors lie in live memory of the context as
-        // they say, and the workspace has as many bytes. The context is current.
+        // SAFETY: handle and descriptors are live. The tensors are live memory of the context with
+        // the shapes of their descriptors, and the workspace has `bytes` bytes. The context is
+        // current: `Stream::ask` entered it.
         let status = unsafe {
             (calls.compute)(
                 handle.0,
@@ -88,12 +89,13 @@ impl DnnConvolution {
         functions.check(status, calls.name)
     }
 
-    /// All of it in one call; whether the library has code for that.
+    /// Runs the convolution with its epilogue in one call. Returns false if the library has no
+    /// fused kernel.
     fn fused(&self, handle: &Owned, at: &Places) -> Result<bool> {
         let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
-        // An addend must be given also where it is multiplied by nothing.
+        // The API demands an addend even if its factor is zero.
         let (z, factor) = if at.z.is_null() { (at.result, &ZERO) } else { (at.z, &ONE) };
-        // SAFETY: as above.
+        // SAFETY: as in `sums`.
         let status = unsafe {
             (functions.cudnnConvolutionBiasActivationForward)(
                 handle.0,
@@ -116,26 +118,27 @@ impl DnnConvolution {
                 at.result,
             )
         };
+        // Unsupported means that nothing was enqueued, so the caller may run the steps instead.
         if is_unsupported(status) {
             return Ok(false);
         }
         functions.check(status, "cudnnConvolutionBiasActivationForward").map(|()| true)
     }
 
-    /// The same in several calls.
+    /// Runs the same in separate calls.
     fn in_steps(&self, handle: &Owned, at: &Places) -> Result<()> {
         self.sums(handle, at, &ZERO)?;
         let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
         for (tensor, address) in [(of.bias, at.bias), (of.result, at.z)] {
             if !address.is_null() {
-                // SAFETY: as above.
+                // SAFETY: as in `sums`.
                 let status = unsafe {
                     (functions.cudnnAddTensor)(handle.0, &ONE, tensor, address, &ONE, of.result, at.result)
                 };
                 functions.check(status, "cudnnAddTensor")?;
             }
         }
-        // SAFETY: as above; the result may be in the place of what it is of.
+        // SAFETY: as in `sums`; cuDNN allows an activation in place.
         let status = unsafe {
             (functions.cudnnActivationForward)(
                 handle.0,
@@ -151,10 +154,10 @@ impl DnnConvolution {
         functions.check(status, "cudnnActivationForward")
     }
 
-    /// The library's handle, whose calls go to a stream.
+    /// Directs the handle's calls to a stream.
     fn set_stream(&self, handle: &Owned, stream: RawStream) -> Result<()> {
         let functions = &self.dnn.loaded.functions;
-        // SAFETY: both are live.
+        // SAFETY: handle and stream are live.
         functions.check(unsafe { (functions.cudnnSetStream)(handle.0, stream) }, "cudnnSetStream")
     }
 }
@@ -189,12 +192,14 @@ impl Routine for DnnConvolution {
             Form::Plain => self.sums(&handle, &at, &ZERO),
             Form::Onto => self.sums(&handle, &at, &ONE),
             Form::Relu => {
+                // Once refused, the fused call is not tried again: it would fail on each run.
                 if !self.refused.load(Ordering::Relaxed) {
                     if self.fused(&handle, &at)? {
                         return Ok(());
                     }
                     self.refused.store(true, Ordering::Relaxed);
                 }
+                // The same result, with a pass over it for each addend and for the activation.
                 self.in_steps(&handle, &at)
             }
         }

@@ -1,4 +1,4 @@
-//! The structures by which cuDNN is told what to convolve. They are of the host's memory.
+//! cuDNN descriptors of a convolution. They are host memory.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -22,21 +22,21 @@ const PROPAGATE_NAN: c_int = 1;
 type Create = unsafe extern "C" fn(*mut Handle) -> c_int;
 type Destroy = unsafe extern "C" fn(Handle) -> c_int;
 
-/// An opaque structure of the library's.
+/// An opaque structure of the library.
 struct Descriptor {
     handle: Handle,
     destroy: Destroy,
 }
 
-// SAFETY: it is of no thread; whoever shares it locks it.
+// SAFETY: a descriptor is not tied to a thread, and users share it under the handle's lock.
 unsafe impl Send for Descriptor {}
-// SAFETY: what is shared of it is read only, by calls that the lock of the library's handle orders.
+// SAFETY: after construction, descriptors are only read, by calls under the handle's lock.
 unsafe impl Sync for Descriptor {}
 
 impl Descriptor {
     fn new(functions: &DnnFunctions, create: Create, destroy: Destroy) -> Result<Descriptor> {
         let mut handle = ptr::null_mut();
-        // SAFETY: writes one handle, which is destroyed when this is dropped.
+        // SAFETY: the library writes one handle, which `Drop` destroys.
         functions.check(unsafe { create(&mut handle) }, "creating a descriptor")?;
         Ok(Descriptor { handle, destroy })
     }
@@ -44,12 +44,12 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: it is live, and nothing that was asked for reads it any more.
+        // SAFETY: the descriptor is live, and the library does not read it after a call returns.
         let _ = unsafe { (self.destroy)(self.handle) };
     }
 }
 
-/// All that describes a convolution.
+/// The descriptors of a convolution.
 pub(super) struct Descriptors {
     x: Descriptor,
     w: Descriptor,
@@ -57,17 +57,17 @@ pub(super) struct Descriptors {
     bias: Descriptor,
     convolution: Descriptor,
     activation: Descriptor,
-    /// Its code destroys them.
+    /// Keeps the library's code, which destroys the descriptors.
     _loaded: Arc<Loaded<DnnFunctions>>,
 }
 
 /// The handles of [`Descriptors`].
 #[derive(Clone, Copy)]
 pub(super) struct Handles {
-    /// Of what is given.
+    /// Of the inputs.
     pub(super) first: Handle,
     pub(super) second: Handle,
-    /// Of what is computed.
+    /// Of the result.
     pub(super) result: Handle,
     pub(super) bias: Handle,
     pub(super) convolution: Handle,
@@ -93,7 +93,7 @@ impl Descriptors {
         let sizes = ints(&of.w)?;
         let (ty, rank) = (type_of(of.element), sizes.len() as c_int);
         let format = if of.channels_last { NHWC } else { NCHW };
-        // SAFETY: the descriptor is live; there are as many sizes as the rank says.
+        // SAFETY: the descriptor is live; `sizes` has `rank` elements.
         let status = unsafe { (f.cudnnSetFilterNdDescriptor)(w.handle, ty, format, rank, sizes.as_ptr()) };
         f.check(status, "cudnnSetFilterNdDescriptor")?;
         let convolution = windows(f, of)?;
@@ -125,7 +125,7 @@ impl Descriptors {
     }
 }
 
-/// The steps of a tensor of these sizes, of which the channels are the second.
+/// Returns the strides of a tensor whose sizes list the channels second.
 fn steps_of(sizes: &[usize], channels_last: bool) -> Vec<usize> {
     match sizes {
         [_, channels, places @ ..] if channels_last => {
@@ -141,7 +141,7 @@ fn tensor(f: &DnnFunctions, of: &Convolution, sizes: &[usize]) -> Result<Descrip
     let made = Descriptor::new(f, f.cudnnCreateTensorDescriptor, f.cudnnDestroyTensorDescriptor)?;
     let (steps, sizes) = (ints(&steps_of(sizes, of.channels_last))?, ints(sizes)?);
     let (ty, rank) = (type_of(of.element), sizes.len() as c_int);
-    // SAFETY: the descriptor is live; there are as many sizes and steps as the rank says.
+    // SAFETY: the descriptor is live; `sizes` and `steps` have `rank` elements.
     let status =
         unsafe { (f.cudnnSetTensorNdDescriptor)(made.handle, ty, rank, sizes.as_ptr(), steps.as_ptr()) };
     f.check(status, "cudnnSetTensorNdDescriptor")?;
@@ -151,7 +151,7 @@ fn tensor(f: &DnnFunctions, of: &Convolution, sizes: &[usize]) -> Result<Descrip
 fn windows(f: &DnnFunctions, of: &Convolution) -> Result<Descriptor> {
     let made = Descriptor::new(f, f.cudnnCreateConvolutionDescriptor, f.cudnnDestroyConvolutionDescriptor)?;
     let (pads, strides, dilations) = (ints(&of.pads)?, ints(&of.strides)?, ints(&of.dilations)?);
-    // SAFETY: the descriptor is live; each list has a number for each axis.
+    // SAFETY: the descriptor is live; each list has one number per axis.
     let status = unsafe {
         (f.cudnnSetConvolutionNdDescriptor)(
             made.handle,
@@ -168,7 +168,7 @@ fn windows(f: &DnnFunctions, of: &Convolution) -> Result<Descriptor> {
     // SAFETY: the descriptor is live.
     let status = unsafe { (f.cudnnSetConvolutionGroupCount)(made.handle, groups) };
     f.check(status, "cudnnSetConvolutionGroupCount")?;
-    // What the library chooses itself for float32 is shortened to TensorFloat-32.
+    // The library's default for float32 is TF32, so full precision asks for FMA explicitly.
     let math = match of.element {
         DnnElement::F32 if of.tf32 => DEFAULT_MATH,
         DnnElement::F32 => FMA_MATH,
@@ -180,7 +180,7 @@ fn windows(f: &DnnFunctions, of: &Convolution) -> Result<Descriptor> {
     Ok(made)
 }
 
-/// `cudnnDataType_t`.
+/// Returns the `cudnnDataType_t`.
 fn type_of(element: DnnElement) -> c_int {
     match element {
         DnnElement::F32 => 0,

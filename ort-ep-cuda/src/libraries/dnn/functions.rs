@@ -1,4 +1,4 @@
-//! What is called of cuDNN: its legacy interface, which versions 8 and 9 have.
+//! Foreign functions of cuDNN: its legacy API, which versions 8 and 9 both have.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -13,7 +13,7 @@ type Address = *mut c_void;
 type Factor = *const f32;
 
 functions! {
-    /// What is called of cuDNN.
+    /// The functions of cuDNN that we call.
     DnnFunctions, cudnnGetVersion,
     fn cudnnGetVersion() -> usize;
     fn cudnnGetErrorString(status: c_int) -> *const c_char;
@@ -95,16 +95,15 @@ pub(in crate::libraries) struct Performance {
     reserved: [c_int; 3],
 }
 
-/// `CUDNN_STATUS_NOT_SUPPORTED` before version 9; later ones have four digits.
+/// `CUDNN_STATUS_NOT_SUPPORTED` before version 9; later status codes have four digits.
 const OLD_NOT_SUPPORTED: c_int = 9;
 
-/// Whether a status says that the library has no code for what was asked for, and did nothing.
+/// Whether a status says that the library has no implementation for the request and did nothing.
 pub(super) fn is_unsupported(status: c_int) -> bool {
     status == OLD_NOT_SUPPORTED || (3000..4000).contains(&status)
 }
 
-/// The functions of one [`Pass`]: each takes two tensors, of which a third one is computed, in this
-/// order.
+/// The functions of one [`Pass`]. Each takes two inputs and a result, in this order.
 pub(super) struct Calls {
     pub(super) workspace:
         unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, c_int, *mut usize) -> c_int,
@@ -133,7 +132,7 @@ pub(super) struct Calls {
         Handle,
         Address,
     ) -> c_int,
-    /// What the last one is called.
+    /// The name of `compute`.
     pub(super) name: &'static str,
 }
 
@@ -161,14 +160,15 @@ impl DnnFunctions {
         }
     }
 
-    /// The library's own words for a status.
+    /// Returns the library's own text for a status.
     pub(super) fn describe(&self, status: c_int) -> String {
-        // SAFETY: the library answers with a string that lives as long as it does.
+        // SAFETY: the library returns a string that lives as long as it does, or null.
         let text = unsafe { (self.cudnnGetErrorString)(status) };
         if text.is_null() {
             return format!("status {status}");
         }
-        // SAFETY: it ends with a zero, and is not null.
+        // SAFETY: the pointer is not null (checked above), and the library's strings are
+        // NUL-terminated.
         format!("status {status} ({})", unsafe { CStr::from_ptr(text) }.to_string_lossy())
     }
 

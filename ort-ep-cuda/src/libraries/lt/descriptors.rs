@@ -1,4 +1,4 @@
-//! The structures by which cuBLASLt is told what to multiply. They are of the host's memory.
+//! cuBLASLt descriptors of a GEMM. They are host memory.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -8,7 +8,7 @@ use ort_core::{Result, error};
 
 use super::{Compute, Element, Epilogue, Handle, Layout, Lt, Matmul};
 
-// Numbers of attributes and values, as cuBLASLt's header has them.
+// Numbers of attributes and values, from cuBLASLt's header.
 const LAYOUT_BATCH_COUNT: c_int = 5;
 const LAYOUT_STRIDED_BATCH_OFFSET: c_int = 6;
 const DESC_TRANSA: c_int = 3;
@@ -22,7 +22,7 @@ const EPILOGUE_RELU: c_int = 2;
 const EPILOGUE_BIAS: c_int = 4;
 const EPILOGUE_GELU: c_int = 32;
 
-/// An opaque structure of the library's, of the host's memory.
+/// An opaque structure of the library, in host memory.
 pub(super) struct Descriptor {
     lt: Arc<Lt>,
     pub(super) handle: Handle,
@@ -30,7 +30,7 @@ pub(super) struct Descriptor {
     set: unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> c_int,
 }
 
-// SAFETY: it is of no thread; whoever shares it locks it.
+// SAFETY: a descriptor is not tied to a thread, and users share it under a lock.
 unsafe impl Send for Descriptor {}
 
 impl Descriptor {
@@ -38,7 +38,7 @@ impl Descriptor {
         let mut handle = ptr::null_mut();
         let (rows, columns, leading) = (layout.rows as u64, layout.columns as u64, layout.leading as i64);
         let functions = &lt.loaded.functions;
-        // SAFETY: writes one handle, which is destroyed when this is dropped.
+        // SAFETY: the library writes one handle, which `Drop` destroys.
         let status = unsafe {
             (functions.cublasLtMatrixLayoutCreate)(&mut handle, type_of(element), rows, columns, leading)
         };
@@ -63,7 +63,7 @@ impl Descriptor {
         };
         let mut handle = ptr::null_mut();
         let functions = &lt.loaded.functions;
-        // SAFETY: as above.
+        // SAFETY: the library writes one handle, which `Drop` destroys.
         let status = unsafe { (functions.cublasLtMatmulDescCreate)(&mut handle, compute, scale) };
         lt.check(status, "cublasLtMatmulDescCreate")?;
         let destroy = functions.cublasLtMatmulDescDestroy;
@@ -85,7 +85,7 @@ impl Descriptor {
     pub(super) fn preference(lt: Arc<Lt>) -> Result<Descriptor> {
         let mut handle = ptr::null_mut();
         let functions = &lt.loaded.functions;
-        // SAFETY: as above.
+        // SAFETY: the library writes one handle, which `Drop` destroys.
         let status = unsafe { (functions.cublasLtMatmulPreferenceCreate)(&mut handle) };
         lt.check(status, "cublasLtMatmulPreferenceCreate")?;
         let destroy = functions.cublasLtMatmulPreferenceDestroy;
@@ -94,7 +94,7 @@ impl Descriptor {
     }
 
     pub(super) fn set<T: Copy>(&self, attribute: c_int, value: &T) -> Result<()> {
-        // SAFETY: the structure is live; the library copies as many bytes as the value has.
+        // SAFETY: the structure is live; the library copies `size_of::<T>()` bytes of the value.
         let status =
             unsafe { (self.set)(self.handle, attribute, ptr::from_ref(value).cast(), size_of::<T>()) };
         self.lt.check(status, "setting an attribute of a product")
@@ -103,12 +103,12 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: it is live, and nothing that was asked for reads it any more.
+        // SAFETY: the structure is live, and the library does not read it after a call returns.
         let _ = unsafe { (self.destroy)(self.handle) };
     }
 }
 
-/// `cudaDataType_t`.
+/// Returns the `cudaDataType_t`.
 fn type_of(element: Element) -> c_int {
     match element {
         Element::F32 => 0,
@@ -118,7 +118,7 @@ fn type_of(element: Element) -> c_int {
     }
 }
 
-/// All that describes a product.
+/// The descriptors of a GEMM.
 pub(super) struct Descriptors {
     pub(super) lt: Arc<Lt>,
     pub(super) operation: Descriptor,

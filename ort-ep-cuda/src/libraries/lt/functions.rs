@@ -1,4 +1,4 @@
-//! What is called of cuBLASLt, and what its statuses and algorithms are called.
+//! Foreign functions of cuBLASLt, and the names of its statuses and algorithms.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -9,7 +9,7 @@ use super::Handle;
 use crate::driver::RawStream;
 
 functions! {
-    /// What is called of cuBLASLt.
+    /// The functions of cuBLASLt that we call.
     LtFunctions, cublasLtGetVersion,
     fn cublasLtGetVersion() -> usize;
     fn cublasLtGetStatusString(status: c_int) -> *const c_char;
@@ -52,19 +52,20 @@ pub(in crate::libraries) struct HeuristicResult {
     pub(super) reserved: [c_int; 4],
 }
 
-// Numbers of attributes, as cuBLASLt's header has them.
+// Numbers of attributes, from cuBLASLt's header.
 const CONFIG_ID: c_int = 0;
 const CONFIG_TILE_ID: c_int = 1;
 
 impl LtFunctions {
-    /// The library's own words for a status.
+    /// Returns the library's own text for a status.
     pub(super) fn describe(&self, status: c_int) -> String {
-        // SAFETY: the library answers with a string that lives as long as it does.
+        // SAFETY: the library returns a string that lives as long as it does, or null.
         let text = unsafe { (self.cublasLtGetStatusString)(status) };
         if text.is_null() {
             return format!("status {status}");
         }
-        // SAFETY: it ends with a zero, and is not null.
+        // SAFETY: the pointer is not null (checked above), and the library's strings are
+        // NUL-terminated.
         format!("status {status} ({})", unsafe { CStr::from_ptr(text) }.to_string_lossy())
     }
 
@@ -76,11 +77,11 @@ impl LtFunctions {
         }
     }
 
-    /// What an algorithm is called in profiles.
+    /// Returns an algorithm's name for profiles.
     pub(super) fn name(&self, algorithm: &Algorithm, workspace: usize) -> String {
         let number = |attribute| {
             let (mut value, mut written) = (0u32, 0);
-            // SAFETY: the library gave this algorithm; writes a number of 32 bits.
+            // SAFETY: the library returned this algorithm; it writes a 32-bit number to `value`.
             let status = unsafe {
                 (self.cublasLtMatmulAlgoConfigGetAttribute)(
                     algorithm,
