@@ -41,6 +41,7 @@ mod assemble;
 mod attention;
 mod checkpoint;
 mod equal_tensors;
+mod forward;
 mod graph;
 mod loss;
 mod mixed;

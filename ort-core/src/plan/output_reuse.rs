@@ -110,8 +110,8 @@ impl Planner<'_> {
     pub(super) fn record_in_place(&mut self, homes: &[SlotId], live: &mut [usize]) {
         for candidate in &self.in_place_candidates {
             let home = homes.iter().position(|home| *home == candidate.output);
-            // Only `in_place_input` moves a value that lives until this step into the home. The value
-            // fills the home, so it begins at offset 0.
+            // Only `in_place_input` moves a value that lives until this step into the home. The
+            // value fills the home, so it begins at offset 0.
             if home.is_some_and(|home| self.groups[candidate.group].slab == self.slabs.len() + home)
                 && self.groups[candidate.group].last == self.first[candidate.output.index()]
             {

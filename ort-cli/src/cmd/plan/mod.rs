@@ -6,6 +6,7 @@ mod text;
 
 pub(super) use text::largest;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     };
     if let Some(path) = &args.svg {
         let drawing = chart::draw(&args.model.name(), &report);
-        write_file(path, |file| Ok(svg::write(file, &drawing)?))?;
+        write_file(path, |file| Ok(writeln!(file, "{drawing}")?))?;
     }
     if args.json {
         say_json(&to_json(&report))?;

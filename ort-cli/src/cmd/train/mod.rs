@@ -11,6 +11,7 @@ mod report;
 mod training;
 mod warnings;
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     if let Some(path) = &args.results.plot {
         let name = args.model.file_stem().unwrap_or_default().to_string_lossy();
         let drawing = plot::draw(&name, &training.history);
-        write_file(path, |file| Ok(svg::write(file, &drawing)?))?;
+        write_file(path, |file| Ok(writeln!(file, "{drawing}")?))?;
     }
     match args.results.json {
         true => say_json(&report::json(&facts, &mut training)?)?,

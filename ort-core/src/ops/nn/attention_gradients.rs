@@ -118,8 +118,8 @@ impl Heads {
             }
             return cx.emit("Softmax", &[scores], &axis(-1));
         }
-        // A finite stand-in for -inf keeps the softmax of a fully masked row free of NaN. It is below
-        // every real score, and all masks together still add up to a finite number.
+        // A finite stand-in for -inf keeps the softmax of a fully masked row free of NaN. It is
+        // below every real score, and all masks together still add up to a finite number.
         let least = if dtype == DType::F64 { -1e300 } else { -3e38 / self.added.len().max(1) as f64 };
         let least = cx.number(least, dtype)?;
         let hidden = cx.number(f64::NEG_INFINITY, dtype)?;
