@@ -1,9 +1,10 @@
 //! `cargo xtask cuda-kernels`: compiles the CUDA C of `ort-ep-cuda/cu` to the PTX of
-//! `ort-ep-cuda/ptx`, and holds one to the other.
+//! `ort-ep-cuda/ptx`, and checks that the PTX is up to date.
 //!
-//! The PTX is committed, so that a build needs nothing of CUDA; the file `SOURCES` beside it has
-//! the hashes of what each was made from, so that every test run sees what is stale. The compiler
-//! is an old one on purpose: newer drivers take its PTX, older ones not that of a new one.
+//! The PTX is committed, so that a build needs no CUDA toolkit. The file `SOURCES` beside it has
+//! the hash of each family's sources, so that every test run detects stale PTX. The compiler is
+//! deliberately an old one: newer drivers accept its PTX, but older drivers reject that of a newer
+//! compiler.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -19,41 +20,41 @@ use crate::workspace::{Workspace, run as run_command};
 
 /// The compute capabilities that kernels are compiled for.
 const COMPUTE: [&str; 3] = ["75", "80", "90"];
-/// What a source can choose besides: what runs on devices of compute capability 9.0 and no others.
+/// A further target that a source can choose: sm_90a code runs on compute capability 9.0 only.
 const EXACT: &str = "90a";
-/// What a source says first where it is not for all of them: `// compute: 80 90`.
+/// The comment in a source's head that restricts its targets: `// compute: 80 90`.
 const CHOICE: &str = "// compute:";
-/// The capabilities of the table in docs/cuda.md.
+/// The targets in the table of docs/cuda/registers.md.
 const DOCUMENTED: [&str; 3] = ["80", "90", EXACT];
-/// Families whose kernels must keep everything in registers: a spill there is a large part of the
+/// Families whose kernels must not spill registers, because a spill would cost much of the run
 /// time.
 const WITHOUT_SPILLS: [&str; 7] =
     ["gemm", "conv", "attention", "integer", "nbits", "training_attention", "training_conv"];
-/// The hashes, beside the PTX.
+/// The file of hashes beside the PTX.
 const SOURCES: &str = "SOURCES";
-/// What compiles, and how: a change makes all of it stale.
+/// The compiler script and its pinned packages: a change makes all PTX stale.
 const COMPILER: [&str; 2] = ["python/compile_cuda.py", "python/cuda_requirements.txt"];
 
 /// What to do.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
-    /// Write nothing and compile nothing; fail where a hash is not that of what is there.
+    /// Compile and write nothing; fail if a hash does not match.
     #[arg(long, conflicts_with_all = ["all", "verify", "markdown"])]
     pub(crate) check: bool,
-    /// Compile all families, not only those that are stale.
+    /// Compile all families, not only stale ones.
     #[arg(long, conflicts_with_all = ["verify", "markdown"])]
     pub(crate) all: bool,
-    /// Compile all again and fail where the PTX differs; assemble it, and fail where a kernel that
-    /// must not spills registers.
+    /// Recompile everything and fail if the PTX differs; assemble it, and fail on register spills
+    /// in kernels that must not spill.
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Assemble, and print the table of docs/cuda.md: only what must not spill, on sm_80, sm_90 and
-    /// sm_90a.
+    /// Assemble, and print the table of docs/cuda/registers.md: the kernels that must not spill,
+    /// on sm_80, sm_90 and sm_90a.
     #[arg(long)]
     pub(crate) markdown: bool,
 }
 
-/// A family: its source and what it compiles to.
+/// A family of kernels: one source and its targets.
 struct Family {
     name: String,
     source: PathBuf,
@@ -62,12 +63,12 @@ struct Family {
 }
 
 impl Family {
-    /// The name of its PTX for a compute capability.
+    /// The name of its PTX file for a compute capability.
     fn file(&self, compute: &str) -> String {
         format!("{}_{compute}.ptx.gz", self.name)
     }
 
-    /// The names of all its PTX.
+    /// The names of all its PTX files.
     fn files(&self) -> impl Iterator<Item = String> {
         self.compute.iter().map(|compute| self.file(compute))
     }
@@ -78,8 +79,8 @@ impl Family {
     }
 }
 
-/// Compiles what is stale; with `check` fails where something is, with `verify` where PTX is not
-/// what its source compiles to.
+/// Compiles what is stale. With `check` it fails if anything is stale, with `verify` if PTX differs
+/// from what its source compiles to.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let folder = workspace.root.join("ort-ep-cuda/ptx");
     let families = families(workspace)?;
@@ -97,8 +98,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     assemble(&python, &families, &folder, options.markdown)
 }
 
-/// Compiles the families that are stale, or all. The hashes are written after each: where a later
-/// one does not compile, it alone is stale.
+/// Compiles the stale families, or all of them. The hashes are written after each family, so that a
+/// compile error leaves only the remaining ones stale.
 fn compile_stale(workspace: &Workspace, families: &[Family], folder: &Path, all: bool) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut known = read_sources(folder);
@@ -119,7 +120,7 @@ fn compile_stale(workspace: &Workspace, families: &[Family], folder: &Path, all:
     Ok(())
 }
 
-/// Fails where PTX is not what its source compiles to.
+/// Fails if PTX differs from what its source compiles to.
 fn compile_again(workspace: &Workspace, python: &Python, families: &[Family], folder: &Path) -> Result<()> {
     let again = tempfile::tempdir().context("no temporary folder")?;
     let mut count = 0;
@@ -136,7 +137,7 @@ fn compile_again(workspace: &Workspace, python: &Python, families: &[Family], fo
     Ok(())
 }
 
-/// The text of compressed PTX: what compresses may differ from machine to machine.
+/// Decompresses PTX. We compare the text because compressed bytes may differ between machines.
 fn read(path: PathBuf) -> Result<String> {
     let cannot = || format!("cannot read {}", path.display());
     let mut text = String::new();
@@ -144,7 +145,7 @@ fn read(path: PathBuf) -> Result<String> {
     Ok(text)
 }
 
-/// The families in the order of their names, each with the hash of all that its PTX follows from.
+/// Returns the families by name, each with the hash of everything that its PTX depends on.
 fn families(workspace: &Workspace) -> Result<Vec<Family>> {
     let folder = workspace.root.join("ort-ep-cuda/cu");
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
@@ -158,6 +159,8 @@ fn families(workspace: &Workspace) -> Result<Vec<Family>> {
             let mut hash = blake3::Hasher::new();
             for path in with_headers(&source)?.iter().chain(&compiler) {
                 let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+                // The length separates the files, so that bytes moved from one to the next change
+                // the hash.
                 hash.update(&(bytes.len() as u64).to_le_bytes()).update(&bytes);
             }
             let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -169,8 +172,8 @@ fn families(workspace: &Workspace) -> Result<Vec<Family>> {
         .collect()
 }
 
-/// A source and the headers of its folder that it includes, and those that they include: so that a
-/// new header makes nothing stale.
+/// Returns a source with the headers of its folder that it includes, transitively. A new header
+/// that no source includes makes nothing stale.
 fn with_headers(source: &Path) -> Result<BTreeSet<PathBuf>> {
     let (mut found, mut waiting) = (BTreeSet::new(), vec![source.to_owned()]);
     while let Some(path) = waiting.pop() {
@@ -182,7 +185,7 @@ fn with_headers(source: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// The compute capabilities that a source is for: those of its first lines, or all.
+/// Returns the targets of a source: those that its leading comment names, or all of [`COMPUTE`].
 fn chosen(source: &str) -> Result<Vec<&'static str>> {
     let mut comments = source.lines().take_while(|line| line.starts_with("//"));
     let Some(choice) = comments.find_map(|line| line.strip_prefix(CHOICE)) else {
@@ -205,7 +208,7 @@ fn compile(workspace: &Workspace, python: &Python, family: &Family, to: &Path) -
     run_command(&mut command)
 }
 
-/// A family's line of hashes: that of its source, and those of its PTX.
+/// A family's line of hashes: that of its sources, then those of its PTX files.
 fn entry(family: &Family, folder: &Path) -> Result<String> {
     let mut entry = family.hash.clone();
     for name in family.files() {
@@ -216,7 +219,7 @@ fn entry(family: &Family, folder: &Path) -> Result<String> {
     Ok(entry)
 }
 
-/// Whether the hashes say what is there now; not where there is nothing yet.
+/// Whether the recorded hashes match the files; false if the PTX is missing.
 fn is_fresh(family: &Family, known: &BTreeMap<String, String>, folder: &Path) -> bool {
     entry(family, folder).is_ok_and(|entry| known.get(&family.name) == Some(&entry))
 }
@@ -232,7 +235,7 @@ fn write_sources(known: &BTreeMap<String, String>, folder: &Path) -> Result<()> 
     fs::write(folder.join(SOURCES), lines.collect::<String>()).context("cannot write the hashes of sources")
 }
 
-/// Fails unless the PTX is that of the sources, and nothing else lies there.
+/// Fails unless the PTX is up to date and the folder holds nothing else.
 fn check(families: &[Family], folder: &Path) -> Result<()> {
     const HELP: &str = "run `cargo xtask cuda-kernels`";
     let known = read_sources(folder);
@@ -255,7 +258,7 @@ fn check(families: &[Family], folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the assembler says of a kernel, and of the functions that it calls.
+/// The resource usage that the assembler reports for a kernel and the functions that it calls.
 #[derive(Default)]
 struct Resources {
     kernel: String,
@@ -279,8 +282,8 @@ impl Resources {
     }
 }
 
-/// Assembles all PTX for the devices that it is for, and prints what kernels take: all of them, or
-/// those of the documentation. Fails where one spills that must not.
+/// Assembles all PTX for its targets and prints the resources of all kernels, or of the documented
+/// ones. Fails if a kernel spills that must not, or if the assembler serialises `wgmma`.
 fn assemble(python: &Python, families: &[Family], folder: &Path, documented: bool) -> Result<()> {
     let mut rows =
         table::new(&["kernel", "sm", "registers", "shared bytes", "spill stores", "spill loads", "stack"]);
@@ -310,14 +313,14 @@ fn assemble(python: &Python, families: &[Family], folder: &Path, documented: boo
     Ok(())
 }
 
-/// The kernels whose `wgmma` the assembler lets wait for each other: "(C7515) Potential Performance
+/// Returns the kernels for which the assembler serialises `wgmma`: "(C7515) Potential Performance
 /// Loss: wgmma.mma_async instructions are serialized".
 fn serialized_in(said: &str) -> impl Iterator<Item = &str> {
     let lines = said.lines().filter(|line| line.contains("wgmma.mma_async instructions are serialized"));
     lines.map(|line| line.rsplit('\'').nth(1).unwrap_or(line))
 }
 
-/// What `ptxas -v` says of a family.
+/// Returns the output of `ptxas -v` for a family.
 fn assembled(python: &Python, family: &Family, folder: &Path) -> Result<String> {
     let mut command = python.script("compile_cuda.py");
     command.arg("assemble");
@@ -332,8 +335,8 @@ fn assembled(python: &Python, family: &Family, folder: &Path) -> Result<String> 
     Ok(said)
 }
 
-/// Reads the lines of `ptxas -v`. The functions that a kernel calls stand below it with lines of
-/// their own, and count with it.
+/// Parses the output of `ptxas -v`. The functions that a kernel calls follow it with lines of their
+/// own, and count towards the kernel.
 fn resources(said: &str) -> Vec<Resources> {
     let (mut all, mut sm) = (Vec::<Resources>::new(), String::new());
     for line in said.lines() {
@@ -343,6 +346,8 @@ fn resources(said: &str) -> Vec<Resources> {
             let kernel = line.split('\'').nth(1).unwrap_or_default().to_owned();
             all.push(Resources { kernel, sm: sm.clone(), ..Resources::default() });
         } else if let Some(current) = all.last_mut() {
+            // Registers are allocated once for the whole call tree, so its maximum counts; the rest
+            // adds up.
             current.registers = current.registers.max(number(line, "registers"));
             current.shared += number(line, "bytes smem");
             current.spill_stores += number(line, "bytes spill stores");
@@ -353,7 +358,7 @@ fn resources(said: &str) -> Vec<Resources> {
     all
 }
 
-/// The number before these words in a line, or 0.
+/// Returns the number before `words` in a line, or 0.
 fn number(line: &str, words: &str) -> u64 {
     let part = line.split(',').find_map(|part| part.trim_end().strip_suffix(words));
     part.and_then(|part| part.split_whitespace().last()?.parse().ok()).unwrap_or(0)
