@@ -145,7 +145,7 @@ fn replace(path: &Path, bytes: &[u8]) {
     fs::write(path, bytes).expect("written");
 }
 
-/// A cache never does harm: what cannot be used is made anew.
+/// A cache never does harm: what cannot be used is made again.
 fn check_entry(known: &Known, bytes: &[u8], fix: Fix) {
     let (path, _) = &known.entry;
     replace(path, bytes);

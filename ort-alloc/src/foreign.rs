@@ -21,7 +21,7 @@ impl Buffer {
     ///
     /// let mut elements = vec![1u8, 2, 3];
     /// let (pointer, len) = (elements.as_mut_ptr(), elements.len());
-    /// // SAFETY: the vector owns the bytes, does not move them, and nobody else reaches them inside the buffer.
+    /// // SAFETY: the vector owns the bytes, does not move them, and only the buffer reaches them.
     /// let mut buffer = unsafe { Buffer::foreign(pointer, len, elements) }?;
     /// buffer.bytes_mut().unwrap_or_default().fill(7);
     /// assert_eq!(buffer.bytes(), Some(&[7, 7, 7][..]));

@@ -240,8 +240,8 @@ impl Pool {
         }
     }
 
-    /// Makes sure that `helpers` workers exist. If the system refuses a thread, the pool does
-    /// without it.
+    /// Makes sure that `helpers` workers exist. If the system refuses a thread, the pool has
+    /// fewer.
     fn start(&self, helpers: usize) {
         let mut started = self.started.lock();
         while *started < helpers {

@@ -148,7 +148,7 @@ fn runs_have_the_same_bits_in_every_way() -> Result<()> {
         let session = session(&device)?;
         let all = turns.iter().enumerate().map(|(seed, count)| run(&session, *count, seed));
         let mut all: Vec<Vec<u32>> = all.collect::<Result<_>>()?;
-        // The result of each run is an input of the next one, and nobody waits.
+        // The result of each run is an input of the next one, and no call waits.
         let mut binding = session.io_binding();
         let mut state: Value = session.upload(&rows(5, 7)?, device.memory())?.into();
         binding.bind_output(&session.outputs()[0].name, device.memory())?;
@@ -270,7 +270,7 @@ fn the_stream_of_the_caller_is_taken_and_left() -> Result<()> {
             }
         }
     }
-    // SAFETY: it is live, as nobody else has destroyed it.
+    // SAFETY: it is live, as nothing else has destroyed it.
     let codes = unsafe { [sys::cuStreamSynchronize(stream), sys::cuStreamDestroy_v2(stream)] };
     assert_eq!(codes, [sys::CUresult::CUDA_SUCCESS; 2]);
     Ok(())

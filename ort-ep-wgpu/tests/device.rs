@@ -29,7 +29,7 @@ fn session(device: &Arc<WgpuDevice>) -> Result<Session> {
     Session::builder(&Model::from_graph(chain()?)).device(device.clone()).batch_split(false).build()
 }
 
-/// Runs the chain on so many rows and holds it against the host's own arithmetic.
+/// Runs the chain on `rows` rows and compares it with the host's arithmetic.
 fn check(session: &Session, rows: usize, seed: usize) -> Result<()> {
     let x = numbers(rows * 64, seed);
     let outputs = session.run(&[("x", Tensor::from_slice(&[rows, 64], &x)?.into())])?;
@@ -79,7 +79,7 @@ fn shapes_in_turn_make_no_buffers_after_the_first_of_each() -> Result<()> {
         let buffers = device.counters().buffers;
         (2..=20).try_for_each(both)?;
         assert_eq!(device.counters().buffers, buffers, "{turn:?}");
-        // A buffer that was made anew would have bindings of its own.
+        // A new buffer would have bindings of its own.
         assert_eq!(device.counters().bind_groups, groups, "{turn:?}");
         assert_eq!(device.allocator().stats().total_allocated, held, "{turn:?}");
     }

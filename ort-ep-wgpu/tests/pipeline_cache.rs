@@ -19,8 +19,8 @@ use support::{cpu, numbers, open};
 /// Names the folder to the second process.
 const FOLDER: &str = "ORT_TEST_PIPELINE_CACHE";
 
-/// `exp` of the cumulative sums of x along an axis that only the run tells: nobody foresees the
-/// program.
+/// `exp` of the cumulative sums of x along an axis that only the run tells: the program
+/// cannot be compiled ahead.
 fn sums(op: &str) -> Result<Graph> {
     let mut builder = GraphBuilder::new("sums");
     let x = builder.input("x", DType::F32, &["rows", "64"]);
@@ -129,7 +129,7 @@ fn the_compiled_cache_of_a_session_keeps_them_too() -> Result<()> {
         file(&folder, "programs");
         file(&folder, "compiled");
     }
-    // Without the folder nobody has a list.
+    // Without the folder there is no list.
     let Some(device) = open(&[]) else { return Ok(()) };
     run(&built(&device, "Exp")?, f32::exp)?;
     assert_eq!(device.counters().pipelines_listed, 0);

@@ -1,5 +1,5 @@
-//! The budget: whoever reserves, gives back or takes an advance at the same time, no limit is
-//! passed and no byte is lost.
+//! The memory budget under concurrent reservations, releases and advances: no limit is exceeded and
+//! no byte is lost.
 
 use std::sync::Arc;
 
@@ -11,9 +11,8 @@ use crate::{AllocError, explore};
 /// What a thread of a model does with a budget.
 type Step = fn(&Arc<Budget>);
 
-/// Runs `steps` at the same time on budgets that `make` makes, the first of them the outermost, and
-/// holds all of them against their limits: while it runs by their peaks, afterwards by what is
-/// left.
+/// Runs `steps` concurrently on the budgets that `make` creates, the first of which is the
+/// outermost. Checks the peaks against the limits, and afterwards that everything was released.
 fn check<const THREADS: usize>(
     preemptions: Option<usize>,
     make: fn() -> Vec<Arc<Budget>>,
@@ -37,7 +36,7 @@ fn check<const THREADS: usize>(
     });
 }
 
-/// Reserves so many bytes, or is refused, and gives them back.
+/// Reserves `BYTES`, unless refused, and releases them.
 fn take<const BYTES: usize>(budget: &Arc<Budget>) {
     match budget.reserve(Category::Slab, BYTES) {
         Ok(held) => assert!(held.bytes() == BYTES && budget.in_use() >= BYTES),
@@ -47,15 +46,15 @@ fn take<const BYTES: usize>(budget: &Arc<Budget>) {
     }
 }
 
-/// Reserves 50 bytes, keeps 20 of them for a while.
+/// Reserves 50 bytes and shrinks the reservation to 20 before releasing it.
 fn take_50_and_shrink(budget: &Arc<Budget>) {
     if let Ok(mut held) = budget.reserve(Category::Output, 50) {
         held.shrink_to(20);
     }
 }
 
-/// Takes an advance of 40 bytes, which are then there, and reserves more than it, which may be
-/// refused.
+/// Takes an advance of 40 bytes, which must then be reservable, and reserves more than it, which
+/// may be refused.
 fn advance_40(budget: &Arc<Budget>) {
     let Ok(advance) = budget.advance(40) else { return };
     for _ in 0..2 {
@@ -70,8 +69,8 @@ fn advance_40(budget: &Arc<Budget>) {
     drop(more);
 }
 
-/// Ends an advance of 40 bytes while another thread reserves from it and gives back 60 bytes, 20 of
-/// them beyond it.
+/// Ends an advance of 40 bytes while another thread reserves 60 bytes from it, 20 of them beyond
+/// it, and releases them.
 fn end_while_used(budget: &Arc<Budget>) {
     let Ok(advance) = budget.advance(40) else { return };
     let from = Arc::clone(advance.budget());
@@ -81,8 +80,8 @@ fn end_while_used(budget: &Arc<Budget>) {
         from
     });
     drop(advance);
-    // The advance's budget goes after that: loom does not know what an `Arc` of the standard
-    // library orders.
+    // Drop the advance's budget only after the join, because loom does not model the ordering of
+    // the standard library's `Arc`.
     drop(other.join().unwrap());
 }
 
@@ -90,7 +89,7 @@ fn one() -> Vec<Arc<Budget>> {
     vec![Budget::new(Some(100))]
 }
 
-/// One outer budget and two within it, of which the second has a limit of its own.
+/// One outer budget and two within it, the second of which has a limit of its own.
 fn nested() -> Vec<Arc<Budget>> {
     let shared = Budget::new(Some(100));
     let parts = [Budget::within(&shared, None), Budget::within(&shared, Some(70))];

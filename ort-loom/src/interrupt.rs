@@ -1,4 +1,4 @@
-//! Stands for the interruption of runs: the models have no deadline.
+//! A stub of run interruption: the models have no deadline.
 
 use std::any::Any;
 

@@ -1,9 +1,9 @@
-//! Models of the budget and of the thread pool: their own files, over loom's atomics, locks and
-//! threads.
+//! Loom models of the memory budget and the thread pool. Their source files are included here and
+//! built over loom's atomics, locks and threads.
 //!
-//! Loom runs a model again and again, each time in another order of the threads' steps, with all
-//! values that a load may see. The files take what threads share from `crate::sync`, which is
-//! loom's here; nothing else of their crates is built.
+//! Loom runs a model repeatedly, each time with another interleaving of the threads' steps, and
+//! with every value that a load may observe. The included files import synchronisation primitives
+//! from `crate::sync`, which is loom's here. Nothing else of their crates is built.
 #![cfg(test)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "models are tests")]
 
@@ -28,8 +28,8 @@ pub use budget::Category;
 pub use error::AllocError;
 pub use ort_alloc::DeviceId;
 
-/// Runs a model in all orders in which a thread is interrupted at most `preemptions` times, or in
-/// all there are.
+/// Explores all interleavings with at most `preemptions` preemptions of a thread, or all
+/// interleavings if `None`.
 fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let orders = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&orders);
@@ -42,5 +42,6 @@ fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static)
     });
     let orders = orders.load(Ordering::Relaxed);
     println!("{orders} orders");
+    // A model with a single interleaving has no concurrency, so it tests nothing.
     assert!(orders > 1, "nothing ran at the same time");
 }

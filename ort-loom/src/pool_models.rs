@@ -1,5 +1,5 @@
-//! The thread pool: every task runs once, a call returns when no worker is in its region any more,
-//! and no worker sleeps while it is wanted.
+//! The thread pool: every task runs once, a call returns only after all workers have left its
+//! region, and no worker sleeps while it is needed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -10,8 +10,9 @@ use crate::explore;
 use crate::pool::Pool;
 use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, end_worker};
 
-/// Runs `tasks` tasks. That all has happened before `run` returns is known from loads, which else
-/// may miss it, and from the ends of the atomics, here and in the region, which else fail.
+/// Runs `tasks` tasks. Two checks show that all of them happened before `run` returned: the relaxed
+/// loads, which could otherwise miss an increment, and the drops of the atomics, here and in the
+/// region, which otherwise fail.
 fn region(pool: &Pool, tasks: usize) {
     let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
     pool.run(pool.capacity(), tasks, &|task| {
@@ -20,8 +21,8 @@ fn region(pool: &Pool, tasks: usize) {
     assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "a task did not run once");
 }
 
-/// A region that only all threads together can finish: a worker that misses it leaves the others
-/// waiting for ever, which loom reports. The workers end with it.
+/// Runs a region that only all threads together can finish. A worker that misses its wake-up
+/// deadlocks the others, which loom reports. The workers end after it.
 fn all_together(pool: &Pool) {
     let (arrived, all_arrived) = (Mutex::new(0), Condvar::new());
     let (threads, caller) = (pool.capacity(), thread::current().id());
@@ -38,8 +39,8 @@ fn all_together(pool: &Pool) {
     });
 }
 
-/// Regions of so many tasks one after the other, for each of several callers at once, on a pool of
-/// `capacity` threads.
+/// Runs regions with these task counts one after the other, for several concurrent callers, on a
+/// pool of `capacity` threads.
 fn check<const CALLERS: usize>(preemptions: usize, capacity: usize, regions: [&'static [usize]; CALLERS]) {
     explore(Some(preemptions), move || {
         let pool = Arc::new(Pool::new(capacity));
@@ -85,7 +86,7 @@ fn a_panic_arrives_when_all_tasks_have_ended() {
         let result = catch_unwind(AssertUnwindSafe(|| {
             pool.run(2, 2, &|task| {
                 ran.fetch_add(1, Ordering::Relaxed);
-                // Unlike `panic!` it prints nothing.
+                // Unlike `panic!`, this prints nothing.
                 resume_unwind(Box::new(task));
             });
         }));

@@ -1,4 +1,4 @@
-//! Stands for the affinity of workers, which no result depends on.
+//! A stub of worker affinity, which affects no result.
 
 pub(crate) struct Processors;
 

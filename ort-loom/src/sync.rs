@@ -1,11 +1,11 @@
-//! What `sync.rs` of `ort-alloc` and `ort-ep-cpu` hold, of loom.
+//! Loom's counterparts of the `sync.rs` of `ort-alloc` and `ort-ep-cpu`.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 
 pub(crate) use loom::sync::atomic::Ordering;
 
-/// An atomic that ends only after every thread's last use of it.
+/// An atomic whose drop checks that every thread's last use happened before.
 #[derive(Debug, Default)]
 pub(crate) struct AtomicUsize(loom::sync::atomic::AtomicUsize);
 
@@ -25,18 +25,18 @@ impl Deref for AtomicUsize {
 
 impl Drop for AtomicUsize {
     fn drop(&mut self) {
-        // Fails unless all that other threads did with it happened before.
+        // `with_mut` fails unless all accesses of other threads happened before.
         if !std::thread::panicking() {
             self.0.with_mut(|_| ());
         }
     }
 }
 
-/// Loom's, with the signatures of `parking_lot`.
+/// Loom's mutex with the signatures of `parking_lot`.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
-/// The guard is away only while it waits.
+/// The guard is `None` only during a wait.
 pub(crate) struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
 
 impl<T> Mutex<T> {
@@ -85,8 +85,8 @@ impl Condvar {
 }
 
 pub(crate) mod thread {
-    //! Loom's threads, and parking of our own: loom's `unpark` orders more than the standard
-    //! library's promises.
+    //! Loom's threads, with our own parking: loom's `unpark` synchronises more strongly than the
+    //! standard library guarantees.
 
     use std::sync::Arc;
 
@@ -94,7 +94,7 @@ pub(crate) mod thread {
 
     use super::{Condvar, Mutex};
 
-    /// What a thread waits for in [`park`].
+    /// The token that a thread waits for in [`park`].
     #[derive(Clone)]
     pub(crate) struct Thread(Arc<Token>);
 
@@ -128,7 +128,7 @@ pub(crate) mod thread {
     }
 }
 
-/// Loom's, for values that are known when the thread begins.
+/// Loom's thread-local, in the form with a constant initializer.
 macro_rules! loom_thread_local {
     (static $name:ident: $ty:ty = const { $value:expr };) => {
         loom::thread_local! { static $name: $ty = $value; }
@@ -136,7 +136,7 @@ macro_rules! loom_thread_local {
 }
 pub(crate) use loom_thread_local as thread_local;
 
-/// Looks once: to look again and again finds nothing that waiting does not.
+/// Checks only once, because spinning observes nothing that waiting does not.
 pub(crate) fn spin_until(is: impl Fn() -> bool) -> bool {
     is()
 }
@@ -145,7 +145,7 @@ loom_thread_local! {
     static ENDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has the calling worker end after its region.
+/// Makes the calling worker end after its region.
 pub(crate) fn end_worker() {
     ENDED.with(|ended| ended.set(true));
 }

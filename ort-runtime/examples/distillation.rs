@@ -11,7 +11,7 @@ use ort_runtime::{Result, Tensor, Value};
 
 const BATCH: usize = 50;
 const STEPS: usize = 120;
-/// Pictures that nobody is trained on.
+/// Pictures that neither network is trained on.
 const HELD_OUT: usize = 100_000;
 
 fn scores(outputs: Vec<(String, Value)>) -> Result<Option<Tensor>> {

@@ -27,7 +27,7 @@ const SLACK: usize = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Of operators that are not the standard's any answer or typed error will do.
 const ANY_END: &str = "any end";
-/// After this nobody waits for it.
+/// After this the test gives up.
 const HANG: Duration = Duration::from_secs(15);
 
 /// Loads, compiles and runs a model on what its lines feed, and ones.
@@ -47,7 +47,7 @@ fn attempt(lines: &str) -> Result<()> {
     session.run_with(&inputs, &RunOptions { deadline, ..RunOptions::default() }).map(|_| ())
 }
 
-/// One case on a thread of its own: how it ended, after what time; none where it does not end.
+/// One case on a thread of its own: how it ended, after what time; `None` if it does not end.
 fn judge(lines: &str) -> Option<(String, Duration)> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let lines = lines.to_string();

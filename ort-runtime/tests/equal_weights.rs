@@ -56,7 +56,7 @@ impl Variants {
         Session::builder(&Model::load(self.file(head))?).threads(2).build()
     }
 
-    /// What the variant gives while nobody shares its weights.
+    /// The output of the variant while its weights are not shared.
     fn alone(&self, head: usize) -> Result<Vec<u8>> {
         bits(&self.session(head)?)
     }

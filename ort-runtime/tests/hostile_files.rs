@@ -94,7 +94,7 @@ fn nested_types(depth: usize) -> Vec<u8> {
     wrap(7, &wrap(11, &[wrap(1, b"x"), wrap(2, &ty)].concat()))
 }
 
-/// A model of so many nodes in a row.
+/// A model of a chain of nodes.
 fn chain(nodes: usize) -> Vec<u8> {
     let mut lines = "input v0 float[2]\n".to_string();
     (0..nodes).for_each(|index| writeln!(lines, "v{} = Neg(v{index})", index + 1).unwrap());

@@ -32,7 +32,7 @@ const BUDGET: usize = 64 << 20;
 const SLACK: usize = 64 << 20;
 /// How long a case may take; endless loops are ended by the deadline of the run long before.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// After this nobody waits for it.
+/// After this the test gives up.
 const HANG: Duration = Duration::from_secs(15);
 const DEADLINE: Duration = Duration::from_millis(250);
 

@@ -19,7 +19,7 @@ const GROWTH: usize = 8;
 /// `GROWTH`.
 const SLACK: f64 = 3.0;
 
-/// A name, and what makes a graph of about so many nodes.
+/// A name, and what makes a graph of about N nodes.
 type Case = (&'static str, fn(usize) -> GraphProto);
 
 const CASES: &[Case] = &[

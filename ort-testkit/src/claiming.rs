@@ -1,4 +1,4 @@
-//! A device that only claims: what a provider takes is asked where its hardware is not.
+//! A device that only claims, to query a provider's kernels without its hardware.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use ort_core::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, KernelTable
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, error};
 
-/// A provider's table of kernels as a device that runs nothing.
+/// A provider's kernel table as a device that runs nothing.
 pub struct ClaimingDevice {
     info: DeviceInfo,
     memory: DeviceId,
@@ -15,7 +15,7 @@ pub struct ClaimingDevice {
 }
 
 impl ClaimingDevice {
-    /// A device of the provider of this name.
+    /// A device of the provider with this name.
     pub fn new(provider: &'static str, table: KernelTable) -> Arc<ClaimingDevice> {
         let info = DeviceInfo {
             provider,

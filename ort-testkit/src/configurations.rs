@@ -1,9 +1,9 @@
-//! Differential testing of one model over session configurations: optimisation levels, threads,
+//! Differential testing of one model over session configurations: optimization levels, threads,
 //! memory limits.
 //!
-//! Each configuration is compared with the case's expected outputs, and with the bits of the
-//! configuration that it must not differ from: the number of threads and the memory limit change no
-//! result. `cargo xtask fuzz-models` checks random models with it.
+//! Each configuration is compared with the case's expected outputs. It is also compared bit for bit
+//! with the first of its group, because neither the number of threads nor a memory limit may change
+//! a result. `cargo xtask fuzz-models` checks random models this way.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,24 +18,24 @@ use serde::Serialize;
 
 use crate::suite::{Case, read_case};
 
-/// How long building a session, and each run, may take: models here are tiny.
+/// The deadline of building a session and of each run; the models are tiny.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// How often a run whose sizes follow from data may be refused, each time with a larger limit.
+/// How often a run may be refused, each time with a larger limit, if its sizes depend on data.
 const MOST_REFUSALS: usize = 100;
 
-/// What a case came to.
+/// The outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Every configuration gave what was expected.
+    /// Every configuration returned the expected outputs.
     Right,
-    /// No configuration runs it: an operator or a type that the runtime says it lacks.
+    /// No configuration runs it, because the runtime lacks an operator or a type.
     Unsupported,
-    /// The model fails to load or to run in some configuration.
+    /// The model does not load or run in some configuration.
     Fails,
-    /// A result is not what was expected.
+    /// A result is not the expected one.
     Wrong,
-    /// A result differs in its bits from what it must not differ from.
+    /// A result differs in bits from a configuration that it must equal.
     Bits,
     /// A refusal names a memory limit that does not suffice.
     Limit,
@@ -43,14 +43,14 @@ pub enum Outcome {
     Panics,
 }
 
-/// What a case came to, and where.
+/// The outcome of a case, and the configuration that shows it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// What happened.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The options that show it.
+    /// The options that reproduce it.
     pub options: String,
-    /// What was wrong.
+    /// The problem.
     pub problem: String,
 }
 
@@ -59,13 +59,13 @@ impl Verdict {
         Verdict { outcome, options: options.into(), problem: problem.into() }
     }
 
-    /// What a panic comes to; the caller caught it.
+    /// The verdict of a panic that the caller caught.
     pub fn panicked(message: String) -> Verdict {
         Verdict::new(Outcome::Panics, "", message)
     }
 }
 
-/// One way to run a model.
+/// One session configuration.
 #[derive(Clone, Copy)]
 struct Configuration {
     level: Level,
@@ -81,7 +81,7 @@ impl Configuration {
         Configuration { level, threads, planned: true, poisoned: false, limit: None }
     }
 
-    /// The options of `ort run` that are this configuration.
+    /// The options of `ort run` for this configuration.
     fn options(&self) -> String {
         let level = match self.level {
             Level::Disabled => "disabled",
@@ -116,7 +116,7 @@ impl Configuration {
     }
 }
 
-/// The first of a group gives the bits that the others of it must have.
+/// Groups of configurations whose results must have the same bits as those of the first one.
 const GROUPS: &[&[Configuration]] = &[
     &[Configuration::new(Level::Disabled, 1), Configuration::new(Level::Disabled, 3)],
     &[Configuration::new(Level::Basic, 1)],
@@ -128,23 +128,24 @@ const GROUPS: &[&[Configuration]] = &[
     ],
 ];
 
-/// A case with a slack for each element of its outputs.
+/// A case with a tolerance for each element of its outputs.
 struct Measured {
     case: Case,
     slacks: Vec<Option<Vec<f64>>>,
-    /// Which part of its whole need a run is given, from 0 to 1; without one, no run has a limit.
+    /// The share of its memory need that a run under a limit gets, from 0 to 1; `None` runs without
+    /// limits.
     share: Option<f64>,
 }
 
-/// Reads a case and runs it in every configuration; the first that is not right is the verdict.
+/// Reads a case and runs it in every configuration; returns the first verdict that is not right.
 ///
-/// Beside what [`read_case`] reads, `slack_N.pb` may hold how far each element of output N may be
-/// off, as doubles (infinite if nothing is known of it), and the file `limit` a number from 0 to 1:
-/// the share of its memory that a run under a limit is given. Without that file, no run has a
-/// limit.
+/// Besides the files of [`read_case`], `slack_N.pb` may hold a tolerance for each element of output
+/// N, as doubles; infinity accepts any value. The file `limit` may hold a number from 0 to 1: the
+/// share of its memory need that a run under a limit gets. Without that file no run has a limit.
 ///
 /// # Errors
-/// A folder that holds no readable case, or a file `limit` without such a number. A model that does
+///
+/// The folder holds no readable case, or the file `limit` holds no such number. A model that does
 /// not load is a verdict.
 pub fn check_configurations(folder: &Path) -> Result<Verdict> {
     let case = match read_case(folder) {
@@ -156,7 +157,7 @@ pub fn check_configurations(folder: &Path) -> Result<Verdict> {
     Measured { case, slacks, share: read_share(folder)? }.check()
 }
 
-/// What the file `limit` of a case says, if there is one.
+/// Reads the file `limit` of a case, if there is one.
 fn read_share(folder: &Path) -> Result<Option<f64>> {
     let path = folder.join("limit");
     if !path.exists() {
@@ -188,6 +189,8 @@ impl Measured {
         for group in GROUPS {
             let mut bits: Option<(String, Vec<Vec<u8>>)> = None;
             for configuration in *group {
+                // Only the first configuration decides that the model is unsupported: a later
+                // refusal is a failure, because an equivalent graph ran before.
                 let is_first_of_all = configuration.level == Level::Disabled && bits.is_none();
                 let options = configuration.options();
                 let outputs = match self.run(configuration) {
@@ -215,10 +218,10 @@ impl Measured {
         Ok(self.check_limits()?.unwrap_or_else(|| Verdict::new(Outcome::Right, "", "")))
     }
 
-    /// Runs twice on one session, so that memory that waits for the next run is used, too.
+    /// Runs twice on one session, so that the second run reuses idle memory.
     fn run(&self, configuration: &Configuration) -> Result<(Outputs, Session)> {
         let session = configuration.session(&self.case.model)?;
-        // Outputs count against the limit as long as they are held.
+        // Keeps only the bits, because outputs that are held count against the limit.
         let first = bits_of(&session.run(&self.inputs())?)?;
         let second = session.run(&self.inputs()).within(|| "second run")?;
         ensure!(first == bits_of(&second)?, Fail, "a second run on the session has other bits");
@@ -242,8 +245,8 @@ impl Measured {
         Ok(())
     }
 
-    /// A run under a share of its need has the same bits, or is refused with the name of a limit
-    /// that does.
+    /// A run with a share of its memory need returns the same bits, or is refused with a limit that
+    /// suffices.
     fn check_limits(&self) -> Result<Option<Verdict>> {
         let Some(share) = self.share else { return Ok(None) };
         let whole = Configuration::new(Level::All, 1);
@@ -251,7 +254,7 @@ impl Measured {
         let bits = bits_of(&outputs)?;
         let plan = session.plan_for_inputs(&self.inputs())?;
         let need = session.memory().packed + plan.planned_bytes;
-        // If the run finds out sizes on its way, each refusal knows only of those that it has met.
+        // If sizes are only known during the run, a refusal accounts only for those met so far.
         let refusals = if plan.peak_bytes.is_some() { 2 } else { MOST_REFUSALS };
         // The whole need is tried as well if it is known before the run.
         let shares = [Some(share), plan.peak_bytes.map(|_| 1.0)];
@@ -266,7 +269,7 @@ impl Measured {
 
     fn check_limit(&self, limit: usize, refusals: usize, bits: &[Vec<u8>]) -> Result<Option<Verdict>> {
         let mut configuration = Configuration { limit: Some(limit), ..Configuration::new(Level::All, 1) };
-        // A session that is refused may be refused again for its run, with a larger limit.
+        // The refusal of a session may be followed by one of its run, with a larger limit.
         for _ in 0..=refusals {
             let options = configuration.options();
             let limit = configuration.limit.unwrap_or_default();
@@ -294,7 +297,7 @@ impl Measured {
     }
 }
 
-/// Compares element by element, with a slack for each.
+/// Compares element by element, each with its own tolerance.
 fn compare_within(actual: &Tensor, expected: &Tensor, slack: &[f64]) -> Result<()> {
     let (a, e) = (actual.dtype(), expected.dtype());
     ensure!(a == e, Fail, "type {}, expected {}", a.name(), e.name());
@@ -319,9 +322,8 @@ fn bits_of(outputs: &Outputs) -> Result<Vec<Vec<u8>>> {
     outputs.iter().map(|(_, value)| value_to_bytes("", &with_one_nan(value)?)).collect()
 }
 
-/// The value with the same bits in each NaN: IEEE 754 (6.2.3, 6.3) leaves the sign and the payload
-/// of a NaN that an operation makes to the implementation, and compilers exchange the factors of a
-/// product.
+/// Canonicalizes NaNs. IEEE 754 (6.2.3, 6.3) leaves sign and payload of a generated NaN to the
+/// implementation, and compilers commute the operands of a multiplication.
 fn with_one_nan(value: &Value) -> Result<Value> {
     let Value::Tensor(tensor) = value else { return Ok(value.clone()) };
     let width = match tensor.dtype() {
@@ -339,7 +341,7 @@ fn with_one_nan(value: &Value) -> Result<Value> {
     Ok(Value::Tensor(Tensor::from_bytes(tensor.dtype(), tensor.shape(), bytes.into())?))
 }
 
-/// Where bits differ, in words.
+/// Describes where the bits differ.
 fn difference(outputs: &Outputs, bits: &[Vec<u8>]) -> Result<String> {
     for ((name, value), bits) in outputs.iter().zip(bits) {
         if value_to_bytes("", value)? == *bits {

@@ -8,15 +8,15 @@ use ort_core::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, NodeView};
 use ort_core::spec::OpSpec;
 use ort_core::tensor::{TensorMut, TensorView};
 
-/// Another device without the kernels of some operators. Sessions then decompose these, so that the
-/// parts can be held against the kernel.
+/// A wrapper of a device without the kernels of some operators. Sessions then decompose these, so
+/// that a test can compare the decomposition with the kernel.
 pub struct DecomposingDevice {
     device: Arc<dyn Device>,
     refused: Vec<&'static OpSpec>,
 }
 
 impl DecomposingDevice {
-    /// What `device` is, but for these operators, which it does not claim.
+    /// Wraps `device`, refusing to claim the operators in `refused`.
     pub fn new(device: Arc<dyn Device>, refused: &[&'static OpSpec]) -> Arc<DecomposingDevice> {
         Arc::new(DecomposingDevice { device, refused: refused.to_vec() })
     }

@@ -1,4 +1,4 @@
-//! Cases in ONNX's layout on a device, with the CPU for what it does not claim: which ran on the
+//! Runs cases in ONNX's layout on a device, with the CPU as fallback, and reports which ran on the
 //! device alone.
 
 use std::collections::BTreeMap;
@@ -13,14 +13,13 @@ use ort_core::{Result, error};
 
 use crate::read_case;
 
-/// Runs cases as the arguments of this example say: folders, `--only TEXT` for those whose names
-/// contain it, and `--library` for the provider in the library of this name, which cargo built
-/// beside the example, instead of the one in the program. The lines are those of
-/// [`run_device_cases`].
+/// Runs cases as this example's arguments say. They are folders; `--only TEXT` selects cases whose
+/// names contain it; `--library` loads the provider from the library of this name, which cargo
+/// built beside the example. The output is that of [`run_device_cases`].
 ///
 /// # Errors
 ///
-/// There is no such library, or those of [`run_device_cases`].
+/// There is no such library, or an error of [`run_device_cases`].
 pub fn device_cases_as_told(
     on: &'static dyn ExecutionProvider,
     library: &str,
@@ -39,7 +38,7 @@ pub fn device_cases_as_told(
     run_device_cases(on, options, &folders, only.as_deref())
 }
 
-/// The provider in the library of this name, which cargo built beside the example.
+/// Loads the provider from the library of this name, which cargo built beside the example.
 ///
 /// # Errors
 ///
@@ -57,12 +56,17 @@ fn built_library(name: &str) -> Result<PathBuf> {
     Ok(built.join(format!("{prefix}{name}{suffix}")))
 }
 
-/// Runs the cases of folders, those whose names contain `only`, on a provider's first device and
-/// the CPU, and prints a line for each.
+/// Runs the cases in folders whose names contain `only` on a provider's first device and the CPU,
+/// and prints a line for each.
 ///
-/// Each line is `PASS name: device`; `PASS name: moved OPERATORS`, which are those that the CPU had
-/// a part in because that is cheaper, or `host OPERATORS` where the device does not claim some of
-/// them; or `FAIL name: why`; `NONE why` where there is no device.
+/// A line is one of these:
+///
+/// - `PASS name: device`: all of it ran on the device.
+/// - `PASS name: moved OPERATORS`: the device claims all of it, but the CPU ran these operators in
+///   part because that is cheaper.
+/// - `PASS name: host OPERATORS`: the device does not claim some of these operators.
+/// - `FAIL name: why`
+/// - `NONE why`: there is no device.
 ///
 /// # Errors
 ///
@@ -127,7 +131,8 @@ fn cases(folder: &Path) -> Result<Vec<PathBuf>> {
 /// What the host ran of a case.
 struct OnHost {
     operators: Vec<String>,
-    /// Whether all of it could run on the device, and went to the host because that is cheaper.
+    /// Whether the device claims all of it, and placement moved it to the host because that is
+    /// cheaper.
     are_moved: bool,
 }
 
@@ -137,7 +142,7 @@ fn check(folder: &Path, name: &str, devices: &[Arc<dyn Device>]) -> Result<OnHos
     let builder = Session::builder(&case.model).threads(1).opt_level(Level::All);
     let session = devices.iter().fold(builder, |builder, device| builder.device(device.clone())).build()?;
     case.check(&session)?;
-    // What was prepared for the first run must do for the second.
+    // The second run reuses what the first one prepared.
     case.check(&session)?;
     let mut placement = session.placement();
     placement.retain(|placed| placed.provider != name);

@@ -1,5 +1,5 @@
-//! Sessions whose constants a device cannot hold all at once: the same bits within every limit, and
-//! refusals that name the limit that would do.
+//! Constant streaming: sessions under memory limits that cannot hold all of a device's constants at
+//! once. Every limit must preserve the bits, and a refusal must name the limit that suffices.
 
 #![allow(
     clippy::panic,
@@ -21,16 +21,16 @@ use ort_core::{ErrorKind, Result};
 
 use crate::on_device::numbers;
 
-/// Opens a device whose memory holds at most so many bytes.
+/// Opens a device whose memory holds at most this many bytes.
 pub type Open<'a> = &'a dyn Fn(Option<usize>) -> Result<Arc<dyn Device>>;
 
-/// The rows of the matrices, one product behind the other, and the columns of the last.
+/// The rows of the weight matrices of successive MatMuls, and the columns of the last.
 const SIZES: [usize; 10] = [64, 96, 96, 80, 96, 96, 96, 96, 96, 64];
 
-/// The product whose matrix the next one reads, too.
+/// The MatMul whose weights the next one also reads.
 const READ_TWICE: usize = 4;
 
-/// Products of several sizes with a sum behind each.
+/// A chain of MatMuls of several sizes, each with a bias.
 pub fn products() -> Result<Graph> {
     let mut builder = GraphBuilder::new("products");
     let mut value = builder.input("x", DType::F32, &["rows", "64"]);
@@ -60,14 +60,14 @@ fn builder(model: &Model, device: &Arc<dyn Device>) -> SessionBuilder {
     Session::builder(model).device(device.clone()).batch_split(false)
 }
 
-/// The bytes that the plan tells for a kind.
+/// The planned bytes of a memory kind.
 fn planned(session: &Session, rows: usize, kind: MemoryKind) -> Result<usize> {
     let report = session.plan(&[("rows", rows as i64)])?;
     Ok(report.kinds.iter().filter(|entry| entry.kind == kind).map(|entry| entry.bytes).sum())
 }
 
-/// Runs [`products`] on a device of this kind within limits of the session, from all that it takes
-/// down to the least, and one byte below.
+/// Runs [`products`] on a device under memory limits of the session, from its whole need down to
+/// the minimum, and one byte below that.
 pub fn session_keeps_to_limits(model: &Model, open: Open<'_>) -> Result<()> {
     let rows = 5;
     let counted = Budget::new(None);
@@ -78,12 +78,14 @@ pub fn session_keeps_to_limits(model: &Model, open: Open<'_>) -> Result<()> {
     let constants = planned(&whole, rows, MemoryKind::DeviceConstants)?;
     assert_eq!(planned(&whole, rows, MemoryKind::DeviceStreamed)?, 0);
     assert_eq!(whole.memory().device_constants, constants);
+    // A limit that is far too low makes the refusal name the minimum.
     let least =
         sufficient(run(&builder(model, &open(None)?).memory_limit(all / 10).build()?, rows), all / 10);
     assert!(least < all * 6 / 10, "{least} of {all}");
     let mut kept_before = usize::MAX;
     for limit in [all, all - 1, all * 8 / 10, all * 6 / 10, least + 1000, least] {
         let (device, budget) = (open(None)?, Budget::new(Some(limit)));
+        // Several runs, because the first one fills the cache of constants.
         let session = builder(model, &device).budget(&budget).build()?;
         for _ in 0..3 {
             assert!(run(&session, rows)? == expected, "within {limit} bytes");
@@ -106,8 +108,7 @@ pub fn session_keeps_to_limits(model: &Model, open: Open<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same within limits of the device's own, which holds its memory in multiples of `granule`
-/// bytes.
+/// The same under memory limits of the device, which allocates in multiples of `granule` bytes.
 pub fn device_keeps_to_limits(model: &Model, granule: usize, open: Open<'_>) -> Result<()> {
     let rows = 5;
     let device = open(None)?;
@@ -133,7 +134,7 @@ pub fn device_keeps_to_limits(model: &Model, granule: usize, open: Open<'_>) -> 
     Ok(())
 }
 
-/// Runs of other sizes take what constants had, which come again.
+/// A larger run evicts constants, and a smaller one uploads them again.
 pub fn constants_come_and_go(model: &Model, open: Open<'_>) -> Result<()> {
     let whole = builder(model, &open(None)?).build()?;
     let counted = Budget::new(None);
@@ -153,7 +154,7 @@ pub fn constants_come_and_go(model: &Model, open: Open<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The limit that a refusal names, which is more than this one.
+/// Returns the limit that a refusal names, which must exceed this one.
 fn sufficient(refused: Result<Vec<u32>>, limit: usize) -> usize {
     let problem = match refused {
         Err(problem) => problem,

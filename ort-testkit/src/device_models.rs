@@ -1,5 +1,5 @@
-//! Models on a device, with the CPU for what it does not claim, held against the CPU alone: run
-//! after run with other inputs and other sizes.
+//! Models on a device with the CPU as fallback, compared with the CPU alone over many runs with
+//! varying inputs and shapes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ pub struct Runs {
     pub count: usize,
     /// Threads of the host.
     pub threads: usize,
-    /// Whether the host may run shape arithmetic alone.
+    /// Whether the host may run only shape arithmetic.
     pub only_shapes_on_host: bool,
 }
 
-/// What was found of a model.
+/// The measurements of a model.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The largest difference as a part of the largest value of its output.
+    /// The maximum difference, relative to the maximum value of its output.
     pub worst: f64,
-    /// The nodes on the host, in words.
+    /// A description of the nodes on the host.
     pub on_host: String,
-    /// Milliseconds of building the session.
+    /// Milliseconds to build the session.
     pub built: f64,
     /// Milliseconds of each run on the device.
     pub device_times: Vec<f64>,
@@ -41,25 +41,25 @@ pub struct Found {
 }
 
 impl Found {
-    /// Whether results are so far apart at most; not a number is not.
+    /// Whether the maximum difference is within `tolerance`; a NaN is not.
     pub fn is_within(&self, tolerance: f64) -> bool {
         self.worst <= tolerance
     }
 }
 
-/// Where a model is on its way, for those who count what the device does.
+/// The progress of a model, for callers that count what the device does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
     /// The session is built.
     Built,
-    /// A run on the device begins.
+    /// A run on the device is about to begin.
     Before(usize),
-    /// It has ended.
+    /// The run has ended.
     After(usize),
 }
 
 impl std::fmt::Display for Found {
-    /// The beginning of a line: all but what one kind of device counts.
+    /// The start of a line; each kind of device adds its own counters.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Found { worst, on_host, built, device_times, host_times } = self;
         let first = device_times.first().copied().unwrap_or(f64::NAN);
@@ -71,7 +71,7 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// The median of all but the first.
+/// The median of all times except the first.
 fn median(times: &[f64]) -> f64 {
     let mut times = times.get(1..).unwrap_or(&[]).to_vec();
     times.sort_by(f64::total_cmp);
@@ -117,7 +117,7 @@ pub fn run_on_device(
         found.host_times.push(milliseconds(start));
         for ((_, actual), (_, expected)) in actual.iter().zip(&expected) {
             let difference = difference(actual, expected)?;
-            // A NaN stays.
+            // A NaN sticks: the comparison is false for it on either side.
             found.worst = if found.worst >= difference { found.worst } else { difference };
         }
     }
@@ -130,7 +130,7 @@ fn milliseconds(since: Instant) -> f64 {
 
 /// What the host runs of a session.
 struct OnHost {
-    /// How many nodes compute shapes, or what follows from them.
+    /// The number of nodes that compute shapes, or depend on shapes only.
     shapes: usize,
     /// The other nodes by operator and reason.
     others: Vec<String>,

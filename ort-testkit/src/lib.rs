@@ -1,14 +1,16 @@
-//! What ort-runtime's own tests share: suites as data, and a second execution provider.
+//! Shared test infrastructure: suites as data, a second execution provider, and checks of device
+//! providers.
 //!
-//! [`OpaqueProvider`] keeps its memory where the host cannot touch it, so that the core learns
-//! nothing from the habits of the CPU: buffers are handles, and every byte goes in and out through
-//! `Device::copy`. A [`Suite`] is a list of [`Case`]s that runs on any [`Target`], with a list of
-//! cases to ignore that must be exactly right. [`sample`] asks providers which types of an operator
-//! they take. A [`ClaimingDevice`] answers for hardware that is not here. [`run_device_cases`] runs
-//! cases on a GPU, [`on_device`] has operators at the edges of their kernels, [`device_models`]
-//! runs models there on [`made_up`] inputs, [`device_limits`] holds sessions to limits of memory. A
-//! [`DecomposingDevice`] has no kernels of chosen operators, so that their decompositions run.
-//! [`skip_test`] is for tests that need what the machine lacks.
+//! [`OpaqueProvider`] keeps its memory where the host cannot access it: buffers are handles, and
+//! every byte passes through `Device::copy`. The core therefore cannot rely on properties of the
+//! CPU. A [`Suite`] is a list of [`Case`]s that runs on any [`Target`], with a list of ignored
+//! cases that must match exactly. [`sample`] queries which types of an operator providers support.
+//!
+//! For devices, a [`ClaimingDevice`] answers queries without the hardware. [`run_device_cases`]
+//! runs cases on a GPU, [`on_device`] has operators for the edge cases of their kernels,
+//! [`device_models`] runs models there on [`made_up`] inputs, and [`device_limits`] checks sessions
+//! under memory limits. A [`DecomposingDevice`] has no kernels for chosen operators, so that their
+//! decompositions run. [`skip_test`] is for tests that need what the machine lacks.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Made-up inputs of models: positions count up, masks are 1, types 0, other integers below 100,
+//! Synthetic inputs of models: positions count up, masks are 1, types 0, other integers below 100,
 //! and floats from -1 to 1.
 
 use half::{bf16, f16};
@@ -8,11 +8,11 @@ use ort_core::session::{Model, ValueSpec};
 use ort_core::tensor::{Tensor, Value};
 use ort_core::{Result, ensure, error};
 
-/// What runs take in turn, by the name of a symbol or an input: `16` is the size of a symbol,
-/// `3x16` the shape of an input, `@16` its value.
+/// The values that runs cycle through, by the name of a symbol or an input: `16` is the size of a
+/// symbol, `3x16` the shape of an input, `@16` the value of its elements.
 pub type Given = Vec<(String, Vec<String>)>;
 
-/// What is given in words, each `NAME=ONE,OTHER...`.
+/// Parses words of the form `NAME=ONE,OTHER...`.
 pub fn given<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Given> {
     let parse = |word: &str| {
         let (name, list) = word
@@ -23,12 +23,11 @@ pub fn given<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Given> {
     words.into_iter().map(parse).collect()
 }
 
-/// The inputs of a run. Sizes that are not given are 1.
+/// Returns the inputs of a run. Sizes that are not given are 1.
 ///
 /// # Errors
 ///
-/// A name is neither a symbol of the model nor an input, or an input has a type that is not made
-/// up.
+/// A name is neither a symbol of the model nor an input, or an input has an unsupported type.
 pub fn inputs(model: &Model, given: &Given, run: usize) -> Result<Vec<(String, Value)>> {
     let turn = |list: &[String]| list.get(run % list.len().max(1)).cloned().unwrap_or_default();
     let given: Vec<(&str, String)> = given.iter().map(|(name, list)| (name.as_str(), turn(list))).collect();
@@ -60,7 +59,7 @@ fn number(name: &str, text: &str) -> Result<usize> {
     text.parse().map_err(|_| error!(InvalidArgument, "'{name}': '{text}' is no number"))
 }
 
-/// An input of the shape that is given for it or that follows from the symbols' sizes.
+/// Generates an input with the shape given for it, or the one that follows from the symbols' sizes.
 fn made_up(spec: &ValueSpec, own: Option<&str>, bindings: &Bindings, seed: usize) -> Result<Tensor> {
     let value = own.and_then(|own| own.strip_prefix('@')).map(|text| number(&spec.name, text)).transpose()?;
     let sizes: Vec<usize> = match own.filter(|own| !own.starts_with('@')) {
@@ -73,6 +72,8 @@ fn made_up(spec: &ValueSpec, own: Option<&str>, bindings: &Bindings, seed: usize
         }
     };
     let count: usize = sizes.iter().product();
+    // A multiplicative hash, so that values differ between runs, inputs and elements but are
+    // reproducible.
     let mix = |at: usize| ((at * 7919 + seed * 104_729 + 17) as u32).wrapping_mul(2_654_435_761) >> 8;
     let width = sizes.last().copied().unwrap_or(1).max(1);
     let integer = |at: usize| match (value, spec.name.as_str()) {

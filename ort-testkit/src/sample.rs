@@ -1,9 +1,9 @@
-//! Sample nodes, one or more per operator, that are asked and run with every type that the
+//! Sample nodes, one or more per operator, which are queried and run with every type that the
 //! operator's record allows.
 //!
 //! `data/samples.json`, `data/microsoft_samples.json` and `data/runtime_samples.json` hold the
-//! shapes, the attributes and such elements as matter. The type of each type variable is free: a
-//! sample is turned into a graph of that one node for each choice of types.
+//! shapes, the attributes and the elements that matter. The types are open: for each choice of
+//! types, a sample becomes a graph of that one node.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ use serde_json::Value as Json;
 
 use crate::Target;
 
-/// The samples of the standard's operators, and of others.
+/// The samples of the standard's operators, and of the other domains.
 const SAMPLES: [&str; 3] = [
     include_str!("../data/samples.json"),
     include_str!("../data/microsoft_samples.json"),
     include_str!("../data/runtime_samples.json"),
 ];
 
-/// Attributes that name the type of an output.
+/// Attributes that determine the type of an output.
 const TYPE_ATTRIBUTES: [&str; 5] = ["to", "dtype", "output_dtype", "output_datatype", "value"];
 
-/// What a value is besides its element type.
+/// The kind of a value, apart from its element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -72,12 +72,12 @@ impl Kind {
     }
 }
 
-/// What a type variable stands for.
+/// The type bound to a type variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// What it is.
+    /// The kind of value.
     pub kind: Kind,
-    /// Its elements' type.
+    /// The element type.
     pub dtype: DType,
 }
 
@@ -94,19 +94,19 @@ impl Choice {
     }
 }
 
-/// What each type variable stands for.
+/// The types bound to the type variables.
 pub type Binding = Vec<(&'static str, Choice)>;
 
-/// How a provider answers for one choice of types.
+/// A provider's answer for one choice of types.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It has a kernel.
     Kernel,
-    /// It runs what the operator decomposes into.
+    /// It runs the operator's decomposition.
     Lowered,
-    /// It refuses; why.
+    /// It refuses, for this reason.
     Refused(String),
-    /// The node is not valid with these types: they do not go together.
+    /// The node is invalid with this combination of types.
     Invalid(String),
 }
 
@@ -118,7 +118,7 @@ struct Operand {
     ty: String,
     shape: Vec<usize>,
     values: Option<Vec<Json>>,
-    /// Whether it is a constant, as kernels that pack their weights want it.
+    /// Whether it is a constant, which kernels that pack weights require.
     #[serde(default)]
     constant: bool,
 }
@@ -132,7 +132,7 @@ struct Line {
     attrs: serde_json::Map<String, Json>,
 }
 
-/// One node of an operator whose types are open.
+/// One node of an operator with open types.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// The operator's record.
@@ -141,7 +141,8 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Every sample, in the order of the files. One of an operator without a record is an error.
+    /// Returns every sample, in the order of the files. A sample whose operator is not registered
+    /// is skipped.
     pub fn all() -> Result<Vec<Sample>> {
         let mut lines: Vec<Line> = Vec::new();
         for text in SAMPLES {
@@ -154,8 +155,8 @@ impl Sample {
         Ok(lines.into_iter().filter_map(known).collect())
     }
 
-    /// Its type variables that can be chosen, each with what it may be: those of its inputs, and
-    /// those that an attribute decides.
+    /// Returns the type variables that are free to choose, each with its possible types: those of
+    /// the inputs, and those that an attribute determines.
     pub fn variables(&self) -> Vec<(&'static str, Vec<Choice>)> {
         let given = |name: &str| {
             self.operands().any(|(param, operand)| operand.is_some() && param.ty == name)
@@ -170,7 +171,7 @@ impl Sample {
         variables.map(|var| (var.name, choices(&var.types))).collect()
     }
 
-    /// The types that the sample was written with; other variables have their first type.
+    /// Returns the types that the sample was written with; other variables get their first type.
     pub fn own_types(&self) -> Binding {
         let own = |name: &str| {
             let operand =
@@ -196,7 +197,7 @@ impl Sample {
         attrs.map(|attr| attr.name).collect()
     }
 
-    /// The attribute that decides what a variable of outputs stands for.
+    /// Returns the attribute that determines an output's type variable.
     fn decided_by(&self, variable: &str) -> Option<&'static str> {
         let of_input = self.operands().any(|(param, operand)| operand.is_some() && param.ty == variable);
         if of_input || self.spec.outputs.first()?.ty != variable {
@@ -206,7 +207,7 @@ impl Sample {
         self.spec.attrs.iter().map(|attr| attr.name).find(decides)
     }
 
-    /// A graph of the one node with these types, and the values of the graph's inputs.
+    /// Builds a graph of the one node with these types, and the values of the graph's inputs.
     pub fn graph(&self, types: &[(&'static str, Choice)]) -> Result<(Graph, Vec<Value>)> {
         let mut builder = GraphBuilder::new("sample");
         let mut values = Vec::new();
@@ -278,7 +279,8 @@ impl Sample {
         Ok(attrs)
     }
 
-    /// Bodies that hand on what they get, and branches that hand on a captured value.
+    /// Builds bodies that pass their inputs through, and branches that pass a captured value
+    /// through.
     fn subgraphs(
         &self,
         builder: &mut GraphBuilder,
@@ -291,7 +293,7 @@ impl Sample {
         }
         if names == ["body"] {
             let count = self.line.inputs.len();
-            // The body of a loop takes the number of the round, which it does not hand on.
+            // A loop's body also gets the iteration number, which it does not return.
             let skip = usize::from(self.spec.name == "Loop");
             return Ok(vec![body(count, skip)?]);
         }
@@ -310,13 +312,13 @@ impl Sample {
         names.into_iter().map(|attr| branch(attr, outer)).collect()
     }
 
-    /// What these devices answer for these types.
+    /// Queries the devices for these types.
     pub fn ask(&self, types: &[(&'static str, Choice)], devices: &[Arc<dyn Device>]) -> Answer {
         let graph = match self.graph(types) {
             Ok((graph, _)) => graph,
             Err(problem) => return Answer::Invalid(problem.to_string()),
         };
-        // The operator may read an input that others make of constants: its node is the last one.
+        // Other nodes may compute the operator's inputs from constants, so look for its own node.
         let own = graph.nodes.iter().find(|node| std::ptr::eq(node.spec, self.spec));
         let has_kernel = own.is_some_and(|node| {
             devices.iter().any(|device| device.claim(&NodeView { graph: &graph, node }).is_ok())
@@ -331,13 +333,13 @@ impl Sample {
         }
     }
 
-    /// The outputs of a run with these types.
+    /// Returns the outputs of a run with these types.
     pub fn run(&self, types: &[(&'static str, Choice)], target: &Target) -> Result<Vec<Value>> {
         let (graph, values) = self.graph(types)?;
         self.run_on(graph, values, target)
     }
 
-    /// As [`Sample::run`], with random elements wherever the sample does not write them down.
+    /// As [`Sample::run`], with random values for elements that the sample leaves open.
     pub fn run_random(
         &self,
         types: &[(&'static str, Choice)],
@@ -365,8 +367,8 @@ impl Sample {
     }
 }
 
-/// A tensor of the same type and shape: standard normal floats, integers from 0 to 100 or, of 8
-/// bits, of any value. Of other types it is the tensor itself.
+/// Returns a random tensor of the same type and shape: standard normal floats, 8-bit integers of
+/// any value, and other integers from 0 to 100. Other types return the tensor itself.
 fn drawn(tensor: &Tensor, random: &mut Pcg64) -> Result<Tensor> {
     let dtype = tensor.dtype();
     let mut number = || -> f64 {
@@ -383,7 +385,7 @@ fn drawn(tensor: &Tensor, random: &mut Pcg64) -> Result<Tensor> {
     tensor_of(dtype, tensor.shape(), tensor.element_count(), |_| number())
 }
 
-/// A tensor of numbers converted to a type.
+/// Converts numbers to a tensor of a type.
 fn tensor_of(
     dtype: DType,
     shape: &[usize],
@@ -440,8 +442,8 @@ fn branch(attr: &'static str, outer: ValueId) -> Result<Subgraph> {
 }
 
 impl Operand {
-    /// Its elements in a type. Where none are written they are 1, 0, 1 and so on, which every type
-    /// can hold.
+    /// Builds the tensor in a type. Elements that are not written alternate 1 and 0, which every
+    /// type can hold.
     fn tensor(&self, dtype: DType) -> Result<Tensor> {
         let count = element_count(&self.shape)?;
         let written = |index: usize| self.values.as_ref().and_then(|values| values.get(index));
@@ -479,9 +481,11 @@ fn attribute(kind: AttrKind, json: &Json) -> Option<Attribute> {
     })
 }
 
-/// Every choice of types for these variables, where they are not too many; else each variable's
-/// choices with the others at `own`, and all variables at one type.
+/// Returns every combination of types for these variables, if there are not too many. Otherwise it
+/// varies one variable at a time with the others at `own`, and also binds all variables to one
+/// type.
 pub fn bindings(variables: &[(&'static str, Vec<Choice>)], own: &[(&'static str, Choice)]) -> Vec<Binding> {
+    // The limit of the full cross product.
     const MANY: usize = 1000;
     let count = variables.iter().try_fold(1usize, |count, (_, choices)| count.checked_mul(choices.len()));
     if count.is_some_and(|count| count <= MANY) {
@@ -507,22 +511,22 @@ pub fn bindings(variables: &[(&'static str, Vec<Choice>)], own: &[(&'static str,
     bindings
 }
 
-/// What is known of the types of one operator on some devices.
+/// The type support of one operator on some devices.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage {
-    /// By type variable: each type that was asked for, and the first refusal.
+    /// By type variable: each type that was queried, with the first refusal.
     pub variables: Vec<(&'static str, Vec<(Choice, Option<String>)>)>,
-    /// Whether some choice of types has a kernel.
+    /// Whether a kernel runs some choice of types.
     pub kernel: bool,
     /// Whether some choice of types is decomposed.
     pub lowered: bool,
     /// The first refusal of an operator without type variables.
     pub refusal: Option<String>,
-    /// Why no sample is a valid node, where none is.
+    /// Why no sample is a valid node, if that is so.
     pub problem: Option<String>,
 }
 
-/// Asks for every choice of types of an operator's samples.
+/// Queries every choice of types of an operator's samples.
 pub fn coverage(samples: &[&Sample], devices: &[Arc<dyn Device>]) -> Coverage {
     let mut coverage = Coverage::default();
     for sample in samples {

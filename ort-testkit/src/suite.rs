@@ -1,4 +1,4 @@
-//! Suites as data: cases that run on any target, and a report that says what failed.
+//! Suites as data: cases that run on any target, and a report of what failed.
 
 use std::fmt;
 use std::path::Path;
@@ -15,14 +15,14 @@ use ort_core::{Result, Within, ensure, error};
 
 use crate::{DecomposingDevice, OpaqueDevice};
 
-/// Where a suite runs: a list of devices in order of preference.
+/// What a suite runs on: devices in order of preference.
 #[derive(Clone)]
 pub struct Target {
     /// Its name in reports.
     pub name: &'static str,
     /// The devices, the preferred one first.
     pub devices: Vec<Arc<dyn Device>>,
-    /// How much is rewritten.
+    /// The optimization level.
     pub level: Level,
 }
 
@@ -38,15 +38,15 @@ impl Target {
         Target { name: "opaque", devices: vec![device.clone()], level: Level::All }
     }
 
-    /// An opaque device for what it claims, the CPU for the rest.
+    /// An opaque device with the CPU as fallback.
     pub fn mixed(device: &Arc<OpaqueDevice>) -> Result<Target> {
         let mut devices = Target::cpu()?.devices;
         devices.insert(0, device.clone());
         Ok(Target { name: "opaque and cpu", devices, level: Level::All })
     }
 
-    /// The same devices without the kernels of some operators, which are decomposed. Nothing is
-    /// rewritten: a rule might take such an operator away before.
+    /// The same devices without the kernels of some operators, which are decomposed. Rewrites are
+    /// off, because a rule could replace such an operator first.
     pub fn without(&self, operators: &[&'static OpSpec]) -> Target {
         let without = |device: &Arc<dyn Device>| -> Arc<dyn Device> {
             DecomposingDevice::new(device.clone(), operators)
@@ -55,14 +55,14 @@ impl Target {
         Target { name: "decomposed", devices, level: Level::Disabled }
     }
 
-    /// A session on a model.
+    /// Builds a session on a model.
     pub fn session(&self, model: &Model) -> Result<Session> {
         let builder = Session::builder(model).threads(1).opt_level(self.level);
         self.devices.iter().fold(builder, |builder, device| builder.device(device.clone())).build()
     }
 }
 
-/// A model with inputs and the outputs that a reference computed.
+/// A model with inputs, and the outputs that a reference computed.
 #[derive(Clone)]
 pub struct Case {
     /// Its name, unique in its suite.
@@ -73,12 +73,12 @@ pub struct Case {
     pub inputs: Vec<(String, Value)>,
     /// The outputs in the model's order.
     pub expected: Vec<Value>,
-    /// How far results may be from them.
+    /// The tolerance of the comparison.
     pub tolerance: Tolerance,
 }
 
 impl Case {
-    /// A case of a graph built by hand; the inputs are in the graph's order.
+    /// Builds a case from a graph; the inputs are in the graph's order.
     pub fn of_graph(name: &str, graph: Graph, inputs: Vec<Value>, expected: Vec<Value>) -> Case {
         let names = graph.inputs.iter().map(|&id| graph.value(id).name.to_string());
         let inputs = names.zip(inputs).collect();
@@ -100,9 +100,8 @@ impl Case {
     }
 }
 
-/// Reads a case as ONNX's package stores it: `model.onnx`, and `input_N.pb` and `output_N.pb` in
-/// `test_data_set_0`. The file `tol`, where there is one, has the relative and the absolute
-/// tolerance.
+/// Reads a case in the layout of the onnx package: `model.onnx`, and `input_N.pb` and `output_N.pb`
+/// in `test_data_set_0`. The optional file `tol` holds the relative and the absolute tolerance.
 pub fn read_case(folder: &Path) -> Result<Case> {
     let model = Model::load(folder.join("model.onnx"))?;
     let data = folder.join("test_data_set_0");
@@ -135,7 +134,7 @@ fn read_tolerance(path: &Path) -> Result<Tolerance> {
     }
 }
 
-/// Cases, with those that do not pass yet.
+/// Cases, with a list of those known to fail.
 #[derive(Clone, Default)]
 pub struct Suite {
     /// The cases.
@@ -153,7 +152,7 @@ pub struct Report {
     pub passed: usize,
     /// How many failed as listed.
     pub ignored: usize,
-    /// What is not as it should be: a case, and why.
+    /// Unexpected outcomes: a case and the reason.
     pub problems: Vec<(String, String)>,
 }
 
@@ -185,7 +184,7 @@ impl Suite {
 }
 
 impl Report {
-    /// Whether everything is as it should be.
+    /// Whether all outcomes are as expected.
     pub fn is_ok(&self) -> bool {
         self.problems.is_empty()
     }

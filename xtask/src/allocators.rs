@@ -1,9 +1,8 @@
-//! `cargo xtask allocators`: what a process holds and how long it takes with each heap that `ort`
-//! can be built with.
+//! `cargo xtask allocators`: memory and run time of `ort` with each heap that it can be built with.
 //!
-//! Each binary has a target folder of its own, so that none is built again for another. All
-//! candidates run in turn, each in a process of its own; of several rounds the most memory and the
-//! least time count.
+//! Each binary has its own target folder, so that switching heaps rebuilds nothing. The candidates
+//! run in turn, each in its own process. Over several rounds, the highest memory and the lowest
+//! time count.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,19 +19,19 @@ use crate::workspace::{Workspace, capture, run as run_command};
 /// How long to measure.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How often each candidate is measured, in turn with the others.
+    /// Measure each candidate this often, in turn with the others.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Loads of the model in one process, and runs in random shapes.
+    /// Load the model this often in one process, and run this many random shapes.
     #[arg(long, default_value_t = 30)]
     cycles: usize,
-    /// Seconds to time runs for, in each round.
+    /// Time runs for this many seconds in each round.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
 }
 
-/// The tunables of glibc that OpenVINO's guide on memory names, with values that hold little; and
-/// none. `MALLOC_ARENA_MAX` and its like are older names of the same.
+/// glibc's malloc tunables from OpenVINO's memory guide, set to values that hold little memory, and
+/// a baseline with none. The `MALLOC_ARENA_MAX` family are older names for the same settings.
 const TUNABLES: [(&str, &str); 5] = [
     ("glibc", ""),
     ("glibc, arena_max=1", "glibc.malloc.arena_max=1"),
@@ -44,11 +43,11 @@ const TUNABLES: [(&str, &str); 5] = [
     ),
 ];
 
-/// The models and their sizes: one of small and one of large weights.
+/// The models and their sizes: one with small weights, one with large ones.
 const SMALL: [&str; 3] = ["minilm_l6", "--dim", "seq=128"];
 const LARGE: [&str; 3] = ["bert_base", "--dim", "seq=128"];
 
-/// A binary in an environment, and what was measured.
+/// A binary with its environment, and its measurements.
 struct Candidate {
     name: &'static str,
     ort: PathBuf,
@@ -56,7 +55,7 @@ struct Candidate {
     found: Found,
 }
 
-/// Bytes at most, milliseconds at least.
+/// Maximum bytes and minimum milliseconds over all rounds.
 #[derive(Default)]
 struct Found {
     left: Option<u64>,
@@ -75,7 +74,7 @@ struct Times {
     min_ms: f64,
 }
 
-/// Builds, measures and prints a table.
+/// Builds the candidates, measures them and prints a table.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut candidates = candidates(workspace)?;
     for round in 0..options.rounds.max(1) {
@@ -105,8 +104,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The system's heap, with glibc's tunables where it is glibc's, and each heap that is a cargo
-/// feature.
+/// Lists the candidates: the system's heap, with each set of tunables if it is glibc's, and each
+/// heap that is a cargo feature.
 fn candidates(workspace: &Workspace) -> Result<Vec<Candidate>> {
     let system = workspace.build_ort()?;
     let count = if cfg!(all(target_os = "linux", target_env = "gnu")) { TUNABLES.len() } else { 1 };
@@ -128,7 +127,7 @@ fn candidates(workspace: &Workspace) -> Result<Vec<Candidate>> {
 }
 
 impl Candidate {
-    /// One round of all measurements.
+    /// Takes one round of all measurements.
     fn measure(&mut self, workspace: &Workspace, options: &Options) -> Result<()> {
         let [cycles, seconds] = [options.cycles.to_string(), options.seconds.to_string()];
         let soak = |model: [&str; 3], arguments: &[&str]| -> Result<Report> {

@@ -1,24 +1,24 @@
-//! What a build made, as `cargo build --message-format=json` tells it.
+//! The artifacts of a build, parsed from `cargo build --message-format=json`.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// A crate, test or example that cargo built or found built.
+/// A crate, test or example that cargo built or found up to date.
 #[derive(Debug)]
 pub(crate) struct Artifact {
     /// The target's name.
     pub(crate) name: String,
-    /// What the target is: `lib`, `bin`, `test`, `example` and others.
+    /// The kinds of the target: `lib`, `bin`, `test`, `example` and others.
     kinds: Vec<String>,
-    /// Whether it has the harness of tests.
+    /// Whether it was built with the test harness.
     pub(crate) is_test: bool,
     /// The folder of its package.
     pub(crate) package: PathBuf,
-    /// The program, where it is one.
+    /// The executable, if it is one.
     pub(crate) executable: Option<PathBuf>,
-    /// All that was made of it.
+    /// All files that were built for it.
     pub(crate) files: Vec<PathBuf>,
 }
 
@@ -29,7 +29,7 @@ impl Artifact {
     }
 }
 
-/// A line of what cargo says of a build.
+/// One message of cargo's output.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -52,7 +52,7 @@ struct Profile {
     test: bool,
 }
 
-/// Reads what cargo printed.
+/// Parses cargo's messages, one a line.
 pub(crate) fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
     let mut found = Vec::new();
     for line in messages.lines() {
@@ -62,6 +62,7 @@ pub(crate) fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
         else {
             continue;
         };
+        // Build scripts report a target and a manifest too, but build nothing that we want.
         if message.reason != "compiler-artifact" {
             continue;
         }

@@ -1,6 +1,8 @@
-//! `cargo xtask compare`: our outputs against ONNX Runtime's, on every model, at 1 and 2 threads;
-//! with rewrites against without; and ONNX Runtime's outputs of the models that `ort optimize`
-//! writes against those of the models.
+//! `cargo xtask compare`: differential test of every model against ONNX Runtime.
+//!
+//! Three comparisons: our outputs, at 1 and 2 threads, against ONNX Runtime's; ours with rewrites
+//! against ours without; and ONNX Runtime's outputs of the models that `ort optimize` writes
+//! against its outputs of the originals.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,17 +20,17 @@ use crate::summary::Summary;
 use crate::table;
 use crate::workspace::{Workspace, describe, prepare_with};
 
-/// The largest allowed |ours - reference| as a part of the largest |reference| of an output.
+/// The maximum allowed |ours - reference|, relative to the maximum |reference| of an output.
 const TOLERANCE: f64 = 1e-3;
-/// The same for our outputs with rewrites against ours without.
+/// The same bound for our outputs with rewrites against ours without.
 const REWRITE_TOLERANCE: f64 = 1e-4;
-/// Each case runs once with each of these; all runs must give the same bits.
+/// Thread counts: each case runs once with each, and all runs must return the same bits.
 const THREADS: [usize; 2] = [1, 2];
 
 /// Which cases to run.
 #[derive(clap::Args, Default)]
 pub(crate) struct Chosen {
-    /// Only cases or models with this name.
+    /// Run only cases or models with this name.
     #[arg(long = "only", value_name = "NAME")]
     pub(crate) only: Vec<String>,
 }
@@ -42,19 +44,18 @@ pub(crate) struct Options {
     /// built with them.
     #[arg(long = "ep", value_name = "NAME")]
     pub(crate) providers: Vec<String>,
-    /// An option of one of them.
+    /// Set an option of a provider.
     #[arg(long = "ep-option", value_name = "NAME.OPTION=VALUE")]
     pub(crate) provider_options: Vec<String>,
-    /// One case of each model.
+    /// Run one case of each model.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Only cases that an emulator of a GPU runs in seconds.
+    /// Run only cases that a GPU emulator runs in seconds.
     #[arg(long)]
     pub(crate) emulated: bool,
 }
 
-/// A model with the shapes and values of its inputs; the fields for those are the scripts'
-/// business.
+/// A model with the shapes and values of its inputs. Only the scripts read the fields for those.
 #[derive(Deserialize)]
 pub(crate) struct Case {
     /// The case's name, also that of its folder.
@@ -64,11 +65,11 @@ pub(crate) struct Case {
     /// Whether `bench` times it.
     #[serde(default)]
     pub(crate) bench: bool,
-    /// Whether an emulator of a GPU runs it in seconds: some models of several kinds.
+    /// Whether a GPU emulator runs it in seconds: some models of several kinds.
     #[serde(default)]
     pub(crate) emulated: bool,
-    /// How far the process may grow, as a multiple of weights and planned activations; no bound
-    /// where absent.
+    /// How far the process may grow, as a multiple of weights plus planned activations; unbounded
+    /// if absent.
     pub(crate) most_growth: Option<f64>,
 }
 
@@ -77,18 +78,18 @@ struct Table {
     cases: Vec<Case>,
 }
 
-/// Where a set of cases is.
+/// The paths of a set of cases.
 pub(crate) struct Cases {
     /// The file that lists them.
     pub(crate) table: PathBuf,
     /// The folder of their models.
     pub(crate) models: PathBuf,
-    /// The folder with one folder per case, for inputs and reference outputs.
+    /// The folder with one folder for each case, which holds its inputs and reference outputs.
     pub(crate) folder: PathBuf,
 }
 
 impl Cases {
-    /// The cases that are compared.
+    /// The standard set of cases.
     pub(crate) fn standard(workspace: &Workspace) -> Self {
         Self {
             table: workspace.own("data/cases.json"),
@@ -97,7 +98,7 @@ impl Cases {
         }
     }
 
-    /// The file of a case's model.
+    /// Returns the file of a case's model.
     pub(crate) fn model(&self, case: &Case) -> PathBuf {
         self.models.join(format!("{}.onnx", case.model))
     }
@@ -112,7 +113,7 @@ struct Measurement<'a> {
     optimized: Option<PathBuf>,
 }
 
-/// A model that `ort optimize` wrote, to run in ONNX Runtime.
+/// A model that `ort optimize` wrote, for a run in ONNX Runtime.
 #[derive(Serialize)]
 struct OptimizedRun {
     model: PathBuf,
@@ -138,13 +139,13 @@ struct OutputDifference {
 }
 
 impl OutputDifference {
-    /// How bad this output is: a problem is worse than any difference.
+    /// The relative difference, by which outputs are ranked: an output without one ranks worst.
     fn badness(&self) -> f64 {
         self.relative.unwrap_or(f64::INFINITY)
     }
 
     fn fails(&self) -> bool {
-        // Not `> TOLERANCE`: a NaN must fail.
+        // Not `> TOLERANCE`, because a NaN must fail.
         let close = self.badness() <= TOLERANCE
             && self.disabled.is_some_and(|relative| relative <= REWRITE_TOLERANCE)
             && self.optimized.is_none_or(|relative| relative <= TOLERANCE);
@@ -152,7 +153,7 @@ impl OutputDifference {
     }
 }
 
-/// The cases that the names choose, by case or by model; all where there are no names.
+/// Returns the cases that `names` select, by case or by model; all cases if `names` is empty.
 pub(crate) fn chosen_cases(cases: &Cases, names: &[String]) -> Result<Vec<Case>> {
     let path = &cases.table;
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -166,14 +167,14 @@ pub(crate) fn chosen_cases(cases: &Cases, names: &[String]) -> Result<Vec<Case>>
     Ok(all.cases.into_iter().filter(chosen).collect())
 }
 
-/// Makes the models of standard cases, and inputs and reference outputs.
+/// Makes the models of standard cases, then their inputs and reference outputs.
 pub(crate) fn prepare(workspace: &Workspace, python: &Python, cases: &Cases, chosen: &[Case]) -> Result<()> {
     let names: BTreeSet<String> = chosen.iter().map(|case| case.model.clone()).collect();
     models::make(workspace, python, &names.into_iter().collect::<Vec<_>>())?;
     make_inputs(python, cases, chosen)
 }
 
-/// Makes inputs and reference outputs of cases whose models are there.
+/// Makes the inputs and reference outputs of cases whose models exist.
 pub(crate) fn make_inputs(python: &Python, cases: &Cases, chosen: &[Case]) -> Result<()> {
     let mut command = python.script("reference.py");
     command.arg(&cases.table).arg(&cases.models).arg(&cases.folder);
@@ -181,7 +182,7 @@ pub(crate) fn make_inputs(python: &Python, cases: &Cases, chosen: &[Case]) -> Re
 }
 
 impl Options {
-    /// The suite's name among those of `cargo xtask test`.
+    /// The suite's name in `cargo xtask test`.
     pub(crate) fn suite(&self) -> String {
         let device = self.providers.iter().find(|provider| *provider != "cpu");
         let device = device.map(|device| format!(", {device}")).unwrap_or_default();
@@ -189,20 +190,20 @@ impl Options {
         format!("compare{device}{}", if is_last { ", channels last" } else { "" })
     }
 
-    /// One case of each model on the provider wgpu, with the CPU for what it does not claim.
+    /// One case of each model on the provider wgpu, with the CPU as fallback.
     pub(crate) fn on_wgpu() -> Options {
         let providers = ["wgpu", "cpu"].map(str::to_owned).into();
         Options { providers, quick: true, ..Options::default() }
     }
 
-    /// Some cases on the provider cuda, with the CPU for what it does not claim. Without a GPU,
-    /// kernels run on an emulator.
+    /// Some cases on the provider cuda, with the CPU as fallback. Without a GPU, the kernels run on
+    /// an emulator.
     pub(crate) fn on_cuda() -> Options {
         let providers = ["cuda", "cpu"].map(str::to_owned).into();
         Options { providers, emulated: true, ..Options::default() }
     }
 
-    /// The networks of images among them with the channels last.
+    /// The image models among the CUDA cases, in NHWC.
     pub(crate) fn on_cuda_with_channels_last() -> Options {
         let only = ["mobilenet_v2", "ocr_cls", "ddddocr"].map(str::to_owned).into();
         let provider_options = vec!["cuda.prefer_nhwc=1".to_owned()];
@@ -210,7 +211,7 @@ impl Options {
     }
 }
 
-/// The cases that the options choose.
+/// Returns the cases that the options select.
 pub(crate) fn cases_of(workspace: &Workspace, options: &Options) -> Result<Vec<Case>> {
     let mut cases = chosen_cases(&Cases::standard(workspace), &options.cases.only)?;
     cases.retain(|case| case.emulated || !options.emulated);
@@ -221,7 +222,7 @@ pub(crate) fn cases_of(workspace: &Workspace, options: &Options) -> Result<Vec<C
     Ok(cases)
 }
 
-/// Runs the cases, prints the table; an error where one is out of tolerance.
+/// Runs the cases and prints the table; an error if an output is out of tolerance.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let set = Cases::standard(workspace);
     let cases = cases_of(workspace, options)?;
@@ -239,6 +240,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
         driver: driver.as_ref(),
     };
     if let Some(why) = options.providers.iter().find_map(|name| on.missing(name).transpose()).transpose()? {
+        // An emulator that we built ourselves must work, so this is a failure, not a skip.
         if driver.is_some() {
             bail!("the emulator of the driver, which was built, shows no device: {why}");
         }
@@ -268,7 +270,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// What `ort providers --json` prints.
+/// The output of `ort providers --json`.
 #[derive(Deserialize)]
 struct Providers {
     providers: Vec<FoundProvider>,
@@ -280,14 +282,13 @@ struct FoundProvider {
     error: Option<String>,
 }
 
-/// What runs a case: the binary, and the execution providers that it is told; the CPU where there
-/// are none.
+/// How a case runs: the binary and its execution providers; the CPU if there are none.
 #[derive(Clone, Copy)]
 struct On<'a> {
     ort: &'a Path,
     providers: &'a [String],
     options: &'a [String],
-    /// The variable of its environment that names a driver, where there is to be one.
+    /// The environment variable that names a driver, and its value, if one is needed.
     driver: Option<&'a (&'static str, PathBuf)>,
 }
 
@@ -298,7 +299,7 @@ impl On<'_> {
         command
     }
 
-    /// Why an execution provider has no device here; none where it has one.
+    /// Returns why an execution provider has no device here, or `None` if it has one.
     fn missing(&self, provider: &str) -> Result<Option<String>> {
         let output = self.command().args(["providers", "--json"]).output();
         let output = output.with_context(|| format!("cannot run {}", self.ort.display()))?;
@@ -312,8 +313,8 @@ impl On<'_> {
     }
 }
 
-/// Runs our binary once per number of threads, and once without rewrites. The optimized model of
-/// the first case of each model runs in ONNX Runtime.
+/// Runs our binary once per thread count, and once without rewrites. The first case of each model
+/// also runs the optimized model in ONNX Runtime.
 fn run_case<'a>(
     on: On<'_>,
     python: &Python,
@@ -330,7 +331,7 @@ fn run_case<'a>(
         command.args(on.providers.iter().flat_map(|name| ["--ep", name]));
         command.args(on.options.iter().flat_map(|option| ["--ep-option", option]));
         if on.providers.iter().any(|name| name == "cuda") {
-            // Tolerances are those of float32.
+            // TF32 would exceed the tolerances, which are for float32.
             command.args(["--ep-option", "cuda.use_tf32=0"]);
         }
         output_of(&mut command).map(|_| file)
@@ -343,13 +344,14 @@ fn run_case<'a>(
         reference: folder.join("reference.npz"),
         ours: ours.collect::<Result<_>>()?,
         disabled: run("disabled.npz", &["--opt-level", "disabled"])?,
+        // With a provider, `ort optimize` would write the same model: only the CPU's runs check it.
         optimized: (is_first && on.providers.is_empty())
             .then(|| run_optimized(on.ort, python, &model, &folder))
             .transpose()?,
     })
 }
 
-/// Runs what `ort optimize` makes of a model in ONNX Runtime; returns the file with the outputs.
+/// Runs the model that `ort optimize` writes in ONNX Runtime; returns the file with the outputs.
 fn run_optimized(ort: &Path, python: &Python, model: &Path, folder: &Path) -> Result<PathBuf> {
     let scratch = tempfile::tempdir_in(folder)?;
     let run = OptimizedRun {
@@ -365,7 +367,7 @@ fn run_optimized(ort: &Path, python: &Python, model: &Path, folder: &Path) -> Re
     }
 }
 
-/// Runs a command; its last line of errors is the error.
+/// Runs a command; the last line that it prints on standard error becomes the error.
 fn output_of(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("cannot run {}", describe(command)))?;
     if !output.status.success() {
@@ -375,7 +377,7 @@ fn output_of(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Gives a script JSON and takes JSON from it.
+/// Sends JSON to a script's standard input and parses JSON from its output.
 fn ask<T: serde::de::DeserializeOwned>(python: &Python, script: &str, given: &[impl Serialize]) -> Result<T> {
     let mut command = python.script(script);
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();

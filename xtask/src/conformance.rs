@@ -1,7 +1,7 @@
-//! `cargo xtask conformance`: the onnx package's test cases, against a list of those known to fail.
+//! `cargo xtask conformance`: the onnx package's test cases, against a list of known failures.
 //!
-//! The list must be exactly right: a case that fails and is not in it fails the run, and so does
-//! one that is in it and passes.
+//! The list must match exactly: a case that fails and is not listed fails the run, and so does a
+//! listed one that passes.
 
 mod device;
 
@@ -21,49 +21,46 @@ use crate::summary::Summary;
 use crate::table;
 use crate::workspace::{Workspace, run as run_command};
 
-/// The suites, small and telling ones first.
+/// The suites, the small and most informative ones first.
 const SUITES: [&str; 5] = ["simple", "pytorch-operator", "pytorch-converted", "light", "node"];
-/// How many cases the suites have together in the pinned package.
+/// The number of cases of all suites in the pinned package.
 const CASES: usize = 2033;
-/// How many of them are the suite `node`.
+/// How many of them are in the suite `node`.
 const NODE_CASES: usize = 1884;
 /// Reasons in the list are cut to this many characters.
 const REASON_LENGTH: usize = 100;
-/// A process that prints nothing for so long hangs; the slowest case takes some seconds.
+/// A process that prints nothing for this long is taken to hang. The slowest case takes seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What to run.
 #[derive(clap::Args, Clone, Default)]
 pub(crate) struct Options {
-    /// Only these suites.
+    /// Run only these suites.
     #[arg(long = "suite", value_name = "NAME", value_parser = SUITES)]
     pub(crate) suites: Vec<String>,
     /// Rewrite the list of known failures from this run.
     #[arg(long, conflicts_with = "poisoned")]
     pub(crate) bless: bool,
-    /// Let kernels find NaN wherever they are to write: what reads memory before it is written
-    /// fails.
+    /// Fill output and scratch memory with NaN, so that reads before writes fail.
     #[arg(long)]
     pub(crate) poisoned: bool,
-    /// Run the node suite on a GPU that wgpu reaches, with the CPU for what it does not claim,
-    /// against conformance_wgpu.ignore.
+    /// Run the node suite on wgpu's GPU with CPU fallback, against conformance_wgpu.ignore.
     #[arg(long, conflicts_with_all = ["poisoned", "suites"])]
     pub(crate) wgpu: bool,
-    /// Run the node suite on CUDA, with the CPU for what it does not claim, against
-    /// conformance_cuda.ignore: on an emulator of the NVIDIA driver, or on the driver's library
-    /// that ORT_CUDA_DRIVER names.
+    /// Run the node suite on CUDA with CPU fallback, against conformance_cuda.ignore: on an
+    /// emulator of the NVIDIA driver, or on the driver library that ORT_CUDA_DRIVER names.
     #[arg(long, conflicts_with_all = ["poisoned", "suites", "wgpu"])]
     pub(crate) cuda: bool,
-    /// With the provider of `--wgpu` or `--cuda` loaded as a library.
+    /// Load the provider of `--wgpu` or `--cuda` as a library.
     #[arg(long)]
     pub(crate) library: bool,
-    /// Within the limits that every implementation of WebGPU has.
+    /// Stay within the limits that every WebGPU implementation has.
     #[arg(long, requires = "wgpu")]
     pub(crate) minimum_limits: bool,
 }
 
 impl Options {
-    /// The suite's name among those of `cargo xtask test`.
+    /// The suite's name in `cargo xtask test`.
     pub(crate) fn suite(&self) -> String {
         let parts = [
             (self.poisoned, ", poisoned"),
@@ -78,13 +75,13 @@ impl Options {
             .fold("conformance".to_owned(), |name, part| name + part.1)
     }
 
-    /// How many cases it has in the pinned package.
+    /// The number of cases in the pinned package.
     pub(crate) fn cases(&self) -> usize {
         if self.wgpu || self.cuda { NODE_CASES } else { CASES }
     }
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Pass,
@@ -92,20 +89,20 @@ pub(crate) enum Verdict {
     Skip,
 }
 
-/// A case's name without its suite, its verdict, and why.
+/// A case's name without its suite, its verdict, and the reason.
 type Line = (String, Verdict, String);
 
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// `suite/case`.
     pub(crate) name: String,
-    /// What became of it.
+    /// The outcome.
     pub(crate) verdict: Verdict,
     /// Why it did not pass.
     pub(crate) why: String,
 }
 
-/// Runs the suites; an error where the list of known failures is not exactly right.
+/// Runs the suites; an error if the list of known failures does not match exactly.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     if options.library && !options.wgpu && !options.cuda {
         bail!("--library is of --wgpu and --cuda: the CPU's provider is in every program");
@@ -143,15 +140,14 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     if suites.contains(&"node") && !options.poisoned {
         check_decompositions(workspace, &[cases.join("node")])?;
     }
-    // Known failures are skipped tests as far as the closing line of a green run goes.
+    // A green run reports known failures as skipped tests.
     let skipped = summary.failed + summary.skipped;
     let closing = Summary { passed: summary.passed, skipped, ..Summary::default() };
     println!("{} cases fail as conformance.ignore says they do\n{closing}", closing.skipped);
     Ok(closing)
 }
 
-/// Writes the cases to target/conformance unless they are there, made by the same script and
-/// packages.
+/// Writes the cases to target/conformance, unless the same script and packages wrote them before.
 pub(crate) fn dump(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target.join("conformance");
     let made_by = fs::read_to_string(workspace.own("python/dump_cases.py"))?
@@ -168,15 +164,15 @@ pub(crate) fn dump(workspace: &Workspace) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Runs the cases in these folders again whose operators have both a kernel and a decomposition,
-/// decomposed.
+/// Reruns, decomposed, the cases in these folders whose operators have both a kernel and a
+/// decomposition.
 pub(crate) fn check_decompositions(workspace: &Workspace, folders: &[PathBuf]) -> Result<()> {
     run_command(Command::new(workspace.build_example("decomposed_cases")?).args(folders))
 }
 
-/// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with
-/// the cases that have no outcome yet, and one that dies before its first outcome did so of its
-/// first case. `ort` is the binary, and whether memory is poisoned.
+/// Runs a suite in one process, or in several if cases kill it. Each new process continues with the
+/// cases that have no outcome yet. If a process dies before its first outcome, its first case is
+/// the culprit. `ort` is the binary and whether memory is poisoned.
 pub(crate) fn run_suite(ort: (&Path, bool), cases: &Path, suite: &str) -> Result<Vec<Outcome>> {
     let folder = cases.join(suite);
     let place = format!("{}/", cases.display());
@@ -189,10 +185,9 @@ pub(crate) fn run_suite(ort: (&Path, bool), cases: &Path, suite: &str) -> Result
         let folders: Vec<PathBuf> = left.iter().map(|name| folder.join(name)).collect();
         let before = left.len();
         for (name, verdict, why) in run_cases(ort, &folders)? {
-            // A line about something that is no case, or a second one about the same, says nothing.
+            // Ignore a line that names no case, and a second line about the same case.
             if left.remove(&name) {
-                // Messages name the model's file; where the cases lie on this machine is not worth
-                // keeping.
+                // Messages name the model's file; drop the machine-specific folder from them.
                 let why = why.replace(&place, "");
                 outcomes.push(Outcome { name: format!("{suite}/{name}"), verdict, why });
             }
@@ -200,6 +195,7 @@ pub(crate) fn run_suite(ort: (&Path, bool), cases: &Path, suite: &str) -> Result
         if left.len() == before
             && let Some(name) = left.pop_first()
         {
+            // No case made progress, so fail the first one; otherwise the loop would not end.
             let why = "the process died or hung".to_owned();
             outcomes.push(Outcome { name: format!("{suite}/{name}"), verdict: Verdict::Fail, why });
         }
@@ -207,13 +203,15 @@ pub(crate) fn run_suite(ort: (&Path, bool), cases: &Path, suite: &str) -> Result
     Ok(outcomes)
 }
 
-/// Runs `ort test FOLDER...` and reads its lines. A process that is silent for too long is ended.
+/// Runs `ort test FOLDER...` and parses its lines. A process that prints nothing for [`PATIENCE`]
+/// is killed.
 fn run_cases((ort, poisoned): (&Path, bool), folders: &[PathBuf]) -> Result<Vec<Line>> {
     let mut command = Command::new(ort);
     command.arg("test").args(folders).stdout(Stdio::piped()).stderr(Stdio::null());
     command.env("ORT_POISON_MEMORY", if poisoned { "1" } else { "0" });
     let mut child = command.spawn().context("cannot run ort test")?;
     let Some(output) = child.stdout.take() else { bail!("ort test has no output") };
+    // A thread reads the lines, because reading a pipe has no timeout of its own.
     let (sender, receiver) = mpsc::channel();
     let reader = thread::spawn(move || {
         let lines = BufReader::new(output).lines().map_while(Result::ok);
@@ -232,13 +230,14 @@ fn run_cases((ort, poisoned): (&Path, bool), folders: &[PathBuf]) -> Result<Vec<
     }
     let status = child.wait()?;
     drop(reader);
+    // Exit code 2 is a usage error; every other status may be a crash of a case.
     if status.code() == Some(2) {
         bail!("ort test refuses its command line");
     }
     Ok(outcomes)
 }
 
-/// Reads `PASS name`, `FAIL name: why` or `SKIP name: why`; nothing for any other line.
+/// Parses `PASS name`, `FAIL name: why` or `SKIP name: why`; returns `None` for any other line.
 fn parse_line(line: &str) -> Option<Line> {
     let (word, rest) = line.split_once(' ')?;
     let verdict = match word {
@@ -248,12 +247,12 @@ fn parse_line(line: &str) -> Option<Line> {
         _ => return None,
     };
     let (name, why) = rest.split_once(": ").unwrap_or((rest, ""));
-    // The name may be a path; the case is its last part.
+    // The name may be a path, whose last component is the case.
     let name = name.trim().trim_end_matches('/').rsplit(['/', '\\']).next()?;
     Some((name.to_owned(), verdict, why.trim().to_owned()))
 }
 
-/// How many passed, failed and were skipped.
+/// Counts how many passed, failed and were skipped.
 pub(crate) fn count(outcomes: &[Outcome]) -> Summary {
     let of = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
     Summary {
@@ -264,8 +263,8 @@ pub(crate) fn count(outcomes: &[Outcome]) -> Summary {
     }
 }
 
-/// Prints which operators the failures have to do with. A case of several operators is put down to
-/// those of them that never pass.
+/// Prints the operators behind the failures. A case of several operators is attributed to those of
+/// them that never pass.
 fn print_operators(cases: &Path, outcomes: &[Outcome]) -> Result<()> {
     let path = cases.join("index.tsv");
     let index = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -306,7 +305,7 @@ fn print_operators(cases: &Path, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
-/// Reads the list: `suite/case  # reason` a line; a reason that begins with `random:` allows the
+/// Reads the list: `suite/case  # reason` a line. A reason that starts with `random:` allows the
 /// case to pass, too. A missing file is an empty list.
 fn read_list(path: &Path) -> Result<BTreeMap<String, String>> {
     if !path.exists() {
@@ -344,7 +343,7 @@ fn check_list(
     let mut wrong = Vec::new();
     for outcome in outcomes {
         let reason = listed.get(&outcome.name);
-        // What a random draw decides may come out right by chance.
+        // The outcome of a random draw may match by chance.
         let by_chance = reason.is_some_and(|reason| reason.starts_with("random:"));
         match (outcome.verdict, reason.is_some()) {
             (Verdict::Pass, true) if by_chance => {}
@@ -368,7 +367,7 @@ fn check_list(
     bail!("{} cases are not as {file} says", wrong.len())
 }
 
-/// Writes the list anew for the suites that ran; reasons of cases that are listed already stay.
+/// Rewrites the list for the suites that ran; cases that are already listed keep their reasons.
 fn bless(
     path: &Path,
     listed: &BTreeMap<String, String>,

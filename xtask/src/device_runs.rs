@@ -1,5 +1,5 @@
-//! `cargo xtask device-runs`: each model many times on a GPU, with other inputs and other shapes
-//! each time, held against the CPU.
+//! `cargo xtask device-runs`: runs each model many times on a GPU, with other inputs and shapes
+//! each time, and compares the outputs with the CPU's.
 
 use std::fs;
 use std::process::Command;
@@ -17,17 +17,16 @@ const TABLE: &str = "data/device_runs.json";
 /// What to run.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only these models.
+    /// Run only these models.
     #[arg(long = "only", value_name = "NAME")]
     only: Vec<String>,
-    /// Runs of each model.
+    /// Run each model this often.
     #[arg(long, default_value_t = 100)]
     runs: usize,
-    /// Within the limits that every implementation of WebGPU has.
+    /// Stay within the limits that every WebGPU implementation has.
     #[arg(long)]
     minimum_limits: bool,
-    /// On the provider cuda instead of wgpu; without a GPU its kernels run on an emulator, which
-    /// takes long.
+    /// Run on the provider cuda instead of wgpu; without a GPU on a slow emulator.
     #[arg(long, conflicts_with = "minimum_limits")]
     cuda: bool,
 }
@@ -37,15 +36,14 @@ struct Table {
     runs: Vec<Row>,
 }
 
-/// A model with what its runs take in turn.
+/// A model with the inputs that its runs cycle through.
 #[derive(Deserialize)]
 struct Row {
     model: String,
     given: Vec<String>,
-    /// How far apart the results may be, as a part of the largest value; the example's own bound
-    /// where absent.
+    /// The tolerance relative to the largest value; the example's default if absent.
     tolerance: Option<f64>,
-    /// Whether the host may run shape arithmetic alone.
+    /// Whether the host may run only shape arithmetic.
     #[serde(default)]
     only_shapes_on_host: bool,
 }
@@ -67,6 +65,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     models::convert(workspace, &python, &path, &converted, is_wanted)?;
     let driver = if options.cuda { cuda_driver(workspace)? } else { None };
     let example = workspace.build_example(if options.cuda { "cuda_models" } else { "device_models" })?;
+    // Run all models before failing, so that one error names every model that differs.
     let mut wrong = Vec::new();
     for row in rows {
         let own = models::folder(workspace).join(format!("{}.onnx", row.model));

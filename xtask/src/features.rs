@@ -1,5 +1,5 @@
-//! `cargo xtask features`: every combination of the facade's cargo features is checked, some of
-//! them are tested, and every crate is checked alone.
+//! `cargo xtask features`: checks every combination of the facade's cargo features, tests some of
+//! them, and checks every crate alone.
 
 use std::time::Instant;
 
@@ -9,11 +9,12 @@ use crate::table;
 use crate::workspace::{Workspace, run as run_command};
 
 const FACADE: &str = "ort-runtime";
-/// Up to this many features all combinations are checked; beyond it those that are tested.
+/// The maximum number of features up to which all combinations are checked; above it, only the
+/// tested ones are.
 const MOST_FOR_ALL_COMBINATIONS: usize = 6;
 
-/// Features that choose the heap: no two of them go together, and they are checked, not tested, as
-/// they change no result.
+/// Features that choose the heap. They exclude each other, and are mostly checked rather than
+/// tested, because they change no result.
 pub(crate) const HEAPS: [&str; 2] = ["mimalloc", "jemalloc"];
 
 /// Checks and tests each combination.
@@ -21,8 +22,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let Some(facade) = workspace.packages.iter().find(|package| package.name == FACADE) else {
         bail!("there is no crate {FACADE}");
     };
-    // A feature that a dependency made (`dep:`) has no name of its own; `default` is a combination
-    // of others.
+    // A `dep:` feature has no name of its own; `default` is a combination of the others.
     let names = facade.features.keys().map(String::as_str);
     let features: Vec<&str> = names.filter(|name| *name != "default" && !HEAPS.contains(name)).collect();
     let (checked, tested) = (combinations(&features), edges(&features));
@@ -51,7 +51,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     for heap in HEAPS {
         let binary = ["check", "--quiet", "--package", "ort-cli", "--features", heap];
         run_command(workspace.cargo().args(binary))?;
-        // Trimming is tested with each.
+        // Trimming differs between heaps, so its tests run with each.
         let tests = ["test", "--quiet", "--package", "ort-alloc", "--lib", "--features", heap, "heap"];
         run_command(workspace.cargo().args(tests))?;
     }
@@ -67,7 +67,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// What is checked: all combinations of a few features.
+/// Returns the combinations to check: all of them, if there are few features.
 fn combinations<'a>(features: &[&'a str]) -> Vec<Vec<&'a str>> {
     let count = features.len();
     if count > MOST_FOR_ALL_COMBINATIONS {
@@ -77,7 +77,7 @@ fn combinations<'a>(features: &[&'a str]) -> Vec<Vec<&'a str>> {
     (0..1 << count).map(chosen).collect()
 }
 
-/// What is tested: none, each alone, each left out, and all.
+/// Returns the combinations to test: none, each alone, all but one, and all.
 fn edges<'a>(features: &[&'a str]) -> Vec<Vec<&'a str>> {
     let without =
         |at: usize| features.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, name)| *name).collect();

@@ -1,8 +1,7 @@
-//! `cargo xtask fuzz`: the targets in `fuzz/`, each for a while, with what is known to be telling
-//! as a start.
+//! `cargo xtask fuzz`: runs the targets in `fuzz/`, each for a while, from a seed corpus.
 //!
 //! Sanitizers need a nightly compiler and cargo-fuzz. Without them the same generators run on the
-//! stable compiler, without coverage to guide them: `HOSTILE_ROUNDS=1000 cargo test -p ort-runtime
+//! stable compiler, without coverage guidance: `HOSTILE_ROUNDS=1000 cargo test -p ort-runtime
 //! --test hostile_operators` and `PROPTEST_CASES=100000 cargo test -p ort-runtime --test
 //! integration random_graphs`.
 
@@ -13,7 +12,7 @@ use crate::workspace::{Workspace, run as run_command};
 /// The targets, as `fuzz/Cargo.toml` names them.
 const TARGETS: [&str; 9] =
     ["decode", "infer", "graphs", "kernels", "compiled", "arrays", "images", "checkpoints", "libraries"];
-/// A case that takes longer, or more memory, is a finding.
+/// A case that takes more time or memory than this is a finding.
 const CASE_SECONDS: u32 = 10;
 const CASE_MEGABYTES: u32 = 2048;
 const ALTERNATIVE: &str =
@@ -22,15 +21,15 @@ const ALTERNATIVE: &str =
 /// What to run.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only these targets.
+    /// Run only these targets.
     #[arg(long = "target", value_name = "NAME", value_parser = TARGETS)]
     targets: Vec<String>,
-    /// How long each target runs.
+    /// Run each target for this many seconds.
     #[arg(long, value_name = "S", default_value_t = 1200)]
     seconds: u32,
 }
 
-/// Runs the targets one after the other; the first finding ends the run, and its input is in
+/// Runs the targets one after the other. The first finding ends the run, and its input is in
 /// `fuzz/artifacts`.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let version = std::process::Command::new("cargo").args(["+nightly", "fuzz", "--version"]).output();
@@ -42,8 +41,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     for target in TARGETS.into_iter().filter(chosen) {
         let mut command = std::process::Command::new("cargo");
         command.current_dir(&workspace.root).args(["+nightly", "fuzz", "run", "-O", target]);
-        // What is found goes to target/, what is in the repository stays as it is: the second
-        // folder is only read.
+        // libFuzzer writes new inputs to the first folder and only reads the second, so the
+        // committed seed corpus stays unchanged.
         let found = workspace.target.join("fuzz").join(target);
         std::fs::create_dir_all(&found)?;
         command.arg(found).arg(workspace.root.join("fuzz/corpus").join(target)).arg("--");

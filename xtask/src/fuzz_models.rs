@@ -1,10 +1,10 @@
-//! `cargo xtask fuzz-models`: random models in every session configuration, against the standard's
-//! reference evaluator.
+//! `cargo xtask fuzz-models`: differential fuzzing with random models, in every session
+//! configuration, against ONNX's reference evaluator.
 //!
-//! Python workers draw models and compute what is expected (`python/fuzz_models`); each has a child
-//! process that runs them (the example `model_configurations` of ort-testkit). A model that fails
-//! is reduced to the smallest that still fails, and kept as a test-case folder. A case follows from
-//! the seed and its number alone, whatever the number of workers.
+//! Python workers generate models and compute the expected outputs (`python/fuzz_models`). Each
+//! worker has a child process that runs the models (the example `model_configurations` of
+//! ort-testkit). A failing model is reduced to the smallest that still fails, and kept as a
+//! test-case folder. A case depends only on the seed and its number, not on the number of workers.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, IsTerminal};
@@ -22,46 +22,46 @@ use crate::summary::Summary;
 use crate::table;
 use crate::workspace::{Workspace, describe};
 
-/// Most cases that a family may fail to draw, or that its operators lack kernels for, of a hundred:
-/// more would test little.
+/// The maximum percentage of a family's cases that may be left out, because generation fails or
+/// kernels are missing. Above it the family tests too little.
 const MOST_LEFT_OUT: usize = 20;
-/// How often progress is shown on a terminal.
+/// The interval of progress output on a terminal.
 const PROGRESS: Duration = Duration::from_millis(500);
 
 /// What to run.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Options {
-    /// The seed that all cases follow from.
+    /// The seed of all cases.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// The number of the first case.
     #[arg(long, value_name = "N", default_value_t = 0)]
     first: usize,
-    /// How many cases run.
+    /// Run this many cases.
     #[arg(long, value_name = "N", default_value_t = 2000)]
     count: usize,
-    /// Stop after this time, however many cases have run.
+    /// Stop after this many seconds, even if cases are left.
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
-    /// Only these families of graphs.
+    /// Run only these families of graphs.
     #[arg(long, value_name = "FAMILY")]
     only: Vec<String>,
-    /// Where reduced models are kept; target/fuzz_models by default.
+    /// Keep reduced models here [default: target/fuzz_models].
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Reduce this many failing models for each worker; others are counted.
+    /// Reduce this many failing models per worker; only count the others.
     #[arg(long, value_name = "N", default_value_t = 10)]
     findings: usize,
     /// Run without memory limits.
     #[arg(long)]
     without_limits: bool,
-    /// Worker processes; by default the cores that this process may use.
+    /// Run this many worker processes [default: the cores available].
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
 }
 
 impl Options {
-    /// The part of `cargo xtask test`: some two minutes on two cores.
+    /// The options of `cargo xtask test`, for a run of about two minutes on two cores.
     pub(crate) fn short() -> Self {
         Self {
             seed: 0,
@@ -77,7 +77,7 @@ impl Options {
     }
 }
 
-/// The families in which no fault is known, memory limits aside.
+/// The families without known failures, apart from memory limits.
 const CLEAN: [&str; 11] = [
     "attention",
     "control",
@@ -95,7 +95,7 @@ const CLEAN: [&str; 11] = [
 /// How many cases `cargo xtask test` runs.
 pub(crate) const SHORT: usize = 3000;
 
-/// What a worker says of a case.
+/// A worker's report of a case.
 #[derive(Deserialize)]
 struct Report {
     case: usize,
@@ -114,7 +114,7 @@ impl Report {
     }
 }
 
-/// Counts of a family.
+/// The counts of a family.
 #[derive(Default)]
 struct Counts {
     right: usize,
@@ -180,6 +180,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
         read_reports(&mut child, sender.clone())?;
         children.push((child, work));
     }
+    // The reports end when the last sender is dropped, which must not be this one.
     drop(sender);
     let (families, left_out) = collect(&reports, options.count, start);
     for (mut child, _) in children {
@@ -191,6 +192,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
         println!("left out {count} times: {problem}");
     }
     let reported: usize = families.values().map(Counts::all).sum();
+    // Catches workers that died early and lines that did not parse.
     ensure!(
         options.seconds.is_some() || reported == options.count,
         "{reported} of {} models were reported",
@@ -199,14 +201,14 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     conclude(&families, start)
 }
 
-/// Passes a worker's reports on, from a thread of its own.
+/// Forwards a worker's reports from a thread of its own.
 fn read_reports(child: &mut Child, sender: Sender<Report>) -> Result<()> {
     let output = child.stdout.take().context("the output is piped")?;
     thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
             match serde_json::from_str(&line) {
                 Ok(report) => drop(sender.send(report)),
-                // It is missing in the count of the reports, which ends the run with an error.
+                // The lost report makes the count of reports too low, which fails the run.
                 Err(problem) => eprintln!("a worker printed {line:?}: {problem}"),
             }
         }
@@ -214,10 +216,10 @@ fn read_reports(child: &mut Child, sender: Sender<Report>) -> Result<()> {
     Ok(())
 }
 
-/// Counts by family, and why models were left out with how often that was met.
+/// The counts by family, and the reasons for leaving models out, each with its count.
 type Collected = (BTreeMap<String, Counts>, BTreeMap<String, usize>);
 
-/// Counts what comes in, and says each failure at once.
+/// Counts the reports as they arrive, and prints each failure at once.
 fn collect(reports: &Receiver<Report>, count: usize, start: Instant) -> Collected {
     let mut families: BTreeMap<String, Counts> = BTreeMap::new();
     let mut left_out = BTreeMap::new();
@@ -253,7 +255,8 @@ fn collect(reports: &Receiver<Report>, count: usize, start: Instant) -> Collecte
     (families, left_out)
 }
 
-/// A message without the names of nodes and values, so that equal problems of two models are equal.
+/// Removes the names of nodes and values from a message, so that the same problem in two models
+/// counts as one.
 fn without_names(problem: &str) -> String {
     let parts = problem.split('\'').enumerate();
     parts.map(|(index, part)| if index % 2 == 0 { part } else { ".." }).collect()
@@ -290,7 +293,7 @@ fn conclude(families: &BTreeMap<String, Counts>, start: Instant) -> Result<Summa
     }
     for (name, counts) in families {
         let left_out = counts.unsupported + counts.undrawn;
-        // Of a few a chance majority says nothing.
+        // A majority in a small sample may be chance.
         if counts.all() >= 50 && left_out * 100 > counts.all() * MOST_LEFT_OUT {
             bail!("{left_out} of {} models of '{name}' did not run: it tests little", counts.all());
         }

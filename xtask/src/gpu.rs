@@ -1,9 +1,9 @@
-//! `cargo xtask gpu`: packs what is carried to a machine that has an NVIDIA GPU, and neither
-//! network, nor Rust, nor this repository.
+//! `cargo xtask gpu`: packages the CUDA tests and benchmarks for a machine with an NVIDIA GPU that
+//! has no network, no Rust and no copy of this repository.
 //!
-//! The folder has programs, cases, models without their weights, and `run.py`, which unpacks, fills
-//! and runs them there and prints a table of results and bounds. What is run, and how long, is that
-//! script's business: `xtask/python/gpu_run.py`.
+//! The folder holds programs, cases, models without weights, and `run.py`, which unpacks the
+//! models, fills their weights, runs everything there and prints a table of results and bounds.
+//! That script (`xtask/python/gpu_run.py`) decides what runs and for how long.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,8 @@ use crate::table;
 use crate::workspace::{Workspace, capture, prepare_with, run as run_command};
 
 const PACKAGE: &str = "ort-ep-cuda";
-/// The tests load it where they are about errors of the driver, and the provider as a library.
+/// The libraries that tests load: the emulator for tests of driver errors, and the provider as a
+/// library.
 const EMULATOR: &str = "ort_cuda_emulator";
 const LIBRARY: &str = "ort_cuda_provider";
 /// The scripts, with their names in the folder.
@@ -31,28 +32,29 @@ const SCRIPTS: [(&str, &str); 6] = [
     ("gpu_fill.py", "gpu_fill.py"),
 ];
 const KNOWN_FAILURES: &str = "conformance_cuda.ignore";
-/// How many of the largest files an error names.
+/// An error about the size names this many of the largest files.
 const NAMED: usize = 5;
 
-/// Where to, and how large at most.
+/// The destination, and its maximum size.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The folder, which is replaced [default: target/gpu].
+    /// Write to this folder, replacing it [default: target/gpu].
     #[arg(long, value_name = "FOLDER")]
     to: Option<PathBuf>,
-    /// The most that the folder may take, in MiB.
+    /// Fail if the folder would take more than this many MiB.
     #[arg(long, value_name = "MIB", default_value_t = 60.0)]
     limit: f64,
 }
 
-/// A program of the folder: its name there, and what cargo built.
+/// A program of the folder: its name there, and the file that cargo built.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     name: String,
     built: PathBuf,
 }
 
-/// Builds and packs, and puts the folder in its place whole or not at all.
+/// Builds and packages everything in a temporary folder, and moves it into place only once it is
+/// complete.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let to = options.to.clone().unwrap_or_else(|| workspace.target.join("gpu"));
     let Some(parent) = to.parent().filter(|_| to.file_name().is_some()) else {
@@ -62,7 +64,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let cases = conformance::dump(workspace)?;
     let programs = build(workspace)?;
     fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
-    // Beside the folder, so that it can be moved there.
+    // In the parent, so that the new folder can be renamed into place on the same file system.
     let temporary = tempfile::tempdir_in(parent).context("no temporary folder")?;
     let (stripped, new) = (temporary.path().join("bin"), temporary.path().join("gpu"));
     for folder in [&stripped, &new] {
@@ -97,7 +99,8 @@ fn build(workspace: &Workspace) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// The tests and examples that a build made, and the libraries that tests look for beside them.
+/// Returns the tests and examples that a build made, and the libraries that the tests look for
+/// beside themselves.
 fn programs(messages: &str) -> Result<Vec<Program>> {
     let mut found = Vec::new();
     for artifact in artifacts(messages)? {
@@ -125,7 +128,7 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
     Ok(found)
 }
 
-/// Writes the programs without symbols and line tables, which are most of them.
+/// Writes the programs without symbols and line tables, which make up most of their size.
 fn strip(programs: &[Program], to: &Path) -> Result<()> {
     for program in programs {
         let mut command = Command::new("strip");
@@ -139,7 +142,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display())).map(drop)
 }
 
-/// The files of a folder and of those in it, with their sizes, the largest first.
+/// Lists the files of a folder, recursively, with their sizes, the largest first.
 fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
     let (mut found, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(next) = folders.pop() {
@@ -158,7 +161,7 @@ fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
     Ok(found)
 }
 
-/// Fails where files, the largest of which come first, are larger than `limit` MiB together.
+/// Fails if the files, sorted with the largest first, exceed `limit` MiB in total.
 fn check_size(files: &[(PathBuf, u64)], limit: f64) -> Result<()> {
     let total = mebibytes(files.iter().map(|(_, bytes)| bytes).sum());
     if total <= limit {
@@ -230,7 +233,7 @@ mod tests {
             ("cuda_cases", "/t/cuda_cases"),
         ];
         assert_eq!(found, expected.map(|(name, built)| (name, Path::new(built))));
-        // Without one of them the folder would say nothing about what it is for.
+        // Without one of these the folder could not do its job, so packaging must fail.
         for left_out in [1, 2, 5] {
             let others = lines.iter().enumerate().filter(|(at, _)| *at != left_out).map(|(_, line)| line);
             assert!(programs(&others.cloned().collect::<Vec<_>>().join("\n")).is_err());

@@ -1,5 +1,5 @@
-//! `cargo xtask header`: writes `ort_provider.h`, the C header of provider libraries, from the
-//! records of the interface.
+//! `cargo xtask header`: generates `ort_provider.h`, the C header of provider libraries, from the
+//! Rust structs of the ABI.
 
 use std::fs;
 
@@ -7,11 +7,11 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::Workspace;
 
-/// The records, and the header, from the repository's root.
+/// The Rust structs and the header, relative to the repository's root.
 const RECORDS: &str = "ort-core/src/ep/abi/tables.rs";
 const HEADER: &str = "ort-core/include/ort_provider.h";
 
-/// What stands above the records.
+/// The text above the generated declarations.
 const OPENING: &str = "\
 /*
  * The interface of provider libraries of ort-runtime. A library exports one function, `ort_provider`; docs/PROVIDERS.md
@@ -20,7 +20,7 @@ const OPENING: &str = "\
  * Written by `cargo xtask header` from ort-core/src/ep/abi/tables.rs: change that file instead.
  */";
 
-/// What stands below them: the one function of a library.
+/// The text below them, which declares the one function of a library.
 const CLOSING: &str = "\
 #if defined(_WIN32)
 #define ORT_PROVIDER_EXPORT __declspec(dllexport)
@@ -44,12 +44,12 @@ ORT_PROVIDER_EXPORT const OrtProviderTable *ort_provider(uint32_t abi_version, c
 /// What to do.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
-    /// Write nothing; fail where the header is not what it would be.
+    /// Write nothing; fail if the header is stale.
     #[arg(long)]
     pub(crate) check: bool,
 }
 
-/// Writes the header, or with `check` fails where it is stale.
+/// Writes the header, or with `check` fails if it is stale.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let header = header(workspace)?;
     let path = workspace.root.join(HEADER);

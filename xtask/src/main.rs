@@ -1,7 +1,7 @@
-//! The repository's own commands: `cargo xtask help` lists them.
+//! The repository's own commands; `cargo xtask help` lists them.
 //!
-//! Each command is a module with one public `run`. What they work on is data beside this crate:
-//! `data/` (models, comparison cases), `python/` (the scripts that need the ONNX packages) and
+//! Each command is a module with one public `run`. Their data is beside this crate: `data/`
+//! (models, comparison cases), `python/` (the scripts that need the ONNX packages) and
 //! `conformance.ignore`.
 #![forbid(unsafe_code)]
 
@@ -45,7 +45,7 @@ use crate::workspace::Workspace;
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 struct Arguments {
-    /// Use this binary `ort` instead of building one, for example that of an older commit.
+    /// Use this `ort` binary instead of building one, for example that of an older commit.
     #[arg(long, global = true, value_name = "FILE")]
     ort: Option<PathBuf>,
     #[command(subcommand)]
@@ -54,57 +54,47 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Everything that must hold, what fails early first: format, style, lints, tests, models,
-    /// conformance, comparison, memory.
+    /// Run every check, the quick ones first: format, lints, tests, models, conformance, memory.
     Test(test::Options),
     /// Make the models that the other commands run, in target/models.
     Models(models::Options),
-    /// Run the models in ONNX Runtime and in ours on the same inputs, and measure the difference.
+    /// Compare our outputs with ONNX Runtime's on every model.
     Compare(compare::Options),
-    /// Hold the planned memory of each model against the measured one.
+    /// Compare the planned memory of each model with the measured one.
     Memory(memory::Options),
-    /// Run the onnx package's test cases and hold the failures against conformance.ignore.
+    /// Run the onnx package's test cases and compare the failures with conformance.ignore.
     Conformance(conformance::Options),
-    /// Compile the CUDA kernels of ort-ep-cuda to PTX, or hold the PTX to their sources.
+    /// Compile the CUDA kernels of ort-ep-cuda to PTX, or check that the PTX is up to date.
     CudaKernels(cuda_kernels::Options),
-    /// Pack what runs on a machine with an NVIDIA GPU and nothing else, tests and measurements,
-    /// into one folder.
+    /// Package the CUDA tests and benchmarks for a machine with an NVIDIA GPU.
     Gpu(gpu::Options),
-    /// Run each model many times on a GPU, with other inputs and shapes each time, and compare with
-    /// the CPU.
+    /// Run models many times on a GPU with varying inputs, and compare with the CPU.
     DeviceRuns(device_runs::Options),
-    /// Run operators on our own cases, and models of scikit-learn, and compare with ONNX Runtime,
-    /// the onnx package, NumPy or scikit-learn.
+    /// Compare operators and scikit-learn models with other implementations, on cases from tables.
     Reference(reference::Options),
-    /// Check each combination of the facade's cargo features, test some of them, and check each
-    /// crate alone.
+    /// Check each combination of the facade's cargo features, and each crate alone.
     Features,
-    /// Write docs/OPS.md: operator by type by provider, from the registry.
+    /// Write docs/OPS.md, the operators with their types by provider, from the registry.
     Ops(ops::Options),
     /// Draw docs/performance.svg from the table of docs/performance.md.
     Chart(chart::Options),
-    /// Write ort-core/include/ort_provider.h, the C header of provider libraries, from the records
-    /// of the interface.
+    /// Generate ort-core/include/ort_provider.h, the C header of provider libraries.
     Header(header::Options),
     /// Run the fuzz targets on a nightly compiler, each for a while.
     Fuzz(fuzz::Options),
-    /// Run random models at every optimisation level, with several threads and under memory limits,
-    /// and compare with the onnx package's reference evaluator; models that fail are reduced.
+    /// Fuzz with random models against ONNX's reference evaluator, and reduce those that fail.
     FuzzModels(fuzz_models::Options),
-    /// Load, run and drop models many times, in many shapes, from many callers, and hold what stays
-    /// against bounds.
+    /// Load, run and drop models many times and check that memory stays within bounds.
     Soak(soak::Options),
-    /// Build `ort` with each heap that it can have, and measure what stays, the peaks and the times
-    /// with each.
+    /// Measure memory and run time of `ort` with each heap.
     Allocators(allocators::Options),
     /// Check the style rules that no compiler checks.
     Tidy,
-    /// Time ours and ONNX Runtime in turn on the same models.
+    /// Time ours and other runtimes in turn on the same models.
     Bench(bench::Options),
-    /// Time ours and ONNX Runtime in turn on ensembles of trees that scikit-learn fits.
+    /// Time ours and ONNX Runtime in turn on tree ensembles fitted by scikit-learn.
     Trees(trees::Options),
-    /// Write the tests' models of training and what PyTorch's training of them comes to, in
-    /// ort-train/tests/data.
+    /// Write the reference models and results of the training tests to ort-train/tests/data.
     TrainReference,
 }
 

@@ -1,7 +1,8 @@
-//! `cargo xtask memory`: whether the plan told the truth, on every case.
+//! `cargo xtask memory`: compares the planned memory of every case with the measured one.
 //!
-//! The predicted peak of the activations may not be below what was measured, nor much above it; and
-//! where a case says how far, the process may not grow beyond what weights and plan account for.
+//! The predicted peak of the activations must not be below the measured peak, nor more than 1%
+//! above it. If a case sets a bound, the process must not grow beyond that multiple of weights plus
+//! plan.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,21 +16,20 @@ use crate::summary::Summary;
 use crate::table;
 use crate::workspace::{Workspace, capture};
 
-/// How far over the measured peak the predicted one may be.
+/// How far the predicted peak may exceed the measured one, as a factor.
 const MOST_OVER: f64 = 1.01;
 
-/// Which cases to run, and beside what.
+/// Which cases to run, and whether to measure ONNX Runtime too.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
     #[command(flatten)]
     cases: compare::Chosen,
-    /// Measure what a run takes in ONNX Runtime, too.
+    /// Measure the memory of a run in ONNX Runtime, too.
     #[arg(long)]
     reference: bool,
 }
 
-/// Runs the cases and prints a table; an error where a prediction is wrong or a process grows too
-/// far.
+/// Runs the cases and prints a table; an error if a prediction is wrong or a process grows too far.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let set = Cases::standard(workspace);
     let cases = chosen_cases(&set, &options.cases.only)?;
@@ -79,21 +79,22 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// A few runs are enough: memory is counted, not timed.
+/// Returns the report of a few runs, which suffice because memory is counted, not timed.
 fn report_of(ort: &Path, model: &Path, inputs: &Path) -> Result<Report> {
     let mut command = Command::new(ort);
     command.arg("bench").arg(model).args(["--json", "--threads", "1", "--seconds", "0.01", "--warmup", "1"]);
     parse(&capture(command.arg("--inputs").arg(inputs))?)
 }
 
-/// What a run takes in ONNX Runtime where nothing is held in advance, in bytes.
+/// Returns the bytes that a run takes in ONNX Runtime without its arena.
 fn reference_of(python: &Python, model: &Path, inputs: &Path) -> Result<u64> {
     let mut command = python.script("activations_reference.py");
+    // A low mmap threshold makes glibc return large freed blocks to the system at once.
     command.arg(model).arg(inputs).env("MALLOC_MMAP_THRESHOLD_", "65536");
     capture(&mut command)?.trim().parse().context("the script prints bytes")
 }
 
-/// What is wrong with the memory of a run, if anything.
+/// Returns what is wrong with the memory of a run, if anything.
 fn judge(case: &Case, report: &Report) -> Result<(), String> {
     if let (Some(planned), Some(measured)) = (report.planned_peak, report.arena_peak) {
         if planned < measured {
@@ -105,7 +106,7 @@ fn judge(case: &Case, report: &Report) -> Result<(), String> {
     }
     if let (Some(most), Some(growth), Some(need)) = (case.most_growth, report.growth(), report.need()) {
         let growth = growth as f64 / need as f64;
-        // Not `growth > most`: a NaN must fail.
+        // Not `growth > most`, because a NaN must fail.
         let fits = growth <= most;
         if !fits {
             return Err(format!("grows to {growth:.2} of weights and plan, over {most}"));

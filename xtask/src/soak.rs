@@ -1,8 +1,8 @@
-//! `cargo xtask soak`: whether memory keeps still over many loads, shapes, runs, callers and
-//! processes, and comes back.
+//! `cargo xtask soak`: leak and growth tests of memory over many loads, shapes, runs, callers and
+//! processes.
 //!
-//! Each scenario has a bound that fails. What ONNX Runtime holds in the same situation stands
-//! beside ours, where it has the thing.
+//! Each scenario has a bound that fails the run. ONNX Runtime's number for the same scenario is
+//! printed beside ours, if it has an equivalent.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -27,7 +27,8 @@ const PROCESSES: usize = 8;
 /// How long to soak.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
-    /// Fewer loads, shapes and runs, on small models, and ours alone: what `cargo xtask test` does.
+    /// Use fewer loads, shapes and runs, small models, and no ONNX Runtime, as `cargo xtask test`
+    /// does.
     #[arg(long)]
     short: bool,
 }
@@ -42,10 +43,10 @@ impl Options {
     }
 }
 
-/// The scenarios, for the summary of a run that has to leave them out.
+/// The number of scenarios, for the summary of a run that has to skip them.
 pub(crate) const SCENARIOS: usize = 15;
 
-/// The fields of `ort soak --json` and of soak_reference.py. Bytes.
+/// The fields of `ort soak --json` and of soak_reference.py, in bytes.
 #[derive(Deserialize)]
 pub(crate) struct Report {
     baseline: Option<u64>,
@@ -82,43 +83,45 @@ struct Cycle {
 }
 
 impl Report {
-    /// What stays over the baseline after a cycle, at most.
+    /// Returns the maximum that remains over the baseline after a cycle.
     pub(crate) fn left(&self) -> Option<u64> {
         let dropped = self.cycles.iter().map(|cycle| cycle.dropped).collect::<Option<Vec<u64>>>()?;
         dropped.into_iter().max()?.checked_sub(self.baseline?).or(Some(0))
     }
 
-    /// How far the process grew at most.
+    /// Returns how far the peak RSS exceeded the baseline.
     pub(crate) fn growth(&self) -> Option<u64> {
         self.peak_rss?.checked_sub(self.baseline_rss?)
     }
 
-    /// What a trim leaves over the baseline, in the last cycle.
+    /// Returns what remains over the baseline after a trim, in the last cycle.
     pub(crate) fn trimmed(&self) -> Option<u64> {
         Some(self.cycles.last()?.trimmed?.saturating_sub(self.baseline?))
     }
 
-    /// How far the second half of the runs went over the first half's end.
+    /// Returns how far the second half of the runs exceeded the end of the first half.
     fn slope(&self) -> Option<u64> {
         let ran = self.cycles.last()?.ran.iter().copied().collect::<Option<Vec<u64>>>()?;
+        // The first half is warm-up: scratch memory grows to its steady state there.
         let (middle, later) = ran.get(ran.len().checked_sub(1)? / 2..)?.split_first()?;
         Some(later.iter().max()?.saturating_sub(*middle))
     }
 
-    /// The most over the baseline while the model was loaded, and while the session was made.
+    /// Returns the peaks over the baseline while the model was loaded, and while the session was
+    /// created.
     pub(crate) fn loading(&self) -> [Option<u64>; 2] {
         let first = self.cycles.first();
         let peaks = first.map_or([None; 2], |cycle| [cycle.load_peak, cycle.sessions_peak]);
         peaks.map(|peak| Some(peak?.saturating_sub(self.baseline?)))
     }
 
-    /// What all sessions hold over the baseline before any ran.
+    /// Returns what all sessions hold over the baseline before any of them ran.
     fn sessions(&self) -> Option<u64> {
         Some(self.cycles.last()?.sessions?.saturating_sub(self.baseline?))
     }
 }
 
-/// One number that must stay below a bound.
+/// One number that must stay within a bound.
 struct Finding {
     scenario: String,
     ours: Option<u64>,
@@ -127,7 +130,7 @@ struct Finding {
     same_bits: bool,
 }
 
-/// What the scenarios need.
+/// The inputs of the scenarios.
 struct Soak<'a> {
     options: &'a Options,
     ort: PathBuf,
@@ -135,7 +138,7 @@ struct Soak<'a> {
     python: Python,
 }
 
-/// Runs all scenarios and prints a table; an error where one passes its bound.
+/// Runs all scenarios and prints a table; an error if one exceeds its bound.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let python = Python::open(workspace)?;
     let cases = Cases::standard(workspace);
@@ -185,8 +188,8 @@ fn conclude(findings: &[Finding]) -> Result<Summary> {
 }
 
 impl Soak<'_> {
-    /// Loading takes memory for the graph, a session for what it packs, and hardly any where that
-    /// is mapped.
+    /// Loading takes memory for the graph, and a session for the weights that it packs; mapping a
+    /// compiled cache takes hardly any.
     fn loading(&self) -> Result<Vec<Finding>> {
         let models: &[&str] = self.options.of(
             &["minilm_l6_b1_s128"][..],
@@ -198,6 +201,7 @@ impl Soak<'_> {
             let cached =
                 ["--cache", folder.path().to_str().context("the folder's name is no text")?, "--runs", "1"];
             let plain = self.soaked(name, &["--runs", "1"])?;
+            // The first run writes the cache, the second maps it.
             self.soaked(name, &cached)?;
             let cached = self.soaked(name, &cached)?;
             let bytes = self.model(name)?.metadata()?.len();
@@ -218,7 +222,7 @@ impl Soak<'_> {
         Ok(findings)
     }
 
-    /// Loaded, run and dropped, again and again: everything comes back.
+    /// A model is loaded, run and dropped repeatedly, and all memory comes back.
     fn cycles(&self) -> Result<Vec<Finding>> {
         let cycles = self.options.of("5", "50");
         let models: &[&str] = self.options.of(
@@ -239,7 +243,8 @@ impl Soak<'_> {
         Ok(findings)
     }
 
-    /// Runs of many shapes take what the largest takes alone, and a trim leaves the weights.
+    /// Runs of many shapes take as much as the largest shape alone, and a trim leaves only the
+    /// weights.
     fn shapes(&self) -> Result<Vec<Finding>> {
         let runs = self.options.of("40", "1000");
         let (batch, seq) = self.options.of(("3", "64"), ("8", "511"));
@@ -268,7 +273,7 @@ impl Soak<'_> {
         ])
     }
 
-    /// Runs of one shape do not grow.
+    /// Repeated runs of one shape do not grow.
     fn repeated(&self) -> Result<Vec<Finding>> {
         let runs = self.options.of("500", "10000");
         let (ours, reference) = self.both("ocr_cls_b1", true, &["--runs", runs])?;
@@ -281,7 +286,7 @@ impl Soak<'_> {
         }])
     }
 
-    /// Many callers on one session take their activations and stacks, and give them back.
+    /// Concurrent callers on one session take their activations and stacks, and release them.
     fn callers(&self) -> Result<Vec<Finding>> {
         const CALLERS: u64 = 64;
         let callers = CALLERS.to_string();
@@ -291,7 +296,8 @@ impl Soak<'_> {
             Finding {
                 scenario: format!("minilm_l6: growth with {CALLERS} callers"),
                 ours: ours.growth(),
-                // Each caller has a stack and a heap; the first runs read a part of the file.
+                // The slack covers a stack and a heap for each caller, and the part of the file
+                // that the first runs page in.
                 bound: ours.packed + ours.activations_peak + CALLERS * MIB / 4 + 24 * MIB,
                 reference: reference.as_ref().and_then(Report::growth),
                 same_bits: ours.same_bits,
@@ -299,8 +305,8 @@ impl Soak<'_> {
             Finding {
                 scenario: format!("minilm_l6: left by a trim after {CALLERS} callers"),
                 ours: ours.trimmed(),
-                // glibc gives each caller's thread a heap of its own, and a trim leaves the upper
-                // ends of those: with one heap (MALLOC_ARENA_MAX=1) nearly nothing stays.
+                // glibc gives each caller's thread an arena of its own, and a trim does not release
+                // the top of those. With one arena (MALLOC_ARENA_MAX=1) almost nothing remains.
                 bound: ours.packed + 8 * MIB + CALLERS * MIB / 4,
                 reference: reference.and_then(|report| report.trimmed()),
                 same_bits: ours.same_bits,
@@ -326,14 +332,14 @@ impl Soak<'_> {
         }])
     }
 
-    /// Eight processes on a model share its file's pages, and the packed weights where these lie in
-    /// a compiled cache.
+    /// Eight processes on a model share its file's pages, and the packed weights too if these are
+    /// in a compiled cache.
     fn processes(&self) -> Result<Vec<Finding>> {
         let case = self.options.of("minilm_l6_b1_s128", "bert_base_b1_s128");
         let folder = tempfile::tempdir().context("a folder for the cache")?;
         let cache = folder.path().to_str().context("the folder's name is no text")?;
         let cached = ["--cache", cache, "--runs", "1"];
-        // The first one packs.
+        // The first process writes the cache, so the measured ones only map it.
         capture(&mut self.command(case, true, &cached)?)?;
         let (pages, _) = self.held(case, &["--runs", "1"])?;
         let (cached_pages, anonymous) = self.held(case, &cached)?;
@@ -353,8 +359,8 @@ impl Soak<'_> {
         ])
     }
 
-    /// Processes that hold a session open: the sum of their shares of files' pages, and the most
-    /// that a trim left over the baseline.
+    /// Returns, for processes that hold a session open, the sum of their proportional shares of
+    /// file pages, and the maximum that a trim left over the baseline.
     fn held(&self, case: &str, arguments: &[&str]) -> Result<(u64, Option<u64>)> {
         let mut command = self.command(case, true, &[arguments, &["--hold"]].concat())?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -362,6 +368,8 @@ impl Soak<'_> {
         for _ in 0..PROCESSES {
             held.push(command.spawn().with_context(|| format!("cannot run {}", describe(&command)))?);
         }
+        // Collect both results before checking them: the processes must be ended even if one
+        // failed.
         let reports = held.iter_mut().map(report).collect::<Result<Vec<Report>>>();
         let shares = held.iter().map(file_share).collect::<Result<Vec<u64>>>();
         for process in &mut held {
@@ -372,8 +380,8 @@ impl Soak<'_> {
         Ok((shares?.into_iter().sum(), trimmed.and_then(|trimmed| trimmed.into_iter().max())))
     }
 
-    /// Sessions with random memory limits keep to them, or say truly what would do; what is wrong
-    /// there is an error of the command.
+    /// Sessions under random memory limits stay within them, or correctly report what would
+    /// suffice. A violation fails the command.
     fn random_limits(&self) -> Result<Vec<Finding>> {
         let trials = self.options.of("8", "100");
         let batches = |most: usize| format!("batch=1..{most}");
@@ -398,7 +406,7 @@ impl Soak<'_> {
                     report.refused_sessions + report.refused_runs
                 ),
                 ours: report.most_over,
-                // Graph, plan and code are not in the budget.
+                // The budget does not include the graph, the plan and code.
                 bound: 16 * MIB,
                 reference: None,
                 same_bits: report.wrong.is_empty(),
@@ -408,7 +416,7 @@ impl Soak<'_> {
         Ok(findings)
     }
 
-    /// Ours, and ONNX Runtime's where the long form runs.
+    /// Returns our report and, in the long form, ONNX Runtime's.
     fn both(&self, case: &str, inputs: bool, arguments: &[&str]) -> Result<(Report, Option<Report>)> {
         let ours = parse(&capture(&mut self.command(case, inputs, arguments)?)?)?;
         if self.options.short {
@@ -419,13 +427,14 @@ impl Soak<'_> {
         if inputs {
             command.arg("--inputs").arg(self.inputs(case));
         }
+        // ONNX Runtime may lack a scenario, so its failure does not fail ours.
         let reference = capture(&mut command).and_then(|text| parse(&text));
         let reference = reference.inspect_err(|error| eprintln!("left out: {error:#}")).ok();
         eprintln!("soaked {case} {}", arguments.join(" "));
         Ok((ours, reference))
     }
 
-    /// Ours alone, on the case's inputs.
+    /// Returns our report only, on the case's inputs.
     fn soaked(&self, case: &str, arguments: &[&str]) -> Result<Report> {
         parse(&capture(&mut self.command(case, true, arguments)?)?)
     }
@@ -461,7 +470,7 @@ fn report(process: &mut Child) -> Result<Report> {
     parse(&line)
 }
 
-/// A process's share of the pages of files, in bytes.
+/// Returns a process's proportional share of file pages, in bytes.
 fn file_share(process: &Child) -> Result<u64> {
     let path = Path::new("/proc").join(process.id().to_string()).join("smaps_rollup");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -9,17 +9,17 @@ pub(crate) struct Summary {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) skipped: usize,
-    /// Of those that were skipped the ones that this machine lacks something for.
+    /// The skipped tests that this machine lacks a requirement for.
     pub(crate) left_out: Vec<LeftOut>,
 }
 
-/// Tests that this machine lacks something for.
+/// Tests that this machine lacks a requirement for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut {
-    /// The suite, or the programs of tests.
+    /// The suite, or the test binaries.
     pub(crate) suite: String,
     pub(crate) tests: usize,
-    /// Why, and what to install.
+    /// The reason, and what to install.
     pub(crate) why: String,
 }
 
@@ -36,8 +36,8 @@ impl Summary {
         Summary { skipped: tests, left_out: vec![left_out], ..Summary::default() }
     }
 
-    /// The counts in a closing line of cargo's test runner, such as
-    /// `test result: ok. 3 passed; 0 failed; 1 ignored; ...`, if the line is one.
+    /// Parses a closing line of cargo's test runner, such as `test result: ok. 3 passed; 0 failed;
+    /// 1 ignored; ...`; returns `None` for any other line.
     pub(crate) fn from_cargo(line: &str) -> Option<Self> {
         let counts = line.strip_prefix("test result: ")?;
         let count_of = |what: &str| {
@@ -53,8 +53,8 @@ impl Summary {
         })
     }
 
-    /// Takes a test that ended well without running, as it says itself, from those that passed.
-    /// Programs that lack the same are listed together.
+    /// Moves a test from passed to skipped. It returned success, but printed that it did not run.
+    /// Binaries that lack the same requirement are listed together.
     pub(crate) fn leave_out(&mut self, skipped: &SkippedTest) {
         self.passed = self.passed.saturating_sub(1);
         self.skipped += 1;
@@ -71,7 +71,7 @@ impl Summary {
     }
 }
 
-/// A test that says that it does not run, on a line `SKIPPED PROGRAM::TEST: WHY`.
+/// A test that reports that it does not run, on a line `SKIPPED PROGRAM::TEST: WHY`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SkippedTest {
     program: String,
@@ -86,7 +86,7 @@ impl SkippedTest {
         Some(Self { program: program.to_owned(), test: test.to_owned(), why: why.to_owned() })
     }
 
-    /// Whether it is the same test: one may say it several times.
+    /// Whether both are the same test, because a test may print the line several times.
     pub(crate) fn is_of(&self, other: &Self) -> bool {
         (&self.program, &self.test) == (&other.program, &other.test)
     }

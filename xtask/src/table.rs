@@ -1,4 +1,4 @@
-//! Tables on standard output, in the form that Markdown reads.
+//! Tables on standard output, in Markdown's format.
 
 use comfy_table::{Table, presets};
 

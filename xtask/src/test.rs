@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that must hold, what fails early first.
+//! `cargo xtask test`: every check, the quick ones first.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -15,24 +15,23 @@ use crate::{
     tidy,
 };
 
-/// The folders of the crates whose tests see results of the CPU's kernels.
+/// The folders of the crates whose tests depend on the CPU kernels.
 const ON_CPU_KERNELS: [&str; 6] =
     ["ort-core", "ort-ep-cpu", "ort-runtime", "ort-train", "ort-testkit", "ort-cli"];
 
-/// Makes a machine without an adapter a failure of the tests of ort-ep-wgpu, which are skipped
-/// otherwise.
+/// Turns a missing adapter into a failure of the tests of ort-ep-wgpu, which would skip otherwise.
 const NEEDS_ADAPTER: (&str, &str) = ("ORT_TEST_NEEDS_ADAPTER", "1");
 
 /// What to run.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
-    /// Run the suites of the provider wgpu alone; what cannot run fails.
+    /// Run only the suites of the provider wgpu, and fail if one cannot run.
     #[arg(long)]
     wgpu: bool,
 }
 
-/// Runs all of it; the first suite that fails ends the run. What this machine lacks something for
-/// is skipped, and listed in the last lines.
+/// Runs all suites; the first that fails ends the run. Suites that this machine lacks a requirement
+/// for are skipped, and listed in the last lines.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let summary = if options.wgpu { wgpu_suites(workspace)? } else { all(workspace)? };
     println!("{summary}");
@@ -60,7 +59,8 @@ fn all(workspace: &Workspace) -> Result<Summary> {
             command.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-Dwarnings"),
         )
     })?;
-    // What is generated and committed: seconds, and a stale file fails whatever comes after.
+    // The checks of generated, committed files come before the tests: they take seconds, and a
+    // stale file would fail what follows.
     stage("operators", || ops::run(workspace, &ops::Options { check: true }))?;
     stage("header", || header::run(workspace, &header::Options { check: true }))?;
     stage("chart", || chart::run(workspace, &chart::Options { check: true }))?;
@@ -72,7 +72,7 @@ fn all(workspace: &Workspace) -> Result<Summary> {
     })?;
     summary += stage("unit tests", || unit_tests(workspace))?;
     for isa in narrower_isas() {
-        // What holds for the widest vectors alone would fail where others have narrower ones.
+        // Every test must also pass with narrower vectors, which other machines have.
         summary +=
             stage(&format!("unit tests, {isa}"), || tests_of(workspace, &ON_CPU_KERNELS, ("ORT_ISA", isa)))?;
     }
@@ -97,7 +97,7 @@ fn all(workspace: &Workspace) -> Result<Summary> {
     Ok(summary)
 }
 
-/// The suites of the provider wgpu, with the tests of its crate. An error if one cannot run.
+/// The suites of the provider wgpu and the tests of its crate. An error if one cannot run.
 fn wgpu_suites(workspace: &Workspace) -> Result<Summary> {
     let mut summary = stage("unit tests", || tests_of(workspace, &["ort-ep-wgpu"], NEEDS_ADAPTER))?;
     for options in conformance_suites().iter().filter(|options| options.wgpu) {
@@ -143,7 +143,7 @@ fn stage<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(result)
 }
 
-/// What does not run without Python.
+/// Counts the suites that need Python as skipped.
 fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summary> {
     let mut suites: Vec<(String, usize)> =
         conformance_suites().iter().map(|options| (options.suite(), options.cases())).collect();
@@ -160,10 +160,10 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
     Ok(summary)
 }
 
-/// Narrower instruction sets than the one that the unit tests run with, which have code of their
-/// own.
+/// Returns the instruction sets with kernels of their own that are narrower than the one of the
+/// unit tests.
 fn narrower_isas() -> Vec<&'static str> {
-    // Who chooses one has chosen.
+    // The caller chose one, and the unit tests already ran with it.
     if std::env::var_os("ORT_ISA").is_some_and(|isa| !isa.is_empty()) {
         return Vec::new();
     }
@@ -174,7 +174,7 @@ fn narrower_isas() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// Runs cargo's tests, the examples in documentation among them.
+/// Runs cargo's tests, including the doc tests.
 fn unit_tests(workspace: &Workspace) -> Result<Summary> {
     let mut command = workspace.cargo();
     let summary = run_tests(command.args(["test", "--workspace", "--no-fail-fast"]))?;
@@ -184,8 +184,9 @@ fn unit_tests(workspace: &Workspace) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Runs the tests in these folders of crates with a variable in their environment. The programs are
-/// those of all tests: cargo would build others for some of the crates alone.
+/// Runs the tests of the crates in these folders with an environment variable. We reuse the
+/// binaries of the whole workspace, because cargo unifies features differently for a subset and
+/// would rebuild.
 fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &str)) -> Result<Summary> {
     let mut build = workspace.cargo();
     build.args(["test", "--quiet", "--workspace", "--no-run", "--message-format=json"]);
@@ -203,7 +204,7 @@ fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &
     Ok(summary)
 }
 
-/// Runs a command that runs tests, passing on its output and adding up the counts in it.
+/// Runs a test command, passing its output through and adding up its counts.
 fn run_tests(command: &mut Command) -> Result<Summary> {
     eprintln!("$ {}", describe(command));
     let mut child = command
@@ -211,6 +212,7 @@ fn run_tests(command: &mut Command) -> Result<Summary> {
         .spawn()
         .with_context(|| format!("cannot run {}", describe(command)))?;
     let (mut summary, mut skipped) = (Summary::default(), Vec::<SkippedTest>::new());
+    // Read to the end before waiting, so that the child cannot block on a full pipe.
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).lines() {
             let line = line?;

@@ -1,8 +1,8 @@
-//! `cargo xtask trees`: ensembles of trees, ours and ONNX Runtime in turn.
+//! `cargo xtask trees`: timings of tree ensembles, ours and ONNX Runtime in turn.
 //!
-//! Each run takes other rows than the one before: on the same row again and again, a processor
-//! learns the ways through trees that are followed by branches, which no user's rows allow.
-//! `--same` times that, too.
+//! Each run takes other rows than the previous one. On repeated rows the branch predictor learns
+//! the paths through trees that are walked with branches, which no real workload allows. `--same`
+//! times that case, too.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use crate::python::Python;
 use crate::table;
 use crate::workspace::{Workspace, run as run_command};
 
-/// The models, the sizes of batches, and what models are fitted to.
+/// The models, the batch sizes, and the data that the models are fitted to.
 const TABLE: &str = "data/trees.json";
 
 #[derive(Deserialize)]
@@ -31,19 +31,19 @@ struct Model {
 /// What to time, and for how long.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only these models.
+    /// Time only these models.
     #[arg(long = "only", value_name = "NAME")]
     only: Vec<String>,
-    /// Only these sizes of batches; without it, those of the table.
+    /// Time only these batch sizes [default: those of the table].
     #[arg(long = "batch", value_name = "N")]
     batches: Vec<usize>,
-    /// Seconds of each timing.
+    /// Time each runtime for this many seconds.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Rounds of ours and then ONNX Runtime; the best round of each counts.
+    /// Run this many rounds of ours and then ONNX Runtime; the best round of each counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Threads inside one operator.
+    /// Use this many threads inside one operator.
     #[arg(long = "threads", value_name = "N", default_values_t = [1, 2])]
     threads: Vec<usize>,
     /// Take the same rows in each run.
@@ -51,9 +51,9 @@ pub(crate) struct Options {
     same: bool,
 }
 
-/// Fits the models that are missing, times them, and prints a table. Times are of one call of a
-/// session's `run`: in this process's child for ours, from Python for ONNX Runtime; the model
-/// `identity` shows what that costs without a model.
+/// Fits the missing models, times them, and prints a table. A time is that of one call of a
+/// session's `run`: from Rust for ours, from Python for ONNX Runtime. The model `identity` shows
+/// the overhead of an empty call.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     check(options.rounds, options.seconds)?;
     let path = workspace.own(TABLE);

@@ -1,4 +1,4 @@
-//! Where things are, and how other programs are run.
+//! Paths of the workspace, and helpers to run other programs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,33 +7,33 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-/// A crate of the workspace, as cargo tells it.
+/// A crate of the workspace.
 #[derive(Deserialize)]
 pub(crate) struct Package {
     /// The crate's name.
     pub(crate) name: String,
-    /// Its cargo features, with what each one turns on.
+    /// Its cargo features, with what each one enables.
     pub(crate) features: BTreeMap<String, Vec<String>>,
 }
 
-/// The workspace as `cargo metadata` describes it.
+/// The workspace, parsed from `cargo metadata`.
 #[derive(Deserialize)]
 pub(crate) struct Workspace {
     /// The repository's root folder.
     #[serde(rename = "workspace_root")]
     pub(crate) root: PathBuf,
-    /// Cargo's target folder, where everything made goes.
+    /// Cargo's target folder, which receives all generated files.
     #[serde(rename = "target_directory")]
     pub(crate) target: PathBuf,
     /// The crates.
     pub(crate) packages: Vec<Package>,
-    /// The binary `ort` to use instead of building one.
+    /// The `ort` binary to use instead of building one.
     #[serde(skip)]
     pub(crate) ort: Option<PathBuf>,
 }
 
 impl Workspace {
-    /// Asks cargo.
+    /// Runs `cargo metadata`.
     pub(crate) fn discover() -> Result<Self> {
         let mut command = cargo();
         command.args(["metadata", "--format-version=1", "--no-deps"]).stderr(Stdio::inherit());
@@ -49,16 +49,15 @@ impl Workspace {
         self.root.join("xtask").join(path)
     }
 
-    /// `cargo` with the root as its folder.
+    /// `cargo` with the repository's root as working directory.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = cargo();
         command.current_dir(&self.root);
         command
     }
 
-    /// Builds an example of a member for development and returns its path. The whole workspace
-    /// chooses the features of what it is built from, as it does for the tests: of these nothing is
-    /// built a second time.
+    /// Builds an example of a member in the dev profile and returns its path. `--workspace` makes
+    /// cargo unify features as it does for the tests, so no dependency is built twice.
     pub(crate) fn build_example(&self, name: &str) -> Result<PathBuf> {
         run(self.cargo().args(["build", "--quiet", "--workspace", "--example", name]))?;
         Ok(self.target.join("debug/examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
@@ -73,8 +72,8 @@ impl Workspace {
         Ok(self.target.join("release").join(format!("ort{}", std::env::consts::EXE_SUFFIX)))
     }
 
-    /// The same, with the execution providers of devices that it is not built with otherwise where
-    /// one of these is asked for: with all of them, so that there are two builds and no more.
+    /// Builds the release binary `ort` with the device providers if one of `providers` is not the
+    /// CPU. It enables all of them at once, so that there are only two variants to build.
     pub(crate) fn build_ort_with(&self, providers: &[String]) -> Result<PathBuf> {
         if self.ort.is_some() || providers.iter().all(|provider| provider == "cpu") {
             return self.build_ort();
@@ -82,7 +81,7 @@ impl Workspace {
         let mut command = self.cargo();
         command.args(["build", "--release", "--quiet", "--package", "ort-cli", "--features", "cuda,wgpu"]);
         run(&mut command)?;
-        // The next build without them takes the place of this one.
+        // Copied away, because the next build without these features overwrites the binary.
         let release = self.target.join("release");
         let own = release.join(format!("ort_devices{}", std::env::consts::EXE_SUFFIX));
         std::fs::copy(release.join(format!("ort{}", std::env::consts::EXE_SUFFIX)), &own)
@@ -95,14 +94,14 @@ fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// The command as a user would type it, without the folders of the program's path.
+/// Formats the command as a user would type it, with only the program's file name.
 pub(crate) fn describe(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = std::iter::once(program).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs a command with this process's output; an error where it fails.
+/// Runs a command with this process's output; an error if it fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     eprintln!("$ {}", describe(command));
     let status = command.status().with_context(|| format!("cannot run {}", describe(command)))?;
@@ -112,12 +111,13 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The same with its standard output among the messages: what is made on the way is no result.
+/// Runs a command with its standard output sent to standard error, because a preparation's output
+/// is not the result.
 pub(crate) fn prepare_with(command: &mut Command) -> Result<()> {
     run(command.stdout(std::io::stderr()))
 }
 
-/// Runs a command and returns what it printed on standard output; an error where it fails.
+/// Runs a command and returns its standard output; an error if it fails.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let output = command
         .stderr(Stdio::inherit())

@@ -28,7 +28,7 @@ struct State {
 }
 
 impl Memory {
-    /// Memory of so many bytes at most.
+    /// Memory of at most `limit` bytes.
     pub(crate) fn new(limit: Option<usize>) -> Memory {
         let state = State { stats: Stats { limit, ..Stats::default() }, ..State::default() };
         Memory { device: new_device_id(), state: Arc::new(Mutex::new(state)) }

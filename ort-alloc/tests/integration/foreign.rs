@@ -26,7 +26,7 @@ fn the_owner_goes_with_the_last_view() -> Result<(), AllocError> {
     let dropped = Arc::new(AtomicUsize::new(0));
     let owner = owner(&dropped);
     let (pointer, len) = (owner.bytes.as_ptr(), owner.bytes.len());
-    // SAFETY: the owner keeps its bytes where they are, and nobody writes them.
+    // SAFETY: the owner keeps its bytes where they are, and nothing writes them.
     let mut buffer = unsafe { SharedBuffer::foreign(pointer, len, owner) }?;
     assert_eq!(buffer.as_slice().map(<[u8]>::as_ptr), Some(pointer), "nothing is copied");
     let view = buffer.bytes().map(|bytes| bytes.slice(1..3));
@@ -57,7 +57,7 @@ fn what_is_lent_for_writing_is_written_in_place() -> Result<(), AllocError> {
     let dropped = Arc::new(AtomicUsize::new(0));
     let mut owner = owner(&dropped);
     let (pointer, len) = (owner.bytes.as_mut_ptr(), owner.bytes.len());
-    // SAFETY: the owner is inside the buffer, and nobody else reaches the bytes.
+    // SAFETY: the owner is inside the buffer, and nothing else reaches the bytes.
     let mut buffer = unsafe { Buffer::foreign(pointer, len, owner) }?;
     buffer.bytes_mut().expect("it is writable").fill(9);
     let mut shared = buffer.freeze();

@@ -88,7 +88,7 @@ fn a_reader_that_leaves_is_no_error() {
             args.extend(["--seconds", "0.01"]);
         }
         let mut child = ort().args(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Nobody reads anything at all.
+        // No one reads anything at all.
         drop(child.stdout.take());
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         assert!(lines.next().is_none(), "{command} says nothing");

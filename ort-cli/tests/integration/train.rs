@@ -80,7 +80,7 @@ fn digits_are_learned_from_the_command_line_alone() {
     for words in ["8 weights of 13706 numbers", "a step takes", "predicted", "measured", "loss of an epoch"] {
         assert!(finished.stdout.contains(words), "`{words}` is missing in:\n{}", finished.stdout);
     }
-    // Nobody sees a bar that goes into a file.
+    // A progress bar is of no use in a file.
     assert_eq!(finished.stderr, "");
     // What was saved is the model for inference with other weights.
     let shown = run(&["inspect", &saved, "--json"]).json();

@@ -7,10 +7,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::node_emitter::NodeEmitter;
 use super::backward::{BackwardPass, NotDifferentiable, prune};
 use super::draft::Draft;
 use super::infer::infer_at;
+use super::node_emitter::NodeEmitter;
 use super::{BinaryFn, RUNTIME, ScalarExpr, UnaryFn};
 use crate::dtype::DType;
 use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId, ValueType};

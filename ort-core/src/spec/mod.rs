@@ -27,12 +27,12 @@ pub(crate) use backward::{BackwardPass, NotDifferentiable, is_continuous, prune}
 pub use batch::{BatchCx, BatchFact, BatchResult, BatchRule};
 pub use draft::Draft;
 pub use flow::{Flow, TripCount};
-pub(crate) use node_emitter::NodeEmitter;
 pub use gradient::{Grad, GradCx};
 pub use gradient_source::GradSource;
 pub(crate) use gradient_steps::axis_of;
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub(crate) use infer::{infer_at, infer_comparing, infer_until};
+pub(crate) use node_emitter::NodeEmitter;
 pub use registry::{OpRecord, Registry};
 pub(crate) use render::render;
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};

@@ -1,5 +1,6 @@
 //! The integration tests of this crate in one program, because each test program links the whole
 //! crate.
+#![allow(clippy::too_many_lines, reason = "tables of cases")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod batch_proof;

@@ -1,6 +1,6 @@
 //! Every operator record against the schemas of ONNX's own package (`data/onnx_schemas.json`).
 //!
-//! Those of `com.microsoft` are held against what ONNX Runtime registers
+//! Those of `com.microsoft` are checked against what ONNX Runtime registers
 //! (`data/microsoft_schemas.json`). All differences are printed at once, a line for each.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Run after run with other inputs and sizes, held against the CPU.
+//! Run after run with other inputs and sizes, compared with the CPU.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use crate::Arguments;
 /// Runs before anything is timed: the first ones compile, and capture graphs where these are asked
 /// for.
 const WARM_UP: usize = 5;
-/// A sample is so many runs as take this long, so that waiting for the device is a small part of
+/// A sample is as many runs as take this long, so that waiting for the device is a small part of
 /// it.
 const SAMPLE: Duration = Duration::from_millis(10);
 
@@ -71,7 +71,7 @@ fn found(report: &LibraryReport) -> String {
     }
 }
 
-/// What so many runs take until the device is done with the last.
+/// The time of `runs` runs, until the device has finished the last.
 fn time(session: &Session, device: &CudaDevice, binding: &mut IoBinding, runs: usize) -> Result<Duration> {
     let options = RunOptions::default();
     let start = Instant::now();

@@ -100,7 +100,8 @@ impl<'a> Sum<'a> {
         let batch = (0..axes.len()).filter(|axis| ![rows, columns].contains(&Some(*axis)));
         let order: Vec<usize> = batch.chain(sides.into_iter().flatten()).collect();
         let batches = order.len() - sides.iter().flatten().count();
-        // A GEMM needs a depth and a row or column axis, and kernels walk only so many batch axes.
+        // A GEMM needs a depth and a row or column axis, and kernels walk a limited number of batch
+        // axes.
         let possible = *depth > 0 && batches < order.len() && batches <= MOST_BATCHES;
         let size = |axis: &usize| kept.sizes.get(*axis).copied().unwrap_or(1);
         let side = |first: bool| {

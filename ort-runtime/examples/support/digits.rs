@@ -1,4 +1,4 @@
-//! The model of handwritten digits that ships with the repository, and made-up pictures for it.
+//! The model of handwritten digits that ships with the repository, and synthetic pictures for it.
 
 #![allow(dead_code, reason = "each example uses some of it")]
 

@@ -1,4 +1,4 @@
-//! A network for pictures of 8 by 8 pixels that is not trained yet, and made-up pictures of ten
+//! A network for pictures of 8 by 8 pixels that is not trained yet, and synthetic pictures of ten
 //! kinds of stripes.
 
 #![allow(dead_code, reason = "each example uses some of it")]

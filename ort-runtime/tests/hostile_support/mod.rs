@@ -68,7 +68,7 @@ impl Dice {
     }
 }
 
-/// So many bytes that mean nothing, the same for each seed.
+/// Random bytes, the same for each seed.
 pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut dice = Dice::new("noise", seed);
     (0..length).map(|_| dice.below(256) as u8).collect()
@@ -120,7 +120,7 @@ const SHAPES: &[&[usize]] = &[
     &[1, 2, 0, 3],
     &[1, 1, 2, 3, 2],
     &[1, 1, 1, 1, 1, 2, 1, 2],
-    // Nothing, so many times that going through it, or a table of it, is seen.
+    // No elements, with a dimension so large that a loop over it, or a table of it, is noticed.
     &[1 << 28, 0],
     &[0, 1 << 27, 2],
 ];

@@ -30,7 +30,7 @@ enum Elements {
     Texts(Vec<String>),
 }
 
-/// A node that is right as long as nobody edits it.
+/// A node that is valid until it is edited.
 #[derive(Clone, Debug)]
 pub(crate) struct Seed {
     pub(crate) name: String,

@@ -81,7 +81,7 @@ impl Place {
         entry
     }
 
-    /// A builder on the model, loaded anew.
+    /// A builder on the model, loaded again.
     fn builder(&self) -> Result<SessionBuilder> {
         Ok(Session::builder(&Model::load(self.file())?).threads(2))
     }
@@ -91,7 +91,7 @@ impl Place {
     }
 }
 
-/// The outputs of a run of so many rows, bit for bit.
+/// The bytes of the outputs of a run.
 fn bits(session: &Session) -> Result<Vec<Vec<u8>>> {
     let inputs = [
         ("x", numbers(&[64, 64], 3)?.into()),

@@ -93,7 +93,7 @@ impl Case {
         builder.finish(&outputs)
     }
 
-    /// The gradients in this type, on so many threads, of whole numbers times `scale`.
+    /// The gradients in this type, on `threads` threads, of whole numbers times `scale`.
     fn run(&self, dtype: DType, threads: usize, scale: f32) -> Result<Vec<Tensor>> {
         let model = Model::from_graph(self.graph(dtype)?);
         let session = Session::builder(&model).threads(threads).build()?;

@@ -346,7 +346,7 @@ fn addends_lie_where_the_result_goes() -> Result<()> {
     Ok(())
 }
 
-/// Sums over so many steps that a left side that lies column by column is packed part by part.
+/// A depth at which a column-major left-hand side is packed part by part.
 #[test]
 fn sums_in_parts_are_those_of_doubles() -> Result<()> {
     let [m, n, k] = [600, 33, 900];

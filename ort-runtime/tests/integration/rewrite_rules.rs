@@ -26,7 +26,7 @@ fn names_are_unique_and_every_rule_says_what_it_does() {
     }
 }
 
-/// docs/RULES.md is written from the tables; `GOLDEN_UPDATE=1` writes it anew.
+/// docs/RULES.md is written from the tables; `GOLDEN_UPDATE=1` writes it again.
 #[test]
 fn the_page_of_rules_is_up_to_date() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/RULES.md");
@@ -39,16 +39,25 @@ fn the_page_of_rules_is_up_to_date() {
     assert!(std::fs::read_to_string(path).unwrap_or_default() == page, "{stale}");
 }
 
+/// The opening of docs/RULES.md.
+const HEAD: &str = "\
+# Rewrite rules
+
+The rules that rewrite a graph before it runs, from the tables in `ort-core/src/rules`. In a pattern
+a name is a value, `#name` a constant, a number that number, `~` approximately that number, and `_`
+anything. A rule applies only if the facts that it must know are known: types, or the ranks of its
+values. `ort optimize MODEL OUT` lists the rules that apply to a model, and `--without-rule NAME`
+disables one.
+
+Other rewrites are constant folding, common-subexpression elimination, dead-code elimination, and
+the fusion of elementwise chains (`elementwise_chain`). On devices that prefer it, images become
+NHWC (`channels_last`), and weights are transposed if their columns are whole vectors and their rows
+are not (`weight_vectors`). From level `all`, attention between transposes with a KV cache becomes
+one operator (`attention_cache`).
+";
+
 fn page() -> String {
-    let mut page = String::from(
-        "# Rewrite rules\n\nWhat may replace what before a graph runs, from the tables under `ort-core/src/rules`. A name in a pattern is a value, \
-         `#name` a constant, a number\nthat number, `~` nearly so, `_` anything. A rule applies only if what it must know is known: the ranks of its values, or their\ntypes. \
-         `ort optimize MODEL OUT` tells which rules a model hits, `--without-rule NAME` leaves one\nout. \
-         Besides these, constants are folded, what is common is computed once, what nobody reads is left out, and chains of elementwise\noperators \
-         become one (`elementwise_chain`), and for devices that prefer it images get their channels last (`channels_last`),\n\
-         and weights whose columns are whole vectors where their rows are not lie transposed (`weight_vectors`).\n\
-         Attention between transpositions, with a cache of keys and values, is one operator from level `all` on (`attention_cache`).\n",
-    );
+    let mut page = String::from(HEAD);
     for set in rule_sets() {
         page += &format!(
             "\n## {}, from level `{}`\n\n| rule | looks for | must know | what it is |\n| --- | --- | --- | --- |\n",

@@ -60,7 +60,7 @@ fn wider(builder: &mut GraphBuilder, a: (ValueId, usize), b: (ValueId, usize)) -
     if columns <= 512 { Ok(both) } else { project(builder, (both, columns), 512) }
 }
 
-/// A product with a matrix that makes so many columns.
+/// A matmul whose result has `to` columns.
 fn project(builder: &mut GraphBuilder, (value, from): (ValueId, usize), to: usize) -> Result<ValueId> {
     let matrix = builder.constant(numbers(&[from, to], to)?);
     builder.node("MatMul", &[value, matrix], &[])

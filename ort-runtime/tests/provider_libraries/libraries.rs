@@ -48,7 +48,7 @@ pub(crate) fn model() -> Model {
     Model::from_graph(builder.finish(&[y]).expect("a graph"))
 }
 
-/// Inputs of so many rows.
+/// Inputs of `rows` rows.
 pub(crate) fn inputs(rows: usize) -> Vec<(&'static str, Value)> {
     let tensor = |scale: f32| {
         let elements: Vec<f32> = (0..rows * 3).map(|index| (index as f32 * scale).sin()).collect();

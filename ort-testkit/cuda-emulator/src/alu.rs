@@ -1,7 +1,7 @@
-//! What instructions without memory compute (NVIDIA, "PTX ISA"): one function of register contents
-//! for each.
+//! The arithmetic of PTX instructions without memory operands (NVIDIA, "PTX ISA"): one function of
+//! register contents for each.
 //!
-//! A register holds its value without sign in the low bits of a `u64`; the rest is zero.
+//! A register holds its value zero-extended in a `u64`.
 
 use half::{bf16, f16};
 
@@ -13,6 +13,8 @@ pub(crate) type F2 = fn(u64, u64) -> u64;
 pub(crate) type F3 = fn(u64, u64, u64) -> u64;
 pub(crate) type F4 = fn(u64, u64, u64, u64) -> u64;
 
+/// The minimum. If one operand is NaN it is the other one, unless `nan` propagates it; of two zeros
+/// it is the negative one.
 fn least<T: Float>(a: T, b: T, nan: bool) -> T {
     let (x, y) = (a.wide(), b.wide());
     if x.is_nan() || y.is_nan() {
@@ -71,7 +73,7 @@ macro_rules! f3 {
         )
     };
 }
-/// Over the integer types.
+/// Instantiates a macro for the integer types.
 macro_rules! ints {
     ($ty:expr, $m:ident, $($v:ident),+ => $e:expr) => {
         match $ty {
@@ -85,7 +87,8 @@ macro_rules! ints {
         }
     };
 }
-/// Over the types with a fraction: one expression for f32, f64, and both halves by way of f64.
+/// Instantiates a macro for the floating-point types. One expression serves f32, f64, and the half
+/// types, which are computed in f64.
 macro_rules! floats {
     (1, $ty:expr, $a:ident => $e:expr) => {
         match $ty {
@@ -114,7 +117,7 @@ macro_rules! floats {
         }
     };
 }
-/// As they are, without arithmetic.
+/// Instantiates `min` and `max`, which return an operand unchanged and so need no rounding.
 macro_rules! picks {
     ($ty:expr, $f:ident, $nan:literal) => {
         match $ty {
@@ -129,10 +132,11 @@ macro_rules! picks {
     };
 }
 
-/// Instructions with one source.
+/// Instructions with one operand.
 pub(crate) fn unary(name: &str, ty: Ty) -> Option<F1> {
     let b = ty.signless();
     match name {
+        // Flips the sign bit, of a NaN too.
         "neg" => match ty {
             Ty::F16 | Ty::Bf16 => Some(|x| x ^ 0x8000),
             Ty::F16x2 | Ty::Bf16x2 => Some(|x| x ^ 0x8000_8000),
@@ -165,6 +169,7 @@ pub(crate) fn unary(name: &str, ty: Ty) -> Option<F1> {
         },
         "sqrt" => floats!(1, ty, a => a.sqrt()),
         "rcp" => floats!(1, ty, a => 1.0 / a),
+        // In f64 and rounded once, because `1.0 / a.sqrt()` in f32 would round twice.
         "rsqrt" if ty == Ty::F32 => f1!(f32, a => (1.0 / f64::from(a).sqrt()) as f32),
         "rsqrt" => floats!(1, ty, a => 1.0 / a.sqrt()),
         "ex2" if ty == Ty::F32 => f1!(f32, a => f64::from(a).exp2() as f32),
@@ -185,7 +190,7 @@ pub(crate) fn unary(name: &str, ty: Ty) -> Option<F1> {
 
 trait Negate {
     fn wrapping_neg_(self) -> Self;
-    /// All bits set, whatever the value.
+    /// All bits set, independent of the value: a literal of the macro's type.
     fn ones(self) -> Self;
 }
 macro_rules! negate {
@@ -194,7 +199,7 @@ macro_rules! negate {
 }
 negate!(u16 i16 u32 i32 u64 i64);
 
-/// `testp.what`.
+/// The predicate `testp.what`.
 pub(crate) fn test(what: &str, ty: Ty) -> Option<F1> {
     macro_rules! both {
         ($a:ident => $e:expr) => {
@@ -227,7 +232,7 @@ fn directed<const M: u8>(name: &str) -> Option<F2> {
     }
 }
 
-/// Instructions of two f32 with a rounding other than to nearest.
+/// Instructions on two f32 with a rounding mode other than to nearest, numbered as in [`round32`].
 pub(crate) fn rounded(name: &str, mode: u8) -> Option<F2> {
     match mode {
         1 => directed::<1>(name),
@@ -236,7 +241,7 @@ pub(crate) fn rounded(name: &str, mode: u8) -> Option<F2> {
     }
 }
 
-/// `fma` of f32 with a rounding other than to nearest; of one source, `sqrt` and `rcp`.
+/// `fma` of f32 with a rounding mode other than to nearest.
 pub(crate) fn rounded_fma(mode: u8) -> Option<F3> {
     match mode {
         1 => f3!(f32, a, b, c => round32(a.wide().mul_add(b.wide(), c.wide()), 1)),
@@ -245,7 +250,7 @@ pub(crate) fn rounded_fma(mode: u8) -> Option<F3> {
     }
 }
 
-/// Instructions with two sources; `how`: `lo`, `hi`, `wide`, `NaN` or nothing.
+/// Instructions with two operands; `how` is `lo`, `hi`, `wide`, `NaN` or empty.
 pub(crate) fn binary(name: &str, how: &str, ty: Ty) -> Option<F2> {
     let b = ty.signless();
     match name {
@@ -273,6 +278,7 @@ pub(crate) fn binary(name: &str, how: &str, ty: Ty) -> Option<F2> {
             Ty::S32 => f2!(i32, a, b => (a << 8 >> 8).wrapping_mul(b << 8 >> 8)),
             _ => None,
         },
+        // PTX leaves the result of a division by zero unspecified.
         "div" if ty.is_int() => ints!(ty, f2, a, b => if b == 0 { a.ones() } else { a.wrapping_div(b) }),
         "rem" => ints!(ty, f2, a, b => if b == 0 { a } else { a.wrapping_rem(b) }),
         "min" if ty.is_int() => ints!(ty, f2, a, b => a.min(b)),
@@ -325,7 +331,7 @@ fn dot<const A: bool, const B: bool>(a: u64, b: u64, c: u64) -> u64 {
     u64::from(sum as u32)
 }
 
-/// `dp4a` with signs.
+/// `dp4a`, with the signedness of each operand.
 pub(crate) fn dot4(a: bool, b: bool) -> F3 {
     match (a, b) {
         (true, true) => dot::<true, true>,
@@ -362,7 +368,7 @@ fn insert(a: u64, b: u64, position: u64, length: u64, bits: u32) -> u64 {
     (b & !mask) | (a << position & mask)
 }
 
-/// Instructions with three sources.
+/// Instructions with three operands.
 pub(crate) fn ternary(name: &str, how: &str, ty: Ty) -> Option<F3> {
     let s = ty.signless();
     match name {
@@ -394,6 +400,7 @@ pub(crate) fn ternary(name: &str, how: &str, ty: Ty) -> Option<F3> {
         "fma" | "mad" => match ty {
             Ty::F32 => f3!(f32, a, b, c => a.mul_add(b, c)),
             Ty::F64 => f3!(f64, a, b, c => a.mul_add(b, c)),
+            // The product of two halves is exact in f64, so the sum is rounded once more at most.
             Ty::F16 => f3!(f16, a, b, c => f16::narrow(a.wide() * b.wide() + c.wide())),
             Ty::Bf16 => f3!(bf16, a, b, c => bf16::narrow(a.wide() * b.wide() + c.wide())),
             Ty::F16x2 => f3!(Two<f16>, a, b, c => Two(
@@ -436,7 +443,7 @@ pub(crate) fn ternary(name: &str, how: &str, ty: Ty) -> Option<F3> {
     }
 }
 
-/// `bfi` and `lop3`.
+/// Instructions with four operands: `bfi` and `lop3`.
 pub(crate) fn quaternary(name: &str, ty: Ty) -> Option<F4> {
     match (name, ty.bits()) {
         ("bfi", 32) => Some(|a, b, c, d| insert(a, b, c, d, 32) & 0xFFFF_FFFF),
@@ -456,7 +463,7 @@ pub(crate) fn quaternary(name: &str, ty: Ty) -> Option<F4> {
     }
 }
 
-/// Comparisons.
+/// Comparisons; the `u` forms are true if an operand is NaN.
 pub(crate) fn compare(how: &str, ty: Ty) -> Option<F2> {
     macro_rules! ordered {
         ($e:ident) => {

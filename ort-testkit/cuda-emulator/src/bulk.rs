@@ -1,8 +1,8 @@
-//! Barriers in shared memory, and copies of boxes of tensors whose bytes arrive at them (NVIDIA,
-//! "PTX ISA", "mbarrier" and "Tensor copy").
+//! Mbarriers in shared memory, and TMA copies of tensor boxes that complete on them (NVIDIA, "PTX
+//! ISA", "mbarrier" and "Tensor copy").
 //!
-//! What a thread asks for is copied when all threads of its block have had a turn: so a program
-//! that does not wait reads what was there before.
+//! A copy is deferred until every thread of its block has had a turn. A kernel that does not wait
+//! for it therefore reads stale data deterministically.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use crate::decode::Space;
 use crate::exec::Mem;
 use crate::warp::Trouble;
 
-/// The arrivals that a barrier can count, and the bytes.
+/// The maximum number of arrivals, and of bytes, that a barrier can count.
 const MOST: u64 = (1 << 20) - 1;
-/// The words of a map.
+/// The number of words in a tensor map.
 pub(crate) const WORDS: usize = 16;
-/// What the first word of a map is.
+/// The magic number in the first word of a tensor map.
 const MAP: u64 = 0x7E45_0A3D_0A40_F0E5;
 
 type Done<T = ()> = std::result::Result<T, Trouble>;
@@ -24,12 +24,12 @@ fn failed<T>(what: &'static str) -> Done<T> {
     Err(Trouble::new(code::LAUNCH_FAILED, what))
 }
 
-/// `mbarrier` operations, and copies: by slots.
+/// Mbarrier operations and tensor copies; operands are slots.
 pub(crate) enum BulkOp {
     Init {
         count: u32,
     },
-    /// An arrival after which this number of further bytes is expected.
+    /// An arrival, which also raises the count of expected bytes.
     Arrive {
         bytes: Option<u32>,
     },
@@ -37,7 +37,7 @@ pub(crate) enum BulkOp {
         d: u32,
         parity: u32,
     },
-    /// To shared memory from the map at an address, at coordinates.
+    /// A copy to shared memory, from the tensor map at an address, at coordinates.
     Copy {
         to: (u32, i32),
         map: (u32, i32),
@@ -51,7 +51,7 @@ pub(crate) struct Bulk {
     pub(crate) barrier: (u32, i32),
 }
 
-/// A barrier: what it counts in each phase, and what is left of this one.
+/// The state of a barrier: the arrivals of each phase, and what is pending in the current one.
 #[derive(Clone, Copy)]
 struct Barrier {
     count: u64,
@@ -61,7 +61,7 @@ struct Barrier {
 }
 
 impl Barrier {
-    /// What lies in memory.
+    /// The word that represents the barrier in memory.
     fn word(&self) -> u64 {
         self.phase << 63 | 1 << 62 | self.arrivals << 42 | self.count << 21 | self.bytes as u64 & 0x1F_FFFF
     }
@@ -73,7 +73,7 @@ impl Barrier {
     }
 }
 
-/// The barriers of a block by their addresses, and the copies that were asked for.
+/// The barriers of a block by their addresses, and the copies in flight.
 #[derive(Default)]
 pub(crate) struct Barriers {
     all: BTreeMap<u64, Barrier>,
@@ -89,14 +89,14 @@ struct Flight {
 }
 
 impl Mem<'_> {
-    /// Where a barrier's word lies.
+    /// The location of a barrier's word.
     fn word_of(&mut self, address: u64) -> Done<*mut u64> {
         Ok(self.resolve(&mut [], Space::Shared, address, 8, 0)?.cast())
     }
 
     fn put_barrier(&mut self, address: u64, barrier: Barrier) -> Done {
         let word = self.word_of(address)?;
-        // SAFETY: `resolve` says that eight aligned bytes lie there.
+        // SAFETY: `word_of` resolved the address to eight aligned bytes of shared memory.
         unsafe { word.write(barrier.word()) };
         self.barriers.all.insert(address, barrier);
         Ok(())
@@ -107,7 +107,7 @@ impl Mem<'_> {
         let Some(barrier) = self.barriers.all.get(&address).copied() else {
             return failed("a barrier that no mbarrier.init made");
         };
-        // SAFETY: `resolve` says that eight aligned bytes lie there.
+        // SAFETY: `word_of` resolved the address to eight aligned bytes of shared memory.
         if unsafe { word.read() } != barrier.word() {
             return failed("a barrier that was written over");
         }
@@ -138,13 +138,13 @@ impl Mem<'_> {
         self.put_barrier(address, barrier)
     }
 
-    /// Whether the phase of this parity is over.
+    /// Whether the phase with this parity has completed.
     pub(crate) fn is_over(&mut self, address: u64, parity: u64) -> Done<bool> {
         let barrier = self.barrier_at(address)?;
         if parity > 1 { failed("a parity that is not 0 or 1") } else { Ok(barrier.phase != parity) }
     }
 
-    /// Asks for a copy of a box.
+    /// Starts a copy of a box.
     pub(crate) fn copy_box(
         &mut self,
         thread: usize,
@@ -160,6 +160,7 @@ impl Mem<'_> {
         if !to.is_multiple_of(128) {
             return Err(Trouble::new(code::MISALIGNED_ADDRESS, "a copy to no multiple of 128 bytes"));
         }
+        // Check the destination now, so that the fault names the instruction that started the copy.
         for offset in (0..map.box_bytes()).step_by(16) {
             self.resolve(&mut [], Space::Shared, to + offset, 16, 0)?;
         }
@@ -167,7 +168,8 @@ impl Mem<'_> {
         Ok(())
     }
 
-    /// Ends all copies: whether there were some, or the thread that asked for a wrong one, and why.
+    /// Performs all copies in flight; returns whether there were any, or the thread whose copy is
+    /// invalid, and why.
     pub(crate) fn land(&mut self) -> std::result::Result<bool, (usize, Trouble)> {
         let flights = std::mem::take(&mut self.barriers.flights);
         for flight in &flights {
@@ -176,7 +178,7 @@ impl Mem<'_> {
         Ok(!flights.is_empty())
     }
 
-    /// Whether copies are on their way.
+    /// Whether copies are in flight.
     pub(crate) fn has_flights(&self) -> bool {
         !self.barriers.flights.is_empty()
     }
@@ -191,12 +193,13 @@ impl Mem<'_> {
                 let first = at[0] + (chunk * 16 / width) as i64;
                 let bytes = self.chunk(map, from, first)?;
                 let to = self.resolve(&mut [], Space::Shared, place, 16, 0)?;
-                // SAFETY: `resolve` says that 16 aligned bytes lie there.
+                // SAFETY: `resolve` checked that 16 aligned bytes of shared memory are there.
                 unsafe { to.cast::<[u8; 16]>().write(bytes) };
                 self.written_by_copy(place);
             }
         }
         let mut barrier = self.barrier_at(flight.barrier)?;
+        // May go below zero: the bytes of a copy can arrive before the thread that expects them.
         barrier.bytes -= map.box_bytes() as i64;
         if barrier.bytes < -(MOST as i64) {
             return failed("more bytes than a barrier can count");
@@ -205,7 +208,8 @@ impl Mem<'_> {
         self.put_barrier(flight.barrier, barrier)
     }
 
-    /// 16 bytes from an element of a line on; zeros where there is no line, and beyond its ends.
+    /// Reads 16 bytes from element `first` of a row on. Elements out of bounds are zero, as is the
+    /// whole chunk if the row is.
     fn chunk(&mut self, map: &TensorMap, line: Option<u64>, first: i64) -> Done<[u8; 16]> {
         let mut bytes = [0; 16];
         let Some(line) = line else { return Ok(bytes) };
@@ -217,7 +221,7 @@ impl Mem<'_> {
             }
             let from =
                 self.resolve(&mut [], Space::Global, line + element as u64 * map.width, map.width, 0)?;
-            // SAFETY: `resolve` says that as many bytes lie there.
+            // SAFETY: `resolve` checked that `width` bytes of device memory are there.
             unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), width) };
         }
         Ok(bytes)
@@ -230,17 +234,17 @@ pub(crate) struct TensorMap {
     pub(crate) address: u64,
     /// Bytes of an element.
     pub(crate) width: u64,
-    /// Elements along each axis, the nearest first.
+    /// Elements along each axis, the innermost first.
     pub(crate) sizes: Vec<u64>,
-    /// Bytes from one to the next along each axis but the first.
+    /// Strides in bytes along each axis but the first.
     pub(crate) steps: Vec<u64>,
     pub(crate) boxes: Vec<u64>,
-    /// Chunks of 16 bytes that are mixed with each other: 1, 2, 4 or 8.
+    /// The number of 16-byte chunks that swizzling permutes among each other: 1, 2, 4 or 8.
     pub(crate) mixes: u64,
 }
 
 impl TensorMap {
-    /// As it lies in memory, if it can be encoded.
+    /// Encodes the map as in memory, if its values are valid.
     pub(crate) fn words(&self) -> Option<[u64; WORDS]> {
         let Self { address, width, sizes, steps, boxes, mixes } = self;
         let rank = sizes.len();
@@ -283,7 +287,7 @@ impl TensorMap {
         self.boxes.iter().product::<u64>() * self.width
     }
 
-    /// Where the line of that number of a box at coordinates begins; none beyond the tensor.
+    /// Returns the address of a row of a box at coordinates, or `None` out of the tensor's bounds.
     fn line(&self, at: &[i64], mut number: u64) -> Option<u64> {
         let mut from = self.address;
         for axis in 1..self.sizes.len() {
@@ -297,7 +301,7 @@ impl TensorMap {
         Some(from)
     }
 
-    /// Where what would lie at an address does.
+    /// Applies the swizzle to an address.
     fn mixed(&self, address: u64) -> u64 {
         address ^ (address >> 7 & (self.mixes - 1)) << 4
     }

@@ -1,15 +1,15 @@
-//! Contraction: within a basic block, `add.f32` and `sub.f32` of a `mul.f32` become `fma.rn.f32`
-//! where neither names a rounding.
+//! Contraction of `mul.f32` with `add.f32` or `sub.f32` to `fma.rn.f32`, within a basic block and
+//! only if neither names a rounding mode.
 //!
-//! The PTX ISA lets the driver's assembler do so ("add": "may be optimized aggressively"), and it
-//! does by default. Which products it takes is its own affair; here all are taken, so that what
-//! needs a product rounded shows without a GPU.
+//! The PTX ISA allows the driver's assembler to contract ("add": "may be optimized aggressively"),
+//! and it does so by default. Which pairs it contracts is up to the assembler. We contract all of
+//! them, so that code which needs a rounded product fails without a GPU.
 
 use std::collections::HashMap;
 
-/// The text of a module with its products contracted.
+/// Returns the text of a module with its multiplications contracted.
 pub(crate) fn contract(text: &str) -> String {
-    // Of each product the factors, as long as none of the three is written again.
+    // The factors of each product, until one of the three registers is overwritten.
     let mut products = HashMap::<&str, [&str; 2]>::new();
     let mut contracted = String::with_capacity(text.len() + text.len() / 16);
     for line in text.lines() {
@@ -24,6 +24,7 @@ pub(crate) fn contract(text: &str) -> String {
         for name in written(line) {
             products.retain(|product, factors| *product != name && !factors.contains(&name));
         }
+        // A product that overwrites one of its factors cannot be recomputed later.
         if let Some([product, a, b]) = operands(line, "mul.f32")
             && ![a, b].contains(&product)
         {
@@ -33,7 +34,7 @@ pub(crate) fn contract(text: &str) -> String {
     contracted
 }
 
-/// Whether control may come from or go elsewhere.
+/// Whether a line ends a basic block: control may leave here or arrive from elsewhere.
 fn ends_block(line: &str) -> bool {
     let line = line.trim();
     line.ends_with(':')
@@ -42,7 +43,7 @@ fn ends_block(line: &str) -> bool {
         || line.starts_with("call")
 }
 
-/// The registers of floats that an instruction writes first: several stand in braces.
+/// The float registers in the first operand, which the instruction writes; braces enclose a vector.
 fn written(line: &str) -> impl Iterator<Item = &str> {
     let rest = line.trim().split_once(char::is_whitespace).map_or("", |(_, rest)| rest.trim());
     let list = match rest.strip_prefix('{') {
@@ -60,7 +61,7 @@ fn operands<'a>(line: &'a str, name: &str) -> Option<[&'a str; 3]> {
     rest.starts_with(char::is_whitespace).then_some(found)
 }
 
-/// What a sum or difference becomes, if it is one of a product.
+/// Returns the contraction of an addition or subtraction whose operand is a product.
 fn fused(line: &str, products: &HashMap<&str, [&str; 2]>) -> Option<String> {
     if let Some([to, a, b]) = operands(line, "add.f32") {
         let ([x, y], other) = match products.get(a) {
@@ -70,6 +71,7 @@ fn fused(line: &str, products: &HashMap<&str, [&str; 2]>) -> Option<String> {
         return Some(format!("\tfma.rn.f32 {to}, {x}, {y}, {other};"));
     }
     let [to, a, b] = operands(line, "sub.f32")?;
+    // The rewrite writes `-b` to the destination first, which must therefore not be a factor.
     let [x, y] = products.get(a).filter(|factors| !factors.contains(&to) && b.starts_with('%'))?;
     Some(format!("\tneg.f32 {to}, {b};\n\tfma.rn.f32 {to}, {x}, {y}, {to};"))
 }

@@ -1,4 +1,4 @@
-//! Conversions between all types (NVIDIA, "PTX ISA", `cvt`).
+//! `cvt`: conversions between all types (NVIDIA, "PTX ISA").
 
 use half::{bf16, f16};
 
@@ -9,20 +9,21 @@ fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(0x7FFF_FFFF) } else { x }
 }
 
-/// What `cvt` turns into what.
+/// The types and modifiers of a `cvt`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cvt {
     pub(crate) to: Ty,
     pub(crate) from: Ty,
-    /// 0 nearest, 1 to zero, 2 down, 3 up; 4 more where to an integer; 8: nearest, ties away.
+    /// 0 to nearest, 1 to zero, 2 down, 3 up; plus 4 if to an integral value; 8 to nearest, ties
+    /// away from zero.
     pub(crate) round: u8,
     pub(crate) saturate: bool,
     pub(crate) relu: bool,
-    /// Bits of the destination.
+    /// Width of the destination register in bits.
     pub(crate) width: u8,
 }
 
-/// `cvt`.
+/// Converts the value of a register.
 pub(crate) fn convert(how: Cvt, x: u64) -> u64 {
     let signed = |bits: u32| (x << (64 - bits)) as i64 >> (64 - bits);
     let out = if how.from.is_int() {
@@ -71,6 +72,7 @@ fn integer(how: Cvt, value: i128) -> u64 {
     } else {
         (0, (1i128 << bits) - 1)
     };
+    // Float to integer always saturates; integer to integer wraps unless `.sat` is set.
     if how.saturate || !how.from.is_int() {
         return value.clamp(low, high) as u64;
     }
@@ -97,6 +99,7 @@ fn from_wide(to: Ty, value: f64, mode: u8, how: Cvt) -> u64 {
         Ty::F16 => toward(value, f16::narrow(value).wide(), f16::narrow(value).put(), mode, 0x8000),
         Ty::Bf16 => toward(value, bf16::narrow(value).wide(), bf16::narrow(value).put(), mode, 0x8000),
         Ty::F32 => canonical(round32(value, mode)).put(),
+        // `odd` rounds f64 to f32 without losing the sticky bit, so the second rounding is correct.
         Ty::Tf32 if mode == 0 => {
             let bits = odd(value).to_bits();
             u64::from(bits.wrapping_add(0xFFF + (bits >> 13 & 1)) & !0x1FFF)
@@ -106,7 +109,8 @@ fn from_wide(to: Ty, value: f64, mode: u8, how: Cvt) -> u64 {
     }
 }
 
-/// The neighbour of `bits`, which is `near`, the nearest to `value`, as the rounding asks.
+/// Adjusts `bits`, the encoding of `near`, which is nearest to `value`, to its neighbour if the
+/// rounding mode requires it.
 fn toward(value: f64, near: f64, bits: u64, mode: u8, sign: u64) -> u64 {
     let (smaller, larger) = (near.abs() > value.abs(), near.abs() < value.abs());
     let negative = value.is_sign_negative();

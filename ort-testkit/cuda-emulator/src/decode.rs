@@ -1,7 +1,7 @@
-//! Turns instructions as written into operations on numbered slots (NVIDIA, "PTX ISA").
+//! Lowers parsed instructions to operations on numbered slots (NVIDIA, "PTX ISA").
 //!
-//! A function's slots are its special registers, its literals and its registers alike, so that
-//! operands need no cases.
+//! A function's slots hold its special registers, its literals and its registers alike, so that
+//! operands need no case distinction.
 
 use std::collections::HashMap;
 
@@ -12,19 +12,19 @@ use crate::parse::{Num, Opd, Raw};
 use crate::warp::{Atom, WarpOp};
 use crate::{Fault, Result, code};
 
-/// Types of PTX.
+/// The types of PTX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[rustfmt::skip]
 pub(crate) enum Ty {
     Pred, B8, U8, S8, B16, U16, S16, B32, U32, S32, B64, U64, S64, F16, Bf16, F16x2, Bf16x2, F32, F64, Tf32,
 }
 
-/// Families of types.
+/// The kinds of types.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Bits and integers.
+    /// Untyped bits and integers.
     Int,
-    /// With a fraction.
+    /// Floating point.
     Float,
 }
 
@@ -69,7 +69,7 @@ impl Ty {
         matches!(self, Ty::S8 | Ty::S16 | Ty::S32 | Ty::S64)
     }
 
-    /// The type of bits as wide.
+    /// The untyped bits of the same width.
     pub(crate) fn signless(self) -> Self {
         match self.bits() {
             1 => Ty::Pred,
@@ -80,7 +80,7 @@ impl Ty {
         }
     }
 
-    /// The bits of a literal.
+    /// Returns the bits of a literal of this type.
     pub(crate) fn literal(self, number: Num) -> u64 {
         let bits = match (self, number) {
             (Ty::F64, Num::F32(v)) => f64::from(f32::from_bits(v)).to_bits(),
@@ -93,22 +93,22 @@ impl Ty {
     }
 }
 
-/// What a name stands for.
+/// What a name refers to.
 #[derive(Clone, Debug)]
 pub(crate) enum Name {
-    /// A slot.
+    /// A register: its slot and type.
     Reg(u32, Ty),
-    /// The number of a variable of the module.
+    /// The index of a module variable.
     Global(usize),
-    /// An offset in the block's memory.
+    /// An offset in shared memory.
     Shared(u64),
-    /// The block's memory whose size the launch says.
+    /// Dynamic shared memory, whose size the launch sets.
     Dynamic,
-    /// An offset in the thread's memory.
+    /// An offset in the thread's local memory.
     Local(u64),
 }
 
-/// Where an address points.
+/// The state space of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Global,
@@ -117,7 +117,7 @@ pub(crate) enum Space {
     Generic,
 }
 
-/// An operation.
+/// An operation of the interpreter.
 #[derive(Clone, Copy)]
 #[rustfmt::skip]
 pub(crate) enum Op {
@@ -139,7 +139,7 @@ pub(crate) enum Op {
     Carry { subtract: bool, wide: bool, with: bool, out: bool, d: u32, a: u32, b: u32 },
     Clock { d: u32 },
     Active { d: u32 },
-    /// One step further where the predicate is `when`.
+    /// Skips the next operation if the predicate equals `when`.
     Skip { p: u32, when: bool },
     Bra { to: u32 },
     BraIf { p: u32, when: bool, to: u32 },
@@ -157,17 +157,18 @@ pub(crate) enum Op {
     Ret,
     Exit,
     Trap,
-    /// Between a thread's writes and reads of products that read memory by themselves.
+    /// A proxy fence, which orders a thread's writes before reads of `wgmma` through the async
+    /// proxy.
     ProxyFence,
     Nothing,
 }
 
-/// No operand.
+/// The slot number of an absent operand.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Slots that every function has.
+/// The special registers, in the first slots of every function.
 pub(crate) mod special {
-    /// `%tid`, `%ntid`, `%ctaid`, `%nctaid`: three each.
+    /// `%tid`, `%ntid`, `%ctaid`, `%nctaid`: three slots each.
     pub(crate) const TID: usize = 0;
     pub(crate) const LANE: usize = 12;
     pub(crate) const WARP: usize = 13;
@@ -179,7 +180,7 @@ pub(crate) mod special {
     pub(crate) const COUNT: usize = 22;
 }
 
-/// A call.
+/// A call site.
 pub(crate) struct Call {
     pub(crate) name: String,
     pub(crate) target: usize,
@@ -187,27 +188,27 @@ pub(crate) struct Call {
     pub(crate) results: Vec<Place>,
 }
 
-/// Where an argument lies in a function's frame.
+/// The location of an argument in a function's frame.
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
     Slot(u32),
     Local(u64),
 }
 
-/// A kernel or a function.
+/// A kernel or a device function.
 pub(crate) struct Function {
     pub(crate) name: String,
     pub(crate) entry: bool,
     pub(crate) code: Vec<Op>,
     pub(crate) lines: Vec<u32>,
-    /// The slots at the start.
+    /// The initial values of the slots.
     pub(crate) template: Vec<u64>,
     pub(crate) local: usize,
     pub(crate) shared: usize,
-    /// What the address of shared memory of a size that the launch says is a multiple of.
+    /// The alignment of dynamic shared memory.
     pub(crate) dynamic_align: usize,
     pub(crate) max_threads: u32,
-    /// Place and size.
+    /// Location and size of each parameter and result.
     pub(crate) formals: Vec<(Place, usize)>,
     pub(crate) returns: Vec<(Place, usize)>,
     pub(crate) lists: Vec<[u32; 4]>,
@@ -269,13 +270,13 @@ impl Builder {
         }
     }
 
-    /// A new register, which holds ones.
+    /// Allocates a register, initialised to all ones.
     pub(crate) fn register(&mut self, ty: Ty) -> u32 {
         self.f.template.push(if ty.bits() == 64 { !0 } else { (1 << ty.bits()) - 1 });
         self.f.template.len() as u32 - 1
     }
 
-    /// Room in the thread's memory.
+    /// Allocates local memory.
     pub(crate) fn local(&mut self, size: usize, align: usize) -> u64 {
         let at = self.f.local.next_multiple_of(align.max(1));
         self.f.local = at + size;
@@ -296,7 +297,7 @@ impl Builder {
         self.scopes.pop();
     }
 
-    /// Whether the label is new.
+    /// Defines a label here; returns whether it is new.
     pub(crate) fn label(&mut self, name: &str) -> bool {
         self.labels.insert(name.to_owned(), self.f.code.len() as u32).is_none()
     }
@@ -320,7 +321,7 @@ impl Builder {
         slot
     }
 
-    /// The temporary slot of that number.
+    /// Returns the temporary slot of this number.
     pub(crate) fn temporary(&mut self, number: usize) -> u32 {
         while self.temporaries.len() <= number {
             self.f.template.push(0);
@@ -363,7 +364,7 @@ impl Builder {
         })
     }
 
-    /// The slot of a source.
+    /// Returns the slot of a source operand.
     pub(crate) fn source(&mut self, operand: &Opd, ty: Ty) -> Result<u32> {
         match operand {
             Opd::Num(number) => Ok(self.constant(ty.literal(*number))),
@@ -377,6 +378,7 @@ impl Builder {
                 if name == "WARP_SZ" {
                     return Ok(self.constant(32));
                 }
+                // Not modelled, so they read as 0.
                 if ["%smid", "%gridid", "%nsmid", "%nwarpid"].contains(&name.as_str()) {
                     return Ok(self.constant(0));
                 }
@@ -402,7 +404,7 @@ impl Builder {
         }
     }
 
-    /// A variable's address: slot and offset.
+    /// Returns a variable's address as slot and offset.
     fn variable(&mut self, name: &str) -> Result<(u32, i64)> {
         match self.find(name).cloned() {
             Some(Name::Reg(slot, _)) => Ok((slot, 0)),
@@ -417,7 +419,7 @@ impl Builder {
         }
     }
 
-    /// `[base + offset]`.
+    /// Returns slot and offset of `[base + offset]`.
     pub(crate) fn address(&mut self, operand: &Opd) -> Result<(u32, i32)> {
         let Opd::Address(base, offset) = operand else {
             return bad(format!("an address expected, found {operand:?}"));
@@ -433,7 +435,7 @@ impl Builder {
         }
     }
 
-    /// The slot of a destination and the bits it has; `_` is a temporary.
+    /// Returns the slot and type of a destination; `_` is a temporary.
     pub(crate) fn destination(&mut self, operand: &Opd) -> Result<(u32, Ty)> {
         match operand {
             Opd::Name(name) if name == "_" => Ok((self.temporary(11), Ty::B64)),
@@ -474,7 +476,7 @@ impl Builder {
         self.fixes.push((self.f.code.len(), label.to_owned(), self.line));
     }
 
-    /// One instruction with its guard.
+    /// Lowers one instruction with its guard.
     pub(crate) fn instruction(&mut self, raw: &Raw) -> Result<()> {
         self.line = raw.line;
         let Some((guard, not)) = &raw.guard else { return crate::decode::lower(self, raw, None) };
@@ -482,7 +484,7 @@ impl Builder {
         if raw.words[0] == "bra" {
             return crate::decode::lower(self, raw, Some((p, !not)));
         }
-        // Around what the instruction turns into.
+        // The guard jumps over the operations that the instruction expands to.
         let at = self.f.code.len();
         self.emit(Op::Nothing);
         crate::decode::lower(self, raw, None)?;
@@ -503,6 +505,7 @@ impl Builder {
         formals: Vec<(Name, Ty, usize)>,
     ) -> Result<Function> {
         self.emit(if entry { Op::Exit } else { Op::Ret });
+        // Labels are resolved last, because branches may go forward.
         for (at, label, line) in std::mem::take(&mut self.fixes) {
             let find = |label: &str| match self.labels.get(label) {
                 Some(to) => Ok(*to),
@@ -534,7 +537,7 @@ impl Builder {
     }
 }
 
-/// Finds the targets of calls.
+/// Resolves the targets of calls.
 pub(crate) fn link(functions: &mut [Function]) -> Result<()> {
     let names: HashMap<String, usize> =
         functions.iter().enumerate().map(|(at, f)| (f.name.clone(), at)).collect();

@@ -1,4 +1,4 @@
-//! The functions of the driver's library that a provider calls.
+//! The CUDA driver API, restricted to the functions that a provider calls.
 
 #![allow(non_snake_case, reason = "the names are the driver's")]
 
@@ -22,21 +22,21 @@ mod routine;
 use launch::{error_text, load, start};
 use queue::{Event, From, Op, Stream, ask, finish_streams};
 
-/// A context, stream, event, module or function as programs hold it.
+/// A context, stream, event, module or function, as an opaque pointer.
 pub type Handle = *mut c_void;
 
 type Done = Result<(), u32>;
 
 struct Loaded {
     module: Arc<(Module, String)>,
-    /// Names and numbers of the kernels.
+    /// The handles of the kernels.
     kernels: Vec<u64>,
 }
 
 struct Kernel {
     module: u64,
     number: usize,
-    /// The bytes of shared memory that a launch may ask for.
+    /// The limit on the dynamic shared memory of a launch, in bytes.
     dynamic: usize,
 }
 
@@ -86,7 +86,7 @@ fn limit() -> u64 {
     setting("ORT_CUDA_EMULATOR_MEMORY", 8 << 30)
 }
 
-/// Whether there are pools of memory.
+/// Whether the device has memory pools.
 fn has_pools() -> i32 {
     setting("ORT_CUDA_EMULATOR_POOLS", 1)
 }
@@ -97,8 +97,8 @@ fn capability() -> (i32, i32) {
     (major.parse().unwrap_or(8), minor.parse().unwrap_or(0))
 }
 
-/// The bytes of shared memory that a launch may have at most (NVIDIA, "CUDA C++ Programming Guide",
-/// "Compute Capabilities").
+/// The maximum shared memory of a block in bytes (NVIDIA, "CUDA C++ Programming Guide", "Compute
+/// Capabilities").
 fn most_shared() -> usize {
     let kib = match capability() {
         (..=7, _) => 64,
@@ -109,10 +109,10 @@ fn most_shared() -> usize {
     kib << 10
 }
 
-/// The driver while it is looked at.
+/// The locked driver.
 type Guard = parking_lot::MutexGuard<'static, Driver>;
 
-/// The driver after `cuInit`, unless a kernel failed.
+/// Locks the driver after `cuInit`, unless a kernel failed: then every call returns that error.
 fn ready() -> Result<Guard, u32> {
     let driver = DRIVER.lock();
     match (driver.ready, driver.sticky) {
@@ -122,7 +122,7 @@ fn ready() -> Result<Guard, u32> {
     }
 }
 
-/// The same with a context.
+/// Locks the driver if a context is current.
 fn current() -> Result<Guard, u32> {
     let driver = ready()?;
     let some = CONTEXTS.with_borrow(|stack| stack.last().is_some_and(|context| *context != 0));
@@ -136,7 +136,7 @@ impl Driver {
     }
 
     fn stream(&self, stream: Handle) -> Done {
-        // The first three stand for the default streams.
+        // 0 to 2 are the handles of the default streams.
         let known = (stream as u64) < 3 || self.streams.contains_key(&(stream as u64));
         if known { Ok(()) } else { Err(code::INVALID_HANDLE) }
     }
@@ -150,17 +150,17 @@ fn put<T>(to: *mut T, value: T) -> Done {
     if to.is_null() {
         return Err(code::INVALID_VALUE);
     }
-    // SAFETY: the caller of the driver gives a place for the result.
+    // SAFETY: `to` is not null, and the driver's API requires a valid pointer for a result.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// The first `count` values of a list of the caller's.
+/// Copies the first `count` values of a list of the caller's.
 fn list<T: Copy>(from: *const T, count: usize) -> Result<Vec<T>, u32> {
     if from.is_null() && count > 0 {
         return Err(code::INVALID_VALUE);
     }
-    // SAFETY: the caller of the driver gives as many.
+    // SAFETY: `from` is not null, and the driver's API requires `count` values there.
     Ok((0..count).map(|at| unsafe { *from.add(at) }).collect())
 }
 
@@ -173,7 +173,8 @@ fn copy(to: u64, from: u64, size: usize) -> Done {
         return Err(code::INVALID_VALUE);
     }
     if size > 0 {
-        // SAFETY: device sides were looked up, and for the host's the caller of the driver answers.
+        // SAFETY: the callers looked up device sides with `within` or `held`; the driver's API
+        // requires a valid range on the host.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
     }
     Ok(())
@@ -324,7 +325,7 @@ api! {
     }
     fn cuMemFree_v2(address: u64) {
         current()?.uncaptured()?;
-        // It waits for all that may use the memory.
+        // Like the driver's, it waits for all work that may use the memory.
         finish_streams(|_| true)?;
         let mut driver = current()?;
         if address == 0 || driver.memory.free(address, true) { Ok(()) } else { Err(code::INVALID_VALUE) }
@@ -345,6 +346,7 @@ api! {
         let driver = current()?;
         driver.within(to, size)?;
         let mut bytes = vec![0u8; size];
+        // Copied now, because the caller may overwrite pageable memory as soon as the call returns.
         copy(bytes.as_mut_ptr() as u64, from as u64, size)?;
         let from = From::Bytes(bytes.into());
         ask(driver, std::ptr::null_mut(), Op::Copy { to, from, size, pageable: false })
@@ -391,8 +393,8 @@ api! {
         }
         let (sizes, steps) = (list(sizes, axes)?, list(steps, axes - 1)?);
         let (boxes, element_steps) = (list(boxes, axes)?, list(element_steps, axes)?);
-        // Only what kernels need: neither steps between elements, nor interleaved ones, nor NaN
-        // beyond the ends.
+        // Only what our kernels use: no element strides, no interleaving, no NaN fill out of
+        // bounds.
         if element_steps.iter().any(|step| *step != 1) || interleave != 0 || promotion > 3 || fill != 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -419,7 +421,8 @@ api! {
         load(module, image).map_err(|fault| {
             let (mut log, mut size, mut size_at) = (0, 0, None);
             for at in 0..if options.is_null() || values.is_null() { 0 } else { count as usize } {
-                // SAFETY: the caller of the driver gives as many options and values.
+                // SAFETY: both pointers are not null, and the driver's API requires `count` options
+                // and values.
                 let (option, value) = unsafe { (*options.add(at), *values.add(at)) };
                 match option {
                     5 => log = value as u64,
@@ -429,11 +432,12 @@ api! {
             }
             if log != 0 && size > 0 {
                 let kept = fault.message.len().min(size - 1);
-                // Both places are the caller's.
+                // Both destinations are the caller's, so a failure to write them does not change
+                // the error.
                 let _ = copy(log, fault.message.as_ptr() as u64, kept);
                 let _ = put((log as *mut u8).wrapping_add(kept), 0);
                 if let Some(at) = size_at {
-                    // The size filled goes where the size was.
+                    // The driver returns the size that it filled in the option's value.
                     let _ = put(values.wrapping_add(at).cast_mut().cast::<u32>(), kept as u32 + 1);
                 }
             } else {
@@ -540,7 +544,7 @@ api! {
     }
 }
 
-/// New pinned memory.
+/// Allocates pinned memory.
 fn pinned(pointer: *mut Handle, size: usize) -> Done {
     let mut driver = current()?;
     driver.uncaptured()?;
@@ -552,6 +556,6 @@ fn text(name: *const c_char) -> Option<String> {
     if name.is_null() {
         return None;
     }
-    // SAFETY: the caller of the driver gives a string that ends with a zero.
+    // SAFETY: `name` is not null, and the driver's API requires a string that ends with a zero.
     unsafe { CStr::from_ptr(name) }.to_str().ok().map(str::to_owned)
 }

@@ -1,20 +1,19 @@
-//! The memory of the emulated device: pieces of host memory, whose device addresses are their host
-//! addresses.
+//! Device memory: allocations of host memory, whose device addresses are their host addresses.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 
-/// All that is allocated.
+/// All allocations.
 pub(crate) struct Memory {
     pieces: BTreeMap<u64, Piece>,
-    /// What pools hold, by number.
+    /// The blocks of the pools, by number.
     blocks: BTreeMap<u64, Block>,
     next_block: u64,
     used: u64,
 }
 
-/// Memory of the device that a pool holds and allocates pieces from. Only its bytes are counted:
-/// each piece is host memory of its own.
+/// Device memory that a pool holds and allocates from. A block only counts bytes: each allocation
+/// in it is host memory of its own.
 struct Block {
     pool: u64,
     size: u64,
@@ -23,28 +22,27 @@ struct Block {
 struct Piece {
     size: u64,
     device: bool,
-    /// None for memory that is there from the call that allocates it to the one that frees it.
+    /// `None` for memory that is live from the call that allocates it to the call that frees it.
     pooled: Option<Pooled>,
 }
 
-/// A piece of a pool, which streams allocate and free.
+/// A stream-ordered allocation of a pool.
 struct Pooled {
     pool: u64,
     block: u64,
-    /// Whether a stream has reached its allocation, and not the end of it.
+    /// Whether a stream has reached its allocation, but not its free.
     live: bool,
-    /// The stream that was asked to free it: from there on that stream may be given it again.
+    /// The stream whose free was queued; from there on that stream may reuse the memory.
     freed_in: Option<u64>,
-    /// What streams were asked for and have not done.
+    /// The queued allocations and frees that streams have not reached.
     pending: u32,
 }
 
 const ALIGN: usize = 512;
 
-/// Pieces of a pool are multiples of this.
+/// The granularity of allocations from a pool.
 const POOLED: u64 = 256;
-/// A pool takes memory from the device, and gives it back, in multiples of this, as the driver
-/// does.
+/// The granularity in which a pool takes memory from the device and returns it, as in the driver.
 pub(crate) const POOL_GRANULE: u64 = 32 << 20;
 
 impl Memory {
@@ -57,7 +55,7 @@ impl Memory {
         self.used
     }
 
-    /// A piece filled with 0xFF; `device`: it counts against `limit`.
+    /// Allocates memory filled with 0xFF. Only device memory counts against `limit`.
     pub(crate) fn allocate(&mut self, size: u64, device: bool, limit: u64) -> Option<u64> {
         self.add(Piece { size, device, pooled: None }, limit)
     }
@@ -73,14 +71,14 @@ impl Memory {
         if pointer.is_null() {
             return None;
         }
-        // SAFETY: `pointer` is the start of `size` bytes.
+        // SAFETY: `alloc` returned `layout.size()` bytes at `pointer`, which is not null.
         unsafe { pointer.write_bytes(0xFF, layout.size()) };
         self.pieces.insert(pointer as u64, piece);
         self.used += counted;
         Some(pointer as u64)
     }
 
-    /// Whether a piece began there and is freed now.
+    /// Frees an allocation; returns whether one starts there.
     pub(crate) fn free(&mut self, address: u64, device: bool) -> bool {
         match self.pieces.get(&address) {
             Some(piece) if piece.device == device && piece.pooled.is_none() => self.remove(address),
@@ -93,17 +91,18 @@ impl Memory {
         let Some(piece) = self.pieces.remove(&address) else { return };
         self.used -= piece.counted();
         if let Ok(layout) = Layout::from_size_align(piece.size as usize, ALIGN) {
-            // SAFETY: the piece came from `alloc` with this layout and left the map just now.
+            // SAFETY: the allocation came from `alloc` with this layout, and was removed from the
+            // map just now.
             unsafe { dealloc(address as *mut u8, layout) };
         }
     }
 
-    /// Whether all `size` bytes lie in one piece.
+    /// Whether all `size` bytes are in one allocation.
     pub(crate) fn holds(&self, address: u64, size: u64) -> bool {
         self.piece_of(address, size).is_some()
     }
 
-    /// Whether they do, in a piece that streams have reached and not freed.
+    /// Whether they are in an allocation that is live: streams have reached it and not freed it.
     pub(crate) fn is_live(&self, address: u64, size: u64) -> bool {
         self.piece_of(address, size).is_some_and(Piece::is_live)
     }
@@ -113,19 +112,19 @@ impl Memory {
         address.checked_add(size).is_some_and(|end| end <= start + piece.size).then_some(piece)
     }
 
-    /// The end of the piece of the host that begins there.
+    /// The end of the host allocation that starts there.
     pub(crate) fn piece(&self, address: u64) -> Option<u64> {
         self.pieces.get(&address).filter(|piece| !piece.device).map(|piece| address + piece.size)
     }
 
-    /// Start and end of all pieces that kernels may use, in order.
+    /// Start and end of all live allocations, in order.
     pub(crate) fn table(&self) -> Vec<(u64, u64)> {
         let live = self.pieces.iter().filter(|(_, piece)| piece.is_live());
         live.map(|(start, piece)| (*start, start + piece.size)).collect()
     }
 
-    /// A piece of a pool, not to be used before its stream reaches it: one that the stream was
-    /// asked to free before, or a new one.
+    /// Allocates from a pool: memory whose free the same stream has queued, or new memory. It is
+    /// not live before the stream reaches it.
     pub(crate) fn allocate_in(&mut self, pool: u64, stream: u64, size: u64, limit: u64) -> Option<u64> {
         let size = size.checked_next_multiple_of(POOLED)?;
         let room = self.room(pool, stream);
@@ -146,14 +145,14 @@ impl Memory {
         }
         let found = room.keys().copied().find(|block| fits(*block));
         let block = found.or_else(|| self.add_block(pool, size, limit))?;
-        // What lay there before is overwritten.
+        // The new allocation may reuse their bytes.
         self.remove_idle(block);
         let pooled = Pooled { pool, block, live: false, freed_in: None, pending: 1 };
         self.add(Piece { size, device: true, pooled: Some(pooled) }, limit)
     }
 
-    /// The bytes of each block of a pool that a stream may be given: all but those in use, or freed
-    /// in another stream that has not got there.
+    /// Returns the bytes of each block of a pool that a stream may allocate: all except those in
+    /// use, and those freed in another stream that has not reached the free.
     fn room(&self, pool: u64, stream: u64) -> BTreeMap<u64, u64> {
         let own = self.blocks.iter().filter(|(_, block)| block.pool == pool);
         let mut room: BTreeMap<u64, u64> = own.map(|(number, block)| (*number, block.size)).collect();
@@ -178,7 +177,7 @@ impl Memory {
         Some(self.next_block)
     }
 
-    /// Removes the pieces of a block that streams are done with.
+    /// Removes the allocations of a block whose free has executed.
     fn remove_idle(&mut self, block: u64) {
         let is_idle =
             |piece: &Piece| piece.pooled.as_ref().is_some_and(|own| own.block == block && own.is_idle());
@@ -186,7 +185,8 @@ impl Memory {
         idle.collect::<Vec<_>>().into_iter().for_each(|address| self.remove(address));
     }
 
-    /// Whether the piece of a pool that begins there can be freed: a stream is asked to.
+    /// Queues the free of a pool allocation; returns whether one starts there that was not freed
+    /// yet.
     pub(crate) fn ask_free(&mut self, address: u64, stream: u64) -> bool {
         let piece = self.pieces.get_mut(&address).and_then(|piece| piece.pooled.as_mut());
         let Some(pooled) = piece.filter(|pooled| pooled.freed_in.is_none()) else { return false };
@@ -194,11 +194,11 @@ impl Memory {
         true
     }
 
-    /// A stream has reached the allocation of a piece, whose bytes are nothing yet, or its end.
+    /// A stream has reached the allocation, whose contents are undefined, or the free.
     pub(crate) fn reach(&mut self, address: u64, live: bool) {
         let Some(piece) = self.pieces.get_mut(&address) else { return };
         if live {
-            // SAFETY: the piece is there.
+            // SAFETY: `pieces` holds the allocation, so its `size` bytes are allocated.
             unsafe { (address as *mut u8).write_bytes(0xFF, piece.size as usize) };
         }
         if let Some(pooled) = &mut piece.pooled {
@@ -206,7 +206,7 @@ impl Memory {
         }
     }
 
-    /// The bytes of a pool: all, and those that nobody was asked to free.
+    /// The bytes that a pool holds, and those of them not freed yet.
     pub(crate) fn of_pool(&self, pool: u64) -> (u64, u64) {
         let held = self.blocks.values().filter(|block| block.pool == pool).map(|block| block.size).sum();
         let own = self.pieces.values().filter(|piece| {
@@ -215,7 +215,7 @@ impl Memory {
         (held, own.map(|piece| piece.size).sum())
     }
 
-    /// Gives back the blocks of a pool that are free, as far as it keeps the bytes asked for.
+    /// Returns free blocks of a pool to the device, while it keeps at least `keep` bytes.
     pub(crate) fn trim(&mut self, pool: u64, keep: u64) {
         let mut held = self.of_pool(pool).0;
         let own = self.blocks.iter().filter(|(_, block)| block.pool == pool);
@@ -233,7 +233,7 @@ impl Memory {
 }
 
 impl Pooled {
-    /// Whether it was freed and streams are done with it.
+    /// Whether its free has executed.
     fn is_idle(&self) -> bool {
         self.freed_in.is_some() && self.pending == 0 && !self.live
     }
@@ -243,7 +243,7 @@ impl Piece {
     fn is_live(&self) -> bool {
         self.pooled.as_ref().is_none_or(|pooled| pooled.live)
     }
-    /// The bytes that count against the device's memory: those of pools do where these take them.
+    /// The bytes that count against the device's memory. Those of pools are counted by block.
     fn counted(&self) -> u64 {
         if self.device && self.pooled.is_none() { self.size } else { 0 }
     }

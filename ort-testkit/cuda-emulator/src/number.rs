@@ -1,8 +1,8 @@
-//! The values that registers hold, and how they are rounded.
+//! The values in registers, and their rounding.
 
 use half::{bf16, f16};
 
-/// A value of a register.
+/// A type that a register can hold.
 pub(crate) trait Reg: Copy {
     fn get(x: u64) -> Self;
     fn put(self) -> u64;
@@ -19,7 +19,7 @@ macro_rules! reg {
     };
 }
 
-/// Two halves of a register.
+/// Two packed 16-bit values.
 #[derive(Clone, Copy)]
 pub(crate) struct Two<T>(pub(crate) T, pub(crate) T);
 
@@ -48,13 +48,14 @@ reg! {
     bool, x => x & 1 != 0, v => u64::from(v);
 }
 
-/// Arithmetic of the types with a fraction.
+/// A floating-point type, computed in f64.
 pub(crate) trait Float: Copy {
     fn wide(self) -> f64;
     fn narrow(x: f64) -> Self;
 }
 
-/// `x` as f32 such that rounding it again is as rounding `x`: inexact results are odd.
+/// Rounds to f32 with round-to-odd, so that rounding the result again to a narrower type equals
+/// rounding `x` directly.
 pub(crate) fn odd(x: f64) -> f32 {
     let near = x as f32;
     if f64::from(near) == x || !near.is_finite() && x.is_infinite() || x.is_nan() {
@@ -98,7 +99,7 @@ impl Float for bf16 {
     }
 }
 
-/// Rounds to f32; 0 nearest, 1 to zero, 2 down, 3 up.
+/// Rounds to f32. `mode` is 0 to nearest, 1 to zero, 2 down, 3 up.
 pub(crate) fn round32(x: f64, mode: u8) -> f32 {
     let near = x as f32;
     if f64::from(near) == x || x.is_nan() {

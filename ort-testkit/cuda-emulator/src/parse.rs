@@ -1,5 +1,4 @@
-//! The front end: reads the text of a PTX module (NVIDIA, "PTX ISA") and builds its functions and
-//! variables.
+//! The parser of PTX modules (NVIDIA, "PTX ISA"), which builds their functions and variables.
 
 use std::collections::HashMap;
 
@@ -12,10 +11,10 @@ mod variables;
 pub(crate) use lex::Num;
 use lex::{Tok, lex};
 
-/// An operand as written.
+/// A parsed operand.
 #[derive(Clone, Debug)]
 pub(crate) enum Opd {
-    /// A register, a variable, a label, `_`.
+    /// A register, a variable, a label or `_`.
     Name(String),
     /// A literal.
     Num(Num),
@@ -33,11 +32,11 @@ pub(crate) enum Opd {
     Group(Vec<Opd>),
 }
 
-/// An instruction as written.
+/// A parsed instruction.
 pub(crate) struct Raw {
-    /// Executed only where the register is not the flag.
+    /// The predicate, and whether it is negated.
     pub(crate) guard: Option<(String, bool)>,
-    /// The words of its name.
+    /// The parts of its name between the dots.
     pub(crate) words: Vec<String>,
     /// Its operands.
     pub(crate) operands: Vec<Opd>,
@@ -45,15 +44,15 @@ pub(crate) struct Raw {
     pub(crate) line: u32,
 }
 
-/// A variable of the module in global or constant memory.
+/// A module variable in global or constant memory.
 pub(crate) struct Global {
     /// Its name.
     pub(crate) name: String,
-    /// Its bytes; `None` where they have no initial value.
+    /// Its bytes, zero if it has no initial value.
     pub(crate) data: Vec<u8>,
-    /// Where the addresses of other variables are put: offset, name.
+    /// Where the addresses of other variables are stored: offset and name.
     pub(crate) links: Vec<(usize, String)>,
-    /// Its address, given before functions are built.
+    /// Its address, assigned before the functions are built.
     pub(crate) address: u64,
 }
 
@@ -69,7 +68,7 @@ fn bad<T>(line: u32, what: impl std::fmt::Display) -> Result<T> {
     Err(Fault::new(code::INVALID_PTX, format!("line {line}: {what}")))
 }
 
-/// A variable's declaration: bytes, alignment, whether it has no length of its own.
+/// A declaration of a variable.
 struct Declared {
     name: String,
     ty: Ty,
@@ -89,13 +88,14 @@ struct Parser {
     tokens: Vec<(Tok, u32)>,
     at: usize,
     globals: Vec<Global>,
-    /// Names of the module.
+    /// The names in module scope.
     names: HashMap<String, Name>,
     shared: usize,
     dynamic_align: usize,
     capability: u32,
     target: u32,
-    /// Whether the target is for devices of its compute capability alone.
+    /// Whether the target is architecture-specific (`sm_90a`), and so runs only on its compute
+    /// capability.
     exact: bool,
     functions: Vec<Function>,
 }
@@ -217,7 +217,7 @@ impl Parser {
         Ok(())
     }
 
-    /// `(.param .b32 a, .reg .b32 b)` of a function's head.
+    /// Parses the parameters of a function's head: `(.param .b32 a, .reg .b32 b)`.
     fn formals(&mut self, builder: &mut Builder) -> Result<Vec<(Name, Ty, usize)>> {
         let mut out = Vec::new();
         while !self.take(')') {
@@ -245,7 +245,7 @@ impl Parser {
         }
         let name = self.name()?;
         let formals = if self.take('(') { self.formals(&mut builder)? } else { Vec::new() };
-        // `.maxntid 256, 1, 1` and the like.
+        // Performance directives, such as `.maxntid 256, 1, 1`.
         let mut threads = [0u32; 3];
         while !self.is('{') {
             if self.take(';') {
@@ -272,7 +272,7 @@ impl Parser {
         (function.shared, function.dynamic_align) = (self.shared, self.dynamic_align);
         function.max_threads = threads.iter().product();
         self.functions.push(function);
-        // What a kernel declares is its own.
+        // Shared variables that a kernel declares are in its own scope.
         if entry {
             self.shared = shared;
         }
@@ -366,7 +366,7 @@ impl Parser {
     }
 }
 
-/// Reads a module; `place` gives every variable its address by its size.
+/// Parses a module; `place` allocates each variable.
 pub(crate) fn parse(
     text: &str,
     capability: u32,
@@ -384,10 +384,11 @@ pub(crate) fn parse(
         exact: false,
         functions: Vec::new(),
     };
-    // Addresses are constants of the instructions, so variables are placed while functions are
-    // read.
+    // Addresses become literals of the instructions, so the variables are placed before the
+    // functions are built.
     parser.module_with(place)?;
     let mut module = Module { functions: parser.functions, globals: parser.globals };
+    // Addresses in initial values are resolved last, because variables may refer to later ones.
     crate::decode::link(&mut module.functions)?;
     for at in 0..module.globals.len() {
         for (offset, name) in std::mem::take(&mut module.globals[at].links) {
@@ -407,7 +408,7 @@ pub(crate) fn parse(
 
 impl Parser {
     fn module_with(&mut self, place: &mut dyn FnMut(&Global) -> Option<u64>) -> Result<()> {
-        // Pass over the tokens once for the variables alone, then again for the functions.
+        // A first pass over the tokens handles only variables, a second one the functions.
         let all = self.tokens.len();
         let (mut at, mut depth) = (0, 0);
         let mut variables = Vec::new();
@@ -436,7 +437,7 @@ impl Parser {
                 None => return Err(Fault::new(code::OUT_OF_MEMORY, "no memory for a variable")),
             }
         }
-        // They are declared already: what stands there is taken out.
+        // Remove the declarations, which the second pass must not see again.
         for (at, _) in variables.iter().rev() {
             let mut end = *at;
             while end < self.tokens.len() && self.tokens[end].0 != Tok::Sign(';') {

@@ -1,4 +1,4 @@
-//! What a warp's threads do together, and atomic operations (NVIDIA, "PTX ISA").
+//! Warp-level operations and atomics (NVIDIA, "PTX ISA").
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 
@@ -11,7 +11,7 @@ use crate::exec::{Mem, Thread};
 use crate::number::Float;
 use crate::warpgroup::{GroupOp, Groups};
 
-/// Why a warp cannot go on: one of [`code`], and what happened.
+/// Why an instruction failed: one of [`code`], and a message.
 pub(crate) struct Trouble {
     pub(crate) code: u32,
     pub(crate) what: &'static str,
@@ -34,7 +34,7 @@ impl From<u32> for Trouble {
     }
 }
 
-/// Where `shfl` reads.
+/// The mode of `shfl`.
 #[derive(Clone, Copy)]
 pub(crate) enum Shuffle {
     Up,
@@ -43,7 +43,7 @@ pub(crate) enum Shuffle {
     Index,
 }
 
-/// The elements of a product.
+/// The element type of a matrix operand.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Element {
     F16,
@@ -53,18 +53,18 @@ pub(crate) enum Element {
     U8,
 }
 
-/// A kind of `mma`.
+/// The shape and types of an `mma`.
 #[derive(Clone, Copy)]
 pub(crate) struct Mma {
     depth: usize,
     a: Element,
     b: Element,
-    /// The sum in halves.
+    /// Whether the accumulator is f16.
     half: bool,
 }
 
 impl Mma {
-    /// By the shape and the types of c, b, a, d.
+    /// Looks up a supported `mma` by its shape and the types of c, b, a and d.
     pub(crate) fn find(shape: &str, formats: &[&str]) -> Option<Self> {
         let &[c, b, a, d] = formats else { return None };
         let depth = match shape {
@@ -109,7 +109,7 @@ pub(crate) enum WarpOp {
 }
 
 impl WarpOp {
-    /// The slot that says who takes part; all where there is none.
+    /// The slot with the mask of participating threads, or [`NONE`] for the whole warp.
     pub(crate) fn mask(&self) -> u32 {
         match self {
             WarpOp::Sync { mask }
@@ -120,7 +120,7 @@ impl WarpOp {
         }
     }
 
-    /// Runs it for the threads of `active`.
+    /// Executes it for the threads of `active`.
     #[allow(clippy::too_many_lines, reason = "one arm for each operation of a warp")]
     pub(crate) fn run(
         &self,
@@ -201,7 +201,7 @@ impl WarpOp {
                         let pc = thread.pc;
                         let from = mem.resolve(&mut thread.local, space, address, 16, pc)?;
                         for (k, value) in values.iter_mut().enumerate() {
-                            // SAFETY: `resolve` says that 16 aligned bytes lie there.
+                            // SAFETY: `resolve` checked that 16 aligned bytes are there.
                             *value = unsafe { from.cast::<u16>().add(k).read() };
                         }
                     }
@@ -238,7 +238,7 @@ impl WarpOp {
                         }
                         let (number, pc) = (thread.number, thread.pc);
                         let to = mem.resolve(&mut thread.local, space, address, 16, pc)?;
-                        // SAFETY: `resolve` says that 16 aligned bytes lie there.
+                        // SAFETY: `resolve` checked that 16 aligned bytes are there.
                         unsafe { to.cast::<[u16; 8]>().write(*values) };
                         mem.written(to, 16, number);
                     }
@@ -254,7 +254,7 @@ fn value(element: Element, bits: u64) -> f64 {
     match element {
         Element::F16 => f16::from_bits(bits as u16).wide(),
         Element::Bf16 => bf16::from_bits(bits as u16).wide(),
-        // The low bits are not looked at.
+        // Tensor cores ignore the low 13 bits.
         Element::Tf32 => f64::from(f32::from_bits(bits as u32 & !0x1FFF)),
         Element::S8 => f64::from(bits as i8),
         Element::U8 => f64::from(bits as u8),
@@ -273,6 +273,8 @@ fn multiply(kind: Mma, lanes: &mut [Thread], slots: [&[u32]; 4]) -> Result<(), u
     if a.len() != 2 * steps || b.len() != steps || c.len() != sums || d.len() != sums {
         return Err(code::LAUNCH_FAILED);
     }
+    // Gather the fragments of all lanes into whole matrices first; the layouts are those of the
+    // ISA.
     let (mut left, mut right) = ([[0f64; 32]; 16], [[0f64; 8]; 32]);
     for (lane, thread) in lanes.iter().enumerate() {
         let (group, inner) = (lane / 4, lane % 4);
@@ -315,7 +317,7 @@ fn multiply(kind: Mma, lanes: &mut [Thread], slots: [&[u32]; 4]) -> Result<(), u
     Ok(())
 }
 
-/// An atomic operation: `f` of what is there and `value` is written.
+/// An atomic read-modify-write: it stores `f` of the old value and `value`.
 pub(crate) struct Atom {
     pub(crate) f: F2,
     pub(crate) log: u8,
@@ -324,20 +326,21 @@ pub(crate) struct Atom {
     pub(crate) base: u32,
     pub(crate) offset: i32,
     pub(crate) value: u32,
-    /// `cas` writes only where this is there.
+    /// `cas` stores only if the old value equals this one.
     pub(crate) compare: u32,
 }
 
 impl Atom {
-    /// What was there before.
+    /// Executes it; returns the old value.
     ///
     /// # Safety
     ///
-    /// `at` points to as many aligned bytes as the operation has, which live meanwhile.
+    /// `at` points to `1 << log` aligned bytes that stay allocated during the call.
     pub(crate) unsafe fn run(&self, at: *mut u8, value: u64, compare: u64) -> u64 {
         macro_rules! update {
             ($atomic:ty, $t:ty) => {{
-                // SAFETY: the caller says so.
+                // SAFETY: the caller guarantees that `at` is aligned, allocated, and accessed
+                // atomically.
                 let cell = unsafe { <$atomic>::from_ptr(at.cast()) };
                 if self.compare != NONE {
                     let (Ok(old) | Err(old)) =

@@ -1,9 +1,9 @@
-//! Products of four warps together, which read shared memory by themselves (NVIDIA, "PTX ISA",
-//! "Asynchronous Warpgroup Level Matrix Instructions").
+//! `wgmma`: asynchronous matrix multiplies of a warpgroup, with operands in shared memory (NVIDIA,
+//! "PTX ISA", "Asynchronous Warpgroup Level Matrix Instructions").
 //!
-//! Each warp computes its own sixteen rows at once, with what lies in shared memory then. Until
-//! they are waited for, the registers of the sums hold [`POISON`], and the memory that was read
-//! must stay as it was: so that a program that does not wait is found.
+//! Each warp computes its own sixteen rows immediately, from what shared memory holds at that time.
+//! Until the program waits, the accumulator registers hold [`POISON`], and the operands must not
+//! change. This detects a program that does not wait.
 
 use half::{bf16, f16};
 
@@ -12,62 +12,63 @@ use crate::decode::Space;
 use crate::exec::{Mem, Thread};
 use crate::warp::{Element, Trouble};
 
-/// What registers hold whose sums are not waited for: not a number.
+/// The content of accumulators that were not waited for: a NaN.
 const POISON: u64 = 0x7FC0_DEAD;
-/// The depth of a product.
+/// The depth K of one `wgmma`.
 const DEPTH: usize = 16;
-/// The rows of a warp.
+/// The rows of the accumulator tile that one warp computes.
 const ROWS: usize = 16;
 
 /// An operation of a warpgroup.
 pub(crate) enum GroupOp {
     Fence,
     Commit,
-    /// Waits until at most N groups are left.
+    /// Waits until at most this many groups are pending.
     Wait(u64),
     Multiply(Product),
 }
 
-/// `wgmma.mma_async` of two matrices in shared memory.
+/// `wgmma.mma_async` with both operands in shared memory.
 pub(crate) struct Product {
     pub(crate) element: Element,
     pub(crate) d: Vec<u32>,
-    /// The descriptors of the matrices.
+    /// The slots of the matrix descriptors.
     pub(crate) sides: [u32; 2],
-    /// Whether the sums begin with what they are.
+    /// The slot of the predicate `scale-d`: whether to accumulate or to start from zero.
     pub(crate) adds: u32,
     pub(crate) negative: [bool; 2],
-    /// Whether what lies next to each other is of one column of `a`, one row of `b`.
+    /// Whether each matrix is MN-major instead of K-major.
     pub(crate) across: [bool; 2],
 }
 
-/// What a warp has asked for and not waited for.
+/// The pending operations of a warp.
 #[derive(Default)]
 pub(crate) struct Groups {
     is_fenced: bool,
-    /// The groups that were committed.
+    /// The number of committed groups.
     committed: u64,
     flights: Vec<Flight>,
 }
 
-/// A product that is not waited for.
+/// A pending `wgmma`.
 struct Flight {
-    /// The number of its group, once that is committed.
+    /// The number of its group, once committed.
     group: Option<u64>,
-    /// The registers, and what they will hold; nothing where a later product adds to them.
+    /// The accumulator registers and their results. The results are empty if a later `wgmma`
+    /// continued to accumulate from them.
     d: Vec<usize>,
     sums: Vec<[f32; 32]>,
     sides: [Side; 2],
     seen: u64,
 }
 
-/// Rows of `a` or columns of `b`, called rows here, in shared memory.
+/// A matrix operand in shared memory: rows of `a`, or columns of `b`, which are called rows here.
 #[derive(Clone, Copy)]
 struct Side {
     start: u64,
     leading: u64,
     stride: u64,
-    /// The chunks of 16 bytes that are mixed with each other: 1 where none are.
+    /// The number of 16-byte chunks that swizzling permutes among each other; 1 without swizzling.
     width: u64,
     across: bool,
     first: usize,
@@ -75,7 +76,7 @@ struct Side {
 }
 
 impl Side {
-    /// By its descriptor ("Matrix Descriptor Format").
+    /// Decodes a descriptor ("Matrix Descriptor Format").
     fn new(bits: u64, across: bool, first: usize, rows: usize) -> Result<Side, Trouble> {
         let field = |at: u32| (bits >> at & 0x3FFF) << 4;
         let width = [1, 8, 4, 2][(bits >> 62) as usize];
@@ -85,8 +86,8 @@ impl Side {
         Ok(Side { start: field(0), leading: field(16), stride: field(32), width, across, first, rows })
     }
 
-    /// The addresses of its chunks of eight elements, and the first row and the place along the
-    /// depth of each ("Canonical Layouts").
+    /// The chunks of eight elements: the address of each, its first row and its position along K
+    /// ("Canonical Layouts").
     fn chunks(&self) -> impl Iterator<Item = (u64, usize, usize)> + '_ {
         let count = self.rows * DEPTH / 8;
         (0..count).map(|at| {
@@ -96,7 +97,7 @@ impl Side {
         })
     }
 
-    /// Where a chunk would be if nothing were mixed.
+    /// The offset of a chunk before swizzling.
     fn offset(&self, row: u64, k: u64) -> u64 {
         let Side { leading, stride, width, .. } = *self;
         match (self.across, width) {
@@ -110,15 +111,16 @@ impl Side {
         }
     }
 
-    /// Gives each element to `take`, with its row and its place along the depth; what was seen is
-    /// hashed.
+    /// Passes each element to `take`, with its row and its position along K; returns a hash of the
+    /// elements.
     fn read(&self, mem: &mut Mem, mut take: impl FnMut(usize, usize, u16)) -> Result<u64, Trouble> {
         let mut seen = 0u64;
         for (address, row, k) in self.chunks() {
             let from = mem.resolve(&mut [], Space::Shared, address, 16, 0)?;
-            // SAFETY: `resolve` says that 16 aligned bytes lie there.
+            // SAFETY: `resolve` checked that 16 aligned bytes are there.
             let values = unsafe { from.cast::<[u16; 8]>().read() };
             for (at, value) in values.into_iter().enumerate() {
+                // FNV-1a, to compare the operands again on completion.
                 seen = (seen ^ u64::from(value)).wrapping_mul(0x100_0000_01B3);
                 if self.across { take(row + at, k, value) } else { take(row, k + at, value) }
             }
@@ -126,7 +128,7 @@ impl Side {
         Ok(seen)
     }
 
-    /// Refuses memory that a thread wrote with no fence since, of its own or of the reader.
+    /// Refuses memory that a thread wrote without a later proxy fence of its own or of the reader.
     fn check_fences(&self, mem: &Mem, reader: usize) -> Result<(), Trouble> {
         if self.chunks().all(|(address, ..)| mem.is_fenced(address, reader)) {
             return Ok(());
@@ -136,7 +138,7 @@ impl Side {
 }
 
 impl GroupOp {
-    /// Runs it for a whole warp.
+    /// Executes it for a whole warp.
     pub(crate) fn run(
         &self,
         lanes: &mut [Thread],
@@ -181,7 +183,7 @@ impl Groups {
         Ok(())
     }
 
-    /// What registers hold or will hold, for a product that adds to it.
+    /// The current or pending value of accumulators, from which a `wgmma` continues.
     fn sums(&mut self, d: &[usize], lanes: &[Thread]) -> Vec<[f32; 32]> {
         let own = |flight: &&mut Flight| flight.d == d && !flight.sums.is_empty();
         if let Some(flight) = self.flights.iter_mut().find(own) {
@@ -205,6 +207,7 @@ impl Product {
         let (reader, columns) = (lanes[0].number, self.d.len() * 2);
         let left = Side::new(a, self.across[0], reader / 32 % 4 * ROWS, ROWS)?;
         let right = Side::new(b, self.across[1], 0, columns)?;
+        // `wgmma` reads through the async proxy, so plain writes need a fence before it.
         left.check_fences(mem, reader)?;
         right.check_fences(mem, reader)?;
         let (mut of_a, mut of_b) = ([[0f32; DEPTH]; ROWS], vec![[0f32; 256]; DEPTH]);
@@ -233,8 +236,8 @@ impl Product {
     }
 }
 
-/// Adds the product to the sums: a register's of all threads after another's ("Matrix Fragments for
-/// wgmma.mma_async.m64nNk16").
+/// Accumulates the product into `sums`, which holds one accumulator register after the other, with
+/// all lanes of each ("Matrix Fragments for wgmma.mma_async.m64nNk16").
 fn multiply(a: &[[f32; DEPTH]; ROWS], b: &[[f32; 256]], sums: &mut [[f32; 32]]) {
     let columns = sums.len() * 2;
     for (row, of_row) in a.iter().enumerate() {

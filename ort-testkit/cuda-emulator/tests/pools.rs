@@ -68,7 +68,7 @@ impl Parts {
 
     /// A copy into memory in one of the streams.
     fn send(&self, address: u64, stream: usize) -> u32 {
-        // SAFETY: so many bytes are there.
+        // SAFETY: both allocations have `SIZE` bytes.
         unsafe { cuMemcpyHtoDAsync_v2(address, self.pinned, SIZE, self.streams[stream]) }
     }
 

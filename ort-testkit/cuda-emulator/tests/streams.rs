@@ -30,18 +30,18 @@ fn parts() -> Parts {
 
 impl Parts {
     fn set(&self, value: u8) {
-        // SAFETY: so many bytes are there.
+        // SAFETY: the allocations have `SIZE` bytes.
         unsafe { self.pinned.cast::<u8>().write_bytes(value, SIZE) };
     }
 
     fn send(&self) -> u32 {
-        // SAFETY: so many bytes are there.
+        // SAFETY: the allocations have `SIZE` bytes.
         unsafe { cuMemcpyHtoDAsync_v2(self.device, self.pinned, SIZE, self.stream) }
     }
 
     fn on_device(&self) -> u8 {
         let mut bytes = [0u8; SIZE];
-        // SAFETY: so many bytes are there.
+        // SAFETY: the allocations have `SIZE` bytes.
         unsafe { assert_eq!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.device, SIZE), 0) };
         bytes[SIZE - 1]
     }

@@ -1,6 +1,5 @@
-//! Attention and rotary embeddings in all types, at the edges of tiles, with few rows over many
-//! keys, and with rows that see no key. Cases in single precision with more of the operators'
-//! inputs are in `lines`.
+//! Attention and rotary embeddings in all types: edge cases of tiles, few rows over many keys, and
+//! rows that see no key. float32 cases with more of the operators' inputs are in `lines`.
 
 use std::sync::Arc;
 
@@ -36,14 +35,14 @@ impl Case {
     }
 }
 
-/// Truth values, of which those of the first query are all false.
+/// A boolean mask that hides all keys of the first query.
 fn mask(queries: usize, keys: usize) -> Given {
     let value = |at: usize| at >= keys && at * 7919 % 5 != 1;
     let values: Vec<bool> = (0..queries * keys).map(value).collect();
     Given::Is(Tensor::from_slice(&[queries, keys], &values).unwrap())
 }
 
-/// What is added to scores: nothing, a little, or what hides a key.
+/// An additive mask: nothing, a little, or a value that hides a key.
 fn added(keys: usize) -> Given {
     let value = |at: usize| match at % 7 {
         0 => f32::NEG_INFINITY,
@@ -55,10 +54,10 @@ fn added(keys: usize) -> Given {
     Given::Is(Tensor::from_slice(&[1, 1, 1, keys], &values).unwrap())
 }
 
-/// Heads, heads of keys, queries, keys, and the sizes of heads of keys and values.
+/// Query heads, KV heads, queries, keys, and the head sizes of keys and values.
 const SIZES: [[usize; 6]; 18] = [
     [1, 1, 1, 1, 1, 1],
-    // Few rows, of which the keys are cut in parts.
+    // Few query rows, for which kernels split the keys.
     [2, 2, 1, 800, 64, 64],
     [2, 2, 1, 257, 64, 64],
     [4, 2, 1, 1500, 128, 128],
@@ -73,7 +72,7 @@ const SIZES: [[usize; 6]; 18] = [
     [2, 2, 9, 800, 64, 64],
     [1, 1, 33, 70, 17, 19],
     [6, 2, 30, 64, 16, 8],
-    // So few blocks that warps have the same rows, with more keys than a tile has.
+    // So few blocks that several warps share rows, with more keys than a tile.
     [1, 1, 40, 300, 64, 48],
     [2, 1, 20, 150, 96, 112],
     [1, 1, 20, 90, 160, 200],
@@ -91,7 +90,8 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         let causal = ("is_causal", 1);
         cases.push(case(ATTENTION, inputs.clone(), &[]));
         cases.push(case(ATTENTION, with(&[mask(queries, keys)]), &[]).with("softcap", 1.5));
-        // As rules make it of the formula: the first query is NaN.
+        // As the fusion rule emits it from primitive operators: the fully masked first query is
+        // NaN.
         cases.push(case(ATTENTION, with(&[mask(queries, keys)]), &[(HIDDEN_IS_NAN, 1)]));
         cases.push(case(ATTENTION, with(&[added(keys)]), &[causal]).with("scale", 0.3));
         cases.push(case(ATTENTION, with(&[run(dtype, &[2, 1, 1, keys])]), &[]));
@@ -103,7 +103,7 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         let lengths = Given::Is(Tensor::from_slice(&[2], &[keys as i64, keys as i64 / 2]).unwrap());
         cases.push(case(ATTENTION, with(&[Given::None, Given::None, Given::None, lengths]), &[causal]));
     }
-    // Heads that lie behind the tokens, and scores.
+    // Heads packed in the last axis, and the output of scores.
     let inputs =
         vec![run(dtype, &[2, 70, 96]), run(dtype, &[2, 90, 32]), run(dtype, &[2, 90, 32]), mask(70, 90)];
     let heads = [("q_num_heads", 6), ("kv_num_heads", 2)];
@@ -120,7 +120,7 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         let mask = Given::Is(Tensor::from_slice(&[queries, 90], &values).unwrap());
         cases.push(case(ATTENTION, vec![q, k, v, mask], &[]));
     }
-    // Values of another type than keys.
+    // Values of another type than the keys.
     for (keys, values) in [(dtype, DType::F32), (DType::F32, dtype)] {
         let q = run(keys, &[1, 2, 20, 32]);
         let (k, v) = (run(keys, &[1, 2, 40, 32]), run(values, &[1, 2, 40, 16]));
@@ -228,33 +228,34 @@ fn check_all(device: &Arc<dyn Device>, cases: fn(DType) -> Vec<Case>) {
     TYPES.into_iter().for_each(|dtype| typed::check_all(device, &cases(dtype)));
 }
 
-/// `Attention`. Panics with what differs.
+/// Checks `Attention`. Panics if a result differs.
 pub fn attention(device: &Arc<dyn Device>) {
     check_all(device, attention_cases);
 }
 
-/// `MultiHeadAttention`. Panics with what differs.
+/// Checks `MultiHeadAttention`. Panics if a result differs.
 pub fn multi_head_attention(device: &Arc<dyn Device>) {
     check_all(device, multi_head_cases);
 }
 
-/// `GroupQueryAttention`. Panics with what differs.
+/// Checks `GroupQueryAttention`. Panics if a result differs.
 pub fn group_query_attention(device: &Arc<dyn Device>) {
     check_all(device, group_query_cases);
 }
 
-/// `RotaryEmbedding`. Panics with what differs.
+/// Checks `RotaryEmbedding`. Panics if a result differs.
 pub fn rotary_embedding(device: &Arc<dyn Device>) {
     check_all(device, rotary_cases);
 }
 
-/// `LinearAttention`: all rules, heads that share keys, and sizes around those of kernels.
+/// Checks `LinearAttention`: all update rules, shared key heads, and sizes around those of the
+/// kernels.
 ///
 /// # Panics
 ///
-/// Where results differ from those of the CPU, or the device does not run one of them.
+/// A result differs from the CPU's, or the device does not run a case.
 pub fn linear_attention(device: &Arc<dyn Device>) {
-    // Batch, times, heads, queries for each, and sizes of keys and values.
+    // Batch, time steps, heads, queries per head, and the sizes of keys and values.
     const LAYERS: [[usize; 6]; 7] = [
         [1, 1, 1, 1, 1, 1],
         [2, 5, 3, 1, 8, 17],
@@ -285,7 +286,7 @@ pub fn linear_attention(device: &Arc<dyn Device>) {
             let attrs = [("q_num_heads", (heads * group) as i64), ("kv_num_heads", heads as i64)];
             let mut case = case(("", "LinearAttention"), inputs, &attrs).writes(2);
             case.attrs.push(("update_rule", Attribute::String(rule.to_owned())));
-            // With a delta, errors of a state grow from time to time.
+            // With a delta rule, errors of the state accumulate over time.
             case.tolerance *= 4.0;
             cases.push(if index % 2 == 0 { case } else { case.with("scale", 0.5) });
         }

@@ -1,5 +1,4 @@
-//! Attention between transpositions with a cache of keys and values: fused, and with the results of
-//! what it is made of.
+//! Attention between transposes with a KV cache: fused, and with the results of its parts.
 
 use std::sync::Arc;
 
@@ -13,12 +12,12 @@ use ort_core::tensor::{Tensor, Value};
 
 use super::{assert_close, cpu, numbers};
 
-/// What masks are made of.
+/// The origin of the mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mask {
     None,
     Given,
-    /// It follows from the keys that the attention sees.
+    /// Computed from the keys that the attention reads.
     OfKeys,
 }
 
@@ -29,13 +28,13 @@ struct Case {
     batch: usize,
     past: usize,
     rows: usize,
-    /// Of queries, and of keys and values.
+    /// Query heads, and heads of keys and values.
     heads: [usize; 2],
-    /// Of a row of queries and keys, and of values.
+    /// The head size of queries and keys, and of values.
     sizes: [usize; 2],
     mask: Mask,
     attribute: Option<(&'static str, i64)>,
-    /// Whether it becomes one operator.
+    /// Whether it is fused to one operator.
     is_fused: bool,
 }
 
@@ -57,7 +56,7 @@ const CASES: &[Case] = &[
     Case { past: 130, rows: 1, mask: Mask::None, ..PLAIN },
     Case { dtype: DType::F16, rows: 70, sizes: [64, 64], ..PLAIN },
     Case { dtype: DType::BF16, past: 0, rows: 65, sizes: [64, 32], ..PLAIN },
-    // Rows that are no whole vectors, heads that share keys, and values of another size.
+    // Rows that are not whole vectors, shared key heads, and values of another size.
     Case { dtype: DType::F16, heads: [6, 2], sizes: [9, 7], ..PLAIN },
     Case { batch: 1, heads: [3, 1], sizes: [8, 12], ..PLAIN },
     Case { attribute: Some(("is_causal", 1)), is_fused: false, ..PLAIN },
@@ -120,7 +119,7 @@ impl Case {
         Ok((Model::from_graph(builder.finish(&outputs)?), inputs))
     }
 
-    /// An input of single precision in the type of the case.
+    /// A float32 input, cast to the type of the case.
     fn input(&self, builder: &mut GraphBuilder, name: &str, shape: &[&str]) -> Result<ValueId> {
         let input = builder.input(name, DType::F32, shape);
         builder.node("Cast", &[input], &[("to", Attribute::Int(self.dtype.onnx_code().into()))])
@@ -160,20 +159,21 @@ impl Case {
     }
 }
 
-/// With the second and the third axis exchanged.
+/// Transposes the second and the third axis.
 fn swapped(builder: &mut GraphBuilder, value: ValueId) -> Result<ValueId> {
     builder.node("Transpose", &[value], &[("perm", Attribute::Ints(vec![0, 2, 1, 3]))])
 }
 
-/// On a device, and on the CPU, where all bits are the same.
+/// Checks the fusion on a device, and on the CPU, where it must preserve all bits.
 ///
 /// # Errors
 ///
-/// The device does not run one of them, or there is no CPU provider in the program.
+/// The device does not run a case, or there is no CPU provider in the program.
 ///
 /// # Panics
 ///
-/// Where results differ from those of the CPU, or another attention is fused than should be.
+/// A result differs from the CPU's, or fusion happens where it should not, or does not where it
+/// should.
 pub fn attention_with_cache(device: &Arc<dyn Device>) -> Result<()> {
     CASES.iter().try_for_each(|case| case.check(device))
 }

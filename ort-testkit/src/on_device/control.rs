@@ -1,5 +1,5 @@
-//! Control flow whose bodies a device claims: the node and its values lie there, and results are
-//! those of the CPU alone.
+//! Control flow whose bodies a device claims: placement must put the node on the device, and
+//! results must equal those of the CPU alone.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use ort_core::{ErrorKind, Result, Within, ensure};
 
 use super::{assert_close, cpu, numbers};
 
-/// The columns of what goes through the bodies, and of their square weights.
+/// The columns of the loop-carried values, and the size of their square weights.
 const WIDE: usize = 8;
 
-/// A model, what a run of it is given, and the control flow that lies on the device.
+/// A model, the inputs of a run, and the control flow operator that must be placed on the device.
 pub struct Case {
-    /// What it is called in messages.
+    /// Its name in messages.
     pub name: &'static str,
     graph: Graph,
     inputs: Vec<(&'static str, Value)>,
     op: &'static str,
 }
 
-/// A subgraph in the making.
+/// A subgraph under construction.
 pub(super) struct Body {
     pub(super) builder: GraphBuilder,
     captures: Vec<Capture>,
@@ -52,7 +52,7 @@ impl Body {
     }
 }
 
-/// A square matrix of small numbers without a pattern.
+/// A square matrix of small pseudo-random numbers.
 fn weight(builder: &mut GraphBuilder, seed: usize) -> Result<ValueId> {
     let elements: Vec<f32> = numbers(WIDE * WIDE, seed).iter().map(|number| number / 2.0).collect();
     Ok(builder.constant(Tensor::from_slice(&[WIDE, WIDE], &elements)?))
@@ -74,7 +74,7 @@ fn iterated(builder: &mut GraphBuilder, state: ValueId, captured: ValueId) -> Re
     builder.node("Relu", &[next], &[])
 }
 
-/// A loop that is told how often it runs, over a state, with the output of each iteration.
+/// A loop with a trip count, a loop-carried state, and a scan output.
 fn counted(trips: i64) -> Result<Case> {
     let mut main = GraphBuilder::new("counted");
     let count = main.input("trips", DType::I64, &[]);
@@ -93,7 +93,7 @@ fn counted(trips: i64) -> Result<Case> {
     Ok(Case { name: "a counted loop", graph, inputs, op: "Loop" })
 }
 
-/// The same iterations, one node behind the other.
+/// The same iterations unrolled.
 fn unrolled(trips: i64) -> Result<Graph> {
     let mut main = GraphBuilder::new("unrolled");
     main.input("trips", DType::I64, &[]);
@@ -107,7 +107,7 @@ fn unrolled(trips: i64) -> Result<Graph> {
     main.finish(&[last])
 }
 
-/// A loop that ends when the sum of its state says so.
+/// A loop that ends on a condition on the sum of its state.
 fn until_a_condition() -> Result<Case> {
     let mut main = GraphBuilder::new("until");
     let x = main.input("x", DType::F32, &["n", "8"]);
@@ -129,7 +129,7 @@ fn until_a_condition() -> Result<Case> {
     Ok(Case { name: "a loop with an early end", graph, inputs: vec![("x", rows(2, 7)?)], op: "Loop" })
 }
 
-/// A loop whose body takes one of two branches by the number of the iteration.
+/// A loop whose body selects one of two branches by the iteration number.
 fn branches_in_a_loop() -> Result<Case> {
     let mut main = GraphBuilder::new("nested");
     let trips = main.input("trips", DType::I64, &[]);
@@ -159,8 +159,8 @@ fn branches_in_a_loop() -> Result<Case> {
     Ok(Case { name: "branches in a loop", graph, inputs, op: "Loop" })
 }
 
-/// A loop over two states, one of which it hands on as it is, and with an output whose size only
-/// the run tells.
+/// A loop over two states, one of which it passes through unchanged, with a scan output whose size
+/// only the run determines.
 fn sizes_of_the_run() -> Result<Case> {
     let mut main = GraphBuilder::new("sizes");
     let trips = main.input("trips", DType::I64, &[]);
@@ -186,7 +186,8 @@ fn sizes_of_the_run() -> Result<Case> {
     Ok(Case { name: "sizes that the run tells", graph, inputs, op: "Loop" })
 }
 
-/// A loop that adds to a list of whole numbers what its state says, until one of them comes up.
+/// A greedy decoding loop: it appends the argmax of its state to a token list, up to an end token
+/// or a maximum length.
 fn decoding() -> Result<Case> {
     let mut main = GraphBuilder::new("decoding");
     let x = main.input("x", DType::F32, &["1", "8"]);
@@ -216,7 +217,7 @@ fn decoding() -> Result<Case> {
     Ok(Case { name: "a decoding loop", graph, inputs, op: "Loop" })
 }
 
-/// A choice between a product and the captured value itself.
+/// A conditional between a product and the captured value itself.
 fn choice(condition: bool) -> Result<Case> {
     let mut main = GraphBuilder::new("choice");
     let chosen = main.input("c", DType::Bool, &[]);
@@ -238,7 +239,7 @@ fn choice(condition: bool) -> Result<Case> {
     Ok(Case { name: "a choice", graph, inputs, op: "If" })
 }
 
-/// A recurrence over slices of one input, in both directions, along these axes.
+/// A scan over slices of one input, in both directions, along these axes.
 fn scan(reversed: bool, axes: [i64; 2], length: usize) -> Result<Case> {
     let mut main = GraphBuilder::new("scan");
     let start = main.input("start", DType::F32, &["2", "8"]);
@@ -271,7 +272,7 @@ fn scan(reversed: bool, axes: [i64; 2], length: usize) -> Result<Case> {
     Ok(Case { name: "a scan", graph, inputs: vec![("start", rows(2, 15)?), ("x", x.into())], op: "Scan" })
 }
 
-/// All cases.
+/// Returns all cases.
 pub fn cases() -> Result<Vec<Case>> {
     let mut cases = vec![choice(true)?, choice(false)?, until_a_condition()?, branches_in_a_loop()?];
     cases.extend([sizes_of_the_run()?, decoding()?]);
@@ -302,7 +303,7 @@ fn values(session: &Session, inputs: &[(&'static str, Value)]) -> Result<Vec<Val
     Ok(session.run(inputs)?.into_iter().map(|(_, value)| value).collect())
 }
 
-/// Runs the cases on the device, with the CPU behind it, and on the CPU alone.
+/// Runs the cases on the device with the CPU as fallback, and on the CPU alone.
 pub fn results(device: &Arc<dyn Device>) -> Result<()> {
     for (index, case) in cases()?.into_iter().enumerate() {
         let Case { name, graph, inputs, op } = case;
@@ -318,7 +319,7 @@ pub fn results(device: &Arc<dyn Device>) -> Result<()> {
             for (output, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 assert_close(found, expected, 1e-5, &format!("{}, output {output}", what()))?;
             }
-            // A session runs again on what the first run left.
+            // A second run reuses the memory that the first one left.
             let again = values(&own, &inputs).within(what)?;
             let pairs = again.iter().zip(&found);
             for (output, (again, first)) in pairs.enumerate() {
@@ -329,7 +330,7 @@ pub fn results(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// A loop gives the bits of its iterations as nodes one behind the other.
+/// A loop returns the same bits as its unrolled iterations.
 pub fn bits(device: &Arc<dyn Device>) -> Result<()> {
     let devices = [device.clone(), cpu()?];
     for trips in [1, 4] {
@@ -341,8 +342,8 @@ pub fn bits(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// What a run of the counted loop, and of the scan, counts by `count`, with few iterations and with
-/// many.
+/// Returns `count` before and after a run of the counted loop, and of the scan, with few iterations
+/// and with many.
 pub fn counts<T>(
     device: &Arc<dyn Device>,
     count: impl Fn() -> T,
@@ -362,8 +363,8 @@ pub fn counts<T>(
     ])
 }
 
-/// What the plan of a scan on the device says that a run takes, what that took, and the bytes of
-/// the slab there. A limit that leaves a run as much suffices, and one that leaves less is refused
+/// Returns the planned peak of a scan on the device, the measured peak, and the bytes of the slab
+/// there. Checks that a limit which leaves this much suffices, and that a lower one is refused
 /// before anything runs.
 pub fn planned(device: &Arc<dyn Device>) -> Result<(Option<usize>, usize, usize)> {
     let length = 50;

@@ -1,5 +1,5 @@
-//! Products and convolutions that a device computes on tensor cores: of float16 and bfloat16, and
-//! of float32 as TF32.
+//! GEMMs and convolutions that a device computes on tensor cores: float16 and bfloat16, and float32
+//! as TF32.
 
 use std::sync::Arc;
 
@@ -16,23 +16,23 @@ use super::typed::{self, run};
 use super::windows::{CONVS, Windows, of};
 use super::{cpu, numbers, outputs};
 
-/// Beside the windows of all convolutions: those at the edges of tiles.
+/// Further windows at the edge cases of tiles.
 const TILES: &[Windows] = &[
-    // Blocks of 128 filters at 128 positions, of 64 and 64, and of 32 filters, each with a little
-    // more.
+    // Tiles of 128 filters by 128 positions, of 64 by 64, and of 32 filters, each exceeded by a
+    // little.
     Windows { pads: &[1; 4], ..of(&[2, 12, 17, 19], &[130, 12, 3, 3]) },
     Windows { pads: &[1; 4], ..of(&[1, 16, 9, 15], &[65, 16, 3, 3]) },
     Windows { pads: &[0, 1, 1, 0], ..of(&[3, 8, 9, 5], &[33, 8, 2, 2]) },
-    // Sums in parts, by themselves and in groups.
+    // Split accumulation, without and with groups.
     Windows { pads: &[1; 4], ..of(&[1, 96, 6, 7], &[34, 96, 3, 3]) },
     Windows { group: 2, pads: &[2; 4], ..of(&[1, 128, 4, 4], &[14, 64, 5, 5]) },
-    // As many taps as have bits, and more.
+    // As many taps as the kernels' bit masks hold, and more.
     Windows { pads: &[7; 4], ..of(&[1, 2, 12, 13], &[5, 2, 15, 15]) },
     Windows { pads: &[8; 4], ..of(&[1, 2, 12, 13], &[5, 2, 16, 16]) },
 ];
 
-/// Windows of which gradients and transposed convolutions are taken: in tiles of all sizes by the
-/// image and by the filters, with strides, dilations and groups, and with sums in parts.
+/// Windows for gradients and transposed convolutions: tiles of all sizes for image and filters,
+/// strides, dilations, groups, and split accumulation.
 const BACKWARD: &[Windows] = &[
     Windows { pads: &[1; 4], ..of(&[1, 30, 9, 10], &[130, 30, 3, 3]) },
     Windows { strides: &[2, 2], pads: &[1, 0, 1, 0], ..of(&[1, 70, 23, 24], &[40, 70, 3, 3]) },
@@ -62,7 +62,7 @@ impl Backward {
         }
     }
 
-    /// The shapes of its two tensors, and what it is told of the sizes of its result.
+    /// The shapes of its two tensors, and the given sizes of its result, if it needs them.
     fn inputs(self, windows: &Windows) -> ([Vec<usize>; 2], Option<&'static [usize]>) {
         let (result, filters) = (result_of(windows), windows.kernel.to_vec());
         match self {
@@ -72,7 +72,7 @@ impl Backward {
         }
     }
 
-    /// How many products a sum has.
+    /// The number of products that an accumulator adds up.
     fn depth(self, windows: &Windows) -> usize {
         let taps = windows.kernel[2..].iter().product::<usize>();
         match self {
@@ -90,14 +90,14 @@ fn whole(sizes: &[usize]) -> Vec<i64> {
     sizes.iter().map(|size| *size as i64).collect()
 }
 
-/// Sizes of a product and which of its sides are transposed.
+/// The sizes of a GEMM, and which of its sides are transposed.
 type Matrices = ([usize; 3], [bool; 2]);
 
 fn matrices() -> Vec<Matrices> {
     let mut all = Vec::new();
     for left in [false, true] {
         for right in [false, true] {
-            // Around tiles of 64 and of 128; of whole vectors, and not.
+            // Around tiles of 64 and of 128; whole vectors and partial ones.
             for sizes in
                 [[5, 7, 1], [64, 64, 32], [65, 67, 33], [66, 130, 48], [260, 258, 20], [257, 259, 17]]
             {
@@ -108,7 +108,8 @@ fn matrices() -> Vec<Matrices> {
     all
 }
 
-/// Matrices, rows, columns and steps of batches that keep four processors busy with large tiles.
+/// Matrices, rows, columns and depth of batches that keep four multiprocessors busy with large
+/// tiles.
 const BATCHES: [[usize; 4]; 2] = [[4, 120, 248, 72], [6, 250, 376, 40]];
 
 fn sides(([rows, columns, depth], [left, right]): Matrices) -> [[usize; 2]; 2] {
@@ -123,16 +124,16 @@ fn flags([left, right]: [bool; 2]) -> Vec<(&'static str, Attribute)> {
     vec![("transA", flag(left)), ("transB", flag(right))]
 }
 
-/// The windows of all convolutions, and those at the edges of tiles.
+/// All standard windows, and those at the edge cases of tiles.
 pub(super) fn convolutions() -> impl Iterator<Item = &'static Windows> {
     CONVS.iter().chain(TILES)
 }
 
-/// Products and convolutions of float16 and bfloat16.
+/// Checks GEMMs and convolutions of float16 and bfloat16.
 ///
 /// # Panics
 ///
-/// Where results differ from those of the CPU, or the device does not run one of them.
+/// A result differs from the CPU's, or the device does not run a case.
 pub fn halves(device: &Arc<dyn Device>) {
     let mut cases = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -153,7 +154,7 @@ pub fn halves(device: &Arc<dyn Device>) {
                 cases.push(typed::Case { domain: RUNTIME, ..case });
             }
         }
-        // Addends of a large product that are the same along its columns, and everywhere.
+        // An addend that broadcasts along the columns of a large GEMM, and a scalar.
         for addend in [&[250, 1][..], &[1]] {
             let inputs = [&[250, 72][..], &[72, 376], addend].map(|shape| run(dtype, shape)).into();
             let factors = [("alpha", Attribute::Float(0.5)), ("beta", Attribute::Float(-2.0))];
@@ -177,22 +178,22 @@ pub fn halves(device: &Arc<dyn Device>) {
     typed::check_all(device, &cases);
 }
 
-/// A factor is rounded to eleven bits in TF32: it is apart from itself by this part of it.
+/// TF32 rounds a factor to eleven significant bits: this is the maximum relative error.
 const OF_FACTOR: f64 = 1.0 / 2048.0;
 
 /// One node of float32.
 struct Node {
     op: (&'static str, &'static str),
     shapes: Vec<Vec<usize>>,
-    /// Behind the tensors, what is known of the sizes of the result.
+    /// The sizes of the result, which follow the tensors as an input.
     sizes: Option<&'static [usize]>,
     attrs: Vec<(&'static str, Attribute)>,
-    /// How many products a sum has.
+    /// The number of products that an accumulator adds up.
     depth: usize,
 }
 
 impl Node {
-    /// The result on a device, of numbers or of their absolute values.
+    /// Returns the result on a device, from pseudo-random numbers or their absolute values.
     fn run(&self, device: &Arc<dyn Device>, absolute: bool) -> Result<Vec<f32>> {
         let mut builder = GraphBuilder::new("tf32");
         let (mut ids, mut inputs) = (Vec::new(), Vec::<(String, Value)>::new());
@@ -216,27 +217,28 @@ impl Node {
         outputs(&model, device.clone(), &inputs)?[0].tensor()?.to_vec()
     }
 
-    /// Fails unless each result is as near as its factors let it be, and, where these are rounded,
-    /// no nearer.
+    /// Fails unless each result is within the error bound of its factors, and, if these are rounded
+    /// to TF32, unless the errors are as large as that rounding makes them.
     fn check(&self, device: &Arc<dyn Device>, host: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
         let (found, expected) = (self.run(device, false)?, self.run(host, false)?);
-        // With an activation whose slope is at most 1, errors of sums bound those of results.
+        // The activation's slope is at most 1, so error bounds of the accumulators also bound the
+        // results.
         let sums = self.run(host, true)?;
         let of_product = if is_tf32 { (1.0 + OF_FACTOR).powi(2) - 1.0 } else { 0.0 };
-        // Of each addition in float32, on both sides.
+        // The rounding of each float32 addition, on both sides.
         let of_sum = 2.0 * (self.depth as f64 + 2.0) * f64::from(f32::EPSILON);
         let (mut apart, mut count) = (0.0, 0);
         for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let (error, sum) = (f64::from((found - expected).abs()), f64::from(sums[index]));
             let what = || format!("{:?} of {:?}, {:?}", self.op, self.shapes, self.attrs);
-            // Not `>`: a NaN must fail.
+            // Not `>`, because a NaN must fail.
             let is_near = error <= (of_product + of_sum) * sum;
             assert!(is_near, "{}: element {index} is {found}, expected {expected}", what());
             apart += if sum > 0.0 { error / sum } else { 0.0 };
             count += 1;
         }
-        // Errors of products are independent: those of sums grow as the root of their number. Those
-        // of float32 are a thousandth of that.
+        // The errors of products are independent, so those of sums grow with the square root of
+        // their number. Errors of float32 are a thousandth of that.
         let is_rounded = apart > OF_FACTOR / 16.0 / (self.depth as f64).sqrt() * f64::from(count);
         assert_eq!(is_rounded, is_tf32, "{:?} of {:?} is not of TF32 as it must be", self.op, self.shapes);
         assert_eq!(found.len(), expected.len());
@@ -244,16 +246,16 @@ impl Node {
     }
 }
 
-/// Products and convolutions of float32 on a device that takes them as TF32, or not.
+/// Checks GEMMs and convolutions of float32 on a device that computes them in TF32, or not.
 ///
 /// # Errors
 ///
-/// The device does not run one of them, or there is no CPU provider in the program.
+/// The device does not run a case, or there is no CPU provider in the program.
 ///
 /// # Panics
 ///
-/// Where results are further from those of the CPU than factors of TF32, or of float32, explain;
-/// and where they are as near as those of float32, with `is_tf32`.
+/// A result's error exceeds what rounding to TF32, or in float32, explains. With `is_tf32` also if
+/// the errors are too small, because then TF32 was not used.
 pub fn floats(device: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
     let host = cpu()?;
     for matrices in matrices() {
@@ -273,8 +275,8 @@ pub fn floats(device: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
         attrs.push(("activation", Attribute::String("LeakyRelu".to_owned())));
         attrs.push(("activation_params", Attribute::Floats(vec![0.25])));
         let depth = channels * kernel.iter().product::<usize>();
-        // Filters of depthwise and other small groups, and large windows, are not for tensor cores,
-        // nor are products of few rows or columns.
+        // Kernels do not use tensor cores for depthwise and other small groups, for large windows,
+        // or for GEMMs of few rows or columns.
         let is_few = of_group <= 2 || taps > 31 || windows.has_one_place();
         let with_channels_last = Node {
             op: (RUNTIME, "NhwcConv"),

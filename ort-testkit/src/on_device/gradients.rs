@@ -1,6 +1,6 @@
-//! What the backward pass of a training is made of, on a device and on the CPU: losses,
-//! normalizations of batches, dropout, attention, the gradients of convolutions, and updates that
-//! are added up.
+//! The operators of the backward pass of training, on a device and on the CPU: losses, batch
+//! normalization, dropout, attention, gradients of convolutions, and scattered updates that
+//! accumulate.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn norm_cases() -> Vec<Case> {
             cases.push(Case { outputs: 3, ..case("BatchNormalization", inputs, &attrs) });
         }
         for dtype in [DType::F32, DType::F64] {
-            // Sums of elements that cancel out, with a rounding of 1e-7 for each: the CPU adds a
+            // Sums that cancel out, with a rounding error of 1e-7 for each addend: the CPU adds a
             // thousand of them in float32, the device sixteen.
             let tolerance = if dtype == DType::F64 { 1e-12 } else { 1e-4 };
             let (x, channel) = (|| Given::Run(dtype, shape.to_vec()), || Given::Run(dtype, channels()));
@@ -49,11 +49,12 @@ fn norm_cases() -> Vec<Case> {
     cases
 }
 
-/// `BatchNormalization` in training, `BatchNormalizationStatistics` and `BatchNormalizationGrad`.
+/// Checks `BatchNormalization` in training, `BatchNormalizationStatistics` and
+/// `BatchNormalizationGrad`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn batch_norms(device: &Arc<dyn Device>) {
     check_all(device, &norm_cases());
 }
@@ -79,16 +80,16 @@ fn dropout_cases() -> Vec<Case> {
     cases
 }
 
-/// `CounterDropout`.
+/// Checks `CounterDropout`.
 ///
 /// # Panics
 ///
-/// Where a bit differs, or the device does not run it.
+/// A bit differs, or the device does not run a case.
 pub fn dropouts(device: &Arc<dyn Device>) {
     check_all(device, &dropout_cases());
 }
 
-/// Leading axes, queries, keys, and the sizes of heads of keys and values.
+/// Leading axes, queries, keys, and the head sizes of keys and values.
 const HEADS: [(&[usize], [usize; 4]); 9] = [
     (&[], [1, 1, 1, 1]),
     (&[2, 3], [5, 7, 4, 3]),
@@ -101,10 +102,10 @@ const HEADS: [(&[usize], [usize; 4]); 9] = [
     (&[2], [0, 3, 4, 4]),
 ];
 
-/// Scores of a head that are many.
+/// The number of scores above which a head counts as large.
 const LARGE: usize = 2000;
 
-/// Truth values, of which those of the first query are all false where rows may be filled.
+/// A boolean mask. It hides all keys of the first query, unless `fills_rows`.
 fn mask(shape: &[usize], fills_rows: bool) -> Given {
     let count = shape.iter().product();
     let keys = shape.last().copied().unwrap_or(1);
@@ -144,8 +145,8 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
             let shape: Vec<usize> = std::iter::once(*first).chain(rest.iter().map(|_| 1)).collect();
             given.push((with(&run(DType::F32, &shape), &[]), Vec::new()));
         }
-        // What interprets the kernels takes its time over many tiles: of the masks there, those
-        // that differ most.
+        // An emulator is slow with many tiles, so large heads run only with the masks that differ
+        // most.
         if queries * keys > LARGE {
             let chosen: &[usize] = if dtype == DType::F32 { &[0, 2, 5] } else { &[1, 2, 4] };
             given = given
@@ -165,11 +166,11 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
     cases
 }
 
-/// `TrainingAttention` and `TrainingAttentionGrad`.
+/// Checks `TrainingAttention` and `TrainingAttentionGrad`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn attention(device: &Arc<dyn Device>) {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         check_all(device, &attention_cases(dtype));
@@ -208,21 +209,20 @@ fn loss_cases() -> Vec<Case> {
             }
         }
     }
-    // Means of float16 are sums that cancel out, by a sum of weights that do.
+    // Means of float16 divide a sum that cancels out by a sum of weights that does, too.
     cases.into_iter().map(|case| Case { tolerance: case.tolerance * 2.0, ..case }).collect()
 }
 
-/// `SoftmaxCrossEntropyLoss` and `NegativeLogLikelihoodLoss`.
+/// Checks `SoftmaxCrossEntropyLoss` and `NegativeLogLikelihoodLoss`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn losses(device: &Arc<dyn Device>) {
     check_all(device, &loss_cases());
 }
 
-/// Indices, some of which are alike and some negative, of which all but the first few are the same
-/// where `alike`.
+/// Indices with duplicates and negative ones. With `alike` all but the first few are the same.
 fn indices(shape: &[usize], below: usize, alike: bool) -> Given {
     let count: usize = shape.iter().product();
     let index = |at: usize| match at {
@@ -246,7 +246,8 @@ fn scatter_cases() -> Vec<Case> {
             cases.push(case("ScatterND", inputs, &attrs[..1]));
         }
     }
-    // Windows that a slot goes on through, parts that are merged, and updates of many elements.
+    // Runs of one slot that span several windows, partial results that are merged, and updates of
+    // many elements.
     for (slots, tuples, row, alike) in [
         (5, 300, 40, false),
         (3, 300, 33, true),
@@ -270,27 +271,27 @@ fn scatter_cases() -> Vec<Case> {
     cases
 }
 
-/// `ScatterElements` and `ScatterND` with reductions.
+/// Checks `ScatterElements` and `ScatterND` with reductions.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn scatters(device: &Arc<dyn Device>) {
     check_all(device, &scatter_cases());
 }
 
-/// An image, filters, results, groups, and strides, dilations and pads of each axis.
+/// Image, filters, result, groups, and the strides, dilations and pads of each axis.
 type Convolved = (&'static [usize], &'static [usize], &'static [usize], i64, [&'static [i64]; 3]);
 
 const CONVOLUTIONS: [Convolved; 9] = [
     (&[2, 3, 9, 11], &[5, 3, 3, 2], &[2, 5, 9, 10], 1, [&[1, 1], &[1, 1], &[1, 0, 1, 0]]),
     (&[2, 6, 13, 12], &[66, 3, 3, 3], &[2, 66, 7, 6], 2, [&[2, 2], &[1, 1], &[1, 1, 1, 1]]),
     (&[3, 70, 5, 7], &[8, 70, 1, 1], &[3, 8, 5, 7], 1, [&[1, 1], &[1, 1], &[0, 0, 0, 0]]),
-    // Windows that do not reach the last places.
+    // Windows that do not reach the end of the image.
     (&[1, 4, 10, 10], &[6, 4, 3, 3], &[1, 6, 3, 3], 1, [&[3, 3], &[1, 2], &[0, 2, 0, 2]]),
-    // Many windows, which are cut in pieces.
+    // Many windows, which are processed in pieces.
     (&[2, 4, 40, 41], &[5, 4, 3, 3], &[2, 5, 40, 41], 1, [&[1, 1], &[1, 1], &[1, 1, 1, 1]]),
-    // Each channel has filters of its own.
+    // Depthwise.
     (&[2, 7, 9, 8], &[7, 1, 3, 3], &[2, 7, 9, 8], 7, [&[1, 1], &[1, 1], &[1, 1, 1, 1]]),
     (&[2, 3, 15, 9], &[6, 1, 5, 3], &[2, 6, 8, 5], 3, [&[2, 2], &[1, 1], &[2, 1, 2, 1]]),
     (&[2, 3, 17], &[4, 3, 4], &[2, 4, 8], 1, [&[2], &[1], &[1, 1]]),
@@ -319,11 +320,11 @@ fn convolution_cases() -> Vec<Case> {
     cases
 }
 
-/// `ConvGradInput` and `ConvGradWeights`.
+/// Checks `ConvGradInput` and `ConvGradWeights`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn convolutions(device: &Arc<dyn Device>) {
     check_all(device, &convolution_cases());
 }

@@ -1,4 +1,4 @@
-//! Reductions, normalizations, softmax and attention: as on the CPU, to 1e-4 of the largest result.
+//! Reductions, normalizations, softmax and attention, to within 1e-4 of the CPU's largest result.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use ort_core::{Result, ensure, error};
 
 use super::cpu;
 
-/// How far results may be apart, as a part of the largest.
+/// The tolerance relative to the largest value.
 const TOLERANCE: f64 = 1e-4;
-/// Lengths of lines.
+/// Lengths of the reduced axis.
 const LENGTHS: [usize; 5] = [1, 7, 64, 1000, 5000];
 
 /// An input of a node.
 #[derive(Clone)]
 enum Given {
-    /// Numbers without a pattern, which another node computes.
+    /// Pseudo-random numbers that another node computes.
     Run(Vec<usize>),
     Is(Tensor),
-    /// Known when the session is made.
+    /// A constant of the graph.
     Constant(Tensor),
     None,
 }
@@ -56,7 +56,7 @@ fn small(values: &[i32]) -> Given {
     Is(Tensor::from_slice(&[values.len()], values).unwrap())
 }
 
-/// Numbers in (-0.5, 1.5) without a pattern: sums of many do not cancel.
+/// Pseudo-random numbers in (-0.5, 1.5), so that long sums do not cancel.
 fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
     let mix = |index: usize| ((index * 7919 + seed * 104_729 + 17) as u32).wrapping_mul(2_654_435_761) >> 8;
     let count = shape.iter().product();
@@ -84,7 +84,7 @@ fn check(device: &Arc<dyn Device>, case: &Case) -> Result<()> {
         let shape = tensor.shape().iter().map(|&size| Dim::constant(size as i64)).collect();
         let name = format!("x{index}");
         let input = builder.typed_input(&name, ValueType::tensor(tensor.dtype(), Some(shape)));
-        // What another node writes may be written over, what a caller gives may not.
+        // A kernel may write in place over a node's result, but not over a caller's input.
         ids.push(Some(match given {
             Run(_) => builder.node("Neg", &[input], &[])?,
             _ => input,
@@ -159,7 +159,7 @@ fn check_all(device: &Arc<dyn Device>, on_host: &[&str], cases: &[Case]) {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-/// Tensors with lines of each length along axis 1: in a row, in columns, in few and in many.
+/// Shapes with each length along axis 1: contiguous and strided, few and many.
 fn shapes() -> impl Iterator<Item = Vec<usize>> {
     LENGTHS.into_iter().flat_map(|len| [vec![3, len], vec![70, len, 1], vec![2, len, 5], vec![1, len, 100]])
 }
@@ -183,7 +183,7 @@ fn reductions_cases() -> Vec<Case> {
         cases.push(case(op, vec![Run(vec![2, 40, 300]), ints(&[1, 2])], &[]));
         cases.push(case(op, vec![Run(vec![3, 0, 4]), ints(&[1])], &[]));
     }
-    // Long lines that are cut into pieces.
+    // Long rows that are reduced in pieces.
     for shape in [vec![100_000], vec![2, 50_000], vec![30_000, 3]] {
         cases.push(case("ReduceMean", vec![Run(shape.clone()), ints(&[0])], &[]));
         cases.push(case("ReduceMax", vec![Run(shape)], &[]));
@@ -191,7 +191,7 @@ fn reductions_cases() -> Vec<Case> {
     cases
 }
 
-/// Ties and what is no number, of which the first or the last counts.
+/// Ties and NaNs, of which the first or the last counts.
 fn arg_cases() -> Vec<Case> {
     let value = |at: usize| [1.0, 3.0, 3.0, -2.0, -2.0, f32::NAN, 0.0].get(at % 7).copied().unwrap_or(0.0);
     let mut cases = Vec::new();
@@ -205,11 +205,11 @@ fn arg_cases() -> Vec<Case> {
     cases
 }
 
-/// Wide integers in rows and in columns, with sums beyond 32 bits; and columns that are cut into
+/// 64-bit integers along rows and columns with sums beyond 32 bits, and columns that are reduced in
 /// pieces.
 fn integer_cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    // Floats in columns that are cut into pieces.
+    // Float columns that are reduced in pieces.
     for op in ["ReduceMean", "ReduceL2", "ReduceMax"] {
         cases.push(case(op, vec![Run(vec![5000, 70]), ints(&[0])], &[]));
     }
@@ -234,7 +234,7 @@ fn softmaxes_cases() -> Vec<Case> {
     shapes().flat_map(of_shape).collect()
 }
 
-/// Lines with what is infinite or no number, and with what is far apart.
+/// Rows with infinities, NaNs, and values that are far apart.
 fn softmax_edges() -> Vec<Case> {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
     let lines = [
@@ -359,7 +359,7 @@ fn group_query_cases() -> Vec<Case> {
     let heads = [("num_heads", 4), ("kv_num_heads", 2)];
     let mut push = |inputs: Vec<Given>, attrs: &[(&'static str, i64)], outputs: usize| {
         let attrs = [&heads[..], attrs].concat();
-        // In a buffer that past and present share nobody clears what is behind the last row.
+        // If past and present share a buffer, what follows the last row is undefined.
         let compared = if matches!(&inputs[3], Run(shape) if shape[2] == 30) { 1 } else { outputs };
         let case = microsoft("GroupQueryAttention", inputs, &attrs, outputs);
         cases.push(Case { compared, ..case });
@@ -391,51 +391,51 @@ fn group_query_cases() -> Vec<Case> {
     cases
 }
 
-/// Reductions. Panics with what differs, and unless the device leaves just the operators `on_host`
-/// to the host.
+/// Reductions. Panics if a result differs, or unless the device leaves exactly the operators
+/// `on_host` to the host.
 pub fn reductions(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &reductions_cases());
 }
 
-/// Running sums. Panics with what differs, and unless the device leaves just the operators
+/// Cumulative sums. Panics if a result differs, or unless the device leaves exactly the operators
 /// `on_host` to the host.
 pub fn cumulative(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &cumulative_cases());
 }
 
-/// Ties, what is infinite or no number, and wide integers. Panics with what differs, and unless the
-/// device leaves just the operators `on_host` to the host.
+/// Ties, infinities, NaNs and wide integers. Panics if a result differs, or unless the device
+/// leaves exactly the operators `on_host` to the host.
 pub fn edges(device: &Arc<dyn Device>, on_host: &[&str]) {
     let cases = [arg_cases(), integer_cases(), softmax_edges()];
     cases.iter().for_each(|cases| check_all(device, on_host, cases));
 }
 
-/// `Softmax` and its like. Panics with what differs, and unless the device leaves just the
+/// `Softmax` and its like. Panics if a result differs, or unless the device leaves exactly the
 /// operators `on_host` to the host.
 pub fn softmax(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &softmaxes_cases());
 }
 
-/// Normalizations. Panics with what differs, and unless the device leaves just the operators
+/// Normalizations. Panics if a result differs, or unless the device leaves exactly the operators
 /// `on_host` to the host.
 pub fn norms(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &norms_cases());
 }
 
-/// `Attention`. Panics with what differs, and unless the device leaves just the operators `on_host`
-/// to the host.
+/// `Attention`. Panics if a result differs, or unless the device leaves exactly the operators
+/// `on_host` to the host.
 pub fn attention(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &attention_cases());
 }
 
-/// `MultiHeadAttention`. Panics with what differs, and unless the device leaves just the operators
-/// `on_host` to the host.
+/// `MultiHeadAttention`. Panics if a result differs, or unless the device leaves exactly the
+/// operators `on_host` to the host.
 pub fn multi_head_attention(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &multi_head_cases());
 }
 
-/// `GroupQueryAttention`. Panics with what differs, and unless the device leaves just the operators
-/// `on_host` to the host.
+/// `GroupQueryAttention`. Panics if a result differs, or unless the device leaves exactly the
+/// operators `on_host` to the host.
 pub fn group_query_attention(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &group_query_cases());
 }

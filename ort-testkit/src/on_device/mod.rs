@@ -1,5 +1,5 @@
-//! Operators on a device against those of the CPU: the same cases for every provider, which runs
-//! those that it claims.
+//! Differential tests of operators on a device against the CPU: every provider runs the same cases,
+//! as far as it claims them.
 
 #![allow(
     clippy::panic,
@@ -37,18 +37,18 @@ use ort_core::rewrite::Level;
 use ort_core::session::{Model, Session};
 use ort_core::tensor::Value;
 
-/// The CPU.
+/// Opens the CPU.
 pub fn cpu() -> Result<Arc<dyn Device>> {
     provider("cpu")?.open(0, &ProviderOptions::new())
 }
 
-/// Numbers in (-1, 1) without a pattern.
+/// Pseudo-random numbers in (-1, 1).
 pub fn numbers(count: usize, seed: usize) -> Vec<f32> {
     let mix = |index: usize| ((index * 7919 + seed * 104_729 + 17) as u32).wrapping_mul(2_654_435_761) >> 8;
     (0..count).map(|index| mix(index) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
-/// The outputs of a model on one device alone.
+/// Returns the outputs of a model on one device alone.
 pub fn outputs(model: &Model, device: Arc<dyn Device>, inputs: &[(String, Value)]) -> Result<Vec<Value>> {
     let session = Session::builder(model).threads(2).opt_level(Level::Disabled).device(device).build()?;
     let inputs: Vec<(&str, Value)> =
@@ -56,14 +56,14 @@ pub fn outputs(model: &Model, device: Arc<dyn Device>, inputs: &[(String, Value)
     Ok(session.run(&inputs)?.into_iter().map(|(_, value)| value).collect())
 }
 
-/// Fails unless the elements of both are within `tolerance` of the largest expected one.
+/// Fails unless all elements differ by at most `tolerance` times the largest expected one.
 pub fn assert_close(actual: &Value, expected: &Value, tolerance: f32, what: &str) -> Result<()> {
     let (actual, expected) = (actual.tensor()?, expected.tensor()?);
     assert_eq!(actual.shape(), expected.shape(), "{what}");
     let (actual, expected) = (actual.to_vec::<f32>()?, expected.to_vec::<f32>()?);
     let largest = expected.iter().fold(1e-30f32, |largest, value| largest.max(value.abs()));
     for (index, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
-        // Not `>`: a NaN must fail.
+        // Not `>`, because a NaN must fail.
         let close = (actual - expected).abs() <= tolerance * largest;
         assert!(close, "{what}: element {index} is {actual}, expected {expected}");
     }

@@ -1,4 +1,4 @@
-//! `Concat` and `Split`: parts of all widths along any axis, by one launch and by several.
+//! `Concat` and `Split`: parts of all widths along any axis, in one launch and in several.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use ort_core::ir::Attribute;
 
 use super::typed::{Case, Given, case, check_all, ints, run};
 
-/// Sizes before and behind the axis, and those of the parts along it.
+/// Sizes before and after the axis, and those of the parts along it.
 const PARTS: [([usize; 2], &[usize]); 11] = [
     ([1, 1], &[1, 1]),
     ([12, 64], &[128, 1]),
@@ -17,11 +17,11 @@ const PARTS: [([usize; 2], &[usize]); 11] = [
     ([5, 1], &[768, 768, 768]),
     ([3, 7], &[1, 0, 2, 5]),
     ([2, 4], &[6, 2, 1]),
-    // As many parts as a launch has, one more, and more than two launches have.
+    // As many parts as a launch takes, one more, and more than two launches take.
     ([3, 2], &[1, 2, 3, 4, 5, 6, 7, 8]),
     ([3, 2], &[1, 2, 3, 4, 5, 6, 7, 8, 9]),
     ([2, 1], &[3, 0, 1, 2, 0, 0, 1, 1, 0, 4, 1, 1, 1, 1, 1, 1, 1, 2]),
-    // A long line, whose parts are moved by themselves where few elements are moved at once.
+    // A long row, whose parts are moved separately if few elements are moved at once.
     ([1, 1], &[70_000, 3, 8]),
 ];
 
@@ -42,11 +42,11 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// `Concat` and `Split`.
+/// Checks `Concat` and `Split`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn parts(device: &Arc<dyn Device>) {
     check_all(device, &cases());
 }

@@ -1,5 +1,5 @@
-//! Floats of eight and four bits and integers of less than eight: casts, quantized numbers and
-//! back.
+//! Narrow types: 8-bit and 4-bit floats, and integers of less than eight bits. Casts, quantization
+//! and dequantization.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ const FORMATS: [DType; 5] =
 const FEW_BITS: [DType; 4] = [DType::I4, DType::U4, DType::I2, DType::U2];
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// All codes of a type, one more than a multiple of four of them.
+/// All bit patterns of a type, and one more than a multiple of four of them.
 fn codes(dtype: DType) -> Given {
     let count = 257;
     let bytes: Vec<u8> = (0..dtype.byte_len(count).unwrap()).map(|at| at as u8).collect();
     Given::Is(Tensor::from_bytes(dtype, &[count], bytes.into()).unwrap())
 }
 
-/// Numbers around those of the formats: halfway between two, at the ends, beyond, and what is no
-/// number.
+/// Numbers around those of the formats: midpoints, limits, values out of range, infinities and
+/// NaNs.
 fn edges() -> Vec<f32> {
     let mut values =
         vec![0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN];
@@ -99,11 +99,11 @@ fn quantized() -> Vec<Case> {
     cases
 }
 
-/// `Cast`, `QuantizeLinear` and `DequantizeLinear` of these types.
+/// Checks `Cast`, `QuantizeLinear` and `DequantizeLinear` of these types.
 ///
 /// # Panics
 ///
-/// Where results differ from those of the CPU, or the device does not run one of them.
+/// A result differs from the CPU's, or the device does not run a case.
 pub fn narrow(device: &Arc<dyn Device>) {
     typed::check_all(device, &casts());
     typed::check_all(device, &quantized());

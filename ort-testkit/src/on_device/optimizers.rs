@@ -1,5 +1,5 @@
-//! Steps of optimizers on a device and on the CPU, one after the other, which write over what the
-//! one before wrote, and numbers of all gradients.
+//! Consecutive optimizer steps on a device and on the CPU, each of which updates in place what the
+//! previous one wrote, and the reductions over all gradients.
 
 use std::sync::Arc;
 
@@ -16,18 +16,18 @@ use super::typed::{Case, Given, case, check_all, run, text};
 use super::{cpu, numbers, outputs};
 
 pub(super) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
-/// Steps that follow each other.
+/// Consecutive steps.
 const STEPS: usize = 3;
-/// How far parameters of float32, which are below 2, may be apart after them: a few roundings of
-/// 1e-7, as the device fuses products and sums.
+/// The tolerance of float32 parameters, which are below 2, after these steps: a few roundings of
+/// 1e-7, because the device fuses multiply and add.
 const NEAR: f64 = 2e-6;
-/// The same of float64.
+/// The same for float64.
 const NEAR_OF_DOUBLES: f64 = 1e-13;
-/// The codes that may be another than on the CPU: those of moments that lie between two numbers, to
-/// a rounding.
+/// One in this many quantized values may differ from the CPU's: a moment may lie within a rounding
+/// of the midpoint between two values.
 const OTHER_CODES: usize = 200;
 
-/// An optimizer, and the states of a parameter of a shape.
+/// An optimizer, and the states that it keeps for a parameter.
 struct Optimizer {
     op: &'static str,
     attrs: Vec<(&'static str, Attribute)>,
@@ -97,16 +97,16 @@ fn all_optimizers() -> Vec<Optimizer> {
     ]
 }
 
-/// What a step is told besides its tensors.
+/// The inputs and attributes of a step besides its tensors.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     scale: Option<f32>,
     update: Option<bool>,
-    /// The first of three rows that gradients are of, where they are not of all.
+    /// The first of three rows that the gradient covers; `None` if it covers all.
     first_row: Option<usize>,
 }
 
-/// A graph on its way, and what its run is given.
+/// A graph under construction, and the inputs of its run.
 struct DraftModel {
     builder: GraphBuilder,
     values: Vec<(String, Value)>,
@@ -121,8 +121,8 @@ impl DraftModel {
         id
     }
 
-    /// Numbers that a node of the device makes elements of a type, so that they may be written
-    /// over.
+    /// Pseudo-random numbers, converted to a type by a node on the device, so that they may be
+    /// updated in place.
     fn made(&mut self, dtype: DType, shape: &[usize], positive: bool) -> Result<ValueId> {
         let count = shape.iter().product();
         let mut values = numbers(count, self.values.len());
@@ -136,7 +136,7 @@ impl DraftModel {
 }
 
 impl Optimizer {
-    /// Some steps after each other, with the parameter and its states at the end as outputs.
+    /// Builds consecutive steps; the outputs are the parameter and its states after the last one.
     fn model(
         &self,
         [own, gradient]: [DType; 2],
@@ -147,7 +147,7 @@ impl Optimizer {
         let mut parameter = draft.made(own, shape, false)?;
         let mut states = Vec::new();
         for (index, state) in (self.states)(own, shape).into_iter().enumerate() {
-            // Second moments are no less than 0; the first moments of 8 bits have scales of both.
+            // Second moments are not negative. The 8-bit first moments have non-negative scales.
             let positive = index > 0 || self.op == "Adafactor" || self.op == "AdamW8bit";
             states.push(state.map(|(dtype, shape)| draft.made(dtype, &shape, positive)).transpose()?);
         }
@@ -174,7 +174,7 @@ impl Optimizer {
             }
             let made =
                 draft.builder.add((RUNTIME, self.op), &inputs, &attrs, 1 + states.len(), Vec::new())?;
-            // A state that is not given has no new value.
+            // An absent state has no new value.
             let node = draft.builder.graph_mut().nodes.last_mut().ok_or_else(|| error!(Fail, "no node"))?;
             for (output, state) in node.outputs.iter_mut().skip(1).zip(&states) {
                 *output = output.filter(|_| state.is_some());
@@ -191,8 +191,8 @@ impl Optimizer {
         let found = outputs(&model, device.clone(), &values)?;
         let expected = outputs(&model, cpu()?, &values)?;
         let near = if types[0] == DType::F64 { NEAR_OF_DOUBLES } else { NEAR };
-        // A code that is another changes the moment by a part of its scale, and the parameter by as
-        // much of the learning rate.
+        // A quantized value that differs changes the moment by a fraction of its scale, and the
+        // parameter by that fraction of the learning rate.
         let near = if self.op == "AdamW8bit" { 1e-2 } else { near };
         for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let (found, expected) = (found.tensor()?, expected.tensor()?);
@@ -223,11 +223,11 @@ impl Optimizer {
     }
 }
 
-/// Three steps of each optimizer.
+/// Runs three steps of each optimizer.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn optimizers(device: &Arc<dyn Device>) {
     let plain = Told { scale: None, update: None, first_row: None };
     let scaled = Told { scale: Some(0.25), update: Some(true), ..plain };
@@ -283,7 +283,7 @@ fn standard_cases() -> Vec<Case> {
                 for _ in 0..states + 2 {
                     inputs.extend([run(own, &[3, 211]), run(own, &[1])]);
                 }
-                // Second moments are roots: their states are no less than 0.
+                // Square roots are taken of second moments, so these states are not negative.
                 let from = inputs.len() - 2;
                 if op != "Momentum" {
                     for (input, shape) in inputs[from..].iter_mut().zip([&[3, 211][..], &[1]]) {
@@ -318,7 +318,7 @@ fn number_cases() -> Vec<Case> {
         FLOATS.into_iter().cycle().zip([1, 7, 5000, 0, 33]).map(|(dtype, len)| run(dtype, &[len])).collect();
     let more: Vec<Given> = (0..19).map(|index| run(FLOATS[index % 4], &[index * 37])).collect();
     for gradients in [many, more, vec![run(DType::F32, &[700, 900])], vec![run(DType::F16, &[])]] {
-        // Sums of doubles in another order, rounded to float32 at the end.
+        // Sums of float64 in another order, rounded to float32 at the end.
         cases.push(Case { tolerance: 1e-7, ..own("GlobalNorm", gradients.clone(), &[]) });
         cases.push(own("AllFinite", gradients.clone(), &[]));
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -329,7 +329,7 @@ fn number_cases() -> Vec<Case> {
             cases.push(own("AllFinite", with, &[]));
         }
     }
-    // Squares have no room in float32.
+    // The squares overflow float32.
     let large = Tensor::from_slice(&[3], &[1e30f32, 2e30, 3e30]).unwrap();
     cases.push(Case { tolerance: 1e-7, ..own("GlobalNorm", vec![Given::Is(large)], &[]) });
     for dtype in FLOATS {
@@ -345,11 +345,12 @@ fn number_cases() -> Vec<Case> {
     cases
 }
 
-/// The standard's `Adagrad`, `Adam` and `Momentum`, `GlobalNorm`, `AllFinite` and `Accumulate`.
+/// Checks the standard's `Adagrad`, `Adam` and `Momentum`, and `GlobalNorm`, `AllFinite` and
+/// `Accumulate`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn numbers_of_gradients(device: &Arc<dyn Device>) {
     check_all(device, &standard_cases());
     check_all(device, &number_cases());

@@ -1,6 +1,5 @@
-//! Convolutions and pools of images with the channels last. What they compute is what the
-//! standard's operators do on the CPU with the channels first. Each check tells the kernels that
-//! computed what was checked.
+//! NHWC convolutions and pools. The results must equal those of the standard's NCHW operators on
+//! the CPU. Each check returns the kernels that computed the results.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +16,8 @@ use ort_core::{Result, error};
 use super::windows::{CONVS, POOLS, Windows, of};
 use super::{assert_close, cores, cpu, numbers, outputs};
 
-/// Beside the windows of all convolutions: large tiles of whole vectors of channels, sums in parts,
-/// and windows that do not lie side by side.
+/// Further windows: large tiles of whole vectors of channels, split accumulation, and windows that
+/// are not adjacent.
 const VECTORS: &[Windows] = &[
     Windows { pads: &[1; 4], ..of(&[2, 16, 17, 19], &[130, 16, 3, 3]) },
     Windows { pads: &[1; 4], ..of(&[1, 16, 11, 12], &[264, 16, 3, 3]) },
@@ -29,8 +28,8 @@ const VECTORS: &[Windows] = &[
     Windows { strides: &[2, 2], group: 2, pads: &[1; 4], ..of(&[1, 32, 12, 10], &[40, 16, 3, 3]) },
 ];
 
-/// Of few channels, in tiles of 64 and of 128 results and of up to 32 and 64 filters: windows that
-/// begin at odd elements, an odd number of elements apart, and of one axis.
+/// Few channels, in tiles of 64 and 128 results and of up to 32 and 64 filters: windows that start
+/// at odd elements, with odd strides in elements, and one spatial axis.
 const FEW_CHANNELS: &[Windows] = &[
     Windows { strides: &[2, 2], pads: &[3; 4], ..of(&[2, 3, 45, 37], &[64, 3, 7, 7]) },
     Windows { strides: &[2, 2], pads: &[3; 4], ..of(&[3, 3, 68, 66], &[40, 3, 7, 7]) },
@@ -40,22 +39,21 @@ const FEW_CHANNELS: &[Windows] = &[
     Windows { strides: &[1, 3], pads: &[1; 4], ..of(&[1, 4, 9, 70], &[130, 4, 3, 3]) },
     Windows { strides: &[3], pads: &[1, 2], ..of(&[2, 5, 233], &[12, 5, 4]) },
     of(&[1, 9, 12, 13], &[24, 9, 3, 2]),
-    // More taps than kernels on tensor cores have bits for, where channels are not few.
+    // More taps than the bit masks of tensor-core kernels hold, in a case without few channels.
     of(&[1, 8, 3, 40], &[4, 8, 2, 30]),
 ];
 
-/// A node of images with the channels last, and the standard's of the same images with the channels
-/// first.
+/// An NHWC node, and the standard's NCHW operator of the same images.
 struct Node<'a> {
     dtype: DType,
     op: (&'a str, &'a str),
     standard: (&'a str, &'a str),
-    /// Of its inputs, with the channels first; those of one axis are no images.
+    /// The NCHW shapes of its inputs; those of one axis are not images.
     shapes: &'a [&'a [usize]],
     attrs: &'a [(&'a str, Attribute)],
 }
 
-/// An image's shape with the channels last; what has one axis is no image.
+/// The NHWC shape of an image; a shape of one axis is not an image.
 pub(super) fn pixels(shape: &[usize]) -> Vec<usize> {
     let mut shape = shape.to_vec();
     if shape.len() > 2 {
@@ -79,8 +77,8 @@ fn cast(builder: &mut GraphBuilder, value: ValueId, to: DType) -> Result<ValueId
 }
 
 impl Node<'_> {
-    /// The node itself, or the standard's between transpositions, of inputs and with a result of
-    /// float32 that are the same for both. The standard's computes the same elements in float32.
+    /// Builds the node itself, or the standard's between transposes. Both take the same inputs and
+    /// return a float32 result; the standard's computes in float32.
     fn model(&self, is_standard: bool) -> Result<Model> {
         let mut builder = GraphBuilder::new("pixels");
         let mut ids = Vec::new();
@@ -108,7 +106,7 @@ impl Node<'_> {
         Ok(Model::from_graph(builder.finish(&[result])?))
     }
 
-    /// The result on a device that has a kernel of the node, and what computed it.
+    /// Returns the result on a device that has a kernel for the node, and the kernel's name.
     fn run(&self, device: &Arc<dyn Device>, inputs: &[(String, Value)]) -> Result<(Value, String)> {
         let builder = Session::builder(&self.model(false)?).opt_level(Level::Disabled);
         let session = builder.device(device.clone()).build()?;
@@ -117,7 +115,7 @@ impl Node<'_> {
         let profile = Profile::new();
         let results =
             session.run_with(&given, &RunOptions { profile: Some(&profile), ..RunOptions::default() })?;
-        // Without a kernel it would be the operators that it is made of.
+        // Without a kernel the profile would list the operators of its decomposition.
         let event = profile.events().into_iter().find(|event| event.op == self.op.1);
         let kernels = event.and_then(|event| event.kernels);
         let kernels = kernels.ok_or_else(|| error!(Fail, "no kernel of {} ran", self.op.1))?;
@@ -127,10 +125,11 @@ impl Node<'_> {
     fn check(&self, device: &Arc<dyn Device>) -> Result<String> {
         let (factor, tolerance) = match self.dtype {
             DType::F32 => (1.0, 1e-5),
-            // Of 11 and of 8 bits, to which sums may be rounded before what follows them.
+            // Significands of 11 and of 8 bits, to which accumulators may be rounded before the
+            // epilogue.
             DType::F16 => (1.0, 1.2e-3),
             DType::BF16 => (1.0, 9e-3),
-            // Codes of two digits, which are found as they are.
+            // Two-digit integers, which pools return exactly.
             _ => (99.0, 0.0),
         };
         let mut inputs = Vec::<(String, Value)>::new();
@@ -149,7 +148,7 @@ impl Node<'_> {
     }
 }
 
-/// Of a window's convolution: the shape of its results, with the channels first.
+/// The NCHW shape of a convolution's result.
 pub(super) fn result_of(case: &Windows) -> Vec<usize> {
     let axes = case.image.len() - 2;
     let number =
@@ -179,11 +178,11 @@ fn convolution(
     Node { dtype, op, standard, shapes: &shapes[..inputs], attrs: &attrs }.check(device)
 }
 
-/// `NhwcConv` of float32: by itself, and with bias, addend and activations.
+/// Checks `NhwcConv` of float32: without an epilogue, and with bias, addend and activations.
 ///
 /// # Errors
 ///
-/// The device has no kernel of one of them, or there is no CPU provider in the program.
+/// The device has no kernel for a case, or there is no CPU provider in the program.
 pub fn convolutions(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     let mut kernels = BTreeSet::new();
     for case in CONVS {
@@ -194,12 +193,12 @@ pub fn convolutions(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     Ok(kernels)
 }
 
-/// `NhwcConv` of float16 and bfloat16, with bias, addend and activation, also at the edges of tiles
-/// of tensor cores.
+/// Checks `NhwcConv` of float16 and bfloat16 with bias, addend and activation, also at the edge
+/// cases of tensor-core tiles.
 ///
 /// # Errors
 ///
-/// The device has no kernel of one of them, or there is no CPU provider in the program.
+/// The device has no kernel for a case, or there is no CPU provider in the program.
 pub fn convolutions_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     let mut kernels = BTreeSet::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -210,8 +209,8 @@ pub fn convolutions_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<Strin
     Ok(kernels)
 }
 
-/// Rows, columns and steps of products: about tiles of 64, 128 and 256, and with few rows of many
-/// steps; of whole vectors along the steps, and along the columns or not.
+/// Rows, columns and depth of GEMMs: around tiles of 64, 128 and 256, and few rows with a large
+/// depth. The depth is a multiple of the vector width, the number of columns is or is not.
 const PRODUCTS: &[[usize; 3]] = &[
     [130, 264, 200],
     [257, 520, 72],
@@ -229,16 +228,15 @@ const PRODUCTS: &[[usize; 3]] = &[
     [5, 8, 8],
 ];
 
-/// Those that keep four processors busy with large tiles: with a tile for each, with several, and
-/// with more than sixteen down.
+/// GEMMs that keep four multiprocessors busy with large tiles: one tile for each, several, and more
+/// than sixteen tile rows.
 const LARGE_PRODUCTS: &[[usize; 3]] = &[[250, 504, 136], [250, 376, 72], [900, 760, 200], [2200, 376, 8]];
 
-/// Products of float16 and bfloat16 with a bias, a matrix that is added and an activation, the
-/// columns or the steps of the right side next to each other.
+/// Checks GEMMs of float16 and bfloat16 with bias, residual and activation, with B in both layouts.
 ///
 /// # Errors
 ///
-/// The device has no kernel of one of them, or there is no CPU provider in the program.
+/// The device has no kernel for a case, or there is no CPU provider in the program.
 pub fn products_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     let (mut kernels, op) = (BTreeSet::new(), (RUNTIME, "FusedMatMul"));
     for dtype in [DType::F16, DType::BF16] {
@@ -258,12 +256,12 @@ pub fn products_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> 
     Ok(kernels)
 }
 
-/// An infinite element, and one that is no number, get into the results of the windows that they
-/// lie in, and into no others.
+/// Checks that an infinity and a NaN reach the results of the windows that contain them, and no
+/// others.
 ///
 /// # Errors
 ///
-/// The device has no kernel of one of the nodes, or there is no CPU provider in the program.
+/// The device has no kernel for a case, or there is no CPU provider in the program.
 pub fn elements_without_end(device: &Arc<dyn Device>) -> Result<()> {
     let attrs = |kernel: i64| {
         let of = |name, list: &[i64]| (name, Attribute::Ints(list.to_vec()));
@@ -304,11 +302,11 @@ pub fn elements_without_end(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// `NhwcMaxPool` of floats and codes, and `NhwcAveragePool`.
+/// Checks `NhwcMaxPool` of floats and 8-bit integers, and `NhwcAveragePool`.
 ///
 /// # Errors
 ///
-/// The device has no kernel of one of them, or there is no CPU provider in the program.
+/// The device has no kernel for a case, or there is no CPU provider in the program.
 pub fn pools(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     let mut kernels = BTreeSet::new();
     let floats = [DType::F32, DType::F16, DType::BF16];
@@ -342,8 +340,8 @@ pub fn pools(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     Ok(kernels)
 }
 
-/// A network of this type: convolutions of all kinds with pools, a residual, squeeze and
-/// excitation, concatenation and the mean, between casts from and to float32.
+/// Builds a network of this type, between casts from and to float32: convolutions of all kinds,
+/// pools, a residual, squeeze-and-excitation, concatenation and a global mean.
 fn network(dtype: DType) -> Result<Model> {
     let mut net = Net { builder: GraphBuilder::new("network"), dtype, weights: 0 };
     let x = net.builder.input("x", DType::F32, &["n", "3", "20", "19"]);
@@ -379,8 +377,7 @@ struct Net {
 }
 
 impl Net {
-    /// A convolution with filters of this shape and a bias, whose results are as large as its
-    /// image.
+    /// A convolution with filters of this shape and a bias, padded by half the filter.
     fn conv(&mut self, x: ValueId, filters: &[usize], stride: i64, group: i64) -> Result<ValueId> {
         let mut inputs = vec![x];
         for shape in [filters, &filters[..1]] {
@@ -409,9 +406,8 @@ impl Net {
     }
 }
 
-/// A network on a device that prefers channels last, for two sizes of a batch: all of it is on the
-/// device, and the only images that are brought into another order are what the caller gives and
-/// gets.
+/// Runs a network on a device that prefers NHWC, for two batch sizes. All of it must run on the
+/// device, and only the graph's input and output may be transposed.
 ///
 /// # Errors
 ///
@@ -419,7 +415,7 @@ impl Net {
 ///
 /// # Panics
 ///
-/// Where results differ from those of the CPU, or images are moved between nodes.
+/// A result differs from the CPU's, or images are transposed between nodes.
 pub fn networks(device: &Arc<dyn Device>) -> Result<()> {
     for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 5e-3), (DType::BF16, 4e-2)] {
         let model = network(dtype)?;

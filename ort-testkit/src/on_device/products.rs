@@ -1,4 +1,4 @@
-//! Matrix products, over shapes at the edges of tiles.
+//! GEMMs, over shapes at the edge cases of tiles.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use ort_core::tensor::{Tensor, Value};
 
 use super::{cpu, numbers, typed};
 
-/// A node of one operator with inputs of random numbers.
+/// A node of one operator with pseudo-random inputs.
 #[derive(Debug)]
 struct Case {
     op: (&'static str, &'static str),
@@ -40,7 +40,7 @@ impl Case {
             let name = format!("in{index}");
             let mut id = builder.input(&name, DType::F32, &sizes);
             if index == RESIDUAL {
-                // The result may take over the memory of what another node computed.
+                // A kernel may write in place over a node's result.
                 id = builder.node("Neg", &[id], &[])?;
             }
             ids.push(Some(id));
@@ -80,10 +80,10 @@ const GEMM: (&str, &str) = ("", "Gemm");
 const FUSED: (&str, &str) = (MICROSOFT, "FusedMatMul");
 const WITH_ADDENDS: (&str, &str) = (RUNTIME, "FusedMatMul");
 
-/// The place of the input that is added to a product.
+/// The index of the input that is added to the product.
 const RESIDUAL: usize = 3;
 
-/// Sizes around those of tiles, by themselves and with little of the others.
+/// Sizes around those of tiles, alone and combined with small ones.
 fn edges() -> Vec<Case> {
     const SIZES: [usize; 6] = [1, 3, 17, 64, 65, 130];
     let mut cases = Vec::new();
@@ -176,16 +176,16 @@ fn einsums() -> Vec<Case> {
     cases.into_iter().map(case).collect()
 }
 
-/// `MatMul`, `Gemm` and the fused products.
+/// Checks `MatMul`, `Gemm` and the fused GEMMs.
 ///
 /// # Errors
 ///
-/// The device does not run one of them, or there is no CPU provider in the program.
+/// The device does not run a case, or there is no CPU provider in the program.
 pub fn products(device: &Arc<dyn Device>) -> Result<()> {
     check_all(device, edges().into_iter().chain(batches()).chain(transposed()))
 }
 
-/// `Einsum`.
+/// Checks `Einsum`.
 ///
 /// # Errors
 ///
@@ -199,18 +199,19 @@ fn check_all(device: &Arc<dyn Device>, cases: impl IntoIterator<Item = Case>) ->
     cases.into_iter().try_for_each(|case| case.check(device, &host))
 }
 
-/// Products of one to four rows, and of as many columns, of all types that have them.
+/// Checks GEMMs of one to four rows, or as few columns, for all types that have kernels for them.
 ///
 /// # Panics
 ///
-/// Where results differ from those of the CPU, or the device does not run one of them.
+/// A result differs from the CPU's, or the device does not run a case.
 pub fn few_rows(device: &Arc<dyn Device>) {
     let mut cases = Vec::new();
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I32, DType::I64] {
         for (index, [depth, columns]) in FEW.into_iter().enumerate() {
             let rows = index % 4 + 1;
             let shapes = [
-                // By row and by column, one of them, and batches whose matrices begin anywhere.
+                // Few rows, a single row, few columns, a matrix-vector product, and batches whose
+                // matrices start unaligned.
                 [vec![rows, depth], vec![depth, columns]],
                 [vec![1, depth], vec![depth, columns]],
                 [vec![columns, depth], vec![depth, rows]],
@@ -238,9 +239,9 @@ pub fn few_rows(device: &Arc<dyn Device>) {
     typed::check_all(device, &cases);
 }
 
-/// Depths and columns of products of few rows: whole vectors of 16 bytes and not, as many steps as
-/// blocks have slices and more, columns for blocks of all widths, and depths for one thread of a
-/// column up to all of a block.
+/// Depths and columns of GEMMs with few rows: multiples of 16 bytes and others, a depth of as many
+/// slices as blocks process and more, columns for all block widths, and depths from one thread per
+/// column up to a whole block.
 const FEW: [[usize; 2]; 12] = [
     [0, 3],
     [1, 1],

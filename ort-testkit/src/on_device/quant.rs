@@ -1,4 +1,5 @@
-//! Quantized operators: codes and sums to the bit, numbers to within little.
+//! Quantized operators: quantized values and integer accumulators are compared exactly, floats
+//! within a small tolerance.
 
 use std::sync::Arc;
 
@@ -12,20 +13,20 @@ use ort_core::{Result, Within, error};
 
 use super::{cpu, numbers, outputs};
 
-/// One node; an input that is left out is none.
+/// One node; an omitted input is `None`.
 struct Case {
     op: (&'static str, &'static str),
     inputs: Vec<Option<Tensor>>,
     attrs: Vec<(&'static str, Attribute)>,
     outputs: usize,
     tolerance: Tolerance,
-    /// How many codes a code may be off: functions of a few floats have no bits of their own on
-    /// each device.
+    /// How far a quantized value may be off. Transcendental functions of a few floats differ in
+    /// their last bits between devices.
     off: i64,
     name: String,
 }
 
-/// Whole numbers are compared to the bit anyway, and so are floats here.
+/// Integers are always compared exactly; with this tolerance floats are, too.
 const EXACT: Tolerance = Tolerance { relative: 0.0, absolute: 0.0 };
 
 fn case(op: &'static str, inputs: Vec<Option<Tensor>>) -> Case {
@@ -77,7 +78,7 @@ impl Case {
     }
 }
 
-/// Whether codes are off by so much at most, and few of them.
+/// Fails if a quantized value is off by more than `off`, or if more than 2% differ.
 fn near(actual: &Value, expected: &Value, off: i64) -> Result<()> {
     let (actual, expected) = (actual.tensor()?.to_doubles()?, expected.tensor()?.to_doubles()?);
     let differs = actual.iter().zip(&expected).filter(|(a, b)| a != b);
@@ -89,13 +90,13 @@ fn near(actual: &Value, expected: &Value, off: i64) -> Result<()> {
     }
 }
 
-/// Numbers without a pattern as elements of a type, times a factor.
+/// Pseudo-random numbers times a factor, as elements of a type.
 fn floats(dtype: DType, shape: &[usize], seed: usize, factor: f32) -> Option<Tensor> {
     let count = shape.iter().product();
     of_numbers(dtype, shape, numbers(count, seed).into_iter().map(|number| number * factor))
 }
 
-/// Positive ones.
+/// Positive pseudo-random scales.
 fn scales(dtype: DType, shape: &[usize], seed: usize) -> Option<Tensor> {
     let count = shape.iter().product();
     of_numbers(dtype, shape, numbers(count, seed).into_iter().map(|number| number.abs() * 0.2 + 0.01))
@@ -109,7 +110,7 @@ fn of_numbers(dtype: DType, shape: &[usize], numbers: impl Iterator<Item = f32>)
     Some(Tensor::from_bytes(dtype, shape, to.into()).unwrap())
 }
 
-/// Codes without a pattern, the extremes among them.
+/// Pseudo-random quantized values, including the extremes.
 fn codes(dtype: DType, shape: &[usize], seed: usize) -> Option<Tensor> {
     let bytes = dtype.byte_len(shape.iter().product()).unwrap();
     let of = |(place, number): (usize, f32)| match place {
@@ -126,7 +127,7 @@ const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 const NARROW: [DType; 8] =
     [DType::I8, DType::U8, DType::I16, DType::U16, DType::I4, DType::U4, DType::I2, DType::U2];
 
-/// Shapes of scales of a tensor of [3, 7, 11], their axis and block.
+/// Shapes of the scales of a tensor of [3, 7, 11], with axis and block size.
 const GRANULARITIES: [(&[usize], i64, i64); 7] = [
     (&[], 1, 0),
     (&[1], 1, 0),
@@ -146,7 +147,7 @@ fn linear() -> Vec<Case> {
             let with = |case: Case| case.with("axis", axis).with("block_size", block);
             let inputs = vec![codes(code, &shape, 1), scales(float, of_scales, 2), zeros()];
             if code == DType::I32 {
-                // The zero points of wide codes are zero.
+                // int32 has no zero points other than zero.
                 let inputs = vec![codes(code, &shape, 1), scales(float, of_scales, 2)];
                 cases.push(with(case("DequantizeLinear", inputs)));
                 let ints = of_numbers(DType::I32, &shape, numbers(231, 8).into_iter().map(|x| x * 300.0));
@@ -186,7 +187,7 @@ fn dynamic() -> Vec<Case> {
 
 const BYTES: [DType; 2] = [DType::I8, DType::U8];
 
-/// Zero points of rows and of columns: for all, or for each.
+/// Zero points of rows and columns: per tensor, or for each.
 fn zeros(dtype: DType, shape: &[usize], seed: usize) -> Option<Tensor> {
     codes(dtype, shape, seed + 100)
 }
@@ -286,11 +287,11 @@ const CONVS: &[Windows] = &[
     (&[1, 7, 23, 19], &[9, 7, 3, 3], [2, 2], [0, 1, 2, 1], [1, 1], 1),
     (&[1, 3, 45, 37], &[16, 3, 7, 7], [2, 2], [3; 4], [1, 1], 1),
     (&[1, 12, 9, 9], &[20, 12, 3, 3], [2, 1], [1, 0, 0, 2], [2, 3], 1),
-    // Pointwise, in groups and with a stride.
+    // Pointwise, with groups and with a stride.
     (&[2, 40, 7, 7], &[70, 40, 1, 1], [1, 1], [0; 4], [1, 1], 1),
     (&[2, 16, 8, 8], &[24, 8, 1, 1], [1, 1], [0; 4], [1, 1], 2),
     (&[1, 16, 15, 15], &[33, 16, 1, 1], [2, 2], [0; 4], [1, 1], 1),
-    // Groups, and filters of one channel.
+    // Groups, and depthwise filters.
     (&[2, 12, 9, 10], &[15, 4, 3, 3], [1, 1], [1; 4], [1, 1], 3),
     (&[1, 20, 12, 12], &[20, 1, 3, 3], [1, 1], [1; 4], [1, 1], 20),
     (&[1, 8, 12, 12], &[16, 1, 5, 5], [2, 2], [2; 4], [1, 1], 8),
@@ -387,7 +388,7 @@ fn of_codes() -> Vec<Case> {
     cases
 }
 
-/// Rows, K, N, bits, block; with packed zero points, zero points of the left side's type, or none.
+/// Rows, K, N, bits and block size, with packed zero points, zero points in A's type, or none.
 fn narrow_weights() -> Vec<Case> {
     const SIZES: [([usize; 5], usize, bool); 16] = [
         ([1, 256, 64, 4, 32], 0, false),
@@ -432,7 +433,7 @@ fn narrow_weights() -> Vec<Case> {
             for (name, value) in names {
                 case = case.with(name, value as i64);
             }
-            // Sums of so many terms whose signs differ.
+            // The error grows with the square root of the number of terms, whose signs differ.
             let size = (k as f64).sqrt() * 0.2 * f64::from(1 << bits) * 0.5;
             let unit = [1e-5, 1e-3, 8e-3][at_of(dtype)];
             cases.push(case.within(unit, unit * size));
@@ -481,7 +482,7 @@ fn check_all(device: &Arc<dyn Device>, cases: Vec<Case>) -> Result<()> {
     Ok(())
 }
 
-/// `QuantizeLinear`, `DequantizeLinear` and `DynamicQuantizeLinear`.
+/// Checks `QuantizeLinear`, `DequantizeLinear` and `DynamicQuantizeLinear`.
 ///
 /// # Errors
 ///
@@ -490,7 +491,7 @@ pub fn codes_of_numbers(device: &Arc<dyn Device>) -> Result<()> {
     check_all(device, linear().into_iter().chain(dynamic()).collect())
 }
 
-/// `MatMulInteger` and the products of codes that are scaled.
+/// Checks `MatMulInteger` and the quantized GEMMs with scales.
 ///
 /// # Errors
 ///
@@ -499,7 +500,7 @@ pub fn products_of_codes(device: &Arc<dyn Device>) -> Result<()> {
     check_all(device, matrices().into_iter().chain(scaled()).collect())
 }
 
-/// `ConvInteger` and `QLinearConv`.
+/// Checks `ConvInteger` and `QLinearConv`.
 ///
 /// # Errors
 ///
@@ -508,7 +509,7 @@ pub fn convolutions_of_codes(device: &Arc<dyn Device>) -> Result<()> {
     check_all(device, convolutions())
 }
 
-/// The `QLinear` functions of codes.
+/// Checks the elementwise `QLinear` operators.
 ///
 /// # Errors
 ///
@@ -517,7 +518,7 @@ pub fn functions_of_codes(device: &Arc<dyn Device>) -> Result<()> {
     check_all(device, of_codes())
 }
 
-/// `MatMulNBits` and `GatherBlockQuantized`.
+/// Checks `MatMulNBits` and `GatherBlockQuantized`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Recurrent layers, of all directions, layouts, lengths and activations.
+//! Recurrent layers in all directions, layouts, lengths and activations.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use ort_core::tensor::Tensor;
 
 use super::typed::{Case, Given, case, check_all, run, text};
 
-/// A layer: its sizes, and which of the optional inputs it has.
+/// The sizes of a layer, and whether it has all optional inputs.
 #[derive(Clone, Copy)]
 struct Layer {
     op: &'static str,
@@ -52,7 +52,7 @@ impl Layer {
         all.push(("layout", Attribute::Int(batch_first.into())));
         all.extend_from_slice(attrs);
         let case = case(op, inputs, &all);
-        // Sums and states of several steps.
+        // Rounding errors accumulate over the steps.
         let tolerance = case.tolerance * if dtype == DType::F32 { 1.0 } else { 4.0 };
         Case { outputs: if op == "LSTM" { 3 } else { 2 }, tolerance, ..case }
     }
@@ -114,11 +114,11 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// `LSTM`, `GRU` and `RNN`.
+/// Checks `LSTM`, `GRU` and `RNN`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn recurrent(device: &Arc<dyn Device>) {
     check_all(device, &cases());
 }

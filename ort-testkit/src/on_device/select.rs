@@ -1,5 +1,5 @@
-//! `NonZero`, `Compress` and `Unique`, whose outputs have sizes that only the run tells: the bits
-//! of the CPU, with all of it on the device.
+//! `NonZero`, `Compress` and `Unique`, whose output sizes only the run determines: the results have
+//! the CPU's bits, and all of it runs on the device.
 
 use std::sync::Arc;
 
@@ -33,10 +33,10 @@ const TYPES: [DType; 13] = [
     DType::Bool,
 ];
 
-/// Shapes of few elements, of none, and of several blocks of the kernels.
+/// Shapes of few elements, of none, and of several kernel blocks.
 const SHAPES: [&[usize]; 8] = [&[], &[0], &[1], &[3, 0, 2], &[5, 7, 3], &[2, 1, 3, 4], &[2049], &[70, 61]];
 
-/// One node, what it is given, and which of its outputs are read.
+/// One node, its inputs, and which of its outputs are used.
 struct Case {
     op: &'static str,
     inputs: Vec<Tensor>,
@@ -50,7 +50,7 @@ fn case(op: &'static str, inputs: Vec<Tensor>, attrs: &[(&'static str, i64)]) ->
     Case { op, inputs, attrs, outputs: 1, wanted: vec![0] }
 }
 
-/// These numbers as elements of a type; floats are quarters of them.
+/// Converts numbers to elements of a type; floats are a quarter of the number.
 fn elements(dtype: DType, shape: &[usize], numbers: &[i64]) -> Result<Tensor> {
     let float = |number: &i64| *number as f32 / 4.0;
     let bytes: Vec<u8> = match dtype {
@@ -72,12 +72,12 @@ fn elements(dtype: DType, shape: &[usize], numbers: &[i64]) -> Result<Tensor> {
     Tensor::from_bytes(dtype, shape, bytes.into())
 }
 
-/// Whole numbers below `most` without a pattern; about one in `most` is zero.
+/// Pseudo-random integers below `most`; about one in `most` is zero.
 fn below(most: usize, count: usize, seed: usize) -> Vec<i64> {
     numbers(count, seed).iter().map(|number| ((number + 1.0) / 2.0 * most as f32) as i64).collect()
 }
 
-/// Positive and negative zeros, what is no number, the infinite, and the least that there is.
+/// Positive and negative zeros, NaNs, infinities, and the smallest subnormals.
 fn edges(dtype: DType, shape: &[usize]) -> Result<Tensor> {
     let bits: [u64; 11] = match dtype {
         DType::F32 => [
@@ -136,7 +136,7 @@ fn non_zero_cases() -> Result<Vec<Case>> {
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
         cases.push(case("NonZero", vec![edges(dtype, &[11])?], &[]));
     }
-    // The counts of more blocks than are added up at once.
+    // More blocks than one step of the scan over their counts covers.
     let many: Vec<u8> = (0..1100 * 2048 + 5).map(|index| u8::from(index % 977 == 5)).collect();
     cases.push(case("NonZero", vec![Tensor::from_slice(&[many.len()], &many)?], &[]));
     Ok(cases)
@@ -186,7 +186,7 @@ fn unique_cases() -> Result<Vec<Case>> {
                 cases.push(unique(x.clone(), axis, sorted));
             }
         }
-        // Lines that are counted, sorted by a block, and merged once and twice.
+        // Lengths that are counted, sorted within a block, and merged once and twice.
         for (count, most) in [(1, 5), (64, 20), (65, 20), (2049, 100), (5000, 4000), (20_000, 9000)] {
             cases.push(unique(ints(&[count], most, 1)?, None, sorted));
             cases.push(unique(ints(&[count], 1, 1)?, None, sorted));
@@ -213,7 +213,7 @@ fn unique_cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// The graph whose last node has outputs of which just these are wanted: the others are left out.
+/// Finishes a graph whose last node has only the outputs in `wanted`; the others are omitted.
 fn finish(mut builder: GraphBuilder, made: &[ValueId], wanted: &[usize]) -> Result<Graph> {
     let node = builder.graph_mut().nodes.last_mut();
     let node = node.ok_or_else(|| error!(Fail, "a graph without nodes"))?;
@@ -242,7 +242,7 @@ impl Case {
         let names: Vec<String> = (0..self.inputs.len()).map(|index| format!("x{index}")).collect();
         let values = names.iter().map(String::as_str).zip(self.inputs.iter().cloned().map(Value::from));
         let values: Vec<(&str, Value)> = values.collect();
-        // Without the CPU, so that nothing can run there.
+        // Without the CPU as fallback, so that nothing can run there.
         let own = Session::builder(&model).device(device.clone()).opt_level(Level::Disabled).build()?;
         let alone = Session::builder(&model).device(cpu()?).opt_level(Level::Disabled).build()?;
         for _ in 0..2 {
@@ -256,7 +256,7 @@ fn run(session: &Session, values: &[(&str, Value)]) -> Result<Vec<Value>> {
     Ok(session.run(values)?.into_iter().map(|(_, value)| value).collect())
 }
 
-/// Fails unless all have the same types, shapes and bits.
+/// Fails unless all values have the same types, shapes and bits.
 fn same(found: &[Value], expected: &[Value]) -> Result<()> {
     ensure!(found.len() == expected.len(), Fail, "{} outputs, not {}", found.len(), expected.len());
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -289,11 +289,11 @@ fn check_all(device: &Arc<dyn Device>, cases: &[Case]) {
     assert!(problems.is_empty(), "{} of {}:\n{}", problems.len(), cases.len(), problems.join("\n"));
 }
 
-/// Each operator alone.
+/// Checks each operator alone.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn results(device: &Arc<dyn Device>) -> Result<()> {
     check_all(device, &non_zero_cases()?);
     check_all(device, &compress_cases()?);
@@ -301,8 +301,8 @@ pub fn results(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// What is not zero of `x`, at its places of another tensor; and the rows of `x` that a condition
-/// keeps, times a matrix, with the different ones of the last column.
+/// Builds a chain behind such nodes: the non-zero elements of `x` index another tensor; the rows of
+/// `x` that a condition keeps go through a MatMul, whose signs go through `Unique`.
 fn chain() -> Result<Graph> {
     let mut builder = GraphBuilder::new("chain");
     let x = builder.input("x", DType::F32, &["n", "8"]);
@@ -324,7 +324,7 @@ fn chain() -> Result<Graph> {
     builder.finish(&[gathered, product, rows, unique[2]])
 }
 
-/// Inputs of the chain of which so many rows are kept, and more or fewer elements are zero.
+/// Inputs of the chain that keep `kept` rows, with a varying number of zeros.
 fn chain_inputs(rows: usize, kept: usize, seed: usize) -> Result<Vec<(&'static str, Value)>> {
     let [x, y] = [seed, seed + 1].map(|seed| numbers(rows * 8, seed));
     let keep: Vec<bool> = (0..rows).map(|row| row * 7 % rows < kept).collect();
@@ -342,12 +342,11 @@ fn builder(graph: Graph, device: &Arc<dyn Device>) -> Result<SessionBuilder> {
     Ok(Session::builder(&model).device(device.clone()).device(cpu()?).threads(1).batch_split(false))
 }
 
-/// Nodes of the device behind such nodes read the results where they are, for several counts in a
-/// row.
+/// Checks that nodes behind such nodes read the results on the device, for several counts in a row.
 ///
 /// # Panics
 ///
-/// Where a node is not on the device, or results are copied on the way.
+/// A node is not on the device, or results are copied between nodes.
 pub fn chains(device: &Arc<dyn Device>) -> Result<()> {
     let session = builder(chain()?, device)?.build()?;
     let own = device.info().provider;
@@ -364,7 +363,7 @@ pub fn chains(device: &Arc<dyn Device>) -> Result<()> {
         let what = || format!("{kept} of {rows} rows");
         let (found, expected) = (run(&session, &values).within(what)?, run(&alone, &values)?);
         for (output, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            // The product alone is no exact one.
+            // Only the MatMul is not exact.
             match output {
                 1 => super::assert_close(found, expected, 1e-5, &what())?,
                 _ => same(std::slice::from_ref(found), std::slice::from_ref(expected)).within(what)?,
@@ -374,8 +373,8 @@ pub fn chains(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// A loop that keeps, in each iteration, the rows whose first number is above zero, and moves them
-/// down.
+/// A loop that keeps in each iteration the rows whose first number is positive, and decrements
+/// them.
 fn shrinking() -> Result<Graph> {
     let mut main = GraphBuilder::new("shrinking");
     let x = main.input("x", DType::F32, &["n", "8"]);
@@ -396,11 +395,11 @@ fn shrinking() -> Result<Graph> {
     main.finish(&[found])
 }
 
-/// Bodies of control flow have such nodes, too.
+/// Checks such nodes in the bodies of control flow.
 ///
 /// # Panics
 ///
-/// Where the loop is not on the device.
+/// The loop is not on the device, or a result differs.
 pub fn bodies(device: &Arc<dyn Device>) -> Result<()> {
     let session = builder(shrinking()?, device)?.build()?;
     let own = device.info().provider;
@@ -415,7 +414,7 @@ pub fn bodies(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// A condition that is known when the session is made, with which all sizes are.
+/// A constant condition, with which all sizes are known.
 fn constant_condition() -> Result<Graph> {
     let mut builder = GraphBuilder::new("constant");
     let x = builder.input("x", DType::F32, &["n", "4"]);
@@ -425,11 +424,12 @@ fn constant_condition() -> Result<Graph> {
     builder.finish(&[found, kept])
 }
 
-/// Results that stay on the device for the caller, and one whose size is known before the run.
+/// Checks results that stay on the device for the caller, and one whose size is known before the
+/// run.
 ///
 /// # Panics
 ///
-/// Where results differ, or are not on the device.
+/// A result differs, or is not on the device.
 pub fn bound(device: &Arc<dyn Device>) -> Result<()> {
     let only = |op: &str, outputs: usize| -> Result<Graph> {
         let mut builder = GraphBuilder::new("only");
@@ -437,7 +437,7 @@ pub fn bound(device: &Arc<dyn Device>) -> Result<()> {
         let found = builder.add(("", op), &[Some(x)], &[], outputs, Vec::new())?;
         finish(builder, &found, &[outputs - 1])
     };
-    // The groups of elements alone: their shape is that of the input, whatever the count is.
+    // Only the inverse indices: their shape is that of the input, independent of the count.
     let groups = only("Unique", 3)?;
     for graph in [only("NonZero", 1)?, groups, constant_condition()?] {
         let session = builder(graph.clone(), device)?.build()?;
@@ -462,7 +462,7 @@ pub fn bound(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// What a run of the chain counts by `count`, before and after.
+/// Returns `count` before and after a run of the chain.
 pub fn counts<T>(device: &Arc<dyn Device>, count: impl Fn() -> T) -> Result<(T, T)> {
     let session = builder(chain()?, device)?.build()?;
     let values = chain_inputs(30, 11, 1)?;
@@ -475,7 +475,7 @@ pub fn counts<T>(device: &Arc<dyn Device>, count: impl Fn() -> T) -> Result<(T, 
     Ok((before, count()))
 }
 
-/// Places of what is not zero, twice as many bytes as the input has where all of it is something.
+/// The indices of non-zero elements: twice the bytes of the input, if none is zero.
 fn places() -> Result<Graph> {
     let mut builder = GraphBuilder::new("places");
     let x = builder.input("x", DType::F32, &["n"]);
@@ -484,20 +484,19 @@ fn places() -> Result<Graph> {
     builder.finish(&[found])
 }
 
-/// A result that a limit cannot hold is an error that names the node; the session goes on. The
-/// limit is the session's or the device's.
+/// Checks that a result which exceeds a memory limit is an error that names the node, and that the
+/// session remains usable. The limit is the session's or the device's.
 ///
 /// # Panics
 ///
-/// Where a run within the limit fails, or one beyond it does not.
+/// A run within the limit fails, or one beyond it succeeds.
 pub fn limits(open: Open<'_>) -> Result<()> {
     const COUNT: usize = 40_000;
     let x = |kept: usize| -> Result<Value> {
         let all: Vec<f32> = (0..COUNT).map(|index| if index < kept { 1.0 } else { 0.0 }).collect();
         Ok(Tensor::from_slice(&[COUNT], &all)?.into())
     };
-    // As much as the input takes, and as much again: the result alone takes that where all of it is
-    // something.
+    // Twice the bytes of the input: the result alone takes that if no element is zero.
     let limit = COUNT * 4 * 2;
     for is_of_device in [true, false] {
         let device = open(is_of_device.then_some(limit))?;
@@ -524,12 +523,12 @@ pub fn limits(open: Open<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The workspace is planned where the inputs are, so that a run that it does not fit is refused
-/// before anything runs.
+/// Checks that the workspace is planned from the shapes of the inputs, so that a run which exceeds
+/// a limit is refused before anything runs.
 ///
 /// # Panics
 ///
-/// Where the plan does not know of it.
+/// The plan does not include the workspace.
 pub fn planned(device: &Arc<dyn Device>) -> Result<()> {
     const COUNT: usize = 3000;
     let mut graph = GraphBuilder::new("planned");
@@ -541,7 +540,7 @@ pub fn planned(device: &Arc<dyn Device>) -> Result<()> {
     let session = builder(graph.clone(), device)?.build()?;
     let plan = session.plan(&[("n", COUNT as i64)])?;
     let slab = plan.slabs.get(1).copied().unwrap_or(0);
-    // The order of the elements, and twice their keys.
+    // The order of the elements, and two buffers of keys.
     assert!(slab >= COUNT * 8 * 3, "{:?}", plan.slabs);
     run(&session, &values)?;
     let problem = run(&builder(graph, device)?.memory_limit(slab).build()?, &values).err();

@@ -1,4 +1,5 @@
-//! `TopK`, `Einsum`, functions of bits, and normalizations of sums that are none of rows.
+//! `TopK`, `Einsum`, bitwise operators, normalizations that are not along rows, and row
+//! normalizations and softmax at the edge cases of kernels.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ fn top_k(given: Given, axis: i64, k: i64, largest: i64) -> Case {
 
 fn top_k_cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    // Lines that are counted, sorted by a block, and merged once and twice.
+    // Lengths that are counted, sorted within a block, and merged once and twice.
     for (len, ks) in [
         (1, &[0, 1][..]),
         (7, &[1, 3, 7]),
@@ -55,11 +56,11 @@ fn top_k_cases() -> Vec<Case> {
     cases
 }
 
-/// `TopK`.
+/// Checks `TopK`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run it.
+/// A result differs, or the device does not run a case.
 pub fn sorts(device: &Arc<dyn Device>) {
     check_all(device, &top_k_cases());
 }
@@ -82,11 +83,11 @@ fn bit_cases() -> Vec<Case> {
     cases.into_iter().map(|case| Case { tolerance: 0.0, ..case }).collect()
 }
 
-/// Functions of bits.
+/// Checks the bitwise operators.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn bits(device: &Arc<dyn Device>) {
     check_all(device, &bit_cases());
 }
@@ -97,7 +98,7 @@ fn einsum_cases() -> Vec<Case> {
         ("ij,jk->ik", &[&[5, 7], &[7, 6]]),
         ("ij,jk->ki", &[&[5, 7], &[7, 6]]),
         ("bij,bjk->bik", &[&[3, 5, 7], &[3, 7, 6]]),
-        // As attention has them: rows and columns last, and between the others.
+        // As in attention: the matrix axes last, and between the others.
         ("bqhd,bkhd->bhqk", &[&[2, 5, 3, 8], &[2, 7, 3, 8]]),
         ("bhqk,bkhd->bqhd", &[&[2, 3, 5, 7], &[2, 7, 3, 8]]),
         ("bhqk,bkhd->dhqb", &[&[2, 3, 5, 7], &[2, 7, 3, 8]]),
@@ -123,11 +124,11 @@ fn einsum_cases() -> Vec<Case> {
     cases
 }
 
-/// `Einsum`.
+/// Checks `Einsum`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run it.
+/// A result differs, or the device does not run a case.
 pub fn einsums(device: &Arc<dyn Device>) {
     check_all(device, &einsum_cases());
 }
@@ -192,8 +193,8 @@ fn embed_cases() -> Vec<Case> {
     cases
 }
 
-/// Rows about the lengths of vectors, warps and blocks, and beyond what a block holds in registers;
-/// and enough rows that a thread takes more, of one warp and of several.
+/// Rows of about the length of vectors, warps and blocks, and longer than a block holds in
+/// registers. Also enough rows that a thread processes several, of one warp and of more.
 const ROWS: &[[usize; 2]] = &[
     [1, 1],
     [5, 3],
@@ -228,7 +229,7 @@ fn row_norm_cases() -> Vec<Case> {
         for [rows, len] in ROWS {
             let [x, row] = [run(dtype, &[*rows, *len]), run(dtype, &[*len])];
             let layer = case("LayerNormalization", vec![x.clone(), row.clone(), row.clone()], &epsilon);
-            // Among what is compared are means, in which most of the sum cancels.
+            // The outputs include means, in which most of the sum cancels.
             let tolerance = layer.tolerance.max(1e-3);
             cases.push(Case { outputs: 3, tolerance, ..layer });
             cases.push(case("RMSNormalization", vec![x, row.clone()], &epsilon));
@@ -240,8 +241,8 @@ fn row_norm_cases() -> Vec<Case> {
                 cases.push(Case { domain: "com.microsoft", outputs: 4, tolerance, ..skip });
             }
         }
-        // Channels of whole vectors, and of other sizes, in groups of one and of several, of which
-        // a block holds a whole one or not.
+        // Channels of whole vectors and of other sizes, in groups of one and of several channels,
+        // which a block holds whole or not.
         for spatial in [1, 7, 16, 49, 2056, 4103] {
             let [x, scale] = [run(dtype, &[2, 6, spatial]), run(dtype, &[6])];
             let inputs = vec![x, scale.clone(), scale];
@@ -252,8 +253,8 @@ fn row_norm_cases() -> Vec<Case> {
         let groups = [("num_groups", Attribute::Int(2))];
         cases.push(case("GroupNormalization", vec![x, scale.clone(), scale], &groups));
     }
-    // Rows whose mean is far from zero: in a sum of squares without it, what is apart from it would
-    // be lost.
+    // Rows whose mean is far from zero: a sum of squares that does not subtract the mean first
+    // would lose the variance to cancellation.
     for [rows, len] in [[2, 384], [2, 4096], [90, 768], [17, 4088], [1, 16_400]] {
         let values: Vec<f32> = numbers(rows * len, 0).into_iter().map(|value| value + 100.0).collect();
         let x = Given::Is(Tensor::from_slice(&[rows, len], &values).unwrap());
@@ -263,7 +264,7 @@ fn row_norm_cases() -> Vec<Case> {
     cases
 }
 
-/// Functions of rows, the greatest of which are in any part of them.
+/// Functions of rows whose maximum may be anywhere in the row.
 fn row_function_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in HALVES {
@@ -276,7 +277,7 @@ fn row_function_cases() -> Vec<Case> {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
     let edges = [[0.0, 0.0], [0.0, -inf], [-inf; 2], [inf, 0.0], [nan, 1.0], [inf, nan], [-3e38, 3e38]];
     for len in [7, 8, 264, 2056, 8200, 8201] {
-        // What stands out is at the end of a row, the rest is the same.
+        // One value stands out at the end of a row, the rest is equal.
         let row = |[last, rest]: &[f32; 2]| (1..len).map(|_| *rest).chain([*last]).collect::<Vec<_>>();
         let values: Vec<f32> = edges.iter().flat_map(row).collect();
         let halves = values.iter().map(|value| f16::from_f32(*value)).collect();
@@ -293,12 +294,12 @@ fn row_function_cases() -> Vec<Case> {
     cases
 }
 
-/// `LRN`, `MeanVarianceNormalization` and `EmbedLayerNormalization`, and normalizations and softmax
-/// of rows.
+/// Checks `LRN`, `MeanVarianceNormalization` and `EmbedLayerNormalization`, and normalizations and
+/// softmax of rows.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn norms(device: &Arc<dyn Device>) {
     let cases = [norm_cases(), embed_cases(), row_norm_cases(), row_function_cases()];
     check_all(device, &cases.into_iter().flatten().collect::<Vec<_>>());

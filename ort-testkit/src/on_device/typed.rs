@@ -1,5 +1,5 @@
-//! Nodes of any element types on a device and on the CPU: numbers become elements of a type by a
-//! `Cast` on the device.
+//! Nodes of any element types on a device and on the CPU: a `Cast` on the device converts the
+//! numbers to the type.
 
 use std::sync::Arc;
 
@@ -16,27 +16,28 @@ use super::{cpu, numbers, outputs};
 /// An input of a node.
 #[derive(Clone)]
 pub(super) enum Given {
-    /// Numbers without a pattern: floats in (-1, 1), integers of up to two digits.
+    /// Pseudo-random numbers: floats in (-1, 1), integers of up to two digits.
     Run(DType, Vec<usize>),
-    /// What the caller gives, as it is.
+    /// The caller's tensor.
     Is(Tensor),
-    /// Known when the session is made.
+    /// A constant of the graph.
     Constant(Tensor),
     None,
 }
 
-/// One node and the number of its outputs.
+/// One node, and the number of its outputs.
 pub(super) struct Case {
     pub(super) domain: &'static str,
     pub(super) op: &'static str,
     pub(super) inputs: Vec<Given>,
     pub(super) attrs: Vec<(&'static str, Attribute)>,
     pub(super) outputs: usize,
-    /// How far results may be apart, as a part of the largest.
+    /// The tolerance relative to the largest value.
     pub(super) tolerance: f64,
 }
 
-/// A node of the standard's domain with one output, of float32 to within 1e-4, of integers exactly.
+/// A node of the standard's domain with one output. The tolerance is 1e-4 for float32 and zero for
+/// integers.
 pub(super) fn case(op: &'static str, inputs: Vec<Given>, attrs: &[(&'static str, Attribute)]) -> Case {
     let dtype = inputs.iter().find_map(|given| match given {
         Given::Run(dtype, _) => Some(*dtype),
@@ -55,7 +56,7 @@ pub(super) fn run(dtype: DType, shape: &[usize]) -> Given {
     Given::Run(dtype, shape.to_vec())
 }
 
-/// Integers that are known when the session is made.
+/// A constant of integers.
 pub(super) fn ints(values: &[i64]) -> Given {
     Given::Constant(Tensor::from_slice(&[values.len()], values).unwrap())
 }
@@ -73,7 +74,7 @@ pub(super) fn list(values: &[i64]) -> Attribute {
 }
 
 impl Case {
-    /// The node, and what its run is given.
+    /// Builds the node, and the inputs of its run.
     fn model(&self) -> Result<(Model, Vec<(String, Value)>)> {
         let mut builder = GraphBuilder::new("case");
         let (mut ids, mut values) = (Vec::new(), Vec::<(String, Value)>::new());
@@ -138,7 +139,7 @@ impl Case {
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub(super) fn check_all(device: &Arc<dyn Device>, cases: &[Case]) {
     let mut problems = Vec::new();
     for case in cases {

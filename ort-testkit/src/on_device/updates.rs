@@ -1,4 +1,4 @@
-//! Outputs that are the new values of inputs, in the memory of a device.
+//! Outputs that are the new values of inputs, in a device's memory.
 
 use std::sync::Arc;
 
@@ -26,14 +26,13 @@ fn model() -> Result<Model> {
     Ok(Model::from_graph(graph))
 }
 
-/// A weight is updated where the device has it, after all that reads its old value; another session
-/// on the host goes on from there.
+/// A weight is updated in place on the device, after all nodes that read its old value.
 pub fn in_place(device: &Arc<dyn Device>) -> Result<()> {
     let devices = [device.clone(), cpu()?];
     let memory = SharedMemory::of(&devices);
     let session = Session::builder(&model()?).device(device.clone()).device(cpu()?);
     let session = session.update("weight", "new").build()?;
-    // What reads `x` is on the device, too.
+    // The nodes that read `x` are on the device, too.
     assert_eq!(session.input_memories(), [device.memory(); 2]);
 
     let host = TensorBuffer::copy_of(&Tensor::from_slice(&[4], &[1.0f32, 2.0, 3.0, 4.0])?)?;
@@ -47,7 +46,7 @@ pub fn in_place(device: &Arc<dyn Device>) -> Result<()> {
         session.run_with_binding(&mut binding, &RunOptions::default())?;
         assert_eq!(binding.output("late")?.tensor()?.to_vec::<f32>()?, late);
     }
-    // The plan without a binding is that of these runs.
+    // The plan without a binding is the one of these runs.
     let planned = session.plan(&[])?.peak_bytes;
     assert_eq!(planned, Some(session.memory().activations_peak));
 
@@ -59,7 +58,7 @@ pub fn in_place(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// A weight in another memory than the one that its new value is computed in is refused.
+/// A weight in another memory than the one in which its new value is computed is refused.
 pub fn elsewhere(device: &Arc<dyn Device>) -> Result<()> {
     let session = Session::builder(&model()?).device(device.clone()).device(cpu()?);
     let session = session.update("weight", "new").build()?;

@@ -1,4 +1,4 @@
-//! Images of another size, read at places that are given, and pooled by regions.
+//! Image resizing, sampling at given coordinates, and pooling of regions.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn resize_cases() -> Vec<Case> {
     }
     for dtype in SIZES {
         cases.push(resize(dtype, &[1, 3, 5, 7], &[1.0, 1.0, 2.0, 2.0], &[]));
-        // Elements that stay side by side, of which several are moved at once.
+        // Contiguous elements, several of which are copied at once.
         for channels in [3, 4, 34, 64] {
             cases.push(resize(dtype, &[2, 3, 5, channels], &[1.0, 2.0, 1.5, 1.0], &[]));
         }
@@ -53,14 +53,14 @@ fn resize_cases() -> Vec<Case> {
     for dtype in HALVES {
         for mode in ["linear", "cubic"].map(|mode| ("mode", text(mode))) {
             cases.push(resize(dtype, &[2, 3, 7, 9], &[1.0, 1.0, 2.5, 0.5], from_ref(&mode)));
-            // One, three and four axes; those between them stay.
+            // One, three and four resized axes; those between them keep their size.
             cases.push(resize(dtype, &[3, 9], &[1.0, 1.5], from_ref(&mode)));
             cases.push(resize(dtype, &[9, 3, 5], &[0.5, 1.0, 2.0], from_ref(&mode)));
             cases.push(resize(dtype, &[2, 5, 6, 7, 2], &[1.0, 1.5, 2.0, 0.7, 1.0], from_ref(&mode)));
             cases.push(resize(dtype, &[3, 4, 5, 6], &[2.0, 0.7, 1.5, 0.5], &[mode]));
         }
     }
-    // So many results that a thread takes several planes, whose number is none of theirs.
+    // Enough results that a thread processes several planes, and does not divide their number.
     for mode in ["nearest", "linear"].map(|mode| ("mode", text(mode))) {
         cases.push(resize(DType::F32, &[1, 31, 60, 60], &[1.0, 1.0, 2.0, 2.0], &[mode]));
     }
@@ -88,16 +88,16 @@ fn crop_cases() -> Vec<Case> {
     cases
 }
 
-/// `Resize`.
+/// Checks `Resize`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run it.
+/// A result differs, or the device does not run a case.
 pub fn resizes(device: &Arc<dyn Device>) {
     check_all(device, &resize_cases());
 }
 
-/// Numbers of a grid that reach beyond the image.
+/// Grid coordinates that reach beyond the image.
 fn grid(shape: &[usize]) -> Given {
     let values: Vec<f32> =
         super::numbers(shape.iter().product(), 5).iter().map(|value| value * 1.6).collect();
@@ -126,7 +126,7 @@ fn grid_cases() -> Vec<Case> {
         let inputs = vec![run(dtype, &[2, 9, 6, 7]), run(of_grid, &[2, 5, 4, 2])];
         cases.push(case("GridSample", inputs, &[]));
     }
-    // So many results that a thread takes several planes.
+    // Enough results that a thread processes several planes.
     cases.push(case("GridSample", vec![run(DType::F32, &[1, 13, 20, 30]), grid(&[1, 150, 150, 2])], &[]));
     for dtype in HALVES {
         for corners in [0, 1].map(|flag| [("align_corners", Attribute::Int(flag))]) {
@@ -138,17 +138,17 @@ fn grid_cases() -> Vec<Case> {
     cases
 }
 
-/// `GridSample` and `AffineGrid`.
+/// Checks `GridSample` and `AffineGrid`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn grids(device: &Arc<dyn Device>) {
     check_all(device, &grid_cases());
 }
 
-/// Corners of regions, some of which reach beyond the map, with an image in front where there are
-/// five numbers.
+/// Corners of regions, some of which reach beyond the feature map, preceded by a batch index if
+/// there are five numbers.
 fn corners(count: usize, numbers: usize) -> Vec<f32> {
     let mix = |at: usize| (at * 7919 % 97) as f32 / 6.0 - 3.0;
     let region = |at: usize| {
@@ -191,11 +191,11 @@ fn region_cases() -> Vec<Case> {
     cases
 }
 
-/// `RoiAlign` and `MaxRoiPool`.
+/// Checks `RoiAlign` and `MaxRoiPool`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn regions(device: &Arc<dyn Device>) {
     check_all(device, &region_cases());
 }
@@ -203,7 +203,7 @@ pub fn regions(device: &Arc<dyn Device>) {
 fn unpool_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let kernel = [("kernel_shape", list(&[2, 2])), ("strides", list(&[2, 2]))];
-    // Two of the values go to one place.
+    // Two of the values have the same index.
     let places: Vec<i64> = (0..2 * 3 * 4 * 5).map(|at| at * 4 + if at == 7 { -4 } else { at % 3 }).collect();
     let indices = Given::Is(Tensor::from_slice(&[2, 3, 4, 5], &places).unwrap());
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
@@ -226,8 +226,8 @@ fn column_cases() -> Vec<Case> {
     cases
 }
 
-/// A convolution with offsets: the image, filters, offset groups, and whether there are a bias and
-/// a mask.
+/// A deformable convolution: the image, filters, offset groups, and whether it has a bias and a
+/// mask.
 fn deform(
     dtype: DType,
     [image, filters]: [&[usize]; 2],
@@ -261,11 +261,11 @@ fn deform_cases() -> Vec<Case> {
     cases
 }
 
-/// `MaxUnpool`, `Col2Im` and `DeformConv`.
+/// Checks `MaxUnpool`, `Col2Im` and `DeformConv`.
 ///
 /// # Panics
 ///
-/// Where results differ, or the device does not run one of them.
+/// A result differs, or the device does not run a case.
 pub fn moved_windows(device: &Arc<dyn Device>) {
     check_all(
         device,

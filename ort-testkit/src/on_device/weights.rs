@@ -1,5 +1,5 @@
-//! Weights of products that a device wants in vectors: which of them lie transposed, and that
-//! results are those of the CPU all the same.
+//! GEMM weights that a device loads as vectors: which of them are transposed, and that the results
+//! remain those of the CPU.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use ort_core::tensor::Tensor;
 
 use super::{assert_close, cpu, numbers};
 
-/// Products of `rows` rows with one weight.
+/// GEMMs of `rows` rows with one weight.
 struct Case {
     ops: &'static [(&'static str, &'static str)],
     dtype: DType,
     rows: &'static [usize],
-    /// As it is stored.
+    /// The shape as stored.
     weight: [usize; 2],
     is_transposed: bool,
-    /// Whether something else reads the weight, too.
+    /// Whether another node reads the weight, too.
     is_shared: bool,
-    /// How many products read it transposed.
+    /// How many GEMMs read it transposed.
     moved: usize,
 }
 
@@ -51,7 +51,8 @@ const CASES: &[Case] = &[
         ..TRANSPOSED
     },
     Case { rows: &[7], ops: &[MATMUL, GEMM], moved: 2, ..PLAIN },
-    // It has another reader, its rows are whole or its columns are not, or it is small.
+    // Not transposed: it has another reader, its rows are whole vectors, its columns are not
+    // either, or it is small.
     Case { is_shared: true, moved: 0, ..PLAIN },
     Case { weight: [257, 136], moved: 0, ..PLAIN },
     Case { weight: [257, 135], moved: 0, ..PLAIN },
@@ -105,23 +106,23 @@ impl Case {
             let tolerance = if self.dtype == DType::F32 { 1e-5 } else { 1e-2 };
             assert_close(actual, expected, tolerance, &what)?;
         }
-        // There is one of it, and the device has that.
+        // There is a single copy of the weight, which the device holds.
         let bytes = self.dtype.byte_len(self.weight.iter().product()).unwrap_or(0);
         assert_eq!((session.memory().device_constants, session.constant_bytes()), (bytes, bytes), "{what}");
         Ok(())
     }
 }
 
-/// Products of weights that are constants, on a device with memory of its own that reads vectors of
-/// 16 bytes.
+/// Checks GEMMs with constant weights on a device with memory of its own that loads vectors of 16
+/// bytes.
 ///
 /// # Errors
 ///
-/// The device does not run one of them, or there is no CPU provider in the program.
+/// The device does not run a case, or there is no CPU provider in the program.
 ///
 /// # Panics
 ///
-/// Where results differ from those of the CPU, or another weight is transposed than should be.
+/// A result differs from the CPU's, or the wrong weights are transposed.
 pub fn transposed_weights(device: &Arc<dyn Device>) -> Result<()> {
     CASES.iter().try_for_each(|case| case.check(device))
 }

@@ -1,4 +1,4 @@
-//! Convolutions and pools, over windows of all kinds.
+//! Convolutions and pools over windows of all kinds.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{assert_close, cpu, numbers, outputs};
 
 const ONNX: &str = "";
 
-/// A convolution or a pool; lists that are empty are the operator's defaults.
+/// A convolution or a pool; an empty list stands for the operator's default.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Windows {
     pub(super) image: &'static [usize],
@@ -31,7 +31,7 @@ pub(super) const fn of(image: &'static [usize], kernel: &'static [usize]) -> Win
 }
 
 pub(super) const CONVS: &[Windows] = &[
-    // 3x3 and 7x7, with strides, of odd sizes and padding that differs by side.
+    // 3x3 and 7x7, with strides, odd sizes and asymmetric padding.
     Windows { pads: &[1; 4], ..of(&[2, 10, 13, 11], &[18, 10, 3, 3]) },
     Windows { strides: &[2, 2], pads: &[0, 1, 2, 1], ..of(&[1, 7, 23, 19], &[9, 7, 3, 3]) },
     Windows { strides: &[2, 2], pads: &[3; 4], ..of(&[1, 3, 45, 37], &[16, 3, 7, 7]) },
@@ -41,20 +41,20 @@ pub(super) const CONVS: &[Windows] = &[
         dilations: &[2, 3],
         ..of(&[1, 12, 9, 9], &[20, 12, 3, 3])
     },
-    // Pointwise: few positions and many, at one place and with a stride.
+    // Pointwise: few positions and many, with a larger kernel, and with a stride.
     of(&[2, 40, 7, 7], &[24, 40, 1, 1]),
     of(&[1, 4, 64, 64], &[96, 4, 1, 1]),
     of(&[1, 3, 50, 50], &[80, 3, 2, 2]),
     Windows { strides: &[2, 2], ..of(&[1, 16, 15, 15], &[33, 16, 1, 1]) },
-    // Results of one position or a few, and filters of two.
+    // One output position or a few, and two filters.
     of(&[1, 150, 1, 1], &[70, 150, 1, 1]),
     of(&[2, 20, 7, 7], &[9, 20, 7, 7]),
     Windows { pads: &[1; 4], ..of(&[1, 70, 12, 12], &[2, 70, 3, 3]) },
-    // Many products for few positions.
+    // A large depth for few positions.
     Windows { pads: &[1; 4], ..of(&[1, 64, 5, 5], &[20, 64, 3, 3]) },
     Windows { strides: &[2, 1], pads: &[1, 0, 1, 1], ..of(&[2, 51, 4, 5], &[6, 51, 3, 3]) },
     of(&[1, 300, 3, 4], &[10, 300, 1, 1]),
-    // Groups and depthwise, with a multiplier too.
+    // Grouped and depthwise, also with a depth multiplier.
     Windows { group: 2, pads: &[1; 4], ..of(&[1, 8, 9, 9], &[12, 4, 3, 3]) },
     Windows { group: 8, strides: &[2, 2], pads: &[1; 4], ..of(&[2, 8, 15, 9], &[8, 1, 3, 3]) },
     Windows { group: 6, pads: &[2; 4], ..of(&[2, 6, 14, 14], &[12, 1, 5, 5]) },
@@ -109,13 +109,13 @@ impl Windows {
         attrs
     }
 
-    /// Whether the filters are as large as the images, of which there are few.
+    /// Whether the filters cover the whole image, for a small batch.
     pub(super) fn has_one_place(&self) -> bool {
         self.image[0] <= 4 && self.image[2..] == self.kernel[2..] && self.pads.is_empty()
     }
 }
 
-/// Runs one node on both devices; its inputs have these shapes.
+/// Runs one node on both devices, with inputs of these shapes.
 fn check(
     device: &Arc<dyn Device>,
     (domain, op): (&str, &str),
@@ -145,11 +145,11 @@ fn check(
     Ok(())
 }
 
-/// `Conv` and `FusedConv`.
+/// Checks `Conv` and `FusedConv`.
 ///
 /// # Errors
 ///
-/// The device does not run one of them, or there is no CPU provider in the program.
+/// The device does not run a case, or there is no CPU provider in the program.
 pub fn convolutions(device: &Arc<dyn Device>) -> Result<()> {
     for case in CONVS {
         let mut attrs = case.with_group();
@@ -162,11 +162,11 @@ pub fn convolutions(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// `ConvTranspose`.
+/// Checks `ConvTranspose`.
 ///
 /// # Errors
 ///
-/// The device does not run one of them, or there is no CPU provider in the program.
+/// The device does not run a case, or there is no CPU provider in the program.
 pub fn transposed_convolutions(device: &Arc<dyn Device>) -> Result<()> {
     for case in TRANSPOSED {
         let attrs = case.with_group();
@@ -176,11 +176,11 @@ pub fn transposed_convolutions(device: &Arc<dyn Device>) -> Result<()> {
     Ok(())
 }
 
-/// Pools.
+/// Checks pools.
 ///
 /// # Errors
 ///
-/// The device does not run one of them, or there is no CPU provider in the program.
+/// The device does not run a case, or there is no CPU provider in the program.
 pub fn pools(device: &Arc<dyn Device>) -> Result<()> {
     for case in POOLS {
         let mut attrs = case.attributes();

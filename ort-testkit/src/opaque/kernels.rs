@@ -1,4 +1,4 @@
-//! The device's few kernels, all of `float`, written for clearness.
+//! The device's few kernels, all of `float`, written for clarity.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use ort_core::{Result, ensure, error};
 
 use super::memory::Memory;
 
-/// One input, copied out of the device's memory for the kernel.
+/// An input, copied out of the device's memory for the kernel.
 pub(super) struct Operand {
     shape: Shape,
     values: Vec<f32>,
 }
 
-/// The elements of every output, from the attributes, the inputs and the shapes of the outputs. An
-/// input in host memory is none.
+/// Computes the elements of every output from the attributes, the inputs and the shapes of the
+/// outputs. An input in host memory is `None`.
 type Compute = fn(&Attributes, &[Option<Operand>], &[Shape]) -> Result<Vec<Vec<f32>>>;
 
-/// A kernel: what the session knows of it, and what it computes.
+/// A kernel: its definition for the session, and its function.
 pub(super) struct OpaqueKernel {
     pub(super) def: KernelDef,
     compute: Compute,
@@ -78,6 +78,8 @@ impl Executable for Kernel {
         let mut inputs = Vec::with_capacity(cx.input_count());
         for index in 0..cx.input_count() {
             let (shape, range) = match cx.find_input(index) {
+                // An in-place input shares the output's buffer, so the session passes it as the
+                // output.
                 _ if in_place == Some(index) => (outputs[0].shape(), outputs[0].device_range()),
                 Some(view) => (view.shape(), view.device_range()),
                 None => (&[][..], None),
@@ -116,7 +118,7 @@ fn unary(inputs: &[Option<Operand>], apply: fn(f32) -> f32) -> Result<Vec<Vec<f3
     Ok(vec![operand(inputs, 0)?.values.iter().map(|&x| apply(x)).collect()])
 }
 
-/// The coordinates of every element of a shape, in row-major order.
+/// Iterates over the coordinates of every element of a shape, in row-major order.
 fn coordinates(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> {
     let shape = shape.to_vec();
     (0..shape.iter().product()).map(move |flat| {
@@ -131,7 +133,7 @@ fn coordinates(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> {
 }
 
 impl Operand {
-    /// The element at coordinates of a shape that this one broadcasts to.
+    /// Returns the element at coordinates of a shape that this operand broadcasts to.
     fn at(&self, coordinates: &[usize]) -> f32 {
         let skipped = coordinates.len() - self.shape.len();
         let flat = self
@@ -152,7 +154,7 @@ fn binary(
     Ok(vec![coordinates(&outputs[0]).map(|at| apply(a.at(&at), b.at(&at))).collect()])
 }
 
-/// The dimension that the attribute `axis` names.
+/// Returns the axis that the attribute `axis` names.
 fn axis_of(attrs: &Attributes, rank: usize) -> Result<usize> {
     let axis = attrs.int("axis")?;
     let axis = if axis < 0 { axis + rank as i64 } else { axis };
@@ -209,7 +211,7 @@ fn transpose(attrs: &Attributes, inputs: &[Option<Operand>], outputs: &[Shape]) 
     Ok(vec![moved.collect()])
 }
 
-/// `Softmax` over one dimension: `exp(x - max) / sum(exp(x - max))`.
+/// `Softmax` over one axis: `exp(x - max) / sum(exp(x - max))`.
 fn softmax(attrs: &Attributes, inputs: &[Option<Operand>], _: &[Shape]) -> Result<Vec<Vec<f32>>> {
     let input = operand(inputs, 0)?;
     let axis = axis_of(attrs, input.shape.len())?;
@@ -217,6 +219,7 @@ fn softmax(attrs: &Attributes, inputs: &[Option<Operand>], _: &[Shape]) -> Resul
     let stride: usize = input.shape[axis + 1..].iter().product();
     let mut values = input.values.clone();
     for start in 0..values.len() {
+        // Visit each row along the axis once, at its first element.
         if !(start / stride).is_multiple_of(length) {
             continue;
         }
@@ -233,7 +236,7 @@ fn softmax(attrs: &Attributes, inputs: &[Option<Operand>], _: &[Shape]) -> Resul
     Ok(vec![values])
 }
 
-/// `MatMul` of matrices and stacks of them; the dimensions before the last two broadcast.
+/// `MatMul` of matrices and batches of them; the leading axes broadcast.
 fn matmul(_: &Attributes, inputs: &[Option<Operand>], outputs: &[Shape]) -> Result<Vec<Vec<f32>>> {
     let (a, b) = (operand(inputs, 0)?, operand(inputs, 1)?);
     ensure!(a.shape.len() >= 2 && b.shape.len() >= 2, InvalidArgument, "both inputs must be matrices");

@@ -1,4 +1,4 @@
-//! Memory behind handles: a private table from numbers to byte vectors.
+//! Device memory behind handles: a private table from numbers to byte vectors.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,23 +9,23 @@ use ort_core::tensor::{DeviceRange, TensorMut, TensorView};
 use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 
-/// The largest alignment that the device offers, as GPUs do.
+/// The maximum alignment that the device supports, as on GPUs.
 const MAX_ALIGNMENT: usize = 256;
 
-/// What went in and out of a device's memory.
+/// Counters of the copies to and from a device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transfers {
     /// Tensors copied from the host.
     pub uploads: usize,
     /// Tensors copied to the host.
     pub downloads: usize,
-    /// Tensors copied within it.
+    /// Tensors copied within the device's memory.
     pub within: usize,
-    /// Bytes copied in and out.
+    /// Bytes copied between host and device.
     pub bytes: usize,
 }
 
-/// The memory of one device. Regions live in a table that only this file reads.
+/// The memory of one device. Only this file can access the table of its regions.
 #[derive(Debug)]
 pub(super) struct Memory {
     id: DeviceId,
@@ -50,7 +50,7 @@ impl Memory {
         self.table.lock().transfers
     }
 
-    /// Copies between the host and this memory, in either direction.
+    /// Copies between the host and this memory, in either direction, or within it.
     pub(super) fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         ensure!(
             from.dtype() == to.dtype() && from.shape() == to.shape(),
@@ -89,7 +89,7 @@ impl Memory {
         table.transfers.bytes += bytes;
     }
 
-    /// The bytes of a range, copied.
+    /// Copies the bytes of a range out.
     pub(super) fn read(&self, range: DeviceRange<'_>) -> Result<Vec<u8>> {
         let (handle, bytes) = self.resolve(range)?;
         let table = self.table.lock();
@@ -97,7 +97,7 @@ impl Memory {
         region.map(<[u8]>::to_vec).ok_or_else(|| out_of_range(range))
     }
 
-    /// Writes a range.
+    /// Writes the bytes of a range.
     pub(super) fn write(&self, range: DeviceRange<'_>, bytes: &[u8]) -> Result<()> {
         ensure!(range.len == bytes.len(), Fail, "a copy of {} bytes into {}", bytes.len(), range.len);
         let (handle, place) = self.resolve(range)?;
@@ -138,7 +138,7 @@ impl Allocator for Memory {
         }
         let handle = table.next;
         table.next += 1;
-        // What a kernel does not write must not look like a right answer.
+        // Filled with NaN patterns, so that output a kernel does not write cannot pass as right.
         table.regions.insert(handle, vec![0xff; bytes]);
         let stats = &mut table.stats;
         stats.num_allocs += 1;

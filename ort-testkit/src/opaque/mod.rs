@@ -1,4 +1,4 @@
-//! The provider `opaque`: a device of few kernels whose memory the host cannot touch.
+//! The provider `opaque`: a device with few kernels, whose memory the host cannot access.
 
 mod kernels;
 mod memory;
@@ -64,7 +64,7 @@ fn describe(limit: Option<usize>) -> DeviceInfo {
     }
 }
 
-/// A device with memory of its own, for tests that a provider is more than the CPU.
+/// A device with memory of its own, to test that the core does not assume the CPU.
 #[derive(Debug)]
 pub struct OpaqueDevice {
     info: DeviceInfo,
@@ -81,17 +81,17 @@ impl OpaqueDevice {
         Arc::new(OpaqueDevice { info: describe(limit), memory, table, waits: AtomicUsize::new(0) })
     }
 
-    /// What its memory has handed out.
+    /// The statistics of its memory.
     pub fn stats(&self) -> Stats {
         self.memory.stats()
     }
 
-    /// How often tensors were copied in and out, and how many bytes.
+    /// The counters of copies in and out.
     pub fn transfers(&self) -> Transfers {
         self.memory.transfers()
     }
 
-    /// How often it was waited for.
+    /// How often it was synchronised.
     pub fn waits(&self) -> usize {
         self.waits.load(Ordering::Relaxed)
     }

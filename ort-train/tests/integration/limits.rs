@@ -23,7 +23,7 @@ fn limited(recording: &Recording, limit: Option<usize>) -> TrainingOptions {
     TrainingOptions { memory_limit: limit, ..recording.options() }
 }
 
-/// A step with a memory limit; none where the limit is refused, with the smallest that is not.
+/// A step with a memory limit; if the limit is refused, the least that is not.
 fn step(recording: &Recording, limit: Option<usize>) -> Result<std::result::Result<Bits, usize>> {
     let mut trainer = Trainer::new(&recording.model, limited(recording, limit))?;
     let sizes = recording.sizes();

@@ -24,7 +24,7 @@ fn tensor(json: &Json) -> Result<Tensor> {
     Tensor::from_vec(&shape_of(json), floats(&json["values"]).iter().map(|number| *number as f32).collect())
 }
 
-/// The loss of a case; none where it is of sums or of weighted classes, which no loss here has.
+/// The loss of a case; `None` if it is of sums or of weighted classes, which no loss here has.
 fn loss_of(case: &Json) -> Option<Loss> {
     let options = &case["options"];
     if options["reduction"] == "sum" || !options["weight"].is_null() {

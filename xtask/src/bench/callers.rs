@@ -1,5 +1,5 @@
-//! `cargo xtask bench --callers`: what a session costs that is called now and then, and what
-//! several callers get out of one session.
+//! `cargo xtask bench --callers`: the cost of a session that is called only now and then, and the
+//! throughput of concurrent callers on one session.
 
 use std::process::Stdio;
 
@@ -13,13 +13,13 @@ use crate::python::Python;
 use crate::table;
 use crate::workspace::{Workspace, capture, describe};
 
-/// The models where none is named: a short run, a middle one of products, a longer one of
+/// The models if none is named: a short run, a medium one of GEMMs, and a longer one of
 /// convolutions.
 const USUAL: [&str; 3] = ["mobilenet_v2_b1", "minilm_l6_b1_s128", "resnet50_b1"];
-/// Calls per second of a session that is called now and then, and its threads.
+/// The call rate of the mostly idle session, in calls per second, and its threads.
 const RATE: &str = "6";
 const THREADS: usize = 2;
-/// Callers at the same time.
+/// Concurrent callers.
 const CALLERS: usize = 8;
 
 /// Measures and prints both tables.
@@ -95,8 +95,8 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
     Ok(())
 }
 
-/// The processor time of a run, in milliseconds: back to back with one thread, and called now and
-/// then with one and with several; the least of the rounds.
+/// Returns the CPU time of a run in milliseconds, the minimum over the rounds: back to back with
+/// one thread, then at [`RATE`] with one thread and with [`THREADS`].
 fn processor_times(
     timing: &impl Fn(usize) -> Timing,
     tools: &Tools,
@@ -114,11 +114,11 @@ fn processor_times(
     Ok(least)
 }
 
-/// What all callers together reach.
+/// The combined throughput of all callers.
 #[derive(Clone, Copy)]
 struct Throughput {
     runs_per_second: f64,
-    /// Processor time of a run.
+    /// CPU time of a run.
     cpu_ms: f64,
 }
 
@@ -128,7 +128,7 @@ impl Throughput {
         Ok(Self { runs_per_second, cpu_ms: report.cpu_ms.context("no processor time")? })
     }
 
-    /// The better of two rounds in each respect.
+    /// Returns the better value of the two for each field.
     fn best(self, other: Self) -> Self {
         Self {
             runs_per_second: self.runs_per_second.max(other.runs_per_second),
@@ -137,12 +137,12 @@ impl Throughput {
     }
 }
 
-/// How much longer throughput is measured than one runtime's time: processes do not begin at the
-/// same moment, and what the last ones do alone must not count for much.
+/// How much longer throughput is measured than the time of one runtime. The processes do not start
+/// at the same moment, so the tail that the last ones run alone must weigh little.
 const LONGER: f64 = 3.0;
 
-/// What separate processes with one thread each reach, callers on a session with one thread, and
-/// callers on one with two; the best of the rounds.
+/// Returns the best throughput over the rounds: of separate processes with one thread each, of
+/// callers on one session with one thread, and of callers on one with [`THREADS`].
 fn throughputs(timing: &impl Fn(usize) -> Timing, tools: &Tools, rounds: usize) -> Result<[Throughput; 3]> {
     let callers = CALLERS.to_string();
     let longer = |threads: usize| Timing { seconds: timing(threads).seconds * LONGER, ..timing(threads) };
@@ -163,8 +163,8 @@ fn report(timing: &Timing, tools: &Tools, runtime: Runtime, extra: &[&str]) -> R
     parse(&capture(&mut timing.command(tools, runtime, extra))?)
 }
 
-/// What processes of our own reach at the same time. Each counts its own seconds; they begin within
-/// a moment of each other, as loading is short.
+/// Runs [`CALLERS`] processes concurrently and sums their throughput. Each measures its own
+/// interval; loading is short, so the intervals overlap.
 fn apart(timing: &Timing, tools: &Tools) -> Result<Throughput> {
     let mut children = Vec::new();
     for _ in 0..CALLERS {
@@ -180,6 +180,7 @@ fn apart(timing: &Timing, tools: &Tools) -> Result<Throughput> {
         }
         let one = Throughput::of(&parse(&String::from_utf8_lossy(&output.stdout))?)?;
         sum.runs_per_second += one.runs_per_second;
+        // Runs per second add up over the processes; the CPU time of a run is their mean.
         sum.cpu_ms += one.cpu_ms / CALLERS as f64;
     }
     Ok(sum)

@@ -1,7 +1,7 @@
 //! `cargo xtask bench --kernels`: models of one operator or one chain of operators, in the sizes
-//! that real models have them.
+//! that real models use.
 //!
-//! Runs are short: among many of them some are not disturbed, and the least time counts.
+//! Runs are short, so some of the many are undisturbed, and the minimum time counts.
 
 use std::fs;
 
@@ -20,16 +20,16 @@ use crate::workspace::{Workspace, prepare_with};
 /// The kernels and their sizes.
 const TABLE: &str = "data/kernels.json";
 
-/// A row of what the script made.
+/// A row of the script's output.
 #[derive(Deserialize)]
 struct Kernel {
     name: String,
-    /// The files' names without their endings.
+    /// The stem of the model's and the inputs' file names.
     file: String,
     /// Bytes of inputs, weights and outputs.
     bytes: f64,
-    /// Operations of its type in the time of one in float32; none where bytes and not operations
-    /// bound it.
+    /// Throughput of its element type relative to float32, for compute-bound kernels; absent if the
+    /// kernel is bound by memory bandwidth.
     #[serde(default)]
     speed: Option<f64>,
 }
@@ -46,7 +46,7 @@ const COLUMNS: [&str; 9] = [
     "% of limit, best other",
 ];
 
-/// Makes the models, times them, prints the table.
+/// Makes the models, times them and prints the table.
 pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> Result<()> {
     let folder = workspace.target.join("kernels");
     prepare_with(python.script("make_kernels.py").arg(workspace.own(TABLE)).arg(&folder))?;
@@ -54,7 +54,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut kernels: Vec<Kernel> =
         serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
-    // Names here are sentences: a part is enough.
+    // The names here are whole phrases, so a substring selects.
     kernels.retain(|kernel| {
         options.only.is_empty() || options.only.iter().any(|name| kernel.name.contains(name))
     });
@@ -110,11 +110,11 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
     Ok(())
 }
 
-/// How fast a kernel is beside its limit and the others.
+/// Our speed compared with the machine's limit and with the other runtimes.
 #[derive(Debug, PartialEq)]
 struct Speed {
     ratio: Option<f64>,
-    /// Operations or bytes.
+    /// Operations per second, or bytes per second if bandwidth bounds the kernel.
     per_second: f64,
     share: f64,
     other_share: Option<f64>,

@@ -1,4 +1,4 @@
-//! What this machine can do at the most, measured by the hidden command `ort limits`.
+//! The machine's peak compute and copy bandwidth, measured by the hidden command `ort limits`.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,19 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::workspace::capture;
 
-/// The limits at one number of threads.
+/// The limits at one thread count.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Limits {
     pub(crate) threads: usize,
     isa: String,
-    /// float32 operations per second of multiply-adds in registers.
+    /// float32 FLOP/s of a register-resident FMA loop.
     pub(crate) flops: f64,
-    /// Bytes of a working set, and how many bytes per second a copy within it reads and writes.
+    /// Sizes of working sets in bytes, each with the bytes per second that a copy in it reads and
+    /// writes.
     copies: Vec<(f64, f64)>,
 }
 
 impl Limits {
-    /// Measures each number of threads.
+    /// Measures the limits at each thread count.
     pub(crate) fn measure(ort: &Path, threads: &[usize]) -> Result<Vec<Limits>> {
         let measure = |threads: &usize| -> Result<Limits> {
             let text = capture(Command::new(ort).args(["limits", "--threads", &threads.to_string()]))?;
@@ -29,13 +30,14 @@ impl Limits {
         threads.iter().map(measure).collect()
     }
 
-    /// Bytes per second of a copy in the smallest measured working set that holds this many bytes.
+    /// Returns the copy bandwidth, in bytes per second, of the smallest measured working set that
+    /// holds `bytes`.
     pub(crate) fn bandwidth(&self, bytes: f64) -> f64 {
         let holds = self.copies.iter().find(|(set, _)| *set >= bytes).or(self.copies.last());
         holds.map_or(f64::NAN, |(_, speed)| *speed)
     }
 
-    /// One line for people.
+    /// Describes the limits in one line.
     pub(crate) fn describe(&self) -> String {
         let copies = self.copies.iter();
         let copies: Vec<String> = copies
@@ -51,7 +53,7 @@ impl Limits {
     }
 }
 
-/// The limits at `threads`, among those measured.
+/// Returns the limits measured at `threads`.
 pub(crate) fn at(limits: &[Limits], threads: usize) -> Result<&Limits> {
     limits.iter().find(|limits| limits.threads == threads).context("no limits for these threads")
 }

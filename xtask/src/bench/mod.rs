@@ -1,5 +1,7 @@
-//! `cargo xtask bench`: ours, ONNX Runtime and OpenVINO in turn, each in a process of its own, in
-//! one run, so that a noisy machine disturbs all alike.
+//! `cargo xtask bench`: timings of ours, ONNX Runtime and OpenVINO.
+//!
+//! The runtimes run in turn within one invocation, each in its own process, so that a noisy machine
+//! disturbs all of them alike.
 
 mod callers;
 mod kernels;
@@ -25,55 +27,54 @@ use tables::{Row, Style};
 /// What to time, and for how long.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only cases, models or kernels with this name; without it, those of the usual selection.
+    /// Time only cases, models or kernels with this name [default: the usual selection].
     #[arg(long = "only", value_name = "NAME")]
     only: Vec<String>,
-    /// Seconds of each timing.
+    /// Time each runtime for this many seconds.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Rounds of one runtime after the other; the best round of each counts.
+    /// Run this many rounds of one runtime after the other; the best round of each counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Threads inside one operator.
+    /// Use this many threads inside one operator.
     #[arg(long = "threads", value_name = "N", default_values_t = [1, 2])]
     threads: Vec<usize>,
-    /// Ours and ONNX Runtime only.
+    /// Time ours and ONNX Runtime only.
     #[arg(long)]
     skip_openvino: bool,
-    /// What ours and OpenVINO multiply floats in; ONNX Runtime always in float32.
+    /// Multiply floats in this type in ours and OpenVINO; ONNX Runtime always uses float32.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     precision: Precision,
-    /// Time models that ONNX Runtime's tools have quantized, instead of those in float32.
+    /// Time models quantized by ONNX Runtime's tools instead of float32 ones.
     #[arg(long, conflicts_with_all = ["kernels", "callers"])]
     quantized: bool,
-    /// Time single operators, in the sizes that models have them.
+    /// Time single operators, in the sizes that models use.
     #[arg(long, conflicts_with = "callers")]
     kernels: bool,
-    /// Measure the processor time of a session that is called now and then, and the throughput of
-    /// several callers.
+    /// Measure the CPU time of a mostly idle session and the throughput of concurrent callers.
     #[arg(long)]
     callers: bool,
-    /// Time training steps beside PyTorch's and those of ONNX Runtime's training.
+    /// Time training steps of ours, PyTorch and ONNX Runtime.
     #[arg(long, conflicts_with_all = ["kernels", "callers", "quantized", "precision"])]
     train: bool,
-    /// A table for the README.
+    /// Print a Markdown table for the README.
     #[arg(long, conflicts_with_all = ["json", "kernels", "callers"])]
     markdown: bool,
-    /// One JSON object instead of tables.
+    /// Print one JSON object instead of tables.
     #[arg(long, conflicts_with = "callers")]
     json: bool,
-    /// Further arguments for our side, such as `--arg=--no-mmap`.
+    /// Pass a further argument to ours, such as `--arg=--no-mmap`.
     #[arg(long = "arg", value_name = "ARG", allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
-/// `--precision`.
+/// The values of `--precision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Precision {
     /// float32 throughout.
     F32,
-    /// Products of bfloat16 numbers, summed in float32: OpenVINO's default where the processor
-    /// multiplies them natively.
+    /// bfloat16 multiplies with float32 accumulators: OpenVINO's default if the processor has bf16
+    /// instructions.
     Bf16,
 }
 
@@ -103,7 +104,7 @@ impl Options {
     }
 }
 
-/// Times what the options ask for and prints it.
+/// Times what the options select and prints it.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     check(options.rounds, options.seconds)?;
     if options.threads.contains(&0) {
@@ -112,6 +113,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     if options.train {
         return train::run(workspace, options);
     }
+    // OpenVINO, and the tools that quantize models, are in the bench requirements only.
     let python = if options.skip_openvino && !options.quantized {
         Python::open(workspace)?
     } else {

@@ -1,4 +1,4 @@
-//! The runtimes that are timed, each in a process of its own, and what they report.
+//! The timed runtimes, each in its own process, and the reports that they print.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::python::Python;
 use crate::workspace::{Workspace, capture};
 
-/// What is timed.
+/// A timed runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::enum_variant_names, reason = "ONNX Runtime is called so")]
 pub(crate) enum Runtime {
@@ -20,7 +20,7 @@ pub(crate) enum Runtime {
     OpenVino,
 }
 
-/// What runs them.
+/// The programs that run the runtimes.
 pub(crate) struct Tools {
     /// Our binary.
     pub(crate) ort: PathBuf,
@@ -28,20 +28,20 @@ pub(crate) struct Tools {
     pub(crate) arguments: Vec<String>,
     /// The environment of the other two.
     pub(crate) python: Python,
-    /// The element type that OpenVINO is asked to multiply in.
+    /// The element type in which OpenVINO is asked to multiply.
     pub(crate) openvino_precision: &'static str,
 }
 
 impl Tools {
-    /// Builds ours; all in float32.
+    /// Builds ours; all runtimes multiply in float32.
     pub(crate) fn new(workspace: &Workspace, python: Python) -> Result<Self> {
         let ort = workspace.build_ort()?;
         Ok(Self { ort, arguments: Vec::new(), python, openvino_precision: "f32" })
     }
 }
 
-/// The fields of `ort bench --json` and of time_reference.py that are shown. Times in milliseconds,
-/// memory in bytes; null where the platform cannot tell.
+/// The shown fields of `ort bench --json` and of time_reference.py. Times are in milliseconds,
+/// memory in bytes; a field is null if the platform cannot tell.
 #[derive(Clone, Default, Deserialize)]
 pub(crate) struct Report {
     pub(crate) load_ms: Option<f64>,
@@ -60,38 +60,38 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// How far the peak went over what the process had before the model, in bytes.
+    /// Returns the bytes by which the peak exceeded the process's memory before it loaded the
+    /// model.
     pub(crate) fn growth(&self) -> Option<u64> {
         self.peak_rss?.checked_sub(self.baseline_rss?)
     }
 
-    /// What weights and activations account for, in bytes.
+    /// Returns the bytes that weights and activations account for.
     pub(crate) fn need(&self) -> Option<u64> {
         self.weights?.checked_add(self.planned_peak.or(self.arena_peak)?)
     }
 }
 
-/// All rounds of one runtime. What others on the machine take adds to times and never takes away,
-/// so that the least is nearest to the truth.
+/// All rounds of one runtime. Other load on the machine only ever adds time, so the minimum is the
+/// best estimate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Side {
-    /// The least of the rounds' medians.
+    /// The minimum of the rounds' medians.
     pub(crate) median_ms: f64,
-    /// The least time of a run.
+    /// The minimum time of a run.
     pub(crate) min_ms: f64,
-    /// The least processor time of a run, of all threads: what others take of the machine's time
-    /// hardly changes it.
+    /// The minimum CPU time of a run over all threads. Other load on the machine hardly changes it.
     pub(crate) cpu_ms: Option<f64>,
-    /// The least time to load, of the timed processes and of those that only load.
+    /// The minimum time to load, of the timed processes and of those that only load.
     pub(crate) load_ms: Option<f64>,
-    /// The most memory, in bytes.
+    /// The maximum memory growth, in bytes.
     pub(crate) growth: Option<u64>,
-    /// Multiplications and additions of a run, where the runtime tells.
+    /// Multiplications and additions of a run, if the runtime reports them.
     pub(crate) operations: Option<u64>,
 }
 
 impl Side {
-    /// `loads` are reports of processes that only loaded.
+    /// Aggregates the rounds; `loads` are the reports of processes that only loaded.
     fn of(reports: &[Report], loads: &[Report]) -> Option<Self> {
         let median_ms = reports.iter().map(|report| report.median_ms).reduce(f64::min)?;
         let min_ms = reports.iter().map(|report| report.min_ms).reduce(f64::min)?;
@@ -102,21 +102,21 @@ impl Side {
     }
 }
 
-/// One model on one set of inputs, as all runtimes are asked to time it.
+/// One model on one set of inputs, as every runtime is asked to time it.
 #[derive(Clone)]
 pub(crate) struct Timing {
     pub(crate) model: PathBuf,
     pub(crate) inputs: PathBuf,
     pub(crate) threads: usize,
     pub(crate) seconds: f64,
-    /// How many rows of the inputs a run takes; all without it.
+    /// How many rows of the inputs a run takes; all of them if `None`.
     pub(crate) rows: Option<usize>,
-    /// Processes that only load, before each that is timed: memory that lay idle is slower to
-    /// touch, and a runtime shall not pay for what the one before it left idle.
+    /// Processes that only load, run before each timed one. Memory that has been idle is slower to
+    /// touch, and a runtime must not pay for what the previous one left idle.
     pub(crate) loads: usize,
 }
 
-/// What one runtime reported.
+/// The reports of one runtime.
 #[derive(Default)]
 struct Reports {
     timed: Vec<Report>,
@@ -125,8 +125,8 @@ struct Reports {
 }
 
 impl Timing {
-    /// Asks the runtimes in turn, as many rounds as wanted. One that fails is not asked again, and
-    /// there is no side of it; that ours fails is an error.
+    /// Runs the runtimes in turn for `rounds` rounds. A runtime that fails is not run again and has
+    /// no [`Side`]; a failure of ours is an error.
     pub(crate) fn in_turn(
         &self,
         tools: &Tools,
@@ -150,9 +150,10 @@ impl Timing {
         Ok(all.iter().map(side).collect())
     }
 
-    /// Some loads, then the timed process.
+    /// Runs the load-only processes, then the timed one.
     fn one_turn(&self, tools: &Tools, runtime: Runtime, reports: &mut Reports) -> Result<()> {
-        // Else one would load from the disk, and the next from the page cache.
+        // Reading the file first puts it into the page cache for every runtime; otherwise the first
+        // would load from disk.
         io::copy(&mut File::open(&self.model)?, &mut io::sink())?;
         let only_load = Self { seconds: 1e-3, ..self.clone() };
         for _ in 0..self.loads {
@@ -163,7 +164,7 @@ impl Timing {
         Ok(())
     }
 
-    /// The command that makes one report; `extra` are arguments that both programs take.
+    /// Builds the command of one report; `extra` are arguments that both programs accept.
     pub(crate) fn command(&self, tools: &Tools, runtime: Runtime, extra: &[&str]) -> Command {
         let (threads, seconds) = (self.threads.to_string(), self.seconds.to_string());
         let mut command = match runtime {
@@ -195,12 +196,12 @@ impl Timing {
     }
 }
 
-/// Reads the one object that each program prints.
+/// Parses the one JSON object that each program prints.
 pub(crate) fn parse(text: &str) -> Result<Report> {
     serde_json::from_str(text.trim()).context("cannot read a timing report")
 }
 
-/// Whether there is something to do: rounds of some seconds.
+/// Checks that the rounds and seconds are positive.
 pub(crate) fn check(rounds: usize, seconds: f64) -> Result<()> {
     if rounds == 0 || seconds.is_nan() || seconds <= 0.0 {
         bail!("--rounds and --seconds must be over zero");

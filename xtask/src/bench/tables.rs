@@ -1,4 +1,4 @@
-//! The table of timed models, and the means under it.
+//! The table of timed models, and the geometric means under it.
 
 use anyhow::Result;
 use serde_json::{Value as Json, json};
@@ -7,32 +7,32 @@ use super::limits::Limits;
 use super::runtime::Side;
 use crate::table;
 
-/// A model's file is large from here on, and its loading time counts.
+/// The file size in bytes above which a model counts in the mean of loading times.
 const LARGE_FILE: u64 = 10_000_000;
 
-/// How results are printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// All there is, in columns.
+    /// All columns, aligned.
     Aligned,
     /// One line for each model, for the README.
     Markdown,
-    /// One object.
+    /// One JSON object.
     Json,
 }
 
-/// One case at one number of threads.
+/// One case at one thread count.
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) threads: usize,
     pub(crate) is_skeleton: bool,
     pub(crate) file_bytes: u64,
-    /// The machine's float32 operations per second with these threads.
+    /// The machine's peak float32 FLOP/s at this thread count.
     pub(crate) flops: f64,
-    /// Ours, ONNX Runtime's and OpenVINO's; those that could not run the case or were not asked are
-    /// missing.
+    /// Ours, ONNX Runtime's and OpenVINO's, in this order. A runtime that was not asked or could
+    /// not run the case is missing.
     pub(crate) sides: Vec<Option<Side>>,
-    /// Why there is nothing of ours.
+    /// The error, if ours failed.
     pub(crate) problem: Option<String>,
 }
 
@@ -53,13 +53,13 @@ impl Row {
         self.side(index)?.growth
     }
 
-    /// Our time as a part of the fastest other's.
+    /// Returns our time divided by the fastest other runtime's.
     pub(crate) fn ratio(&self) -> Option<f64> {
         let fastest = (1..self.sides.len()).filter_map(|index| self.median(index)).reduce(f64::min)?;
         Some(self.median(0)? / fastest)
     }
 
-    /// Our processor time as a part of the thriftiest other's.
+    /// Returns our CPU time divided by the lowest of the others.
     fn cpu_ratio(&self) -> Option<f64> {
         let cpu = |index: usize| self.side(index)?.cpu_ms;
         Some(cpu(0)? / (1..self.sides.len()).filter_map(cpu).reduce(f64::min)?)
@@ -73,13 +73,13 @@ impl Row {
         Some(self.growth(0)? as f64 / self.growth(1)? as f64)
     }
 
-    /// The part of the machine's peak that our products reach.
+    /// Returns the share of peak FLOP/s that the model's GEMMs and convolutions reach.
     fn peak_share(&self) -> Option<f64> {
         let ours = self.side(0)?;
         Some(ours.operations? as f64 / (ours.median_ms * 1e-3) / self.flops)
     }
 
-    /// One line for people who wait.
+    /// Describes the row in one line, for progress output.
     pub(crate) fn describe(&self) -> String {
         if let Some(problem) = &self.problem {
             return format!("{} with {} threads: {problem}", self.name, self.threads);
@@ -148,7 +148,7 @@ const COLUMNS: [&str; 16] = [
     "to ORT",
 ];
 
-/// Prints all rows and what they come to.
+/// Prints all rows, the machine's limits and the means.
 pub(crate) fn print(rows: &[Row], limits: &[Limits], style: Style) -> Result<()> {
     let means = means(rows);
     match style {
@@ -172,7 +172,7 @@ pub(crate) fn print(rows: &[Row], limits: &[Limits], style: Style) -> Result<()>
     Ok(())
 }
 
-/// A table with one line for each case, its numbers of threads beside each other.
+/// Builds a table with one line for each case, its thread counts side by side.
 fn compact(rows: &[Row]) -> comfy_table::Table {
     let mut threads: Vec<usize> = rows.iter().map(|row| row.threads).collect();
     threads.sort_unstable();
@@ -210,7 +210,7 @@ fn triple(cell: impl Fn(usize) -> String) -> String {
     [0, 1, 2].map(cell).join(" / ")
 }
 
-/// A geometric mean of ratios, and the largest of them.
+/// A geometric mean of ratios, and the worst of them.
 #[derive(Debug)]
 struct Mean {
     what: &'static str,
@@ -220,7 +220,7 @@ struct Mean {
     count: usize,
 }
 
-/// What is meant over, which rows count, and the ratio of each.
+/// The mean's name, the filter of its rows, and the ratio of a row.
 type Summed = (&'static str, fn(&Row) -> bool, fn(&Row) -> Option<f64>);
 
 const MEANS: [Summed; 5] = [
@@ -275,7 +275,7 @@ fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| (values.map(f64::ln).sum::<f64>() / count as f64).exp())
 }
 
-/// A time with three digits or so, or `-`.
+/// Formats a time with about three digits, or `-`.
 pub(crate) fn milliseconds(value: Option<f64>) -> String {
     match value {
         None => "-".to_owned(),
@@ -285,17 +285,17 @@ pub(crate) fn milliseconds(value: Option<f64>) -> String {
     }
 }
 
-/// A number of bytes in MiB, or `-`.
+/// Formats bytes in MiB, or `-`.
 pub(crate) fn mebibytes(bytes: Option<u64>) -> String {
     bytes.map_or("-".to_owned(), |bytes| format!("{:.1}", bytes as f64 / 1048576.0))
 }
 
-/// A ratio, or `-`.
+/// Formats a ratio, or `-`.
 pub(crate) fn decimals(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.2}"))
 }
 
-/// A share in percent, or `-`.
+/// Formats a share in percent, or `-`.
 pub(crate) fn percent(share: Option<f64>) -> String {
     share.map_or("-".to_owned(), |share| format!("{:.0}", share * 100.0))
 }

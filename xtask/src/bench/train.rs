@@ -1,5 +1,5 @@
-//! `cargo xtask bench --train`: a training step of ours, of PyTorch and of ONNX Runtime's training,
-//! in turn, each in a process of its own.
+//! `cargo xtask bench --train`: timings of training steps of ours, PyTorch and ONNX Runtime, in
+//! turn, each in its own process.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::python::Python;
 use crate::table;
 use crate::workspace::{Workspace, capture, prepare_with};
 
-/// A model of `python/train_modules.py`, and what `ort train` is told of it besides.
+/// A model of `python/train_modules.py`, and the extra arguments of `ort train` for it.
 struct Model {
     name: &'static str,
     arguments: &'static [&'static str],
@@ -28,28 +28,29 @@ const MODELS: [Model; 4] = [
     Model { name: "mobilenet_v3", arguments: &[] },
 ];
 
-/// A cell holds so many characters of an error; all of it is told where it happens.
+/// A table cell is cut to this many characters of an error; progress output prints all of it.
 const SHOWN_OF_A_PROBLEM: usize = 60;
 
-/// Samples of a step, and steps of an epoch: what `train_models.py` makes.
+/// Samples of a step, and steps of an epoch. `train_models.py` makes the data to match.
 const BATCH: usize = 16;
 const BATCHES: usize = 3;
 
-/// The least epochs of a process: a median of nine steps.
+/// The minimum epochs of a process, for a median of nine steps.
 const LEAST_EPOCHS: usize = 3;
 
-/// Who makes the steps, and how it saves memory.
+/// The runtime, and how it saves memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Setting {
     /// Ours at a level of the memory optimizer.
     Level(u8),
-    /// Ours within a limit that leaves this share of the activations of level 0.
+    /// Ours under a limit that leaves this share of level 0's activations.
     Share(f64),
-    /// Another runtime of `train_bench.py`, at a level where it has some.
+    /// Another runtime of `train_bench.py`, at a level if it has levels.
     Other(&'static str, u8),
 }
 
-/// In the order of the rows: limits are taken from what level 0 reports.
+/// The settings in the order of the rows. Level 0 comes first because the limits of
+/// [`Setting::Share`] derive from its report.
 const SETTINGS: [Setting; 10] = [
     Setting::Level(0),
     Setting::Other("torch", 0),
@@ -75,8 +76,8 @@ impl Setting {
     }
 }
 
-/// The fields of `ort train --json` and of train_bench.py that are shown. Times in milliseconds,
-/// memory in bytes.
+/// The shown fields of `ort train --json` and of train_bench.py. Times are in milliseconds, memory
+/// in bytes.
 #[derive(Clone, Debug, Deserialize)]
 struct Report {
     #[serde(alias = "step_median_ms")]
@@ -102,7 +103,8 @@ struct Recompute {
     extra_time: f64,
 }
 
-/// All rounds of one setting. What others on the machine take adds to times and never takes away.
+/// All rounds of one setting. Times are minima, because other load on the machine only ever adds
+/// time.
 #[derive(Clone, Debug, Default)]
 struct Row {
     median_ms: Option<f64>,
@@ -181,7 +183,7 @@ impl Bench<'_> {
         self.folder.join(format!("{}.{extension}", model.name))
     }
 
-    /// Exports the model and draws its batches, where they are missing.
+    /// Exports the model and makes its batches, if they are missing.
     fn make(&self, model: &Model) -> Result<()> {
         if ["onnx", "npz"].iter().all(|extension| self.file(model, extension).exists()) {
             return Ok(());
@@ -195,8 +197,10 @@ impl Bench<'_> {
         let mut rows = vec![Row::default(); SETTINGS.len()];
         for _ in 0..rounds {
             for (index, setting) in SETTINGS.into_iter().enumerate() {
+                // Row 0 is level 0, from which `Setting::Share` computes its limit.
                 let whole = rows.first().and_then(|row| row.last.clone());
                 let row = &mut rows[index];
+                // A setting that failed once is not retried in later rounds.
                 if row.problem.is_some() {
                     continue;
                 }
@@ -215,8 +219,8 @@ impl Bench<'_> {
         }
     }
 
-    /// One process. `whole` is what level 0 reported, `median` what a step took in an earlier
-    /// round.
+    /// Runs one process. `whole` is level 0's report; `median` is the step time of an earlier
+    /// round, from which the epochs for `seconds` follow.
     fn one(
         &self,
         model: &Model,
@@ -225,6 +229,7 @@ impl Bench<'_> {
         whole: Option<&Report>,
         median: Option<f64>,
     ) -> Result<Report> {
+        // The first round knows no step time and runs the minimum.
         let wanted = median.map_or(0.0, |median| self.seconds * 1e3 / (median * BATCHES as f64));
         let epochs = (wanted.ceil() as usize).max(LEAST_EPOCHS);
         let mut command = match setting {
@@ -264,7 +269,7 @@ impl Bench<'_> {
     }
 }
 
-/// The object in the last line that a process printed.
+/// Parses the JSON object in the last line that a process printed.
 fn read(text: &str) -> Result<Report> {
     let line = text.lines().rfind(|line| !line.trim().is_empty()).context("nothing was reported")?;
     serde_json::from_str(line).context("cannot read a report of a training")
@@ -307,7 +312,7 @@ fn print(all: &Results<'_>, style: Style) -> Result<()> {
     Ok(())
 }
 
-/// The row of a setting among those of its model.
+/// Finds a setting's row among its model's rows.
 fn of(rows: &[Row], setting: Setting) -> Option<&Row> {
     SETTINGS.iter().position(|other| *other == setting).and_then(|index| rows.get(index))
 }

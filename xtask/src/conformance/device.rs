@@ -1,5 +1,5 @@
 //! `cargo xtask conformance --wgpu` and `--cuda`: the node suite on a GPU, against a list of the
-//! cases known to fail there.
+//! failures known on that device.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,13 +16,15 @@ const SUITE: &str = "node";
 /// A provider whose device runs the suite.
 pub(super) struct OnDevice {
     name: &'static str,
-    /// The example that runs cases.
+    /// The example that runs the cases.
     example: &'static str,
     list: &'static str,
-    /// How many cases the device claims whole, at least: a kernel that claims nothing any more
-    /// would go unseen. Those of which a part is cheaper on the host count, too.
+    /// How many cases the device must claim whole, as a minimum: otherwise a kernel that no longer
+    /// claims anything would go unnoticed. Cases that placement moves to the host in part, because
+    /// that is cheaper, count too.
     claimed: usize,
-    /// The same of the provider as a library, whose kernels hand over no values.
+    /// The same bound for the provider as a library. Its kernels cannot pass values to the plan, so
+    /// nodes whose sizes only the run determines stay on the CPU.
     claimed_as_library: usize,
 }
 
@@ -42,7 +44,7 @@ pub(super) const CUDA: OnDevice = OnDevice {
     claimed_as_library: 1659,
 };
 
-/// Runs the suite; without a device it is skipped.
+/// Runs the suite, or skips it if wgpu finds no device.
 pub(super) fn run(
     workspace: &Workspace,
     device: &OnDevice,
@@ -95,7 +97,7 @@ pub(super) fn run(
     Ok(Summary { passed: summary.passed, skipped: summary.failed, ..Summary::default() })
 }
 
-/// What the example prints.
+/// Runs the example and returns its output.
 fn lines(workspace: &Workspace, device: &OnDevice, folder: &Path, options: &Options) -> Result<String> {
     let mut command = Command::new(workspace.build_example(device.example)?);
     if device.name == CUDA.name {

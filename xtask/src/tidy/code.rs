@@ -1,7 +1,8 @@
-//! Tells Rust code from comments and literals, as far as the rules need it.
+//! A minimal Rust lexer that separates code from comments and literals, to the extent that the
+//! rules need.
 
-/// The text with every comment and the inside of every string and character literal blanked; lines
-/// stay where they are.
+/// Blanks every comment and the inside of every string and character literal; the line structure
+/// stays.
 pub(super) fn without_comments_and_literals(text: &str) -> String {
     let characters: Vec<char> = text.chars().collect();
     let mut code = String::with_capacity(text.len());
@@ -19,7 +20,7 @@ pub(super) fn without_comments_and_literals(text: &str) -> String {
     code
 }
 
-/// Where the comment or literal that begins here ends; `at` itself where none begins.
+/// Returns the end of the comment or literal that starts at `at`, or `at` itself if none does.
 fn skip(text: &[char], at: usize) -> usize {
     match (text[at], text.get(at + 1)) {
         ('/', Some('/')) => find(text, at, |c| c == '\n'),
@@ -31,7 +32,7 @@ fn skip(text: &[char], at: usize) -> usize {
     }
 }
 
-/// Whether the character before belongs to a name (`br"..."` counts as a literal).
+/// Whether the preceding character continues an identifier; the `b` of `br"..."` does not.
 fn continues_word(text: &[char], at: usize) -> bool {
     at.checked_sub(1)
         .is_some_and(|before| text[before] != 'b' && (text[before].is_alphanumeric() || text[before] == '_'))
@@ -79,7 +80,7 @@ fn skip_raw(text: &[char], at: usize) -> usize {
     end
 }
 
-/// A character literal, not a lifetime: `'x'` or `'\...'`.
+/// Skips a character literal, `'x'` or `'\...'`, but not a lifetime.
 fn skip_character(text: &[char], at: usize) -> usize {
     if text.get(at + 1) == Some(&'\\') || text.get(at + 2) == Some(&'\'') {
         return skip_quoted(text, at + 1, '\'');
@@ -87,7 +88,7 @@ fn skip_character(text: &[char], at: usize) -> usize {
     at
 }
 
-/// The 1-based numbers of the lines that hold this word (no letter, digit or `_` beside it).
+/// Returns the 1-based numbers of the lines that contain `word` as a whole word.
 pub(super) fn lines_with_word<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     code.lines().enumerate().filter_map(move |(index, line)| {

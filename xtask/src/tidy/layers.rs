@@ -1,4 +1,4 @@
-//! The layers of `ort-core`: a folder imports from its own layer and from those below.
+//! The layering of `ort-core`: a folder may import from its own layer and from those below.
 
 use super::code::without_comments_and_literals;
 use super::{Finding, SourceFile};
@@ -6,7 +6,7 @@ use super::{Finding, SourceFile};
 const ROOT: &str = "ort-core/src/";
 
 /// Folders and files of `ort-core/src`, the lowest layer first. Two in one layer may import each
-/// other: a node refers to its operator's record, and the engine of rewrites to the table of rules.
+/// other: a node refers to its operator's record, and the rewrite engine to the table of rules.
 const LAYERS: &[&[&str]] = &[
     &["dim", "dtype", "files", "seeded", "text"],
     &["error"],
@@ -28,7 +28,7 @@ pub(super) fn applies(file: &SourceFile) -> bool {
     file.has_extension("rs") && file.path.starts_with(ROOT) && file.path != "ort-core/src/lib.rs"
 }
 
-/// Finds imports from a layer above, and folders that are in no layer.
+/// Finds imports from a higher layer, and folders that are in no layer.
 pub(super) fn check(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
     let inside = file.path.trim_start_matches(ROOT);
     let own = inside.split(['/', '.']).next().unwrap_or(inside);
@@ -36,7 +36,7 @@ pub(super) fn check(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>
     let Some(layer) = layer_of(own) else {
         return report(0, format!("`{own}` is in no layer: add it to xtask/src/tidy/layers.rs"));
     };
-    // Tests of a module may use whatever is above it.
+    // A module's unit tests may use any layer.
     let code = without_comments_and_literals(&file.text);
     let code = code.split("#[cfg(test)]\nmod tests").next().unwrap_or(&code);
     for (index, line) in code.lines().enumerate() {
@@ -52,7 +52,7 @@ fn layer_of(name: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| layer.contains(&name))
 }
 
-/// The modules that a line names as `crate::name`.
+/// Returns the modules that a line names as `crate::name`.
 fn imported(line: &str) -> impl Iterator<Item = &str> {
     let rest = line.split("crate::").skip(1);
     rest.map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or(rest))

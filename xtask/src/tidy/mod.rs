@@ -15,20 +15,20 @@ use crate::workspace::{Workspace, capture};
 
 /// A text file of the repository.
 pub(super) struct SourceFile {
-    /// Its path from the root, with `/` between the parts.
+    /// Its path from the root, with `/` as the separator.
     pub(super) path: String,
-    /// What it holds.
+    /// Its contents.
     pub(super) text: String,
 }
 
 impl SourceFile {
-    /// Whether its name ends with `.` and this.
+    /// Whether the extension of its name is `extension`.
     pub(super) fn has_extension(&self, extension: &str) -> bool {
         self.path.rsplit_once('.').is_some_and(|(_, found)| found == extension)
     }
 }
 
-/// What is wrong, and where. A line of 0 stands for the whole file.
+/// A violation and its place. Line 0 stands for the whole file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) path: String,
@@ -36,7 +36,7 @@ pub(super) struct Finding {
     pub(super) what: String,
 }
 
-/// Applies all rules; an error where one finds something.
+/// Applies all rules; an error if one finds something.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let (files, names) = read_files(workspace)?;
     let mut findings = Vec::new();
@@ -55,7 +55,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The text files, and the names of all files.
+/// Reads the text files, and lists the names of all files.
 fn read_files(workspace: &Workspace) -> Result<(Vec<SourceFile>, Vec<String>)> {
     let mut command = Command::new("git");
     command.current_dir(&workspace.root).args([
@@ -69,11 +69,10 @@ fn read_files(workspace: &Workspace) -> Result<(Vec<SourceFile>, Vec<String>)> {
     let mut files = Vec::new();
     let mut names = Vec::new();
     for name in listing.split('\0').filter(|name| !name.is_empty()) {
-        // A file that was removed and not yet committed is still listed.
+        // A file that was removed but not yet committed is still listed.
         let Ok(bytes) = fs::read(workspace.root.join(name)) else { continue };
         names.push(name.to_owned());
-        // What fuzzers found is bytes, and so are tensors and models, even where they could be read
-        // as text.
+        // Fuzz inputs, tensors and models are binary, even if some happen to be valid UTF-8.
         if name.starts_with("fuzz/corpus/") || name.ends_with(".pb") || name.ends_with(".onnx") {
             continue;
         }
@@ -83,6 +82,7 @@ fn read_files(workspace: &Workspace) -> Result<(Vec<SourceFile>, Vec<String>)> {
     }
     names.sort();
     names.dedup();
+    // During a merge conflict git lists a file once per stage.
     files.sort_by(|a, b| a.path.cmp(&b.path));
     files.dedup_by(|a, b| a.path == b.path);
     Ok((files, names))

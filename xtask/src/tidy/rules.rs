@@ -1,9 +1,10 @@
-//! The rules, as a table. To add one, write a check and a row.
+//! The table of rules. To add one, write a check and a row.
 
 use super::code::{lines_with_word, without_comments_and_literals};
 use super::{Finding, SourceFile, layers, words};
 
-/// A rule: which files it is about, and what it finds in one of them, given the names of all files.
+/// A rule: the files that it applies to, and its check of one of them, given the names of all
+/// files.
 pub(super) struct Rule {
     pub(super) applies: fn(&SourceFile) -> bool,
     pub(super) check: fn(&SourceFile, &[String], &mut Vec<Finding>),
@@ -24,14 +25,15 @@ pub(super) const RULES: &[Rule] = &[
     Rule { applies: words::applies, check: words::check },
 ];
 
-/// Lines of a file without its tests, and of a file of tests.
+/// The maximum lines of a file without its unit tests, and of a test file.
 const MAX_LINES: usize = 600;
 const MAX_TEST_LINES: usize = 900;
 
-/// Columns of a comment. Code in it may take as many as other code, a table as many as it has.
+/// The maximum width of a comment. Code in doc comments may be as wide as other code, and tables
+/// have no limit.
 const COMMENT_WIDTH: usize = 100;
 
-/// Where unsafe code may be: a folder or a file, from the root.
+/// The allow-list of unsafe code: folders or files, from the root.
 const UNSAFE_PLACES: &[&str] = &[
     "ort-alloc/",
     "ort-core/src/ep/abi/",
@@ -40,17 +42,17 @@ const UNSAFE_PLACES: &[&str] = &[
     "ort-ep-cpu/src/parallel.rs",
     "ort-ep-cpu/src/pool.rs",
     "ort-ep-cpu/src/simd/",
-    // It forks.
+    // It calls `fork`.
     "ort-ep-cpu/tests/fork.rs",
     "ort-ep-cuda/src/driver.rs",
     "ort-ep-cuda/src/driver/",
     "ort-ep-cuda/src/libraries/",
-    // It makes a stream as a user of the driver's would.
+    // It creates a stream, like a user of the CUDA driver would.
     "ort-ep-cuda/tests/streams.rs",
     "ort-ep-wgpu/src/driver_cache.rs",
     "ort-testkit/cuda-emulator/",
     "ort-capi/",
-    // It includes files of the others.
+    // It includes files of the crates above.
     "ort-loom/src/lib.rs",
 ];
 
@@ -62,11 +64,10 @@ const FORBIDDEN_CODE: &[(&str, &str)] = &[
     ("#[ignore", "a test that never runs"),
 ];
 
-/// Folders of some machine, and settings that name a package index: none of them is the same
-/// elsewhere.
+/// Machine-specific folders, and settings that name a package index: neither works elsewhere.
 const MACHINE_NAMES: &[&str] = &["/tmp/", "/home/", "/root/", "--index-url", "--extra-index-url"];
 
-/// Extensions by which a name in a document is taken for that of a file here.
+/// Extensions by which a name in a document is recognised as a file of the repository.
 const FILE_EXTENSIONS: &[&str] = &["rs", "py", "toml", "json", "onnx", "npz", "txt", "md", "ignore"];
 
 fn is_rust(file: &SourceFile) -> bool {
@@ -74,8 +75,7 @@ fn is_rust(file: &SourceFile) -> bool {
 }
 
 fn is_text(file: &SourceFile) -> bool {
-    // Neither licences, copied as they are, nor lists that cargo writes; proptest's seeds are its
-    // own.
+    // Licences are verbatim copies, cargo writes the lock file, and proptest writes its seeds.
     !file.path.starts_with("LICENSE")
         && file.path != "Cargo.lock"
         && !file.path.contains("proptest-regressions")
@@ -97,7 +97,7 @@ fn is_safe_crate_root(file: &SourceFile) -> bool {
 }
 
 fn may_not_name_machines(file: &SourceFile) -> bool {
-    // This table has to name them.
+    // The table itself has to name them.
     is_text(file) && !file.path.starts_with("xtask/src/tidy/")
 }
 
@@ -116,7 +116,7 @@ fn length(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
     }
 }
 
-/// The lines before the module of unit tests, which a file closes with.
+/// Returns the number of lines before the module of unit tests, which is the last item of a file.
 fn lines_without_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let is_tests = |at: usize| {
@@ -146,7 +146,7 @@ fn comment_width(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
         };
         let text = comment.trim_start_matches(['/', '!']).trim_start();
         is_code ^= text.starts_with("```");
-        // What is set in further is laid out by hand.
+        // Text indented further than one space is laid out by hand.
         let is_laid_out = text.starts_with('|') || comment.trim_start_matches(['/', '!']).starts_with("  ");
         let width = line.chars().count();
         if width > COMMENT_WIDTH && !is_code && !is_laid_out {
@@ -223,7 +223,7 @@ fn named_files_exist(file: &SourceFile, names: &[String], findings: &mut Vec<Fin
     }
 }
 
-/// Tests in a file that no module names would never run.
+/// Tests in a file that no module declares would never run.
 fn all_tests_are_modules(file: &SourceFile, names: &[String], findings: &mut Vec<Finding>) {
     let folder = file.path.trim_end_matches("main.rs");
     let beside = names.iter().filter_map(|name| name.strip_prefix(folder)?.strip_suffix(".rs"));
@@ -234,8 +234,8 @@ fn all_tests_are_modules(file: &SourceFile, names: &[String], findings: &mut Vec
     }
 }
 
-/// Whether text in backticks is the name of a file that should be here: it has a folder in it and a
-/// known extension, and nothing that stands for something else.
+/// Whether text in backticks names a file that should exist: it has a folder, a known extension and
+/// no placeholder.
 fn looks_like_file(text: &str) -> bool {
     let extension = text.rsplit_once('.').map_or("", |(_, extension)| extension);
     text.contains('/')
@@ -245,8 +245,8 @@ fn looks_like_file(text: &str) -> bool {
         && !text.starts_with("target/")
 }
 
-/// Whether a file or a folder has this name, from the root, from the document's folder, or at the
-/// end of its path.
+/// Whether a file or folder with this name exists: from the root, from the document's folder, or as
+/// a path suffix.
 fn exists(name: &str, folder: &str, names: &[String]) -> bool {
     let from_root = resolve("", name);
     let beside = resolve(folder, name);
@@ -259,7 +259,7 @@ fn exists(name: &str, folder: &str, names: &[String]) -> bool {
     names.iter().any(|path| matches(path))
 }
 
-/// The path of `name` seen from `folder`, without `.` and `..`.
+/// Resolves `name` relative to `folder`, removing `.` and `..`.
 fn resolve(folder: &str, name: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in folder.split('/').chain(name.split('/')) {

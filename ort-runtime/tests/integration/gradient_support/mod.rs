@@ -1,4 +1,4 @@
-//! Gradients held against central finite differences, in `double`.
+//! Gradients against central finite differences, in `double`.
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -46,7 +46,7 @@ pub(crate) fn check(name: &str, build: Build, given: &[Given<'_>], dims: &[&[&st
     check_in(name, build, given, dims, DOUBLE)
 }
 
-/// How finely gradients can be held against differences.
+/// The precision of the comparison with finite differences.
 #[derive(Clone, Copy)]
 pub(crate) struct Precision {
     /// The type that the operator computes in.

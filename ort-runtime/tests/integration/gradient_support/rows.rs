@@ -1,5 +1,5 @@
-//! Operators as rows of a table, each held against finite differences: at fixed sizes, and where
-//! the run alone knows them.
+//! Operators as rows of a table, each checked against finite differences, with fixed sizes and
+//! with sizes that only the run knows.
 
 use ort_runtime::Result;
 

@@ -147,7 +147,7 @@ impl Step {
         self.outputs.iter().map(new).collect()
     }
 
-    /// The new parameter alone: nobody wants the states.
+    /// The new parameter alone: the states have no reader.
     pub(crate) fn run_for_parameter(&self, given: &Given) -> Result<Tensor> {
         let mut binding = self.session.io_binding();
         given.iter().try_for_each(|(name, tensor)| binding.bind_input(name, tensor.clone()))?;
@@ -230,7 +230,7 @@ pub(crate) fn inputs(op: &str, dtype: DType, gradient: DType, shape: &[usize]) -
     Ok(given)
 }
 
-/// The shape of a state for a parameter's shape; none where there is no such state.
+/// The shape of a state for a parameter's shape; `None` if there is no such state.
 fn state_shape(op: &str, name: &str, shape: &[usize]) -> Option<Vec<usize>> {
     let mut reduced = shape.to_vec();
     match (op, name, shape) {

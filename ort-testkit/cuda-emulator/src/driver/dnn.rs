@@ -1,10 +1,12 @@
-//! A stand-in for NVIDIA's cuDNN: the functions of its legacy interface that a provider calls for
-//! convolutions, which read descriptors as NVIDIA documents them (cuDNN, "API Reference") and
-//! refuse what the document does not allow with the status of cuDNN 9 that it names.
+//! A fake of NVIDIA's cuDNN: the functions of its legacy API that a provider calls for
+//! convolutions.
 //!
-//! `ORT_CUDA_EMULATOR_CUDNN` is the version that it says it has (90100), 0 one whose handles cannot
-//! be made; with `ORT_CUDA_EMULATOR_CUDNN_FUSED=0` no convolution has a bias and an activation in
-//! the same call.
+//! It reads descriptors as NVIDIA documents them (cuDNN, "API Reference"), and refuses what the
+//! document forbids with the status of cuDNN 9 that it names.
+//!
+//! `ORT_CUDA_EMULATOR_CUDNN` sets the version that it reports (90100); with 0, creating a handle
+//! fails. With `ORT_CUDA_EMULATOR_CUDNN_FUSED=0` no convolution supports a fused bias and
+//! activation.
 
 mod compute;
 mod descriptors;
@@ -19,7 +21,7 @@ use super::{Handle, current, setting};
 use compute::{Addition, Finish, activate, add, convolve};
 use descriptors::{Convolution, Filter, Sizes, Tensor, check};
 
-/// The number of an algorithm of the forward pass.
+/// `CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD`.
 const WINOGRAD: c_int = 6;
 
 const NOT_INITIALIZED: c_int = 1001;
@@ -38,10 +40,10 @@ enum Object {
     Activation { mode: c_int, propagates: bool },
 }
 
-/// What is alive, by address.
+/// The live objects by address.
 static OBJECTS: Mutex<BTreeMap<u64, Object>> = Mutex::new(BTreeMap::new());
 
-/// How an algorithm did.
+/// `cudnnConvolutionFwdAlgoPerf_t` and its like for the other passes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Performance {
@@ -54,7 +56,7 @@ pub struct Performance {
     reserved: [c_int; 3],
 }
 
-/// What is computed of image, filters and results; the other two are given.
+/// Which of image, filter and result a pass computes from the other two.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Forward,
@@ -63,7 +65,7 @@ enum Pass {
 }
 
 impl Pass {
-    /// The algorithms, the fastest first where they can be had.
+    /// The algorithms, the fastest first.
     fn algorithms(self) -> &'static [c_int] {
         match self {
             Pass::Forward => &[4, 6, 2, 1, 0],
@@ -72,19 +74,19 @@ impl Pass {
         }
     }
 
-    /// The microseconds of an algorithm.
+    /// The simulated time of an algorithm in microseconds.
     fn time(self, algorithm: c_int) -> u64 {
         let place = self.algorithms().iter().position(|one| *one == algorithm);
         1000 * (1 + place.unwrap_or(0) as u64)
     }
 
-    /// The same with what follows: fast code for Winograd's has it in passes that NVIDIA's library
-    /// does not tell of.
+    /// The simulated time with a fused epilogue. Fused Winograd is made slow, so that an algorithm
+    /// which is fast alone is not the fastest with its epilogue.
     fn time_of_fused(self, algorithm: c_int) -> u64 {
         if algorithm == WINOGRAD { 20 * self.time(algorithm) } else { self.time(algorithm) }
     }
 
-    /// Whether an algorithm adds up in the same order each time.
+    /// Whether an algorithm accumulates in the same order each time.
     fn is_deterministic(self, algorithm: c_int) -> bool {
         match self {
             Pass::Forward => true,
@@ -93,14 +95,15 @@ impl Pass {
         }
     }
 
-    /// The scratch memory of an algorithm; none where it cannot compute a convolution.
+    /// Returns the workspace of an algorithm in bytes, or `None` if it does not support the
+    /// convolution.
     fn workspace(self, algorithm: c_int, sizes: &Sizes) -> Option<usize> {
         let has_small_steps = sizes.axes.iter().all(|axis| axis.stride == 1 && axis.dilation == 1);
         let is = |size: usize| sizes.axes.iter().all(|axis| axis.kernel == size);
         let is_large = sizes.axes.iter().all(|axis| axis.kernel > 3);
         let is_of_winograd = has_small_steps && sizes.groups == 1 && is(3) && sizes.axes.len() == 2;
         match (self, algorithm) {
-            // With the channels last there is one algorithm, of results alone.
+            // In NHWC there is only one algorithm, for the forward pass.
             (Pass::Forward, 1) if sizes.channels_last => Some(64 << 10),
             _ if sizes.channels_last => None,
             (_, 0) => Some(0),
@@ -115,7 +118,7 @@ impl Pass {
         }
     }
 
-    /// Of image, filters and results what is computed.
+    /// Selects the computed one of image, filter and result.
     fn of<T: Copy>(self, [x, w, y]: [T; 3]) -> T {
         match self {
             Pass::Forward => y,
@@ -124,8 +127,8 @@ impl Pass {
         }
     }
 
-    /// Image, filters and results, of the two that are given, in the order of the functions, and
-    /// the third.
+    /// Orders the two given tensors, as the functions take them, and the computed one as image,
+    /// filter and result.
     fn sorted<T>(self, first: T, second: T, result: T) -> [T; 3] {
         match self {
             Pass::Forward => [first, second, result],
@@ -134,14 +137,15 @@ impl Pass {
         }
     }
 
-    /// The sizes of a convolution of these descriptors.
+    /// Returns the sizes of a convolution with these descriptors, if they are consistent.
     fn sizes(self, first: Handle, second: Handle, conv: Handle, result: Handle) -> Result<Sizes, c_int> {
         let [x, w, y] = self.sorted(first, second, result);
         let Object::Filter(Some(filter)) = find(w)? else { return Err(BAD_PARAM) };
         check(tensor(x)?, filter, convolution(conv)?, tensor(y)?)
     }
 
-    /// Whether an algorithm can be had with so much scratch memory.
+    /// Checks that an algorithm supports a convolution with this workspace; returns the bytes that
+    /// it uses.
     fn check_workspace(
         self,
         algorithm: c_int,
@@ -169,7 +173,7 @@ fn write<T>(to: *mut T, value: T) -> Status {
     if to.is_null() {
         return Err(BAD_PARAM);
     }
-    // SAFETY: the caller gives a place for the result.
+    // SAFETY: `to` is not null, and the API requires a valid pointer for a result.
     unsafe { to.write(value) };
     Ok(())
 }
@@ -211,7 +215,7 @@ fn ints(from: *const c_int, count: c_int) -> Result<Vec<c_int>, c_int> {
     if from.is_null() || !(1..=8).contains(&count) {
         return Err(BAD_PARAM);
     }
-    // SAFETY: the caller gives so many numbers.
+    // SAFETY: `from` is not null, and the API requires `count` numbers there.
     Ok(unsafe { std::slice::from_raw_parts(from, count as usize) }.to_vec())
 }
 
@@ -219,7 +223,7 @@ fn scale(from: *const c_void) -> Result<f64, c_int> {
     if from.is_null() {
         return Err(BAD_PARAM);
     }
-    // SAFETY: the caller gives a factor in float32, as it is for the types that there are.
+    // SAFETY: `from` is not null, and scaling factors are float32 for all supported types.
     Ok(f64::from(unsafe { from.cast::<f32>().read() }))
 }
 
@@ -232,7 +236,7 @@ fn ask(
     ask_routine(stream, Routine { memory, work: Box::new(work), time }).map_err(|_| EXECUTION_FAILED)
 }
 
-/// The microseconds of a pass over a result.
+/// The simulated time of an elementwise pass in microseconds.
 const PASS_TIME: u64 = 100;
 
 macro_rules! dnn_api {
@@ -350,7 +354,7 @@ dnn_api! {
             return Err(BAD_PARAM);
         }
         let is_fused = setting("ORT_CUDA_EMULATOR_CUDNN_FUSED", 1) == 1;
-        // Without an activation it is for one algorithm only.
+        // As documented, a convolution without an activation is supported by one algorithm only.
         if !is_fused || !(mode == 1 || mode == 5 && algorithm == 1) {
             return Err(NOT_SUPPORTED);
         }
@@ -359,6 +363,7 @@ dnn_api! {
         memory.extend([(scratch, needed), (bias, of_bias.bytes()), (z, of_z.bytes())]);
         ask(stream, memory, Pass::Forward.time_of_fused(algorithm), move || {
             scribble(scratch, needed);
+            // A factor of zero must not read `z`, which may hold NaN.
             let addend = (factor != 0.0).then_some((z, factor));
             convolve(&sizes, Pass::Forward, [x, w, y], &Finish { alpha, addend, bias: Some(bias), has_relu: mode == 1, propagates });
         })
@@ -473,7 +478,7 @@ pass_api!(
     cudnnConvolutionBackwardFilter
 );
 
-/// Tells which algorithms there are, those that cannot be had behind the others.
+/// Reports the algorithms, the unsupported ones last.
 fn performances(
     pass: Pass,
     sizes: &Sizes,
@@ -491,7 +496,7 @@ fn performances(
         Performance {
             algorithm: *algorithm,
             status,
-            // An estimate has none.
+            // An estimate has no time.
             time: -1.0,
             memory,
             math: sizes.math,
@@ -503,7 +508,8 @@ fn performances(
     all.sort_by_key(|one| one.status != 0);
     all.truncate(requested as usize);
     for (place, one) in all.iter().enumerate() {
-        // SAFETY: the caller has room for as many as it asks for.
+        // SAFETY: `found` is not null, the API requires room for `requested` elements, and `all`
+        // was truncated to that number.
         unsafe { found.add(place).write(*one) };
     }
     write(count, all.len() as c_int)

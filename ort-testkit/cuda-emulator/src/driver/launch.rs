@@ -1,4 +1,4 @@
-//! Loading modules and launching kernels, and the names of errors.
+//! Module loading and kernel launches, and the names of error codes.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -32,6 +32,7 @@ pub(super) fn load(handle: *mut Handle, image: *const c_void) -> Result<(), Faul
     });
     let module = match parsed {
         Ok(module) => module,
+        // A module that does not load must not leak the variables placed before the error.
         Err(fault) => {
             for address in placed {
                 memory.free(address, true);
@@ -47,7 +48,7 @@ pub(super) fn load(handle: *mut Handle, image: *const c_void) -> Result<(), Faul
     put(handle, key as Handle).map_err(plain)
 }
 
-/// A launch that was asked for.
+/// A queued launch.
 pub(super) struct Job {
     pub(super) module: u64,
     code: Arc<(crate::parse::Module, String)>,
@@ -55,7 +56,7 @@ pub(super) struct Job {
     grid: [u32; 3],
     block: [u32; 3],
     dynamic: usize,
-    /// As they were when it was asked for.
+    /// Copied at the call, because the caller may overwrite its parameters afterwards.
     parameters: Vec<u8>,
 }
 
@@ -89,7 +90,8 @@ pub(super) fn start(
     for (at, (place, size)) in kernel.formals.iter().enumerate() {
         let Place::Local(offset) = place else { return Err(code::INVALID_VALUE) };
         bytes.resize(bytes.len().max(*offset as usize + size), 0u8);
-        // SAFETY: the caller of the driver gives a pointer for every parameter.
+        // SAFETY: `parameters` is not null if the kernel has any, and the driver's API requires one
+        // pointer for each.
         let from = unsafe { *parameters.add(at) };
         copy(bytes[*offset as usize..].as_mut_ptr() as u64, from as u64, *size)?;
     }
@@ -97,8 +99,8 @@ pub(super) fn start(
     ask(driver, stream, Op::Launch(Arc::new(job)))
 }
 
-/// Runs a launch over the memory that there is: start and end of each piece. Tells how many
-/// instructions that took.
+/// Runs a launch with `table` as the accessible memory, the start and end of each allocation.
+/// Returns the number of instructions executed.
 pub(super) fn execute(job: &Job, table: Vec<(u64, u64)>) -> Result<u64, Fault> {
     let all = Launch {
         functions: &job.code.0.functions,

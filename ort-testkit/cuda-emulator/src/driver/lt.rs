@@ -1,10 +1,11 @@
-//! A stand-in for NVIDIA's cuBLASLt: the functions that a provider calls. Matrices are read as
-//! NVIDIA documents their layouts (cuBLAS, "Using the cuBLASLt API"): column by column, with a
-//! leading dimension and a step between the matrices of a batch; what the document does not allow
-//! is refused with the status that it names.
+//! A fake of NVIDIA's cuBLASLt: the functions that a provider calls.
 //!
-//! `ORT_CUDA_EMULATOR_CUBLASLT` is the version that it says it has (120400), 0 one whose handles
-//! cannot be made.
+//! It reads matrices as NVIDIA documents their layouts (cuBLAS, "Using the cuBLASLt API"):
+//! column-major, with a leading dimension and a stride between the matrices of a batch. It refuses
+//! what the document forbids with the status that it names.
+//!
+//! `ORT_CUDA_EMULATOR_CUBLASLT` sets the version that it reports (120400); with 0, creating a
+//! handle fails.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 use super::routine::{Element, Routine, ask_routine, misaligned, scribble, short};
 use super::{Handle, current, setting};
 
-/// The microseconds of a product.
+/// The simulated time of a GEMM in microseconds.
 const LT_TIME: u64 = 1000;
 const NOT_INITIALIZED: c_int = 1;
 const INVALID_VALUE: c_int = 7;
@@ -45,7 +46,7 @@ struct Operation {
 #[derive(Clone, Copy, Debug)]
 struct Preference {
     workspace: usize,
-    /// Of the four matrices.
+    /// Guaranteed alignments in bytes of the matrices A, B, C and D.
     alignment: [u32; 4],
 }
 
@@ -57,10 +58,10 @@ enum Object {
     Preference(Preference),
 }
 
-/// What is alive, by address.
+/// The live objects by address.
 static OBJECTS: Mutex<BTreeMap<u64, Object>> = Mutex::new(BTreeMap::new());
 
-/// How a product is computed, as it lies in the words that a program keeps of it.
+/// An algorithm of a GEMM, in the opaque words that a program keeps of it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Algorithm {
@@ -70,7 +71,7 @@ pub struct Algorithm {
     rest: [u64; 4],
 }
 
-/// An algorithm with what it takes.
+/// A heuristic result: an algorithm with the workspace that it needs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Found {
@@ -81,7 +82,7 @@ pub struct Found {
     reserved: [c_int; 4],
 }
 
-/// Numbers and scratch memory of the algorithms, the fastest first.
+/// Number and workspace in bytes of each algorithm, the fastest first.
 const ALGORITHMS: [(u64, usize); 3] = [(21, 8 << 20), (31, 64 << 10), (6, 0)];
 
 fn version() -> usize {
@@ -95,7 +96,7 @@ fn new(to: *mut Handle, object: Object) -> Status {
     let mut objects = OBJECTS.lock();
     let key = objects.last_key_value().map_or(0x1_0000, |(key, _)| key + 16);
     objects.insert(key, object);
-    // SAFETY: the caller gives a place for the handle.
+    // SAFETY: `to` is not null, and the API requires a valid pointer for a handle.
     unsafe { to.write(key as Handle) };
     Ok(())
 }
@@ -116,12 +117,12 @@ fn operation(handle: Handle) -> Result<Operation, c_int> {
     if let Object::Operation(operation) = find(handle)? { Ok(operation) } else { Err(INVALID_VALUE) }
 }
 
-/// The value of an attribute, of as many bytes as it has.
+/// Reads the value of an attribute, whose size must match.
 fn value<T: Copy>(from: *const c_void, bytes: usize) -> Result<T, c_int> {
     if from.is_null() || bytes != size_of::<T>() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the caller gives so many bytes.
+    // SAFETY: `from` is not null, and the size that the caller passes equals that of `T`.
     Ok(unsafe { from.cast::<T>().read_unaligned() })
 }
 
@@ -250,7 +251,8 @@ lt_api! {
         if algorithm.is_null() || to.is_null() || bytes != 4 || !(0..=6).contains(&attribute) {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the caller gives an algorithm that it was given, and a place of so many bytes.
+        // SAFETY: both pointers are not null, and the API requires an algorithm that it returned
+        // and room for `bytes`.
         unsafe {
             to.cast::<u32>().write_unaligned(if attribute == 0 { (*algorithm).id as u32 } else { 1 });
             if !written.is_null() {
@@ -283,11 +285,12 @@ lt_api! {
             let (alignment, rest) = (preference.alignment, [0; 4]);
             let algorithm = Algorithm { id: *id, workspace: *workspace as u64, alignment, rest };
             let one = Found { algorithm, workspace: *workspace, ..Found::default() };
-            // SAFETY: the caller has room for as many as it asks for.
+            // SAFETY: `found` is not null, and the API requires room for `requested` results, which
+            // `take` bounds.
             unsafe { found.add(some).write(one) };
             some += 1;
         }
-        // SAFETY: the caller gives a place for the number.
+        // SAFETY: `count` is not null, and the API requires a valid pointer for a result.
         unsafe { count.write(some as c_int) };
         Ok(())
     }
@@ -316,7 +319,7 @@ lt_api! {
         if algorithm.is_null() || alpha.is_null() || beta.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the caller gives an algorithm that it was given.
+        // SAFETY: `algorithm` is not null, and the API requires one that it returned.
         let algorithm = unsafe { *algorithm };
         let needed = algorithm.workspace as usize;
         let scratch = workspace_bytes >= needed && (needed == 0 || workspace != 0 && workspace.is_multiple_of(256));
@@ -324,12 +327,14 @@ lt_api! {
         if !ALGORITHMS.iter().any(|(id, _)| *id == algorithm.id) || !scratch || bias && operation.bias == 0 {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the caller gives numbers of the scale's type.
+        // SAFETY: both pointers are not null, and the API requires numbers of the scale's type
+        // there.
         let scales = [alpha, beta].map(|at| unsafe {
             if operation.scale == 1 { at.cast::<f64>().read() } else { f64::from(at.cast::<f32>().read()) }
         });
         let places = [a, b, c, d];
-        // One that is in the place of another has its layout.
+        // In place, C and D must have the same layout, because D's elements are written where C's
+        // are read.
         let [_, _, of_c, of_d] = layouts;
         if c == d && scales[1] != 0.0 && (of_c.leading, of_c.step) != (of_d.leading, of_d.step) {
             return Err(INVALID_VALUE);
@@ -361,7 +366,7 @@ fn set(handle: Handle, object: Object) -> Status {
 }
 
 impl Layout {
-    /// The bytes from the first to the last element.
+    /// Returns the bytes from the first to the last element.
     fn bytes(&self) -> usize {
         let last = (self.batch - 1) * self.step + (self.columns - 1) * self.leading + self.rows;
         last * self.element.bytes()
@@ -372,7 +377,7 @@ impl Layout {
     }
 }
 
-/// Whether matrices fit each other and the types the document's table.
+/// Checks that the matrices fit each other, and that their types are in the document's table.
 fn check(operation: &Operation, layouts: &[Layout; 4]) -> Status {
     let [a, b, c, d] = layouts;
     if !layouts.iter().all(Layout::is_sound) {
@@ -390,6 +395,7 @@ fn check(operation: &Operation, layouts: &[Layout; 4]) -> Status {
     if !fits {
         return Err(INVALID_VALUE);
     }
+    // Compute types: 68 is 32F, 70 is 64F, 77 is 32F_FAST_TF32.
     let types = match (operation.compute, operation.scale, d.element) {
         (68, 0, Element::F32 | Element::F16 | Element::Bf16) | (77, 0, Element::F32) => true,
         (70, 1, Element::F64) => operation.epilogue == 1,
@@ -399,7 +405,7 @@ fn check(operation: &Operation, layouts: &[Layout; 4]) -> Status {
     if types && epilogue { Ok(()) } else { Err(NOT_SUPPORTED) }
 }
 
-/// `d = epilogue(alpha * a * b + beta * c)`.
+/// Computes `d = epilogue(alpha * a * b + beta * c)`.
 fn multiply(operation: &Operation, layouts: &[Layout; 4], [a, b, c, d]: [u64; 4], [alpha, beta]: [f64; 2]) {
     let [of_a, of_b, of_c, of_d] = layouts;
     let depth = if operation.transposed[0] { of_a.rows } else { of_a.columns };
@@ -409,7 +415,7 @@ fn multiply(operation: &Operation, layouts: &[Layout; 4], [a, b, c, d]: [u64; 4]
         if operation.compute == 77 { short(value) } else { value }
     };
     for batch in 0..of_d.batch {
-        // Each side once, so that the sums read what is side by side.
+        // Gather each side once, so that the inner loop reads contiguous values.
         let [ta, tb] = operation.transposed;
         let left: Vec<f64> = (0..of_d.rows)
             .flat_map(|row| (0..depth).map(move |k| (row, k)))
@@ -420,6 +426,7 @@ fn multiply(operation: &Operation, layouts: &[Layout; 4], [a, b, c, d]: [u64; 4]
             for row in 0..of_d.rows {
                 let line = &left[row * depth..(row + 1) * depth];
                 let mut sum = alpha * line.iter().zip(&right).map(|(x, y)| x * y).sum::<f64>();
+                // Beta 0 must not read C, which may hold NaN.
                 if beta != 0.0 {
                     sum += beta * of_c.element.read(c, batch * of_c.step + column * of_c.leading + row);
                 }

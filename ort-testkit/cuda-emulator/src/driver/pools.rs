@@ -1,16 +1,16 @@
-//! Pools of memory that streams allocate and free in their order.
+//! Memory pools with stream-ordered allocation.
 //!
-//! A piece is there from where its stream reaches the allocation to where it reaches the end:
-//! whatever uses it before or after is a fault, however late streams do what they were asked for.
+//! An allocation is live from the point at which its stream reaches the allocation until it reaches
+//! the free. Any use before or after is a fault, however late the streams execute.
 //!
-//! As the driver's, a pool takes memory from the device in large blocks, of which many pieces may
-//! be, and gives back a block once all of it is free.
+//! Like the driver's, a pool takes memory from the device in large blocks that hold many
+//! allocations, and returns a block when all of it is free.
 
 use super::queue::{Op, ask};
 use super::{Done, Driver, Handle, current, limit, put};
 use crate::code;
 
-/// What a pool keeps when somebody waits.
+/// The bytes that a pool keeps at a synchronisation.
 pub(super) struct Pool {
     threshold: u64,
 }
@@ -19,7 +19,7 @@ const RELEASE_THRESHOLD: u32 = 4;
 const RESERVED: u32 = 5;
 const USED: u32 = 7;
 
-/// The beginning of the driver's record: a pinned allocation of no handle type on a device.
+/// The first fields of the driver's struct: a pinned allocation without a handle type on a device.
 #[repr(C)]
 pub struct PoolProperties {
     allocation: i32,
@@ -34,7 +34,8 @@ api! {
         if properties.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // SAFETY: the caller of the driver gives a record, which begins with these.
+        // SAFETY: `properties` is not null, and the driver's API requires a struct that starts with
+        // these fields.
         let PoolProperties { allocation, handles, location, device } = unsafe { properties.read() };
         super::device(device)?;
         if super::has_pools() == 0 {
@@ -59,7 +60,8 @@ api! {
         if attribute != RELEASE_THRESHOLD || value.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // SAFETY: the caller of the driver gives a number of 64 bits for this attribute.
+        // SAFETY: `value` is not null, and the driver's API requires a 64-bit number for this
+        // attribute.
         pool.threshold = unsafe { value.read() };
         Ok(())
     }
@@ -94,7 +96,7 @@ api! {
         let (pool, of) = (pool as u64, stream as u64);
         let mut found = driver.memory.allocate_in(pool, of, size as u64, limit());
         if found.is_none() {
-            // What pools keep is given back before there is nothing left.
+            // Release what pools cache before reporting that the device is out of memory.
             driver.release_pools(true);
             found = driver.memory.allocate_in(pool, of, size as u64, limit());
         }
@@ -114,8 +116,7 @@ api! {
 }
 
 impl Driver {
-    /// Somebody has waited: pools give back what they have beyond their threshold, or all that is
-    /// free.
+    /// Releases the free memory of pools beyond their threshold, or all that is free.
     pub(super) fn release_pools(&mut self, all: bool) {
         let keeps: Vec<(u64, u64)> = self
             .pools
@@ -126,7 +127,7 @@ impl Driver {
     }
 }
 
-/// The same for a call that has waited.
+/// Does so for a call that synchronised, as the driver does.
 pub(super) fn waited(done: Done) -> Done {
     done?;
     current()?.release_pools(false);

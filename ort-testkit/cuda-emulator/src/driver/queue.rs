@@ -1,8 +1,8 @@
-//! What streams were asked for and have not done yet.
+//! Stream queues with lazy execution.
 //!
-//! A stream other than the default one does nothing until something orders it: a call that waits
-//! for it, another stream that waits for an event of it, memory that is freed. What a program
-//! forgets to wait for is therefore missing in its results, whatever the timing.
+//! A stream other than a default one executes nothing until something forces it: a call that waits
+//! for it, another stream that waits for one of its events, or a free. If a program forgets to
+//! synchronise, the results are therefore missing deterministically, not only under unlucky timing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,41 +16,41 @@ use super::routine::{Routine, perform as perform_routine};
 use super::{DRIVER, Done, Driver, Guard, Handle, copy, setting};
 use crate::{Fault, code};
 
-/// A stream of the program's.
+/// A stream that the program created.
 pub(super) struct Stream {
     pub(super) context: u64,
-    /// Whether it and the default stream wait for each other.
+    /// Whether it synchronises with the default stream.
     pub(super) blocking: bool,
     pub(super) queue: VecDeque<Op>,
     pub(super) capture: Option<Capture>,
 }
 
-/// What is captured instead of being done.
+/// The operations that a stream captures instead of executing.
 pub(super) struct Capture {
     pub(super) thread: ThreadId,
     pub(super) mode: u32,
     pub(super) ops: Vec<Op>,
-    /// Whether something was called that a capture does not outlive.
+    /// Whether a call invalidated the capture.
     pub(super) broken: bool,
 }
 
-/// An event, also one that is destroyed and somebody waits for still.
+/// An event, also one that is destroyed but still waited for.
 pub(super) struct Event {
     pub(super) alive: bool,
-    /// The stream in which it was last recorded, how often it was, and what of that is done.
+    /// The stream that recorded it last, the number of records, and how many of them have executed.
     pub(super) stream: u64,
     pub(super) recorded: u64,
     pub(super) done: u64,
-    /// The [time](NOW) at which it was.
+    /// The [time](NOW) at which the last record executed.
     pub(super) at: Option<u64>,
 }
 
-/// What a copy reads.
+/// The source of a copy.
 #[derive(Clone)]
 pub(super) enum From {
-    /// Memory of the device, or pinned memory of the host: as it is when the copy is done.
+    /// Device memory or pinned host memory, read when the copy executes.
     Address(u64),
-    /// Other memory of the host: as it was when the copy was asked for.
+    /// Pageable host memory, copied when the call was made.
     Bytes(Arc<[u8]>),
 }
 
@@ -78,30 +78,30 @@ pub(super) enum Op {
         stream: u64,
     },
     Graph(Arc<Vec<Op>>),
-    /// A call of a library over the driver.
+    /// A call of a library on top of the driver.
     Routine(Arc<Routine>),
-    /// The stream comes to where a piece of a pool begins to be there, or ends.
+    /// The stream reaches the allocation or the free of pool memory.
     Reach {
         address: u64,
         live: bool,
     },
 }
 
-/// The microseconds that all that was done took, as events tell it: what a kernel and a library's
-/// call take is laid down, so that a program that chooses by time chooses the same each time.
+/// The simulated time in microseconds, as events report it. Kernels and library calls take fixed
+/// times, so that a program which chooses by timing makes the same choice each time.
 static NOW: AtomicU64 = AtomicU64::new(0);
 
-/// One thing is done at a time.
+/// Serialises execution: one operation at a time, over all streams.
 static TURN: Mutex<()> = Mutex::new(());
 
 impl Driver {
-    /// A live event.
+    /// Looks up an event that is not destroyed.
     pub(super) fn event(&mut self, event: Handle) -> Result<&mut Event, u32> {
         self.events.get_mut(&(event as u64)).filter(|event| event.alive).ok_or(code::INVALID_HANDLE)
     }
 
-    /// Refuses what nothing may be called that captures: with a capture of this thread, or one that
-    /// all threads must heed.
+    /// Refuses a call that is illegal during a capture, if this thread captures or another thread
+    /// captures in global mode. Invalidates those captures.
     pub(super) fn uncaptured(&mut self) -> Done {
         let own = thread::current().id();
         let captures = self.streams.values_mut().filter_map(|stream| stream.capture.as_mut());
@@ -114,7 +114,7 @@ impl Driver {
         if broken == 0 { Ok(()) } else { Err(code::STREAM_CAPTURE_UNSUPPORTED) }
     }
 
-    /// Refuses what cannot be asked of a stream that captures.
+    /// Refuses a call on a stream that captures, and invalidates the capture.
     pub(super) fn uncaptured_stream(&mut self, stream: Handle) -> Done {
         self.stream(stream)?;
         match self.streams.get_mut(&(stream as u64)).and_then(|stream| stream.capture.as_mut()) {
@@ -126,7 +126,7 @@ impl Driver {
         }
     }
 
-    /// Whether something that is not done yet reads or writes a piece.
+    /// Whether a queued operation reads or writes an allocation.
     pub(super) fn is_used(&self, start: u64, end: u64) -> bool {
         let within = |address: u64| (start..end).contains(&address);
         let uses = |op: &Op| match op {
@@ -145,10 +145,11 @@ impl Driver {
     }
 }
 
-/// Asks a stream for something, which the default ones do at once.
+/// Queues an operation on a stream. The default streams execute it at once.
 pub(super) fn ask(mut driver: Guard, stream: Handle, op: Op) -> Done {
     driver.stream(stream)?;
     let Some(stream) = driver.streams.get_mut(&(stream as u64)) else {
+        // A default stream first waits for all blocking streams, as CUDA defines it.
         driver.uncaptured()?;
         drop(driver);
         finish_streams(|stream| stream.blocking)?;
@@ -163,13 +164,13 @@ pub(super) fn ask(mut driver: Guard, stream: Handle, op: Op) -> Done {
     Ok(())
 }
 
-/// Does all that a stream was asked for.
+/// Executes all that a stream has queued.
 pub(super) fn finish(stream: u64) -> Done {
     let _turn = TURN.lock();
     drain(stream, None)
 }
 
-/// Does all that some streams were asked for.
+/// Executes all that the selected streams have queued.
 pub(super) fn finish_streams(which: impl Fn(&Stream) -> bool) -> Done {
     let all = DRIVER.lock();
     let found: Vec<u64> =
@@ -178,13 +179,14 @@ pub(super) fn finish_streams(which: impl Fn(&Stream) -> bool) -> Done {
     found.into_iter().try_for_each(finish)
 }
 
-/// Does what an event stands for.
+/// Executes what must precede a record of an event.
 pub(super) fn finish_event(stream: u64, event: u64, turn: u64) -> Done {
     let _turn = TURN.lock();
     drain(stream, Some((event, turn)))
 }
 
-/// Does what a stream was asked for, until an event was recorded so often.
+/// Executes a stream's queue, until an event's record number `turn` was executed or the queue is
+/// empty.
 fn drain(stream: u64, until: Option<(u64, u64)>) -> Done {
     loop {
         let mut driver = DRIVER.lock();
@@ -198,12 +200,13 @@ fn drain(stream: u64, until: Option<(u64, u64)>) -> Done {
         }
         let next = driver.streams.get_mut(&stream).and_then(|stream| stream.queue.pop_front());
         let Some(op) = next else { return Ok(()) };
+        // Unlocked, because the operation may lock the driver itself and drain other streams.
         drop(driver);
         perform(op)?;
     }
 }
 
-/// A fault unless so much memory is there.
+/// Raises a fault unless `size` bytes at `address` are live.
 pub(super) fn held(address: u64, size: usize, what: &str) -> Done {
     let mut driver = DRIVER.lock();
     if size == 0 || driver.memory.is_live(address, size as u64) {
@@ -213,7 +216,7 @@ pub(super) fn held(address: u64, size: usize, what: &str) -> Done {
     Err(driver.fails(&fault))
 }
 
-/// Breaks the context with a fault.
+/// Puts the context into its error state.
 pub(super) fn fails(fault: &Fault) -> u32 {
     DRIVER.lock().fails(fault)
 }
@@ -234,7 +237,7 @@ fn perform(op: Op) -> Done {
         }
         Op::Fill { to, value, size } => {
             held(to, size, "a fill")?;
-            // SAFETY: the place was looked up.
+            // SAFETY: `held` checked that `size` bytes at `to` are live.
             unsafe { (to as *mut u8).write_bytes(value, size) };
             Ok(())
         }

@@ -1,5 +1,4 @@
-//! What the stand-ins for NVIDIA's libraries share: work in the order of a stream, numbers in the
-//! device's memory, and statuses.
+//! Shared parts of the fake libraries: stream-ordered work, numbers in device memory, and faults.
 
 use std::sync::Arc;
 
@@ -9,29 +8,29 @@ use super::queue::{Op, ask, fails, held};
 use super::{Done, Handle, current};
 use crate::{Fault, code};
 
-/// What a library does with the device's memory, once its turn in the stream comes.
+/// A library call's work on device memory, executed in stream order.
 pub(super) struct Routine {
-    /// Start and bytes of what it reads or writes; none of it is touched where some is not
-    /// allocated.
+    /// Address and bytes of all memory that it reads or writes. The work does not start unless all
+    /// of it is live.
     pub(super) memory: Vec<(u64, usize)>,
     pub(super) work: Box<dyn Fn() + Send + Sync>,
-    /// The microseconds that it is said to take.
+    /// The simulated time in microseconds.
     pub(super) time: u64,
 }
 
-/// Asks a stream for some work.
+/// Queues work on a stream.
 pub(super) fn ask_routine(stream: Handle, routine: Routine) -> Done {
     ask(current()?, stream, Op::Routine(Arc::new(routine)))
 }
 
-/// Does some work now that its turn has come.
+/// Executes work whose turn has come.
 pub(super) fn perform(routine: &Routine) -> Done {
     routine.memory.iter().try_for_each(|(address, bytes)| held(*address, *bytes, "a library's call"))?;
     (routine.work)();
     Ok(())
 }
 
-/// A fault of what a library was asked for, which breaks the context.
+/// Raises a fault, which breaks the context, if an address is misaligned.
 pub(super) fn misaligned(what: &str, address: u64, by: u64) -> Done {
     if address.is_multiple_of(by) {
         return Ok(());
@@ -40,7 +39,7 @@ pub(super) fn misaligned(what: &str, address: u64, by: u64) -> Done {
     Err(fails(&Fault::new(code::MISALIGNED_ADDRESS, message)))
 }
 
-/// The types of elements that the libraries compute with.
+/// The element types that the libraries support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
     F32,
@@ -58,11 +57,11 @@ impl Element {
         }
     }
 
-    /// The element at a place of memory that was looked up.
+    /// Reads an element of memory that the caller looked up.
     pub(super) fn read(self, address: u64, index: usize) -> f64 {
         let address = address + (index * self.bytes()) as u64;
-        // SAFETY: the caller has looked the memory up, and tensors begin at multiples of their
-        // elements' bytes.
+        // SAFETY: `perform` checked that the memory of the routine is live, and the libraries
+        // require tensors aligned to their elements.
         unsafe {
             match self {
                 Element::F32 => f64::from(*(address as *const f32)),
@@ -73,10 +72,10 @@ impl Element {
         }
     }
 
-    /// The same, to be written.
+    /// Writes an element of memory that the caller looked up.
     pub(super) fn write(self, address: u64, index: usize, value: f64) {
         let address = address + (index * self.bytes()) as u64;
-        // SAFETY: as above.
+        // SAFETY: as in `read`.
         unsafe {
             match self {
                 Element::F32 => *(address as *mut f32) = value as f32,
@@ -88,15 +87,15 @@ impl Element {
     }
 }
 
-/// A number as tensor cores read it where float32 may be shortened: 10 bits of fraction.
+/// Rounds a number to TF32, with 10 fraction bits, as tensor cores read float32.
 pub(super) fn short(value: f64) -> f64 {
     f64::from(f32::from_bits((value as f32).to_bits().wrapping_add(0x1000) & !0x1FFF))
 }
 
-/// Scratch memory is written all over, so that who takes something else for it finds that out.
+/// Overwrites scratch memory, so that a program which passes other memory for it notices.
 pub(super) fn scribble(address: u64, bytes: usize) {
     if bytes > 0 {
-        // SAFETY: the caller has looked the memory up.
+        // SAFETY: `perform` checked that the memory of the routine is live.
         unsafe { (address as *mut u8).write_bytes(0xFF, bytes) };
     }
 }

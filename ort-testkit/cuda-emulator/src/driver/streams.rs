@@ -1,4 +1,4 @@
-//! Streams, copies in them, events and graphs.
+//! Streams, stream-ordered copies, events and graphs.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ api! {
             driver.uncaptured_stream(stream)?;
         }
         ask(driver, stream, Op::Copy { to: to as u64, from: From::Address(from), size, pageable })?;
-        // The driver waits where it cannot write on its own.
+        // The driver cannot write pageable memory asynchronously, so the call waits.
         if pageable { finish(stream as u64) } else { Ok(()) }
     }
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: Handle) {
@@ -67,14 +67,14 @@ api! {
         waited(finish(stream as u64))
     }
     fn cuStreamQuery(stream: Handle) {
-        // It is done as soon as somebody asks.
+        // A query makes progress: it executes the queue and reports completion.
         current()?.uncaptured_stream(stream)?;
         finish(stream as u64)
     }
     fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) {
         let mut driver = current()?;
         let Event { recorded, stream: of, .. } = *driver.event(event)?;
-        // No event is captured here, and a capture waits for nothing outside of it.
+        // We support neither captured events, nor a capture that depends on uncaptured work.
         driver.uncaptured_stream(stream).map_err(|_| code::STREAM_CAPTURE_ISOLATION)?;
         ask(driver, stream, Op::Wait { event: event as u64, turn: recorded, stream: of })
     }
@@ -146,7 +146,7 @@ api! {
         waited(finish_event(stream, event as u64, recorded))
     }
     fn cuEventQuery(event: Handle) {
-        // It is done as soon as somebody asks.
+        // A query makes progress: it executes the queue and reports completion.
         let Event { stream, recorded, .. } = *current()?.event(event)?;
         finish_event(stream, event as u64, recorded)
     }
@@ -158,7 +158,7 @@ api! {
     }
 }
 
-/// What a copy from the host reads: pinned memory when it is done, other memory now.
+/// The source of a copy from the host: pinned memory is read on execution, pageable memory now.
 fn source(driver: &Driver, from: u64, size: usize) -> Result<From, u32> {
     if driver.within(from, size).is_ok() {
         return Ok(From::Address(from));

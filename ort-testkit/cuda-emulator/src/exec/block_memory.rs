@@ -1,28 +1,29 @@
-//! Memory as the threads of a block address it: shared, local and device memory.
+//! A block's view of memory: shared, local and device memory.
 
 use crate::bulk::Barriers;
 use crate::code;
 use crate::decode::Space;
 
-/// Memory as a block sees it.
+/// Memory as a block addresses it.
 pub(crate) struct Mem<'a> {
     pub(super) table: &'a [(u64, u64)],
-    /// By the instruction: the piece that it used last.
+    /// A cache of allocations: the one that each instruction used last, by the low bits of its
+    /// number.
     pub(super) recent: [(u64, u64); 64],
     pub(super) shared: Vec<u64>,
     pub(super) shared_size: u64,
-    /// The last write of each 16 bytes of shared memory, where products read it by themselves.
+    /// The last writer of each 16 bytes of shared memory. Tracked only if the module has `wgmma`,
+    /// which reads shared memory through the async proxy.
     pub(super) writes: Option<Vec<Write>>,
-    /// The fences between threads' writes and such reads: how many there were, and which was a
-    /// thread's last.
+    /// A clock of proxy fences: their count, and the time of each thread's last one.
     pub(super) clock: u64,
     pub(super) fences: Vec<u64>,
     pub(crate) barriers: Barriers,
-    /// What happened, where a fault's code does not say it.
+    /// The reason of a fault, if its code is not specific enough.
     pub(super) trouble: Option<&'static str>,
 }
 
-/// A thread and the fences before it wrote, all threads' together.
+/// A thread, and the number of fences of all threads before it wrote.
 #[derive(Clone, Copy)]
 pub(super) struct Write {
     pub(super) thread: usize,
@@ -34,7 +35,7 @@ impl Mem<'_> {
         self.shared_size = shared as u64;
         self.shared.clear();
         self.shared.resize(shared.div_ceil(8) + 2, !0);
-        // What was never written lies before all fences.
+        // Memory that was never written counts as written before all fences.
         (self.clock, self.fences) = (1, vec![1; threads]);
         self.barriers = Barriers::default();
         if let Some(writes) = &mut self.writes {
@@ -43,7 +44,7 @@ impl Mem<'_> {
         }
     }
 
-    /// Remembers that a thread wrote somewhere.
+    /// Records a thread's write.
     #[inline(always)]
     pub(crate) fn written(&mut self, at: *mut u8, size: u64, thread: usize) {
         let Some(writes) = &mut self.writes else { return };
@@ -55,7 +56,8 @@ impl Mem<'_> {
         }
     }
 
-    /// Forgets what threads wrote in 16 bytes: products see what a copy brought.
+    /// Forgets the writers of 16 bytes, because `wgmma` sees what an async copy wrote without a
+    /// fence.
     pub(crate) fn written_by_copy(&mut self, address: u64) {
         if let Some(write) = self.writes.as_mut().and_then(|writes| writes.get_mut((address / 16) as usize)) {
             *write = Write { thread: 0, clock: 0 };
@@ -67,13 +69,13 @@ impl Mem<'_> {
         self.fences[thread] = self.clock;
     }
 
-    /// Whether a fence of the writer or the reader came after the last write of 16 bytes.
+    /// Whether a proxy fence of the writer or the reader followed the last write of 16 bytes.
     pub(crate) fn is_fenced(&self, address: u64, reader: usize) -> bool {
         let write = self.writes.as_ref().and_then(|writes| writes.get((address / 16) as usize));
         write.is_none_or(|write| self.fences[write.thread].max(self.fences[reader]) > write.clock)
     }
 
-    /// Where `size` bytes lie, if they are all there and aligned.
+    /// Translates an address, if `size` bytes there are accessible and aligned.
     #[inline(always)]
     pub(crate) fn resolve(
         &mut self,
@@ -84,6 +86,7 @@ impl Mem<'_> {
         pc: usize,
     ) -> std::result::Result<*mut u8, u32> {
         if address & (size - 1) != 0 {
+            // `size` is a power of two, so this mask tests alignment.
             return Err(code::MISALIGNED_ADDRESS);
         }
         let (space, address) = match (space, address >> 56) {
@@ -101,6 +104,8 @@ impl Mem<'_> {
             }
             Space::Shared | Space::Local => Err(code::ILLEGAL_ADDRESS),
             _ => {
+                // Most instructions access the same allocation again, which saves the binary
+                // search.
                 let recent = &mut self.recent[pc & 63];
                 if address < recent.0 || address >= recent.1 {
                     let after = self.table.partition_point(|piece| piece.0 <= address);

@@ -1,4 +1,4 @@
-//! The interpreter: one thread's instructions until it must wait.
+//! The interpreter loop: runs one thread until it must wait.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -10,12 +10,12 @@ use crate::convert::convert;
 use crate::decode::{Function, NONE, Op, Space, special};
 use crate::warp::Trouble;
 
-/// Instructions that a thread runs before others have their turn, where it does not wait.
+/// How many instructions a thread may run before other threads have a turn.
 pub(super) const TURN: u64 = 1 << 20;
 
 pub(super) unsafe fn load(at: *mut u8, log: u8) -> u64 {
-    // SAFETY: the caller says that as many aligned bytes lie there; other threads write them as
-    // atomics alone.
+    // SAFETY: the caller got `at` from `resolve`, which checked `1 << log` aligned bytes; other
+    // blocks access them through atomics only.
     unsafe {
         match log {
             0 => u64::from(AtomicU8::from_ptr(at).load(Relaxed)),
@@ -27,8 +27,8 @@ pub(super) unsafe fn load(at: *mut u8, log: u8) -> u64 {
 }
 
 pub(super) unsafe fn store(at: *mut u8, log: u8, value: u64) {
-    // SAFETY: the caller says that as many aligned bytes lie there; other threads read them as
-    // atomics alone.
+    // SAFETY: the caller got `at` from `resolve`, which checked `1 << log` aligned bytes; other
+    // blocks access them through atomics only.
     unsafe {
         match log {
             0 => AtomicU8::from_ptr(at).store(value as u8, Relaxed),
@@ -39,7 +39,7 @@ pub(super) unsafe fn store(at: *mut u8, log: u8, value: u64) {
     }
 }
 
-/// Runs a thread until it waits, ends or has had its turn; the number of instructions comes back.
+/// Runs a thread until it waits, ends or has used its turn; returns the number of instructions.
 #[allow(clippy::too_many_lines, reason = "the dispatch loop of an interpreter: one arm for each instruction")]
 pub(super) fn run(
     functions: &[Function],
@@ -51,8 +51,8 @@ pub(super) fn run(
     let mut code = functions[t.function].code.as_ptr();
     let mut regs = t.regs[t.base..].as_mut_ptr();
     let mut pc = t.pc;
-    // SAFETY of both: `Builder` gives out slots below the template's length alone, and a frame has
-    // as many.
+    // SAFETY of both: `Builder` hands out only slots below the template's length, and `reset` and
+    // `call` give each frame that many registers.
     macro_rules! get {
         ($slot:expr) => {
             // SAFETY: see above.
@@ -91,8 +91,8 @@ pub(super) fn run(
     }
     while left > 0 {
         left -= 1;
-        // SAFETY: labels are resolved to instructions, and the last instruction of a function
-        // leaves it.
+        // SAFETY: `Builder::finish` resolved all labels to instructions, and a function's last
+        // instruction leaves it.
         let op = unsafe { &*code.add(pc) };
         pc += 1;
         match *op {
@@ -144,12 +144,12 @@ pub(super) fn run(
             }
             Op::Load { space, log, d, base, offset } => {
                 let at = place!(space, base, offset, 1u64 << log);
-                // SAFETY: `resolve` found the place.
+                // SAFETY: `resolve` checked the location.
                 set!(d, unsafe { load(at, log) });
             }
             Op::Store { space, log, a, base, offset } => {
                 let (at, value) = (place!(space, base, offset, 1u64 << log), get!(a));
-                // SAFETY: `resolve` found the place.
+                // SAFETY: `resolve` checked the location.
                 unsafe { store(at, log, value) };
                 mem.written(at, 1 << log, t.number);
             }
@@ -157,7 +157,7 @@ pub(super) fn run(
                 let at = place!(space, base, offset, u64::from(count) << log);
                 let slots = functions[t.function].lists[list as usize];
                 for k in 0..count as usize {
-                    // SAFETY: `resolve` found the place of all.
+                    // SAFETY: `resolve` checked the location of the whole vector.
                     set!(slots[k], unsafe { load(at.add(k << log), log) });
                 }
             }
@@ -166,24 +166,26 @@ pub(super) fn run(
                 let slots = functions[t.function].lists[list as usize];
                 for k in 0..count as usize {
                     let value = get!(slots[k]);
-                    // SAFETY: `resolve` found the place of all.
+                    // SAFETY: `resolve` checked the location of the whole vector.
                     unsafe { store(at.add(k << log), log, value) };
                 }
                 mem.written(at, u64::from(count) << log, t.number);
             }
             Op::Copy { to, from, to_offset, from_offset, size, real } => {
                 let size = u64::from(size);
+                // Bytes beyond the source size are zero-filled; none of the source is read if it is
+                // 0.
                 let real = if real == NONE { size } else { (get!(real) & 0xFFFF_FFFF).min(size) };
                 let to = place!(Space::Shared, to, to_offset, size);
                 if real > 0 {
                     let from = place!(Space::Global, from, from_offset, size);
                     for k in 0..real as usize {
-                        // SAFETY: `resolve` found both places.
+                        // SAFETY: `resolve` checked both locations.
                         unsafe { store(to.add(k), 0, load(from.add(k), 0)) };
                     }
                 }
                 for k in real as usize..size as usize {
-                    // SAFETY: `resolve` found the place.
+                    // SAFETY: `resolve` checked the location.
                     unsafe { store(to.add(k), 0, 0) };
                 }
                 mem.written(to, size, t.number);
@@ -193,7 +195,7 @@ pub(super) fn run(
                 let at = place!(atom.space, atom.base, atom.offset, 1u64 << atom.log);
                 let compare = if atom.compare == NONE { 0 } else { get!(atom.compare) };
                 let value = get!(atom.value);
-                // SAFETY: `resolve` found the place.
+                // SAFETY: `resolve` checked the location.
                 let old = unsafe { atom.run(at, value, compare) };
                 mem.written(at, 1 << atom.log, t.number);
                 if atom.d != NONE {
@@ -201,6 +203,7 @@ pub(super) fn run(
                 }
             }
             Op::Warp { .. } => {
+                // The instruction counter stays at the operation until the whole warp executes it.
                 t.state = State::Warp;
                 leave!(pc - 1, Ok(()));
             }
@@ -251,9 +254,9 @@ pub(super) fn run(
     leave!(pc, Ok(()))
 }
 
-/// Runs an operation on a barrier, or asks for a copy; whether the thread's turn is over. The first
-/// wait in vain is told as such, and the thread goes on in its next turn; at the second one it
-/// waits: so that both who does not look at the answer and a deadlock are found.
+/// Executes an operation on a barrier, or starts a copy; returns whether the thread's turn is over.
+/// A wait that fails returns false once, and the thread continues in its next turn; if it waits
+/// again, it blocks. This detects both kernels that ignore the result and deadlocks.
 pub(super) fn bulk(bulk: &Bulk, mem: &mut Mem, t: &mut Thread) -> std::result::Result<bool, Trouble> {
     let in_shared =
         |t: &Thread, (base, offset): (u32, i32)| t.get(base).wrapping_add(offset as u64) & 0xFFFF_FFFF;
@@ -284,7 +287,7 @@ pub(super) fn bulk(bulk: &Bulk, mem: &mut Mem, t: &mut Thread) -> std::result::R
             }
             for (place, word) in words.iter_mut().enumerate() {
                 let from = mem.resolve(&mut t.local, Space::Generic, address + 8 * place as u64, 8, 0)?;
-                // SAFETY: `resolve` says that eight aligned bytes lie there.
+                // SAFETY: `resolve` checked that eight aligned bytes are there.
                 *word = unsafe { load(from, 3) };
             }
             mem.copy_box(t.number, [to, barrier], words, at)?;

@@ -1,5 +1,5 @@
-//! Runs kernels: blocks in turn over the machine's threads, and a block's threads until each must
-//! wait.
+//! Kernel execution. The blocks are spread over the machine's cores; within a block, each thread
+//! runs until it must wait.
 
 mod block_memory;
 mod interpreter;
@@ -21,24 +21,24 @@ pub(crate) use thread::Thread;
 use interpreter::run;
 use thread::State;
 
-/// Where a block's memory begins among generic addresses.
+/// The base of shared memory in the generic address space.
 pub(crate) const SHARED_WINDOW: u64 = 0x7000_0000_0000_0000;
-/// Where a thread's memory begins among generic addresses.
+/// The base of local memory in the generic address space.
 pub(crate) const LOCAL_WINDOW: u64 = 0x7100_0000_0000_0000;
 
 /// One launch.
 pub(crate) struct Launch<'a> {
     pub(crate) functions: &'a [Function],
     pub(crate) entry: usize,
-    /// The module's text, for messages.
+    /// The module's text, for error messages.
     pub(crate) text: &'a str,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
-    /// Bytes of a block's memory that the launch asks for.
+    /// Bytes of dynamic shared memory.
     pub(crate) dynamic: usize,
-    /// The parameters as they lie in the thread's memory.
+    /// The parameters, as laid out in local memory.
     pub(crate) parameters: Vec<u8>,
-    /// All device memory: start and end.
+    /// Start and end of all accessible device memory, in order.
     pub(crate) table: Vec<(u64, u64)>,
     pub(crate) budget: u64,
     pub(crate) steps: AtomicU64,
@@ -48,7 +48,7 @@ struct Worker<'a> {
     launch: &'a Launch<'a>,
     mem: Mem<'a>,
     threads: Vec<Thread>,
-    /// What each warp has asked for.
+    /// The state of each warp's `wgmma` operations.
     groups: Vec<Groups>,
 }
 
@@ -71,6 +71,7 @@ impl Worker<'_> {
     fn reset(&mut self, index: u64) {
         let Launch { functions, entry, grid, block, dynamic, parameters, .. } = self.launch;
         let function = &functions[*entry];
+        // Dynamic shared memory follows the static variables.
         let fixed = function.shared.next_multiple_of(function.dynamic_align);
         self.mem.reset(fixed + dynamic, self.threads.len());
         self.groups.clear();
@@ -107,7 +108,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Whether a warp's operation was done.
+    /// Executes a warp operation if all of its threads have reached it; returns whether one was
+    /// executed.
     fn together(&mut self, start: usize, end: usize) -> Result<bool> {
         let functions = self.launch.functions;
         let (mut live, mut waiting) = (0u32, 0u32);
@@ -124,6 +126,8 @@ impl Worker<'_> {
             let slot = op.mask();
             let mask_of = |t: &Thread| if slot == NONE { !0 } else { t.get(slot) as u32 };
             let mask = mask_of(&self.threads[first]);
+            // Only threads at the same operation with the same mask form a group: others may have
+            // diverged.
             let mut here = 0u32;
             for (lane, t) in self.threads[start..end].iter().enumerate() {
                 let same =
@@ -133,6 +137,7 @@ impl Worker<'_> {
             if here & !mask != 0 {
                 return Err(self.fault(code::LAUNCH_FAILED, first, "a thread is not in its own mask"));
             }
+            // Threads of the mask that have exited are not waited for.
             if here == mask & live {
                 let lanes = &mut self.threads[start..end];
                 if let Err(trouble) = op.run(lanes, here, &mut self.mem, &mut self.groups[start / 32]) {
@@ -151,7 +156,7 @@ impl Worker<'_> {
         Ok(false)
     }
 
-    /// Whether a barrier opened.
+    /// Releases barriers that all of their threads have reached; returns whether one opened.
     fn barrier(&mut self) -> bool {
         let live = self.threads.iter().filter(|t| t.state != State::Done).count();
         let mut opened = false;
@@ -170,7 +175,8 @@ impl Worker<'_> {
         opened
     }
 
-    /// Ends copies, and wakes the threads that waited for them; whether there was one.
+    /// Performs the copies in flight and wakes the threads that waited for them; returns whether
+    /// there was progress.
     fn land(&mut self) -> Result<bool> {
         let has_landed = self.mem.land();
         let mut progress =
@@ -191,6 +197,7 @@ impl Worker<'_> {
         let count = self.threads.len();
         let mut steps = 0;
         loop {
+            // Only once per round, so that copies stay in flight until every thread has had a turn.
             let mut progress = self.land()?;
             for start in (0..count).step_by(32) {
                 let end = (start + 32).min(count);
@@ -223,6 +230,8 @@ impl Worker<'_> {
                     }
                     let together = self.together(start, end)?;
                     progress |= ran || together;
+                    // After a cut-off turn other warps must run, because this one may spin on what
+                    // they write.
                     if cut || !together {
                         break;
                     }
@@ -235,6 +244,8 @@ impl Worker<'_> {
                 }
                 return Ok(());
             }
+            // All threads wait, and neither a barrier nor a warp operation nor a copy can release
+            // one.
             if !self.barrier() && !progress {
                 let at = self.threads.iter().position(|t| t.state != State::Done).unwrap_or(0);
                 let what = format!("a deadlock ({:?})", self.threads[at].state);
@@ -259,6 +270,7 @@ pub(crate) fn launch(launch: &Launch) -> Result<()> {
             recent: [(0, 0); 64],
             shared: Vec::new(),
             shared_size: 0,
+            // Only `wgmma` needs the writers, so other modules skip the tracking.
             writes: has_groups.then(Vec::new),
             clock: 0,
             fences: Vec::new(),

@@ -1,4 +1,4 @@
-//! A thread of a block: its registers, local memory and call stack.
+//! The state of a thread of a block: its registers, local memory and call stack.
 
 use crate::code;
 use crate::decode::{Function, Place, special};
@@ -7,7 +7,7 @@ use crate::decode::{Function, Place, special};
 pub(super) enum State {
     Run,
     Barrier(u32, u32),
-    /// Until a phase of the barrier at an address is over.
+    /// Waiting for a phase of the barrier at an address: address and parity.
     Phase(u64, u64),
     Warp,
     Done,
@@ -23,7 +23,7 @@ pub(super) struct Frame {
 
 /// A thread of a block.
 pub(crate) struct Thread {
-    /// Its number in the block.
+    /// Its linear index in the block.
     pub(crate) number: usize,
     pub(super) regs: Vec<u64>,
     pub(super) base: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Thread {
     pub(super) frames: Vec<Frame>,
     pub(super) state: State,
     pub(super) carry: bool,
-    /// Whether the last wait for a phase was in vain.
+    /// Whether its last wait for a phase failed.
     pub(super) is_early: bool,
 }
 
@@ -54,27 +54,27 @@ impl Thread {
         }
     }
 
-    /// What a slot holds.
+    /// Reads a slot.
     pub(crate) fn get(&self, slot: u32) -> u64 {
         self.regs[self.base + slot as usize]
     }
 
-    /// Gives a slot a value.
+    /// Writes a slot.
     pub(crate) fn set(&mut self, slot: u32, value: u64) {
         self.regs[self.base + slot as usize] = value;
     }
 
-    /// Where a slot of the function that runs lies among all.
+    /// The index of a slot of the current function among all registers.
     pub(crate) fn place_of(&self, slot: u32) -> usize {
         self.base + slot as usize
     }
 
-    /// What lies there.
+    /// Reads a register by that index.
     pub(crate) fn get_at(&self, place: usize) -> u64 {
         self.regs[place]
     }
 
-    /// Puts a value there.
+    /// Writes a register by that index.
     pub(crate) fn set_at(&mut self, place: usize, value: u64) {
         self.regs[place] = value;
     }
@@ -85,6 +85,7 @@ impl Thread {
         let callee = &functions[site.target];
         let local = self.get(special::LOCAL as u32) as usize;
         let (base, place) = (self.base + caller.template.len(), local + caller.local);
+        // Stops runaway recursion.
         if self.frames.len() > 1000 {
             return Err(code::LAUNCH_FAILED);
         }
@@ -135,7 +136,7 @@ impl Thread {
         }
     }
 
-    /// Whether there was a caller.
+    /// Returns to the caller; false if there is none.
     pub(super) fn back(&mut self, functions: &[Function]) -> bool {
         let Some(frame) = self.frames.pop() else { return false };
         let callee = &functions[self.function];

@@ -1,9 +1,9 @@
-//! Words, numbers and signs of PTX (NVIDIA, "PTX ISA").
+//! The lexer of PTX (NVIDIA, "PTX ISA").
 
 use super::bad;
 use crate::Result;
 
-/// A word, a number or a sign, with its line.
+/// A word, a number, a string or a sign.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Tok {
     Word(String),
@@ -15,7 +15,7 @@ pub(crate) enum Tok {
 /// A literal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Num {
-    /// An integer, two's complement.
+    /// An integer in two's complement.
     Int(u64),
     /// The bits of an f32.
     F32(u32),
@@ -44,7 +44,7 @@ fn number(text: &str) -> Option<Num> {
     int.ok().map(Num::Int).or_else(|| lower.parse::<f64>().ok().map(|v| Num::F64(v.to_bits())))
 }
 
-/// The text's words with their lines.
+/// Splits a text into tokens with their lines.
 pub(crate) fn lex(text: &str) -> Result<Vec<(Tok, u32)>> {
     let bytes = text.as_bytes();
     let (mut at, mut line, mut out) = (0, 1u32, Vec::new());
@@ -91,7 +91,7 @@ pub(crate) fn lex(text: &str) -> Result<Vec<(Tok, u32)>> {
                         break;
                     }
                 }
-                // `.reg.b32` are two directives.
+                // `.reg.b32` is two directives.
                 let word = &text[start..at];
                 match word.strip_prefix('.') {
                     Some(rest) => out.extend(rest.split('.').map(|w| (Tok::Word(format!(".{w}")), line))),

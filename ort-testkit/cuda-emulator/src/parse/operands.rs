@@ -1,4 +1,4 @@
-//! Operands of instructions.
+//! The parser of operands.
 
 use super::lex::{Num, Tok};
 use super::{Opd, Parser, bad};

@@ -1,4 +1,4 @@
-//! Variables of a module or a function, and their initial values.
+//! The parser of variables and their initial values.
 
 use super::lex::Tok;
 use super::{Declared, Global, Parser, bad};
@@ -6,7 +6,7 @@ use crate::Result;
 use crate::decode::{Builder, Kind, Name, Ty};
 
 impl Parser {
-    /// After a state space: `.align 8 .b8 name[4][4]`.
+    /// Parses what follows a state space: `.align 8 .b8 name[4][4]`.
     pub(super) fn declaration(&mut self) -> Result<Declared> {
         let (mut align, mut ty, mut lanes) = (0, None, 1);
         while self.word().starts_with('.') {
@@ -112,7 +112,8 @@ impl Parser {
                 if self.take('=') {
                     self.initial(found.ty, &mut global, &mut 0)?;
                 }
-                // Every variable gets a place of its own, aligned beyond what can be asked for.
+                // Every variable is an allocation of its own, whose alignment exceeds any that PTX
+                // can ask for.
                 self.names.insert(found.name, Name::Global(self.globals.len()));
                 self.globals.push(global);
             }

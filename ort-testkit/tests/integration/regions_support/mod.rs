@@ -20,8 +20,8 @@ pub(crate) struct Drawn {
     pub(crate) names: HashMap<String, String>,
 }
 
-/// The graph of `a = Neg x; b = Add a x`: values of one shape, and the input `x`. What nobody reads
-/// is an output, and so is `a!`.
+/// The graph of `a = Neg x; b = Add a x`: values of one shape, and the input `x`. What has no
+/// reader is an output, and so is `a!`.
 pub(crate) fn draw(shape: &[&str], text: &str) -> Result<Drawn> {
     let mut builder = GraphBuilder::new("drawn");
     let mut known = HashMap::from([("x", builder.input("x", DType::F32, shape))]);

@@ -55,8 +55,8 @@ pub(crate) fn round_trip() -> Result<Graph> {
     builder.finish(&[result])
 }
 
-/// A matrix of so many columns times a number, as a product of matrices: however small it is, a
-/// device keeps it.
+/// A matrix of `columns` columns times a number, as a matmul, which a device keeps however small
+/// it is.
 pub(crate) fn scaled(builder: &mut GraphBuilder, x: ValueId, columns: usize, factor: f32) -> Result<ValueId> {
     let elements = (0..columns * columns).map(|index| if index % (columns + 1) == 0 { factor } else { 0.0 });
     let weight = builder.constant(floats(&[columns, columns], &elements.collect::<Vec<f32>>())?);

@@ -1,4 +1,4 @@
-//! Loads, stores, atomics and copies.
+//! Lowering of loads, stores, atomics and asynchronous copies.
 
 use super::{space, unknown};
 use crate::Result;
@@ -37,6 +37,7 @@ pub(super) fn access(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
         let list = b.list(&d.iter().map(|d| d.0).collect::<Vec<_>>());
         b.emit(Op::LoadMany { space, log, count: d.len() as u8, list, base, offset });
     }
+    // A load sign-extends to the width of its register.
     for (d, width) in d {
         if ty.is_signed() && width.bits() > ty.bits() {
             let how =
@@ -82,6 +83,7 @@ pub(super) fn copy(b: &mut Builder, raw: &Raw) -> Result<()> {
     if raw.words.get(1).is_none_or(|w| w != "async") || has("mbarrier") {
         return unknown(raw);
     }
+    // Copies run at once, so there is nothing to commit or to wait for.
     if has("commit_group") || has("wait_group") || has("wait_all") {
         b.emit(Op::Nothing);
         return Ok(());

@@ -1,4 +1,4 @@
-//! What each instruction turns into, by its name (NVIDIA, "PTX ISA").
+//! Lowering of each instruction by its name (NVIDIA, "PTX ISA").
 
 mod memory;
 mod sync;
@@ -24,7 +24,7 @@ fn space(words: &[String]) -> Space {
     Space::Generic
 }
 
-/// The last type and its words.
+/// The types among an instruction's words, in order.
 fn types(raw: &Raw) -> Vec<Ty> {
     raw.words[1..].iter().filter_map(|w| Ty::parse(w)).collect()
 }
@@ -33,7 +33,7 @@ fn unknown<T>(raw: &Raw) -> Result<T> {
     bad(format!("unknown instruction {}", raw.words.join(".")))
 }
 
-/// Emits `raw`; `branch`: the guard of a `bra`.
+/// Lowers `raw`. `branch` is the guard of a `bra`, as predicate and the value on which it jumps.
 #[allow(clippy::too_many_lines, reason = "one arm for each instruction of PTX")]
 pub(crate) fn lower(b: &mut Builder, raw: &Raw, branch: Option<(u32, bool)>) -> Result<()> {
     let name = raw.words[0].as_str();
@@ -69,6 +69,8 @@ pub(crate) fn lower(b: &mut Builder, raw: &Raw, branch: Option<(u32, bool)>) -> 
         "exit" => b.emit(Op::Exit),
         "trap" => b.emit(Op::Trap),
         "fence" if has("proxy") && has("async") => b.emit(Op::ProxyFence),
+        // The interpreter runs the accesses of a thread in order, so memory fences and hints have
+        // no effect.
         "membar" | "fence" | "prefetch" | "prefetchu" | "nanosleep" | "brkpt" | "pmevent"
         | "griddepcontrol" | "setmaxnreg" | "applypriority" | "discard" => {
             b.emit(Op::Nothing);
@@ -175,7 +177,7 @@ fn arithmetic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
     let flush = has("ftz") && ty == Ty::F32;
     let mut s = Vec::new();
     for (at, operand) in ops[1..].iter().enumerate() {
-        // Shifts and fields are counted by 32-bit numbers.
+        // Shift counts and bit-field positions are 32-bit.
         let of = match (name, at) {
             ("shl" | "shr" | "bfe", 1..) | ("bfi", 2..) => Ty::U32,
             ("mad", 2) if how == "wide" => Ty::B64,
@@ -190,6 +192,8 @@ fn arithmetic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
         s.push(slot);
     }
     let d = b.destination(&ops[0])?.0;
+    // The most frequent operations have interpreter instructions of their own, without a call
+    // through a function pointer.
     let done = match (name, s.as_slice()) {
         ("add", &[x, y]) if ty.is_int() && ty.bits() == 32 && !has("sat") => {
             Some(Op::Add32 { d, a: x, b: y })
@@ -220,6 +224,7 @@ fn arithmetic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
             };
             Some(Op::F1 { f, d, a: x })
         }
+        // Names internal to this file, which are no PTX instructions.
         ("saturate" | "flush" | "pack16" | "pack32" | "select" | "relu", _) => None,
         (_, &[x]) => alu::unary(name, ty).map(|f| Op::F1 { f, d, a: x }),
         (_, &[x, y]) if mode != 0 => alu::rounded(name, mode).map(|f| Op::F2 { f, d, a: x, b: y }),
@@ -335,7 +340,7 @@ fn cvt(b: &mut Builder, raw: &Raw, tys: &[Ty]) -> Result<()> {
         b.emit(Op::F1 { f, d: t, a });
         a = t;
     }
-    // The most frequent ones have their own functions.
+    // The most frequent conversions have functions of their own.
     let plain = !saturate && !relu;
     let quick: Option<F1> = match (to, from, how.width) {
         (Ty::S64, Ty::S32, 64) if plain => Some(|x| i64::from(x as i32) as u64),
@@ -405,7 +410,8 @@ fn compare(b: &mut Builder, raw: &Raw, tys: &[Ty]) -> Result<()> {
         }
         other => (b.destination(other)?.0, None),
     };
-    // To a temporary: a destination may be what is combined.
+    // The comparison goes to a temporary first, because a destination may also be the predicate
+    // that is combined.
     let p = if with.is_some() || second.is_some() { b.temporary(2) } else { d };
     b.emit(Op::F2 { f, d: p, a: x, b: y });
     let mut c = NONE;

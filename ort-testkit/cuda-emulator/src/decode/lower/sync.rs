@@ -1,4 +1,5 @@
-//! What threads do together: barriers, bulk copies, and operations of a warp or a warpgroup.
+//! Lowering of operations on several threads: barriers, bulk copies, and operations of a warp or a
+//! warpgroup.
 
 use super::{space, types, unknown};
 use crate::Result;

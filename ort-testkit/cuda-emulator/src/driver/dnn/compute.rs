@@ -1,19 +1,19 @@
-//! Convolutions and what follows them, computed one product at a time.
+//! Naive convolutions and their epilogues: one multiply-add at a time, accumulated in f64.
 
 use super::super::routine::{Element, short};
 use super::Pass;
 use super::descriptors::{Axis, Sizes, Tensor};
 
-/// What follows the sums: `y = relu(alpha * sum + factor * addend + bias)`.
+/// The epilogue: `y = relu(alpha * sum + factor * addend + bias)`.
 #[derive(Default)]
 pub(super) struct Finish {
     pub(super) alpha: f64,
-    /// Like the result, with its factor.
+    /// A tensor like the result, and its factor.
     pub(super) addend: Option<(u64, f64)>,
-    /// A number for each filter.
+    /// One number for each filter.
     pub(super) bias: Option<u64>,
     pub(super) has_relu: bool,
-    /// Whether what is no number stays so.
+    /// Whether the activation propagates NaN.
     pub(super) propagates: bool,
 }
 
@@ -21,7 +21,7 @@ fn relu(value: f64, propagates: bool) -> f64 {
     if value.is_nan() && propagates { value } else { value.max(0.0) }
 }
 
-/// The places of an index in axes of these sizes, the last one the nearest.
+/// The coordinates of a linear index in axes of these sizes, the last axis innermost.
 fn places(mut index: usize, axes: &[Axis], of: fn(&Axis) -> usize) -> Vec<usize> {
     let mut places = vec![0; axes.len()];
     for (place, axis) in places.iter_mut().zip(axes).rev() {
@@ -31,13 +31,13 @@ fn places(mut index: usize, axes: &[Axis], of: fn(&Axis) -> usize) -> Vec<usize>
     places
 }
 
-/// A convolution's tensors in memory, and which pixel each tap of each window falls on.
+/// The geometry of a convolution: the input pixel under each tap of each window.
 struct Windows<'a> {
     sizes: &'a Sizes,
     positions: usize,
     taps: usize,
     pixels: usize,
-    /// By position and tap; none in the padding.
+    /// By position and tap; `None` in the padding.
     map: Vec<Option<usize>>,
 }
 
@@ -60,14 +60,15 @@ impl Windows<'_> {
         Windows { sizes, positions, taps, pixels, map }
     }
 
-    /// A factor. With the library's own choice of arithmetic, float32 may be shortened on tensor
-    /// cores.
+    /// Reads a factor. Unless the math type is FMA, a float32 factor is rounded to TF32, as on
+    /// tensor cores.
     fn read(&self, at: u64, index: usize) -> f64 {
         let value = self.sizes.element.read(at, index);
         if self.sizes.element == Element::F32 && self.sizes.math != 3 { short(value) } else { value }
     }
 
-    /// Where an element lies: of an image or a filter, of so many channels, and of so many places.
+    /// The linear index of an element: of which image or filter, which channel of how many, and
+    /// which pixel of how many.
     fn at(&self, item: usize, (channel, channels): (usize, usize), (place, places): (usize, usize)) -> usize {
         match self.sizes.channels_last {
             false => (item * channels + channel) * places + place,
@@ -75,13 +76,13 @@ impl Windows<'_> {
         }
     }
 
-    /// The filter of a result.
+    /// The filter that computes a result.
     fn filter_of(&self, result: usize) -> usize {
         let filters = self.sizes.groups * self.sizes.filters;
         if self.sizes.channels_last { result % filters } else { result / self.positions % filters }
     }
 
-    /// Calls with the places in image, filters and results of each product.
+    /// Calls `call` with the indices in image, filter and result of each multiply-add.
     fn products(&self, mut call: impl FnMut(usize, usize, usize)) {
         let Sizes { batch, groups, channels, filters, .. } = *self.sizes;
         for (image, filter) in
@@ -105,7 +106,7 @@ impl Windows<'_> {
     }
 }
 
-/// What is computed of image, filters and results.
+/// Computes one of image, filter and result from the other two.
 pub(super) fn convolve(sizes: &Sizes, pass: Pass, [x, w, y]: [u64; 3], finish: &Finish) {
     let windows = Windows::of(sizes);
     let [(_, of_x), (_, of_w), (_, of_y)] = sizes.memory(x, w, y);
@@ -129,7 +130,7 @@ pub(super) fn convolve(sizes: &Sizes, pass: Pass, [x, w, y]: [u64; 3], finish: &
     }
 }
 
-/// `y = alpha * a + beta * y`, where `a` may be a number for each channel.
+/// `y = alpha * a + beta * y`, where `a` may hold one number for each channel.
 pub(super) struct Addition {
     pub(super) a_of: Tensor,
     pub(super) y_of: Tensor,
@@ -147,7 +148,7 @@ pub(super) fn add(addition: &Addition, a: u64, y: u64) {
     }
 }
 
-/// Nothing below zero stays.
+/// Applies ReLU.
 pub(super) fn activate(of: &Tensor, x: u64, y: u64, propagates: bool) {
     for index in 0..of.sizes.iter().product() {
         of.element.write(y, index, relu(of.element.read(x, index), propagates));

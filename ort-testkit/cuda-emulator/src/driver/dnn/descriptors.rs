@@ -1,11 +1,11 @@
-//! The descriptors of convolutions, and whether they fit each other.
+//! The descriptors of convolutions, and the check that they are consistent.
 
 use std::ffi::c_int;
 
 use super::super::routine::Element;
 use super::{BAD_PARAM, NOT_SUPPORTED};
 
-/// A tensor: sizes and steps along each axis, in elements.
+/// A tensor: sizes and strides of each axis, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tensor {
     pub(super) element: Element,
@@ -29,7 +29,7 @@ pub(super) struct Convolution {
     pub(super) math: c_int,
 }
 
-/// An axis of the image.
+/// A spatial axis of the image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Axis {
     pub(super) input: usize,
@@ -40,8 +40,8 @@ pub(super) struct Axis {
     pub(super) pad: usize,
 }
 
-/// A convolution whose descriptors fit each other. Its tensors have no gaps, and all of them the
-/// channels at the same place.
+/// A convolution whose descriptors are consistent. Its tensors are dense and all in the same
+/// layout, NCHW or NHWC.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub(super) element: Element,
@@ -49,7 +49,7 @@ pub(super) struct Sizes {
     pub(super) channels_last: bool,
     pub(super) batch: usize,
     pub(super) groups: usize,
-    /// Channels and filters of a group.
+    /// Channels and filters of one group.
     pub(super) channels: usize,
     pub(super) filters: usize,
     pub(super) axes: Vec<Axis>,
@@ -69,7 +69,8 @@ fn positive(sizes: &[c_int]) -> Result<Vec<usize>, c_int> {
     sizes.iter().map(size).collect()
 }
 
-/// The steps of a tensor without gaps, whose channels are the second axis, and may lie nearest.
+/// Returns the strides of a dense tensor. The channels are the second axis, and the innermost one
+/// in memory if `channels_last`.
 fn dense(sizes: &[usize], channels_last: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     if channels_last {
@@ -85,20 +86,20 @@ fn dense(sizes: &[usize], channels_last: bool) -> Vec<usize> {
 
 impl Tensor {
     pub(super) fn new(ty: c_int, sizes: &[c_int], steps: &[c_int]) -> Result<Tensor, c_int> {
-        // Fewer axes than four are allowed to be described, and of no use.
+        // Fewer than four axes are legal to describe, but no supported function takes them.
         if sizes.len() < 4 {
             return Err(NOT_SUPPORTED);
         }
         Ok(Tensor { element: element(ty)?, sizes: positive(sizes)?, steps: positive(steps)? })
     }
 
-    /// Bytes up to the last element.
+    /// Returns the bytes up to and including the last element.
     pub(super) fn bytes(&self) -> usize {
         let last: usize = self.sizes.iter().zip(&self.steps).map(|(size, step)| (size - 1) * step).sum();
         (last + 1) * self.element.bytes()
     }
 
-    /// Whether it has a number for each channel of another.
+    /// Whether it holds one number for each channel of `of`.
     pub(super) fn is_vector(&self, of: &Tensor) -> bool {
         let is_one = |(axis, size): (usize, &usize)| *size == if axis == 1 { of.sizes[1] } else { 1 };
         self.sizes.len() == of.sizes.len()
@@ -112,8 +113,8 @@ impl Tensor {
 }
 
 impl Filter {
-    /// In one of the formats `CUDNN_TENSOR_NCHW` and `CUDNN_TENSOR_NHWC`, whose sizes are told in
-    /// the same order.
+    /// Reads the formats `CUDNN_TENSOR_NCHW` and `CUDNN_TENSOR_NHWC`; both list the sizes in NCHW
+    /// order.
     pub(super) fn new(ty: c_int, format: c_int, sizes: &[c_int]) -> Result<Filter, c_int> {
         let channels_last = match format {
             0 => false,
@@ -127,8 +128,8 @@ impl Filter {
 impl Convolution {
     pub(super) fn new(lists: [Vec<c_int>; 3], mode: c_int, compute: c_int) -> Result<Convolution, c_int> {
         let [pads, strides, dilations] = lists;
-        // Of the types that there are all sums are in float32; a filter that is turned round is
-        // another operator.
+        // All supported types accumulate in float32. Mode 0, a convolution with a flipped filter,
+        // is another operator.
         if compute != 0 || mode != 1 {
             return Err(NOT_SUPPORTED);
         }
@@ -144,7 +145,7 @@ impl Convolution {
     }
 }
 
-/// The sizes of a convolution of these descriptors.
+/// Returns the sizes of a convolution with these descriptors, if they are consistent.
 pub(super) fn check(x: Tensor, w: Filter, conv: Convolution, y: Tensor) -> Result<Sizes, c_int> {
     let rank = x.sizes.len();
     let same = w.sizes.len() == rank && y.sizes.len() == rank && conv.pads.len() + 2 == rank;
@@ -179,7 +180,7 @@ pub(super) fn check(x: Tensor, w: Filter, conv: Convolution, y: Tensor) -> Resul
 }
 
 impl Sizes {
-    /// Start and bytes of image, filters and result.
+    /// Address and bytes of image, filter and result.
     pub(super) fn memory(&self, x: u64, w: u64, y: u64) -> [(u64, usize); 3] {
         let volume =
             |of: fn(&Axis) -> usize| self.axes.iter().map(of).product::<usize>() * self.element.bytes();
