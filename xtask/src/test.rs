@@ -1,5 +1,6 @@
 //! `cargo xtask test`: every check, the quick ones first.
 
+use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -12,7 +13,7 @@ use crate::summary::{SkippedTest, Summary};
 use crate::workspace::{Workspace, capture, describe, run as run_command};
 use crate::{
     chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, reference, soak,
-    tidy,
+    table, tidy,
 };
 
 /// The folders of the crates whose tests depend on the CPU kernels.
@@ -33,16 +34,18 @@ pub(crate) struct Options {
 /// Runs all suites; the first that fails ends the run. Suites that this machine lacks a requirement
 /// for are skipped, and listed in the last lines.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    let summary = if options.wgpu { wgpu_suites(workspace)? } else { all(workspace)? };
-    println!("{summary}");
+    let mut stages = Stages::default();
+    let suites = if options.wgpu { wgpu_suites } else { all };
+    let summary = suites(workspace, &mut stages)?;
+    println!("{stages}\n{summary}");
     Ok(())
 }
 
-fn all(workspace: &Workspace) -> Result<Summary> {
+fn all(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
     let mut summary = Summary::default();
-    stage("format", || run_command(workspace.cargo().args(["fmt", "--all", "--check"])))?;
-    stage("tidy", || tidy::run(workspace))?;
-    stage("clippy", || {
+    stages.run("format", || run_command(workspace.cargo().args(["fmt", "--all", "--check"])))?;
+    stages.run("tidy", || tidy::run(workspace))?;
+    stages.run("clippy", || {
         run_command(workspace.cargo().args([
             "clippy",
             "--quiet",
@@ -53,7 +56,7 @@ fn all(workspace: &Workspace) -> Result<Summary> {
             "warnings",
         ]))
     })?;
-    stage("documentation", || {
+    stages.run("documentation", || {
         let mut command = workspace.cargo();
         run_command(
             command.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-Dwarnings"),
@@ -61,36 +64,38 @@ fn all(workspace: &Workspace) -> Result<Summary> {
     })?;
     // The checks of generated, committed files come before the tests: they take seconds, and a
     // stale file would fail what follows.
-    stage("operators", || ops::run(workspace, &ops::Options { check: true }))?;
-    stage("header", || header::run(workspace, &header::Options { check: true }))?;
-    stage("chart", || chart::run(workspace, &chart::Options { check: true }))?;
-    stage("CUDA kernels", || {
+    stages.run("operators", || ops::run(workspace, &ops::Options { check: true }))?;
+    stages.run("header", || header::run(workspace, &header::Options { check: true }))?;
+    stages.run("chart", || chart::run(workspace, &chart::Options { check: true }))?;
+    stages.run("CUDA kernels", || {
         cuda_kernels::run(
             workspace,
             &cuda_kernels::Options { check: true, ..cuda_kernels::Options::default() },
         )
     })?;
-    summary += stage("unit tests", || unit_tests(workspace))?;
+    summary += stages.run("book", || book(workspace))?;
+    summary += stages.run("unit tests", || unit_tests(workspace))?;
     for isa in narrower_isas() {
         // Every test must also pass with narrower vectors, which other machines have.
-        summary +=
-            stage(&format!("unit tests, {isa}"), || tests_of(workspace, &ON_CPU_KERNELS, ("ORT_ISA", isa)))?;
+        summary += stages
+            .run(&format!("unit tests, {isa}"), || tests_of(workspace, &ON_CPU_KERNELS, ("ORT_ISA", isa)))?;
     }
-    stage("build", || workspace.build_ort())?;
+    stages.run("build", || workspace.build_ort())?;
     match Python::open(workspace) {
         Ok(_) => {
-            stage("models", || models::run(workspace, &models::Options::default()))?;
+            stages.run("models", || models::run(workspace, &models::Options::default()))?;
             for options in conformance_suites() {
-                summary += stage(&options.suite(), || conformance::run(workspace, &options))?;
+                summary += stages.run(&options.suite(), || conformance::run(workspace, &options))?;
             }
-            summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
-            for options in compare_suites() {
-                summary += stage(&options.suite(), || compare::run(workspace, &options))?;
-            }
-            summary += stage("memory", || memory::run(workspace, &memory::Options::default()))?;
-            summary += stage("soak", || soak::run(workspace, &soak::Options::short()))?;
             summary +=
-                stage("random models", || fuzz_models::run(workspace, &fuzz_models::Options::short()))?;
+                stages.run("reference", || reference::run(workspace, &reference::Options::default()))?;
+            for options in compare_suites() {
+                summary += stages.run(&options.suite(), || compare::run(workspace, &options))?;
+            }
+            summary += stages.run("memory", || memory::run(workspace, &memory::Options::default()))?;
+            summary += stages.run("soak", || soak::run(workspace, &soak::Options::short()))?;
+            summary += stages
+                .run("random models", || fuzz_models::run(workspace, &fuzz_models::Options::short()))?;
         }
         Err(why) => summary += skip_python_suites(workspace, &why)?,
     }
@@ -98,13 +103,13 @@ fn all(workspace: &Workspace) -> Result<Summary> {
 }
 
 /// The suites of the provider wgpu and the tests of its crate. An error if one cannot run.
-fn wgpu_suites(workspace: &Workspace) -> Result<Summary> {
-    let mut summary = stage("unit tests", || tests_of(workspace, &["ort-ep-wgpu"], NEEDS_ADAPTER))?;
+fn wgpu_suites(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
+    let mut summary = stages.run("unit tests", || tests_of(workspace, &["ort-ep-wgpu"], NEEDS_ADAPTER))?;
     for options in conformance_suites().iter().filter(|options| options.wgpu) {
-        summary += stage(&options.suite(), || conformance::run(workspace, options))?;
+        summary += stages.run(&options.suite(), || conformance::run(workspace, options))?;
     }
     let on_wgpu = compare::Options::on_wgpu();
-    summary += stage(&on_wgpu.suite(), || compare::run(workspace, &on_wgpu))?;
+    summary += stages.run(&on_wgpu.suite(), || compare::run(workspace, &on_wgpu))?;
     if let Some(left_out) = summary.left_out.first() {
         bail!("{left_out}");
     }
@@ -135,12 +140,43 @@ fn compare_suites() -> [compare::Options; 4] {
     ]
 }
 
-fn stage<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    eprintln!("== {name}");
-    let start = Instant::now();
-    let result = work().with_context(|| name.to_owned())?;
-    eprintln!("== {name}: fine, {:.0} s", start.elapsed().as_secs_f64());
-    Ok(result)
+/// The stages of a run, with the seconds that each took.
+#[derive(Default)]
+struct Stages(Vec<(String, f64)>);
+
+impl Stages {
+    /// Runs a stage and announces it.
+    fn run<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        eprintln!("== {name}");
+        let start = Instant::now();
+        let result = work().with_context(|| name.to_owned())?;
+        let seconds = start.elapsed().as_secs_f64();
+        eprintln!("== {name}: fine, {seconds:.0} s");
+        self.0.push((name.to_owned(), seconds));
+        Ok(result)
+    }
+}
+
+impl fmt::Display for Stages {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = table::new(&["stage", "s"]);
+        for (name, seconds) in &self.0 {
+            table.add_row([name.clone(), format!("{seconds:.0}")]);
+        }
+        let total: f64 = self.0.iter().map(|(_, seconds)| seconds).sum();
+        table.add_row(["all".to_owned(), format!("{total:.0}")]);
+        write!(formatter, "{table}")
+    }
+}
+
+/// Builds the book of docs/ to `target/book`.
+fn book(workspace: &Workspace) -> Result<Summary> {
+    let mut command = Command::new("mdbook");
+    if command.arg("--version").stdout(Stdio::null()).status().is_err() {
+        return Ok(Summary::without("book", 1, "mdbook is not installed: cargo install mdbook"));
+    }
+    run_command(Command::new("mdbook").arg("build").current_dir(&workspace.root))?;
+    Ok(Summary { passed: 1, ..Summary::default() })
 }
 
 /// Counts the suites that need Python as skipped.

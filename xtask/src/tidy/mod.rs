@@ -2,10 +2,12 @@
 //! would track.
 
 mod code;
+mod documents;
 mod layers;
 mod rules;
 mod words;
 
+use std::collections::HashSet;
 use std::fs;
 use std::process::Command;
 
@@ -28,6 +30,27 @@ impl SourceFile {
     }
 }
 
+/// What rules look names up in.
+#[derive(Default)]
+pub(super) struct Repository {
+    /// The paths of all files.
+    pub(super) paths: Vec<String>,
+    /// The headings of documents, as `path#anchor`.
+    pub(super) anchors: HashSet<String>,
+    /// The words of all files that are not documents.
+    pub(super) words: HashSet<String>,
+}
+
+impl Repository {
+    pub(super) fn of(files: &[SourceFile], paths: Vec<String>) -> Repository {
+        let (documents, sources): (Vec<_>, Vec<_>) = files.iter().partition(|file| documents::applies(file));
+        let anchors = documents.into_iter().flat_map(documents::anchors).collect();
+        let mut words = HashSet::new();
+        sources.iter().for_each(|source| documents::words_of(&source.text, &mut words));
+        Repository { paths, anchors, words: words.into_iter().map(str::to_owned).collect() }
+    }
+}
+
 /// A violation and its place. Line 0 stands for the whole file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
@@ -38,11 +61,12 @@ pub(super) struct Finding {
 
 /// Applies all rules; an error if one finds something.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    let (files, names) = read_files(workspace)?;
+    let (files, paths) = read_files(workspace)?;
+    let repository = Repository::of(&files, paths);
     let mut findings = Vec::new();
     for rule in rules::RULES {
         for file in files.iter().filter(|file| (rule.applies)(file)) {
-            (rule.check)(file, &names, &mut findings);
+            (rule.check)(file, &repository, &mut findings);
         }
     }
     for finding in &findings {

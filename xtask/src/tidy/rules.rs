@@ -1,13 +1,13 @@
 //! The table of rules. To add one, write a check and a row.
 
 use super::code::{lines_with_word, without_comments_and_literals};
-use super::{Finding, SourceFile, layers, words};
+use super::{Finding, Repository, SourceFile, documents, layers, words};
 
 /// A rule: the files that it applies to, and its check of one of them, given the names of all
 /// files.
 pub(super) struct Rule {
     pub(super) applies: fn(&SourceFile) -> bool,
-    pub(super) check: fn(&SourceFile, &[String], &mut Vec<Finding>),
+    pub(super) check: fn(&SourceFile, &Repository, &mut Vec<Finding>),
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -19,7 +19,9 @@ pub(super) const RULES: &[Rule] = &[
     Rule { applies: is_rust, check: forbidden_code },
     Rule { applies: is_text, check: whitespace },
     Rule { applies: may_not_name_machines, check: machine_names },
-    Rule { applies: is_document, check: named_files_exist },
+    Rule { applies: documents::applies, check: documents::links_lead_somewhere },
+    Rule { applies: documents::applies, check: documents::identifiers_exist },
+    Rule { applies: documents::is_contents, check: documents::all_pages_are_listed },
     Rule { applies: is_root_of_tests, check: all_tests_are_modules },
     Rule { applies: layers::applies, check: layers::check },
     Rule { applies: words::applies, check: words::check },
@@ -67,9 +69,6 @@ const FORBIDDEN_CODE: &[(&str, &str)] = &[
 /// Machine-specific folders, and settings that name a package index: neither works elsewhere.
 const MACHINE_NAMES: &[&str] = &["/tmp/", "/home/", "/root/", "--index-url", "--extra-index-url"];
 
-/// Extensions by which a name in a document is recognised as a file of the repository.
-const FILE_EXTENSIONS: &[&str] = &["rs", "py", "toml", "json", "onnx", "npz", "txt", "md", "ignore"];
-
 fn is_rust(file: &SourceFile) -> bool {
     file.has_extension("rs")
 }
@@ -79,10 +78,6 @@ fn is_text(file: &SourceFile) -> bool {
     !file.path.starts_with("LICENSE")
         && file.path != "Cargo.lock"
         && !file.path.contains("proptest-regressions")
-}
-
-fn is_document(file: &SourceFile) -> bool {
-    file.has_extension("md")
 }
 
 fn is_root_of_tests(file: &SourceFile) -> bool {
@@ -101,11 +96,11 @@ fn may_not_name_machines(file: &SourceFile) -> bool {
     is_text(file) && !file.path.starts_with("xtask/src/tidy/")
 }
 
-fn report(findings: &mut Vec<Finding>, file: &SourceFile, line: usize, what: String) {
+pub(super) fn report(findings: &mut Vec<Finding>, file: &SourceFile, line: usize, what: String) {
     findings.push(Finding { path: file.path.clone(), line, what });
 }
 
-fn length(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+fn length(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     let is_tests = file.path.contains("/tests/") || file.path.ends_with("/tests.rs");
     let (lines, most) = match is_tests {
         true => (file.text.lines().count(), MAX_TEST_LINES),
@@ -131,13 +126,13 @@ fn lines_without_tests(text: &str) -> usize {
     starts.next().unwrap_or(lines.len())
 }
 
-fn header(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+fn header(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     if !file.text.starts_with("//! ") {
         report(findings, file, 1, "does not open with `//!` saying what it holds".to_owned());
     }
 }
 
-fn comment_width(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+fn comment_width(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     let mut is_code = false;
     for (index, line) in file.text.lines().enumerate() {
         let Some(comment) = line.trim_start().strip_prefix("//") else {
@@ -160,7 +155,7 @@ fn comment_width(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
     }
 }
 
-fn unsafe_address(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+fn unsafe_address(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     if UNSAFE_PLACES.iter().any(|place| file.path.starts_with(place)) {
         return;
     }
@@ -170,13 +165,13 @@ fn unsafe_address(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) 
     }
 }
 
-fn forbids_unsafe(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+fn forbids_unsafe(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     if !file.text.contains("#![forbid(unsafe_code)]") {
         report(findings, file, 0, "a crate without unsafe code says `#![forbid(unsafe_code)]`".to_owned());
     }
 }
 
-fn forbidden_code(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+fn forbidden_code(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     let code = without_comments_and_literals(&file.text);
     for (index, line) in code.lines().enumerate() {
         for (text, why) in FORBIDDEN_CODE.iter().filter(|(text, _)| line.contains(text)) {
@@ -185,7 +180,7 @@ fn forbidden_code(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) 
     }
 }
 
-fn whitespace(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+fn whitespace(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     let tab_separated = file.has_extension("tsv");
     for (index, line) in file.text.split('\n').enumerate() {
         if line.contains('\t') && !tab_separated {
@@ -200,7 +195,7 @@ fn whitespace(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
     }
 }
 
-fn machine_names(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+fn machine_names(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     for (index, line) in file.text.lines().enumerate() {
         for name in MACHINE_NAMES.iter().filter(|name| line.contains(**name)) {
             report(findings, file, index + 1, format!("names a place of one machine: `{name}`"));
@@ -208,68 +203,15 @@ fn machine_names(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
     }
 }
 
-fn named_files_exist(file: &SourceFile, names: &[String], findings: &mut Vec<Finding>) {
-    let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
-    for (index, line) in file.text.lines().enumerate() {
-        let quoted = line.split('`').skip(1).step_by(2).filter(|text| looks_like_file(text));
-        let linked =
-            line.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
-        let linked = linked
-            .map(|target| target.split('#').next().unwrap_or(""))
-            .filter(|target| !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:"));
-        for name in quoted.chain(linked).filter(|name| !exists(name, folder, names)) {
-            report(findings, file, index + 1, format!("`{name}` is not in the repository"));
-        }
-    }
-}
-
 /// Tests in a file that no module declares would never run.
-fn all_tests_are_modules(file: &SourceFile, names: &[String], findings: &mut Vec<Finding>) {
+fn all_tests_are_modules(file: &SourceFile, repository: &Repository, findings: &mut Vec<Finding>) {
     let folder = file.path.trim_end_matches("main.rs");
-    let beside = names.iter().filter_map(|name| name.strip_prefix(folder)?.strip_suffix(".rs"));
+    let beside = repository.paths.iter().filter_map(|name| name.strip_prefix(folder)?.strip_suffix(".rs"));
     for module in beside.filter(|name| !name.contains('/') && *name != "main") {
         if !file.text.lines().any(|line| line == format!("mod {module};")) {
             report(findings, file, 0, format!("has no `mod {module};`: the tests in it never run"));
         }
     }
-}
-
-/// Whether text in backticks names a file that should exist: it has a folder, a known extension and
-/// no placeholder.
-fn looks_like_file(text: &str) -> bool {
-    let extension = text.rsplit_once('.').map_or("", |(_, extension)| extension);
-    text.contains('/')
-        && FILE_EXTENSIONS.contains(&extension)
-        && !text.contains([' ', '*', '<', '{', '$', '~', ':'])
-        && !text.starts_with(['/', '.'])
-        && !text.starts_with("target/")
-}
-
-/// Whether a file or folder with this name exists: from the root, from the document's folder, or as
-/// a path suffix.
-fn exists(name: &str, folder: &str, names: &[String]) -> bool {
-    let from_root = resolve("", name);
-    let beside = resolve(folder, name);
-    let matches = |path: &str| {
-        let is = |wanted: &str| {
-            path == wanted || path.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('/'))
-        };
-        is(&from_root) || is(&beside) || path.ends_with(&format!("/{from_root}"))
-    };
-    names.iter().any(|path| matches(path))
-}
-
-/// Resolves `name` relative to `folder`, removing `.` and `..`.
-fn resolve(folder: &str, name: &str) -> String {
-    let mut parts: Vec<&str> = Vec::new();
-    for part in folder.split('/').chain(name.split('/')) {
-        match part {
-            "" | "." => {}
-            ".." => drop(parts.pop()),
-            _ => parts.push(part),
-        }
-    }
-    parts.join("/")
 }
 
 #[cfg(test)]
@@ -287,10 +229,16 @@ mod tests {
             "ort-core/tests/integration/dtype.rs",
             "ort-core/tests/integration/support/mod.rs",
         ]
-        .map(str::to_owned);
+        .map(str::to_owned)
+        .to_vec();
+        let guide =
+            SourceFile { path: "docs/guide.md".to_owned(), text: "# Guide\n\n## Top of it\n".to_owned() };
+        let code =
+            SourceFile { path: "a.rs".to_owned(), text: "struct Session; fn run_with() {}".to_owned() };
+        let repository = Repository::of(&[guide, code], names);
         let mut findings = Vec::new();
         for rule in RULES.iter().filter(|rule| (rule.applies)(&file)) {
-            (rule.check)(&file, &names, &mut findings);
+            (rule.check)(&file, &repository, &mut findings);
         }
         findings.into_iter().map(|finding| finding.line).collect()
     }
@@ -303,7 +251,7 @@ mod tests {
         let words = "word ".repeat(25);
         let wide =
             format!("//! A.\n// {words}x\n/// | {words}|\n/// ```\n/// f({words});\n/// ```\n/// {words}x\n");
-        let table: [(&str, &str, &[usize]); 32] = [
+        let table: [(&str, &str, &[usize]); 37] = [
             ("ort-core/src/tensor/a.rs", "//! Fine.\n\nfn f() {}\n", &[]),
             ("ort-core/src/tensor/a.rs", "fn f() {}\n", &[1]),
             ("ort-core/src/tensor/a.rs", &long, &[0]),
@@ -322,7 +270,16 @@ mod tests {
             ("ort-core/src/tensor/a.rs", "//! A.\n// todo! is not code here\n", &[]),
             ("a.py", "x = 1 \n\ty\nz", &[1, 2, 3]),
             ("a.py", "open('/home/me/x')\n", &[1]),
-            ("README.md", "See `docs/guide.md`, `ep/abi.rs`, [guide](docs/guide.md#top).\n", &[]),
+            ("README.md", "See `docs/guide.md`, `ep/abi.rs`, [guide](docs/guide.md#top-of-it).\n", &[]),
+            ("README.md", "See [guide](docs/guide.md#top).\n", &[1]),
+            ("README.md", "# A b\n\nSee [above](#a-b).\n", &[3]),
+            (
+                "README.md",
+                "`Session::run_with`, `run_with()`, `ort run`, `a-b_c`, `Sessions`, `no_such()`\n",
+                &[1, 1],
+            ),
+            ("docs/SUMMARY.md", "- [Guide](guide.md)\n", &[]),
+            ("docs/SUMMARY.md", "Nothing.\n", &[0]),
             ("README.md", "See `docs/gone.md`.\n", &[1]),
             ("README.md", "See [x](gone.md) and [y](https://example.com/z.md).\n", &[1]),
             ("docs/guide.md", "See [x](../README.md), [y](../gone.md).\n", &[1]),

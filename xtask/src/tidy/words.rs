@@ -1,7 +1,7 @@
 //! The words that the style guide replaces, in comments and documents.
 
 use super::code::without_comments_and_literals;
-use super::{Finding, SourceFile};
+use super::{Finding, Repository, SourceFile};
 
 /// The guide. Its second table has the words and what to write instead.
 const GUIDE: &str = include_str!("../../../docs/style.md");
@@ -14,7 +14,7 @@ pub(super) fn applies(file: &SourceFile) -> bool {
 }
 
 /// Finds words that the guide replaces. A phrase may break over two lines.
-pub(super) fn check(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+pub(super) fn check(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     let prose: Vec<String> = match file.has_extension("rs") {
         true => comments(&file.text),
         false => file.text.lines().map(words).collect(),
@@ -75,7 +75,7 @@ mod tests {
         let text = "//! Fine.\n\n/// None\n/// where it is.\nfn nobody() {}\n// Read by Nobody.\nlet x = \"nobody\";\n";
         let file = SourceFile { path: "ort-core/src/a.rs".to_owned(), text: text.to_owned() };
         let mut findings = Vec::new();
-        check(&file, &[], &mut findings);
+        check(&file, &Repository::default(), &mut findings);
         assert_eq!(findings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [3, 6]);
     }
 }
