@@ -4,12 +4,12 @@ pub(crate) const ALL: &str = "\
 Examples:
   ort                                    the demo
   ort inspect model.onnx                 which inputs a model has
-  ort run model.onnx                     does it run? On inputs that are made up
-  ort plan model.onnx --dim batch=8      how much memory would that take
-  ort bench model.onnx --threads 2       how long does it take
+  ort run model.onnx                     does it run? On random inputs
+  ort plan model.onnx --dim batch=8      how much memory does a run take
+  ort bench model.onnx --threads 2       how long does a run take
   ort train model.onnx --data train.npz  train it
 
-Exit codes: 0 done; 1 it failed, and the last line on standard error says why; 2 the command line is wrong.";
+Exit codes: 0 success; 1 failure, and the last line on standard error says why; 2 the command line is wrong.";
 
 pub(crate) const DEMO: &str = "\
 Example:
@@ -22,21 +22,21 @@ Examples:
   ort run model.onnx --input image=cat.npy --outputs answers.npz
   ort run model.onnx --inputs all.npz --memory-limit 64MiB
 
-In FILE.npz of --outputs strings are NumPy's texts (<U), a sequence is NAME[0], NAME[1] and so on, a map is NAME.keys and
-NAME.values, an optional is what it holds or not there, and a sparse tensor is dense; bfloat16 and 8-bit floats become
-float32. Values that NumPy cannot hold (a text that ends in a zero) are an error, and no file is written.
+In the FILE.npz of --outputs strings have NumPy's type <U. A sequence is NAME[0], NAME[1] and so on, and a map is
+NAME.keys and NAME.values. An optional is its value, or absent. A sparse tensor becomes dense; bfloat16 and 8-bit floats
+become float32. A value that NumPy cannot hold (a string that ends in NUL) is an error, and no file is written.
 
-Output files are written whole or not at all. A symbolic link stays, and the file that it leads to is replaced; into a
-device or a pipe such as /dev/stdout the file is copied once it is complete.";
+Output files are written whole or not at all. A symbolic link stays, and its target is replaced. For a device or a pipe
+such as /dev/stdout, the file is copied into it once it is complete.";
 
 pub(crate) const BENCH: &str = "\
 Examples:
   ort bench model.onnx
   ort bench model.onnx --dim batch=8 --threads 2 --seconds 10
   ort bench model.onnx --concurrency 4
-  ort bench model.onnx --rate 6          what runs cost that are called now and then
+  ort bench model.onnx --rate 6          the cost of occasional runs, 6 per second
   ort bench model.onnx --json | jq .median_ms
-  ort bench model.onnx --no-mem-pattern --no-arena    what the memory plan and the arena give";
+  ort bench model.onnx --no-mem-pattern --no-arena    without the memory plan and the arena";
 
 pub(crate) const INSPECT: &str = "\
 Examples:
@@ -57,29 +57,29 @@ Examples:
   ort plan model.onnx --dim batch=8 --svg plan.svg                     open it in a browser
   ort plan model.onnx --dim batch=1,2,4,8,16 --memory-limit 256MiB     which is the largest that fits
 
-A dimension that is not given counts as 1. With several sizes, --json describes the largest that fits, or the first where
-none does, and lists all in `sweep`.";
+A dimension that is not given is 1. With several sizes, --json describes the largest that fits, or the first if none
+fits, and lists all in `sweep`.";
 
 pub(crate) const OPTIMIZE: &str = "\
 Examples:
   ort optimize model.onnx smaller.onnx
   ort optimize model.onnx out.onnx --level basic
-  ort optimize model.onnx out.onnx --without-rule gelu      leave a rule out
-  ort optimize model.onnx out.onnx --rewrites 17            stop after 17: to find the one that does harm
+  ort optimize model.onnx out.onnx --without-rule gelu      disable a rule
+  ort optimize model.onnx out.onnx --rewrites 17            stop after 17 (for bisecting)
 
-`basic` folds constants and simplifies, for any runtime; `extended` also fuses, into operators of com.microsoft and of
-newer operator sets, as far as ONNX Runtime has them; the file imports the oldest operator set that has them all.
-Other commands take the same as --opt-level.";
+`basic` folds constants and simplifies, for any runtime. `extended` also fuses to operators of com.microsoft and of newer
+opsets that ONNX Runtime has. The file imports the oldest opset that has all of its operators. Other commands take the
+level as --opt-level.";
 
 pub(crate) const COMPILE: &str = "\
 Examples:
   ort compile model.onnx model.compiled
-  ort bench model.compiled                       loads without packing anything
+  ort bench model.compiled                       loads without packing weights
   ort compile model.onnx half.compiled --precision bf16
-  ort run model.onnx --cache DIR                 the same, file by file in a folder, for any number of models
+  ort run model.onnx --cache DIR                 the same in a folder, for any number of models
 
-The file holds the model, external data included, so that any command takes it as its MODEL. Where the settings, the CPU
-or the program are not those that it was compiled with, a warning says so, and the weights are packed from the model in it.";
+The file holds the model with its external data, so any command takes it as its MODEL. If the settings, the CPU or the
+version differ from those that it was compiled with, a warning says so, and the weights are packed again.";
 
 pub(crate) const PROFILE: &str = "\
 Examples:
@@ -89,34 +89,34 @@ Examples:
 
 pub(crate) const SOAK: &str = "\
 Examples:
-  ort soak model.onnx --cycles 50                                       is everything given back?
+  ort soak model.onnx --cycles 50                                       is all memory freed?
   ort soak model.onnx --runs 10000                                      does it grow with the runs?
   ort soak model.onnx --runs 1000 --random-dim batch=1..8 --random-dim seq=8..511
   ort soak model.onnx --callers 64 --json | jq .peak_rss
 
-Inputs are made up, or given with --inputs where no dimension is random. Memory that belongs to no file is what the
-model costs this process alone; pages of files are shared and go when others need the memory.";
+Inputs are random; --inputs gives them if no dimension is random. Anonymous memory is what the model costs this process
+alone. Pages of files are shared, and the system drops them if others need the memory.";
 
 pub(crate) const TRAIN: &str = "\
 Examples:
   ort train model.onnx --data train.npz --validation held_out.npz --save trained.onnx
       trains all weights with AdamW on cross entropy. train.npz has an array for each input of the model, by name, and
-      `labels`, all with one sample per place of the first axis: numpy.savez(\"train.npz\", image=images, labels=labels)
+      `labels`; the first axis counts samples: numpy.savez(\"train.npz\", image=images, labels=labels)
 
   ort train model.onnx --data train.npz --train 'head.*' --optimizer sgd --momentum 0.9 --lr 0.01 --schedule cosine \\
       --epochs 30 --batch 16 --accumulate 4 --memory-limit 512MiB --checkpoint run1 --checkpoint-every 100 --plot run1.svg
-      trains the weights named head.* only, in updates of 64 samples with the memory of 16, and says before the first
-      step what a step takes; the same again with --resume goes on where it was stopped, bit for bit
+      trains only the weights named head.*, in updates of 64 samples with the memory of 16, and reports the memory of a
+      step before the first one; the same command with --resume continues where it stopped, bit for bit
 
-  ort train model.onnx --data train.npz --memory-opt-level 1      activations between layers are computed again
-  ort train model.onnx --data train.npz --mixed-precision bf16     activations of 16 bits, weights and states in float32
-  ort train model.onnx --data train.npz --ep cuda --ep cpu         on a GPU, and the CPU for what it does not claim
-  ort train model.onnx --check --loss mse          can this model be trained, and what does it take?
+  ort train model.onnx --data train.npz --memory-opt-level 1      recomputes the activations between layers
+  ort train model.onnx --data train.npz --mixed-precision bf16     activations in 16 bits, weights and state in float32
+  ort train model.onnx --data train.npz --ep cuda --ep cpu         on a GPU, and on the CPU what it does not claim
+  ort train model.onnx --check --loss mse          can this model be trained, and in how much memory?
   ort train student.onnx --data with_teacher.npz --loss kl --temperature 2      `target` has the teacher's scores
 
-Samples are shuffled anew in each epoch, in an order that follows from --seed. A last smaller batch is trained on, too, where
-the model's batch is symbolic. Losses: `labels` are int64 classes of cross-entropy; `target` is what mse, l1, bce and
-kl compare with; --loss output takes the model's own output.";
+Samples are shuffled in each epoch, in an order that follows from --seed. If the model's batch is symbolic, the last
+batch may be smaller. Losses: cross-entropy takes int64 classes as `labels`; mse, l1, bce and kl compare with `target`;
+--loss output takes the model's own output.";
 
 pub(crate) const TEST: &str = "\
 Examples:
@@ -124,20 +124,21 @@ Examples:
   ort test onnx/backend/test/data/node onnx/backend/test/data/simple
   ort test cases/ --rtol 1e-2 --atol 1e-4
 
-Each test_data_set_* holds input_0.pb, input_1.pb and so on, for the inputs that have no value of their own in the
-model, or named by the tensor inside, and output_0.pb and so on. A file `tol` in a case's folder sets its tolerance.
+Each test_data_set_* has input_0.pb, input_1.pb and so on for the inputs without a default in the model, and
+output_0.pb and so on. The tensors inside may name their inputs instead. A file `tol` in a case's folder sets its
+tolerance.
 
-A file `check` says that an output is drawn at random: `bernoulli [seeded] [complement]`. Then the output has the
-type and shape of the expected one and is 0 or 1, and over 400 runs each element is 1 as often as the input's
-probability says (`complement`: 1 less it), within 5 standard deviations. With `seeded` two runs agree, and the
-number of ones in them is right within 3.";
+A file `check` marks a random output: `bernoulli [seeded] [complement]`. The output then has the type and shape of the
+expected one, its elements are 0 or 1, and over 400 runs the share of ones of each element is the input's probability
+(with `complement`, 1 minus it) within 5 standard deviations. With `seeded` two runs agree, and their number of ones is
+right within 3 standard deviations.";
 
 pub(crate) const PROVIDERS: &str = "\
 Examples:
   ort providers
   ort providers --json
-  ORT_PROVIDER_PATH=/opt/npu ort providers    # with those of the libraries in this folder
+  ORT_PROVIDER_PATH=/opt/npu ort providers    # with the libraries in this folder
 
-A provider library runs what it claims: --ep ./libnpu.so --ep cpu; by its name where ORT_PROVIDER_PATH has its folder.
---ep optional:NAME does without a provider that cannot be used, with a warning. --ep-option NAME.OPTION=VALUE says
-something to one: --ep wgpu --ep-option wgpu.memory_limit=1073741824.";
+A provider library runs the nodes that it claims: --ep ./libnpu.so --ep cpu, or its name if its folder is in
+ORT_PROVIDER_PATH. --ep optional:NAME warns and goes on if the provider cannot be used. --ep-option NAME.OPTION=VALUE
+sets an option: --ep wgpu --ep-option wgpu.memory_limit=1073741824.";
