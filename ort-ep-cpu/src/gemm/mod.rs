@@ -11,7 +11,6 @@
 //! In [`Precision::Bf16`], A and B are rounded to bfloat16 and two consecutive k steps share one
 //! 32-bit element of a panel. Accumulators and everything after them stay `f32`. Loops, blocking
 //! and tiles are the same.
-//! the same.
 //!
 //! ```
 //! use ort_ep_cpu::gemm::{
