@@ -2,9 +2,11 @@
 //!
 //! A mapping shows the current file. A write in place changes the weights of every session on it,
 //! and a truncation kills the process at the first missing page. A program cannot prevent that. So
-//! each run first compares the length and modification time, and fails instead of computing wrong
-//! numbers. A file that was replaced (written elsewhere and renamed over the old one) is a
-//! different file; the mapped one stays intact.
+//! runs compare the length and modification time before they start, and fail if these have changed.
+//! Two comparisons are 1 to 250 ms apart, so that they cost 0.1 % of the time. A run that starts in
+//! between, or is under way when the file changes, may compute with changed weights. A file that
+//! was replaced (written elsewhere and renamed over the old one) is a different file; the mapped
+//! one stays intact.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

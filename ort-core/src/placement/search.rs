@@ -14,9 +14,9 @@
 //! value is transferred before the node runs, once to each memory in which the subgraph reads it.
 //!
 //! A cluster is a connected group of movable nodes on one device. Each cluster is tried on the
-//! other devices that claim all of its nodes, small clusters first, until no move lowers the cost.
-//! GEMMs and convolutions never move: a device is there for them. Control flow is on a device if
-//! the values of its bodies are in that device's memory (`control_flow.rs`).
+//! other devices that claim all of its nodes, small clusters first, until no move lowers the cost
+//! or after eight rounds. GEMMs and convolutions never move: a device is there for them. Control
+//! flow is on a device if the values of its bodies are in that device's memory (`control_flow.rs`).
 
 #![allow(
     clippy::indexing_slicing,
@@ -436,7 +436,7 @@ impl<'a> PlacementSearch<'a> {
         self.nodes[node].at = at;
     }
 
-    /// Moves clusters until no move lowers the cost.
+    /// Moves clusters, until no move lowers the cost or after `MOST_ROUNDS` rounds.
     fn improve(&mut self) {
         // Small clusters come first, so those between them have merged by the time it is their
         // turn, and a few rounds suffice. More rounds could take time out of proportion to the

@@ -1,7 +1,8 @@
 //! Idle memory: what finished runs keep for the next ones, and when it is freed.
 //!
-//! There is no background thread. Whenever a run ends, it trims its own session, and frees the idle
-//! memory of the other sessions of the process that have not run for a while.
+//! There is no background thread. When a run ends, its session frees idle memory above
+//! [`IdleMemory::most_bytes`]. The run also frees all idle memory of other sessions of the process
+//! that have been idle for their [`IdleMemory::after`].
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};

@@ -66,8 +66,8 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Returns the plan for these bindings, and the bindings. If the inputs contradict them, the
-    /// plan knows no sizes and the bindings are empty.
+    /// Returns a plan that fits the inputs, and its bindings: these, or none if the inputs
+    /// contradict the shapes planned for them.
     pub(crate) fn plan_fitting(
         &self,
         bindings: Bindings,

@@ -25,8 +25,8 @@ impl Executor {
     /// Returns the plan for these dimensions and the buffers of an I/O binding.
     ///
     /// Workspaces are as large as kernels want if the run then stays within the limits beside all
-    /// constants, and otherwise as large as the limits leave. If even the smallest workspaces
-    /// exceed the limits, a larger one may only use memory that the run takes anyway.
+    /// constants, and otherwise as large as the limits leave. If the limits leave nothing, a larger
+    /// workspace may only use bytes that the plan with the smallest ones takes anyway.
     pub(crate) fn plan_bound(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
         let plan = self.plan_kept(bindings, bound)?;
         // No kernel can do with less than this plan has.
@@ -40,8 +40,8 @@ impl Executor {
         }
         let within = |room| self.plan_kept(bindings, &BoundValues { room, ..bound.clone() });
         let least = within(SlabLimits::LEAST)?;
-        // If even that exceeds the limits, its demand becomes the limit. Workspaces may then fill
-        // what it leaves free.
+        // If even that exceeds the limits, its demand becomes the limit, so larger workspaces may
+        // only use bytes that it takes anyway.
         let limits = limits.or(&need(&least));
         let plan = within(limits.room(&least, &need(&least)))?;
         // The layout with larger workspaces may still exceed the limits.

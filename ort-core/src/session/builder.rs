@@ -390,8 +390,12 @@ impl SessionBuilder {
         self
     }
 
-    /// Compiles the model, or reuses what an equal session has compiled. It is an error if no
-    /// provider runs an operator, or if the packed weights exceed the memory limit.
+    /// Compiles the model, or reuses what an equal session has compiled.
+    ///
+    /// Fails if no provider runs an operator, or if what the build keeps exceeds the memory limit:
+    /// folded constants, copies of constants, and packed weights that cannot be streamed, such as
+    /// those not in a mapped file or read in a subgraph. Without a limit all packed weights stay,
+    /// and the machine's free memory is the bound.
     pub fn build(self) -> Result<Session> {
         let independent = Independent::new(self.clone());
         let threads = self.thread_count()?;

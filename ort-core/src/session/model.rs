@@ -42,8 +42,8 @@ pub struct Model {
 /// What the dimension names of the inputs imply.
 #[derive(Clone, Copy, PartialEq)]
 enum DimNames {
-    /// Equal names are equal sizes, and no other information says so: graphs that were built by
-    /// hand, and graphs with gradients.
+    /// Equal names mean equal sizes, and nothing else records that: graphs that were built by hand,
+    /// and graphs with gradients.
     Binding,
     /// Names are documentation, which a run may contradict.
     Documentation,
