@@ -223,9 +223,11 @@ fn pair(text: &str) -> Result<(String, String), String> {
 
 fn sized(text: &str) -> Result<(String, Vec<i64>), String> {
     let (name, sizes) = pair(text)?;
-    let size = |size: &str| size.parse().ok().filter(|size| *size >= 0);
-    let sizes: Option<Vec<i64>> = sizes.split(',').map(size).collect();
-    sizes.map(|sizes| (name, sizes)).ok_or_else(|| format!("`{text}` is not NAME=N"))
+    let size = |size: &str| {
+        let parsed = size.parse().ok().filter(|parsed| *parsed >= 0);
+        parsed.ok_or_else(|| format!("`{text}` is not NAME=N: `{size}` is not a whole number of 0 or more"))
+    };
+    Ok((name, sizes.split(',').map(size).collect::<Result<_, _>>()?))
 }
 
 fn shaped(text: &str) -> Result<(String, Vec<usize>), String> {
@@ -250,13 +252,17 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
     let unit = UNITS.iter().find(|(unit, _)| text.ends_with(unit));
     let (number, factor) =
         unit.map_or((text, 1), |(unit, factor)| (text.strip_suffix(unit).unwrap_or(text), *factor));
-    let number: f64 = number.trim().parse().map_err(|_| format!("`{text}` is not a size such as 512MiB"))?;
+    let refused = || {
+        let units = UNITS.map(|(unit, _)| unit).join(", ");
+        format!("`{text}` is not a size such as 512MiB: a number of bytes, or one with {units}")
+    };
+    let number: f64 = number.trim().parse().map_err(|_| refused())?;
     let bytes = number * factor as f64;
     // `as usize` would saturate, so reject what does not fit.
     if bytes.is_finite() && bytes >= 0.0 && bytes < usize::MAX as f64 {
         Ok(bytes as usize)
     } else {
-        Err(format!("`{text}` is not a size such as 512MiB"))
+        Err(refused())
     }
 }
 

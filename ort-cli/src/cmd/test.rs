@@ -8,7 +8,7 @@ use crate::distribution::Bernoulli;
 use crate::guard;
 use crate::output::{LINE_BYTES, say};
 use crate::providers::ProviderArgs;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use ort_runtime::files::read_text;
 use ort_runtime::tensor::{Tolerance, compare};
@@ -98,6 +98,7 @@ fn one_line(text: &str) -> String {
 fn find_cases(dirs: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut cases = Vec::new();
     for dir in dirs {
+        ensure!(dir.is_dir(), "there is no folder {}; name the folder of the cases", dir.display());
         let before = cases.len();
         for entry in WalkDir::new(dir).follow_links(true).sort_by_file_name() {
             let entry = entry.with_context(|| format!("reading {}", dir.display()))?;

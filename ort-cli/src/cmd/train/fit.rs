@@ -115,7 +115,7 @@ impl Fit {
         if let Some((place, label)) = numbers.iter().enumerate().find(|(_, label)| wrong(label)) {
             let row = place / (labels.element_count() / data.rows).max(1);
             bail!(
-                "{}: label {label} in row {row} of 'labels'; the model tells classes 0 to {} apart: correct it, or let it not count with --ignore-index {label}",
+                "{}: label {label} in row {row} of 'labels'; the model has the classes 0 to {}: correct the label, or ignore it with --ignore-index {label}",
                 data.path.display(),
                 classes - 1
             );
