@@ -11,7 +11,7 @@
 use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
-use super::bound::{BoundValues, OutputMemory, Planning, SlabLimits};
+use super::bound::{BoundValues, OutputMemory, Planning};
 use super::boundary::Boundary;
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
@@ -46,18 +46,6 @@ pub(super) struct Surroundings<'a> {
     /// precise than what the program's own inference found. Empty for the outermost program.
     pub(super) known: &'a [Known],
     pub(super) bound: &'a BoundValues,
-}
-
-impl Default for Surroundings<'_> {
-    fn default() -> Self {
-        static NOTHING: BoundValues = BoundValues {
-            planning: Planning::Shared,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            room: SlabLimits::ANY,
-        };
-        Surroundings { known: &[], bound: &NOTHING }
-    }
 }
 
 /// Plans the steps of a program in another order.
