@@ -4,29 +4,15 @@ use std::sync::{Arc, OnceLock};
 
 use ort_alloc::{Allocator, DeviceId, HostAllocator};
 use ort_core::ep::{
-    Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, Fingerprint, KernelDef, KernelTable,
-    NodeView, Precision, ProviderEntry, ProviderOptions, check_options,
+    Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, Fingerprint, KernelTable, NodeView,
+    Precision, ProviderEntry, ProviderOptions, check_options,
 };
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, Within, ensure, error};
 
-use crate::environment;
-use crate::simd::isa::Isa;
-
-/// A kernel definition as a kernel file submits it, through the `cpu_kernels!` macro.
-#[derive(Debug)]
-pub struct CpuKernel(pub KernelDef);
-
-inventory::collect!(CpuKernel);
-
-/// Registers kernels with the CPU provider. Each is a [`KernelDef`] written with struct update over
-/// [`KernelDef::BASE`].
-#[macro_export]
-macro_rules! cpu_kernels {
-    ($($def:expr),* $(,)?) => {
-        $($crate::inventory::submit! { $crate::CpuKernel($def) })*
-    };
-}
+use ort_cpu_kernel::CpuKernel;
+use ort_cpu_threads::environment::{AFFINITIES, AFFINITY, choice};
+use ort_cpu_vector::simd::isa::Isa;
 
 /// The CPU execution provider.
 #[derive(Debug)]
@@ -40,14 +26,14 @@ impl ExecutionProvider for CpuProvider {
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        environment::check()?;
+        check_environment()?;
         Ok(vec![CpuDevice::describe()])
     }
 
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
         ensure!(index == 0, InvalidArgument, "the cpu provider has one device, there is no device {index}");
         check_options("cpu", options, &[])?;
-        environment::check()?;
+        check_environment()?;
         Ok(Arc::new(CpuDevice { info: CpuDevice::describe() }))
     }
 }
@@ -116,7 +102,7 @@ impl Device for CpuDevice {
         let (isa, widest) = (Isa::current(), Isa::widest());
         // The packed layout is part of the fingerprint: two CPUs of one ISA level can still choose
         // different tiles, and cached packed weights fit only one of them.
-        let layout = crate::gemm::packed_layout(isa);
+        let layout = ort_cpu_gemm::packed_layout(isa);
         let hardware = format!("{} of {} {layout}", isa.name(), widest.name());
         Some(Fingerprint { code: env!("ORT_CODE_HASH").to_owned(), hardware })
     }
@@ -127,4 +113,12 @@ impl Device for CpuDevice {
         to.copy_from_slice(from);
         Ok(())
     }
+}
+
+/// Fails if an environment variable of the provider has an unknown value.
+fn check_environment() -> Result<()> {
+    let all = [Isa::allowed().map(drop), choice(AFFINITY, &AFFINITIES).map(drop)];
+    all.into_iter().collect::<Result<(), String>>().map_err(|problem| {
+        error!(InvalidArgument, "{problem}").help("unset the variable to leave the choice to the provider")
+    })
 }

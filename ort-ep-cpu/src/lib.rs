@@ -1,7 +1,10 @@
-//! CPU execution provider.
+//! CPU execution provider: its device, and the crates that hold its kernels.
 //!
-//! `simd`, `vector`, `gemm`, `conv` and `attention` are plain functions over slices that know no
-//! graph. `kernels` wraps them as operator kernels, and each file there registers its own kernels.
+//! [`vector`], [`gemm`], [`conv`] and [`attention`] are plain functions over slices that know no
+//! graph; [`parallel`] splits them over the thread pool. The crates `ort-cpu-elementwise`, `-reduce`,
+//! `-nn`, `-contrib` and `-media` wrap them as operator kernels. They share `ort-cpu-kernel`, and each
+//! of their files registers its own kernels. Separate crates compile side by side, and an edit of a
+//! kernel compiles its crate alone.
 
 // A panic in a test merely fails the test; a panic in this code would be a defect.
 #![warn(
@@ -13,23 +16,21 @@
     clippy::unreachable
 )]
 
-pub mod attention;
-pub mod conv;
 mod device;
-mod environment;
-pub mod gemm;
-mod heap;
-mod interrupt;
-mod kept;
-pub mod kernels;
-pub mod parallel;
-mod pool;
-mod processors;
-pub mod simd;
-mod sync;
-pub mod vector;
+
+// Linked for the kernels that they register.
+use {
+    ort_cpu_contrib as _, ort_cpu_elementwise as _, ort_cpu_media as _, ort_cpu_nn as _, ort_cpu_reduce as _,
+};
+
+pub use device::CpuProvider;
+pub use ort_cpu_kernel::{CpuKernel, cpu_kernels};
+pub use ort_cpu_threads::parallel;
+pub use ort_cpu_vector::simd;
+pub use {
+    ort_cpu_attention as attention, ort_cpu_conv as conv, ort_cpu_gemm as gemm, ort_cpu_kernel as kernel,
+    ort_cpu_vector as vector,
+};
 
 #[doc(hidden)]
-pub use inventory;
-
-pub use device::{CpuKernel, CpuProvider};
+pub use ort_cpu_kernel::inventory;

@@ -13,7 +13,7 @@ pub mod budget;
 #[path = "../../ort-alloc/src/error.rs"]
 mod error;
 mod interrupt;
-#[path = "../../ort-ep-cpu/src/pool.rs"]
+#[path = "../../ort-ep-cpu/threads/src/pool.rs"]
 pub mod pool;
 mod processors;
 mod sync;

@@ -16,7 +16,7 @@ use crate::{
     table, tidy,
 };
 
-/// The folders of the crates whose tests depend on the CPU kernels.
+/// The folders of the crates whose tests depend on the CPU kernels. Crates in these folders count.
 const ON_CPU_KERNELS: [&str; 6] =
     ["ort-core", "ort-ep-cpu", "ort-runtime", "ort-train", "ort-testkit", "ort-cli"];
 
@@ -228,7 +228,7 @@ fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &
     build.args(["test", "--quiet", "--workspace", "--no-run", "--message-format=json"]);
     let mut summary = Summary::default();
     for artifact in artifacts(&capture(&mut build)?)? {
-        let is_chosen = folders.iter().any(|name| artifact.package == workspace.root.join(name));
+        let is_chosen = folders.iter().any(|name| artifact.package.starts_with(workspace.root.join(name)));
         let Some(program) = artifact.executable.filter(|_| artifact.is_test && is_chosen) else { continue };
         let counts = run_tests(Command::new(program).current_dir(&artifact.package).env(variable, value))
             .with_context(|| format!("{} of {}", artifact.name, artifact.package.display()))?;

@@ -1,0 +1,437 @@
+//! Tests of attention against sums in double precision.
+
+use super::*;
+use crate::test_values::{precisions, values as noise};
+
+/// Pseudo-random values between -1 and 1.
+/// The mask of the keys, or what is added to their scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Plain,
+    /// Causal: keys up to the query's own position, offset by this many earlier keys.
+    Causal(usize),
+    /// A sliding window of this many keys that ends at the query's own.
+    Window(usize),
+    /// Values per key, every third of them -inf.
+    ByKey,
+    /// Values per query and key, all -inf in some rows.
+    ByQuery,
+    /// Some queries see no key by their position.
+    Nothing,
+}
+
+struct Case {
+    sizes: Sizes,
+    kind: Kind,
+    softcap: f32,
+    has_sinks: bool,
+    /// Whether the heads of a token are contiguous.
+    interleaved: bool,
+}
+
+impl Case {
+    fn strides(&self, heads: usize, rows: usize, size: usize) -> [usize; 3] {
+        match self.interleaved {
+            true => [rows * heads * size, size, heads * size],
+            false => [heads * rows * size, rows * size, size],
+        }
+    }
+
+    fn added(&self, [batch, head, query]: [usize; 3], key: usize) -> f32 {
+        match self.kind {
+            Kind::ByKey if key % 3 == 1 => f32::NEG_INFINITY,
+            Kind::ByKey => ((key + head) % 7) as f32 / 4.0 - batch as f32,
+            Kind::ByQuery if query % 5 == 3 || key % 4 == head % 4 => f32::NEG_INFINITY,
+            Kind::ByQuery => ((query * 3 + key) % 11) as f32 / 8.0,
+            _ => 0.0,
+        }
+    }
+
+    fn visible(&self, query: usize) -> Range<usize> {
+        let keys = self.sizes.keys;
+        match self.kind {
+            Kind::Causal(before) => 0..(before + query + 1).min(keys),
+            Kind::Window(width) => (query + 1).saturating_sub(width).min(keys)..(query + 1).min(keys),
+            Kind::Nothing if query.is_multiple_of(2) => 0..0,
+            _ => 0..keys,
+        }
+    }
+
+    /// Queries, keys, values and sinks.
+    fn inputs(&self) -> [Vec<f32>; 4] {
+        let Sizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
+        [
+            noise(batch * heads * queries * size, 1).into_iter().map(|x| x * 3.0).collect(),
+            noise(batch * key_heads * keys * size, 2).into_iter().map(|x| x * 3.0).collect(),
+            noise(batch * key_heads * keys * value_size, 3),
+            noise(heads, 4),
+        ]
+    }
+
+    fn expected(&self, [q, k, v, sinks]: &[Vec<f32>; 4], scale: f64) -> Vec<f64> {
+        let Sizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
+        let mut to = vec![0.0; batch * heads * queries * value_size];
+        let at = |strides: [usize; 3], b: usize, h: usize, r: usize| {
+            b * strides[0] + h * strides[1] + r * strides[2]
+        };
+        let (of_q, of_k) = (self.strides(heads, queries, size), self.strides(key_heads, keys, size));
+        let (of_v, of_o) =
+            (self.strides(key_heads, keys, value_size), self.strides(heads, queries, value_size));
+        for b in 0..batch {
+            for h in 0..heads {
+                let g = h / (heads / key_heads);
+                for r in 0..queries {
+                    let mut scores = Vec::new();
+                    for key in self.visible(r) {
+                        let (q, k) = (&q[at(of_q, b, h, r)..], &k[at(of_k, b, g, key)..]);
+                        let dot: f64 = (0..size).map(|i| f64::from(q[i]) * f64::from(k[i])).sum();
+                        let cap = f64::from(self.softcap);
+                        let capped = if cap > 0.0 { cap * (dot * scale / cap).tanh() } else { dot * scale };
+                        scores.push((key, capped + f64::from(self.added([b, h, r], key))));
+                    }
+                    scores.retain(|(_, score)| *score != f64::NEG_INFINITY);
+                    let sink = if self.has_sinks { f64::from(sinks[h]).exp() } else { 0.0 };
+                    let sum: f64 = scores.iter().map(|(_, score)| score.exp()).sum::<f64>() + sink;
+                    for (key, score) in scores {
+                        for i in 0..value_size {
+                            let value = f64::from(v[at(of_v, b, g, key) + i]);
+                            to[at(of_o, b, h, r) + i] += score.exp() / sum * value;
+                        }
+                    }
+                }
+            }
+        }
+        to
+    }
+
+    fn run(
+        &self,
+        cpu: Cpu,
+        inputs: &[Vec<f32>; 4],
+        (keys, values): (Elements<'_>, Elements<'_>),
+        scale: f32,
+    ) -> Vec<f32> {
+        let sizes = self.sizes;
+        let write = |place: [usize; 3], keys: Range<usize>, to: &mut [f32]| {
+            keys.zip(to).for_each(|(key, to)| *to = self.added(place, key));
+        };
+        let is_by_query = self.kind == Kind::ByQuery;
+        let attention = Attention {
+            sizes,
+            queries: Some(Rows {
+                elements: Elements::F32(&inputs[0]),
+                strides: self.strides(sizes.heads, sizes.queries, sizes.size),
+            }),
+            keys: Rows { elements: keys, strides: self.strides(sizes.key_heads, sizes.keys, sizes.size) },
+            values: Rows {
+                elements: values,
+                strides: self.strides(sizes.key_heads, sizes.keys, sizes.value_size),
+            },
+            scale,
+            softcap: self.softcap,
+            visible: &|[_, query]| self.visible(query),
+            mask: (is_by_query || self.kind == Kind::ByKey).then_some(Mask { write: &write, is_by_query }),
+            sinks: self.has_sinks.then_some(&inputs[3]),
+            hidden_is_nan: false,
+        };
+        let is_narrow = !matches!(keys, Elements::F32(_)) || !matches!(values, Elements::F32(_));
+        // Stale scratch must not matter.
+        let mut scratch = vec![f32::NAN; sizes.scratch_len(cpu, is_narrow)];
+        let strides = self.strides(sizes.heads, sizes.queries, sizes.value_size);
+        let mut to = vec![f32::NAN; sizes.batch * sizes.heads * sizes.queries * sizes.value_size];
+        let result = attention.run(cpu, &mut to, strides, &mut scratch);
+        assert_eq!(result, Ok(()));
+        if sizes.size == sizes.value_size {
+            let mut in_place = inputs[0].clone();
+            scratch.fill(f32::NAN);
+            let result =
+                Attention { queries: None, ..attention }.run(cpu, &mut in_place, strides, &mut scratch);
+            assert_eq!(result, Ok(()));
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+            assert_eq!(bits(&in_place), bits(&to), "in the place of the queries");
+        }
+        to
+    }
+}
+
+fn cases() -> Vec<Case> {
+    // batch, heads, key heads, queries, keys, size, value size.
+    let shapes = [
+        [1, 1, 1, 1, 1, 1, 1],
+        [2, 3, 3, 1, 129, 64, 64],
+        [1, 8, 2, 1, 300, 20, 24],
+        [2, 4, 1, 3, 70, 16, 8],
+        [1, 6, 2, 20, 140, 33, 65],
+        [2, 2, 2, 47, 127, 64, 64],
+        [1, 2, 2, 48, 128, 64, 64],
+        [1, 2, 1, 49, 129, 40, 17],
+        [1, 1, 1, 200, 260, 64, 64],
+        [1, 2, 2, 401, 130, 8, 8],
+    ];
+    let kinds = [
+        Kind::Plain,
+        Kind::Causal(0),
+        Kind::Causal(100),
+        Kind::Window(9),
+        Kind::ByKey,
+        Kind::ByQuery,
+        Kind::Nothing,
+    ];
+    let mut cases = Vec::new();
+    for [batch, heads, key_heads, queries, keys, size, value_size] in shapes {
+        let sizes = Sizes { batch, heads, key_heads, queries, keys, size, value_size };
+        for (index, kind) in kinds.into_iter().enumerate() {
+            for (softcap, has_sinks) in [(0.0, false), (2.5, false), (0.0, true)] {
+                cases.push(Case { sizes, kind, softcap, has_sinks, interleaved: index % 2 == 0 });
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn results_are_weighted_sums() {
+    for case in cases() {
+        let inputs = case.inputs();
+        let scale = 1.0 / (case.sizes.size as f32).sqrt();
+        let expected = case.expected(&inputs, f64::from(scale));
+        for isa in Isa::available() {
+            let sides = (Elements::F32(&inputs[1]), Elements::F32(&inputs[2]));
+            let got = case.run(Cpu { isa, ..Cpu::with_threads(1) }, &inputs, sides, scale);
+            for (at, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let error = (f64::from(*got) - expected).abs();
+                let Case { sizes, kind, softcap, has_sinks, .. } = &case;
+                assert!(
+                    error <= 3e-6,
+                    "{isa:?} {sizes:?} {kind:?} {softcap} {has_sinks} {at}: {got} {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_threads_nor_on_neighbours() {
+    for case in cases() {
+        let inputs = case.inputs();
+        let sides = (Elements::F32(&inputs[1]), Elements::F32(&inputs[2]));
+        for precision in precisions() {
+            let run = |threads: usize| {
+                case.run(Cpu::with_threads(threads).in_precision(precision), &inputs, sides, 0.3)
+            };
+            let one = run(1);
+            for threads in [2, 3, 16] {
+                let same = one.iter().zip(run(threads)).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{precision:?} {:?} {:?} on {threads} threads", case.sizes, case.kind);
+            }
+            // The first batch item alone.
+            let sizes = Sizes { batch: 1, ..case.sizes };
+            let first = Case { sizes, ..case };
+            let part = |values: &Vec<f32>| values[..values.len() / case.sizes.batch].to_vec();
+            let [q, k, v] = [0, 1, 2].map(|index| part(&inputs[index]));
+            let part = [q, k, v, inputs[3].clone()];
+            let sides = (Elements::F32(&part[1]), Elements::F32(&part[2]));
+            let alone = first.run(Cpu::with_threads(1).in_precision(precision), &part, sides, 0.3);
+            let same = alone.iter().zip(&one).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{precision:?} {:?} {:?} without a neighbour", case.sizes, case.kind);
+        }
+    }
+}
+
+#[test]
+fn pairs_round_factors_alone() {
+    // A weight is off by half a unit in the last place of bfloat16, and values are below 1. So the
+    // bound is that of a mean with such weights, of differences below 2.
+    let tolerance = 2.0 / 256.0;
+    for mut case in cases() {
+        // Scales are powers of two, so that scaled queries are still exact in bfloat16.
+        let scale = (case.sizes.size as f32).sqrt().log2().ceil().exp2().recip();
+        case.softcap = if case.softcap > 0.0 { 2.0 } else { 0.0 };
+        let inputs = case.inputs();
+        let single = Cpu::with_threads(1);
+        let exact = case.run(single, &inputs, (Elements::F32(&inputs[1]), Elements::F32(&inputs[2])), scale);
+        let rounded = inputs.map(|values| values.iter().map(|x| bf16::from_f32(*x).to_f32()).collect());
+        let expected = case.expected(&rounded, f64::from(scale));
+        for precision in precisions() {
+            let sides = (Elements::F32(&rounded[1]), Elements::F32(&rounded[2]));
+            let got = case.run(single.in_precision(precision), &rounded, sides, scale);
+            for ((got, expected), exact) in got.iter().zip(&expected).zip(&exact) {
+                let (got, exact) = (f64::from(*got), f64::from(*exact));
+                let Case { sizes, kind, softcap, has_sinks, .. } = &case;
+                let of = format!("{precision:?} {sizes:?} {kind:?} {softcap} {has_sinks}");
+                assert!((got - expected).abs() <= tolerance, "{of}: {got} {expected}");
+                assert!((got - exact).abs() <= 2e-2, "{of}: {got} {exact} in float32");
+            }
+        }
+    }
+}
+
+#[test]
+fn narrow_caches_are_widened_exactly() {
+    for case in cases() {
+        let mut inputs = case.inputs();
+        let halves: [Vec<f16>; 2] =
+            [1, 2].map(|side| inputs[side].iter().map(|x| f16::from_f32(*x)).collect());
+        let uppers: [Vec<bf16>; 2] =
+            [1, 2].map(|side| inputs[side].iter().map(|x| bf16::from_f32(*x)).collect());
+        inputs[1] = halves[0].iter().map(|x| x.to_f32()).collect();
+        inputs[2] = uppers[1].iter().map(|x| x.to_f32()).collect();
+        for precision in precisions() {
+            let cpu = Cpu::with_threads(2).in_precision(precision);
+            let sides = (Elements::F16(&halves[0]), Elements::BF16(&uppers[1]));
+            let narrow = case.run(cpu, &inputs, sides, 0.3);
+            let wide = case.run(cpu, &inputs, (Elements::F32(&inputs[1]), Elements::F32(&inputs[2])), 0.3);
+            assert!(narrow.iter().zip(&wide).all(|(a, b)| a.to_bits() == b.to_bits()), "{:?}", case.sizes);
+        }
+    }
+}
+
+#[test]
+fn extreme_scores_are_no_numbers_or_weights() {
+    // The scores of one query, and its result if each value is its key's index.
+    let (infinity, nan, least) = (f32::INFINITY, f32::NAN, f32::MIN);
+    let cases: [(&[f32], f32); 6] = [
+        (&[least, least, least], 1.0),
+        (&[-infinity, -infinity, -infinity], 0.0),
+        (&[0.0, -infinity, least], 0.0),
+        (&[1e30, 0.0, -1e30], 0.0),
+        (&[0.0, infinity, 0.0], nan),
+        (&[0.0, nan, 0.0], nan),
+    ];
+    let of_queries = [1, 9].into_iter().flat_map(|queries| precisions().map(move |of| (queries, of)));
+    for ((queries, precision), hidden_is_nan) in
+        of_queries.flat_map(|of| [false, true].map(move |hidden_is_nan| (of, hidden_is_nan)))
+    {
+        for (added, expected) in cases {
+            let is_hidden = added.iter().all(|score| *score == -infinity);
+            let expected = if is_hidden && hidden_is_nan { nan } else { expected };
+            let values = [0.0, 1.0, 2.0];
+            let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 3, size: 1, value_size: 1 };
+            let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
+            let write = |_: [usize; 3], keys: Range<usize>, to: &mut [f32]| to.copy_from_slice(&added[keys]);
+            let attention = Attention {
+                sizes,
+                queries: Some(rows(&[0.0; 9])),
+                keys: rows(&values),
+                values: rows(&values),
+                scale: 1.0,
+                softcap: 0.0,
+                visible: &|_| 0..3,
+                mask: Some(Mask { write: &write, is_by_query: false }),
+                sinks: None,
+                hidden_is_nan,
+            };
+            let cpu = Cpu::with_threads(1).in_precision(precision);
+            let (mut to, mut scratch) = ([5.0; 9], vec![0.0; sizes.scratch_len(cpu, false)]);
+            assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
+            for got in &to[..queries] {
+                assert!(
+                    *got == expected || (got.is_nan() && expected.is_nan()),
+                    "{added:?}: {got} {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// Scores without a mask that overflow, in some blocks of keys or in all. The first blocks may be
+/// all -inf although later ones are not. bf16 pairs round the values.
+#[test]
+fn hidden_queries_are_nan_where_all_blocks_are_hidden() {
+    // With a query of 3e38, keys of -2 have scores of -inf, and other keys have 0 or +inf.
+    let (keys, hidden, zero, most) = (300, -2.0, 0.0, 2.0);
+    let at = |place: usize| (0..keys).map(|key| if key == place { zero } else { hidden }).collect();
+    let cases: [(Vec<f32>, f32); 5] = [
+        (vec![hidden; keys], f32::NAN),
+        (at(0), 0.0),
+        (at(150), 1.5),
+        (at(299), 2.99),
+        ((0..keys).map(|key| if key == 200 { most } else { hidden }).collect(), f32::NAN),
+    ];
+    let values: Vec<f32> = (0..keys).map(|key| key as f32 / 100.0).collect();
+    for (queries, precision) in
+        [1, 5, 60].into_iter().flat_map(|queries| precisions().map(move |of| (queries, of)))
+    {
+        for (of_keys, expected) in &cases {
+            let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys, size: 1, value_size: 1 };
+            let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
+            let attention = Attention {
+                sizes,
+                queries: Some(rows(&[3e38; 60])),
+                keys: rows(of_keys),
+                values: rows(&values),
+                scale: 1.0,
+                softcap: 0.0,
+                visible: &|_| 0..keys,
+                mask: None,
+                sinks: None,
+                hidden_is_nan: true,
+            };
+            let cpu = Cpu::with_threads(1).in_precision(precision);
+            let (mut to, mut scratch) = ([5.0; 60], vec![0.0; sizes.scratch_len(cpu, false)]);
+            assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
+            for got in &to[..queries] {
+                let is_near = (got - expected).abs() <= 0.02;
+                assert!(is_near || (got.is_nan() && expected.is_nan()), "{queries}: {got} {expected}");
+            }
+        }
+    }
+}
+
+/// The product of an empty softmax and no values is 0.
+#[test]
+fn no_keys_at_all_give_zero() {
+    for queries in [1, 9] {
+        let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 0, size: 1, value_size: 1 };
+        let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
+        let attention = Attention {
+            sizes,
+            queries: Some(rows(&[1.0; 9])),
+            keys: rows(&[]),
+            values: rows(&[]),
+            scale: 1.0,
+            softcap: 0.0,
+            visible: &|_| 0..0,
+            mask: None,
+            sinks: None,
+            hidden_is_nan: true,
+        };
+        let cpu = Cpu::with_threads(1);
+        let (mut to, mut scratch) = ([5.0; 9], vec![0.0; sizes.scratch_len(cpu, false)]);
+        assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
+        assert!(to[..queries].iter().all(|got| *got == 0.0), "{to:?}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let sizes = Sizes { batch: 1, heads: 2, key_heads: 2, queries: 3, keys: 4, size: 5, value_size: 6 };
+    let values = [0.0; 64];
+    let rows = |len: usize, strides| Rows { elements: Elements::F32(&values[..len]), strides };
+    let good = Attention {
+        sizes,
+        queries: Some(rows(30, [30, 15, 5])),
+        keys: rows(40, [40, 20, 5]),
+        values: rows(48, [48, 24, 6]),
+        scale: 1.0,
+        softcap: 0.0,
+        visible: &|_| 0..4,
+        mask: None,
+        sinks: None,
+        hidden_is_nan: false,
+    };
+    let cpu = Cpu::with_threads(1);
+    let run = |attention: &Attention<'_>, len: usize, strides: [usize; 3]| {
+        let mut scratch = vec![0.0; sizes.scratch_len(cpu, false)];
+        attention.run(cpu, &mut vec![0.0; len], strides, &mut scratch).is_ok()
+    };
+    assert!(run(&good, 36, [36, 18, 6]) && run(&good, 36, [36, 6, 12]));
+    assert!(!run(&good, 35, [36, 18, 6]) && !run(&good, 36, [36, 17, 6]) && !run(&good, 36, [36, 18, 5]));
+    assert!(!run(&Attention { queries: Some(rows(29, [30, 15, 5])), ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { queries: None, ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { keys: rows(39, [40, 20, 5]), ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { values: rows(47, [48, 24, 6]), ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { sizes: Sizes { key_heads: 0, ..sizes }, ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { sinks: Some(&[0.0]), ..good }, 36, [36, 18, 6]));
+    assert!(good.run(cpu, &mut [0.0; 36], [36, 18, 6], &mut []).is_err());
+}

@@ -1,0 +1,115 @@
+//! SVM kernel functions, each of a row of features and many support vectors.
+
+use ort_core::ir::Attributes;
+use ort_core::{Result, ensure, error};
+
+use ort_cpu_threads::interrupt::spend;
+
+/// A kernel function and its parameters.
+enum Kernel {
+    Linear,
+    Poly { gamma: f64, coef0: f64, degree: f64 },
+    Rbf { gamma: f64 },
+    Sigmoid { gamma: f64, coef0: f64 },
+}
+
+/// Vectors and the kernel function that compares rows with them.
+pub(super) struct Vectors {
+    kernel: Kernel,
+    /// The vectors, row-major.
+    elements: Vec<f32>,
+    pub(super) count: usize,
+    pub(super) features: usize,
+}
+
+impl Vectors {
+    /// Reads `count` support vectors and their kernel function from the attributes.
+    pub(super) fn support(attrs: &Attributes, count: usize) -> Result<Vectors> {
+        let [gamma, coef0, degree] = match *attrs.find_floats("kernel_params").unwrap_or(&[]) {
+            [] => [0.0; 3],
+            [gamma, coef0, degree] => [gamma, coef0, degree].map(f64::from),
+            ref others => {
+                return Err(error!(
+                    InvalidGraph,
+                    "'kernel_params' has {} elements, expected gamma, coef0 and degree",
+                    others.len()
+                ));
+            }
+        };
+        let kernel = match attrs.string("kernel_type")? {
+            "LINEAR" => Kernel::Linear,
+            "POLY" => Kernel::Poly { gamma, coef0, degree },
+            "RBF" => Kernel::Rbf { gamma },
+            "SIGMOID" => Kernel::Sigmoid { gamma, coef0 },
+            other => {
+                return Err(error!(
+                    InvalidGraph,
+                    "kernel_type is '{other}', expected LINEAR, POLY, RBF or SIGMOID"
+                ));
+            }
+        };
+        Vectors::new(kernel, attrs.find_floats("support_vectors").unwrap_or(&[]), count, "support_vectors")
+    }
+
+    /// Wraps the coefficients of `count` linear functions.
+    pub(super) fn linear(coefficients: &[f32], count: usize) -> Result<Vectors> {
+        Vectors::new(Kernel::Linear, coefficients, count, "coefficients")
+    }
+
+    fn new(kernel: Kernel, elements: &[f32], count: usize, name: &str) -> Result<Vectors> {
+        let given = elements.len();
+        ensure!(
+            given > 0 && given.checked_rem(count) == Some(0),
+            InvalidGraph,
+            "the {given} elements of '{name}' do not make {count} vectors of equal length"
+        );
+        Ok(Vectors { kernel, elements: elements.to_vec(), count, features: given / count })
+    }
+
+    /// Returns the number of elements of all vectors.
+    pub(super) fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// Returns the `f64` elements of scratch for one row's features and kernel values.
+    pub(super) fn scratch_len(&self) -> usize {
+        self.features.saturating_add(self.count)
+    }
+
+    /// Evaluates the kernel function on a row and each vector.
+    pub(super) fn kernels(&self, row: &[f64], kernels: &mut [f64]) {
+        for (vector, to) in self.elements.chunks_exact(self.features).zip(kernels) {
+            spend(8 + self.features);
+            *to = match self.kernel {
+                Kernel::Linear => product(row, vector),
+                Kernel::Poly { gamma, coef0, degree } => power(gamma * product(row, vector) + coef0, degree),
+                Kernel::Sigmoid { gamma, coef0 } => (gamma * product(row, vector) + coef0).tanh(),
+                Kernel::Rbf { gamma } => (-gamma * sum(row, vector, |a, b| (a - b) * (a - b))).exp(),
+            };
+        }
+    }
+}
+
+fn product(row: &[f64], vector: &[f32]) -> f64 {
+    sum(row, vector, |a, b| a * b)
+}
+
+/// Raises to a power. Exponents are mostly small integers, which `powi` handles faster.
+fn power(base: f64, exponent: f64) -> f64 {
+    let whole = exponent as i32;
+    if f64::from(whole) == exponent { base.powi(whole) } else { base.powf(exponent) }
+}
+
+/// Sums a term over the features, in eight independent accumulators.
+fn sum(row: &[f64], vector: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
+    let (row, last) = row.as_chunks::<8>();
+    let (vector, last_of_vector) = vector.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for (row, vector) in row.iter().zip(vector) {
+        for (sum, (a, b)) in sums.iter_mut().zip(row.iter().zip(vector)) {
+            *sum += term(*a, f64::from(*b));
+        }
+    }
+    let rest: f64 = last.iter().zip(last_of_vector).map(|(a, b)| term(*a, f64::from(*b))).sum();
+    sums.iter().sum::<f64>() + rest
+}

@@ -1,0 +1,73 @@
+//! Forward convolution of small images with unpacked weights: all images of the batch form one
+//! GEMM.
+
+use super::gradient::{LARGE, check};
+use super::windows::{Lines, give_rows, take_windows};
+use super::{ConvGeometry, part};
+use ort_cpu_gemm::{
+    AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, Pairing, Step, Strided, apply_steps,
+    check_steps, workspace_len,
+};
+use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_row_chunk_mut};
+
+/// Whether images are too small for a GEMM of their own, and there are several.
+pub fn is_batched(cpu: Cpu, geometry: &ConvGeometry) -> bool {
+    Pairing::of(cpu).is_none() && geometry.batch > 1 && geometry.window.output_len() < LARGE
+}
+
+/// Returns the `f32` elements of workspace that [`forward_batched`] needs.
+pub fn batched_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
+    let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
+    let product = lines.most(|rows| workspace_len(cpu, 1, [filters, rows, lines.steps], BSource::Strided));
+    lines.lens(filters).iter().sum::<usize>() + product
+}
+
+/// Computes the convolution of `image` (N, C, D1, ...) with `weights` (M, C/group, k1, ...) into
+/// `output` (N, M, D1, ...). The epilogue is as in [`super::forward`].
+///
+/// # Errors
+///
+/// If a slice has another length than the geometry requires.
+pub fn forward_batched(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    [image, weights]: [&[f32]; 2],
+    epilogue: &[Step<'_>],
+    output: &mut [f32],
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    check(geometry, [image.len(), weights.len(), output.len()])?;
+    let (filters, lines, places) =
+        (geometry.group_filters(), Lines::of(geometry), geometry.window.output_len());
+    check_steps(epilogue, [geometry.filters, geometry.batch * geometry.filters, places])?;
+    if output.is_empty() {
+        return Ok(());
+    }
+    let [windows_len, turned_len] = lines.lens(filters);
+    let (windows, rest) = workspace.split_at_mut(windows_len);
+    let (turned, product) = rest.split_at_mut(turned_len);
+    for group in 0..geometry.groups {
+        let weights = part("weights", weights, group * filters * lines.steps, filters * lines.steps)?;
+        for piece in lines.pieces() {
+            let rows = piece.len() * lines.len;
+            let (windows, turned) = (&mut windows[..rows * lines.steps], &mut turned[..rows * filters]);
+            take_windows(cpu, geometry, (group, piece.start), image, windows);
+            let a = AOperand::Plain(Strided::row_major(weights, filters, lines.steps)?);
+            let b = BOperand::Plain(Strided::row_major(windows, rows, lines.steps)?.transposed());
+            Gemm::new(a, b).run(cpu, turned, rows, product)?;
+            give_rows(geometry, (group, piece.start * lines.len), turned, output);
+        }
+    }
+    if epilogue.is_empty() {
+        return Ok(());
+    }
+    let least = WORTH_A_THREAD.div_ceil(places);
+    for_each_row_chunk_mut(cpu.threads, output, places, least, |first, planes| {
+        for (index, plane) in planes.chunks_exact_mut(places).enumerate() {
+            let (image, filter) = ((first + index) / geometry.filters, (first + index) % geometry.filters);
+            let origin = Origin { bias_row: 0, residual_row: image * geometry.filters };
+            apply_steps(epilogue, origin, [filter, 0], plane);
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,347 @@
+//! Forward convolution by im2col and GEMM.
+//!
+//! Usually filters are the rows of the GEMM and pixels its columns, so the result is NCHW, as ONNX
+//! has it. If an image has too few pixels to fill the vectors of its last panel (7 by 7 is 49, one
+//! more than three vectors of 16), the operands swap. The result is then transposed at the end,
+//! which is cheap because such layers have a long k.
+
+use smallvec::SmallVec;
+
+use super::{ConvGeometry, part, winograd};
+use ort_cpu_gemm::{
+    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Pairing,
+    Step, Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_a_by, pack_b, pair_rows, run_batch,
+    transpose, unfold, unfolded_len, workspace_len_beside_ready,
+};
+use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_chunk_mut};
+use ort_cpu_vector::winograd::Tile;
+
+/// The role of the packed weights in the GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightSide {
+    /// Filters are rows and pixels are columns: right for all but the smallest images.
+    Left,
+    /// Pixels are rows and filters are columns.
+    Right,
+    /// The B operand of the GEMMs between the Winograd transforms. Only for 3-by-3 kernels with
+    /// strides of 1.
+    Transformed(Tile),
+}
+
+impl WeightSide {
+    /// Returns the fastest variant for a geometry. Each variant is correct for any image, so one
+    /// packing can serve several image sizes.
+    pub fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Self {
+        if let Some(tile) = winograd::preferred(cpu, geometry) {
+            return WeightSide::Transformed(tile);
+        }
+        /// Larger images fill their vectors well, and their results would need much workspace.
+        const MOST_PIXELS: usize = 128;
+        let (pixels, filters) = (geometry.window.output_len(), geometry.group_filters());
+        // The vectors that each variant computes, including partly filled ones.
+        let left = filters * pixels.div_ceil(lanes(cpu));
+        let right = pixels * filters.div_ceil(lanes(cpu));
+        // The swapped variant must save a tenth of the vectors.
+        match pixels <= MOST_PIXELS && 10 * right < 9 * left {
+            true => WeightSide::Right,
+            false => WeightSide::Left,
+        }
+    }
+}
+
+/// Returns the length of packed weights.
+pub fn packed_weights_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
+    geometry.groups * group_len(cpu, geometry, side)
+}
+
+fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
+    match side {
+        WeightSide::Left => PackedA::len(cpu, geometry.group_filters(), steps(geometry)),
+        WeightSide::Right => PackedB::len(cpu, steps(geometry), geometry.group_filters()),
+        WeightSide::Transformed(tile) => {
+            winograd::group_len(winograd::product_cpu(cpu, geometry, tile), geometry, tile)
+        }
+    }
+}
+
+/// Whether the image is converted to bf16 pairs of channels before im2col. Values that several
+/// windows share are then converted only once, and im2col copies half as much.
+fn pairs_channels(cpu: Cpu, geometry: &ConvGeometry) -> bool {
+    let (positions, stride) = (geometry.window.kernel_len(), geometry.window.stride.iter().product());
+    Pairing::of(cpu).is_some()
+        && geometry.group_channels().is_multiple_of(2)
+        && positions > 1
+        && positions >= stride
+}
+
+/// Returns the elements of the images as pairs of channels, 0 if they are not converted.
+fn paired_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
+    match pairs_channels(cpu, geometry) {
+        true => geometry.batch * geometry.channels / 2 * geometry.window.input_len(),
+        false => 0,
+    }
+}
+
+/// Returns k: channels of a group times kernel positions.
+fn steps(geometry: &ConvGeometry) -> usize {
+    geometry.group_channels() * geometry.window.kernel_len()
+}
+
+/// Packs `weights` (M, C/group, k1, ...) into `packed`.
+///
+/// # Errors
+///
+/// If either slice is too short.
+pub fn pack_weights<T: Weight>(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    side: WeightSide,
+    weights: &[T],
+    packed: &mut [f32],
+) -> Result<(), GemmError> {
+    let (filters, steps) = (geometry.group_filters(), steps(geometry));
+    if let (WeightSide::Transformed(_), false) = (side, winograd::supports(geometry)) {
+        return Err(winograd::refused());
+    }
+    let needed = geometry.filters * steps;
+    if weights.len() < needed {
+        return Err(GemmError::TooShort { what: "a convolution's weights", needed, len: weights.len() });
+    }
+    let (needed, len) = (packed_weights_len(cpu, geometry, side), packed.len());
+    let short = GemmError::TooShort { what: "packed weights", needed, len };
+    let packed = packed.get_mut(..needed).ok_or(short)?;
+    if needed == 0 {
+        return Ok(());
+    }
+    let groups = weights.chunks(filters * steps).zip(packed.chunks_mut(group_len(cpu, geometry, side)));
+    for (weights, packed) in groups {
+        match side {
+            WeightSide::Left if pairs_channels(cpu, geometry) => {
+                let positions = geometry.window.kernel_len();
+                let place = |step: usize| {
+                    // The order of `Im2col::of_pairs`: pair, kernel position, channel within the
+                    // pair.
+                    let (pair, position) = (step / 2 / positions, step / 2 % positions);
+                    (2 * pair + step % 2) * positions + position
+                };
+                pack_a_by(cpu, weights, [filters, steps], (steps, place), packed)?;
+            }
+            WeightSide::Left => pack_a(cpu, weights, [filters, steps], [steps, 1], packed)?,
+            WeightSide::Right => pack_b(cpu, weights, [steps, filters], [1, steps], packed)?,
+            WeightSide::Transformed(tile) => {
+                let cpu = winograd::product_cpu(cpu, geometry, tile);
+                winograd::pack(cpu, geometry, tile, weights, packed);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the `f32` elements of workspace that [`forward`] needs.
+pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
+    let (filters, pixels, steps) = (geometry.group_filters(), geometry.window.output_len(), steps(geometry));
+    let pointwise = geometry.window.is_pointwise();
+    match side {
+        WeightSide::Left => {
+            let source = if pointwise { BSource::Rows } else { BSource::Im2col };
+            let count = geometry.batch * geometry.groups;
+            let product = workspace_len_beside_ready(cpu, count, [filters, pixels, steps], source);
+            paired_len(cpu, geometry).next_multiple_of(16) + product
+        }
+        WeightSide::Right => {
+            let product = ort_cpu_gemm::workspace_len(cpu, 1, [pixels, filters, steps], BSource::Packed);
+            filters * pixels + unfolded(geometry) + product
+        }
+        WeightSide::Transformed(tile) => {
+            winograd::workspace_len(winograd::product_cpu(cpu, geometry, tile), geometry, tile)
+        }
+    }
+}
+
+/// Returns the elements of a group's im2col matrix, 0 if it need not be written out.
+fn unfolded(geometry: &ConvGeometry) -> usize {
+    match geometry.window.is_pointwise() {
+        true => 0,
+        false => unfolded_len(&geometry.window, geometry.group_channels()),
+    }
+}
+
+/// The operands of a convolution.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// The images (N, C, D1, ...).
+    pub image: &'a [f32],
+    /// The packed weights, for the same `Cpu` and channels.
+    pub weights: &'a [f32],
+    /// The variant that the weights were packed for. A transposed convolution has only
+    /// [`WeightSide::Left`].
+    pub side: WeightSide,
+    /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels.
+    /// [`Step::Residual`] holds an array of the size of the output, with a row stride of its
+    /// spatial size. [`Step::Held`] requires [`WeightSide::Left`].
+    pub epilogue: &'a [Step<'a>],
+}
+
+/// Computes the convolution into `output` (N, M, D1, ...).
+///
+/// # Errors
+///
+/// If a slice is too short.
+pub fn forward(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    input: Input,
+    output: &mut [f32],
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    match input.side {
+        WeightSide::Left => {}
+        WeightSide::Right => return forward_right(cpu, geometry, input, output, workspace),
+        WeightSide::Transformed(tile) => {
+            let cpu = winograd::product_cpu(cpu, geometry, tile);
+            return winograd::forward(cpu, geometry, tile, input, output, workspace);
+        }
+    }
+    let window = &geometry.window;
+    let (channels, filters, steps) = (geometry.group_channels(), geometry.group_filters(), steps(geometry));
+    let columns = window.output_len();
+    let (paired, needed, len) =
+        (paired_len(cpu, geometry), workspace_len(cpu, geometry, input.side), workspace.len());
+    if len < needed {
+        return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
+    }
+    let (pairs, workspace) = workspace.split_at_mut(paired.next_multiple_of(16));
+    let pairs = &mut pairs[..paired];
+    if paired > 0 {
+        pair_rows(cpu, input.image, window.input_len(), pairs)?;
+    }
+    let pairs = &*pairs;
+    let problem = |index: usize| {
+        let (pixels, weights) = operands(cpu, geometry, &input, index)?;
+        let b = if window.is_pointwise() {
+            BOperand::Plain(Strided::row_major(pixels, channels, columns)?)
+        } else if pairs_channels(cpu, geometry) {
+            let len = channels / 2 * window.input_len();
+            BOperand::Im2col(Im2col::of_pairs(
+                part("pairs of channels", pairs, index * len, len)?,
+                channels,
+                *window,
+            )?)
+        } else {
+            BOperand::Im2col(Im2col::new(pixels, channels, *window)?)
+        };
+        let a = AOperand::Packed(PackedA::new(cpu, weights, filters, steps)?);
+        Ok(Gemm { epilogue: input.epilogue, origin: origin(geometry, index), ..Gemm::new(a, b) })
+    };
+    let results = Batch {
+        values: output,
+        count: geometry.batch * geometry.groups,
+        row_stride: columns,
+        batch_stride: filters * columns,
+    };
+    run_batch(cpu, &problem, results, workspace)
+}
+
+/// Returns the channels and the packed weights of one group of one image.
+pub(super) fn operands<'a>(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    input: &Input<'a>,
+    index: usize,
+) -> Result<(&'a [f32], &'a [f32]), GemmError> {
+    let image_len = geometry.group_channels() * geometry.window.input_len();
+    let weights_len = group_len(cpu, geometry, input.side);
+    let pixels = part("a convolution's image", input.image, index * image_len, image_len)?;
+    let group = index % geometry.groups;
+    Ok((pixels, part("packed weights", input.weights, group * weights_len, weights_len)?))
+}
+
+/// Returns where the rows of one group of one image are in the slices of the epilogue.
+pub(super) fn origin(geometry: &ConvGeometry, index: usize) -> Origin {
+    let (image, group) = (index / geometry.groups, index % geometry.groups);
+    let bias_row = group * geometry.group_filters();
+    Origin { bias_row, residual_row: image * geometry.filters + bias_row }
+}
+
+/// Computes the convolution with pixels as rows.
+fn forward_right(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    input: Input,
+    output: &mut [f32],
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    /// Filters that are transposed at a time.
+    const FILTERS: usize = 16;
+    let window = &geometry.window;
+    let (channels, filters, steps) = (geometry.group_channels(), geometry.group_filters(), steps(geometry));
+    let (pixels, count) = (window.output_len(), geometry.batch * geometry.groups);
+    let (needed, len) = (count * filters * pixels, output.len());
+    let output = output.get_mut(..needed).ok_or(GemmError::TooShort { what: "a result", needed, len })?;
+    check_steps(input.epilogue, [geometry.filters, geometry.batch * geometry.filters, pixels])?;
+    if needed == 0 {
+        return Ok(());
+    }
+    let (needed, len) = (workspace_len(cpu, geometry, input.side), workspace.len());
+    if len < needed {
+        return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
+    }
+    let (sums, workspace) = workspace.split_at_mut(filters * pixels);
+    let (unfolded, workspace) = workspace.split_at_mut(unfolded(geometry));
+    for (index, output) in output.chunks_mut(filters * pixels).enumerate() {
+        let (image, weights) = operands(cpu, geometry, &input, index)?;
+        let windows = match window.is_pointwise() {
+            true => image,
+            false => {
+                unfold(cpu, &Im2col::new(image, channels, *window)?, unfolded)?;
+                &*unfolded
+            }
+        };
+        let left = Strided::row_major(windows, steps, pixels)?.transposed();
+        let right = PackedB::new(cpu, weights, steps, filters)?;
+        let origin = origin(geometry, index);
+        let (first_steps, rest) = turned(input.epilogue, origin.bias_row);
+        let product =
+            Gemm { epilogue: &first_steps, ..Gemm::new(AOperand::Plain(left), BOperand::Packed(right)) };
+        product.run(cpu, sums, filters, workspace)?;
+        let sums = &*sums;
+        // Enough filters per task to be worth a thread.
+        let at_once = FILTERS * (WORTH_A_THREAD / (FILTERS * pixels)).max(1);
+        for_each_chunk_mut(cpu.threads, output, at_once * pixels, |block, planes| {
+            let first = block * at_once;
+            let shape = [pixels, planes.len() / pixels];
+            // The slices were cut to these sizes above, so this cannot fail.
+            if transpose(cpu, &sums[first..], shape, filters, planes).is_ok() {
+                let at_once = if by_planes(rest, pixels) { pixels } else { planes.len() };
+                for (run, planes) in planes.chunks_mut(at_once).enumerate() {
+                    apply_steps(rest, origin, [first + run, 0], planes);
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Splits an epilogue into leading steps that also work with pixels as rows, and the rest. The bias
+/// of the first filter is at `first`.
+fn turned<'a>(steps: &'a [Step<'a>], first: usize) -> (SmallVec<[Step<'a>; 2]>, &'a [Step<'a>]) {
+    let (mut turned, mut rest) = (SmallVec::new(), steps);
+    while let [step, others @ ..] = rest {
+        turned.push(match *step {
+            Step::RowBias(bias) => Step::ColumnBias(&bias[first..]),
+            Step::Scale(_) | Step::Activate(_) => *step,
+            Step::ColumnBias(_) | Step::Residual { .. } | Step::Held => break,
+        });
+        rest = others;
+    }
+    (turned, rest)
+}
+
+/// Whether steps differ between planes. If not, contiguous planes are processed as one run.
+fn by_planes(steps: &[Step<'_>], pixels: usize) -> bool {
+    steps.iter().any(|step| match step {
+        Step::RowBias(_) | Step::ColumnBias(_) => true,
+        Step::Residual { row_stride, .. } => *row_stride != pixels,
+        Step::Held | Step::Scale(_) | Step::Activate(_) => false,
+    })
+}

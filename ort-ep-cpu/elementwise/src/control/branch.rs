@@ -1,0 +1,29 @@
+//! `If`: runs one of two subgraphs.
+
+use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::{Result, error};
+
+use super::subgraph;
+use ort_cpu_kernel::cpu_kernels;
+
+cpu_kernels![KernelDef {
+    op: "If",
+    host_inputs: &[0],
+    outputs: OutputsFrom::Subgraph,
+    make,
+    ..KernelDef::BASE
+}];
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let then = subgraph(cx, "then_branch")?.0;
+    let otherwise = subgraph(cx, "else_branch")?.0;
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let condition = cx.input(0)?.bytes()?;
+        let condition = condition.first().ok_or_else(|| error!(InvalidArgument, "the condition is empty"))?;
+        let branch = if *condition != 0 { then } else { otherwise };
+        for (index, value) in cx.run_subgraph(branch, &[])?.into_iter().enumerate() {
+            cx.set(index, value)?;
+        }
+        Ok(())
+    }))
+}

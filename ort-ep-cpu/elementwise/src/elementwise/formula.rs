@@ -1,0 +1,572 @@
+//! Float operators with a scalar formula, compiled to a program that runs block by block.
+//!
+//! Some common functions are a single loop of the vector library instead.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ir::Attributes;
+use ort_core::spec::{BinaryFn, RUNTIME, ScalarExpr};
+use ort_core::{Result, error};
+use smallvec::{SmallVec, smallvec};
+
+use super::blocks::{operand, output_shape, select};
+use super::idioms::idiom;
+use super::lanes::{Lane, Storage};
+use super::program::{Function, Program, Source, Step};
+use ort_cpu_kernel::activation::one_loop;
+use ort_cpu_kernel::broadcast::{BLOCK, Block, Broadcast, Repeated};
+use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_threads::interrupt::spend;
+use ort_cpu_threads::kept::Keep;
+use ort_cpu_vector::elementwise::Unary;
+
+/// Returns the float kernel of an operator with a formula.
+pub(crate) const fn formula(op: &'static str) -> KernelDef {
+    KernelDef {
+        op,
+        types: &[("T", TypeSet::FLOATS)],
+        rank: 1,
+        in_place: &[(0, 0), (1, 0)],
+        make: |cx| {
+            let node = cx.node.node;
+            let scalar = node.spec.scalar.ok_or_else(|| error!(Fail, "the operator has no formula"))?;
+            make(cx, &scalar(&node.attrs)?)
+        },
+        ..KernelDef::BASE
+    }
+}
+
+/// Returns a float kernel that folds any number of inputs.
+const fn folded(op: &'static str) -> KernelDef {
+    KernelDef { make: make_folded, ..formula(op) }
+}
+
+cpu_kernels![
+    formula("Abs"),
+    formula("Neg"),
+    formula("Sign"),
+    formula("Floor"),
+    formula("Ceil"),
+    formula("Round"),
+    formula("Reciprocal"),
+    formula("Sqrt"),
+    formula("Exp"),
+    formula("Log"),
+    formula("Erf"),
+    formula("Sin"),
+    formula("Cos"),
+    formula("Tan"),
+    formula("Asin"),
+    formula("Acos"),
+    formula("Atan"),
+    formula("Sinh"),
+    formula("Cosh"),
+    formula("Tanh"),
+    formula("Asinh"),
+    formula("Acosh"),
+    formula("Atanh"),
+    formula("Relu"),
+    formula("LeakyRelu"),
+    formula("Elu"),
+    formula("Selu"),
+    formula("Celu"),
+    formula("ThresholdedRelu"),
+    formula("HardSigmoid"),
+    formula("HardSwish"),
+    formula("Sigmoid"),
+    formula("Softplus"),
+    formula("Softsign"),
+    formula("Mish"),
+    formula("Gelu"),
+    formula("Swish"),
+    formula("SwiGLU"),
+    formula("PRelu"),
+    formula("Shrink"),
+    formula("Add"),
+    formula("Sub"),
+    formula("Mul"),
+    formula("Div"),
+    formula("Mod"),
+    folded("Min"),
+    folded("Max"),
+    folded("Sum"),
+    folded("Mean"),
+    // `power` computes all other pairs of types.
+    KernelDef { types: &[("T", TypeSet::FLOATS), ("T1", TypeSet::FLOATS)], when: one_type, ..formula("Pow") },
+    KernelDef {
+        domain: RUNTIME,
+        in_place: &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0)],
+        ..formula("FusedElementwise")
+    },
+];
+
+fn one_type(node: &ort_core::ep::NodeView<'_>) -> bool {
+    node.dtype(0) == node.dtype(1)
+}
+
+fn make_folded(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let node = cx.node.node;
+    let function = match node.spec.name {
+        "Min" => BinaryFn::Min,
+        "Max" => BinaryFn::Max,
+        _ => BinaryFn::Add,
+    };
+    let count = node.inputs.len();
+    let inputs = (0..count).map(ScalarExpr::Input).collect();
+    let mut formula = fold(function, inputs).ok_or_else(|| error!(Fail, "it has no input"))?;
+    if node.spec.name == "Mean" {
+        formula = formula / count as f64;
+    }
+    make(cx, &formula)
+}
+
+/// Combines all terms with one function. Code that walks a formula recurses once for each level.
+/// Many terms are therefore folded in groups, and these again, so that the depth stays small
+/// however many inputs a node has.
+fn fold(function: BinaryFn, mut terms: Vec<ScalarExpr>) -> Option<ScalarExpr> {
+    const GROUP: usize = 128;
+    let chain = |left, right| ScalarExpr::binary(function, left, right);
+    while terms.len() > GROUP {
+        let mut rest = terms.into_iter();
+        terms = std::iter::from_fn(|| rest.by_ref().take(GROUP).reduce(chain)).collect();
+    }
+    terms.into_iter().reduce(chain)
+}
+
+/// Creates the kernel of a formula for the node's element type.
+fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>> {
+    let node = cx.node.node;
+    let program = match loop_of(node.spec.name, &node.attrs)? {
+        Some(function) => Program::own(function),
+        None if node.spec.name == "BiasGelu" => Program::own_of_sum(Unary::Gelu),
+        None => Program::compile_with(formula, idiom),
+    };
+    Ok(match cx.node.dtype(0) {
+        Some(DType::F32) => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, &program)),
+        Some(DType::F16) => Box::new(move |cx: &mut RunCx<'_>| run::<half::f16>(cx, &program)),
+        Some(DType::BF16) => Box::new(move |cx: &mut RunCx<'_>| run::<half::bf16>(cx, &program)),
+        Some(DType::F64) => {
+            // Idioms are loops over `f32` only.
+            let program = Program::compile(formula);
+            Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, &program))
+        }
+        other => return Err(error!(NotImplemented, "a formula of {other:?}")),
+    })
+}
+
+/// Returns the loop of the vector library that computes an operator, if there is one.
+fn loop_of(op: &str, attrs: &Attributes) -> Result<Option<Unary>> {
+    let name = if op == "Gelu" && attrs.string("approximate")? == "tanh" { "FastGelu" } else { op };
+    one_loop(name, |parameter| attrs.float(parameter))
+}
+
+/// Buffers that the blocks of one thread share.
+struct Scratch<S: Storage> {
+    /// For each input: its elements made contiguous, and the same as lanes.
+    inputs: Vec<(Vec<S>, Vec<S::Lane>)>,
+    registers: Vec<Register<S::Lane>>,
+    result: Vec<S::Lane>,
+}
+
+impl<S: Storage> Default for Scratch<S> {
+    fn default() -> Self {
+        Scratch { inputs: Vec::new(), registers: Vec::new(), result: Vec::new() }
+    }
+}
+
+impl<S: Storage> Keep for Scratch<S> {
+    fn bytes(&self) -> usize {
+        let inputs: usize = self.inputs.iter().map(Keep::bytes).sum();
+        let registers: usize = self.registers.iter().map(|register| register.values.bytes()).sum();
+        inputs + registers + self.result.bytes()
+    }
+}
+
+/// A block of intermediate results, aligned to a cache line. Vectors that cross lines take twice as
+/// long.
+struct Register<L> {
+    values: Vec<L>,
+    /// Values before the first cache line.
+    skipped: usize,
+}
+
+impl<L> Default for Register<L> {
+    fn default() -> Self {
+        Register { values: Vec::new(), skipped: 0 }
+    }
+}
+
+impl<L: Lane> Register<L> {
+    /// Bytes of a cache line.
+    const LINE: usize = 64;
+
+    /// Returns the first `len` values, whatever they hold.
+    fn values(&mut self, len: usize) -> &mut [L] {
+        let slack = Register::<L>::LINE / size_of::<L>();
+        if self.values.len() < len + slack {
+            self.values.resize(len + slack, L::default());
+            // The vector moved when it grew, so its alignment is found again.
+            self.skipped = self.values.as_ptr().align_offset(Register::<L>::LINE).min(slack);
+        }
+        &mut self.values[self.skipped..][..len]
+    }
+
+    fn read(&self, len: usize) -> &[L] {
+        &self.values[self.skipped..][..len]
+    }
+}
+
+type Steps<S> = Program<<<S as Storage>::Lane as Lane>::Own>;
+type Inputs<'a, S> = SmallVec<[Option<&'a [S]>; 3]>;
+
+fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
+    let shape = output_shape(cx, 0)?;
+    let mut inputs: Inputs<'_, S> = SmallVec::new();
+    let mut shapes: SmallVec<[&[usize]; 3]> = SmallVec::new();
+    for index in 0..program.inputs {
+        let (elements, shape) = operand::<S>(cx, index)?;
+        inputs.push(elements);
+        shapes.push(shape);
+    }
+    let walk = Broadcast::new(shape, &shapes)?;
+    let threads = cx.threads();
+    let output = cx.output(0)?.as_mut_slice::<S>()?;
+    // A single step over contiguous lanes needs no registers, so blocks may be of any length.
+    let whole = walk.is_flat() && program.steps.len() == 1 && S::lanes(&[]).is_some();
+    let limit = if whole { usize::MAX } else { BLOCK };
+    let extra = program.extra_units();
+    walk.for_each_block(threads, limit, output, |scratch: &mut Scratch<S>, start, block| {
+        if extra > 0 {
+            spend(extra * block.len());
+        }
+        if !single_in_place(program, &walk, &inputs, start, block, scratch) {
+            compute(program, &walk, &inputs, (start, block), scratch);
+        }
+    });
+    Ok(())
+}
+
+/// Runs a program of one step in place, if the output already holds its input and the lane type has
+/// a loop for that. Returns whether it did.
+fn single_in_place<S: Storage>(
+    program: &Steps<S>,
+    walk: &Broadcast,
+    inputs: &Inputs<'_, S>,
+    start: usize,
+    block: &mut [S],
+    scratch: &mut Scratch<S>,
+) -> bool {
+    let ([step], Some(shared)) = (program.steps.as_slice(), inputs.iter().position(Option::is_none)) else {
+        return false;
+    };
+    let Some(data) = S::lanes_mut(block) else { return false };
+    let here = Source::Input(shared);
+    match (step.function, step.operands) {
+        (Function::Own(function), [x, ..]) if x == here => S::Lane::own_in_place(function, data),
+        (Function::Unary(function), [x, ..]) if x == here => S::Lane::unary_in_place(function, data),
+        (Function::Copy, [x, ..]) if x == here => {}
+        (Function::Binary(function), [a, b, _]) if (a == here) != (b == here) => {
+            let other = match if a == here { b } else { a } {
+                Source::Constant(value) => Block::Scalar(S::Lane::from_f64(value)),
+                Source::Input(index) => {
+                    scratch.inputs.resize_with(1, Default::default);
+                    let Some(from) = inputs.get(index).copied().flatten() else { return false };
+                    let rows = walk.repeated(index, from, start, data.len());
+                    if let Some((rows, elements)) =
+                        rows.and_then(|rows| Some((rows, S::lanes(rows.elements)?)))
+                    {
+                        let rows = Repeated { elements, first: rows.first, each: rows.each };
+                        return rows.rows(data.len()).all(|(row, number)| {
+                            let number = Block::Scalar(number);
+                            S::Lane::binary_in_place(function, &mut data[row], number, b == here)
+                        });
+                    }
+                    match walk.block(index, from, start, data.len(), &mut scratch.inputs[0].0) {
+                        Block::Scalar(value) => Block::Scalar(value.widen_one()),
+                        Block::Slice(slice) => match S::lanes(slice) {
+                            Some(lanes) => Block::Slice(lanes),
+                            None => return false,
+                        },
+                    }
+                }
+                Source::Register(_) => return false,
+            };
+            return S::Lane::binary_in_place(function, data, other, b == here);
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Runs all steps over one block of the output.
+fn compute<S: Storage>(
+    program: &Steps<S>,
+    walk: &Broadcast,
+    inputs: &Inputs<'_, S>,
+    (start, block): (usize, &mut [S]),
+    scratch: &mut Scratch<S>,
+) {
+    let Scratch { inputs: buffers, registers, result } = scratch;
+    buffers.resize_with(inputs.len(), Default::default);
+    registers.resize_with(program.registers, Default::default);
+    let len = block.len();
+    let Some((last, steps)) = program.steps.split_last() else { return };
+    let gathering = Gathering { program, walk, inputs: inputs.as_slice(), start, len };
+    // Steps before the last read what the output holds in place.
+    let operands = gathering.gather(steps, block, buffers);
+    for step in steps {
+        // Taken out, so that other registers can be read while it is written.
+        let mut target = std::mem::take(&mut registers[step.to]);
+        apply(step, &operands, registers, target.values(len));
+        registers[step.to] = target;
+    }
+    drop(operands);
+    // Half precision computes in `f32` and rounds once.
+    if S::lanes(block).is_none() {
+        result.resize(len, S::Lane::default());
+        let operands = gathering.gather(std::slice::from_ref(last), block, buffers);
+        apply(last, &operands, registers, result);
+        drop(operands);
+        S::narrow(result, block);
+        return;
+    }
+    // The last step writes the output, so we first copy what it reads there.
+    let shared = inputs.iter().position(Option::is_none).filter(|shared| last.reads(*shared));
+    let mut held = Vec::new();
+    if let Some(shared) = shared {
+        held = std::mem::take(&mut buffers[shared].0);
+        held.clear();
+        held.extend_from_slice(block);
+    }
+    let operands = gathering.gather(std::slice::from_ref(last), &held, buffers);
+    if let Some(output) = S::lanes_mut(block) {
+        apply(last, &operands, registers, output);
+    }
+    drop(operands);
+    if let Some(shared) = shared {
+        buffers[shared].0 = held;
+    }
+}
+
+/// The sources of a block's operands.
+struct Gathering<'a, S: Storage> {
+    program: &'a Steps<S>,
+    walk: &'a Broadcast,
+    inputs: &'a [Option<&'a [S]>],
+    /// The start of the block in the output.
+    start: usize,
+    /// The length of the block.
+    len: usize,
+}
+
+type Operands<'b, L> = SmallVec<[Operand<'b, L>; 3]>;
+
+impl<S: Storage> Gathering<'_, S> {
+    /// Returns the block of each input that one of the steps reads. `held` is the input that the
+    /// output's memory holds.
+    fn gather<'b>(
+        &'b self,
+        steps: &[Step<<S::Lane as Lane>::Own>],
+        held: &'b [S],
+        buffers: &'b mut [(Vec<S>, Vec<S::Lane>)],
+    ) -> Operands<'b, S::Lane> {
+        let nothing = Operand::Block(Block::Scalar(S::Lane::default()));
+        let mut read: SmallVec<[bool; 16]> = smallvec![false; self.inputs.len()];
+        for input in steps.iter().flat_map(Step::inputs) {
+            if let Some(read) = read.get_mut(input) {
+                *read = true;
+            }
+        }
+        let mut operands = Operands::new();
+        for (index, (input, (elements, lanes))) in self.inputs.iter().zip(buffers).enumerate() {
+            operands.push(match input {
+                _ if !read[index] => nothing,
+                None => Operand::Block(Block::Slice(as_lanes(held, lanes))),
+                Some(data) => match rows_of(self.program, self.walk, (index, data), (self.start, self.len)) {
+                    Some(Repeated { elements, first, each }) => {
+                        Operand::Rows(Repeated { elements: as_lanes(elements, lanes), first, each })
+                    }
+                    None => {
+                        Operand::Block(match self.walk.block(index, data, self.start, self.len, elements) {
+                            Block::Scalar(value) => Block::Scalar(value.widen_one()),
+                            Block::Slice(slice) => Block::Slice(as_lanes(slice, lanes)),
+                        })
+                    }
+                },
+            });
+        }
+        operands
+    }
+}
+
+/// Views elements as lanes, converted through `buffer` if they are not.
+fn as_lanes<'b, S: Storage>(elements: &'b [S], buffer: &'b mut Vec<S::Lane>) -> &'b [S::Lane] {
+    match S::lanes(elements) {
+        Some(lanes) => lanes,
+        None => {
+            S::widen(elements, buffer);
+            buffer
+        }
+    }
+}
+
+/// An input over one block.
+#[derive(Clone, Copy)]
+enum Operand<'a, L> {
+    Block(Block<'a, L>),
+    Rows(Repeated<'a, L>),
+}
+
+/// The shortest row that is worth a call of its own. Shorter ones are faster when written out.
+const SHORTEST_ROW: usize = 256;
+
+/// Returns an input that has one element for each of several rows of a block, if the program can
+/// use it as such.
+fn rows_of<'b, S: Storage>(
+    program: &Steps<S>,
+    walk: &Broadcast,
+    (index, data): (usize, &'b [S]),
+    (start, len): (usize, usize),
+) -> Option<Repeated<'b, S>> {
+    let rows = walk.repeated(index, data, start, len).filter(|rows| rows.each >= SHORTEST_ROW)?;
+    let whole = |source| match source {
+        Source::Register(_) => true,
+        Source::Input(other) => walk.is_dense(other),
+        Source::Constant(_) => false,
+    };
+    program.only_beside(index, whole).then_some(rows)
+}
+
+fn apply<L: Lane>(step: &Step<L::Own>, inputs: &[Operand<'_, L>], registers: &[Register<L>], to: &mut [L]) {
+    let read = |source: Source| match source {
+        Source::Input(index) => inputs[index],
+        Source::Constant(value) => Operand::Block(Block::Scalar(L::from_f64(value))),
+        Source::Register(index) => Operand::Block(Block::Slice(registers[index].read(to.len()))),
+    };
+    let operands = step.operands.map(read);
+    if let Function::Binary(function) = step.function {
+        match operands {
+            [Operand::Block(Block::Slice(data)), Operand::Rows(rows), _] => {
+                return L::binary_rows(function, data, rows, false, to);
+            }
+            [Operand::Rows(rows), Operand::Block(Block::Slice(data)), _] => {
+                return L::binary_rows(function, data, rows, true, to);
+            }
+            _ => {}
+        }
+    }
+    // `rows_of` returns rows only beside whole blocks, which were handled above. This case is never
+    // read.
+    let [a, b, c] = operands.map(|operand| match operand {
+        Operand::Block(block) => block,
+        Operand::Rows(_) => Block::Scalar(L::default()),
+    });
+    match step.function {
+        Function::Copy => copy(a, to),
+        Function::Own(function) => match a {
+            Block::Slice(from) => L::own(function, from, to),
+            Block::Scalar(value) => {
+                to.fill(value);
+                L::own_in_place(function, to);
+            }
+        },
+        Function::Unary(function) => match a {
+            Block::Slice(from) => L::unary(function, from, to),
+            Block::Scalar(value) => {
+                to.fill(value);
+                L::unary_in_place(function, to);
+            }
+        },
+        Function::Binary(function) => L::binary(function, a, b, to),
+        Function::Select => select(a, b, c, to),
+    }
+}
+
+fn copy<L: Copy>(from: Block<'_, L>, to: &mut [L]) {
+    match from {
+        Block::Slice(from) => to.copy_from_slice(from),
+        Block::Scalar(value) => to.fill(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ort_core::spec::Registry;
+
+    fn evaluate<S: Storage>(program: &Steps<S>, input: &[S]) -> Vec<S> {
+        let walk = Broadcast::same(input.len(), 1);
+        let mut output = input.to_vec();
+        let inputs: Inputs<'_, S> = std::iter::once(Some(input)).collect();
+        walk.for_each_block(1, 7, &mut output, |scratch: &mut Scratch<S>, start, block| {
+            compute(program, &walk, &inputs, (start, block), scratch);
+        });
+        output
+    }
+
+    /// Checks each loop of the vector library that stands for an operator against the operator's
+    /// formula in double precision. Does the same for the formula's program in single precision.
+    #[test]
+    fn loops_and_programs_agree_with_formulas() -> Result<()> {
+        let values: Vec<f32> = (-400..=400).map(|step| step as f32 * 0.02 + 0.001).collect();
+        let wide: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
+        let (mut loops, mut programs) = (0, 0);
+        for spec in Registry::global()?.records().iter().filter(|spec| spec.domain.is_empty()) {
+            let Some(scalar) = spec.scalar else { continue };
+            let Ok(attrs) = Attributes::new(spec, Vec::new()) else { continue };
+            let formula = scalar(&attrs)?;
+            if formula.input_count() != 1 {
+                continue;
+            }
+            let expected = evaluate::<f64>(&Program::compile(&formula), &wide);
+            let mut results = vec![
+                evaluate::<f32>(&Program::compile(&formula), &values),
+                evaluate::<f32>(&Program::compile_with(&formula, idiom), &values),
+            ];
+            programs += 1;
+            if let Some(function) = loop_of(spec.name, &attrs)? {
+                results.push(evaluate::<f32>(&Program::own(function), &values));
+                loops += 1;
+            }
+            for result in results {
+                for ((x, got), want) in values.iter().zip(result).zip(&expected) {
+                    let got = f64::from(got);
+                    let close = (got - want).abs() <= 3e-6 * (1.0 + want.abs());
+                    assert!(
+                        close || (got.is_nan() && want.is_nan()),
+                        "{}({x}) is {want}, got {got}",
+                        spec.name
+                    );
+                }
+            }
+        }
+        assert!(loops >= 12 && programs >= 35, "{loops} loops and {programs} programs were compared");
+        Ok(())
+    }
+
+    #[test]
+    fn sharing_memory_changes_nothing() -> Result<()> {
+        use ort_core::spec::ScalarExpr::Input;
+        let a: Vec<f32> = (0..300).map(|i| i as f32 * 0.25 - 30.0).collect();
+        let b: Vec<f32> = (0..300).map(|i| 7.0 - i as f32 * 0.5).collect();
+        let walk = Broadcast::new(&[300], &[&[300], &[300]])?;
+        let formulas =
+            [Input(0) - Input(1), Input(1) - Input(0), (Input(0) - Input(1)) * Input(0) + Input(1)];
+        for formula in formulas {
+            let program = Program::compile(&formula);
+            let run = |inputs: &Inputs<'_, f32>, mut output: Vec<f32>| {
+                walk.for_each_block(1, 64, &mut output, |scratch: &mut Scratch<f32>, start, block| {
+                    if !single_in_place(&program, &walk, inputs, start, block, scratch) {
+                        compute(&program, &walk, inputs, (start, block), scratch);
+                    }
+                });
+                output
+            };
+            let both = [Some(a.as_slice()), Some(b.as_slice())];
+            let expected = run(&both.into_iter().collect(), vec![0.0; 300]);
+            assert_eq!(run(&[None, both[1]].into_iter().collect(), a.clone()), expected);
+            assert_eq!(run(&[both[0], None].into_iter().collect(), b.clone()), expected);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,79 @@
+//! `Pow` of integers and of mixed types.
+
+use num_traits::AsPrimitive;
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::{Result, error, for_each_type};
+
+use super::blocks::{ZipBlock, run_zip, zip};
+use super::integer::Integer;
+use ort_cpu_kernel::cpu_kernels;
+
+cpu_kernels![KernelDef {
+    op: "Pow",
+    types: &[("T", TypeSet::FLOATS.union(TypeSet::of(&[DType::I32, DType::I64]))), ("T1", TypeSet::NUMERIC),],
+    make,
+    ..KernelDef::BASE
+}];
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let unknown = || error!(Fail, "Pow of unknown types");
+    let (base, exponent) = (cx.node.dtype(0).ok_or_else(unknown)?, cx.node.dtype(1).ok_or_else(unknown)?);
+    if exponent.is_integer() && base.is_integer() {
+        return for_each_type!(exponent in INTEGERS, E => for_each_type!(base in [I32, I64], T => {
+            let function: ZipBlock<T, E, T> = |a, b, out| zip(a, b, out, integer_power::<T, E>);
+            Ok(Box::new(move |cx: &mut RunCx<'_>| run_zip(cx, function)))
+        }, else => Err(unknown())), else => Err(unknown()));
+    }
+    for_each_type!(exponent in NUMERIC, E => for_each_type!(base in [F32, F16, BF16, F64, I32, I64], T => {
+        let function: ZipBlock<T, E, T> = |a, b, out| zip(a, b, out, double_power::<T, E>);
+        Ok(Box::new(move |cx: &mut RunCx<'_>| run_zip(cx, function)))
+    }, else => Err(unknown())), else => Err(unknown()))
+}
+
+/// Computes in double precision, rounded or truncated once.
+fn double_power<T: AsPrimitive<f64>, E: AsPrimitive<f64>>(base: T, exponent: E) -> T
+where
+    f64: AsPrimitive<T>,
+{
+    base.as_().powf(exponent.as_()).as_()
+}
+
+/// Computes an exact power if it fits, else it wraps. A negative exponent truncates the fraction,
+/// so the result is 0 except for the bases 1 and -1.
+fn integer_power<T: Integer, E: Integer>(base: T, exponent: E) -> T {
+    let mut rest: i64 = exponent.as_();
+    if rest < 0 {
+        let odd = rest % 2 != 0;
+        let unit = base == T::one() || base == T::one().wrapping_neg();
+        return match (unit, odd) {
+            (true, true) => base,
+            (true, false) => T::one(),
+            (false, _) => T::zero(),
+        };
+    }
+    let (mut square, mut power) = (base, T::one());
+    while rest > 0 {
+        if rest % 2 != 0 {
+            power = power.wrapping_mul(&square);
+        }
+        square = square.wrapping_mul(&square);
+        rest /= 2;
+    }
+    power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_integers() {
+        let cases: [(i32, i64, i32); 6] =
+            [(2, 10, 1024), (-3, 3, -27), (5, 0, 1), (2, -1, 0), (-1, -3, -1), (0, 0, 1)];
+        for (base, exponent, expected) in cases {
+            assert_eq!(integer_power(base, exponent), expected, "{base}^{exponent}");
+        }
+        assert_eq!(double_power(4i32, 0.5f32), 2);
+    }
+}

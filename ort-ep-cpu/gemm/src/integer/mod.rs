@@ -1,0 +1,278 @@
+//! 8-bit GEMM with zero points. Accumulators are 32 bits wide and wrap.
+//!
+//! The kernels multiply unsigned bytes with signed bytes, four k steps at a time, because CPUs have
+//! an instruction for that (VNNI). Other types are shifted by 128, which also shifts the zero
+//! point: with `a' = a + 128` and `z' = z + 128`, `a - z` stays the same. Zero points are
+//! subtracted from the sums at the end:
+//!
+//! ```text
+//! sum (a - z)(b - y) = sum a b - z * sum b - y * sum a + k z y
+//! ```
+//!
+//! Then the sums are stored as `i32`, as `f32`, or requantized to another scale and zero point.
+
+mod image;
+mod multiply;
+mod pack;
+mod pixels;
+#[cfg(test)]
+mod tests;
+
+pub use image::ByteWindows;
+pub use multiply::{CodeProduct, Left, multiply, multiply_workspace_len};
+pub use pack::{PackedBytes, pack_filters_last, pack_right, packed_right_len};
+pub use pixels::PixelWindows;
+
+use super::kernels::ByteKernel;
+use super::{Cpu, GemmError};
+
+/// Rows of bytes, each a whole number of groups of four. Rows are at equal strides, or in lines
+/// that are.
+#[derive(Clone, Copy, Debug)]
+pub struct ByteRows<'a> {
+    pub(super) bytes: &'a [u8],
+    /// Stride from one row to the next.
+    pub(super) stride: usize,
+    /// Rows in a line, and the stride from one line to the next.
+    line: [usize; 2],
+    pub(super) rows: usize,
+    /// Groups of four bytes in a row.
+    pub(super) groups: usize,
+}
+
+impl<'a> ByteRows<'a> {
+    /// Creates `rows` of `groups` times four bytes, `stride` apart.
+    ///
+    /// # Errors
+    ///
+    /// If `bytes` is too short.
+    pub fn new(
+        bytes: &'a [u8],
+        [rows, groups]: [usize; 2],
+        stride: usize,
+    ) -> Result<ByteRows<'a>, GemmError> {
+        let of_lines = ByteRows { bytes, stride, line: [rows.max(1), 0], rows, groups };
+        of_lines.check(groups.saturating_mul(4))?;
+        Ok(of_lines)
+    }
+
+    /// Creates `lines` of `rows` rows each. Their runs of k steps start where the columns of the
+    /// other operand say. Strides are from row to row and from line to line.
+    pub(super) fn in_lines(
+        bytes: &'a [u8],
+        [lines, rows, groups]: [usize; 3],
+        [stride, line]: [usize; 2],
+    ) -> ByteRows<'a> {
+        ByteRows { bytes, stride, line: [rows.max(1), line], rows: lines.saturating_mul(rows), groups }
+    }
+
+    /// Checks that all rows are inside the slice, if the last k step of a row ends `reach` bytes
+    /// after its start.
+    fn check(&self, reach: usize) -> Result<(), GemmError> {
+        let [in_line, distance] = self.line;
+        let needed = match self.rows {
+            0 => 0,
+            rows => {
+                let last = (rows - 1) / in_line;
+                let along = rows.min(in_line) - 1;
+                let along = along.saturating_mul(self.stride);
+                last.saturating_mul(distance).saturating_add(along).saturating_add(reach)
+            }
+        };
+        match self.bytes.len() < needed {
+            true => Err(GemmError::TooShort { what: "rows of bytes", needed, len: self.bytes.len() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the start offsets of the rows from `row` on.
+    pub(crate) fn starts(self, row: usize) -> impl Iterator<Item = usize> {
+        let (stride, [in_line, distance]) = (self.stride, self.line);
+        let (mut at, mut line) = (row % in_line, row / in_line * distance);
+        std::iter::from_fn(move || {
+            let start = line + at * stride;
+            at += 1;
+            if at == in_line {
+                (at, line) = (0, line.wrapping_add(distance));
+            }
+            Some(start)
+        })
+    }
+}
+
+/// Columns of bytes in panels. The four bytes of a group are contiguous in each column.
+#[derive(Clone, Copy, Debug)]
+pub struct ByteColumns<'a> {
+    /// The panels.
+    pub bytes: &'a [u8],
+    /// Where each run of groups starts in the rows of the other operand, and here.
+    pub starts: &'a [[usize; 2]],
+    /// Groups of four k steps in a run.
+    pub groups: usize,
+    /// Bytes from one group to the next.
+    pub step: usize,
+    /// Bytes from one panel to the next.
+    pub panel: usize,
+    /// Columns in a panel, a whole number of vectors.
+    pub width: usize,
+    /// Columns in all panels.
+    pub columns: usize,
+}
+
+impl ByteColumns<'_> {
+    /// Checks that all columns are inside the slice. The last panel counts with whole vectors,
+    /// because kernels read those.
+    fn check(self) -> Result<Self, GemmError> {
+        // A matrix without rows has nothing to read.
+        let Some(first) = self.starts.iter().map(|[_, start]| *start).max() else { return Ok(self) };
+        let last = [(self.groups, self.step), (self.columns.div_ceil(self.width), self.panel)]
+            .into_iter()
+            .map(|(count, distance)| count.saturating_sub(1).saturating_mul(distance))
+            .fold(first, usize::saturating_add);
+        let (needed, len) = (last.saturating_add(4 * self.width), self.bytes.len());
+        match len < needed {
+            true => Err(GemmError::TooShort { what: "columns of bytes", needed, len }),
+            false => Ok(self),
+        }
+    }
+}
+
+/// The scale of the accumulators.
+#[derive(Clone, Copy, Debug)]
+pub enum Factors<'a> {
+    /// One for all.
+    One(f32),
+    /// One per row.
+    Rows(&'a [f32]),
+    /// One per column.
+    Columns(&'a [f32]),
+}
+
+/// What becomes of the accumulators.
+#[derive(Debug)]
+pub enum Target<'a> {
+    /// They are stored as they are.
+    Sums(&'a mut [i32]),
+    /// `sum * factor + bias`. If `add` is set, the old value is added too.
+    Numbers {
+        /// The result.
+        values: &'a mut [f32],
+        /// The factors of the accumulators.
+        factors: Factors<'a>,
+        /// One per column, or none.
+        bias: &'a [f32],
+        /// Whether the old values are added.
+        add: bool,
+    },
+    /// Requantized: `sum * factor` rounded half to even, plus `zero`, saturated to the range of
+    /// bytes.
+    Codes {
+        /// The quantized result.
+        codes: &'a mut [u8],
+        /// The factors of the accumulators.
+        factors: Factors<'a>,
+        /// The zero point of the result.
+        zero: i32,
+        /// Whether the result is signed.
+        signed: bool,
+    },
+}
+
+/// Whether all factors are less than 1, so that `sum * factor` always fits in 32 bits.
+pub fn are_small(factors: &[f32]) -> bool {
+    factors.iter().fold(true, |small, factor| small & (factor.abs() < 1.0))
+}
+
+/// Terms added to the accumulators. An empty slice adds nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms<'a> {
+    /// One per row.
+    pub rows: &'a [i32],
+    /// One per column.
+    pub columns: &'a [i32],
+    /// Outer products: one factor per row times one per column.
+    pub outer: [(&'a [i32], &'a [i32]); 2],
+    /// One factor per row, times the column's sum over the k steps for which the row of ones is
+    /// set. Replaces the first outer product.
+    pub window_sums: Option<(&'a [i32], ByteRows<'a>)>,
+}
+
+/// One 8-bit GEMM.
+#[derive(Clone, Copy, Debug)]
+pub struct IntegerGemm<'a> {
+    /// The left operand.
+    pub left: ByteRows<'a>,
+    /// The right operand.
+    pub right: ByteColumns<'a>,
+    /// Whether rows are signed and columns unsigned, or the other way round.
+    pub signed_left: bool,
+    /// What is added to the accumulators.
+    pub terms: Terms<'a>,
+    /// Of each `line[0]` columns, the first `line[1]` are stored.
+    pub line: [usize; 2],
+    /// Stride from one row of the result to the next.
+    pub row_stride: usize,
+}
+
+impl IntegerGemm<'_> {
+    /// Computes the GEMM, with the same bits on any number of threads and any instruction set.
+    ///
+    /// # Errors
+    ///
+    /// If shapes do not match or a slice is too short.
+    pub fn run(&self, cpu: Cpu, target: Target<'_>) -> Result<(), GemmError> {
+        let kernel = ByteKernel::of(cpu.isa);
+        self.right.check()?;
+        let (rows, columns) = (self.left.rows, self.right.columns);
+        if self.left.groups != self.right.groups.saturating_mul(self.right.starts.len()) {
+            return Err(GemmError::Shape("the columns of A are not as many as the rows of B"));
+        }
+        // The run that starts last decides how far a row is read.
+        let last = self.right.starts.iter().map(|[start, _]| *start).max();
+        self.left.check(last.map_or(0, |last| last.saturating_add(self.right.groups.saturating_mul(4))))?;
+        let [wide, wanted] = self.line;
+        if wide == 0 || wanted > wide {
+            return Err(GemmError::Shape("lines of columns are longer than the columns"));
+        }
+        let results = columns / wide * wanted + (columns % wide).min(wanted);
+        if self.row_stride < results && rows > 1 {
+            return Err(GemmError::Shape("the rows of a result overlap"));
+        }
+        let needed = match rows {
+            0 => 0,
+            _ => (rows - 1).saturating_mul(self.row_stride).saturating_add(results),
+        };
+        let (len, factors, bias) = match &target {
+            Target::Sums(sums) => (sums.len(), Factors::One(1.0), 0),
+            Target::Numbers { values, factors, bias, .. } => (values.len(), *factors, bias.len()),
+            Target::Codes { codes, factors, .. } => (codes.len(), *factors, 0),
+        };
+        if len < needed {
+            return Err(GemmError::TooShort { what: "a result", needed, len });
+        }
+        let terms = &self.terms;
+        let of_rows = [terms.rows.len(), terms.outer[0].0.len(), terms.outer[1].0.len()];
+        let of_columns = [terms.columns.len(), terms.outer[0].1.len(), terms.outer[1].1.len(), bias];
+        let (row_factors, column_factors) = match factors {
+            Factors::One(_) => (rows, columns),
+            Factors::Rows(factors) => (factors.len(), columns),
+            Factors::Columns(factors) => (rows, factors.len()),
+        };
+        let fit = |len: &usize, count: usize| *len == 0 || *len >= count;
+        let windows = terms.window_sums.as_ref();
+        let windows_fit = windows.is_none_or(|(factors, ones)| {
+            factors.len() >= rows && ones.rows == 1 && ones.groups == self.left.groups && self.signed_left
+        });
+        let fits = of_rows.iter().all(|len| fit(len, rows))
+            && of_columns.iter().all(|len| fit(len, columns))
+            && terms.outer.iter().all(|(rows, columns)| rows.is_empty() == columns.is_empty())
+            && row_factors >= rows
+            && column_factors >= columns
+            && windows_fit;
+        if !fits {
+            return Err(GemmError::Shape("a term or factor is not there for each row or column"));
+        }
+        super::kernels::execute_bytes(kernel, cpu.threads, self, target);
+        Ok(())
+    }
+}

@@ -1,0 +1,55 @@
+//! AVX-512 VNNI 8-bit micro-kernel: tiles of 8 rows by 16 columns, 10 by 32, 8 by 48 or 6 by 64.
+
+use super::ByteKernel;
+use super::finish::Finish;
+use super::tile::{Coding, CodingFunction, Tile, TileFunction, compute, compute_codes};
+use ort_cpu_vector::simd::bytes::Vnni;
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn tile<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(call: &Tile) {
+    // SAFETY: `tile` has the contract of `compute`. `ByteKernel::of` detected the features before
+    // it chose this kernel.
+    unsafe { compute::<Vnni, ROWS, VECTORS, SIGNED_ROWS>(Vnni::new_unchecked(), call) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn coded<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(
+    call: &Tile,
+    coding: &Coding<'_>,
+) {
+    // SAFETY: `coded` has the contract of `compute_codes`. `ByteKernel::of` detected the features
+    // before it chose this kernel.
+    unsafe { compute_codes::<Vnni, ROWS, VECTORS, SIGNED_ROWS>(Vnni::new_unchecked(), call, coding) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn finish(call: &Finish<'_>) {
+    // SAFETY: this function has the contract of the one it calls. `ByteKernel::of` detected the
+    // features before it chose this kernel.
+    unsafe { super::finish::finish(Vnni::new_unchecked(), call) }
+}
+
+/// Lists the tile functions by vectors and rows.
+macro_rules! table {
+    ($function:ident as $type:ty, $signed:literal) => {
+        &[
+            table!($function as $type, $signed, 1: 1 2 3 4 5 6 7 8),
+            table!($function as $type, $signed, 2: 1 2 3 4 5 6 7 8 9 10),
+            table!($function as $type, $signed, 3: 1 2 3 4 5 6 7 8),
+            table!($function as $type, $signed, 4: 1 2 3 4 5 6),
+        ]
+    };
+    ($function:ident as $type:ty, $signed:literal, $vectors:literal: $($rows:literal)*) => {
+        &[$($function::<$rows, $vectors, $signed> as $type),*]
+    };
+}
+
+pub(super) static KERNEL: ByteKernel = ByteKernel {
+    vectors: 3,
+    lanes: 16,
+    unsigned_rows: table!(tile as TileFunction, false),
+    signed_rows: table!(tile as TileFunction, true),
+    coded_unsigned: table!(coded as CodingFunction, false),
+    coded_signed: table!(coded as CodingFunction, true),
+    finish,
+};

@@ -1,0 +1,86 @@
+//! 8-bit GEMM kernels for each instruction set, and the loop that calls them over a block of the
+//! result.
+
+mod execute;
+mod finish;
+mod tile;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+pub(crate) use execute::{column_sums, execute};
+
+use finish::FinishFunction;
+use tile::{CodingFunction, TileFunction};
+
+use ort_cpu_vector::simd::Isa;
+
+/// The maximum rows and columns of a tile, and lanes of a vector, over all instruction sets.
+const MAX_ROWS: usize = 10;
+const MAX_WIDTH: usize = 64;
+const MAX_LANES: usize = ort_cpu_vector::simd::MAX_LANES;
+
+/// The functions of one instruction set and its tile shapes.
+///
+/// Tile functions are indexed by the vectors in a row of the tile, from one on, and then by its
+/// rows, from one on.
+pub(crate) struct ByteKernel {
+    /// Vectors in a panel of windows.
+    vectors: usize,
+    /// Accumulators in a vector.
+    lanes: usize,
+    /// Tile functions for unsigned rows, and for signed rows.
+    unsigned_rows: &'static [&'static [TileFunction]],
+    signed_rows: &'static [&'static [TileFunction]],
+    /// The same for tiles that requantize their accumulators at once. Empty if the instruction set
+    /// has none.
+    coded_unsigned: &'static [&'static [CodingFunction]],
+    coded_signed: &'static [&'static [CodingFunction]],
+    finish: FinishFunction,
+}
+
+impl ByteKernel {
+    /// Returns the kernel of `isa`, or of the widest instruction set below it that this CPU has.
+    pub(crate) fn of(isa: Isa) -> &'static ByteKernel {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let isa = isa.min(Isa::widest());
+            if isa == Isa::Avx512 && ort_cpu_vector::simd::bytes::has_vnni() {
+                return &avx512::KERNEL;
+            }
+            if isa >= Isa::Avx2 {
+                return &avx2::KERNEL;
+            }
+        }
+        let _ = isa;
+        &portable::KERNEL
+    }
+
+    /// Returns a key of the packed layout: what decides where a value of a packed operand goes.
+    pub(crate) fn layout(&self) -> String {
+        let ByteKernel { vectors, lanes, unsigned_rows, signed_rows, .. } = self;
+        format!("{vectors}x{lanes}/{}/{}", unsigned_rows.len(), signed_rows.len())
+    }
+
+    /// Returns the columns of a panel of windows.
+    pub(crate) fn width(&self) -> usize {
+        self.vectors * self.lanes
+    }
+
+    /// Returns the columns of a panel of a packed matrix with `columns` columns. Panels get nearly
+    /// equal widths.
+    pub(crate) fn packed_width(&self, columns: usize) -> usize {
+        let (vectors, most) = (columns.div_ceil(self.lanes).max(1), self.unsigned_rows.len().max(1));
+        vectors.div_ceil(vectors.div_ceil(most)) * self.lanes
+    }
+
+    /// Returns the rows of a tile of `vectors` vectors, for a matmul with `rows` rows. Tiles get
+    /// nearly equal heights.
+    fn height(&self, rows: usize, vectors: usize) -> usize {
+        let most = self.unsigned_rows.get(vectors - 1).map_or(1, |functions| functions.len());
+        rows.div_ceil(rows.div_ceil(most.max(1)).max(1)).max(1)
+    }
+}

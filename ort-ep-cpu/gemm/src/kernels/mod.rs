@@ -1,0 +1,164 @@
+//! GEMM micro-kernels for each instruction set, and the loops that call them over a block of C.
+//!
+//! All unsafe code of GEMM is in this folder. Callers pass checked slices; the code here works with
+//! pointers into them.
+
+mod bytes;
+mod execute;
+mod gemv;
+mod pack;
+mod pairs;
+mod rows;
+mod tile;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod scalar;
+
+pub(super) use bytes::{ByteKernel, column_sums, execute as execute_bytes};
+pub(super) use execute::{Grid, Output, SlotLens, execute};
+pub(super) use pack::{transpose, unfold};
+pub(super) use rows::add_four_rows;
+pub use rows::{Number, Widen};
+pub(super) use tile::Ending;
+
+use pairs::MakePairs;
+use tile::{AddRows, TileFunction, Vector, copy, copy_even};
+
+use super::{Cpu, Precision};
+use ort_cpu_vector::simd::isa::Isa;
+
+/// The functions of one instruction set and its tile shapes.
+pub(super) struct Kernel {
+    /// The maximum number of rows in a register tile (MR).
+    pub(super) rows: usize,
+    /// The maximum number of vectors in a row of a register tile.
+    pub(super) vectors: usize,
+    /// `f32` lanes of a vector.
+    pub(super) lanes: usize,
+    /// Tile functions, indexed by `(rows - 1) * vectors + (vectors - 1)`.
+    whole: &'static [TileFunction],
+    /// The same for panels of B that end inside the last vector.
+    partial: &'static [TileFunction],
+    add_rows: unsafe fn(&AddRows),
+    dot: unsafe fn(*const f32, *const f32, usize) -> f32,
+    copy_rows: unsafe fn(&CopyRows),
+    transpose: unsafe fn(&Transpose),
+    /// How bf16 pairs are made, if a panel's elements are pairs of consecutive k steps.
+    pairs: Option<MakePairs>,
+}
+
+impl Kernel {
+    /// Returns the kernel of a CPU's instruction set, or of the widest one below it that this CPU
+    /// has.
+    pub(super) fn of(cpu: Cpu) -> &'static Kernel {
+        let Cpu { isa, precision, .. } = cpu;
+        #[cfg(target_arch = "x86_64")]
+        {
+            if precision == Precision::Bf16 && isa.has_bf16_products() {
+                return &avx512_bf16::KERNEL;
+            }
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
+            if isa >= Isa::Avx512 && avx512 && avx2 {
+                return &avx512::KERNEL;
+            }
+            if isa >= Isa::Avx2 && avx2 {
+                return &avx2::KERNEL;
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if isa >= Isa::Neon {
+            return &neon::KERNEL;
+        }
+        // Unused on targets without these kernels.
+        let _ = (isa, precision);
+        &scalar::KERNEL
+    }
+
+    /// Returns a key of the packed layout: what decides where an element of a packed operand goes.
+    pub(super) fn layout(&self) -> String {
+        let Kernel { rows, vectors, lanes, pairs, .. } = self;
+        let kind = if pairs.is_some() { "pairs" } else { "numbers" };
+        format!("{rows}x{vectors}x{lanes}/{kind}")
+    }
+
+    /// Returns the columns of a panel of B (NR).
+    pub(super) fn width(&self) -> usize {
+        self.vectors * self.lanes
+    }
+
+    /// Returns the rows of a panel of an A with `rows` rows. Tiles get nearly equal heights,
+    /// because a tile of one or two rows cannot keep the FMA units busy.
+    pub(super) fn height(&self, rows: usize) -> usize {
+        rows.div_ceil(rows.div_ceil(self.rows).max(1)).max(1)
+    }
+}
+
+/// Arguments of a copy of `count` runs of `len` values. [`MakePairs`] takes them too; the values of
+/// a run are then contiguous.
+#[derive(Clone, Copy, Debug)]
+struct CopyRows {
+    from: *const f32,
+    /// Stride from one value of a run to the next.
+    from_stride: usize,
+    /// Stride from one run to the next.
+    from_step: usize,
+    to: *mut f32,
+    to_step: usize,
+    count: usize,
+    len: usize,
+}
+
+/// `to[column * to_row + row] = from[row * from_row + column]`.
+#[derive(Clone, Copy, Debug)]
+struct Transpose {
+    from: *const f32,
+    from_row: usize,
+    to: *mut f32,
+    to_row: usize,
+    rows: usize,
+    columns: usize,
+}
+
+/// # Safety
+///
+/// All runs must be valid, and the CPU must have the instruction set of `V`.
+#[inline(always)]
+unsafe fn copy_rows<V: Vector>(call: &CopyRows) {
+    let (mut from, mut to) = (call.from, call.to);
+    for _ in 0..call.count {
+        // SAFETY: the caller guarantees that all runs are valid, and `count` and `len` bound the
+        // offsets.
+        unsafe {
+            match call.from_stride {
+                1 => copy::<V>(from, to, call.len),
+                2 => copy_even::<V>(from, to, call.len),
+                stride => (0..call.len).for_each(|index| *to.add(index) = *from.add(index * stride)),
+            }
+        }
+        from = from.wrapping_add(call.from_step);
+        to = to.wrapping_add(call.to_step);
+    }
+}
+
+/// # Safety
+///
+/// Both matrices must be valid.
+unsafe fn transpose_plain(call: &Transpose) {
+    for row in 0..call.rows {
+        for column in 0..call.columns {
+            // SAFETY: the caller guarantees that both matrices are valid, and `row` and `column`
+            // are inside them.
+            unsafe {
+                *call.to.add(column * call.to_row + row) = *call.from.add(row * call.from_row + column)
+            };
+        }
+    }
+}

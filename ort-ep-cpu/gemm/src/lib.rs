@@ -1,0 +1,398 @@
+//! GEMM: `C = epilogue(alpha * A * B + beta * C)`.
+//!
+//! The `f32` GEMM follows BLIS (Van Zee and van de Geijn, "BLIS: A Framework for Rapidly
+//! Instantiating BLAS Functionality"). A micro-kernel accumulates a register tile of C from a panel
+//! of A and a packed panel of B. Block sizes keep the panels in cache. Operands may be strided,
+//! packed ahead of time (weights), or the virtual im2col matrix of a convolution.
+//!
+//! Nothing here allocates: the caller provides the workspace, and [`workspace_len`] computes its
+//! size from the shapes alone. A result has the same bits for any number of threads.
+//!
+//! In [`Precision::Bf16`], A and B are rounded to bfloat16 and two consecutive k steps share one
+//! 32-bit element of a panel. Accumulators and everything after them stay `f32`. Loops, blocking
+//! and tiles are the same.
+//!
+//! ```
+//! use ort_ep_cpu::gemm::{
+//!     AOperand, Activation, BOperand, Cpu, Gemm, PackedB, Step, Strided, pack_b, workspace_len,
+//! };
+//!
+//! // C (2 by 2) = Relu(A (2 by 3) * B (3 by 2) + bias), with B packed once.
+//! let cpu = Cpu::with_threads(1);
+//! let (a, b) = ([1.0, 2.0, 3.0, -1.0, -2.0, -3.0], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+//! let mut packed = vec![0.0; PackedB::len(cpu, 3, 2)];
+//! pack_b(cpu, &b, [3, 2], [2, 1], &mut packed)?;
+//! let gemm = Gemm {
+//!     epilogue: &[Step::ColumnBias(&[0.5, 0.5]), Step::Activate(Activation::Relu)],
+//!     ..Gemm::new(
+//!         AOperand::Plain(Strided::row_major(&a, 2, 3)?),
+//!         BOperand::Packed(PackedB::new(cpu, &packed, 3, 2)?),
+//!     )
+//! };
+//! let mut workspace = vec![0.0; workspace_len(cpu, 1, gemm.shape()?, gemm.b.source())];
+//! let mut c = [0.0; 4];
+//! gemm.run(cpu, &mut c, 2, &mut workspace)?;
+//! assert_eq!(c, [4.5, 5.5, 0.0, 0.0]);
+//! # Ok::<(), ort_ep_cpu::gemm::GemmError>(())
+//! ```
+
+// A panic in a test merely fails the test; a panic in this code would be a defect.
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
+#![allow(
+    clippy::indexing_slicing,
+    reason = "operands are checked against the sizes of the product before anything is packed or multiplied"
+)]
+
+mod blocking;
+pub mod blocks;
+mod epilogue;
+pub mod generic;
+mod im2col;
+pub mod integer;
+mod kernels;
+mod operand;
+#[cfg(test)]
+mod test_values;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+pub use blocking::workspace_len;
+pub use blocking::workspace_len_beside_ready;
+pub use blocking::{STEPS, by_columns};
+pub use blocks::{Blocks, Numbers, Zeros};
+pub use epilogue::{Activation, Step};
+pub use epilogue::{apply as apply_steps, check as check_steps};
+pub use im2col::{Im2col, Window};
+pub use operand::pack_a_by;
+pub use operand::{AOperand, BOperand, BSource, PackedA, PackedB, Strided, Weight, pack_a, pack_b};
+
+pub use ort_core::ep::Precision;
+
+use kernels::{Kernel, Output, execute};
+use ort_cpu_threads::parallel::for_each_row_chunk_mut;
+use ort_cpu_vector::simd::isa::Isa;
+
+/// What to compute with: the instruction set, the number of threads including the calling one, and
+/// the precision of the operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// The instruction set to use. If this CPU lacks it, the widest one below it is used.
+    pub isa: Isa,
+    /// The maximum number of threads.
+    pub threads: usize,
+    /// The precision that `f32` GEMM operands are rounded to. Without [`Isa::has_bf16_products`] it
+    /// is float32.
+    pub precision: Precision,
+}
+
+/// Returns a key of the packed layout: the tile shapes that this CPU computes with. CPUs of one
+/// instruction set differ in it, because not all of them have VNNI or AVX512-BF16.
+pub fn packed_layout(isa: Isa) -> String {
+    let float = |precision| Kernel::of(Cpu { isa, threads: 1, precision }).layout();
+    let [fp32, bf16] = [Precision::Fp32, Precision::Bf16].map(float);
+    format!("fp32={fp32} bf16={bf16} bytes={}", kernels::ByteKernel::of(isa).layout())
+}
+
+impl Cpu {
+    /// The widest allowed instruction set, on `threads` threads, in float32.
+    pub fn with_threads(threads: usize) -> Self {
+        Cpu { isa: Isa::current(), threads: threads.max(1), precision: Precision::Fp32 }
+    }
+
+    /// Returns the same configuration with another precision.
+    #[must_use]
+    pub fn in_precision(self, precision: Precision) -> Self {
+        Cpu { precision, ..self }
+    }
+}
+
+/// Why a GEMM was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmError {
+    /// A slice is shorter than its shape requires.
+    TooShort {
+        /// The slice.
+        what: &'static str,
+        /// The length it needs, in elements.
+        needed: usize,
+        /// The length it has, in elements.
+        len: usize,
+    },
+    /// Shapes or layouts that do not match.
+    Shape(&'static str),
+}
+
+impl fmt::Display for GemmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GemmError::TooShort { what, needed, len } => {
+                write!(f, "{what} needs {needed} values and has {len}")
+            }
+            GemmError::Shape(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for GemmError {}
+
+/// One GEMM.
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm<'a> {
+    /// The left operand, M by K.
+    pub a: AOperand<'a>,
+    /// The right operand, K by N.
+    pub b: BOperand<'a>,
+    /// Scales the product `A * B`.
+    pub alpha: f32,
+    /// Scales the old C. If it is zero, C is only written and never read.
+    pub beta: f32,
+    /// Applied to each element once its accumulation is complete.
+    pub epilogue: &'a [Step<'a>],
+    /// Where this GEMM's first row is in the slices of the epilogue.
+    pub origin: Origin,
+}
+
+/// The position of a GEMM's first row in the slices that its epilogue names. It lets the GEMMs of a
+/// batch share one list of steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Index of the first row's bias.
+    pub bias_row: usize,
+    /// Rows of a residual before the first row.
+    pub residual_row: usize,
+}
+
+impl<'a> Gemm<'a> {
+    /// Creates the plain GEMM `a * b`.
+    pub fn new(a: AOperand<'a>, b: BOperand<'a>) -> Self {
+        Gemm { a, b, alpha: 1.0, beta: 0.0, epilogue: &[], origin: Origin::default() }
+    }
+
+    /// Returns M, N and K.
+    ///
+    /// # Errors
+    ///
+    /// If the operands differ in K.
+    pub fn shape(&self) -> Result<[usize; 3], GemmError> {
+        let ([m, k], [rows, n]) = (self.a.shape(), self.b.shape());
+        if k != rows {
+            return Err(GemmError::Shape("the columns of A are not as many as the rows of B"));
+        }
+        Ok([m, n, k])
+    }
+
+    /// Computes the GEMM into `c`, whose rows start `row_stride` apart. `workspace` must have at
+    /// least the length that [`workspace_len`] returns for a batch of one.
+    ///
+    /// # Errors
+    ///
+    /// If shapes do not match or a slice is too short. `c` is then unchanged.
+    pub fn run(
+        &self,
+        cpu: Cpu,
+        c: &mut [f32],
+        row_stride: usize,
+        workspace: &mut [f32],
+    ) -> Result<(), GemmError> {
+        let c = Batch { values: c, count: 1, row_stride, batch_stride: 0 };
+        run_batch(cpu, &|_| Ok(*self), c, workspace)
+    }
+}
+
+/// The results of a batch of GEMMs of one shape, at equal distances in one slice.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// Holds all results.
+    pub values: &'a mut [f32],
+    /// The number of results.
+    pub count: usize,
+    /// Stride from one row to the next.
+    pub row_stride: usize,
+    /// Stride from one result to the next.
+    pub batch_stride: usize,
+}
+
+/// Computes a batch of GEMMs of one shape, with operands of one kind; `problem` returns each of
+/// them. `workspace` must have at least the length that [`workspace_len`] returns.
+///
+/// # Errors
+///
+/// If shapes do not match, a slice is too short, or results would overlap.
+pub fn run_batch<'a>(
+    cpu: Cpu,
+    problem: &(dyn Fn(usize) -> Result<Gemm<'a>, GemmError> + Sync),
+    c: Batch,
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    if c.count == 0 {
+        return Ok(());
+    }
+    let kernel = Kernel::of(cpu);
+    let first = problem(0)?;
+    let shape = first.shape()?;
+    let [m, n, _] = shape;
+    check_packing(kernel, &first)?;
+    if c.row_stride < n && m > 1 {
+        return Err(GemmError::Shape("the rows of a result overlap"));
+    }
+    let extent = if m == 0 || n == 0 { 0 } else { (m - 1).saturating_mul(c.row_stride).saturating_add(n) };
+    if c.count > 1 && c.batch_stride < extent {
+        return Err(GemmError::Shape("the results of a batch overlap"));
+    }
+    let needed = (c.count - 1).saturating_mul(c.batch_stride).saturating_add(extent);
+    if c.values.len() < needed {
+        return Err(GemmError::TooShort { what: "a result", needed, len: c.values.len() });
+    }
+    let sources = |gemm: &Gemm<'_>| (gemm.a.is_ready(kernel), gemm.b.source());
+    let grid = blocking::grid(cpu, c.count, shape, sources(&first));
+    // `Step::Held` reads the old C at the end of the accumulation. A second k block, or GEMV, would
+    // have overwritten it by then.
+    let one_block = grid.steps >= shape[2] && matches!(first.a, AOperand::Packed(_));
+    if epilogue::has_held(first.epilogue) && !one_block {
+        return Err(GemmError::Shape("what a result holds is lost before it would be added"));
+    }
+    let needed = grid.threads * grid.slot.len();
+    if workspace.len() < needed {
+        return Err(GemmError::TooShort { what: "the workspace of a product", needed, len: workspace.len() });
+    }
+    // Only the first GEMM was checked above. The others are checked when their tasks start.
+    let checked = |index: usize| {
+        let gemm = problem(index)?;
+        check_packing(kernel, &gemm)?;
+        match sources(&gemm) == sources(&first) {
+            true => Ok(gemm),
+            false => Err(GemmError::Shape("the products of a batch differ in layout")),
+        }
+    };
+    let output = Output { values: c.values, row_stride: c.row_stride, batch_stride: c.batch_stride };
+    execute(kernel, &grid, &checked, output, workspace)
+}
+
+/// Checks that packed operands were packed for this kernel's tile shape and precision.
+fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
+    let a = match &gemm.a {
+        AOperand::Packed(packed) => {
+            packed.height == kernel.height(packed.of) && packed.terms == kernel.terms()
+        }
+        AOperand::Plain(matrix) => matrix.terms == 1 || matrix.terms == kernel.terms(),
+    };
+    let b = match &gemm.b {
+        BOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
+        BOperand::Im2col(windows) => windows.terms == 1 || windows.terms == kernel.terms(),
+        BOperand::Plain(matrix) => matrix.terms == 1,
+        BOperand::Blocks(_) => true,
+    };
+    match a && b {
+        true => Ok(()),
+        false => Err(GemmError::Shape("an operand was packed for another instruction set or precision")),
+    }
+}
+
+/// Returns the number of elements that [`unfold`] writes.
+pub fn unfolded_len(windows: &Window, channels: usize) -> usize {
+    channels * windows.kernel_len() * windows.output_len()
+}
+
+/// im2col: writes the matrix of windows (channels times kernel positions, by output positions) row
+/// by row.
+///
+/// # Errors
+///
+/// If `to` is too short.
+pub fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) -> Result<(), GemmError> {
+    let (needed, len) = (windows.rows() * windows.columns(), to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "unfolded windows", needed, len })?;
+    kernels::unfold(cpu, windows, to);
+    Ok(())
+}
+
+/// Writes the transpose of a matrix of `shape` (rows, columns), whose rows start `stride` apart,
+/// contiguously.
+///
+/// # Errors
+///
+/// If either slice is too short.
+pub fn transpose(
+    cpu: Cpu,
+    from: &[f32],
+    shape: [usize; 2],
+    stride: usize,
+    to: &mut [f32],
+) -> Result<(), GemmError> {
+    Strided::new(from, shape, [stride, 1])?;
+    let (needed, len) = (shape[0] * shape[1], to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "a transpose", needed, len })?;
+    kernels::transpose(cpu, from, shape, stride, to);
+    Ok(())
+}
+
+/// Packs pairs of k steps into 32-bit elements of two bfloat16 values.
+#[derive(Clone, Copy)]
+pub struct Pairing(&'static Kernel);
+
+impl Pairing {
+    /// Returns `None` unless `cpu` computes with bf16 pairs.
+    pub fn of(cpu: Cpu) -> Option<Pairing> {
+        let kernel = Kernel::of(cpu);
+        (kernel.terms() > 1).then_some(Pairing(kernel))
+    }
+
+    /// Pairs rows: contiguous row `i` of `to` holds rows `2 * i` and `2 * i + 1` of `from`. Rows of
+    /// `from` have `columns` elements and start `stride` apart. A missing second row counts as 0.
+    ///
+    /// # Panics
+    ///
+    /// If a slice does not hold its rows.
+    pub fn of_rows(self, (from, stride): (&[f32], usize), [rows, columns]: [usize; 2], to: &mut [f32]) {
+        self.0.pair_rows((from, stride), [rows, columns], to);
+    }
+
+    /// Pairs neighbours within rows: contiguous rows of `to` have half the length, rounded up. A
+    /// missing second neighbour counts as 0.
+    ///
+    /// # Panics
+    ///
+    /// If a slice does not hold its rows.
+    pub fn of_neighbours(self, (from, stride): (&[f32], usize), [rows, columns]: [usize; 2], to: &mut [f32]) {
+        self.0.pair_neighbours((from, stride), [rows, columns], to);
+    }
+}
+
+/// [`Pairing::of_rows`] for contiguous rows, on all threads.
+///
+/// # Errors
+///
+/// If `from` is too short, or `cpu` does not compute with pairs.
+pub fn pair_rows(cpu: Cpu, from: &[f32], columns: usize, to: &mut [f32]) -> Result<(), GemmError> {
+    /// Rows that are worth a task of their own.
+    const ROWS: usize = 8;
+    let Some(pairs) = Pairing::of(cpu) else {
+        return Err(GemmError::Shape("an instruction set without pairs of bfloat16"));
+    };
+    let (needed, len) = (2 * to.len(), from.len());
+    if len < needed {
+        return Err(GemmError::TooShort { what: "rows to pair", needed, len });
+    }
+    if columns == 0 {
+        return Ok(());
+    }
+    for_each_row_chunk_mut(cpu.threads, to, columns, ROWS, |first, rows| {
+        let count = 2 * (rows.len() / columns);
+        pairs.of_rows((&from[2 * first * columns..], columns), [count, columns], rows);
+    });
+    Ok(())
+}
+
+/// Returns the number of columns in a vector of `cpu`.
+pub fn lanes(cpu: Cpu) -> usize {
+    Kernel::of(cpu).lanes
+}

@@ -1,0 +1,349 @@
+//! Tests of GEMM against a reference sum in `f64`, for every instruction set of this CPU.
+
+use crate::test_values::{precisions, values};
+use proptest::prelude::*;
+
+use super::*;
+
+const ISAS: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
+
+/// Rounds values to a precision, so that products are exact and only accumulation rounds.
+fn rounded(precision: Precision, values: Vec<f32>) -> Vec<f32> {
+    match precision {
+        Precision::Fp32 => values,
+        Precision::Bf16 => values.into_iter().map(|value| half::bf16::from_f32(value).to_f32()).collect(),
+    }
+}
+
+fn reference(a: &Strided, b: &Strided) -> Vec<f64> {
+    let mut c = vec![0.0; a.rows * b.columns];
+    for row in 0..a.rows {
+        for column in 0..b.columns {
+            c[row * b.columns + column] = (0..a.columns)
+                .map(|step| {
+                    let left = a.values[row * a.row_stride + step * a.column_stride];
+                    let right = b.values[step * b.row_stride + column * b.column_stride];
+                    f64::from(left) * f64::from(right)
+                })
+                .sum();
+        }
+    }
+    c
+}
+
+fn assert_close(found: &[f32], expected: &[f64], k: usize, what: &str) {
+    let tolerance = 1e-6 * (k as f64).sqrt() + 2e-6;
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (f64::from(*found) - expected).abs();
+        assert!(error <= tolerance * (1.0 + expected.abs()), "{what} at {index}: {found} is not {expected}");
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    Rows,
+    Columns,
+    Gaps,
+}
+
+impl Layout {
+    fn strides(self, rows: usize, columns: usize) -> [usize; 2] {
+        match self {
+            Layout::Rows => [columns + 3, 1],
+            Layout::Columns => [1, rows + 1],
+            Layout::Gaps => [columns * 2 + 1, 2],
+        }
+    }
+}
+
+const LAYOUTS: [Layout; 3] = [Layout::Rows, Layout::Columns, Layout::Gaps];
+
+fn needed(shape: [usize; 2], strides: [usize; 2]) -> usize {
+    shape[0] * strides[0] + shape[1] * strides[1]
+}
+
+/// Computes one GEMM with every combination of operand kinds and compares each with the reference.
+fn check(shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
+    precisions().for_each(|precision| check_in(precision, shape, a_layout, b_layout));
+}
+
+fn check_in(precision: Precision, shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
+    let [m, n, k] = shape;
+    let (a_strides, b_strides) = (a_layout.strides(m, k), b_layout.strides(k, n));
+    let a_values = rounded(precision, values(needed([m, k], a_strides), 1));
+    let b_values = rounded(precision, values(needed([k, n], b_strides), 2));
+    let a = Strided::new(&a_values, [m, k], a_strides).unwrap();
+    let b = Strided::new(&b_values, [k, n], b_strides).unwrap();
+    let expected = reference(&a, &b);
+    for isa in ISAS {
+        for threads in [1, 2] {
+            let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
+            let mut packed_a = vec![f32::NAN; PackedA::len(cpu, m, k)];
+            pack_a(cpu, &a_values, [m, k], a_strides, &mut packed_a).unwrap();
+            let mut packed_b = vec![f32::NAN; PackedB::len(cpu, k, n)];
+            pack_b(cpu, &b_values, [k, n], b_strides, &mut packed_b).unwrap();
+            let left = [AOperand::Plain(a), AOperand::Packed(PackedA::new(cpu, &packed_a, m, k).unwrap())];
+            let right = [BOperand::Plain(b), BOperand::Packed(PackedB::new(cpu, &packed_b, k, n).unwrap())];
+            for a in left {
+                for b in right {
+                    let gemm = Gemm::new(a, b);
+                    let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, shape, b.source())];
+                    let mut c = vec![f32::NAN; m * n];
+                    gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+                    assert_close(&c, &expected, k, &format!("{cpu:?} {shape:?} {a_layout:?} {b_layout:?}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn edges_of_every_kind() {
+    let sizes = [[1, 1, 1], [8, 48, 16], [9, 49, 17], [70, 100, 33], [65, 17, 400], [1, 70, 5], [70, 1, 5]];
+    for shape in sizes {
+        for a in LAYOUTS {
+            for b in LAYOUTS {
+                check(shape, a, b);
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_products() {
+    for shape in [[0, 5, 3], [5, 0, 3], [5, 3, 0]] {
+        check(shape, Layout::Rows, Layout::Rows);
+    }
+}
+
+#[test]
+fn blocks_beyond_the_caches() {
+    check([130, 500, 900], Layout::Rows, Layout::Rows);
+    check([130, 500, 900], Layout::Columns, Layout::Columns);
+    // B is packed here: each row is used often, or its rows compete for cache sets.
+    check([520, 100, 30], Layout::Rows, Layout::Rows);
+    check([20, 4096, 40], Layout::Rows, Layout::Rows);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn any_small_shape(m in 1_usize..70, n in 1_usize..70, k in 1_usize..70, a in 0_usize..3, b in 0_usize..3) {
+        check([m, n, k], LAYOUTS[a], LAYOUTS[b]);
+    }
+}
+
+#[test]
+fn same_bits_on_any_number_of_threads() {
+    let [m, n, k] = [150, 333, 777];
+    let (a_values, b_values) = (values(m * k, 3), values(k * n, 4));
+    for (isa, precision) in
+        ISAS.into_iter().flat_map(|isa| precisions().map(move |precision| (isa, precision)))
+    {
+        let run = |threads: usize| {
+            let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
+            let gemm = Gemm::new(
+                AOperand::Plain(Strided::row_major(&a_values, m, k).unwrap()),
+                BOperand::Plain(Strided::row_major(&b_values, k, n).unwrap()),
+            );
+            let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+            let mut c = vec![0.0; m * n];
+            gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+            c.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        };
+        assert_eq!(run(1), run(2));
+        assert_eq!(run(1), run(3));
+        assert_eq!(run(1), run(7));
+    }
+}
+
+#[test]
+fn bfloat16_factors_are_rounded_to_nearest_and_take_half_the_memory() {
+    // Ties, which round to even, and values close to ties.
+    let [m, n, k] = [19, 67, 301];
+    let ties = |seed| -> Vec<f32> {
+        let ends = [0x8000, 0x7FFF, 0x8001, 0];
+        let numbers = values(m.max(n) * k, seed);
+        let tie = |(at, value): (usize, f32)| f32::from_bits(value.to_bits() & 0xFFFF_0000 | ends[at % 4]);
+        numbers.into_iter().enumerate().map(tie).collect()
+    };
+    for precision in precisions().skip(1) {
+        let cpu = Cpu { precision, ..Cpu::with_threads(1) };
+        assert_eq!(PackedB::len(cpu, k, n), PackedB::len(Cpu::with_threads(1), k.div_ceil(2), n));
+        assert_eq!(PackedA::len(cpu, m, k), PackedA::len(Cpu::with_threads(1), m, k.div_ceil(2)));
+        let (a, b) = (ties(13), ties(14));
+        let run = |a: &[f32], b: &[f32], strides: [[usize; 2]; 2], packs: bool| {
+            let mut packed = vec![f32::NAN; PackedB::len(cpu, k, n)];
+            pack_b(cpu, b, [k, n], strides[1], &mut packed).unwrap();
+            let right = match packs {
+                true => BOperand::Packed(PackedB::new(cpu, &packed, k, n).unwrap()),
+                false => BOperand::Plain(Strided::new(b, [k, n], strides[1]).unwrap()),
+            };
+            let gemm = Gemm::new(AOperand::Plain(Strided::new(a, [m, k], strides[0]).unwrap()), right);
+            let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+            let mut c = vec![f32::NAN; m * n];
+            gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+            c
+        };
+        for strides in [[[k, 1], [n, 1]], [[1, m], [1, k]]] {
+            let expected =
+                run(&rounded(precision, a.clone()), &rounded(precision, b.clone()), strides, false);
+            assert!(expected == run(&a, &b, strides, false) && expected == run(&a, &b, strides, true));
+            let exact = reference(
+                &Strided::new(&a, [m, k], strides[0]).unwrap(),
+                &Strided::new(&b, [k, n], strides[1]).unwrap(),
+            );
+            let error = |(found, exact): (&f32, &f64)| (f64::from(*found) - exact).abs();
+            let largest = expected.iter().zip(&exact).map(error).fold(0.0, f64::max);
+            assert!((1e-4..0.1).contains(&largest), "{largest} is not what rounding to bfloat16 does");
+        }
+    }
+}
+
+#[test]
+fn epilogues() {
+    type Formula = fn(f64) -> f64;
+    let activations: [(Activation, Formula); 7] = [
+        (Activation::Relu, |x| x.max(0.0)),
+        (Activation::Clip { min: -0.5, max: 0.75 }, |x| x.clamp(-0.5, 0.75)),
+        (Activation::LeakyRelu { alpha: 0.25 }, |x| if x < 0.0 { 0.25 * x } else { x }),
+        (Activation::HardSigmoid { alpha: 0.25, beta: 0.5 }, |x| (0.25 * x + 0.5).clamp(0.0, 1.0)),
+        (Activation::HardSwish, |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),
+        (Activation::Tanh, f64::tanh),
+        (Activation::Silu, |x| x / (1.0 + (-x).exp())),
+    ];
+    for [m, n, k] in [[1, 30, 9], [13, 1, 9], [13, 55, 9], [70, 55, 500]] {
+        let (a_values, b_values) =
+            (rounded(Precision::Bf16, values(m * k, 5)), rounded(Precision::Bf16, values(k * n, 6)));
+        let (rows, columns, residual) = (values(m, 7), values(n, 8), values(m * (n + 2), 9));
+        let a = Strided::row_major(&a_values, m, k).unwrap();
+        let b = Strided::row_major(&b_values, k, n).unwrap();
+        let product = reference(&a, &b);
+        for (activation, formula) in activations {
+            let steps = [
+                Step::RowBias(&rows),
+                Step::ColumnBias(&columns),
+                Step::Residual { values: &residual, row_stride: n + 2 },
+                Step::Activate(activation),
+                Step::Scale(2.0),
+                Step::Activate(Activation::Neg),
+                Step::RowBias(&rows),
+                Step::ColumnBias(&columns),
+                Step::Residual { values: &residual, row_stride: n + 2 },
+                Step::Activate(activation),
+            ];
+            let before = values(m * n, 10);
+            let expected: Vec<f64> = (0..m * n)
+                .map(|index| {
+                    let (row, column) = (index / n, index % n);
+                    let added = f64::from(rows[row])
+                        + f64::from(columns[column])
+                        + f64::from(residual[row * (n + 2) + column]);
+                    let sum = 0.5 * product[index] + 0.25 * f64::from(before[index]);
+                    formula(-2.0 * formula(sum + added) + added)
+                })
+                .collect();
+            for (isa, precision) in
+                ISAS.into_iter().flat_map(|isa| precisions().map(move |precision| (isa, precision)))
+            {
+                let cpu = Cpu { isa, precision, ..Cpu::with_threads(2) };
+                let gemm = Gemm {
+                    alpha: 0.5,
+                    beta: 0.25,
+                    epilogue: &steps,
+                    ..Gemm::new(AOperand::Plain(a), BOperand::Plain(b))
+                };
+                let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+                let mut c = before.clone();
+                gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+                assert_close(&c, &expected, 4 * k, &format!("{cpu:?} {activation:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_passes_through_activations() {
+    for isa in ISAS {
+        let cpu = Cpu { isa, ..Cpu::with_threads(1) };
+        let (a, b) = ([f32::NAN; 4], [1.0; 40]);
+        let steps = [Step::Activate(Activation::Relu)];
+        let gemm = Gemm {
+            epilogue: &steps,
+            ..Gemm::new(
+                AOperand::Plain(Strided::row_major(&a, 2, 2).unwrap()),
+                BOperand::Plain(Strided::row_major(&b, 2, 20).unwrap()),
+            )
+        };
+        let mut c = [0.0; 40];
+        gemm.run(cpu, &mut c, 20, &mut []).unwrap();
+        assert!(c.iter().all(|value| value.is_nan()), "{isa:?}");
+    }
+}
+
+#[test]
+fn batches_and_half_precision_weights() {
+    let (count, [m, n, k]) = (5, [33, 40, 24]);
+    let a_values = values(count * m * k, 11);
+    let halves: Vec<half::f16> = values(k * n, 12).into_iter().map(half::f16::from_f32).collect();
+    let widened: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
+    for isa in ISAS {
+        let cpu = Cpu { isa, ..Cpu::with_threads(2) };
+        let mut packed = vec![0.0; PackedB::len(cpu, k, n)];
+        pack_b(cpu, &halves, [k, n], [n, 1], &mut packed).unwrap();
+        let right = PackedB::new(cpu, &packed, k, n).unwrap();
+        let left = |index: usize| Strided::row_major(&a_values[index * m * k..], m, k);
+        let mut c = vec![0.0; count * m * n];
+        let batch = Batch { values: &mut c, count, row_stride: n, batch_stride: m * n };
+        run_batch(
+            cpu,
+            &|index| Ok(Gemm::new(AOperand::Plain(left(index)?), BOperand::Packed(right))),
+            batch,
+            &mut [],
+        )
+        .unwrap();
+        for (index, c) in c.chunks(m * n).enumerate() {
+            let expected = reference(&left(index).unwrap(), &Strided::row_major(&widened, k, n).unwrap());
+            assert_close(c, &expected, k, &format!("{isa:?} product {index}"));
+        }
+    }
+}
+
+#[test]
+fn refusals() {
+    let cpu = Cpu { isa: Isa::Scalar, ..Cpu::with_threads(1) };
+    let numbers = [0.0; 12];
+    assert!(Strided::row_major(&numbers, 4, 4).is_err());
+    let a = Strided::row_major(&numbers, 3, 4).unwrap();
+    let gemm = Gemm::new(AOperand::Plain(a), BOperand::Plain(a));
+    assert!(gemm.run(cpu, &mut [0.0; 12], 4, &mut []).is_err());
+    let gemm = Gemm::new(AOperand::Plain(a), BOperand::Plain(a.transposed()));
+    assert!(gemm.run(cpu, &mut [0.0; 8], 3, &mut [0.0; 4096]).is_err());
+    assert!(gemm.run(cpu, &mut [0.0; 9], 3, &mut []).is_err());
+    let steps = [Step::RowBias(&numbers[..2])];
+    let gemm = Gemm { epilogue: &steps, ..gemm };
+    assert!(gemm.run(cpu, &mut [0.0; 9], 3, &mut [0.0; 4096]).is_err());
+}
+
+#[test]
+fn other_number_types() {
+    for [m, n, k] in [[1, 1, 1], [3, 5, 7], [17, 530, 33], [4, 6, 0]] {
+        for isa in ISAS {
+            for b_strides in [[n, 1], [1, k]] {
+                let cpu = Cpu { isa, ..Cpu::with_threads(2) };
+                let a: Vec<i64> = (0..m * k).map(|index| (index as i64 * 7919) % 101 - 50).collect();
+                let b: Vec<i64> = (0..k * n).map(|index| (index as i64 * 104_729) % 97 - 48).collect();
+                let at = |row: usize, column: usize| -> i64 {
+                    let right = |step: usize| b[step * b_strides[0] + column * b_strides[1]];
+                    (0..k).map(|step| a[row * k + step] * right(step)).sum()
+                };
+                let expected: Vec<i64> = (0..m * n).map(|index| at(index / n, index % n)).collect();
+                let mut c = vec![1; m * n];
+                let view = |values| generic::View::new(values, [m, k], [k, 1]).unwrap();
+                let right = |values| generic::View::new(values, [k, n], b_strides).unwrap();
+                generic::multiply(cpu, view(&a), right(&b), &mut c).unwrap();
+                assert_eq!(c, expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! GEMM with an 8-bit quantized right side.
+//!
+//! The right side is packed ahead or in the run. The left side is quantized dynamically.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
+use ort_core::dtype::DType;
+use ort_core::ep::CompileCx;
+use ort_core::tensor::TensorView;
+use ort_core::{Result, ensure, error};
+
+use crate::dynamic_quantize::ByteCodes;
+use crate::packed::Packed;
+use crate::real::Matrix;
+use crate::workspace::{refused, take};
+use ort_cpu_gemm::Cpu;
+use ort_cpu_gemm::integer::{
+    CodeProduct, Factors, Left, PackedBytes, Target, multiply, multiply_workspace_len, pack_right,
+    packed_right_len,
+};
+
+/// A constant quantized right side, packed.
+pub struct PackedCodes {
+    bytes: Packed<u8>,
+    unsigned: bool,
+    /// Rows (k) and columns.
+    pub shape: [usize; 2],
+}
+
+impl PackedCodes {
+    /// Packs a matrix of `shape` (k, columns) that starts at element `first` of a constant.
+    pub fn new(
+        cx: &mut CompileCx<'_>,
+        view: TensorView<'_>,
+        first: usize,
+        shape: [usize; 2],
+        strides: [usize; 2],
+    ) -> Result<PackedCodes> {
+        let cpu = Cpu::with_threads(cx.threads);
+        let unsigned = is_unsigned(view);
+        let codes =
+            view.bytes()?.get(first..).ok_or_else(|| error!(InvalidGraph, "a weight is too short"))?;
+        let len = packed_right_len(cpu, shape[0], shape[1]);
+        let bytes = Packed::new(cx, len, |packed| {
+            pack_right(cpu, (codes, unsigned), shape, strides, packed).map_err(refused)
+        })?;
+        Ok(PackedCodes { bytes, unsigned, shape })
+    }
+
+    /// Returns the packed matrix as an operand of GEMM.
+    pub fn operand(&self, cpu: Cpu) -> Result<PackedBytes<'_>> {
+        PackedBytes::new(cpu, (self.bytes.values(), self.unsigned), self.shape).map_err(refused)
+    }
+}
+
+/// Returns whether quantized values are unsigned.
+pub fn is_unsigned(view: TensorView<'_>) -> bool {
+    view.dtype() == DType::U8
+}
+
+/// Quantized matrices as they are in memory, or packed ahead.
+#[derive(Clone, Copy)]
+enum Codes<'a> {
+    Plain { bytes: &'a [u8], unsigned: bool },
+    Packed(&'a [PackedCodes]),
+}
+
+/// Quantized matrices `[k, columns]` one after another, each with its scales and zero points.
+pub struct CodedWeights<'a> {
+    codes: Codes<'a>,
+    shape: [usize; 2],
+    scales: &'a [f32],
+    zeros: Vec<i32>,
+    count: usize,
+}
+
+impl<'a> CodedWeights<'a> {
+    /// Creates weights of shape `[count, k, columns]`, with scales and zero points of shape
+    /// `[count]` or `[count, columns]`.
+    pub fn new(
+        weights: TensorView<'a>,
+        expected: [usize; 3],
+        scales: TensorView<'a>,
+        zeros: TensorView<'a>,
+    ) -> Result<CodedWeights<'a>> {
+        ensure!(
+            weights.shape() == expected,
+            InvalidArgument,
+            "weights of shape {:?}, expected {expected:?}",
+            weights.shape()
+        );
+        let codes = Codes::Plain { bytes: weights.bytes()?, unsigned: is_unsigned(weights) };
+        Self::with_codes(codes, expected, scales, zeros)
+    }
+
+    /// Like [`new`](Self::new), for packed weights.
+    pub fn packed(
+        weights: &'a [PackedCodes],
+        expected: [usize; 3],
+        scales: TensorView<'a>,
+        zeros: TensorView<'a>,
+    ) -> Result<CodedWeights<'a>> {
+        let [count, shape @ ..] = expected;
+        let fits = weights.len() == count && weights.iter().all(|weights| weights.shape == shape);
+        ensure!(fits, InvalidArgument, "packed weights are not of shape {expected:?}");
+        Self::with_codes(Codes::Packed(weights), expected, scales, zeros)
+    }
+
+    fn with_codes(
+        codes: Codes<'a>,
+        [count, k, columns]: [usize; 3],
+        scales: TensorView<'a>,
+        zeros: TensorView<'a>,
+    ) -> Result<CodedWeights<'a>> {
+        for (what, shape) in [("scales", scales.shape()), ("zero points", zeros.shape())] {
+            ensure!(
+                shape == [count] || shape == [count, columns],
+                InvalidArgument,
+                "{what} of shape {shape:?}, expected [{count}] or [{count}, {columns}]"
+            );
+        }
+        let zeros = zeros.to_ints()?.into_iter().map(|zero| zero as i32).collect();
+        Ok(CodedWeights { codes, shape: [k, columns], scales: scales.as_slice()?, zeros, count })
+    }
+
+    /// Returns the matrix at `index`.
+    pub fn at(&self, index: usize) -> CodedRight<'_> {
+        let len = self.shape[0] * self.shape[1];
+        let (scales, zeros) = (self.scales.len() / self.count, self.zeros.len() / self.count);
+        let codes = match self.codes {
+            Codes::Plain { bytes, unsigned } => {
+                Codes::Plain { bytes: &bytes[index * len..][..len], unsigned }
+            }
+            Codes::Packed(packed) => Codes::Packed(&packed[index..=index]),
+        };
+        CodedRight {
+            codes,
+            shape: self.shape,
+            scales: &self.scales[index * scales..][..scales],
+            zeros: &self.zeros[index * zeros..][..zeros],
+        }
+    }
+}
+
+/// One quantized matrix, with one scale and zero point for all or for each column.
+#[derive(Clone, Copy)]
+pub struct CodedRight<'a> {
+    codes: Codes<'a>,
+    shape: [usize; 2],
+    scales: &'a [f32],
+    zeros: &'a [i32],
+}
+
+/// Returns the workspace in `f32` values for `count` quantized values, in whole cache lines.
+pub fn codes_len(count: usize) -> usize {
+    count.div_ceil(size_of::<f32>()).next_multiple_of(16)
+}
+
+impl CodedRight<'_> {
+    /// Returns the workspace in values for a GEMM of this shape (rows, columns, k).
+    pub fn workspace_len(cpu: Cpu, shape: [usize; 3], is_packed: bool) -> usize {
+        let [rows, columns, k] = shape;
+        let packed = if is_packed { 0 } else { codes_len(packed_right_len(cpu, k, columns)) };
+        let codes = codes_len(rows.saturating_mul(k));
+        let of_product = multiply_workspace_len(shape, false);
+        codes.saturating_add(packed).saturating_add(columns).saturating_add(of_product)
+    }
+
+    /// Computes `result = a * b`, or `result + a * b` if `add`. The row-major `a` is quantized over
+    /// its whole range. The rows of `result` are `row_stride` apart.
+    pub fn multiply(
+        &self,
+        cpu: Cpu,
+        a: Matrix<'_, f32>,
+        (result, row_stride, add): (&mut [f32], usize, bool),
+        workspace: &mut [f32],
+    ) -> Result<()> {
+        let ([rows, k], columns) = (a.shape, self.shape[1]);
+        let values = a.values.get(..rows * k).filter(|_| a.strides == [k, 1]);
+        let values = values.ok_or_else(|| error!(Fail, "a left side of codes does not lie row by row"))?;
+        let mut rest = workspace;
+        let codes: &mut [u8] = bytemuck::cast_slice_mut(take(&mut rest, codes_len(rows * k))?);
+        let codes = &mut codes[..rows * k];
+        let right = match self.codes {
+            Codes::Packed([packed, ..]) => packed.operand(cpu)?,
+            Codes::Packed([]) => return Err(error!(Fail, "there are no packed weights")),
+            Codes::Plain { bytes, unsigned } => {
+                let packed = take(&mut rest, codes_len(packed_right_len(cpu, k, columns)))?;
+                let packed: &mut [u8] = bytemuck::cast_slice_mut(packed);
+                pack_right(cpu, (bytes, unsigned), self.shape, [columns, 1], packed).map_err(refused)?;
+                PackedBytes::new(cpu, (packed, unsigned), self.shape).map_err(refused)?
+            }
+        };
+        let factors = take(&mut rest, columns)?;
+        let quantized = ByteCodes::covering(cpu.isa, cpu.threads, values);
+        quantized.encode(cpu.isa, cpu.threads, values, codes);
+        let zero = [quantized.zero as i32];
+        let left = Left { codes, signed: false, rows, zeros: &zero };
+        let factors = scaled(quantized.scale, self.scales, factors);
+        let target = Target::Numbers { values: result, factors, bias: &[], add };
+        let product = CodeProduct { left, right, right_zeros: self.zeros, bias: &[] };
+        multiply(cpu, &product, target, row_stride, bytemuck::cast_slice_mut(rest)).map_err(refused)
+    }
+}
+
+/// Multiplies a scale with one scale, or with the scale of each column.
+pub fn scaled<'a>(scale: f32, scales: &[f32], to: &'a mut [f32]) -> Factors<'a> {
+    if let [one] = scales {
+        return Factors::One(scale * one);
+    }
+    to.iter_mut().zip(scales).for_each(|(to, other)| *to = scale * other);
+    Factors::Columns(to)
+}

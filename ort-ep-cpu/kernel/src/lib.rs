@@ -1,0 +1,48 @@
+//! What operator kernels of the CPU provider share: their registration, broadcasting, packed
+//! weights, workspaces and conversions.
+
+// A panic in a test merely fails the test; a panic in this code would be a defect.
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
+
+pub mod activation;
+pub mod broadcast;
+pub mod code;
+pub mod coded;
+pub mod codes;
+pub mod dynamic_quantize;
+pub mod heap;
+pub mod layout;
+pub mod lines;
+pub mod number;
+pub mod packed;
+pub mod real;
+pub mod units;
+pub mod widened;
+pub mod workspace;
+
+use ort_core::ep::KernelDef;
+
+#[doc(hidden)]
+pub use inventory;
+
+/// A kernel definition as a kernel file submits it, through the `cpu_kernels!` macro.
+#[derive(Debug)]
+pub struct CpuKernel(pub KernelDef);
+
+inventory::collect!(CpuKernel);
+
+/// Registers kernels with the CPU provider. Each is a [`KernelDef`] written with struct update over
+/// [`KernelDef::BASE`].
+#[macro_export]
+macro_rules! cpu_kernels {
+    ($($def:expr),* $(,)?) => {
+        $($crate::inventory::submit! { $crate::CpuKernel($def) })*
+    };
+}

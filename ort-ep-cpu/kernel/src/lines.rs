@@ -1,0 +1,107 @@
+//! Functions of each line along an axis, in any layout and floating-point type.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
+use ort_core::ep::{RunCx, Unary};
+use ort_core::{Result, error, for_each_type};
+
+use crate::layout::around_axis;
+use crate::number::Real;
+use ort_cpu_threads::interrupt::{self, spending};
+use ort_cpu_threads::parallel::for_each_row_chunk_mut;
+
+/// The fewest elements that are worth a thread.
+const GRAIN: usize = 1 << 13;
+/// Lines that are gathered at a time if their elements are not contiguous.
+const GATHERED: usize = 16;
+
+/// A function of one line, in place. Types other than `f32` are converted to `f64`.
+pub trait LineFn: Sync {
+    /// Applies the function to a line of `f32`.
+    fn f32(&self, line: &mut [f32]);
+    /// Applies the function to all columns of a block of `f32` at once. Returns false if it has no
+    /// loop for that.
+    fn f32_columns(&self, _block: &mut [f32], _inner: usize) -> bool {
+        false
+    }
+    /// Applies the function to a line of any other type.
+    fn f64(&self, line: &mut [f64]);
+}
+
+/// Applies `function` to each line of input 0 along `axis` and writes output 0, which may share the
+/// input's memory.
+pub fn apply(cx: &mut RunCx<'_>, axis: i64, function: &impl LineFn) -> Result<()> {
+    let dtype = match cx.in_place(0) {
+        Some(_) => None,
+        None => Some(cx.input(0)?.dtype()),
+    };
+    let shape = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
+    let sizes = around_axis(shape, axis)?;
+    let threads = cx.threads();
+    let Some(dtype) = dtype else {
+        let output = cx.output(0)?;
+        let dtype = output.dtype();
+        return for_each_type!(dtype in FLOATS, T => {
+            lines::<T>(threads, sizes, Unary::InPlace(output.as_mut_slice()?), function);
+            Ok(())
+        }, else => Err(error!(NotImplemented, "lines of {}", dtype.name())));
+    };
+    for_each_type!(dtype in FLOATS, T => {
+        lines::<T>(threads, sizes, cx.unary::<T>(0, 0)?, function);
+        Ok(())
+    }, else => Err(error!(NotImplemented, "lines of {}", dtype.name())))
+}
+
+fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T>, function: &impl LineFn) {
+    let (from, to) = match data {
+        Unary::Apart(from, to) => (Some(from), to),
+        Unary::InPlace(to) => (None, to),
+    };
+    let block = len * inner;
+    if block == 0 {
+        return;
+    }
+    for_each_row_chunk_mut(threads, to, block, (GRAIN / block).max(1), |first, rows| {
+        if let Some(from) = from {
+            let start = first * block;
+            interrupt::copy(&from[start..start + rows.len()], rows);
+        }
+        let mut scratch = Vec::new();
+        for rows in rows.chunks_exact_mut(block) {
+            match inner {
+                1 => T::apply(function, rows, &mut scratch),
+                // Some functions take all columns at once, without gathering.
+                _ if T::apply_columns(function, rows, inner) => {}
+                _ => gathered(rows, len, inner, function, &mut scratch),
+            }
+        }
+    });
+}
+
+/// Gathers lines whose elements are `inner` apart, some at a time, and applies the function.
+fn gathered<T: Real>(
+    block: &mut [T],
+    len: usize,
+    inner: usize,
+    function: &impl LineFn,
+    scratch: &mut Vec<f64>,
+) {
+    let mut lines = vec![T::default(); GATHERED.min(inner) * len];
+    for start in (0..inner).step_by(GATHERED) {
+        let width = GATHERED.min(inner - start);
+        for (at, row) in spending(2 * width, block.chunks_exact(inner)).enumerate() {
+            for (line, &x) in row[start..start + width].iter().enumerate() {
+                lines[line * len + at] = x;
+            }
+        }
+        lines.chunks_exact_mut(len).take(width).for_each(|line| T::apply(function, line, scratch));
+        for (at, row) in spending(2 * width, block.chunks_exact_mut(inner)).enumerate() {
+            for (line, x) in row[start..start + width].iter_mut().enumerate() {
+                *x = lines[line * len + at];
+            }
+        }
+    }
+}

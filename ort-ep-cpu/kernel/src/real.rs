@@ -1,0 +1,246 @@
+//! The two types that kernels compute in: `float` with SIMD, and `double` with plain loops.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
+use ort_core::Result;
+use ort_core::dtype::Element;
+
+use crate::coded::CodedRight;
+use crate::packed::PackedRight;
+use crate::workspace::refused;
+use ort_cpu_gemm::generic::{self, Number, View};
+use ort_cpu_gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Strided, workspace_len};
+use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut, spend, spending};
+use ort_cpu_vector::elementwise::{Unary, unary_in_place};
+use ort_cpu_vector::simd::Isa;
+use ort_cpu_vector::softmax::{Softmax, softmax_row_in_place};
+
+/// A strided matrix: its values, its shape (rows, columns), and its strides.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a, T> {
+    /// The elements.
+    pub values: &'a [T],
+    /// Rows and columns.
+    pub shape: [usize; 2],
+    /// Elements from one row to the next, and from one column to the next.
+    pub strides: [usize; 2],
+}
+
+impl<'a, T> Matrix<'a, T> {
+    /// Creates a row-major matrix.
+    pub fn rows(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
+        Matrix { values, shape: [rows, columns], strides: [columns, 1] }
+    }
+
+    /// Creates the transpose of a row-major matrix of shape `[columns, rows]`.
+    pub fn transposed(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
+        Matrix { values, shape: [rows, columns], strides: [1, rows] }
+    }
+}
+
+/// The right side of a GEMM.
+#[derive(Clone, Copy)]
+pub enum Right<'a, T> {
+    /// A matrix that is not packed.
+    Plain(Matrix<'a, T>),
+    /// A packed weight, for `float` only.
+    Packed(&'a PackedRight),
+    /// An 8-bit quantized weight, for `float` only. The left side is quantized dynamically.
+    Coded(CodedRight<'a>),
+}
+
+/// A type to compute in.
+pub trait Real:
+    Element + bytemuck::Pod + Number + PartialOrd + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self>
+{
+    /// Rounds to the type.
+    fn from_f64(value: f64) -> Self;
+    /// Converts to `f64`.
+    fn to_f64(self) -> f64;
+    /// Computes `values[i] = function(values[i])`.
+    fn map(function: Unary, values: &mut [Self]);
+    /// Computes `values[i] *= factor`, with the factor rounded to the type.
+    fn scale(factor: f64, values: &mut [Self]);
+    /// Computes `values[i] /= divisor`.
+    fn divide(values: &mut [Self], divisor: f32);
+    /// Returns `1 / sqrt(count)`, rounded to the type.
+    fn inverse_root(count: usize) -> f64;
+    /// Computes the softmax of a row in place.
+    fn softmax(row: &mut [Self]);
+    /// Returns the workspace in values that [`Real::multiply`] needs for a shape (rows, columns,
+    /// k).
+    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize;
+    /// Computes `result = a * b`, or `result + a * b` if `add`. The rows of `result` are
+    /// `row_stride` apart.
+    fn multiply(
+        cpu: Cpu,
+        a: Matrix<'_, Self>,
+        b: Right<'_, Self>,
+        result: (&mut [Self], usize, bool),
+        workspace: &mut [Self],
+    ) -> Result<()>;
+}
+
+impl Real for f32 {
+    fn from_f64(value: f64) -> f32 {
+        value as f32
+    }
+
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+
+    fn map(function: Unary, values: &mut [f32]) {
+        pieces_mut(values).for_each(|piece| unary_in_place(Isa::current(), function, piece));
+    }
+
+    fn scale(factor: f64, values: &mut [f32]) {
+        Self::map(Unary::Affine { scale: factor as f32, shift: 0.0 }, values);
+    }
+
+    fn divide(values: &mut [f32], divisor: f32) {
+        Self::map(Unary::Affine { scale: 1.0 / divisor, shift: 0.0 }, values);
+    }
+
+    fn inverse_root(count: usize) -> f64 {
+        f64::from(1.0 / (count as f32).sqrt())
+    }
+
+    fn softmax(row: &mut [f32]) {
+        softmax_row_in_place(Isa::current(), Softmax::Linear, row);
+    }
+
+    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize {
+        workspace_len(cpu, 1, shape, source)
+    }
+
+    fn multiply(
+        cpu: Cpu,
+        a: Matrix<'_, f32>,
+        b: Right<'_, f32>,
+        (result, row_stride, add): (&mut [f32], usize, bool),
+        workspace: &mut [f32],
+    ) -> Result<()> {
+        let left = Strided::new(a.values, a.shape, a.strides).map_err(refused)?;
+        let right = match b {
+            Right::Plain(b) => BOperand::Plain(Strided::new(b.values, b.shape, b.strides).map_err(refused)?),
+            Right::Packed(packed) => packed.operand(cpu)?,
+            Right::Coded(codes) => return codes.multiply(cpu, a, (result, row_stride, add), workspace),
+        };
+        let beta = if add { 1.0 } else { 0.0 };
+        let gemm = Gemm { beta, ..Gemm::new(AOperand::Plain(left), right) };
+        gemm.run(cpu, result, row_stride, workspace).map_err(refused)
+    }
+}
+
+impl Real for f64 {
+    fn from_f64(value: f64) -> f64 {
+        value
+    }
+
+    fn to_f64(self) -> f64 {
+        self
+    }
+
+    fn map(function: Unary, values: &mut [f64]) {
+        pieces_mut(values).flatten().for_each(|value| *value = evaluate(function, *value));
+    }
+
+    fn scale(factor: f64, values: &mut [f64]) {
+        pieces_mut(values).flatten().for_each(|value| *value *= factor);
+    }
+
+    fn divide(values: &mut [f64], divisor: f32) {
+        pieces_mut(values).flatten().for_each(|value| *value /= f64::from(divisor));
+    }
+
+    fn inverse_root(count: usize) -> f64 {
+        1.0 / (count as f64).sqrt()
+    }
+
+    fn softmax(row: &mut [f64]) {
+        spend(8 * row.len().min(PIECE));
+        let max = pieces(row).flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+        pieces_mut(row).flatten().for_each(|value| *value = (*value - max).exp());
+        let sum: f64 = pieces(row).flatten().sum();
+        pieces_mut(row).flatten().for_each(|value| *value /= sum);
+    }
+
+    fn workspace_len(_: Cpu, [rows, columns, _]: [usize; 3], _: BSource) -> usize {
+        rows * columns
+    }
+
+    fn multiply(
+        cpu: Cpu,
+        a: Matrix<'_, f64>,
+        b: Right<'_, f64>,
+        (result, row_stride, add): (&mut [f64], usize, bool),
+        workspace: &mut [f64],
+    ) -> Result<()> {
+        let Right::Plain(b) = b else {
+            return Err(ort_core::error!(Fail, "packed and coded weights are of float"));
+        };
+        let left = View::new(a.values, a.shape, a.strides).map_err(refused)?;
+        let right = View::new(b.values, b.shape, b.strides).map_err(refused)?;
+        let (rows, columns) = (a.shape[0], b.shape[1]);
+        // The generic GEMM writes contiguous rows, so the result goes through the workspace.
+        let product = workspace
+            .get_mut(..rows * columns)
+            .ok_or_else(|| ort_core::error!(Fail, "the workspace is too small"))?;
+        generic::multiply(cpu, left, right, product).map_err(refused)?;
+        if columns == 0 {
+            return Ok(());
+        }
+        for (row, product) in spending(4 + columns / 4, product.chunks(columns)).enumerate() {
+            let to = result.get_mut(row * row_stride..).and_then(|rest| rest.get_mut(..columns));
+            let to = to.ok_or_else(|| ort_core::error!(Fail, "a result is too short"))?;
+            match add {
+                true => to.iter_mut().zip(product).for_each(|(to, value)| *to += value),
+                false => to.copy_from_slice(product),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Evaluates the functions of recurrent layers and attention in double precision.
+fn evaluate(function: Unary, x: f64) -> f64 {
+    let wide = f64::from;
+    match function {
+        Unary::Relu => x.max(0.0),
+        Unary::Tanh => x.tanh(),
+        Unary::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Unary::Affine { scale, shift } => wide(scale) * x + wide(shift),
+        Unary::LeakyRelu { alpha } => {
+            if x >= 0.0 {
+                x
+            } else {
+                wide(alpha) * x
+            }
+        }
+        Unary::ThresholdedRelu { alpha } => {
+            if x >= wide(alpha) {
+                x
+            } else {
+                0.0
+            }
+        }
+        Unary::HardSigmoid { alpha, beta } => (wide(alpha) * x + wide(beta)).clamp(0.0, 1.0),
+        Unary::Elu { alpha } => {
+            if x >= 0.0 {
+                x
+            } else {
+                wide(alpha) * x.exp_m1()
+            }
+        }
+        Unary::Softsign => x / (1.0 + x.abs()),
+        Unary::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+        Unary::Clip { min, max } => x.clamp(wide(min), wide(max)),
+        Unary::Silu => x / (1.0 + (-x).exp()),
+        Unary::Exp => x.exp(),
+        _ => f64::NAN,
+    }
+}

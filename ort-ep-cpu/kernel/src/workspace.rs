@@ -1,0 +1,35 @@
+//! Workspaces as typed slices, and errors of the GEMM library.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
+use ort_core::{Error, Result, error};
+
+use ort_cpu_gemm::GemmError;
+
+/// Converts an error of the GEMM library to one of the node.
+pub fn refused(error: GemmError) -> Error {
+    error!(InvalidArgument, "{error}")
+}
+
+/// Views scratch memory as values. Planned memory is aligned to 64 bytes.
+pub fn scratch<T: bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {
+    let len = bytes.len() - bytes.len() % size_of::<T>();
+    bytemuck::try_cast_slice_mut(&mut bytes[..len]).map_err(|_| error!(Fail, "the workspace is not aligned"))
+}
+
+/// Splits the first `len` values off a piece of scratch memory.
+pub fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> Result<&'a mut [T]> {
+    let all = std::mem::take(rest);
+    let (first, others) =
+        all.split_at_mut_checked(len).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
+    *rest = others;
+    Ok(first)
+}
+
+/// Returns the bytes of `count` values of type `T`, or an error if that overflows.
+pub fn bytes_of<T>(count: usize) -> Result<usize> {
+    count.checked_mul(size_of::<T>()).ok_or_else(|| error!(OutOfMemory, "a workspace of {count} values"))
+}

@@ -1,0 +1,17 @@
+//! CPU kernels for signals, text and images.
+//!
+//! Each file registers its own kernels with `cpu_kernels!`.
+
+// A panic in a test merely fails the test; a panic in this code would be a defect.
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
+
+mod signal;
+mod text;
+mod vision;

@@ -1,0 +1,341 @@
+//! `MatMul` and `FusedMatMul`.
+//!
+//! Two domains have a `FusedMatMul`. They add transposed sides, a factor, addends and an
+//! activation.
+
+use std::ops::Range;
+
+use ort_core::dtype::{DType, Element, TypeSet};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
+use ort_core::spec::{MICROSOFT, RUNTIME};
+use ort_core::tensor::Shape;
+use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
+
+use super::PackedLeft;
+use super::product::Product;
+use ort_cpu_gemm::generic::{self, Number, View};
+use ort_cpu_gemm::{
+    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Origin, Step, Strided, run_batch, workspace_len,
+};
+use ort_cpu_kernel::activation::activation_of;
+use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::packed::{PackedRight, is_weight, product_cpu};
+use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
+use ort_cpu_threads::parallel::for_each_chunk_mut;
+use ort_cpu_vector::elementwise::Unary;
+
+const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
+const HALF: TypeSet = TypeSet::of(&[DType::F16, DType::BF16]);
+
+/// For a constant right matrix, which is packed once.
+const PACKED: KernelDef = KernelDef {
+    op: "MatMul",
+    types: &[("T", SINGLE.union(HALF))],
+    rank: 1,
+    // Packing reads the weight at any alignment.
+    unaligned: &[1],
+    when: has_constant_matrix,
+    make: |cx| widened(cx, make_packed),
+    ..KernelDef::BASE
+};
+
+const PLAIN: KernelDef =
+    KernelDef { rank: 0, unaligned: &[], when: |_| true, make: |cx| widened(cx, make_plain), ..PACKED };
+
+/// `FusedMatMul` of `com.microsoft` without transposed batches. Other nodes are decomposed.
+const PLAIN_BATCH: KernelDef =
+    KernelDef { domain: MICROSOFT, op: "FusedMatMul", when: has_plain_batches, ..PLAIN };
+
+/// `FusedMatMul` of the runtime. Half precision accumulates in a buffer of `float`, so only `float`
+/// may compute in place of the addend.
+const WITH_ADDENDS: KernelDef = KernelDef { domain: RUNTIME, op: "FusedMatMul", ..PLAIN };
+
+cpu_kernels![
+    PACKED,
+    PLAIN,
+    KernelDef {
+        domain: MICROSOFT,
+        op: "FusedMatMul",
+        when: |node| has_plain_batches(node) && has_constant_matrix(node),
+        ..PACKED
+    },
+    PLAIN_BATCH,
+    KernelDef { domain: RUNTIME, op: "FusedMatMul", types: &[("T", SINGLE)], in_place: &[(3, 0)], ..PACKED },
+    KernelDef { domain: RUNTIME, op: "FusedMatMul", types: &[("T", HALF)], ..PACKED },
+    KernelDef { types: &[("T", SINGLE)], in_place: &[(3, 0)], ..WITH_ADDENDS },
+    KernelDef { types: &[("T", HALF)], ..WITH_ADDENDS },
+    KernelDef {
+        op: "MatMul",
+        types: &[("T", TypeSet::HIGH_PRECISION)],
+        rank: -1,
+        make: make_generic,
+        ..KernelDef::BASE
+    },
+];
+
+fn has_constant_matrix(node: &NodeView<'_>) -> bool {
+    let matrix = node.constant(1).is_some_and(|tensor| matches!(tensor.shape().len(), 1 | 2));
+    matrix && is_weight(node.dtype(1))
+}
+
+/// Returns whether a `FusedMatMul` of `com.microsoft` does not transpose the batches.
+fn has_plain_batches(node: &NodeView<'_>) -> bool {
+    ["transBatchA", "transBatchB"].iter().all(|name| matches!(node.attrs().flag(name), Ok(false)))
+}
+
+/// The attributes of a node.
+#[derive(Clone, Copy)]
+struct Settings {
+    /// The factor of the matmul.
+    factor: f32,
+    /// For each side, whether its last two dimensions are swapped.
+    transposed: [bool; 2],
+    activation: Option<Unary>,
+}
+
+impl Settings {
+    fn new(cx: &CompileCx<'_>) -> Result<Settings> {
+        let flag = |name: &str| cx.attrs().find_int(name).unwrap_or(0) != 0;
+        Ok(Settings {
+            factor: cx.attrs().find_float("alpha").unwrap_or(1.0),
+            transposed: [flag("transA"), flag("transB")],
+            activation: activation_of(cx)?,
+        })
+    }
+}
+
+fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let settings = Settings::new(cx)?;
+    let (shape, strides) = match cx.constant(1).map(|view| view.shape()) {
+        Some(&[k]) => ([k, 1], [1, 1]),
+        Some(&[columns, k]) if settings.transposed[1] => ([k, columns], [1, k]),
+        Some(&[k, columns]) => ([k, columns], [columns, 1]),
+        _ => return Err(error!(Fail, "the right side is no constant matrix")),
+    };
+    let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
+    Ok(Box::new(Single { settings, precision: cx.precision, right, begins_with_residual: is_single(cx) }))
+}
+
+fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let begins_with_residual = is_single(cx);
+    let (settings, precision) = (Settings::new(cx)?, cx.precision);
+    Ok(Box::new(Single { settings, precision, right: None, begins_with_residual }))
+}
+
+/// A `float` matmul whose right side is packed or known only to the run.
+struct Single {
+    settings: Settings,
+    precision: Precision,
+    right: Option<PackedRight>,
+    /// Whether the residual initializes the result, rather than being added by the epilogue. If it
+    /// may share memory with the result, it always initializes it. Otherwise, sharing would change
+    /// the rounding.
+    begins_with_residual: bool,
+}
+
+fn is_single(cx: &CompileCx<'_>) -> bool {
+    cx.node.dtype(0) == Some(DType::F32)
+}
+
+/// Returns the shape of a side as it is multiplied. A vector stays as it is.
+fn side(shape: &[usize], transposed: bool) -> Shape {
+    let mut side = Shape::from_slice(shape);
+    if let (true, [.., rows, columns]) = (transposed, side.as_mut_slice()) {
+        std::mem::swap(rows, columns);
+    }
+    side
+}
+
+/// Returns the strides of a matrix of `[rows, columns]`, which is column-major if `transposed`.
+fn strides([rows, columns]: [usize; 2], transposed: bool) -> [usize; 2] {
+    if transposed { [1, rows] } else { [columns, 1] }
+}
+
+impl Single {
+    fn product(&self, a: &[usize], b: &[usize]) -> Result<Product> {
+        let [left, right] = self.settings.transposed;
+        let b = match &self.right {
+            Some(packed) => Shape::from_slice(&[packed.k, packed.columns]),
+            None => side(b, right),
+        };
+        // A vector has no dimensions to swap.
+        Product::of(&side(a, left && a.len() > 1), &b, !left)
+    }
+
+    /// Returns whether the left sides are column-major and worth packing.
+    fn packs_left(&self, product: &Product) -> bool {
+        self.settings.transposed[0] && PackedLeft::pays(product.shape)
+    }
+
+    /// Returns the ranges of k that are computed one after another: a single one, unless left sides
+    /// are packed part by part.
+    fn parts(&self, product: &Product, lefts: usize) -> SmallVec<[Range<usize>; 4]> {
+        let [_, _, k] = product.shape;
+        match self.packs_left(product) && self.right.is_none() {
+            true => PackedLeft::parts(lefts, product.shape).collect(),
+            false => SmallVec::from_iter(std::iter::once(0..k)),
+        }
+    }
+
+    /// Returns the epilogue.
+    fn steps<'a>(&self, cx: &RunCx<'a>, columns: usize) -> Result<SmallVec<[Step<'a>; 3]>> {
+        let mut steps = SmallVec::new();
+        if let Some(bias) = cx.find_input(2) {
+            steps.push(Step::ColumnBias(bias.as_slice()?));
+        }
+        if let Some(residual) = cx.find_input(3).filter(|_| !self.begins_with_residual) {
+            steps.push(Step::Residual { values: residual.as_slice()?, row_stride: columns });
+        }
+        steps.extend(self.settings.activation.map(Step::Activate));
+        Ok(steps)
+    }
+}
+
+impl Executable for Single {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let product = self.product(shapes.input(0), shapes.input(1))?;
+        let source = match &self.right {
+            Some(_) => BSource::Packed,
+            // With one column, a transposed side is contiguous.
+            None if self.settings.transposed[1] && product.shape[1] > 1 => BSource::Strided,
+            None => BSource::Rows,
+        };
+        let [rows, columns, k] = product.shape;
+        let cpu = product_cpu(shapes.threads, self.precision, self.right.is_some(), rows);
+        // A broadcast left side is packed once, so this counts the matrices of the input.
+        let lefts = shapes.input(0).iter().product::<usize>() / (rows * k).max(1);
+        let part = |steps: Range<usize>| {
+            let shape = [rows, columns, steps.len()];
+            let packed = if self.packs_left(&product) { PackedLeft::len(cpu, lefts, shape) } else { 0 };
+            packed.saturating_add(workspace_len(cpu, product.count, shape, source))
+        };
+        bytes_of::<f32>(self.parts(&product, lefts).into_iter().map(part).max().unwrap_or(0))
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let (a, b) = (cx.input(0)?, cx.find_input(1));
+        let product = self.product(a.shape(), b.as_ref().map_or(&[], |b| b.shape()))?;
+        let [rows, columns, k] = product.shape;
+        let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), rows);
+        let workspace = scratch(cx.workspace()?)?;
+        let steps = self.steps(cx, columns)?;
+        let (threads, residual) = (cx.threads(), cx.find_input(3).filter(|_| self.begins_with_residual));
+        // In place, the result already holds the residual.
+        let adds = residual.is_some() || cx.in_place(0) == Some(3);
+        let result = cx.output(0)?.as_mut_slice::<f32>()?;
+        if result.is_empty() {
+            return Ok(());
+        }
+        if let Some(residual) = residual {
+            copy_residual(threads, residual.as_slice()?, result)?;
+        }
+        let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
+        // A packed weight is still an input if other nodes read it. It may be unaligned, so it must
+        // not be viewed as a slice.
+        let b = b.filter(|_| packed.is_none()).map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?;
+        let sides = Sides { a: a.as_slice::<f32>()?, b, packed, transposed: self.settings.transposed };
+        let lefts = sides.a.len() / (rows * k).max(1);
+        let shape = |steps: &Range<usize>| [rows, columns, steps.len()];
+        for part in self.parts(&product, lefts) {
+            let mut rest = &mut *workspace;
+            let left = match self.packs_left(&product) {
+                true => {
+                    let to = take(&mut rest, PackedLeft::len(cpu, lefts, shape(&part)))?;
+                    Some(PackedLeft::new(cpu, sides.a, product.shape, part.clone(), to)?)
+                }
+                false => None,
+            };
+            let (is_first, is_last) = (part.start == 0, part.end == k);
+            let problem = |index: usize| {
+                let left = match left {
+                    Some(lefts) => lefts.operand(cpu, product.matrices(index)[0])?,
+                    None => sides.left(&product, index)?,
+                };
+                Ok(Gemm {
+                    alpha: self.settings.factor,
+                    beta: if adds || !is_first { 1.0 } else { 0.0 },
+                    epilogue: if is_last { &steps } else { &[] },
+                    origin: Origin { bias_row: 0, residual_row: index * rows },
+                    ..Gemm::new(left, sides.right(&product, index, &part)?)
+                })
+            };
+            let batch_stride = rows * columns;
+            let results =
+                Batch { values: &mut *result, count: product.count, row_stride: columns, batch_stride };
+            run_batch(cpu, &problem, results, rest).map_err(refused)?;
+        }
+        Ok(())
+    }
+}
+
+fn copy_residual(threads: usize, residual: &[f32], result: &mut [f32]) -> Result<()> {
+    /// Values in one task.
+    const TASK: usize = 1 << 14;
+    let (len, given) = (result.len(), residual.len());
+    ensure!(given == len, InvalidArgument, "a residual of {given} values for a result of {len}");
+    for_each_chunk_mut(threads, result, TASK, |chunk, to| {
+        to.copy_from_slice(&residual[chunk * TASK..][..to.len()]);
+    });
+    Ok(())
+}
+
+/// The sides of matmuls, plain or packed.
+struct Sides<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    packed: Option<BOperand<'a>>,
+    transposed: [bool; 2],
+}
+
+impl<'a> Sides<'a> {
+    fn left(&self, product: &Product, index: usize) -> Result<AOperand<'a>, GemmError> {
+        let [rows, _, k] = product.shape;
+        let left = from("the left side", self.a, product.offsets(index)[0])?;
+        Ok(AOperand::Plain(Strided::new(left, [rows, k], strides([rows, k], self.transposed[0]))?))
+    }
+
+    /// Returns a range of k of a right side.
+    fn right(&self, product: &Product, index: usize, part: &Range<usize>) -> Result<BOperand<'a>, GemmError> {
+        let [_, columns, k] = product.shape;
+        if let Some(packed) = self.packed {
+            return Ok(packed);
+        }
+        let strides = strides([k, columns], self.transposed[1] && columns > 1);
+        let first = product.offsets(index)[1] + part.start * strides[0];
+        let right = from("the right side", self.b, first)?;
+        Ok(BOperand::Plain(Strided::new(right, [part.len(), columns], strides)?))
+    }
+}
+
+fn from<'a, T>(what: &'static str, values: &'a [T], first: usize) -> Result<&'a [T], GemmError> {
+    values.get(first..).ok_or(GemmError::TooShort { what, needed: first, len: values.len() })
+}
+
+fn make_generic(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    match cx.node.dtype(0) {
+        Some(DType::F64) => Ok(Box::new(multiply::<f64>)),
+        Some(DType::I32) => Ok(Box::new(multiply::<i32>)),
+        Some(DType::I64) => Ok(Box::new(multiply::<i64>)),
+        Some(DType::U32) => Ok(Box::new(multiply::<u32>)),
+        Some(DType::U64) => Ok(Box::new(multiply::<u64>)),
+        _ => Err(error!(NotImplemented, "a product of this type")),
+    }
+}
+
+fn multiply<T: Element + Number>(cx: &mut RunCx<'_>) -> Result<()> {
+    let cpu = Cpu::with_threads(cx.threads());
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    let product = Product::new(a.shape(), b.shape())?;
+    let result = cx.output(0)?.as_mut_slice::<T>()?;
+    let (a, b) = (a.as_slice::<T>()?, b.as_slice::<T>()?);
+    let [rows, columns, k] = product.shape;
+    for (index, result) in result.chunks_mut((rows * columns).max(1)).enumerate() {
+        let [left, right] = product.offsets(index);
+        let left = from("the left side", a, left).and_then(|a| View::new(a, [rows, k], [k, 1]));
+        let right = from("the right side", b, right).and_then(|b| View::new(b, [k, columns], [columns, 1]));
+        generic::multiply(cpu, left.map_err(refused)?, right.map_err(refused)?, result).map_err(refused)?;
+    }
+    Ok(())
+}

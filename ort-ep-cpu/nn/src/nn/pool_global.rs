@@ -1,0 +1,71 @@
+//! Global pooling: `GlobalAveragePool`, `GlobalMaxPool` and `GlobalLpPool`.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::{Result, error};
+
+use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::real::Real;
+use ort_cpu_kernel::widened::widened;
+use ort_cpu_threads::interrupt::{PIECE, pieces, spending};
+use ort_cpu_threads::parallel::for_each_row_chunk_mut;
+use ort_cpu_vector::reduce;
+use ort_cpu_vector::simd::Isa;
+
+const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+const DOUBLE: TypeSet = TypeSet::of(&[DType::F64]);
+
+/// Registers a global pool by its function of a plane, in `float` and in `double`.
+macro_rules! global_pools {
+    ($($op:literal, $single:expr, $double:expr;)*) => {
+        cpu_kernels![$(
+            KernelDef {
+                op: $op,
+                types: &[("T", HALVES)],
+                make: |cx| widened(cx, |cx| make::<f32>(cx, $single)),
+                ..KernelDef::BASE
+            },
+            KernelDef { op: $op, types: &[("T", DOUBLE)], make: |cx| make::<f64>(cx, $double), ..KernelDef::BASE },
+        )*];
+    };
+}
+
+global_pools! {
+    "GlobalAveragePool",
+        |_, plane| reduce::mean(Isa::current(), plane),
+        |_, plane: &[f64]| pieces(plane).flatten().sum::<f64>() / plane.len() as f64;
+    "GlobalMaxPool",
+        |_, plane| reduce::max(Isa::current(), plane),
+        |_, plane: &[f64]| pieces(plane).flatten().copied().fold(f64::NEG_INFINITY, |max, x| if x > max || x.is_nan() { x } else { max });
+    "GlobalLpPool", norm::<f32>, norm::<f64>;
+}
+
+/// A function of the attribute `p` and a plane.
+type OfPlane<T> = fn(i32, &[T]) -> T;
+
+fn norm<T: Real>(power: i32, plane: &[T]) -> T {
+    let sum: f64 = pieces(plane).flatten().map(|x| x.to_f64().abs().powi(power)).sum();
+    T::from_f64(sum.powf(1.0 / f64::from(power)))
+}
+
+/// The fewest values that are worth a task.
+const WORTH_A_TASK: usize = 1 << 14;
+
+fn make<T: Real>(cx: &mut CompileCx<'_>, function: OfPlane<T>) -> Result<Box<dyn Executable>> {
+    let power = cx.attrs().find_int("p").unwrap_or(1);
+    let power = i32::try_from(power).ok().filter(|power| *power != 0);
+    let power = power.ok_or_else(|| error!(InvalidGraph, "a norm with this p"))?;
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let (threads, image) = (cx.threads(), cx.input(0)?);
+        let plane: usize = image.shape().iter().skip(2).product();
+        let image = image.as_slice::<T>()?;
+        let result = cx.output(0)?.as_mut_slice::<T>()?;
+        let at_once = (WORTH_A_TASK / plane.max(1)).max(1);
+        for_each_row_chunk_mut(threads, result, 1, at_once, |first, results| {
+            for (at, result) in spending(4 * plane.min(PIECE), results).enumerate() {
+                *result = function(power, &image[(first + at) * plane..][..plane]);
+            }
+        });
+        Ok(())
+    }))
+}

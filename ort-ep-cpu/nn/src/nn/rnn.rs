@@ -1,0 +1,63 @@
+//! `RNN`: the simple (Elman) recurrent cell.
+
+use ort_core::Result;
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{CompileCx, Executable, KernelDef};
+
+use super::gates::{Gate, gates};
+use super::recurrent::{Cell, Step, directions, make};
+use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::real::{Matrix, Real};
+use ort_cpu_kernel::widened::widened;
+
+cpu_kernels![
+    KernelDef {
+        op: "RNN",
+        types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
+        make: |cx| widened(cx, make_rnn::<f32>),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "RNN",
+        types: &[("T", TypeSet::of(&[DType::F64]))],
+        make: make_rnn::<f64>,
+        ..KernelDef::BASE
+    },
+];
+
+struct Rnn {
+    /// The activation f of each direction.
+    gates: Vec<Vec<Gate>>,
+}
+
+fn make_rnn<T: Real>(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let directions = directions(cx)?.len();
+    let gates = gates(cx.attrs(), directions, &["Tanh"])?;
+    make::<T, _>(cx, Rnn { gates })
+}
+
+impl<T: Real> Cell<T> for Rnn {
+    fn parts(&self) -> &'static [usize] {
+        &[1]
+    }
+
+    fn step(&self, step: &mut Step<'_, T>) -> Result<()> {
+        let hidden = step.hidden;
+        let states = Matrix::rows(&*step.h, step.active.len(), hidden);
+        T::multiply(
+            step.cpu,
+            states,
+            step.recurrence[0],
+            (&mut *step.gates, hidden, true),
+            &mut *step.workspace,
+        )?;
+        let [f] = &self.gates[step.direction][..] else { return Ok(()) };
+        // Ended sequences keep their state.
+        for (sequence, _) in step.active.iter().enumerate().filter(|(_, active)| **active) {
+            let row = &mut step.gates[sequence * hidden..][..hidden];
+            f.apply(row);
+            step.h[sequence * hidden..][..hidden].copy_from_slice(row);
+        }
+        Ok(())
+    }
+}

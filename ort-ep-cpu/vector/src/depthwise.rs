@@ -1,0 +1,417 @@
+//! Depthwise convolution of one channel's plane.
+//!
+//! Square kernels of the usual sizes, and rows much narrower than a vector, are read in place. For
+//! all others, the plane is first copied into scratch with its padding. The copy is split by the
+//! strides into phases, which are the positions with equal remainder. Each tap of the kernel then
+//! reads adjacent values, whatever the stride. There too, rows much narrower than a vector are
+//! computed as one long row over the padded width, and the results between rows are dropped.
+
+use super::activation::{Activation, Clamp};
+use super::elementwise::{Unary, unary_in_place};
+use super::window::Window;
+use crate::simd::plane::{FlatPlan, square};
+use crate::simd::slices::UnaryOp;
+use crate::simd::stencil::{Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
+use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
+use ort_cpu_threads::interrupt::spend;
+
+/// The most results of a plane that is read as one row. The plan holds a mask for each vector of
+/// results and each tap.
+const LARGEST_FLAT: usize = 1024;
+
+/// The plan for all planes of one convolution.
+#[derive(Debug, Clone)]
+pub struct DepthwisePlan {
+    window: Window,
+    isa: Isa,
+    way: Way,
+}
+
+/// How a plane is computed.
+#[derive(Debug, Clone)]
+enum Way {
+    /// All rows as one, read in place.
+    Flat(FlatPlan),
+    /// A square kernel of a usual size, read in place.
+    Square,
+    /// Any window, over a padded copy.
+    Padded(Phases),
+}
+
+/// The layout of a padded copy of a plane, split by the strides into phases.
+#[derive(Debug, Clone)]
+struct Phases {
+    /// Rows and columns of one phase.
+    size: [usize; 2],
+    /// The offset of each tap from the position of output 0.
+    offsets: Vec<usize>,
+    /// Whether all rows are computed as one.
+    flat: bool,
+}
+
+impl DepthwisePlan {
+    /// Plans a convolution for an instruction set.
+    pub fn new(isa: Isa, window: Window) -> DepthwisePlan {
+        let Window { output, kernel, strides, dilations, .. } = window;
+        let mut isa = isa.min(Isa::widest());
+        let lanes = match isa {
+            Isa::Avx512 => 16,
+            Isa::Avx2 => 8,
+            _ => 4,
+        };
+        let by_rows = output[0] * output[1].div_ceil(lanes);
+        // Row by row, one load serves several rows of results. A single long row must therefore
+        // need less than two thirds of the vectors.
+        let pays = |at_once: usize| at_once * 3 < by_rows * 2;
+        let flat = output[0] * output[1] <= LARGEST_FLAT && pays((output[0] * output[1]).div_ceil(lanes));
+        let flat = flat.then(|| FlatPlan::new(lanes, &window));
+        let way = match (flat.flatten(), kernel, strides, dilations) {
+            (Some(plan), ..) => Way::Flat(plan),
+            (None, [3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2], [1, 1]) => {
+                // A vector of half the width is as fast if it holds a whole row.
+                if isa == Isa::Avx512 && output[1] <= 8 {
+                    isa = Isa::Avx2;
+                }
+                Way::Square
+            }
+            _ => {
+                let mut phases = Phases::new(&window);
+                phases.flat = pays((output[0] * phases.size[1]).div_ceil(lanes));
+                Way::Padded(phases)
+            }
+        };
+        DepthwisePlan { window, isa, way }
+    }
+
+    /// Returns how many f32 of scratch a plane needs.
+    pub fn scratch_len(&self) -> usize {
+        match &self.way {
+            Way::Flat(_) | Way::Square => 0,
+            Way::Padded(phases) => {
+                let flat_output =
+                    if phases.flat { self.window.output[0] * phases.size[1] + SLACK } else { 0 };
+                phases.len(&self.window) + flat_output
+            }
+        }
+    }
+
+    /// Convolves one plane: `to[y][x] = activation(bias + sum of weights[ky][kx] * from[...])`.
+    ///
+    /// `scratch` holds at least [`scratch_len`](Self::scratch_len) values of any content.
+    ///
+    /// # Panics
+    /// If a slice's length does not match the window.
+    pub fn run(
+        &self,
+        from: &[f32],
+        weights: &[f32],
+        bias: f32,
+        activation: Activation,
+        to: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let Window { input, output, .. } = self.window;
+        assert_eq!(from.len(), input[0] * input[1], "the input plane");
+        assert_eq!(to.len(), output[0] * output[1], "the output plane");
+        assert_eq!(weights.len(), self.window.kernel[0] * self.window.kernel[1], "the kernel");
+        if to.is_empty() {
+            return;
+        }
+        let (epilogue, rest) = match activation.split() {
+            // HardSwish and SiLU run in registers. Other functions are applied to the stored plane.
+            (_, Some(Unary::HardSwish)) => (Epilogue::HardSwish, None),
+            (_, Some(Unary::Silu)) => (Epilogue::Silu, None),
+            (clamp, rest) => (Epilogue::Clamp(clamp), rest),
+        };
+        let filter = Filter { weights, bias };
+        dispatch(self.isa, Plane { plan: self, epilogue, from, filter, to: &mut *to, scratch });
+        if let Some(function) = rest {
+            unary_in_place(self.isa, function, to);
+        }
+    }
+}
+
+impl Phases {
+    fn new(window: &Window) -> Phases {
+        let Window { kernel, strides, dilations, .. } = *window;
+        let size = [0, 1].map(|axis| window.extent(axis).div_ceil(strides[axis]));
+        let mut offsets = Vec::with_capacity(kernel[0] * kernel[1]);
+        for ky in 0..kernel[0] {
+            for kx in 0..kernel[1] {
+                let (y, x) = (ky * dilations[0], kx * dilations[1]);
+                let plane = (y % strides[0]) * strides[1] + x % strides[1];
+                offsets.push(plane * (size[0] * size[1] + SLACK) + y / strides[0] * size[1] + x / strides[1]);
+            }
+        }
+        Phases { size, offsets, flat: false }
+    }
+
+    fn len(&self, window: &Window) -> usize {
+        let [sy, sx] = window.strides;
+        sy * sx * (self.size[0] * self.size[1] + SLACK) + SLACK
+    }
+}
+
+/// The activation that is applied in registers.
+#[derive(Clone, Copy)]
+enum Epilogue {
+    Clamp(Clamp),
+    HardSwish,
+    Silu,
+}
+
+impl UnaryOp for Epilogue {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        match self {
+            Epilogue::Clamp(clamp) => clamp.apply(s, x),
+            Epilogue::HardSwish => HardSwish.apply(s, x),
+            Epilogue::Silu => Silu.apply(s, x),
+        }
+    }
+}
+
+/// `x * clip(x / 6 + 1/2, 0, 1)`.
+#[derive(Clone, Copy)]
+pub(super) struct HardSwish;
+
+impl UnaryOp for HardSwish {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        let line = s.mul_add(x, s.splat(1.0 / 6.0), s.splat(0.5));
+        s.mul(x, Clamp { min: 0.0, max: 1.0 }.apply(s, line))
+    }
+}
+
+/// `x * sigmoid(x)`.
+#[derive(Clone, Copy)]
+pub(super) struct Silu;
+
+impl UnaryOp for Silu {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        math::silu(s, x)
+    }
+}
+
+/// One plane, for dispatch to SIMD code.
+struct Plane<'a> {
+    plan: &'a DepthwisePlan,
+    epilogue: Epilogue,
+    from: &'a [f32],
+    filter: Filter<'a>,
+    to: &'a mut [f32],
+    scratch: &'a mut [f32],
+}
+
+impl SimdOp for Plane<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Plane { plan, epilogue, from, filter, to, scratch } = self;
+        let window = &plan.window;
+        match (&plan.way, window.kernel[0], window.strides[0]) {
+            (Way::Flat(plan), ..) => plan.run(s, from, filter, epilogue, to),
+            (Way::Square, 3, 1) => square::<S, Epilogue, 3, 1>(s, window, from, filter, epilogue, to),
+            (Way::Square, 3, _) => square::<S, Epilogue, 3, 2>(s, window, from, filter, epilogue, to),
+            (Way::Square, 5, 1) => square::<S, Epilogue, 5, 1>(s, window, from, filter, epilogue, to),
+            (Way::Square, 5, _) => square::<S, Epilogue, 5, 2>(s, window, from, filter, epilogue, to),
+            (Way::Square, _, 1) => square::<S, Epilogue, 7, 1>(s, window, from, filter, epilogue, to),
+            (Way::Square, ..) => square::<S, Epilogue, 7, 2>(s, window, from, filter, epilogue, to),
+            (Way::Padded(phases), ..) => {
+                let (padded, rest) = scratch.split_at_mut(phases.len(window));
+                pad(s, window, phases.size, from, padded);
+                over_phases(s, (window, phases), padded, (filter, epilogue), to, rest);
+            }
+        }
+    }
+}
+
+/// Convolves a padded plane.
+#[inline(always)]
+fn over_phases<S: Simd>(
+    s: S,
+    (window, phases): (&Window, &Phases),
+    padded: &[f32],
+    (filter, epilogue): (Filter<'_>, Epilogue),
+    to: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let ([height, width], stride) = (window.output, phases.size[1]);
+    if phases.flat {
+        let len = (height - 1) * stride + width;
+        taps(s, padded, &phases.offsets, filter, epilogue, (&mut *scratch, len));
+        close_rows(s, scratch, stride, (to, width));
+    } else {
+        any(s, Input { values: padded, stride }, &phases.offsets, filter, epilogue, (to, width));
+    }
+}
+
+/// Handles any kernel, stride and dilation, four rows at a time.
+#[inline(always)]
+fn any<S: Simd, E: UnaryOp>(
+    s: S,
+    input: Input<'_>,
+    offsets: &[usize],
+    filter: Filter<'_>,
+    epilogue: E,
+    (to, width): (&mut [f32], usize),
+) {
+    let rows = to.len() / width;
+    let mut row = 0;
+    while row < rows {
+        spend(width * offsets.len() / 4);
+        let from = Input { values: &input.values[row * input.stride..], ..input };
+        let out = (&mut to[row * width..], width);
+        row += match rows - row {
+            1 => {
+                tap_rows::<S, E, 1>(s, from, offsets, filter, epilogue, out);
+                1
+            }
+            2..=3 => {
+                tap_rows::<S, E, 2>(s, from, offsets, filter, epilogue, out);
+                2
+            }
+            _ => {
+                tap_rows::<S, E, 4>(s, from, offsets, filter, epilogue, out);
+                4
+            }
+        };
+    }
+}
+
+/// Copies the plane into its phases, surrounded by zeros.
+#[inline(always)]
+fn pad<S: Simd>(s: S, window: &Window, [rows, columns]: [usize; 2], from: &[f32], padded: &mut [f32]) {
+    let Window { input: [height, width], strides: [sy, sx], pads: [top, left], .. } = *window;
+    let plane = rows * columns + SLACK;
+    for phase_row in 0..sy {
+        for row in 0..rows {
+            let start = phase_row * sx * plane + row * columns;
+            let source = match (row * sy + phase_row).checked_sub(top) {
+                Some(y) if y < height => &from[y * width..][..width],
+                _ => &[],
+            };
+            match sx {
+                1 => pad_row(s, source, (left, columns), 0.0, &mut padded[start..]),
+                2 => {
+                    let (even, odd) = padded[start..].split_at_mut(plane);
+                    pad_row_by_two(s, source, left, columns, even, odd);
+                }
+                _ => pad_row_by_any(source, (left, columns), sx, &mut padded[start..], plane),
+            }
+        }
+    }
+}
+
+/// Like `pad_row`, for any stride. Phase `p` goes to `padded[p * plane..]`.
+fn pad_row_by_any(
+    source: &[f32],
+    (left, columns): (usize, usize),
+    stride: usize,
+    padded: &mut [f32],
+    plane: usize,
+) {
+    for phase in 0..stride {
+        let target = &mut padded[phase * plane..][..columns];
+        for (index, value) in target.iter_mut().enumerate() {
+            let x = (index * stride + phase).checked_sub(left);
+            *value = x.and_then(|x| source.get(x)).copied().unwrap_or(0.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reference(window: &Window, from: &[f32], weights: &[f32], bias: f32) -> Vec<f64> {
+        let Window { input, output, kernel, strides, dilations, pads } = *window;
+        let mut result = Vec::new();
+        for y in 0..output[0] {
+            for x in 0..output[1] {
+                let mut sum = f64::from(bias);
+                for ky in 0..kernel[0] {
+                    for kx in 0..kernel[1] {
+                        let iy = (y * strides[0] + ky * dilations[0])
+                            .checked_sub(pads[0])
+                            .filter(|i| *i < input[0]);
+                        let ix = (x * strides[1] + kx * dilations[1])
+                            .checked_sub(pads[1])
+                            .filter(|i| *i < input[1]);
+                        if let (Some(iy), Some(ix)) = (iy, ix) {
+                            sum +=
+                                f64::from(from[iy * input[1] + ix]) * f64::from(weights[ky * kernel[1] + kx]);
+                        }
+                    }
+                }
+                result.push(sum);
+            }
+        }
+        result
+    }
+
+    #[test]
+    fn planes_agree_with_the_definition() {
+        // input, kernel, strides, dilations, padding before, padding after
+        let mut cases = vec![
+            ([1, 50], [1, 5], [1, 1], [1, 2], [0, 4], [0, 0]),
+            ([1, 37], [1, 4], [1, 3], [1, 1], [0, 2], [0, 1]),
+            ([9, 11], [3, 2], [2, 1], [1, 1], [1, 0], [1, 1]),
+            ([9, 40], [2, 3], [1, 2], [2, 3], [0, 5], [2, 0]),
+            ([20, 20], [3, 3], [3, 3], [1, 1], [0, 0], [0, 0]),
+            ([3, 3], [3, 3], [1, 1], [3, 3], [3, 3], [3, 3]),
+            ([1, 1], [5, 5], [2, 2], [1, 1], [4, 4], [4, 4]),
+            ([20, 37], [3, 3], [1, 1], [1, 1], [0, 2], [1, 0]),
+            ([3, 70], [3, 3], [2, 2], [1, 1], [1, 0], [1, 1]),
+            ([19, 40], [5, 5], [2, 2], [1, 1], [2, 0], [0, 3]),
+            ([9, 33], [7, 7], [1, 1], [1, 1], [6, 6], [6, 6]),
+            ([25, 8], [7, 7], [2, 2], [1, 1], [9, 9], [0, 1]),
+            ([9, 5], [3, 3], [1, 1], [2, 2], [2, 2], [2, 2]),
+            ([6, 5], [4, 3], [1, 1], [1, 1], [0, 1], [0, 1]),
+            ([12, 9], [9, 9], [1, 1], [1, 1], [4, 4], [4, 4]),
+            ([30, 40], [9, 9], [2, 2], [1, 1], [4, 4], [4, 4]),
+        ];
+        for size in [1, 2, 5, 7, 13, 14, 17, 28, 33, 56] {
+            for kernel in [1, 3, 5, 7] {
+                for stride in [1, 2] {
+                    let pad = kernel / 2;
+                    cases.push(([size, size + 1], [kernel; 2], [stride; 2], [1; 2], [pad; 2], [pad; 2]));
+                }
+            }
+        }
+        type Case = (Activation, fn(f64) -> f64);
+        let activations: [Case; 4] = [
+            (Activation::None, |x| x),
+            (Activation::Clip { min: 0.0, max: 0.5 }, |x| x.clamp(0.0, 0.5)),
+            (Activation::Unary(Unary::HardSwish), |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),
+            (Activation::Unary(Unary::Tanh), f64::tanh),
+        ];
+        for isa in Isa::available() {
+            for (number, &(input, kernel, strides, dilations, pads, after)) in cases.iter().enumerate() {
+                let out = |axis: usize| {
+                    (input[axis] + pads[axis] + after[axis] - (kernel[axis] - 1) * dilations[axis] - 1)
+                        / strides[axis]
+                        + 1
+                };
+                let window = Window { input, output: [out(0), out(1)], kernel, strides, dilations, pads };
+                let from: Vec<f32> = (0..input[0] * input[1]).map(|i| (i as f32 * 1.7).sin()).collect();
+                let weights: Vec<f32> = (0..kernel[0] * kernel[1]).map(|i| (i as f32 * 2.3).cos()).collect();
+                let (activation, function) = activations[number % activations.len()];
+                let plan = DepthwisePlan::new(isa, window);
+                let mut scratch = vec![f32::NAN; plan.scratch_len()];
+                let mut to = vec![f32::NAN; out(0) * out(1)];
+                plan.run(&from, &weights, 0.25, activation, &mut to, &mut scratch);
+                for (index, want) in reference(&window, &from, &weights, 0.25).into_iter().enumerate() {
+                    let want = function(want);
+                    assert!(
+                        (f64::from(to[index]) - want).abs() < 2e-5,
+                        "{isa:?} {window:?} at {index}: {} {want}",
+                        to[index]
+                    );
+                }
+            }
+        }
+    }
+}

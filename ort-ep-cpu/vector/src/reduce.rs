@@ -1,0 +1,212 @@
+//! Reductions of a contiguous row, and of many rows into one.
+//!
+//! Sums are taken in blocks whose results are added in double precision. The error therefore grows
+//! with the size of a block and not of the row. The order depends only on the length and the
+//! instruction set.
+
+use super::elementwise::{Binary, Operand, binary_in_place};
+use crate::simd::slices::{BinaryOp, UnaryOp, fold};
+use crate::simd::{Isa, MAX_LANES, Simd, max_or_nan, min_or_nan};
+use ort_cpu_threads::interrupt::pieces;
+
+/// Values in a block. Each lane of the four partial sums adds at most 64 of them.
+const BLOCK: usize = 1024;
+
+#[derive(Clone, Copy)]
+struct Identity;
+
+impl UnaryOp for Identity {
+    #[inline(always)]
+    fn apply<S: Simd>(self, _: S, x: S::F32) -> S::F32 {
+        x
+    }
+}
+
+/// `(x - mean)^2`.
+#[derive(Clone, Copy)]
+struct SquaredDeviation(f32);
+
+impl UnaryOp for SquaredDeviation {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        let deviation = s.sub(x, s.splat(self.0));
+        s.mul(deviation, deviation)
+    }
+}
+
+/// `x - origin`.
+#[derive(Clone, Copy)]
+struct Deviation(f32);
+
+impl UnaryOp for Deviation {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        s.sub(x, s.splat(self.0))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Magnitude;
+
+impl UnaryOp for Magnitude {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        s.abs(x)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Add;
+
+impl BinaryOp for Add {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, a: S::F32, b: S::F32) -> S::F32 {
+        s.add(a, b)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Multiply;
+
+impl BinaryOp for Multiply {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, a: S::F32, b: S::F32) -> S::F32 {
+        s.mul(a, b)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Greater;
+
+impl BinaryOp for Greater {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, a: S::F32, b: S::F32) -> S::F32 {
+        s.max(a, b)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Lesser;
+
+impl BinaryOp for Lesser {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, a: S::F32, b: S::F32) -> S::F32 {
+        s.min(a, b)
+    }
+}
+
+fn sum_of(isa: Isa, map: impl UnaryOp, row: &[f32]) -> f64 {
+    let block_sum = |block| {
+        let lanes = fold(isa, map, Add, 0.0, block).map(f64::from);
+        let quarters: [f64; 4] =
+            std::array::from_fn(|i| lanes[i] + lanes[i + 4] + (lanes[i + 8] + lanes[i + 12]));
+        quarters[0] + quarters[1] + (quarters[2] + quarters[3])
+    };
+    pieces(row).flat_map(|piece| piece.chunks(BLOCK)).map(block_sum).sum()
+}
+
+/// Returns the sum, in double precision.
+pub fn sum(isa: Isa, row: &[f32]) -> f64 {
+    sum_of(isa, Identity, row)
+}
+
+/// Returns the sum of the magnitudes.
+pub fn sum_magnitudes(isa: Isa, row: &[f32]) -> f64 {
+    sum_of(isa, Magnitude, row)
+}
+
+/// Returns the sum of the squares.
+pub fn sum_squares(isa: Isa, row: &[f32]) -> f64 {
+    sum_of(isa, SquaredDeviation(0.0), row)
+}
+
+/// Returns the sum of the squared differences from `mean`.
+pub fn sum_squared_deviations(isa: Isa, mean: f32, row: &[f32]) -> f64 {
+    sum_of(isa, SquaredDeviation(mean), row)
+}
+
+/// Returns the mean; NaN for an empty row.
+pub fn mean(isa: Isa, row: &[f32]) -> f32 {
+    (sum(isa, row) / row.len() as f64) as f32
+}
+
+/// Returns the mean, from the sum of differences from the first value. A common offset of the
+/// values then costs no precision.
+pub fn mean_by_differences(isa: Isa, row: &[f32]) -> f32 {
+    let first = row.first().copied().unwrap_or(0.0);
+    (f64::from(first) + sum_of(isa, Deviation(first), row) / row.len() as f64) as f32
+}
+
+/// Returns the product; 1 for an empty row.
+pub fn product(isa: Isa, row: &[f32]) -> f32 {
+    fold(isa, Identity, Multiply, 1.0, row).into_iter().product()
+}
+
+/// Combines all lanes, in halves.
+fn horizontal(lanes: [f32; MAX_LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let eight: [f32; 8] = std::array::from_fn(|i| combine(lanes[i], lanes[i + 8]));
+    let four: [f32; 4] = std::array::from_fn(|i| combine(eight[i], eight[i + 4]));
+    combine(combine(four[0], four[2]), combine(four[1], four[3]))
+}
+
+/// Returns the greatest value; NaN if any is NaN; -inf for an empty row.
+pub fn max(isa: Isa, row: &[f32]) -> f32 {
+    let lowest = f32::NEG_INFINITY;
+    let of_piece = |piece| horizontal(fold(isa, Identity, Greater, lowest, piece), max_or_nan);
+    pieces(row).map(of_piece).fold(lowest, max_or_nan)
+}
+
+/// Returns the least value; NaN if any is NaN; +inf for an empty row.
+pub fn min(isa: Isa, row: &[f32]) -> f32 {
+    let highest = f32::INFINITY;
+    let of_piece = |piece| horizontal(fold(isa, Identity, Lesser, highest, piece), min_or_nan);
+    pieces(row).map(of_piece).fold(highest, min_or_nan)
+}
+
+/// Computes `out[i] = function(out[i], row[i])`, one step of a reduction over rows. To keep the
+/// error of sums of many rows small, sum blocks of rows separately.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn accumulate(isa: Isa, function: Binary, out: &mut [f32], row: &[f32]) {
+    binary_in_place(isa, function, out, Operand::Slice(row));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reductions_agree_with_double_precision() {
+        for isa in Isa::available() {
+            for len in (0..100).chain([1023, 1024, 1025, 5000, 100_003]) {
+                let row: Vec<f32> = (0..len).map(|i| 1.0 + (i as f32 * 0.7).sin()).collect();
+                let wide = || row.iter().map(|x| f64::from(*x));
+                let close = |got: f64, want: f64| {
+                    assert!((got - want).abs() <= 2e-6 * want.abs() + 1e-12, "{isa:?} {len}: {got} {want}")
+                };
+                close(sum(isa, &row), wide().sum());
+                close(sum_magnitudes(isa, &row), wide().sum());
+                close(sum_squares(isa, &row), wide().map(|x| x * x).sum());
+                close(sum_squared_deviations(isa, 0.5, &row), wide().map(|x| (x - 0.5).powi(2)).sum());
+                let few = &row[..len.min(60)];
+                close(f64::from(product(isa, few)), few.iter().map(|x| f64::from(*x)).product());
+                assert_eq!(max(isa, &row), row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+                assert_eq!(min(isa, &row), row.iter().copied().fold(f32::INFINITY, f32::min));
+            }
+        }
+    }
+
+    #[test]
+    fn a_nan_anywhere_is_the_extreme() {
+        for isa in Isa::available() {
+            for len in 1..100 {
+                for place in 0..len {
+                    let mut row = vec![1.0; len];
+                    row[place] = f32::NAN;
+                    assert!(max(isa, &row).is_nan() && min(isa, &row).is_nan(), "{isa:?} {len} {place}");
+                }
+            }
+        }
+    }
+}
