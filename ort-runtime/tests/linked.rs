@@ -23,3 +23,31 @@ fn a_provider_that_is_not_linked_is_an_error_that_lists_those_that_are() {
         assert_eq!(ep::provider(name).is_ok(), *on);
     }
 }
+
+#[test]
+fn a_provider_of_another_build_is_named_with_its_feature() {
+    let refused =
+        |name: &str| ep::provider(name).err().map(|problem| problem.to_string()).unwrap_or_default();
+    for (name, on) in PROVIDERS {
+        let feature = format!("build with the cargo feature `{name}`");
+        if !on {
+            let problem = refused(name);
+            assert!(problem.contains(&format!("no execution provider '{name}' in this build")), "{problem}");
+            assert!(problem.contains(&feature) && !problem.contains("did you mean"), "{problem}");
+        }
+        for other in [format!("{name}s"), name.to_uppercase()] {
+            let problem = refused(&other);
+            assert!(problem.contains(&format!("did you mean '{name}'?")), "{problem}");
+            assert_eq!(problem.contains(&feature), !on, "{problem}");
+        }
+    }
+    let theirs = [
+        ("CPUExecutionProvider", "cpu"),
+        ("CUDAExecutionProvider", "cuda"),
+        ("WebGpuExecutionProvider", "wgpu"),
+    ];
+    for (name, own) in theirs {
+        let problem = refused(name);
+        assert!(problem.contains(&format!("did you mean '{own}'?")), "{problem}");
+    }
+}

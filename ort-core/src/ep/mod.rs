@@ -38,7 +38,7 @@ pub use run::{NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
 pub use crate::cache::{DeviceCache, Fingerprint};
 pub use crate::interrupt::{self, CancelToken};
 use crate::tensor::{TensorMut, TensorView};
-use crate::{Result, advise, error};
+use crate::{Error, Result, advise, error, nearest};
 
 /// Device options by name, as the user passes them.
 pub type ProviderOptions = std::collections::BTreeMap<String, String>;
@@ -148,10 +148,46 @@ pub fn provider(name: &str) -> Result<&'static dyn ExecutionProvider> {
     if let Some(found) = dylib::find(name) {
         return found;
     }
-    let names: Vec<&str> = known.iter().map(|provider| provider.name()).collect();
-    let mut advice = advise("providers of this build", name, names);
+    Err(unknown_provider(name, &known))
+}
+
+/// The providers that a cargo feature of the same name links, with ONNX Runtime's name of each.
+const OF_FEATURES: [(&str, &str); 3] =
+    [("cpu", "CPUExecutionProvider"), ("cuda", "CUDAExecutionProvider"), ("wgpu", "WebGpuExecutionProvider")];
+
+/// Returns the error for a provider that this build does not have. It suggests the name that is
+/// meant, and says how to get that provider.
+fn unknown_provider(name: &str, linked: &[&'static dyn ExecutionProvider]) -> Error {
+    let linked: Vec<&str> = linked.iter().map(|provider| provider.name()).collect();
+    let of_onnx_runtime = OF_FEATURES.iter().find(|(_, theirs)| theirs.eq_ignore_ascii_case(name));
+    let known = || OF_FEATURES.iter().map(|(own, _)| *own).chain(linked.iter().copied());
+    let is_known = known().any(|own| own == name);
+    let meant = match of_onnx_runtime {
+        Some((own, _)) => Some(*own),
+        None if is_known => Some(name),
+        None => nearest(name, known()),
+    };
+    let problem = match is_known {
+        true => error!(InvalidArgument, "there is no execution provider '{name}' in this build"),
+        false => error!(InvalidArgument, "there is no execution provider '{name}'"),
+    };
+    let mut advice = String::new();
+    if let Some(meant) = meant {
+        if !is_known {
+            advice.push_str(&format!("did you mean '{meant}'? "));
+        }
+        if !linked.contains(&meant) {
+            advice.push_str(&format!(
+                "build with the cargo feature `{meant}` to have it, or give the path of a provider library; "
+            ));
+        }
+    }
+    advice.push_str(&match linked.is_empty() {
+        true => "this build has no providers".to_string(),
+        false => format!("the providers of this build are {}", linked.join(", ")),
+    });
     #[cfg(not(feature = "provider-libraries"))]
-    advice.push_str("; it loads no libraries, which takes the feature provider-libraries");
+    advice.push_str("; to load libraries, build with the cargo feature `provider-libraries`");
     // A library that failed to load is a likely reason why the name is missing, so list each with
     // its error.
     #[cfg(feature = "provider-libraries")]
@@ -159,7 +195,7 @@ pub fn provider(name: &str) -> Result<&'static dyn ExecutionProvider> {
         let what = provider.map_or_else(|problem| problem.to_string(), |provider| provider.name().to_owned());
         advice.push_str(&format!("; {} of {PROVIDER_PATH}: {what}", path.display()));
     }
-    Err(error!(InvalidArgument, "there is no execution provider '{name}'").help(advice))
+    problem.help(advice)
 }
 
 /// Rejects options that are not in `known`, and suggests the closest one.
