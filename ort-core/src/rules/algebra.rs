@@ -8,57 +8,60 @@ use crate::rules;
 use crate::{Result, error};
 
 rules! { "algebra", Basic;
-    /// An identity is the value itself.
+    /// Identity(x) becomes x.
     identity: "Identity(x)" => Template("x"), ["x=f32[2,3]"], keep true, known Nothing;
-    /// A dropout without training does nothing.
+    /// Dropout outside training becomes its input, if its mask is not read.
     dropout: "Dropout(x, ..)" if is_not_training => Template("x"), ["x=f32[2,3]"], keep true, known Nothing;
-    /// A cast to the type that is there already.
+    /// A cast to the type that its input already has becomes the input.
     cast_to_same: "c@Cast(x)" if casts_to_own_type => Template("x"), ["x=f32[2,3] c.to=1"], keep true, known Types;
-    /// Adding zero; of floats negative zero, because `-0 + 0` is 0.
+    /// `x + 0` becomes x. For floats the zero must be negative, because `-0 + 0` is `0`.
     add_zero: "Add(x, #zero)" if adds_nothing => Template("x"), ["x=f32[2,3] zero=f32:-0", "x=i64[2,3] zero=i64:0"],
         keep true, known Types;
-    /// Subtracting zero; of floats positive zero, because `-0 - -0` is 0.
+    /// `x - 0` becomes x. For floats the zero must be positive, because `-0 - -0` is `0`.
     sub_zero: "Sub(x, #zero)" if subtracts_nothing => Template("x"), ["x=f32[2,3] zero=f32:0", "x=i64[2,3] zero=i64:0"],
         keep true, known Types;
-    /// Multiplying by one.
+    /// `x * 1` becomes x.
     mul_one: "Mul(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true, known Types;
-    /// Dividing by one.
+    /// `x / 1` becomes x.
     div_one: "Div(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true, known Types;
-    /// The first power.
+    /// `x ** 1` becomes x.
     pow_one: "Pow(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true, known Types;
-    /// A square is a product, which every provider has a fast loop for.
+    /// `x ** 2` of floats becomes `x * x`: every provider has a fast loop for Mul.
     square: "Pow(x, 2)" if is_float => Template("Mul(x, x)"), ["x=f32[2,3]"], known Types;
-    /// Two negations.
+    /// `-(-x)` becomes x.
     neg_neg: "Neg(Neg(x))" => Template("x"), ["x=f32[2,3]"], keep true, known Types;
-    /// Rectifying twice.
+    /// Relu of Relu becomes one Relu, because Relu is idempotent.
     relu_relu: "Relu(r@Relu(x))" => Template("r"), ["x=f32[2,3]"], keep true, known Types;
-    /// A transposition that moves nothing.
+    /// A Transpose with the identity permutation becomes its input.
     transpose_nothing: "t@Transpose(x)" if moves_nothing => Template("x"), ["x=f32[2,3] t.perm=[0,1]"], keep true;
-    /// Two transpositions are one.
+    /// Two Transposes become one with the composed permutation: one pass over memory less.
     transpose_transpose: "outer@Transpose(inner@Transpose(x))" => Build(join_transposes),
         ["x=f32[2,3,4] outer.perm=[0,2,1] inner.perm=[1,2,0]", "x=f32[2,3] outer.perm=[1,0] inner.perm=[1,0]"],
         keep true;
-    /// A reshape of a reshape needs only the last, where that names all its sizes.
+    /// A Reshape of a Reshape becomes the outer one, if its constant shape has no 0, which would
+    /// copy a size of the inner one.
     reshape_reshape: "Reshape(Reshape(x, _), shape)" if names_its_sizes => Template("Reshape(x, shape)"),
         ["x=f32[2,6] _0=[3,4] shape=[4,3]"], keep true;
-    /// A reshape to the shape that is there already.
+    /// A Reshape to the shape of its input becomes the input.
     reshape_to_same: "r@Reshape(x, _)" if keeps_its_shape => Template("x"), ["x=f32[2,6] _0=[2,6]"], keep true;
-    /// The same after an axis of one element was added.
+    /// Unsqueeze and a Reshape back to the original shape become the input.
     reshape_unsqueezed_to_same: "r@Reshape(Unsqueeze(x, _), _)" if keeps_its_shape => Template("x"),
         ["x=f32[2,6] _0=[1] _1=[2,6]"], keep true;
-    /// A choice that always falls on the second value.
+    /// Where with a condition that is false everywhere becomes its third input, if that has the
+    /// shape of the output.
     where_never: "r@Where(#condition, _, x)" if is_never_and_keeps_its_shape => Template("x"),
         ["condition=const:bool[2,1] _0=const:f32[1] x=f32[2,6]"], keep true;
-    /// A cast to the type of another value is a cast to a type that is known.
+    /// CastLike becomes Cast, if the target type is known: kernels and rules need only support
+    /// Cast.
     cast_like: "c@CastLike(x, like)" => Build(cast_like), ["x=f32[2,6] like=f16[1]"], known Types;
-    /// A broadcast to the shape that is there already.
+    /// An Expand to the shape of its input becomes the input.
     expand_to_same: "r@Expand(x, _)" if keeps_its_shape => Template("x"), ["x=f32[2,6] _0=[1,6]"], keep true;
-    /// An axis that is added and taken away again.
+    /// Unsqueeze and a Squeeze back to the original shape become the input.
     squeeze_unsqueeze: "r@Squeeze(Unsqueeze(x, _), _)" if keeps_its_shape => Template("x"),
         ["x=f32[2,6] _0=[1] _1=[1]"], keep true;
-    /// The concatenation of one value.
+    /// A Concat of one input becomes that input.
     concat_of_one: "r@Concat(x, ..)" if keeps_its_shape => Template("x"), ["x=f32[2,3] r.axis=0"], keep true;
-    /// A slice that leaves everything.
+    /// A Slice that keeps all elements in their order becomes its input.
     slice_of_all: "r@Slice(x, starts, ends, axes?, steps?)" if keeps_all_forwards => Template("x"),
         ["x=f32[2,6] starts=[0] ends=[9] axes=[1]"], keep true;
 }

@@ -21,30 +21,33 @@ use crate::tensor::Tensor;
 use crate::{Result, rules};
 
 rules! { "attention", Extended;
-    /// A product with the last two axes of the right side exchanged.
+    /// MatMul with a transposed right side becomes FusedMatMul with `transB`: the transpose is
+    /// never written.
     matmul_transposed: "MatMul(q, Transpose(k; perm=[0,1,3,2]))" if queries_are_matrices
         => Template("FusedMatMul(q, k; transB=1)"),
         ["q=f32[2,3,5,8] k=f32[2,3,7,8]"];
-    /// The same where heads and positions are exchanged on the way.
+    /// The same for keys whose heads and positions are swapped, too: only that swap stays as a
+    /// Transpose.
     matmul_transposed_heads: "MatMul(q, Transpose(k; perm=[0,2,3,1]))" if queries_are_matrices
         => Template("FusedMatMul(q, Transpose(k; perm=[0,2,1,3]); transB=1)"),
         ["q=f32[2,3,5,8] k=f32[2,7,3,8]"];
-    /// A factor of the keys, which stand transposed already.
+    /// A factor on the transposed keys becomes `alpha` of FusedMatMul.
     transposed_keys_times: "MatMul(q, Mul(Transpose(k; perm=[0,1,3,2]), #factor))" if scales_transposed_keys
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.35"];
-    /// A factor of the scores.
+    /// A factor on the scores becomes `alpha` of FusedMatMul.
     scores_times: "Mul(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), #factor)" if has_scale
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.125"];
-    /// A divisor of the scores.
+    /// A divisor of the scores becomes `alpha` of FusedMatMul.
     scores_over: "Div(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), #divisor)" if has_scale
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] divisor=f32:8"];
-    /// A factor of the queries.
+    /// A factor on the queries becomes `alpha` of FusedMatMul.
     queries_times: "m@FusedMatMul(Mul(q, #factor), k; transA=0; transB=1; activation='')" if has_scale
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.35"];
-    /// A factor of the keys.
+    /// A factor on the keys becomes `alpha` of FusedMatMul.
     keys_times: "m@FusedMatMul(q, Mul(k, #factor); transA=0; transB=1; activation='')" if has_scale
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.35"];
-    /// Scores with a mask, their softmax, and the values.
+    /// `softmax(scale * Q * K^T + mask) * V` becomes Attention, if the mask broadcasts to the
+    /// scores: the scores are never whole in memory.
     attention_masked: "MatMul(Softmax(sum@Add(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), mask); axis=-1), v)"
         if are_heads => Build(attention),
         [
@@ -52,16 +55,17 @@ rules! { "attention", Extended;
             "q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=f32[5,1] m.alpha=0.35",
             "q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=const:f32[2,1,5,7] m.alpha=0.35",
         ];
-    /// Scores, their softmax, and the values.
+    /// `softmax(scale * Q * K^T) * V` becomes Attention: the scores are never whole in memory.
     attention: "MatMul(Softmax(m@FusedMatMul(q, k; transA=0; transB=1; activation=''); axis=-1), v)"
         if are_heads => Build(attention),
         ["q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] m.alpha=0.35"];
-    /// A mask of two finite numbers hides no query from all keys, so that none is NaN.
+    /// The guard against rows that a mask hides entirely is removed, if both of the mask's numbers
+    /// are finite: softmax then returns no NaN.
     mask_of_finite: "Where(Equal(ReduceMax(m@Where(_, #shown, #hidden), _), #least), _, m)" if hides_no_query
         => Template("m"),
         ["_0=bool[2,1,5,7] shown=f32:0 hidden=f32:-10000 _1=[-1] least=f32:-inf _2=f32:nan"], keep true;
-    /// Attention between transpositions that bring the heads to the front and back reads and writes
-    /// them where they lie.
+    /// Attention between the transposes that split and join the heads becomes Attention on tensors
+    /// of rank 3: heads are read and written in place.
     attention_in_place: "Reshape(Transpose(a@Attention(Transpose(Reshape(q, _); perm=[0,2,1,3]), Transpose(Reshape(k, _); perm=[0,2,1,3]), Transpose(Reshape(v, _); perm=[0,2,1,3]), mask?; qk_matmul_output_mode=0); perm=[0,2,1,3]), _)"
         if joins_heads => Build(attention_in_place),
         ["q=f32[2,5,24] _0=[2,5,3,8] k=f32[2,7,24] _1=[2,7,3,8] v=f32[2,7,24] _2=[2,7,3,8] mask=f32[2,1,5,7] _3=[2,5,24]"],

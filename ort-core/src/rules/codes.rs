@@ -6,10 +6,12 @@ use crate::rewrite::Then::Template;
 use crate::rules;
 
 rules! { "codes", Basic;
-    /// A rectifier before codes of which the least stands for zero.
+    /// Relu before QuantizeLinear is removed, if the zero point is the lowest quantized value:
+    /// saturation does the same.
     relu_before_codes: "q@QuantizeLinear(Relu(x), #s, #z)" if range_is_inside
         => Template("QuantizeLinear(x, s, z; ..q)"), ["x=f32[2,40] s=f32:0.5 z=u8:0", "x=f32[2,40] s=f32:0.5 z=i8:-128"], known Types;
-    /// Bounds before codes that end there or before.
+    /// Clip before QuantizeLinear is removed, if its bounds quantize to the ends of the integer
+    /// range: saturation does the same.
     clip_before_codes: "q@QuantizeLinear(Clip(x, #low, #high), #s, #z)" if range_is_inside
         => Template("QuantizeLinear(x, s, z; ..q)"), ["x=f32[2,40] low=f32:0 high=f32:1.5 s=f32:0.005859375 z=u8:0"],
         known Types;

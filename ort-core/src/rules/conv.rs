@@ -9,44 +9,47 @@ use crate::spec::MICROSOFT;
 use crate::{Result, rules};
 
 rules! { "conv", Extended;
-    /// Batch normalization scales and shifts the filters: `w * scale / sqrt(variance + epsilon)`.
+    /// BatchNormalization after Conv becomes part of the filters, `w * scale / sqrt(variance +
+    /// epsilon)`, and of the bias. Constant folding computes both once.
     batch_norm_into_conv: "n@BatchNormalization(c@Conv(x, #w, b?), #scale, #bias, #mean, #variance; training_mode=0)"
         if is_normalization_of_filters => Build(batch_norm_into_conv),
         [
             "x=f32[1,4,5,5] w=f32[6,2,3,3] b=const:f32[6] scale=f32[6] bias=f32[6] mean=f32[6] variance=f32[6] c.group=2",
             "x=f32[1,4,5] w=f32[6,4,3] scale=f32[6] bias=f32[6] mean=f32[6] variance=f32[6]",
         ], known Nothing;
-    /// A factor of all or of each channel scales the filters.
+    /// A constant factor after Conv, one number or one per channel, is multiplied into the filters
+    /// and the bias.
     mul_into_conv: "Mul(c@Conv(x, #w, b?), #factor)" if factor_is_per_channel => Build(mul_into_conv),
         [
             "x=f32[1,4,5,5] w=f32[6,4,3,3] b=const:f32[6] factor=f32[6,1,1]",
             "x=f32[1,4,5,5] w=f32[6,4,3,3] factor=f32[1]",
         ], known Nothing;
-    /// An addend of all or of each channel is a bias.
+    /// A constant added after Conv, one number or one per channel, becomes part of the bias.
     add_into_conv: "Add(c@Conv(x, #w, b?), #addend)" if addend_is_per_channel => Build(add_into_conv),
         [
             "x=f32[1,4,5,5] w=f32[6,4,3,3] b=const:f32[6] addend=f32[1,6,1,1]",
             "x=f32[1,4,5,5] w=f32[6,4,3,3] addend=f32:0.5",
         ], known Nothing;
-    /// Zeros around the image are the convolution's own padding.
+    /// Zero padding of the spatial axes before Conv becomes the `pads` of the Conv: the padded
+    /// image is never written.
     pad_into_conv: "c@Conv(Pad(x, pads, value?; mode='constant'), w, b?; auto_pad='NOTSET')" if pads_spatial_axes_with_zeros
         => Build(pad_into_conv),
         ["x=f32[1,2,5,5] pads=[0,0,1,0,0,0,2,1] w=f32[3,2,3,3] c.pads=[0,1,0,0]"];
-    /// A tensor of the same shape, added to a convolution.
+    /// Conv plus a tensor of the same shape becomes FusedConv: the epilogue adds the residual.
     conv_residual: "Add(c@Conv(x, w, b?), residual)" if residual_has_output_shape => Build(residual),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"];
-    /// An activation of a convolution.
+    /// An activation after Conv becomes the epilogue of FusedConv: the output is written once.
     conv_activation: (concat!("act@", activations!(), "(c@Conv(x, w, b?))"))
         => Build(activation),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6]", "x=f32[1,4,5,5] w=const:f32[6,4,3,3] act.op=Swish"], known Nothing;
-    /// An activation of a convolution with a residual.
+    /// An activation after a FusedConv with a residual joins its epilogue.
     residual_activation: (concat!("act@", activations!(), "(c@FusedConv(x, w, b?, residual?; activation=''))"))
         => Build(activation),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"], known Nothing;
-    /// A convolution whose results are cut off at two numbers.
+    /// Clip with constant bounds after Conv becomes the epilogue of FusedConv.
     conv_clip: "Clip(c@Conv(x, w, b?), #min, #max)" if bounds_are_attributes => Build(clip),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] min=f32:0 max=f32:6"], known Nothing;
-    /// The same with a residual.
+    /// Clip with constant bounds after a FusedConv with a residual joins its epilogue.
     residual_clip: "Clip(c@FusedConv(x, w, b?, residual?; activation=''), #min, #max)" if bounds_are_attributes => Build(clip),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3] min=f32:0 max=f32:6"], known Nothing;
 }

@@ -13,23 +13,27 @@ use crate::rules;
 use crate::spec::MICROSOFT;
 
 rules! { "layout", All;
-    /// A convolution of codes, of images with the channels last.
+    /// QLinearConv becomes its NHWC form between two Transposes: it reads and writes whole vectors
+    /// of channels.
     conv_channels_last: "c@QLinearConv(x, xs, xz, #w, ws, #wz, ys, yz, b?)" if is_image => Build(conv),
         [
             "x=u8[1,4,6,5] xs=f32:0.015625 xz=u8:128 w=const:i8[8,4,3,3] ws=f32:0.03125 wz=i8:0 ys=f32:0.25 yz=u8:9 b=i32[8] c.pads=[1,1,1,1]",
             "x=u8[2,4,6,5] xs=f32:0.015625 xz=u8:3 w=const:i8[4,1,3,3] ws=f32:0.03125 wz=i8:0 ys=f32:0.25 yz=u8:9 c.group=4",
         ];
-    /// The mean of codes over an image with the channels last.
+    /// QLinearGlobalAveragePool after a Transpose to NCHW reads NHWC, and the Transpose moves
+    /// behind it.
     mean_channels_last: "p@QLinearGlobalAveragePool(t@Transpose(x), xs, xz, ys, yz; channels_last=0)"
         if channels_go_first => Build(mean),
         ["x=u8[1,4,5,3] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:9 t.perm=[0,3,1,2]"], keep true;
-    /// The greatest codes of windows with the channels last.
+    /// MaxPool of quantized values after a Transpose to NCHW becomes NhwcMaxPool, and the Transpose
+    /// moves behind it.
     max_channels_last: "p@MaxPool(t@Transpose(x))" if is_image_of_codes => Build(max),
         ["x=u8[2,6,5,4] t.perm=[0,3,1,2] p.kernel_shape=[3,3] p.strides=[2,2] p.pads=[1,1,1,1]"], keep true;
-    /// A function of each code, before the transposition of its argument.
+    /// A Transpose before QLinearSigmoid or QLinearLeakyRelu moves behind it, to meet its inverse.
     transpose_after_function: "m@QLinearSigmoid|QLinearLeakyRelu(t@Transpose(x), xs, xz, ys, yz)" => Build(function),
         ["x=u8[2,4,5] xs=f32:0.05 xz=u8:128 ys=f32:0.004 yz=u8:0 t.perm=[2,0,1] m.op=QLinearSigmoid"], keep true;
-    /// Sums and products of codes, before the transpositions of both sides.
+    /// Equal Transposes before both sides of QLinearAdd or QLinearMul become one behind it, to meet
+    /// its inverse.
     transpose_after_codes: "m@QLinearAdd|QLinearMul(s@Transpose(a), as, az, t@Transpose(b), bs, bz, ys, yz)"
         if both_move_alike => Build(binary),
         ["a=u8[2,4,5] as=f32:0.37 az=u8:128 b=u8[2,4,1] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9 s.perm=[0,2,1] t.perm=[0,2,1] m.op=QLinearAdd"],

@@ -8,32 +8,36 @@ use crate::spec::RUNTIME;
 use crate::{Result, rules};
 
 rules! { "linear", Extended;
-    /// A product with transposed weights reads them as they are.
+    /// MatMul with a transposed constant weight becomes FusedMatMul with `transB`.
     matmul_transposed_weight: "MatMul(a, Transpose(#b; perm=[1,0]))" if are_matrices => Template("FusedMatMul(a, b; transB=1)"),
         ["a=f32[2,3,40] b=f32[50,40]"], keep true;
-    /// A product of weights and a value for each column.
+    /// MatMul with a constant weight, plus a vector, becomes FusedMatMul: the epilogue adds the
+    /// bias.
     matmul_bias: "Add(m@MatMul(a, #b), #bias)" if bias_is_vector => Template("FusedMatMul(a, b, bias)"),
         ["a=f32[2,3,8] b=f32[8,5] bias=f32[5]"];
-    /// The same after a product that is fused already.
+    /// A vector added to a FusedMatMul becomes its bias.
     fused_bias: "Add(m@FusedMatMul(a, #b; activation=''), #bias)" if bias_is_vector
         => Template("FusedMatMul(a, b, bias; ..m)"), ["a=f32[2,3,8] b=f32[5,8] m.transB=1 bias=f32[5]"];
-    /// A Gemm whose third input is a bias.
+    /// Gemm whose third input is a vector becomes FusedMatMul with a bias.
     gemm_bias: "g@Gemm(a, #b, #bias; alpha=1; beta=1; transA=0)" if bias_is_vector
         => Template("FusedMatMul(a, b, bias; ..g; transA=0)"), ["a=f32[3,8] b=f32[5,8] g.transB=1 bias=f32[5]"];
-    /// Reshaping to a matrix and back is not needed for a product with weights.
+    /// Reshapes to a matrix and back around a FusedMatMul are removed, if they keep the leading
+    /// axes.
     matmul_between_reshapes: "Reshape(m@FusedMatMul(Reshape(a, _), #b, bias?; transA=0), _)" if keeps_leading_axes
         => Template("FusedMatMul(a, b, bias?; ..m)"),
         ["a=f32[2,3,8] _0=[-1,8] b=f32[8,5] bias=const:f32[5] _1=[2,3,5]"];
-    /// A product of weights, and a tensor of the same shape added to it.
+    /// MatMul with a constant weight, plus a tensor of the same shape, becomes FusedMatMul: the
+    /// epilogue adds the residual.
     matmul_residual: "Add(m@MatMul(a, #b), residual)" if residual_has_output_shape => Build(residual),
         ["a=f32[2,3,8] b=f32[8,5] residual=f32[2,3,5]"];
-    /// The same after a product that is fused already.
+    /// A tensor of the same shape added to a FusedMatMul becomes its residual.
     fused_residual: "Add(m@FusedMatMul(a, #b, bias?; activation=''), residual)" if residual_has_output_shape
         => Build(residual), ["a=f32[2,3,8] b=f32[8,5] bias=const:f32[5] residual=f32[2,3,5]"];
-    /// A product of weights with an activation.
+    /// An activation after MatMul with a constant weight becomes the epilogue of FusedMatMul: the
+    /// output is written once.
     matmul_activation: (concat!("act@", activations!(), "(MatMul(a, #b))")) if are_matrices
         => Build(activation), ["a=f32[2,3,8] b=f32[8,5]", "a=f32[2,3,8] b=f32[8,5] act.op=Gelu"];
-    /// The same after a product that is fused already.
+    /// An activation after FusedMatMul joins its epilogue.
     fused_activation: (concat!("act@", activations!(), "(m@FusedMatMul(a, #b, bias?, residual?; activation=''))"))
         => Build(activation),
         [

@@ -11,18 +11,18 @@ use crate::rewrite::{Found, Patch};
 use crate::{Result, rules};
 
 rules! { "norm", Extended;
-    /// `x / sqrt(mean(x * x) + epsilon) * scale` over the last axis.
+    /// `x / sqrt(mean(x * x) + epsilon) * scale` over the last axis becomes RMSNormalization,
+    /// except for double.
     rms_norm: "Mul(Div(x, Sqrt(Add(ReduceMean(Mul(x, x), axes; keepdims=1), #epsilon))), scale)"
         if is_rms_norm => Build(rms_norm), ["x=f32[2,3,40] axes=[2] epsilon=f32:0.00001 scale=f32[40]"];
-    /// The same with a reciprocal.
+    /// RMSNormalization, written with Reciprocal instead of the division.
     rms_norm_reciprocal: "Mul(Mul(x, Reciprocal(Sqrt(Add(ReduceMean(Mul(x, x), axes; keepdims=1), #epsilon)))), scale)"
         if is_rms_norm => Build(rms_norm), ["x=f32[2,3,40] axes=[-1] epsilon=f32:0.00001 scale=f32[40]"];
-    /// What is centred first, and shifted afterwards, is `(x - mean) / sqrt(variance + epsilon) *
-    /// scale + bias`.
+    /// RMSNormalization of `x - mean(x)`, plus a bias, becomes LayerNormalization.
     layer_norm: "Add(r@RMSNormalization(Sub(x, ReduceMean(x, axes; keepdims=1)), scale; axis=-1; stash_type=1), bias)"
         if is_layer_norm => Build(layer_norm), ["x=f32[2,3,40] axes=[-1] scale=f32[40] bias=f32[40]"];
-    /// Softmax of old operator sets flattens to a matrix first; over the last axis alone it need
-    /// not.
+    /// Flatten, Softmax over the last axis and a Reshape back become one Softmax, if Flatten keeps
+    /// the last axis. Exporters write this for Softmax before opset 13.
     softmax_flattened: "Reshape(Softmax(f@Flatten(x); axis=-1), _)" if flattens_to_last_axis
         => Template("Softmax(x; axis=-1)"), ["x=f32[2,3,40] f.axis=2 _0=[2,3,40]"];
 }

@@ -18,73 +18,78 @@ use crate::tensor::Tensor;
 use crate::{Result, rules};
 
 rules! { "qdq", Extended;
-    /// Codes that become numbers, and the same codes again.
+    /// Dequantizing and quantizing with the same scale and zero point becomes the input.
     qdq_nothing: "QuantizeLinear(DequantizeLinear(x, #s, #z), s, z)" if scale_is_single => Template("x"),
         ["x=u8[2,3] s=f32:0.5 z=u8:7"], keep true, known Nothing;
-    /// What only moves numbers, or takes the greatest of them, does so to codes of the same scale.
+    /// An operator that moves elements or selects the maximum runs on quantized values, if scale
+    /// and zero point stay the same: a quarter of the bytes.
     qdq_move: "QuantizeLinear(m@MaxPool|Reshape|Flatten|Transpose|Squeeze|Unsqueeze(DequantizeLinear(x, #s, #z), ..), s, z)"
         if scale_is_single => Build(movement),
         [
             "x=u8[1,2,4,4] s=f32:0.5 z=u8:7 m.op=MaxPool m.kernel_shape=[2,2] m.strides=[2,2]",
             "x=i8[2,3] s=f32:0.5 z=i8:7 m.op=Transpose m.perm=[1,0]",
         ], known Nothing;
-    /// A convolution of codes whose bias is numbers, or that has none.
+    /// Conv between DequantizeLinear and QuantizeLinear becomes QLinearConv. A float bias is
+    /// quantized.
     qdq_conv: "QuantizeLinear(c@Conv(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?), #ys, #yz)"
         if is_conv => Build(conv),
         [
             "x=u8[1,4,6,6] xs=f32:0.015625 xz=u8:128 w=i8[8,4,3,3] ws=f32:0.03125 wz=i8:3 ys=f32:0.25 yz=u8:9",
             "x=u8[1,4,6,6] xs=f32:0.015625 xz=u8:5 w=i8[8,4,3,3] ws=f32:0.03125 wz=i8:0 b=const:f32[8] ys=f32:0.25 yz=u8:9 c.pads=[1,1,1,1]",
         ], known Nothing;
-    /// A convolution of codes with a bias of codes.
+    /// Conv between DequantizeLinear and QuantizeLinear becomes QLinearConv, with a quantized bias.
     qdq_conv_bias: "QuantizeLinear(c@Conv(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, bz?)), #ys, #yz)"
         if is_conv => Build(conv),
         ["x=i8[1,4,6,6] xs=f32:0.015625 xz=i8:-5 w=i8[8,4,1,1] ws=f32:0.03125 wz=i8:0 b=i32[8] bs=f32:0.00048828125 ys=f32:0.25 yz=i8:9"], known Nothing;
-    /// A product of codes with a matrix, whose bias is numbers, or that has none.
+    /// Gemm between DequantizeLinear and QuantizeLinear becomes QGemm. A float bias is quantized.
     qdq_gemm: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?; alpha=1; beta=1; transA=0), #ys, #yz)"
         if is_gemm => Build(gemm),
         ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[5,8] ws=f32:0.03125 wz=i8:0 b=const:f32[5] ys=f32:0.25 yz=u8:9 g.transB=1"], known Nothing;
-    /// A product of codes with a matrix and a bias of codes.
+    /// Gemm between DequantizeLinear and QuantizeLinear becomes QGemm, with a quantized bias.
     qdq_gemm_bias: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, bz?); alpha=1; beta=1; transA=0), #ys, #yz)"
         if is_gemm => Build(gemm),
         ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[8,5] ws=f32:0.03125 wz=i8:0 b=i32[5] bs=f32:0.00048828125 ys=f32:0.25 yz=u8:9"], known Nothing;
-    /// A product of two tensors of codes.
+    /// MatMul between DequantizeLinear and QuantizeLinear becomes QLinearMatMul.
     qdq_matmul: "QuantizeLinear(MatMul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_single => Template("QLinearMatMul(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
         ["a=u8[2,3,8] as=f32:0.015625 az=u8:128 b=i8[2,8,5] bs=f32:0.03125 bz=i8:0 ys=f32:0.25 yz=u8:9"];
-    /// A sum of codes. What lies halfway between two codes may go to the other one, as in ONNX
-    /// Runtime.
+    /// Add between DequantizeLinear and QuantizeLinear becomes QLinearAdd. A tie may round the
+    /// other way, as in ONNX Runtime.
     qdq_add: "QuantizeLinear(Add(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_alike => Template("QLinearAdd(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
         ["a=u8[2,40] as=f32:0.37 az=u8:128 b=u8[2,40] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9"], known Nothing;
-    /// A product of codes, element by element. What lies halfway between two codes may go to the
-    /// other one, as in ONNX Runtime.
+    /// Mul between DequantizeLinear and QuantizeLinear becomes QLinearMul. A tie may round the
+    /// other way, as in ONNX Runtime.
     qdq_mul: "QuantizeLinear(Mul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_alike => Template("QLinearMul(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
         ["a=u8[2,40] as=f32:0.5 az=u8:128 b=u8[2,40] bs=f32:0.25 bz=u8:7 ys=f32:16 yz=u8:9"], known Nothing;
-    /// The mean of codes over an image.
+    /// GlobalAveragePool between DequantizeLinear and QuantizeLinear becomes
+    /// QLinearGlobalAveragePool.
     qdq_global_average: "QuantizeLinear(GlobalAveragePool(DequantizeLinear(x, #xs, #xz)), #ys, #yz)"
         if all_alike => Template("QLinearGlobalAveragePool(x, #xs, #xz, #ys, #yz)"),
         ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:9"];
-    /// The mean of codes in windows.
+    /// AveragePool between DequantizeLinear and QuantizeLinear becomes QLinearAveragePool.
     qdq_average: "QuantizeLinear(p@AveragePool(DequantizeLinear(x, #xs, #xz); ceil_mode=0), #ys, #yz)"
         if is_average => Template("QLinearAveragePool(x, #xs, #xz, #ys, #yz; ..p)"),
         ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:8 p.kernel_shape=[2,2] p.strides=[2,2]"], known Nothing;
-    /// A sigmoid of codes.
+    /// Sigmoid between DequantizeLinear and QuantizeLinear becomes QLinearSigmoid, a table lookup.
     qdq_sigmoid: "QuantizeLinear(Sigmoid(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
         => Template("QLinearSigmoid(x, #xs, #xz, #ys, #yz)"), ["x=u8[2,40] xs=f32:0.05 xz=u8:128 ys=f32:0.004 yz=u8:0"], known Nothing;
-    /// A leaky rectifier of codes.
+    /// LeakyRelu between DequantizeLinear and QuantizeLinear becomes QLinearLeakyRelu, a table
+    /// lookup.
     qdq_leaky_relu: "QuantizeLinear(l@LeakyRelu(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
         => Template("QLinearLeakyRelu(x, #xs, #xz, #ys, #yz; ..l)"),
         ["x=u8[2,40] xs=f32:0.5 xz=u8:128 ys=f32:0.25 yz=u8:9"], known Nothing;
-    /// Codes of two tensors behind each other.
+    /// Concat between DequantizeLinear and QuantizeLinear becomes QLinearConcat.
     qdq_concat: "QuantizeLinear(k@Concat(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_alike => Template("QLinearConcat(#ys, #yz, a, #as, #az, b, #bs, #bz; ..k)"),
         ["a=u8[2,4] as=f32:0.5 az=u8:128 b=u8[2,3] bs=f32:0.25 bz=u8:7 ys=f32:0.5 yz=u8:9 k.axis=1"], known Nothing;
-    /// Sums of codes as numbers: a product that was quantized while the model runs.
+    /// A dynamically quantized MatMulInteger with Cast and scales becomes MatMulIntegerToFloat: the
+    /// epilogue applies the scales.
     integer_product_scaled: "Mul(Cast(MatMulInteger(a, b, az, bz?); to=1), Mul(as, #bs))" if is_scaled_product
         => Template("MatMulIntegerToFloat(a, b, as, bs, az, bz?)"),
         ["a=u8[2,3,8] b=const:i8[8,5] az=u8:128 as=f32[1] bs=f32:0.25"];
-    /// The same with a bias for each column.
+    /// A vector added to MatMulIntegerToFloat becomes its bias.
     integer_product_bias: "Add(m@MatMulIntegerToFloat(a, b, as, bs, az?, bz?), #bias)" if bias_is_vector
         => Template("MatMulIntegerToFloat(a, b, as, bs, az?, bz?, bias)"),
         ["a=u8[2,3,8] b=const:i8[8,5] az=u8:128 as=f32[1] bs=f32:0.25 bias=f32[5]"];

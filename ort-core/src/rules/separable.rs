@@ -9,8 +9,8 @@ use crate::spec::RUNTIME;
 use crate::{Result, rules};
 
 rules! { "separable", Extended;
-    /// A pointwise convolution that only a depthwise one with an activation reads: what lies
-    /// between is never whole in memory.
+    /// A pointwise convolution and the depthwise one that reads it become FusedPointwiseDepthwise,
+    /// if the image between them exceeds the second-level cache: it is then never whole in memory.
     pointwise_depthwise: "d@FusedConv(p@Conv|FusedConv(x, #w1, b1?), #w2, b2?)" if pays => Build(pointwise_depthwise),
         [
             "x=f32[1,16,112,112] w1=f32[24,16,1,1] w2=f32[24,1,3,3] b1=const:f32[24] b2=const:f32[24] d.group=24 d.activation=Relu d.pads=[1,1,1,1] d.strides=[2,2] p.op=Conv",

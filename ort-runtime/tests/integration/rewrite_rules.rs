@@ -60,7 +60,7 @@ fn page() -> String {
     let mut page = String::from(HEAD);
     for set in rule_sets() {
         page += &format!(
-            "\n## {}, from level `{}`\n\n| rule | looks for | must know | what it is |\n| --- | --- | --- | --- |\n",
+            "\n## {}, from level `{}`\n\n| rule | pattern | must know | what it does |\n| --- | --- | --- | --- |\n",
             set.family,
             set.level.name()
         );
