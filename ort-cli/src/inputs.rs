@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use anyhow::{Context, Result, bail};
 use half::{bf16, f16};
 use num_complex::Complex;
-use ort_runtime::dim::{Bindings, Dim, Symbol};
+use ort_runtime::dim::{Bindings, Dim, Symbol, unify};
 use ort_runtime::dtype::{CastOptions, convert};
 use ort_runtime::ir::{TensorType, ValueType};
 use ort_runtime::tensor::{OptionalValue, SequenceValue, byte_count, element_count};
@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use rand_pcg::Pcg64;
 
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, human_bytes};
 use crate::arrays::{Room, open_npz, read_npy};
 
 /// Returns the inputs of `model`: those given, and random values for the rest.
@@ -27,6 +27,7 @@ pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Val
     // Sizes in a file are untrusted, so all inputs share one memory budget.
     let mut room = Room::new(args.memory_limit);
     let mut given = read(args, (&specs, &known), &mut room)?;
+    check_sizes(args, model, &given)?;
     let is_given: HashSet<String> = given.iter().map(|(name, _)| name.clone()).collect();
     let bindings = bindings(args, model)?;
     let mut random = Pcg64::seed_from_u64(args.seed);
@@ -81,6 +82,38 @@ fn no_input(name: &str, specs: &[ValueSpec]) -> String {
     format!("the model has no input '{name}'; {}", advise("inputs", name, names))
 }
 
+/// Refuses a `--dim` or `--shape` that an input contradicts: it would have no effect.
+fn check_sizes(args: &ModelArgs, model: &Model, given: &[(String, Value)]) -> Result<()> {
+    let asked = asked_sizes(args, &model.symbols())?;
+    let tensors = || given.iter().filter_map(|(name, value)| Some((name, value.tensor().ok()?.shape())));
+    for (name, shape) in &args.shapes {
+        if let Some((_, actual)) = tensors().find(|(given, _)| *given == name)
+            && actual != shape
+        {
+            bail!(
+                "--shape {name}: the file of input '{name}' has shape {actual:?}, --shape says {shape:?}; leave it out"
+            );
+        }
+    }
+    let shapes = args.shapes.iter().map(|(name, shape)| (name, shape.as_slice()));
+    for (name, shape) in tensors().chain(shapes) {
+        let declared = model.inputs().into_iter().find(|spec| spec.name == *name);
+        let Some(formal) = declared.as_ref().and_then(|spec| spec.ty.shape()) else { continue };
+        for (axis, (dim, &size)) in formal.iter().zip(shape).enumerate() {
+            let own = dim.symbols().into_iter().find_map(|symbol| Some((asked.get(&symbol)?, symbol)));
+            if let Some((value, symbol)) = own
+                && unify(dim, i64::try_from(size)?, &mut asked.clone()).is_err()
+            {
+                bail!(
+                    "--dim {symbol}={value} contradicts input '{name}': axis {axis} has size {size}, the model \
+                     declares {dim}; leave --dim {symbol} out, or give an input of that size"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Returns the sizes of the symbolic dimensions: those given, otherwise 1.
 fn bindings(args: &ModelArgs, model: &Model) -> Result<Bindings> {
     let symbols = model.symbols();
@@ -88,15 +121,28 @@ fn bindings(args: &ModelArgs, model: &Model) -> Result<Bindings> {
     for symbol in &symbols {
         bindings.insert(symbol.clone(), 1);
     }
+    for (symbol, size) in asked_sizes(args, &symbols)?.iter() {
+        bindings.insert(symbol.clone(), size);
+    }
+    Ok(bindings)
+}
+
+/// Returns the sizes given with `--dim`. A name that the model does not have is an error, and so
+/// are two sizes for one name.
+fn asked_sizes(args: &ModelArgs, symbols: &[Symbol]) -> Result<Bindings> {
+    let mut asked = Bindings::new();
     for (name, size) in args.single_dims()? {
         let Some(symbol) = symbols.iter().find(|symbol| symbol.to_string() == name) else {
             let known: Vec<String> = symbols.iter().map(Symbol::to_string).collect();
             let advice = advise("symbolic dimensions", &name, known.iter().map(String::as_str));
             bail!("the model has no symbolic dimension '{name}'; {advice}");
         };
-        bindings.insert(symbol.clone(), size);
+        if let Some(other) = asked.get(symbol).filter(|other| *other != size) {
+            bail!("--dim {name} is given twice, as {other} and {size}; give it once");
+        }
+        asked.insert(symbol.clone(), size);
     }
-    Ok(bindings)
+    Ok(asked)
 }
 
 fn make_up(
@@ -116,7 +162,7 @@ fn make_up(
         ValueType::Optional(element) => {
             Ok(Value::Optional(OptionalValue { element_type: (**element).clone(), element: None }))
         }
-        other => bail!("values of type {other} cannot be made up; give it with --input"),
+        other => bail!("there are no random values of type {other}; give the input with --input"),
     }
 }
 
@@ -129,10 +175,13 @@ fn random_tensor(
     room: usize,
 ) -> Result<Tensor> {
     let declared = || -> Result<Vec<usize>> {
-        let sizes = ty.shape.as_ref().context("its rank is not known; give it with --shape")?;
+        let sizes =
+            ty.shape.as_ref().context("the model does not declare its rank; give its shape with --shape")?;
         let size = |dim: &Dim| {
             let size = dim.evaluate(bindings).unwrap_or(1);
-            usize::try_from(size).with_context(|| format!("dimension {dim} would be {size}"))
+            usize::try_from(size).with_context(|| {
+                format!("dimension {dim} is {size}, expected 0 or more; give other sizes with --dim")
+            })
         };
         sizes.iter().map(size).collect()
     };
@@ -144,7 +193,8 @@ fn random_tensor(
     };
     // Check before allocating: a symbolic size may be any number.
     if bytes > room {
-        bail!("shape {shape:?} would take {bytes} bytes of the {room} there are; use smaller dimensions");
+        let (needed, room) = (human_bytes(bytes), human_bytes(room));
+        bail!("shape {shape:?} needs {needed}, but {room} are available; use smaller dimensions");
     }
     if ty.dtype == DType::String {
         let mut texts = Vec::new();

@@ -54,6 +54,26 @@ fn an_archive_of_outputs_goes_in_as_inputs() {
 }
 
 #[test]
+fn sizes_that_an_input_contradicts_are_refused() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let input = format!("x={}", folder.write("x.npy", npy_floats("(2, 4)", &[1.0; 8])));
+    let refused: [(&str, &[&str], &[&str]); 4] = [
+        ("a file", &["--input", &input, "--dim", "n=3"], &["--dim n=3", "input 'x'", "axis 0 has size 2"]),
+        ("a shape", &["--shape", "x=5x4", "--dim", "n=3"], &["--dim n=3", "input 'x'", "axis 0 has size 5"]),
+        ("both", &["--input", &input, "--shape", "x=3x4"], &["--shape x", "[2, 4]", "[3, 4]"]),
+        ("twice", &["--dim", "n=3", "--dim", "n=4"], &["--dim n", "3 and 4"]),
+    ];
+    for command in ["run", "plan"] {
+        for (what, flags, words) in refused {
+            assert_fails(what, &run(&[&[command, path.as_str()], flags].concat()), words);
+        }
+        let fitting = [command, path.as_str(), "--input", &input, "--dim", "n=2", "--shape", "x=2x4"];
+        assert_eq!(run(&fitting).code, Some(0), "{command}");
+    }
+}
+
+#[test]
 fn made_up_inputs_follow_the_seed() {
     let folder = Folder::new();
     let path = folder.model("small.onnx", &small());
