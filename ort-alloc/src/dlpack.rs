@@ -137,7 +137,9 @@ impl Managed {
             let version = unsafe { pointer.as_ref() }.version;
             if version.major != VERSION.major {
                 let (major, minor) = (version.major, version.minor);
-                return Err(unsupported(format!("DLPack {major}.{minor} was given, 1 is understood")));
+                return Err(unsupported(format!(
+                    "DLPack version {major}.{minor} is not supported, expected 1.x"
+                )));
             }
         }
         let tensor = managed.tensor();
@@ -205,9 +207,7 @@ impl Managed {
         layout: Layout,
     ) -> Result<Managed, AllocError> {
         let Some(pointer) = buffer.bytes_mut().map(|bytes| bytes.as_mut_ptr()) else {
-            return Err(unsupported(
-                "memory that is only read, or of a device, is not given away".to_owned(),
-            ));
+            return Err(unsupported("read-only memory and device memory cannot be exported".to_owned()));
         };
         Ok(Managed::new(Lent::new(pointer, Box::new(buffer), dtype, shape, true), layout))
     }
@@ -303,7 +303,7 @@ impl Managed {
     /// As [`into_shared`](Self::into_shared); also if the lender forbids writing.
     pub fn into_buffer(self, len: usize) -> Result<Buffer, AllocError> {
         if self.is_read_only() {
-            return Err(unsupported("the DLPack tensor is only to be read".to_owned()));
+            return Err(unsupported("the DLPack tensor is read-only".to_owned()));
         }
         let pointer = self.first_byte()?;
         // SAFETY: as in `into_shared`, and `is_read_only` was checked above.
@@ -323,7 +323,7 @@ impl Managed {
         let start = tensor.data.cast::<u8>();
         let offset = offset.filter(|offset| (start as usize).checked_add(*offset).is_some());
         let offset =
-            offset.ok_or_else(|| unsupported("the DLPack tensor begins at no address".to_owned()))?;
+            offset.ok_or_else(|| unsupported("the DLPack tensor has a null data pointer".to_owned()))?;
         Ok(start.wrapping_add(offset))
     }
 }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{Category, DeviceId};
+use crate::{Category, DeviceId, exact_bytes};
 
 /// A refused memory request. The allocator or budget that refused it stays usable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -12,7 +12,7 @@ pub enum AllocError {
         "Failed to allocate memory for requested buffer of size {requested} on {device}: {available}. \
          Try a smaller batch or sequence, or give unused memory back with trim()",
         available = match available {
-            Some(bytes) => format!("{bytes} bytes were available"),
+            Some(bytes) => format!("{} were available", exact_bytes(*bytes)),
             None => "the operating system or driver refused".to_owned(),
         }
     )]
@@ -26,8 +26,12 @@ pub enum AllocError {
     },
     /// The budget cannot hold this request on top of what is in use.
     #[error(
-        "Over the memory limit: {needed} bytes were needed for {category}, but {available} of {limit} bytes are \
+        "Over the memory limit: {needed} were needed for {category}, but {available} of the limit of {limit} are \
          available ({in_use} in use{largest}). Try a smaller batch or sequence, fewer runs at a time, or a larger limit",
+        needed = exact_bytes(*needed),
+        available = exact_bytes(*available),
+        limit = exact_bytes(*limit),
+        in_use = exact_bytes(*in_use),
         largest = describe_largest(.largest, *.in_use)
     )]
     BudgetExceeded {
@@ -82,7 +86,7 @@ impl AllocError {
         if alignment.is_power_of_two() {
             return Ok(());
         }
-        let reason = format!("an alignment must be a power of two, and {alignment} is not");
+        let reason = format!("the alignment is {alignment}, expected a power of two");
         Err(Self::Unsupported { device, reason })
     }
 }
@@ -91,7 +95,7 @@ fn describe_largest(largest: &[(Category, usize)], in_use: usize) -> String {
     let reserved: usize = largest.iter().map(|(_, bytes)| bytes).sum();
     let set_aside = in_use.saturating_sub(reserved);
     let mut parts: Vec<String> =
-        largest.iter().map(|(category, bytes)| format!("{category} {bytes}")).collect();
-    parts.extend((set_aside > 0).then(|| format!("set aside for runs {set_aside}")));
+        largest.iter().map(|(category, bytes)| format!("{category} {}", exact_bytes(*bytes))).collect();
+    parts.extend((set_aside > 0).then(|| format!("set aside for runs {}", exact_bytes(set_aside))));
     if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) }
 }

@@ -75,6 +75,7 @@ pub mod plan;
 mod recycle;
 mod split;
 mod sync;
+mod units;
 
 pub use allocator::{Allocator, DeviceId, Stats};
 pub use arena::{Arena, ArenaConfig, ExtendStrategy};
@@ -91,3 +92,4 @@ pub use mmap::{Advice, MapError, MappedFile, open_regular};
 pub use plan::{Alias, Interval, LanePlan, Overlap, Plan, PlanError, Proof, Strategy, plan, verify};
 pub use recycle::Recycler;
 pub use split::{OverlapError, ReadSlices, WriteSlices, split_disjoint};
+pub use units::{exact_bytes, human_bytes};

@@ -35,7 +35,7 @@ pub enum MapError {
         bytes: u64,
     },
     /// The range exceeds the file.
-    #[error("bytes {} to {} are not inside a file of {len} bytes", range.start, range.end)]
+    #[error("bytes {} to {} are out of range for a file of {len} bytes", range.start, range.end)]
     OutOfBounds {
         /// The range.
         range: Range<usize>,

@@ -15,7 +15,7 @@ pub type WriteSlices<'slab> = SmallVec<[&'slab mut [u8]; 4]>;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OverlapError {
     /// A range exceeds the slab, or ends before its start.
-    #[error("bytes {} to {} are not inside a slab of {len} bytes", range.start, range.end)]
+    #[error("bytes {} to {} are out of range for a slab of {len} bytes", range.start, range.end)]
     OutOfBounds {
         /// The range.
         range: Range<usize>,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ort_runtime::ep::Precision;
+pub(crate) use ort_runtime::human_bytes;
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::rewrite::{Level, Optimizer};
 use ort_runtime::{
@@ -31,8 +32,8 @@ pub(crate) struct ModelArgs {
     /// Seed of the random values for inputs that are not given.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Size of a symbolic dimension, for random inputs and planning; 1 if not given. `ort plan`
-    /// also takes several sizes, NAME=1,2,4.
+    /// Size of a symbolic dimension, for random inputs and planning; 1 if not given. It must agree
+    /// with the inputs that are given. `ort plan` also takes several sizes, NAME=1,2,4.
     #[arg(long = "dim", value_name = "NAME=N", value_parser = sized)]
     pub(crate) dims: Vec<(String, Vec<i64>)>,
     /// Full shape of one random input.
@@ -216,7 +217,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     // Split at the last `=`, because names from model files may contain one.
     let (name, value) = text.rsplit_once('=').ok_or_else(|| format!("`{text}` is not NAME=VALUE"))?;
     if name.is_empty() {
-        return Err(format!("`{text}` begins with no name"));
+        return Err(format!("`{text}` has no name before the `=`"));
     }
     Ok((name.to_string(), value.to_string()))
 }
@@ -264,20 +265,6 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
     } else {
         Err(refused())
     }
-}
-
-/// Formats bytes in binary units, for example `1.5 MiB`.
-pub(crate) fn human_bytes(bytes: usize) -> String {
-    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1024.0;
-    let mut units = UNITS.iter().peekable();
-    while value >= 1024.0 && units.next_if(|unit| **unit != "TiB").is_some() {
-        value /= 1024.0;
-    }
-    format!("{value:.1} {}", units.peek().map_or("TiB", |unit| unit))
 }
 
 /// Formats a session's memory by category, without the empty ones.

@@ -72,7 +72,7 @@ impl Bernoulli {
             return Some(format!("a draw is {value}, expected 0 or 1"));
         }
         if draws.iter().any(|draw| draw.len() != chances.len()) {
-            return Some(format!("the draws have not the input's {} elements", chances.len()));
+            return Some(format!("the output does not have the input's {} elements", chances.len()));
         }
         if self.seeded {
             let first = draws.first()?;

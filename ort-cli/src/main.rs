@@ -177,5 +177,5 @@ pub(crate) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 fn defect(panic: &(dyn Any + Send)) -> anyhow::Error {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    anyhow!("a defect of this program: {text}; please report it with what `-vv` prints")
+    anyhow!("internal error: {text}; this is a bug of `ort`: report it with the output of `-vv`")
 }

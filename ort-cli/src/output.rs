@@ -32,7 +32,7 @@ pub(crate) struct ReaderLeft;
 
 impl fmt::Display for ReaderLeft {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("nobody reads standard output")
+        formatter.write_str("no reader of standard output")
     }
 }
 

@@ -61,7 +61,7 @@ impl ProviderArgs {
             let Some(own) = requests.iter_mut().find(|request| request.name == *provider) else {
                 let known: Vec<&str> = requests.iter().map(|request| request.name.as_str()).collect();
                 bail!(
-                    "--ep-option {provider}.{name} is for none of the providers {}; name it with --ep {provider}",
+                    "--ep-option {provider}.{name} is for a provider that is not used (the providers are {}); add --ep {provider}",
                     known.join(", ")
                 );
             };

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use ort_alloc::AllocError;
+use ort_alloc::{AllocError, exact_bytes};
 
 use crate::text::{NAME_BYTES, into_shown, shown};
 
 /// The advice attached to errors about a provider that panicked.
-pub(crate) const DEFECT: &str = "this is a defect of the provider: please report it to who made it";
+pub(crate) const DEFECT: &str = "this is a bug of the provider: report it to its authors";
 
 /// The most bytes of a message and of the advice after it. Together with the places an error prints
 /// in less than 4 KiB, however long the names in it are.
@@ -118,10 +118,11 @@ impl MemoryShortage {
 impl fmt::Display for MemoryShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let MemoryShortage { needed, available, limit, largest } = self;
-        write!(f, "{needed} bytes, {available} of the limit of {limit} are free")?;
+        let [needed, available, limit] = [needed, available, limit].map(|bytes| exact_bytes(*bytes));
+        write!(f, "{needed}, but {available} of the limit of {limit} are free")?;
         for (index, (name, bytes)) in largest.iter().enumerate() {
             let separator = if index == 0 { "; the largest at the peak are" } else { "," };
-            write!(f, "{separator} '{name}' {bytes} bytes")?;
+            write!(f, "{separator} '{name}' {}", exact_bytes(*bytes))?;
         }
         Ok(())
     }
@@ -175,7 +176,7 @@ impl Error {
     /// let error = Error::out_of_memory("the run", shortage);
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "out of memory: the run needs 300 bytes, 100 of the limit of 1000 are free; the largest at the peak are 'scores' 200 bytes"
+    ///     "out of memory: the run needs 300 bytes, but 100 bytes of the limit of 1000 bytes are free; the largest at the peak are 'scores' 200 bytes"
     /// );
     /// assert_eq!(error.shortage().map(MemoryShortage::sufficient_limit), Some(1200));
     /// ```

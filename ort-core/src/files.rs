@@ -53,7 +53,7 @@ impl Target {
     pub(crate) fn of(path: &Path) -> io::Result<Target> {
         let mut place = path.to_path_buf();
         for _ in 0..MOST_LINKS {
-            let name = place.file_name().ok_or_else(|| invalid("it names no file"))?.to_os_string();
+            let name = place.file_name().ok_or_else(|| invalid("the path names no file"))?.to_os_string();
             let folder = folder_of(&place).canonicalize()?;
             place = folder.join(name);
             // Links to open descriptors have no path behind them, and `/proc` holds nothing that
@@ -73,7 +73,7 @@ impl Target {
                 Ok(_) => return Ok(Target::Into(place)),
             }
         }
-        Err(invalid("too many symbolic links lead from one to the other"))
+        Err(invalid("too many levels of symbolic links"))
     }
 
     /// Starts an output for this target. [`Target::put`] publishes it.
@@ -231,7 +231,7 @@ impl NewFile {
     /// As [`create`](Self::create), or `name` is not a plain file name.
     pub fn create_in(folder: &Path, name: &str) -> io::Result<NewFile> {
         if !is_plain_name(name) {
-            return Err(invalid("it is no name of a file in the folder"));
+            return Err(invalid("it is not a plain file name"));
         }
         NewFile::at(Target::File(folder.join(name)))
     }
@@ -303,7 +303,7 @@ impl Complete {
 /// As [`Complete::publish`], or one of the targets is not a regular file.
 pub fn publish_pair(main: Complete, data: Complete) -> io::Result<()> {
     let (Target::File(_), Target::File(place)) = (&main.target, &data.target) else {
-        return Err(invalid("it is no file, so that no data file can lie beside it"));
+        return Err(invalid("it is not a regular file, so it cannot have a data file beside it"));
     };
     let place = place.clone();
     let aside = set_aside(&place)?;
@@ -351,7 +351,10 @@ pub fn read_bounded(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let file = ort_alloc::open_regular(path)?;
     let length = file.metadata()?.len();
     let too_large = |length: u64| {
-        io::Error::new(io::ErrorKind::FileTooLarge, format!("it has {length} bytes, expected at most {most}"))
+        io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("the file has {length} bytes, expected at most {most}"),
+        )
     };
     if length > most as u64 {
         return Err(too_large(length));

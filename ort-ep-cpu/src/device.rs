@@ -53,7 +53,7 @@ impl CpuDevice {
             memory_bytes: None,
             facts: vec![
                 ("isa (ORT_ISA lowers it)".to_string(), Isa::current().name().to_string()),
-                ("bfloat16 products (AVX512-BF16)".to_string(), bf16.to_string()),
+                ("bfloat16 GEMM (AVX512-BF16)".to_string(), bf16.to_string()),
                 ("threads".to_string(), threads.to_string()),
             ],
         }
@@ -90,7 +90,7 @@ impl Device for CpuDevice {
             // The kernels would silently fall back to float32, so we refuse here.
             cx.precision == Precision::Fp32 || Isa::current().has_bf16_products(),
             NotImplemented,
-            "products in bfloat16 need a CPU with AVX512-BF16, and this process uses {} without it; leave the precision at fp32",
+            "precision bf16 needs a CPU with AVX512-BF16, and this process uses {} without it; use precision fp32",
             Isa::current().name()
         );
         let kernel =
@@ -109,7 +109,7 @@ impl Device for CpuDevice {
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         let (from, to) = (from.bytes()?, to.bytes_mut()?);
-        ensure!(from.len() == to.len(), Fail, "a copy of {} bytes into {}", from.len(), to.len());
+        ensure!(from.len() == to.len(), Fail, "cannot copy {} bytes into {} bytes", from.len(), to.len());
         to.copy_from_slice(from);
         Ok(())
     }

@@ -211,21 +211,39 @@ impl Device for CudaDevice {
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         let same = from.dtype() == to.dtype() && from.shape() == to.shape();
-        ensure!(same, Fail, "a copy between tensors of two types or shapes");
+        ensure!(same, Fail, "cannot copy between tensors of different types or shapes");
         let (queue, id) = (&self.parts.queue, self.parts.id);
         match (from.device_range(), to.device_range()) {
             (None, Some(range)) => {
                 let bytes = from.bytes()?;
-                ensure!(bytes.len() == range.len, Fail, "a copy of {} bytes into {}", bytes.len(), range.len);
+                ensure!(
+                    bytes.len() == range.len,
+                    Fail,
+                    "cannot copy {} bytes into {} bytes",
+                    bytes.len(),
+                    range.len
+                );
                 address(id, range)?.map_or(Ok(()), |to| queue.upload(bytes, to))
             }
             (Some(range), None) => {
                 let bytes = to.bytes_mut()?;
-                ensure!(bytes.len() == range.len, Fail, "a copy of {} bytes into {}", range.len, bytes.len());
+                ensure!(
+                    bytes.len() == range.len,
+                    Fail,
+                    "cannot copy {} bytes into {} bytes",
+                    range.len,
+                    bytes.len()
+                );
                 address(id, range)?.map_or(Ok(()), |from| queue.download(from, bytes))
             }
             (Some(source), Some(target)) => {
-                ensure!(source.len == target.len, Fail, "a copy of {} bytes into {}", source.len, target.len);
+                ensure!(
+                    source.len == target.len,
+                    Fail,
+                    "cannot copy {} bytes into {} bytes",
+                    source.len,
+                    target.len
+                );
                 match (address(id, source)?, address(id, target)?) {
                     (Some(from), Some(to)) => queue.ask(Call::Copy { from, to, bytes: source.len as u64 }),
                     _ => Ok(()),

@@ -255,7 +255,7 @@ impl Launch {
         }
         for (word, number) in words.iter_mut().zip(numbers) {
             *word = i32::try_from(*number)
-                .map_err(|_| error!(NotImplemented, "a size or stride of more than 2^31 - 1 elements"))?;
+                .map_err(|_| error!(NotImplemented, "a size or stride exceeds 2^31 - 1 elements"))?;
         }
         Ok(self.words(&words))
     }
@@ -268,7 +268,7 @@ impl Launch {
         }
         for (word, number) in words.iter_mut().zip(numbers) {
             *word = i32::try_from(*number)
-                .map_err(|_| error!(NotImplemented, "a size or stride of more than 2^31 - 1 elements"))?;
+                .map_err(|_| error!(NotImplemented, "a size or stride exceeds 2^31 - 1 elements"))?;
         }
         Ok(self.words(&words))
     }

@@ -212,7 +212,7 @@ impl Device for WgpuDevice {
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         let same = from.dtype() == to.dtype() && from.shape() == to.shape();
-        ensure!(same, Fail, "a copy between tensors of two types or shapes");
+        ensure!(same, Fail, "cannot copy between tensors of different types or shapes");
         let _exclusive = self.parts.gpu.exclusive();
         let resolve = |range| self.parts.memory.resolve(range);
         match (from.device_range(), to.device_range()) {
@@ -238,7 +238,11 @@ impl Parts {
     fn upload(&self, from: TensorView<'_>, to: &Region) -> Result<()> {
         let bytes = from.bytes()?;
         check_range(from.dtype(), bytes)?;
-        ensure!(bytes.len() == to.len && to.offset.is_multiple_of(4), Fail, "a copy to an odd place");
+        ensure!(
+            bytes.len() == to.len && to.offset.is_multiple_of(4),
+            Fail,
+            "a copy must begin at a multiple of 4 bytes"
+        );
         let at = |offset| At { buffer: &to.buffer, offset };
         // Tensors are aligned to more than a word, so the rest of the last word belongs to no other
         // tensor.
@@ -253,7 +257,7 @@ impl Parts {
     }
 
     fn download(&self, from: &Region, to: &mut [u8]) -> Result<()> {
-        ensure!(to.len() == from.len, Fail, "a copy of {} bytes into {}", from.len, to.len());
+        ensure!(to.len() == from.len, Fail, "cannot copy {} bytes into {} bytes", from.len, to.len());
         let at = |offset| At { buffer: &from.buffer, offset };
         // Copies move whole words: read from the word boundary before, then cut the bytes out.
         let skipped = from.offset % 4;
@@ -271,7 +275,11 @@ impl Parts {
         // wgpu rejects copies within one buffer. Allocations are padded to whole words, so the
         // length may be rounded up.
         let whole = from.len == to.len && from.offset.is_multiple_of(4) && to.offset.is_multiple_of(4);
-        ensure!(whole && from.handle != to.handle, Fail, "a copy within the device from or to an odd place");
+        ensure!(
+            whole && from.handle != to.handle,
+            Fail,
+            "a copy within the device must begin at a multiple of 4 bytes"
+        );
         let at = |region: &Region| (region.buffer.clone(), region.offset);
         let ((source, start), (target, place)) = (at(from), at(to));
         let from_at = At { buffer: &source, offset: start };

@@ -34,7 +34,7 @@ impl DriverCache {
         let data = match files.read(KIND, &made_for) {
             Ok(blobs) => blobs.and_then(|blobs| blobs.into_iter().next()),
             Err(refusal) => {
-                tracing::info!("the driver's cache of pipelines is made anew: {refusal}");
+                tracing::info!("creating the driver's pipeline cache again: {refusal}");
                 None
             }
         };

@@ -164,7 +164,7 @@ impl Gpu {
             bytes <= self.limits.buffer,
             OutOfMemory,
             help = "run a smaller batch, or leave the largest values to another provider",
-            "a buffer of {bytes} bytes is asked for, the device has none larger than {}",
+            "a value needs a buffer of {bytes} bytes, the device allows at most {}",
             self.limits.buffer
         );
         self.check()?;

@@ -53,7 +53,7 @@ impl Kept {
         let files = DeviceCache::open(folder)?;
         let made_for = made_for(gpu);
         let found = read(&files, &made_for).unwrap_or_else(|refusal| {
-            tracing::info!("the list of programs is written anew: {refusal}");
+            tracing::info!("writing the list of pipelines again: {refusal}");
             Lists::new()
         });
         let driver = DriverCache::open(gpu, &files);

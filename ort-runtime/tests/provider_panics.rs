@@ -250,7 +250,7 @@ fn memory_that_panics_is_an_error_that_names_the_provider() -> Result<()> {
                 text.contains("panicking") && text.contains(&format!("told to panic in {call}")),
                 "{text}"
             );
-            assert!(text.contains("defect of the provider"), "{text}");
+            assert!(text.contains("bug of the provider"), "{text}");
             assert_eq!(problem.kind(), ErrorKind::RuntimeException, "{text}");
         }
     }

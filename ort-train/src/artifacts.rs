@@ -99,7 +99,7 @@ pub fn generate_artifacts(model: &Model, options: &ArtifactOptions) -> Result<Ar
     let description = describe(model, options, &training, &graph)?;
     let folder = options.artifact_directory.clone().unwrap_or_else(|| PathBuf::from("."));
     std::fs::create_dir_all(&folder)
-        .map_err(|problem| error!(Fail, "folder '{}' cannot be made: {problem}", folder.display()))?;
+        .map_err(|problem| error!(Fail, "folder '{}' cannot be created: {problem}", folder.display()))?;
     let path = |name: &str| folder.join(format!("{}{name}", options.prefix));
     let mut forward = TrainableGraph::of(model, &training)?.graph;
     let state = CheckpointState::of(tensors(&forward, &description, &graph)?);
@@ -173,11 +173,12 @@ impl Description {
     pub(crate) fn of(info: &ModelInfo) -> Result<Description> {
         let text = info.metadata.iter().find(|(key, _)| key == KEY).map(|(_, text)| text);
         let text = text.ok_or_else(|| {
-            error!(InvalidArgument, "it is no artifact of a training")
-                .help("write artifacts by generate_artifacts; those of other runtimes do not suit")
+            error!(InvalidArgument, "it is not a training artifact")
+                .help("write artifacts with generate_artifacts; those of other runtimes cannot be read")
         })?;
-        serde_json::from_str(text)
-            .map_err(|problem| error!(InvalidArgument, "what it says of its training is damaged: {problem}"))
+        serde_json::from_str(text).map_err(|problem| {
+            error!(InvalidArgument, "its description of the training run is damaged: {problem}")
+        })
     }
 
     /// Returns the kind of artifact, for error messages.
@@ -218,8 +219,8 @@ fn training_options(options: &ArtifactOptions) -> Result<TrainingOptions> {
         ensure!(
             name == own && options.loss_input_names.len() == 2,
             NotImplemented,
-            help = "name the output that the loss is of, and nothing else",
-            "a loss of {:?}: it takes one output of the model and its own input '{own}'",
+            help = "name only the output that the loss is computed from",
+            "loss_input_names is {:?}, expected one output of the model, and '{own}' or nothing after it",
             options.loss_input_names
         );
     }
@@ -247,12 +248,12 @@ pub(crate) fn check_trained(graph: &TrainingGraph, asked: &[String]) -> Result<(
             trained.contains(name),
             InvalidArgument,
             help = "name parameters as the model does, without patterns",
-            "'{name}' is no parameter of floats, so that it cannot be trained"
+            "'{name}' is not a float parameter, so it cannot be trained"
         );
     }
     let asked: BTreeSet<&String> = asked.iter().collect();
     if let Some(name) = trained.difference(&asked).next() {
-        return Err(error!(InvalidArgument, "parameter '{name}' would be trained though it is not named")
+        return Err(error!(InvalidArgument, "parameter '{name}' would be trained, although it is not named")
             .help("rename weights with '*' or '?' in their names"));
     }
     Ok(())

@@ -36,6 +36,8 @@ const OWN: (&str, &str) = ("tensors-", ".safetensors");
 /// The size limit of `training.json`. It is large because properties may hold a history of the
 /// training run.
 const MOST_MANIFEST: usize = 64 << 20;
+/// The advice for a damaged checkpoint.
+pub(crate) const USE_OLDER: &str = "use an older checkpoint";
 /// The limit on step counters. No training run makes more steps, and a counter can continue from
 /// here without overflow.
 const MOST_STEPS: u64 = 1 << 53;
@@ -72,26 +74,33 @@ impl Manifest {
     /// Fails if the checkpoint was saved in another precision than that of `trainer`.
     fn check_precision(&self, trainer: &Trainer) -> Result<()> {
         let (then, now) = (self.mixed_precision, trainer.options.mixed_precision);
+        let name = |precision: Option<MixedPrecision>| {
+            precision.map_or("none", |precision| precision.dtype().name())
+        };
         ensure!(
             then == now,
             InvalidArgument,
-            help = "go on in the precision that the training began in",
-            "it is of mixed precision {then:?}, not {now:?}"
+            help = "resume with the mixed precision of the checkpoint",
+            "the checkpoint's mixed precision is {}, expected {}",
+            name(then),
+            name(now)
         );
         let (then, now) = (self.loss_scale.is_some(), trainer.scaler.is_some());
+        let name = |has_scale| if has_scale { "a loss scale" } else { "no loss scale" };
         ensure!(
             then == now,
             InvalidArgument,
-            help = "go on with a loss scale where the training began with one, and without otherwise",
-            "it is of a training {} a loss scale",
-            if then { "with" } else { "without" }
+            help = "resume with the loss scale setting of the checkpoint",
+            "the checkpoint has {}, expected {}",
+            name(then),
+            name(now)
         );
         let scale = self.loss_scale.map_or(1.0, |scaler| scaler.scale);
         ensure!(
             scale.is_normal() && scale > 0.0,
             InvalidArgument,
-            help = "take an older one",
-            "its loss scale is {scale}, expected a number above 0"
+            help = USE_OLDER,
+            "the checkpoint is damaged: its loss scale is {scale}, expected a number above 0"
         );
         Ok(())
     }
@@ -105,7 +114,7 @@ impl Manifest {
         match counts.iter().find(|(_, count)| *count > MOST_STEPS) {
             None => Ok(()),
             Some((name, count)) => {
-                Err(damaged(&format!("it counts {count} {name}, expected at most {MOST_STEPS}")))
+                Err(damaged(&format!("it has {count} {name}, expected at most {MOST_STEPS}")))
             }
         }
     }
@@ -116,8 +125,8 @@ pub(crate) fn check_rate(rate: f32) -> Result<()> {
     ensure!(
         rate.is_finite() && (0.0..=MOST_RATE).contains(&rate),
         InvalidArgument,
-        help = "take an older one",
-        "it is damaged: its learning rate is {rate}, expected a number from 0 to {MOST_RATE}"
+        help = USE_OLDER,
+        "the checkpoint is damaged: its learning rate is {rate}, expected a number from 0 to {MOST_RATE}"
     );
     Ok(())
 }
@@ -141,7 +150,7 @@ impl Trainer {
     /// [`Self::save_checkpoint`], with errors that do not name the folder yet.
     fn save_in(&mut self, folder: &Path, properties: &Map<String, Json>) -> Result<()> {
         self.detach();
-        fs::create_dir_all(folder).map_err(|problem| system("the folder cannot be made", &problem))?;
+        fs::create_dir_all(folder).map_err(|problem| system("cannot create the folder", &problem))?;
         // The manifest is untrusted, so its old tensor file is removed only if our own checkpoints
         // could have written that name.
         let before = read_manifest(folder).ok().map(|manifest| manifest.tensors).filter(|name| is_own(name));
@@ -165,7 +174,7 @@ impl Trainer {
             file.write_all(text.as_bytes())?;
             file.complete()?.publish()
         });
-        written.map_err(|problem| system("it cannot be written", &problem))?;
+        written.map_err(|problem| system(&format!("cannot write {MANIFEST}"), &problem))?;
         // Nothing refers to the old tensors any more. If they cannot be removed, the checkpoint is
         // still valid.
         if let Some(before) = before.filter(|before| *before != manifest.tensors) {
@@ -189,14 +198,14 @@ impl Trainer {
         });
         let views = views.collect::<Result<Vec<_>>>()?;
         let file = NewFile::create_in(folder, &name(index))
-            .map_err(|problem| system("no file can be made", &problem))?;
+            .map_err(|problem| system("cannot create a file", &problem))?;
         safetensors::serialize_to_file(views, None, file.unfinished_path())
-            .map_err(|problem| error!(Fail, "the tensors cannot be written: {problem}"))?;
+            .map_err(|problem| error!(Fail, "cannot write the tensors: {problem}"))?;
         if let Some(problem) = lost.take() {
             return Err(problem);
         }
         let written = file.complete().and_then(Complete::publish);
-        written.map_err(|problem| system("the tensors cannot be written", &problem))?;
+        written.map_err(|problem| system("cannot write the tensors", &problem))?;
         Ok(name(index))
     }
 
@@ -218,8 +227,8 @@ impl Trainer {
         ensure!(
             manifest.optimizer == self.options.optimizer,
             InvalidArgument,
-            help = "go on with the optimizer that the training began with",
-            "it is of optimizer {:?}, not {:?}",
+            help = "resume with the optimizer and the hyperparameters of the checkpoint",
+            "the checkpoint's optimizer is {}, expected {}",
             manifest.optimizer,
             self.options.optimizer
         );
@@ -229,8 +238,8 @@ impl Trainer {
         ensure!(
             is_plain_name(&manifest.tensors),
             InvalidArgument,
-            help = "take an older one",
-            "'{}' is no name of a file in the folder",
+            help = USE_OLDER,
+            "the checkpoint is damaged: its tensor file is '{}', expected a plain file name",
             manifest.tensors
         );
         let file = MappedFile::open(&folder.join(&manifest.tensors))
@@ -263,17 +272,18 @@ impl Trainer {
     fn check_tensors(&self, tensors: &SafeTensors<'_>) -> Result<()> {
         for (name, buffer) in self.state.iter() {
             let found = tensors.tensor(name).map_err(|_| {
-                error!(InvalidArgument, "it has no tensor '{name}'")
-                    .help("go on with the model and the options that the training began with")
+                error!(InvalidArgument, "the checkpoint has no tensor '{name}'")
+                    .help("resume with the model and the options of the checkpoint")
             })?;
-            let dtype = stored_dtype(buffer.dtype())?;
+            let dtype = dtype_of(found.dtype())?;
             ensure!(
-                found.dtype() == dtype && found.shape() == buffer.shape(),
+                dtype == buffer.dtype() && found.shape() == buffer.shape(),
                 InvalidArgument,
-                help = "go on with the model that the training began with",
-                "tensor '{name}' is {:?}{:?}, expected {dtype:?}{:?}",
-                found.dtype(),
+                help = "resume with the model of the checkpoint",
+                "tensor '{name}' is {}{:?} in the checkpoint, expected {}{:?}",
+                dtype.name(),
                 found.shape(),
+                buffer.dtype().name(),
                 buffer.shape()
             );
         }
@@ -284,14 +294,15 @@ impl Trainer {
 /// Reads and parses `training.json`.
 fn read_manifest(folder: &Path) -> Result<Manifest> {
     let text = read_text(&folder.join(MANIFEST), MOST_MANIFEST).map_err(|problem| match problem.kind() {
-        IoErrorKind::NotFound => error!(NoSuchFile, "there is no {MANIFEST} in it"),
-        _ => system("it cannot be read", &problem),
+        IoErrorKind::NotFound => error!(NoSuchFile, "the folder has no checkpoint: there is no {MANIFEST}"),
+        _ => system(&format!("cannot read {MANIFEST}"), &problem),
     })?;
     let manifest: Manifest = serde_json::from_str(&text).map_err(|problem| damaged(&problem))?;
     ensure!(
         manifest.version == VERSION,
         NotImplemented,
-        "it has version {}, this program reads version {VERSION}",
+        help = "resume with the version of this program that wrote it",
+        "the checkpoint has format version {}, expected {VERSION}",
         manifest.version
     );
     Ok(manifest)
@@ -299,7 +310,7 @@ fn read_manifest(folder: &Path) -> Result<Manifest> {
 
 /// The error for a damaged checkpoint.
 pub(crate) fn damaged(problem: &dyn std::fmt::Display) -> Error {
-    error!(InvalidArgument, "it is damaged: {problem}").help("take an older one")
+    error!(InvalidArgument, "it is damaged: {problem}").help(USE_OLDER)
 }
 
 /// The error for a failed call of the operating system.
@@ -384,5 +395,23 @@ pub(crate) fn stored_dtype(dtype: DType) -> Result<Dtype> {
         DType::U8 => Dtype::U8,
         DType::I64 => Dtype::I64,
         other => return Err(error!(NotImplemented, "tensors of type {} are not stored", other.name())),
+    })
+}
+
+/// The type of a stored tensor.
+pub(crate) fn dtype_of(dtype: Dtype) -> Result<DType> {
+    Ok(match dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F64 => DType::F64,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::U8 => DType::U8,
+        Dtype::I64 => DType::I64,
+        other => {
+            return Err(error!(
+                InvalidArgument,
+                "tensors of type {other:?} are not supported in checkpoints"
+            ));
+        }
     })
 }

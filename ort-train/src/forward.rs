@@ -154,7 +154,7 @@ impl Forward {
             let Some(node) = self.graph.nodes.get(place) else { continue };
             let mask = node.outputs.get(1).copied().flatten();
             let is_read = mask.is_some_and(|mask| read.contains(&mask));
-            ensure!(!is_read, NotImplemented, "{} has its mask read", node.place());
+            ensure!(!is_read, NotImplemented, "the mask of {} is read", node.place());
             let (data, output) =
                 (node.inputs.first().copied().flatten(), node.outputs.first().copied().flatten());
             let given = node.inputs.get(1).copied().flatten();
@@ -230,7 +230,7 @@ impl Forward {
             ensure!(
                 matches!(dtype, DType::F32 | DType::F64),
                 NotImplemented,
-                help = "convert the model to float32; its products may be of bfloat16",
+                help = "convert the model to float; its GEMMs may run in bfloat16 (mixed precision)",
                 "weight '{name}' is {dtype}, which is not trained"
             );
             candidates.push((value, tensor));

@@ -83,8 +83,8 @@ impl Loss {
         ensure!(
             is_float,
             InvalidArgument,
-            help = "take the floats that it was computed from, before an ArgMax for example",
-            "output '{name}' is {ty}, and a loss is of floats"
+            help = "use the scores that it was computed from, such as the input of an ArgMax",
+            "output '{name}' is {ty}, expected floats for a loss"
         );
         let shape = ty.shape().map(<[Dim]>::to_vec);
         let shape = shape.ok_or_else(|| unknown_rank(builder.graph(), output))?;
@@ -95,8 +95,8 @@ impl Loss {
                 ensure!(
                     is_one,
                     InvalidArgument,
-                    help = "take an output that is one number, or one of the losses",
-                    "'{name}' is {ty}, which is no loss"
+                    help = "use an output of one element, or another loss",
+                    "output '{name}' is {ty}, expected one element as the loss"
                 );
                 nodes.mean(output)
             }
@@ -117,12 +117,12 @@ impl Loss {
             Loss::CrossEntropy { label_smoothing: number, .. } => ensure!(
                 (0.0..1.0).contains(number),
                 InvalidArgument,
-                "a label smoothing of {number}, expected 0 to below 1"
+                "the label smoothing is {number}, expected 0 to below 1"
             ),
             Loss::KlDivergence { temperature: number } => ensure!(
                 *number > 0.0 && number.is_finite(),
                 InvalidArgument,
-                "a temperature of {number}, expected one above 0"
+                "the temperature is {number}, expected a number above 0"
             ),
             _ => {}
         }
@@ -167,7 +167,9 @@ fn unknown_rank(graph: &Graph, output: ValueId) -> Error {
     }
     let name = &graph.value(output).name;
     let problem = match cause {
-        Some(node) => error!(NotImplemented, "the rank of '{name}' is not known: {node} does not tell it"),
+        Some(node) => {
+            error!(NotImplemented, "the rank of '{name}' is not known: {node} does not determine it")
+        }
         None => error!(NotImplemented, "the rank of '{name}' is not known"),
     };
     problem.help("take an output of a known rank for the loss, or add a Reshape to the model")
@@ -186,13 +188,20 @@ fn class_axis_of(asked: Option<i64>, rank: usize) -> Result<usize> {
     ensure!(
         rank >= 2,
         InvalidArgument,
-        help = "take the output that has a score for each class, before an ArgMax or a sum for example",
-        "scores of rank {rank} have no axis of classes, expected rank 2 or more"
+        help = "use the output that has a score for each class, such as the input of an ArgMax",
+        "scores of rank {rank} have no class axis, expected rank 2 or more, such as [batch, classes]"
     );
     let axis = asked.unwrap_or(if rank == 3 { -1 } else { 1 });
     let from_first = if axis < 0 { axis + rank as i64 } else { axis };
     let found = usize::try_from(from_first).ok().filter(|axis| (1..rank).contains(axis));
-    found.ok_or_else(|| error!(InvalidArgument, "classes on axis {axis}, expected 1 to {}", rank - 1))
+    let last = rank - 1;
+    found.ok_or_else(|| {
+        error!(
+            InvalidArgument,
+            "class axis {axis} is out of range for scores of rank {rank}, expected 1 to {last}"
+        )
+        .help("axis 0 is the batch; negative axes count from the last, which is -1")
+    })
 }
 
 /// Emits nodes of the standard domain.

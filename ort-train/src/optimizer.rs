@@ -1,5 +1,7 @@
 //! Optimizers: one node per parameter, which updates the parameter and its state in place.
 
+use std::fmt;
+
 use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, GraphBuilder, ValueId, ValueType};
 use ort_core::spec::RUNTIME;
@@ -38,6 +40,45 @@ pub enum Optimizer {
     /// Adafactor (Shazeer & Stern 2018): the second moment of a matrix is factored into a row and a
     /// column.
     Adafactor { beta2_decay: f32, clip_threshold: f32, weight_decay: f32 },
+}
+
+impl fmt::Display for Optimizer {
+    /// Writes the name and the hyperparameters, as in `SGD (momentum 0.9, nesterov false,
+    /// weight decay 0)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Optimizer::Sgd { momentum, nesterov, weight_decay } => {
+                write!(f, "SGD (momentum {momentum}, nesterov {nesterov}, weight decay {weight_decay})")
+            }
+            Optimizer::Adam { beta1, beta2, epsilon, weight_decay, correct_bias, form } => {
+                let name = match form {
+                    AdamForm::Adam => "Adam",
+                    AdamForm::Torch => "AdamW",
+                    AdamForm::HuggingFace => "AdamW of Hugging Face",
+                };
+                write!(
+                    f,
+                    "{name} (beta1 {beta1}, beta2 {beta2}, epsilon {epsilon}, weight decay {weight_decay}, \
+                     bias correction {correct_bias})"
+                )
+            }
+            Optimizer::AdamW8bit { beta1, beta2, epsilon, weight_decay } => write!(
+                f,
+                "8-bit AdamW (beta1 {beta1}, beta2 {beta2}, epsilon {epsilon}, weight decay {weight_decay})"
+            ),
+            Optimizer::Lamb { beta1, beta2, epsilon, weight_decay } => {
+                write!(
+                    f,
+                    "LAMB (beta1 {beta1}, beta2 {beta2}, epsilon {epsilon}, weight decay {weight_decay})"
+                )
+            }
+            Optimizer::Adafactor { beta2_decay, clip_threshold, weight_decay } => write!(
+                f,
+                "Adafactor (beta2 decay {beta2_decay}, clip threshold {clip_threshold}, weight decay \
+                 {weight_decay})"
+            ),
+        }
+    }
 }
 
 /// A tensor of optimizer state of one parameter.
@@ -145,7 +186,7 @@ impl Optimizer {
                     !nesterov || momentum > 0.0,
                     InvalidArgument,
                     help = "give a momentum above 0",
-                    "Nesterov's momentum without momentum"
+                    "nesterov is set, but momentum is 0"
                 );
                 Ok(())
             }

@@ -115,20 +115,24 @@ impl TrainingOptions {
         ensure!(
             rate.is_finite() && rate >= 0.0,
             InvalidArgument,
-            "a learning rate of {rate}, expected 0 or more"
+            "the learning rate is {rate}, expected 0 or more"
         );
         let norm = self.clip_norm.unwrap_or(1.0);
         ensure!(
             norm.is_finite() && norm > 0.0,
             InvalidArgument,
-            "gradients clipped to {norm}, expected a norm above 0"
+            "the norm to clip gradients to is {norm}, expected a number above 0"
         );
-        ensure!(self.accumulate > 0, InvalidArgument, "0 batches make no update, expected 1 or more");
+        ensure!(
+            self.accumulate > 0,
+            InvalidArgument,
+            "the number of batches in an update is 0, expected 1 or more"
+        );
         ensure!(
             self.loss_scale.is_none() || self.mixed_precision.is_some(),
             InvalidArgument,
             help = "ask for mixed precision, or leave the loss scale out",
-            "a loss scale without mixed precision: gradients in float32 need none"
+            "a loss scale is set without mixed precision: gradients of type float need none"
         );
         self.scaling().map_or(Ok(()), LossScale::check)
     }

@@ -70,13 +70,13 @@ impl Schedule {
             Schedule::Linear { warmup, total } | Schedule::Cosine { warmup, total } => ensure!(
                 warmup <= total,
                 InvalidArgument,
-                help = "make the training longer, or the rise shorter",
-                "a rise over {warmup} of {total} updates"
+                help = "train longer, or shorten the warmup",
+                "the warmup has {warmup} updates, but the training run has {total}"
             ),
             Schedule::Step { every, factor } => ensure!(
                 every > 0 && factor.is_finite() && factor >= 0.0,
                 InvalidArgument,
-                "a learning rate times {factor} after every {every} updates"
+                "the learning rate is multiplied by {factor} every {every} updates, expected a factor of 0 or more and 1 or more updates"
             ),
             Schedule::Constant => {}
         }

@@ -36,7 +36,7 @@ impl State {
 
     /// Removes a tensor, for a stage that binds it.
     pub(crate) fn take(&mut self, name: &str) -> Result<TensorBuffer> {
-        self.tensors.remove(name).ok_or_else(|| error!(Fail, "the training has no tensor '{name}'"))
+        self.tensors.remove(name).ok_or_else(|| error!(Fail, "the training run has no tensor '{name}'"))
     }
 
     /// Whether the tensor is here and not lent to the attached stage.
@@ -59,7 +59,7 @@ impl State {
     pub(crate) fn get(&self, name: &str) -> Result<&TensorBuffer> {
         self.tensors.get(name).ok_or_else(|| {
             let known = self.tensors.keys().map(String::as_str);
-            error!(InvalidArgument, "the training has no tensor '{name}'")
+            error!(InvalidArgument, "the training run has no tensor '{name}'")
                 .help(advise("tensors", name, known))
         })
     }

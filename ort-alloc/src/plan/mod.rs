@@ -293,11 +293,7 @@ fn resolve(intervals: &[Interval]) -> Result<Vec<(usize, usize)>, PlanError> {
                     index = alias.of;
                 }
                 (None, Some(alias)) => {
-                    return Err(PlanError::Alias {
-                        index,
-                        of: alias.of,
-                        reason: "the aliases go in a circle",
-                    });
+                    return Err(PlanError::Alias { index, of: alias.of, reason: "the aliases form a cycle" });
                 }
             }
         };

@@ -104,7 +104,7 @@ fn check_place(
     let Some(alias) = interval.alias else {
         return Ok(());
     };
-    let target = intervals.get(alias.of).ok_or("it is an alias of nothing")?;
+    let target = intervals.get(alias.of).ok_or("its alias target is missing")?;
     let inside = alias.offset.checked_add(interval.bytes).is_some_and(|end| end <= target.bytes);
     if target.lane != interval.lane || !inside {
         return Err("it does not fit inside its target");
@@ -141,7 +141,7 @@ fn lives(intervals: &[Interval]) -> Result<Vec<Option<(usize, usize)>>, Overlap>
     }
     match waiting.iter().position(|&count| count > 0) {
         Some(index) if settled < intervals.len() => {
-            Err(Overlap::Misplaced { index, reason: "its aliases go in a circle" })
+            Err(Overlap::Misplaced { index, reason: "its aliases form a cycle" })
         }
         _ => Ok(lives),
     }

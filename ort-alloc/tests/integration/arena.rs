@@ -208,7 +208,10 @@ fn the_limit_holds_and_the_arena_stays_usable() -> Result<(), AllocError> {
     let arena = Arena::new(Arc::<HostAllocator>::default(), config);
     let first = arena.allocate(2 * MIB, 64)?;
     let refused = arena.allocate(2 * MIB, 64).err().map(|error| error.to_string()).unwrap_or_default();
-    assert!(refused.contains("buffer of size 2097152 on host: 1048576 bytes were available"), "{refused}");
+    assert!(
+        refused.contains("buffer of size 2097152 on host: 1048576 bytes (1.0 MiB) were available"),
+        "{refused}"
+    );
     assert!(arena.reserve(2 * MIB, 64).is_err());
     drop(first);
     // The free region is too small for this; it goes back, and there is room.

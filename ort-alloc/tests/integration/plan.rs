@@ -202,8 +202,8 @@ fn nonsense_is_an_error() {
         ("does not fit inside", vec![good.clone(), alias(65, (0, 0), 0, 0)]),
         ("does not fit inside", vec![good.clone(), alias(1, (0, 0), 0, usize::MAX)]),
         ("not aligned", vec![good, misaligned]),
-        ("in a circle", vec![alias(1, (0, 0), 0, 0)]),
-        ("in a circle", vec![alias(1, (0, 0), 1, 0), alias(1, (0, 0), 2, 0), alias(1, (0, 0), 1, 0)]),
+        ("form a cycle", vec![alias(1, (0, 0), 0, 0)]),
+        ("form a cycle", vec![alias(1, (0, 0), 1, 0), alias(1, (0, 0), 2, 0), alias(1, (0, 0), 1, 0)]),
         ("more memory than can be addressed", vec![interval(usize::MAX, 0, 0), interval(2, 0, 0)]),
         (
             "more memory than can be addressed",

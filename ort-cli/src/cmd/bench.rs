@@ -51,7 +51,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 fn rate(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    number.ok_or_else(|| format!("`{text}` is not a number over zero"))
+    number.ok_or_else(|| format!("`{text}` is not a number above 0"))
 }
 
 /// The measurements of all callers together.
@@ -244,7 +244,7 @@ fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
             .ok()
             .and_then(|tensor| Some((tensor, tensor.bytes()?, tensor.shape().split_first()?)));
         let Some((tensor, bytes, (&given, row))) = found else {
-            bail!("--rows: input '{name}' is no tensor of numbers with rows");
+            bail!("--rows: input '{name}' is not a tensor of numbers with a first axis");
         };
         let shape = [&[rows], row].concat();
         let count = given / rows;

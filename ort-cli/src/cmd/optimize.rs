@@ -64,8 +64,8 @@ pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
     let repeated = repeated_names(model.graph());
     if !args.trust_dimension_names && !repeated.is_empty() {
         say!(
-            "dimensions of one name ({}) were not taken to have one size; if all runs keep to the \
-             names, --trust-dimension-names may leave fewer nodes",
+            "dimensions of the same name ({}) were not assumed to have equal sizes; if they do in every \
+             run, --trust-dimension-names may leave fewer nodes",
             listed(&repeated)
         )?;
     }
@@ -87,8 +87,8 @@ fn print_report(report: &Report) -> Result<()> {
     let mut rows = table(&["rewrite", "nodes"]);
     let passes = [
         ("constants folded", report.folded),
-        ("computed already", report.common),
-        ("read by nobody", report.unread),
+        ("common subexpressions removed", report.common),
+        ("dead nodes removed", report.unread),
     ];
     let rules = report.hits().iter().copied();
     for (name, count) in rules.chain(passes).filter(|(_, count)| *count > 0) {

@@ -167,7 +167,7 @@ fn draw_set(session: &Session, set: &Path, check: Bernoulli) -> Result<Option<St
     let inputs = read_inputs(&session.inputs(), set)?;
     let files = numbered(set, "output_")?;
     let ([(name, input)], [(number, file)]) = (&inputs[..], &files[..]) else {
-        bail!("{}: a distribution is checked of one input and one output", set.display());
+        bail!("{}: a `check` file needs a model with one input and one output", set.display());
     };
     let expected = read_output(session, *number, file)?;
     let mut draws = Vec::with_capacity(check.runs());

@@ -284,7 +284,7 @@ fn samples_that_do_not_suit_are_refused() {
     let validation = run(&["train", &path, "--data", &good, "--validation", &bad]);
     assert_fails("validation", &validation, &["bad.npz", "label -1 in row 0"]);
     let ignored = run(&["train", &path, "--data", &good, "--validation", &bad, "--ignore-index", "-1"]);
-    assert_fails("ignored", &ignored, &["bad.npz", "no label counts", "--ignore-index"]);
+    assert_fails("ignored", &ignored, &["bad.npz", "there is nothing to train on", "--ignore-index"]);
     assert_fails("file", &run(&["train", &path, "--data", "nowhere.npz"]), &["nowhere.npz"]);
 }
 
@@ -543,7 +543,7 @@ fn a_fixed_batch_is_kept_to() {
     let finished = run(&["train", &path, "--data", &file, "--epochs", "1", "--json"]);
     let json = finished.json();
     assert_eq!((&json["batch"], json["losses"].as_array().unwrap().len()), (&4.into(), 2));
-    assert!(finished.stderr.contains("2 of 10 samples fill no batch of 4"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("2 of 10 samples do not fill a batch of 4"), "{}", finished.stderr);
     let other = run(&["train", &path, "--data", &file, "--batch", "5"]);
     assert_fails("batch", &other, &["batches of 4 only", "leave --batch out"]);
 }

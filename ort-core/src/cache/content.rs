@@ -123,11 +123,8 @@ impl Content {
 
     fn compute(&self, reading: Reading) -> Result<Hash> {
         let bytes = self.bytes.as_deref().ok_or_else(|| {
-            error!(
-                InvalidArgument,
-                "of the model only what was loaded is left, not its bytes, nor their hash"
-            )
-            .help("load it from its file, or have the source keep the hash (Source::keep_hash)")
+            error!(InvalidArgument, "neither the bytes of the model nor their hash are in memory")
+                .help("load it from its file, or have the source keep the hash (Source::keep_hash)")
         })?;
         hash_bytes(bytes, self.mapping.as_ref(), reading)
     }

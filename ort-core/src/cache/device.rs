@@ -95,7 +95,7 @@ impl DeviceCache {
             Err(problem) => return Err(problem.to_string()),
         };
         if bytes.len() as u64 > MOST_BYTES {
-            return Err(format!("it has more than the {MOST_BYTES} bytes that are read"));
+            return Err(format!("it has more than {MOST_BYTES} bytes, the limit"));
         }
         let (made_for_other, blobs) = blobs_of(&bytes.into())?;
         key(made_for).check_text(&made_for_other)?;
@@ -166,7 +166,7 @@ mod tests {
         }
         let other_code = Fingerprint { code: "2".to_owned(), ..fingerprint() };
         std::fs::write(&path, &whole).unwrap();
-        assert!(cache.read("kind", &other_code).unwrap_err().contains("it was made for"));
+        assert!(cache.read("kind", &other_code).unwrap_err().contains("it was compiled for"));
         cache.write("kind", &other_code, &[b"new"]).unwrap();
         assert!(cache.read("kind", &fingerprint()).is_err());
         assert_eq!(cache.read("kind", &other_code).unwrap().unwrap(), [&b"new"[..]]);

@@ -213,7 +213,9 @@ impl Entry {
         };
         reading.on_threads(blobs.len(), work);
         match first_damaged.into_inner() {
-            usize::MAX if reading.is_late() => Err("its checksums were not compared in time".to_owned()),
+            usize::MAX if reading.is_late() => {
+                Err("the deadline passed while its checksums were compared".to_owned())
+            }
             usize::MAX => Ok(()),
             index => Err(damaged(index)),
         }
@@ -229,11 +231,11 @@ struct Table {
 
 impl Table {
     fn of(bytes: &Bytes) -> Result<Table, Refusal> {
-        let short = || format!("{} bytes are too few for what its header says", bytes.len());
+        let short = || format!("it has {} bytes, fewer than its header says", bytes.len());
         let [magic, format, key_len, table, count, sources, len, checksum] =
             numbers(bytes).ok_or_else(short)?;
         if magic != u64::from_le_bytes(*MAGIC) || format != FORMAT {
-            return Err(format!("it is no entry of format {FORMAT}"));
+            return Err(format!("it is not a compiled cache entry of format {FORMAT}"));
         }
         if len != bytes.len() as u64 {
             return Err(format!("it has {} bytes, expected {len}", bytes.len()));
@@ -252,7 +254,7 @@ impl Table {
         if header.checksum(key, rows) != checksum {
             return Err("the checksum of its header is wrong".to_owned());
         }
-        let key = std::str::from_utf8(key).map_err(|_| "its key is no text".to_owned())?.to_owned();
+        let key = std::str::from_utf8(key).map_err(|_| "its key is not UTF-8".to_owned())?.to_owned();
         let records: Vec<Record> = rows.chunks_exact(RECORD).filter_map(Record::of).collect();
         check(&records, HEADER as u64 + key_len, table)?;
         let sources = usize::try_from(sources).ok().filter(|sources| *sources <= records.len());
@@ -285,7 +287,7 @@ fn check(records: &[Record], start: u64, end: u64) -> Result<(), Refusal> {
     for (index, record) in records.iter().enumerate() {
         let fits = record.start >= free && record.start.is_multiple_of(64);
         free = record.end().filter(|stop| fits && *stop <= end).ok_or_else(|| {
-            format!("blob {index} of {} bytes from {} on is out of place", record.len, record.start)
+            format!("blob {index} of {} bytes at offset {} is out of range", record.len, record.start)
         })?;
     }
     Ok(())
@@ -314,7 +316,7 @@ impl EntryWriter {
 
     fn begin(key: String, draft: impl FnOnce() -> io::Result<Draft>) -> io::Result<EntryWriter> {
         if key.len() > MOST_KEY {
-            let problem = format!("the settings take {} bytes, an entry has room for {MOST_KEY}", key.len());
+            let problem = format!("the settings take {} bytes, at most {MOST_KEY} are allowed", key.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
         let mut file = BufWriter::with_capacity(1 << 16, draft()?);

@@ -35,8 +35,10 @@ impl Key {
         }
         let mut lines = own.lines().zip(other.lines());
         Err(match lines.find(|(own, other)| own != other) {
-            Some((own, other)) => format!("it was made for '{}', not '{}'", shown(other), shown(own)),
-            None => "it was made for other settings".to_owned(),
+            Some((own, other)) => {
+                format!("it was compiled for '{}', expected '{}'", shown(other), shown(own))
+            }
+            None => "it was compiled with other settings".to_owned(),
         })
     }
 
@@ -62,7 +64,7 @@ pub(crate) struct Folder(PathBuf);
 impl Folder {
     /// Opens a folder, creating it if it is missing.
     pub(crate) fn open(path: &Path) -> Result<Folder> {
-        const HELP: &str = "name a folder that exists, or one that can be made";
+        const HELP: &str = "give a folder that exists or can be created";
         let made = std::fs::create_dir_all(path);
         if path.is_dir() {
             return Ok(Folder(path.to_path_buf()));
@@ -72,7 +74,7 @@ impl Folder {
             _ if path.exists() => {
                 error!(InvalidArgument, "the compiled cache '{shown}' is a file, expected a folder")
             }
-            why => error!(NoSuchFile, "the folder '{shown}' of the compiled cache cannot be made: {why}"),
+            why => error!(NoSuchFile, "the folder '{shown}' of the compiled cache cannot be created: {why}"),
         };
         Err(problem.help(HELP))
     }
@@ -129,7 +131,7 @@ mod tests {
         let write = |key: &Key| folder.begin(key).unwrap().finish(&folder.place(key)).map(drop).unwrap();
         write(&old);
         assert!(folder.find(&old, ONE).unwrap().is_some());
-        assert_eq!(folder.find(&new, ONE).unwrap_err(), "it was made for 'code 1', not 'code 2'");
+        assert_eq!(folder.find(&new, ONE).unwrap_err(), "it was compiled for 'code 1', expected 'code 2'");
         write(&new);
         assert!(folder.find(&new, ONE).unwrap().is_some() && folder.find(&old, ONE).is_err());
         assert!(folder.find(&key("other model", "code 2"), ONE).unwrap().is_none());
@@ -143,7 +145,10 @@ mod tests {
         let other = key("model", &format!("code \u{1b}[2J{}", "x".repeat(1000)));
         folder.begin(&other).unwrap().finish(&folder.place(&other)).unwrap();
         let refusal = folder.find(&key("model", "code 1"), ONE).unwrap_err();
-        assert!(refusal.contains("'code \\u{1b}[2Jxxx") && refusal.contains("…', not 'code 1'"), "{refusal}");
+        assert!(
+            refusal.contains("'code \\u{1b}[2Jxxx") && refusal.contains("…', expected 'code 1'"),
+            "{refusal}"
+        );
         assert!(refusal.chars().count() < 300 && !refusal.contains('\u{1b}'));
     }
 

@@ -33,7 +33,7 @@ impl CompiledModel {
             return Ok(None);
         }
         let mapping = mapping.ok_or_else(|| {
-            error!(InvalidArgument, "a compiled model can only be mapped")
+            error!(InvalidArgument, "a compiled model must be mapped, not read")
                 .help("do not ask for it to be read into memory")
         })?;
         let damaged =
@@ -64,7 +64,7 @@ impl CompiledModel {
                 file.is_as_said(reading)?,
                 NoModel,
                 help = COMPILE,
-                "the compiled model is damaged: the content of the model's file '{}' has not the hash that it is said to have",
+                "the compiled model is damaged: the hash of the model's file '{}' differs from the recorded one",
                 file.name()
             );
         }
@@ -83,7 +83,7 @@ fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
     for index in (0..entry.sources()).step_by(2) {
         let label = entry.blob(index).filter(|(known, _)| *known == tag(Role::Source, &["label"]));
         let content = entry.blob(index + 1).filter(|(known, _)| *known == tag(Role::Source, &["content"]));
-        let wrong = || format!("blob {index} is no file of a model");
+        let wrong = || format!("blob {index} is not a model file");
         let ((_, label), (_, content)) = label.zip(content).ok_or_else(wrong)?;
         let (hash, name) = label.split_at_checked(DIGITS).ok_or_else(wrong)?;
         let name = String::from_utf8(name.to_vec()).map_err(|_| wrong())?;
@@ -100,7 +100,7 @@ pub(crate) fn begin(target: &Target, key: String, files: &[Content], reading: Re
     let mut writer = EntryWriter::at(target, key).map_err(|problem| cannot_write(path, &problem))?;
     for file in files {
         let bytes = file.bytes().ok_or_else(|| {
-            error!(InvalidArgument, "of the model only what was loaded is left, not its bytes")
+            error!(InvalidArgument, "the bytes of the model are no longer in memory")
                 .help("load it from its file")
         })?;
         let label = format!("{}{}", file.hash(None, reading)?.to_hex(), file.name());
@@ -130,5 +130,5 @@ fn check_place(path: &Path, files: &[Content]) -> Result<()> {
 /// Returns the error for a compiled model that cannot be written.
 pub(crate) fn cannot_write(path: &Path, problem: &io::Error) -> Error {
     error!(Fail, "cannot write '{}': {problem}", path.display())
-        .help("does its folder exist, may you write there, and has the disk room for the packed weights?")
+        .help("check that its folder exists, its permissions, and the free disk space")
 }

@@ -83,7 +83,7 @@ impl Store {
                 Ok(Some(bytes))
             }
             None => {
-                let problem = format!("its blob {next} is not the one of {len} bytes that is asked for");
+                let problem = format!("its blob {next} does not have the expected {len} bytes");
                 Err(ended(state.problem.get_or_insert(problem)))
             }
         }
@@ -115,10 +115,7 @@ impl Store {
             Mode::Read { entry, next } => entry.len() - next,
             Mode::Write(_) => 0,
         };
-        state
-            .problem
-            .clone()
-            .or_else(|| (left > 0).then(|| format!("{left} of its blobs were not asked for")))
+        state.problem.clone().or_else(|| (left > 0).then(|| format!("{left} of its blobs are unused")))
     }
 
     /// Completes the entry being written and publishes it under its name.
@@ -207,7 +204,12 @@ impl Output {
     /// is untrusted.
     fn tensor(&self, bytes: Bytes) -> Result<Tensor> {
         let is_sound = self.dtype != DType::Bool || bytes.iter().all(|byte| *byte <= 1);
-        ensure!(is_sound, Fail, "the folded constant '{}' has bytes that are no booleans", self.name);
+        ensure!(
+            is_sound,
+            Fail,
+            "the folded constant '{}' has bytes other than 0 and 1, expected booleans",
+            self.name
+        );
         Tensor::from_bytes(self.dtype, &self.shape, bytes)
     }
 
@@ -269,7 +271,7 @@ mod tests {
         for bytes in [[2, 0], [1, 255]] {
             let (tensors, problem) = folded(&bytes);
             let text = tensors.unwrap_err().to_string();
-            assert!(text.contains("'flags' has bytes that are no booleans"), "{text}");
+            assert!(text.contains("'flags' has bytes other than 0 and 1, expected booleans"), "{text}");
             assert!(problem.unwrap().contains("no booleans"));
         }
     }

@@ -11,13 +11,13 @@ use super::{Bindings, Dim, Repr, Symbol};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluateError {
     /// A symbol is not bound.
-    #[error("the dimension `{0}` has no value")]
+    #[error("dimension `{0}` has no value")]
     Unbound(Symbol),
     /// The value or an intermediate result overflows.
-    #[error("the value of `{0}` does not fit in 64 bits")]
+    #[error("dimension `{0}` overflows 64 bits")]
     Overflow(Dim),
     /// A divisor is 0.
-    #[error("`{0}` divides by zero")]
+    #[error("dimension `{0}` divides by zero")]
     DivisionByZero(Dim),
 }
 
@@ -32,7 +32,7 @@ pub enum Unified {
 
 /// Mismatch between a declared dimension and an actual size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the size {actual} does not fit the dimension `{formal}`{}", with(known))]
+#[error("size {actual}, expected {formal}{}", with(formal, known))]
 pub struct UnifyError {
     /// The declared dimension.
     pub formal: Dim,
@@ -42,9 +42,15 @@ pub struct UnifyError {
     pub known: Bindings,
 }
 
-/// Formats the bindings in parentheses, for the error message.
-fn with(known: &Bindings) -> String {
-    if known.iter().next().is_none() { String::new() } else { format!(" (with {known})") }
+/// Formats the values of the dimension's symbols for the error message.
+fn with(formal: &Dim, known: &Bindings) -> String {
+    let mut own = Bindings::new();
+    for symbol in formal.symbols() {
+        if let Some(value) = known.get(&symbol) {
+            own.insert(symbol, value);
+        }
+    }
+    if own.iter().next().is_none() { String::new() } else { format!(" with {own}") }
 }
 
 impl Dim {

@@ -151,7 +151,7 @@ impl DynamicMemory {
             ensure!(
                 self.arena_of(device).is_some(),
                 InvalidArgument,
-                help = "name memories that the session has, and leave its arenas on",
+                help = "name devices of this session, and keep its arenas enabled",
                 "Did not find an arena based allocator registered for device-id combination in the memory arena shrink list: {kind}:{}",
                 device.number
             );

@@ -142,7 +142,7 @@ impl KernelDef {
                 _ => {}
             }
         }
-        (!(self.when)(node)).then(|| "its attributes or shapes are not covered".to_string())
+        (!(self.when)(node)).then(|| "its attributes or shapes are not supported".to_string())
     }
 }
 

@@ -124,7 +124,7 @@ impl<L> OpCx<'_, L> {
         let counted = if axis < 0 { axis.saturating_add_unsigned(rank as u64) } else { axis };
         // Axis 0 is valid for a scalar, too.
         let counted = usize::try_from(counted).ok().filter(|axis| *axis < rank.max(1));
-        counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is not one of a tensor of rank {rank}"))
+        counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
     }
 
     /// Appends a tensor to the workspace after the `taken` bytes, and advances `taken`.
@@ -194,10 +194,14 @@ impl Walk {
         for shape in inputs {
             let skipped = output.len().checked_sub(shape.len());
             let skipped =
-                skipped.ok_or_else(|| error!(Fail, "{shape:?} does not broadcast to {output:?}"))?;
+                skipped.ok_or_else(|| error!(Fail, "shape {shape:?} does not broadcast to {output:?}"))?;
             let mut steps = vec![0; skipped];
             for ((size, stride), whole) in shape.iter().zip(strides(shape)).zip(output.iter().skip(skipped)) {
-                ensure!(size == whole || *size == 1, Fail, "{shape:?} does not broadcast to {output:?}");
+                ensure!(
+                    size == whole || *size == 1,
+                    Fail,
+                    "shape {shape:?} does not broadcast to {output:?}"
+                );
                 // A broadcast axis has stride 0: every iteration reads the same element.
                 steps.push(if *size == 1 { 0 } else { stride as i64 });
             }

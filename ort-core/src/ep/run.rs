@@ -150,7 +150,7 @@ impl<'a> RunCx<'a> {
             }
             Some(OutputSlot::Handed(_)) => Err(error!(
                 InvalidArgument,
-                "the shape of output {index} does not follow from the inputs: they do not fit, or a size is too large"
+                "the shape of output {index} cannot be computed from the inputs: their shapes do not match, or a size is too large"
             )),
             _ => Err(error!(Fail, "output {index} has no memory ready")),
         }
@@ -236,8 +236,9 @@ impl<'a> RunCx<'a> {
     pub fn write(&self, from: &TensorView<'_>, to: &mut NewTensor, start: usize) -> Result<()> {
         let len = byte_count(from.dtype(), from.shape())?;
         let end = start.checked_add(len).filter(|end| *end <= to.len);
-        let end =
-            end.ok_or_else(|| error!(Fail, "{len} bytes from {start} on are beyond a tensor of {}", to.len))?;
+        let end = end.ok_or_else(|| {
+            error!(Fail, "{len} bytes at offset {start} are out of range for a tensor of {}", to.len)
+        })?;
         let buffer = match &mut to.memory {
             NewMemory::Host(buffer) => {
                 let bytes = host_bytes(buffer, to.len)?.get_mut(start..end);

@@ -496,7 +496,11 @@ impl<'m> Loader<'m> {
             Some(near) => format!("did you mean '{near}'?"),
             None => "check the name against the outputs of the nodes before it".to_string(),
         };
-        error!(InvalidGraph, "{what}'{name}' is no node's output, and no input or initializer").help(advice)
+        error!(
+            InvalidGraph,
+            "{what}'{name}' is not produced by any node and is not a graph input or initializer"
+        )
+        .help(advice)
     }
 
     /// Resolves a name in a scope. `None` means that it is undefined, `Some(None)` an omitted

@@ -6,6 +6,7 @@
 //! recurse.
 
 use bytes::Buf;
+use ort_alloc::exact_bytes;
 use prost::encoding::{WireType, decode_key, decode_varint};
 
 use super::proto::{
@@ -81,7 +82,7 @@ pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<usize> {
         count.depth <= DECODER_DEPTH,
         InvalidProtobuf,
         help = "move inner graphs into functions of the model",
-        "messages are nested {} deep or more, the decoder goes {DECODER_DEPTH} deep: about 30 subgraphs",
+        "messages are nested {} levels deep or more, at most {DECODER_DEPTH} are allowed: about 30 subgraphs",
         count.depth
     );
     let allowed = limits.bytes.max(FACTOR.saturating_mul(bytes.len() as u64));
@@ -89,10 +90,13 @@ pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<usize> {
     if taken <= allowed {
         return Ok(count.nodes);
     }
-    let bytes = bytes.len();
+    let text = |bytes: u64| exact_bytes(usize::try_from(bytes).unwrap_or(usize::MAX));
     Err(error!(
         InvalidProtobuf,
-        "a file of {bytes} bytes would take {taken} bytes in memory, at most {allowed} are allowed"
+        "a file of {} would take {} in memory, at most {} are allowed",
+        exact_bytes(bytes.len()),
+        text(taken),
+        text(allowed)
     )
     .raise("bytes"))
 }

@@ -73,7 +73,7 @@ impl Location {
                         "external data has {key} '{}', expected a number of bytes",
                         clip(&text)
                     )
-                    .help("it is written in decimal digits, 0 or more")
+                    .help("write it in decimal digits")
                 })
             };
             find(key).filter(|text| !text.is_empty()).map(parse).transpose()
@@ -95,7 +95,7 @@ impl Location {
         }
         let path = find("location").filter(|path| !path.is_empty());
         let path = path.ok_or_else(|| {
-            error!(InvalidGraph, "external data without a location")
+            error!(InvalidGraph, "external data has no location")
                 .help("name the data file, relative to the model's folder")
         })?;
         let path = without_parents(&path).unwrap_or(path);

@@ -41,7 +41,7 @@ const FORMATS: &[Format] = &[
     Format(Sign::At(0, b"\xff\xd8\xff"), "a picture", "pass a model"),
     Format(Sign::At(0, b"%PDF"), "a PDF document", "pass a model"),
     Format(Sign::At(0, b"\x7fELF"), "a program", "pass a model"),
-    Format(Sign::Looks(is_zero), "nothing but zeros where it begins", "download it again: the file was never filled"),
+    Format(Sign::Looks(is_zero), "a file that begins with zeros only", "download it again: the file was never filled"),
     Format(Sign::Looks(is_json), "JSON", "pass the binary .onnx file"),
     Format(Sign::Looks(is_text), "text", "pass the binary .onnx file"),
 ];

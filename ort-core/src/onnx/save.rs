@@ -140,7 +140,7 @@ fn write_aside(path: &Path, write: impl FnOnce(&mut NewFile) -> std::io::Result<
 
 fn cannot_write(path: &Path, problem: &std::io::Error) -> Error {
     error!(Fail, "cannot write '{}': {problem}", path.display())
-        .help("does its folder exist, may you write there, and has the disk room for it?")
+        .help("check that its folder exists, its permissions, and the free disk space")
 }
 
 /// Converts a graph to a model message, whose weights share the graph's memory. See [`save`] for

@@ -4,6 +4,7 @@
 //! tensor's own width, and narrowed if protobuf stores them wider.
 
 use bytes::Bytes;
+use ort_alloc::exact_bytes;
 
 use super::external::{ExternalData, Location};
 use super::proto::tensor_proto::DataLocation;
@@ -132,7 +133,7 @@ fn read_typed(dtype: DType, shape: &[usize], proto: TensorProto) -> Result<Tenso
 }
 
 fn out_of_range(dtype: DType, value: impl std::fmt::Display) -> Error {
-    error!(InvalidGraph, "{value} does not fit a {dtype}")
+    error!(InvalidGraph, "{value} is out of range for {dtype}")
 }
 
 /// Returns the low bits of a value stored wider. Writers zero-extend or sign-extend; both are
@@ -171,7 +172,7 @@ fn six_bit(dtype: DType, shape: &[usize], count: usize, data: &[i32]) -> Result<
     for group in data.chunks(4) {
         let mut word = 0u32;
         for (index, &value) in group.iter().enumerate() {
-            ensure!((0..64).contains(&value), InvalidGraph, "{value} does not fit 6 bits");
+            ensure!((0..64).contains(&value), InvalidGraph, "{value} does not fit in 6 bits");
             word |= (value as u32) << (6 * index);
         }
         bytes.extend(word.to_le_bytes().into_iter().take((group.len() * 6).div_ceil(8)));
@@ -246,7 +247,8 @@ pub(super) fn dense_from_proto(
 fn write_out(sparse: &SparseTensor, left: &mut usize) -> Result<Tensor> {
     let bytes = byte_count(sparse.values.dtype(), &sparse.shape).map_err(as_invalid_graph)?;
     *left = left.checked_sub(bytes).ok_or_else(|| {
-        error!(InvalidGraph, "it would take {bytes} bytes with its zeros, {left} are left")
+        let (takes, left) = (exact_bytes(bytes), exact_bytes(*left));
+        error!(InvalidGraph, "the dense form takes {takes}, at most {left} are left for it")
             .raise("folded_bytes")
     })?;
     sparse.to_dense()

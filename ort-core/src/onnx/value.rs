@@ -102,7 +102,7 @@ fn read_map(proto: MapProto) -> Result<Value> {
     let dtype = dtype_from_code(proto.key_type()).within(|| "map keys")?;
     let values = proto.values.unwrap_or_default();
     let Value::Sequence(values) = read_sequence(values, None)? else {
-        return Err(error!(Fail, "the values of a map are no sequence"));
+        return Err(error!(Fail, "the values of a map are not a sequence"));
     };
     let keys = if dtype == DType::String {
         let text = |bytes: Bytes| {

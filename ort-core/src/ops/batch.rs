@@ -38,7 +38,7 @@ fn convolution(cx: &mut BatchCx<'_>, weight: usize) -> BatchResult {
     images(cx)?;
     refuse_if(
         !cx.is_constant(weight),
-        "how it is computed may depend on the batch, as its weights are no constant",
+        "how it is computed may depend on the batch, as its weights are not constant",
     )
 }
 
@@ -61,7 +61,7 @@ pub(super) fn conv_with_addend(cx: &mut BatchCx<'_>) -> BatchResult {
     cx.others_are_independent(&[0, 3])?;
     refuse_if(
         !cx.is_constant(1),
-        "how it is computed may depend on the batch, as its weights are no constant",
+        "how it is computed may depend on the batch, as its weights are not constant",
     )?;
     cx.set_all(0);
     Ok(())
@@ -100,7 +100,7 @@ pub(super) fn reduction(cx: &mut BatchCx<'_>) -> BatchResult {
     let attrs = cx.attrs();
     let axes = match cx.fact(1) {
         None => Vec::new(),
-        Some(_) => cx.ints(1).ok_or("its axes are no constants")?,
+        Some(_) => cx.ints(1).ok_or("its axes are not constant")?,
     };
     // Without axes the operator reduces all of them, unless `noop_with_empty_axes` is set.
     if axes.is_empty() {
@@ -129,7 +129,7 @@ pub(super) fn mean_variance(cx: &mut BatchCx<'_>) -> BatchResult {
 /// `CumSum` and `CumProd`, along the axis in the second input.
 pub(super) fn cumulative(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, rank) = (cx.items(0)?, cx.shape(0)?.len());
-    let Some(&[axis]) = cx.ints(1).as_deref() else { return Err("its axis is no constant".to_string()) };
+    let Some(&[axis]) = cx.ints(1).as_deref() else { return Err("its axis is not constant".to_string()) };
     let axis = axes::normalize(axis, rank).map_err(|problem| problem.to_string())?;
     refuse_if(axis == items, "it goes along the axis of the items")?;
     cx.set(0, items);
@@ -205,7 +205,7 @@ pub(super) fn slice(cx: &mut BatchCx<'_>) -> BatchResult {
     let rank = cx.shape(0)?.len();
     let starts = cx.ints(1);
     let axes = match (cx.fact(3), &starts) {
-        (Some(_), _) => cx.ints(3).ok_or("its axes are no constants")?,
+        (Some(_), _) => cx.ints(3).ok_or("its axes are not constant")?,
         (None, Some(starts)) => (0..starts.len() as i64).collect(),
         (None, None) => return Err("which axes it takes a part of is not known".to_string()),
     };
@@ -302,9 +302,9 @@ pub(super) fn constant_of_shape(cx: &mut BatchCx<'_>) -> BatchResult {
 /// `Pad`, without padding along the batch axis.
 pub(super) fn padded(cx: &mut BatchCx<'_>) -> BatchResult {
     let (items, rank) = (whole_along_items(cx)?, cx.shape(0)?.len());
-    let pads = cx.ints(1).ok_or("its pads are no constants")?;
+    let pads = cx.ints(1).ok_or("its pads are not constant")?;
     let axes = match cx.fact(3) {
-        Some(_) => cx.ints(3).ok_or("its axes are no constants")?,
+        Some(_) => cx.ints(3).ok_or("its axes are not constant")?,
         None => (0..rank as i64).collect(),
     };
     for (place, axis) in axes.iter().enumerate() {
@@ -387,7 +387,7 @@ fn product(cx: &mut BatchCx<'_>, exchanged: [bool; 2]) -> Result<usize, String> 
     if let Some(items) = cx.axis(0).filter(|items| *items >= rows) {
         // The items are rows of A: its last axis if A is transposed, else the one before. Along the
         // other axis they would be summed.
-        refuse_if((items == rows) == exchanged[0], "the items are in its sums")?;
+        refuse_if((items == rows) == exchanged[0], "it reduces over the items")?;
         refuse_if(cx.axis(1).is_some(), "both sides hold items, but not in their batches")?;
         refuse_if(exchanged[0] && left.len() > 2, "the items are in its matrices")?;
         if !packed {
@@ -397,7 +397,10 @@ fn product(cx: &mut BatchCx<'_>, exchanged: [bool; 2]) -> Result<usize, String> 
     }
     // Otherwise the items are among the leading axes of A or B, which must broadcast together.
     let steps = matrix(right).unwrap_or(0);
-    refuse_if(cx.axis(1).is_some_and(|items| items >= steps), "the items are columns, or in its sums")?;
+    refuse_if(
+        cx.axis(1).is_some_and(|items| items >= steps),
+        "the items are columns, or it reduces over them",
+    )?;
     let axes = [(cx.axis(0), rows), (cx.axis(1), steps)];
     let axes = axes.into_iter().filter_map(|(axis, own)| axis.map(|axis| aligned(axis, own)));
     let axes: Vec<usize> = axes.collect::<Result<_, _>>()?;

@@ -53,7 +53,7 @@ fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Resul
         // Devices claim by types and shapes, which the new nodes do not have yet.
         infer_graph(graph)?;
     }
-    Err(error!(Fail, "decomposing operators does not come to an end"))
+    Err(error!(Fail, "operator decomposition does not terminate"))
 }
 
 /// Decomposes the nodes that are not `kept`, those of subgraphs included, until none is left that

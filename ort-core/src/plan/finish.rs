@@ -100,7 +100,7 @@ impl Planner<'_> {
         };
         let intervals: Vec<Interval> = self.groups.iter().map(interval).collect();
         ort_alloc::plan(&intervals)
-            .map_err(|problem| error!(OutOfMemory, "the memory plan does not work out: {problem}"))
+            .map_err(|problem| error!(OutOfMemory, "the memory plan is invalid: {problem}"))
     }
 
     /// Returns the bytes of the slabs of all memories; the buffers of homes do not count.

@@ -204,7 +204,7 @@ impl Builder {
         let mut elsewhere = memories.filter_map(|other| self.by_value.get(&(value, other)).copied());
         let name = &graph.value(value).name;
         let from = elsewhere.next().ok_or_else(|| {
-            error!(InvalidGraph, "'{name}' is computed by no node, nor given, nor a constant")
+            error!(InvalidGraph, "'{name}' is not produced by any node and is not an input or a constant")
         })?;
         let from_memory = self.slot_at(from)?.memory;
         if from_memory != DeviceId::HOST && memory != DeviceId::HOST {

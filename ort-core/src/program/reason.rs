@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ort_alloc::human_bytes;
+
 /// Why a node runs on its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reason {
@@ -49,15 +51,10 @@ impl fmt::Display for Cluster {
             _ => format!("{} more", in_units(self.bytes)),
         };
         let nodes = counted(self.nodes as i64, "node");
-        write!(f, "its island of {nodes} saves less elsewhere than copying {copied} costs")
+        write!(f, "moving its group of {nodes} would save less than copying {copied} costs")
     }
 }
 
 fn in_units(bytes: i64) -> String {
-    let (kib, mib) = (1024.0, 1024.0 * 1024.0);
-    match bytes as f64 {
-        bytes if bytes >= mib => format!("{:.1} MiB", bytes / mib),
-        bytes if bytes >= kib => format!("{:.1} KiB", bytes / kib),
-        _ => format!("{bytes} B"),
-    }
+    usize::try_from(bytes).map_or_else(|_| format!("{bytes} B"), human_bytes)
 }

@@ -64,7 +64,7 @@ pub(super) fn apply(
         sweep.finish()?;
         changed = true;
     }
-    tracing::warn!("the rewrite rules still find something after {MOST_SWEEPS} sweeps");
+    tracing::warn!("the rewrite rules do not converge after {MOST_SWEEPS} sweeps");
     Ok(changed)
 }
 

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use ort_alloc::{Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in, free_memory_bytes};
+use ort_alloc::{
+    Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in, exact_bytes, free_memory_bytes,
+};
 
 use super::frame::{Frame, Memory, RunEnv, Slabs, Tables, device_slabs};
 use super::inputs::Given;
@@ -346,8 +348,8 @@ impl Executor {
         let shortage = MemoryShortage { needed, available, limit, largest };
         let unsplit = unsplit.map_or_else(String::new, |why| format!("; {why}"));
         let advice = format!(
-            "raise the memory limit to {} bytes or use smaller dimensions{unsplit}",
-            shortage.sufficient_limit()
+            "raise the memory limit to {}, or use smaller dimensions{unsplit}",
+            exact_bytes(shortage.sufficient_limit())
         );
         Error::out_of_memory("the run", shortage).help(advice)
     }
@@ -412,8 +414,9 @@ fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
 fn with_least_limit(problem: Error) -> Error {
     let Some(limit) = problem.shortage().map(MemoryShortage::sufficient_limit) else { return problem };
     problem.help(format!(
-        "raise the memory limit to at least {limit} bytes, which is what the run needs up to here: the sizes of some values are only known once they \
-         are computed, and those that follow may need more"
+        "raise the memory limit to at least {}, which the run needs up to this node; the sizes of some values are \
+         known only once they are computed, and later ones may need more",
+        exact_bytes(limit)
     ))
 }
 

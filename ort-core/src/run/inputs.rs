@@ -58,12 +58,15 @@ pub(crate) fn bind(
             formal.len(),
             info.ty
         );
-        for (dim, &size) in formal.iter().zip(tensor.shape()) {
+        for (axis, (dim, &size)) in formal.iter().zip(tensor.shape()).enumerate() {
             let Err(problem) = unify(dim, size as i64, bindings) else { continue };
-            let problem =
-                error!(InvalidArgument, "{problem}: got shape {:?}, expected {}", tensor.shape(), info.ty)
-                    .help("the sizes must be those of the model, and each name the same size everywhere")
-                    .within(place());
+            let shape = tensor.shape();
+            let problem = error!(
+                InvalidArgument,
+                "axis {axis} has {problem}: got shape {shape:?}, expected {}", info.ty
+            )
+            .help("the sizes must be those of the model, and each name the same size everywhere")
+            .within(place());
             // Only a symbolic dimension can be made independent.
             match dim.as_constant() {
                 Some(_) => return Err(problem),

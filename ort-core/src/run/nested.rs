@@ -106,7 +106,7 @@ impl NestedRun for NestedFrames<'_> {
         ensure!(
             inputs.len() == formal,
             InvalidGraph,
-            "the subgraph has {formal} inputs, {} are given",
+            "the subgraph has {formal} inputs, but {} are given",
             inputs.len()
         );
         let start: usize = self.nested.iter().take(index).map(|nested| nested.captures.len()).sum();

@@ -243,7 +243,7 @@ impl Frame<'_> {
             inferred.is_some() && inferred == *bound,
             InvalidArgument,
             help = "bind the output to a device, where it may have any size",
-            "the output is {}, it is bound to {}",
+            "the output is {}, but it is bound to {}",
             in_words(&inferred),
             in_words(bound)
         );

@@ -32,7 +32,7 @@ impl Transfers<'_> {
             from.dtype() == to.dtype() && from.shape() == to.shape(),
             InvalidArgument,
             help = "give a tensor of that type and shape, or bind the output to a device, where it may have any size",
-            "a {}{:?} does not fit into a {}{:?}",
+            "cannot write {}{:?} to a buffer of {}{:?}",
             from.dtype(),
             from.shape(),
             to.dtype(),
@@ -135,7 +135,7 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], memory: DeviceId) -> Result<&dyn
         let own = own.map(|device| format!(", {} ({})", device.memory(), device.info().provider));
         error!(
             InvalidArgument,
-            "the memory of {memory} is none of the session's, which are: host{}",
+            "the session has no memory of {memory}; its memories are host{}",
             own.collect::<String>()
         )
         .help("name one of these, or copy the tensor to the host with a session on its device: `Session::to_host`")

@@ -260,7 +260,7 @@ fn check_planned(planned: &SlotPlan, buffer: &TensorBuffer) -> Result<()> {
         is_dtype && is_shape,
         InvalidArgument,
         help = "bind a tensor of that type and shape, or bind the output to a device",
-        "it is {}, it is bound to {}{:?}",
+        "it is {}, but it is bound to {}{:?}",
         in_words(&planned.dtype.zip(planned.shape.clone())),
         buffer.dtype(),
         buffer.shape()

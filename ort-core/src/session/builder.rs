@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort_alloc::{ArenaConfig, Budget, Category, Recycler, TrimOnDrop, free_memory_bytes};
+use ort_alloc::{ArenaConfig, Budget, Category, Recycler, TrimOnDrop, exact_bytes, free_memory_bytes};
 
 use super::independent::Independent;
 use super::pipeline::{Built, CompileContext};
@@ -533,7 +533,7 @@ impl SessionBuilder {
         let setting = CompileContext { budget: &budget, ..setting };
         let Ok(built) = self.program(setting, Packing::Reserved) else {
             let least = problem.shortage().map_or(0, MemoryShortage::sufficient_limit);
-            return problem.help(format!("raise the memory limit to more than {least} bytes"));
+            return problem.help(format!("raise the memory limit to more than {}", exact_bytes(least)));
         };
         let stays = budget.in_use().saturating_add(self.least_run(&built, setting).unwrap_or(0));
         let mut largest: Vec<(String, usize)> = Category::ALL
@@ -549,8 +549,8 @@ impl SessionBuilder {
         largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         let shortage = MemoryShortage { needed: budget.peak().max(stays), available, limit, largest };
         let advice = format!(
-            "raise the memory limit to {} bytes, or map the model from a file: weights in a mapped file are packed again for each run",
-            shortage.sufficient_limit()
+            "raise the memory limit to {}, or map the model from a file: weights in a mapped file are packed again for each run",
+            exact_bytes(shortage.sufficient_limit())
         );
         Error::out_of_memory("building the session", shortage).help(advice)
     }

@@ -34,7 +34,7 @@ impl SessionBuilder {
                     // checked yet.
                     compiled.verify_files(setting.reading())?;
                     tracing::warn!(
-                        "the compiled model is packed again, as what it holds does not fit: {refusal}; `ort compile` makes one that does"
+                        "packing the weights again, because the compiled model does not match: {refusal}; `ort compile` writes one that does"
                     );
                 }
             }
@@ -57,7 +57,7 @@ impl SessionBuilder {
             Some(Err(refusal)) => {
                 // A passed deadline also refuses the entry, which does not mean that it is damaged.
                 setting.reading().check()?;
-                tracing::info!("an entry of the compiled cache is written anew: {refusal}");
+                tracing::info!("writing an entry of the compiled cache again: {refusal}");
             }
             None => {}
         }
@@ -161,8 +161,11 @@ impl SessionBuilder {
     /// The key of this session's entry: what names it, and what it must have been made for.
     fn key(&self, stamps: Option<&Path>, setting: CompileContext<'_>) -> Result<Key> {
         let content = self.model.content_hash(stamps, setting.reading())?.ok_or_else(|| {
-            error!(InvalidArgument, "a graph that was built by hand has no place in the compiled cache")
-                .help("save the graph and load the file, or leave the cache out")
+            error!(
+                InvalidArgument,
+                "a graph that was built by hand cannot be cached, because it has no model file"
+            )
+            .help("save the graph and load the file, or leave the cache out")
         })?;
         // CPU features are in the CPU provider's fingerprint, below.
         let mut lasting = format!(
@@ -179,7 +182,7 @@ impl SessionBuilder {
             let fingerprint = guard::fingerprint(&**device)?.ok_or_else(|| {
                 error!(
                     InvalidArgument,
-                    "the provider {} says not what its packed weights depend on", info.provider
+                    "provider {} does not declare what its packed weights depend on", info.provider
                 )
                 .help("leave the compiled cache out, or let the device have a fingerprint")
             })?;

@@ -71,7 +71,7 @@ impl Session {
             !plan.has_dynamic,
             NotImplemented,
             help = "measure runs of several sizes instead: `Session::memory` tells the peak",
-            "the peak is not known ahead with {dim} of {size}: sizes of values depend on data"
+            "the peak for {dim}={size} is not known before the run: sizes of values depend on data"
         );
         Ok(plan.peak().saturating_add(self.constant_bytes()) <= budget)
     }

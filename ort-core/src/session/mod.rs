@@ -301,7 +301,7 @@ impl Session {
         for (name, size) in dims {
             let symbol = symbols.iter().find(|symbol| symbol.to_string() == *name);
             let symbol = symbol.ok_or_else(|| unknown_dim(name, &symbols))?;
-            ensure!(*size >= 0, InvalidArgument, "dimension '{name}' cannot be {size}");
+            ensure!(*size >= 0, InvalidArgument, "dimension '{name}' is {size}, expected 0 or more");
             bindings.insert(symbol.clone(), *size);
         }
         Ok(bindings)

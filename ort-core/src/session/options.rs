@@ -189,7 +189,7 @@ impl SessionOptions {
             ))
         })?;
         (entry.set)(self, value).ok_or_else(|| {
-            error!(InvalidArgument, "'{value}' is no value of the session option '{key}'")
+            error!(InvalidArgument, "session option '{key}' does not accept '{value}'")
                 .help(format!("it takes {}", entry.values))
         })
     }

@@ -77,8 +77,7 @@ impl Devices {
         for ProviderRequest { name, options, is_optional } in requested {
             let device = provider(name).and_then(|provider| {
                 guard::open(provider, options).within(|| format!("provider {name}")).map_err(|problem| {
-                    problem
-                        .help(format!("to run without it where it cannot be used, ask for 'optional:{name}'"))
+                    problem.help(format!("to run without it if it cannot be used, ask for 'optional:{name}'"))
                 })
             });
             match device {

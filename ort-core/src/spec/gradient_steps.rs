@@ -186,7 +186,7 @@ impl GradCx<'_> {
         updates: ValueId,
     ) -> Result<ValueId> {
         let (rank, depth) = (self.rank(data)?, self.rank(indices)?);
-        ensure!(axis < rank, InvalidGraph, "axis {axis} of a tensor of rank {rank}");
+        ensure!(axis < rank, InvalidGraph, "axis {axis} is out of range for rank {rank}");
         let size = self.sizes(data, axis, axis + 1)?;
         let (before, behind) = (self.sizes(data, 0, axis)?, self.sizes(data, axis + 1, rank)?);
         let shape = self.join(&[size, before, behind])?;
@@ -208,6 +208,6 @@ impl GradCx<'_> {
 /// Normalizes an axis that may count from the back.
 pub(crate) fn axis_of(axis: i64, rank: usize) -> Result<usize> {
     let rank = rank as i64;
-    ensure!((-rank..rank).contains(&axis), InvalidGraph, "axis {axis} of a tensor of rank {rank}");
+    ensure!((-rank..rank).contains(&axis), InvalidGraph, "axis {axis} is out of range for rank {rank}");
     Ok(axis.rem_euclid(rank.max(1)) as usize)
 }

@@ -67,7 +67,7 @@ impl TensorBuffer {
         }
         let Some(bytes) = buffer.bytes_mut() else {
             return Err(
-                error!(InvalidArgument, "the buffer is only read").help("give memory that can be written")
+                error!(InvalidArgument, "the buffer is read-only").help("give memory that can be written")
             );
         };
         let alignment = dtype.byte_size().unwrap_or(1);
@@ -193,7 +193,7 @@ impl TensorBuffer {
         let len = byte_count(self.dtype, shape)?;
         let memory = self.memory.as_slice().map_or(0, <[u8]>::len);
         let fits = start.checked_add(len).is_some_and(|end| end <= memory);
-        ensure!(fits, Fail, "{len} bytes from byte {start} on are not in a memory of {memory} bytes");
+        ensure!(fits, Fail, "{len} bytes at offset {start} are out of range for a memory of {memory} bytes");
         Ok(TensorBuffer { shape: shape.into(), start, len, ..self })
     }
 
@@ -207,7 +207,11 @@ impl TensorBuffer {
 
     /// Returns the same memory under another shape of equal byte size.
     pub(crate) fn with_shape(self, shape: &[usize]) -> Result<TensorBuffer> {
-        ensure!(byte_count(self.dtype, shape)? == self.len, Fail, "{shape:?} takes another number of bytes");
+        ensure!(
+            byte_count(self.dtype, shape)? == self.len,
+            Fail,
+            "shape {shape:?} takes a different number of bytes"
+        );
         Ok(TensorBuffer { shape: shape.into(), ..self })
     }
 }

@@ -58,13 +58,13 @@ fn describe(managed: &Managed) -> Result<(DType, Shape)> {
     let sizes = managed.shape();
     let shape: Option<Shape> = sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
     let shape =
-        shape.ok_or_else(|| error!(InvalidArgument, "a DLPack tensor of shape {sizes:?} cannot be"))?;
+        shape.ok_or_else(|| error!(InvalidArgument, "a DLPack tensor has the invalid shape {sizes:?}"))?;
     byte_count(dtype, &shape)?;
     ensure!(
         managed.is_compact(),
         InvalidArgument,
         help = "lend a contiguous copy of it",
-        "a DLPack tensor of shape {sizes:?} has strides {:?}: it is not compact",
+        "a DLPack tensor of shape {sizes:?} has strides {:?}, expected a contiguous tensor",
         managed.strides().unwrap_or_default()
     );
     Ok((dtype, shape))

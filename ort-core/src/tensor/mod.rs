@@ -315,7 +315,7 @@ impl Tensor {
         ensure!(
             element_count(shape)? == self.element_count(),
             InvalidArgument,
-            "shape {:?} cannot be read as {shape:?}",
+            "shape {:?} cannot be viewed as {shape:?}",
             self.shape()
         );
         Ok(Tensor { dtype: self.dtype, shape: shape.into(), data: self.data.clone() })

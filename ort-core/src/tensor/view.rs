@@ -131,7 +131,7 @@ impl<'a> TensorView<'a> {
         let bytes = self.bytes()?;
         let read = |chunk| {
             bytemuck::checked::try_pod_read_unaligned(chunk)
-                .map_err(|_| error!(InvalidArgument, "an element is no valid {}", T::DTYPE.name()))
+                .map_err(|_| error!(InvalidArgument, "an element is not a valid {}", T::DTYPE.name()))
         };
         spending(1, bytes.chunks_exact(size_of::<T>())).map(read).collect()
     }

@@ -38,8 +38,8 @@ fn what_is_given_away_can_be_written() -> Result<()> {
 #[test]
 fn what_is_lent_to_be_read_is_not_written() -> Result<()> {
     let tensor = Tensor::from_slice(&[2], &[1.0f32, 2.0])?;
-    let problem = TensorBuffer::from_dlpack(tensor.to_dlpack()?).expect_err("it is only to be read");
-    assert!(problem.to_string().contains("only to be read"), "{problem}");
+    let problem = TensorBuffer::from_dlpack(tensor.to_dlpack()?).expect_err("it is is read-only");
+    assert!(problem.to_string().contains("is read-only"), "{problem}");
     let buffer = TensorBuffer::copy_of(&tensor)?;
     let held = buffer.tensor()?;
     let problem = buffer.into_dlpack(Layout::Versioned).expect_err("a tensor holds the memory");

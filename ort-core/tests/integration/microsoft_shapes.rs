@@ -522,7 +522,12 @@ fn what_does_not_fit_is_refused() {
             &[HEADS],
             "is 3, expected 1",
         ),
-        ("DecoderMaskedMultiHeadAttention", &["float[2, 1, 8]", "float[2, 1, 8]"], &[HEADS], "go together"),
+        (
+            "DecoderMaskedMultiHeadAttention",
+            &["float[2, 1, 8]", "float[2, 1, 8]"],
+            &[HEADS],
+            "must be given together",
+        ),
         (
             "DecoderMaskedMultiHeadAttention",
             &["float[2, 1, 8]", "float[2, 1, 8]", "float[2, 1, 8]"],

@@ -75,7 +75,7 @@ fn locations_that_lead_elsewhere_are_refused() {
     symlink(folder.join("hard.data"), folder.join("link_to_hard.data")).unwrap();
     let absolute = top.path().join("secret").display().to_string();
     let cases: &[(&str, ErrorKind, &str)] = &[
-        ("", ErrorKind::InvalidGraph, "without a location"),
+        ("", ErrorKind::InvalidGraph, "has no location"),
         (&absolute, ErrorKind::InvalidGraph, "not relative"),
         ("../secret", ErrorKind::InvalidGraph, "out of the model's folder"),
         ("sub/../../secret", ErrorKind::InvalidGraph, "out of the model's folder"),

@@ -216,7 +216,7 @@ fn weight_cases() -> Vec<Case> {
         ("undefined type", with_weight(|w| w.data_type = None), InvalidGraph, &["element type is not given"]),
         ("raw strings", with_weight(|w| w.data_type = Some(8)), InvalidGraph, &["tensor 'w'"]),
         ("unknown location", with_weight(|w| w.data_location = Some(7)), InvalidGraph, &["location 7"]),
-        ("external without a location", external(&[]), InvalidGraph, &["without a location"]),
+        ("external has no location", external(&[]), InvalidGraph, &["has no location"]),
         ("external and absolute", external(&[("location", "/etc/passwd")]), InvalidGraph, &["not relative"]),
         ("external in memory", external(&[("location", "w.data")]), ErrorKind::NoSuchFile, &["from memory"]),
         ("nameless", with_weight(|w| w.name = None), InvalidGraph, &["'w' is no node's output"]),

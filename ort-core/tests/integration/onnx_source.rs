@@ -196,7 +196,7 @@ fn deep_nesting_is_an_error_and_no_overflow() {
     assert!(Source::from_bytes(nested(20)).decode().is_ok());
     for (depth, kind, part) in [
         (2_000, ErrorKind::InvalidGraph, "limit `nesting`"),
-        (40, ErrorKind::InvalidProtobuf, "the decoder goes"),
+        (40, ErrorKind::InvalidProtobuf, "at most 100 are allowed"),
     ] {
         let error = Source::from_bytes(nested(depth)).decode().unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");

@@ -286,7 +286,7 @@ impl Attention<'_> {
         let sizes = self.sizes;
         let Sizes { batch, heads, key_heads, queries, keys, size, value_size } = sizes;
         if key_heads == 0 || !heads.is_multiple_of(key_heads) {
-            return Err(Refused("heads of queries do not divide among those of keys"));
+            return Err(Refused("the number of query heads is not a multiple of the number of key heads"));
         }
         let is_inside = self.queries.is_none_or(|rows| rows.holds([batch, heads, queries], size))
             && self.keys.holds([batch, key_heads, keys], size)

@@ -179,7 +179,7 @@ impl CodeConv<'_> {
             && self.image.0.len() >= units * channels * input
             && results >= self.batch * filters * plane;
         if !shapes_fit {
-            return Err(GemmError::Shape("the operands of a convolution of codes do not fit"));
+            return Err(GemmError::Shape("the operands of a quantized convolution do not match"));
         }
         let (terms, scratch) = workspace.split_at_mut(filters.saturating_mul(8).next_multiple_of(64));
         let terms = bytemuck::try_cast_slice_mut(terms)

@@ -96,7 +96,9 @@ impl ConvGeometry {
         }
         geometry.filters = weight[0];
         if !geometry.filters.is_multiple_of(geometry.groups) {
-            return Err(GemmError::Shape("a convolution's filters do not divide into its groups"));
+            return Err(GemmError::Shape(
+                "the number of filters of a convolution is not a multiple of its groups",
+            ));
         }
         for axis in 0..3 {
             let window = &mut geometry.window;

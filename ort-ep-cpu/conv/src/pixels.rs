@@ -243,7 +243,7 @@ impl PixelConv<'_> {
             && self.image.0.len() >= self.batch * image
             && codes.len() >= self.batch * result;
         if !shapes_fit {
-            return Err(GemmError::Shape("the operands of a convolution of codes do not fit"));
+            return Err(GemmError::Shape("the operands of a quantized convolution do not match"));
         }
         if image == 0 || result == 0 {
             return Ok(());

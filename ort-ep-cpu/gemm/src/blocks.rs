@@ -109,7 +109,7 @@ impl<'a> Blocks<'a> {
     ) -> Result<Self, GemmError> {
         if !matches!(layout.bits, 2 | 4 | 8) || layout.block < 16 || !layout.block.is_power_of_two() {
             return Err(GemmError::Shape(
-                "codes have 2, 4 or 8 bits, and blocks a power of two of at least 16",
+                "quantized values have 2, 4 or 8 bits, and blocks a power of two of at least 16",
             ));
         }
         let blocks = k.div_ceil(layout.block);

@@ -64,7 +64,7 @@ pub(super) fn multiply_by<T: Number, S: Widen<T>>(
 ) -> Result<(), GemmError> {
     let columns = b.shape[1];
     if b.shape[0] != k {
-        return Err(GemmError::Shape("the columns of A are not as many as the rows of B"));
+        return Err(GemmError::Shape("A has a different number of columns than B has rows"));
     }
     let needed = rows * columns;
     let len = c.len();

@@ -185,7 +185,7 @@ impl<'a> Gemm<'a> {
     pub fn shape(&self) -> Result<[usize; 3], GemmError> {
         let ([m, k], [rows, n]) = (self.a.shape(), self.b.shape());
         if k != rows {
-            return Err(GemmError::Shape("the columns of A are not as many as the rows of B"));
+            return Err(GemmError::Shape("A has a different number of columns than B has rows"));
         }
         Ok([m, n, k])
     }

@@ -17,7 +17,7 @@ pub const BLOCK: usize = 1024;
 /// Converts the elements `first..first + to.len()` of a tensor's bytes to `float`. `first` is a
 /// multiple of 8.
 pub fn decode(dtype: DType, bytes: &[u8], first: usize, to: &mut [f32]) -> Result<()> {
-    let no_bytes = || error!(Fail, "codes of type {} are not whole bytes", dtype.name());
+    let no_bytes = || error!(Fail, "quantized values of type {} are not whole bytes", dtype.name());
     let start = dtype.byte_len(first).ok_or_else(no_bytes)?;
     let len = dtype.byte_len(to.len()).ok_or_else(no_bytes)?;
     let bytes = bytes.get(start..start + len).ok_or_else(no_bytes)?;
@@ -75,7 +75,7 @@ pub fn write_codes(threads: usize, values: &mut [f32], saturate: bool, output: T
             values.iter_mut().for_each(|value| *value = value.clamp(least, greatest));
         });
     }
-    let no_bytes = || error!(Fail, "codes of type {} are not whole bytes", dtype.name());
+    let no_bytes = || error!(Fail, "quantized values of type {} are not whole bytes", dtype.name());
     let piece = dtype.byte_len(PIECE).ok_or_else(no_bytes)?;
     let mut pieces = pieces_mut(values).zip(output.bytes_mut()?.chunks_mut(piece));
     pieces.try_for_each(|(values, bytes)| encode(values, saturate, dtype, bytes))

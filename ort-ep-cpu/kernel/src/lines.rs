@@ -47,12 +47,12 @@ pub fn apply(cx: &mut RunCx<'_>, axis: i64, function: &impl LineFn) -> Result<()
         return for_each_type!(dtype in FLOATS, T => {
             lines::<T>(threads, sizes, Unary::InPlace(output.as_mut_slice()?), function);
             Ok(())
-        }, else => Err(error!(NotImplemented, "lines of {}", dtype.name())));
+        }, else => Err(error!(NotImplemented, "lines of {} are not supported", dtype.name())));
     };
     for_each_type!(dtype in FLOATS, T => {
         lines::<T>(threads, sizes, cx.unary::<T>(0, 0)?, function);
         Ok(())
-    }, else => Err(error!(NotImplemented, "lines of {}", dtype.name())))
+    }, else => Err(error!(NotImplemented, "lines of {} are not supported", dtype.name())))
 }
 
 fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T>, function: &impl LineFn) {

@@ -229,7 +229,7 @@ impl Attend<'_> {
     pub(super) fn launches(&self, cx: &OpCx<'_>, mut taken: usize) -> Result<Vec<Launch>> {
         let Sizes { heads, key_heads, value_size, .. } = self.sizes;
         let divides = heads.checked_rem(key_heads) == Some(0);
-        ensure!(divides, InvalidArgument, "{heads} heads do not divide among {key_heads}");
+        ensure!(divides, InvalidArgument, "{heads} query heads are not a multiple of {key_heads} key heads");
         ensure!(self.k.operand.dtype == self.v.operand.dtype, Fail, "keys and values of two types");
         let rows = self.sizes.pairs().saturating_mul(self.sizes.rows());
         if rows == 0 || value_size == 0 {
@@ -327,5 +327,7 @@ const WORDS: usize = 57;
 /// Returns how many elements fit into 16 bytes.
 fn vector_of(dtype: DType) -> Result<usize> {
     let bytes = dtype.byte_len(1).filter(|bytes| *bytes > 0);
-    bytes.map(|bytes| 16 / bytes).ok_or_else(|| error!(NotImplemented, "attention of {dtype}"))
+    bytes
+        .map(|bytes| 16 / bytes)
+        .ok_or_else(|| error!(NotImplemented, "attention of {dtype} is not supported"))
 }

@@ -55,7 +55,7 @@ impl Heads {
             [batch, rows, width] if width.checked_rem(heads) == Some(0) => {
                 Ok(Heads { sizes: [batch, heads, rows, width / heads], by_token: true })
             }
-            ref shape => Err(error!(InvalidArgument, "shape {shape:?} is no {heads} heads")),
+            ref shape => Err(error!(InvalidArgument, "shape {shape:?} does not split into {heads} heads")),
         }
     }
 
@@ -91,12 +91,17 @@ impl Plan {
         let ([_, key_heads, fresh, _], [.., value_size]) = (k, v);
         let fits = k == [batch, key_heads, fresh, size] && v == [batch, key_heads, fresh, value_size];
         let divides = heads.checked_rem(key_heads) == Some(0);
-        ensure!(fits && divides, InvalidArgument, "{:?}, {k:?} and {v:?} do not go together", q.sizes);
+        ensure!(fits && divides, InvalidArgument, "{:?}, {k:?} and {v:?} do not match", q.sizes);
         let past = cx.find_input(4).map_or(0, |past| past.size(2));
         for (index, size) in [size, value_size].into_iter().enumerate() {
             let given = cx.find_input(4 + index);
             let fits = given.is_none_or(|given| *given.shape == [batch, key_heads, past, size]);
-            ensure!(fits, InvalidArgument, "a past has shape {:?}", given.map(|given| &given.shape));
+            ensure!(
+                fits,
+                InvalidArgument,
+                "the past has shape {:?}, which does not match keys and values",
+                given.map(|given| &given.shape)
+            );
         }
         let keys = past.saturating_add(fresh);
         let sizes = Sizes { batch, heads, key_heads, queries, keys, size, value_size };
@@ -175,12 +180,20 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
 fn mask_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a>> {
     let shape = &operand.shape;
     let mut full = [1; 4];
-    ensure!((1..=4).contains(&shape.len()), InvalidArgument, "a mask of shape {shape:?}");
+    ensure!(
+        (1..=4).contains(&shape.len()),
+        InvalidArgument,
+        "the mask has shape {shape:?}, expected rank 1 to 4"
+    );
     full.iter_mut().rev().zip(shape.iter().rev()).for_each(|(full, size)| *full = *size);
     let whole = [sizes.batch, sizes.heads, sizes.queries];
     let fits = full.iter().zip(whole).all(|(size, whole)| *size == 1 || *size == whole);
     let [.., keys] = full;
-    ensure!(fits && keys <= sizes.keys, InvalidArgument, "a mask of shape {shape:?} does not fit {sizes:?}");
+    ensure!(
+        fits && keys <= sizes.keys,
+        InvalidArgument,
+        "the mask of shape {shape:?} does not broadcast to the scores of shape {sizes:?}"
+    );
     Ok(Mask::new(operand, full))
 }
 
@@ -197,7 +210,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let mut launches = Vec::new();
     let [k, v] = plan.caches(cx, &mut launches)?;
     let mode = cx.attrs.int("qk_matmul_output_mode")?;
-    ensure!((0..=WEIGHTS).contains(&mode), InvalidGraph, "qk_matmul_output_mode is {mode}");
+    ensure!((0..=WEIGHTS).contains(&mode), InvalidGraph, "qk_matmul_output_mode is {mode}, expected 0 to 3");
     let attend = Attend {
         sizes,
         q: plan.q.rows_of(cx.input(0)?, sizes.size),

@@ -22,7 +22,9 @@ pub(super) fn code_kind(dtype: DType) -> Result<usize> {
         return Ok(bits as usize + 128 + 256 * format);
     }
     let bits = dtype.bits().filter(|bits| *bits <= 32 && dtype.is_integer());
-    let bits = bits.ok_or_else(|| error!(NotImplemented, "codes of type {}", dtype.name()))?;
+    let bits = bits.ok_or_else(|| {
+        error!(NotImplemented, "quantized values of type {} are not supported", dtype.name())
+    })?;
     Ok(bits as usize + if dtype.is_signed() { 64 } else { 0 })
 }
 
@@ -32,6 +34,6 @@ pub(super) fn float_kind(dtype: DType) -> Result<usize> {
         DType::F32 => Ok(0),
         DType::F16 => Ok(1),
         DType::BF16 => Ok(2),
-        other => Err(error!(NotImplemented, "scales of type {}", other.name())),
+        other => Err(error!(NotImplemented, "scales of type {} are not supported", other.name())),
     }
 }

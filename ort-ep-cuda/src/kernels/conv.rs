@@ -121,7 +121,7 @@ pub(super) fn suffix_of(dtype: DType) -> Result<&'static str> {
         DType::F32 => Ok("f32"),
         DType::F16 => Ok("f16"),
         DType::BF16 => Ok("bf16"),
-        other => Err(error!(NotImplemented, "windows over an image of {other}")),
+        other => Err(error!(NotImplemented, "windows over an image of {other} are not supported")),
     }
 }
 
@@ -240,7 +240,7 @@ impl Conv {
             false => second.checked_mul(groups) == Some(channels) && first.is_multiple_of(groups),
             true => channels == first && channels.is_multiple_of(groups),
         };
-        ensure!(fits, InvalidArgument, "shapes {image:?} and {weight:?} do not fit {groups} groups");
+        ensure!(fits, InvalidArgument, "shapes {image:?} and {weight:?} do not match {groups} groups");
         let kernel: Vec<Dim> = kernel.iter().map(|size| Dim::constant(*size as i64)).collect();
         let windows = Windows::new(cx.attrs, &kernel)?;
         let axes = match transposed {
@@ -266,7 +266,12 @@ impl Conv {
         let y = cx.output(0)?;
         let fits = bias.is_none_or(|bias| bias.count() == self.groups * self.filters)
             && addend.is_none_or(|addend| addend.shape == y.shape);
-        ensure!(fits, InvalidArgument, "bias or addend do not fit a result of shape {:?}", y.shape);
+        ensure!(
+            fits,
+            InvalidArgument,
+            "bias or addend does not broadcast to the output of shape {:?}",
+            y.shape
+        );
         if y.count() == 0 {
             return Ok(Vec::new());
         }

@@ -67,7 +67,7 @@ impl Conv {
         let groups = usize::try_from(cx.attrs.int("group")?).ok().filter(|groups| *groups > 0);
         let groups = groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))?;
         let fits = channels.checked_mul(groups) == Some(*of_all) && filters.is_multiple_of(groups);
-        ensure!(fits, InvalidArgument, "{:?} and {:?} do not fit {groups} groups", x.shape, w.shape);
+        ensure!(fits, InvalidArgument, "{:?} and {:?} do not match {groups} groups", x.shape, w.shape);
         let kernel: Vec<Dim> = kernel.iter().map(|size| Dim::constant(*size as i64)).collect();
         let axes = three(&Windows::new(cx.attrs, &kernel)?.on(sizes)?)?;
         Ok(Conv { axes, batch: *batch, groups, channels: *channels, filters: filters / groups })

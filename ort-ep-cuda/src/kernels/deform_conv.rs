@@ -68,7 +68,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let fits = offset.count() == moved.saturating_mul(rank)
         && mask.is_none_or(|mask| mask.count() == moved)
         && weight.size(1).checked_mul(groups) == Some(channels);
-    ensure!(fits, InvalidArgument, "the shapes of image, weight, offset and mask do not go together");
+    ensure!(fits, InvalidArgument, "the shapes of image, weight, offset and mask do not match");
     if y.count() == 0 {
         return Ok(Vec::new());
     }
@@ -91,7 +91,12 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let mut product = Product::new([weight, &columns], [weights, places], y)?;
     if let Some(bias) = cx.find_input(3) {
         let count = bias.count();
-        ensure!(count == weight.size(0), InvalidArgument, "{count} biases for {} filters", weight.size(0));
+        ensure!(
+            count == weight.size(0),
+            InvalidArgument,
+            "got {count} biases, expected one for each of the {} filters",
+            weight.size(0)
+        );
         product.add(bias, Some(&[groups, filters, 1]))?;
     }
     launches.extend(product.launches(cx)?);

@@ -145,7 +145,7 @@ impl<'a> Sum<'a> {
             DType::F64 => "f64",
             DType::I32 | DType::U32 => "i32",
             DType::I64 | DType::U64 => "i64",
-            other => return Err(error!(NotImplemented, "sums of {}", other.name())),
+            other => return Err(error!(NotImplemented, "sums of {} are not supported", other.name())),
         };
         let long = terms >= LONG && y.count() < FEW;
         let launch =

@@ -134,11 +134,19 @@ fn gather_elements(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 /// Returns the walk over the indices of `GatherElements` and `ScatterElements`: the offset of each
 /// in the data, with stride 0 along the axis.
 fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> Result<Walk> {
-    ensure!(data.len() == indices.len(), InvalidArgument, "data {data:?} and indices {indices:?}");
+    ensure!(
+        data.len() == indices.len(),
+        InvalidArgument,
+        "data of shape {data:?} do not match indices of shape {indices:?}"
+    );
     let mut sizes = data.iter().zip(indices).enumerate();
     let inside = sizes.all(|(other, (size, picked))| other == axis || picked <= size);
     let empty = indices.contains(&0);
-    ensure!(inside || empty, InvalidArgument, "indices {indices:?} reach outside of data {data:?}");
+    ensure!(
+        inside || empty,
+        InvalidArgument,
+        "indices of shape {indices:?} are out of range for data of shape {data:?}"
+    );
     let steps = strides(data).into_iter().enumerate();
     let steps = steps.map(|(other, step)| if other == axis { 0 } else { step as i64 }).collect();
     Ok(Walk::new(indices, &[steps]))
@@ -154,12 +162,13 @@ struct Tuples {
 
 impl Tuples {
     fn new(data: &[usize], indices: &[usize], batch: usize) -> Result<Tuples> {
-        let invalid = || error!(InvalidArgument, "data {data:?} and indices {indices:?}");
+        let invalid =
+            || error!(InvalidArgument, "data of shape {data:?} do not match indices of shape {indices:?}");
         let (depth, outer) = indices.split_last().ok_or_else(invalid)?;
         ensure!(
             data.get(..batch) == outer.get(..batch),
             InvalidArgument,
-            "data {data:?}, indices {indices:?}"
+            "data of shape {data:?} do not match indices of shape {indices:?}"
         );
         let rest = data.get(batch..).ok_or_else(invalid)?;
         let (sizes, inner) = rest.split_at_checked(*depth).ok_or_else(invalid)?;
@@ -311,7 +320,12 @@ fn tensor_scatter(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     );
     let starts = cx.find_input(2);
     if let Some(starts) = starts {
-        ensure!(starts.count() == batch, InvalidArgument, "{} write indices for {batch}", starts.count());
+        ensure!(
+            starts.count() == batch,
+            InvalidArgument,
+            "got {} write indices, expected {batch}",
+            starts.count()
+        );
     }
     let circular = cx.attrs.string("mode")? == "circular";
     let mut launches = copied(cache, y)?;

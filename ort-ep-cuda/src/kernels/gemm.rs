@@ -68,7 +68,12 @@ impl Side {
             sizes.insert(place, 1);
             steps.insert(place, 0);
         }
-        ensure!(sizes.len() >= 2, InvalidArgument, "a side of a product has rank {}", tensor.rank());
+        ensure!(
+            sizes.len() >= 2,
+            InvalidArgument,
+            "an operand of the matrix product has rank {}",
+            tensor.rank()
+        );
         Ok(Side { sizes, steps })
     }
 
@@ -77,7 +82,7 @@ impl Side {
             ([batch @ .., rows, columns], [.., row, column]) => {
                 Ok((batch, [*rows, *columns], [*row, *column]))
             }
-            _ => Err(error!(Fail, "a side of a product is no matrix")),
+            _ => Err(error!(Fail, "an operand of the matrix product is not a matrix")),
         }
     }
 
@@ -85,7 +90,7 @@ impl Side {
     fn batch_steps(&self, batch: &[usize]) -> Result<Vec<usize>> {
         let own = self.sizes.len().saturating_sub(2);
         let missing = batch.len().checked_sub(own);
-        let missing = missing.ok_or_else(|| error!(Fail, "a side has more batches than the product"))?;
+        let missing = missing.ok_or_else(|| error!(Fail, "an operand has more batches than the output"))?;
         let mut steps = vec![0; missing];
         let sizes_and_steps = self.sizes.iter().zip(&self.steps).take(own);
         steps.extend(sizes_and_steps.map(|(size, step)| if *size == 1 { 0 } else { *step }));
@@ -104,7 +109,7 @@ impl Part {
             ensure!(
                 size == whole || *size == 1,
                 InvalidArgument,
-                "an addend of shape {shape:?} has {size} where the product has {whole}"
+                "an addend of shape {shape:?} has size {size} where the output has {whole}"
             );
             steps.push(if *size == 1 { 0 } else { stride });
         }
@@ -135,7 +140,11 @@ impl Product {
     pub(super) fn new([a, b]: [&Operand; 2], [left, right]: [Side; 2], y: &Operand) -> Result<Product> {
         let ((a_batch, [rows, depth], a_steps), (b_batch, [steps, columns], b_steps)) =
             (left.split()?, right.split()?);
-        ensure!(depth == steps, InvalidArgument, "the sums of the product differ: {depth} and {steps}");
+        ensure!(
+            depth == steps,
+            InvalidArgument,
+            "the inner sizes of the matrix product differ: {depth} and {steps}"
+        );
         let batch = ort_core::spec::broadcast::shapes(&[a_batch, b_batch])?.to_vec();
         let [a_row, a_depth] = a_steps;
         let [b_depth, b_column] = b_steps;
@@ -357,7 +366,7 @@ fn suffix_of(dtype: DType) -> Result<&'static str> {
         DType::F64 => "f64",
         DType::I32 | DType::U32 => "i32",
         DType::I64 | DType::U64 => "i64",
-        other => return Err(error!(NotImplemented, "a product of {other}")),
+        other => return Err(error!(NotImplemented, "a product of {other} is not supported")),
     })
 }
 

@@ -42,10 +42,19 @@ fn of_image(node: &NodeView<'_>) -> bool {
 fn sampled(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, grid, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
     let ([batch, planes, image @ ..], Some((rank, places))) = (&*x.shape, grid.shape.split_last()) else {
-        return Err(error!(InvalidArgument, "image {:?} and grid {:?}", x.shape, grid.shape));
+        return Err(error!(
+            InvalidArgument,
+            "the image of shape {:?} does not match the grid of shape {:?}", x.shape, grid.shape
+        ));
     };
     let fits = *rank == image.len() && places.len() == image.len() + 1 && places.first() == Some(batch);
-    ensure!(fits && (1..=3).contains(rank), InvalidArgument, "image {:?} and grid {:?}", x.shape, grid.shape);
+    ensure!(
+        fits && (1..=3).contains(rank),
+        InvalidArgument,
+        "the image of shape {:?} does not match the grid of shape {:?}",
+        x.shape,
+        grid.shape
+    );
     if y.count() == 0 {
         return Ok(Vec::new());
     }

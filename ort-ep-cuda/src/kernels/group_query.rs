@@ -69,7 +69,12 @@ impl Plan {
         let all = if is_packed { heads.saturating_add(key_heads.saturating_mul(2)) } else { heads };
         let (batch, queries, size) = match *query.shape {
             [batch, queries, width] if width % all == 0 => (batch, queries, width / all),
-            ref shape => return Err(error!(InvalidArgument, "query of shape {shape:?} is no {all} heads")),
+            ref shape => {
+                return Err(error!(
+                    InvalidArgument,
+                    "query of shape {shape:?} does not split into {all} heads"
+                ));
+            }
         };
         let fresh: &[usize] = &[batch, queries, key_heads.saturating_mul(size)];
         let past = cx.find_input(3).map_or(0, |past| past.size(2));
@@ -199,7 +204,12 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let total = plan.total(cx)?;
     let capacity = plan.past.max(total);
     let counts = cx.input(5)?;
-    ensure!(counts.count() == batch, InvalidArgument, "seqlens_k has {} values for {batch}", counts.count());
+    ensure!(
+        counts.count() == batch,
+        InvalidArgument,
+        "seqlens_k has {} values, expected {batch}",
+        counts.count()
+    );
     // A prompt starts at row 0, however many of its tokens are padding.
     let lengths = Lengths { of: Some(counts), more: 1, at_end: queries != total, before: 0 };
     let rotation = plan.rotation(cx)?;

@@ -72,7 +72,7 @@ pub(super) fn kind_of(dtype: DType) -> Result<i64> {
         DType::Bool => 3,
         DType::I32 => 4,
         DType::I64 => 5,
-        other => return Err(error!(NotImplemented, "attention with elements of {other}")),
+        other => return Err(error!(NotImplemented, "attention with elements of {other} is not supported")),
     })
 }
 

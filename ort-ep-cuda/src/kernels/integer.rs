@@ -60,7 +60,7 @@ impl Part {
             ensure!(
                 size == whole || *size == 1,
                 InvalidArgument,
-                "a scale, a zero point or a bias of shape {sizes:?} has {size} where the product has {whole}"
+                "a scale, a zero point or a bias of shape {sizes:?} has size {size} where the output has {whole}"
             );
             batch.push(if *size == 1 { 0 } else { *step });
         }
@@ -93,9 +93,13 @@ impl CodeProduct {
     pub(super) fn new([a, b]: [&Operand; 2], [left, right]: [Side; 2], y: &Operand) -> Result<CodeProduct> {
         let ([a_batch @ .., rows, depth], [b_batch @ .., steps, columns]) = (&*left.sizes, &*right.sizes)
         else {
-            return Err(error!(Fail, "a side of a product is no matrix"));
+            return Err(error!(Fail, "an operand of the matrix product is not a matrix"));
         };
-        ensure!(depth == steps, InvalidArgument, "the sums of the product differ: {depth} and {steps}");
+        ensure!(
+            depth == steps,
+            InvalidArgument,
+            "the inner sizes of the matrix product differ: {depth} and {steps}"
+        );
         let batch = ort_core::spec::broadcast::shapes(&[a_batch, b_batch])?.to_vec();
         let (mut sides, mut depths) = (Vec::new(), Vec::new());
         for (tensor, of_batch, side, is_left) in [(a, a_batch, &left, true), (b, b_batch, &right, false)] {

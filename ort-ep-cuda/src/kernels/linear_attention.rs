@@ -36,7 +36,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         "gated" => (true, false),
         "delta" => (false, true),
         "gated_delta" => (true, true),
-        other => return Err(error!(InvalidGraph, "update_rule '{other}' is none of the standard's")),
+        other => return Err(error!(InvalidGraph, "update_rule '{other}' is not in the ONNX standard")),
     };
     let [query, key, value] = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
     ensure!(query.rank() == 3 && value.rank() == 3, InvalidArgument, "query and value must have rank 3");

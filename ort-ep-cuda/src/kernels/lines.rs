@@ -39,7 +39,7 @@ pub(super) fn suffix(dtype: DType) -> Result<&'static str> {
         DType::BF16 => "bf16",
         DType::I32 => "i32",
         DType::I64 => "i64",
-        _ => return Err(error!(NotImplemented, "no kernel for elements of {}", dtype.name())),
+        _ => return Err(error!(NotImplemented, "elements of {} are not supported", dtype.name())),
     })
 }
 
@@ -222,7 +222,7 @@ impl Lines {
     pub(super) fn param(&self, launch: Launch) -> Result<Launch> {
         let number = |number: i64| {
             let number = i32::try_from(number);
-            number.map_err(|_| error!(NotImplemented, "a size or stride of more than 2^31 - 1 elements"))
+            number.map_err(|_| error!(NotImplemented, "a size or stride exceeds 2^31 - 1 elements"))
         };
         let of = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let mut words = vec![number(of(self.count))?, number(of(self.len))?];

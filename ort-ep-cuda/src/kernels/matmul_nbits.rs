@@ -56,7 +56,7 @@ impl Product {
         ensure!(a.shape.last() == Some(&depth), InvalidArgument, "A has shape {:?}, K is {depth}", a.shape);
         let (columns, bits, block) = (size("N")?, size("bits")?, size("block_size")?);
         let fits = matches!(bits, 2 | 4 | 8) && block >= 16 && block.is_power_of_two();
-        ensure!(fits, InvalidGraph, "blocks of {block} codes of {bits} bits");
+        ensure!(fits, InvalidGraph, "blocks of {block} quantized values of {bits} bits");
         Ok(Product { rows: a.count() / depth, columns, depth, bits, block })
     }
 

@@ -126,7 +126,11 @@ pub(super) fn gather(x: &Operand, order: &Strided, y: &Operand) -> Result<Vec<La
 /// Returns the launches that copy `x` to `y`, or none if they alias.
 pub(super) fn copied(x: &Operand, y: &Operand) -> Result<Vec<Launch>> {
     let (from, to) = (&x.shape, &y.shape);
-    ensure!(x.count() == y.count(), InvalidArgument, "a tensor of shape {from:?} cannot be read as {to:?}");
+    ensure!(
+        x.count() == y.count(),
+        InvalidArgument,
+        "the input of shape {from:?} cannot be reshaped to {to:?}"
+    );
     // Input and output share memory if they are the same argument.
     if x.arg == y.arg { Ok(Vec::new()) } else { gather(x, &in_order(from), y) }
 }
@@ -364,8 +368,13 @@ fn parts(cx: &OpCx<'_>, size: usize) -> Result<Vec<usize>> {
         let part_at = |index: usize| part.min(size.saturating_sub(index.saturating_mul(part)));
         return Ok((0..count).map(part_at).collect());
     };
-    ensure!(given.len() == count, InvalidArgument, "{} parts for {count} outputs", given.len());
-    let invalid = || error!(InvalidArgument, "size {size} split into {given:?}");
+    ensure!(
+        given.len() == count,
+        InvalidArgument,
+        "split has {} sizes, but there are {count} outputs",
+        given.len()
+    );
+    let invalid = || error!(InvalidArgument, "split {given:?} does not add up to size {size}");
     given.iter().map(|part| usize::try_from(*part).map_err(|_| invalid())).collect()
 }
 
@@ -394,7 +403,7 @@ fn blocks<'a>(cx: &'a OpCx<'_>) -> Result<(&'a Operand, [usize; 4], usize)> {
     let x = cx.input(0)?;
     let sizes = <[usize; 4]>::try_from(&*x.shape);
     let sizes =
-        sizes.map_err(|_| error!(InvalidArgument, "an image of rank 4 is needed, got {:?}", x.shape))?;
+        sizes.map_err(|_| error!(InvalidArgument, "the input has shape {:?}, expected rank 4", x.shape))?;
     let block = usize::try_from(cx.attrs.int("blocksize")?).ok().filter(|block| *block > 0);
     Ok((x, sizes, block.ok_or_else(|| error!(InvalidGraph, "the block size is not positive"))?))
 }

@@ -76,7 +76,7 @@ struct Plan {
 fn form_of(cx: &OpCx<'_>, heads: usize) -> Result<(Form, [usize; 5])> {
     let shape = |index: usize| cx.find_input(index).map_or(&[][..], |operand| &operand.shape);
     let (query, key, value) = (shape(0), shape(1), shape(2));
-    let wrong = || error!(InvalidArgument, "shapes {query:?}, {key:?} and {value:?} do not go together");
+    let wrong = || error!(InvalidArgument, "shapes {query:?}, {key:?} and {value:?} do not match");
     if let (&[batch, rows, n, 3, size], [], []) = (query, key, value) {
         ensure!(n == heads, InvalidArgument, "{n} heads, not {heads}");
         return Ok((Form::PackedAll, [batch, rows, rows, size, size]));
@@ -108,7 +108,12 @@ impl Plan {
         for (input, size) in [(6, size), (7, value_size)] {
             let given = cx.find_input(input);
             let fits = given.is_none_or(|given| *given.shape == [batch, heads, past, size]);
-            ensure!(fits, InvalidArgument, "a past has shape {:?}", given.map(|given| &given.shape));
+            ensure!(
+                fits,
+                InvalidArgument,
+                "the past has shape {:?}, which does not match keys and values",
+                given.map(|given| &given.shape)
+            );
         }
         let bias = cx.find_input(3);
         let all = size.saturating_mul(2).saturating_add(value_size).saturating_mul(heads);

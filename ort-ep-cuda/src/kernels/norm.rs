@@ -174,11 +174,19 @@ fn groups(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     };
     let each = channels.checked_div(groups).unwrap_or(0);
     let even = each.checked_mul(groups) == Some(channels);
-    ensure!(even, InvalidArgument, "{channels} channels do not part into {groups} groups");
+    ensure!(
+        even,
+        InvalidArgument,
+        "the number of channels is {channels}, expected a multiple of num_groups {groups}"
+    );
     let (scale, shift) = (cx.input(1)?, cx.input(2)?);
     for parameter in [scale, shift] {
         let count = parameter.count();
-        ensure!(count == channels, InvalidArgument, "{count} parameters for {channels} channels");
+        ensure!(
+            count == channels,
+            InvalidArgument,
+            "got {count} parameters, expected one for each of the {channels} channels"
+        );
     }
     let (count, len) = (y.size(0).saturating_mul(groups), each.saturating_mul(spatial));
     let outputs = [Some(y), None, None, None];
@@ -200,7 +208,11 @@ fn batch(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     for index in 1..5 {
         let parameter = cx.input(index)?;
         let count = parameter.count();
-        ensure!(count == channels, InvalidArgument, "{count} parameters for {channels} channels");
+        ensure!(
+            count == channels,
+            InvalidArgument,
+            "got {count} parameters, expected one for each of the {channels} channels"
+        );
         launch = launch.tensor(parameter);
     }
     let launch = launch.tensor(y).uint(y.count())?.uint(channels)?.uint(spatial)?;

@@ -84,7 +84,7 @@ struct Axis {
 impl Axis {
     /// Applies pads to an axis. Negative pads crop first, and the mode then applies to the rest.
     fn padded(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<Axis> {
-        let invalid = || error!(InvalidArgument, "pads {begin} and {end} of size {size}");
+        let invalid = || error!(InvalidArgument, "pads {begin} and {end} are out of range for size {size}");
         let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
         let total = size as i128 + i128::from(begin) + i128::from(end);
         let total = usize::try_from(total).map_err(|_| invalid())?;
@@ -92,7 +92,7 @@ impl Axis {
         let first = cut(begin).min(size);
         let length = (size - first).saturating_sub(cut(end));
         let repeats = length > 0 || mode == Mode::Constant || total == 0;
-        ensure!(repeats, InvalidArgument, "nothing to repeat of size {size}");
+        ensure!(repeats, InvalidArgument, "size {size} has no elements to repeat");
         Ok(Axis { total, before, length, first, size })
     }
 
@@ -151,7 +151,12 @@ fn pad(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         Some(axes) => normalize_axes(&axes, x.rank())?,
         None => (0..x.rank()).collect(),
     };
-    ensure!(given.len() == 2 * axes.len(), InvalidArgument, "{} pads for {axes:?}", given.len());
+    ensure!(
+        given.len() == 2 * axes.len(),
+        InvalidArgument,
+        "{} pads are given for axes {axes:?}",
+        given.len()
+    );
     let (begins, ends) = given.split_at(axes.len());
     let mut pads = vec![(0, 0); x.rank()];
     for (axis, (begin, end)) in axes.iter().zip(begins.iter().zip(ends)) {
@@ -166,7 +171,12 @@ fn center_crop_pad(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         Some(axes) => normalize_axes(axes, x.rank())?,
         None => (0..x.rank()).collect(),
     };
-    ensure!(target.len() == axes.len(), InvalidArgument, "{} sizes for {axes:?}", target.len());
+    ensure!(
+        target.len() == axes.len(),
+        InvalidArgument,
+        "{} sizes are given for axes {axes:?}",
+        target.len()
+    );
     let mut pads = vec![(0, 0); x.rank()];
     for (axis, size) in axes.iter().zip(&target) {
         // Division rounds towards zero, so the odd element is cropped or added at the end.
@@ -179,7 +189,12 @@ fn center_crop_pad(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 
 fn tile(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, repeats) = (cx.input(0)?, cx.ints(1)?);
-    ensure!(repeats.len() == x.rank(), InvalidArgument, "repeats {repeats:?} of shape {:?}", x.shape);
+    ensure!(
+        repeats.len() == x.rank(),
+        InvalidArgument,
+        "repeats {repeats:?} do not have one value for each axis of shape {:?}",
+        x.shape
+    );
     let axes = x.shape.iter().zip(&repeats).map(|(size, repeat)| {
         let total = size.saturating_mul(usize::try_from(*repeat).unwrap_or(0));
         Axis { total, before: 0, length: *size, first: 0, size: *size }
@@ -201,7 +216,13 @@ fn padded(cx: &OpCx<'_>, pads: &[(i64, i64)], mode: Mode, padding: Option<&Opera
 fn extended(cx: &OpCx<'_>, axes: &[Axis], mode: Mode, padding: Option<&Operand>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let fits = axes.iter().map(|axis| axis.total).eq(y.shape.iter().copied());
-    ensure!(fits, InvalidArgument, "a tensor of shape {:?} does not become {:?}", x.shape, y.shape);
+    ensure!(
+        fits,
+        InvalidArgument,
+        "a tensor of shape {:?} cannot be cropped or padded to shape {:?}",
+        x.shape,
+        y.shape
+    );
     if y.count() == 0 {
         return Ok(Vec::new());
     }
@@ -258,7 +279,11 @@ fn reverse_sequence(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (time_first, run) = (cx.attrs.int("time_axis")? == 0, rest.iter().product());
     let (batch, time) = if time_first { (second, first) } else { (first, second) };
     let sequences = lengths.count();
-    ensure!(sequences == batch, InvalidArgument, "{sequences} lengths for {batch} sequences");
+    ensure!(
+        sequences == batch,
+        InvalidArgument,
+        "got {sequences} lengths, expected one for each of the {batch} sequences"
+    );
     ensure!(x.count() == y.count(), InvalidArgument, "{:?} is reversed to {:?}", x.shape, y.shape);
     if y.count() == 0 {
         return Ok(Vec::new());
@@ -327,7 +352,7 @@ fn range(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         DType::I16 => "i16",
         DType::I32 => "i32",
         DType::I64 => "i64",
-        other => return Err(error!(NotImplemented, "a range of type {}", other.name())),
+        other => return Err(error!(NotImplemented, "a range of type {} is not supported", other.name())),
     };
     let count = y.count();
     if count == 0 {

@@ -130,7 +130,7 @@ fn precision(cx: &OpCx<'_>) -> Result<(DType, bool)> {
     match i32::try_from(precision).ok().and_then(DType::from_onnx) {
         None if precision == 0 => Ok((cx.input(1)?.dtype, false)),
         Some(dtype) if SHORT_FLOATS.contains(dtype) => Ok((dtype, true)),
-        _ => Err(error!(InvalidGraph, "precision {precision} is no type to divide in")),
+        _ => Err(error!(InvalidGraph, "precision {precision} is not a type to divide in")),
     }
 }
 

@@ -212,7 +212,7 @@ fn activations(cx: &OpCx<'_>, directions: usize) -> Result<Vec<i64>> {
         let number = FUNCTIONS.iter().position(|(known, ..)| *known == name.as_str());
         let found = number.and_then(|number| Some((number, FUNCTIONS.get(number)?)));
         let Some((number, (_, alpha, beta))) = found else {
-            return Err(error!(InvalidGraph, "activation '{name}' is none of the standard's"));
+            return Err(error!(InvalidGraph, "activation '{name}' is not in the ONNX standard"));
         };
         let alpha = alpha.map_or(0.0, |default| alphas.next().unwrap_or(default));
         let beta = beta.map_or(0.0, |default| betas.next().unwrap_or(default));

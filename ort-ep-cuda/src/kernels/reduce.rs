@@ -55,7 +55,7 @@ fn fold_of(op: &str) -> Result<usize> {
         "ReduceLogSum" => 7,
         "ReduceSumSquare" => 8,
         "ReduceLogSumExp" => 9,
-        _ => return Err(error!(Fail, "{op} is no reduction")),
+        _ => return Err(error!(Fail, "{op} is not a reduction")),
     })
 }
 

@@ -145,7 +145,11 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let (from, to) = (&x.shape, &y.shape);
-    ensure!(from.len() == to.len() && x.count() > 0, InvalidArgument, "shape {from:?} resized to {to:?}");
+    ensure!(
+        from.len() == to.len() && x.count() > 0,
+        InvalidArgument,
+        "shape {from:?} cannot be resized to {to:?}"
+    );
     let mut axes = axes(cx, from, to)?;
     if axes.iter().all(Axis::stays) {
         return copied(x, y);

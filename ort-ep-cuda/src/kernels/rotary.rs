@@ -20,7 +20,7 @@ cuda_kernels![
 
 fn count_of(cx: &OpCx<'_>, name: &str) -> Result<usize> {
     let value = cx.attrs.find_int(name).unwrap_or(0);
-    usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}"))
+    usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}, expected 0 or more"))
 }
 
 fn standard(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -61,7 +61,9 @@ fn rotate(
         [batch, rows, hidden] if heads > 0 && hidden % heads == 0 => {
             ([batch, heads, rows, hidden / heads], true)
         }
-        ref shape => return Err(error!(InvalidArgument, "X of shape {shape:?} is no {heads} heads")),
+        ref shape => {
+            return Err(error!(InvalidArgument, "X of shape {shape:?} does not split into {heads} heads"));
+        }
     };
     let [batch, heads, rows, size] = sizes;
     let [cos, sin] = caches.map(|cache| cx.input(cache));
@@ -75,7 +77,11 @@ fn rotate(
         Positions::BehindFirst(ids) => (ids.count(), 1),
         _ => (cos.count().checked_div(half).unwrap_or(tokens), tokens),
     };
-    ensure!(given == expected, InvalidArgument, "{given} positions for {tokens} tokens");
+    ensure!(
+        given == expected,
+        InvalidArgument,
+        "got {given} positions, expected one for each of the {tokens} tokens"
+    );
     let interleaved = cx.attrs.find_int("interleaved").unwrap_or(0) != 0;
     let lie = |operand| match by_token {
         true => Rows::by_token(operand, [heads, rows, size], (0, 1)),

@@ -31,7 +31,7 @@ pub(super) fn kind_of(dtype: DType) -> Result<(usize, &'static str)> {
         DType::U16 => (9, "narrow"),
         DType::U32 => (10, "narrow"),
         DType::U64 => (11, "wide"),
-        other => return Err(error!(NotImplemented, "sorting elements of {}", other.name())),
+        other => return Err(error!(NotImplemented, "sorting elements of {} is not supported", other.name())),
     })
 }
 

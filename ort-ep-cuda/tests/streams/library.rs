@@ -88,7 +88,7 @@ fn it_leaves_sizes_that_the_run_tells_to_the_host() -> Result<()> {
     let refusal = placed.iter().flat_map(|placed| &placed.refusals).map(|(_, why)| why.as_str());
     assert_eq!(
         refusal.collect::<Vec<_>>(),
-        ["a provider library runs no kernel that makes its outputs itself"]
+        ["provider libraries cannot run kernels that allocate their own outputs"]
     );
     let x: Value = Tensor::from_slice(&[2, 4], &[0.0f32, 1.0, 0.0, 2.0, -0.0, 0.0, 3.0, 0.0])?.into();
     let outputs = session.run(&[("x", x)])?;

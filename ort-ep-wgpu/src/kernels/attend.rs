@@ -235,7 +235,7 @@ impl Attend<'_> {
     pub(super) fn dispatches(&self, cx: &OpCx<'_>, mut taken: usize) -> Result<Vec<Dispatch>> {
         let Sizes { heads, key_heads, value_size, batch, .. } = self.sizes;
         let divides = heads.checked_rem(key_heads) == Some(0);
-        ensure!(divides, InvalidArgument, "{heads} heads do not divide among {key_heads}");
+        ensure!(divides, InvalidArgument, "{heads} query heads are not a multiple of {key_heads} key heads");
         if batch == 0 || self.sizes.rows() == 0 || value_size == 0 {
             return Ok(Vec::new());
         }

@@ -55,7 +55,7 @@ impl Heads {
             [batch, rows, width] if heads > 0 && width % heads == 0 => {
                 Ok(Heads { batch, heads, rows, size: width / heads, is_interleaved: true })
             }
-            ref shape => Err(error!(InvalidArgument, "shape {shape:?} is no {heads} heads")),
+            ref shape => Err(error!(InvalidArgument, "shape {shape:?} does not split into {heads} heads")),
         }
     }
 
@@ -90,12 +90,17 @@ impl Plan {
             && k.heads == v.heads
             && k.heads > 0
             && q.heads % k.heads == 0;
-        ensure!(fits, InvalidArgument, "queries, keys and values do not go together");
+        ensure!(fits, InvalidArgument, "queries, keys and values do not match");
         let past = cx.find_input(4).map_or(0, |past| past.size(2));
         for (input, own) in [(4, &k), (5, &v)] {
             let Some(given) = cx.find_input(input) else { continue };
             let expected = [own.batch, own.heads, past, own.size];
-            ensure!(*given.shape == expected, InvalidArgument, "a past has shape {:?}", given.shape);
+            ensure!(
+                *given.shape == expected,
+                InvalidArgument,
+                "the past has shape {:?}, which does not match keys and values",
+                given.shape
+            );
         }
         let (mut taken, mut joined) = (0, [None, None]);
         for (index, (place, own)) in joined.iter_mut().zip([&k, &v]).enumerate() {
@@ -155,12 +160,20 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
 fn mask_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a>> {
     let shape = &operand.shape;
     let mut full = [1; 4];
-    ensure!((1..=4).contains(&shape.len()), InvalidArgument, "a mask of shape {shape:?}");
+    ensure!(
+        (1..=4).contains(&shape.len()),
+        InvalidArgument,
+        "the mask has shape {shape:?}, expected rank 1 to 4"
+    );
     full.iter_mut().rev().zip(shape.iter().rev()).for_each(|(full, size)| *full = *size);
     let whole = [sizes.batch, sizes.heads, sizes.queries];
     let fits = full.iter().zip(whole).all(|(size, whole)| *size == 1 || *size == whole);
     let [batch, heads, queries, keys] = full;
-    ensure!(fits && keys <= sizes.keys, InvalidArgument, "a mask of shape {shape:?} does not fit {sizes:?}");
+    ensure!(
+        fits && keys <= sizes.keys,
+        InvalidArgument,
+        "the mask of shape {shape:?} does not broadcast to the scores of shape {sizes:?}"
+    );
     let step = |size: usize, behind: &[usize]| if size == 1 { 0 } else { product(behind) };
     let steps = [step(batch, &[heads, queries, keys]), step(heads, &[queries, keys]), step(queries, &[keys])];
     Ok(Mask { operand, steps, keys })
@@ -177,7 +190,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         0 => Stage::Scaled,
         1 => Stage::Capped,
         2 | WEIGHTS => Stage::Masked,
-        _ => return Err(error!(InvalidGraph, "qk_matmul_output_mode is {mode}")),
+        _ => return Err(error!(InvalidGraph, "qk_matmul_output_mode is {mode}, expected 0 to 3")),
     };
     let lengths = match cx.find_input(6) {
         None => Lengths::All { before: plan.past },

@@ -45,7 +45,9 @@ fn axes(cx: &OpCx<'_>) -> Result<Vec<Axis>> {
         None => Ok(default),
         Some(list) => list.get(index).copied().ok_or_else(|| error!(InvalidGraph, "{name} is too short")),
     };
-    let whole = |value: i64| usize::try_from(value).map_err(|_| error!(InvalidArgument, "a size of {value}"));
+    let whole = |value: i64| {
+        usize::try_from(value).map_err(|_| error!(InvalidArgument, "a size is {value}, expected 0 or more"))
+    };
     let mut axes = Vec::with_capacity(rank);
     for (index, (size, block)) in image.iter().zip(&blocks).enumerate() {
         let (stride, dilation) = (entry("strides", index, 1)?, entry("dilations", index, 1)?);

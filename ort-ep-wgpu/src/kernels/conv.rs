@@ -80,7 +80,7 @@ impl Conv {
         ensure!(
             own.checked_mul(groups) == Some(*channels) && filters.is_multiple_of(groups),
             InvalidArgument,
-            "shapes {image:?} and {weight:?} do not fit {groups} groups"
+            "shapes {image:?} and {weight:?} do not match {groups} groups"
         );
         let axes = windows::three(&windows(kernel)?.on(sizes)?)?;
         Ok(Conv { transposed: false, axes, batch: *batch, groups, channels: *own, filters: filters / groups })
@@ -95,7 +95,7 @@ impl Conv {
         ensure!(
             channels == of_all && channels.is_multiple_of(groups),
             InvalidArgument,
-            "shapes {image:?} and {weight:?} do not fit {groups} groups"
+            "shapes {image:?} and {weight:?} do not match {groups} groups"
         );
         let on_result = windows::of_kernel(attrs, kernel)?.transposed_on(attrs, sizes)?;
         let mut axes = windows::three(&on_result)?;
@@ -215,7 +215,7 @@ pub(super) fn of_floats(
     let y = cx.output(0)?;
     let fits = bias.is_none_or(|bias| bias.count() == y.size(1))
         && addend.is_none_or(|addend| addend.shape == y.shape);
-    ensure!(fits, InvalidArgument, "bias or addend do not fit a result of shape {:?}", y.shape);
+    ensure!(fits, InvalidArgument, "bias or addend does not broadcast to the output of shape {:?}", y.shape);
     let mut shader = Shader::new(cx).read("x", x).read("w", w).write("y", y);
     let mut sum = "sum".to_owned();
     if let Some(bias) = bias {

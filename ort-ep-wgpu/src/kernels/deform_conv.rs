@@ -57,7 +57,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let rank = x.rank().saturating_sub(2);
     let fits =
         offset.count() == of_groups.saturating_mul(rank) && mask.is_none_or(|mask| mask.count() == of_groups);
-    ensure!(fits, InvalidArgument, "the shapes of image, weight, offset and mask do not go together");
+    ensure!(fits, InvalidArgument, "the shapes of image, weight, offset and mask do not match");
     let mut shader = with_windows(Shader::new(cx), &axes)
         .read("x", x)
         .read("offset", offset)

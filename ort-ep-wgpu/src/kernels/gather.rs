@@ -69,11 +69,19 @@ fn gather_elements(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 /// The loop nest over the indices of `GatherElements` and `ScatterElements`. It maps each index to
 /// its place in the data, with 0 along the axis.
 pub(super) fn elements_walk(data: &[usize], indices: &[usize], axis: usize) -> Result<Walk> {
-    ensure!(data.len() == indices.len(), InvalidArgument, "data {data:?} and indices {indices:?}");
+    ensure!(
+        data.len() == indices.len(),
+        InvalidArgument,
+        "data of shape {data:?} do not match indices of shape {indices:?}"
+    );
     let mut sizes = data.iter().zip(indices).enumerate();
     let inside = sizes.all(|(other, (size, picked))| other == axis || picked <= size);
     let empty = indices.contains(&0);
-    ensure!(inside || empty, InvalidArgument, "indices {indices:?} reach outside of data {data:?}");
+    ensure!(
+        inside || empty,
+        InvalidArgument,
+        "indices of shape {indices:?} are out of range for data of shape {data:?}"
+    );
     let steps = strides(data).into_iter().enumerate();
     let steps = steps.map(|(other, step)| if other == axis { 0 } else { step as i64 }).collect();
     Ok(Walk::new(indices, &[steps]))
@@ -89,12 +97,13 @@ pub(super) struct Tuples {
 
 impl Tuples {
     pub(super) fn new(data: &[usize], indices: &[usize], batch: usize) -> Result<Tuples> {
-        let invalid = || error!(InvalidArgument, "data {data:?} and indices {indices:?}");
+        let invalid =
+            || error!(InvalidArgument, "data of shape {data:?} do not match indices of shape {indices:?}");
         let (depth, outer) = indices.split_last().ok_or_else(invalid)?;
         ensure!(
             data.get(..batch) == outer.get(..batch),
             InvalidArgument,
-            "data {data:?}, indices {indices:?}"
+            "data of shape {data:?} do not match indices of shape {indices:?}"
         );
         let rest = data.get(batch..).ok_or_else(invalid)?;
         let (sizes, inner) = rest.split_at_checked(*depth).ok_or_else(invalid)?;

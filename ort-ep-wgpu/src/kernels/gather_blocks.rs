@@ -62,7 +62,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     };
     let (bits, block) = (size("bits")?, size("block_size")?);
     let in_bytes = data.dtype == DType::U8;
-    ensure!(matches!(bits, 2 | 4 | 8), InvalidGraph, "codes of {bits} bits");
+    ensure!(matches!(bits, 2 | 4 | 8), InvalidGraph, "quantized values of {bits} bits");
     let mut shape = data.shape.to_vec();
     if in_bytes {
         // The last axis counts bytes; from here on it counts quantized values.

@@ -76,7 +76,7 @@ impl Part {
             ensure!(
                 size == whole || *size == 1,
                 InvalidArgument,
-                "{name} of shape {shape:?} has {size} where the product has {whole}"
+                "{name} of shape {shape:?} has size {size} where the output has {whole}"
             );
             steps.push(if *size == 1 { 0 } else { stride });
         }
@@ -123,7 +123,7 @@ impl Product {
         let steps: Vec<Vec<i64>> = self.parts.iter().map(steps).collect();
         let mut walk = Walk::new(&sizes, &steps);
         let right = self.parts.iter().position(|part| part.name == "b");
-        let right = right.ok_or_else(|| error!(Fail, "a product has no right side"))?;
+        let right = right.ok_or_else(|| error!(Fail, "the matrix product has no right operand"))?;
         self.rows = match walk.steps.get(right).map(|steps| steps.last()) {
             Some(Some(0)) => walk.sizes.pop().unwrap_or(1),
             _ => 1,

@@ -168,7 +168,11 @@ fn reverse_sequence(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (time_first, run) = (cx.attrs.int("time_axis")? == 0, rest.iter().product());
     let (batch, time) = if time_first { (second, first) } else { (first, second) };
     let count = lengths.count();
-    ensure!(count == batch, InvalidArgument, "{count} lengths for {batch} sequences");
+    ensure!(
+        count == batch,
+        InvalidArgument,
+        "got {count} lengths, expected one for each of the {batch} sequences"
+    );
     let shader = Shader::new(cx).read("x", &x).write("y", &y).read("lengths", lengths);
     let shader = shader.number("second", second).number("time", time).number("run", run);
     let (sequence, step) = if time_first { ("column", "row") } else { ("row", "column") };

@@ -88,7 +88,13 @@ fn sampled(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         .ok_or_else(|| error!(InvalidArgument, "an image of shape {:?}", x.shape))?;
     let rank = image.len();
     let fits = grid.rank() == x.rank() && grid.shape.last() == Some(&rank) && grid.size(0) == batch;
-    ensure!(fits, InvalidArgument, "image {:?} and grid {:?}", x.shape, grid.shape);
+    ensure!(
+        fits,
+        InvalidArgument,
+        "the image of shape {:?} does not match the grid of shape {:?}",
+        x.shape,
+        grid.shape
+    );
     ensure!(x.count() <= i32::MAX as usize, NotImplemented, "an image {:?} is beyond 31 bits", x.shape);
     let points = grid.count().checked_div(batch.saturating_mul(rank)).unwrap_or(0);
     let pixels = image.iter().product();

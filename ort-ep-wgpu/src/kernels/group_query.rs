@@ -72,7 +72,11 @@ impl Plan {
         };
         let is_packed = cx.find_input(1).is_none();
         let all = if is_packed { heads.saturating_add(key_heads.saturating_mul(2)) } else { heads };
-        ensure!(width % all == 0, InvalidArgument, "query of width {width} does not divide into {all} heads");
+        ensure!(
+            width % all == 0,
+            InvalidArgument,
+            "query has width {width}, expected a multiple of the {all} heads"
+        );
         let size = width / all;
         for key in [1, 2].into_iter().filter(|_| !is_packed) {
             let shape = &cx.input(key)?.shape;
@@ -83,7 +87,12 @@ impl Plan {
         for past_input in [3, 4] {
             let Some(given) = cx.find_input(past_input) else { continue };
             let fits = *given.shape == [batch, key_heads, past, size];
-            ensure!(fits, InvalidArgument, "a past has shape {:?}", given.shape);
+            ensure!(
+                fits,
+                InvalidArgument,
+                "the past has shape {:?}, which does not match keys and values",
+                given.shape
+            );
         }
         let rotates = cx.attrs.find_int("do_rotary").unwrap_or(0) != 0;
         Ok(Plan { batch, heads, key_heads, queries, size, past, is_packed, rotates })
@@ -194,7 +203,12 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let total = total_of(cx, &plan)?;
     let capacity = plan.past.max(total);
     let counts = cx.input(5)?;
-    ensure!(counts.count() == batch, InvalidArgument, "seqlens_k has {} values for {batch}", counts.count());
+    ensure!(
+        counts.count() == batch,
+        InvalidArgument,
+        "seqlens_k has {} values, expected {batch}",
+        counts.count()
+    );
     // The tokens of a prompt begin at position 0, however many are padding.
     let is_prompt = queries == total;
     let lengths = match is_prompt {

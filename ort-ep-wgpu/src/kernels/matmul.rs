@@ -78,7 +78,12 @@ impl Side {
             sizes.insert(place, 1);
             steps.insert(place, 0);
         }
-        ensure!(sizes.len() >= 2, InvalidArgument, "a side of a product has rank {}", tensor.rank());
+        ensure!(
+            sizes.len() >= 2,
+            InvalidArgument,
+            "an operand of the matrix product has rank {}",
+            tensor.rank()
+        );
         Ok(Side { sizes, steps })
     }
 
@@ -95,7 +100,7 @@ impl Side {
             ([batch @ .., rows, columns], [.., row, column]) => {
                 Ok((batch, [*rows, *columns], [*row, *column]))
             }
-            _ => Err(error!(Fail, "a side of a product is no matrix")),
+            _ => Err(error!(Fail, "an operand of the matrix product is not a matrix")),
         }
     }
 
@@ -103,7 +108,7 @@ impl Side {
     fn batch_steps(&self, batch: &[usize]) -> Result<Vec<usize>> {
         let own = self.sizes.len().saturating_sub(2);
         let missing = batch.len().checked_sub(own);
-        let missing = missing.ok_or_else(|| error!(Fail, "a side has more batches than the product"))?;
+        let missing = missing.ok_or_else(|| error!(Fail, "an operand has more batches than the output"))?;
         let mut steps = vec![0; missing];
         steps.extend(
             self.sizes
@@ -120,7 +125,11 @@ impl Side {
 pub(super) fn product([a, b]: [&Operand; 2], [left, right]: [Side; 2], y: &Operand) -> Result<Product> {
     let ((a_batch, [rows, depth], a_steps), (b_batch, [steps, columns], b_steps)) =
         (left.split()?, right.split()?);
-    ensure!(depth == steps, InvalidArgument, "the sums of the product differ: {depth} and {steps}");
+    ensure!(
+        depth == steps,
+        InvalidArgument,
+        "the inner sizes of the matrix product differ: {depth} and {steps}"
+    );
     let batch = ort_core::spec::broadcast::shapes(&[a_batch, b_batch])?;
     let mut whole = batch.to_vec();
     whole.extend([rows, columns]);

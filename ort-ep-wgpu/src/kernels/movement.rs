@@ -97,8 +97,13 @@ fn parts(cx: &OpCx<'_>, size: usize) -> Result<Vec<usize>> {
         let part_at = |index: usize| part.min(size.saturating_sub(index.saturating_mul(part)));
         return Ok((0..count).map(part_at).collect());
     };
-    ensure!(given.len() == count, InvalidArgument, "{} parts for {count} outputs", given.len());
-    let invalid = || error!(InvalidArgument, "size {size} split into {given:?}");
+    ensure!(
+        given.len() == count,
+        InvalidArgument,
+        "split has {} sizes, but there are {count} outputs",
+        given.len()
+    );
+    let invalid = || error!(InvalidArgument, "split {given:?} does not add up to size {size}");
     given.iter().map(|part| usize::try_from(*part).map_err(|_| invalid())).collect()
 }
 
@@ -127,7 +132,7 @@ fn blocks<'a>(cx: &'a OpCx<'_>) -> Result<(&'a Operand, [usize; 4], usize)> {
     let x = cx.input(0)?;
     let sizes = <[usize; 4]>::try_from(&*x.shape);
     let sizes =
-        sizes.map_err(|_| error!(InvalidArgument, "an image of rank 4 is needed, got {:?}", x.shape))?;
+        sizes.map_err(|_| error!(InvalidArgument, "the input has shape {:?}, expected rank 4", x.shape))?;
     let block = usize::try_from(cx.attrs.int("blocksize")?).ok().filter(|block| *block > 0);
     Ok((x, sizes, block.ok_or_else(|| error!(InvalidGraph, "the block size is not positive"))?))
 }

@@ -97,9 +97,7 @@ fn form_of(cx: &OpCx<'_>, heads: usize) -> Result<(Form, [usize; 5])> {
         {
             Ok((Form::Crossed, [batch, rows, width, fresh, wide(value_size)]))
         }
-        shapes => {
-            Err(error!(InvalidArgument, "query, key and value of shapes {shapes:?} do not go together"))
-        }
+        shapes => Err(error!(InvalidArgument, "query, key and value of shapes {shapes:?} do not match")),
     }
 }
 
@@ -115,7 +113,12 @@ impl Plan {
         for (input, size) in [(6, size), (7, value_size)] {
             let Some(given) = cx.find_input(input) else { continue };
             let fits = *given.shape == [batch, heads, past, size];
-            ensure!(fits, InvalidArgument, "a past has shape {:?}", given.shape);
+            ensure!(
+                fits,
+                InvalidArgument,
+                "the past has shape {:?}, which does not match keys and values",
+                given.shape
+            );
         }
         let bias = cx.find_input(3);
         if let Some(bias) = bias {

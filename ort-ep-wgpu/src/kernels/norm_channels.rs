@@ -41,7 +41,11 @@ fn with_parameters(cx: &OpCx<'_>, shader: Shader, channels: usize, names: &[&'st
     names.iter().enumerate().try_fold(shader, |shader, (index, name)| {
         let parameter = cx.input(index + 1)?;
         let count = parameter.count();
-        ensure!(count == channels, InvalidArgument, "{name} has {count} elements for {channels} channels");
+        ensure!(
+            count == channels,
+            InvalidArgument,
+            "{name} has {count} elements, expected one for each of the {channels} channels"
+        );
         Ok(shader.read(name, parameter))
     })
 }
@@ -69,7 +73,11 @@ fn groups(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     };
     let each = channels.checked_div(groups).unwrap_or(0);
     let even = each.checked_mul(groups) == Some(channels);
-    ensure!(even, InvalidArgument, "{channels} channels do not part into {groups} groups");
+    ensure!(
+        even,
+        InvalidArgument,
+        "the number of channels is {channels}, expected a multiple of num_groups {groups}"
+    );
     let count = y.size(0).saturating_mul(groups);
     let shader = reading(cx, x).number("groups", groups).number("each", each).number("spatial", spatial);
     let shader = with_parameters(cx, shader, channels, &["scale", "bias"])?;

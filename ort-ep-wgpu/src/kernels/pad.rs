@@ -72,7 +72,7 @@ struct Axis {
 impl Axis {
     /// A padded dimension. Negative pads crop first, and the mode extends what remains.
     fn padded(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<Axis> {
-        let invalid = || error!(InvalidArgument, "pads {begin} and {end} of size {size}");
+        let invalid = || error!(InvalidArgument, "pads {begin} and {end} are out of range for size {size}");
         let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
         let total = size as i128 + i128::from(begin) + i128::from(end);
         let total = usize::try_from(total).map_err(|_| invalid())?;
@@ -80,7 +80,7 @@ impl Axis {
         let first = cut(begin).min(size);
         let length = (size - first).saturating_sub(cut(end));
         let repeats = length > 0 || mode == Mode::Constant || total == 0;
-        ensure!(repeats, InvalidArgument, "nothing to repeat of size {size}");
+        ensure!(repeats, InvalidArgument, "size {size} has no elements to repeat");
         Ok(Axis { total, before, length, first, size })
     }
 
@@ -129,7 +129,12 @@ fn pad(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         Some(axes) => normalize_axes(&axes, x.rank())?,
         None => (0..x.rank()).collect(),
     };
-    ensure!(given.len() == 2 * axes.len(), InvalidArgument, "{} pads for {axes:?}", given.len());
+    ensure!(
+        given.len() == 2 * axes.len(),
+        InvalidArgument,
+        "{} pads are given for axes {axes:?}",
+        given.len()
+    );
     let (begins, ends) = given.split_at(axes.len());
     let mut pads = vec![(0, 0); x.rank()];
     for (axis, (begin, end)) in axes.iter().zip(begins.iter().zip(ends)) {
@@ -144,7 +149,12 @@ fn center_crop_pad(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         Some(axes) => normalize_axes(axes, x.rank())?,
         None => (0..x.rank()).collect(),
     };
-    ensure!(target.len() == axes.len(), InvalidArgument, "{} sizes for {axes:?}", target.len());
+    ensure!(
+        target.len() == axes.len(),
+        InvalidArgument,
+        "{} sizes are given for axes {axes:?}",
+        target.len()
+    );
     let mut pads = vec![(0, 0); x.rank()];
     for (axis, size) in axes.iter().zip(&target) {
         // Rounded towards zero: the odd element is cropped or added at the end.
@@ -157,7 +167,12 @@ fn center_crop_pad(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 
 fn tile(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, repeats) = (cx.input(0)?, cx.ints(1)?);
-    ensure!(repeats.len() == x.rank(), InvalidArgument, "repeats {repeats:?} of shape {:?}", x.shape);
+    ensure!(
+        repeats.len() == x.rank(),
+        InvalidArgument,
+        "repeats {repeats:?} do not have one value for each axis of shape {:?}",
+        x.shape
+    );
     let axes = x.shape.iter().zip(&repeats).map(|(size, repeat)| {
         let total = size.saturating_mul(usize::try_from(*repeat).unwrap_or(0));
         Axis { total, before: 0, length: *size, first: 0, size: *size }
@@ -184,7 +199,13 @@ fn padded(
 fn extended(cx: &OpCx<'_>, axes: &[Axis], mode: Mode, padding: Option<&Operand>) -> Result<Vec<Dispatch>> {
     let (x, y) = (as_bits(cx.input(0)?), as_bits(cx.output(0)?));
     let fits = axes.iter().map(|axis| axis.total).eq(y.shape.iter().copied());
-    ensure!(fits, InvalidArgument, "a tensor of shape {:?} does not become {:?}", x.shape, y.shape);
+    ensure!(
+        fits,
+        InvalidArgument,
+        "a tensor of shape {:?} cannot be cropped or padded to shape {:?}",
+        x.shape,
+        y.shape
+    );
     let axes = joined(axes, mode);
     let list = |of: fn(&Axis) -> usize| axes.iter().map(of).collect::<Vec<usize>>();
     let steps = strides(&list(|axis| axis.size));

@@ -105,7 +105,9 @@ fn dequantize(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 /// Returns the least and the greatest value of an integer type of at most 16 bits.
 pub(super) fn range(dtype: DType) -> Result<(f32, f32)> {
     let bits = dtype.bits().filter(|bits| *bits <= 16 && dtype.is_integer());
-    let bits = bits.ok_or_else(|| error!(NotImplemented, "codes of type {}", dtype.name()))?;
+    let bits = bits.ok_or_else(|| {
+        error!(NotImplemented, "quantized values of type {} are not supported", dtype.name())
+    })?;
     let count = (1_u32 << bits) as f32;
     Ok(if dtype.is_signed() { (-count / 2.0, count / 2.0 - 1.0) } else { (0.0, count - 1.0) })
 }
@@ -127,7 +129,7 @@ fn precision(cx: &OpCx<'_>) -> Result<DType> {
     match i32::try_from(precision).ok().and_then(DType::from_onnx) {
         None if precision == 0 => Ok(cx.input(1)?.dtype),
         Some(dtype) if FLOATS.contains(dtype) => Ok(dtype),
-        _ => Err(error!(InvalidGraph, "precision {precision} is no type to divide in")),
+        _ => Err(error!(InvalidGraph, "precision {precision} is not a type to divide in")),
     }
 }
 

@@ -185,6 +185,6 @@ fn activation(
         "elu" => format!("select({} * expm1_(v), v, v >= 0.0)", alpha(1.0)?),
         "softsign" => "(v / (1.0 + abs(v)))".to_owned(),
         "softplus" => "(log1p_(exp_(-abs(v))) + max(v, 0.0))".to_owned(),
-        _ => return Err(error!(InvalidGraph, "activation '{name}' is none of the standard's")),
+        _ => return Err(error!(InvalidGraph, "activation '{name}' is not in the ONNX standard")),
     })
 }

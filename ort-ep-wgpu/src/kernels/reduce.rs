@@ -74,7 +74,7 @@ fn fold_of(op: &str, dtype: DType) -> Result<Fold> {
         "ReduceL2" => fold(zero(), "v * v", "a + b", "sqrt(v)"),
         "ReduceLogSum" => fold(zero(), "v", "a + b", "log_(v)"),
         "ReduceSumSquare" => fold(zero(), "v * v", "a + b", "v"),
-        _ => Err(error!(Fail, "{op} is no reduction")),
+        _ => Err(error!(Fail, "{op} is not a reduction")),
     }
 }
 

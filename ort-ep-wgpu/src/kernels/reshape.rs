@@ -53,7 +53,11 @@ wgpu_kernels![
 fn same_elements(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let (from, to) = (&x.shape, &y.shape);
-    ensure!(x.count() == y.count(), InvalidArgument, "a tensor of shape {from:?} cannot be read as {to:?}");
+    ensure!(
+        x.count() == y.count(),
+        InvalidArgument,
+        "the input of shape {from:?} cannot be reshaped to {to:?}"
+    );
     // Aliased input and output need no copy.
     if x.arg == y.arg { Ok(Vec::new()) } else { gather(cx, x, &in_order(from), y) }
 }

@@ -53,7 +53,7 @@ fn floats(view: TensorView<'_>) -> Result<Vec<f32>> {
 
 /// Returns every dimension of the input.
 fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
-    ensure!(from.len() == to.len(), Fail, "shape {from:?} resized to {to:?}");
+    ensure!(from.len() == to.len(), Fail, "shape {from:?} cannot be resized to {to:?}");
     let whole = |(from, to): (&usize, &usize)| {
         let (from, to) = (*from, *to);
         Axis { from, to, scale: 1.0, width: to as f32, roi: (0.0, 1.0), stays: from == to }
@@ -79,7 +79,7 @@ fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
         }
     };
     let count = chosen.len();
-    ensure!(scales.len() == count, InvalidArgument, "{} scales for {count} axes", scales.len());
+    ensure!(scales.len() == count, InvalidArgument, "{} scales are given for {count} axes", scales.len());
     let crops = cx.attrs.string("coordinate_transformation_mode")? == "tf_crop_and_resize";
     let roi = cx.find_host(1).filter(|_| crops).map(floats).transpose()?.unwrap_or_default();
     ensure!(!crops || roi.len() == 2 * count, InvalidArgument, "a region of {} for {count} axes", roi.len());

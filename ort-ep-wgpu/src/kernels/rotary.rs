@@ -35,7 +35,7 @@ struct Angles<'a> {
 /// Reads a size attribute, 0 by default.
 fn count_of(cx: &OpCx<'_>, name: &str) -> Result<usize> {
     let value = cx.attrs.find_int(name).unwrap_or(0);
-    usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}"))
+    usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}, expected 0 or more"))
 }
 
 fn standard(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
@@ -77,7 +77,9 @@ impl Heads {
             (&[batch, sequence, hidden], heads) if heads > 0 && hidden.is_multiple_of(heads) => {
                 Ok(Heads { batch, heads, sequence, size: hidden / heads, last: true })
             }
-            (shape, heads) => Err(error!(InvalidArgument, "X of shape {shape:?} is no {heads} heads")),
+            (shape, heads) => {
+                Err(error!(InvalidArgument, "X of shape {shape:?} does not split into {heads} heads"))
+            }
         }
     }
 }
@@ -98,7 +100,11 @@ impl Angles<'_> {
             (heads.batch.saturating_mul(heads.sequence), self.ids.map_or(rows, Operand::count));
         let expected = if self.one_id { 1 } else { tokens };
         let enough = given == expected || (half == 0 && self.ids.is_none());
-        ensure!(enough, InvalidArgument, "{given} positions for {tokens} tokens");
+        ensure!(
+            enough,
+            InvalidArgument,
+            "got {given} positions, expected one for each of the {tokens} tokens"
+        );
         ensure!(rows > 0 || half == 0, InvalidArgument, "the caches are empty");
         Ok(rows)
     }

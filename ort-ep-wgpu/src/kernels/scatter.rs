@@ -220,7 +220,12 @@ fn tensor_scatter(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let mut shader = Shader::new(cx).read("updates", update).write("y", y);
     let mut start = "0";
     if let Some(indices) = cx.find_input(2) {
-        ensure!(indices.count() == batch, InvalidArgument, "{} write indices for {batch}", indices.count());
+        ensure!(
+            indices.count() == batch,
+            InvalidArgument,
+            "got {} write indices, expected {batch}",
+            indices.count()
+        );
         shader = shader.read("indices", indices);
         start = "indices(prefix / p.per_batch)";
     }

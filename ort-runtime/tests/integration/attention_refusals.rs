@@ -113,15 +113,15 @@ fn cases() -> Vec<Case> {
             packed(&[0, 1, 3, 4, 5, 2], I(&[4], &[0, 2, 5, 6])),
             &[HEADS],
             1,
-            "cannot be read as",
+            "cannot be reshaped to",
         ),
-        ("PackedAttention", few_places, &[HEADS], 1, "cannot be read as"),
+        ("PackedAttention", few_places, &[HEADS], 1, "cannot be reshaped to"),
         ("MoE", experts(&[5, 4], &[4, 12, 8]), &[("k", 4)], 1, ""),
         ("MoE", experts(&[5, 4], &[4, 12, 8]), &[("k", 5)], 1, "k is 5, but there are 4 experts"),
         ("MoE", experts(&[5, 4], &[4, 12, 8]), &[("k", i64::MAX)], 1, "4 experts"),
         ("MoE", experts(&[5, 3], &[4, 12, 8]), &[], 1, "4 experts, expected 3"),
         ("MoE", experts(&[6, 4], &[4, 12, 8]), &[], 1, "router_probs has shape [6, 4]"),
-        ("MoE", experts(&[5, 4], &[4, 13, 8]), &[], 1, "do not go together"),
+        ("MoE", experts(&[5, 4], &[4, 13, 8]), &[], 1, "do not match"),
         ("MoE", experts(&[5, 4], &[4, 12, 8]), &[("use_sparse_mixer", 1)], 1, "use_sparse_mixer"),
     ]
 }

@@ -86,7 +86,7 @@ fn strict_sessions_refuse_names_of_two_sizes() -> Result<()> {
     let strict = Model::from_source(source("dim_name_of_two_sizes").strict(true))?;
     for session in [Session::builder(&model).strict(true).build()?, Session::builder(&strict).build()?] {
         let problem = session.run(&inputs).expect_err("the sizes differ").to_string();
-        assert!(problem.contains("the size 4 does not fit the dimension `N` (with N=2)"), "{problem}");
+        assert!(problem.contains("axis 0 has size 4, expected N with N=2"), "{problem}");
     }
     Ok(())
 }

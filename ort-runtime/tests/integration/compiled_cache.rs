@@ -388,8 +388,8 @@ fn what_cannot_be_a_cache_is_an_error() -> Result<()> {
     let by_hand = Session::builder(&Model::from_graph(graph()?)).cache_dir(place.cache());
     let table = [
         (place.builder()?.cache_dir(&file), ErrorKind::InvalidArgument, "is a file, expected a folder"),
-        (place.builder()?.cache_dir(file.join("below")), ErrorKind::NoSuchFile, "cannot be made"),
-        (place.builder()?.cache_dir(""), ErrorKind::NoSuchFile, "cannot be made"),
+        (place.builder()?.cache_dir(file.join("below")), ErrorKind::NoSuchFile, "cannot be created"),
+        (place.builder()?.cache_dir(""), ErrorKind::NoSuchFile, "cannot be created"),
         (by_hand, ErrorKind::InvalidArgument, "save the graph"),
     ];
     for (builder, kind, words) in table {
@@ -613,7 +613,7 @@ fn what_is_no_compiled_model_says_what_to_do() -> Result<()> {
     let table = [
         (Model::load(place.entry()).map(drop), "without the model"),
         (Model::from_bytes(bytes).map(drop), "load it from its file"),
-        (Source::open(&path, read).map(drop), "can only be mapped"),
+        (Source::open(&path, read).map(drop), "must be mapped, not read"),
         (Session::builder(&Model::from_graph(graph()?)).save_compiled(&path), "save the graph"),
         (Session::builder(&model).save_compiled(path.join("below")), "does its folder exist"),
     ];

@@ -277,7 +277,7 @@ const REFUSALS: &[Refusal] = &[
     (
         "another device",
         |_, binding| binding.bind_output("Relu_2.0", DeviceId(77)),
-        "output 'Relu_2.0': the memory of device 77 is none of the session's, which are: host",
+        "output 'Relu_2.0': the session has no memory of device 77; its memories are host",
     ),
     (
         "no buffer to share",

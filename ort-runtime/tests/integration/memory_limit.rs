@@ -23,7 +23,10 @@ fn it_is_refused_before_any_node_runs_and_names_what_is_large() -> Result<()> {
     assert_eq!(problem.kind(), ErrorKind::OutOfMemory);
     let text = problem.to_string();
     assert!(text.starts_with(&format!("out of memory: the run needs {needed} bytes, ")), "{text}");
-    assert!(text.contains(" of the limit of 8192 are free; the largest at the peak are '"), "{text}");
+    assert!(
+        text.contains(" of the limit of 8192 bytes (8.0 KiB) are free; the largest at the peak are '"),
+        "{text}"
+    );
     assert!(text.contains("' 16000 bytes"), "{text}");
     assert!(profile.events().is_empty(), "no node ran");
     assert_eq!(session.memory().activations, 0);

@@ -70,7 +70,13 @@ impl Memory {
             (Some(range), None) => {
                 let bytes = self.read(range)?;
                 let to = to.bytes_mut()?;
-                ensure!(to.len() == bytes.len(), Fail, "a copy of {} bytes into {}", bytes.len(), to.len());
+                ensure!(
+                    to.len() == bytes.len(),
+                    Fail,
+                    "cannot copy {} bytes into {} bytes",
+                    bytes.len(),
+                    to.len()
+                );
                 to.copy_from_slice(&bytes);
                 self.count(|transfers| transfers.downloads += 1, bytes.len());
             }
@@ -99,7 +105,7 @@ impl Memory {
 
     /// Writes the bytes of a range.
     pub(super) fn write(&self, range: DeviceRange<'_>, bytes: &[u8]) -> Result<()> {
-        ensure!(range.len == bytes.len(), Fail, "a copy of {} bytes into {}", bytes.len(), range.len);
+        ensure!(range.len == bytes.len(), Fail, "cannot copy {} bytes into {} bytes", bytes.len(), range.len);
         let (handle, place) = self.resolve(range)?;
         let mut table = self.table.lock();
         let region = table.regions.get_mut(&handle).and_then(|region| region.get_mut(place));

@@ -16,7 +16,10 @@ fn a_run_over_the_budget_is_refused_before_anything_runs() -> Result<()> {
     let problem = run_one(&session, floats(&[1000, 3], &[1.0; 3000])?.into()).err();
     let problem = problem.expect("the run needs more than the limit");
     assert_eq!(problem.kind(), ErrorKind::OutOfMemory);
-    assert!(problem.to_string().contains("the largest at the peak are 'Relu_2.0' 32000 bytes"), "{problem}");
+    assert!(
+        problem.to_string().contains("the largest at the peak are 'Relu_2.0' 32000 bytes (31.2 KiB)"),
+        "{problem}"
+    );
     assert_eq!((device.stats(), device.transfers()), before, "nothing was allocated or copied");
     assert_eq!(run_one(&session, floats(&[1, 3], &[1.0; 3])?.into())?, [3.75, 0.0, 1.0, 1.0]);
     Ok(())

@@ -380,7 +380,7 @@ fn what_is_wrong_is_refused_before_anything_runs() -> Result<()> {
     let stranger = OpaqueDevice::new(None);
     let foreign = || Tensor::from_buffer(DType::F32, &[3], stranger.allocator().allocate(12, 64)?);
     let names = format!(
-        "the memory of {} is none of the session's, which are: host, {} (opaque)",
+        "the session has no memory of {}; its memories are host, {} (opaque)",
         stranger.memory(),
         device.memory()
     );

@@ -169,7 +169,7 @@ fn the_host_first_keeps_everything() -> Result<()> {
 fn every_node_has_a_reason() -> Result<()> {
     let Drawn { graph, .. } = draw(&["4", "4"], "a = Sqrt x; b = Neg a; c = Relu b; d = Exp c")?;
     let session = mixed()?.session(&Model::from_graph(graph))?;
-    let why = "its island of 2 nodes saves less elsewhere than copying 2 values (128 B) costs";
+    let why = "moving its group of 2 nodes would save less than copying 2 values (128 B) costs";
     let (first, refusal) = ("it is the first provider that claims it", "it has no kernel for this operator");
     let told: Vec<(String, String, String)> = session
         .placement()
@@ -186,11 +186,11 @@ fn reasons_tell_what_is_copied_less() {
     let told = [(1, 1, 64), (2, 3, 1_258_291), (1, 1, -4), (7, 0, 2048), (1, -1, 5000)]
         .map(|(nodes, copies, bytes)| Reason::Cluster(Cluster { nodes, copies, bytes }).to_string());
     let expected = [
-        "its island of 1 node saves less elsewhere than copying 1 value (64 B) costs",
-        "its island of 2 nodes saves less elsewhere than copying 3 values (1.2 MiB) costs",
-        "its island of 1 node saves less elsewhere than copying 1 value more costs",
-        "its island of 7 nodes saves less elsewhere than copying 2.0 KiB more costs",
-        "its island of 1 node saves less elsewhere than copying 4.9 KiB more costs",
+        "moving its group of 1 node would save less than copying 1 value (64 B) costs",
+        "moving its group of 2 nodes would save less than copying 3 values (1.2 MiB) costs",
+        "moving its group of 1 node would save less than copying 1 value more costs",
+        "moving its group of 7 nodes would save less than copying 2.0 KiB more costs",
+        "moving its group of 1 node would save less than copying 4.9 KiB more costs",
     ];
     assert_eq!(told, expected);
 }

@@ -10,11 +10,11 @@ use ort_core::dtype::DType;
 use ort_core::files::{Complete, NewFile};
 use ort_core::tensor::{Tensor, byte_count};
 use ort_core::{Result, ensure, error};
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::tensor::SafeTensors;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::{Kept, OptimizerState, Property, Shared};
-use crate::checkpoint::{Stored, check_rate, damaged, stored_dtype, system};
+use crate::checkpoint::{Stored, USE_OLDER, check_rate, damaged, dtype_of, stored_dtype, system};
 use crate::trainer::state_name;
 
 /// The metadata key of the description.
@@ -125,11 +125,11 @@ fn write(path: &Path, tensors: &BTreeMap<String, Tensor>, manifest: &Manifest) -
     });
     let text = serde_json::to_string(manifest).map_err(|problem| error!(Fail, "{problem}"))?;
     let metadata = HashMap::from([(KEY.to_string(), text)]);
-    let file = NewFile::create(path).map_err(|problem| system("no file can be made", &problem))?;
+    let file = NewFile::create(path).map_err(|problem| system("cannot create a file", &problem))?;
     safetensors::serialize_to_file(views, Some(metadata), file.unfinished_path())
-        .map_err(|problem| error!(Fail, "the tensors cannot be written: {problem}"))?;
+        .map_err(|problem| error!(Fail, "cannot write the tensors: {problem}"))?;
     let written = file.complete().and_then(Complete::publish);
-    written.map_err(|problem| system("the tensors cannot be written", &problem))
+    written.map_err(|problem| system("cannot write the tensors", &problem))
 }
 
 /// Loads a file. Tensors are zero-copy views of the mapping.
@@ -138,8 +138,8 @@ pub(super) fn load(path: &Path) -> Result<Shared> {
     let bytes = file.bytes();
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|problem| damaged(&problem))?;
     let text = header.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).ok_or_else(|| {
-        error!(InvalidArgument, "it is no checkpoint of this form")
-            .help("write one by generate_artifacts or save_checkpoint; those of other runtimes do not suit")
+        error!(InvalidArgument, "it is not a checkpoint of this runtime")
+            .help("write one with generate_artifacts or save_checkpoint; checkpoints of other runtimes cannot be read")
     })?;
     let manifest: Manifest = serde_json::from_str(text).map_err(|problem| damaged(&problem))?;
     ensure!(
@@ -179,15 +179,21 @@ fn kept(name: &str, entry: &Entry, tensor: Option<Tensor>) -> Result<Kept> {
     let dtype = [DType::F32, DType::F64, DType::F16, DType::BF16]
         .into_iter()
         .find(|dtype| dtype.name() == entry.dtype)
-        .ok_or_else(|| error!(InvalidArgument, "parameter '{name}' is of type '{}'", entry.dtype))?;
+        .ok_or_else(|| {
+            error!(
+                InvalidArgument,
+                "parameter '{name}' is of type '{}', expected float, double, float16 or bfloat16",
+                entry.dtype
+            )
+        })?;
     // Nominal parameters are allocated from this shape later, so its size must not overflow.
     byte_count(dtype, &entry.shape)?;
     let fits = tensor.as_ref().is_none_or(|it| it.dtype() == dtype && it.shape() == entry.shape);
     ensure!(
         fits && tensor.is_some() == entry.has_value && (entry.has_value || entry.requires_grad),
         InvalidArgument,
-        help = "take an older one",
-        "it is damaged: parameter '{name}' is not as it says"
+        help = USE_OLDER,
+        "it is damaged: parameter '{name}' does not match its description"
     );
     Ok(Kept { dtype, shape: entry.shape.clone(), requires_grad: entry.requires_grad, tensor })
 }
@@ -196,17 +202,4 @@ fn kept(name: &str, entry: &Entry, tensor: Option<Tensor>) -> Result<Kept> {
 fn stored_name(dtype: DType) -> Result<&'static str> {
     stored_dtype(dtype)?;
     Ok(dtype.name())
-}
-
-/// The type of a stored tensor.
-fn dtype_of(dtype: Dtype) -> Result<DType> {
-    Ok(match dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::F64 => DType::F64,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::BF16,
-        Dtype::U8 => DType::U8,
-        Dtype::I64 => DType::I64,
-        other => return Err(error!(InvalidArgument, "a checkpoint has no tensors of type {other:?}")),
-    })
 }

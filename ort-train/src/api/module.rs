@@ -268,7 +268,7 @@ impl Module {
         let mut shared = self.state.lock();
         shared.check_complete()?;
         let mut graph = shared.trainer()?.trained_graph()?;
-        ensure!(!graph_output_names.is_empty(), InvalidArgument, "a model of no outputs");
+        ensure!(!graph_output_names.is_empty(), InvalidArgument, "the model has no outputs");
         let mut outputs = Vec::with_capacity(graph_output_names.len());
         for name in graph_output_names {
             let known: Vec<&str> = graph.value_ids().map(|id| &*graph.value(id).name).collect();
@@ -319,7 +319,7 @@ fn check_state(shared: &Shared, description: &TrainingDescription) -> Result<()>
             "parameter '{name}' is {} the checkpoint",
             if found.contains(name) { "only in" } else { "not in" }
         )
-        .help("take model and checkpoint of one training"));
+        .help("use a model and a checkpoint of the same training run"));
     }
     Ok(())
 }
@@ -381,8 +381,8 @@ fn evaluation(path: &Path, shared: &Shared, description: &TrainingDescription) -
     ensure!(
         own == description,
         InvalidArgument,
-        help = "take models that were generated together",
-        "'{}' is of another training than the training model",
+        help = "use models that were generated together",
+        "'{}' does not belong to the training model",
         path.display()
     );
     let mut graph = model.graph().clone();

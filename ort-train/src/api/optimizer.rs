@@ -38,16 +38,16 @@ impl Optimizer {
         ensure!(
             description.parameters == module.trained(),
             InvalidArgument,
-            help = "take models that were generated together",
-            "'{}' is of another training than the module",
+            help = "use models that were generated together",
+            "'{}' does not belong to the module",
             path.display()
         );
         if let Some(states) = &shared.optimizer {
             ensure!(
                 states.optimizer == description.optimizer,
                 InvalidArgument,
-                help = "load a checkpoint without an optimizer's states",
-                "the checkpoint has states of {:?}, not of {:?}",
+                help = "use the optimizer of the checkpoint, or a checkpoint without optimizer state",
+                "the optimizer state of the checkpoint is of {}, expected {}",
                 states.optimizer,
                 description.optimizer
             );

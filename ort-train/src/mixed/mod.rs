@@ -84,7 +84,7 @@ impl LossScale {
             scale.is_normal() && scale > 0.0 && (1.0 / scale).is_normal(),
             InvalidArgument,
             help = "65536 is usual",
-            "a loss scale of {scale}, expected a number above 0 whose reciprocal is a number, too"
+            "the loss scale is {scale}, expected a number above 0 with a finite reciprocal"
         );
         let LossScale::Dynamic { growth_factor, backoff_factor, growth_interval, .. } = self else {
             return Ok(());
@@ -92,17 +92,17 @@ impl LossScale {
         ensure!(
             growth_factor.is_finite() && growth_factor > 1.0,
             InvalidArgument,
-            "a loss scale grows by a factor of {growth_factor}, expected one above 1"
+            "the growth factor of the loss scale is {growth_factor}, expected a number above 1"
         );
         ensure!(
             backoff_factor > 0.0 && backoff_factor < 1.0,
             InvalidArgument,
-            "a loss scale falls by a factor of {backoff_factor}, expected one between 0 and 1"
+            "the backoff factor of the loss scale is {backoff_factor}, expected a number between 0 and 1"
         );
         ensure!(
             growth_interval > 0,
             InvalidArgument,
-            "a loss scale grows after 0 updates, expected 1 or more"
+            "the growth interval of the loss scale is 0 updates, expected 1 or more"
         );
         Ok(())
     }

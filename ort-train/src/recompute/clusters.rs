@@ -103,7 +103,7 @@ impl FromStr for PlanRequest {
             other => return Err(error!(InvalidArgument, "'{text}' has strategy '{other}'").help(advice)),
         };
         let number: i64 = count.parse().map_err(|_| {
-            error!(InvalidArgument, "'{text}' has the count '{count}', which is no integer").help(advice)
+            error!(InvalidArgument, "'{text}' has the count '{count}', which is not an integer").help(advice)
         })?;
         ensure!(number >= -1, InvalidArgument, help = advice, "'{text}' has the count {number}");
         Ok(PlanRequest { cluster: (*cluster).to_string(), strategy, count: usize::try_from(number).ok() })

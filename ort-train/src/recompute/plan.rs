@@ -3,6 +3,7 @@
 //! The simulation proposes choices. A choice is applied only if the plan of the edited graph
 //! confirms it.
 
+use ort_alloc::exact_bytes;
 use ort_core::dim::Bindings;
 use ort_core::ir::{Graph, ValueId};
 use ort_core::session::Session;
@@ -145,7 +146,10 @@ pub(crate) fn planned(graph: &Graph, build: Build<'_>, request: &Request<'_>) ->
             let is_asked = *request.recompute != Recompute::AsLimited && !request.tabulate;
             if is_asked && found.report.values == 0 && found.report.sliced == 0 {
                 let peak = found.report.peak;
-                tracing::warn!(peak, "recomputation as asked does not lower the peak, so that none is done");
+                tracing::warn!(
+                    peak,
+                    "the requested recomputation does not lower the peak, so nothing is recomputed"
+                );
             }
             Ok(found)
         }
@@ -168,10 +172,11 @@ fn refused(graph: &Graph, build: Build<'_>, needed: usize, request: &Request<'_>
     let is_known = request.outputs.peak(&session, request.dims)?.is_known;
     let shortage = MemoryShortage { needed, available: limit, limit, largest: Vec::new() };
     let more = match is_known {
-        true => "the least that a step keeps to",
-        false => "the least of what is known before a step: the sizes of some values depend on data",
+        true => "the smallest limit that a step keeps to",
+        false => "the smallest limit that is known before a step: the sizes of some values depend on data",
     };
-    let advice = format!("raise the memory limit to {needed} bytes, {more}, or make the batch smaller");
+    let advice =
+        format!("raise the memory limit to {}, {more}, or make the batch smaller", exact_bytes(needed));
     Ok(Error::out_of_memory("a training step", shortage).help(advice))
 }
 

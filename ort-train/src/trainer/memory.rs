@@ -1,5 +1,6 @@
 //! Memory accounting of training steps: planned and measured bytes, and the smallest limit.
 
+use ort_alloc::exact_bytes;
 use ort_core::dtype::DType;
 use ort_core::plan::PlanReport;
 use ort_core::session::BoundPeak;
@@ -42,7 +43,11 @@ impl Trainer {
         let stage = self.ready_at(kind, dims)?;
         let constants = stage.constants();
         let BoundPeak { bytes: activations, is_known } = stage.peak(dims)?;
-        ensure!(is_known, NotImplemented, "sizes of values depend on data, so that no plan tells the peak");
+        ensure!(
+            is_known,
+            NotImplemented,
+            "the peak is not known before the run: sizes of values depend on data"
+        );
         Ok(StepMemory { activations, constants, ..self.held() })
     }
 
@@ -184,14 +189,16 @@ impl Trainer {
         let largest = vec![("parameters and the optimizer's states".to_string(), kept)];
         let sizes: Vec<String> = dims.iter().map(|(name, size)| format!("{name} of {size}")).collect();
         let sizes = if sizes.is_empty() { "symbolic sizes of 1".to_string() } else { sizes.join(", ") };
-        let others = "freeze weights, or take an optimizer with smaller states";
+        let others = "freeze weights, or use an optimizer with less state";
         let is_known = || -> Result<bool> { Ok(self.made(self.main_kind(), None)?.peak(dims)?.is_known) };
         let more = match needed.is_none() || is_known().unwrap_or(true) {
             true => "",
             false => "; the step itself may need more, as sizes of some values depend on data",
         };
         let advice = match needed {
-            Some(needed) => format!("raise the memory limit to {needed} bytes (for {sizes}), {others}{more}"),
+            Some(needed) => {
+                format!("raise the memory limit to {} for {sizes}, {others}{more}", exact_bytes(needed))
+            }
             None => format!("raise the memory limit, {others}"),
         };
         let needed = needed.unwrap_or(kept);

@@ -135,7 +135,7 @@ impl Trainer {
         ensure!(
             rate.is_finite() && rate >= 0.0,
             InvalidArgument,
-            "a learning rate of {rate}, expected 0 or more"
+            "the learning rate is {rate}, expected 0 or more"
         );
         self.options.learning_rate = rate;
         Ok(())

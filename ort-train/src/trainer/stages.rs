@@ -2,6 +2,7 @@
 //!
 //! Each stage is compiled when it is first needed. The attached stage owns the tensors.
 
+use ort_alloc::exact_bytes;
 use ort_core::session::NodePlacement;
 use ort_core::tensor::Value;
 use ort_core::{Error, MemoryShortage, Result, error};
@@ -191,7 +192,8 @@ impl Trainer {
         };
         let largest = shortage.largest.clone();
         let shortage = MemoryShortage { needed, available: limit, limit, largest };
-        let advice = format!("raise the memory limit to at least {needed} bytes, or make the batch smaller");
+        let advice =
+            format!("raise the memory limit to at least {}, or make the batch smaller", exact_bytes(needed));
         Error::out_of_memory(subject, shortage).help(advice)
     }
 }

@@ -119,7 +119,7 @@ impl Trainer {
             known.iter().any(|it| it == name),
             InvalidArgument,
             help = advise("additional outputs", name, known.iter().map(String::as_str)),
-            "the training has no additional output '{name}'"
+            "the training run has no additional output '{name}'"
         );
         let kind = self.stages.attached.filter(|kind| *kind != StageKind::Apply);
         let kind = kind.ok_or_else(|| {

@@ -241,7 +241,7 @@ fn what_does_not_suit_is_refused() -> Result<()> {
             ArtifactOptions { loss_input_names: strings(&["scores", "x"]), ..good.clone() },
             "own input 'target'",
         ),
-        (ArtifactOptions { loss: None, ..good.clone() }, "which is no loss"),
+        (ArtifactOptions { loss: None, ..good.clone() }, "expected one element as the loss"),
         (ArtifactOptions { clip_grad: Some(0.0), ..good.clone() }, "clipped to 0"),
     ];
     for (options, expected) in table {
@@ -259,7 +259,7 @@ fn what_does_not_suit_is_refused() -> Result<()> {
     let fresh = CheckpointState::load_checkpoint(&files.checkpoint)?;
     assert!(fresh.save_checkpoint(folder.path().join("other"), true).is_err());
     assert!(of(&files.eval_model, &fresh).to_string().contains("an evaluation model, expected"));
-    assert!(of(&data("api/model.onnx"), &fresh).to_string().contains("no artifact"));
+    assert!(of(&data("api/model.onnx"), &fresh).to_string().contains("not a training artifact"));
     let mut module = Module::new(&files.training_model, &fresh, None, options())?;
     let arrays = read_npz("api/data.npz");
     let inputs = batch(&arrays, &module.input_names()?, 0);

@@ -83,7 +83,7 @@ fn mistakes_are_named() -> Result<()> {
     for (text, part) in [
         ("Gelu+:1", "2 parts"),
         ("Gelu+:3:-1", "strategy '3'"),
-        ("Gelu+:1:x", "no integer"),
+        ("Gelu+:1:x", "not an integer"),
         ("Gelu+:1:-2", "count -2"),
     ] {
         let problem = PlanRequest::parse_list(text).unwrap_err().to_string();

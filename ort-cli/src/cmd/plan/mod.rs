@@ -40,7 +40,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let no_inputs =
         args.model.shapes.is_empty() && args.model.input.is_empty() && args.model.inputs.is_none();
     if sweeps {
-        ensure!(no_inputs, "several sizes of --dim go without --input, --inputs and --shape");
+        ensure!(
+            no_inputs,
+            "several sizes of --dim cannot be combined with --input, --inputs or --shape; leave those out"
+        );
         return sweep::run(&session, &args.model, args.json);
     }
     let dims = args.model.single_dims()?;

@@ -300,10 +300,7 @@ fn print(report: &Report) -> Result<()> {
             shown(cycle.dropped),
         ]);
     }
-    say!(
-        "Memory of the process that belongs to no file; {} before anything was loaded\n",
-        shown(report.baseline)
-    )?;
+    say!("Anonymous memory of the process; {} before anything was loaded\n", shown(report.baseline))?;
     say!("{rows}\n")?;
     say!(
         "packed weights {}, activations at most {}",
@@ -312,7 +309,7 @@ fn print(report: &Report) -> Result<()> {
     )?;
     say!("resident at most {}, files included", shown(report.peak_rss))?;
     if !report.same_bits {
-        bail!("the same inputs gave other results after a trim");
+        bail!("the same inputs gave different results after a trim");
     }
     Ok(())
 }

@@ -128,7 +128,9 @@ impl Trial<'_> {
         let sufficient = self.least_limit(limit, (at, problem))?;
         match self.attempt(sufficient.saturating_sub(PAGE).max(limit))? {
             Outcome::Refused { .. } => Ok(()),
-            Outcome::Ran { .. } => bail!("a page less than the {sufficient} bytes that were named does, too"),
+            Outcome::Ran { .. } => {
+                bail!("a limit one page below the {sufficient} bytes that were named is enough, too")
+            }
         }
     }
 
@@ -152,7 +154,7 @@ impl Trial<'_> {
                 }
                 (Outcome::Refused { at: Moment::Midway, problem }, _) => (Moment::Midway, problem),
                 (Outcome::Refused { problem, .. }, _) => {
-                    bail!("the limit of {named} bytes that was named does not do: {problem}")
+                    bail!("the limit of {named} bytes that was named is not enough: {problem}")
                 }
             };
             limit = named;
@@ -181,7 +183,7 @@ impl Trial<'_> {
                 let over =
                     over.map(|(before, after)| after.saturating_sub(before).saturating_sub(limit as u64));
                 if bits_of(outputs)? != self.expected {
-                    bail!("the result has other bits than without a limit");
+                    bail!("the result differs from the one without a limit");
                 }
                 let all = session.plan_for_inputs(&given(self.inputs))?;
                 Ok(Outcome::Ran { streamed: streams(&all), split: all.batch_split.is_some(), over })
@@ -230,7 +232,7 @@ fn show(args: &SoakArgs, report: &Report) -> Result<()> {
         return say_json(report);
     }
     say!(
-        "{} sessions with random limits: {} ran ({} with weights that come and go, {} with a batch in parts), {} were refused before a run, {} midway, {} when they were built",
+        "{} sessions with random limits: {} ran ({} with streamed weights, {} with a split batch), {} were refused before a run, {} midway, {} when they were built",
         report.trials,
         report.ran,
         report.streamed,
@@ -240,6 +242,6 @@ fn show(args: &SoakArgs, report: &Report) -> Result<()> {
         report.refused_sessions
     )?;
     let over = report.most_over.map_or("-".to_owned(), |bytes| human_bytes(bytes as usize));
-    say!("memory that belongs to no file grew at most {over} beyond a limit")?;
+    say!("anonymous memory exceeded a limit by at most {over}")?;
     report.wrong.iter().try_for_each(|wrong| say!("{wrong}"))
 }

@@ -108,7 +108,7 @@ impl Fit {
         let numbers = labels.view().as_slice::<i64>()?;
         ensure!(
             numbers.iter().any(|label| self.ignored != Some(*label)),
-            "{}: no label counts: all of 'labels' are {}, which --ignore-index leaves out",
+            "{}: all of 'labels' are {}, which --ignore-index leaves out: there is nothing to train on",
             data.path.display(),
             self.ignored.unwrap_or_default()
         );
@@ -128,8 +128,8 @@ impl Taken {
     fn check(&self, array: &Tensor, batch: usize, bindings: &mut Bindings) -> Result<()> {
         let (name, expected) = (&self.name, self.ty.dtype);
         if array.dtype() != expected {
-            let (found, expected) = (numpy_name(array.dtype()), numpy_name(expected));
-            bail!("array '{name}' is {found}, expected {expected}; {}", conversion(name, self.ty.dtype));
+            let found = array.dtype().name();
+            bail!("array '{name}' is {found}, expected {}; {}", expected.name(), conversion(name, expected));
         }
         let Some(shape) = &self.ty.shape else { return Ok(()) };
         let ty = ValueType::Tensor(self.ty.clone());

@@ -22,7 +22,7 @@ use ort_runtime::plan::PlanReport;
 use ort_runtime::train::{
     Recompute, RecomputeReport, StepMemory, Trainer, TrainingGraph, memory_insight, memory_table,
 };
-use ort_runtime::{ErrorKind, Model, Profile};
+use ort_runtime::{ErrorKind, Model, Profile, exact_bytes};
 
 use super::profile::print_tables;
 use crate::output::{say_json, write_file};
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     }
     if let (Some(profile), Some(nodes)) = (&training.profile, args.results.profile) {
         let batches = training.history.losses.len().saturating_sub(1);
-        ensure!(batches > 0, "--profile: a profile is of all batches but the first, and there was no other");
+        ensure!(batches > 0, "--profile: there was one batch, and the first is not profiled");
         print_tables(&profile.events(), batches, nodes)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -123,11 +123,11 @@ fn check_data(
         fit.check(data, if pace.is_fixed { pace.batch } else { pace.batch.min(pace.rows) })?;
         let path = data.path.display();
         if pace.batches() == 0 {
-            bail!("{path}: {} samples fill no batch of {}, which the model fixes", pace.rows, pace.batch);
+            bail!("{path}: {} samples are fewer than the model's fixed batch of {}", pace.rows, pace.batch);
         }
         if pace.left_out() > 0 {
             tracing::warn!(
-                "{path}: {} of {} samples fill no batch of {}, which the model fixes: each epoch leaves as many out",
+                "{path}: {} of {} samples do not fill a batch of {}, the model's fixed size: each epoch leaves them out",
                 pace.left_out(),
                 pace.rows,
                 pace.batch
@@ -185,7 +185,12 @@ fn predict(
     match predicted {
         Ok(predicted) => {
             let takes = predicted.memory.map_or(0, |memory| memory.total());
-            ensure!(takes <= limit, "out of memory: a step takes {takes} bytes, the limit is {limit}");
+            ensure!(
+                takes <= limit,
+                "out of memory: a training step needs {}, the memory limit is {}",
+                exact_bytes(takes),
+                exact_bytes(limit)
+            );
             Ok(predicted)
         }
         Err(problem) if problem.kind() == ErrorKind::OutOfMemory => {

@@ -122,7 +122,7 @@ impl Training<'_> {
             return can_be_written(folder);
         }
         if !has_one {
-            bail!("{} holds no checkpoint; leave --resume out to begin", folder.display());
+            bail!("{} holds no checkpoint; leave --resume out to start", folder.display());
         }
         can_be_written(folder)?;
         let mut properties = self.trainer.load_checkpoint(folder)?;
@@ -133,7 +133,7 @@ impl Training<'_> {
             let then = settings.get(flag).map_or(Some("-"), Json::as_str).with_context(damaged)?;
             if then != now {
                 bail!(
-                    "checkpoint {}: it is of a training with {flag} {then}, not {now}; give the same, or begin anew in another folder",
+                    "checkpoint {}: it was trained with {flag} {then}, not {now}; give the same value, or start in another folder",
                     folder.display()
                 );
             }
@@ -142,7 +142,7 @@ impl Training<'_> {
         let Position { batch, loss_sum, samples, .. } = position;
         // The checkpoint is a file that anyone may have edited.
         let is_in_data = batch <= self.pace.batches() && samples <= self.pace.rows && loss_sum.is_finite();
-        ensure!(is_in_data, "{}: its place in the data is not in it", damaged());
+        ensure!(is_in_data, "{}: its position is outside of the data", damaged());
         self.position = position;
         self.updates_before = self.trainer.updates();
         Ok(())
@@ -232,7 +232,11 @@ impl Training<'_> {
 
     fn warn_of_ignored(&self) {
         let Position { epoch, batch, .. } = self.position;
-        tracing::warn!("batch {} of epoch {} is left out: none of its labels counts", batch + 1, epoch + 1);
+        tracing::warn!(
+            "skipping batch {} of epoch {}: --ignore-index leaves out all of its labels",
+            batch + 1,
+            epoch + 1
+        );
     }
 
     /// Fails if training makes no progress any more. `updates` and `skipped` are the counts before

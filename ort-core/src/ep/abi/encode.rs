@@ -48,7 +48,7 @@ impl<'a> NodeRecords<'a> {
     pub(in crate::ep) fn new(view: &NodeView<'a>) -> Result<NodeRecords<'a>, Refusal> {
         let node = view.node;
         if !node.subgraphs.is_empty() {
-            return Err("a provider library runs no operator that has subgraphs".to_owned());
+            return Err("provider libraries cannot run operators with subgraphs".to_owned());
         }
         let mut held = Held::default();
         let mut values = |ids: &[Option<ValueId>]| {
@@ -118,7 +118,7 @@ impl Held {
                     Some(shape) => self.shaped(value, shape),
                 }
             }
-            other => Err(format!("provider libraries take no values of type {other}")),
+            other => Err(format!("provider libraries do not support values of type {other}")),
         }
     }
 
@@ -133,7 +133,7 @@ impl Held {
     }
 
     fn constant(&mut self, tensor: &Tensor) -> Result<OrtProviderValue, Refusal> {
-        let bytes = tensor.bytes().ok_or("provider libraries take no constants of strings")?;
+        let bytes = tensor.bytes().ok_or("provider libraries do not support string constants")?;
         let value = OrtProviderValue {
             kind: ORT_PROVIDER_HOST,
             element_type: tensor.dtype() as i32,
@@ -192,7 +192,10 @@ impl Held {
                 OrtProviderAttribute { kind: ORT_PROVIDER_ATTRIBUTE_TENSOR, tensor, ..none }
             }
             Attribute::Sparse(_) | Attribute::Type(_) | Attribute::Tensors(_) => {
-                return Err(format!("provider libraries take no attributes of the kind {:?}", value.kind()));
+                return Err(format!(
+                    "provider libraries do not support attributes of kind {:?}",
+                    value.kind()
+                ));
             }
         })
     }

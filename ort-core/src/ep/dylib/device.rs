@@ -51,7 +51,7 @@ impl Opened {
         on_host: bool,
     ) -> Result<Arc<Opened>> {
         let raw = NonNull::new(raw)
-            .ok_or_else(|| error!(EpFail, "`open` says that it did, and gives no device"))?;
+            .ok_or_else(|| error!(EpFail, "`open` reports success, but returns no device"))?;
         let memory = if on_host { DeviceId::HOST } else { new_device_id() };
         let opened = Arc::new_cyclic(|own: &Weak<Opened>| Opened {
             table,
@@ -79,7 +79,7 @@ impl Opened {
     /// Records a violation of the interface, so that [`Device::check`] fails from now on. The first
     /// one is kept.
     fn defective(&self, problem: Error) -> Error {
-        let problem = problem.help("this is a defect of the provider library: report it, or run without it");
+        let problem = problem.help("this is a bug of the provider library: report it, or run without it");
         self.defect.get_or_init(|| problem).clone()
     }
 }
@@ -162,7 +162,7 @@ impl Device for Opened {
                 _ => self.defective(problem),
             })?;
         let raw = NonNull::new(raw).ok_or_else(|| {
-            self.defective(error!(EpFail, "`compile` says that it did, and gives no kernel"))
+            self.defective(error!(EpFail, "`compile` reports success, but returns no kernel"))
         })?;
         let inputs = (0..view.node.inputs.len()).map(|index| view.dtype(index));
         let kernel = Kernel {
@@ -192,7 +192,7 @@ impl Device for Opened {
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         let same = from.dtype() == to.dtype() && from.shape() == to.shape();
-        ensure!(same, Fail, "a copy between tensors of two types or shapes");
+        ensure!(same, Fail, "cannot copy between tensors of different types or shapes");
         let sizes = sizes(from.shape());
         let from = reading(from, &sizes)?;
         let to = writing(to, &sizes)?;
@@ -211,14 +211,14 @@ fn checked(said: ReportedClaim, view: &NodeView<'_>) -> Result<Claim> {
         ensure!(
             fits,
             EpFail,
-            "input {input} in place of output {output}, but there are {inputs} and {outputs}"
+            "it computes output {output} in place of input {input}, but the node has {inputs} inputs and {outputs} outputs"
         );
     }
     for input in said.host_inputs.iter().chain(&said.unaligned) {
-        ensure!(*input < inputs, EpFail, "it speaks of input {input}, but there are {inputs}");
+        ensure!(*input < inputs, EpFail, "it names input {input}, but the node has {inputs} inputs");
     }
     for output in &said.left_out {
-        ensure!(*output < outputs, EpFail, "it speaks of output {output}, but there are {outputs}");
+        ensure!(*output < outputs, EpFail, "it names output {output}, but the node has {outputs} outputs");
     }
     Ok(Claim {
         in_place: interned(&PAIRS, said.in_place),
@@ -281,7 +281,7 @@ impl Allocator for Memory {
         .map_err(refused)?;
         if memory == 0 {
             // 0 is not a valid handle: records use it for "no device memory".
-            let problem = error!(EpFail, "`allocate` says that it did, and gives no memory");
+            let problem = error!(EpFail, "`allocate` reports success, but returns no memory");
             return Err(refused(opened.defective(problem)));
         }
         let mut stats = opened.stats.lock();

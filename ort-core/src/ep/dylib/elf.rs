@@ -44,12 +44,12 @@ const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 
 fn truncated(found: &str) -> Error {
-    error!(EpFail, "it is no whole shared library: {found}").help("build it or copy it again")
+    error!(EpFail, "it is not a complete shared library: {found}").help("build it or copy it again")
 }
 
 /// Reads a little-endian number of `COUNT` bytes at `at`.
 fn number<const COUNT: usize>(bytes: &[u8], at: usize) -> Result<u64> {
-    let own = bytes.get(at..at + COUNT).ok_or_else(|| truncated("it is cut short in its headers"))?;
+    let own = bytes.get(at..at + COUNT).ok_or_else(|| truncated("its headers are truncated"))?;
     Ok(own.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
@@ -58,12 +58,12 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
         headers.starts_with(ELF),
         EpFail,
         help = "name a shared library of this system",
-        "it cannot be loaded: it does not begin as a shared library does"
+        "it cannot be loaded: it is not a shared library"
     );
     ensure!(
         headers.get(4..7) == Some(&FORM),
         EpFail,
-        help = "take a build of the library for this machine",
+        help = "use a build of the library for this machine",
         "it is a library for another kind of machine"
     );
     // The `e_machine` numbers that we know; other architectures go unchecked.
@@ -77,8 +77,8 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
     ensure!(
         machine.is_none_or(|machine| machine == found),
         EpFail,
-        help = "take a build of the library for this machine",
-        "it is a library for another processor, of number {found}"
+        help = "use a build of the library for this machine",
+        "it is built for another processor (ELF machine {found})"
     );
     // `e_type`.
     if number::<2>(headers, 16)? != u64::from(SHARED) {
@@ -89,7 +89,7 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
     let count = number::<2>(headers, 56)?;
     ensure!(size == SEGMENT as u64 && count > 0, EpFail, "it has {count} segments of {size} bytes");
     let first = usize::try_from(first).ok().filter(|first| (HEADER..MOST_HEADERS as usize).contains(first));
-    let first = first.ok_or_else(|| truncated("its table of segments is out of place"))?;
+    let first = first.ok_or_else(|| truncated("its segment table is out of range"))?;
     let mut has_symbols = false;
     for index in 0..count as usize {
         let at = first + index * SEGMENT;
@@ -101,7 +101,7 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
         let is_there = end.is_some_and(|end| end <= length) && bytes <= number::<8>(headers, at + 40)?;
         if matches!(kind, LOAD | DYNAMIC) && !is_there {
             return Err(truncated(&format!(
-                "segment {index} of {bytes} bytes from {start} on does not lie in the file of {length} bytes"
+                "segment {index} of {bytes} bytes at offset {start} is out of range for the file of {length} bytes"
             )));
         }
     }

@@ -147,15 +147,15 @@ fn load(path: &Path) -> Result<LibraryProvider> {
 /// `table` is null, or points to a readable table that starts with `size` and `abi_version`; for
 /// this version, with at least `size` bytes.
 unsafe fn read_table(table: *const OrtProviderTable) -> Result<OrtProviderTable> {
-    ensure!(!table.is_null(), EpFail, "it gives no table of functions: it has no provider");
+    ensure!(!table.is_null(), EpFail, "it returns no function table: it has no provider");
     // SAFETY: not null, as checked above. These two fields come first in every ABI version.
     let (size, version) =
         unsafe { ((&raw const (*table).size).read(), (&raw const (*table).abi_version).read()) };
     ensure!(
         version == ORT_PROVIDER_ABI_VERSION,
         EpFail,
-        help = "take a build of the library for this version",
-        "its interface is of version {version}, expected {ORT_PROVIDER_ABI_VERSION}"
+        help = "use a build of the library for this version",
+        "its interface version is {version}, expected {ORT_PROVIDER_ABI_VERSION}"
     );
     // The fields from here on were added after the first release of this version, so older
     // libraries lack them.
@@ -180,7 +180,7 @@ unsafe fn read_table(table: *const OrtProviderTable) -> Result<OrtProviderTable>
 /// that the required functions are present.
 fn names(table: &OrtProviderTable) -> Result<(&'static str, &'static str)> {
     let read = |field: &str, pointer: *const std::ffi::c_char| {
-        ensure!(!pointer.is_null(), EpFail, "it gives no {field}");
+        ensure!(!pointer.is_null(), EpFail, "it returns no {field}");
         // SAFETY: not null, as checked above. By the ABI, it is a NUL-terminated string that never
         // changes.
         let text = unsafe { CStr::from_ptr::<'static>(pointer) };
@@ -188,7 +188,7 @@ fn names(table: &OrtProviderTable) -> Result<(&'static str, &'static str)> {
     };
     let (name, version) = (read("name", table.name)?, read("version", table.version)?);
     let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
-    ensure!(is_name, EpFail, "its name '{name}' is not one of letters, digits, '-' and '_'");
+    ensure!(is_name, EpFail, "its name is '{name}', expected letters, digits, '-' and '_' only");
     let required = [
         ("device_count", table.device_count.is_some(), offset_of!(OrtProviderTable, device_count)),
         ("device_info", table.device_info.is_some(), offset_of!(OrtProviderTable, device_info)),
@@ -232,11 +232,7 @@ impl ExecutionProvider for LibraryProvider {
         let mut count = 0;
         // SAFETY: `count` and the report live through the call.
         call(|report| unsafe { Some((self.table.device_count?)(&mut count, report)) })?;
-        ensure!(
-            count <= MOST_DEVICES,
-            EpFail,
-            "it speaks of {count} devices, expected at most {MOST_DEVICES}"
-        );
+        ensure!(count <= MOST_DEVICES, EpFail, "it reports {count} devices, expected at most {MOST_DEVICES}");
         (0..count).map(|index| self.device_info(index)).collect()
     }
 

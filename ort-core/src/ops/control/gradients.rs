@@ -53,7 +53,8 @@ pub(super) fn of_scan(cx: &mut GradCx<'_>) -> Result<()> {
     let attrs = cx.attrs();
     let scanned = usize::try_from(attrs.int("num_scan_inputs")?).unwrap_or(0);
     let states = cx.input_count().checked_sub(scanned);
-    let states = states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not fit the inputs"))?;
+    let states =
+        states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not match the number of inputs"))?;
     let pairs = |count: usize, axes: &str, directions: &str| {
         let at = |name: &str, index: usize| {
             attrs.find_ints(name).and_then(|list| list.get(index)).copied().unwrap_or(0)
@@ -227,7 +228,7 @@ fn varying_states(cx: &GradCx<'_>, flow: &Flow, back: &Backward) -> Result<Vec<u
     for &state in &states {
         let input = slice(&graph.inputs, flow.first_input + state, 1)?;
         let is_tensor = input.iter().all(|input| graph.value(*input).ty.as_tensor().is_some());
-        ensure!(is_tensor, NotImplemented, "{} carries a value that is no tensor", cx.operator());
+        ensure!(is_tensor, NotImplemented, "a loop-carried value of {} is not a tensor", cx.operator());
     }
     Ok(states)
 }
@@ -287,7 +288,7 @@ fn keep_what_is_read(
     // A `Loop` body starts with the iteration number and the condition. The condition is true in
     // every iteration that runs, so it becomes a constant.
     let [counter, condition] = body_of(cx)?.graph.inputs.get(..flow.first_input).unwrap_or_default() else {
-        ensure!(!back.scanned.is_empty(), Fail, "a Scan scans nothing");
+        ensure!(!back.scanned.is_empty(), Fail, "Scan has no scan inputs");
         back.captures.retain(|capture| reads.contains(&capture.inner));
         return Ok(());
     };
@@ -309,7 +310,7 @@ fn keep_what_is_read(
 /// output.
 fn keep(cx: &mut GradCx<'_>, inner: ValueId) -> Result<ValueId> {
     let is_tensor = body_of(cx)?.graph.value(inner).ty.as_tensor().is_some();
-    ensure!(is_tensor, NotImplemented, "{} carries a value that is no tensor", cx.operator());
+    ensure!(is_tensor, NotImplemented, "a loop-carried value of {} is not a tensor", cx.operator());
     let name = format!("{}/gradient/kept_{}", cx.node.name, cx.pen.graph.value_count());
     let kept = cx.pen.graph.add_value(name, ValueType::Unknown);
     let gone = || error!(Fail, "a node of the forward pass is gone");

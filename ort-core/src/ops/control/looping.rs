@@ -55,14 +55,14 @@ pub(super) fn settle(
         ensure!(
             formal == given.len(),
             InvalidGraph,
-            "the body has {formal} inputs, {} are expected",
+            "the body has {formal} inputs, expected {}",
             given.len()
         );
         let outputs = cx.infer_subgraph(body, &given)?;
         ensure!(
             outputs.len() >= skipped_outputs + carried.len(),
             InvalidGraph,
-            "the body has {} outputs, fewer than what it carries",
+            "the body has {} outputs, fewer than its loop-carried values",
             outputs.len()
         );
         let mut changed = false;
@@ -75,7 +75,7 @@ pub(super) fn settle(
             return Ok(outputs);
         }
     }
-    Err(error!(InvalidGraph, "the types of carried values do not settle"))
+    Err(error!(InvalidGraph, "the types of the loop-carried values do not converge"))
 }
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {

@@ -40,7 +40,7 @@ fn merge_with(
             ValueType::Optional(Box::new(merge_with(a, other, size)?))
         }
         (a, b) => {
-            ensure!(a == b, InvalidGraph, "a value is {a} on one way and {b} on the other");
+            ensure!(a == b, InvalidGraph, "a value is {a} in one branch and {b} in the other");
             a.clone()
         }
     })
@@ -54,7 +54,7 @@ fn merge_tensors(
     ensure!(
         first.dtype == second.dtype,
         InvalidGraph,
-        "a value is {first} on one way and {second} on the other"
+        "a value is {first} in one branch and {second} in the other"
     );
     let shape = match (&first.shape, &second.shape) {
         (Some(a), Some(b)) if a.len() == b.len() => Some(a.iter().zip(b).map(|(a, b)| size(a, b)).collect()),

@@ -69,7 +69,7 @@ fn axis(axes: Option<&[i64]>, index: usize, rank: usize) -> Result<usize> {
     let axis = axes.and_then(|axes| axes.get(index).copied()).unwrap_or(0);
     let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
-    found.ok_or_else(|| error!(InvalidGraph, "axis {axis} is outside rank {rank}"))
+    found.ok_or_else(|| error!(InvalidGraph, "axis {axis} is out of range for rank {rank}"))
 }
 
 /// A scan input or output along an axis other than the first.
@@ -152,7 +152,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let scanned = usize::try_from(cx.attrs.int("num_scan_inputs")?).ok();
     let states = scanned.filter(|&count| count > 0).and_then(|count| cx.input_count().checked_sub(count));
     let states =
-        states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not fit the number of inputs"))?;
+        states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not match the number of inputs"))?;
     let mut carried: Vec<ValueType> =
         (0..states).map(|index| cx.input_type(index).cloned().unwrap_or_default()).collect();
     let mut length: Option<Dim> = None;
@@ -211,7 +211,7 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     };
     let states = scanned.filter(|&scanned| scanned > 0).and_then(|scanned| count.checked_sub(scanned));
     let states =
-        states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not fit the number of inputs"))?;
+        states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not match the number of inputs"))?;
     let spec = Registry::global()?.find("", "Scan").ok_or_else(|| error!(Fail, "Scan is not known"))?;
     let position = draft.subgraphs.iter().position(|subgraph| subgraph.attr == "body");
     let position = position.ok_or_else(|| error!(InvalidGraph, "'body' is missing"))?;

@@ -45,17 +45,21 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (rows, left) = matrix("A", a, cx.attrs.flag("transA")?)?;
     let (right, columns) = matrix("B", b, cx.attrs.flag("transB")?)?;
     if let (Some(left), Some(right)) = (left.as_constant(), right.as_constant()) {
-        ensure!(left == right, InvalidGraph, "the sums of the product differ: {left} and {right}");
+        ensure!(
+            left == right,
+            InvalidGraph,
+            "the inner sizes of the matrix product differ: {left} and {right}"
+        );
     }
     let shape = vec![rows, columns];
     if let Some(c) = cx.shape(2) {
-        ensure!(c.len() <= 2, InvalidGraph, "C has rank {}, at most 2 broadcasts to a matrix", c.len());
+        ensure!(c.len() <= 2, InvalidGraph, "C has rank {}, expected 2 or less", c.len());
         let broadcast = broadcast::dims(&[&shape, c])?;
         // `C` must broadcast to the product, but not enlarge it.
         let grows = broadcast.iter().zip(&shape).any(|(to, from)| {
             matches!((to.as_constant(), from.as_constant()), (Some(to), Some(from)) if to != from)
         });
-        ensure!(!grows, InvalidGraph, "C does not broadcast to the product");
+        ensure!(!grows, InvalidGraph, "C does not broadcast to the output");
     }
     cx.set_shape(0, shape)
 }

@@ -199,7 +199,12 @@ fn gelu(attrs: &Attributes) -> Result<ScalarExpr> {
             let cubic = x() + x() * x() * x() * 0.044_715;
             (cubic * (2.0 * std::f64::consts::FRAC_1_PI).sqrt()).apply(UnaryFn::Tanh)
         }
-        other => return Err(error!(InvalidGraph, "Gelu knows no approximation '{other}'")),
+        other => {
+            return Err(error!(
+                InvalidGraph,
+                "Gelu has no approximation '{other}', expected 'none' or 'tanh'"
+            ));
+        }
     };
     Ok(x() * 0.5 * (inner + 1.0))
 }

@@ -67,7 +67,7 @@ fn target(cx: &InferCx<'_>, allowed: TypeSet) -> Result<DType> {
     let code = cx.attrs.int("to")?;
     i32::try_from(code).ok().and_then(DType::from_onnx).filter(|dtype| allowed.contains(*dtype)).ok_or_else(
         || {
-            error!(InvalidGraph, "the attribute 'to' is {code}, which is no type it can have")
+            error!(InvalidGraph, "attribute 'to' is {code}, which is not a supported type")
                 .help("it is one of TensorProto.DataType: 1 for float, 7 for int64 ...")
         },
     )
@@ -156,7 +156,7 @@ fn name_to_code(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::String(name)) = draft.attr("to") else { return Ok(()) };
     let name = name.to_ascii_lowercase();
     let dtype = DType::from_name(&name)
-        .ok_or_else(|| error!(InvalidGraph, "the attribute 'to' is '{name}', which is no type"))?;
+        .ok_or_else(|| error!(InvalidGraph, "attribute 'to' is '{name}', which is not a type"))?;
     draft.set_attr("to", Attribute::Int(i64::from(dtype.onnx_code())));
     Ok(())
 }

@@ -174,7 +174,7 @@ fn bounds_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
         let bound = match draft.take_attr(name) {
             None => continue,
             Some(Attribute::Float(bound)) => bound,
-            Some(_) => return Err(error!(InvalidGraph, "attribute '{name}' is no float")),
+            Some(_) => return Err(error!(InvalidGraph, "attribute '{name}' is not a float")),
         };
         // These were the defaults, which mean no bound.
         if (index == 1 && bound == f32::MIN) || (index == 2 && bound == f32::MAX) {

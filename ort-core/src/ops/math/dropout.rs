@@ -77,7 +77,7 @@ fn test_to_input(draft: &mut Draft<'_>) -> Result<()> {
     let test = match draft.take_attr("is_test") {
         None => false,
         Some(Attribute::Int(value)) => value != 0,
-        Some(_) => return Err(error!(InvalidGraph, "attribute 'is_test' is no integer")),
+        Some(_) => return Err(error!(InvalidGraph, "attribute 'is_test' is not an integer")),
     };
     if test {
         return Ok(());
@@ -85,7 +85,7 @@ fn test_to_input(draft: &mut Draft<'_>) -> Result<()> {
     let ratio = match draft.take_attr("ratio") {
         None => 0.5,
         Some(Attribute::Float(value)) => value,
-        Some(_) => return Err(error!(InvalidGraph, "attribute 'ratio' is no float")),
+        Some(_) => return Err(error!(InvalidGraph, "attribute 'ratio' is not a float")),
     };
     let ratio = draft.constant(Tensor::scalar(ratio)?);
     let training = draft.constant(Tensor::from_bools(&[], &[true])?);

@@ -150,7 +150,7 @@ fn infer_image_scaler(cx: &mut InferCx<'_>) -> Result<()> {
     let bias = cx.attrs.floats("bias")?.len() as i64;
     if let Some([_, channels, _, _]) = image(cx)? {
         let fits = channels.as_constant().is_none_or(|channels| channels == bias);
-        ensure!(fits, InvalidGraph, "a bias of {bias} values for {channels} channels");
+        ensure!(fits, InvalidGraph, "the bias has {bias} values, expected {channels}, one for each channel");
     }
     same_shape(cx)
 }

@@ -57,7 +57,7 @@ fn take_int(draft: &mut Draft<'_>, name: &str) -> Result<Option<i64>> {
     match draft.take_attr(name) {
         None => Ok(None),
         Some(Attribute::Int(value)) => Ok(Some(value)),
-        Some(_) => Err(error!(InvalidGraph, "attribute '{name}' is no integer")),
+        Some(_) => Err(error!(InvalidGraph, "attribute '{name}' is not an integer")),
     }
 }
 

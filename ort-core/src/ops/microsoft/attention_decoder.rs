@@ -57,7 +57,7 @@ struct Keys {
 /// Returns the new keys and values, which a packed query holds as well. `None` if their shapes are
 /// unknown.
 fn keys(cx: &InferCx<'_>, width: &Dim, heads: &Dim) -> Result<Option<Keys>> {
-    ensure!(cx.has_input(1) == cx.has_input(2), InvalidGraph, "key and value go together");
+    ensure!(cx.has_input(1) == cx.has_input(2), InvalidGraph, "key and value must be given together");
     let one = Dim::constant(1);
     if !cx.has_input(1) {
         // A packed query holds queries, keys and values side by side.
@@ -102,7 +102,11 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     ] {
         check_rank(cx, index, what, rank)?;
     }
-    ensure!(cx.has_input(5) == cx.has_input(6), InvalidGraph, "past_key and past_value go together");
+    ensure!(
+        cx.has_input(5) == cx.has_input(6),
+        InvalidGraph,
+        "past_key and past_value must be given together"
+    );
     let shares = cx.attrs.find_int("past_present_share_buffer").unwrap_or(0) != 0;
     let complete = !shares || (cx.has_input(5) && cx.has_input(7));
     ensure!(complete, InvalidGraph, "past_present_share_buffer needs past_key and past_sequence_length");

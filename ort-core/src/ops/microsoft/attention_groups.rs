@@ -74,10 +74,14 @@ ops![GROUP_QUERY_ATTENTION];
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (heads, key_heads) = (head_count(cx, "num_heads")?, head_count(cx, "kv_num_heads")?);
     let groups = &heads - &key_heads * heads.floor_div(&key_heads);
-    ensure!(groups == Dim::constant(0), InvalidGraph, "{heads} heads do not divide among {key_heads}");
+    ensure!(
+        groups == Dim::constant(0),
+        InvalidGraph,
+        "{heads} query heads are not a multiple of {key_heads} key heads"
+    );
     for (first, second, names) in [(1, 2, "key and value"), (3, 4, "past_key and past_value")] {
         let together = cx.has_input(first) == cx.has_input(second);
-        ensure!(together, InvalidGraph, "{names} go together");
+        ensure!(together, InvalidGraph, "{names} must be given together");
     }
     let query = match cx.shape(0) {
         None => return Ok(()),

@@ -58,7 +58,7 @@ pub(super) fn head_size(name: &str, width: &Dim, heads: &Dim) -> Result<Dim> {
         (Some(width), Some(heads)) => heads > 0 && width % heads == 0,
         _ => true,
     };
-    ensure!(exact, InvalidGraph, "{name} of width {width} does not divide into {heads} heads");
+    ensure!(exact, InvalidGraph, "{name} has width {width}, expected a multiple of the {heads} heads");
     Ok(width.floor_div(heads))
 }
 
@@ -101,7 +101,11 @@ fn fresh_keys(cx: &InferCx<'_>, heads: &Dim, query: &[Dim]) -> Result<Option<[Di
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let heads = head_count(cx, "num_heads")?;
-    ensure!(cx.has_input(6) == cx.has_input(7), InvalidGraph, "past_key and past_value go together");
+    ensure!(
+        cx.has_input(6) == cx.has_input(7),
+        InvalidGraph,
+        "past_key and past_value must be given together"
+    );
     let Some(query) = cx.shape(0) else { return Ok(()) };
     let (batch, queries) = match query {
         [batch, queries, _] | [batch, queries, _, _, _] => (batch.clone(), queries.clone()),

@@ -73,7 +73,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(
             enough,
             InvalidGraph,
-            "sequences of {} words, but {} positions have an embedding",
+            "sequences have {} tokens, but the position embedding has {}",
             ids[1],
             table[0]
         );

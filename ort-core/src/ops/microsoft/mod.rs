@@ -68,7 +68,7 @@ pub(in crate::ops) fn check_per_column(
     let ([length], Some(width)) = (own, shape.last()) else {
         return Err(error!(
             InvalidGraph,
-            "{what} of rank {} for an input of rank {}, expected rank 1 and at least 1",
+            "{what} has rank {} and the input rank {}, expected rank 1 and at least 1",
             own.len(),
             shape.len()
         ));

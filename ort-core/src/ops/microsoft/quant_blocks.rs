@@ -49,7 +49,7 @@ const FLOAT_CODES: TypeSet = TypeSet::FLOAT8.union(TypeSet::of(&[DType::F4E2M1])
 static GATHER_BLOCK_QUANTIZED: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "GatherBlockQuantized",
-    grad: Grad::None("its rows are codes"),
+    grad: Grad::None("its rows are quantized values"),
     inputs: &[one("data", "T1"), one("indices", "Tind"), one("scales", "T2"), opt("zero_points", "T1")],
     outputs: &[one("output", "T2")],
     types: &[
@@ -134,18 +134,18 @@ fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
         "block_size is {block}, expected a power of two of at least 16"
     );
     ensure!(is_float || matches!(bits, 2 | 4 | 8), InvalidGraph, "bits is {bits}, expected 2, 4 or 8");
-    ensure!(!is_float || !cx.has_input(3), InvalidGraph, "codes that are floats have no zero points");
+    ensure!(
+        !is_float || !cx.has_input(3),
+        InvalidGraph,
+        "quantized values of a float type have no zero points"
+    );
     let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let axis = normalize_axis(cx.attrs.int("gather_axis")?, data.len())?;
     let quantized = normalize_axis(cx.attrs.int("quantize_axis")?, data.len())?;
     let mut data = data.to_vec();
     // Values of fewer than 8 bits are packed into bytes along the last dimension.
     if dtype == DType::U8 {
-        ensure!(
-            axis == 0,
-            InvalidGraph,
-            "gather_axis is {axis}, bytes are gathered along the first axis only"
-        );
+        ensure!(axis == 0, InvalidGraph, "gather_axis is {axis}, expected 0 for bytes");
         ensure!(bits == 8 || axis != quantized, InvalidGraph, "gather_axis and quantize_axis are the same");
         if let Some(last) = data.last_mut() {
             *last = &*last * (8 / bits);
@@ -216,7 +216,7 @@ fn check_zero_points(cx: &InferCx<'_>, bits: i64) -> Result<()> {
 /// `[N, K]`. Multiplying the identity matrix by the quantized weights dequantizes them.
 fn gradient_of_product(cx: &mut GradCx<'_>) -> Result<()> {
     let (rows, upstream) = (cx.input(0)?, cx.upstream()?);
-    ensure!(!cx.wants(2) && !cx.wants(3), NotImplemented, "the scales of codes have no gradient");
+    ensure!(!cx.wants(2) && !cx.wants(3), NotImplemented, "the scales of quantized values have no gradient");
     if cx.wants(5) {
         cx.set_broadcast(5, upstream)?;
     }

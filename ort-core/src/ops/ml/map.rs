@@ -133,7 +133,11 @@ fn infer_feature_vectorizer(cx: &mut InferCx<'_>) -> Result<()> {
     let sizes = cx.attrs.find_ints("inputdimensions");
     if let Some(sizes) = sizes {
         let (given, inputs) = (sizes.len(), cx.input_count());
-        ensure!(given == inputs, InvalidGraph, "'inputdimensions' has {given} elements for {inputs} inputs");
+        ensure!(
+            given == inputs,
+            InvalidGraph,
+            "'inputdimensions' has {given} elements, expected one for each of the {inputs} inputs"
+        );
     }
     let mut rows = None;
     let mut columns = Some(Dim::constant(0));

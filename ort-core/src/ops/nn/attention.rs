@@ -109,7 +109,11 @@ fn heads(cx: &InferCx<'_>, name: &str, shape: &[Dim], attribute: &str) -> Result
             let count = cx.attrs.int(attribute)?;
             ensure!(count > 0, InvalidGraph, "{attribute} is {count}, expected at least 1");
             let divides = hidden.as_constant().is_none_or(|hidden| hidden % count == 0);
-            ensure!(divides, InvalidGraph, "{name} of width {hidden} does not divide into {count} heads");
+            ensure!(
+                divides,
+                InvalidGraph,
+                "{name} has width {hidden}, expected a multiple of the {count} heads"
+            );
             let size = hidden.floor_div(&Dim::constant(count));
             Ok([batch.clone(), Dim::constant(count), sequence.clone(), size])
         }
@@ -119,7 +123,7 @@ fn heads(cx: &InferCx<'_>, name: &str, shape: &[Dim], attribute: &str) -> Result
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (past_key, past_value) = (cx.has_input(4), cx.has_input(5));
-    ensure!(past_key == past_value, InvalidGraph, "past_key and past_value go together");
+    ensure!(past_key == past_value, InvalidGraph, "past_key and past_value must be given together");
     let (Some(q), Some(k), Some(v)) = (cx.shape(0), cx.shape(1), cx.shape(2)) else { return Ok(()) };
     ensure!(q.len() == k.len() && k.len() == v.len(), InvalidGraph, "Q, K and V must have one rank");
     let is_flat = q.len() == 3;

@@ -124,7 +124,7 @@ pub(in crate::ops) fn image_and_kernel<'a>(
         }
         _ => Err(error!(
             InvalidGraph,
-            "an image of rank {} and a weight of rank {} do not go together",
+            "an image of rank {} and a weight of rank {} do not match",
             image.len(),
             kernel.len()
         )
@@ -162,7 +162,11 @@ pub(in crate::ops) fn output_shape(
     let group = group(cx)?;
     agree("the weight's number of channels", channels, &(inner * group))?;
     let divides = filters.as_constant().is_none_or(|filters| filters % group == 0);
-    ensure!(divides, InvalidGraph, "{filters} filters do not divide into {group} groups");
+    ensure!(
+        divides,
+        InvalidGraph,
+        "the number of filters is {filters}, expected a multiple of group {group}"
+    );
     if let Some([channels]) = cx.shape(bias) {
         agree("the bias", channels, filters)?;
     }
@@ -180,7 +184,7 @@ fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {
     let group = group(cx)?;
     agree("the weight's number of channels", channels, inner)?;
     let divides = inner.as_constant().is_none_or(|channels| channels % group == 0);
-    ensure!(divides, InvalidGraph, "{inner} channels do not divide into {group} groups");
+    ensure!(divides, InvalidGraph, "the number of channels is {inner}, expected a multiple of group {group}");
     let filters = filters * group;
     if let Some([channels]) = cx.shape(2) {
         agree("the bias", channels, &filters)?;

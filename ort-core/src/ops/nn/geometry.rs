@@ -95,7 +95,7 @@ impl Windows {
             ensure!(
                 given.iter().zip(kernel).all(agrees),
                 InvalidGraph,
-                "kernel_shape {given:?} is not the weight's {kernel:?}"
+                "kernel_shape is {given:?}, but the weight has {kernel:?}"
             );
         }
         let (strides, dilations) = (list("strides", rank, 1, 1)?, list("dilations", rank, 1, 1)?);
@@ -189,7 +189,7 @@ impl Windows {
         let size = size.ok_or_else(|| error!(InvalidArgument, "an image of size {input} is too large"))?;
         let number = |dim: &Dim| {
             let number = dim.as_constant().and_then(|number| usize::try_from(number).ok());
-            number.ok_or_else(|| error!(InvalidArgument, "a window does not fit an image of size {input}"))
+            number.ok_or_else(|| error!(InvalidArgument, "a window does not fit in an image of size {input}"))
         };
         let size = Dim::constant(size);
         let output = self.output(axis, &size);
@@ -238,7 +238,11 @@ impl Windows {
     ///
     /// As [`Windows::transposed_outputs`] and [`Windows::on`].
     pub fn transposed_on(&self, attrs: &Attributes, image: &[usize]) -> Result<Vec<WindowAxis>> {
-        ensure!(image.len() == self.axes.len(), InvalidArgument, "an image of another rank than the weight");
+        ensure!(
+            image.len() == self.axes.len(),
+            InvalidArgument,
+            "the image and the weight have different ranks"
+        );
         let sizes: Option<Vec<Dim>> =
             image.iter().map(|&size| i64::try_from(size).ok().map(Dim::constant)).collect();
         let sizes = sizes.ok_or_else(|| error!(InvalidArgument, "an image is too large"))?;
@@ -325,6 +329,9 @@ fn auto_pad(attrs: &Attributes) -> Result<AutoPad> {
         "SAME_UPPER" => Ok(AutoPad::SameUpper),
         "SAME_LOWER" => Ok(AutoPad::SameLower),
         "VALID" => Ok(AutoPad::Valid),
-        other => Err(error!(InvalidGraph, "auto_pad '{other}' is none of the standard's")),
+        other => Err(error!(
+            InvalidGraph,
+            "auto_pad is '{other}', expected NOTSET, VALID, SAME_UPPER or SAME_LOWER"
+        )),
     }
 }

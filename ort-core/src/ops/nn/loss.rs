@@ -39,13 +39,18 @@ ops![NEGATIVE_LOG_LIKELIHOOD_LOSS, SOFTMAX_CROSS_ENTROPY_LOSS];
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let reduction = cx.attrs.string("reduction")?;
     let known = ["none", "mean", "sum"].contains(&reduction);
-    ensure!(known, InvalidGraph, "reduction '{reduction}' is none of 'none', 'mean', 'sum'");
+    ensure!(known, InvalidGraph, "reduction is '{reduction}', expected 'none', 'mean' or 'sum'");
     if reduction != "none" {
         cx.set_shape(0, Vec::new())?;
     }
     let Some(scores) = cx.shape(0) else { return Ok(()) };
     let [batch, _, spatial @ ..] = scores else {
-        ensure!(scores.len() >= 2, InvalidGraph, "scores of rank {} have no classes", scores.len());
+        ensure!(
+            scores.len() >= 2,
+            InvalidGraph,
+            "the scores have rank {}, expected 2 or more: [batch, classes, ...]",
+            scores.len()
+        );
         return Ok(());
     };
     let mut expected = vec![batch.clone()];
@@ -54,7 +59,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(
             labels.len() == expected.len(),
             InvalidGraph,
-            "labels of rank {} for scores of rank {}",
+            "the labels have rank {}, expected one less than the scores, which have rank {}",
             labels.len(),
             scores.len()
         );

@@ -32,13 +32,13 @@ ops![BATCH_NORMALIZATION_GRAD];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     if let Some(scale) = cx.shape(1) {
-        ensure!(scale.len() == 1, InvalidGraph, "a scale of rank {}, expected 1", scale.len());
+        ensure!(scale.len() == 1, InvalidGraph, "the scale has rank {}, expected 1", scale.len());
         for index in [1, 2] {
             cx.set_shape(index, scale.to_vec())?;
         }
     }
     let Some(shape) = cx.shape(0) else { return Ok(()) };
-    ensure!(shape.len() >= 2, InvalidGraph, "an input of rank {}, expected 2 or more", shape.len());
+    ensure!(shape.len() >= 2, InvalidGraph, "the input has rank {}, expected 2 or more", shape.len());
     cx.set_shape(0, shape.to_vec())
 }
 

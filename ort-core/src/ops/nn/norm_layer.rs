@@ -107,7 +107,7 @@ fn stash_type(cx: &InferCx<'_>) -> Result<DType> {
     let dtype = i32::try_from(code).ok().and_then(DType::from_onnx);
     dtype
         .filter(|dtype| TypeSet::FLOATS.contains(*dtype))
-        .ok_or_else(|| error!(InvalidGraph, "stash_type {code} is no floating-point type"))
+        .ok_or_else(|| error!(InvalidGraph, "stash_type {code} is not a floating-point type"))
 }
 
 pub(in crate::ops) fn infer_layer(cx: &mut InferCx<'_>) -> Result<()> {
@@ -134,10 +134,14 @@ fn infer_channels(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn infer_groups(cx: &mut InferCx<'_>) -> Result<()> {
     let groups = cx.attrs.int("num_groups")?;
-    ensure!(groups > 0, InvalidGraph, "num_groups is {groups}");
+    ensure!(groups > 0, InvalidGraph, "num_groups is {groups}, expected 1 or more");
     if let Some(channels) = cx.shape(0).and_then(|shape| shape.get(1)).and_then(Dim::as_constant) {
         let even = channels % groups == 0;
-        ensure!(even, InvalidGraph, "{channels} channels do not part into {groups} groups");
+        ensure!(
+            even,
+            InvalidGraph,
+            "the number of channels is {channels}, expected a multiple of num_groups {groups}"
+        );
     }
     infer_channels(cx)
 }

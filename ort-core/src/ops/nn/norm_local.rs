@@ -44,7 +44,7 @@ ops![LRN, LP_NORMALIZATION];
 
 fn infer_lrn(cx: &mut InferCx<'_>) -> Result<()> {
     let size = cx.attrs.int("size")?;
-    ensure!(size > 0, InvalidGraph, "LRN over {size} channels");
+    ensure!(size > 0, InvalidGraph, "size of LRN is {size}, expected 1 or more");
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     ensure!(shape.len() >= 2, InvalidGraph, "an input with channels has rank 2 or more, got {}", shape.len());
     cx.set_shape(0, shape.to_vec())
@@ -52,6 +52,6 @@ fn infer_lrn(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn infer_lp(cx: &mut InferCx<'_>) -> Result<()> {
     let p = cx.attrs.int("p")?;
-    ensure!(p == 1 || p == 2, InvalidGraph, "p is {p}, the standard knows 1 and 2");
+    ensure!(p == 1 || p == 2, InvalidGraph, "p is {p}, expected 1 or 2");
     axes::infer_same_along_axis(cx)
 }

@@ -38,12 +38,12 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     for index in [1, 2] {
         if let Some(running) = cx.shape(index) {
             let rank = running.len();
-            ensure!(rank == 1, InvalidGraph, "running statistics of rank {rank}, expected 1");
+            ensure!(rank == 1, InvalidGraph, "the running statistics have rank {rank}, expected 1");
             cx.set_shape(index + 1, running.to_vec())?;
         }
     }
     let Some(shape) = cx.shape(0) else { return Ok(()) };
-    ensure!(shape.len() >= 2, InvalidGraph, "an input of rank {}, expected 2 or more", shape.len());
+    ensure!(shape.len() >= 2, InvalidGraph, "the input has rank {}, expected 2 or more", shape.len());
     let of_channels: Vec<Dim> = shape
         .iter()
         .enumerate()

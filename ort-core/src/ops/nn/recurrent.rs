@@ -161,7 +161,12 @@ fn infer_states(cx: &mut InferCx<'_>, hidden: Option<Dim>) -> Result<()> {
     let directions = match cx.attrs.string("direction")? {
         "forward" | "reverse" => Dim::constant(1),
         "bidirectional" => Dim::constant(2),
-        other => return Err(error!(InvalidGraph, "direction '{other}' is none of the standard's")),
+        other => {
+            return Err(error!(
+                InvalidGraph,
+                "direction is '{other}', expected forward, reverse or bidirectional"
+            ));
+        }
     };
     // The weights win over `hidden_size`, which is optional.
     let given = cx.attrs.find_int("hidden_size").map(Dim::constant);

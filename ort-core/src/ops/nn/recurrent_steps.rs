@@ -185,7 +185,7 @@ impl Activation {
             "elu" => pen.emit("Elu", &[x], &[("alpha", alpha)]),
             "softsign" => pen.emit("Softsign", &[x], &[]),
             "softplus" => pen.emit("Softplus", &[x], &[]),
-            name => Err(error!(InvalidGraph, "activation '{name}' is none of the standard's")),
+            name => Err(error!(InvalidGraph, "activation '{name}' is not in the ONNX standard")),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::spec::{Grad, InferCx, OP, OpSpec, one, var};
 
 static DYNAMIC_QUANTIZE_LINEAR: OpSpec = OpSpec {
     name: "DynamicQuantizeLinear",
-    grad: Grad::None("its outputs are codes and what they stand for"),
+    grad: Grad::None("its outputs are quantized values and their parameters"),
     since: 11,
     first: 11,
     inputs: &[one("x", "T1")],

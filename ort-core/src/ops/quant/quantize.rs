@@ -62,7 +62,7 @@ fn output_dtype(cx: &InferCx<'_>, allowed: TypeSet) -> Result<Option<DType>> {
         return Ok(None);
     }
     let dtype = i32::try_from(code).ok().and_then(DType::from_onnx).filter(|dtype| allowed.contains(*dtype));
-    dtype.map(Some).ok_or_else(|| error!(InvalidGraph, "output_dtype {code} is none of {allowed}"))
+    dtype.map(Some).ok_or_else(|| error!(InvalidGraph, "output_dtype is {code}, expected one of {allowed}"))
 }
 
 fn infer_quantize(cx: &mut InferCx<'_>) -> Result<()> {

@@ -102,7 +102,7 @@ fn output_dtype(cx: &InferCx<'_>, allowed: TypeSet) -> Result<DType> {
         Some(code) => i32::try_from(code)
             .ok()
             .and_then(DType::from_onnx)
-            .ok_or_else(|| error!(InvalidGraph, "dtype {code} is no element type"))?,
+            .ok_or_else(|| error!(InvalidGraph, "dtype {code} is not an element type"))?,
     };
     ensure!(allowed.contains(dtype), InvalidGraph, "random numbers of type {}", dtype.name());
     Ok(dtype)
@@ -125,11 +125,11 @@ fn infer_like(cx: &mut InferCx<'_>) -> Result<()> {
 fn infer_multinomial(cx: &mut InferCx<'_>) -> Result<()> {
     let dtype = output_dtype(cx, TypeSet::of(&[DType::I32, DType::I64]))?;
     let samples = cx.attrs.int("sample_size")?;
-    ensure!(samples >= 0, InvalidGraph, "sample_size is {samples}");
+    ensure!(samples >= 0, InvalidGraph, "sample_size is {samples}, expected 0 or more");
     let shape = match cx.shape(0) {
         None => None,
         Some([batch, _]) => Some(vec![batch.clone(), samples.into()]),
-        Some(shape) => return Err(error!(InvalidGraph, "input of rank {}, expected 2", shape.len())),
+        Some(shape) => return Err(error!(InvalidGraph, "the input has rank {}, expected 2", shape.len())),
     };
     cx.set(0, dtype, shape);
     Ok(())

@@ -33,7 +33,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(
             data.len() >= shape.len() && differ.into_iter().all(|(from, to)| from == to || to == 1),
             InvalidGraph,
-            "shape {data:?} is none that {shape:?} broadcasts to"
+            "shape {shape:?} does not broadcast to {data:?}"
         );
     }
     cx.set_shape(0, shape)

@@ -50,7 +50,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             fits,
             InvalidGraph,
             help = format!("K is 0 to {size}"),
-            "the top {count} of {size} elements along axis {axis}"
+            "K is {count}, but axis {axis} has {size} elements"
         );
     }
     let shape = axes::with_size(shape, axis, count);

@@ -39,7 +39,7 @@ static SEQUENCE_EMPTY: OpSpec = OpSpec {
     infer: |cx| {
         let code = cx.attrs.find_int("dtype").unwrap_or(1);
         let dtype = i32::try_from(code).ok().and_then(DType::from_onnx);
-        let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "dtype {code} is no element type"))?;
+        let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "dtype {code} is not an element type"))?;
         cx.set_type(0, sequence_of(ValueType::tensor(dtype, None)));
         Ok(())
     },

@@ -92,7 +92,7 @@ fn infer_dft(cx: &mut InferCx<'_>) -> Result<()> {
         None => axes::size(shape, axis)?.clone(),
     };
     let negative = length.as_constant().is_some_and(|length| length < 0);
-    ensure!(!negative, InvalidGraph, "a transform of length {length}");
+    ensure!(!negative, InvalidGraph, "the length of the transform is {length}, expected 1 or more");
     // The other half of a real signal's spectrum is its complex conjugate, so one side omits it.
     let bins = if onesided && !inverse { length.floor_div(&Dim::constant(2)) + 1 } else { length };
     cx.set_shape(0, axes::with_size(&output, axis, bins))
@@ -102,10 +102,14 @@ fn infer_stft(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let (batch, samples) = match shape {
         [batch, samples] | [batch, samples, _] => (batch, samples),
-        _ => return Err(error!(InvalidGraph, "a signal of rank {}, expected 3", shape.len())),
+        _ => return Err(error!(InvalidGraph, "the signal has rank {}, expected 3", shape.len())),
     };
     let step = number(cx, 1)?.unwrap_or_else(|| cx.fresh());
-    ensure!(step.as_constant().is_none_or(|step| step > 0), InvalidGraph, "frame_step is {step}");
+    ensure!(
+        step.as_constant().is_none_or(|step| step > 0),
+        InvalidGraph,
+        "frame_step is {step}, expected 1 or more"
+    );
     let window = cx.shape(2).and_then(|shape| shape.first()).cloned();
     let length = match (number(cx, 3)?, window) {
         (Some(length), _) => length,
@@ -115,7 +119,7 @@ fn infer_stft(cx: &mut InferCx<'_>) -> Result<()> {
     };
     if let (Some(samples), Some(length)) = (samples.as_constant(), length.as_constant()) {
         let fits = (1..=samples).contains(&length);
-        ensure!(fits, InvalidGraph, "frames of {length} in a signal of {samples} samples");
+        ensure!(fits, InvalidGraph, "the frame length is {length}, but the signal has {samples} samples");
     }
     let frames = (samples - &length).floor_div(&step) + 1;
     let bins = if cx.attrs.flag("onesided")? { length.floor_div(&Dim::constant(2)) + 1 } else { length };

@@ -48,7 +48,7 @@ fn output_datatype(cx: &InferCx<'_>) -> Result<DType> {
     let dtype = i32::try_from(code).ok().and_then(DType::from_onnx);
     dtype
         .filter(|dtype| TypeSet::NUMERIC.contains(*dtype))
-        .ok_or_else(|| error!(InvalidGraph, "output_datatype {code} is no numeric type"))
+        .ok_or_else(|| error!(InvalidGraph, "output_datatype {code} is not a numeric type"))
 }
 
 /// The size that an input holds, or a fresh symbolic dimension if it is not constant.
@@ -59,7 +59,7 @@ fn size(cx: &InferCx<'_>, index: usize) -> Result<Dim> {
         None => cx.fresh(),
     };
     let negative = size.as_constant().is_some_and(|size| size < 0);
-    ensure!(!negative, InvalidGraph, "input {index} is a size of {size}");
+    ensure!(!negative, InvalidGraph, "input {index} is {size}, expected a size of 0 or more");
     Ok(size)
 }
 

@@ -24,14 +24,14 @@ ops![AFFINE_GRID];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     if let Some(theta) = cx.shape(0) {
-        ensure!(theta.len() == 3, InvalidGraph, "an affine map of shape {theta:?}");
+        ensure!(theta.len() == 3, InvalidGraph, "theta has shape {theta:?}, expected [N, 2, 3] or [N, 3, 4]");
     }
     let Some(size) = cx.dims(1) else { return Ok(()) };
     let (4 | 5, [batch, _, spatial @ ..]) = (size.len(), size.as_slice()) else {
-        return Err(error!(InvalidGraph, "the size {size:?} is of no image or volume"));
+        return Err(error!(InvalidGraph, "size is {size:?}, expected [N, C, H, W] or [N, C, D, H, W]"));
     };
     let negative = size.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
-    ensure!(!negative, InvalidGraph, "the size {size:?} is negative");
+    ensure!(!negative, InvalidGraph, "size {size:?} has a negative value");
     let mut shape = vec![batch.clone()];
     shape.extend_from_slice(spatial);
     shape.push(Dim::constant(spatial.len() as i64));

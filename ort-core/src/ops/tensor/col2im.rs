@@ -33,7 +33,7 @@ ops![COL2IM];
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(input) = cx.shape(0) else { return Ok(()) };
     let [batch, rows, _] = input else {
-        return Err(error!(InvalidGraph, "columns of shape {input:?} are not of rank 3"));
+        return Err(error!(InvalidGraph, "the input has shape {input:?}, expected rank 3"));
     };
     let Some(image) = cx.dims(1) else { return Ok(()) };
     let channels = match cx.dims(2) {
@@ -43,7 +43,11 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
                 (Some(rows), Some(pixels)) => rows.checked_rem(pixels) == Some(0),
                 _ => true,
             };
-            ensure!(whole, InvalidGraph, "{rows} rows are no multiple of the block {block:?}");
+            ensure!(
+                whole,
+                InvalidGraph,
+                "the input has {rows} rows, expected a multiple of the block {block:?}"
+            );
             rows.floor_div(&pixels)
         }
         None => cx.fresh(),

@@ -65,7 +65,7 @@ pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Op
         ensure!(
             shape.len() == result.len(),
             InvalidGraph,
-            "inputs of rank {} and {}",
+            "the inputs have ranks {} and {}, expected equal ranks",
             first.len(),
             shape.len()
         );
@@ -74,7 +74,11 @@ pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Op
                 *size = &*size + other;
             } else {
                 let differ = size.as_constant().zip(other.as_constant()).is_some_and(|(a, b)| a != b);
-                ensure!(!differ, InvalidGraph, "inputs of shape {first:?} and {shape:?} along axis {axis}");
+                ensure!(
+                    !differ,
+                    InvalidGraph,
+                    "input shapes {first:?} and {shape:?} must match except on the concat axis {axis}"
+                );
                 // A constant is more precise than a symbolic dimension.
                 if size.as_constant().is_none() && other.as_constant().is_some() {
                     *size = other.clone();

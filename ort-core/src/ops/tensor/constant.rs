@@ -70,8 +70,8 @@ fn infer_constant(cx: &mut InferCx<'_>) -> Result<()> {
     ];
     let mut given = found.into_iter().flatten();
     // Exactly one of the attributes must be given.
-    let (dtype, shape) = given.next().ok_or_else(|| error!(InvalidGraph, "a Constant without a value"))?;
-    ensure!(given.next().is_none(), InvalidGraph, "a Constant with two values");
+    let (dtype, shape) = given.next().ok_or_else(|| error!(InvalidGraph, "Constant has no value"))?;
+    ensure!(given.next().is_none(), InvalidGraph, "Constant has two values, expected one");
     cx.set(0, dtype, Some(shape));
     if let Some(symbolic) = attrs.find_tensor("value").and_then(|tensor| SymTensor::from_view(&tensor.view()))
     {

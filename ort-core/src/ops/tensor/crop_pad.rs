@@ -34,7 +34,13 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         Some(target) => target,
         None => axes.iter().map(|_| cx.fresh()).collect(),
     };
-    ensure!(target.len() == axes.len(), InvalidGraph, "{} sizes for {} axes", target.len(), axes.len());
+    ensure!(
+        target.len() == axes.len(),
+        InvalidGraph,
+        "{} sizes are given for {} axes",
+        target.len(),
+        axes.len()
+    );
     let mut sizes = shape.to_vec();
     for (axis, size) in axes.into_iter().zip(target) {
         ensure!(size.as_constant().is_none_or(|size| size >= 0), InvalidGraph, "size {size} is negative");

@@ -49,13 +49,13 @@ fn parts<'a>(cx: &InferCx<'a>) -> Result<Option<(&'a [Dim; 4], i64)>> {
     ensure!(
         (1..1 << 16).contains(&block),
         InvalidGraph,
-        help = "blocksize is 1 or more, and 65535 at most",
-        "the block size {block} is not possible"
+        help = "it must divide the height and width, or its square the channels",
+        "blocksize is {block}, expected 1 to 65535"
     );
     let Some(shape) = cx.shape(0) else { return Ok(None) };
     match <&[Dim; 4]>::try_from(shape) {
         Ok(sizes) => Ok(Some((sizes, block))),
-        Err(_) => Err(crate::error!(InvalidGraph, "an image of rank 4 is needed, got {shape:?}")),
+        Err(_) => Err(crate::error!(InvalidGraph, "the input has shape {shape:?}, expected rank 4")),
     }
 }
 
@@ -65,7 +65,7 @@ fn divide(size: &Dim, divisor: i64) -> Result<Dim> {
         whole,
         InvalidGraph,
         help = "pad the image, or use another blocksize",
-        "size {size} is no multiple of {divisor}"
+        "size {size} is not a multiple of {divisor}"
     );
     Ok(size.floor_div(&Dim::constant(divisor)))
 }

@@ -109,9 +109,13 @@ fn infer_tile(cx: &mut InferCx<'_>) -> Result<()> {
         let sizes = input.iter().map(|_| cx.fresh()).collect();
         return cx.set_shape(0, sizes);
     };
-    ensure!(repeats.len() == input.len(), InvalidGraph, "repeats {repeats:?} of a tensor of shape {input:?}");
+    ensure!(
+        repeats.len() == input.len(),
+        InvalidGraph,
+        "repeats {repeats:?} do not have one value for each axis of shape {input:?}"
+    );
     let negative = repeats.iter().any(|repeat| repeat.as_constant().is_some_and(|repeat| repeat < 0));
-    ensure!(!negative, InvalidGraph, "the repeats {repeats:?} are negative");
+    ensure!(!negative, InvalidGraph, "repeats {repeats:?} have a negative value");
     let shape: Vec<Dim> = input.iter().zip(&repeats).map(|(size, repeat)| size * repeat).collect();
     if let (Some(symbolic), Some(from), Some(to)) =
         (cx.symbolic(0), constant_sizes(input), constant_sizes(&shape))

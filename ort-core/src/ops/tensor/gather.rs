@@ -114,7 +114,7 @@ fn infer_gather_elements(cx: &mut InferCx<'_>) -> Result<()> {
             data.len() == indices.len(),
             InvalidGraph,
             help = "both need the same rank: see Gather and GatherND for others",
-            "data {data:?} and indices {indices:?}"
+            "data of shape {data:?} do not match indices of shape {indices:?}"
         );
     }
     cx.set_shape(0, indices.to_vec())
@@ -123,13 +123,17 @@ fn infer_gather_elements(cx: &mut InferCx<'_>) -> Result<()> {
 fn infer_gather_nd(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let invalid = || {
-        error!(InvalidGraph, "data {data:?} and indices {indices:?}").help(
+        error!(InvalidGraph, "data of shape {data:?} do not match indices of shape {indices:?}").help(
             "the last size of the indices is how many axes of the data each one names: 1 up to their number",
         )
     };
     let batch = usize::try_from(cx.attrs.int("batch_dims")?).map_err(|_| invalid())?;
     let (last, outer) = indices.split_last().ok_or_else(invalid)?;
-    ensure!(batch <= outer.len() && batch < data.len(), InvalidGraph, "batch_dims {batch} of {indices:?}");
+    ensure!(
+        batch <= outer.len() && batch < data.len(),
+        InvalidGraph,
+        "batch_dims is {batch}, out of range for indices of shape {indices:?}"
+    );
     // The depth is how many axes an index tuple covers; without it the output's rank is unknown.
     let Some(depth) = last.as_constant() else { return Ok(()) };
     let depth = usize::try_from(depth).map_err(|_| invalid())?;

@@ -19,7 +19,7 @@ pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
     let from_front = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     let index = from_front.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
     index.ok_or_else(|| {
-        error!(InvalidGraph, "axis {axis} is outside of rank {rank}").help(match rank {
+        error!(InvalidGraph, "axis {axis} is out of range for rank {rank}").help(match rank {
             0 => "a scalar has no axes".to_string(),
             _ => format!("axes go from {} to {}", -(rank as i64), rank - 1),
         })
@@ -45,7 +45,11 @@ pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<SmallVec<[usize; 6]>>
 /// The permutation of a `Transpose` node: the input axis of each output axis.
 pub fn permutation(attrs: &Attributes, rank: usize) -> Result<SmallVec<[usize; 6]>> {
     let Some(perm) = attrs.find_ints("perm") else { return Ok((0..rank).rev().collect()) };
-    ensure!(perm.len() == rank, InvalidGraph, "permutation {perm:?} of a tensor of rank {rank}");
+    ensure!(
+        perm.len() == rank,
+        InvalidGraph,
+        "perm {perm:?} is not a permutation of the axes of a tensor of rank {rank}"
+    );
     normalize_axes(perm, rank)
 }
 
@@ -92,7 +96,7 @@ impl SliceAxis {
 
     /// Resolves `start..end` with a step on a dimension of this size, clamping as ONNX does.
     pub fn new(size: usize, start: i64, end: i64, step: i64) -> Result<SliceAxis> {
-        ensure!(step != 0, InvalidGraph, help = SLICE_STEP, "a slice has step 0");
+        ensure!(step != 0, InvalidGraph, help = SLICE_STEP, "the step of a slice is 0");
         if size == 0 {
             return Ok(SliceAxis { start: 0, step, count: 0 });
         }
@@ -126,7 +130,12 @@ impl SliceArguments<'_> {
     /// Returns the axis and step of each entry, and fails if the lists differ in length.
     pub fn axes_and_steps(&self, rank: usize) -> Result<AxesAndSteps> {
         let count = self.starts.len();
-        ensure!(self.ends.len() == count, InvalidGraph, "{count} starts and {} ends", self.ends.len());
+        ensure!(
+            self.ends.len() == count,
+            InvalidGraph,
+            "{count} starts and {} ends are given, expected equal numbers",
+            self.ends.len()
+        );
         slice_axes_and_steps(count, self.axes, self.steps, rank)
     }
 
@@ -162,7 +171,7 @@ pub fn slice_axes_and_steps(
     ensure!(axes.len() == count && count <= rank, InvalidGraph, "{count} slices of {} axes", axes.len());
     let steps: SmallVec<[i64; 6]> = steps.map_or_else(|| SmallVec::from_elem(1, count), SmallVec::from_slice);
     ensure!(steps.len() == count, InvalidGraph, "{count} slices and {} steps", steps.len());
-    ensure!(!steps.contains(&0), InvalidGraph, help = SLICE_STEP, "a slice has step 0");
+    ensure!(!steps.contains(&0), InvalidGraph, help = SLICE_STEP, "the step of a slice is 0");
     Ok(axes.into_iter().zip(steps).collect())
 }
 
@@ -207,7 +216,8 @@ impl Strided {
     /// Broadcasts: repeats dimensions of size 1 and adds leading ones.
     pub fn expand(shape: &[usize], result: &[usize]) -> Result<Strided> {
         let missing = result.len().checked_sub(shape.len());
-        let missing = missing.ok_or_else(|| error!(InvalidArgument, "{shape:?} expanded to {result:?}"))?;
+        let missing = missing
+            .ok_or_else(|| error!(InvalidArgument, "shape {shape:?} does not expand to {result:?}"))?;
         let mut strides: SmallVec<[isize; 6]> = SmallVec::from_elem(0, missing);
         let sizes = shape.iter().zip(result.iter().skip(missing));
         for ((&size, &wanted), stride) in sizes.zip(contiguous_strides(shape)) {
@@ -272,7 +282,7 @@ impl Strided {
 
     /// Reads the elements into a vector; for small sources such as shapes.
     pub fn collect<T: Clone>(&self, from: &[T]) -> Result<Vec<T>> {
-        ensure!(self.fits(from.len()), Fail, "an index points outside of {} elements", from.len());
+        ensure!(self.fits(from.len()), Fail, "an index is out of range for {} elements", from.len());
         if self.sizes.contains(&0) {
             return Ok(Vec::new());
         }

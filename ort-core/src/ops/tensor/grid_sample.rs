@@ -45,11 +45,18 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     one_of("the padding mode", padding, &["zeros", "border", "reflection"])?;
     let (Some(image), Some(grid)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let ([batch, channels, spatial @ ..], [_, places @ .., positions]) = (image, grid) else {
-        return Err(error!(InvalidGraph, "image {image:?} and grid {grid:?}"));
+        return Err(error!(
+            InvalidGraph,
+            "the image of shape {image:?} does not match the grid of shape {grid:?}"
+        ));
     };
     let same_rank = !spatial.is_empty() && grid.len() == image.len();
-    ensure!(same_rank, InvalidGraph, "image {image:?} and grid {grid:?}");
+    ensure!(
+        same_rank,
+        InvalidGraph,
+        "the image of shape {image:?} does not match the grid of shape {grid:?}"
+    );
     let fits = positions.as_constant().is_none_or(|count| count == spatial.len() as i64);
-    ensure!(fits, InvalidGraph, "positions of {positions} numbers in an image {image:?}");
+    ensure!(fits, InvalidGraph, "grid positions have {positions} numbers, but the image has shape {image:?}");
     cx.set_shape(0, [batch, channels].into_iter().chain(places).cloned().collect())
 }

@@ -50,7 +50,7 @@ fn constant_sizes(shape: &[Dim]) -> Option<Shape> {
 fn set_reshaped(cx: &mut InferCx<'_>, shape: Vec<Dim>) -> Result<()> {
     for size in &shape {
         let negative = size.as_constant().is_some_and(|size| size < 0);
-        ensure!(!negative, InvalidGraph, "the output would have the size {size}");
+        ensure!(!negative, InvalidGraph, "the output would have size {size}, expected 0 or more");
     }
     if let (Some(symbolic), Some(sizes)) = (cx.symbolic(0), constant_sizes(&shape)) {
         cx.set_symbolic(0, SymTensor::new(&sizes, symbolic.elements.clone())?);

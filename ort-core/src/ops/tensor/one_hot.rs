@@ -39,7 +39,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(
         depth.as_constant().is_none_or(|depth| depth >= 0),
         InvalidGraph,
-        "the depth {depth} is negative"
+        "depth is {depth}, expected 0 or more"
     );
     let mut shape = indices.to_vec();
     shape.insert(axis, depth);

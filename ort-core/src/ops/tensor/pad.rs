@@ -48,7 +48,7 @@ fn pads_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
     draft.attr_to_input("pads", 1)?;
     let value = match draft.take_attr("value") {
         Some(Attribute::Float(value)) => value,
-        Some(_) => return Err(error!(InvalidGraph, "attribute 'value' is no float")),
+        Some(_) => return Err(error!(InvalidGraph, "attribute 'value' is not a float")),
         None => 0.0,
     };
     // Zero is the default for every type. Any other value was a float attribute and must become a
@@ -83,7 +83,12 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         return cx.set_shape(0, sizes);
     };
     let count = axes.len();
-    ensure!(pads.len() == 2 * count, InvalidGraph, "{} pads for {count} axes", pads.len());
+    ensure!(
+        pads.len() == 2 * count,
+        InvalidGraph,
+        "{} pads are given for {count} axes, expected two for each",
+        pads.len()
+    );
     let mut sizes = shape.to_vec();
     let (begins, ends) = pads.split_at_checked(count).unwrap_or((&pads, &[]));
     for (&axis, (begin, end)) in axes.iter().zip(begins.iter().zip(ends)) {

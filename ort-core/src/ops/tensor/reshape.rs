@@ -71,7 +71,11 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
             Some(0) if copy_zero => match input {
                 Some(input) => {
                     let copied = input.get(index);
-                    ensure!(copied.is_some(), InvalidGraph, "size {index} of {target:?} copies nothing");
+                    ensure!(
+                        copied.is_some(),
+                        InvalidGraph,
+                        "size {index} of shape {target:?} is 0, but the input has no such axis to copy"
+                    );
                     copied.cloned().unwrap_or(Dim::constant(0))
                 }
                 None => cx.fresh(),
@@ -81,7 +85,7 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
                     open.is_none(),
                     InvalidGraph,
                     help = "only one size may be -1",
-                    "shape {target:?} leaves two sizes open"
+                    "shape {target:?} has two sizes of -1"
                 );
                 open = Some(index);
                 // A placeholder that is neutral in the product until `close` fills it.
@@ -125,7 +129,7 @@ fn close(shape: &mut [Dim], open: Option<usize>, input: &[Dim], target: &[Dim]) 
         fits,
         InvalidGraph,
         help = format!("the sizes must multiply to {total}; -1 stands for what is left"),
-        "a tensor of shape {input:?} cannot be read as {target:?}"
+        "the input of shape {input:?} cannot be reshaped to {target:?}"
     );
     if let Some(index) = open {
         shape.get_mut(index).into_iter().for_each(|size| *size = total.floor_div(&rest));
@@ -145,7 +149,7 @@ fn infer_flatten(cx: &mut InferCx<'_>) -> Result<()> {
         (0..=rank).contains(&split),
         InvalidGraph,
         help = format!("axes go from {} to {rank}", -rank),
-        "axis {axis} is outside of rank {rank}"
+        "axis {axis} is out of range for rank {rank}"
     );
     let (outer, inner) = shape.split_at(split as usize);
     set_reshaped(cx, vec![outer.iter().product(), inner.iter().product()])

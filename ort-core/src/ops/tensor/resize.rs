@@ -145,7 +145,12 @@ fn infer_resize(cx: &mut InferCx<'_>) -> Result<()> {
         let policy = ResizePolicy::parse(cx.attrs.string("keep_aspect_ratio_policy")?)?;
         let targets = cx.dims(3);
         if let Some(targets) = &targets {
-            ensure!(targets.len() == axes.len(), InvalidGraph, "{} sizes for {axes:?}", targets.len());
+            ensure!(
+                targets.len() == axes.len(),
+                InvalidGraph,
+                "{} sizes are given for axes {axes:?}",
+                targets.len()
+            );
         }
         let resized = resized(cx, shape, &axes, targets, policy)?;
         for (&axis, size) in axes.iter().zip(resized) {
@@ -155,7 +160,12 @@ fn infer_resize(cx: &mut InferCx<'_>) -> Result<()> {
     }
     let scales = cx.floats(2);
     if let Some(scales) = &scales {
-        ensure!(scales.len() == axes.len(), InvalidGraph, "{} scales for {axes:?}", scales.len());
+        ensure!(
+            scales.len() == axes.len(),
+            InvalidGraph,
+            "{} scales are given for axes {axes:?}",
+            scales.len()
+        );
     }
     for (entry, &axis) in axes.iter().enumerate() {
         let scale = scales.as_ref().and_then(|scales| scales.get(entry));
@@ -179,7 +189,7 @@ fn resized(
     let unknown = || axes.iter().map(|_| cx.fresh()).collect();
     let Some(targets) = targets else { return Ok(unknown()) };
     let negative = targets.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
-    ensure!(!negative, InvalidGraph, "the sizes {targets:?} are negative");
+    ensure!(!negative, InvalidGraph, "sizes {targets:?} have a negative value");
     if policy == ResizePolicy::Stretch {
         return Ok(targets);
     }

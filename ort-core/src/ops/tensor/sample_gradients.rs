@@ -343,7 +343,7 @@ fn roi_align_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
         axes.push((axis.count, axis.linear(cx, x)?));
     }
     let rank = cx.rank(image)?;
-    ensure!(rank == 4, InvalidGraph, "feature maps of rank {rank}, expected 4");
+    ensure!(rank == 4, InvalidGraph, "the feature maps have rank {rank}, expected 4");
     let turned = cx.transpose(image, &[1, 0, 2, 3])?;
     let channels = cx.sizes(image, 1, 2)?;
     let (front, rest) = (cx.ints(&[1])?, cx.ints(&[-1])?);

@@ -63,7 +63,11 @@ fn check_reduction(cx: &InferCx<'_>) -> Result<()> {
     let reduction = cx.attrs.find_string("reduction").unwrap_or("none");
     one_of("the reduction", reduction, &["none", "add", "mul", "min", "max"])?;
     let ordered = !cx.dtype(0).is_ok_and(DType::is_complex) || !["min", "max"].contains(&reduction);
-    ensure!(ordered, InvalidGraph, "the reduction '{reduction}' of complex numbers, which have no order");
+    ensure!(
+        ordered,
+        InvalidGraph,
+        "reduction '{reduction}' needs an order, which complex numbers do not have"
+    );
     Ok(())
 }
 
@@ -73,7 +77,11 @@ fn infer_elements(cx: &mut InferCx<'_>) -> Result<()> {
     normalize_axis(cx.attrs.int("axis")?, data.len())?;
     for index in [1, 2] {
         let same = cx.shape(index).is_none_or(|shape| shape.len() == data.len());
-        ensure!(same, InvalidGraph, "input {index} has another rank than the data, {data:?}");
+        ensure!(
+            same,
+            InvalidGraph,
+            "the rank of input {index} differs from that of the data, whose shape is {data:?}"
+        );
     }
     cx.set_shape(0, data.to_vec())
 }
@@ -83,7 +91,7 @@ fn infer_nd(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(data) = cx.shape(0) else { return Ok(()) };
     if let Some(depth) = cx.shape(1).and_then(<[_]>::last).and_then(|depth| depth.as_constant()) {
         let fits = (0..=data.len() as i64).contains(&depth);
-        ensure!(fits, InvalidGraph, "index tuples of {depth} numbers into data {data:?}");
+        ensure!(fits, InvalidGraph, "index tuples have {depth} numbers, but the data has shape {data:?}");
     }
     cx.set_shape(0, data.to_vec())
 }

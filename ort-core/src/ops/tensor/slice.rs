@@ -70,7 +70,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             (None, None) => None,
             (start, end) => {
                 let missing = (starts.is_some() && start.is_none()) || (ends.is_some() && end.is_none());
-                ensure!(!missing, InvalidGraph, "starts and ends are not equally many");
+                ensure!(!missing, InvalidGraph, "starts and ends have different lengths");
                 None
             }
         };

@@ -51,7 +51,12 @@ fn split_to_input(draft: &mut Draft<'_>) -> Result<()> {
 fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
     if cx.has_input(1) {
         let Some(parts) = cx.dims(1) else { return Ok((0..count).map(|_| cx.fresh()).collect()) };
-        ensure!(parts.len() == count, InvalidGraph, "{} parts for {count} outputs", parts.len());
+        ensure!(
+            parts.len() == count,
+            InvalidGraph,
+            "split has {} sizes, but there are {count} outputs",
+            parts.len()
+        );
         let negative = parts.iter().any(|part| part.as_constant().is_some_and(|part| part < 0));
         let sum: Dim = parts.iter().sum();
         let differ = sum.as_constant().zip(size.as_constant()).is_some_and(|(sum, size)| sum != size);
@@ -59,7 +64,7 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
             !negative && !differ,
             InvalidGraph,
             help = "the parts must be 0 or more and add up to the size",
-            "size {size} split into {parts:?}"
+            "split {parts:?} does not add up to size {size}"
         );
         return Ok(parts);
     }
@@ -74,7 +79,7 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
         !negative,
         InvalidGraph,
         help = "ask for fewer parts, or give their sizes",
-        "size {size} split into {count} parts"
+        "size {size} cannot be split into {count} parts"
     );
     let mut parts = vec![part; count];
     if let Some(slot) = parts.last_mut() {

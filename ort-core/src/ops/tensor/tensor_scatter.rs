@@ -31,6 +31,10 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let axis = normalize_axis(cx.attrs.int("axis")?, cache.len())?;
     ensure!(axis > 0, InvalidGraph, "the axis cannot be the batch");
     let same = cx.shape(1).is_none_or(|update| update.len() == cache.len());
-    ensure!(same, InvalidGraph, "the update has another rank than the cache, {cache:?}");
+    ensure!(
+        same,
+        InvalidGraph,
+        "the rank of the update differs from that of the cache, whose shape is {cache:?}"
+    );
     cx.set_shape(0, cache.to_vec())
 }

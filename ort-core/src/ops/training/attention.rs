@@ -107,7 +107,7 @@ fn check<'a>(cx: &InferCx<'a>, first: usize) -> Result<[Option<&'a [Dim]>; 3]> {
         fits,
         InvalidGraph,
         help = "give queries [..., S, D], keys [..., L, D] and values [..., L, E] with the same leading axes",
-        "queries {q:?}, keys {k:?} and values {v:?} do not go together"
+        "queries {q:?}, keys {k:?} and values {v:?} do not match"
     );
     Ok(shapes)
 }

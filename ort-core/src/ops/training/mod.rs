@@ -113,7 +113,7 @@ fn infer(cx: &mut InferCx<'_>, groups: usize) -> Result<()> {
     ensure!(
         given > 0 && given.is_multiple_of(groups),
         InvalidGraph,
-        "{given} tensors do not make up groups of {groups}"
+        "the number of tensors is {given}, expected a multiple of {groups}"
     );
     let count = given / groups;
     ensure!(

@@ -68,7 +68,7 @@ fn check_rows(cx: &InferCx<'_>, first: i64) -> Result<()> {
             first.checked_add(rows).is_some_and(|end| end <= all),
             InvalidGraph,
             help = "the gradient is of rows of the parameter: parts along axis 0",
-            "{rows} rows from {first} on, of {all}"
+            "{rows} rows from row {first} on are out of range for {all} rows"
         );
     }
     let mut expected = parameter.to_vec();

@@ -27,7 +27,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         other => return Err(unknown_name("pixel_format", other, &["RGB", "BGR", "Grayscale"])),
     };
     if let Some(shape) = cx.shape(0) {
-        ensure!(shape.len() == 1, InvalidGraph, "an encoded stream of rank {}, expected 1", shape.len());
+        ensure!(shape.len() == 1, InvalidGraph, "the encoded stream has rank {}, expected 1", shape.len());
     }
     let (height, width) = (cx.fresh(), cx.fresh());
     cx.set(0, DType::U8, Some(vec![height, width, channels.into()]));

@@ -55,7 +55,11 @@ fn infer_align(cx: &mut InferCx<'_>) -> Result<()> {
     one_of("the mode", mode, &["avg", "max"])?;
     let transform = cx.attrs.string("coordinate_transformation_mode")?;
     one_of("coordinate_transformation_mode", transform, &["half_pixel", "output_half_pixel"])?;
-    ensure!(cx.attrs.int("sampling_ratio")? >= 0, InvalidGraph, "sampling_ratio is negative");
+    ensure!(
+        cx.attrs.int("sampling_ratio")? >= 0,
+        InvalidGraph,
+        "sampling_ratio is negative, expected 0 or more"
+    );
     infer_regions(cx, [cx.attrs.int("output_height")?, cx.attrs.int("output_width")?])
 }
 
@@ -67,13 +71,17 @@ fn infer_pool(cx: &mut InferCx<'_>) -> Result<()> {
 }
 
 fn infer_regions(cx: &mut InferCx<'_>, [height, width]: [i64; 2]) -> Result<()> {
-    ensure!(height > 0 && width > 0, InvalidGraph, "regions of {height} by {width}");
+    ensure!(
+        height > 0 && width > 0,
+        InvalidGraph,
+        "the pooled shape is {height} by {width}, expected 1 or more"
+    );
     let (Some(maps), Some(regions)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let [_, channels, _, _] = maps else {
-        return Err(error!(InvalidGraph, "feature maps of rank {}, expected 4", maps.len()));
+        return Err(error!(InvalidGraph, "the feature maps have rank {}, expected 4", maps.len()));
     };
     let [count, _] = regions else {
-        return Err(error!(InvalidGraph, "regions of rank {}, expected 2", regions.len()));
+        return Err(error!(InvalidGraph, "the regions have rank {}, expected 2", regions.len()));
     };
     cx.set_shape(0, vec![count.clone(), channels.clone(), height.into(), width.into()])
 }

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use ort_alloc::{Allocator, Budget, Category, DeviceId, SharedBuffer, allocate_in, arena};
+use ort_alloc::{Allocator, Budget, Category, DeviceId, SharedBuffer, allocate_in, arena, exact_bytes};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -336,7 +336,8 @@ impl Lane {
         }
         let (name, needed) = (&self.device.info().name, of_run.saturating_add(least));
         let shortage = MemoryShortage { needed, available, limit, largest: Vec::new() };
-        let advice = format!("raise the device's memory limit to {} bytes", shortage.sufficient_limit());
+        let advice =
+            format!("raise the device's memory limit to {}", exact_bytes(shortage.sufficient_limit()));
         Err(Error::out_of_memory(&format!("the run on {name}"), shortage).help(advice))
     }
 

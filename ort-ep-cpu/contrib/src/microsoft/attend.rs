@@ -283,7 +283,13 @@ pub(super) fn attend(
 ) -> Result<()> {
     let sizes = problem.sizes;
     let divides = sizes.key_heads > 0 && sizes.heads.is_multiple_of(sizes.key_heads);
-    ensure!(divides, InvalidArgument, "{} heads do not divide among {}", sizes.heads, sizes.key_heads);
+    ensure!(
+        divides,
+        InvalidArgument,
+        "{} query heads are not a multiple of {} key heads",
+        sizes.heads,
+        sizes.key_heads
+    );
     ensure!(sizes.keys <= sizes.capacity, Fail, "{} keys in scratch for {}", sizes.keys, sizes.capacity);
     ensure!(problem.spans.len() == sizes.batch, Fail, "there are {} spans", problem.spans.len());
     if result.is_empty() {

@@ -46,7 +46,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| match cx.input(0)?.dtype() {
         DType::F32 => distances::<f32>(cx, is_root),
         DType::F64 => distances::<f64>(cx, is_root),
-        dtype => Err(error!(NotImplemented, "distances of {}", dtype.name())),
+        dtype => Err(error!(NotImplemented, "distances of {} are not supported", dtype.name())),
     }))
 }
 

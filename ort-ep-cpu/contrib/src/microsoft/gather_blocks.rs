@@ -54,7 +54,7 @@ impl GatherBlocks {
         match (dtype, self.bits) {
             (DType::U8, 2) => Ok(DType::U2),
             (DType::U8, 4) => Ok(DType::U4),
-            (DType::U8, bits) if bits != 8 => Err(error!(InvalidGraph, "codes of {bits} bits")),
+            (DType::U8, bits) if bits != 8 => Err(error!(InvalidGraph, "quantized values of {bits} bits")),
             _ => Ok(dtype),
         }
     }

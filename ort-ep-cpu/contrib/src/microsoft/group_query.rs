@@ -218,7 +218,7 @@ impl GroupQuery {
             shapes => {
                 return Err(error!(
                     InvalidArgument,
-                    "query, key and value of shapes {shapes:?} do not go together"
+                    "query, key and value of shapes {shapes:?} do not match"
                 ));
             }
         };
@@ -226,7 +226,7 @@ impl GroupQuery {
         ensure!(
             width.is_multiple_of(all),
             InvalidArgument,
-            "query of width {width} does not divide into {all} heads"
+            "query has width {width}, expected a multiple of the {all} heads"
         );
         let size = width / all;
         let past = match (shape(3), shape(4)) {

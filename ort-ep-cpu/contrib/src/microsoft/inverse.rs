@@ -18,7 +18,11 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let run = |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let &[.., rows, columns] = input.shape() else {
-            return Err(error!(InvalidArgument, "a tensor of shape {:?} holds no matrices", input.shape()));
+            return Err(error!(
+                InvalidArgument,
+                "the input has shape {:?}, expected rank 2 or more",
+                input.shape()
+            ));
         };
         ensure!(rows == columns, InvalidArgument, "a matrix of {rows} by {columns} has no inverse");
         let dtype = input.dtype();
@@ -32,7 +36,7 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 pieces_mut(to).flatten().zip(&inverse).for_each(|(to, x)| *to = T::from_f64(*x));
             }
             Ok(())
-        }, else => Err(error!(NotImplemented, "inverses of {}", dtype.name())))
+        }, else => Err(error!(NotImplemented, "inverses of {} are not supported", dtype.name())))
     };
     Ok(Box::new(WithHeap { bound, run }))
 }

@@ -231,7 +231,8 @@ impl Mixture {
         let chosen = attrs.int("k")?;
         let has_third = cx.node.input(WEIGHTS[2]).is_some();
         Ok(Mixture {
-            chosen: usize::try_from(chosen).map_err(|_| error!(InvalidGraph, "k is {chosen}"))?,
+            chosen: usize::try_from(chosen)
+                .map_err(|_| error!(InvalidGraph, "k is {chosen}, expected 0 or more"))?,
             normalizes: attrs.flag("normalize_routing_weights")?,
             activation: Activation::new(cx)?,
             has_third,
@@ -271,11 +272,7 @@ impl Mixture {
             && from == hidden
             && input.last() == Some(&hidden)
             && (!self.has_third || third == [inner, hidden]);
-        ensure!(
-            agree,
-            InvalidArgument,
-            "layers of sizes {layers:?} do not go together for an input of {input:?}"
-        );
+        ensure!(agree, InvalidArgument, "layers of sizes {layers:?} do not match for an input of {input:?}");
         let tokens = element_count(input.split_last().map_or(&[], |(_, rows)| rows))?;
         ensure!(
             *router == [tokens, experts],

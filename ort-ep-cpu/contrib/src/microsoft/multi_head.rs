@@ -134,7 +134,7 @@ impl MultiHead {
                     let shapes = (query, key, value);
                     return Err(error!(
                         InvalidArgument,
-                        "query, key and value of shapes {shapes:?} do not go together"
+                        "query, key and value of shapes {shapes:?} do not match"
                     ));
                 }
             };

@@ -33,7 +33,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let size = |name: &str| {
         let value = attrs.find_int(name).unwrap_or(0);
-        usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}"))
+        usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}, expected 0 or more"))
     };
     let rotary = Rotary {
         interleaved: attrs.find_int("interleaved").unwrap_or(0) != 0,

@@ -70,5 +70,5 @@ fn binarize(cx: &mut RunCx<'_>, threshold: f32) -> Result<()> {
             *y = u8::from(value > f64::from(threshold)) as T;
         }
         Ok(())
-    }, else => Err(error!(NotImplemented, "Binarizer of {}", DType::name(dtype))))
+    }, else => Err(error!(NotImplemented, "Binarizer of {} is not supported", DType::name(dtype))))
 }

@@ -71,7 +71,7 @@ fn default_value(attrs: &Attributes, values: &Tensor) -> Result<Tensor> {
         ensure!(
             tensor.dtype() == values.dtype() && tensor.element_count() == 1,
             InvalidGraph,
-            "default_tensor is no single {}",
+            "default_tensor is not a single {}",
             values.dtype().name()
         );
         return Ok(tensor.clone());
@@ -94,7 +94,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     ensure!(
         keys.len() == values.element_count(),
         InvalidGraph,
-        "{} keys for {} values",
+        "got {} keys, expected one for each of the {} values",
         keys.len(),
         values.element_count()
     );

@@ -62,7 +62,7 @@ fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     ensure!(
         intercepts.is_empty() || intercepts.len() == count,
         InvalidGraph,
-        "{} intercepts for {count} targets",
+        "got {} intercepts, expected one for each of the {count} targets",
         intercepts.len()
     );
     let functions = Functions {

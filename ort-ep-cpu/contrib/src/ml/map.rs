@@ -64,7 +64,7 @@ fn pick(cx: &RunCx<'_>, values: &Tensor, places: &[Option<usize>]) -> Result<Ten
         for (place, to) in spending(2, places.iter().zip(output.as_mut_slice::<T>()?)) {
             *to = place.and_then(|place| from.get(place).copied()).unwrap_or_default();
         }
-    }, else => return Err(error!(NotImplemented, "a map of {}", DType::name(dtype))));
+    }, else => return Err(error!(NotImplemented, "a map of {} is not supported", DType::name(dtype))));
     output.finish()
 }
 
@@ -129,7 +129,7 @@ fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 /// Returns a row of the values at `places`, cast to another type.
 fn cast(values: &Tensor, places: &[Option<usize>], to: DType) -> Result<Tensor> {
     let shape = [1, places.len()];
-    let no_number = |text: &str| error!(InvalidArgument, "'{text}' in a map is no number");
+    let no_number = |text: &str| error!(InvalidArgument, "'{text}' in a map is not a number");
     if let Ok(texts) = values.strings() {
         let text = |place: &Option<usize>| place.and_then(|place| texts.get(place)).map(String::as_str);
         let places = || spending(UNITS_OF_A_TEXT, places);

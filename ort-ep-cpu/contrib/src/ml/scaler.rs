@@ -22,7 +22,11 @@ fn scaler(cx: &mut RunCx<'_>, offset: &[f32], scale: &[f32]) -> Result<()> {
     let features = input.shape().last().copied().unwrap_or(1).max(1);
     for (name, given) in [("offset", offset.len()), ("scale", scale.len())] {
         let fits = given == 1 || given == features;
-        ensure!(fits, InvalidArgument, "'{name}' has {given} elements for {features} features");
+        ensure!(
+            fits,
+            InvalidArgument,
+            "'{name}' has {given} elements, expected one for each of the {features} features"
+        );
     }
     let output = cx.output(0)?.as_mut_slice::<f32>()?;
     let dtype = input.dtype();
@@ -37,5 +41,5 @@ fn scaler(cx: &mut RunCx<'_>, offset: &[f32], scale: &[f32]) -> Result<()> {
             }
         }
         Ok(())
-    }, else => Err(error!(NotImplemented, "Scaler of {}", DType::name(dtype))))
+    }, else => Err(error!(NotImplemented, "Scaler of {} is not supported", DType::name(dtype))))
 }

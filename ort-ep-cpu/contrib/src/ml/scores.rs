@@ -167,7 +167,7 @@ pub(super) fn doubles(view: &TensorView<'_>) -> Result<Vec<f64>> {
     for_each_type!(dtype in [F32, F64, I32, I64, F16], T => {
         let elements = view.to_cow::<T>()?;
         Ok(spending(1, &*elements).map(|x| num_traits::AsPrimitive::<f64>::as_(*x)).collect())
-    }, else => Err(error!(NotImplemented, "features of {}", DType::name(dtype))))
+    }, else => Err(error!(NotImplemented, "features of {} are not supported", DType::name(dtype))))
 }
 
 /// Writes scores to an `f32` output.

@@ -32,7 +32,11 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         // One value for all features, or one per feature.
         let given = if input.dtype().is_float() { floats.len() } else { ints.len() };
         let fits = given == 1 || (given == features && given > 0);
-        ensure!(fits, InvalidArgument, "{given} imputed values for {features} features");
+        ensure!(
+            fits,
+            InvalidArgument,
+            "got {given} imputed values, expected one for each of the {features} features"
+        );
         let dtype = input.dtype();
         let output = cx.output(0)?;
         match dtype {
@@ -45,7 +49,7 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                     *y = if is_missing { T::from(floats[index % given]) } else { *x };
                 }
                 Ok(())
-            }, else => Err(error!(NotImplemented, "Imputer of {}", DType::name(dtype)))),
+            }, else => Err(error!(NotImplemented, "Imputer of {} is not supported", DType::name(dtype)))),
             _ => for_each_type!(dtype in [I32, I64], T => {
                 let fit = |value: i64| {
                     T::try_from(value).map_err(|_| error!(InvalidGraph, "{value} is no {}", DType::name(dtype)))
@@ -58,7 +62,7 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                     *y = if missing == Some(*x) { values[index % given] } else { *x };
                 }
                 Ok(())
-            }, else => Err(error!(NotImplemented, "Imputer of {}", DType::name(dtype)))),
+            }, else => Err(error!(NotImplemented, "Imputer of {} is not supported", DType::name(dtype)))),
         }
     }))
 }
@@ -169,7 +173,7 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let (rows, width) = match cx.output_shape(0) {
             Some(&[rows, width]) => (rows, width),
-            _ => return Err(error!(Fail, "the output is no matrix")),
+            _ => return Err(error!(Fail, "the output is not a matrix")),
         };
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
         interrupt::fill(output, 0.0);

@@ -45,7 +45,7 @@ fn with_rows(
             let from = elements.get(row * features..).unwrap_or(&[]);
             to.iter_mut().zip(from).for_each(|(to, from)| *to = AsPrimitive::<f64>::as_(*from));
         })
-    }, else => Err(error!(NotImplemented, "features of {}", DType::name(dtype))))
+    }, else => Err(error!(NotImplemented, "features of {} are not supported", DType::name(dtype))))
 }
 
 /// Returns how many threads are worth using on `rows` rows.
@@ -73,7 +73,8 @@ struct Regressor {
 fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let supports = attrs.int("n_supports")?;
-    let supports = usize::try_from(supports).map_err(|_| error!(InvalidGraph, "n_supports is {supports}"))?;
+    let supports = usize::try_from(supports)
+        .map_err(|_| error!(InvalidGraph, "n_supports is {supports}, expected 0 or more"))?;
     let coefficients = attrs.find_floats("coefficients").unwrap_or(&[]);
     let (vectors, weights) = if supports > 0 {
         let given = coefficients.len();

@@ -164,6 +164,6 @@ impl Executable for TreeEnsemble {
                 0
             })?;
             Ok(())
-        }, else => Err(error!(NotImplemented, "scores of {}", DType::name(dtype))))
+        }, else => Err(error!(NotImplemented, "scores of {} are not supported", DType::name(dtype))))
     }
 }

@@ -88,9 +88,7 @@ impl Sizes {
                 let heads = heads.iter().product();
                 Ok(Sizes { heads, queries: *queries, keys: *keys, size: *size, value_size: *value_size })
             }
-            _ => {
-                Err(error!(InvalidArgument, "queries {q:?}, keys {k:?} and values {v:?} do not go together"))
-            }
+            _ => Err(error!(InvalidArgument, "queries {q:?}, keys {k:?} and values {v:?} do not match")),
         }
     }
 
@@ -157,7 +155,11 @@ impl<'a, T: Real> Mask<'a, T> {
         let shape = view.shape();
         let fits = shape.len() <= full.len()
             && shape.iter().rev().zip(full.iter().rev()).all(|(size, to)| *size == 1 || size == to);
-        ensure!(fits, InvalidArgument, "a mask of shape {shape:?} does not fit scores of shape {full:?}");
+        ensure!(
+            fits,
+            InvalidArgument,
+            "the mask of shape {shape:?} does not broadcast to scores of shape {full:?}"
+        );
         let mut strides: SmallVec<[usize; 6]> = SmallVec::from_elem(0, full.len());
         let mut step = 1;
         for (stride, size) in strides.iter_mut().rev().zip(shape.iter().rev()) {

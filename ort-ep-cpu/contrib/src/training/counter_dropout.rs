@@ -64,7 +64,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let dtype = cx.node.dtype(0).ok_or_else(|| error!(Fail, "the type of the data is not known"))?;
     for_each_type!(dtype in FLOATS, T => {
         Ok(Box::new(move |cx: &mut RunCx<'_>| run::<T>(cx, stream)))
-    }, else => Err(error!(NotImplemented, "CounterDropout of {}", dtype.name())))
+    }, else => Err(error!(NotImplemented, "CounterDropout of {} is not supported", dtype.name())))
 }
 
 fn run<T: Dropped>(cx: &mut RunCx<'_>, stream: i64) -> Result<()> {

@@ -150,7 +150,7 @@ fn run<const N: usize>(cx: &mut RunCx<'_>, rule: &dyn Rule<N>) -> Result<()> {
     ensure!(
         given.is_multiple_of(N + 2),
         InvalidArgument,
-        "{given} tensors do not make up groups of {}",
+        "the number of tensors is {given}, expected a multiple of {}",
         N + 2
     );
     let count = given / (N + 2);

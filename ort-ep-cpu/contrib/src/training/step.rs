@@ -88,7 +88,9 @@ impl<'a> Floats<'a> {
             DType::F64 => Floats::F64(view.as_slice()?),
             DType::F16 => Floats::F16(view.as_slice()?),
             DType::BF16 => Floats::BF16(view.as_slice()?),
-            other => return Err(error!(NotImplemented, "a gradient of type {}", other.name())),
+            other => {
+                return Err(error!(NotImplemented, "a gradient of type {} is not supported", other.name()));
+            }
         })
     }
 

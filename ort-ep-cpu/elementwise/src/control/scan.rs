@@ -31,7 +31,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (body, graph) = subgraph(cx, "body")?;
     let scanned = usize::try_from(cx.attrs().int("num_scan_inputs")?).ok().filter(|&count| count > 0);
     let states = scanned.and_then(|count| cx.node.node.inputs.len().checked_sub(count));
-    let states = states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not fit the inputs"))?;
+    let states =
+        states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not match the number of inputs"))?;
     let directions = |count: usize, axes: &str, directions: &str| -> Result<Vec<Direction>> {
         let axes = cx.attrs().find_ints(axes).unwrap_or(&[]);
         let directions = cx.attrs().find_ints(directions).unwrap_or(&[]);
@@ -62,7 +63,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn resolve(axis: i64, rank: usize) -> Result<usize> {
     let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
-    found.ok_or_else(|| error!(InvalidArgument, "axis {axis} is outside rank {rank}"))
+    found.ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
 }
 
 /// One scanned input, with its scanned axis in front.

@@ -50,7 +50,7 @@ fn make_binary(cx: &mut CompileCx<'_>, formula: Formula) -> Result<Box<dyn Execu
     for_each_type!(
         dtype in [U8, I8],
         T => Ok(Box::new(move |cx: &mut RunCx<'_>| run_binary::<T>(cx, formula))),
-        else => Err(error!(NotImplemented, "codes of type {}", dtype.name())),
+        else => Err(error!(NotImplemented, "quantized values of type {} are not supported", dtype.name())),
     )
 }
 
@@ -270,7 +270,7 @@ fn make_table(cx: &mut CompileCx<'_>, function: Unary) -> Result<Box<dyn Executa
                 block.iter_mut().for_each(|code| *code = bytemuck::cast(table[usize::from(*code)]));
             })
         })),
-        else => Err(error!(NotImplemented, "codes of type {}", dtype.name())),
+        else => Err(error!(NotImplemented, "quantized values of type {} are not supported", dtype.name())),
     )
 }
 

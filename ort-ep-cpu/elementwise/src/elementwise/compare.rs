@@ -143,7 +143,7 @@ fn make_is_nan(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         Some(dtype) if TypeSet::FLOAT8.contains(dtype) => Box::new(move |cx: &mut RunCx<'_>| {
             run_map(cx, |code: u8| u8::from(classify(dtype, code) == Class::Nan))
         }),
-        other => return Err(error!(NotImplemented, "IsNaN of {other:?}")),
+        other => return Err(error!(NotImplemented, "IsNaN of {other:?} is not supported")),
     })
 }
 
@@ -163,6 +163,6 @@ fn make_is_inf(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 u8::from(sign && classify(dtype, code) == Class::Infinite)
             })
         }),
-        other => return Err(error!(NotImplemented, "IsInf of {other:?}")),
+        other => return Err(error!(NotImplemented, "IsInf of {other:?} is not supported")),
     })
 }

@@ -87,7 +87,9 @@ fn drop_at_random(
     mut mask: Option<&mut [u8]>,
 ) -> Result<()> {
     let scale = 1.0 / (1.0 - ratio);
-    let size = dtype.byte_size().ok_or_else(|| error!(NotImplemented, "Dropout of {}", dtype.name()))?;
+    let size = dtype
+        .byte_size()
+        .ok_or_else(|| error!(NotImplemented, "Dropout of {} is not supported", dtype.name()))?;
     let mut numbers = [0u8; BLOCK * 8];
     for (index, block) in data.chunks_mut(BLOCK * size).enumerate() {
         let count = block.len() / size;

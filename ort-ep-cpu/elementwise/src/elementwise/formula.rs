@@ -150,7 +150,7 @@ fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>>
             let program = Program::compile(formula);
             Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, &program))
         }
-        other => return Err(error!(NotImplemented, "a formula of {other:?}")),
+        other => return Err(error!(NotImplemented, "a formula of {other:?} is not supported")),
     })
 }
 

@@ -17,7 +17,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
         for_each_type!(dtype in FLOATS, T => affine_grid::<T>(cx, align_corners), else => {
-            Err(error!(NotImplemented, "a grid of {}", dtype.name()))
+            Err(error!(NotImplemented, "a grid of {} is not supported", dtype.name()))
         })
     }))
 }

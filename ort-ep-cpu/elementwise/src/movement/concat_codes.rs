@@ -24,7 +24,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     for_each_type!(
         dtype in [U8, I8],
         T => Ok(Box::new(move |cx: &mut RunCx<'_>| run::<T>(cx, axis))),
-        else => Err(error!(NotImplemented, "codes of type {}", dtype.name())),
+        else => Err(error!(NotImplemented, "quantized values of type {} are not supported", dtype.name())),
     )
 }
 

@@ -24,7 +24,7 @@ impl Movement for Copy {
         ensure!(
             from.len() == to.len(),
             InvalidArgument,
-            "a tensor of shape {:?} cannot be read as {:?}",
+            "the input of shape {:?} cannot be reshaped to {:?}",
             io.input(0)?.shape(),
             io.output_shape(0)
         );

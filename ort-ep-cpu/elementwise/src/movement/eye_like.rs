@@ -24,7 +24,9 @@ fn one(dtype: DType) -> Result<Vec<u8>> {
         DType::BF16 => bf16::ONE.to_le_bytes().to_vec(),
         other => {
             let width = other.byte_size();
-            let width = width.ok_or_else(|| error!(NotImplemented, "a unit matrix of {}", other.name()))?;
+            let width = width.ok_or_else(|| {
+                error!(NotImplemented, "a unit matrix of {} is not supported", other.name())
+            })?;
             1u64.to_le_bytes()[..width.min(8)].to_vec()
         }
     })

@@ -26,7 +26,7 @@ movement![
 
 /// Returns the error for an index that an axis of this size does not have.
 fn outside_of(index: i64, size: i64) -> Error {
-    error!(InvalidArgument, "index {index} is outside of size {size}").help(match size {
+    error!(InvalidArgument, "index {index} is out of range for size {size}").help(match size {
         0 => "the axis is empty".to_string(),
         _ => format!("indices go from {} to {}", -size, size - 1),
     })
@@ -168,12 +168,20 @@ pub(super) struct ElementWalk {
 
 impl ElementWalk {
     pub(super) fn new(shape: &[usize], picked: &[usize], axis: i64) -> Result<ElementWalk> {
-        ensure!(shape.len() == picked.len(), InvalidArgument, "data {shape:?} and indices {picked:?}");
+        ensure!(
+            shape.len() == picked.len(),
+            InvalidArgument,
+            "data of shape {shape:?} do not match indices of shape {picked:?}"
+        );
         let axis = normalize_axis(axis, shape.len())?;
         // Along the axis, `Indices::check` bounds the indices.
         let inside = (0..shape.len()).all(|other| other == axis || picked[other] <= shape[other]);
         let empty = picked.contains(&0);
-        ensure!(inside || empty, InvalidArgument, "indices {picked:?} reach outside of data {shape:?}");
+        ensure!(
+            inside || empty,
+            InvalidArgument,
+            "indices of shape {picked:?} are out of range for data of shape {shape:?}"
+        );
         let strides = contiguous_strides(shape);
         let step = |other: usize| if other == axis { 0 } else { strides[other] as usize };
         let last = shape.len() - 1;
@@ -238,11 +246,20 @@ pub(super) struct Tuples<'a> {
 impl<'a> Tuples<'a> {
     pub(super) fn new(shape: &[usize], indices: TensorView<'a>, batch: usize) -> Result<Tuples<'a>> {
         let picked = indices.shape();
-        let invalid = || error!(InvalidArgument, "data {shape:?} and indices {picked:?}");
+        let invalid =
+            || error!(InvalidArgument, "data of shape {shape:?} do not match indices of shape {picked:?}");
         let (&depth, outer) = picked.split_last().ok_or_else(invalid)?;
         let depth_fits = batch.checked_add(depth).is_some_and(|used| used <= shape.len());
-        ensure!(depth_fits && batch <= outer.len(), InvalidArgument, "data {shape:?} and indices {picked:?}");
-        ensure!(shape[..batch] == outer[..batch], InvalidArgument, "data {shape:?} and indices {picked:?}");
+        ensure!(
+            depth_fits && batch <= outer.len(),
+            InvalidArgument,
+            "data of shape {shape:?} do not match indices of shape {picked:?}"
+        );
+        ensure!(
+            shape[..batch] == outer[..batch],
+            InvalidArgument,
+            "data of shape {shape:?} do not match indices of shape {picked:?}"
+        );
         let strides = contiguous_strides(shape);
         let dims: SmallVec<[(usize, usize); 6]> =
             (batch..batch + depth).map(|axis| (shape[axis], strides[axis] as usize)).collect();

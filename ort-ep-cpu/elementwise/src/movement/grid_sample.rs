@@ -103,7 +103,7 @@ impl<'a> Sizes<'a> {
         ensure!(
             fits && grid_shape[0] == shape[0],
             InvalidArgument,
-            "image {shape:?} and grid {grid_shape:?}"
+            "the image of shape {shape:?} does not match the grid of shape {grid_shape:?}"
         );
         let points = grid_shape[1..grid_shape.len() - 1].iter().product();
         Ok(Sizes { planes: shape[0] * shape[1], channels: shape[1], image: &shape[2..], points })
@@ -139,7 +139,7 @@ fn positions<C: Float>(grid: &TensorView<'_>) -> Result<Vec<C>> {
     for_each_type!(dtype in FLOATS, T => {
         let numbers = spending(1, grid.as_slice::<T>()?);
         Ok(numbers.map(|&value| cast(num_traits::AsPrimitive::<f64>::as_(value))).collect())
-    }, else => Err(error!(NotImplemented, "a grid of {}", dtype.name())))
+    }, else => Err(error!(NotImplemented, "a grid of {} is not supported", dtype.name())))
 }
 
 fn number<C: Float>(value: f64) -> C {

@@ -48,7 +48,7 @@ fn make_center(cx: &mut CompileCx<'_>) -> Result<CenterCropPad> {
 /// Returns the map of one dimension. Negative pads crop first, and the mode applies to what
 /// remains.
 fn axis_map(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<AxisMap> {
-    let invalid = || error!(InvalidArgument, "pads {begin} and {end} of size {size}");
+    let invalid = || error!(InvalidArgument, "pads {begin} and {end} are out of range for size {size}");
     let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
     let added = |pad: i64| usize::try_from(pad.max(0)).map_err(|_| invalid());
     let first = cut(begin);
@@ -58,7 +58,7 @@ fn axis_map(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<AxisMap
     ensure!(
         left > 0 || mode == Mode::Constant || total == 0,
         InvalidArgument,
-        "nothing to repeat of size {size}"
+        "size {size} has no elements to repeat"
     );
     let before = added(begin)?;
     let (last, length) = (left as i64 - 1, left as i64);
@@ -115,7 +115,12 @@ impl Movement for Pad {
             Some(axes) => normalize_axes(&axes, rank)?,
             None => (0..rank).collect(),
         };
-        ensure!(given.len() == 2 * axes.len(), InvalidArgument, "{} pads for {axes:?}", given.len());
+        ensure!(
+            given.len() == 2 * axes.len(),
+            InvalidArgument,
+            "{} pads are given for axes {axes:?}",
+            given.len()
+        );
         let mut pads = vec![(0, 0); rank];
         for (entry, &axis) in axes.iter().enumerate() {
             pads[axis] = (given[entry], given[axes.len() + entry]);
@@ -136,7 +141,12 @@ impl Movement for CenterCropPad {
             Some(axes) => normalize_axes(axes, shape.len())?,
             None => (0..shape.len()).collect(),
         };
-        ensure!(target.len() == axes.len(), InvalidArgument, "{} sizes for {axes:?}", target.len());
+        ensure!(
+            target.len() == axes.len(),
+            InvalidArgument,
+            "{} sizes are given for axes {axes:?}",
+            target.len()
+        );
         let mut pads = vec![(0, 0); shape.len()];
         for (&axis, &size) in axes.iter().zip(&target) {
             // Division truncates toward zero, so an odd element is cropped or added at the end.

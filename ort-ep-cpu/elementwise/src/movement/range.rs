@@ -40,7 +40,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         DType::I64 => {
             fill::<i64>(cx, |start, delta, index| start.wrapping_add(delta.wrapping_mul(index as i64)))
         }
-        other => Err(error!(NotImplemented, "a Range of {}", other.name())),
+        other => Err(error!(NotImplemented, "a Range of {} is not supported", other.name())),
     }))
 }
 

@@ -32,7 +32,7 @@ impl Movement for Blocks {
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
         let shape = io.shape(0)?;
         let &[batch, channels, height, width] = shape else {
-            return Err(error!(InvalidArgument, "an image of rank 4 is needed, got {shape:?}"));
+            return Err(error!(InvalidArgument, "the input has shape {shape:?}, expected rank 4"));
         };
         let (size, from) = (self.size, operand(from, 0, shape)?);
         // Each mode is a transpose of a rank-6 view.
@@ -70,7 +70,12 @@ impl Movement for ReverseSequence {
         ensure!(shape.len() >= 2, InvalidArgument, "ReverseSequence needs rank 2 or more, got {shape:?}");
         let (batch, time) = if self.time_first { (shape[1], shape[0]) } else { (shape[0], shape[1]) };
         let lengths = io.input(1)?.to_ints()?;
-        ensure!(lengths.len() == batch, InvalidArgument, "{} lengths for {batch} sequences", lengths.len());
+        ensure!(
+            lengths.len() == batch,
+            InvalidArgument,
+            "got {} lengths, expected one for each of the {batch} sequences",
+            lengths.len()
+        );
         let run: usize = shape[2..].iter().product();
         let (from, to) = (operand(from, 0, shape)?, only(to)?);
         ensure!(from.len() == to.len(), Fail, "the output does not have the shape {shape:?}");

@@ -74,7 +74,7 @@ fn scatter_elements<T: Copy>(
     ensure!(
         indices.len() == updates.len(),
         InvalidArgument,
-        "{} updates for {} indices",
+        "got {} updates, expected one for each of the {} indices",
         updates.len(),
         indices.len()
     );
@@ -166,7 +166,12 @@ impl Movement for TensorScatter {
         ensure!(fits, InvalidArgument, "an update of shape {update:?} for a cache of shape {cache:?}");
         let (size, length, run) = (cache[axis], update[axis], cache[axis + 1..].iter().product::<usize>());
         let writes = io.ints(2)?.unwrap_or_else(|| smallvec![0; cache[0]]);
-        ensure!(writes.len() == cache[0], InvalidArgument, "{} write indices for {cache:?}", writes.len());
+        ensure!(
+            writes.len() == cache[0],
+            InvalidArgument,
+            "got {} write indices, expected {cache:?}",
+            writes.len()
+        );
         let prefixes: usize = cache[..axis].iter().product();
         for prefix in 0..prefixes {
             let write = writes[prefix / (prefixes / cache[0])];
@@ -174,8 +179,9 @@ impl Movement for TensorScatter {
             let write = if self.circular { write.rem_euclid(size.max(1) as i64) } else { write };
             let first =
                 usize::try_from(write).ok().filter(|&w| self.circular || w.saturating_add(length) <= size);
-            let first =
-                first.ok_or_else(|| error!(InvalidArgument, "write index {write} is outside of {size}"))?;
+            let first = first.ok_or_else(|| {
+                error!(InvalidArgument, "write index {write} is out of range for size {size}")
+            })?;
             for step in spending(2 + run / 4, 0..length) {
                 let place = (prefix * size + (first + step) % size) * run;
                 let source = (prefix * length + step) * run;
@@ -218,7 +224,7 @@ fn make_reducing(cx: &CompileCx<'_>, target: Target) -> Result<Box<dyn Executabl
         }
         for_each_type!(dtype in NUMERIC, T => {
             reduce(cx, target, |to: &mut T, update: T| *to = to.reduce(update, reduction))
-        }, else => Err(error!(NotImplemented, "a reduction of {}", dtype.name())))
+        }, else => Err(error!(NotImplemented, "a reduction of {} is not supported", dtype.name())))
     }))
 }
 

@@ -71,7 +71,8 @@ fn flags(view: &TensorView<'_>) -> Result<Vec<bool>> {
         return Ok(spending(1, view.strings()?).map(|text| !text.is_empty()).collect());
     }
     let width = dtype.byte_size();
-    let width = width.ok_or_else(|| error!(NotImplemented, "NonZero of {}", dtype.name()))?;
+    let width =
+        width.ok_or_else(|| error!(NotImplemented, "NonZero of {} is not supported", dtype.name()))?;
     let part = if dtype.is_complex() { width / 2 } else { width };
     // The mask drops the sign bit of floats. The last byte holds it, because elements are
     // little-endian.

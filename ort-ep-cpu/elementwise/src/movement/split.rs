@@ -21,8 +21,13 @@ impl Split {
             let part = size.div_ceil(count.max(1));
             return Ok((0..count).map(|index| part.min(size.saturating_sub(index * part))).collect());
         };
-        ensure!(given.len() == count, InvalidArgument, "{} parts for {count} outputs", given.len());
-        let invalid = || error!(InvalidArgument, "size {size} split into {given:?}");
+        ensure!(
+            given.len() == count,
+            InvalidArgument,
+            "split has {} sizes, but there are {count} outputs",
+            given.len()
+        );
+        let invalid = || error!(InvalidArgument, "split {given:?} does not add up to size {size}");
         given.iter().map(|&part| usize::try_from(part).map_err(|_| invalid())).collect()
     }
 }

@@ -49,7 +49,11 @@ impl Movement for Tile {
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
         let repeats = io.input(1)?.to_ints()?;
         let shape = io.shape(0)?;
-        ensure!(repeats.len() == shape.len(), InvalidArgument, "repeats {repeats:?} of shape {shape:?}");
+        ensure!(
+            repeats.len() == shape.len(),
+            InvalidArgument,
+            "repeats {repeats:?} do not have one value for each axis of shape {shape:?}"
+        );
         let repeats: Vec<usize> =
             repeats.iter().map(|&repeat| usize::try_from(repeat).unwrap_or(0)).collect();
         copy_strided(&Strided::tile(shape, &repeats), from[0], only(to)?, io.threads)
@@ -83,7 +87,7 @@ pub(super) fn copy_all<T: Cell>(from: &[T], to: &mut [T], threads: usize) -> Res
 /// Copies the elements of `from` that `order` addresses to `to`, in parallel.
 pub(super) fn copy_strided<T: Cell>(order: &Strided, from: &[T], to: &mut [T], threads: usize) -> Result<()> {
     ensure!(order.count() == to.len(), Fail, "{} elements moved to {}", order.count(), to.len());
-    ensure!(order.fits(from.len()), Fail, "an index points outside of {} elements", from.len());
+    ensure!(order.fits(from.len()), Fail, "an index is out of range for {} elements", from.len());
     if to.is_empty() {
         return Ok(());
     }

@@ -111,7 +111,7 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
     for_each_type!(
         dtype in [F32, F64, F16, BF16, U8, I8, U16, I16, U32, I32, U64, I64, Bool, C64, C128],
         T => Ok(spending(2, view.as_slice::<T>()?).map(|&element| element.key()).collect()),
-        else => Err(error!(NotImplemented, "unique elements of {}", dtype.name()))
+        else => Err(error!(NotImplemented, "unique elements of {} are not supported", dtype.name()))
     )
 }
 
@@ -184,7 +184,9 @@ fn pick(
         return cx.strings(shape, places.flat_map(|place| strings[place..place + run].iter().cloned()));
     }
     let width = view.dtype().byte_size();
-    let width = width.ok_or_else(|| error!(NotImplemented, "unique elements of {}", view.dtype().name()))?;
+    let width = width.ok_or_else(|| {
+        error!(NotImplemented, "unique elements of {} are not supported", view.dtype().name())
+    })?;
     let from = view.bytes()?;
     let mut result = cx.allocate(view.dtype(), shape)?;
     if run > 0 {

@@ -20,7 +20,7 @@ cpu_kernels![
         make: |cx| {
             let code = cx.attrs().find_int("dtype").unwrap_or(1);
             let dtype = i32::try_from(code).ok().and_then(DType::from_onnx);
-            let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "dtype {code} is no element type"))?;
+            let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "dtype {code} is not an element type"))?;
             Ok(Box::new(move |cx: &mut RunCx<'_>| {
                 cx.set(0, sequence_value(ValueType::tensor(dtype, None), Vec::new()))
             }))
@@ -51,7 +51,7 @@ fn position(cx: &RunCx<'_>, input: usize, count: usize) -> Result<Option<usize>>
     let counted = if given < 0 { given.checked_add(count as i64) } else { Some(given) };
     let place = counted.and_then(|place| usize::try_from(place).ok()).filter(|&place| place < count);
     place.map(Some).ok_or_else(|| {
-        error!(InvalidArgument, "position {given} is outside of {count} elements").help(match count {
+        error!(InvalidArgument, "position {given} is out of range for {count} elements").help(match count {
             0 => "the sequence is empty".to_string(),
             _ => format!("positions go from {} to {}", -(count as i64), count - 1),
         })

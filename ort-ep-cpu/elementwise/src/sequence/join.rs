@@ -35,7 +35,7 @@ fn make_concat(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn resolve(axis: i64, rank: usize) -> Result<usize> {
     let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
-    found.ok_or_else(|| error!(InvalidArgument, "axis {axis} is outside rank {rank}"))
+    found.ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
 }
 
 /// Returns the number of parts of an axis of `size`, before `lengths` checks them.

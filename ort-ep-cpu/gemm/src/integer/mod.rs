@@ -225,7 +225,7 @@ impl IntegerGemm<'_> {
         self.right.check()?;
         let (rows, columns) = (self.left.rows, self.right.columns);
         if self.left.groups != self.right.groups.saturating_mul(self.right.starts.len()) {
-            return Err(GemmError::Shape("the columns of A are not as many as the rows of B"));
+            return Err(GemmError::Shape("A has a different number of columns than B has rows"));
         }
         // The run that starts last decides how far a row is read.
         let last = self.right.starts.iter().map(|[start, _]| *start).max();

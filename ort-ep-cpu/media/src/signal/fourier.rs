@@ -123,9 +123,9 @@ fn run_dft<T: Real>(cx: &mut RunCx<'_>, transform: Transform) -> Result<()> {
     ensure!(axis < signal_shape.len(), InvalidArgument, "the last axis holds real and imaginary parts");
     let size = signal_shape[axis];
     let length = match first_int(cx, 1)? {
-        Some(length) => {
-            usize::try_from(length).map_err(|_| error!(InvalidArgument, "a transform of length {length}"))?
-        }
+        Some(length) => usize::try_from(length).map_err(|_| {
+            error!(InvalidArgument, "the length of the transform is {length}, expected 1 or more")
+        })?,
         None if transform.inverse && transform.onesided => 2 * size.saturating_sub(1),
         None => size,
     };
@@ -230,7 +230,11 @@ fn run_stft<T: Real>(cx: &mut RunCx<'_>) -> Result<()> {
         (None, Some(window)) => window.len(),
         (None, None) => samples,
     };
-    ensure!(length > 0 && length <= samples, InvalidArgument, "frames of {length} in {samples} samples");
+    ensure!(
+        length > 0 && length <= samples,
+        InvalidArgument,
+        "the frame length is {length}, but the signal has {samples} samples"
+    );
     if cx.output_shape(0).is_some_and(|shape| shape.contains(&0)) {
         return Ok(());
     }

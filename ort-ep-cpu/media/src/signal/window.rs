@@ -41,7 +41,7 @@ fn make_window(
                 *to = T::from_f64(constant - first * angle.cos() + second * (2.0 * angle).cos());
             }
             Ok(())
-        }, else => Err(error!(NotImplemented, "a window of {}", dtype.name())))
+        }, else => Err(error!(NotImplemented, "a window of {} is not supported", dtype.name())))
     }))
 }
 
@@ -53,7 +53,7 @@ fn make_mel(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             Ok(*value as f64)
         };
         let (length, rate) = (number(1)?, number(2)?);
-        ensure!(rate > 0.0, InvalidArgument, "sample_rate is {rate}");
+        ensure!(rate > 0.0, InvalidArgument, "sample_rate is {rate}, expected more than 0");
         let edge = |index: usize| -> Result<f64> {
             let values = to_f64s(&cx.input(index)?)?;
             values.first().copied().ok_or_else(|| error!(InvalidArgument, "input {index} is empty"))
@@ -61,7 +61,7 @@ fn make_mel(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let (low, high) = (edge(3)?, edge(4)?);
         let output = cx.output(0)?;
         let &[bins, bands] = output.shape() else {
-            return Err(error!(Fail, "the output is no matrix"));
+            return Err(error!(Fail, "the output is not a matrix"));
         };
         let points = band_points([low, high], bands, length, rate);
         ensure!(
@@ -76,7 +76,7 @@ fn make_mel(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 *to = T::from_f64(triangle(bin, [points[band], points[band + 1], points[band + 2]]));
             }
             Ok(())
-        }, else => Err(error!(NotImplemented, "a matrix of {}", dtype.name())))
+        }, else => Err(error!(NotImplemented, "a matrix of {} is not supported", dtype.name())))
     }))
 }
 

@@ -55,7 +55,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     };
     let natural = |name: &str| -> Result<usize> {
         let value = attrs.int(name)?;
-        usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}"))
+        usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}, expected 0 or more"))
     };
     let naturals = |name: &str| -> Result<Vec<usize>> {
         let values = attrs.ints(name)?.iter().map(|&value| usize::try_from(value).ok()).collect();

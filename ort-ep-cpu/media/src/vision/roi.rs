@@ -70,7 +70,11 @@ fn image_index(index: f64, images: usize) -> Result<usize> {
 fn make_align(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let samples = attrs.int("sampling_ratio")?;
-    ensure!(samples as f64 <= MOST_SAMPLES, InvalidGraph, "sampling_ratio is {samples}");
+    ensure!(
+        samples as f64 <= MOST_SAMPLES,
+        InvalidGraph,
+        "sampling_ratio is {samples}, expected at most {MOST_SAMPLES}"
+    );
     let align = Align {
         half_pixel: attrs.string("coordinate_transformation_mode")? == "half_pixel",
         greatest: attrs.string("mode")? == "max",
@@ -80,7 +84,7 @@ fn make_align(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
         for_each_type!(dtype in FLOATS, T => run_align::<T>(cx, align), else => {
-            Err(error!(NotImplemented, "regions of {}", dtype.name()))
+            Err(error!(NotImplemented, "regions of {} are not supported", dtype.name()))
         })
     }))
 }
@@ -198,7 +202,7 @@ fn make_pool(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
         for_each_type!(dtype in FLOATS, T => run_pool::<T>(cx, scale), else => {
-            Err(error!(NotImplemented, "regions of {}", dtype.name()))
+            Err(error!(NotImplemented, "regions of {} are not supported", dtype.name()))
         })
     }))
 }

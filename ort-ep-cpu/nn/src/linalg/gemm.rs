@@ -86,7 +86,7 @@ impl Options {
         match *shape {
             [rows, columns] if self.transposed[index] => Ok(([columns, rows], [1, columns])),
             [rows, columns] => Ok(([rows, columns], [columns, 1])),
-            _ => Err(error!(InvalidArgument, "a side of shape {shape:?} is no matrix")),
+            _ => Err(error!(InvalidArgument, "an operand of shape {shape:?} is not a matrix")),
         }
     }
 }
@@ -97,7 +97,7 @@ fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let options = Options::new(cx)?;
-    let view = cx.constant(1).ok_or_else(|| error!(Fail, "the right side is no constant"))?;
+    let view = cx.constant(1).ok_or_else(|| error!(Fail, "the right operand is not constant"))?;
     let (shape, strides) = options.side(1, view.shape())?;
     let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
     Ok(Box::new(Single { options, precision: cx.precision, right }))
@@ -248,7 +248,7 @@ where
     let (a, b, c) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
     let (a_shape, a_strides) = options.side(0, a.shape())?;
     let (b_shape, b_strides) = options.side(1, b.shape())?;
-    ensure!(a_shape[1] == b_shape[0], InvalidArgument, "the sums of the product differ");
+    ensure!(a_shape[1] == b_shape[0], InvalidArgument, "the inner sizes of the matrix product differ");
     let left = View::new(a.as_slice::<T>()?, a_shape, a_strides).map_err(refused)?;
     let right = View::new(b.as_slice::<T>()?, b_shape, b_strides).map_err(refused)?;
     let (rows, columns) = (a_shape[0], b_shape[1]);

@@ -81,7 +81,7 @@ impl CodeSides {
             Some(&[k]) => Some(([k, 1], [1, 1])),
             Some(&[columns, k]) if transposed => Some(([k, columns], [1, k])),
             Some(&[k, columns]) => Some(([k, columns], [columns, 1])),
-            _ if transposed => return Err(error!(Fail, "the right side is no constant matrix")),
+            _ if transposed => return Err(error!(Fail, "the right operand is not a constant matrix")),
             _ => None,
         };
         let (Some(view), Some((shape, strides))) = (constant, layout) else {

@@ -97,7 +97,7 @@ fn column_scales<'a>(view: TensorView<'a>, columns: usize) -> Result<&'a [f32]> 
     ensure!(
         scales.len() == 1 || scales.len() == columns,
         InvalidArgument,
-        "{} scales for {columns} columns",
+        "got {} scales, expected one for each of the {columns} columns",
         scales.len()
     );
     Ok(scales)
@@ -107,7 +107,12 @@ fn column_scales<'a>(view: TensorView<'a>, columns: usize) -> Result<&'a [f32]> 
 fn column_bias<'a>(view: Option<TensorView<'a>>, columns: usize) -> Result<&'a [f32]> {
     let bias = view.map(|view| view.as_slice::<f32>()).transpose()?.unwrap_or(&[]);
     let fits = bias.is_empty() || bias.len() == columns;
-    ensure!(fits, InvalidArgument, "a bias has {} values for {columns} columns", bias.len());
+    ensure!(
+        fits,
+        InvalidArgument,
+        "the bias has {} values, expected {columns}, one for each column",
+        bias.len()
+    );
     Ok(bias)
 }
 

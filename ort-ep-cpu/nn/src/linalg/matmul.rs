@@ -112,7 +112,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         Some(&[k]) => ([k, 1], [1, 1]),
         Some(&[columns, k]) if settings.transposed[1] => ([k, columns], [1, k]),
         Some(&[k, columns]) => ([k, columns], [columns, 1]),
-        _ => return Err(error!(Fail, "the right side is no constant matrix")),
+        _ => return Err(error!(Fail, "the right operand is not a constant matrix")),
     };
     let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
     Ok(Box::new(Single { settings, precision: cx.precision, right, begins_with_residual: is_single(cx) }))

@@ -31,7 +31,7 @@ impl Product {
     pub(crate) fn of(a: &[usize], b: &[usize], by_rows: bool) -> Result<Product> {
         let (left, right) = (matrix(a, true)?, matrix(b, false)?);
         let ([rows, k], [steps, columns]) = (left.1, right.1);
-        ensure!(k == steps, InvalidArgument, "the sums of the product differ: {a:?} and {b:?}");
+        ensure!(k == steps, InvalidArgument, "the inner sizes of the matrix product differ: {a:?} and {b:?}");
         // All batch dimensions on the right are 1, so the rows on the left can be flattened.
         if by_rows && right.0.iter().all(|size| *size == 1) && left.0.len() >= right.0.len() {
             let rows = left.0.iter().product::<usize>() * rows;

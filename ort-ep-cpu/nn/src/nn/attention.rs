@@ -104,13 +104,21 @@ impl<T: Real> Attention<T> {
         let attrs: &Attributes = cx.attrs();
         let heads = |name: &str| -> Result<usize> {
             let count = attrs.find_int(name).unwrap_or(0);
-            usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}"))
+            usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}, expected 0 or more"))
         };
         let windows = [attrs.int("left_window_size")?, attrs.int("right_window_size")?];
         // -1 stands for unbounded.
-        ensure!(windows.iter().all(|size| *size >= -1), InvalidGraph, "window sizes {windows:?}");
+        ensure!(
+            windows.iter().all(|size| *size >= -1),
+            InvalidGraph,
+            "window sizes are {windows:?}, expected -1 or more"
+        );
         let score_mode = attrs.int("qk_matmul_output_mode")?;
-        ensure!((0..=3).contains(&score_mode), InvalidGraph, "qk_matmul_output_mode is {score_mode}");
+        ensure!(
+            (0..=3).contains(&score_mode),
+            InvalidGraph,
+            "qk_matmul_output_mode is {score_mode}, expected 0 to 3"
+        );
         Ok(Attention {
             query_heads: heads("q_num_heads")?,
             key_heads: heads("kv_num_heads")?,
@@ -144,7 +152,7 @@ impl Layout {
             [batch, rows, width] if heads > 0 && width.is_multiple_of(heads) => {
                 Ok(Layout { batch, heads, rows, size: width / heads, interleaved: true })
             }
-            _ => Err(error!(InvalidArgument, "shape {shape:?} is no {heads} heads")),
+            _ => Err(error!(InvalidArgument, "shape {shape:?} does not split into {heads} heads")),
         }
     }
 
@@ -265,7 +273,7 @@ impl<T: Real> Attention<T> {
             && k.heads == v.heads
             && k.heads > 0
             && q.heads.is_multiple_of(k.heads);
-        ensure!(fits, InvalidArgument, "queries, keys and values do not go together");
+        ensure!(fits, InvalidArgument, "queries, keys and values do not match");
         // All scores of a head are output at once, so one block holds all its queries.
         let rows = if has_scores { q.rows } else { q.rows.min(ROWS) };
         Ok(Sizes { q, k, v, past, rows: rows.max(1), has_scores })

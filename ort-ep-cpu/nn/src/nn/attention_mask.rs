@@ -28,7 +28,11 @@ enum MaskValues<'a, T: Real> {
 impl<'a, T: Real> Mask<'a, T> {
     pub(super) fn new(view: TensorView<'a>, sizes: [usize; 4]) -> Result<Mask<'a, T>> {
         let shape = view.shape();
-        ensure!((1..=4).contains(&shape.len()), InvalidArgument, "a mask of shape {shape:?}");
+        ensure!(
+            (1..=4).contains(&shape.len()),
+            InvalidArgument,
+            "the mask has shape {shape:?}, expected rank 1 to 4"
+        );
         let mut full = [1; 4];
         // Missing leading axes have size 1, as in NumPy.
         full[4 - shape.len()..].copy_from_slice(shape);
@@ -37,7 +41,7 @@ impl<'a, T: Real> Mask<'a, T> {
         ensure!(
             fits && full[3] <= sizes[3],
             InvalidArgument,
-            "a mask of shape {shape:?} does not fit {sizes:?}"
+            "the mask of shape {shape:?} does not broadcast to the scores of shape {sizes:?}"
         );
         let steps = [full[1] * full[2] * full[3], full[2] * full[3], full[3]];
         let strides = [0, 1, 2].map(|axis| if full[axis] == 1 { 0 } else { steps[axis] });

@@ -22,7 +22,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let silu = match cx.attrs().string("activation")? {
         "none" => false,
         "silu" | "swish" => true,
-        other => return Err(error!(InvalidGraph, "activation '{other}' is none of the standard's")),
+        other => return Err(error!(InvalidGraph, "activation '{other}' is not in the ONNX standard")),
     };
     Ok(Box::new(move |cx: &mut RunCx<'_>| run(cx, silu)))
 }

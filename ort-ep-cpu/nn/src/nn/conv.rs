@@ -117,7 +117,7 @@ pub(super) fn geometry(
     ensure!(
         image.len() >= 3 && image.len() == weight.len(),
         InvalidArgument,
-        "an image of shape {image:?} does not fit a weight of shape {weight:?}"
+        "an image of shape {image:?} does not match a weight of shape {weight:?}"
     );
     let window = window_of(&windows.on(&image[2..])?)?;
     // The library checks channels and groups. We computed the windows from the node's attributes.
@@ -128,7 +128,7 @@ pub(super) fn geometry(
 }
 
 fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let weight = cx.constant(1).ok_or_else(|| error!(Fail, "the weight is no constant"))?;
+    let weight = cx.constant(1).ok_or_else(|| error!(Fail, "the weight is not constant"))?;
     let shape = Shape::from_slice(weight.shape());
     let (windows, groups) = (windows_of(cx, &shape)?, groups_of(cx)?);
     let cpu = cpu_of(cx.threads, cx.precision, &shape, groups);

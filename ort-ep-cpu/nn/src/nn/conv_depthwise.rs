@@ -104,7 +104,7 @@ impl Depthwise {
         ensure!(
             image.len() == self.weight.len() && image[1] == self.groups,
             InvalidArgument,
-            "an image of shape {image:?} does not fit a weight of shape {:?}",
+            "an image of shape {image:?} does not match a weight of shape {:?}",
             self.weight
         );
         let window = plane_window(&self.windows.on(&image[2..])?)?;

@@ -93,7 +93,7 @@ impl Planes {
                 && filters.is_multiple_of(self.groups)
                 && spatial.len() == kernel.len(),
             InvalidArgument,
-            "shapes {image:?} and {weight:?} do not fit {} groups",
+            "shapes {image:?} and {weight:?} do not match {} groups",
             self.groups
         );
         let kernel: Vec<Dim> = kernel.iter().map(|&size| Dim::constant(size as i64)).collect();
@@ -213,7 +213,7 @@ impl<'a> Scales<'a> {
         ensure!(
             w.len() == 1 || w.len() == filters,
             InvalidArgument,
-            "w_scale has {} values for {filters} filters",
+            "w_scale has {} values, expected one for each of the {filters} filters",
             w.len()
         );
         Ok(Scales { x: x.to_scalar()?, w, y: y.to_scalar()? })
@@ -289,7 +289,7 @@ fn sums(
             && filters.is_multiple_of(plain.groups)
             && (bias.is_empty() || bias.len() == *filters),
         InvalidArgument,
-        "shapes {image:?} and {weight:?} do not fit {} groups",
+        "shapes {image:?} and {weight:?} do not match {} groups",
         plain.groups
     );
     let ((image, image_signed), (weight, weight_signed)) = (x.reader()?, w.reader()?);
@@ -347,7 +347,8 @@ impl Executable for PlainQLinear {
         let plane: usize = output.shape().iter().skip(2).product();
         let ints = &mut ints[..count];
         sums(threads, &self.0, [&x, &w], bias.as_deref().unwrap_or(&[]), ints)?;
-        let (least, greatest) = range(dtype).ok_or_else(|| error!(Fail, "codes of type {dtype}"))?;
+        let (least, greatest) =
+            range(dtype).ok_or_else(|| error!(Fail, "quantized values of type {dtype}"))?;
         let signed = dtype.is_signed();
         for_each_chunk_mut(threads, output.bytes_mut()?, plane, |unit, codes| {
             let factor = factors[unit % filters];

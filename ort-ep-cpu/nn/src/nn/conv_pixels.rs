@@ -137,7 +137,7 @@ impl Pixels {
         ensure!(
             of_filter.checked_mul(groups) == Some(channels),
             InvalidArgument,
-            "{channels} channels do not fit {groups} groups of {of_filter}"
+            "{channels} channels do not match {groups} groups of {of_filter}"
         );
         let kernel = [kernel[1], kernel[2]].map(|size| Dim::constant(size as i64));
         Ok((batch, window_of(&Windows::new(&self.attrs, &kernel)?.on(&[height, width])?)?))

@@ -51,7 +51,7 @@ struct Separable {
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let weight = cx.constant(1).ok_or_else(|| error!(Fail, "the pointwise weight is no constant"))?;
+    let weight = cx.constant(1).ok_or_else(|| error!(Fail, "the pointwise weight is not constant"))?;
     let depthwise = cx.node.fixed_shape(2).ok_or_else(|| error!(Fail, "the weight's shape is not known"))?;
     let windows = windows_of(cx, &depthwise)?;
     let [filters, channels] = [weight.shape()[0], weight.shape()[1]];

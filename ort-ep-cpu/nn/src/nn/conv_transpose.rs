@@ -58,7 +58,7 @@ fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 }
 
 fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let weight = cx.constant(1).ok_or_else(|| error!(Fail, "the weight is no constant"))?;
+    let weight = cx.constant(1).ok_or_else(|| error!(Fail, "the weight is not constant"))?;
     let (shape, groups) = (Shape::from_slice(weight.shape()), groups_of(cx)?);
     let cpu = Cpu::with_threads(cx.threads);
     // Packing does not depend on the image's size, so any size will do.
@@ -81,7 +81,7 @@ impl Transposed {
         ensure!(
             weight.len() >= 3 && weight.len() == image.len(),
             InvalidArgument,
-            "an image of shape {image:?} does not fit a weight of shape {weight:?}"
+            "an image of shape {image:?} does not match a weight of shape {weight:?}"
         );
         let kernel: Vec<Dim> = weight[2..].iter().map(|&size| Dim::constant(size as i64)).collect();
         let windows = Windows::new(&self.attrs, &kernel)?;

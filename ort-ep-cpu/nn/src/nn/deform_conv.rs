@@ -105,7 +105,7 @@ fn run<T: Real>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize, offset_gr
         && offset.element_count() == batch * offset_groups * rank * taps * pixels
         && mask.is_none_or(|mask| mask.len() == batch * offset_groups * taps * pixels)
         && bias.is_none_or(|bias| bias.len() == filters);
-    ensure!(fits, InvalidArgument, "the shapes of image, weight, offset, bias and mask do not go together");
+    ensure!(fits, InvalidArgument, "the shapes of image, weight, offset, bias and mask do not match");
     let plane_len: usize = sizes.iter().product();
     let (image, weight, offset) = (image.as_slice::<T>()?, weight.as_slice::<T>()?, offset.as_slice::<T>()?);
     // The taps' shifts do not depend on the output element, so they are computed once.

@@ -105,7 +105,7 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
         && heads.is_multiple_of(key_heads)
         && k.shape() == [batch, key_heads, keys, size]
         && v.shape() == [batch, key_heads, keys, value_size];
-    ensure!(fits, InvalidArgument, "queries, keys and values do not go together");
+    ensure!(fits, InvalidArgument, "queries, keys and values do not match");
     let dtype = q.dtype();
     let first = T::workspace_len(cpu, [queries, keys, size], BSource::Strided);
     let second = T::workspace_len(cpu, [queries, value_size, keys], BSource::Rows);

@@ -62,7 +62,7 @@ pub(super) fn gates(attrs: &Attributes, directions: usize, defaults: &[&str]) ->
             "elu" => smallvec![Unary::Elu { alpha: alpha(1.0) }],
             "softsign" => smallvec![Unary::Softsign],
             "softplus" => smallvec![Unary::Softplus],
-            _ => return Err(error!(InvalidGraph, "activation '{name}' is none of the standard's")),
+            _ => return Err(error!(InvalidGraph, "activation '{name}' is not in the ONNX standard")),
         };
         gates.push(Gate { clip, steps });
     }

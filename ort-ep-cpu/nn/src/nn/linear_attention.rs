@@ -39,7 +39,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         "gated" => (true, false),
         "delta" => (false, true),
         "gated_delta" => (true, true),
-        other => return Err(error!(InvalidGraph, "update_rule '{other}' is none of the standard's")),
+        other => return Err(error!(InvalidGraph, "update_rule '{other}' is not in the ONNX standard")),
     };
     let (queries, heads) = (count("q_num_heads")?, count("kv_num_heads")?);
     ensure!(queries.is_multiple_of(heads), InvalidGraph, "{queries} query heads of {heads} heads");

@@ -17,7 +17,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let Some(dtype) = dtype else { return Err(error!(Fail, "the input's type is not known")) };
     for_each_type!(dtype in FLOATS, T => {
         Ok(Box::new(move |cx: &mut RunCx<'_>| unpool::<T>(cx, &attrs)))
-    }, else => Err(error!(NotImplemented, "unpooling of {dtype}")))
+    }, else => Err(error!(NotImplemented, "unpooling of {dtype} is not supported")))
 }
 
 /// Writes each value at its index in the pool's input. If `output_shape` asks for another shape,
@@ -47,8 +47,11 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
     for (value, index) in spending(4, values.iter().zip(indices)) {
         let inside = usize::try_from(*index).ok().filter(|index| *index < count);
         let mut rest = inside.ok_or_else(|| {
-            error!(InvalidArgument, "index {index} is outside of the {count} elements of shape {full:?}")
-                .help("the indices are the second output of MaxPool, counted over the whole tensor")
+            error!(
+                InvalidArgument,
+                "index {index} is out of range for the {count} elements of shape {full:?}"
+            )
+            .help("the indices are the second output of MaxPool, counted over the whole tensor")
         })?;
         // Converts an index of the pool's input to one of the output, axis by axis.
         let (mut place, mut step, mut inside) = (0, 1, true);

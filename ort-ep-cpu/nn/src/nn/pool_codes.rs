@@ -150,7 +150,7 @@ impl Executable for Average {
         for_each_type!(
             dtype in [U8, I8],
             T => self.run_codes::<T>(cx),
-            else => Err(error!(NotImplemented, "codes of type {}", dtype.name())),
+            else => Err(error!(NotImplemented, "quantized values of type {} are not supported", dtype.name())),
         )
     }
 }

@@ -83,7 +83,9 @@ pub(super) fn directions(cx: &CompileCx<'_>) -> Result<Vec<bool>> {
         "forward" => Ok(vec![false]),
         "reverse" => Ok(vec![true]),
         "bidirectional" => Ok(vec![false, true]),
-        other => Err(error!(InvalidGraph, "direction '{other}' is none of the standard's")),
+        other => {
+            Err(error!(InvalidGraph, "direction is '{other}', expected forward, reverse or bidirectional"))
+        }
     }
 }
 

@@ -19,7 +19,9 @@ cpu_kernels![KernelDef {
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let interleaved = cx.attrs().flag("interleaved")?;
-    let size = |value: i64| usize::try_from(value).map_err(|_| error!(InvalidGraph, "a size of {value}"));
+    let size = |value: i64| {
+        usize::try_from(value).map_err(|_| error!(InvalidGraph, "a size is {value}, expected 0 or more"))
+    };
     let heads = size(cx.attrs().find_int("num_heads").unwrap_or(0))?;
     let rotated = size(cx.attrs().int("rotary_embedding_dim")?)?;
     Ok(Box::new(move |cx: &mut RunCx<'_>| rotate(cx, interleaved, heads, rotated)))
@@ -33,7 +35,9 @@ fn rotate(cx: &mut RunCx<'_>, interleaved: bool, heads: usize, rotated: usize) -
         [batch, positions, width] if heads > 0 && width.is_multiple_of(heads) => {
             (batch, heads, positions, width / heads, true)
         }
-        ref other => return Err(error!(InvalidArgument, "X of shape {other:?} is no {heads} heads")),
+        ref other => {
+            return Err(error!(InvalidArgument, "X of shape {other:?} does not split into {heads} heads"));
+        }
     };
     // 0 stands for the whole head.
     let rotated = if rotated == 0 { size } else { rotated };

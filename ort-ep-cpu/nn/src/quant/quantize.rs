@@ -150,7 +150,7 @@ fn make_quantize(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let precision = match i32::try_from(precision).ok().and_then(DType::from_onnx) {
         None if precision == 0 => None,
         Some(dtype @ (DType::F32 | DType::F16 | DType::BF16)) => Some(dtype),
-        _ => return Err(error!(InvalidGraph, "precision {precision} is no type to divide in")),
+        _ => return Err(error!(InvalidGraph, "precision {precision} is not a type to divide in")),
     };
     let saturate = cx.attrs().flag("saturate")?;
     Ok(Box::new(Quantize { options: Options::new(cx)?, saturate, precision }))

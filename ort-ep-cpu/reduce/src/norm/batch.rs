@@ -87,7 +87,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
             count == channels,
             InvalidArgument,
             help = "scale, B, mean and var have one element for each channel, axis 1 of the input",
-            "a parameter of {count} elements for {channels} channels"
+            "a parameter has {count} elements, expected {channels}, one for each channel"
         );
     }
     let threads = cx.threads();
@@ -145,7 +145,7 @@ fn train<T: Row>(
                 let momentum = settings.momentum;
                 *to = U::from_f64(part(before) * momentum + part(now) * (1.0 - momentum));
             }
-        }, else => return Err(error!(NotImplemented, "statistics of type {}", dtype.name())));
+        }, else => return Err(error!(NotImplemented, "statistics of type {} are not supported", dtype.name())));
     }
     Ok(())
 }

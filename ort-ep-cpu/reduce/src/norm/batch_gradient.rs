@@ -81,7 +81,11 @@ fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, epsilon: f64) -> Result<(
         (Some(mean), Some(inverse)) => {
             for given in [&mean, &inverse] {
                 let count: usize = given.shape().iter().product();
-                ensure!(count == channels, InvalidArgument, "{count} statistics for {channels} channels");
+                ensure!(
+                    count == channels,
+                    InvalidArgument,
+                    "got {count} statistics, expected one for each of the {channels} channels"
+                );
             }
             Statistics::Given([mean.as_slice::<T>()?, inverse.as_slice::<T>()?])
         }

@@ -20,7 +20,8 @@ fn make_groups(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let epsilon = f64::from(cx.attrs().float("epsilon")?);
     // Instance normalization has a group for each channel.
     let groups = cx.attrs().find_int("num_groups").map(usize::try_from);
-    let groups = groups.transpose().map_err(|_| error!(InvalidGraph, "num_groups is negative"))?;
+    let groups =
+        groups.transpose().map_err(|_| error!(InvalidGraph, "num_groups is negative, expected 1 or more"))?;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(1)?.dtype();
         for_each_type!(dtype in FLOATS, T => normalize_groups::<T>(cx, groups, epsilon), else => {
@@ -37,7 +38,11 @@ fn normalize_groups<T: Row>(cx: &mut RunCx<'_>, groups: Option<usize>, epsilon: 
     let spatial: usize = spatial.iter().product();
     let groups = groups.unwrap_or(channels);
     let even = groups > 0 && channels % groups == 0;
-    ensure!(even || channels == 0, InvalidArgument, "{channels} channels do not part into {groups} groups");
+    ensure!(
+        even || channels == 0,
+        InvalidArgument,
+        "the number of channels is {channels}, expected a multiple of num_groups {groups}"
+    );
     let (scale, bias) = (to_f64s(&cx.input(1)?)?, to_f64s(&cx.input(2)?)?);
     let fits = scale.len() == channels && bias.len() == channels;
     ensure!(

@@ -171,7 +171,7 @@ fn write_statistics(
             piece.iter_mut().enumerate().for_each(|(index, x)| *x = U::from_f64(value(first + index)));
         });
         Ok(())
-    }, else => Err(error!(NotImplemented, "statistics of type {}", dtype.name())))
+    }, else => Err(error!(NotImplemented, "statistics of type {} are not supported", dtype.name())))
 }
 
 fn rms<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {

@@ -51,7 +51,7 @@ fn make(cx: &mut CompileCx<'_>, scores: bool) -> Result<Box<dyn Executable>> {
         let input = cx.input(0)?;
         let dtype = input.dtype();
         for_each_type!(dtype in FLOATS, T => run::<T>(cx, settings, input), else => {
-            Err(error!(NotImplemented, "losses of {}", dtype.name()))
+            Err(error!(NotImplemented, "losses of {} are not supported", dtype.name()))
         })
     };
     Ok(Box::new(WithHeap { bound, run }))
@@ -88,10 +88,19 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
     let scores = Scores { elements: input.as_slice::<T>()?, classes, places };
     let labels = cx.input(1)?.to_ints()?;
     let samples = images * places;
-    ensure!(labels.len() == samples, InvalidArgument, "{} labels for {samples} samples", labels.len());
+    ensure!(
+        labels.len() == samples,
+        InvalidArgument,
+        "got {} labels, expected one for each of the {samples} samples",
+        labels.len()
+    );
     let weights = cx.find_input(2).map(|weights| to_f64s(&weights)).transpose()?;
     let weight_count = weights.as_ref().map_or(classes, Vec::len);
-    ensure!(weight_count == classes, InvalidArgument, "{weight_count} weights for {classes} classes");
+    ensure!(
+        weight_count == classes,
+        InvalidArgument,
+        "got {weight_count} weights, expected one for each of the {classes} classes"
+    );
     // The logarithm of each sample's softmax denominator; empty if the input holds
     // log-probabilities.
     let mut denominators = vec![0f64; if settings.scores { samples } else { 0 }];
@@ -116,7 +125,9 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
             return Ok((0.0, 0.0));
         }
         let class = usize::try_from(label).ok().filter(|&class| class < classes);
-        let class = class.ok_or_else(|| error!(InvalidArgument, "label {label} is no class of {classes}"))?;
+        let class = class.ok_or_else(|| {
+            error!(InvalidArgument, "label {label} is out of range, expected 0 to below {classes}")
+        })?;
         let weight = weights.as_ref().map_or(1.0, |weights| weights[class]);
         let denominator = denominators.get(sample).copied().unwrap_or(0.0);
         Ok((weight * (denominator - scores.at(sample, class)), weight))

@@ -24,7 +24,8 @@ struct Settings {
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let size = attrs.int("size")?;
-    let size = usize::try_from(size).map_err(|_| error!(InvalidGraph, "LRN over {size} channels"))?;
+    let size = usize::try_from(size)
+        .map_err(|_| error!(InvalidGraph, "size of LRN is {size}, expected 1 or more"))?;
     ensure!(size > 0, InvalidGraph, "LRN over no channels");
     let settings = Settings {
         // The standard divides the sum of squares by the size.

@@ -108,7 +108,7 @@ fn fill(output: TensorMut<'_>, mut draw: impl FnMut() -> f64) -> Result<()> {
     for_each_type!(dtype in NUMERIC, T => {
         output.as_mut_slice::<T>()?.fill_with(|| T::from_f64(draw()));
         Ok(())
-    }, else => Err(error!(NotImplemented, "random numbers of type {}", dtype.name())))
+    }, else => Err(error!(NotImplemented, "random numbers of type {} are not supported", dtype.name())))
 }
 
 fn make_normal(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {

@@ -15,7 +15,11 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let run = |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let &[.., rows, columns] = input.shape() else {
-            return Err(error!(InvalidArgument, "a tensor of shape {:?} holds no matrices", input.shape()));
+            return Err(error!(
+                InvalidArgument,
+                "the input has shape {:?}, expected rank 2 or more",
+                input.shape()
+            ));
         };
         ensure!(rows == columns, InvalidArgument, "a matrix of {rows} by {columns} has no determinant");
         let dtype = input.dtype();
@@ -28,7 +32,7 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 *to = T::from_f64(determinant(&mut matrix, rows));
             }
             Ok(())
-        }, else => Err(error!(NotImplemented, "determinants of {}", dtype.name())))
+        }, else => Err(error!(NotImplemented, "determinants of {} are not supported", dtype.name())))
     };
     Ok(Box::new(WithHeap { bound, run }))
 }

@@ -68,7 +68,7 @@ pub(super) fn size_of_label(sizes: &[(Label, usize)], label: Label) -> usize {
 /// Returns the bytes of the accumulator type of `dtype`.
 fn wide_bytes(dtype: DType) -> Result<usize> {
     for_each_type!(dtype in NUMERIC, T => Ok(size_of::<<T as Number>::Wide>()),
-        else => Err(error!(NotImplemented, "sums of {}", dtype.name())))
+        else => Err(error!(NotImplemented, "sums of {} are not supported", dtype.name())))
 }
 
 fn make_loop(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -119,7 +119,7 @@ impl Executable for Loop {
                     Ok(())
                 }
             }
-        }, else => Err(error!(NotImplemented, "sums of {}", dtype.name())))
+        }, else => Err(error!(NotImplemented, "sums of {} are not supported", dtype.name())))
     }
 }
 
@@ -258,7 +258,8 @@ struct Steps {
 impl Product {
     fn steps(&self, shapes: [&[usize]; 2]) -> Result<Steps> {
         let equation = Equation::parse(&self.text, &[shapes[0].len(), shapes[1].len()])?;
-        let roles = Roles::of(&equation).ok_or_else(|| error!(Fail, "the equation is no matrix product"))?;
+        let roles =
+            Roles::of(&equation).ok_or_else(|| error!(Fail, "the equation is not a matrix product"))?;
         let sizes = sizes(&equation, &shapes)?;
         let size = |labels: &[Label]| -> Result<usize> {
             let sizes: Vec<usize> = labels.iter().map(|&label| size_of_label(&sizes, label)).collect();

@@ -79,7 +79,7 @@ fn sum_to(cx: &mut RunCx<'_>) -> Result<()> {
     let kept = from[lead..].iter().zip(to).map(|(from, to)| from == to);
     let mask: SmallVec<[bool; 6]> = (0..lead).map(|_| true).chain(kept.map(|kept| !kept)).collect();
     let fits = from[lead..].iter().zip(to).all(|(from, to)| from == to || *to == 1);
-    ensure!(fits, InvalidArgument, "{from:?} is none that {to:?} broadcasts to");
+    ensure!(fits, InvalidArgument, "shape {to:?} does not broadcast to {from:?}");
     fold_axes(cx, Fold::Sum, &mask)
 }
 

@@ -98,7 +98,7 @@ impl<'a> Attention<'a> {
                 Ok(Attention { first, q, k, v, heads, queries, keys, size, value_size })
             }
             (q, k, v) => {
-                Err(error!(InvalidArgument, "queries {q:?}, keys {k:?} and values {v:?} do not go together"))
+                Err(error!(InvalidArgument, "queries {q:?}, keys {k:?} and values {v:?} do not match"))
             }
         }
     }
@@ -207,7 +207,7 @@ impl<'a> Attention<'a> {
             Some(DType::F16) => 1,
             Some(DType::BF16) => 2,
             Some(DType::Bool) => 3,
-            Some(other) => return Err(error!(NotImplemented, "a mask of {other}")),
+            Some(other) => return Err(error!(NotImplemented, "a mask of {other} is not supported")),
         };
         let word = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let own = [self.heads, self.queries, self.keys, self.size, self.value_size];
@@ -237,7 +237,7 @@ impl<'a> Attention<'a> {
         ensure!(
             fits,
             InvalidArgument,
-            "a mask of shape {:?} does not fit scores of shape {full:?}",
+            "the mask of shape {:?} does not broadcast to scores of shape {full:?}",
             mask.shape
         );
         let missing = full.len() - mask.rank();

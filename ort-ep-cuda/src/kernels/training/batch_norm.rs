@@ -215,7 +215,7 @@ fn gradient(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         ensure!(
             count == channels.channels,
             InvalidArgument,
-            "{count} statistics for {} channels",
+            "got {count} statistics, expected one for each of the {} channels",
             channels.channels
         );
     }

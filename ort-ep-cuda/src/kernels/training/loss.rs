@@ -40,9 +40,18 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (images, classes) = (x.size(0), x.size(1));
     let places = x.shape.iter().skip(2).product::<usize>();
     let samples = images.saturating_mul(places);
-    ensure!(labels.count() == samples, InvalidArgument, "{} labels for {samples} samples", labels.count());
+    ensure!(
+        labels.count() == samples,
+        InvalidArgument,
+        "got {} labels, expected one for each of the {samples} samples",
+        labels.count()
+    );
     let weight_count = weights.map_or(classes, Operand::count);
-    ensure!(weight_count == classes, InvalidArgument, "{weight_count} weights for {classes} classes");
+    ensure!(
+        weight_count == classes,
+        InvalidArgument,
+        "got {weight_count} weights, expected one for each of the {classes} classes"
+    );
     ensure!(x.count() <= i32::MAX as usize, NotImplemented, "scores {:?} are beyond 31 bits", x.shape);
     ensure!(classes > 0 || samples == 0, InvalidArgument, "{samples} labels of no classes");
     let (mean, whole) = match cx.attrs.string("reduction")? {

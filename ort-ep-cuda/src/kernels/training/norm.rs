@@ -32,7 +32,7 @@ fn kind_of(dtype: DType) -> Result<usize> {
         DType::F64 => 1,
         DType::F16 => 2,
         DType::BF16 => 3,
-        other => return Err(error!(NotImplemented, "a gradient of {other}")),
+        other => return Err(error!(NotImplemented, "a gradient of {other} is not supported")),
     })
 }
 

@@ -45,7 +45,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     ensure!(
         given.is_multiple_of(groups),
         InvalidArgument,
-        "{given} tensors do not make up groups of {groups}"
+        "the number of tensors is {given}, expected a multiple of {groups}"
     );
     let tensors = given / groups;
     let mut launches = Vec::with_capacity(tensors);

@@ -24,7 +24,12 @@ pub(super) fn suffix(dtype: DType) -> Result<&'static str> {
         DType::F64 => "f64",
         DType::F16 => "f16",
         DType::BF16 => "bf16",
-        other => return Err(error!(NotImplemented, "a step of an optimizer on elements of {other}")),
+        other => {
+            return Err(error!(
+                NotImplemented,
+                "a step of an optimizer on elements of {other} is not supported"
+            ));
+        }
     })
 }
 

@@ -172,7 +172,7 @@ fn reporting(report: *mut OrtProviderReport, work: impl FnOnce() -> Result<()>) 
 fn panicked(panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-    error!(EpFail, "the library panicked: {text}").help("this is a defect of the provider library: report it")
+    error!(EpFail, "the library panicked: {text}").help("this is a bug of the provider library: report it")
 }
 
 fn explain(report: *mut OrtProviderReport, code: i32, problem: &Error) -> i32 {
@@ -400,7 +400,9 @@ unsafe extern "C" fn claim(
             let view = only_node(&graph).map_err(|problem| problem.to_string())?;
             let claimed = opened.device.claim(&view)?;
             if claimed.outputs != OutputsFrom::Plan {
-                return Err("a provider library runs no kernel that makes its outputs itself".to_owned());
+                return Err(
+                    "provider libraries cannot run kernels that allocate their own outputs".to_owned()
+                );
             }
             // SAFETY: `claim` is the host's for this call.
             unsafe { say(exported.host, claim, &claimed, view.node) };

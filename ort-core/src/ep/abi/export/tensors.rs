@@ -94,7 +94,12 @@ pub(super) unsafe fn range<'a>(
         return Ok(DeviceRange { buffer: nothing, offset: 0, len: 0 });
     };
     let fits = offset.checked_add(len).is_some_and(|end| end <= buffer.len());
-    ensure!(fits, Fail, "{len} bytes at {offset} of a buffer of {} bytes", buffer.len());
+    ensure!(
+        fits,
+        Fail,
+        "{len} bytes at offset {offset} are out of range for a buffer of {} bytes",
+        buffer.len()
+    );
     Ok(DeviceRange { buffer, offset, len })
 }
 
@@ -103,6 +108,6 @@ fn checked(tensor: &OrtProviderTensor, shape: &[usize]) -> Result<DType> {
     ensure!(tensor.kind != ORT_PROVIDER_SHAPE, Fail, "a tensor has no memory");
     let dtype = read_dtype(tensor.element_type)?;
     let expected = crate::tensor::byte_count(dtype, shape)? as u64;
-    ensure!(tensor.bytes == expected, Fail, "a tensor of {} bytes, expected {expected}", tensor.bytes);
+    ensure!(tensor.bytes == expected, Fail, "a tensor has {} bytes, expected {expected}", tensor.bytes);
     Ok(dtype)
 }

@@ -298,7 +298,7 @@ impl<N: Node> Trees<N> {
                             *to = N::Value::from_single((*x).as_());
                         }
                     }));
-                }, else => return Err(error!(NotImplemented, "features of {}", DType::name(dtype))));
+                }, else => return Err(error!(NotImplemented, "features of {} are not supported", DType::name(dtype))));
             }
         }
         drop(parts);

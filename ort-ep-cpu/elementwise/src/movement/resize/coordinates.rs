@@ -124,7 +124,7 @@ impl Settings {
 
     /// Combines shapes, scales, sizes and region into one [`Axis`] per dimension.
     pub(super) fn axes(&self, shape: &[usize], result: &[usize], given: &Given<'_>) -> Result<Vec<Axis>> {
-        ensure!(shape.len() == result.len(), Fail, "shape {shape:?} resized to {result:?}");
+        ensure!(shape.len() == result.len(), Fail, "shape {shape:?} cannot be resized to {result:?}");
         let mut axes: Vec<Axis> = shape
             .iter()
             .zip(result)
@@ -148,7 +148,7 @@ impl Settings {
             }
             (None, None) => return Err(error!(InvalidArgument, "Resize needs scales or sizes")),
         };
-        ensure!(scales.len() == count, InvalidArgument, "{} scales for {count} axes", scales.len());
+        ensure!(scales.len() == count, InvalidArgument, "{} scales are given for {count} axes", scales.len());
         for (entry, (&axis, scale)) in chosen.iter().zip(scales).enumerate() {
             axes[axis].scale = scale;
             axes[axis].given = given_scales.get(entry).copied();

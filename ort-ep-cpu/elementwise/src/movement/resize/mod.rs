@@ -60,7 +60,11 @@ impl Movement for Nearest {
             let nearest = |index: usize| {
                 settings.nearest(axis.coordinate_of_nearest(settings.transform, index), axis.from)
             };
-            ensure!(axis.from > 0 || axis.to == 0, InvalidArgument, "shape {shape:?} resized to {result:?}");
+            ensure!(
+                axis.from > 0 || axis.to == 0,
+                InvalidArgument,
+                "shape {shape:?} cannot be resized to {result:?}"
+            );
             let places = if axis.is_identity(settings.transform) {
                 spending(1, 0..axis.to).collect()
             } else {
@@ -155,13 +159,13 @@ impl Interpolating {
                 ensure!(
                     axis.from > 0 || axis.to == 0,
                     InvalidArgument,
-                    "shape {shape:?} resized to {result:?}"
+                    "shape {shape:?} cannot be resized to {result:?}"
                 );
                 passes.push(Pass::<T::Sum>::new(index, axis, settings));
             }
         }
         if passes.is_empty() {
-            ensure!(from.len() == to.len(), Fail, "shape {shape:?} resized to {result:?}");
+            ensure!(from.len() == to.len(), Fail, "shape {shape:?} cannot be resized to {result:?}");
             interrupt::copy(from, to);
             return Ok(());
         }
