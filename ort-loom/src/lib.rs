@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use budget::Category;
 pub use error::AllocError;
-pub use ort_alloc::DeviceId;
+pub use ort_alloc::{DeviceId, exact_bytes};
 
 /// Explores all interleavings with at most `preemptions` preemptions of a thread, or all
 /// interleavings if `None`.
