@@ -10,7 +10,7 @@ use ort_core::ep::{
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, Within, ensure, error};
 
-use ort_cpu_kernel::CpuKernel;
+use ort_cpu_kernel::{CpuKernel, DerivedKernels};
 use ort_cpu_threads::environment::{AFFINITIES, AFFINITY, choice};
 use ort_cpu_vector::simd::isa::Isa;
 
@@ -63,7 +63,9 @@ impl CpuDevice {
     fn table() -> &'static KernelTable {
         static TABLE: OnceLock<KernelTable> = OnceLock::new();
         TABLE.get_or_init(|| {
-            KernelTable::new(inventory::iter::<CpuKernel>.into_iter().map(|kernel| &kernel.0))
+            let named = inventory::iter::<CpuKernel>.into_iter().map(|kernel| &kernel.0);
+            let derived = inventory::iter::<DerivedKernels>.into_iter().flat_map(|kernels| (kernels.0)());
+            KernelTable::new(named.chain(derived))
         })
     }
 }

@@ -24,7 +24,7 @@ use {
 };
 
 pub use device::CpuProvider;
-pub use ort_cpu_kernel::{CpuKernel, cpu_kernels};
+pub use ort_cpu_kernel::{CpuKernel, DerivedKernels, cpu_kernels};
 pub use ort_cpu_threads::parallel;
 pub use ort_cpu_vector::simd;
 pub use {

@@ -183,6 +183,7 @@ impl Device for CudaDevice {
         Ok(Box::new(Node {
             kernel,
             op: node.spec.name,
+            spec: node.spec,
             attrs: node.attrs.clone(),
             input_types: (0..node.inputs.len()).map(|index| cx.node.dtype(index)).collect(),
             output_types: (0..node.outputs.len()).map(|index| cx.node.output_dtype(index)).collect(),

@@ -113,7 +113,7 @@ pub(crate) fn ways(
 /// The same node within other bounds.
 fn bounded<'a>(cx: &OpCx<'a>, limits: Bounds<'a>) -> OpCx<'a> {
     let (inputs, outputs, host) = (cx.inputs.clone(), cx.outputs.clone(), cx.host.clone());
-    OpCx { op: cx.op, attrs: cx.attrs, limits, inputs, outputs, host }
+    OpCx { op: cx.op, spec: cx.spec, attrs: cx.attrs, limits, inputs, outputs, host }
 }
 
 fn workspace_of(launches: &[Launch]) -> usize {

@@ -7,6 +7,7 @@ use ort_core::dtype::DType;
 use ort_core::ep::operand::{Arg, BoundTensors, Key};
 use ort_core::ep::{Executable, IoShapes, NewTensor, RunCx};
 use ort_core::ir::Attributes;
+use ort_core::spec::OpSpec;
 use ort_core::tensor::Shape;
 use ort_core::{Result, Within, error};
 use parking_lot::Mutex;
@@ -28,6 +29,7 @@ const MOST_KEPT: usize = 8;
 pub(crate) struct Node {
     pub(crate) kernel: &'static CudaKernel,
     pub(crate) op: &'static str,
+    pub(crate) spec: &'static OpSpec,
     pub(crate) attrs: Attributes,
     /// The types of inputs and outputs, if present.
     pub(crate) input_types: SmallVec<[Option<DType>; 8]>,
@@ -72,6 +74,7 @@ impl Executable for Node {
         let outputs = self.output_types.iter().zip(shapes.outputs).enumerate();
         workspace(&OpCx {
             op: self.op,
+            spec: self.spec,
             attrs: &self.attrs,
             // Addresses are not known yet, so we assume that all tensors are aligned.
             limits: Bounds { has_maps: self.has_maps(), ..self.parts.bounds(Some(self.room(shapes))) },
@@ -196,6 +199,7 @@ impl Node {
     fn op_cx<'a>(&'a self, given: &'a BoundTensors<'_>, room: Option<usize>) -> OpCx<'a> {
         OpCx {
             op: self.op,
+            spec: self.spec,
             attrs: &self.attrs,
             limits: self.parts.bounds(room),
             inputs: given.inputs.clone(),

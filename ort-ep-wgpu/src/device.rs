@@ -174,6 +174,7 @@ impl Device for WgpuDevice {
             remembered: kept.map(|kept| (kept, likeness(&cx.node, def))),
             kernel,
             op: node.spec.name,
+            spec: node.spec,
             attrs: node.attrs.clone(),
             input_types: (0..node.inputs.len()).map(|index| cx.node.dtype(index)).collect(),
             output_types: (0..node.outputs.len()).map(|index| cx.node.output_dtype(index)).collect(),

@@ -8,6 +8,7 @@ use ort_core::dtype::DType;
 use ort_core::ep::operand::{Arg, BoundTensors, Key};
 use ort_core::ep::{Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ir::{Attributes, ValueType};
+use ort_core::spec::OpSpec;
 use ort_core::tensor::{Shape, Tensor};
 use ort_core::{Result, Within, ensure, error};
 use parking_lot::Mutex;
@@ -29,6 +30,7 @@ const MOST_KEPT: usize = 8;
 pub(crate) struct Node {
     pub(crate) kernel: &'static WgpuKernel,
     pub(crate) op: &'static str,
+    pub(crate) spec: &'static OpSpec,
     pub(crate) attrs: Attributes,
     /// The element types of inputs and outputs; `None` for an absent one.
     pub(crate) input_types: SmallVec<[Option<DType>; 8]>,
@@ -62,6 +64,7 @@ impl Executable for Node {
         let outputs = self.output_types.iter().zip(shapes.outputs).enumerate();
         workspace(&OpCx {
             op: self.op,
+            spec: self.spec,
             attrs: &self.attrs,
             limits: self.parts.gpu.limits,
             inputs: inputs.map(|(index, (ty, shape))| operand(Arg::Input(index), ty, shape)).collect(),
@@ -123,8 +126,8 @@ impl Node {
         let outputs = self.output_types.iter().enumerate();
         let outputs =
             outputs.map(|(index, dtype)| foreseen(Arg::Output(index), *dtype, &view.output_type(index)));
-        let (op, attrs, limits) = (self.op, &self.attrs, self.parts.gpu.limits);
-        let cx = OpCx { op, attrs, limits, inputs, outputs: outputs.collect(), host };
+        let (op, spec, attrs, limits) = (self.op, self.spec, &self.attrs, self.parts.gpu.limits);
+        let cx = OpCx { op, spec, attrs, limits, inputs, outputs: outputs.collect(), host };
         // An error here surfaces again in the run, if it is real.
         let dispatches = (self.kernel.dispatches)(&cx).unwrap_or_default();
         dispatches.into_iter().map(|dispatch| dispatch.program).collect()
@@ -138,6 +141,7 @@ impl Node {
         }
         let cx = OpCx {
             op: self.op,
+            spec: self.spec,
             attrs: &self.attrs,
             limits: self.parts.gpu.limits,
             inputs: given.inputs.clone(),

@@ -10,9 +10,10 @@ use ort_core::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, KernelDef, KernelTable, NodeView,
     ProviderEntry, ProviderOptions, RunCx, check_options,
 };
-use ort_core::spec::{Draft, InferCx, OP, OpSpec, attr, one, var};
+use ort_core::rewrite::Level;
+use ort_core::spec::{Draft, InferCx, OP, OpSpec, ScalarExpr, Traits, attr, one, var};
 use ort_core::tensor::{TensorMut, TensorView};
-use ort_core::{Result, error, inventory, ops};
+use ort_core::{Result, error, inventory, ops, pass};
 use ort_ep_cpu::cpu_kernels;
 use ort_runtime::dtype::TypeSet;
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder};
@@ -64,7 +65,27 @@ fn lower_cube(draft: &mut Draft<'_>) -> Result<()> {
     draft.replace(&[cube])
 }
 
-ops![ROW_SUM, CUBE];
+/// max(x, 0)²: no provider needs a kernel for it either, as its formula says all.
+static SQUARED_RELU: OpSpec = OpSpec {
+    domain: "example",
+    name: "SquaredRelu",
+    since: 1,
+    inputs: &[one("input", "U")],
+    outputs: &[one("output", "U")],
+    types: &[var("U", TypeSet::FLOATS)],
+    traits: Traits::ELEMENTWISE,
+    infer: |cx| match cx.shape(0) {
+        Some(shape) => cx.set_shape(0, shape.to_vec()),
+        None => Ok(()),
+    },
+    scalar: Some(|_| {
+        let positive = || ScalarExpr::Input(0).max(0.0);
+        Ok(positive() * positive())
+    }),
+    ..OP
+};
+
+ops![ROW_SUM, CUBE, SQUARED_RELU];
 
 // A CPU kernel for it.
 
@@ -196,6 +217,51 @@ fn own_parts_work_together() -> Result<()> {
     assert_eq!(placed, [("Mul", "cpu"), ("Mul", "cpu"), ("RowSum", "cpu"), ("Neg", "example")]);
     // The new operators are planned like all others: nothing is left to run time.
     assert!(session.plan(&[("n", 100)])?.peak_bytes.is_some());
+    Ok(())
+}
+
+#[test]
+fn a_formula_runs_fuses_and_has_a_gradient() -> Result<()> {
+    let mut builder = GraphBuilder::new("formula");
+    let x = builder.input("x", DType::F32, &["n"]);
+    let square = builder.add(("example", "SquaredRelu"), &[Some(x)], &[], 1, Vec::new())?;
+    let y = builder.node("Neg", &square, &[])?;
+    let graph = builder.finish(&[y])?;
+    let attrs = [
+        ("xs", Attribute::Strings(vec!["x".to_string()])),
+        ("y", Attribute::String(graph.value(y).name.to_string())),
+    ];
+    let fused = Session::builder(&Model::from_graph(graph.clone())).provider("cpu").build()?;
+    let steps: Vec<String> = fused.steps().into_iter().map(|(_, op, _)| op).collect();
+    assert_eq!(steps, ["FusedElementwise"]);
+    let mut builder = GraphBuilder::extend(graph);
+    let slope = builder.add(("ai.onnx.preview.training", "Gradient"), &[Some(x)], &attrs, 1, Vec::new())?;
+    let mut graph = builder.finish(&[y, slope[0]])?;
+    pass::expand_gradients(&mut graph)?;
+    let model = Model::from_graph(graph);
+    let x = Tensor::from_slice(&[3], &[-2.0f32, 0.5, 3.0])?;
+    for level in [Level::Disabled, Level::All] {
+        let session = Session::builder(&model).provider("cpu").opt_level(level).build()?;
+        let outputs = session.run(&[("x", x.clone().into())])?;
+        assert_eq!(outputs[0].1.tensor()?.to_vec::<f32>()?, [0.0, -0.25, -9.0]);
+        assert_eq!(outputs[1].1.tensor()?.to_vec::<f32>()?, [0.0, -1.0, -6.0]);
+    }
+    Ok(())
+}
+
+/// The GPU providers claim it, without a device.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+#[test]
+fn a_formula_runs_on_gpus() -> Result<()> {
+    let mut builder = GraphBuilder::new("formula");
+    let x = builder.input("x", DType::F32, &["n", "4"]);
+    let y = builder.add(("example", "SquaredRelu"), &[Some(x)], &[], 1, Vec::new())?;
+    let graph = builder.finish(&y)?;
+    let node = &graph.nodes[0];
+    #[cfg(feature = "cuda")]
+    assert!(ort_ep_cuda::kernel_table().claim(&NodeView { graph: &graph, node }).is_ok());
+    #[cfg(feature = "wgpu")]
+    assert!(ort_ep_wgpu::kernel_table().claim(&NodeView { graph: &graph, node }).is_ok());
     Ok(())
 }
 

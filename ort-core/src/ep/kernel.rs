@@ -90,7 +90,7 @@ pub struct KernelDef {
     /// The operator.
     pub op: &'static str,
     /// The element types that each type variable of the operator accepts; a variable not listed
-    /// accepts any.
+    /// accepts any. [`KernelDef::INPUTS`] stands for the variable of each input.
     pub types: &'static [(&'static str, TypeSet)],
     /// The priority among matching kernels; the highest wins.
     pub rank: i32,
@@ -132,18 +132,25 @@ impl KernelDef {
         make: |_| Err(crate::error!(Fail, "the kernel has no constructor")),
     };
 
+    /// In [`KernelDef::types`], the type variable of each input.
+    pub const INPUTS: &str = "";
+
     fn refuses(&self, node: &NodeView<'_>) -> Option<String> {
-        for (var, allowed) in self.types {
-            match node.bound_dtype(var) {
-                Some(dtype) if !allowed.contains(dtype) => {
-                    return Some(format!("type {} of {var} is not among {allowed}", dtype.name()));
-                }
-                // An unknown type passes; `when` may still refuse the node.
-                _ => {}
-            }
-        }
-        (!(self.when)(node)).then(|| "its attributes or shapes are not supported".to_string())
+        let spec = node.node.spec;
+        let wrong = self.types.iter().find_map(|(var, allowed)| match *var {
+            KernelDef::INPUTS => spec.inputs.iter().find_map(|param| refused(node, param.ty, *allowed)),
+            var => refused(node, var, *allowed),
+        });
+        let unsupported = || "its attributes or shapes are not supported".to_string();
+        wrong.or_else(|| (!(self.when)(node)).then(unsupported))
     }
+}
+
+/// Says which type a type variable has at a node, if it is not allowed. An unknown type is; the
+/// kernel's `when` may still refuse the node.
+fn refused(node: &NodeView<'_>, var: &str, allowed: TypeSet) -> Option<String> {
+    let dtype = node.bound_dtype(var).filter(|dtype| !allowed.contains(*dtype))?;
+    Some(format!("type {} of {var} is not among {allowed}", dtype.name()))
 }
 
 /// What placement and the memory planner need to know of a claimed node.

@@ -12,6 +12,7 @@ mod compile;
 #[allow(unsafe_code, reason = "functions of another library are called")]
 mod dylib;
 pub(crate) mod dynamic;
+pub mod formula;
 pub(crate) mod guard;
 mod kernel;
 mod node;

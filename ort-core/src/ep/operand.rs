@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::{NewTensor, RunCx};
 use crate::dtype::DType;
 use crate::ir::Attributes;
+use crate::spec::OpSpec;
 use crate::tensor::{DeviceRange, Shape, TensorView};
 use crate::{Result, ensure, error};
 
@@ -71,6 +72,8 @@ impl Operand {
 pub struct OpCx<'a, L> {
     /// The operator.
     pub op: &'static str,
+    /// The operator's record.
+    pub spec: &'static OpSpec,
     /// The attributes.
     pub attrs: &'a Attributes,
     /// The device limits.

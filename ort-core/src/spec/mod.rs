@@ -97,6 +97,9 @@ pub struct OpSpec {
     pub upgrades: &'static [Upgrade],
     /// The formula of an elementwise operator.
     pub scalar: Option<ScalarFn>,
+    /// The formula of an elementwise operator of any number of inputs, for a number of them; `None`
+    /// for no inputs.
+    pub fold: Option<fn(usize) -> Option<ScalarExpr>>,
     /// Decomposition into other operators, for providers without a kernel.
     pub lower: Option<fn(&mut Draft<'_>) -> Result<()>>,
     /// The source of the gradient.
@@ -130,6 +133,7 @@ pub const OP: OpSpec = OpSpec {
     join: None,
     upgrades: &[],
     scalar: None,
+    fold: None,
     lower: None,
     grad: Grad::Derived,
     batch: BatchRule::FromTraits,
@@ -373,6 +377,20 @@ impl OpSpec {
     /// Returns the type variable of this name.
     pub fn type_var(&self, name: &str) -> Option<&'static TypeVar> {
         self.types.iter().find(|var| var.name == name)
+    }
+
+    /// Returns the formula of an elementwise operator over this number of inputs.
+    ///
+    /// # Errors
+    /// The record has no formula, or none for these attributes or this number of inputs.
+    pub fn formula(&self, attrs: &crate::ir::Attributes, inputs: usize) -> Result<ScalarExpr> {
+        match (self.scalar, self.fold) {
+            (Some(scalar), _) => scalar(attrs),
+            (None, Some(fold)) => {
+                fold(inputs).ok_or_else(|| error!(InvalidGraph, "{} has no input", self.name))
+            }
+            (None, None) => Err(error!(Fail, "operator {} has no formula", self.name)),
+        }
     }
 
     /// Checks the number of inputs and outputs of a node, and which of them it omits.

@@ -120,6 +120,20 @@ impl ScalarExpr {
         ScalarExpr::binary(BinaryFn::Less, self, other.into())
     }
 
+    /// Returns `x / 2 * (1 + erf(x / sqrt(2)))` of this formula.
+    pub fn gelu(self) -> ScalarExpr {
+        let error = (self.clone() * std::f64::consts::FRAC_1_SQRT_2).apply(UnaryFn::Erf);
+        self * 0.5 * (error + 1.0)
+    }
+
+    /// Returns the approximation of [`Self::gelu`] by `tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))`.
+    pub fn gelu_tanh(self) -> ScalarExpr {
+        let x = || self.clone();
+        let cubic = x() + x() * x() * x() * 0.044_715;
+        let inner = (cubic * (2.0 * std::f64::consts::FRAC_1_PI).sqrt()).apply(UnaryFn::Tanh);
+        self * 0.5 * (inner + 1.0)
+    }
+
     /// Applies a function to this formula.
     pub fn apply(self, function: UnaryFn) -> ScalarExpr {
         ScalarExpr::unary(function, self)

@@ -18,6 +18,7 @@ pub mod coded;
 pub mod codes;
 pub mod dynamic_quantize;
 pub mod heap;
+pub mod idioms;
 pub mod layout;
 pub mod lines;
 pub mod number;
@@ -37,6 +38,13 @@ pub use inventory;
 pub struct CpuKernel(pub KernelDef);
 
 inventory::collect!(CpuKernel);
+
+/// Kernels that follow from operator records ([`ort_core::ep::formula`]), computed when the
+/// provider is first used.
+#[derive(Debug)]
+pub struct DerivedKernels(pub fn() -> &'static [KernelDef]);
+
+inventory::collect!(DerivedKernels);
 
 /// Registers kernels with the CPU provider. Each is a [`KernelDef`] written with struct update over
 /// [`KernelDef::BASE`].

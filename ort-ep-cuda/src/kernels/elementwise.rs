@@ -1,9 +1,11 @@
 //! Elementwise operators: scalar formulas, casts and `Clip`, with broadcasting.
 
+use std::sync::OnceLock;
+
 use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::formula::{self, Arithmetic};
 use ort_core::ep::{KernelDef, NodeView};
-use ort_core::ir::{Attribute, Attributes};
-use ort_core::spec::{BinaryFn, MICROSOFT, RUNTIME, Registry, ScalarExpr, UnaryFn};
+use ort_core::spec::{BinaryFn, MICROSOFT, RUNTIME, ScalarExpr, UnaryFn};
 use ort_core::{Result, ensure, error};
 
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
@@ -23,113 +25,49 @@ const MOST_INPUTS: usize = 32;
 /// idle.
 const LEAST_FOUR: usize = 1 << 16;
 
-const fn formula(op: &'static str) -> CudaKernel {
-    typed(op, &[("T", FLOATS)])
+/// The kernels of all records with a formula.
+pub(super) fn derived() -> &'static [CudaKernel] {
+    static KERNELS: OnceLock<Vec<CudaKernel>> = OnceLock::new();
+    KERNELS.get_or_init(|| {
+        let def = |spec| {
+            let types: &[(&str, TypeSet)] = match formula::arithmetic(spec) {
+                Arithmetic::Selection => &[(KernelDef::INPUTS, ALL)],
+                Arithmetic::Integer => &[(KernelDef::INPUTS, NUMBERS)],
+                Arithmetic::Float => &[(KernelDef::INPUTS, FLOATS)],
+            };
+            KernelDef { types, when: is_covered, ..formula::kernel(spec) }
+        };
+        formula::records().map(|spec| CudaKernel::new(def(spec), launches)).collect()
+    })
 }
 
-const fn arithmetic(op: &'static str) -> CudaKernel {
-    typed(op, &[("T", NUMBERS)])
-}
+const BASE: KernelDef = KernelDef { types: &[("T", FLOATS)], when: is_covered, ..KernelDef::BASE };
+const BIAS: KernelDef = KernelDef { domain: MICROSOFT, ..BASE };
+const CAST: KernelDef = KernelDef { types: &[("T1", CASTABLE), ("T2", ALL)], ..BASE };
 
-const fn comparison(op: &'static str) -> CudaKernel {
-    in_place(&[], typed(op, &[("T", ALL)]))
-}
-
-/// Sets which inputs the output may alias. If element sizes differ, it may alias none, even if both
-/// tensors have the same bytes: a thread would overwrite elements that others still read.
-const fn in_place(pairs: &'static [(usize, usize)], kernel: CudaKernel) -> CudaKernel {
-    CudaKernel { def: KernelDef { in_place: pairs, ..kernel.def }, ..kernel }
-}
-
-const fn typed(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> CudaKernel {
-    let def = KernelDef { op, types, in_place: &[(0, 0), (1, 0)], when: is_covered, ..KernelDef::BASE };
-    CudaKernel::new(def, launches)
-}
-
-const fn of_domain(domain: &'static str, kernel: CudaKernel) -> CudaKernel {
-    CudaKernel { def: KernelDef { domain, ..kernel.def }, ..kernel }
-}
-
-const fn cast(op: &'static str) -> CudaKernel {
-    in_place(&[], typed(op, &[("T1", CASTABLE), ("T2", ALL)]))
-}
-
+// Formulas that depend on which inputs are present, or that mix types. If element sizes differ, the
+// output may alias no input, even if both tensors have the same bytes: a thread would overwrite
+// elements that others still read.
 cuda_kernels![
-    arithmetic("Abs"),
-    arithmetic("Neg"),
-    arithmetic("Sign"),
-    formula("Floor"),
-    formula("Ceil"),
-    formula("Round"),
-    formula("Reciprocal"),
-    formula("Sqrt"),
-    formula("Exp"),
-    formula("Log"),
-    formula("Erf"),
-    formula("Sin"),
-    formula("Cos"),
-    formula("Tan"),
-    formula("Asin"),
-    formula("Acos"),
-    formula("Atan"),
-    formula("Sinh"),
-    formula("Cosh"),
-    formula("Tanh"),
-    formula("Asinh"),
-    formula("Acosh"),
-    formula("Atanh"),
-    arithmetic("Relu"),
-    formula("LeakyRelu"),
-    formula("Elu"),
-    formula("Selu"),
-    formula("Celu"),
-    formula("ThresholdedRelu"),
-    formula("HardSigmoid"),
-    formula("HardSwish"),
-    formula("Sigmoid"),
-    formula("Softplus"),
-    formula("Softsign"),
-    formula("Mish"),
-    formula("Gelu"),
-    formula("Swish"),
-    formula("SwiGLU"),
-    arithmetic("PRelu"),
-    formula("Shrink"),
-    arithmetic("Add"),
-    arithmetic("Sub"),
-    arithmetic("Mul"),
-    arithmetic("Div"),
-    arithmetic("Mod"),
-    in_place(&[(0, 0)], typed("Pow", &[("T", NUMBERS), ("T1", NUMBERS)])),
-    typed("Min", &[("T", ALL)]),
-    typed("Max", &[("T", ALL)]),
-    arithmetic("Sum"),
-    formula("Mean"),
-    comparison("Equal"),
-    comparison("Less"),
-    comparison("LessOrEqual"),
-    comparison("Greater"),
-    comparison("GreaterOrEqual"),
-    comparison("And"),
-    comparison("Or"),
-    comparison("Xor"),
-    comparison("Not"),
-    in_place(&[], typed("IsNaN", &[("T1", FLOATS)])),
-    in_place(&[], typed("IsInf", &[("T1", FLOATS)])),
-    in_place(&[(1, 0), (2, 0)], typed("Where", &[("T", ALL)])),
-    in_place(&[(0, 0)], arithmetic("Clip")),
-    cast("Cast"),
-    cast("CastLike"),
-    of_domain(MICROSOFT, formula("BiasGelu")),
-    of_domain(MICROSOFT, in_place(&[(0, 0)], formula("FastGelu"))),
-    of_domain(MICROSOFT, in_place(&[(0, 0), (2, 0)], formula("BiasAdd"))),
-    CudaKernel { launches: bias_split_gelu, ..of_domain(MICROSOFT, in_place(&[], formula("BiasSplitGelu"))) },
-    of_domain(
-        RUNTIME,
-        in_place(
-            &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0)],
-            formula("FusedElementwise")
-        )
+    CudaKernel::new(
+        KernelDef { op: "Pow", types: &[("T", NUMBERS), ("T1", NUMBERS)], in_place: &[(0, 0)], ..BASE },
+        powers
+    ),
+    CudaKernel::new(KernelDef { op: "IsInf", types: &[("T1", FLOATS)], ..BASE }, infinite),
+    CudaKernel::new(KernelDef { op: "Clip", types: &[("T", NUMBERS)], in_place: &[(0, 0)], ..BASE }, limited),
+    CudaKernel::new(KernelDef { op: "Cast", ..CAST }, cast),
+    CudaKernel::new(KernelDef { op: "CastLike", ..CAST }, cast),
+    CudaKernel::new(KernelDef { op: "FastGelu", in_place: &[(0, 0)], ..BIAS }, fast_gelu),
+    CudaKernel::new(KernelDef { op: "BiasAdd", in_place: &[(0, 0), (2, 0)], ..BIAS }, bias_add),
+    CudaKernel::new(KernelDef { op: "BiasSplitGelu", ..BIAS }, bias_split_gelu),
+    CudaKernel::new(
+        KernelDef {
+            domain: RUNTIME,
+            op: "FusedElementwise",
+            in_place: &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0)],
+            ..BASE
+        },
+        launches
     ),
 ];
 
@@ -138,53 +76,6 @@ fn is_covered(node: &NodeView<'_>) -> bool {
     let inputs = node.node.inputs.len();
     let mut ranks = (0..inputs).filter_map(|index| node.rank(index));
     inputs <= MOST_INPUTS && ranks.all(|rank| rank <= MOST_AXES)
-}
-
-/// Returns the formula of an operator that folds any number of inputs.
-fn folded(op: &str, count: usize) -> Option<ScalarExpr> {
-    let function = match op {
-        "Min" => BinaryFn::Min,
-        "Max" => BinaryFn::Max,
-        "Sum" | "Mean" => BinaryFn::Add,
-        _ => return None,
-    };
-    let terms = (0..count).map(ScalarExpr::Input);
-    let whole = terms.reduce(|left, right| ScalarExpr::binary(function, left, right))?;
-    Some(if op == "Mean" { whole / count as f64 } else { whole })
-}
-
-/// Returns the formula over the inputs that are present, in their order.
-fn formula_of(cx: &OpCx<'_>, inputs: &[Operand]) -> Result<ScalarExpr> {
-    let x = || ScalarExpr::Input(0);
-    Ok(match cx.op {
-        "Cast" | "CastLike" => x(),
-        "Clip" => limited(cx),
-        "IsInf" => infinite(cx.attrs)?,
-        "FastGelu" => {
-            let sum = if inputs.len() > 1 { x() + ScalarExpr::Input(1) } else { x() };
-            replaced(&gelu("tanh")?, &sum)
-        }
-        "BiasAdd" => x() + ScalarExpr::Input(1) + ScalarExpr::Input(2),
-        op => match folded(op, inputs.len()) {
-            Some(folded) => folded,
-            None => registered(op, cx.attrs)?,
-        },
-    })
-}
-
-/// Returns the formula that the operator registry has.
-fn registered(op: &str, attrs: &Attributes) -> Result<ScalarExpr> {
-    let registry = Registry::global()?;
-    let spec = ["", MICROSOFT, RUNTIME].into_iter().find_map(|domain| registry.find(domain, op));
-    let scalar = spec.and_then(|spec| spec.scalar);
-    scalar.ok_or_else(|| error!(Fail, "{op} has no formula"))?(attrs)
-}
-
-/// Returns the formula of `Gelu`: exact (`none`) or with the `tanh` approximation.
-fn gelu(approximate: &str) -> Result<ScalarExpr> {
-    let spec = Registry::global()?.find("", "Gelu").ok_or_else(|| error!(Fail, "Gelu has no formula"))?;
-    let given = vec![("approximate".to_owned(), Attribute::String(approximate.to_owned()))];
-    registered("Gelu", &Attributes::new(spec, given)?)
 }
 
 /// Substitutes a formula for the input of a unary formula.
@@ -199,75 +90,106 @@ pub(super) fn replaced(formula: &ScalarExpr, by: &ScalarExpr) -> ScalarExpr {
     }
 }
 
-/// Returns the formula of `Clip`. If the limits cross, the upper one wins; NaN stays NaN. Either
-/// limit may be missing.
-fn limited(cx: &OpCx<'_>) -> ScalarExpr {
-    let mut value = ScalarExpr::Input(0);
-    let mut next = 1;
-    for index in [1, 2] {
-        if cx.find_input(index).is_some() {
-            let limit = ScalarExpr::Input(next);
-            let beyond = match index {
-                1 => value.clone().less(limit.clone()),
-                _ => limit.clone().less(value.clone()),
-            };
-            value = ScalarExpr::select(beyond, limit, value);
-            next += 1;
-        }
-    }
-    value
+/// The formula of the operator's record.
+fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let inputs = present(cx);
+    over(cx, &cx.spec.formula(cx.attrs, inputs.len())?, &inputs)
 }
 
-fn infinite(attrs: &Attributes) -> Result<ScalarExpr> {
+fn powers(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let inputs = present(cx);
+    in_numbers(cx, &cx.spec.formula(cx.attrs, inputs.len())?, number_of_power(&inputs)?, &inputs)
+}
+
+/// The conversion is that of storing another type.
+fn cast(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    over(cx, &ScalarExpr::Input(0), std::slice::from_ref(cx.input(0)?))
+}
+
+/// `Clip`, whose limits are scalars, whatever their shape. If they cross, the upper one wins; NaN
+/// stays NaN. Either limit may be missing.
+fn limited(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (mut value, mut inputs) = (ScalarExpr::Input(0), vec![cx.input(0)?.clone()]);
+    for index in [1, 2] {
+        let Some(input) = cx.find_input(index) else { continue };
+        ensure!(input.count() == 1, InvalidArgument, "a limit of Clip has {} elements", input.count());
+        let limit = ScalarExpr::Input(inputs.len());
+        let beyond = match index {
+            1 => value.clone().less(limit.clone()),
+            _ => limit.clone().less(value.clone()),
+        };
+        value = ScalarExpr::select(beyond, limit, value);
+        inputs.push(input.with_shape(&[]));
+    }
+    over(cx, &value, &inputs)
+}
+
+fn infinite(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let x = || ScalarExpr::Input(0);
     let equal = |value: f64| ScalarExpr::binary(BinaryFn::Equal, x(), value.into());
-    Ok(match (attrs.flag("detect_negative")?, attrs.flag("detect_positive")?) {
+    let formula = match (cx.attrs.flag("detect_negative")?, cx.attrs.flag("detect_positive")?) {
         (true, true) => x().apply(UnaryFn::IsInf),
         (true, false) => equal(f64::NEG_INFINITY),
         (false, true) => equal(f64::INFINITY),
         // Neither sign is detected.
         (false, false) => ScalarExpr::Constant(0.0),
-    })
+    };
+    let inputs = present(cx);
+    over(cx, &formula, &inputs)
 }
 
-/// Returns the inputs of the formula. The limits of `Clip` are scalars, whatever their shape.
-fn operands(cx: &OpCx<'_>) -> Result<Vec<Operand>> {
-    let given = if cx.op == "CastLike" { 1 } else { cx.inputs.len() };
-    let mut operands = Vec::with_capacity(given);
-    for (index, input) in cx.inputs.iter().take(given).enumerate() {
-        let Some(input) = input else { continue };
-        if cx.op != "Clip" || index == 0 {
-            operands.push(input.clone());
-            continue;
-        }
-        ensure!(input.count() == 1, InvalidArgument, "a limit of Clip has {} elements", input.count());
-        operands.push(input.with_shape(&[]));
-    }
-    Ok(operands)
+/// The `tanh` approximation of `Gelu`, of the input or of its sum with a bias.
+fn fast_gelu(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (inputs, x) = (present(cx), ScalarExpr::Input(0));
+    let sum = if inputs.len() > 1 { x + ScalarExpr::Input(1) } else { x };
+    over(cx, &sum.gelu_tanh(), &inputs)
+}
+
+fn bias_add(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let [x, bias, skip] = [0, 1, 2].map(ScalarExpr::Input);
+    let inputs = present(cx);
+    over(cx, &(x + bias + skip), &inputs)
+}
+
+/// Returns the inputs that are present, which are those of the formula.
+fn present(cx: &OpCx<'_>) -> Vec<Operand> {
+    cx.inputs.iter().flatten().cloned().collect()
 }
 
 /// Returns the arithmetic type. Boolean conditions do not determine it, unless all inputs are
 /// boolean.
-fn number_of(op: &str, inputs: &[Operand]) -> Result<Number> {
-    if let ("Pow", [base, exponent]) = (op, inputs) {
-        return match (base.dtype, exponent.dtype) {
-            (base, exponent) if base == exponent || FLOATS.contains(base) => Number::of(base),
-            // The result truncates or wraps when it is stored.
-            (_, exponent) if FLOATS.contains(exponent) => Ok(Number::F64),
-            _ => Ok(Number::S64),
-        };
-    }
+fn number_of(inputs: &[Operand]) -> Result<Number> {
     let of_numbers = inputs.iter().find(|input| input.dtype != DType::Bool).or(inputs.first());
     of_numbers.map_or(Ok(Number::F32), |input| Number::of(input.dtype))
 }
 
-fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (inputs, y) = (operands(cx)?, cx.output(0)?);
+/// Returns the arithmetic type of a power. The result truncates or wraps when it is stored.
+fn number_of_power(inputs: &[Operand]) -> Result<Number> {
+    match inputs {
+        [base, exponent] if base.dtype == exponent.dtype || FLOATS.contains(base.dtype) => {
+            Number::of(base.dtype)
+        }
+        [_, exponent] if FLOATS.contains(exponent.dtype) => Ok(Number::F64),
+        _ => Ok(Number::S64),
+    }
+}
+
+/// Returns the launch of a formula over inputs that broadcast to the output.
+fn over(cx: &OpCx<'_>, formula: &ScalarExpr, inputs: &[Operand]) -> Result<Vec<Launch>> {
+    in_numbers(cx, formula, number_of(inputs)?, inputs)
+}
+
+fn in_numbers(
+    cx: &OpCx<'_>,
+    formula: &ScalarExpr,
+    number: Number,
+    inputs: &[Operand],
+) -> Result<Vec<Launch>> {
+    let y = cx.output(0)?;
     let shapes: Vec<&[usize]> = inputs.iter().map(|input| &*input.shape).collect();
     let walk = Walk::broadcast(&y.shape, &shapes)?;
-    let (formula, number) = (formula_of(cx, &inputs)?, number_of(cx.op, &inputs)?);
     let inputs: Vec<(&Operand, usize)> = inputs.iter().map(|input| (input, 0)).collect();
-    computed(&formula, number, (&walk, &inputs), y)
+    computed(formula, number, (&walk, &inputs), y)
 }
 
 /// Computes `(x0 + b0) * gelu(x1 + b1)`, where `x0` and `x1` are the halves of each row and `b0`
@@ -281,7 +203,7 @@ fn bias_split_gelu(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let steps = [of_x.clone(), vec![0, 1], of_x, vec![0, 1]];
     let walk = Walk::new(&[y.count() / split, split], &steps);
     let [x0, x1, x2, x3] = [0, 1, 2, 3].map(ScalarExpr::Input);
-    let formula = (x0 + x1) * replaced(&gelu("none")?, &(x2 + x3));
+    let formula = (x0 + x1) * (x2 + x3).gelu();
     let inputs = [(x, 0), (bias, 0), (x, split), (bias, split)];
     computed(&formula, Number::of(x.dtype)?, (&walk, &inputs), y)
 }
@@ -386,29 +308,10 @@ mod tests {
     #[test]
     fn powers_of_mixed_types() {
         let of = |dtype| tensor(Arg::Input(0), dtype, &[]);
-        let number = |a, b| number_of("Pow", &[of(a), of(b)]).unwrap();
+        let number = |a, b| number_of_power(&[of(a), of(b)]).unwrap();
         assert_eq!(number(DType::F16, DType::I64), Number::F32);
         assert_eq!(number(DType::I32, DType::F32), Number::F64);
         assert_eq!(number(DType::I32, DType::I64), Number::S64);
         assert_eq!(number(DType::I32, DType::I32), Number::S32);
-    }
-
-    #[test]
-    fn every_operator_has_a_formula() {
-        let sum = ScalarExpr::Input(0) + ScalarExpr::Input(1);
-        assert_eq!(folded("Sum", 2), Some(sum));
-        let by_formula: fn(&OpCx<'_>) -> Result<Vec<Launch>> = launches;
-        let all = crate::kernels::all();
-        for kernel in all.filter(|kernel| std::ptr::fn_addr_eq(kernel.launches, by_formula)) {
-            let op = kernel.def.op;
-            let own = ["Cast", "CastLike", "Clip", "IsInf", "FastGelu", "BiasAdd", "FusedElementwise"];
-            if own.contains(&op) || folded(op, 2).is_some() {
-                continue;
-            }
-            let registry = Registry::global().unwrap();
-            let spec = ["", MICROSOFT].into_iter().find_map(|domain| registry.find(domain, op)).unwrap();
-            assert!(spec.scalar.is_some(), "{op}");
-        }
-        assert!(gelu("tanh").unwrap().to_string().contains("tanh"));
     }
 }

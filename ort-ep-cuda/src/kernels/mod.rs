@@ -114,9 +114,9 @@ impl CudaKernel {
 
 inventory::collect!(CudaKernel);
 
-/// Returns all kernels of this build.
+/// Returns all kernels of this build, those that follow from operator records last.
 pub(crate) fn all() -> impl Iterator<Item = &'static CudaKernel> {
-    inventory::iter::<CudaKernel>.into_iter()
+    inventory::iter::<CudaKernel>.into_iter().chain(elementwise::derived())
 }
 
 /// Registers [`CudaKernel`]s with the provider.

@@ -1,9 +1,11 @@
 //! Elementwise operators, generated from their scalar formulas, with broadcast inputs.
 
+use std::sync::OnceLock;
+
+use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::formula::{self, Arithmetic};
 use ort_core::ep::{KernelDef, NodeView};
-use ort_core::spec::{BinaryFn, MICROSOFT, RUNTIME, Registry, ScalarExpr};
-use ort_core::{Result, error};
 
 use super::fill::fill;
 use super::indexing::few_axes;
@@ -29,128 +31,39 @@ const NUMBERS: TypeSet = TypeSet::of(&[
 /// The names of inputs in shaders.
 const NAMES: [&str; 7] = ["x0", "x1", "x2", "x3", "x4", "x5", "x6"];
 
-const fn formula(op: &'static str) -> WgpuKernel {
-    typed(op, &[("T", FLOATS)])
+/// The kernels of all records with a formula.
+pub(super) fn derived() -> &'static [WgpuKernel] {
+    static KERNELS: OnceLock<Vec<WgpuKernel>> = OnceLock::new();
+    KERNELS.get_or_init(|| {
+        let def = |spec| {
+            let types: &[(&str, TypeSet)] = match formula::arithmetic(spec) {
+                Arithmetic::Selection => &[(KernelDef::INPUTS, TYPES)],
+                Arithmetic::Integer => &[(KernelDef::INPUTS, NUMBERS)],
+                Arithmetic::Float => &[(KernelDef::INPUTS, FLOATS)],
+            };
+            KernelDef { types, when: few_inputs, ..formula::kernel(spec) }
+        };
+        formula::records().map(|spec| WgpuKernel::new(def(spec), dispatches)).collect()
+    })
 }
 
-const fn arithmetic(op: &'static str) -> WgpuKernel {
-    typed(op, &[("T", NUMBERS)])
-}
-
-const fn comparison(op: &'static str) -> WgpuKernel {
-    in_place(&[], typed(op, &[("T", TYPES)]))
-}
-
-/// Overrides the aliasing pairs. Elements of different width must not alias, even if the byte
-/// lengths are equal.
-const fn in_place(pairs: &'static [(usize, usize)], kernel: WgpuKernel) -> WgpuKernel {
-    WgpuKernel { def: KernelDef { in_place: pairs, ..kernel.def }, ..kernel }
-}
-
-const fn typed(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> WgpuKernel {
-    let def = KernelDef { op, types, in_place: &[(0, 0), (1, 0)], when: few_inputs, ..KernelDef::BASE };
-    WgpuKernel::new(def, dispatches)
-}
-
-const fn of_domain(domain: &'static str, kernel: WgpuKernel) -> WgpuKernel {
-    WgpuKernel { def: KernelDef { domain, ..kernel.def }, ..kernel }
-}
-
-wgpu_kernels![
-    arithmetic("Abs"),
-    arithmetic("Neg"),
-    arithmetic("Sign"),
-    formula("Floor"),
-    formula("Ceil"),
-    formula("Round"),
-    formula("Reciprocal"),
-    formula("Sqrt"),
-    formula("Exp"),
-    formula("Log"),
-    formula("Erf"),
-    formula("Sin"),
-    formula("Cos"),
-    formula("Tan"),
-    formula("Asin"),
-    formula("Acos"),
-    formula("Atan"),
-    formula("Sinh"),
-    formula("Cosh"),
-    formula("Tanh"),
-    formula("Asinh"),
-    formula("Acosh"),
-    formula("Atanh"),
-    arithmetic("Relu"),
-    formula("LeakyRelu"),
-    formula("Elu"),
-    formula("Selu"),
-    formula("Celu"),
-    formula("ThresholdedRelu"),
-    formula("HardSigmoid"),
-    formula("HardSwish"),
-    formula("Sigmoid"),
-    formula("Softplus"),
-    formula("Softsign"),
-    formula("Mish"),
-    formula("Gelu"),
-    formula("Swish"),
-    formula("SwiGLU"),
-    formula("PRelu"),
-    formula("Shrink"),
-    arithmetic("Add"),
-    arithmetic("Sub"),
-    arithmetic("Mul"),
-    arithmetic("Div"),
-    arithmetic("Mod"),
-    typed("Pow", &[("T", NUMBERS), ("T1", NUMBERS)]),
-    typed("Min", &[("T", TYPES)]),
-    typed("Max", &[("T", TYPES)]),
-    arithmetic("Sum"),
-    formula("Mean"),
-    comparison("Equal"),
-    comparison("Less"),
-    comparison("LessOrEqual"),
-    comparison("Greater"),
-    comparison("GreaterOrEqual"),
-    comparison("And"),
-    comparison("Or"),
-    comparison("Xor"),
-    comparison("Not"),
-    in_place(&[], typed("IsNaN", &[("T1", FLOATS)])),
-    in_place(&[(1, 0), (2, 0)], typed("Where", &[("T", TYPES)])),
-    of_domain(MICROSOFT, formula("BiasGelu")),
-    of_domain(RUNTIME, formula("FusedElementwise")),
-];
+wgpu_kernels![WgpuKernel::new(
+    KernelDef {
+        op: "Pow",
+        types: &[("T", NUMBERS), ("T1", NUMBERS)],
+        in_place: &[(0, 0), (1, 0)],
+        when: few_inputs,
+        ..KernelDef::BASE
+    },
+    dispatches
+)];
 
 fn few_inputs(node: &NodeView<'_>) -> bool {
     node.node.inputs.len() <= NAMES.len() && few_axes(node)
 }
 
-/// Returns the formula of a variadic operator; `None` for any other.
-fn folded(op: &str, count: usize) -> Option<ScalarExpr> {
-    let function = match op {
-        "Min" => BinaryFn::Min,
-        "Max" => BinaryFn::Max,
-        "Sum" | "Mean" => BinaryFn::Add,
-        _ => return None,
-    };
-    let terms = (0..count).map(ScalarExpr::Input);
-    let whole = terms.reduce(|left, right| ScalarExpr::binary(function, left, right))?;
-    Some(if op == "Mean" { whole / count as f64 } else { whole })
-}
-
-fn formula_of(cx: &OpCx<'_>) -> Result<ScalarExpr> {
-    if let Some(folded) = folded(cx.op, cx.inputs.len()) {
-        return Ok(folded);
-    }
-    let registry = Registry::global()?;
-    let spec = ["", MICROSOFT, RUNTIME].into_iter().find_map(|domain| registry.find(domain, cx.op));
-    let scalar = spec.and_then(|spec| spec.scalar);
-    scalar.ok_or_else(|| error!(Fail, "{} has no formula", cx.op))?(cx.attrs)
-}
-
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let formula = formula_of(cx)?;
+    let formula = cx.spec.formula(cx.attrs, cx.inputs.len())?;
     let y = cx.output(0)?;
     let mut inputs = Vec::new();
     for index in 0..cx.inputs.len() {

@@ -83,9 +83,9 @@ impl WgpuKernel {
 
 inventory::collect!(WgpuKernel);
 
-/// Returns all kernels of this build.
+/// Returns all kernels of this build, those that follow from operator records last.
 pub(crate) fn all() -> impl Iterator<Item = &'static WgpuKernel> {
-    inventory::iter::<WgpuKernel>.into_iter()
+    inventory::iter::<WgpuKernel>.into_iter().chain(elementwise::derived())
 }
 
 /// Registers [`WgpuKernel`]s with the provider.

@@ -190,23 +190,12 @@ fn gradient_of_relu(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `x / 2 * (1 + erf(x / sqrt(2)))`, or its approximation by `tanh`.
 fn gelu(attrs: &Attributes) -> Result<ScalarExpr> {
-    let inner = match attrs.string("approximate")? {
-        "none" => (x() * std::f64::consts::FRAC_1_SQRT_2).apply(UnaryFn::Erf),
-        "tanh" => {
-            // sqrt(2 / pi) * (x + 0.044715 * x^3)
-            let cubic = x() + x() * x() * x() * 0.044_715;
-            (cubic * (2.0 * std::f64::consts::FRAC_1_PI).sqrt()).apply(UnaryFn::Tanh)
-        }
-        other => {
-            return Err(error!(
-                InvalidGraph,
-                "Gelu has no approximation '{other}', expected 'none' or 'tanh'"
-            ));
-        }
-    };
-    Ok(x() * 0.5 * (inner + 1.0))
+    match attrs.string("approximate")? {
+        "none" => Ok(x().gelu()),
+        "tanh" => Ok(x().gelu_tanh()),
+        other => Err(error!(InvalidGraph, "Gelu has no approximation '{other}', expected 'none' or 'tanh'")),
+    }
 }
 
 fn infer_gelu(cx: &mut InferCx<'_>) -> Result<()> {

@@ -4,7 +4,10 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
-use crate::spec::{Draft, Grad, GradCx, InferCx, OP, OpSpec, Param, Traits, Upgrade, one, opt, var};
+use crate::spec::ScalarExpr::{self, Input};
+use crate::spec::{
+    BinaryFn, Draft, Grad, GradCx, InferCx, OP, OpSpec, Param, Traits, Upgrade, one, opt, var,
+};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -22,10 +25,7 @@ static WHERE: OpSpec = OpSpec {
     types: &[var("B", TypeSet::of(&[DType::Bool])), var("T", TypeSet::ALL_TENSOR)],
     traits: Traits::ELEMENTWISE,
     infer: infer_where,
-    scalar: Some(|_| {
-        use crate::spec::ScalarExpr::{self, Input};
-        Ok(ScalarExpr::select(Input(0), Input(1), Input(2)))
-    }),
+    scalar: Some(|_| Ok(ScalarExpr::select(Input(0), Input(1), Input(2)))),
     ..OP
 };
 
@@ -45,19 +45,29 @@ static CLIP: OpSpec = OpSpec {
 static MIN: OpSpec = OpSpec {
     traits: SEMIRING,
     infer: |cx| extreme(cx, |a, b| Some(a.min(b))),
+    fold: Some(|count| folded(BinaryFn::Min, count)),
     grad: Grad::Rule(gradient_of_extreme),
     ..variadic("Min", &[one("min", "T")])
 };
 static MAX: OpSpec = OpSpec {
     traits: SEMIRING,
     infer: |cx| extreme(cx, |a, b| Some(a.max(b))),
+    fold: Some(|count| folded(BinaryFn::Max, count)),
     grad: Grad::Rule(gradient_of_extreme),
     ..variadic("Max", &[one("max", "T")])
 };
-static SUM: OpSpec =
-    OpSpec { types: FLOATS, grad: Grad::Rule(|cx| share(cx, false)), ..variadic("Sum", &[one("sum", "T")]) };
-static MEAN: OpSpec =
-    OpSpec { types: FLOATS, grad: Grad::Rule(|cx| share(cx, true)), ..variadic("Mean", &[one("mean", "T")]) };
+static SUM: OpSpec = OpSpec {
+    types: FLOATS,
+    fold: Some(|count| folded(BinaryFn::Add, count)),
+    grad: Grad::Rule(|cx| share(cx, false)),
+    ..variadic("Sum", &[one("sum", "T")])
+};
+static MEAN: OpSpec = OpSpec {
+    types: FLOATS,
+    fold: Some(|count| Some(folded(BinaryFn::Add, count)? / count as f64)),
+    grad: Grad::Rule(|cx| share(cx, true)),
+    ..variadic("Mean", &[one("mean", "T")])
+};
 
 ops![WHERE, CLIP, MIN, MAX, SUM, MEAN];
 
@@ -74,6 +84,21 @@ const fn variadic(name: &'static str, outputs: &'static [Param]) -> OpSpec {
         upgrades: UNARY_UPGRADES,
         ..OP
     }
+}
+
+/// Combines all inputs with one function; `None` for no inputs.
+///
+/// Code that walks a formula recurses once for each level. Many terms are therefore folded in
+/// groups, and these again, so that the depth stays small however many inputs a node has.
+fn folded(function: BinaryFn, count: usize) -> Option<ScalarExpr> {
+    const GROUP: usize = 128;
+    let chain = |left, right| ScalarExpr::binary(function, left, right);
+    let mut terms: Vec<ScalarExpr> = (0..count).map(Input).collect();
+    while terms.len() > GROUP {
+        let mut rest = terms.into_iter();
+        terms = std::iter::from_fn(|| rest.by_ref().take(GROUP).reduce(chain)).collect();
+    }
+    terms.into_iter().reduce(chain)
 }
 
 /// Infers the shape, and the elements as a fold of `function` over the inputs.

@@ -5,11 +5,11 @@ use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::math::shared::{same_shape, unary, x, y};
-use crate::spec::{Draft, InferCx, MICROSOFT, OP, OpSpec, ScalarExpr, Traits, UnaryFn, attr, one, opt, var};
+use crate::spec::{Draft, InferCx, MICROSOFT, OP, OpSpec, Traits, UnaryFn, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 static GELU: OpSpec =
-    OpSpec { domain: MICROSOFT, upgrades: SAME_AS_STANDARD, ..unary("Gelu", 1, |_| Ok(gelu(x()))) };
+    OpSpec { domain: MICROSOFT, upgrades: SAME_AS_STANDARD, ..unary("Gelu", 1, |_| Ok(x().gelu())) };
 
 /// `x * sigmoid(alpha * x)`, the standard's `Swish` with another default.
 static QUICK_GELU: OpSpec = OpSpec {
@@ -30,7 +30,7 @@ static BIAS_GELU: OpSpec = OpSpec {
     infer: infer_biased,
     upgrades: &[],
     domain: MICROSOFT,
-    ..unary("BiasGelu", 1, |_| Ok(gelu(x() + y())))
+    ..unary("BiasGelu", 1, |_| Ok((x() + y()).gelu()))
 };
 
 /// The `tanh` approximation of `Gelu`, of the input or of its sum with a bias.
@@ -47,12 +47,6 @@ static FAST_GELU: OpSpec = OpSpec {
 };
 
 ops![GELU, QUICK_GELU, BIAS_GELU, FAST_GELU];
-
-/// `x / 2 * (1 + erf(x / sqrt(2)))`.
-fn gelu(x: ScalarExpr) -> ScalarExpr {
-    let error = (x.clone() * std::f64::consts::FRAC_1_SQRT_2).apply(UnaryFn::Erf);
-    x * 0.5 * (error + 1.0)
-}
 
 /// Infers an output of the input's shape; the bias has one value per column.
 fn infer_biased(cx: &mut InferCx<'_>) -> Result<()> {

@@ -8,7 +8,6 @@
 
 mod attend;
 mod distance;
-
 mod gather_blocks;
 mod group_query;
 mod inverse;

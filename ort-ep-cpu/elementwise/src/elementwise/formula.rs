@@ -2,143 +2,70 @@
 //!
 //! Some common functions are a single loop of the vector library instead.
 
+use std::sync::OnceLock;
+
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
-use ort_core::ir::Attributes;
-use ort_core::spec::{BinaryFn, RUNTIME, ScalarExpr};
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx, formula};
+use ort_core::spec::{RUNTIME, ScalarExpr};
 use ort_core::{Result, error};
 use smallvec::{SmallVec, smallvec};
 
 use super::blocks::{operand, output_shape, select};
-use super::idioms::idiom;
 use super::lanes::{Lane, Storage};
 use super::program::{Function, Program, Source, Step};
-use ort_cpu_kernel::activation::one_loop;
 use ort_cpu_kernel::broadcast::{BLOCK, Block, Broadcast, Repeated};
-use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::idioms::{idiom, one_loop};
+use ort_cpu_kernel::{DerivedKernels, cpu_kernels, inventory};
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::kept::Keep;
-use ort_cpu_vector::elementwise::Unary;
 
-/// Returns the float kernel of an operator with a formula.
-pub(crate) const fn formula(op: &'static str) -> KernelDef {
-    KernelDef {
-        op,
-        types: &[("T", TypeSet::FLOATS)],
-        rank: 1,
-        in_place: &[(0, 0), (1, 0)],
-        make: |cx| {
-            let node = cx.node.node;
-            let scalar = node.spec.scalar.ok_or_else(|| error!(Fail, "the operator has no formula"))?;
-            make(cx, &scalar(&node.attrs)?)
-        },
-        ..KernelDef::BASE
-    }
+/// The kernels of all records with a formula over floats of one type.
+fn derived() -> &'static [KernelDef] {
+    static KERNELS: OnceLock<Vec<KernelDef>> = OnceLock::new();
+    KERNELS.get_or_init(|| {
+        let records = formula::records().filter(|spec| formula::has_one_type(spec));
+        let kernel = |spec| KernelDef {
+            types: &[(KernelDef::INPUTS, TypeSet::FLOATS)],
+            make: make_formula,
+            ..formula::kernel(spec)
+        };
+        records.map(kernel).collect()
+    })
 }
 
-/// Returns a float kernel that folds any number of inputs.
-const fn folded(op: &'static str) -> KernelDef {
-    KernelDef { make: make_folded, ..formula(op) }
-}
+inventory::submit! { DerivedKernels(derived) }
 
 cpu_kernels![
-    formula("Abs"),
-    formula("Neg"),
-    formula("Sign"),
-    formula("Floor"),
-    formula("Ceil"),
-    formula("Round"),
-    formula("Reciprocal"),
-    formula("Sqrt"),
-    formula("Exp"),
-    formula("Log"),
-    formula("Erf"),
-    formula("Sin"),
-    formula("Cos"),
-    formula("Tan"),
-    formula("Asin"),
-    formula("Acos"),
-    formula("Atan"),
-    formula("Sinh"),
-    formula("Cosh"),
-    formula("Tanh"),
-    formula("Asinh"),
-    formula("Acosh"),
-    formula("Atanh"),
-    formula("Relu"),
-    formula("LeakyRelu"),
-    formula("Elu"),
-    formula("Selu"),
-    formula("Celu"),
-    formula("ThresholdedRelu"),
-    formula("HardSigmoid"),
-    formula("HardSwish"),
-    formula("Sigmoid"),
-    formula("Softplus"),
-    formula("Softsign"),
-    formula("Mish"),
-    formula("Gelu"),
-    formula("Swish"),
-    formula("SwiGLU"),
-    formula("PRelu"),
-    formula("Shrink"),
-    formula("Add"),
-    formula("Sub"),
-    formula("Mul"),
-    formula("Div"),
-    formula("Mod"),
-    folded("Min"),
-    folded("Max"),
-    folded("Sum"),
-    folded("Mean"),
     // `power` computes all other pairs of types.
-    KernelDef { types: &[("T", TypeSet::FLOATS), ("T1", TypeSet::FLOATS)], when: one_type, ..formula("Pow") },
+    KernelDef {
+        op: "Pow",
+        types: &[("T", TypeSet::FLOATS), ("T1", TypeSet::FLOATS)],
+        rank: 1,
+        in_place: &[(0, 0), (1, 0)],
+        when: |node| node.dtype(0) == node.dtype(1),
+        make: make_formula,
+        ..KernelDef::BASE
+    },
     KernelDef {
         domain: RUNTIME,
+        op: "FusedElementwise",
+        types: &[("T", TypeSet::FLOATS)],
         in_place: &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0)],
-        ..formula("FusedElementwise")
+        make: make_formula,
+        ..KernelDef::BASE
     },
 ];
 
-fn one_type(node: &ort_core::ep::NodeView<'_>) -> bool {
-    node.dtype(0) == node.dtype(1)
-}
-
-fn make_folded(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+/// Creates the kernel of a node whose record has a formula.
+fn make_formula(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let node = cx.node.node;
-    let function = match node.spec.name {
-        "Min" => BinaryFn::Min,
-        "Max" => BinaryFn::Max,
-        _ => BinaryFn::Add,
-    };
-    let count = node.inputs.len();
-    let inputs = (0..count).map(ScalarExpr::Input).collect();
-    let mut formula = fold(function, inputs).ok_or_else(|| error!(Fail, "it has no input"))?;
-    if node.spec.name == "Mean" {
-        formula = formula / count as f64;
-    }
-    make(cx, &formula)
-}
-
-/// Combines all terms with one function. Code that walks a formula recurses once for each level.
-/// Many terms are therefore folded in groups, and these again, so that the depth stays small
-/// however many inputs a node has.
-fn fold(function: BinaryFn, mut terms: Vec<ScalarExpr>) -> Option<ScalarExpr> {
-    const GROUP: usize = 128;
-    let chain = |left, right| ScalarExpr::binary(function, left, right);
-    while terms.len() > GROUP {
-        let mut rest = terms.into_iter();
-        terms = std::iter::from_fn(|| rest.by_ref().take(GROUP).reduce(chain)).collect();
-    }
-    terms.into_iter().reduce(chain)
+    make(cx, &node.spec.formula(&node.attrs, node.inputs.len())?)
 }
 
 /// Creates the kernel of a formula for the node's element type.
 fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>> {
-    let node = cx.node.node;
-    let program = match loop_of(node.spec.name, &node.attrs)? {
+    let program = match one_loop(formula) {
         Some(function) => Program::own(function),
-        None if node.spec.name == "BiasGelu" => Program::own_of_sum(Unary::Gelu),
         None => Program::compile_with(formula, idiom),
     };
     Ok(match cx.node.dtype(0) {
@@ -152,12 +79,6 @@ fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>>
         }
         other => return Err(error!(NotImplemented, "a formula of {other:?} is not supported")),
     })
-}
-
-/// Returns the loop of the vector library that computes an operator, if there is one.
-fn loop_of(op: &str, attrs: &Attributes) -> Result<Option<Unary>> {
-    let name = if op == "Gelu" && attrs.string("approximate")? == "tanh" { "FastGelu" } else { op };
-    one_loop(name, |parameter| attrs.float(parameter))
 }
 
 /// Buffers that the blocks of one thread share.
@@ -492,7 +413,7 @@ fn copy<L: Copy>(from: Block<'_, L>, to: &mut [L]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ort_core::spec::Registry;
+    use ort_core::ir::Attributes;
 
     fn evaluate<S: Storage>(program: &Steps<S>, input: &[S]) -> Vec<S> {
         let walk = Broadcast::same(input.len(), 1);
@@ -511,7 +432,7 @@ mod tests {
         let values: Vec<f32> = (-400..=400).map(|step| step as f32 * 0.02 + 0.001).collect();
         let wide: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
         let (mut loops, mut programs) = (0, 0);
-        for spec in Registry::global()?.records().iter().filter(|spec| spec.domain.is_empty()) {
+        for spec in formula::records().filter(|spec| spec.domain.is_empty()) {
             let Some(scalar) = spec.scalar else { continue };
             let Ok(attrs) = Attributes::new(spec, Vec::new()) else { continue };
             let formula = scalar(&attrs)?;
@@ -524,7 +445,7 @@ mod tests {
                 evaluate::<f32>(&Program::compile_with(&formula, idiom), &values),
             ];
             programs += 1;
-            if let Some(function) = loop_of(spec.name, &attrs)? {
+            if let Some(function) = one_loop(&formula) {
                 results.push(evaluate::<f32>(&Program::own(function), &values));
                 loops += 1;
             }

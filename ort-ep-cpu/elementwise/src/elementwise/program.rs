@@ -73,22 +73,6 @@ impl<V: Copy + PartialEq> Program<V> {
         }
     }
 
-    /// Returns the program of one function of the lane type's own, applied to the sum of two
-    /// inputs.
-    pub(super) fn own_of_sum(function: V) -> Program<V> {
-        let sum = Step {
-            function: Function::Binary(BinaryFn::Add),
-            operands: [Source::Input(0), Source::Input(1), NOTHING],
-            to: 0,
-        };
-        let last = Step {
-            function: Function::Own(function),
-            operands: [Source::Register(0), NOTHING, NOTHING],
-            to: 1,
-        };
-        Program { steps: vec![sum, last], registers: 1, inputs: 2 }
-    }
-
     /// Compiles a formula, with common-subexpression elimination.
     pub(super) fn compile(formula: &ScalarExpr) -> Program<V> {
         Program::compile_with(formula, |_| None)

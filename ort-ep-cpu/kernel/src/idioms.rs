@@ -13,6 +13,34 @@ use ort_cpu_vector::elementwise::Unary;
 /// constants.
 type Idiom = (ScalarExpr, fn([f32; 2]) -> Unary);
 
+/// `negative` if the value is below 0, else the value.
+fn below_zero(negative: ScalarExpr) -> ScalarExpr {
+    ScalarExpr::select(Input(0).less(0.0), negative, Input(0))
+}
+
+/// The loops of whole formulas only. As parts of other formulas, these are computed step by step:
+/// some steps have loops of their own, and others are shared by several parts.
+fn whole_formulas() -> &'static [Idiom] {
+    static WHOLE: OnceLock<Vec<Idiom>> = OnceLock::new();
+    WHOLE.get_or_init(|| {
+        let (x, a, b) = (|| Input(0), || Input(1), || Input(2));
+        let elu = |x: ScalarExpr| x.apply(UnaryFn::Expm1) * a();
+        vec![
+            (x().apply(UnaryFn::Sigmoid), |_| Unary::Sigmoid),
+            (x().apply(UnaryFn::Tanh), |_| Unary::Tanh),
+            (x() * (x() * a()).apply(UnaryFn::Sigmoid), |[alpha, _]| match alpha {
+                1.0 => Unary::Silu,
+                _ => Unary::Swish { alpha },
+            }),
+            (below_zero(elu(x())) * b(), |[alpha, gamma]| Unary::Selu { alpha, gamma }),
+            (below_zero(elu(x() / a())), |[alpha, _]| Unary::Celu { alpha }),
+            (ScalarExpr::select(a().less(x()), x(), 0.0.into()), |[alpha, _]| Unary::ThresholdedRelu {
+                alpha,
+            }),
+        ]
+    })
+}
+
 /// Longer patterns come first, because they may contain shorter ones. They are written like the
 /// formulas in the operators' records.
 fn idioms() -> &'static [Idiom] {
@@ -21,14 +49,10 @@ fn idioms() -> &'static [Idiom] {
         let (x, a, b) = (|| Input(0), || Input(1), || Input(2));
         let one = || ScalarExpr::Constant(1.0);
         let unit = |x: ScalarExpr| x.max(0.0).min(1.0);
-        let below_zero = |negative: ScalarExpr| ScalarExpr::select(x().less(0.0), negative, x());
         let softplus = || x().max(0.0) + (-x().apply(UnaryFn::Abs)).apply(UnaryFn::Exp).apply(UnaryFn::Log1p);
-        let cubic = (x() + x() * x() * x() * 0.044_715) * (2.0 * std::f64::consts::FRAC_1_PI).sqrt();
-        let half_of = |x: ScalarExpr, inner: ScalarExpr| x * 0.5 * (inner + 1.0);
-        let erf = (x() * std::f64::consts::FRAC_1_SQRT_2).apply(UnaryFn::Erf);
         vec![
-            (half_of(x(), cubic.apply(UnaryFn::Tanh)), |_| Unary::GeluTanh),
-            (half_of(x(), erf), |_| Unary::Gelu),
+            (x().gelu_tanh(), |_| Unary::GeluTanh),
+            (x().gelu(), |_| Unary::Gelu),
             (x() * softplus().apply(UnaryFn::Tanh), |_| Unary::Mish),
             (softplus(), |_| Unary::Softplus),
             (x() * unit(x() * (1.0 / 6.0) + 0.5), |_| Unary::HardSwish),
@@ -45,9 +69,19 @@ fn idioms() -> &'static [Idiom] {
     })
 }
 
+/// Returns the loop that computes a whole formula of the first input, if there is one.
+pub fn one_loop(formula: &ScalarExpr) -> Option<Unary> {
+    let (function, argument) = find(whole_formulas(), formula).or_else(|| idiom(formula))?;
+    (*argument == Input(0)).then_some(function)
+}
+
 /// Returns the loop that a formula matches, and the subformula of its argument.
-pub(super) fn idiom(formula: &ScalarExpr) -> Option<(Unary, &ScalarExpr)> {
-    idioms().iter().find_map(|(pattern, function)| {
+pub fn idiom(formula: &ScalarExpr) -> Option<(Unary, &ScalarExpr)> {
+    find(idioms(), formula)
+}
+
+fn find<'f>(idioms: &[Idiom], formula: &'f ScalarExpr) -> Option<(Unary, &'f ScalarExpr)> {
+    idioms.iter().find_map(|(pattern, function)| {
         let mut bound = [None; 3];
         if !matches(pattern, formula, &mut bound) {
             return None;
@@ -72,7 +106,9 @@ fn matches<'f>(
         (Input(index), _) => {
             let Some(place) = bound.get_mut(*index) else { return false };
             let fits = *index == 0 || matches!(formula, Constant(_));
-            fits && *place.get_or_insert(formula) == formula
+            let known = *place.get_or_insert(formula);
+            // A constant that is NaN does not equal itself.
+            fits && (std::ptr::eq(known, formula) || known == formula)
         }
         // Models round their constants to single precision.
         (Constant(a), Constant(b)) => (a - b).abs() <= 1e-6 * a.abs(),
@@ -101,6 +137,39 @@ fn commutes(function: BinaryFn) -> bool {
 mod tests {
     use super::*;
     use ort_core::Result;
+    use ort_core::ops::fused::activation::Activation;
+
+    /// The activations of fused operators have loops, and keep their parameters.
+    #[test]
+    fn activations_are_one_loop() -> Result<()> {
+        let (alpha, beta, gamma) = (0.3, 0.7, 1.7);
+        let cases: [(&str, &[f32], Unary); 19] = [
+            ("Celu", &[alpha], Unary::Celu { alpha }),
+            ("Celu", &[1.0], Unary::Celu { alpha: 1.0 }),
+            ("Clip", &[0.0, 1.0], Unary::Clip { min: 0.0, max: 1.0 }),
+            ("Elu", &[alpha], Unary::Elu { alpha }),
+            ("FastGelu", &[], Unary::GeluTanh),
+            ("Gelu", &[], Unary::Gelu),
+            ("HardSigmoid", &[alpha, beta], Unary::HardSigmoid { alpha, beta }),
+            ("HardSwish", &[], Unary::HardSwish),
+            ("LeakyRelu", &[alpha], Unary::LeakyRelu { alpha }),
+            ("Mish", &[], Unary::Mish),
+            ("Relu", &[], Unary::Relu),
+            ("Selu", &[alpha, gamma], Unary::Selu { alpha, gamma }),
+            ("Sigmoid", &[], Unary::Sigmoid),
+            ("Softplus", &[], Unary::Softplus),
+            ("Softsign", &[], Unary::Softsign),
+            ("Swish", &[alpha], Unary::Swish { alpha }),
+            ("Swish", &[1.0], Unary::Silu),
+            ("Tanh", &[], Unary::Tanh),
+            ("ThresholdedRelu", &[alpha], Unary::ThresholdedRelu { alpha }),
+        ];
+        for (name, parameters, expected) in cases {
+            let formula = Activation::new(name, parameters)?.formula()?;
+            assert_eq!(one_loop(&formula), Some(expected), "{name}");
+        }
+        Ok(())
+    }
 
     #[test]
     fn forms_of_one_loop() -> Result<()> {
