@@ -4,9 +4,12 @@ mod few;
 mod lt;
 mod maps;
 
+use std::sync::OnceLock;
+
 use ort_core::dtype::DType;
 use ort_core::ops::fused::activation::Activation;
 use ort_core::{Result, ensure, error};
+use rustc_hash::FxHashMap;
 
 use super::warpgroups;
 use crate::driver::Limits;
@@ -389,29 +392,35 @@ pub(super) fn finish(activation: Option<&Activation>, alpha: f32, beta: f32) -> 
 
 /// Returns the number of an activation in `cu/gemm.cuh`, and its parameters.
 fn number_of(activation: &Activation) -> (u32, [f32; 2]) {
-    const NAMES: [&str; 17] = [
-        "Relu",
-        "Clip",
-        "LeakyRelu",
-        "ThresholdedRelu",
-        "HardSigmoid",
-        "HardSwish",
-        "Softsign",
-        "Celu",
-        "Elu",
-        "FastGelu",
-        "Gelu",
-        "Mish",
-        "Selu",
-        "Sigmoid",
-        "Softplus",
-        "Swish",
-        "Tanh",
-    ];
-    let number = NAMES.iter().position(|name| *name == activation.name).map_or(0, |place| place as u32 + 1);
+    let number = numbers().get(&constant_name(activation.name)).copied().unwrap_or(0);
     let given = |names: [&str; 2]| names.into_iter().find_map(|name| activation.parameter(name).ok());
     let [first, second] = [given(["alpha", "min"]), given(["beta", "gamma"]).or(given(["max", "max"]))];
     (number, [first.unwrap_or(0.0), second.unwrap_or(0.0)])
+}
+
+/// The numbers of the enumeration `Activation` in `cu/gemm.cuh`, by name.
+fn numbers() -> &'static FxHashMap<String, u32> {
+    static NUMBERS: OnceLock<FxHashMap<String, u32>> = OnceLock::new();
+    NUMBERS.get_or_init(|| {
+        let header = include_str!("../../cu/gemm.cuh");
+        let body = header.split_once("enum Activation {").and_then(|(_, rest)| rest.split_once('}'));
+        let lines = body.map_or("", |(body, _)| body).lines();
+        let code = lines.filter(|line| !line.trim_start().starts_with("//"));
+        let names = code.flat_map(|line| line.split(',')).map(str::trim).filter(|name| !name.is_empty());
+        names.zip(0..).map(|(name, number)| (name.to_owned(), number)).collect()
+    })
+}
+
+/// Returns `HARD_SWISH` for `HardSwish`.
+fn constant_name(name: &str) -> String {
+    let mut constant = String::new();
+    for (index, letter) in name.char_indices() {
+        if index > 0 && letter.is_ascii_uppercase() {
+            constant.push('_');
+        }
+        constant.push(letter.to_ascii_uppercase());
+    }
+    constant
 }
 
 #[cfg(test)]
@@ -420,6 +429,10 @@ mod tests {
 
     #[test]
     fn each_activation_has_a_number_and_its_parameters() {
+        let mut found: Vec<u32> =
+            Activation::names().map(|name| numbers().get(&constant_name(name)).copied().unwrap()).collect();
+        found.sort_unstable();
+        assert_eq!(found, (1..numbers().len() as u32).collect::<Vec<_>>());
         let clip = Activation::new("Clip", &[0.5, 6.0]).unwrap();
         assert_eq!(number_of(&clip), (2, [0.5, 6.0]));
         let selu = Activation::new("Selu", &[1.5, 1.25]).unwrap();

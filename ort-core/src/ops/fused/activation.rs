@@ -54,7 +54,7 @@ const ROWS: &[Row] = &[
 
 fn find(name: &str) -> Result<&'static Row> {
     ROWS.iter().find(|row| row.name == name).ok_or_else(|| {
-        let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
+        let names: Vec<&str> = Activation::names().collect();
         unknown_name("activation", name, &names)
     })
 }
@@ -94,6 +94,11 @@ impl Activation {
             "activation '{name}' takes {expected} parameters, got {given}"
         );
         Ok(Activation { name: row.name, values: values.iter().take(expected).copied().collect() })
+    }
+
+    /// Returns the names of all activations.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        ROWS.iter().map(|row| row.name)
     }
 
     /// Reads the attributes `activation` and `activation_params` of a fused operator.
