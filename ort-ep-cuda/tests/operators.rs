@@ -9,8 +9,8 @@ use ort_core::Result;
 use ort_core::ep::Device;
 use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::{
-    attention, caches, control, cores, gradients, lines, movement, narrow, optimizers, pixels, products,
-    quant, recurrent, select, sums, updates, vision, weights, windows,
+    attention, caches, control, cores, formulas, gradients, lines, movement, narrow, optimizers, pixels,
+    products, quant, recurrent, select, sums, updates, vision, weights, windows,
 };
 use support::{is_emulated, options, with_device, with_oldest, with_options, with_warpgroups};
 
@@ -401,6 +401,13 @@ fn attention_in_training_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("attention_in_training_is_that_of_the_cpu")? else { return Ok(()) };
     gradients::attention(&device);
     Ok(())
+}
+
+#[test]
+fn an_operator_runs_and_differentiates_by_its_formula() -> Result<()> {
+    let name = "an_operator_runs_and_differentiates_by_its_formula";
+    let Some(device) = with_device(name)? else { return Ok(()) };
+    formulas::gated_add(&device)
 }
 
 #[test]

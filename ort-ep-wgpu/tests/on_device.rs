@@ -11,7 +11,7 @@ use ort_core::ir::{Attribute, Graph, GraphBuilder};
 use ort_core::session::{IoBinding, Model, OutputTarget, RunOptions, Session};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{Tensor, Value};
-use ort_testkit::on_device::updates;
+use ort_testkit::on_device::{formulas, updates};
 use support::{assert_close, cpu, numbers, open};
 
 const ROUNDS: usize = 5;
@@ -164,4 +164,11 @@ fn updates_are_in_place() -> Result<()> {
     let device: Arc<dyn Device> = device;
     updates::in_place(&device)?;
     updates::elsewhere(&device)
+}
+
+#[test]
+fn an_operator_runs_and_differentiates_by_its_formula() -> Result<()> {
+    let Some(device) = open(&[]) else { return Ok(()) };
+    let device: Arc<dyn Device> = device;
+    formulas::gated_add(&device)
 }

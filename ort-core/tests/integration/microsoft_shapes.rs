@@ -57,6 +57,7 @@ fn outputs_have_symbolic_shapes() {
     let cases: &[(&str, &[Given], Attrs, &[&str])] = &[
         ("BiasGelu", &["float[b, s, 8]", "float[8]"], &[], &["float[b, s, 8]"]),
         ("FastGelu", &["float16[b, 8]"], &[], &["float16[b, 8]"]),
+        ("GatedAdd", &["float[b, s, 8]", "float[b, s, 8]", "float[b, s, 1]"], &[], &["float[b, s, 8]"]),
         (
             "FusedMatMul",
             &["float[b, h, s, 64]", "float[b, h, t, 64]"],
@@ -305,6 +306,10 @@ fn what_does_not_fit_is_refused() {
         ("BiasGelu", &["float[2, 4]", "float[1]"], &[], "1"),
         ("BiasGelu", &["float[]", "float[1]"], &[], "scalar"),
         ("FastGelu", &["float[2, 4]", "float[3]"], &[], "3"),
+        ("GatedAdd", &["float[2, 4]", "float[2, 3]", "float[2, 1]"], &[], "a dimension of Y is 3"),
+        ("GatedAdd", &["float[2, 4]", "float[2, 4]", "float[2, 4]"], &[], "last dimension of the gate is 4"),
+        ("GatedAdd", &["float[2, 4]", "float[2, 4]", "float[1, 1]"], &[], "a dimension of the gate is 1"),
+        ("GatedAdd", &["float[2, 4]", "float[2, 4]", "float[2]"], &[], "the gate has rank 1"),
         ("FusedMatMul", &["float[2, 3]", "float[2, 4]"], &[], "differ"),
         ("FusedMatMul", &["float[2, 3]", "float[3, 4]"], &[("transA", Int(1))], "differ"),
         ("FusedMatMul", &["float[2, 3]", "float[3, 4]"], &[("transBatchA", Int(1))], "no batch"),

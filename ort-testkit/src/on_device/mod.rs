@@ -12,6 +12,7 @@ pub mod attention;
 pub mod caches;
 pub mod control;
 pub mod cores;
+pub mod formulas;
 pub mod gradients;
 pub mod lines;
 pub mod movement;

@@ -17,6 +17,7 @@ mod bias;
 mod distance;
 mod embed_layer_norm;
 pub(in crate::ops) mod fused;
+mod gated_add;
 mod gelu;
 mod matrix;
 mod mixture;
