@@ -8,33 +8,32 @@ use super::movement::{by_bytes, element_bytes, few_axes};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Walk};
 
-const fn of_bits(op: &'static str, in_place: &'static [(usize, usize)]) -> CudaKernel {
+type Launches = fn(&OpCx<'_>) -> Result<Vec<Launch>>;
+
+const fn of_bits(op: &'static str, in_place: &'static [(usize, usize)], launches: Launches) -> CudaKernel {
     let types = &[("T", TypeSet::INTEGERS)];
     CudaKernel::new(KernelDef { op, types, in_place, when: few_axes, ..KernelDef::BASE }, launches)
 }
 
 cuda_kernels![
-    of_bits("BitwiseAnd", &[(0, 0), (1, 0)]),
-    of_bits("BitwiseOr", &[(0, 0), (1, 0)]),
-    of_bits("BitwiseXor", &[(0, 0), (1, 0)]),
-    of_bits("BitwiseNot", &[(0, 0)]),
-    of_bits("BitShift", &[(0, 0), (1, 0)]),
+    of_bits("BitwiseAnd", &[(0, 0), (1, 0)], |cx| launches(cx, 0)),
+    of_bits("BitwiseOr", &[(0, 0), (1, 0)], |cx| launches(cx, 1)),
+    of_bits("BitwiseXor", &[(0, 0), (1, 0)], |cx| launches(cx, 2)),
+    of_bits("BitwiseNot", &[(0, 0)], |cx| launches(cx, 3)),
+    of_bits("BitShift", &[(0, 0), (1, 0)], |cx| launches(cx, shift(cx)?)),
 ];
 
-/// Returns the function's number in `cu/bits.cu`.
-fn function(cx: &OpCx<'_>) -> Result<usize> {
-    Ok(match cx.op {
-        "BitwiseAnd" => 0,
-        "BitwiseOr" => 1,
-        "BitwiseXor" => 2,
-        "BitwiseNot" => 3,
-        _ if cx.attrs.string("direction")? == "LEFT" => 4,
+/// Returns the number of the shift in `cu/bits.cu`.
+fn shift(cx: &OpCx<'_>) -> Result<usize> {
+    Ok(match cx.attrs.string("direction")? {
+        "LEFT" => 4,
         _ if TypeSet::UNSIGNED.contains(cx.output(0)?.dtype) => 5,
         _ => 6,
     })
 }
 
-fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+/// `function` is its number in `cu/bits.cu`.
+fn launches(cx: &OpCx<'_>, function: usize) -> Result<Vec<Launch>> {
     let (x, other, y) = (cx.input(0)?, cx.find_input(1), cx.output(0)?);
     if y.count() == 0 {
         return Ok(Vec::new());
@@ -47,5 +46,5 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     }
     let launch = by_bytes("bits", "bits", element_bytes(y.dtype)?).threads(y.count())?;
     let launch = launch.tensor(x).find_tensor(other).tensor(y).ints::<{ 1 + 3 * MOST_AXES }>(&words)?;
-    Ok(vec![launch.uint(function(cx)?)?.uint(y.count())?])
+    Ok(vec![launch.uint(function)?.uint(y.count())?])
 }

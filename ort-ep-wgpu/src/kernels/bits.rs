@@ -13,18 +13,18 @@ const INTEGERS: TypeSet = TypeSet::INTEGERS.intersection(TYPES);
 /// Without `U64`: the complement of such an integer needs all 64 bits.
 const INVERTIBLE: TypeSet = INTEGERS.difference(TypeSet::of(&[DType::U64]));
 
-const fn of_bits(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> WgpuKernel {
-    let def = KernelDef { op, types, in_place: &[(0, 0), (1, 0)], when: few_axes, ..KernelDef::BASE };
-    WgpuKernel::new(def, dispatches)
+const fn of_bits(op: &'static str, dispatches: fn(&OpCx<'_>) -> Result<Vec<Dispatch>>) -> WgpuKernel {
+    let (types, in_place) = (&[("T", INTEGERS)], &[(0, 0), (1, 0)]);
+    WgpuKernel::new(KernelDef { op, types, in_place, when: few_axes, ..KernelDef::BASE }, dispatches)
 }
 
 wgpu_kernels![
-    of_bits("BitwiseAnd", &[("T", INTEGERS)]),
-    of_bits("BitwiseOr", &[("T", INTEGERS)]),
-    of_bits("BitwiseXor", &[("T", INTEGERS)]),
+    of_bits("BitwiseAnd", |cx| dispatches(cx, "a & b")),
+    of_bits("BitwiseOr", |cx| dispatches(cx, "a | b")),
+    of_bits("BitwiseXor", |cx| dispatches(cx, "a ^ b")),
     WgpuKernel::new(
         KernelDef { op: "BitwiseNot", types: &[("T", INVERTIBLE)], in_place: &[(0, 0)], ..KernelDef::BASE },
-        dispatches,
+        |cx| dispatches(cx, "~a"),
     ),
     WgpuKernel::new(
         KernelDef {
@@ -34,7 +34,7 @@ wgpu_kernels![
             when: shifts_within_32_bits,
             ..KernelDef::BASE
         },
-        dispatches,
+        |cx| dispatches(cx, shift(cx)?),
     ),
 ];
 
@@ -44,21 +44,17 @@ fn shifts_within_32_bits(node: &NodeView<'_>) -> bool {
     few_axes(node) && (!wide || node.attrs().string("direction").is_ok_and(|direction| direction == "RIGHT"))
 }
 
-/// The WGSL expression of the operator, on `a` and `b`.
-fn formula(cx: &OpCx<'_>) -> Result<&'static str> {
-    Ok(match cx.op {
-        "BitwiseAnd" => "a & b",
-        "BitwiseOr" => "a | b",
-        "BitwiseXor" => "a ^ b",
-        "BitwiseNot" => "~a",
-        // WGSL shifts by the count modulo 32. A count beyond the width gives zeros to the left, and
-        // copies of the sign to the right.
-        _ if cx.attrs.string("direction")? == "LEFT" => "select(a << (u32(b) & 31u), y_t(0), u32(b) > 31u)",
+/// The WGSL expression of a shift. WGSL shifts by the count modulo 32. A count beyond the width
+/// gives zeros to the left, and copies of the sign to the right.
+fn shift(cx: &OpCx<'_>) -> Result<&'static str> {
+    Ok(match cx.attrs.string("direction")? {
+        "LEFT" => "select(a << (u32(b) & 31u), y_t(0), u32(b) > 31u)",
         _ => "select(a >> (u32(b) & 31u), select(y_t(0), ~y_t(0), a < y_t(0)), u32(b) > 31u)",
     })
 }
 
-fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+/// `result` is a WGSL expression of `a` and `b`.
+fn dispatches(cx: &OpCx<'_>, result: &str) -> Result<Vec<Dispatch>> {
     let y = cx.output(0)?;
     let mut shader = Shader::new(cx).write("y", y);
     let (mut shapes, mut values) = (Vec::new(), String::new());
@@ -69,6 +65,6 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         values += &format!("let {value} = {name}(at_{name}(i));\n");
     }
     let shader = shader.walk(&Walk::broadcast(&y.shape, &shapes)?, &["x0", "x1"]);
-    let code = format!("fn value(i: u32) -> y_t {{\n{values}return {};\n}}", formula(cx)?);
+    let code = format!("fn value(i: u32) -> y_t {{\n{values}return {result};\n}}");
     Ok(vec![fill(shader, y, &code)?])
 }

@@ -20,6 +20,21 @@ pub(super) fn without_comments_and_literals(text: &str) -> String {
     code
 }
 
+/// Returns the position, in characters, and the content of each string literal, except raw ones.
+pub(super) fn string_literals(text: &str) -> Vec<(usize, String)> {
+    let characters: Vec<char> = text.chars().collect();
+    let mut literals = Vec::new();
+    let mut at = 0;
+    while at < characters.len() {
+        let end = skip(&characters, at);
+        if end > at + 1 && characters[at] == '"' {
+            literals.push((at, characters[at + 1..end - 1].iter().collect()));
+        }
+        at = end.max(at + 1);
+    }
+    literals
+}
+
 /// Returns the end of the comment or literal that starts at `at`, or `at` itself if none does.
 fn skip(text: &[char], at: usize) -> usize {
     match (text[at], text.get(at + 1)) {
@@ -117,6 +132,12 @@ mod tests {
         for (text, code) in table {
             assert_eq!(without_comments_and_literals(text), code, "{text}");
         }
+    }
+
+    #[test]
+    fn literals_have_places() {
+        let literals = string_literals("f(\"a\", '\"', \"b\\\"c\") // \"d\"");
+        assert_eq!(literals, [(2, "a".to_owned()), (12, "b\\\"c".to_owned())]);
     }
 
     #[test]

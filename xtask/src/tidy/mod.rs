@@ -4,6 +4,7 @@
 mod code;
 mod documents;
 mod layers;
+mod operators;
 mod rules;
 mod words;
 
@@ -39,6 +40,8 @@ pub(super) struct Repository {
     pub(super) anchors: HashSet<String>,
     /// The words of all files that are not documents.
     pub(super) words: HashSet<String>,
+    /// The names of elementwise operators.
+    pub(super) elementwise: HashSet<String>,
 }
 
 impl Repository {
@@ -47,7 +50,9 @@ impl Repository {
         let anchors = documents.into_iter().flat_map(documents::anchors).collect();
         let mut words = HashSet::new();
         sources.iter().for_each(|source| documents::words_of(&source.text, &mut words));
-        Repository { paths, anchors, words: words.into_iter().map(str::to_owned).collect() }
+        let mut elementwise = HashSet::new();
+        sources.iter().for_each(|source| operators::names_of(source, &mut elementwise));
+        Repository { paths, anchors, words: words.into_iter().map(str::to_owned).collect(), elementwise }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The table of rules. To add one, write a check and a row.
 
 use super::code::{lines_with_word, without_comments_and_literals};
-use super::{Finding, Repository, SourceFile, documents, layers, words};
+use super::{Finding, Repository, SourceFile, documents, layers, operators, words};
 
 /// A rule: the files that it applies to, and its check of one of them, given the names of all
 /// files.
@@ -24,6 +24,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule { applies: documents::is_contents, check: documents::all_pages_are_listed },
     Rule { applies: is_root_of_tests, check: all_tests_are_modules },
     Rule { applies: layers::applies, check: layers::check },
+    Rule { applies: operators::applies, check: operators::check },
     Rule { applies: words::applies, check: words::check },
 ];
 
@@ -112,7 +113,7 @@ fn length(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
 }
 
 /// Returns the number of lines before the module of unit tests, which is the last item of a file.
-fn lines_without_tests(text: &str) -> usize {
+pub(super) fn lines_without_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let is_tests = |at: usize| {
         let mut item = lines.iter().skip(at).skip_while(|line| line.starts_with("#["));
@@ -235,7 +236,12 @@ mod tests {
             SourceFile { path: "docs/guide.md".to_owned(), text: "# Guide\n\n## Top of it\n".to_owned() };
         let code =
             SourceFile { path: "a.rs".to_owned(), text: "struct Session; fn run_with() {}".to_owned() };
-        let repository = Repository::of(&[guide, code], names);
+        let records = SourceFile {
+            path: "ort-core/src/ops/math/a.rs".to_owned(),
+            text: "//! A.\nstatic A: OpSpec = OpSpec { attrs: &[f(\"Alpha\")], ..unary(\"Mish\", 1, f) };\n"
+                .to_owned(),
+        };
+        let repository = Repository::of(&[guide, code, records], names);
         let mut findings = Vec::new();
         for rule in RULES.iter().filter(|rule| (rule.applies)(&file)) {
             (rule.check)(&file, &repository, &mut findings);
@@ -251,7 +257,7 @@ mod tests {
         let words = "word ".repeat(25);
         let wide =
             format!("//! A.\n// {words}x\n/// | {words}|\n/// ```\n/// f({words});\n/// ```\n/// {words}x\n");
-        let table: [(&str, &str, &[usize]); 37] = [
+        let table: [(&str, &str, &[usize]); 43] = [
             ("ort-core/src/tensor/a.rs", "//! Fine.\n\nfn f() {}\n", &[]),
             ("ort-core/src/tensor/a.rs", "fn f() {}\n", &[1]),
             ("ort-core/src/tensor/a.rs", &long, &[0]),
@@ -297,6 +303,12 @@ mod tests {
                 &[],
             ),
             ("ort-core/src/attic/a.rs", "//! A.\n", &[0]),
+            ("ort-ep-cpu/src/a.rs", "//! A.\nfn f(op: &str) -> bool {\n    op == \"Mish\"\n}\n", &[3]),
+            ("ort-ep-cpu/src/a.rs", "//! A.\ncpu_kernels![f(\"Mish\")];\nconst A: &str = \"Mish\";\n", &[3]),
+            ("ort-ep-cpu/src/a.rs", "//! A.\nconst A: KernelDef = KernelDef { op: \"Mish\", ..B };\n", &[]),
+            ("ort-ep-cpu/src/a.rs", "//! A.\n// \"Mish\"\nconst A: &str = \"Alpha\";\n", &[]),
+            ("ort-ep-cpu/src/a.rs", "//! A.\n#[cfg(test)]\nmod tests {\n    f(\"Mish\");\n}\n", &[]),
+            ("ort-ep-cpu/tests/a.rs", "//! A.\nfn f() { g(\"Mish\") }\n", &[]),
         ];
         for (path, text, expected) in table {
             assert_eq!(lines(path, text), expected, "{path}: {text:.60}");

@@ -16,20 +16,31 @@ const STRINGS: TypeSet = TypeSet::of(&[DType::String]);
 
 const COMPARABLE: &[(&str, TypeSet)] = &[("T", TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool])))];
 
-const fn comparison(op: &'static str) -> KernelDef {
-    KernelDef { op, types: COMPARABLE, make: make_comparison, ..KernelDef::BASE }
+type Make = fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
+
+const fn comparison(op: &'static str, make: Make) -> KernelDef {
+    KernelDef { op, types: COMPARABLE, make, ..KernelDef::BASE }
 }
 
-const fn logic(op: &'static str) -> KernelDef {
-    KernelDef { op, in_place: &[(0, 0), (1, 0)], make: make_logic, ..KernelDef::BASE }
+const fn logic(op: &'static str, make: Make) -> KernelDef {
+    KernelDef { op, in_place: &[(0, 0), (1, 0)], make, ..KernelDef::BASE }
+}
+
+#[derive(Clone, Copy)]
+enum Comparison {
+    Equal,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
 }
 
 cpu_kernels![
-    comparison("Equal"),
-    comparison("Less"),
-    comparison("LessOrEqual"),
-    comparison("Greater"),
-    comparison("GreaterOrEqual"),
+    comparison("Equal", |cx| make_comparison(cx, Comparison::Equal)),
+    comparison("Less", |cx| make_comparison(cx, Comparison::Less)),
+    comparison("LessOrEqual", |cx| make_comparison(cx, Comparison::LessOrEqual)),
+    comparison("Greater", |cx| make_comparison(cx, Comparison::Greater)),
+    comparison("GreaterOrEqual", |cx| make_comparison(cx, Comparison::GreaterOrEqual)),
     KernelDef {
         op: "Equal",
         rank: 1,
@@ -37,9 +48,9 @@ cpu_kernels![
         make: |_| Ok(Box::new(WithHeap { bound: places, run: equal_strings })),
         ..KernelDef::BASE
     },
-    logic("And"),
-    logic("Or"),
-    logic("Xor"),
+    logic("And", |_| Ok(logic_kernel(|a, b, out| zip(a, b, out, |a, b| a & b)))),
+    logic("Or", |_| Ok(logic_kernel(|a, b, out| zip(a, b, out, |a, b| a | b)))),
+    logic("Xor", |_| Ok(logic_kernel(|a, b, out| zip(a, b, out, |a, b| a ^ b)))),
     KernelDef {
         op: "Not",
         in_place: &[(0, 0)],
@@ -54,39 +65,33 @@ cpu_kernels![
     KernelDef { op: "IsInf", make: make_is_inf, ..KernelDef::BASE },
 ];
 
-fn comparison_function<T: Copy + PartialOrd>(op: &str) -> ZipBlock<T, T, u8> {
-    match op {
-        "Equal" => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a == b)),
-        "Less" => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a < b)),
-        "LessOrEqual" => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a <= b)),
-        "Greater" => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a > b)),
-        _ => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a >= b)),
+fn comparison_function<T: Copy + PartialOrd>(comparison: Comparison) -> ZipBlock<T, T, u8> {
+    match comparison {
+        Comparison::Equal => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a == b)),
+        Comparison::Less => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a < b)),
+        Comparison::LessOrEqual => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a <= b)),
+        Comparison::Greater => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a > b)),
+        Comparison::GreaterOrEqual => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a >= b)),
     }
 }
 
-fn make_comparison(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let op = cx.node.node.spec.name;
+fn make_comparison(cx: &mut CompileCx<'_>, comparison: Comparison) -> Result<Box<dyn Executable>> {
     let unknown = || error!(Fail, "a comparison has no type");
     let dtype = cx.node.dtype(0).ok_or_else(unknown)?;
     // Booleans are bytes of 0 and 1, which compare the same way.
     if dtype == DType::Bool {
-        return Ok(comparison_kernel::<u8>(op));
+        return Ok(comparison_kernel::<u8>(comparison));
     }
-    for_each_type!(dtype in NUMERIC, T => Ok(comparison_kernel::<T>(op)), else => Err(unknown()))
+    for_each_type!(dtype in NUMERIC, T => Ok(comparison_kernel::<T>(comparison)), else => Err(unknown()))
 }
 
-fn comparison_kernel<T: Pod + PartialOrd + Send + Sync>(op: &str) -> Box<dyn Executable> {
-    let function = comparison_function::<T>(op);
+fn comparison_kernel<T: Pod + PartialOrd + Send + Sync>(comparison: Comparison) -> Box<dyn Executable> {
+    let function = comparison_function::<T>(comparison);
     Box::new(move |cx: &mut RunCx<'_>| run_zip::<T, T, u8>(cx, function))
 }
 
-fn make_logic(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let function: ZipBlock<u8, u8, u8> = match cx.node.node.spec.name {
-        "And" => |a, b, out| zip(a, b, out, |a, b| a & b),
-        "Or" => |a, b, out| zip(a, b, out, |a, b| a | b),
-        _ => |a, b, out| zip(a, b, out, |a, b| a ^ b),
-    };
-    Ok(Box::new(move |cx: &mut RunCx<'_>| run_zip::<u8, u8, u8>(cx, function)))
+fn logic_kernel(function: ZipBlock<u8, u8, u8>) -> Box<dyn Executable> {
+    Box::new(move |cx: &mut RunCx<'_>| run_zip::<u8, u8, u8>(cx, function))
 }
 
 /// Returns the bytes of the indices of all strings.

@@ -6,7 +6,6 @@ use bytemuck::Pod;
 use num_traits::{AsPrimitive, PrimInt, WrappingAdd, WrappingMul, WrappingSub};
 use ort_core::dtype::{Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
-use ort_core::ir::Attributes;
 use ort_core::{Result, error, for_each_type};
 use smallvec::SmallVec;
 
@@ -25,25 +24,62 @@ const fn integer(op: &'static str, make: Make) -> KernelDef {
 type Make = fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
 
 cpu_kernels![
-    integer("Add", make_binary),
-    integer("Sub", make_binary),
-    integer("Mul", make_binary),
-    integer("Div", make_binary),
-    integer("Mod", make_binary),
-    integer("PRelu", make_binary),
-    integer("BitwiseAnd", make_binary),
-    integer("BitwiseOr", make_binary),
-    integer("BitwiseXor", make_binary),
-    integer("BitShift", make_binary),
-    integer("Min", make_folded),
-    integer("Max", make_folded),
-    integer("Abs", make_unary),
-    integer("Neg", make_unary),
-    integer("Sign", make_unary),
-    integer("Relu", make_unary),
-    integer("BitwiseNot", make_unary),
-    integer("Shrink", make_unary),
+    integer("Add", |cx| make_binary(cx, Binary::Add)),
+    integer("Sub", |cx| make_binary(cx, Binary::Sub)),
+    integer("Mul", |cx| make_binary(cx, Binary::Mul)),
+    integer("Div", |cx| make_binary(cx, Binary::Div)),
+    integer("Mod", |cx| {
+        let truncates = cx.attrs().flag("fmod")?;
+        make_binary(cx, if truncates { Binary::TruncatedMod } else { Binary::FloorMod })
+    }),
+    integer("PRelu", |cx| make_binary(cx, Binary::PRelu)),
+    integer("BitwiseAnd", |cx| make_binary(cx, Binary::And)),
+    integer("BitwiseOr", |cx| make_binary(cx, Binary::Or)),
+    integer("BitwiseXor", |cx| make_binary(cx, Binary::Xor)),
+    integer("BitShift", |cx| {
+        let left = cx.attrs().string("direction")? == "LEFT";
+        make_binary(cx, if left { Binary::ShiftLeft } else { Binary::ShiftRight })
+    }),
+    integer("Min", |cx| make_folded(cx, Binary::Min)),
+    integer("Max", |cx| make_folded(cx, Binary::Max)),
+    integer("Abs", |cx| make_unary(cx, Unary::Abs)),
+    integer("Neg", |cx| make_unary(cx, Unary::Neg)),
+    integer("Sign", |cx| make_unary(cx, Unary::Sign)),
+    integer("Relu", |cx| make_unary(cx, Unary::Relu)),
+    integer("BitwiseNot", |cx| make_unary(cx, Unary::Not)),
+    integer("Shrink", make_shrink),
 ];
+
+/// A function of two integers.
+#[derive(Clone, Copy)]
+enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    /// The remainder with the sign of the dividend.
+    TruncatedMod,
+    /// The remainder with the sign of the divisor.
+    FloorMod,
+    Min,
+    Max,
+    PRelu,
+    And,
+    Or,
+    Xor,
+    ShiftLeft,
+    ShiftRight,
+}
+
+/// A function of one integer.
+#[derive(Clone, Copy)]
+enum Unary {
+    Abs,
+    Neg,
+    Sign,
+    Relu,
+    Not,
+}
 
 /// An integer element type.
 pub(super) trait Integer:
@@ -96,48 +132,45 @@ fn floor_remainder<T: Integer>(a: T, b: T) -> T {
     if rest != T::zero() && differ { rest.wrapping_add(&b) } else { rest }
 }
 
-fn binary_function<T: Integer>(op: &str, attrs: &Attributes) -> Result<ZipBlock<T, T, T>> {
-    Ok(match op {
-        "Add" => |a, b, out| zip(a, b, out, |a: T, b: T| a.wrapping_add(&b)),
-        "Sub" => |a, b, out| zip(a, b, out, |a: T, b: T| a.wrapping_sub(&b)),
-        "Mul" => |a, b, out| zip(a, b, out, |a: T, b: T| a.wrapping_mul(&b)),
-        "Div" => |a, b, out| zip(a, b, out, T::quotient),
-        "Mod" if attrs.flag("fmod")? => |a, b, out| zip(a, b, out, T::remainder),
-        "Mod" => |a, b, out| zip(a, b, out, floor_remainder::<T>),
-        "Min" => |a, b, out| zip(a, b, out, |a: T, b: T| a.min(b)),
-        "Max" => |a, b, out| zip(a, b, out, |a: T, b: T| a.max(b)),
-        "PRelu" => |a, b, out| {
+fn binary_function<T: Integer>(function: Binary) -> ZipBlock<T, T, T> {
+    match function {
+        Binary::Add => |a, b, out| zip(a, b, out, |a: T, b: T| a.wrapping_add(&b)),
+        Binary::Sub => |a, b, out| zip(a, b, out, |a: T, b: T| a.wrapping_sub(&b)),
+        Binary::Mul => |a, b, out| zip(a, b, out, |a: T, b: T| a.wrapping_mul(&b)),
+        Binary::Div => |a, b, out| zip(a, b, out, T::quotient),
+        Binary::TruncatedMod => |a, b, out| zip(a, b, out, T::remainder),
+        Binary::FloorMod => |a, b, out| zip(a, b, out, floor_remainder::<T>),
+        Binary::Min => |a, b, out| zip(a, b, out, |a: T, b: T| a.min(b)),
+        Binary::Max => |a, b, out| zip(a, b, out, |a: T, b: T| a.max(b)),
+        Binary::PRelu => |a, b, out| {
             zip(a, b, out, |a: T, b: T| if a < T::zero() { a.wrapping_mul(&b) } else { a });
         },
-        "BitwiseAnd" => |a, b, out| zip(a, b, out, |a: T, b: T| a & b),
-        "BitwiseOr" => |a, b, out| zip(a, b, out, |a: T, b: T| a | b),
-        "BitwiseXor" => |a, b, out| zip(a, b, out, |a: T, b: T| a ^ b),
-        "BitShift" if attrs.string("direction")? == "LEFT" => {
-            |a, b, out| zip(a, b, out, |a: T, b: T| a.shift(b, true))
-        }
-        "BitShift" => |a, b, out| zip(a, b, out, |a: T, b: T| a.shift(b, false)),
-        other => return Err(error!(NotImplemented, "{other} of integers")),
-    })
+        Binary::And => |a, b, out| zip(a, b, out, |a: T, b: T| a & b),
+        Binary::Or => |a, b, out| zip(a, b, out, |a: T, b: T| a | b),
+        Binary::Xor => |a, b, out| zip(a, b, out, |a: T, b: T| a ^ b),
+        Binary::ShiftLeft => |a, b, out| zip(a, b, out, |a: T, b: T| a.shift(b, true)),
+        Binary::ShiftRight => |a, b, out| zip(a, b, out, |a: T, b: T| a.shift(b, false)),
+    }
 }
 
-fn make_binary(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let (dtype, op) = (cx.node.dtype(0), cx.node.node.spec.name);
-    let unknown = || error!(Fail, "{op} of integers has no type");
-    let dtype = dtype.ok_or_else(unknown)?;
+fn unknown(cx: &CompileCx<'_>) -> ort_core::Error {
+    error!(Fail, "{} of integers has no type", cx.node.node.spec.name)
+}
+
+fn make_binary(cx: &mut CompileCx<'_>, function: Binary) -> Result<Box<dyn Executable>> {
+    let dtype = cx.node.dtype(0).ok_or_else(|| unknown(cx))?;
     for_each_type!(dtype in INTEGERS, T => {
-        let function = binary_function::<T>(op, cx.attrs())?;
+        let function = binary_function::<T>(function);
         Ok(Box::new(move |cx: &mut RunCx<'_>| run_zip::<T, T, T>(cx, function)))
-    }, else => Err(unknown()))
+    }, else => Err(unknown(cx)))
 }
 
-fn make_folded(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let (dtype, op) = (cx.node.dtype(0), cx.node.node.spec.name);
-    let unknown = || error!(Fail, "{op} of integers has no type");
-    let dtype = dtype.ok_or_else(unknown)?;
+fn make_folded(cx: &mut CompileCx<'_>, function: Binary) -> Result<Box<dyn Executable>> {
+    let dtype = cx.node.dtype(0).ok_or_else(|| unknown(cx))?;
     for_each_type!(dtype in INTEGERS, T => {
-        let function = binary_function::<T>(op, cx.attrs())?;
+        let function = binary_function::<T>(function);
         Ok(Box::new(move |cx: &mut RunCx<'_>| run_folded::<T>(cx, function)))
-    }, else => Err(unknown()))
+    }, else => Err(unknown(cx)))
 }
 
 /// Folds all inputs block by block.
@@ -171,37 +204,38 @@ fn run_folded<T: Integer>(cx: &mut RunCx<'_>, function: ZipBlock<T, T, T>) -> Re
     Ok(())
 }
 
-fn make_unary(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let (dtype, op) = (cx.node.dtype(0), cx.node.node.spec.name);
-    let unknown = || error!(Fail, "{op} of integers has no type");
-    let dtype = dtype.ok_or_else(unknown)?;
+fn make_unary(cx: &mut CompileCx<'_>, function: Unary) -> Result<Box<dyn Executable>> {
+    let dtype = cx.node.dtype(0).ok_or_else(|| unknown(cx))?;
     for_each_type!(dtype in INTEGERS, T => {
-        if op == "Shrink" {
-            let bias = f64::from(cx.attrs().float("bias")?);
-            let lambda = f64::from(cx.attrs().float("lambd")?);
-            return Ok(Box::new(move |cx: &mut RunCx<'_>| {
-                run_in_place::<T>(cx, |block| block.iter_mut().for_each(|x| *x = shrink(*x, lambda, bias)))
-            }));
-        }
-        let function = unary_function::<T>(op)?;
+        let function = unary_function::<T>(function);
         Ok(Box::new(move |cx: &mut RunCx<'_>| run_in_place::<T>(cx, function)))
-    }, else => Err(unknown()))
+    }, else => Err(unknown(cx)))
 }
 
-fn unary_function<T: Integer>(op: &str) -> Result<fn(&mut [T])> {
+fn unary_function<T: Integer>(function: Unary) -> fn(&mut [T]) {
     fn each<T: Copy>(block: &mut [T], function: impl Fn(T) -> T) {
         block.iter_mut().for_each(|x| *x = function(*x));
     }
-    Ok(match op {
-        "Abs" => |block| each(block, |x: T| if x < T::zero() { x.wrapping_neg() } else { x }),
-        "Neg" => |block| each(block, |x: T| x.wrapping_neg()),
-        "Sign" => |block| {
+    match function {
+        Unary::Abs => |block| each(block, |x: T| if x < T::zero() { x.wrapping_neg() } else { x }),
+        Unary::Neg => |block| each(block, |x: T| x.wrapping_neg()),
+        Unary::Sign => |block| {
             each(block, |x: T| if x < T::zero() { T::one().wrapping_neg() } else { x.min(T::one()) });
         },
-        "Relu" => |block| each(block, |x: T| x.max(T::zero())),
-        "BitwiseNot" => |block| each(block, |x: T| !x),
-        other => return Err(error!(NotImplemented, "{other} of integers")),
-    })
+        Unary::Relu => |block| each(block, |x: T| x.max(T::zero())),
+        Unary::Not => |block| each(block, |x: T| !x),
+    }
+}
+
+fn make_shrink(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let dtype = cx.node.dtype(0).ok_or_else(|| unknown(cx))?;
+    let bias = f64::from(cx.attrs().float("bias")?);
+    let lambda = f64::from(cx.attrs().float("lambd")?);
+    for_each_type!(dtype in INTEGERS, T => {
+        Ok(Box::new(move |cx: &mut RunCx<'_>| {
+            run_in_place::<T>(cx, |block| block.iter_mut().for_each(|x| *x = shrink(*x, lambda, bias)))
+        }))
+    }, else => Err(unknown(cx)))
 }
 
 /// Returns `x + bias` below `-lambda`, `x - bias` above `lambda`, else 0.
