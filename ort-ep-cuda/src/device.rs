@@ -9,7 +9,7 @@ use ort_core::ep::{
 };
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, ensure, error};
-use parking_lot::Mutex;
+use ort_gpu::{LaunchCache, NodeInfo, code_hash, find_kernel};
 
 use crate::choices::Choices;
 use crate::driver::{Call, Context, Counters, Driver, Limits, NO_DEVICE};
@@ -175,27 +175,16 @@ impl Device for CudaDevice {
     }
 
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-        let def = self.table.find(&cx.node).map_err(|reason| error!(NotImplemented, "{reason}"))?;
-        let kernel: &'static CudaKernel = kernels::all()
-            .find(|kernel| std::ptr::eq(&kernel.def, def))
-            .ok_or_else(|| error!(Fail, "operator {} has no kernel", def.op))?;
-        let node = cx.node.node;
-        Ok(Box::new(Node {
-            kernel,
-            op: node.spec.name,
-            spec: node.spec,
-            attrs: node.attrs.clone(),
-            input_types: (0..node.inputs.len()).map(|index| cx.node.dtype(index)).collect(),
-            output_types: (0..node.outputs.len()).map(|index| cx.node.output_dtype(index)).collect(),
-            parts: self.parts.clone(),
-            kept: Mutex::default(),
-        }))
+        let kernel = find_kernel(&self.table, &cx.node, kernels::all(), |kernel: &CudaKernel| &kernel.def)?;
+        let (info, parts) = (NodeInfo::new(&cx.node), self.parts.clone());
+        Ok(Box::new(Node { kernel, info, parts, cache: LaunchCache::default() }))
     }
 
     fn fingerprint(&self) -> Option<Fingerprint> {
         // The provider packs no weights, and its code alone decides which nodes it claims, so
         // hardware does not enter the fingerprint.
-        Some(Fingerprint { code: env!("ORT_CODE_HASH").to_owned(), hardware: String::new() })
+        let code = code_hash(env!("ORT_CODE_HASH"));
+        Some(Fingerprint { code, hardware: String::new() })
     }
 
     fn check(&self) -> Result<()> {

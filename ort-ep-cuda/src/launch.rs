@@ -3,11 +3,11 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use ort_core::ep::operand::{self, Arg};
 use ort_core::{Result, error};
+use ort_gpu::Arg;
 use smallvec::SmallVec;
 
-pub(crate) use ort_core::ep::operand::{Operand, Walk, strides};
+pub(crate) use ort_gpu::{Operand, Walk, strides};
 
 use crate::driver::{Boxes, Limits, Routine};
 use crate::libraries::Libraries;
@@ -15,7 +15,7 @@ use crate::modules;
 
 /// A node with the shapes of a run. Kernels answer with launches, which are cached for later runs
 /// of the same shapes.
-pub(crate) type OpCx<'a> = operand::OpCx<'a, Bounds<'a>>;
+pub(crate) type OpCx<'a> = ort_gpu::OpCx<'a, Bounds<'a>>;
 
 /// The bounds on a kernel's launches: the device's limits, and the libraries it may call.
 #[derive(Clone, Copy)]

@@ -1,16 +1,12 @@
 //! A compiled node: caches its kernel's launches per shape, and runs them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ort_core::dtype::DType;
-use ort_core::ep::operand::{Arg, BoundTensors, Key};
 use ort_core::ep::{Executable, IoShapes, NewTensor, RunCx};
-use ort_core::ir::Attributes;
-use ort_core::spec::OpSpec;
 use ort_core::tensor::Shape;
 use ort_core::{Result, Within, error};
-use parking_lot::Mutex;
+use ort_gpu::{Arg, BoundTensors, Key, LaunchCache, NodeInfo};
 use smallvec::SmallVec;
 
 use crate::choices::fastest;
@@ -22,21 +18,12 @@ use crate::libraries::ALIGNMENT;
 use crate::memory::address;
 use crate::modules::Entry;
 
-/// How many sets of shapes a node caches launches for.
-const MOST_KEPT: usize = 8;
-
 /// A node on the device.
 pub(crate) struct Node {
     pub(crate) kernel: &'static CudaKernel,
-    pub(crate) op: &'static str,
-    pub(crate) spec: &'static OpSpec,
-    pub(crate) attrs: Attributes,
-    /// The types of inputs and outputs, if present.
-    pub(crate) input_types: SmallVec<[Option<DType>; 8]>,
-    pub(crate) output_types: SmallVec<[Option<DType>; 4]>,
+    pub(crate) info: NodeInfo,
     pub(crate) parts: Arc<Parts>,
-    /// Most recently used first.
-    pub(crate) kept: Mutex<VecDeque<(Met, Arc<[Step]>)>>,
+    pub(crate) cache: LaunchCache<Met, Step>,
 }
 
 /// The cache key of launches: everything they depend on.
@@ -67,37 +54,24 @@ pub(crate) struct Step {
 impl Executable for Node {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let Some(workspace) = self.kernel.workspace else { return Ok(0) };
-        let operand = |arg, dtype: &Option<DType>, shape: &Option<Shape>| {
-            Some(Operand { arg, dtype: (*dtype)?, shape: shape.clone()? })
-        };
-        let inputs = self.input_types.iter().zip(shapes.inputs).enumerate();
-        let outputs = self.output_types.iter().zip(shapes.outputs).enumerate();
-        workspace(&OpCx {
-            op: self.op,
-            spec: self.spec,
-            attrs: &self.attrs,
-            // Addresses are not known yet, so we assume that all tensors are aligned.
-            limits: Bounds { has_maps: self.has_maps(), ..self.parts.bounds(Some(self.room(shapes))) },
-            inputs: inputs.map(|(index, (ty, shape))| operand(Arg::Input(index), ty, shape)).collect(),
-            outputs: outputs.map(|(index, (ty, shape))| operand(Arg::Output(index), ty, shape)).collect(),
-            host: SmallVec::new(),
-        })
+        // Addresses are not known yet, so we assume that all tensors are aligned.
+        let limits = Bounds { has_maps: self.has_maps(), ..self.parts.bounds(Some(self.room(shapes))) };
+        workspace(&self.info.planned(shapes, limits))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         match &self.kernel.counted {
             Some(counted) => self.run_counted(counted, cx),
             None => {
-                let given = BoundTensors::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
+                let given = BoundTensors::new(cx, self.kernel.def.host_inputs, &self.info.input_types)?;
                 self.launch_all(&given, Phase::First, cx).map(|_| ())
             }
         }
     }
 
     fn kernels(&self) -> Option<String> {
-        let kept = self.kept.lock();
         // The launches used last are those of the last run.
-        let (_, steps) = kept.front()?;
+        let steps = self.cache.last_used()?;
         let mut names: Vec<String> = Vec::new();
         for step in steps.iter() {
             let name = match &step.launch.code {
@@ -118,8 +92,8 @@ impl Node {
     /// We then offer half of what remains after this node's tensors.
     fn room(&self, shapes: &IoShapes<'_>) -> usize {
         let Some(Left { bytes: left, is_of_limit }) = self.parts.left() else { return shapes.room };
-        let all = self.input_types.iter().zip(shapes.inputs);
-        let all = all.chain(self.output_types.iter().zip(shapes.outputs));
+        let all = self.info.input_types.iter().zip(shapes.inputs);
+        let all = all.chain(self.info.output_types.iter().zip(shapes.outputs));
         let bytes = |(dtype, shape): (&Option<DType>, &Option<Shape>)| match (dtype, shape) {
             (Some(dtype), Some(shape)) => dtype.byte_len(shape.iter().product()).unwrap_or(usize::MAX),
             _ => 0,
@@ -150,7 +124,7 @@ impl Node {
     /// Whether kernels of the node may read its tensors through TMA maps once these are aligned: it
     /// writes float16 or bfloat16, and the device has warpgroups.
     fn has_maps(&self) -> bool {
-        let mut types = self.output_types.iter().flatten();
+        let mut types = self.info.output_types.iter().flatten();
         self.parts.limits.has_warpgroups() && types.any(|dtype| matches!(dtype, DType::F16 | DType::BF16))
     }
 
@@ -165,7 +139,7 @@ impl Node {
         };
         let shapes = (counted.shapes)(&self.op_cx(&given, None), count)?;
         let mut made = Vec::with_capacity(shapes.len());
-        for (index, (shape, dtype)) in shapes.iter().zip(&self.output_types).enumerate() {
+        for (index, (shape, dtype)) in shapes.iter().zip(&self.info.output_types).enumerate() {
             made.push(match dtype.filter(|_| cx.wants(index)) {
                 Some(dtype) => Some(cx.allocate_in(self.parts.id, dtype, shape)?),
                 None => None,
@@ -197,22 +171,14 @@ impl Node {
 
     /// The view of the bound tensors that kernels get.
     fn op_cx<'a>(&'a self, given: &'a BoundTensors<'_>, room: Option<usize>) -> OpCx<'a> {
-        OpCx {
-            op: self.op,
-            spec: self.spec,
-            attrs: &self.attrs,
-            limits: self.parts.bounds(room),
-            inputs: given.inputs.clone(),
-            outputs: given.outputs.clone(),
-            host: given.host.iter().copied().collect(),
-        }
+        self.info.bound(given, self.parts.bounds(room))
     }
 
     /// Returns the launches for the bound tensors, from the cache if the same key occurred before.
     fn steps(&self, given: &BoundTensors<'_>, phase: Phase, run: &RunCx<'_>) -> Result<Arc<[Step]>> {
         let has_maps = self.has_maps() && self.are_aligned(given)?;
         let met = Met { key: given.key()?, room: self.room_of(given)?, has_maps, phase };
-        if let Some(steps) = self.find(&met) {
+        if let Some(steps) = self.cache.find(&met) {
             return Ok(steps);
         }
         let mut cx = self.op_cx(given, met.room);
@@ -227,9 +193,7 @@ impl Node {
             _ => self.parts.choices.find(&ways, || self.find_fastest(&ways, given, run))?,
         };
         let steps: Arc<[Step]> = self.with_entries(ways.swap_remove(place))?.into();
-        let mut kept = self.kept.lock();
-        kept.push_front((met, steps.clone()));
-        kept.truncate(MOST_KEPT);
+        self.cache.insert(met, steps.clone());
         Ok(steps)
     }
 
@@ -251,7 +215,7 @@ impl Node {
             return Ok(0);
         };
         let place = fastest(&times);
-        tracing::debug!("{}: way {place} of {times:?} ms", self.op);
+        tracing::debug!("{}: way {place} of {times:?} ms", self.info.op);
         Ok(place)
     }
 
@@ -261,7 +225,7 @@ impl Node {
         let steps: Vec<Vec<Step>> = steps.collect::<Result<_>>()?;
         let calls = |steps: &Vec<Step>| steps.iter().map(|step| self.call(step, given)).collect();
         let calls: Vec<Vec<Call>> = steps.iter().map(calls).collect::<Result<_>>()?;
-        self.parts.queue.time(&calls).within(|| format!("trying ways to compute {}", self.op))
+        self.parts.queue.time(&calls).within(|| format!("trying ways to compute {}", self.info.op))
     }
 
     /// Allocates separate outputs for timing, if they fit into a quarter of the free memory.
@@ -273,15 +237,6 @@ impl Node {
             None => Ok(None),
         };
         given.outputs.iter().map(apart).collect::<Result<_>>().ok()
-    }
-
-    fn find(&self, met: &Met) -> Option<Arc<[Step]>> {
-        let mut kept = self.kept.lock();
-        let place = kept.iter().position(|(kept, _)| kept == met)?;
-        let found = kept.remove(place)?;
-        let steps = found.1.clone();
-        kept.push_front(found);
-        Some(steps)
     }
 
     fn launch(&self, step: &Step, given: &BoundTensors<'_>) -> Result<()> {

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ort_alloc::arena::GRANULE;
 use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, Stats};
 use ort_core::{ErrorKind, Result};
+use ort_gpu::memory::check_alignment;
 use parking_lot::Mutex;
 
 use crate::driver::Pool;
-use crate::memory::ALIGNMENT;
 use crate::queue::Queue;
 
 /// The options of a pool.
@@ -126,10 +126,7 @@ impl Allocator for PoolMemory {
 
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
         let shared = &self.0;
-        if !alignment.is_power_of_two() || alignment > ALIGNMENT {
-            let reason = format!("an alignment of {alignment} bytes");
-            return Err(AllocError::Unsupported { device: shared.id, reason });
-        }
+        check_alignment(shared.id, alignment)?;
         if bytes == 0 {
             return Ok(Buffer::empty(shared.id));
         }

@@ -11,7 +11,7 @@ use ort_core::ep::{
 };
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, ensure, error};
-use parking_lot::Mutex;
+use ort_gpu::{LaunchCache, NodeInfo, code_hash, find_kernel};
 
 use crate::bindings::BindGroups;
 use crate::gpu::{Gpu, NUMBERS};
@@ -158,28 +158,18 @@ impl Device for WgpuDevice {
     }
 
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-        let def = self.table.find(&cx.node).map_err(|reason| error!(NotImplemented, "{reason}"))?;
-        // The table holds references to the registered definitions, so identity finds the kernel.
-        let mut all = kernels::all();
-        let kernel: &'static WgpuKernel = all
-            .find(|kernel| std::ptr::eq(&kernel.def, def))
-            .ok_or_else(|| error!(Fail, "operator {} has no kernel", def.op))?;
-        let node = cx.node.node;
+        let kernel = find_kernel(&self.table, &cx.node, kernels::all(), |kernel: &WgpuKernel| &kernel.def)?;
         // The session's compiled cache takes precedence over the device's option.
         let kept = match cx.cache_dir() {
             Some(folder) => Some(self.folders.get(&self.parts.gpu, folder)?),
             None => self.kept.clone(),
         };
         let compiled = Node {
-            remembered: kept.map(|kept| (kept, likeness(&cx.node, def))),
+            remembered: kept.map(|kept| (kept, likeness(&cx.node, &kernel.def))),
             kernel,
-            op: node.spec.name,
-            spec: node.spec,
-            attrs: node.attrs.clone(),
-            input_types: (0..node.inputs.len()).map(|index| cx.node.dtype(index)).collect(),
-            output_types: (0..node.outputs.len()).map(|index| cx.node.output_dtype(index)).collect(),
+            info: NodeInfo::new(&cx.node),
             parts: self.parts.clone(),
-            kept: Mutex::default(),
+            cache: LaunchCache::default(),
         };
         compiled.compile_ahead(&cx.node, cx.threads);
         Ok(Box::new(compiled))
@@ -188,7 +178,8 @@ impl Device for WgpuDevice {
     fn fingerprint(&self) -> Option<Fingerprint> {
         // No weights are packed, so only the claims of nodes matter, and those depend on the code
         // alone.
-        Some(Fingerprint { code: env!("ORT_CODE_HASH").to_owned(), hardware: String::new() })
+        let code = code_hash(env!("ORT_CODE_HASH"));
+        Some(Fingerprint { code, hardware: String::new() })
     }
 
     fn end_of_build(&self) {

@@ -1,16 +1,16 @@
 //! Dispatch descriptors, which kernels compute from the shapes of a run.
 
-use ort_core::ep::operand::{self, Arg};
+use ort_gpu::Arg;
 use smallvec::SmallVec;
 
 use crate::gpu::Limits;
 use crate::pipelines::Program;
 
-pub(crate) use ort_core::ep::operand::{Operand, Walk, strides};
+pub(crate) use ort_gpu::{Operand, Walk, strides};
 
 /// A node with the shapes of a run. A kernel returns its dispatches, which are cached for runs of
 /// the same shapes.
-pub(crate) type OpCx<'a> = operand::OpCx<'a, Limits>;
+pub(crate) type OpCx<'a> = ort_gpu::OpCx<'a, Limits>;
 
 /// A tensor of a dispatch and its bindings.
 #[derive(Clone, Copy, Debug)]

@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, Stats};
 use ort_core::tensor::DeviceRange;
-use ort_core::{ErrorKind, Result, ensure, error};
+use ort_core::{ErrorKind, Result, error};
+use ort_gpu::memory::{ALIGNMENT, check_alignment, count_allocation, locate};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::bindings::BindGroups;
 use crate::gpu::Gpu;
 
-/// The alignment of allocations, the largest that a device may demand for bindings.
-const ALIGNMENT: usize = 256;
 /// The bound of the idle pool, as a multiple of the high-water mark of reused bytes. The largest
 /// buffer, idle or new, counts instead if it is larger.
 const MOST_IDLE: usize = 2;
@@ -61,17 +60,10 @@ impl Memory {
 
     /// Resolves a tensor's range to its buffer; `None` for an empty range.
     pub(crate) fn resolve(&self, range: DeviceRange<'_>) -> Result<Option<Region>> {
-        let owner = range.buffer.device();
-        ensure!(owner == self.id, Fail, "memory of {owner} was handed to {}", self.id);
-        if range.len == 0 {
-            return Ok(None);
-        }
-        ensure!(range.offset + range.len <= range.buffer.len(), Fail, "a range ends beyond its buffer");
-        let handle = range.buffer.handle().ok_or_else(|| error!(Fail, "a device buffer has no handle"))?;
+        let Some((handle, offset)) = locate(self.id, &range)? else { return Ok(None) };
         let table = self.table.lock();
         let buffer = table.live.get(&handle).map(|live| live.buffer.clone());
         let buffer = buffer.ok_or_else(|| error!(Fail, "the memory of a tensor was given back"))?;
-        let offset = range.buffer.offset() + range.offset;
         Ok(Some(Region { handle, buffer, offset, len: range.len }))
     }
 
@@ -135,10 +127,7 @@ impl Allocator for Memory {
     }
 
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
-        if !alignment.is_power_of_two() || alignment > ALIGNMENT {
-            let reason = format!("an alignment of {alignment} bytes");
-            return Err(AllocError::Unsupported { device: self.id, reason });
-        }
+        check_alignment(self.id, alignment)?;
         if bytes == 0 {
             return Ok(Buffer::empty(self.id));
         }
@@ -160,11 +149,7 @@ impl Allocator for Memory {
             table.recycled += held;
             table.most_recycled = table.most_recycled.max(table.recycled);
         }
-        let stats = &mut table.stats;
-        stats.num_allocs += 1;
-        stats.in_use += held;
-        stats.max_in_use = stats.max_in_use.max(stats.in_use);
-        stats.max_alloc_size = stats.max_alloc_size.max(held);
+        count_allocation(&mut table.stats, held);
         table.live.insert(handle, Live { buffer, was_idle });
         let owner = Arc::clone(&self.table);
         // Returns the buffer to the pool. Queue order makes reuse safe while earlier commands still

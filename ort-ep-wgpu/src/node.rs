@@ -1,17 +1,14 @@
 //! A compiled node: caches its kernel's dispatches by shape, and records them in a run.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ort_core::dim::{Bindings, Dim};
 use ort_core::dtype::DType;
-use ort_core::ep::operand::{Arg, BoundTensors, Key};
 use ort_core::ep::{Executable, IoShapes, KernelDef, NodeView, RunCx};
-use ort_core::ir::{Attributes, ValueType};
-use ort_core::spec::OpSpec;
+use ort_core::ir::ValueType;
 use ort_core::tensor::{Shape, Tensor};
 use ort_core::{Result, Within, ensure, error};
-use parking_lot::Mutex;
+use ort_gpu::{Arg, BoundTensors, Key, LaunchCache, NodeInfo};
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -23,33 +20,18 @@ use crate::launch::{Dispatch, OpCx, Operand, TensorArg};
 use crate::memory::Region;
 use crate::pipelines::{Program, When};
 
-/// The number of shape sets whose dispatches a node caches.
-const MOST_KEPT: usize = 8;
-
 /// A node on the device.
 pub(crate) struct Node {
     pub(crate) kernel: &'static WgpuKernel,
-    pub(crate) op: &'static str,
-    pub(crate) spec: &'static OpSpec,
-    pub(crate) attrs: Attributes,
-    /// The element types of inputs and outputs; `None` for an absent one.
-    pub(crate) input_types: SmallVec<[Option<DType>; 8]>,
-    pub(crate) output_types: SmallVec<[Option<DType>; 4]>,
+    pub(crate) info: NodeInfo,
     pub(crate) parts: Arc<Parts>,
     /// The on-disk cache of its programs, and its key there.
     pub(crate) remembered: Option<(Arc<Kept>, u64)>,
-    /// The most recently used first.
-    pub(crate) kept: Mutex<VecDeque<KeptSteps>>,
-}
-
-/// The cached dispatches of one shape set.
-pub(crate) struct KeptSteps {
-    key: Key,
-    steps: Arc<[Step]>,
+    pub(crate) cache: LaunchCache<Key, Step>,
 }
 
 /// A dispatch and its pipeline.
-struct Step {
+pub(crate) struct Step {
     pipeline: wgpu::ComputePipeline,
     dispatch: Dispatch,
 }
@@ -57,26 +39,12 @@ struct Step {
 impl Executable for Node {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let Some(workspace) = self.kernel.workspace else { return Ok(0) };
-        let operand = |arg, dtype: &Option<DType>, shape: &Option<Shape>| {
-            Some(Operand { arg, dtype: (*dtype)?, shape: shape.clone()? })
-        };
-        let inputs = self.input_types.iter().zip(shapes.inputs).enumerate();
-        let outputs = self.output_types.iter().zip(shapes.outputs).enumerate();
-        workspace(&OpCx {
-            op: self.op,
-            spec: self.spec,
-            attrs: &self.attrs,
-            limits: self.parts.gpu.limits,
-            inputs: inputs.map(|(index, (ty, shape))| operand(Arg::Input(index), ty, shape)).collect(),
-            outputs: outputs.map(|(index, (ty, shape))| operand(Arg::Output(index), ty, shape)).collect(),
-            // The plan reserves the workspace before inputs have values.
-            host: SmallVec::new(),
-        })
+        workspace(&self.info.planned(shapes, self.parts.gpu.limits))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let _exclusive = self.parts.gpu.exclusive();
-        let given = BoundTensors::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
+        let given = BoundTensors::new(cx, self.kernel.def.host_inputs, &self.info.input_types)?;
         let steps = self.steps(&given)?;
         for step in &*steps {
             self.record(step, &given)?;
@@ -89,7 +57,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         // Dropping the last reference to a pipeline calls the device.
         let _exclusive = self.parts.gpu.exclusive();
-        self.kept.get_mut().clear();
+        self.cache.clear();
     }
 }
 
@@ -113,7 +81,7 @@ impl Node {
     /// The programs that a run probably uses; empty if a host input is not constant.
     fn foreseen(&self, view: &NodeView<'_>) -> Vec<Program> {
         let (mut inputs, mut host) = (SmallVec::new(), SmallVec::new());
-        for (index, dtype) in self.input_types.iter().enumerate() {
+        for (index, dtype) in self.info.input_types.iter().enumerate() {
             let on_host = self.kernel.def.host_inputs.contains(&index);
             let constant = view.constant(index).map(Tensor::view);
             if on_host && view.input(index).is_some() && constant.is_none() {
@@ -123,10 +91,11 @@ impl Node {
             inputs.push(operand.filter(|_| !on_host));
             host.push(constant.filter(|_| on_host));
         }
-        let outputs = self.output_types.iter().enumerate();
+        let outputs = self.info.output_types.iter().enumerate();
         let outputs =
             outputs.map(|(index, dtype)| foreseen(Arg::Output(index), *dtype, &view.output_type(index)));
-        let (op, spec, attrs, limits) = (self.op, self.spec, &self.attrs, self.parts.gpu.limits);
+        let (op, spec, attrs, limits) =
+            (self.info.op, self.info.spec, &self.info.attrs, self.parts.gpu.limits);
         let cx = OpCx { op, spec, attrs, limits, inputs, outputs: outputs.collect(), host };
         // An error here surfaces again in the run, if it is real.
         let dispatches = (self.kernel.dispatches)(&cx).unwrap_or_default();
@@ -136,18 +105,10 @@ impl Node {
     /// Returns the dispatches for these tensors, from the cache if the shapes are known.
     fn steps(&self, given: &BoundTensors<'_>) -> Result<Arc<[Step]>> {
         let key = given.key()?;
-        if let Some(steps) = self.find(&key) {
+        if let Some(steps) = self.cache.find(&key) {
             return Ok(steps);
         }
-        let cx = OpCx {
-            op: self.op,
-            spec: self.spec,
-            attrs: &self.attrs,
-            limits: self.parts.gpu.limits,
-            inputs: given.inputs.clone(),
-            outputs: given.outputs.clone(),
-            host: given.host.iter().copied().collect(),
-        };
+        let cx = self.info.bound(given, self.parts.gpu.limits);
         let mut steps = Vec::new();
         for dispatch in (self.kernel.dispatches)(&cx)? {
             // An empty dispatch computes nothing, so do not compile its shader.
@@ -163,20 +124,8 @@ impl Node {
             kept.took(*likeness, steps.iter().map(|step| &step.dispatch.program));
         }
         let steps: Arc<[Step]> = steps.into();
-        let mut kept = self.kept.lock();
-        kept.push_front(KeptSteps { key, steps: steps.clone() });
-        kept.truncate(MOST_KEPT);
+        self.cache.insert(key, steps.clone());
         Ok(steps)
-    }
-
-    /// Looks shapes up in the LRU cache.
-    fn find(&self, key: &Key) -> Option<Arc<[Step]>> {
-        let mut kept = self.kept.lock();
-        let place = kept.iter().position(|kept| kept.key == *key)?;
-        let found = kept.remove(place)?;
-        let steps = found.steps.clone();
-        kept.push_front(found);
-        Some(steps)
     }
 
     /// Binds the tensors of a dispatch and records it.

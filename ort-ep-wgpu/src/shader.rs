@@ -8,8 +8,8 @@
 use std::fmt::Write as _;
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::operand::Arg;
 use ort_core::{Result, ensure, error};
+use ort_gpu::Arg;
 use smallvec::SmallVec;
 
 use crate::common;

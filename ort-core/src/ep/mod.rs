@@ -16,7 +16,6 @@ pub mod formula;
 pub(crate) mod guard;
 mod kernel;
 mod node;
-pub mod operand;
 mod packed;
 mod run;
 

@@ -269,7 +269,7 @@ fn sources(walk: &Walk, inputs: &[(&Operand, usize)]) -> Result<Vec<Source>> {
 
 #[cfg(test)]
 mod tests {
-    use ort_core::ep::operand::Arg;
+    use ort_gpu::Arg;
 
     use super::*;
     use crate::launch::Param;

@@ -2,10 +2,10 @@
 //! present share.
 
 use ort_core::dtype::DType;
-use ort_core::ep::operand::Arg;
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
+use ort_gpu::Arg;
 
 use super::attend::{Attend, Causal, Lengths, Sinks, Sizes};
 use super::heads::{Placing, Positions, Rotation, Rows};

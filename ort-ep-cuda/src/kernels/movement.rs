@@ -431,7 +431,7 @@ fn dropout(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 
 #[cfg(test)]
 mod tests {
-    use ort_core::ep::operand::Arg;
+    use ort_gpu::Arg;
 
     use super::*;
 

@@ -1,9 +1,9 @@
 //! `MultiHeadAttention` of `com.microsoft`.
 
-use ort_core::ep::operand::Arg;
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
+use ort_gpu::Arg;
 
 use super::attend::{Attend, Causal, Lengths, Mask, Padded, Padding, Sinks, Sizes};
 use super::elementwise::FLOATS;

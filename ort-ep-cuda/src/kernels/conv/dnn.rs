@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ort_core::Result;
 use ort_core::dtype::DType;
-use ort_core::ep::operand::strides;
 use ort_core::ops::fused::activation::Activation;
 use ort_core::ops::nn::geometry::WindowAxis;
+use ort_gpu::strides;
 
 use super::super::finish::{Addend, finish};
 use super::{Axes, Conv, FEW_FILTERS, Image, Layout};

@@ -2,8 +2,8 @@
 //! over all elements.
 
 use ort_core::dtype::DType;
-use ort_core::ep::operand::Arg;
 use ort_core::{Result, ensure, error};
+use ort_gpu::Arg;
 
 use crate::launch::{Launch, OpCx, Operand, THREADS};
 

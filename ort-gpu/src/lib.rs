@@ -1,0 +1,38 @@
+//! What the GPU providers share, and what needs no driver.
+//!
+//! A GPU kernel turns the shapes of a run into launches, which its node caches by shape. This crate
+//! has both sides of that up to the launch: the operands and the operator context that a kernel
+//! sees ([`OpCx`]), the tensors that a run binds ([`BoundTensors`]), and the node's types and
+//! launch cache ([`NodeInfo`], [`LaunchCache`]). A provider renders and launches.
+
+#![forbid(unsafe_code)]
+// Lints against panics. In tests a panic is an ordinary failure; in a provider it would be a bug.
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
+
+mod bound;
+mod launch_cache;
+pub mod memory;
+mod node;
+mod operand;
+mod walk;
+
+pub use bound::{BoundTensors, Key};
+pub use launch_cache::LaunchCache;
+pub use node::{NodeInfo, find_kernel};
+pub use operand::{Arg, OpCx, Operand};
+pub use walk::{Walk, strides};
+
+/// Returns the hash of a provider's code with this crate's, for [`Fingerprint`] and other cache
+/// keys. `own` is the provider's `ORT_CODE_HASH`.
+///
+/// [`Fingerprint`]: ort_core::ep::Fingerprint
+pub fn code_hash(own: &str) -> String {
+    [own, env!("ORT_CODE_HASH")].concat()
+}

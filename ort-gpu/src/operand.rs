@@ -1,0 +1,142 @@
+//! Operands, and the operator context: a node with the shapes of a run.
+
+use ort_core::dtype::DType;
+use ort_core::ir::Attributes;
+use ort_core::spec::OpSpec;
+use ort_core::tensor::{Shape, TensorView};
+use ort_core::{Result, error};
+use smallvec::SmallVec;
+
+/// Names the tensor that an operand is bound to at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arg {
+    /// The node's input at this position.
+    Input(usize),
+    /// The node's output at this position.
+    Output(usize),
+    /// A byte range of the node's workspace.
+    Workspace {
+        /// The first byte.
+        offset: usize,
+        /// The length in bytes.
+        bytes: usize,
+    },
+}
+
+/// A tensor operand: its binding, element type and shape.
+#[derive(Clone, Debug)]
+pub struct Operand {
+    /// What it is bound to.
+    pub arg: Arg,
+    /// The element type.
+    pub dtype: DType,
+    /// The shape.
+    pub shape: Shape,
+}
+
+impl Operand {
+    /// The number of elements.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// The bytes of all elements; a huge number on overflow.
+    pub fn bytes(&self) -> usize {
+        self.dtype.byte_len(self.count()).unwrap_or(usize::MAX / 2)
+    }
+
+    /// The size of a dimension; 1 for axes past the last.
+    pub fn size(&self, axis: usize) -> usize {
+        self.shape.get(axis).copied().unwrap_or(1)
+    }
+
+    /// The same tensor reshaped to as many elements.
+    pub fn with_shape(&self, shape: &[usize]) -> Operand {
+        Operand { shape: shape.into(), ..self.clone() }
+    }
+}
+
+/// A node with the shapes of a run, and the device limits (`limits`) that its launches must
+/// respect.
+pub struct OpCx<'a, L> {
+    /// The operator.
+    pub op: &'static str,
+    /// The operator's record.
+    pub spec: &'static OpSpec,
+    /// The attributes.
+    pub attrs: &'a Attributes,
+    /// The device limits.
+    pub limits: L,
+    /// The inputs in device memory.
+    pub inputs: SmallVec<[Option<Operand>; 8]>,
+    /// The outputs; `None` for one without a reader.
+    pub outputs: SmallVec<[Option<Operand>; 4]>,
+    /// The inputs in host memory.
+    pub host: SmallVec<[Option<TensorView<'a>>; 8]>,
+}
+
+impl<L> OpCx<'_, L> {
+    /// Returns a required input in device memory.
+    pub fn input(&self, index: usize) -> Result<&Operand> {
+        self.find_input(index).ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
+    }
+
+    /// Returns an optional input in device memory.
+    pub fn find_input(&self, index: usize) -> Option<&Operand> {
+        self.inputs.get(index)?.as_ref()
+    }
+
+    /// Returns the shape of an optional input in device memory.
+    pub fn find_shape(&self, index: usize) -> Option<&[usize]> {
+        self.find_input(index).map(|operand| &*operand.shape)
+    }
+
+    /// Returns a required output.
+    pub fn output(&self, index: usize) -> Result<&Operand> {
+        self.find_output(index).ok_or_else(|| error!(Fail, "output {index} has no memory ready"))
+    }
+
+    /// Returns an output, if it has a reader.
+    pub fn find_output(&self, index: usize) -> Option<&Operand> {
+        self.outputs.get(index)?.as_ref()
+    }
+
+    /// Returns an input in host memory, if present.
+    pub fn find_host(&self, index: usize) -> Option<TensorView<'_>> {
+        self.host.get(index).copied().flatten()
+    }
+
+    /// Returns the integers of an optional input in host memory.
+    pub fn find_ints(&self, index: usize) -> Result<Option<Vec<i64>>> {
+        self.find_host(index).map(|view| view.to_ints()).transpose()
+    }
+
+    /// Returns the integers of a required input in host memory.
+    pub fn ints(&self, index: usize) -> Result<Vec<i64>> {
+        self.find_ints(index)?.ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
+    }
+
+    /// Normalizes an axis of a tensor of `rank` dimensions; a negative one counts from the end.
+    pub fn axis(&self, axis: i64, rank: usize) -> Result<usize> {
+        let counted = if axis < 0 { axis.saturating_add_unsigned(rank as u64) } else { axis };
+        // Axis 0 is valid for a scalar, too.
+        let counted = usize::try_from(counted).ok().filter(|axis| *axis < rank.max(1));
+        counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
+    }
+
+    /// Appends a tensor to the workspace after the `taken` bytes, and advances `taken`.
+    pub fn workspace(&self, taken: &mut usize, dtype: DType, shape: &[usize]) -> Operand {
+        let mut operand =
+            Operand { arg: Arg::Workspace { offset: *taken, bytes: 0 }, dtype, shape: shape.into() };
+        let (offset, bytes) = (*taken, operand.bytes());
+        operand.arg = Arg::Workspace { offset, bytes };
+        // The alignment of device allocations, for each tensor in the workspace.
+        *taken = offset.saturating_add(bytes).next_multiple_of(256);
+        operand
+    }
+}
