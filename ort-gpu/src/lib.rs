@@ -3,7 +3,8 @@
 //! A GPU kernel turns the shapes of a run into launches, which its node caches by shape. This crate
 //! has both sides of that up to the launch: the operands and the operator context that a kernel
 //! sees ([`OpCx`]), the tensors that a run binds ([`BoundTensors`]), and the node's types and
-//! launch cache ([`NodeInfo`], [`LaunchCache`]). A provider renders and launches.
+//! launch cache ([`NodeInfo`], [`LaunchCache`]). [`attention`] has what all attention operators
+//! have in common. A provider renders and launches.
 
 #![forbid(unsafe_code)]
 // Lints against panics. In tests a panic is an ordinary failure; in a provider it would be a bug.
@@ -16,6 +17,7 @@
     clippy::unreachable
 )]
 
+pub mod attention;
 mod bound;
 mod launch_cache;
 pub mod memory;

@@ -4,9 +4,14 @@
 //! second dispatch joins their results.
 
 use ort_core::dtype::DType;
+use ort_core::ops::nn::attention::problem::{Causal, PaddingMask, ScoreStage, SdpaSizes};
 use ort_core::{Result, ensure};
+use ort_gpu::attention::{
+    AttentionPlan, AttentionScratch, Lengths, Mask, Padding, Rows, Scores, Sdpa, Sinks,
+};
 
-use super::heads::Rows;
+use super::heads::{place, read_rows};
+use super::softmax::weights;
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
@@ -20,120 +25,6 @@ const KEPT: usize = 16;
 const BUSY: usize = 64;
 /// The least number of keys in a part.
 const PART: usize = 256;
-
-/// The sizes of an attention.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub(super) batch: usize,
-    pub(super) heads: usize,
-    /// Heads of keys and values. Each serves a group of consecutive query heads.
-    pub(super) key_heads: usize,
-    pub(super) queries: usize,
-    pub(super) keys: usize,
-    pub(super) size: usize,
-    pub(super) value_size: usize,
-}
-
-/// The causal mask.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Causal {
-    No,
-    Yes,
-    /// Causal, except that the last query sees all keys, as in ONNX Runtime.
-    ButTheLast,
-}
-
-/// The valid keys of each batch, and the number of keys before the first query.
-#[derive(Clone, Copy)]
-pub(super) enum Lengths<'a> {
-    /// All keys are valid; `before` of them precede the queries.
-    All { before: usize },
-    /// `lengths` plus `more` keys are valid; `before` of them precede the queries.
-    Of { lengths: &'a Operand, before: usize, more: usize },
-    /// `lengths` plus `more` keys are valid, and the queries are the last of them.
-    AtEnd { lengths: &'a Operand, more: usize },
-}
-
-/// An additive mask that broadcasts to the scores. A boolean mask hides keys where it is false.
-#[derive(Clone)]
-pub(super) struct Mask<'a> {
-    pub(super) operand: &'a Operand,
-    /// The strides along batch, head and query.
-    pub(super) steps: [usize; 3],
-    /// The keys that it covers; later ones are hidden.
-    pub(super) keys: usize,
-}
-
-/// A padding mask.
-#[derive(Clone)]
-pub(super) struct Padding<'a> {
-    pub(super) operand: &'a Operand,
-    pub(super) kind: Padded,
-    /// The value that is added to the scores of padding.
-    pub(super) added: f32,
-}
-
-/// Which keys are padding.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Padded {
-    /// Those from a per-batch end on.
-    From,
-    /// Those outside of a per-batch range. The starts follow the ends of all batches.
-    FromAndBefore,
-    /// Those whose element is 0 or less. `first` is the first element, `steps` the strides along
-    /// batch and query.
-    Elements { first: usize, steps: [usize; 2] },
-}
-
-/// Attention sinks: additional scores in the softmax, without a value.
-#[derive(Clone, Copy)]
-pub(super) enum Sinks<'a> {
-    None,
-    /// A score of zero.
-    Zero,
-    /// A score for each head.
-    Each(&'a Operand),
-}
-
-/// An output that receives the scores.
-#[derive(Clone, Copy)]
-pub(super) struct Scores<'a> {
-    pub(super) operand: &'a Operand,
-    pub(super) stage: Stage,
-}
-
-/// The stage at which scores are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    Scaled,
-    Capped,
-    Masked,
-}
-
-/// One attention.
-#[derive(Clone)]
-pub(super) struct Attend<'a> {
-    pub(super) sizes: Sizes,
-    pub(super) q: Rows,
-    pub(super) k: Rows,
-    pub(super) v: Rows,
-    pub(super) y: Rows,
-    /// A bias on the queries of all heads.
-    pub(super) q_bias: Option<&'a Operand>,
-    pub(super) scale: f32,
-    /// If above 0, scores become `softcap * tanh(score / softcap)`.
-    pub(super) softcap: f32,
-    pub(super) causal: Causal,
-    /// The sliding window: the keys before and after a query's own that it sees; negative for all.
-    pub(super) windows: [i64; 2],
-    pub(super) lengths: Lengths<'a>,
-    pub(super) mask: Option<Mask<'a>>,
-    pub(super) padding: Option<Padding<'a>>,
-    pub(super) sinks: Sinks<'a>,
-    /// Whether a query whose scores are all -inf yields NaN instead of 0.
-    pub(super) hidden_is_nan: bool,
-    pub(super) scores: Option<Scores<'a>>,
-}
 
 /// How a workgroup's rows and columns are divided among its lanes.
 struct Cut {
@@ -188,267 +79,282 @@ fn unrolled(text: &str, counts: &[(&str, usize)]) -> String {
     text.lines().map(copies).collect()
 }
 
-impl Sizes {
-    /// The rows that share keys: the queries of all heads of a group.
-    fn rows(&self) -> usize {
-        self.heads.checked_div(self.key_heads).unwrap_or(0).saturating_mul(self.queries)
-    }
-
-    /// The row blocks of a group of heads.
-    fn blocks(&self) -> usize {
-        self.rows().div_ceil(Cut::new(self.rows(), self.value_size).quads * 4)
-    }
-
-    /// The number of parts that the keys are split into. It never falls as keys are added, so the
-    /// workspace for the most keys suffices.
-    fn splits(&self) -> usize {
-        let groups = self.batch.saturating_mul(self.key_heads).saturating_mul(self.blocks());
-        (self.keys / PART).min(BUSY.checked_div(groups).unwrap_or(1)).max(1)
-    }
-
-    /// Allocates the partial results in the workspace; `None` if the keys are not split.
-    pub(super) fn parts(&self, cx: &OpCx<'_>, taken: &mut usize) -> Option<Operand> {
-        let splits = self.splits();
-        let lines =
-            self.batch.saturating_mul(self.key_heads).saturating_mul(splits).saturating_mul(self.rows());
-        // Each row also keeps its maximum and its sum of weights.
-        let shape = [lines, self.value_size.saturating_add(2)];
-        (splits > 1).then(|| cx.workspace(taken, DType::F32, &shape))
-    }
-
-    /// Adds the uniforms that locate results.
-    fn numbers(&self, shader: Shader, splits: usize, y: &Rows) -> Shader {
-        shader
-            .sizes("y_step", &y.steps)
-            .number("splits", splits)
-            .number("rows", self.rows())
-            .number("sharing", self.heads.checked_div(self.key_heads).unwrap_or(0))
-            .number("key_heads", self.key_heads)
-            .number("queries", self.queries)
-            .number("value_size", self.value_size)
-    }
+/// Returns the workspace bytes of an attention node.
+pub(super) fn workspace(cx: &OpCx<'_>, scratch: AttentionScratch) -> Result<usize> {
+    let mut taken = scratch.taken;
+    parts(cx, &scratch.sizes, &mut taken);
+    Ok(taken)
 }
 
-impl Attend<'_> {
-    /// Returns the dispatches of the attention. The workspace has the partial results after the
-    /// first `taken` bytes.
-    pub(super) fn dispatches(&self, cx: &OpCx<'_>, mut taken: usize) -> Result<Vec<Dispatch>> {
-        let Sizes { heads, key_heads, value_size, batch, .. } = self.sizes;
-        let divides = heads.checked_rem(key_heads) == Some(0);
-        ensure!(divides, InvalidArgument, "{heads} query heads are not a multiple of {key_heads} key heads");
-        if batch == 0 || self.sizes.rows() == 0 || value_size == 0 {
-            return Ok(Vec::new());
-        }
-        // The score output is written in one pass over all keys.
-        let parts = if self.scores.is_some() { None } else { self.sizes.parts(cx, &mut taken) };
-        let Some(parts) = parts else { return Ok(vec![self.attend(cx, &self.y.operand, 1)?]) };
-        let splits = self.sizes.splits();
-        Ok(vec![self.attend(cx, &parts, splits)?, self.join(cx, &parts, splits)?])
+/// Returns the dispatches of an attention node.
+pub(super) fn dispatches(cx: &OpCx<'_>, plan: &AttentionPlan<'_>) -> Result<Vec<Dispatch>> {
+    let placings = plan.placings.iter().chain(&plan.conversions);
+    let mut dispatches = placings.map(|placing| place(cx, placing)).collect::<Result<Vec<_>>>()?;
+    dispatches.extend(attention(cx, &plan.sdpa, plan.taken)?);
+    let scores = plan.sdpa.scores.filter(|scores| scores.stage == ScoreStage::Weights);
+    if let Some(scores) = scores {
+        dispatches.push(weights(cx, scores.operand)?);
     }
+    Ok(dispatches)
+}
 
-    /// Attention over each part of the keys.
-    fn attend(&self, cx: &OpCx<'_>, to: &Operand, splits: usize) -> Result<Dispatch> {
-        let Sizes { batch, key_heads, value_size, .. } = self.sizes;
-        let cut = Cut::new(self.sizes.rows(), value_size);
-        ensure!(cut.mine * cut.wide <= 4 * KEPT, NotImplemented, "heads of {value_size} elements");
-        let blocks = self.sizes.blocks();
-        let mut shader = self.q.read(Shader::new(cx), "q");
-        shader = self.v.read(self.k.read(shader, "k"), "v").write("y", to);
-        shader = self.numbers(self.common_numbers(shader, splits)).number("blocks", blocks);
-        for (name, constant) in [
-            ("QUADS", cut.quads),
-            ("ACROSS", LANES / cut.quads),
-            ("TURNS", cut.turns),
-            ("CHUNK", cut.chunk),
-            ("COLUMNS", cut.columns),
-            ("MINE", cut.mine),
-            ("WIDE", cut.wide),
-        ] {
-            shader = shader.constant(name, constant);
-        }
-        let (result, line) = match splits {
-            1 => ("set_y(place_of_result(pair, row) + c, quotient(result, sum));", ""),
-            _ => (
-                "set_y(place_of_part(pair, split, row) + c, result);",
-                "let at = place_of_part(pair, split, row) + p.value_size;
-                set_y(at, top);
-                set_y(at + 1u, sum);",
-            ),
-        };
-        let mut code = format!(
-            "{COMMON}{}
-            fn put(pair: u32, split: u32, row: u32, c: u32, result: f32, sum: f32) {{ {result} }}
-            fn put_line(pair: u32, split: u32, row: u32, top: f32, sum: f32) {{ {line} }}\n",
-            unrolled(PROGRAM, &[("$t", cut.turns), ("$m", cut.mine), ("$w", cut.wide)]),
-        );
-        shader = self.places(shader, &mut code);
-        shader = self.scores(shader, &mut code);
-        let groups = batch.saturating_mul(key_heads).saturating_mul(blocks).saturating_mul(splits);
-        shader.groups(groups, LANES, &code)
+/// The row blocks of a group of heads.
+fn blocks(sizes: &SdpaSizes) -> usize {
+    sizes.rows().div_ceil(Cut::new(sizes.rows(), sizes.value_size).quads * 4)
+}
+
+/// The number of parts that the keys are split into. It never falls as keys are added, so the
+/// workspace for the most keys suffices.
+fn splits(sizes: &SdpaSizes) -> usize {
+    let groups = sizes.groups().saturating_mul(blocks(sizes));
+    (sizes.keys / PART).min(BUSY.checked_div(groups).unwrap_or(1)).max(1)
+}
+
+/// Allocates the partial results in the workspace; `None` if the keys are not split.
+fn parts(cx: &OpCx<'_>, sizes: &SdpaSizes, taken: &mut usize) -> Option<Operand> {
+    let splits = splits(sizes);
+    let lines = sizes.groups().saturating_mul(splits).saturating_mul(sizes.rows());
+    // Each row also keeps its maximum and its sum of weights.
+    let shape = [lines, sizes.value_size.saturating_add(2)];
+    (splits > 1).then(|| cx.workspace(taken, DType::F32, &shape))
+}
+
+/// Adds the uniforms that locate results.
+fn result_numbers(sizes: &SdpaSizes, shader: Shader, splits: usize, y: &Rows) -> Shader {
+    shader
+        .sizes("y_step", &y.strides)
+        .number("splits", splits)
+        .number("rows", sizes.rows())
+        .number("sharing", sizes.heads.checked_div(sizes.key_heads).unwrap_or(0))
+        .number("key_heads", sizes.key_heads)
+        .number("queries", sizes.queries)
+        .number("value_size", sizes.value_size)
+}
+
+/// Returns the dispatches of the attention. The workspace has the partial results after the first
+/// `taken` bytes.
+fn attention(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, mut taken: usize) -> Result<Vec<Dispatch>> {
+    let sizes = &sdpa.sizes;
+    let SdpaSizes { heads, key_heads, value_size, batch, .. } = *sizes;
+    let divides = heads.checked_rem(key_heads) == Some(0);
+    ensure!(divides, InvalidArgument, "{heads} query heads are not a multiple of {key_heads} key heads");
+    if batch == 0 || sizes.rows() == 0 || value_size == 0 {
+        return Ok(Vec::new());
     }
+    // The score output is written in one pass over all keys.
+    let parts = if sdpa.scores.is_some() { None } else { parts(cx, sizes, &mut taken) };
+    let Some(parts) = parts else { return Ok(vec![attend(cx, sdpa, &sdpa.y.operand, 1)?]) };
+    let splits = splits(sizes);
+    Ok(vec![attend(cx, sdpa, &parts, splits)?, join(cx, sdpa, &parts, splits)?])
+}
 
-    /// Joins the partial results of each row, rescaled to their common maximum.
-    fn join(&self, cx: &OpCx<'_>, parts: &Operand, splits: usize) -> Result<Dispatch> {
-        let shader = Shader::new(cx).read("part", parts).write("y", &self.y.operand);
-        let shader = self.common_numbers(shader, splits);
-        let code = format!(
-            "{COMMON}
-            fn element(i: u32) {{
-                let c = i % p.value_size;
-                let row = i / p.value_size % p.rows;
-                let pair = i / p.value_size / p.rows;
-                var top = -infinity();
-                for (var s = 0u; s < p.splits; s++) {{
-                    top = max(top, part(place_of_part(pair, s, row) + p.value_size));
-                }}
-                var result = 0.0;
-                var sum = 0.0;
-                for (var s = 0u; s < p.splits; s++) {{
-                    let at = place_of_part(pair, s, row);
-                    let share = weight(part(at + p.value_size), top);
-                    result += share * part(at + c);
-                    sum += share * part(at + p.value_size + 1u);
-                }}
-                set_y(place_of_result(pair, row) + c, quotient(result, sum));
-            }}"
-        );
-        let Sizes { batch, key_heads, value_size, .. } = self.sizes;
-        let lines = batch.saturating_mul(key_heads).saturating_mul(self.sizes.rows());
-        shader.each(lines.saturating_mul(value_size), &code)
+/// Attention over each part of the keys.
+fn attend(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, to: &Operand, splits: usize) -> Result<Dispatch> {
+    let SdpaSizes { batch, key_heads, value_size, .. } = sdpa.sizes;
+    let cut = Cut::new(sdpa.sizes.rows(), value_size);
+    ensure!(cut.mine * cut.wide <= 4 * KEPT, NotImplemented, "heads of {value_size} elements");
+    let blocks = blocks(&sdpa.sizes);
+    let mut shader = Shader::new(cx);
+    for (name, rows) in [("q", &sdpa.q), ("k", &sdpa.k), ("v", &sdpa.v)] {
+        shader = read_rows(shader, name, rows);
     }
-
-    /// Adds the uniforms of both shaders: where results are, and the result of a query without
-    /// weights. NaN is a uniform, because WGSL rejects constant expressions that are NaN.
-    fn common_numbers(&self, shader: Shader, splits: usize) -> Shader {
-        let without_weights = if self.hidden_is_nan && self.sizes.keys > 0 { f32::NAN } else { 0.0 };
-        self.sizes.numbers(shader, splits, &self.y).float("without_weights", without_weights)
+    shader = shader.write("y", to);
+    shader = numbers(sdpa, common_numbers(sdpa, shader, splits)).number("blocks", blocks);
+    for (name, constant) in [
+        ("QUADS", cut.quads),
+        ("ACROSS", LANES / cut.quads),
+        ("TURNS", cut.turns),
+        ("CHUNK", cut.chunk),
+        ("COLUMNS", cut.columns),
+        ("MINE", cut.mine),
+        ("WIDE", cut.wide),
+    ] {
+        shader = shader.constant(name, constant);
     }
+    let (result, line) = match splits {
+        1 => ("set_y(place_of_result(pair, row) + c, quotient(result, sum));", ""),
+        _ => (
+            "set_y(place_of_part(pair, split, row) + c, result);",
+            "let at = place_of_part(pair, split, row) + p.value_size;
+            set_y(at, top);
+            set_y(at + 1u, sum);",
+        ),
+    };
+    let mut code = format!(
+        "{COMMON}{}
+        fn put(pair: u32, split: u32, row: u32, c: u32, result: f32, sum: f32) {{ {result} }}
+        fn put_line(pair: u32, split: u32, row: u32, top: f32, sum: f32) {{ {line} }}\n",
+        unrolled(PROGRAM, &[("$t", cut.turns), ("$m", cut.mine), ("$w", cut.wide)]),
+    );
+    shader = places(sdpa, shader, &mut code);
+    shader = scores(sdpa, shader, &mut code);
+    let groups = batch.saturating_mul(key_heads).saturating_mul(blocks).saturating_mul(splits);
+    shader.groups(groups, LANES, &code)
+}
 
-    fn numbers(&self, mut shader: Shader) -> Shader {
-        let Sizes { batch, heads, keys, size, .. } = self.sizes;
-        let (before, more) = match self.lengths {
-            Lengths::All { before } => (before, 0),
-            Lengths::Of { before, more, .. } => (before, more),
-            Lengths::AtEnd { more, .. } => (0, more),
-        };
-        let causal = match self.causal {
-            Causal::No => 0,
-            Causal::Yes => 1,
-            Causal::ButTheLast => 2,
-        };
-        for (name, number) in [
-            ("keys", keys),
-            ("size", size),
-            ("heads", heads),
-            ("batches", batch),
-            ("before", before),
-            ("more", more),
-            ("causal", causal),
-            ("sinks", usize::from(!matches!(self.sinks, Sinks::None))),
-            ("all", usize::from(self.scores.is_some())),
-        ] {
-            shader = shader.number(name, number);
-        }
-        // A window longer than all keys and queries is the same as none.
-        let [left, right] = self.windows.map(|size| size.clamp(-1, 1 << 29));
-        shader.integer("left", left).integer("right", right).float("scale", self.scale)
+/// Joins the partial results of each row, rescaled to their common maximum.
+fn join(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, parts: &Operand, splits: usize) -> Result<Dispatch> {
+    let shader = Shader::new(cx).read("part", parts).write("y", &sdpa.y.operand);
+    let shader = common_numbers(sdpa, shader, splits);
+    let code = format!(
+        "{COMMON}
+        fn element(i: u32) {{
+            let c = i % p.value_size;
+            let row = i / p.value_size % p.rows;
+            let pair = i / p.value_size / p.rows;
+            var top = -infinity();
+            for (var s = 0u; s < p.splits; s++) {{
+                top = max(top, part(place_of_part(pair, s, row) + p.value_size));
+            }}
+            var result = 0.0;
+            var sum = 0.0;
+            for (var s = 0u; s < p.splits; s++) {{
+                let at = place_of_part(pair, s, row);
+                let share = weight(part(at + p.value_size), top);
+                result += share * part(at + c);
+                sum += share * part(at + p.value_size + 1u);
+            }}
+            set_y(place_of_result(pair, row) + c, quotient(result, sum));
+        }}"
+    );
+    let SdpaSizes { batch, key_heads, value_size, .. } = sdpa.sizes;
+    let lines = batch.saturating_mul(key_heads).saturating_mul(sdpa.sizes.rows());
+    shader.each(lines.saturating_mul(value_size), &code)
+}
+
+/// Adds the uniforms of both shaders: where results are, and the result of a query without
+/// weights. NaN is a uniform, because WGSL rejects constant expressions that are NaN.
+fn common_numbers(sdpa: &Sdpa<'_>, shader: Shader, splits: usize) -> Shader {
+    let without_weights = if sdpa.hidden_is_nan && sdpa.sizes.keys > 0 { f32::NAN } else { 0.0 };
+    result_numbers(&sdpa.sizes, shader, splits, &sdpa.y).float("without_weights", without_weights)
+}
+
+fn numbers(sdpa: &Sdpa<'_>, mut shader: Shader) -> Shader {
+    let SdpaSizes { batch, heads, keys, size, .. } = sdpa.sizes;
+    let (before, more) = match sdpa.lengths {
+        Lengths::All { before } => (before, 0),
+        Lengths::Each { before, more, .. } => (before, more),
+        Lengths::AtEnd { more, .. } => (0, more),
+    };
+    let causal = match sdpa.causal {
+        Causal::No => 0,
+        Causal::Yes => 1,
+        Causal::BottomRight => 2,
+    };
+    for (name, number) in [
+        ("keys", keys),
+        ("size", size),
+        ("heads", heads),
+        ("batches", batch),
+        ("before", before),
+        ("more", more),
+        ("causal", causal),
+        ("sinks", usize::from(!matches!(sdpa.sinks, Sinks::None))),
+        ("all", usize::from(sdpa.scores.is_some())),
+    ] {
+        shader = shader.number(name, number);
     }
+    // A window longer than all keys and queries is the same as none.
+    let [left, right] = sdpa.windows.map(|size| size.clamp(-1, 1 << 29));
+    shader.integer("left", left).integer("right", right).float("scale", sdpa.scale)
+}
 
-    /// Generates the functions for valid lengths, the query bias and the sinks.
-    fn places(&self, mut shader: Shader, code: &mut String) -> Shader {
-        let (length, offset) = match self.lengths {
-            Lengths::All { .. } => ("i32(p.keys)", "i32(p.before)"),
-            Lengths::Of { lengths, .. } => {
-                shader = shader.read("lengths", lengths);
-                ("i32(lengths(batch)) + i32(p.more)", "i32(p.before)")
-            }
-            Lengths::AtEnd { lengths, .. } => {
-                shader = shader.read("lengths", lengths);
-                ("i32(lengths(batch)) + i32(p.more)", "length - i32(p.queries)")
-            }
-        };
-        let bias = match self.q_bias {
-            Some(bias) => {
-                shader = shader.read("q_bias", bias);
-                " + q_bias(c)"
-            }
-            None => "",
-        };
-        let sink = match self.sinks {
-            Sinks::Each(sinks) => {
-                shader = shader.read("sink", sinks);
-                "sink(head)"
-            }
-            _ => "0.0",
-        };
-        code.push_str(&format!(
-            "fn length_of(batch: u32) -> i32 {{ return {length}; }}
-            fn offset_of(length: i32) -> i32 {{ return {offset}; }}
-            fn q_at(at: u32, c: u32) -> f32 {{ return q(at){bias}; }}
-            fn sink_of(head: u32) -> f32 {{ return {sink}; }}\n"
-        ));
-        shader
+/// Generates the functions for valid lengths, the query bias and the sinks.
+fn places(sdpa: &Sdpa<'_>, mut shader: Shader, code: &mut String) -> Shader {
+    let (length, offset) = match sdpa.lengths {
+        Lengths::All { .. } => ("i32(p.keys)", "i32(p.before)"),
+        Lengths::Each { lengths, .. } => {
+            shader = shader.read("lengths", lengths);
+            ("i32(lengths(batch)) + i32(p.more)", "i32(p.before)")
+        }
+        Lengths::AtEnd { lengths, .. } => {
+            shader = shader.read("lengths", lengths);
+            ("i32(lengths(batch)) + i32(p.more)", "length - i32(p.queries)")
+        }
+    };
+    let bias = match sdpa.q_bias {
+        Some(bias) => {
+            shader = shader.read("q_bias", bias);
+            " + q_bias(c)"
+        }
+        None => "",
+    };
+    let sink = match sdpa.sinks {
+        Sinks::Each(sinks) => {
+            shader = shader.read("sink", sinks);
+            "sink(head)"
+        }
+        _ => "0.0",
+    };
+    code.push_str(&format!(
+        "fn length_of(batch: u32) -> i32 {{ return {length}; }}
+        fn offset_of(length: i32) -> i32 {{ return {offset}; }}
+        fn q_at(at: u32, c: u32) -> f32 {{ return q(at){bias}; }}
+        fn sink_of(head: u32) -> f32 {{ return {sink}; }}\n"
+    ));
+    shader
+}
+
+/// Generates `score_of`: softcap, mask and padding, and the score output at its stage.
+fn scores(sdpa: &Sdpa<'_>, mut shader: Shader, code: &mut String) -> Shader {
+    // A softmax over the masked scores makes the weights afterwards.
+    let stage = sdpa.scores.map(|scores| match scores.stage {
+        ScoreStage::Weights => ScoreStage::Masked,
+        stage => stage,
+    });
+    let kept = |own: ScoreStage| match stage == Some(own) {
+        true => "set_scores(((batch * p.heads + head) * p.queries + query) * p.keys + key, score);\n",
+        false => "",
+    };
+    let mut body = String::from(kept(ScoreStage::Scaled));
+    if sdpa.softcap > 0.0 {
+        shader = shader.float("softcap", sdpa.softcap);
+        body.push_str("score = p.softcap * tanh_(score / p.softcap);\n");
     }
-
-    /// Generates `score_of`: softcap, mask and padding, and the score output at its stage.
-    fn scores(&self, mut shader: Shader, code: &mut String) -> Shader {
-        let stage = self.scores.map(|scores| scores.stage);
-        let kept = |own: Stage| match stage == Some(own) {
-            true => "set_scores(((batch * p.heads + head) * p.queries + query) * p.keys + key, score);\n",
-            false => "",
-        };
-        let mut body = String::from(kept(Stage::Scaled));
-        if self.softcap > 0.0 {
-            shader = shader.float("softcap", self.softcap);
-            body.push_str("score = p.softcap * tanh_(score / p.softcap);\n");
-        }
-        body.push_str(kept(Stage::Capped));
-        body.push_str("var shown = seen;\n");
-        if let Some(Mask { operand, steps, keys }) = &self.mask {
-            shader = shader.read("mask", operand).sizes("mask_step", steps).number("mask_keys", *keys);
-            let apply = if operand.dtype == DType::Bool {
-                "shown = mask(at) != 0u;"
-            } else {
-                "score += f32(mask(at));"
-            };
-            body.push_str(&format!(
-                "if (key >= p.mask_keys) {{ shown = false; }}
-                if (shown) {{
-                    let at = batch * mask_step(0u) + head * mask_step(1u) + query * mask_step(2u) + key;
-                    {apply}
-                }}\n"
-            ));
-        }
-        if let Some(Padding { operand, kind, added }) = &self.padding {
-            shader = shader.read("padding", operand).float("padded", *added);
-            let hides = match kind {
-                Padded::From => "i32(key) >= padding(batch)",
-                Padded::FromAndBefore => {
-                    "i32(key) >= padding(batch) || i32(key) < padding(p.batches + batch)"
-                }
-                Padded::Elements { first, steps } => {
-                    shader = shader.sizes("padding_step", &[steps[0], steps[1], *first]);
-                    "padding(padding_step(2u) + batch * padding_step(0u) + query * padding_step(1u) + key)
-                        <= 0"
-                }
-            };
-            body.push_str(&format!("if ({hides}) {{ score += p.padded; }}\n"));
-        }
-        // After the padding: a hidden key stays at -inf.
-        body.push_str("if (!shown) { score = -infinity(); }\n");
-        body.push_str(kept(Stage::Masked));
-        if let Some(Scores { operand, .. }) = self.scores {
-            shader = shader.write("scores", operand);
-        }
-        code.push_str(&format!(
-            "fn score_of(product: f32, seen: bool, batch: u32, head: u32, query: u32, key: u32) -> f32 {{
-                var score = product;
-                {body}
-                return score;
+    body.push_str(kept(ScoreStage::Capped));
+    body.push_str("var shown = seen;\n");
+    if let Some(Mask { operand, layout }) = sdpa.mask {
+        shader = shader.read("mask", operand);
+        shader = shader.sizes("mask_step", &layout.strides).number("mask_keys", layout.keys);
+        let apply =
+            if operand.dtype == DType::Bool { "shown = mask(at) != 0u;" } else { "score += f32(mask(at));" };
+        body.push_str(&format!(
+            "if (key >= p.mask_keys) {{ shown = false; }}
+            if (shown) {{
+                let at = batch * mask_step(0u) + head * mask_step(1u) + query * mask_step(2u) + key;
+                {apply}
             }}\n"
         ));
-        shader
     }
+    if let Some(Padding { operand, mask, added }) = sdpa.padding {
+        shader = shader.read("padding", operand).float("padded", added);
+        let hides = match mask {
+            PaddingMask::From => "i32(key) >= padding(batch)",
+            PaddingMask::FromAndBefore => {
+                "i32(key) >= padding(batch) || i32(key) < padding(p.batches + batch)"
+            }
+            PaddingMask::Elements { first, strides: [of_batch, of_query] } => {
+                shader = shader.sizes("padding_step", &[of_batch, of_query, first]);
+                "padding(padding_step(2u) + batch * padding_step(0u) + query * padding_step(1u) + key)
+                    <= 0"
+            }
+        };
+        body.push_str(&format!("if ({hides}) {{ score += p.padded; }}\n"));
+    }
+    // After the padding: a hidden key stays at -inf.
+    body.push_str("if (!shown) { score = -infinity(); }\n");
+    body.push_str(kept(ScoreStage::Masked));
+    if let Some(Scores { operand, .. }) = sdpa.scores {
+        shader = shader.write("scores", operand);
+    }
+    code.push_str(&format!(
+        "fn score_of(product: f32, seen: bool, batch: u32, head: u32, query: u32, key: u32) -> f32 {{
+            var score = product;
+            {body}
+            return score;
+        }}\n"
+    ));
+    shader
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! Covers additive masks, sliding windows, grouped-query heads and the KV cache. Inputs come by
 //! heads (rank 4) or with the heads concatenated (rank 3).
 
+pub mod problem;
+
 use super::attention_gradients;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};

@@ -2,7 +2,7 @@
 //!
 //! Convolutions, pools, normalizations, softmax, losses, recurrent layers, attention.
 
-mod attention;
+pub mod attention;
 pub(super) mod attention_gradients;
 mod causal_conv;
 pub(super) mod conv;
