@@ -21,6 +21,7 @@ pub mod attention;
 mod bound;
 mod launch_cache;
 pub mod memory;
+pub mod nbits;
 mod node;
 mod operand;
 mod walk;

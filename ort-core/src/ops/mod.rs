@@ -7,7 +7,7 @@ mod axes;
 mod batch;
 mod control;
 pub mod fused;
-mod linalg;
+pub mod linalg;
 mod math;
 mod microsoft;
 mod ml;

@@ -3,10 +3,12 @@
 
 use std::fmt::Write as _;
 
+use ort_core::Result;
 use ort_core::dtype::DType;
-use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ep::KernelDef;
+use ort_core::ops::linalg::problem::NBitsMatMul;
 use ort_core::spec::MICROSOFT;
-use ort_core::{Result, ensure, error};
+use ort_gpu::nbits;
 
 use super::elementwise::FLOATS;
 use super::{WgpuKernel, tiles, wgpu_kernels};
@@ -23,51 +25,11 @@ wgpu_kernels![WgpuKernel::new(
         domain: MICROSOFT,
         op: "MatMulNBits",
         types: &[("T1", FLOATS)],
-        when: is_covered,
+        when: nbits::is_covered,
         ..KernelDef::BASE
     },
     dispatches
 )];
-
-/// Returns whether the kernel covers the node: no group indices, and no weights prepacked for
-/// another device.
-fn is_covered(node: &NodeView<'_>) -> bool {
-    node.input(4).is_none() && node.attrs().find_int("weight_prepacked").unwrap_or(0) == 0
-}
-
-/// The sizes of a node's GEMM.
-struct Product {
-    rows: usize,
-    columns: usize,
-    depth: usize,
-    bits: usize,
-    block: usize,
-}
-
-impl Product {
-    fn new(cx: &OpCx<'_>) -> Result<Product> {
-        let size = |name: &str| -> Result<usize> {
-            let value = cx.attrs.int(name)?;
-            let size = usize::try_from(value).ok().filter(|size| (1..1 << 31).contains(size));
-            size.ok_or_else(|| error!(InvalidGraph, "{name} is {value}, expected a size"))
-        };
-        let (a, depth) = (cx.input(0)?, size("K")?);
-        ensure!(a.shape.last() == Some(&depth), InvalidArgument, "A has shape {:?}, K is {depth}", a.shape);
-        let (columns, bits, block) = (size("N")?, size("bits")?, size("block_size")?);
-        let fits = matches!(bits, 2 | 4 | 8) && block >= 16 && block.is_power_of_two();
-        ensure!(fits, InvalidGraph, "blocks of {block} quantized values of {bits} bits");
-        Ok(Product { rows: a.count() / depth, columns, depth, bits, block })
-    }
-
-    fn blocks(&self) -> usize {
-        self.depth.div_ceil(self.block)
-    }
-
-    /// The words of a column's packed weights.
-    fn words(&self) -> usize {
-        self.blocks().saturating_mul(self.block).saturating_mul(self.bits) / 32
-    }
-}
 
 /// Dequantizes four weights of a word.
 const WEIGHTS: &str = "
@@ -89,41 +51,32 @@ fn right(column: u32, k: u32) -> vec4<f32> {
 ";
 
 /// Begins the shader with its inputs, and generates the functions that read them.
-fn inputs(cx: &OpCx<'_>, product: &Product) -> Result<(Shader, String)> {
-    let (codes, scales) = (cx.input(1)?, cx.input(2)?);
-    let Product { columns, bits, block, .. } = *product;
-    let (words, blocks) = (product.words(), product.blocks());
-    let has = |operand: &Operand, each: usize| operand.count() == columns.saturating_mul(each);
-    ensure!(has(codes, words * 4) && has(scales, blocks), InvalidArgument, "the weights do not fit N and K");
+fn inputs(cx: &OpCx<'_>, node: &NBitsMatMul) -> Result<(Shader, String)> {
+    let (codes, scales, zeros) = (cx.input(1)?, cx.input(2)?, cx.find_input(3));
+    let packs_zeros = zeros.is_some_and(|zeros| zeros.dtype == DType::U8);
+    node.check(|index| cx.find_input(index).map(Operand::count), packs_zeros)?;
+    let NBitsMatMul { columns, bits, block, .. } = *node;
+    let (words, blocks) = (node.column_bytes() / 4, node.blocks());
     // Read as words: one load has 4 to 16 weights.
     let in_words = Operand { arg: codes.arg, dtype: DType::U32, shape: [columns, words].as_slice().into() };
     let mut shader = Shader::new(cx).read("a", cx.input(0)?).read("b", &in_words).read("scales", scales);
     shader = shader.number("words", words).number("blocks", blocks);
     shader = shader.constant("BITS", bits).constant("BLOCK", block);
-    let zero = match cx.find_input(3) {
+    let zero = match zeros {
         // Weights are unsigned, so the default zero point is the middle of their range.
         None => "return f32(1u << (BITS - 1u));",
         Some(zeros) if zeros.dtype == DType::U8 => {
-            let row = blocks.saturating_mul(bits).div_ceil(8);
-            ensure!(has(zeros, row), InvalidArgument, "the zero points do not fit N and K");
-            shader = shader.read("zeros", zeros).number("zero_row", row);
+            shader = shader.read("zeros", zeros).number("zero_row", node.zero_bytes());
             "let bit = block * BITS;
             return f32((zeros(column * p.zero_row + bit / 8u) >> (bit % 8u)) & ((1u << BITS) - 1u));"
         }
         Some(zeros) => {
-            ensure!(has(zeros, blocks), InvalidArgument, "the zero points do not fit N and K");
             shader = shader.read("zeros", zeros);
             "return zeros(column * p.blocks + block);"
         }
     };
     let bias = match cx.find_input(5) {
         Some(bias) => {
-            ensure!(
-                has(bias, 1),
-                InvalidArgument,
-                "got {} biases, expected one for each of the {columns} columns",
-                bias.count()
-            );
             shader = shader.read("bias", bias);
             "value + bias(column)"
         }
@@ -137,21 +90,21 @@ fn inputs(cx: &OpCx<'_>, product: &Product) -> Result<(Shader, String)> {
 }
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let product = Product::new(cx)?;
-    if product.rows == 0 {
+    let node = NBitsMatMul::new(cx.attrs)?;
+    let rows = node.rows(&cx.input(0)?.shape)?;
+    if rows == 0 {
         return Ok(Vec::new());
     }
-    let (shader, code) = inputs(cx, &product)?;
-    if product.rows <= FEW_ROWS {
-        return Ok(vec![vectors(shader, &product, &code)?]);
+    let (shader, code) = inputs(cx, &node)?;
+    if rows <= FEW_ROWS {
+        return Ok(vec![vectors(shader, &node, rows, &code)?]);
     }
-    let sizes = [product.rows, product.columns, product.depth];
+    let sizes = [rows, node.columns, node.depth];
     Ok(vec![tiles::product(shader, sizes, &format!("{code}{}{RIGHT}", tiles::row_of_four("left", "a")))?])
 }
 
 /// The GEMV: a workgroup computes four columns of all rows, and its invocations split the words.
-fn vectors(shader: Shader, product: &Product, code: &str) -> Result<Dispatch> {
-    let rows = product.rows;
+fn vectors(shader: Shader, node: &NBitsMatMul, rows: usize, code: &str) -> Result<Dispatch> {
     let (mut start, mut steps, mut end) = (String::new(), String::new(), String::new());
     // Writing to a string does not fail.
     for row in 0..rows {
@@ -168,8 +121,8 @@ fn vectors(shader: Shader, product: &Product, code: &str) -> Result<Dispatch> {
         );
     }
     // Unrolled over the fours of weights in a word.
-    for part in 0..8 / product.bits {
-        let shift = part * 4 * product.bits;
+    for part in 0..8 / node.bits {
+        let shift = part * 4 * node.bits;
         for column in 0..4 {
             let _ = writeln!(
                 steps,
@@ -212,9 +165,9 @@ fn vectors(shader: Shader, product: &Product, code: &str) -> Result<Dispatch> {
             }}
         }}\n"
     );
-    let shader = shader.number("k", product.depth).number("n", product.columns).constant("ROWS", rows);
+    let shader = shader.number("k", node.depth).number("n", node.columns).constant("ROWS", rows);
     shader.groups(
-        product.columns.div_ceil(4),
+        node.columns.div_ceil(4),
         LANES,
         &format!("{code}{}{group}", tiles::row_of_four("left", "a")),
     )

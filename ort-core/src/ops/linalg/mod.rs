@@ -2,3 +2,4 @@
 
 pub(super) mod gemm;
 pub(super) mod matmul;
+pub mod problem;

@@ -5,6 +5,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
+use ort_core::ops::linalg::problem::NBitsMatMul;
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
@@ -27,9 +28,8 @@ cpu_kernels![KernelDef {
 }];
 
 struct MatMulNBits {
+    node: NBitsMatMul,
     layout: BlockLayout,
-    k: usize,
-    columns: usize,
     /// Whether A may be quantized to 8 bits, block by block.
     rounds: bool,
 }
@@ -61,32 +61,29 @@ struct Parts {
 
 impl MatMulNBits {
     fn new(cx: &CompileCx<'_>) -> Result<MatMulNBits> {
-        let size = |name: &str| -> Result<usize> {
-            let value = cx.attrs().int(name)?;
-            usize::try_from(value).map_err(|_| error!(InvalidGraph, "{name} is {value}, expected a size"))
-        };
         ensure!(
             cx.attrs().int("weight_prepacked")? == 0,
             NotImplemented,
             "weights packed ahead for another device"
         );
-        let layout = BlockLayout { bits: size("bits")?, block: size("block_size")? };
+        let node = NBitsMatMul::new(cx.attrs())?;
+        let layout = BlockLayout { bits: node.bits, block: node.block };
         let rounds = cx.attrs().find_int("accuracy_level") == Some(ACCURACY_OF_BYTES);
-        Ok(MatMulNBits { layout, k: size("K")?, columns: size("N")?, rounds })
+        Ok(MatMulNBits { node, layout, rounds })
     }
 
     fn parts(&self, cpu: Cpu, rows: usize, is_wide: bool) -> Parts {
-        let few = self.k.div_ceil(self.layout.block).saturating_mul(self.layout.block);
+        let few = self.node.blocks().saturating_mul(self.node.block);
         // 8-bit values with their scales take less, except for the smallest K.
-        let few = few.max(Blocks::bytes_side_len(self.layout, self.k));
+        let few = few.max(Blocks::bytes_side_len(self.layout, self.node.depth));
         Parts {
-            left: if is_wide { 0 } else { rows.saturating_mul(self.k) }.next_multiple_of(16),
+            left: if is_wide { 0 } else { rows.saturating_mul(self.node.depth) }.next_multiple_of(16),
             arranged: if rows <= Blocks::FEW { rows.saturating_mul(few) } else { 0 }.next_multiple_of(16),
-            result: if is_wide && rows > Blocks::FEW { 0 } else { rows.saturating_mul(self.columns) }
+            result: if is_wide && rows > Blocks::FEW { 0 } else { rows.saturating_mul(self.node.columns) }
                 .next_multiple_of(16),
             // The few-row kernels transpose their result into this part.
-            product: workspace_len(cpu, 1, [rows, self.columns, self.k], BSource::Blocks)
-                .max(if rows <= Blocks::FEW { rows.saturating_mul(self.columns) } else { 0 }),
+            product: workspace_len(cpu, 1, [rows, self.node.columns, self.node.depth], BSource::Blocks)
+                .max(if rows <= Blocks::FEW { rows.saturating_mul(self.node.columns) } else { 0 }),
         }
     }
 
@@ -101,12 +98,12 @@ impl MatMulNBits {
     ) -> Result<()> {
         let [arranged, result] = memory;
         if self.rounds && blocks.takes_bytes(rows) {
-            let arranged = &mut arranged[..rows * Blocks::bytes_side_len(self.layout, self.k)];
+            let arranged = &mut arranged[..rows * Blocks::bytes_side_len(self.layout, self.node.depth)];
             return blocks.multiply_few_bytes(cpu, left, rows, arranged, result).map_err(refused);
         }
         let len = blocks.side_len();
         let arranged = &mut arranged[..rows * len];
-        for (from, to) in left.chunks(self.k).zip(arranged.chunks_mut(len)) {
+        for (from, to) in left.chunks(self.node.depth).zip(arranged.chunks_mut(len)) {
             arrange(self.layout, from, to);
         }
         blocks.multiply_few(cpu, arranged, rows, result).map_err(refused)
@@ -115,7 +112,7 @@ impl MatMulNBits {
 
 impl Executable for MatMulNBits {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let rows = element_count(shapes.input(0))? / self.k.max(1);
+        let rows = element_count(shapes.input(0))? / self.node.depth;
         // Types are unknown here, so reserve space for conversions.
         let parts = self.parts(Cpu::with_threads(shapes.threads), rows, false);
         let sizes = [parts.left, parts.arranged, parts.result, parts.product];
@@ -125,14 +122,8 @@ impl Executable for MatMulNBits {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let cpu = Cpu::with_threads(cx.threads());
         let a = cx.input(0)?;
-        ensure!(
-            a.shape().last() == Some(&self.k),
-            InvalidArgument,
-            "A has shape {:?}, expected K = {} in its last dimension",
-            a.shape(),
-            self.k
-        );
-        let (k, columns) = (self.k, self.columns);
+        let rows = self.node.rows(a.shape())?;
+        let NBitsMatMul { depth: k, columns, .. } = self.node;
         let zeros = match cx.find_input(3) {
             None => Zeros::Middle,
             Some(zeros) if zeros.dtype() == DType::U8 => Zeros::Codes(zeros.bytes()?),
@@ -152,7 +143,6 @@ impl Executable for MatMulNBits {
             ensure!(bias.len() == columns, InvalidArgument, "{} biases for N = {columns}", bias.len());
         }
         let output = cx.output(0)?;
-        let rows = a.element_count() / k.max(1);
         if output.element_count() == 0 {
             return Ok(());
         }
