@@ -24,6 +24,7 @@ pub mod memory;
 pub mod nbits;
 mod node;
 mod operand;
+pub mod quantize;
 mod walk;
 
 pub use bound::{BoundTensors, Key};

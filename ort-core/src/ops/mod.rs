@@ -12,7 +12,7 @@ mod math;
 mod microsoft;
 mod ml;
 pub mod nn;
-mod quant;
+pub mod quant;
 mod random;
 mod reduce;
 mod sequence;

@@ -1,9 +1,11 @@
 //! `QuantizeLinear` and `DequantizeLinear` per tensor, per axis or per block, and
 //! `DynamicQuantizeLinear`.
 
+use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::quant::problem::{Granularity, GranularityKind, Quantization};
+use ort_gpu::quantize::granularity;
 
 use super::codes::{BEYOND, NARROW, code_kind, float_kind};
 use super::lines::{SHORT_FLOATS, suffix};
@@ -69,36 +71,19 @@ cuda_kernels![
 ];
 
 /// Fills the structure `Scales` of `cu/quant.cu`, which maps an element to its scale.
-fn granularity(cx: &OpCx<'_>) -> Result<Vec<usize>> {
+fn scale_words(cx: &OpCx<'_>) -> Result<[usize; 8]> {
     let (x, scale, zero) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
-    let zeros = zero.map_or(scale.count(), Operand::count);
-    ensure!(
-        zeros == scale.count(),
-        InvalidArgument,
-        "there are {zeros} zero points for {} scales",
-        scale.count()
-    );
-    let kinds = [float_kind(scale.dtype)?, zero.map_or(Ok(0), |zero| code_kind(zero.dtype))?];
-    let block = cx.attrs.int("block_size")?;
-    if scale.count() == 1 && (scale.rank() < 2 || block == 0) {
+    let Granularity { kind, axis, inner } = granularity(cx)?;
+    let scale_kind = float_kind(scale.dtype)?;
+    let zero_kind = zero.map_or(Ok(0), |zero| code_kind(zero.dtype))?;
+    Ok(match kind {
         // One scale for all elements: its index has stride 0 along every axis.
-        let all = x.count().max(1);
-        return Ok([all, 1, 1, 0, 0, 0].into_iter().chain(kinds).collect());
-    }
-    let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-    let inner = x.shape.iter().skip(axis + 1).product::<usize>();
-    let size = x.size(axis);
-    if block == 0 {
-        let fits = scale.rank() == 1 && scale.size(0) == size;
-        ensure!(fits, InvalidArgument, "scales of shape {:?} do not fit axis {axis}", scale.shape);
-        return Ok([inner, size, 1, 0, 1, 0].into_iter().chain(kinds).collect());
-    }
-    let block = usize::try_from(block).map_err(|_| error!(InvalidArgument, "a block size below 0"))?;
-    let blocks = size.div_ceil(block);
-    let mut shape = x.shape.clone();
-    shape.iter_mut().skip(axis).take(1).for_each(|size| *size = blocks);
-    ensure!(scale.shape == shape, InvalidArgument, "scales of shape {:?} fit no blocks", scale.shape);
-    Ok([inner, size, block.min(size), 1, inner, blocks * inner].into_iter().chain(kinds).collect())
+        GranularityKind::Tensor => [x.count().max(1), 1, 1, 0, 0, 0, scale_kind, zero_kind],
+        GranularityKind::Axis => [inner, axis, 1, 0, 1, 0, scale_kind, zero_kind],
+        GranularityKind::Blocks { size, count } => {
+            [inner, axis, size.min(axis), 1, inner, count * inner, scale_kind, zero_kind]
+        }
+    })
 }
 
 /// Returns a launch with one thread per four elements, and the parameters that both directions
@@ -111,7 +96,7 @@ fn of_elements(cx: &OpCx<'_>, entry: &str, codes: DType, kind: usize) -> Result<
     };
     let launch = launch.threads(y.count().div_ceil(TOGETHER))?;
     let launch = launch.tensor(cx.input(0)?).tensor(cx.input(1)?).find_tensor(cx.find_input(2)).tensor(y);
-    launch.uints::<8>(&granularity(cx)?)?.uint(kind)
+    launch.uints::<8>(&scale_words(cx)?)?.uint(kind)
 }
 
 fn dequantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -124,26 +109,17 @@ fn dequantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![of_elements(cx, &entry, codes, code_kind(codes)?)?.uint(y.count())?])
 }
 
-/// Returns the type in which to divide, and whether the node specifies it.
-fn precision(cx: &OpCx<'_>) -> Result<(DType, bool)> {
-    let precision = cx.attrs.int("precision")?;
-    match i32::try_from(precision).ok().and_then(DType::from_onnx) {
-        None if precision == 0 => Ok((cx.input(1)?.dtype, false)),
-        Some(dtype) if SHORT_FLOATS.contains(dtype) => Ok((dtype, true)),
-        _ => Err(error!(InvalidGraph, "precision {precision} is not a type to divide in")),
-    }
-}
-
 fn quantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     if y.count() == 0 {
         return Ok(Vec::new());
     }
-    let (precision, is_given) = precision(cx)?;
+    let given = Quantization::division(cx.attrs)?;
+    let precision = given.unwrap_or(cx.input(1)?.dtype);
     let beyond = if NARROW.contains(y.dtype) && !cx.attrs.flag("saturate")? { BEYOND } else { 0 };
     let kind = code_kind(y.dtype)? + beyond;
     let launch = of_elements(cx, &format!("quantize_{}", suffix(x.dtype)?), y.dtype, kind)?;
-    let launch = launch.uint(float_kind(precision)?)?.uint((!is_given).into())?;
+    let launch = launch.uint(float_kind(precision)?)?.uint(given.is_none().into())?;
     Ok(vec![launch.uint(y.count())?])
 }
 

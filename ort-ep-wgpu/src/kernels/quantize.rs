@@ -2,7 +2,9 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::quant::problem::{Granularity, GranularityKind, Quantization};
+use ort_core::{Result, error};
+use ort_gpu::quantize::granularity;
 
 use super::elementwise::FLOATS;
 use super::fill::fill;
@@ -37,48 +39,25 @@ wgpu_kernels![
 /// Adds scales and zero points to a shader, and generates the function that maps an element to its
 /// scale.
 fn scales(cx: &OpCx<'_>, shader: Shader) -> Result<(Shader, String)> {
-    let (x, scale, zero) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
-    let shader = shader.read("scale", scale);
-    let (shader, zero_code) = match zero {
+    let Granularity { kind, axis, inner } = granularity(cx)?;
+    let mut shader = shader.read("scale", cx.input(1)?);
+    let zero_code = match cx.find_input(2) {
         Some(zero) => {
-            ensure!(
-                zero.count() == scale.count(),
-                InvalidArgument,
-                "there are {} zero points for {} scales",
-                zero.count(),
-                scale.count()
-            );
-            (shader.read("zeros", zero), "f32(zeros(s))")
+            shader = shader.read("zeros", zero);
+            "f32(zeros(s))"
         }
-        None => (shader, "0.0"),
+        None => "0.0",
     };
-    let block = cx.attrs.int("block_size")?;
-    let (shader, place) = if scale.count() == 1 && (scale.rank() < 2 || block == 0) {
-        (shader, "0u")
-    } else {
-        let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-        let inner = x.shape.iter().skip(axis + 1).product::<usize>().max(1);
-        let shader = shader.number("inner", inner).number("axis", x.size(axis).max(1));
-        if block == 0 {
-            let fits = scale.rank() == 1 && scale.size(0) == x.size(axis);
-            ensure!(fits, InvalidArgument, "scales of shape {:?} do not fit axis {axis}", scale.shape);
-            (shader, "i / p.inner % p.axis")
-        } else {
-            let block = usize::try_from(block).ok().filter(|block| *block > 0);
-            let block = block.ok_or_else(|| error!(InvalidArgument, "a block size below 0"))?;
-            let blocks = x.size(axis).div_ceil(block);
-            let mut expected = x.shape.clone();
-            expected.iter_mut().skip(axis).take(1).for_each(|size| *size = blocks);
-            ensure!(
-                scale.shape == expected,
-                InvalidArgument,
-                "scales of shape {:?} fit no blocks",
-                scale.shape
-            );
-            let place = "(i / (p.inner * p.axis) * p.blocks + i / p.inner % p.axis / p.block) * p.inner \
-                         + i % p.inner";
+    if kind != GranularityKind::Tensor {
+        shader = shader.number("inner", inner.max(1)).number("axis", axis.max(1));
+    }
+    let place = match kind {
+        GranularityKind::Tensor => "0u",
+        GranularityKind::Axis => "i / p.inner % p.axis",
+        GranularityKind::Blocks { size, count } => {
             // A larger block spans the whole axis anyway, and must fit its uniform.
-            (shader.number("blocks", blocks).number("block", block.min(1 << 31)), place)
+            shader = shader.number("blocks", count).number("block", size.min(1 << 31));
+            "(i / (p.inner * p.axis) * p.blocks + i / p.inner % p.axis / p.block) * p.inner + i % p.inner"
         }
     };
     let code = format!(
@@ -123,16 +102,6 @@ pub(super) fn code_of(dtype: DType) -> Result<String> {
     ))
 }
 
-/// Returns the type in which the division is computed.
-fn precision(cx: &OpCx<'_>) -> Result<DType> {
-    let precision = cx.attrs.int("precision")?;
-    match i32::try_from(precision).ok().and_then(DType::from_onnx) {
-        None if precision == 0 => Ok(cx.input(1)?.dtype),
-        Some(dtype) if FLOATS.contains(dtype) => Ok(dtype),
-        _ => Err(error!(InvalidGraph, "precision {precision} is not a type to divide in")),
-    }
-}
-
 fn quantize(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let y = cx.output(0)?;
     if y.shape.contains(&0) {
@@ -141,7 +110,7 @@ fn quantize(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (shader, mut code) = scales(cx, Shader::new(cx).read("x", cx.input(0)?))?;
     code.push_str(&code_of(y.dtype)?);
     // Round operand and quotient to the type of the division.
-    code.push_str(match precision(cx)? {
+    code.push_str(match Quantization::division(cx.attrs)?.unwrap_or(cx.input(1)?.dtype) {
         DType::F16 => "fn narrow(v: f32) -> f32 { return unpack2x16float(half_bits(v)).x; }\n",
         DType::BF16 => "fn narrow(v: f32) -> f32 { return bitcast<f32>(bfloat_bits(v) << 16u); }\n",
         _ => "fn narrow(v: f32) -> f32 { return v; }\n",

@@ -1,4 +1,5 @@
 //! Quantization and dequantization.
 
 mod dynamic_quantize;
+pub mod problem;
 mod quantize;

@@ -5,18 +5,19 @@ use std::borrow::Cow;
 use half::{bf16, f16};
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ops::quant::problem::{Granularity, Quantization};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 
-use super::granularity::{Granularity, Options, Run};
-use ort_cpu_kernel::codes::{BLOCK, decode, encode, range, read_floats};
-use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::dynamic_quantize::quantize;
-use ort_cpu_threads::interrupt::pieces;
-use ort_cpu_threads::parallel::for_each_chunk_mut;
-use ort_cpu_vector::elementwise::{Binary, Operand, Unary, binary_in_place, unary_in_place};
-use ort_cpu_vector::simd::Isa;
+use super::codes::{BLOCK, decode, encode, range, read_floats};
+use super::dynamic_quantize::quantize;
+use super::granularity::{Run, run_of};
+use crate::cpu_kernels;
+use crate::interrupt::pieces;
+use crate::parallel::for_each_chunk_mut;
+use crate::simd::Isa;
+use crate::vector::elementwise::{Binary, Operand, Unary, binary_in_place, unary_in_place};
 
 cpu_kernels![
     KernelDef { op: "QuantizeLinear", make: make_quantize, ..KernelDef::BASE },
@@ -32,12 +33,12 @@ struct Scales<'a> {
 
 impl<'a> Scales<'a> {
     fn new(
-        options: Options,
+        options: Quantization,
         shape: &[usize],
         scale: TensorView<'a>,
         zero: Option<TensorView<'a>>,
     ) -> Result<Scales<'a>> {
-        let granularity = Granularity::new(options, shape, scale.shape())?;
+        let granularity = options.granularity(shape, scale.shape())?;
         if let Some(zero) = zero {
             let fits = zero.element_count() == scale.element_count();
             ensure!(fits, InvalidArgument, "there are not as many zero points as scales");
@@ -59,7 +60,7 @@ impl<'a> Scales<'a> {
     ) {
         let mut at = 0;
         while at < values.len() {
-            let run = self.granularity.run(first + at, values.len() - at);
+            let run = run_of(&self.granularity, first + at, values.len() - at);
             let part = &mut values[at..at + run.len()];
             match run {
                 Run::One { scale, .. } => {
@@ -101,11 +102,11 @@ fn for_each_block(
 }
 
 struct Dequantize {
-    options: Options,
+    options: Quantization,
 }
 
 fn make_dequantize(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Dequantize { options: Options::new(cx)? }))
+    Ok(Box::new(Dequantize { options: Quantization::new(cx.attrs())? }))
 }
 
 impl Executable for Dequantize {
@@ -140,20 +141,15 @@ impl Executable for Dequantize {
 }
 
 struct Quantize {
-    options: Options,
+    options: Quantization,
     saturate: bool,
     precision: Option<DType>,
 }
 
 fn make_quantize(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let precision = cx.attrs().int("precision")?;
-    let precision = match i32::try_from(precision).ok().and_then(DType::from_onnx) {
-        None if precision == 0 => None,
-        Some(dtype @ (DType::F32 | DType::F16 | DType::BF16)) => Some(dtype),
-        _ => return Err(error!(InvalidGraph, "precision {precision} is not a type to divide in")),
-    };
+    let precision = Quantization::division(cx.attrs())?;
     let saturate = cx.attrs().flag("saturate")?;
-    Ok(Box::new(Quantize { options: Options::new(cx)?, saturate, precision }))
+    Ok(Box::new(Quantize { options: Quantization::new(cx.attrs())?, saturate, precision }))
 }
 
 /// Rounds values to the type of the division.
@@ -169,7 +165,7 @@ impl Quantize {
     /// Divides integers in double precision, which represents them exactly.
     fn divide_ints(scales: &Scales<'_>, ints: &[i32], first: usize, values: &mut [f32]) {
         for (at, value) in values.iter_mut().enumerate() {
-            let scale = match scales.granularity.run(first + at, 1) {
+            let scale = match run_of(&scales.granularity, first + at, 1) {
                 Run::One { scale, .. } | Run::Each { first: scale, .. } => scale,
             };
             *value = (f64::from(ints[first + at]) / f64::from(scales.scales[scale])).round_ties_even() as f32;
