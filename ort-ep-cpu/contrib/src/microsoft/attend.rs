@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use ort_core::ops::nn::attention::problem::{BroadcastMask, HeadRows, SdpaSizes};
 use ort_core::{Error, Result, ensure, error};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -30,9 +31,9 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// A (batch, rows, heads, size) tensor.
-    pub(super) fn interleaved(values: &'a [f32], [heads, rows, size]: [usize; 3]) -> Rows<'a> {
-        Rows { values, strides: [rows * heads * size, size, heads * size], size }
+    /// Rows of a layout in a tensor.
+    pub(super) fn new(values: &'a [f32], HeadRows { first, strides }: HeadRows, size: usize) -> Rows<'a> {
+        Rows { values: values.get(first..).unwrap_or(&[]), strides, size }
     }
 
     /// A (batch, heads, rows, size) tensor.
@@ -70,6 +71,18 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
+    /// The sizes of a problem, with the key count that scratch is sized for.
+    pub(super) fn new(sizes: SdpaSizes, capacity: usize) -> Sizes {
+        let SdpaSizes { batch, heads, key_heads, queries, keys, size, value_size } = sizes;
+        Sizes { batch, heads, key_heads, queries, keys, capacity, size, value_size }
+    }
+
+    /// The sizes without the capacity.
+    pub(super) fn sdpa(&self) -> SdpaSizes {
+        let Sizes { batch, heads, key_heads, queries, keys, size, value_size, .. } = *self;
+        SdpaSizes { batch, heads, key_heads, queries, keys, size, value_size }
+    }
+
     fn group(&self) -> usize {
         self.heads / self.key_heads.max(1)
     }
@@ -200,24 +213,8 @@ pub(super) struct Bias<'a> {
 impl<'a> Bias<'a> {
     /// Wraps a tensor of `shape` (batch or 1, heads or 1, queries, at least the keys).
     pub(super) fn new(values: &'a [f32], shape: &[usize], sizes: &Sizes) -> Result<Bias<'a>> {
-        let fits = match *shape {
-            [batch, heads, queries, keys] => {
-                (batch == 1 || batch == sizes.batch)
-                    && (heads == 1 || heads == sizes.heads)
-                    && queries == sizes.queries
-                    && keys >= sizes.keys
-            }
-            _ => false,
-        };
-        let Sizes { batch, heads, queries, keys, .. } = *sizes;
-        ensure!(
-            fits,
-            InvalidArgument,
-            "attention_bias has shape {shape:?}, expected [{batch} or 1, {heads} or 1, {queries}, {keys}]"
-        );
-        let plane = shape[2] * shape[3];
-        let step = |axis: usize, len: usize| if shape[axis] == 1 { 0 } else { len };
-        Ok(Bias { values, strides: [step(0, shape[1] * plane), step(1, plane), shape[3]] })
+        let BroadcastMask { strides, .. } = BroadcastMask::bias(shape, &sizes.sdpa())?;
+        Ok(Bias { values, strides })
     }
 
     fn add(&self, [batch, head, query]: [usize; 3], keys: Range<usize>, scores: &mut [f32]) {

@@ -6,6 +6,7 @@
 
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
+use ort_core::ops::nn::attention::problem::{self, Causal, GroupQueryProblem, SdpaSizes};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
@@ -64,9 +65,7 @@ cpu_kernels![
 
 /// Whether the cache is unquantized and holds all positions.
 fn is_full_cache(node: &NodeView<'_>) -> bool {
-    let plain = |name: &str| node.attrs().find_string(name).is_none_or(|kind| kind == "NONE");
-    let sliding = node.attrs().find_int("sliding_window_cache").unwrap_or(0) != 0;
-    plain("k_quant_type") && plain("v_quant_type") && !sliding
+    problem::GroupQuery::has_full_cache(node.attrs())
 }
 
 /// Whether a node outputs scores.
@@ -76,17 +75,8 @@ fn writes_scores(node: &NodeView<'_>) -> bool {
 }
 
 struct GroupQuery {
-    heads: usize,
-    key_heads: usize,
-    scale: Option<f32>,
-    softcap: f32,
-    causal: bool,
+    node: problem::GroupQuery,
     window: Option<usize>,
-    rotates: bool,
-    /// Whether the rotary embedding pairs adjacent elements.
-    interleaved: bool,
-    /// Whether 1 is added to the softmax's sum (smooth softmax).
-    is_smooth: bool,
     /// The stage of the scores that the node outputs.
     stage: Option<Stage>,
     epsilon: f32,
@@ -98,15 +88,10 @@ struct GroupQuery {
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let is_narrow = cx.node.output_dtype(1).or(cx.node.dtype(0)) != Some(DType::F32);
     let attrs = cx.attrs();
-    let heads = |name: &str| {
-        let count = attrs.int(name)?;
-        let positive = usize::try_from(count).ok().filter(|count| *count > 0);
-        positive.ok_or_else(|| error!(InvalidGraph, "{name} is {count}, expected at least 1"))
-    };
-    let flag = |name: &str| attrs.find_int(name).unwrap_or(0) != 0;
-    let (causal, window) = (attrs.flag("causal")?, attrs.int("local_window_size")?);
+    let node = problem::GroupQuery::new(attrs)?;
+    let window = node.window;
     ensure!(
-        window == -1 || (causal && window > 0),
+        window == -1 || (node.causal != Causal::No && window > 0),
         InvalidGraph,
         "local_window_size is {window}, expected -1, or at least 1 where attention is causal"
     );
@@ -117,15 +102,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         other => return Err(error!(InvalidGraph, "qk_output is {other}, expected 0, 1 or 2")),
     };
     Ok(Box::new(GroupQuery {
-        heads: heads("num_heads")?,
-        key_heads: heads("kv_num_heads")?,
-        scale: attrs.find_float("scale").filter(|scale| *scale != 0.0),
-        softcap: attrs.find_float("softcap").unwrap_or(0.0),
-        causal,
+        node,
         window: usize::try_from(window).ok(),
-        rotates: flag("do_rotary"),
-        interleaved: flag("rotary_interleaved"),
-        is_smooth: attrs.int("smooth_softmax")? == 1,
         stage,
         epsilon: attrs.float("qk_norm_epsilon")?,
         is_narrow,
@@ -136,60 +114,33 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 /// The layout of one run, derived from its shapes.
 #[derive(Clone, Copy)]
 struct Layout {
-    batch: usize,
-    heads: usize,
-    key_heads: usize,
-    queries: usize,
-    size: usize,
-    /// Rows of the past tensors.
-    past: usize,
-    /// Whether `query` also holds keys and values.
-    is_packed: bool,
+    problem: GroupQueryProblem,
     /// Whether queries are normalized or rotated before use.
     changes: bool,
 }
 
 impl Layout {
-    /// Returns an upper bound on the rows of the cache.
-    fn bound(&self) -> usize {
-        self.past + self.queries
-    }
-
     fn queries_len(&self) -> Result<usize> {
+        let SdpaSizes { batch, heads, queries, size, .. } = self.problem.sizes;
         if !self.changes {
             return Ok(0);
         }
-        Ok(element_count(&[self.batch, self.heads, self.queries, self.size])?.next_multiple_of(16))
+        Ok(element_count(&[batch, heads, queries, size])?.next_multiple_of(16))
     }
 
     fn cache_len(&self, rows: usize) -> Result<usize> {
-        Ok(element_count(&[self.batch, self.key_heads, rows, self.size])?.next_multiple_of(16))
+        let SdpaSizes { batch, key_heads, size, .. } = self.problem.sizes;
+        Ok(element_count(&[batch, key_heads, rows, size])?.next_multiple_of(16))
     }
 
     fn sizes(&self, keys: usize) -> Sizes {
-        Sizes {
-            batch: self.batch,
-            heads: self.heads,
-            key_heads: self.key_heads,
-            queries: self.queries,
-            keys,
-            capacity: self.bound(),
-            size: self.size,
-            value_size: self.size,
-        }
+        Sizes::new(SdpaSizes { keys, ..self.problem.sizes }, self.problem.bound())
     }
 
     /// Returns the new queries (0), keys (1) or values (2) as the inputs hold them.
     fn incoming<'a>(&self, cx: &RunCx<'a>, which: usize) -> Result<Rows<'a>> {
-        let Layout { heads, key_heads, queries, size, .. } = *self;
-        if !self.is_packed {
-            let heads = if which == 0 { heads } else { key_heads };
-            return Ok(Rows::interleaved(cx.input(which)?.as_slice()?, [heads, queries, size]));
-        }
-        let all = heads + 2 * key_heads;
-        let first = [0, heads, heads + key_heads][which] * size;
-        let values = cx.input(0)?.as_slice::<f32>()?.get(first..).unwrap_or(&[]);
-        Ok(Rows { values, strides: [queries * all * size, size, all * size], size })
+        let (input, rows) = self.problem.incoming(which);
+        Ok(Rows::new(cx.input(input)?.as_slice()?, rows, self.problem.sizes.size))
     }
 }
 
@@ -207,59 +158,15 @@ struct Lengths {
 
 impl GroupQuery {
     fn layout<'s>(&self, shape: impl Fn(usize) -> Option<&'s [usize]>) -> Result<Layout> {
-        let (heads, key_heads) = (self.heads, self.key_heads);
-        let (batch, queries, width, is_packed) = match (shape(0), shape(1), shape(2)) {
-            (Some(&[batch, queries, width]), None, None) => (batch, queries, width, true),
-            (Some(&[batch, queries, width]), Some(key), Some(value))
-                if key == value && key == [batch, queries, width / heads * key_heads] =>
-            {
-                (batch, queries, width, false)
-            }
-            shapes => {
-                return Err(error!(
-                    InvalidArgument,
-                    "query, key and value of shapes {shapes:?} do not match"
-                ));
-            }
-        };
-        let all = if is_packed { heads.saturating_add(key_heads.saturating_mul(2)) } else { heads };
-        ensure!(
-            width.is_multiple_of(all),
-            InvalidArgument,
-            "query has width {width}, expected a multiple of the {all} heads"
-        );
-        let size = width / all;
-        let past = match (shape(3), shape(4)) {
-            (None, None) => 0,
-            (Some(&[b, n, rows, s]), Some(same))
-                if [b, n, s] == [batch, key_heads, size] && same == [b, n, rows, s] =>
-            {
-                rows
-            }
-            shapes => {
-                return Err(error!(
-                    InvalidArgument,
-                    "past_key and past_value of shapes {shapes:?} do not fit"
-                ));
-            }
-        };
-        let changes = self.rotates || shape(14).is_some();
-        Ok(Layout { batch, heads, key_heads, queries, size, past, is_packed, changes })
+        let changes = self.node.rotates || shape(14).is_some();
+        Ok(Layout { problem: self.node.problem(shape)?, changes })
     }
 
     /// Checks `seqlens_k` and `total_sequence_length` against the buffers.
-    fn lengths(&self, cx: &RunCx<'_>, layout: &Layout) -> Result<Lengths> {
-        let Layout { batch, queries, past, .. } = *layout;
+    fn lengths(&self, cx: &RunCx<'_>, problem: &GroupQueryProblem) -> Result<Lengths> {
+        let (SdpaSizes { batch, queries, .. }, past) = (problem.sizes, problem.past);
         let totals: Few = cx.input(6)?.collect_ints()?;
-        let given = totals.first().copied().unwrap_or(-1);
-        let total = usize::try_from(given).ok().filter(|total| *total == past + queries || *total <= past);
-        let total = total.ok_or_else(|| {
-            error!(
-                InvalidArgument,
-                "total_sequence_length is {given}, expected {} (past and new), or 0 to {past} in a shared buffer",
-                past + queries
-            )
-        })?;
+        let total = problem.total(totals.first().copied().unwrap_or(-1))?;
         let lengths: Few = cx.input(5)?.collect_ints()?;
         ensure!(
             lengths.len() == batch,
@@ -323,12 +230,15 @@ impl Executable for GroupQuery {
         // Caches that are not outputs need scratch.
         let missing =
             [1, 2].iter().filter(|index| shapes.outputs.get(**index).is_none_or(Option::is_none)).count();
-        let caches = missing * layout.cache_len(layout.bound())?;
-        let sinks = layout.heads.next_multiple_of(16);
+        let caches = missing * layout.cache_len(layout.problem.bound())?;
+        let sinks = layout.problem.sizes.heads.next_multiple_of(16);
         let is_wanted = self.stage.is_some() && shapes.outputs.get(3).is_some_and(Option::is_some);
         let scores = if is_wanted { Scores::Written } else { Scores::Passing };
-        let attention =
-            layout.sizes(layout.bound()).scratch_len(self.cpu(shapes.threads), scores, self.is_narrow);
+        let attention = layout.sizes(layout.problem.bound()).scratch_len(
+            self.cpu(shapes.threads),
+            scores,
+            self.is_narrow,
+        );
         bytes_of::<f32>(layout.queries_len()? + caches + sinks + attention)
     }
 
@@ -340,48 +250,49 @@ impl Executable for GroupQuery {
             3 | 4 if cx.in_place(index - 2) == Some(index) => cx.output_shape(index - 2),
             _ => cx.find_input(index).map(|view| view.shape()),
         })?;
-        let lengths = self.lengths(cx, &layout)?;
-        let positions = self.positions(cx, &layout, &lengths)?;
+        let SdpaSizes { batch, heads, queries, size, .. } = layout.problem.sizes;
+        let lengths = self.lengths(cx, &layout.problem)?;
+        let positions = self.positions(cx, &layout.problem.sizes, &lengths)?;
         let rotation = match &positions {
             Some(positions) => {
-                Some((Angles::new(cx.input(7)?, cx.input(8)?, self.interleaved)?, &positions[..]))
+                Some((Angles::new(cx.input(7)?, cx.input(8)?, self.node.is_interleaved)?, &positions[..]))
             }
             None => None,
         };
         let change = |norm: Option<usize>| -> Result<Change<'_>> {
             let norm = match norm.and_then(|index| cx.find_input(index)) {
-                Some(view) if view.shape() == [layout.size] => Some(view.as_slice::<f32>()?),
+                Some(view) if view.shape() == [size] => Some(view.as_slice::<f32>()?),
                 Some(view) => {
                     return Err(error!(InvalidArgument, "a norm's weight has shape {:?}", view.shape()));
                 }
                 None => None,
             };
-            Ok(Change { norm, epsilon: self.epsilon, rotation, queries: layout.queries })
+            Ok(Change { norm, epsilon: self.epsilon, rotation, queries })
         };
         let (for_queries, for_keys) = (change(Some(14))?, change(Some(15))?);
-        let for_values = Change { norm: None, epsilon: 0.0, rotation: None, queries: layout.queries };
+        let for_values = Change { norm: None, epsilon: 0.0, rotation: None, queries };
         let mut q = layout.incoming(cx, 0)?;
         if layout.changes {
-            let len = layout.batch * layout.heads * layout.queries * layout.size;
+            let len = batch * heads * queries * size;
             let to = &mut take(&mut rest, layout.queries_len()?)?[..len];
-            for_each_chunk_mut(threads, to, layout.queries * layout.size, |index, to| {
-                place(&for_queries, q, [index / layout.heads, index % layout.heads], to);
+            for_each_chunk_mut(threads, to, queries * size, |index, to| {
+                place(&for_queries, q, [index / heads, index % heads], to);
             });
-            q = Rows::by_head(to, [layout.heads, layout.queries, layout.size]);
+            q = Rows::by_head(to, [heads, queries, size]);
         }
         let mut caches: SmallVec<[_; 2]> = SmallVec::new();
         for (which, change) in [(1, &for_keys), (2, &for_values)] {
-            let spare = if cx.wants(which) { 0 } else { layout.cache_len(layout.bound())? };
+            let spare = if cx.wants(which) { 0 } else { layout.cache_len(layout.problem.bound())? };
             let spare = take(&mut rest, spare)?;
             caches.push(cache_of(cx, &layout, &lengths, (which, change), spare)?);
         }
         // Smooth softmax is a sink of 0: it adds exp(0) = 1 to the sum.
-        let smooth = take(&mut rest, layout.heads.next_multiple_of(16))?;
+        let smooth = take(&mut rest, heads.next_multiple_of(16))?;
         smooth.fill(0.0);
         let sinks = match cx.find_input(11) {
-            Some(view) if view.shape() == [layout.heads] => Some(view.as_slice::<f32>()?),
+            Some(view) if view.shape() == [heads] => Some(view.as_slice::<f32>()?),
             Some(view) => return Err(error!(InvalidArgument, "head_sink has shape {:?}", view.shape())),
-            None if self.is_smooth => Some(&smooth[..]),
+            None if self.node.is_smooth => Some(&smooth[..]),
             None => None,
         };
         let sizes = layout.sizes(lengths.total);
@@ -398,9 +309,9 @@ impl Executable for GroupQuery {
             k: caches[0],
             v: caches[1],
             spans: lengths.spans,
-            scale: self.scale.unwrap_or(1.0 / (layout.size as f32).sqrt()),
-            softcap: self.softcap,
-            causal: self.causal,
+            scale: layout.problem.sizes.scale(self.node.scale),
+            softcap: self.node.softcap,
+            causal: self.node.causal != Causal::No,
             window: self.window,
             hidden: Hidden::Excluded,
             padding: None,
@@ -415,20 +326,21 @@ impl Executable for GroupQuery {
 
 impl GroupQuery {
     /// Returns the position of each new token, if the node applies the rotary embedding.
-    fn positions(&self, cx: &RunCx<'_>, layout: &Layout, lengths: &Lengths) -> Result<Option<Positions>> {
-        if !self.rotates {
+    fn positions(&self, cx: &RunCx<'_>, sizes: &SdpaSizes, lengths: &Lengths) -> Result<Option<Positions>> {
+        if !self.node.rotates {
             return Ok(None);
         }
-        let angles = Angles::new(cx.input(7)?, cx.input(8)?, self.interleaved)?;
-        let (width, size) = (angles.width(), layout.size);
+        let angles = Angles::new(cx.input(7)?, cx.input(8)?, self.node.is_interleaved)?;
+        let SdpaSizes { batch, queries, size, .. } = *sizes;
+        let width = angles.width();
         ensure!(width <= size, InvalidArgument, "the caches rotate {width} elements of heads of {size}");
         if let Some(ids) = cx.find_input(9) {
-            return positions(&angles, ids, [layout.batch, layout.queries]).map(Some);
+            return positions(&angles, ids, [batch, queries]).map(Some);
         }
         // Without ids, new tokens continue each batch's past.
-        let mut all = Positions::with_capacity(layout.batch * layout.queries);
+        let mut all = Positions::with_capacity(batch * queries);
         for span in &lengths.spans {
-            for query in 0..layout.queries {
+            for query in 0..queries {
                 all.push(angles.check((span.before + query) as i64)?);
             }
         }
@@ -455,19 +367,19 @@ fn cache_of<'a>(
     (which, change): (usize, &Change<'_>),
     spare: &'a mut [f32],
 ) -> Result<attention::Rows<'a>> {
-    let Layout { key_heads, size, .. } = *layout;
-    let len = layout.batch * key_heads * lengths.capacity * size;
+    let SdpaSizes { batch, key_heads, size, .. } = layout.problem.sizes;
+    let len = batch * key_heads * lengths.capacity * size;
     let is_in_place = cx.in_place(which) == Some(which + 2);
     ensure!(
-        !is_in_place || lengths.capacity == layout.past,
+        !is_in_place || lengths.capacity == layout.problem.past,
         InvalidArgument,
         help = "bind a longer buffer, or a smaller total_sequence_length",
         "the cache that past and present share has {} rows, the run needs {}",
-        layout.past,
+        layout.problem.past,
         lengths.capacity
     );
     let past = cx.find_input(which + 2);
-    let cache = Cache { layout, lengths, is_in_place, threads: cx.threads() };
+    let cache = Cache { problem: &layout.problem, lengths, is_in_place, threads: cx.threads() };
     let incoming = layout.incoming(cx, which)?;
     let elements = match (past.map(|past| past.dtype()), cx.wants(which)) {
         (_, true) => {
@@ -500,7 +412,7 @@ fn cache_of<'a>(
 
 /// A cache to fill.
 struct Cache<'a> {
-    layout: &'a Layout,
+    problem: &'a GroupQueryProblem,
     lengths: &'a Lengths,
     is_in_place: bool,
     threads: usize,
@@ -515,7 +427,7 @@ impl Cache<'_> {
         change: &Change<'_>,
         to: &'t mut [T],
     ) -> Result<&'t [T]> {
-        let Layout { key_heads, queries, size, .. } = *self.layout;
+        let SdpaSizes { key_heads, queries, size, .. } = self.problem.sizes;
         let past = match past {
             Some(view) if !self.is_in_place => view.as_slice::<T>()?,
             _ => &[],
@@ -525,7 +437,7 @@ impl Cache<'_> {
             let (old, rest) = to.split_at_mut(before * size);
             let (new, unused) = rest.split_at_mut(queries * size);
             if !self.is_in_place {
-                interrupt::copy(&past[index * self.layout.past * size..][..before * size], old);
+                interrupt::copy(&past[index * self.problem.past * size..][..before * size], old);
                 interrupt::fill(unused, T::default());
             }
             T::place(change, incoming, [index / key_heads, index % key_heads], new);

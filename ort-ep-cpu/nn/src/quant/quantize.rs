@@ -10,14 +10,14 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 
-use super::codes::{BLOCK, decode, encode, range, read_floats};
-use super::dynamic_quantize::quantize;
 use super::granularity::{Run, run_of};
-use crate::cpu_kernels;
-use crate::interrupt::pieces;
-use crate::parallel::for_each_chunk_mut;
-use crate::simd::Isa;
-use crate::vector::elementwise::{Binary, Operand, Unary, binary_in_place, unary_in_place};
+use ort_cpu_kernel::codes::{BLOCK, decode, encode, range, read_floats};
+use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::dynamic_quantize::quantize;
+use ort_cpu_threads::interrupt::pieces;
+use ort_cpu_threads::parallel::for_each_chunk_mut;
+use ort_cpu_vector::elementwise::{Binary, Operand, Unary, binary_in_place, unary_in_place};
+use ort_cpu_vector::simd::Isa;
 
 cpu_kernels![
     KernelDef { op: "QuantizeLinear", make: make_quantize, ..KernelDef::BASE },
