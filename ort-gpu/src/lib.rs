@@ -20,15 +20,17 @@
 pub mod attention;
 mod bound;
 mod launch_cache;
+mod lines;
 pub mod memory;
 pub mod nbits;
 mod node;
 mod operand;
-pub mod quantize;
+pub mod read;
 mod walk;
 
 pub use bound::{BoundTensors, Key};
 pub use launch_cache::LaunchCache;
+pub use lines::Lines;
 pub use node::{NodeInfo, find_kernel};
 pub use operand::{Arg, OpCx, Operand};
 pub use walk::{Walk, strides};

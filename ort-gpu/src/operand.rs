@@ -2,7 +2,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ir::Attributes;
-use ort_core::spec::OpSpec;
+use ort_core::ops::tensor::geometry::kernel_axis;
 use ort_core::tensor::{Shape, TensorView};
 use ort_core::{Result, error};
 use smallvec::SmallVec;
@@ -123,10 +123,7 @@ impl<L> OpCx<'_, L> {
 
     /// Normalizes an axis of a tensor of `rank` dimensions; a negative one counts from the end.
     pub fn axis(&self, axis: i64, rank: usize) -> Result<usize> {
-        let counted = if axis < 0 { axis.saturating_add_unsigned(rank as u64) } else { axis };
-        // Axis 0 is valid for a scalar, too.
-        let counted = usize::try_from(counted).ok().filter(|axis| *axis < rank.max(1));
-        counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
+        kernel_axis(axis, rank)
     }
 
     /// Appends a tensor to the workspace after the `taken` bytes, and advances `taken`.

@@ -14,12 +14,12 @@ mod ml;
 pub mod nn;
 pub mod quant;
 mod random;
-mod reduce;
+pub mod reduce;
 mod sequence;
 mod signal;
 pub mod tensor;
 mod text;
 pub mod training;
-mod vision;
+pub mod vision;
 
 pub use reduce::{Equation, Label};

@@ -21,6 +21,7 @@ pub(super) mod norm_layer;
 mod norm_local;
 mod norm_statistics;
 pub(super) mod pool;
+pub mod problem;
 mod recurrent;
 mod recurrent_gradients;
 pub(super) mod recurrent_steps;

@@ -7,6 +7,7 @@ mod einsum;
 mod einsum_gradient;
 mod folds;
 mod gradients;
+pub mod problem;
 mod sum_to;
 mod top_k;
 

@@ -26,6 +26,30 @@ pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
     })
 }
 
+/// The axis of a device kernel, counted from the front. Unlike [`normalize_axis`], this takes axis
+/// 0 of a scalar, which counts as a vector of one element.
+pub fn kernel_axis(axis: i64, rank: usize) -> Result<usize> {
+    let counted = if axis < 0 { axis.saturating_add_unsigned(rank as u64) } else { axis };
+    let counted = usize::try_from(counted).ok().filter(|axis| *axis < rank.max(1));
+    counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is not one of a tensor of rank {rank}"))
+}
+
+/// The product of sizes; `usize::MAX` on overflow. Next to a size of 0, the others may be
+/// arbitrarily large.
+pub fn product(sizes: &[usize]) -> usize {
+    sizes.iter().fold(1, |all: usize, size| all.saturating_mul(*size))
+}
+
+/// The product of the sizes before an axis, its size, and the product of the sizes after it. A
+/// scalar has an axis of size 1.
+pub fn around_axis(shape: &[usize], axis: usize) -> [usize; 3] {
+    let (front, back) = shape.split_at_checked(axis).unwrap_or((shape, &[]));
+    match back.split_first() {
+        Some((size, back)) => [product(front), *size, product(back)],
+        None => [product(front), 1, 1],
+    }
+}
+
 /// Counts the axes from the front, in the given order. Naming an axis twice is an error.
 pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<SmallVec<[usize; 6]>> {
     let mut result = SmallVec::with_capacity(axes.len().min(rank));
@@ -188,6 +212,11 @@ pub struct Strided {
 }
 
 impl Strided {
+    /// All elements of a contiguous tensor, in order.
+    pub fn contiguous(shape: &[usize]) -> Strided {
+        Strided { sizes: shape.into(), strides: contiguous_strides(shape), offset: 0 }
+    }
+
     /// Permutes the dimensions.
     pub fn transpose(shape: &[usize], permutation: &[usize]) -> Strided {
         let strides = contiguous_strides(shape);
@@ -437,6 +466,15 @@ mod tests {
         }
         assert!(SliceAxis::new(3, 0, 1, 0).is_err());
         Ok(())
+    }
+
+    #[test]
+    fn a_scalar_has_an_axis() {
+        assert_eq!(around_axis(&[], 0), [1, 1, 1]);
+        assert_eq!(around_axis(&[2, 3, 4, 5], 2), [6, 4, 5]);
+        assert_eq!(around_axis(&[2, 0, 4], 0), [1, 2, 0]);
+        assert_eq!((kernel_axis(0, 0).ok(), kernel_axis(-1, 3).ok()), (Some(0), Some(2)));
+        assert!(kernel_axis(1, 0).is_err() && kernel_axis(-4, 3).is_err());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Tensor construction, shape and data movement.
 
 pub mod geometry;
+pub mod problem;
 
 mod affine_grid;
 mod col2im;

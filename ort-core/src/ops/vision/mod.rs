@@ -2,4 +2,5 @@
 
 mod image_decoder;
 mod non_max_suppression;
+pub mod problem;
 mod roi;
