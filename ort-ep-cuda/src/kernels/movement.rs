@@ -4,10 +4,9 @@
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ir::ValueType;
-use ort_core::ops::tensor::geometry::{
-    SliceArguments, SliceAxis, Strided, contiguous_strides, normalize_axis, permutation,
-};
+use ort_core::ops::tensor::geometry::Strided;
 use ort_core::{Result, ensure, error};
+use ort_gpu::read;
 
 use super::pad::filled;
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
@@ -48,13 +47,13 @@ const fn reshape(op: &'static str, types: &'static [(&'static str, TypeSet)]) ->
 }
 
 cuda_kernels![
-    movement("Transpose", &[], transpose),
-    movement("Expand", &[1], expand),
-    movement("Slice", &[1, 2, 3, 4], slice),
+    movement("Transpose", &[], rearrange),
+    movement("Expand", &[1], rearrange),
+    movement("Slice", &[1, 2, 3, 4], rearrange),
     movement("Concat", &[], concat),
     movement("Split", &[1], split),
-    movement("DepthToSpace", &[], depth_to_space),
-    movement("SpaceToDepth", &[], space_to_depth),
+    movement("DepthToSpace", &[], rearrange),
+    movement("SpaceToDepth", &[], rearrange),
     reshape("Reshape", T),
     reshape("Flatten", T),
     reshape("Squeeze", T),
@@ -76,7 +75,7 @@ cuda_kernels![
             types: &[("T", TypeSet::FLOATS)],
             in_place: &[(0, 0)],
             host_inputs: &[1, 2],
-            when: is_inference,
+            when: read::is_inference,
             ..KernelDef::BASE
         },
         dropout,
@@ -112,15 +111,10 @@ pub(super) fn by_bytes(family: &'static str, entry: &str, bytes: usize) -> Launc
     Launch::new(family, format!("{entry}_b{bytes}"))
 }
 
-/// All elements of a tensor of this shape, in order.
-fn in_order(shape: &[usize]) -> Strided {
-    Strided { sizes: shape.into(), strides: contiguous_strides(shape), offset: 0 }
-}
-
 /// Fills `y` with the elements of `x` in the given order.
 pub(super) fn gather(x: &Operand, order: &Strided, y: &Operand) -> Result<Vec<Launch>> {
     ensure!(order.count() == y.count(), Fail, "{} elements moved to {}", order.count(), y.count());
-    copy((x, order), (y, &in_order(&order.sizes)))
+    copy((x, order), (y, &Strided::contiguous(&order.sizes)))
 }
 
 /// Returns the launches that copy `x` to `y`, or none if they alias.
@@ -132,7 +126,7 @@ pub(super) fn copied(x: &Operand, y: &Operand) -> Result<Vec<Launch>> {
         "the input of shape {from:?} cannot be reshaped to {to:?}"
     );
     // Input and output share memory if they are the same argument.
-    if x.arg == y.arg { Ok(Vec::new()) } else { gather(x, &in_order(from), y) }
+    if x.arg == y.arg { Ok(Vec::new()) } else { gather(x, &Strided::contiguous(from), y) }
 }
 
 /// Copies elements in the order `from` to those in the order `to`, which has the same sizes and
@@ -260,62 +254,30 @@ impl Moved<'_> {
     }
 }
 
-fn transpose(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let x = cx.input(0)?;
-    let order = permutation(cx.attrs, x.rank())?;
-    gather(x, &Strided::transpose(&x.shape, &order), cx.output(0)?)
-}
-
-fn expand(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (x, y) = (cx.input(0)?, cx.output(0)?);
-    gather(x, &Strided::expand(&x.shape, &y.shape)?, y)
-}
-
-fn slice(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let x = cx.input(0)?;
-    let (starts, ends) = (cx.ints(1)?, cx.ints(2)?);
-    let (axes, steps) = (cx.find_ints(3)?, cx.find_ints(4)?);
-    let arguments =
-        SliceArguments { starts: &starts, ends: &ends, axes: axes.as_deref(), steps: steps.as_deref() };
-    gather(x, &Strided::slice(&x.shape, &arguments.resolve(&x.shape)?), cx.output(0)?)
+fn rearrange(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    gather(cx.input(0)?, &read::order(cx)?, cx.output(0)?)
 }
 
 fn concat(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let y = cx.output(0)?;
-    let axis = normalize_axis(cx.attrs.int("axis")?, y.rank())?;
-    let whole = in_order(&y.shape);
-    let stride = whole.strides.get(axis).copied().unwrap_or(1).unsigned_abs();
-    let (mut launches, mut parts, mut start) = (Vec::new(), Vec::new(), 0usize);
-    for index in 0..cx.inputs.len() {
-        let x = cx.input(index)?;
-        let fits = x.rank() == y.rank() && (0..y.rank()).all(|at| at == axis || x.size(at) == y.size(at));
-        ensure!(fits, InvalidArgument, "input {index} of shape {:?} joined to {:?}", x.shape, y.shape);
-        let offset = start.saturating_mul(stride);
-        let part = Strided { sizes: x.shape.iter().copied().collect(), offset, ..whole.clone() };
-        launches.extend(copy((x, &in_order(&x.shape)), (y, &part))?);
-        parts.push((Some(x), x.size(axis)));
-        start = start.saturating_add(x.size(axis));
+    let (y, (inputs, parts)) = (cx.output(0)?, read::joined(cx)?);
+    let (mut launches, mut joined) = (Vec::new(), Vec::new());
+    for ((x, size), order) in inputs.into_iter().zip(&parts.sizes).zip(parts.orders()) {
+        launches.extend(copy((x, &Strided::contiguous(&x.shape)), (y, &order))?);
+        joined.push((Some(x), *size));
     }
-    ensure!(start == y.size(axis), InvalidArgument, "{start} elements joined to shape {:?}", y.shape);
-    together("join_parts", (y, axis), &parts, launches)
+    together("join_parts", (y, parts.axis), &joined, launches)
 }
 
 fn split(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let x = cx.input(0)?;
-    let axis = normalize_axis(cx.attrs.int("axis")?, x.rank())?;
-    let size = x.size(axis);
-    let (mut launches, mut outputs, mut start) = (Vec::new(), Vec::new(), 0usize);
-    for (index, count) in parts(cx, size)?.into_iter().enumerate() {
-        ensure!(count <= size.saturating_sub(start), InvalidArgument, "the parts exceed {:?}", x.shape);
-        outputs.push((cx.find_output(index), count));
+    let (x, parts) = (cx.input(0)?, read::split(cx)?);
+    let (mut launches, mut outputs) = (Vec::new(), Vec::new());
+    for ((index, size), order) in parts.sizes.iter().enumerate().zip(parts.orders()) {
+        outputs.push((cx.find_output(index), *size));
         if let Some(y) = cx.find_output(index) {
-            let mut slices: Vec<SliceAxis> = x.shape.iter().map(|size| SliceAxis::all(*size)).collect();
-            slices.get_mut(axis).into_iter().for_each(|slice| *slice = SliceAxis { start, step: 1, count });
-            launches.extend(gather(x, &Strided::slice(&x.shape, &slices), y)?);
+            launches.extend(gather(x, &order, y)?);
         }
-        start += count;
     }
-    together("split_parts", (x, axis), &outputs, launches)
+    together("split_parts", (x, parts.axis), &outputs, launches)
 }
 
 /// Merges the copies of parts along an axis into few launches, or returns the launches of `each` if
@@ -360,62 +322,8 @@ fn together(
     Ok(launches)
 }
 
-/// Returns the part sizes of `Split`: the given ones, or equal ones.
-fn parts(cx: &OpCx<'_>, size: usize) -> Result<Vec<usize>> {
-    let count = cx.outputs.len();
-    let Some(given) = cx.find_ints(1)? else {
-        let part = size.div_ceil(count.max(1));
-        let part_at = |index: usize| part.min(size.saturating_sub(index.saturating_mul(part)));
-        return Ok((0..count).map(part_at).collect());
-    };
-    ensure!(
-        given.len() == count,
-        InvalidArgument,
-        "split has {} sizes, but there are {count} outputs",
-        given.len()
-    );
-    let invalid = || error!(InvalidArgument, "split {given:?} does not add up to size {size}");
-    given.iter().map(|part| usize::try_from(*part).map_err(|_| invalid())).collect()
-}
-
-fn depth_to_space(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (x, [batch, channels, height, width], block) = blocks(cx)?;
-    let left = channels / block.saturating_mul(block).max(1);
-    let order = match cx.attrs.string("mode")? {
-        "CRD" => Strided::transpose(&[batch, left, block, block, height, width], &[0, 1, 4, 2, 5, 3]),
-        _ => Strided::transpose(&[batch, block, block, left, height, width], &[0, 3, 4, 1, 5, 2]),
-    };
-    gather(x, &order, cx.output(0)?)
-}
-
-fn space_to_depth(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (x, [batch, channels, height, width], block) = blocks(cx)?;
-    let parts = [batch, channels, height / block, block, width / block, block];
-    let order = match cx.attrs.string("mode")? {
-        "CRD" => [0, 1, 3, 5, 2, 4],
-        _ => [0, 3, 5, 1, 2, 4],
-    };
-    gather(x, &Strided::transpose(&parts, &order), cx.output(0)?)
-}
-
-/// Returns the image, its four sizes, and the block size.
-fn blocks<'a>(cx: &'a OpCx<'_>) -> Result<(&'a Operand, [usize; 4], usize)> {
-    let x = cx.input(0)?;
-    let sizes = <[usize; 4]>::try_from(&*x.shape);
-    let sizes =
-        sizes.map_err(|_| error!(InvalidArgument, "the input has shape {:?}, expected rank 4", x.shape))?;
-    let block = usize::try_from(cx.attrs.int("blocksize")?).ok().filter(|block| *block > 0);
-    Ok((x, sizes, block.ok_or_else(|| error!(InvalidGraph, "the block size is not positive"))?))
-}
-
 fn same_elements(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     copied(cx.input(0)?, cx.output(0)?)
-}
-
-/// Whether the node certainly drops nothing.
-fn is_inference(node: &NodeView<'_>) -> bool {
-    let constant = || node.constant(2).and_then(|training| training.view().to_ints().ok());
-    node.input(2).is_none() || constant().is_some_and(|training| training == [0])
 }
 
 fn dropout(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -431,6 +339,7 @@ fn dropout(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 
 #[cfg(test)]
 mod tests {
+    use ort_core::ops::tensor::geometry::SliceAxis;
     use ort_gpu::Arg;
 
     use super::*;

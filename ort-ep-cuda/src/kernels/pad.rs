@@ -3,13 +3,14 @@
 
 use ort_core::dtype::{CastOptions, DType, TypeSet, convert};
 use ort_core::ep::KernelDef;
-use ort_core::ops::tensor::geometry::normalize_axes;
+use ort_core::ops::tensor::problem::{PadMode, ReverseSequence};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
+use ort_gpu::read;
 
 use super::movement::{MOVED, by_bytes, element_bytes, few_axes, unit};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
-use crate::launch::{Launch, OpCx, Operand, strides};
+use crate::launch::{Launch, OpCx, Operand};
 
 /// The types in which `EyeLike` can store a one.
 const COUNTED: TypeSet = TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool]));
@@ -25,8 +26,8 @@ const fn beyond(
 
 cuda_kernels![
     beyond("Pad", &[1, 3], pad),
-    beyond("CenterCropPad", &[1], center_crop_pad),
-    beyond("Tile", &[1], tile),
+    beyond("CenterCropPad", &[1], pad),
+    beyond("Tile", &[1], pad),
     beyond("ReverseSequence", &[], reverse_sequence),
     CudaKernel::new(
         KernelDef {
@@ -57,196 +58,38 @@ cuda_kernels![
     ),
 ];
 
-/// What surrounds the tensor, by the kernels' numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Constant = 0,
-    Reflect = 1,
-    Edge = 2,
-    Wrap = 3,
-}
-
-/// An axis of the result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Axis {
-    /// Its size.
-    total: usize,
-    /// The number of elements before those of the tensor.
-    before: usize,
-    /// The elements of the tensor that remain after cropping by negative pads.
-    length: usize,
-    /// The index of the first remaining element.
-    first: usize,
-    /// The tensor's size along the axis.
-    size: usize,
-}
-
-impl Axis {
-    /// Applies pads to an axis. Negative pads crop first, and the mode then applies to the rest.
-    fn padded(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<Axis> {
-        let invalid = || error!(InvalidArgument, "pads {begin} and {end} are out of range for size {size}");
-        let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
-        let total = size as i128 + i128::from(begin) + i128::from(end);
-        let total = usize::try_from(total).map_err(|_| invalid())?;
-        let before = usize::try_from(begin.max(0)).map_err(|_| invalid())?;
-        let first = cut(begin).min(size);
-        let length = (size - first).saturating_sub(cut(end));
-        let repeats = length > 0 || mode == Mode::Constant || total == 0;
-        ensure!(repeats, InvalidArgument, "size {size} has no elements to repeat");
-        Ok(Axis { total, before, length, first, size })
-    }
-
-    fn is_plain(&self) -> bool {
-        self.total == self.size && self.before == 0 && self.first == 0 && self.length == self.size
-    }
-
-    /// Applies a function to all numbers of the axis.
-    fn each(&self, change: impl Fn(usize) -> usize) -> Axis {
-        Axis {
-            total: change(self.total),
-            before: change(self.before),
-            length: change(self.length),
-            first: change(self.first),
-            size: change(self.size),
-        }
-    }
-
-    /// Merges the axis with an unpadded one inside of it.
-    fn around(&self, inner: &Axis) -> Axis {
-        self.each(|number| number.saturating_mul(inner.size))
-    }
-}
-
-/// Whether the mode pads blocks of inner elements as it pads single ones, so that an axis can be
-/// merged with the axes inside of it.
-fn by_blocks(mode: Mode) -> bool {
-    matches!(mode, Mode::Constant | Mode::Wrap)
-}
-
-/// Merges axes as far as the mode allows.
-fn joined(axes: &[Axis], mode: Mode) -> Vec<Axis> {
-    let mut result: Vec<Axis> = Vec::with_capacity(axes.len());
-    for axis in axes {
-        match result.last_mut() {
-            Some(last) if axis.is_plain() && (by_blocks(mode) || last.is_plain()) => {
-                *last = last.around(axis);
-            }
-            _ => result.push(*axis),
-        }
-    }
-    result
-}
-
 fn pad(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let x = cx.input(0)?;
-    let mode = match cx.attrs.string("mode")? {
-        "constant" => Mode::Constant,
-        "reflect" => Mode::Reflect,
-        "edge" => Mode::Edge,
-        "wrap" => Mode::Wrap,
-        other => return Err(error!(InvalidGraph, "the mode '{other}' is not known")),
-    };
-    let given = cx.ints(1)?;
-    let axes = match cx.find_ints(3)? {
-        Some(axes) => normalize_axes(&axes, x.rank())?,
-        None => (0..x.rank()).collect(),
-    };
-    ensure!(
-        given.len() == 2 * axes.len(),
-        InvalidArgument,
-        "{} pads are given for axes {axes:?}",
-        given.len()
-    );
-    let (begins, ends) = given.split_at(axes.len());
-    let mut pads = vec![(0, 0); x.rank()];
-    for (axis, (begin, end)) in axes.iter().zip(begins.iter().zip(ends)) {
-        pads.get_mut(*axis).into_iter().for_each(|pads| *pads = (*begin, *end));
-    }
-    padded(cx, &pads, mode, cx.find_input(2))
-}
-
-fn center_crop_pad(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (x, target) = (cx.input(0)?, cx.ints(1)?);
-    let axes = match cx.attrs.find_ints("axes") {
-        Some(axes) => normalize_axes(axes, x.rank())?,
-        None => (0..x.rank()).collect(),
-    };
-    ensure!(
-        target.len() == axes.len(),
-        InvalidArgument,
-        "{} sizes are given for axes {axes:?}",
-        target.len()
-    );
-    let mut pads = vec![(0, 0); x.rank()];
-    for (axis, size) in axes.iter().zip(&target) {
-        // Division rounds towards zero, so the odd element is cropped or added at the end.
-        let difference = size.saturating_sub(x.size(*axis) as i64);
-        let half = difference / 2;
-        pads.get_mut(*axis).into_iter().for_each(|pads| *pads = (half, difference - half));
-    }
-    padded(cx, &pads, Mode::Constant, None)
-}
-
-fn tile(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (x, repeats) = (cx.input(0)?, cx.ints(1)?);
-    ensure!(
-        repeats.len() == x.rank(),
-        InvalidArgument,
-        "repeats {repeats:?} do not have one value for each axis of shape {:?}",
-        x.shape
-    );
-    let axes = x.shape.iter().zip(&repeats).map(|(size, repeat)| {
-        let total = size.saturating_mul(usize::try_from(*repeat).unwrap_or(0));
-        Axis { total, before: 0, length: *size, first: 0, size: *size }
-    });
-    extended(cx, &axes.collect::<Vec<Axis>>(), Mode::Wrap, None)
-}
-
-fn padded(cx: &OpCx<'_>, pads: &[(i64, i64)], mode: Mode, padding: Option<&Operand>) -> Result<Vec<Launch>> {
-    // An empty output may have another axis of unbounded size; we do not compute with that.
-    if cx.output(0)?.count() == 0 {
-        return Ok(Vec::new());
-    }
-    let sizes = cx.input(0)?.shape.iter().zip(pads);
-    let axes = sizes.map(|(size, pads)| Axis::padded(*size, *pads, mode)).collect::<Result<Vec<Axis>>>()?;
-    extended(cx, &axes, mode, padding)
-}
-
-/// Returns the launch for these axes; `padding` is one element, zero by default.
-fn extended(cx: &OpCx<'_>, axes: &[Axis], mode: Mode, padding: Option<&Operand>) -> Result<Vec<Launch>> {
+    let Some(padded) = read::padded(cx)? else { return Ok(Vec::new()) };
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let fits = axes.iter().map(|axis| axis.total).eq(y.shape.iter().copied());
-    ensure!(
-        fits,
-        InvalidArgument,
-        "a tensor of shape {:?} cannot be cropped or padded to shape {:?}",
-        x.shape,
-        y.shape
-    );
-    if y.count() == 0 {
-        return Ok(Vec::new());
-    }
     let bytes = element_bytes(x.dtype)?;
-    let mut axes = joined(axes, mode);
-    let mut unit = 1;
-    if let Some(last) = axes.last_mut().filter(|last| by_blocks(mode) || last.is_plain()) {
+    let mut padded = padded.merged();
+    let (mode, mut unit) = (padded.mode, 1);
+    if let Some(last) = padded.axes.last_mut().filter(|last| mode.pads_blocks() || last.is_plain()) {
         unit = self::unit(bytes, [last.total, last.before, last.length, last.first, last.size]);
-        *last = last.each(|number| number / unit);
+        *last = last.map(|number| number / unit);
     }
-    let list = |of: fn(&Axis) -> usize| axes.iter().map(of).collect::<Vec<usize>>();
-    let steps = strides(&list(|axis| axis.size));
-    let start = axes.iter().zip(&steps).map(|(axis, step)| axis.first.saturating_mul(*step)).sum::<usize>();
     // If everything is cropped, the first element does not exist.
-    let start = if x.count() == 0 { 0 } else { start };
-    // Other modes repeat elements and read no padding value.
-    let padding = padding.filter(|_| mode == Mode::Constant);
+    let start = if x.count() == 0 { 0 } else { padded.start() };
+    // One element, zero by default. Other modes repeat elements and read no padding value.
+    let padding = cx.find_input(2).filter(|_| mode == PadMode::Constant);
     let count = y.count() / unit;
     let launch = by_bytes("movement", "pad", bytes * unit).threads(count)?;
-    let launch = launch.tensor(x).tensor(y).find_tensor(padding).uint(bytes)?.uint(mode as usize)?;
-    let launch = launch.uint(count)?.uint(axes.len())?.uints::<MOST_AXES>(&list(|axis| axis.total))?;
-    let launch = launch.uints::<MOST_AXES>(&list(|axis| axis.before))?;
-    let launch = launch.uints::<MOST_AXES>(&list(|axis| axis.length))?.uints::<MOST_AXES>(&steps)?;
-    Ok(vec![launch.uint(start)?])
+    let launch = launch.tensor(x).tensor(y).find_tensor(padding).uint(bytes)?.uint(number_of(mode))?;
+    let launch = launch.uint(count)?.uint(padded.axes.len())?;
+    let launch = launch.uints::<MOST_AXES>(&padded.list(|axis| axis.total))?;
+    let launch = launch.uints::<MOST_AXES>(&padded.list(|axis| axis.before))?;
+    let launch = launch.uints::<MOST_AXES>(&padded.list(|axis| axis.length))?;
+    Ok(vec![launch.uints::<MOST_AXES>(&padded.steps())?.uint(start)?])
+}
+
+/// Returns a mode's number in `cu/movement.cu`.
+fn number_of(mode: PadMode) -> usize {
+    match mode {
+        PadMode::Constant => 0,
+        PadMode::Reflect => 1,
+        PadMode::Edge => 2,
+        PadMode::Wrap => 3,
+    }
 }
 
 fn trilu(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -273,28 +116,18 @@ fn clamped(diagonal: i64) -> i64 {
 
 fn reverse_sequence(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, y, lengths) = (cx.input(0)?, cx.output(0)?, cx.input(1)?);
-    let &[first, second, ref rest @ ..] = &*x.shape else {
-        return Err(error!(InvalidArgument, "ReverseSequence needs rank 2 or more, got {:?}", x.shape));
-    };
-    let (time_first, run) = (cx.attrs.int("time_axis")? == 0, rest.iter().product());
-    let (batch, time) = if time_first { (second, first) } else { (first, second) };
-    let sequences = lengths.count();
-    ensure!(
-        sequences == batch,
-        InvalidArgument,
-        "got {sequences} lengths, expected one for each of the {batch} sequences"
-    );
+    let sequences = ReverseSequence::new(cx.attrs.int("time_axis")? == 0, &x.shape, lengths.count())?;
     ensure!(x.count() == y.count(), InvalidArgument, "{:?} is reversed to {:?}", x.shape, y.shape);
     if y.count() == 0 {
         return Ok(Vec::new());
     }
     let bytes = element_bytes(x.dtype)?;
-    let unit = unit(bytes, [run]);
+    let unit = unit(bytes, [sequences.run]);
     let count = y.count() / unit;
     let launch = by_bytes("movement", "reverse_sequence", bytes * unit).threads(count)?;
     let launch = launch.tensor(x).tensor(y).tensor(lengths).uint(count)?;
-    let launch = launch.uint(second)?.uint(time)?.uint(run / unit)?.uint(time_first.into())?;
-    Ok(vec![launch])
+    let launch = launch.uint(sequences.second())?.uint(sequences.time)?.uint(sequences.run / unit)?;
+    Ok(vec![launch.uint(sequences.time_first.into())?])
 }
 
 /// Returns the launch that fills a tensor with one element, given by its bytes.
@@ -377,23 +210,4 @@ fn float(view: TensorView<'_>) -> Result<f64> {
     convert(view.dtype(), view.bytes()?, DType::F64, &mut bytes, 1, one)
         .map_err(|problem| error!(InvalidArgument, "{problem}"))?;
     Ok(f64::from_le_bytes(bytes))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn axes_that_stay_join_those_around_them() -> Result<()> {
-        let axes = |pads: &[(i64, i64)], mode| {
-            let axes = [2, 3, 4].iter().zip(pads).map(|(size, pads)| Axis::padded(*size, *pads, mode));
-            Ok::<_, ort_core::Error>(joined(&axes.collect::<Result<Vec<Axis>>>()?, mode))
-        };
-        let one = axes(&[(1, 1), (0, 0), (0, 0)], Mode::Constant)?;
-        assert_eq!(one, [Axis { total: 48, before: 12, length: 24, first: 0, size: 24 }]);
-        assert_eq!(axes(&[(1, 1), (0, 0), (0, 0)], Mode::Edge)?.len(), 2);
-        assert_eq!(axes(&[(0, 0), (0, 0), (1, 0)], Mode::Reflect)?.len(), 2);
-        assert!(axes(&[(0, 0), (0, 0), (-5, 0)], Mode::Edge).is_err());
-        Ok(())
-    }
 }

@@ -2,9 +2,10 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::tensor::geometry::Strided;
 use ort_core::{Result, ensure};
 
-use super::copy::{gather, in_order};
+use super::copy::gather;
 use super::elementwise::FLOATS;
 use super::fill::fill;
 use super::{WgpuKernel, wgpu_kernels};
@@ -37,7 +38,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     ensure!(x.count() == y.count(), Fail, "{} elements converted to {}", x.count(), y.count());
     if x.dtype == y.dtype {
-        return gather(cx, x, &in_order(&x.shape), y);
+        return gather(cx, x, &Strided::contiguous(&x.shape), y);
     }
     let code =
         format!("fn value(i: u32) -> y_t {{ let v = x(i); return {}; }}", converted(x.dtype, y.dtype)?);

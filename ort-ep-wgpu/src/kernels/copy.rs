@@ -4,7 +4,7 @@
 //! element or a word.
 
 use ort_core::dtype::DType;
-use ort_core::ops::tensor::geometry::{Strided, contiguous_strides};
+use ort_core::ops::tensor::geometry::Strided;
 use ort_core::{Result, ensure, error};
 
 use super::fill::{fill_places, per_word, stored};
@@ -15,11 +15,6 @@ use crate::shader::Shader;
 const TILE: usize = 32;
 /// The shortest rows and columns that are worth a tile.
 const LEAST_TILED: usize = 16;
-
-/// All elements of a tensor of this shape, in row-major order.
-pub(super) fn in_order(shape: &[usize]) -> Strided {
-    Strided { sizes: shape.into(), strides: contiguous_strides(shape), offset: 0 }
-}
 
 /// The tensor as an unsigned type of the same width, so that copies keep the bits.
 pub(super) fn as_bits(tensor: &Operand) -> Operand {
@@ -35,7 +30,7 @@ pub(super) fn as_bits(tensor: &Operand) -> Operand {
 /// Copies the elements of `x`, read in an order, to `y`.
 pub(super) fn gather(cx: &OpCx<'_>, x: &Operand, order: &Strided, y: &Operand) -> Result<Vec<Dispatch>> {
     ensure!(order.count() == y.count(), Fail, "{} elements moved to {}", order.count(), y.count());
-    copy(cx, (x, order), (y, &in_order(&order.sizes)))
+    copy(cx, (x, order), (y, &Strided::contiguous(&order.sizes)))
 }
 
 /// Copies elements of `x`, read in one order, to elements of `y`, written in another. Both orders

@@ -2,6 +2,7 @@
 
 use ort_core::dtype::{CastOptions, DType, TypeSet, convert};
 use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::tensor::problem::ReverseSequence;
 use ort_core::tensor::{Tensor, TensorView};
 use ort_core::{Result, ensure, error};
 
@@ -162,19 +163,11 @@ fn trilu(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 
 fn reverse_sequence(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y, lengths) = (as_bits(cx.input(0)?), as_bits(cx.output(0)?), cx.input(1)?);
-    let &[first, second, ref rest @ ..] = &*x.shape else {
-        return Err(error!(InvalidArgument, "ReverseSequence needs rank 2 or more, got {:?}", x.shape));
-    };
-    let (time_first, run) = (cx.attrs.int("time_axis")? == 0, rest.iter().product());
-    let (batch, time) = if time_first { (second, first) } else { (first, second) };
-    let count = lengths.count();
-    ensure!(
-        count == batch,
-        InvalidArgument,
-        "got {count} lengths, expected one for each of the {batch} sequences"
-    );
+    let sequences = ReverseSequence::new(cx.attrs.int("time_axis")? == 0, &x.shape, lengths.count())?;
+    let time_first = sequences.time_first;
     let shader = Shader::new(cx).read("x", &x).write("y", &y).read("lengths", lengths);
-    let shader = shader.number("second", second).number("time", time).number("run", run);
+    let shader = shader.number("second", sequences.second()).number("time", sequences.time);
+    let shader = shader.number("run", sequences.run);
     let (sequence, step) = if time_first { ("column", "row") } else { ("row", "column") };
     let code = format!(
         "fn value(i: u32) -> y_t {{

@@ -2,11 +2,13 @@
 //! inference.
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ep::KernelDef;
 use ort_core::ir::ValueType;
+use ort_core::ops::tensor::geometry::Strided;
 use ort_core::{Result, ensure};
+use ort_gpu::read;
 
-use super::copy::{gather, in_order};
+use super::copy::gather;
 use super::elementwise::FLOATS;
 use super::fill::fill;
 use super::{WgpuKernel, wgpu_kernels};
@@ -43,7 +45,7 @@ wgpu_kernels![
             types: &[("T", FLOATS)],
             in_place: &[(0, 0)],
             host_inputs: &[1, 2],
-            when: is_inference,
+            when: read::is_inference,
             ..KernelDef::BASE
         },
         dropout,
@@ -59,13 +61,7 @@ fn same_elements(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         "the input of shape {from:?} cannot be reshaped to {to:?}"
     );
     // Aliased input and output need no copy.
-    if x.arg == y.arg { Ok(Vec::new()) } else { gather(cx, x, &in_order(from), y) }
-}
-
-/// Returns whether the training flag is known to be off.
-fn is_inference(node: &NodeView<'_>) -> bool {
-    let constant = || node.constant(2).and_then(|training| training.view().to_ints().ok());
-    node.input(2).is_none() || constant().is_some_and(|training| training == [0])
+    if x.arg == y.arg { Ok(Vec::new()) } else { gather(cx, x, &Strided::contiguous(from), y) }
 }
 
 /// Copies the input; the mask, if it has a reader, is all true.
