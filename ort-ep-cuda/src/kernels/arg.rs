@@ -22,10 +22,9 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-    let mask: Vec<bool> = (0..x.rank()).map(|other| other == axis).collect();
-    let lines = Lines::new(&x.shape, &mask);
+    let lines = Lines::along_axis(&x.shape, axis);
     ensure!(lines.len > 0, InvalidArgument, "axis {axis} has no element to choose");
-    ensure!(lines.count == y.count(), Fail, "{} outputs for {} lines", y.count(), lines.count);
+    lines.check_results(y.count())?;
     let launch = lines.launch("reduce", &format!("arg_{}", suffix(x.dtype)?), 1)?;
     let launch = lines.param(launch.tensor(x).tensor(y))?.uint(usize::from(cx.op == "ArgMax"))?;
     Ok(vec![launch.uint(usize::from(cx.attrs.flag("select_last_index")?))?])

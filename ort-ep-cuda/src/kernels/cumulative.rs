@@ -1,8 +1,9 @@
 //! `CumSum` and `CumProd` kernels.
 
+use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::{Result, error};
+use ort_core::ops::reduce::problem::scanned_axis;
 
 use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix};
 use super::{CudaKernel, cuda_kernels};
@@ -27,17 +28,11 @@ cuda_kernels![cumulative("CumSum"), cumulative("CumProd")];
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let axis = match cx.ints(1)?.as_slice() {
-        // A scalar has one axis: 0, or -1 from the end.
-        [0 | -1] if x.rank() == 0 => 0,
-        [axis] => cx.axis(*axis, x.rank())?,
-        other => return Err(error!(InvalidArgument, "the axis must be one number, got {}", other.len())),
-    };
+    let axis = scanned_axis(&cx.ints(1)?, x.rank())?;
     if y.count() == 0 {
         return Ok(Vec::new());
     }
-    let mask: Vec<bool> = (0..x.rank()).map(|other| other == axis).collect();
-    let lines = Lines::new(&x.shape, &mask);
+    let lines = Lines::along_axis(&x.shape, axis);
     let launch = lines.launch_in_order("lines", &format!("scan_{}", suffix(x.dtype)?))?;
     let launch = lines.param(launch.tensor(x).tensor(y))?.uint(usize::from(cx.op == "CumProd"))?;
     let launch = launch.uint(usize::from(cx.attrs.flag("exclusive")?))?;

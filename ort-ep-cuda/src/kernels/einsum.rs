@@ -3,8 +3,10 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
-use ort_core::ops::{Equation, Label};
-use ort_core::{Result, ensure, error};
+use ort_core::ops::Equation;
+use ort_core::ops::reduce::problem::{EinsumAxes, SubscriptAxes};
+use ort_core::ops::tensor::geometry::product;
+use ort_core::{Result, error};
 
 use super::gemm::{Product, Side};
 use super::lines::SHORT_FLOATS;
@@ -40,55 +42,28 @@ fn has_few_subscripts(node: &NodeView<'_>) -> bool {
     count <= MOST_OPERANDS && Equation::parse(text, &ranks).is_ok_and(few)
 }
 
-/// The sizes of some subscripts, and the strides of each operand along them.
-struct Axes {
-    sizes: Vec<usize>,
-    steps: Vec<Vec<i64>>,
+fn walk(axes: &SubscriptAxes) -> Walk {
+    Walk::new(&axes.sizes, &axes.steps)
 }
 
-impl Axes {
-    fn walk(&self) -> Walk {
-        Walk::new(&self.sizes, &self.steps)
-    }
-}
-
-/// An equation for concrete shapes: the subscripts of the result, and those that are summed.
+/// An equation for concrete operands.
 struct Sum<'a> {
     operands: Vec<&'a Operand>,
-    kept: Axes,
-    summed: Axes,
+    axes: EinsumAxes,
 }
 
 impl<'a> Sum<'a> {
     fn new(cx: &'a OpCx<'_>) -> Result<Sum<'a>> {
         let operands = (0..cx.inputs.len()).map(|index| cx.input(index)).collect::<Result<Vec<_>>>()?;
-        let ranks: Vec<usize> = operands.iter().map(|operand| operand.rank()).collect();
-        let equation = Equation::parse(cx.attrs.string("equation")?, &ranks)?;
-        let axes = |labels: &[Label]| -> Result<Axes> {
-            let mut axes = Axes { sizes: vec![1; labels.len()], steps: Vec::new() };
-            for (own, operand) in equation.inputs.iter().zip(&operands) {
-                let mut steps = vec![0; labels.len()];
-                // A repeated subscript walks along a diagonal, so its strides add up.
-                for ((label, size), stride) in own.iter().zip(&operand.shape).zip(strides(&operand.shape)) {
-                    let place = labels.iter().position(|known| known == label).unwrap_or(usize::MAX);
-                    let axis = axes.sizes.get_mut(place).zip(steps.get_mut(place));
-                    let Some((known, step)) = axis.filter(|_| *size != 1) else { continue };
-                    let fits = *known == 1 || known == size;
-                    ensure!(fits, InvalidArgument, "a subscript has sizes {known} and {size}");
-                    (*known, *step) = (*size, *step + stride as i64);
-                }
-                axes.steps.push(steps);
-            }
-            Ok(axes)
-        };
-        let (kept, summed) = (axes(&equation.output)?, axes(&equation.summed())?);
-        Ok(Sum { operands, kept, summed })
+        let shapes: Vec<&[usize]> = operands.iter().map(|operand| &*operand.shape).collect();
+        let axes = EinsumAxes::new(cx.attrs, &shapes)?;
+        Ok(Sum { operands, axes })
     }
 
     /// Expresses the equation as a batched GEMM, if there are two operands and one summed axis
     /// after merging.
     fn product(&self) -> Option<Matrices> {
-        let (kept, summed) = (self.kept.walk(), self.summed.walk());
+        let (kept, summed) = (walk(&self.axes.kept), walk(&self.axes.summed));
         let ([depth], [a_depth, b_depth]) = (&*summed.sizes, &*summed.steps) else { return None };
         let ([a_depth], [b_depth], [a, b]) = (&**a_depth, &**b_depth, &*kept.steps) else { return None };
         let axes: Vec<[i64; 2]> = a.iter().zip(b).map(|(a, b)| [*a, *b]).collect();
@@ -127,9 +102,9 @@ impl<'a> Sum<'a> {
 
     /// Returns the launch with one reduction per result element.
     fn launch(&self, y: &Operand) -> Result<Launch> {
-        let terms = self.summed.sizes.iter().copied().fold(1, usize::saturating_mul);
+        let terms = product(&self.axes.summed.sizes);
         let mut words = Vec::new();
-        for walk in [self.kept.walk(), self.summed.walk()] {
+        for walk in [walk(&self.axes.kept), walk(&self.axes.summed)] {
             words.push(walk.sizes.len() as i64);
             let sizes: Vec<i64> = walk.sizes.iter().map(|size| *size as i64).collect();
             let none = std::iter::repeat_n(&[][..], MOST_OPERANDS - walk.steps.len().min(MOST_OPERANDS));
@@ -189,9 +164,10 @@ impl Matrices {
             }
             axes.sort_unstable();
             let (sizes, steps) = axes.into_iter().map(|(_, size, step)| (size, step)).unzip();
-            let kept = Axes { sizes, steps: vec![steps] };
-            let summed = Axes { sizes: Vec::new(), steps: vec![Vec::new()] };
-            launches.push(Sum { operands: vec![unordered], kept, summed }.launch(y)?);
+            let kept = SubscriptAxes { sizes, steps: vec![steps] };
+            let summed = SubscriptAxes { sizes: Vec::new(), steps: vec![Vec::new()] };
+            let axes = EinsumAxes { kept, summed };
+            launches.push(Sum { operands: vec![unordered], axes }.launch(y)?);
         }
         Ok(launches)
     }

@@ -1,12 +1,14 @@
 //! `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`, and the thread mapping shared by
 //! kernels that process lines along an axis.
 
+use std::ops::Deref;
+
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::{Result, ensure, error};
 
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
-use crate::launch::{Launch, OpCx, THREADS, Walk, strides};
+use crate::launch::{Launch, OpCx, THREADS, Walk};
 
 /// Float types that are computed in float32.
 pub(super) const SHORT_FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -58,8 +60,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         _ => 4,
     };
     let suffix = suffix(x.dtype)?;
-    let mask: Vec<bool> = (0..x.rank()).map(|other| other == axis).collect();
-    let lines = Lines::new(&x.shape, &mask);
+    let lines = Lines::along_axis(&x.shape, axis);
     if !lines.in_rows() {
         // Lines that are neither contiguous rows nor adjacent columns get a block each instead of a
         // warp.
@@ -147,29 +148,25 @@ impl Rows {
 }
 
 /// The lines of a tensor along some of its axes, and the thread team that processes one.
-pub(super) struct Lines {
-    begins: Walk,
-    along: Walk,
-    pub(super) count: usize,
-    pub(super) len: usize,
+pub(super) struct Lines(ort_gpu::Lines);
+
+impl Deref for Lines {
+    type Target = ort_gpu::Lines;
+
+    fn deref(&self) -> &ort_gpu::Lines {
+        &self.0
+    }
 }
 
 impl Lines {
     /// Splits a tensor of `shape` into lines along the axes of the mask.
     pub(super) fn new(shape: &[usize], mask: &[bool]) -> Lines {
-        let strides = strides(shape);
-        let part = |wanted: bool| -> (Vec<usize>, Vec<i64>) {
-            let axes = shape.iter().zip(&strides).zip(mask).filter(|(_, along)| **along == wanted);
-            axes.map(|((size, stride), _)| (*size, i64::try_from(*stride).unwrap_or(i64::MAX))).unzip()
-        };
-        let ((kept, kept_steps), (along, along_steps)) = (part(false), part(true));
-        let product = |sizes: &[usize]| sizes.iter().fold(1usize, |all, size| all.saturating_mul(*size));
-        Lines {
-            count: product(&kept),
-            len: product(&along),
-            begins: Walk::new(&kept, &[kept_steps]),
-            along: Walk::new(&along, &[along_steps]),
-        }
+        Lines(ort_gpu::Lines::new(shape, mask))
+    }
+
+    /// Splits a tensor of `shape` into lines along one axis.
+    pub(super) fn along_axis(shape: &[usize], axis: usize) -> Lines {
+        Lines(ort_gpu::Lines::along_axis(shape, axis))
     }
 
     /// Whether adjacent lines are adjacent in memory, and there are enough of them for a warp.

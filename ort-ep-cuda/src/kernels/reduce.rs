@@ -2,8 +2,9 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
+use ort_core::ops::reduce::problem::reduced_axes;
 use ort_core::spec::RUNTIME;
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, error};
 
 use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix, teams};
 use super::{CudaKernel, cuda_kernels};
@@ -59,27 +60,6 @@ fn fold_of(op: &str) -> Result<usize> {
     })
 }
 
-/// Returns which axes of the input are reduced.
-fn mask(cx: &OpCx<'_>) -> Result<Vec<bool>> {
-    let shape = &cx.input(0)?.shape;
-    let given = cx.find_ints(1)?.unwrap_or_default();
-    if cx.op == "SumTo" {
-        // `SumTo` reduces the axes that the target lacks, and those whose size differs.
-        let lead = shape.len().checked_sub(given.len());
-        let lead = lead.ok_or_else(|| error!(InvalidArgument, "{shape:?} is summed to {given:?}"))?;
-        let differs = |(from, to): (&usize, &i64)| i64::try_from(*from) != Ok(*to);
-        let rest = shape.iter().skip(lead).zip(&given);
-        return Ok((0..lead).map(|_| true).chain(rest.map(differs)).collect());
-    }
-    let all = given.is_empty() && !cx.attrs.flag("noop_with_empty_axes")?;
-    let mut mask = vec![all; shape.len()];
-    for axis in given {
-        let axis = cx.axis(axis, shape.len())?;
-        mask.get_mut(axis).into_iter().for_each(|along| *along = true);
-    }
-    Ok(mask)
-}
-
 /// Returns how many pieces to split each line into, if whole lines take this many blocks.
 fn splits(op: &str, blocks: usize, len: usize) -> usize {
     let cuts = op != "ReduceLogSumExp" && len >= LONG;
@@ -114,8 +94,9 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if y.count() == 0 {
         return Ok(Vec::new());
     }
-    let lines = Lines::new(&x.shape, &mask(cx)?);
-    ensure!(lines.count == y.count(), Fail, "{} outputs for {} reductions", y.count(), lines.count);
+    let given = cx.find_ints(1)?.unwrap_or_default();
+    let lines = Lines::new(&x.shape, &reduced_axes(cx.op, cx.attrs, &x.shape, &given)?);
+    lines.check_results(y.count())?;
     let (fold, suffix) = (fold_of(cx.op)?, suffix(x.dtype)?);
     let blocks = if lines.in_columns() { lines.count.div_ceil(ABREAST) } else { lines.count };
     let splits = splits(cx.op, blocks, lines.len);

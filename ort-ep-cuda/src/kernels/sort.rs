@@ -1,8 +1,11 @@
 //! Sorting of lines, for `TopK` and `Unique`. Short lines are sorted by rank counting, longer ones
 //! as blocks that are merged.
 
+use std::ops::Deref;
+
 use ort_core::dtype::DType;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::reduce::problem::RankedLines;
+use ort_core::{Result, error};
 
 use super::movement::element_bytes;
 use crate::launch::{Launch, OpCx, Operand};
@@ -35,16 +38,20 @@ pub(super) fn kind_of(dtype: DType) -> Result<(usize, &'static str)> {
     })
 }
 
-/// The lines of a tensor along an axis.
+/// The lines of a tensor along an axis, and how their elements sort.
 pub(super) struct Lines {
-    pub(super) count: usize,
-    len: usize,
-    inner: usize,
-    /// The number of results per line.
-    pub(super) kept: usize,
+    ranked: RankedLines,
     kind: usize,
     suffix: &'static str,
     bytes: usize,
+}
+
+impl Deref for Lines {
+    type Target = RankedLines;
+
+    fn deref(&self) -> &RankedLines {
+        &self.ranked
+    }
 }
 
 /// The sorted tensor, and the outputs for elements and their positions along the axis.
@@ -57,17 +64,10 @@ pub(super) struct Tensors<'a> {
 }
 
 impl Lines {
-    /// Creates the lines of a tensor, of which `kept` elements each are kept.
-    pub(super) fn new(x: &Operand, axis: usize, kept: usize) -> Result<Lines> {
-        let len = x.size(axis);
-        ensure!(kept <= len, InvalidArgument, "K must be one number from 0 to the axis' size {len}");
-        let product = |sizes: &[usize]| sizes.iter().copied().fold(1, usize::saturating_mul);
-        let (outer, inner) = (x.shape.get(..axis), x.shape.get(axis + 1..));
-        let inner = product(inner.unwrap_or_default());
-        let count = if kept == 0 { 0 } else { product(outer.unwrap_or_default()).saturating_mul(inner) };
-        ensure!(x.count() <= i32::MAX as usize, NotImplemented, "{:?} is beyond 31 bits", x.shape);
+    /// Creates the lines of tensor `x`.
+    pub(super) fn new(x: &Operand, ranked: RankedLines) -> Result<Lines> {
         let (kind, suffix) = kind_of(x.dtype)?;
-        Ok(Lines { count, len, inner, kept, kind, suffix, bytes: element_bytes(x.dtype)? })
+        Ok(Lines { ranked, kind, suffix, bytes: element_bytes(x.dtype)? })
     }
 
     /// Returns how many sorted parts of this size a line has, and how many entries of each are

@@ -1,8 +1,9 @@
 //! `TopK` kernel.
 
+use ort_core::Result;
 use ort_core::dtype::TypeSet;
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure};
+use ort_core::ops::reduce::problem::RankedLines;
 
 use super::sort::{Lines, Tensors};
 use super::{CudaKernel, cuda_kernels};
@@ -19,8 +20,7 @@ cuda_kernels![CudaKernel {
 fn lines(cx: &OpCx<'_>) -> Result<Lines> {
     let x = cx.input(0)?;
     let y = cx.find_output(0).map_or_else(|| cx.output(1), Ok)?;
-    let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-    Lines::new(x, axis, y.size(axis))
+    Lines::new(x, RankedLines::of_top_k(cx.attrs, &x.shape, &y.shape)?)
 }
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
@@ -31,9 +31,7 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let lines = lines(cx)?;
-    let asked = cx.ints(1)?;
-    let fits = matches!(asked.as_slice(), [k] if usize::try_from(*k) == Ok(lines.kept));
-    ensure!(fits, InvalidArgument, "K is {asked:?}, expected {}", lines.kept);
+    lines.check_k(&cx.ints(1)?)?;
     let descending = cx.attrs.flag("largest")?;
     let (values, places) = (cx.find_output(0), cx.find_output(1));
     lines.sort(&Tensors { x: cx.input(0)?, values, places, descending }, lines.buffers(cx, &mut 0))

@@ -3,11 +3,13 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
+use ort_core::ops::reduce::problem::RankedLines;
+use ort_core::ops::tensor::geometry::around_axis;
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
 use smallvec::smallvec;
 
-use super::gather::{around, picked};
+use super::gather::picked;
 use super::select::Flags;
 use super::sort::{Lines, Tensors, kind_of};
 use super::{Counted, CudaKernel, count, cuda_kernels};
@@ -50,7 +52,7 @@ impl Items {
         let x = cx.input(0)?;
         let extents = match cx.attrs.find_int("axis") {
             None => [1, x.count(), 1],
-            Some(axis) => around(&x.shape, cx.axis(axis, x.rank())?),
+            Some(axis) => around_axis(&x.shape, cx.axis(axis, x.rank())?),
         };
         let size = extents[1];
         ensure!(x.count().max(size) <= i32::MAX as usize, NotImplemented, "{:?} is beyond 31 bits", x.shape);
@@ -128,7 +130,7 @@ fn is_flat(cx: &OpCx<'_>) -> bool {
 /// Views all elements as one line.
 fn flat(x: &Operand) -> Result<(Operand, Lines)> {
     let x = x.with_shape(&[x.count()]);
-    let lines = Lines::new(&x, 0, x.count())?;
+    let lines = Lines::new(&x, RankedLines::along_axis(&x.shape, 0, x.count())?)?;
     Ok((x, lines))
 }
 

@@ -26,7 +26,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
     let lines = Lines::along_axis(&x.shape, axis);
     ensure!(y.count() == 0 || lines.len > 0, InvalidArgument, "axis {axis} has no element to choose");
-    ensure!(lines.count == y.count(), Fail, "{} outputs for {} lines", y.count(), lines.count);
+    lines.check_results(y.count())?;
     let last = cx.attrs.flag("select_last_index")?;
     let code = format!(
         "{search}

@@ -1,11 +1,12 @@
 //! `CumSum` and `CumProd`: prefix scans, by a workgroup for long lines and by one invocation for
 //! others.
 
+use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::{Result, error};
+use ort_core::ops::reduce::problem::scanned_axis;
+use ort_core::ops::tensor::geometry::around_axis;
 
-use super::indexing::around;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::{Element, Shader};
@@ -30,13 +31,7 @@ wgpu_kernels![cumulative("CumSum"), cumulative("CumProd")];
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let axis = match cx.ints(1)?.as_slice() {
-        // A scalar accepts axis 0 and -1.
-        [0 | -1] if x.rank() == 0 => 0,
-        [axis] => cx.axis(*axis, x.rank())?,
-        other => return Err(error!(InvalidArgument, "the axis must be one number, got {}", other.len())),
-    };
-    let [outer, len, inner] = around(&x.shape, axis);
+    let [outer, len, inner] = around_axis(&x.shape, scanned_axis(&cx.ints(1)?, x.rank())?);
     let value = Element::of(y.dtype)?.value;
     let (identity, operator) = if cx.op == "CumProd" { (1, "*") } else { (0, "+") };
     let scan = Scan { value, identity, operator, exclusive: cx.attrs.flag("exclusive")? };

@@ -2,8 +2,10 @@
 //! element of the result.
 
 use ort_core::ep::{KernelDef, NodeView};
-use ort_core::ops::{Equation, Label};
-use ort_core::{Result, ensure, error};
+use ort_core::ops::Equation;
+use ort_core::ops::reduce::problem::EinsumAxes;
+use ort_core::ops::tensor::geometry::product;
+use ort_core::{Result, ensure};
 
 use super::gemm::{Part, Product};
 use super::matmul::PRODUCTS;
@@ -27,65 +29,22 @@ fn has_few_subscripts(node: &NodeView<'_>) -> bool {
     count <= NAMES.len() && Equation::parse(text, &ranks).is_ok_and(few)
 }
 
-/// An equation for concrete shapes: the size of each subscript, the output's first, and the stride
-/// of each operand along it.
-struct Sum {
-    sizes: Vec<usize>,
-    steps: Vec<Vec<i64>>,
-    /// The number of subscripts of the output.
-    outputs: usize,
-}
+/// An equation for concrete shapes.
+struct Sum(EinsumAxes);
 
 impl Sum {
-    fn new(text: &str, operands: &[&Operand]) -> Result<Sum> {
-        let ranks: Vec<usize> = operands.iter().map(|operand| operand.rank()).collect();
-        let equation = Equation::parse(text, &ranks)?;
-        let mut labels = equation.output.clone();
-        labels.extend(equation.summed());
-        let mut sum = Sum { sizes: vec![1; labels.len()], steps: Vec::new(), outputs: equation.output.len() };
-        for (own, operand) in equation.inputs.iter().zip(operands) {
-            sum.add(&labels, own, operand)?;
-        }
-        Ok(sum)
-    }
-
-    /// Adds an operand with its subscripts. A repeated subscript walks along a diagonal.
-    fn add(&mut self, labels: &[Label], own: &[Label], operand: &Operand) -> Result<()> {
-        let mut steps = vec![0; labels.len()];
-        for ((label, size), stride) in own.iter().zip(&operand.shape).zip(strides(&operand.shape)) {
-            let place = labels.iter().position(|known| known == label).unwrap_or(usize::MAX);
-            let (Some(known), Some(step)) = (self.sizes.get_mut(place), steps.get_mut(place)) else {
-                return Err(error!(Fail, "a subscript is neither kept nor summed"));
-            };
-            // Size 1 broadcasts, and keeps stride 0.
-            if *size == 1 {
-                continue;
-            }
-            ensure!(
-                *known == 1 || known == size,
-                InvalidArgument,
-                "a subscript has sizes {known} and {size}"
-            );
-            *known = *size;
-            *step += stride as i64;
-        }
-        self.steps.push(steps);
-        Ok(())
-    }
-
     /// Returns it as a batched GEMM. `None` unless there are two operands, and the summed axes
     /// merge into one stride.
     fn product(&self, operands: &[&Operand], y: &Operand) -> Result<Option<Product>> {
-        let ([a, b], [a_steps, b_steps]) = (operands, &*self.steps) else { return Ok(None) };
-        let ((kept, summed), (a_steps, a_summed), (b_steps, b_summed)) =
-            (split(&self.sizes, self.outputs), split(a_steps, self.outputs), split(b_steps, self.outputs));
-        let sums = Walk::new(summed, &[a_summed.to_vec(), b_summed.to_vec()]);
+        let ([a, b], EinsumAxes { kept, summed }) = (operands, &self.0) else { return Ok(None) };
+        let sums = Walk::new(&summed.sizes, &summed.steps);
         let ([depth], [[a_depth], [b_depth]]) = (&*sums.sizes, [0, 1].map(|side| steps_of(&sums, side)))
         else {
             return Ok(None);
         };
-        let y_steps = strides(kept).into_iter().map(|step| step as i64).collect();
-        let walk = Walk::new(kept, &[a_steps.to_vec(), b_steps.to_vec(), y_steps]);
+        let mut steps = kept.steps.clone();
+        steps.push(strides(&kept.sizes).into_iter().map(|step| step as i64).collect());
+        let walk = Walk::new(&kept.sizes, &steps);
         let axes = Axes::of(&walk);
         // Without rows and columns every matrix is a dot product, which the tiles of a GEMM would
         // waste.
@@ -119,11 +78,14 @@ impl Sum {
 
     /// Returns a dispatch that sums each element of the result directly.
     fn elements(&self, cx: &OpCx<'_>, operands: &[&Operand], y: &Operand) -> Result<Dispatch> {
-        let terms =
-            self.sizes.iter().skip(self.outputs).fold(1, |all: usize, size| all.saturating_mul(*size));
+        let EinsumAxes { kept, summed } = &self.0;
+        let terms = product(&summed.sizes);
         let all = y.count().checked_mul(terms.max(1)).filter(|all| u32::try_from(*all).is_ok());
         ensure!(all.is_some(), NotImplemented, "the sums have more than 2^32 terms");
-        let walk = Walk::new(&self.sizes, &self.steps);
+        // The summed subscripts are the innermost.
+        let sizes = [&*kept.sizes, &*summed.sizes].concat();
+        let steps = kept.steps.iter().zip(&summed.steps).map(|(kept, summed)| [&**kept, &**summed].concat());
+        let walk = Walk::new(&sizes, &steps.collect::<Vec<_>>());
         let mut shader = Shader::new(cx).write("y", y).walk(&walk, &NAMES).number("terms", terms);
         let mut factors = Vec::new();
         for (name, operand) in NAMES.into_iter().zip(operands) {
@@ -139,10 +101,6 @@ impl Sum {
         );
         shader.each(y.count(), &code)
     }
-}
-
-fn split<T>(all: &[T], at: usize) -> (&[T], &[T]) {
-    all.split_at_checked(at).unwrap_or((all, &[]))
 }
 
 fn steps_of(walk: &Walk, tensor: usize) -> &[i64] {
@@ -175,7 +133,8 @@ fn einsum(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     for index in 0..cx.inputs.len() {
         operands.push(cx.input(index)?);
     }
-    let (sum, y) = (Sum::new(cx.attrs.string("equation")?, &operands)?, cx.output(0)?);
+    let shapes: Vec<&[usize]> = operands.iter().map(|operand| &*operand.shape).collect();
+    let (sum, y) = (Sum(EinsumAxes::new(cx.attrs, &shapes)?), cx.output(0)?);
     match sum.product(&operands, y)? {
         Some(product) => product.dispatches(cx),
         None => Ok(vec![sum.elements(cx, &operands, y)?]),

@@ -3,10 +3,14 @@
 //! A workgroup handles one line or several. A team of lanes shares a line and combines its values
 //! in a tree.
 
+use std::ops::Deref;
+
 use ort_core::Result;
 
-use crate::launch::{Dispatch, Walk, strides};
+use crate::launch::Dispatch;
 use crate::shader::Shader;
+
+pub(super) use ort_core::ops::tensor::geometry::product;
 
 /// The most lanes for one line.
 const MOST_PARTS: usize = 256;
@@ -17,21 +21,15 @@ const EACH: usize = 8;
 /// The most adjacent lines of a workgroup, if lines are strided and long.
 const ABREAST: usize = 32;
 
-/// The lines of a tensor.
-pub(super) struct Lines {
-    /// The first element of each line.
-    begins: Walk,
-    /// The elements of a line, relative to its first.
-    along: Walk,
-    /// The number of lines.
-    pub(super) count: usize,
-    /// The elements of a line.
-    pub(super) len: usize,
-}
+/// The lines of a tensor, which teams of lanes reduce.
+pub(super) struct Lines(ort_gpu::Lines);
 
-/// The saturating product of sizes: next to a size of 0 the others may be arbitrarily large.
-pub(super) fn product(sizes: &[usize]) -> usize {
-    sizes.iter().fold(1, |all: usize, size| all.saturating_mul(*size))
+impl Deref for Lines {
+    type Target = ort_gpu::Lines;
+
+    fn deref(&self) -> &ort_gpu::Lines {
+        &self.0
+    }
 }
 
 /// How the lanes of a workgroup are divided among lines.
@@ -48,29 +46,17 @@ struct Team {
 impl Lines {
     /// Returns the lines of a tensor of `shape` along the axes that the mask selects.
     pub(super) fn new(shape: &[usize], mask: &[bool]) -> Lines {
-        let strides = strides(shape);
-        let part = |wanted: bool| -> (Vec<usize>, Vec<i64>) {
-            let axes = shape.iter().zip(&strides).zip(mask).filter(|(_, along)| **along == wanted);
-            axes.map(|((size, stride), _)| (*size, i64::try_from(*stride).unwrap_or(i64::MAX))).unzip()
-        };
-        let ((kept, kept_steps), (along, along_steps)) = (part(false), part(true));
-        Lines {
-            count: product(&kept),
-            len: product(&along),
-            begins: Walk::new(&kept, &[kept_steps]),
-            along: Walk::new(&along, &[along_steps]),
-        }
+        Lines(ort_gpu::Lines::new(shape, mask))
     }
 
     /// Returns the lines along one axis.
     pub(super) fn along_axis(shape: &[usize], axis: usize) -> Lines {
-        let mask: Vec<bool> = (0..shape.len()).map(|other| other == axis).collect();
-        Lines::new(shape, &mask)
+        Lines(ort_gpu::Lines::along_axis(shape, axis))
     }
 
     /// Returns `count` contiguous lines.
     pub(super) fn rows(count: usize, len: usize) -> Lines {
-        Lines::new(&[count, len], &[false, true])
+        Lines(ort_gpu::Lines::rows(count, len))
     }
 
     /// Chooses the team size. Lanes that are neighbours access neighbouring elements: along a
@@ -158,12 +144,5 @@ mod tests {
             }
         }
         assert_eq!(Lines::rows(10, 64).team(), Team { columns: 8, parts: 8, step: 1 });
-    }
-
-    #[test]
-    fn neighbouring_axes_are_one() {
-        let lines = Lines::new(&[2, 3, 4, 5], &[false, true, true, false]);
-        assert_eq!((lines.count, lines.len), (10, 12));
-        assert_eq!(lines.along.steps, [[5]]);
     }
 }

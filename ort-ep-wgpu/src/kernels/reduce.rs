@@ -2,6 +2,7 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::reduce::problem::reduced_axes;
 use ort_core::spec::RUNTIME;
 use ort_core::{Result, ensure, error};
 
@@ -102,27 +103,6 @@ pub(super) fn greatest(dtype: DType) -> String {
     greatest.to_owned()
 }
 
-/// Returns which axes of the input are reduced.
-fn mask(cx: &OpCx<'_>) -> Result<Vec<bool>> {
-    let shape = &cx.input(0)?.shape;
-    let given = cx.find_ints(1)?.unwrap_or_default();
-    if cx.op == "SumTo" {
-        let lead = shape.len().checked_sub(given.len());
-        let lead = lead.ok_or_else(|| error!(InvalidArgument, "{shape:?} is summed to {given:?}"))?;
-        let differs = |(from, to): (&usize, &i64)| i64::try_from(*from) != Ok(*to);
-        let rest = shape.iter().skip(lead).zip(&given);
-        // Sum over the leading axes that the target lacks, and over axes whose size differs.
-        return Ok((0..lead).map(|_| true).chain(rest.map(differs)).collect());
-    }
-    let all = given.is_empty() && !cx.attrs.flag("noop_with_empty_axes")?;
-    let mut mask = vec![all; shape.len()];
-    for axis in given {
-        let axis = cx.axis(axis, shape.len())?;
-        mask.get_mut(axis).into_iter().for_each(|along| *along = true);
-    }
-    Ok(mask)
-}
-
 /// Returns the number of pieces that each line is split into.
 fn splits(op: &str, lines: usize, len: usize) -> usize {
     // `ReduceLogSumExp` sweeps a line twice in one dispatch, and has no partial results.
@@ -154,8 +134,9 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let lines = Lines::new(&x.shape, &mask(cx)?);
-    ensure!(lines.count == y.count(), Fail, "{} outputs for {} reductions", y.count(), lines.count);
+    let given = cx.find_ints(1)?.unwrap_or_default();
+    let lines = Lines::new(&x.shape, &reduced_axes(cx.op, cx.attrs, &x.shape, &given)?);
+    lines.check_results(y.count())?;
     let is_wide = matches!(x.dtype, DType::I64 | DType::U64);
     ensure!(!is_wide || lines.len > 0, NotImplemented, "extremes of no 64-bit integers");
     if cx.op == "ReduceLogSumExp" {

@@ -1,11 +1,13 @@
 //! `TopK`: rank counting for short lines, a bitonic sort in workgroup memory for longer ones, and
 //! merge passes beyond a block.
 
+use std::ops::Deref;
+
+use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure};
+use ort_core::ops::reduce::problem::RankedLines;
 
-use super::indexing::around;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{Element, Shader, TYPES};
@@ -28,25 +30,20 @@ wgpu_kernels![WgpuKernel {
 }];
 
 /// The lines of a tensor along an axis.
-struct Lines {
-    count: usize,
-    len: usize,
-    inner: usize,
-    /// The results of each line, K.
-    kept: usize,
+struct Lines(RankedLines);
+
+impl Deref for Lines {
+    type Target = RankedLines;
+
+    fn deref(&self) -> &RankedLines {
+        &self.0
+    }
 }
 
 impl Lines {
     fn new(cx: &OpCx<'_>) -> Result<Lines> {
-        let x = cx.input(0)?;
-        let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-        let [outer, len, inner] = around(&x.shape, axis);
         let y = cx.find_output(0).map_or_else(|| cx.output(1), Ok)?;
-        let [_, kept, _] = around(&y.shape, axis);
-        ensure!(kept <= len, InvalidArgument, "K must be one number from 0 to the axis' size {len}");
-        let count = if kept == 0 { 0 } else { outer.saturating_mul(inner) };
-        ensure!(x.count() <= i32::MAX as usize, NotImplemented, "{:?} is beyond 31 bits", x.shape);
-        Ok(Lines { count, len, inner, kept })
+        RankedLines::of_top_k(cx.attrs, &cx.input(0)?.shape, &y.shape).map(Lines)
     }
 
     /// Returns the shape of the best elements of sorted parts: lines, parts, and elements kept of
@@ -142,9 +139,7 @@ fn keeping(cx: &OpCx<'_>, mut shader: Shader, to: Option<&[Operand; 2]>) -> (Sha
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let lines = Lines::new(cx)?;
-    let asked = cx.ints(1)?;
-    let fits = matches!(asked.as_slice(), [k] if usize::try_from(*k) == Ok(lines.kept));
-    ensure!(fits, InvalidArgument, "K is {asked:?}, expected {}", lines.kept);
+    lines.check_k(&cx.ints(1)?)?;
     if lines.len <= SHORT {
         return Ok(vec![counted(cx, &lines)?]);
     }
