@@ -3,11 +3,12 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
+use ort_core::ops::tensor::geometry::around_axis;
 use ort_core::tensor::Shape;
 use ort_core::{Result, error};
 use smallvec::smallvec;
 
-use super::gather::{around, picked};
+use super::gather::picked;
 use super::movement::{MOVED, by_bytes, element_bytes, few_axes};
 use super::{Counted, CudaKernel, MOST_AXES, count, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
@@ -128,7 +129,7 @@ fn extents(cx: &OpCx<'_>) -> Result<[usize; 3]> {
     let x = cx.input(0)?;
     match cx.attrs.find_int("axis") {
         None => Ok([1, x.count(), 1]),
-        Some(axis) => Ok(around(&x.shape, cx.axis(axis, x.rank())?)),
+        Some(axis) => Ok(around_axis(&x.shape, cx.axis(axis, x.rank())?)),
     }
 }
 

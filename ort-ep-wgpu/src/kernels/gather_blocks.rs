@@ -1,9 +1,10 @@
 //! `GatherBlockQuantized`: gathers rows of a block-quantized table, and dequantizes them.
 
+use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
+use ort_core::ops::tensor::problem::GatherBlocks;
 use ort_core::spec::MICROSOFT;
-use ort_core::{Result, ensure, error};
 
 use super::elementwise::FLOATS;
 use super::fill::fill;
@@ -55,34 +56,16 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     if y.shape.contains(&0) {
         return Ok(Vec::new());
     }
-    let size = |name: &str| -> Result<usize> {
-        let value = cx.attrs.int(name)?;
-        let size = usize::try_from(value).ok().filter(|size| (1..=1 << 30).contains(size));
-        size.ok_or_else(|| error!(InvalidGraph, "{name} of {value}"))
-    };
-    let (bits, block) = (size("bits")?, size("block_size")?);
-    let in_bytes = data.dtype == DType::U8;
-    ensure!(matches!(bits, 2 | 4 | 8), InvalidGraph, "quantized values of {bits} bits");
-    let mut shape = data.shape.to_vec();
-    if in_bytes {
-        // The last axis counts bytes; from here on it counts quantized values.
-        shape.last_mut().into_iter().for_each(|last| *last = last.saturating_mul(8 / bits));
-    }
-    let axis = cx.axis(cx.attrs.int("gather_axis")?, shape.len())?;
-    let quantized = cx.axis(cx.attrs.int("quantize_axis")?, shape.len())?;
-    let at = |axis: usize| shape.get(axis).copied().unwrap_or(1);
-    let behind = |axis: usize| shape.iter().skip(axis + 1).product::<usize>().max(1);
-    let mut expected = shape.clone();
-    expected.iter_mut().skip(quantized).take(1).for_each(|size| *size = size.div_ceil(block));
-    ensure!(*scales.shape == *expected, InvalidArgument, "scales of shape {:?} fit no blocks", scales.shape);
+    let table = GatherBlocks::new(cx.attrs, data.dtype, &data.shape, &scales.shape)?;
     let mut shader = Shader::new(cx).read("codes", data).read("indices", indices).read("scales", scales);
-    shader = shader.number("inner", behind(axis)).number("picks", indices.count().max(1));
-    shader = shader.number("size", at(axis)).number("behind", behind(quantized));
-    shader = shader.number("axis", at(quantized).max(1)).number("block", block);
-    shader = shader.number("blocks", at(quantized).div_ceil(block));
+    shader = shader.number("inner", table.inner.max(1)).number("picks", indices.count().max(1));
+    shader = shader.number("size", table.size).number("behind", table.behind.max(1));
+    shader = shader.number("axis", table.quantized.max(1)).number("block", table.block.max(1));
+    shader = shader.number("blocks", table.blocks);
+    let in_bytes = table.packed_bits.is_some();
     let mut code =
         String::from(if in_bytes { IN_BYTES } else { "fn code(e: u32) -> f32 { return f32(codes(e)); }\n" });
-    if in_bytes {
+    if let Some(bits) = table.packed_bits {
         shader = shader.constant("BITS", bits);
     }
     if let Some(zeros) = cx.find_input(3) {

@@ -5,6 +5,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::NodeView;
+use ort_core::ops::tensor::problem;
 use ort_core::{Result, ensure};
 
 use crate::launch::{Dispatch, OpCx, Operand};
@@ -23,17 +24,6 @@ pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
     ranks.into_iter().all(|rank| rank <= MOST_AXES)
 }
 
-/// Returns the product of the sizes before an axis, its size, and the product of those after it. A
-/// scalar has an axis of size 1.
-pub(super) fn around(shape: &[usize], axis: usize) -> [usize; 3] {
-    let product = |sizes: &[usize]| sizes.iter().fold(1usize, |all, size| all.saturating_mul(*size));
-    let (front, back) = shape.split_at_checked(axis).unwrap_or((shape, &[]));
-    match back.split_first() {
-        Some((size, back)) => [product(front), *size, product(back)],
-        None => [product(front), 1, 1],
-    }
-}
-
 /// The tensor as an unsigned type of the same width, so that copies keep the bits.
 pub(super) fn bits_of(tensor: &Operand) -> Result<Operand> {
     let dtype = match (Element::of(tensor.dtype)?.bits, tensor.dtype) {
@@ -45,17 +35,10 @@ pub(super) fn bits_of(tensor: &Operand) -> Result<Operand> {
     Ok(Operand { dtype, ..tensor.clone() })
 }
 
-/// Rejects a source without elements for a result that has some, and one too large for 31-bit
+/// Refuses a source without elements for a result that has some, and one too large for 31-bit
 /// indices.
 pub(super) fn check_source(source: &Operand, result: &Operand) -> Result<()> {
-    let (from, to) = (&source.shape, &result.shape);
-    ensure!(
-        source.count() > 0 || result.count() == 0,
-        InvalidArgument,
-        "{to:?} elements of a tensor {from:?}"
-    );
-    ensure!(source.count() <= i32::MAX as usize, NotImplemented, "a tensor {from:?} is beyond 31 bits");
-    Ok(())
+    problem::check_source(&source.shape, &result.shape)
 }
 
 /// Finishes a dispatch that writes every element of `y`. `fn picked(i: u32)` returns its bits as
@@ -90,16 +73,4 @@ pub(super) fn copied(cx: &OpCx<'_>, from: &Operand, to: &Operand) -> Result<Vec<
     }
     let shader = Shader::new(cx).read("x", &bits_of(from)?);
     Ok(vec![pick(shader, to, "fn picked(i: u32) -> x_t { return x(i); }")?])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::around;
-
-    #[test]
-    fn a_scalar_has_an_axis() {
-        assert_eq!(around(&[], 0), [1, 1, 1]);
-        assert_eq!(around(&[2, 3, 4, 5], 2), [6, 4, 5]);
-        assert_eq!(around(&[2, 0, 4], 0), [1, 2, 0]);
-    }
 }

@@ -4,10 +4,11 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure, error, unknown_name};
+use ort_core::ops::tensor::problem::{Scatter, combines};
+use ort_core::{Result, error, unknown_name};
 
 use super::step::spread;
-use crate::kernels::gather::{Target, reduces};
+use crate::kernels::gather::Target;
 use crate::kernels::movement::{copied, few_axes};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
@@ -21,7 +22,7 @@ const fn combining(op: &'static str) -> CudaKernel {
         op,
         types: &[("T", TYPES)],
         in_place: &[(0, 0)],
-        when: |node| reduces(node) && few_axes(node),
+        when: |node| combines(node.attrs()) && few_axes(node),
         ..KernelDef::BASE
     };
     CudaKernel { workspace: Some(workspace), ..CudaKernel::new(def, launches) }
@@ -47,25 +48,25 @@ struct Space {
 }
 
 impl Space {
-    fn of(cx: &OpCx<'_>, target: &Target) -> Result<Space> {
+    fn of(cx: &OpCx<'_>, scatter: &Scatter) -> Result<Space> {
         let (dtype, mut bytes) = (cx.input(0)?.dtype, 0);
         // Half-precision updates accumulate in float32.
         let sum = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
-        let keys = [(); 2].map(|()| cx.workspace(&mut bytes, DType::U64, &[target.tuples]));
-        let window = if target.run < FEW { SHORT_WINDOW } else { WINDOW };
-        let parts = cx.workspace(&mut bytes, sum, &[target.tuples.div_ceil(window), 2, target.run]);
+        let keys = [(); 2].map(|()| cx.workspace(&mut bytes, DType::U64, &[scatter.tuples]));
+        let window = if scatter.run < FEW { SHORT_WINDOW } else { WINDOW };
+        let parts = cx.workspace(&mut bytes, sum, &[scatter.tuples.div_ceil(window), 2, scatter.run]);
         Ok(Space { keys, parts, window, bytes })
     }
 }
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
-    Ok(Space::of(cx, &Target::new(cx)?)?.bytes)
+    Ok(Space::of(cx, &Target::new(cx)?.scatter)?.bytes)
 }
 
 /// Returns the launches that sort the keys, and the buffer that then holds them.
 fn sorted(cx: &OpCx<'_>, target: &Target, space: &Space) -> Result<(Vec<Launch>, Operand)> {
     let [mut from, mut to] = space.keys.clone();
-    let tuples = target.tuples;
+    let tuples = target.scatter.tuples;
     let size = tuples.next_power_of_two().clamp(2, MOST_KEYS);
     let sort = Launch::new(FAMILY, "scatter_sort").grid([tuples.div_ceil(size), 1, 1])?;
     let sort = sort.tensor(cx.input(1)?).tensor(&from).uint(tuples)?.uint(size)?;
@@ -83,8 +84,8 @@ fn sorted(cx: &OpCx<'_>, target: &Target, space: &Space) -> Result<(Vec<Launch>,
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (data, updates, y) = (cx.input(0)?, cx.input(2)?, cx.output(0)?);
     let target = Target::new(cx)?;
-    let count = target.tuples.saturating_mul(target.run);
-    ensure!(updates.count() == count, InvalidArgument, "{} updates, expected {count}", updates.count());
+    let scatter = &target.scatter;
+    let count = scatter.check_updates(updates.count())?;
     let mut launches = copied(data, y)?;
     if count == 0 || y.count() == 0 {
         return Ok(launches);
@@ -105,16 +106,17 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         DType::I64 => "i64",
         other => return Err(error!(NotImplemented, "updates of {other} that are combined")),
     };
-    let space = Space::of(cx, &target)?;
+    let space = Space::of(cx, scatter)?;
     let (sorts, keys) = sorted(cx, &target, &space)?;
     launches.extend(sorts);
-    let threads = target.tuples.div_ceil(space.window).saturating_mul(target.run);
-    let sizes = |launch: Launch| launch.uint(target.tuples)?.uint(target.run)?.uint(space.window)?.uint(fold);
+    let threads = scatter.tuples.div_ceil(space.window).saturating_mul(scatter.run);
+    let sizes =
+        |launch: Launch| launch.uint(scatter.tuples)?.uint(scatter.run)?.uint(space.window)?.uint(fold);
     let windows = Launch::new(FAMILY, format!("scatter_windows_{suffix}"));
     let windows = windows.tensor(&keys).tensor(updates).tensor(y).tensor(&space.parts);
     launches.push(spread(cx, sizes(windows)?, threads)?);
     // With one window, no slot is split between threads.
-    if target.tuples > space.window {
+    if scatter.tuples > space.window {
         let join = Launch::new(FAMILY, format!("scatter_join_{suffix}"));
         let join = join.tensor(&keys).tensor(y).tensor(&space.parts);
         launches.push(spread(cx, sizes(join)?, threads)?);
