@@ -4,14 +4,17 @@
 pub(super) mod dnn;
 mod rows;
 
-use ort_core::dim::Dim;
+use std::ops::Deref;
+
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ep::KernelDef;
 use ort_core::ops::fused::activation::Activation;
-use ort_core::ops::nn::geometry::{WindowAxis, Windows};
+use ort_core::ops::nn::geometry::WindowAxis;
+use ort_core::ops::nn::problem::{ConvShape, PixelLayout, WindowAxes, volume};
 use ort_core::ops::tensor::geometry::Strided;
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::{Result, ensure, error};
+use ort_gpu::read::{self, has_up_to_three_axes};
 
 use super::gemm::{Product, Side, finish, of_cores};
 use super::movement::gather;
@@ -48,62 +51,9 @@ const OF_TURN: usize = 64;
 /// The least number of iterations worth a block of its own.
 const TURNS: usize = 8;
 
-/// Windows over three axes; leading axes that the image lacks have size 1.
-pub(super) type Axes = [WindowAxis; 3];
-
-const NO_AXIS: WindowAxis =
-    WindowAxis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, pads: [0; 2] };
-
-/// The memory layout of images and filters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
-    ChannelsFirst,
-    /// NHWC: the channels of a pixel, or of a tap, are contiguous.
-    ChannelsLast,
-}
-
-/// The sizes of images or filters.
-pub(super) struct Image {
-    pub(super) batch: usize,
-    pub(super) channels: usize,
-    pub(super) places: Vec<usize>,
-}
-
-impl Image {
-    pub(super) fn new(shape: &[usize], layout: Layout) -> Result<Image> {
-        let (batch, channels, places) = match (layout, shape) {
-            (Layout::ChannelsFirst, [batch, channels, places @ ..])
-            | (Layout::ChannelsLast, [batch, places @ .., channels]) => (*batch, *channels, places.to_vec()),
-            _ => return Err(error!(InvalidArgument, "an image or filters of shape {shape:?}")),
-        };
-        Ok(Image { batch, channels, places })
-    }
-}
-
-/// Whether the image has one to three spatial axes, or its rank is unknown.
-pub(super) fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
-    matches!(node.rank(0).or_else(|| node.output_type(0).shape().map(<[_]>::len)), None | Some(3..=5))
-}
-
-/// Extends windows to three axes, and checks that kernels can count their positions in 32 bits.
-pub(super) fn three(axes: &[WindowAxis]) -> Result<Axes> {
-    for axis in axes {
-        let last = axis.output.saturating_mul(axis.stride).saturating_add(axis.input);
-        let extent = axis.kernel.saturating_mul(axis.dilation).saturating_add(axis.pads.iter().sum());
-        let fits = last.saturating_add(extent) < 1 << 31;
-        ensure!(fits, NotImplemented, "windows as large as {axis:?} are beyond 32 bits");
-    }
-    match axes {
-        [x] => Ok([NO_AXIS, NO_AXIS, *x]),
-        [y, x] => Ok([NO_AXIS, *y, *x]),
-        [z, y, x] => Ok([*z, *y, *x]),
-        _ => Err(error!(NotImplemented, "windows over {} axes", axes.len())),
-    }
-}
-
 /// Returns the window sizes in the order of the kernels' structures: image, result, kernel,
 /// strides, dilations, leading padding.
-pub(super) fn window_sizes(axes: &Axes) -> Vec<usize> {
+pub(super) fn window_sizes(axes: &WindowAxes) -> Vec<usize> {
     let of: [fn(&WindowAxis) -> usize; 6] = [
         |axis| axis.input,
         |axis| axis.output,
@@ -123,10 +73,6 @@ pub(super) fn suffix_of(dtype: DType) -> Result<&'static str> {
         DType::BF16 => Ok("bf16"),
         other => Err(error!(NotImplemented, "windows over an image of {other} are not supported")),
     }
-}
-
-fn volume(axes: &Axes, of: fn(&WindowAxis) -> usize) -> usize {
-    axes.iter().map(of).fold(1, usize::saturating_mul)
 }
 
 /// How the work is divided for tensor cores.
@@ -196,64 +142,35 @@ impl Cut {
 }
 
 /// Whether the tensor core kernels have mask bits for all taps.
-pub(super) fn taps_fit(axes: &Axes) -> bool {
+pub(super) fn taps_fit(axes: &WindowAxes) -> bool {
     axes.iter().map(|axis| axis.kernel).fold(0, usize::saturating_add) <= MOST_TAPS
 }
 
-/// The sizes of a convolution.
-pub(super) struct Conv {
-    /// A transposed convolution slides its windows over the result.
-    pub(super) transposed: bool,
-    pub(super) layout: Layout,
-    pub(super) axes: Axes,
-    pub(super) batch: usize,
-    pub(super) groups: usize,
-    /// Channels and filters of a group.
-    pub(super) channels: usize,
-    pub(super) filters: usize,
+/// A convolution, by its sizes.
+pub(super) struct Conv(pub(super) ConvShape);
+
+impl Deref for Conv {
+    type Target = ConvShape;
+
+    fn deref(&self) -> &ConvShape {
+        &self.0
+    }
 }
 
 impl Conv {
     /// The sizes of `Conv` and `FusedConv`, which are NCHW.
     fn second(cx: &OpCx<'_>) -> Result<Conv> {
-        Conv::new(cx, false, Layout::ChannelsFirst)
+        read::conv(cx, PixelLayout::ChannelsFirst).map(Conv)
     }
 
     /// The sizes of `NhwcConv`.
     fn last(cx: &OpCx<'_>) -> Result<Conv> {
-        Conv::new(cx, false, Layout::ChannelsLast)
+        read::conv(cx, PixelLayout::ChannelsLast).map(Conv)
     }
 
     /// The sizes of `ConvTranspose`.
     fn transposed(cx: &OpCx<'_>) -> Result<Conv> {
-        Conv::new(cx, true, Layout::ChannelsFirst)
-    }
-
-    /// Reads the sizes from the shapes of image and filters.
-    fn new(cx: &OpCx<'_>, transposed: bool, layout: Layout) -> Result<Conv> {
-        let (image, weight) = (&cx.input(0)?.shape, &cx.input(1)?.shape);
-        let Image { batch, channels, places } = Image::new(image, layout)?;
-        let Image { batch: first, channels: second, places: kernel } = Image::new(weight, layout)?;
-        let groups = usize::try_from(cx.attrs.int("group")?).ok().filter(|groups| *groups > 0);
-        let groups = groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))?;
-        let fits = match transposed {
-            false => second.checked_mul(groups) == Some(channels) && first.is_multiple_of(groups),
-            true => channels == first && channels.is_multiple_of(groups),
-        };
-        ensure!(fits, InvalidArgument, "shapes {image:?} and {weight:?} do not match {groups} groups");
-        let kernel: Vec<Dim> = kernel.iter().map(|size| Dim::constant(*size as i64)).collect();
-        let windows = Windows::new(cx.attrs, &kernel)?;
-        let axes = match transposed {
-            false => three(&windows.on(&places)?)?,
-            true => {
-                let mut axes = three(&windows.transposed_on(cx.attrs, &places)?)?;
-                // From here on, `input` is the size of the image again.
-                axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
-                axes
-            }
-        };
-        let filters = if transposed { second } else { first / groups };
-        Ok(Conv { transposed, layout, axes, batch, groups, channels: channels / groups, filters })
+        read::conv_transpose(cx).map(Conv)
     }
 
     /// Returns the launches: a library call, a GEMM, tiles, or a thread per result.
@@ -308,8 +225,8 @@ impl Conv {
     /// Returns the kernel family, which is also the prefix of its entries.
     fn family(&self) -> &'static str {
         match self.layout {
-            Layout::ChannelsFirst => "conv",
-            Layout::ChannelsLast => "conv_pixels",
+            PixelLayout::ChannelsFirst => "conv",
+            PixelLayout::ChannelsLast => "conv_pixels",
         }
     }
 
@@ -332,7 +249,7 @@ impl Conv {
         if self.filters <= FEW_FILTERS || !taps_fit(&self.axes) {
             return Ok(None);
         }
-        let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
+        let depth = self.depth();
         Cut::new(limits, dtype, self.groups, [self.filters, self.positions(), depth])
     }
 
@@ -341,7 +258,7 @@ impl Conv {
     /// of 8.
     fn group_cut(&self, limits: &Limits, dtype: DType) -> Option<(&'static str, warpgroups::Cut)> {
         let suffix = warpgroups::suffix_of(limits, dtype)?;
-        let is_first = self.layout == Layout::ChannelsFirst;
+        let is_first = self.layout == PixelLayout::ChannelsFirst;
         if is_first
             || self.filters <= FEW_FILTERS
             || !self.channels.is_multiple_of(8)
@@ -349,7 +266,7 @@ impl Conv {
         {
             return None;
         }
-        let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
+        let depth = self.depth();
         let sizes = [self.positions(), self.filters, depth];
         let cut = warpgroups::cut(limits, warpgroups::OF_NEAR_STEPS, self.groups, sizes, true)?;
         Some((suffix, cut))
@@ -389,8 +306,8 @@ impl Conv {
     /// Returns the filters as the tensor core kernels read them, with channels and taps innermost,
     /// and the launches that transpose them if needed.
     fn filters_for_cores(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<(Operand, Vec<Launch>)> {
-        let (w, taps) = (cx.input(1)?, volume(&self.axes, |axis| axis.kernel));
-        let Conv { groups, channels, filters, .. } = *self;
+        let (w, taps) = (cx.input(1)?, self.taps());
+        let ConvShape { groups, channels, filters, .. } = self.0;
         // Only the filters of a transposed convolution have the channels first; with one channel or
         // one filter, both orders agree.
         if !self.transposed || channels == 1 || filters == 1 {
@@ -466,9 +383,9 @@ impl Conv {
         }
         let at_pixels = self.axes.iter().all(|axis| axis.kernel == 1 && axis.stride == 1);
         let on_all = self.groups == 1 && self.axes.iter().all(|axis| axis.kernel == axis.input);
-        let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
+        let depth = self.depth();
         let (filters, groups) = (self.filters, self.groups);
-        let is_last = self.layout == Layout::ChannelsLast;
+        let is_last = self.layout == PixelLayout::ChannelsLast;
         let (mut product, of_bias, shape) = if on_all || at_pixels && is_last && groups == 1 {
             let rows = self.positions();
             let windows = Side { sizes: vec![rows, depth], steps: vec![depth, 1] };

@@ -1,11 +1,14 @@
 //! `ConvInteger` and `QLinearConv`: 8-bit convolutions with zero points and 32-bit accumulators.
 
-use ort_core::dim::Dim;
-use ort_core::ep::KernelDef;
-use ort_core::ops::nn::geometry::{WindowAxis, Windows};
-use ort_core::{Result, ensure, error};
+use std::ops::Deref;
 
-use super::conv::{Axes, has_up_to_three_axes, three, window_sizes};
+use ort_core::ep::KernelDef;
+use ort_core::ops::nn::geometry::WindowAxis;
+use ort_core::ops::nn::problem::{ConvShape, PixelLayout, volume};
+use ort_core::{Result, ensure};
+use ort_gpu::read::has_up_to_three_axes;
+
+use super::conv::window_sizes;
 use super::gemm::Side;
 use super::integer::{CodeProduct, Ending, Place};
 use super::{CudaKernel, cuda_kernels};
@@ -50,31 +53,20 @@ fn qlinear_conv(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     launches(cx, [cx.input(0)?, cx.input(3)?], Ending::Codes, &parts)
 }
 
-/// The sizes of a convolution; channels and filters are per group.
-struct Conv {
-    axes: Axes,
-    batch: usize,
-    groups: usize,
-    channels: usize,
-    filters: usize,
+/// A convolution, by its sizes.
+struct Conv(ConvShape);
+
+impl Deref for Conv {
+    type Target = ConvShape;
+
+    fn deref(&self) -> &ConvShape {
+        &self.0
+    }
 }
 
 impl Conv {
     fn new(cx: &OpCx<'_>, x: &Operand, w: &Operand) -> Result<Conv> {
-        let ([batch, of_all, sizes @ ..], [filters, channels, kernel @ ..]) = (&*x.shape, &*w.shape) else {
-            return Err(error!(InvalidArgument, "a convolution of {:?} and {:?}", x.shape, w.shape));
-        };
-        let groups = usize::try_from(cx.attrs.int("group")?).ok().filter(|groups| *groups > 0);
-        let groups = groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))?;
-        let fits = channels.checked_mul(groups) == Some(*of_all) && filters.is_multiple_of(groups);
-        ensure!(fits, InvalidArgument, "{:?} and {:?} do not match {groups} groups", x.shape, w.shape);
-        let kernel: Vec<Dim> = kernel.iter().map(|size| Dim::constant(*size as i64)).collect();
-        let axes = three(&Windows::new(cx.attrs, &kernel)?.on(sizes)?)?;
-        Ok(Conv { axes, batch: *batch, groups, channels: *channels, filters: filters / groups })
-    }
-
-    fn volume(&self, of: fn(&WindowAxis) -> usize) -> usize {
-        self.axes.iter().map(of).fold(1, usize::saturating_mul)
+        ConvShape::new(cx.attrs, &x.shape, &w.shape, PixelLayout::ChannelsFirst).map(Conv)
     }
 
     /// Whether it is a GEMM of the filters with the unmodified image.
@@ -87,8 +79,7 @@ impl Conv {
     /// computes the addresses of the right side itself.
     fn product(&self, [x, w]: [&Operand; 2], y: &Operand) -> Result<CodeProduct> {
         let (groups, filters) = (self.groups, self.filters);
-        let depth = self.channels.saturating_mul(self.volume(|axis| axis.kernel));
-        let places = self.volume(|axis| axis.output);
+        let (depth, places) = (self.depth(), volume(&self.axes, |axis| axis.output));
         let weights = Side { sizes: vec![groups, filters, depth], steps: vec![filters * depth, depth, 1] };
         let (sizes, steps) = if self.is_pointwise() {
             let plane = depth * places;

@@ -3,10 +3,10 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::ops::nn::geometry::Windows;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::nn::problem::UnpooledImage;
+use ort_core::{Result, ensure};
+use ort_gpu::read::has_up_to_three_axes;
 
-use super::conv::has_up_to_three_axes;
 use super::movement::{by_bytes, element_bytes};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
@@ -36,20 +36,13 @@ fn sources(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, indices, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
-    let [batch, channels, sizes @ ..] = &*x.shape else {
-        return Err(error!(InvalidArgument, "an image of shape {:?}", x.shape));
-    };
-    let fits = indices.count() == x.count() && y.rank() == x.rank() && x.rank() <= MOST_AXES;
-    ensure!(fits, InvalidArgument, "{:?} indices for values of shape {:?}", indices.shape, x.shape);
+    ensure!(x.rank() <= MOST_AXES, NotImplemented, "unpooling of shape {:?}", x.shape);
     if y.count() == 0 {
         return Ok(Vec::new());
     }
-    let windows = Windows::of_pool(cx.attrs, x.rank())?.transposed_on(cx.attrs, sizes)?;
-    let image = [*batch, *channels].into_iter().chain(windows.iter().map(|axis| axis.input));
-    let image: Vec<usize> = image.collect();
-    let image_count = image.iter().copied().fold(1, usize::saturating_mul);
+    let image = UnpooledImage::new(cx.attrs, &x.shape, &indices.shape, y.rank())?;
     let mut corner = vec![x.rank()];
-    for shape in [&*image, &*y.shape] {
+    for shape in [&*image.shape, &*y.shape] {
         corner.extend(shape.iter().copied().chain(std::iter::repeat(1)).take(MOST_AXES));
     }
     // Three launches: clear the sources, mark each position with its last source, then copy.
@@ -59,7 +52,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if x.count() > 0 {
         let mark = Launch::new("sample", "unpool_mark").threads(x.count())?.tensor(indices).tensor(&sources);
         let mark = mark.uints::<{ 1 + 2 * MOST_AXES }>(&corner)?;
-        launches.push(mark.uint(image_count)?.uint(x.count())?);
+        launches.push(mark.uint(image.count())?.uint(x.count())?);
     }
     let take = by_bytes("sample", "unpool_take", element_bytes(x.dtype)?).threads(y.count())?;
     launches.push(take.tensor(x).tensor(&sources).tensor(y).uint(y.count())?);

@@ -1,12 +1,14 @@
 //! `MaxPool`, `AveragePool`, `LpPool`, global pools, `NhwcMaxPool` and `NhwcAveragePool`.
 
+use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
 use ort_core::ops::nn::geometry::{WindowAxis, Windows};
+use ort_core::ops::nn::problem::{ImageShape, PixelLayout, PoolFold, PoolKind, pool_windows};
 use ort_core::spec::{MICROSOFT, RUNTIME};
-use ort_core::{Result, ensure};
+use ort_gpu::read::has_up_to_three_axes;
 
-use super::conv::{FLOATS, Image, Layout, has_up_to_three_axes, suffix_of, three, window_sizes};
+use super::conv::{FLOATS, suffix_of, window_sizes};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -35,31 +37,30 @@ cuda_kernels![
 ];
 
 /// Fills the structure `Windows` of `cu/pool.cu`.
-fn windows_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<usize>> {
+fn windows_of(cx: &OpCx<'_>, layout: PixelLayout) -> Result<Vec<usize>> {
     let shape = &cx.input(0)?.shape;
-    let image = Image::new(shape, layout)?;
-    let axes = three(&Windows::of_pool(cx.attrs, shape.len())?.on(&image.places)?)?;
+    let axes = pool_windows(cx.attrs, shape, layout)?;
     let mut sizes = window_sizes(&axes);
     sizes.extend(axes.map(|axis| axis.pads[1]));
     for flag in ["count_include_pad", "storage_order"] {
         sizes.push(usize::from(cx.attrs.find_int(flag).unwrap_or(0) != 0));
     }
-    sizes.push(if layout == Layout::ChannelsLast { image.channels } else { 1 });
+    let channels = shape.last().copied().unwrap_or(1);
+    sizes.push(if layout == PixelLayout::ChannelsLast { channels } else { 1 });
     Ok(sizes)
 }
 
 /// Returns the reduction's number in `cu/pool.cu`, and its power.
 fn fold_of(cx: &OpCx<'_>) -> Result<(usize, f32)> {
-    let power = cx.attrs.find_int("p").unwrap_or(1);
-    ensure!(power != 0 && i32::try_from(power).is_ok(), InvalidGraph, "a norm with p = {power}");
-    let kind = match (cx.op, power) {
-        ("AveragePool" | "NhwcAveragePool" | "GlobalAveragePool", _) => 0,
-        ("GlobalMaxPool", _) => 1,
-        (_, 1) => 2,
-        (_, 2) => 3,
-        _ => 4,
+    let fold = PoolFold::of(cx.op, cx.attrs)?;
+    let number = match fold.kind {
+        PoolKind::Average => 0,
+        PoolKind::Max => 1,
+        PoolKind::L1 => 2,
+        PoolKind::L2 => 3,
+        PoolKind::Lp => 4,
     };
-    Ok((kind, power as f32))
+    Ok((number, fold.power as f32))
 }
 
 /// The largest plane that is reduced by a warp rather than a block.
@@ -69,29 +70,29 @@ const PACK: usize = 16;
 
 /// Returns the launch of a kernel for `count` results. In NHWC, a thread computes a pack of
 /// channels if a pixel consists of whole packs.
-fn launch_of(name: &str, x: &Operand, layout: Layout, suffix: &str, count: usize) -> Result<Launch> {
+fn launch_of(name: &str, x: &Operand, layout: PixelLayout, suffix: &str, count: usize) -> Result<Launch> {
     let many = x.dtype.byte_len(1).map_or(1, |bytes| PACK / bytes);
     let (entry, many) = match layout {
-        Layout::ChannelsFirst => (format!("{name}_{suffix}"), 1),
-        Layout::ChannelsLast if x.shape.last().is_some_and(|channels| channels.is_multiple_of(many)) => {
+        PixelLayout::ChannelsFirst => (format!("{name}_{suffix}"), 1),
+        PixelLayout::ChannelsLast if x.shape.last().is_some_and(|channels| channels.is_multiple_of(many)) => {
             (format!("{name}_packs_{suffix}"), many)
         }
         // NHWC has entries of its own: with both layouts in one, `MaxPool` spilled registers on
         // sm_90.
-        Layout::ChannelsLast => (format!("{name}_pixels_{suffix}"), 1),
+        PixelLayout::ChannelsLast => (format!("{name}_pixels_{suffix}"), 1),
     };
     Launch::new("pool", entry).threads(count / many)
 }
 
 fn pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    pool_of(cx, Layout::ChannelsFirst)
+    pool_of(cx, PixelLayout::ChannelsFirst)
 }
 
 fn nhwc_average_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    pool_of(cx, Layout::ChannelsLast)
+    pool_of(cx, PixelLayout::ChannelsLast)
 }
 
-fn pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
+fn pool_of(cx: &OpCx<'_>, layout: PixelLayout) -> Result<Vec<Launch>> {
     let (x, y, (kind, power)) = (cx.input(0)?, cx.output(0)?, fold_of(cx)?);
     if y.count() == 0 {
         return Ok(Vec::new());
@@ -102,14 +103,14 @@ fn pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
 }
 
 fn max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    max_pool_of(cx, Layout::ChannelsFirst)
+    max_pool_of(cx, PixelLayout::ChannelsFirst)
 }
 
 fn nhwc_max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if let Some(launch) = max_pool_of_pairs(cx)? {
         return Ok(vec![launch]);
     }
-    max_pool_of(cx, Layout::ChannelsLast)
+    max_pool_of(cx, PixelLayout::ChannelsLast)
 }
 
 /// Threads of a block, each of which computes two adjacent results.
@@ -119,7 +120,7 @@ const PAIR_THREADS: u32 = 128;
 /// packs; `None` for other windows.
 fn max_pool_of_pairs(cx: &OpCx<'_>) -> Result<Option<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let Image { batch, channels, places } = Image::new(&x.shape, Layout::ChannelsLast)?;
+    let ImageShape { batch, channels, places } = ImageShape::new(&x.shape, PixelLayout::ChannelsLast)?;
     let axes = Windows::of_pool(cx.attrs, x.rank())?.on(&places)?;
     let pack = x.dtype.byte_len(1).map_or(1, |bytes| PACK / bytes);
     let [height, width] = axes.as_slice() else { return Ok(None) };
@@ -141,10 +142,10 @@ fn max_pool_of_pairs(cx: &OpCx<'_>) -> Result<Option<Launch>> {
         .block([PAIR_THREADS, 1, 1])
         .tensor(x)
         .tensor(y);
-    launch.uints::<24>(&windows_of(cx, Layout::ChannelsLast)?).map(Some)
+    launch.uints::<24>(&windows_of(cx, PixelLayout::ChannelsLast)?).map(Some)
 }
 
-fn max_pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
+fn max_pool_of(cx: &OpCx<'_>, layout: PixelLayout) -> Result<Vec<Launch>> {
     let (x, y, indices) = (cx.input(0)?, cx.find_output(0), cx.find_output(1));
     let count = y.or(indices).map_or(0, |output| output.count());
     if count == 0 {

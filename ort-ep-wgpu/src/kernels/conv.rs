@@ -1,14 +1,17 @@
 //! `Conv`, `FusedConv` and `ConvTranspose` as implicit GEMM: windows are never unfolded to memory.
 
-use ort_core::ep::{KernelDef, NodeView};
+use std::ops::Deref;
+
+use ort_core::ep::KernelDef;
 use ort_core::ir::Attributes;
 use ort_core::ops::fused::activation::Activation;
-use ort_core::ops::nn::geometry::Windows;
+use ort_core::ops::nn::problem::{ConvShape, PixelLayout, volume};
 use ort_core::spec::MICROSOFT;
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure};
+use ort_gpu::read::{self, has_up_to_three_axes};
 
 use super::elementwise::FLOATS;
-use super::windows::{self, Axes, WINDOWS, volume, with_windows};
+use super::windows::{WINDOWS, with_windows};
 use super::{WgpuKernel, activation, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
@@ -22,21 +25,15 @@ wgpu_kernels![
     WgpuKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose),
 ];
 
-/// Returns whether the image has one to three spatial axes, or an unknown rank.
-pub(super) fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
-    matches!(node.rank(0).or_else(|| node.output_type(0).shape().map(<[_]>::len)), None | Some(3..=5))
-}
+/// A convolution, by its sizes.
+pub(super) struct Conv(ConvShape);
 
-/// The sizes of a convolution.
-pub(super) struct Conv {
-    /// Whether it is transposed: the windows then are on the result.
-    transposed: bool,
-    axes: Axes,
-    batch: usize,
-    groups: usize,
-    /// Channels and filters per group.
-    channels: usize,
-    filters: usize,
+impl Deref for Conv {
+    type Target = ConvShape;
+
+    fn deref(&self) -> &ConvShape {
+        &self.0
+    }
 }
 
 const TILES: &str = include_str!("conv_tiles.wgsl");
@@ -59,50 +56,12 @@ const FEW: usize = 8;
 impl Conv {
     /// Returns the convolution of an image and filters of these shapes.
     pub(super) fn new(attrs: &Attributes, image: &[usize], weight: &[usize]) -> Result<Conv> {
-        Conv::with(attrs, image, weight, |kernel| windows::of_kernel(attrs, kernel))
+        ConvShape::new(attrs, image, weight, PixelLayout::ChannelsFirst).map(Conv)
     }
 
     /// As [`Conv::new`] for filters of one tap, ignoring the windows of the attributes.
     pub(super) fn pointwise(attrs: &Attributes, image: &[usize], weight: &[usize]) -> Result<Conv> {
-        Conv::with(attrs, image, weight, |kernel| windows::of_kernel(&Attributes::default(), kernel))
-    }
-
-    fn with(
-        attrs: &Attributes,
-        image: &[usize],
-        weight: &[usize],
-        windows: impl FnOnce(&[usize]) -> Result<Windows>,
-    ) -> Result<Conv> {
-        let ([batch, channels, sizes @ ..], [filters, own, kernel @ ..]) = (image, weight) else {
-            return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));
-        };
-        let groups = groups_of(attrs)?;
-        ensure!(
-            own.checked_mul(groups) == Some(*channels) && filters.is_multiple_of(groups),
-            InvalidArgument,
-            "shapes {image:?} and {weight:?} do not match {groups} groups"
-        );
-        let axes = windows::three(&windows(kernel)?.on(sizes)?)?;
-        Ok(Conv { transposed: false, axes, batch: *batch, groups, channels: *own, filters: filters / groups })
-    }
-
-    /// Returns the transposed convolution of an image and filters of these shapes.
-    fn transposed(attrs: &Attributes, image: &[usize], weight: &[usize]) -> Result<Conv> {
-        let ([batch, channels, sizes @ ..], [of_all, filters, kernel @ ..]) = (image, weight) else {
-            return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));
-        };
-        let groups = groups_of(attrs)?;
-        ensure!(
-            channels == of_all && channels.is_multiple_of(groups),
-            InvalidArgument,
-            "shapes {image:?} and {weight:?} do not match {groups} groups"
-        );
-        let on_result = windows::of_kernel(attrs, kernel)?.transposed_on(attrs, sizes)?;
-        let mut axes = windows::three(&on_result)?;
-        // Windows go from the result to the image; swap them, so that `input` is the image again.
-        axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
-        let channels = channels / groups;
-        Ok(Conv { transposed: true, axes, batch: *batch, groups, channels, filters: *filters })
+        ConvShape::pointwise(attrs, image, weight).map(Conv)
     }
 
     /// The output positions of a filter, for one phase of a transposed convolution.
@@ -122,7 +81,7 @@ impl Conv {
             .number("groups", self.groups)
             .number("channels", self.channels)
             .number("filters", self.filters);
-        let products = volume(&self.axes, |axis| axis.kernel).saturating_mul(self.channels);
+        let products = self.depth();
         let all_filters = self.groups.saturating_mul(self.filters);
         // Few positions do not fill a tile: a workgroup per result, and lanes split the reduction.
         if !self.transposed && self.positions() <= FEW && products >= 2 * LANES {
@@ -161,7 +120,7 @@ impl Conv {
         };
         let busy = choices.into_iter().find(fits);
         let (places, fours) = busy.unwrap_or((1, most.min(2)));
-        let products = volume(&self.axes, |axis| axis.kernel).saturating_mul(self.channels) / phases.max(1);
+        let products = self.depth() / phases.max(1);
         let slices = if busy.is_none() && products >= MANY { SLICES } else { 1 };
         let steps = self.axes.each_ref().map(|axis| axis.stride / common_divisor(axis.stride, axis.dilation));
         let shader = shader
@@ -179,11 +138,6 @@ impl Conv {
         let tiles = unrolled(TILES, &[("#p", places), ("#f", fours), ("#k", abreast)]);
         shader.groups(workgroups(places, fours), LANES * slices, &[WINDOWS, code, &tiles].concat())
     }
-}
-
-fn groups_of(attrs: &Attributes) -> Result<usize> {
-    let groups = usize::try_from(attrs.int("group")?).ok().filter(|groups| *groups > 0);
-    groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))
 }
 
 fn common_divisor(a: usize, b: usize) -> usize {
@@ -246,7 +200,7 @@ fn conv(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 }
 
 fn conv_transpose(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let conv = Conv::transposed(cx.attrs, &cx.input(0)?.shape, &cx.input(1)?.shape)?;
+    let conv = Conv(read::conv_transpose(cx)?);
     let (shader, code) = of_floats(cx, (cx.input(0)?, cx.input(1)?), [cx.find_input(2), None])?;
     Ok(vec![conv.dispatch(shader, &code)?])
 }

@@ -4,8 +4,9 @@
 use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
+use ort_gpu::read::has_up_to_three_axes;
 
-use super::conv::{Conv, has_up_to_three_axes};
+use super::conv::Conv;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;

@@ -1,12 +1,12 @@
 //! `MaxUnpool`: scatters the values of a max pool to its indices. If an index repeats, the last
 //! value wins.
 
+use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
-use ort_core::ops::nn::geometry::Windows;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::nn::problem::UnpooledImage;
+use ort_gpu::read::has_up_to_three_axes;
 
-use super::conv::has_up_to_three_axes;
 use super::elementwise::FLOATS;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
@@ -63,20 +63,15 @@ fn element(i: u32) {
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, indices, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
-    let sizes = x.shape.get(2..).ok_or_else(|| error!(InvalidArgument, "an image of shape {:?}", x.shape))?;
-    let mut image = x.shape.clone();
-    let windows = Windows::of_pool(cx.attrs, x.rank())?.transposed_on(cx.attrs, sizes)?;
-    image.iter_mut().skip(2).zip(&windows).for_each(|(size, axis)| *size = axis.input);
-    let fits = indices.count() == x.count() && y.rank() == x.rank();
-    ensure!(fits, InvalidArgument, "{:?} indices for values of shape {:?}", indices.shape, x.shape);
+    let image = UnpooledImage::new(cx.attrs, &x.shape, &indices.shape, y.rank())?;
     let sources = sources(cx, &mut 0)?;
     let clear = Shader::new(cx).write("sources", &sources);
     let mark = Shader::new(cx)
         .read("indices", indices)
         .tensor("sources", &sources, Access::Combine)
-        .sizes("image", &image)
+        .sizes("image", &image.shape)
         .sizes("result", &y.shape)
-        .number("image_count", image.iter().fold(1, |count: usize, size| count.saturating_mul(*size)))
+        .number("image_count", image.count())
         .constant("RANK", x.rank());
     let take = Shader::new(cx).read("x", x).read("sources", &sources).write("y", y);
     Ok(vec![

@@ -1,13 +1,13 @@
 //! `MaxPool`, `AveragePool`, `LpPool` and the global pools.
 
+use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::ops::nn::geometry::Windows;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::nn::problem::{PixelLayout, PoolFold, PoolKind, pool_windows};
+use ort_gpu::read::has_up_to_three_axes;
 
-use super::conv::has_up_to_three_axes;
 use super::elementwise::FLOATS;
-use super::windows::{self, Axes, WINDOWS, with_windows};
+use super::windows::{WINDOWS, with_windows};
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::Shader;
@@ -31,22 +31,15 @@ wgpu_kernels![
     WgpuKernel::new(global("GlobalLpPool"), global_pool),
 ];
 
-fn axes_of(cx: &OpCx<'_>) -> Result<Axes> {
-    let shape = &cx.input(0)?.shape;
-    let sizes = shape.get(2..).ok_or_else(|| error!(InvalidArgument, "an image of shape {shape:?}"))?;
-    windows::three(&Windows::of_pool(cx.attrs, shape.len())?.on(sizes)?)
-}
-
 /// Generates the fold of a pool over floats: `Sum`, `start`, `fold`, `merge` and `finish`.
 fn fold_of(cx: &OpCx<'_>) -> Result<String> {
-    let power = cx.attrs.find_int("p").unwrap_or(1);
-    ensure!(power != 0 && i32::try_from(power).is_ok(), InvalidGraph, "a norm with p = {power}");
-    let (start, fold, merge, result) = match (cx.op, power) {
-        ("GlobalMaxPool", _) => ("-infinity()", "max_(sum, v)", "max_(a, b)", "sum"),
-        ("AveragePool" | "GlobalAveragePool", _) => ("0.0", "sum + v", "a + b", "sum / f32(count)"),
-        (_, 1) => ("0.0", "sum + abs(v)", "a + b", "sum"),
-        (_, 2) => ("0.0", "sum + v * v", "a + b", "sqrt(sum)"),
-        _ => ("0.0", "sum + pow_(abs(v), POWER)", "a + b", "pow_(sum, 1.0 / POWER)"),
+    let PoolFold { kind, power } = PoolFold::of(cx.op, cx.attrs)?;
+    let (start, fold, merge, result) = match kind {
+        PoolKind::Max => ("-infinity()", "max_(sum, v)", "max_(a, b)", "sum"),
+        PoolKind::Average => ("0.0", "sum + v", "a + b", "sum / f32(count)"),
+        PoolKind::L1 => ("0.0", "sum + abs(v)", "a + b", "sum"),
+        PoolKind::L2 => ("0.0", "sum + v * v", "a + b", "sqrt(sum)"),
+        PoolKind::Lp => ("0.0", "sum + pow_(abs(v), POWER)", "a + b", "pow_(sum, 1.0 / POWER)"),
     };
     Ok(format!(
         "alias Sum = f32;\n\
@@ -60,7 +53,7 @@ fn fold_of(cx: &OpCx<'_>) -> Result<String> {
 
 /// Finishes a dispatch over windows, for a shader that has its outputs.
 fn windows_of(cx: &OpCx<'_>, shader: Shader, count: usize, code: &str) -> Result<Dispatch> {
-    let axes = axes_of(cx)?;
+    let axes = pool_windows(cx.attrs, &cx.input(0)?.shape, PixelLayout::ChannelsFirst)?;
     let include_pad = cx.attrs.find_int("count_include_pad").unwrap_or(0) != 0;
     let shader = with_windows(shader.read("x", cx.input(0)?), &axes)
         .sizes("pads_behind", &axes.map(|axis| axis.pads[1]))

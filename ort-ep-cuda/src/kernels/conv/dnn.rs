@@ -6,10 +6,11 @@ use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::ops::fused::activation::Activation;
 use ort_core::ops::nn::geometry::WindowAxis;
+use ort_core::ops::nn::problem::{ImageShape, NO_AXIS, PixelLayout, WindowAxes};
 use ort_gpu::strides;
 
 use super::super::finish::{Addend, finish};
-use super::{Axes, Conv, FEW_FILTERS, Image, Layout};
+use super::{Conv, FEW_FILTERS};
 use crate::launch::{Launch, OpCx, Operand};
 use crate::libraries::{Convolution, DnnElement, Form, Pass, allows_tf32};
 
@@ -56,11 +57,11 @@ pub(super) fn launches(
     if form == Form::Relu {
         return Ok(Some(launches));
     }
-    let Image { batch, channels, places } = Image::new(&y.shape, conv.layout)?;
+    let ImageShape { batch, channels, places } = ImageShape::new(&y.shape, conv.layout)?;
     let positions = places.iter().product();
     let (sizes, of_bias) = match conv.layout {
-        Layout::ChannelsFirst => ([batch, channels, positions], vec![0, 1, 0]),
-        Layout::ChannelsLast => ([batch, positions, channels], vec![0, 0, 1]),
+        PixelLayout::ChannelsFirst => ([batch, channels, positions], vec![0, 1, 0]),
+        PixelLayout::ChannelsLast => ([batch, positions, channels], vec![0, 0, 1]),
     };
     let mut rest = Vec::new();
     rest.extend(bias.map(|tensor| Addend { tensor, steps: of_bias, factor: 1.0 }));
@@ -104,9 +105,9 @@ fn call(
 
 /// Windows on an image, with filters per group.
 pub(in crate::kernels) struct Windows<'a> {
-    pub(in crate::kernels) axes: &'a Axes,
+    pub(in crate::kernels) axes: &'a WindowAxes,
     pub(in crate::kernels) groups: usize,
-    pub(in crate::kernels) layout: Layout,
+    pub(in crate::kernels) layout: PixelLayout,
 }
 
 impl Windows<'_> {
@@ -136,13 +137,13 @@ impl Windows<'_> {
         let mut axes: Vec<WindowAxis> = self.axes.iter().skip(3 - given.min(3)).copied().collect();
         if given == 1 {
             let place = if dnn.options.pads_to_nc1d { 0 } else { 1 };
-            axes.insert(place, super::NO_AXIS);
+            axes.insert(place, NO_AXIS);
         }
         if !axes.iter().all(is_symmetric) {
             return Ok(None);
         }
         let shape = |tensor: &Operand, of: fn(&WindowAxis) -> usize| -> Result<Vec<usize>> {
-            let Image { batch, channels, .. } = Image::new(&tensor.shape, self.layout)?;
+            let ImageShape { batch, channels, .. } = ImageShape::new(&tensor.shape, self.layout)?;
             Ok([batch, channels].into_iter().chain(axes.iter().map(of)).collect())
         };
         let all = |of: fn(&WindowAxis) -> usize| axes.iter().map(of).collect::<Vec<usize>>();
@@ -150,7 +151,7 @@ impl Windows<'_> {
             pass,
             element,
             tf32: element == DnnElement::F32 && allows_tf32(&cx.limits),
-            channels_last: self.layout == Layout::ChannelsLast,
+            channels_last: self.layout == PixelLayout::ChannelsLast,
             groups: self.groups,
             x: shape(x, |axis| axis.input)?,
             w: shape(w, |axis| axis.kernel)?,

@@ -3,9 +3,10 @@
 
 use ort_core::Result;
 use ort_core::dtype::DType;
+use ort_core::ops::nn::problem::{NO_AXIS, PixelLayout};
 
 use super::super::gemm::of_cores;
-use super::{Conv, FEW_FILTERS, Layout, NO_AXIS};
+use super::{Conv, FEW_FILTERS};
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -38,7 +39,7 @@ impl RowTiles {
         let Some(suffix) = of_cores(limits, dtype)?.filter(|_| dtype != DType::F32) else { return Ok(None) };
         let [flat, height, width] = conv.axes;
         let steps = width.kernel.saturating_mul(conv.channels);
-        let is_fit = conv.layout == Layout::ChannelsLast
+        let is_fit = conv.layout == PixelLayout::ChannelsLast
             && !conv.transposed
             && conv.groups == 1
             && conv.filters > FEW_FILTERS

@@ -4,12 +4,13 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ops::nn::geometry::WindowAxis;
+use ort_core::ops::nn::problem::{ConvShape, PixelLayout, WindowAxes, three_axes, volume};
 use ort_core::spec::RUNTIME;
 use ort_core::{Result, ensure, error};
 
 use super::step::spread;
 use crate::kernels::conv::dnn::{Windows, gradient};
-use crate::kernels::conv::{Axes, Conv, Cut, FLOATS, Layout, suffix_of, taps_fit, three, window_sizes};
+use crate::kernels::conv::{Conv, Cut, FLOATS, suffix_of, taps_fit, window_sizes};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, scratch};
 use crate::libraries::Pass;
@@ -51,7 +52,7 @@ fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
 
 /// The sizes of the forward convolution.
 struct Sizes {
-    axes: Axes,
+    axes: WindowAxes,
     batch: usize,
     groups: usize,
     /// Channels and filters of a group.
@@ -97,11 +98,11 @@ impl Sizes {
             })
             .collect();
         let (channels, filters) = (weight.size(1), weight.size(0) / groups);
-        Ok(Sizes { axes: three(&axes)?, batch: image.size(0), groups, channels, filters })
+        Ok(Sizes { axes: three_axes(&axes)?, batch: image.size(0), groups, channels, filters })
     }
 
     fn volume(&self, of: fn(&WindowAxis) -> usize) -> usize {
-        self.axes.iter().map(of).fold(1, usize::saturating_mul)
+        volume(&self.axes, of)
     }
 
     /// Returns channels times taps of a group's filters.
@@ -119,7 +120,7 @@ impl Sizes {
         if self.groups > 1 && self.filters.min(self.channels) <= FEW_FILTERS {
             return Ok(None);
         }
-        let windows = Windows { axes: &self.axes, groups: self.groups, layout: Layout::ChannelsFirst };
+        let windows = Windows { axes: &self.axes, groups: self.groups, layout: PixelLayout::ChannelsFirst };
         gradient(cx, pass, &windows, tensors)
     }
 
@@ -133,8 +134,8 @@ impl Sizes {
         let mut axes = self.axes;
         axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
         let (channels, filters) = (self.filters, self.channels);
-        let (layout, batch, groups) = (Layout::ChannelsFirst, self.batch, self.groups);
-        Conv { transposed: true, layout, axes, batch, groups, channels, filters }
+        let (layout, batch, groups) = (PixelLayout::ChannelsFirst, self.batch, self.groups);
+        Conv(ConvShape { transposed: true, layout, axes, batch, groups, channels, filters })
     }
 
     /// Returns the division of the filter gradient for tensor cores, or `None` if they do not
