@@ -2,7 +2,8 @@
 //! An image index out of range reads the nearest image.
 
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::vision::problem::{Regions, RoiAlign};
+use ort_core::{Result, ensure};
 
 use super::lines::{SHORT_FLOATS, suffix};
 use super::resize::bits;
@@ -31,22 +32,16 @@ cuda_kernels![
 /// Fills the structure `Regions` of `cu/sample.cu`; each region has `numbers` values.
 fn regions(cx: &OpCx<'_>, numbers: usize, flags: [i64; 3]) -> Result<Vec<i64>> {
     let (x, rois, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
-    let (&[images, channels, height, width], &[count, _, rows, columns]) = (&*x.shape, &*y.shape) else {
-        return Err(error!(InvalidArgument, "feature maps of shape {:?}", x.shape));
-    };
-    let fits = rois.count() == count.saturating_mul(numbers) && (y.count() == 0 || x.count() > 0);
-    ensure!(fits, InvalidArgument, "regions {:?} of feature maps {:?}", rois.shape, x.shape);
+    let Regions { images, channels, size: [height, width], pooled: [rows, columns], scale, .. } =
+        Regions::new(cx.attrs, &x.shape, &rois.shape, numbers, &y.shape)?;
     let sizes = [images, channels, height, width, rows, columns].map(|size| size as i64);
-    let scale = bits(cx.attrs.float("spatial_scale")?);
-    Ok([&sizes[..], &flags, &[scale]].concat())
+    Ok([&sizes[..], &flags, &[bits(scale)]].concat())
 }
 
 fn align(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, rois, images, y) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.output(0)?);
-    let half_pixel = cx.attrs.string("coordinate_transformation_mode")? == "half_pixel";
-    let greatest = cx.attrs.string("mode")? == "max";
-    let samples = cx.attrs.int("sampling_ratio")?.max(0);
-    let words = regions(cx, 4, [samples, half_pixel.into(), greatest.into()])?;
+    let RoiAlign { half_pixel, greatest, samples } = RoiAlign::new(cx.attrs)?;
+    let words = regions(cx, 4, [samples as i64, half_pixel.into(), greatest.into()])?;
     let (given, expected) = (images.count(), y.size(0));
     ensure!(given == expected, InvalidArgument, "{given} images for {expected} regions");
     if y.count() == 0 {

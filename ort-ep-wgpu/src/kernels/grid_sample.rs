@@ -2,6 +2,7 @@
 
 use ort_core::dtype::TypeSet;
 use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::tensor::problem::{AffineGrid, GridSample};
 use ort_core::{Result, ensure, error};
 
 use super::elementwise::FLOATS;
@@ -18,18 +19,13 @@ const fn grid_sample(
 }
 
 wgpu_kernels![
-    grid_sample(&[("T1", TYPES), ("T2", FLOATS)], |node| picks(node) && of_image(node)),
-    grid_sample(&[("T1", FLOATS), ("T2", FLOATS)], |node| !picks(node) && of_image(node)),
+    grid_sample(&[("T1", TYPES), ("T2", FLOATS)], |node| GridSample::moves(node.attrs()) && of_image(node)),
+    grid_sample(&[("T1", FLOATS), ("T2", FLOATS)], |node| !GridSample::moves(node.attrs()) && of_image(node)),
     WgpuKernel::new(
         KernelDef { op: "AffineGrid", types: &[("T1", FLOATS)], host_inputs: &[1], ..KernelDef::BASE },
         affine_grid
     ),
 ];
-
-/// Whether elements are only moved, which allows any type.
-fn picks(node: &NodeView<'_>) -> bool {
-    node.attrs().find_string("mode") == Some("nearest")
-}
 
 /// Returns whether the input has one to three spatial axes, or an unknown rank.
 fn of_image(node: &NodeView<'_>) -> bool {
@@ -82,26 +78,13 @@ fn places(cx: &OpCx<'_>) -> Result<String> {
 
 fn sampled(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, grid, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
-    let (&[batch, channels], image) = x
-        .shape
-        .split_first_chunk()
-        .ok_or_else(|| error!(InvalidArgument, "an image of shape {:?}", x.shape))?;
-    let rank = image.len();
-    let fits = grid.rank() == x.rank() && grid.shape.last() == Some(&rank) && grid.size(0) == batch;
-    ensure!(
-        fits,
-        InvalidArgument,
-        "the image of shape {:?} does not match the grid of shape {:?}",
-        x.shape,
-        grid.shape
-    );
+    let GridSample { channels, image, points, .. } = GridSample::new(&x.shape, &grid.shape)?;
     ensure!(x.count() <= i32::MAX as usize, NotImplemented, "an image {:?} is beyond 31 bits", x.shape);
-    let points = grid.count().checked_div(batch.saturating_mul(rank)).unwrap_or(0);
-    let pixels = image.iter().product();
+    let (rank, pixels) = (image.len(), image.iter().product());
     let mode = cx.attrs.string("mode")?;
     let shader = Shader::new(cx)
-        .sizes("sizes", image)
-        .sizes("steps", &strides(image))
+        .sizes("sizes", &image)
+        .sizes("steps", &strides(&image))
         .number("points", points)
         .number("channels", channels)
         .number("pixels", pixels)
@@ -176,23 +159,17 @@ fn summed(mode: &str, rank: usize, pixels: usize) -> Result<String> {
 
 fn affine_grid(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (theta, y) = (cx.input(0)?, cx.output(0)?);
-    let (Some(&rank), Some(spatial)) = (y.shape.last(), y.shape.get(1..y.rank().saturating_sub(1))) else {
-        return Err(error!(InvalidArgument, "a grid of shape {:?}", y.shape));
-    };
-    let fits = *theta.shape == [y.size(0), rank, rank + 1] && spatial.len() == rank;
-    ensure!(fits, InvalidArgument, "maps of shape {:?} for a grid of shape {:?}", theta.shape, y.shape);
-    let coordinate = match cx.attrs.flag("align_corners")? {
+    let grid = AffineGrid::new(cx.attrs, &theta.shape, &y.shape)?;
+    let coordinate = match grid.align_corners {
         true => "select(2.0 * at / (n - 1.0) - 1.0, -1.0, n < 2.0)",
         false => "(2.0 * at + 1.0) / n - 1.0",
     };
-    // The grid lists the innermost axis first.
-    let inner_first: Vec<usize> = spatial.iter().rev().copied().collect();
     let shader = Shader::new(cx)
         .read("theta", theta)
         .write("y", y)
-        .sizes("sizes", &inner_first)
-        .number("pixels", spatial.iter().product())
-        .constant("RANK", rank);
+        .sizes("sizes", &grid.inner_first)
+        .number("pixels", grid.points)
+        .constant("RANK", grid.inner_first.len());
     let code = format!(
         "fn element(i: u32) {{
             let place = i / RANK;

@@ -1,10 +1,9 @@
 //! `Resize`: nearest-neighbour or separable-filter resampling, in one pass over the result.
 
-use ort_core::dtype::{DType, TypeSet};
+use ort_core::dtype::TypeSet;
 use ort_core::ep::{KernelDef, NodeView};
-use ort_core::ops::tensor::geometry::{ResizePolicy, normalize_axes};
-use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::tensor::problem::{Resize, ResizeAxis, ResizeInputs};
+use ort_core::{Result, error};
 
 use super::elementwise::FLOATS;
 use super::indexing::{bits_of, check_source, few_axes, pick};
@@ -18,100 +17,9 @@ const fn resize(types: &'static [(&'static str, TypeSet)], when: fn(&NodeView<'_
 }
 
 wgpu_kernels![
-    resize(&[("T1", TYPES)], |node| moves(node) && few_axes(node)),
-    resize(&[("T1", FLOATS)], |node| !moves(node) && few_axes(node)),
+    resize(&[("T1", TYPES)], |node| Resize::moves(node.attrs()) && few_axes(node)),
+    resize(&[("T1", FLOATS)], |node| !Resize::moves(node.attrs()) && few_axes(node)),
 ];
-
-/// Returns whether elements are only moved: the mode is `nearest`, and nothing is extrapolated.
-fn moves(node: &NodeView<'_>) -> bool {
-    let is = |name: &str, value: &str| node.attrs().find_string(name) == Some(value);
-    is("mode", "nearest") && !is("coordinate_transformation_mode", "tf_crop_and_resize")
-}
-
-/// One dimension, or several merged ones that stay as they are.
-#[derive(Debug)]
-struct Axis {
-    from: usize,
-    to: usize,
-    /// The elements of the result per element of the input.
-    scale: f32,
-    /// The size of the result before truncation to an integer.
-    width: f32,
-    /// The region of interest, normalized to 0..1.
-    roi: (f32, f32),
-    stays: bool,
-}
-
-/// Reads a float tensor in host memory.
-fn floats(view: TensorView<'_>) -> Result<Vec<f32>> {
-    match view.dtype() {
-        DType::F64 => Ok(view.to_vec::<f64>()?.into_iter().map(|number| number as f32).collect()),
-        DType::F16 => Ok(view.to_vec::<half::f16>()?.into_iter().map(f32::from).collect()),
-        _ => view.to_vec::<f32>(),
-    }
-}
-
-/// Returns every dimension of the input.
-fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
-    ensure!(from.len() == to.len(), Fail, "shape {from:?} cannot be resized to {to:?}");
-    let whole = |(from, to): (&usize, &usize)| {
-        let (from, to) = (*from, *to);
-        Axis { from, to, scale: 1.0, width: to as f32, roi: (0.0, 1.0), stays: from == to }
-    };
-    let mut axes: Vec<Axis> = from.iter().zip(to).map(whole).collect();
-    let chosen = match cx.attrs.find_ints("axes") {
-        Some(chosen) => normalize_axes(chosen, from.len())?,
-        None => (0..from.len()).collect(),
-    };
-    let given = cx.find_host(2).map(floats).transpose()?.filter(|scales| !scales.is_empty());
-    let by_scale = given.is_some();
-    let scales = match given {
-        Some(scales) => scales,
-        None => {
-            let policy = ResizePolicy::parse(cx.attrs.string("keep_aspect_ratio_policy")?)?;
-            let sizes = chosen.iter().filter_map(|axis| from.get(*axis)).map(|size| *size as i64);
-            policy
-                .apply(&sizes.collect::<Vec<_>>(), &cx.ints(3)?)
-                .0
-                .into_iter()
-                .map(|scale| scale.value() as f32)
-                .collect()
-        }
-    };
-    let count = chosen.len();
-    ensure!(scales.len() == count, InvalidArgument, "{} scales are given for {count} axes", scales.len());
-    let crops = cx.attrs.string("coordinate_transformation_mode")? == "tf_crop_and_resize";
-    let roi = cx.find_host(1).filter(|_| crops).map(floats).transpose()?.unwrap_or_default();
-    ensure!(!crops || roi.len() == 2 * count, InvalidArgument, "a region of {} for {count} axes", roi.len());
-    for (entry, (axis, scale)) in chosen.iter().zip(scales).enumerate() {
-        let Some(axis) = axes.get_mut(*axis) else { continue };
-        axis.scale = scale;
-        // With given scales, coordinates use the fractional output size.
-        if by_scale {
-            axis.width = scale * axis.from as f32;
-        }
-        if let (Some(start), Some(end)) = (roi.get(entry), roi.get(count + entry)) {
-            axis.roi = (*start, *end);
-        }
-        axis.stays = axis.from == axis.to && scale == 1.0 && axis.roi == (0.0, 1.0);
-    }
-    Ok(axes)
-}
-
-/// Merges adjacent dimensions that stay as they are.
-fn merged(axes: Vec<Axis>) -> Vec<Axis> {
-    let mut merged: Vec<Axis> = Vec::new();
-    for axis in axes {
-        match merged.last_mut() {
-            Some(last) if last.stays && axis.stays => {
-                last.from = last.from.saturating_mul(axis.from);
-                last.to = last.from;
-            }
-            _ => merged.push(axis),
-        }
-    }
-    merged
-}
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
@@ -119,9 +27,11 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         return Ok(Vec::new());
     }
     check_source(x, y)?;
-    let axes = merged(axes(cx, &x.shape, &y.shape)?);
+    let resize = Resize::new(cx.attrs)?;
+    let inputs = ResizeInputs { roi: cx.find_host(1), scales: cx.find_host(2), sizes: cx.find_host(3) };
+    let axes = resize.axes(cx.attrs, &x.shape, &y.shape, &inputs)?;
     // Uniform lists have only integers, so floats pass as bits.
-    let bits = |number: fn(&Axis) -> f32| -> Vec<i64> {
+    let bits = |number: &dyn Fn(&ResizeAxis) -> f32| -> Vec<i64> {
         axes.iter().map(|axis| i64::from(number(axis).to_bits().cast_signed())).collect()
     };
     let from: Vec<usize> = axes.iter().map(|axis| axis.from).collect();
@@ -130,32 +40,33 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         .sizes("from_size", &from)
         .sizes("to_size", &to)
         .sizes("step", &strides(&from))
-        .integers("scale_bits", &bits(|axis| axis.scale))
-        .integers("width_bits", &bits(|axis| axis.width))
-        .integers("start_bits", &bits(|axis| axis.roi.0))
-        .integers("end_bits", &bits(|axis| axis.roi.1));
-    let coordinate = coordinate(cx)?;
-    let crops = cx.attrs.string("coordinate_transformation_mode")? == "tf_crop_and_resize";
-    if cx.attrs.string("mode")? == "nearest" && !crops {
-        let code = format!("{coordinate}{}{}", nearest(cx)?, picked(&axes));
+        .integers("scale_bits", &bits(&|axis| axis.scale))
+        .integers("width_bits", &bits(&|axis| axis.width))
+        .integers("start_bits", &bits(&|axis| axis.roi[0]))
+        .integers("end_bits", &bits(&|axis| axis.roi[1]));
+    let coordinate = coordinate(&resize)?;
+    if Resize::moves(cx.attrs) {
+        let code = format!("{coordinate}{}{}", nearest(&resize)?, picked(&axes));
         return Ok(vec![pick(shader.read("x", &bits_of(x)?), y, &code)?]);
     }
-    let (first, taps) = taps(cx, &axes)?;
+    let taps = axes.iter().map(|axis| resize.taps(axis)).collect::<Result<Vec<_>>>()?;
+    let first: Vec<i64> = taps.iter().map(|(first, _)| *first).collect();
+    let taps: Vec<usize> = taps.iter().map(|(_, count)| usize::try_from(*count).unwrap_or(0)).collect();
     let shader = shader
         .integers("first_tap", &first)
         .sizes("taps", &taps)
-        .integers("stretch_bits", &bits(|axis| axis.scale.min(1.0)))
-        .float("extrapolation", cx.attrs.float("extrapolation_value")?)
-        .float("cubic_a", cx.attrs.float("cubic_coeff_a")?);
-    let code = format!("{coordinate}{}{}", weight(cx)?, summed(cx, &axes)?);
+        .integers("stretch_bits", &bits(&|axis| resize.stretch(axis)))
+        .float("extrapolation", resize.extrapolation)
+        .float("cubic_a", resize.cubic_a);
+    let code = format!("{coordinate}{}{}", weight(&resize)?, summed(&resize, &axes));
     Ok(vec![shader.read("x", x).write("y", y).each(y.count(), &code)?])
 }
 
 /// Generates `coordinate(k, index)`, the position of an output index on an input axis, in `f32`,
 /// the only float type of WGSL. Quotients are corrected: WGSL allows an error of 2.5 ULP, and at a
 /// tie the smallest error selects another nearest element.
-fn coordinate(cx: &OpCx<'_>) -> Result<String> {
-    let formula = match cx.attrs.string("coordinate_transformation_mode")? {
+fn coordinate(resize: &Resize<'_>) -> Result<String> {
+    let formula = match resize.transform {
         "half_pixel" => "return divide_(x + 0.5, scale) - 0.5;",
         "half_pixel_symmetric" => {
             "return f32(from_size(k)) / 2.0 * (1.0 - divide_(f32(to_size(k)), width)) + divide_(x + 0.5, scale) - 0.5;"
@@ -190,8 +101,8 @@ fn coordinate(cx: &OpCx<'_>) -> Result<String> {
 }
 
 /// Generates `nearest(k, x)`, the element of an axis nearest to a coordinate.
-fn nearest(cx: &OpCx<'_>) -> Result<String> {
-    let rounded = match cx.attrs.string("nearest_mode")? {
+fn nearest(resize: &Resize<'_>) -> Result<String> {
+    let rounded = match resize.rounding {
         "round_prefer_floor" => "ceil(x - 0.5)",
         "round_prefer_ceil" => "floor(x + 0.5)",
         "floor" => "floor(x)",
@@ -214,8 +125,8 @@ fn indices(count: usize) -> String {
 }
 
 /// Generates `picked(i)`, the element that is nearest along all axes.
-fn picked(axes: &[Axis]) -> String {
-    let place = |(k, axis): (usize, &Axis)| match axis.stays {
+fn picked(axes: &[ResizeAxis]) -> String {
+    let place = |(k, axis): (usize, &ResizeAxis)| match axis.stays() {
         true => format!(" + at{k} * step({k}u)"),
         false => format!(" + nearest({k}u, coordinate({k}u, at{k})) * step({k}u)"),
     };
@@ -223,34 +134,13 @@ fn picked(axes: &[Axis]) -> String {
     format!("fn picked(i: u32) -> x_t {{\n{}return x(0u{place});\n}}\n", indices(axes.len()))
 }
 
-/// Returns for each axis the first tap, relative to the element at or before the coordinate, and
-/// the number of taps.
-fn taps(cx: &OpCx<'_>, axes: &[Axis]) -> Result<(Vec<i64>, Vec<usize>)> {
-    let support = match cx.attrs.string("mode")? {
-        "nearest" => return Ok((vec![0; axes.len()], vec![1; axes.len()])),
-        "linear" => 1.0,
-        "cubic" => 2.0,
-        other => return Err(error!(InvalidGraph, "the mode '{other}' is not known")),
-    };
-    let antialias = cx.attrs.flag("antialias")?;
-    let first = |axis: &Axis| {
-        // Antialiasing widens the filter by the downscaling factor.
-        let scale = if antialias { f64::from(axis.scale.min(1.0)) } else { 1.0 };
-        (-support / scale).floor() as i64 + 1
-    };
-    let first: Vec<i64> = axes.iter().map(first).collect();
-    let count = |first: &i64| usize::try_from(2i64.saturating_sub(first.saturating_mul(2))).unwrap_or(0);
-    let taps = first.iter().map(count).collect();
-    Ok((first, taps))
-}
-
 /// Generates `base(k, x)`, the element that taps are relative to, and `weight(k, distance)`, the
 /// weight of a tap at a distance from the coordinate.
-fn weight(cx: &OpCx<'_>) -> Result<String> {
-    let stretched = if cx.attrs.flag("antialias")? { "bitcast<f32>(stretch_bits(k))" } else { "1.0" };
-    let kernel = match cx.attrs.string("mode")? {
+fn weight(resize: &Resize<'_>) -> Result<String> {
+    let stretched = if resize.antialias { "bitcast<f32>(stretch_bits(k))" } else { "1.0" };
+    let kernel = match resize.mode {
         "nearest" => {
-            let nearest = nearest(cx)?;
+            let nearest = nearest(resize)?;
             return Ok(format!(
                 "{nearest}fn base(k: u32, x: f32) -> f32 {{ return f32(nearest(k, x)); }}
                 fn weight(k: u32, distance: f32) -> f32 {{ return 1.0; }}\n"
@@ -277,17 +167,16 @@ fn weight(cx: &OpCx<'_>) -> Result<String> {
 }
 
 /// Generates `element(i)`: nested loops over the taps of the axes that change.
-fn summed(cx: &OpCx<'_>, axes: &[Axis]) -> Result<String> {
-    let crops = cx.attrs.string("coordinate_transformation_mode")? == "tf_crop_and_resize";
-    let smooth = cx.attrs.flag("antialias")? && axes.iter().any(|axis| axis.scale < 1.0);
-    let excludes = cx.attrs.flag("exclude_outside")?;
+fn summed(resize: &Resize<'_>, axes: &[ResizeAxis]) -> String {
+    let smooth = resize.antialias && axes.iter().any(|axis| axis.scale < 1.0);
+    let excludes = resize.exclude_outside;
     let mut code = format!("fn element(i: u32) {{\n{}", indices(axes.len()));
     code.push_str("let place_ = 0u;\nlet weight_ = 1.0;\nvar sum = 0.0;\nvar whole = 0.0;\n");
     let changing: Vec<usize> =
-        axes.iter().enumerate().filter(|(_, axis)| !axis.stays).map(|(k, _)| k).collect();
+        axes.iter().enumerate().filter(|(_, axis)| !axis.stays()).map(|(k, _)| k).collect();
     for k in &changing {
         code.push_str(&format!("let x{k} = coordinate({k}u, at{k});\nlet base{k} = base({k}u, x{k});\n"));
-        if crops {
+        if resize.crops() {
             code.push_str(&format!(
                 "if (x{k} < 0.0 || x{k} > f32(from_size({k}u)) - 1.0) {{
                 set_y(i, p.extrapolation);
@@ -297,7 +186,7 @@ fn summed(cx: &OpCx<'_>, axes: &[Axis]) -> Result<String> {
         }
     }
     let mut outer = String::from("_");
-    for (k, _) in axes.iter().enumerate().filter(|(_, axis)| axis.stays) {
+    for (k, _) in axes.iter().enumerate().filter(|(_, axis)| axis.stays()) {
         code.push_str(&format!("let place_{k} = place{outer} + at{k} * step({k}u);\n"));
         outer = format!("_{k}");
     }
@@ -321,5 +210,5 @@ fn summed(cx: &OpCx<'_>, axes: &[Axis]) -> Result<String> {
     code.push_str(&"}\n".repeat(changing.len()));
     // Otherwise the weights add up to 1 already.
     code.push_str(if smooth || excludes { "set_y(i, sum / whole);\n}\n" } else { "set_y(i, sum);\n}\n" });
-    Ok(code)
+    code
 }

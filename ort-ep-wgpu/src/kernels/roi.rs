@@ -2,7 +2,8 @@
 //! batch index out of range reads the nearest image.
 
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::vision::problem::{Regions, RoiAlign};
+use ort_core::{Result, ensure};
 
 use super::elementwise::FLOATS;
 use super::indexing::check_source;
@@ -25,37 +26,29 @@ wgpu_kernels![WgpuKernel::new(
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, rois, images, y) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.output(0)?);
-    let (&[batch, channels, height, width], &[count, _, rows, columns]) = (&*x.shape, &*y.shape) else {
-        return Err(error!(InvalidArgument, "feature maps of shape {:?}", x.shape));
-    };
-    ensure!(
-        rois.count() == count.saturating_mul(4) && images.count() == count,
-        InvalidArgument,
-        "{} coordinates and {} images for {count} regions",
-        rois.count(),
-        images.count()
-    );
+    let regions = Regions::new(cx.attrs, &x.shape, &rois.shape, 4, &y.shape)?;
+    let (given, expected) = (images.count(), regions.count);
+    ensure!(given == expected, InvalidArgument, "{given} images for {expected} regions");
     check_source(x, y)?;
-    let half_pixel = cx.attrs.string("coordinate_transformation_mode")? == "half_pixel";
-    let samples = usize::try_from(cx.attrs.int("sampling_ratio")?).unwrap_or(0);
+    let RoiAlign { half_pixel, greatest, samples } = RoiAlign::new(cx.attrs)?;
     let shader = Shader::new(cx)
         .read("x", x)
         .read("rois", rois)
         .read("images", images)
         .write("y", y)
-        .number("batch", batch)
-        .number("channels", channels)
-        .sizes("size", &[height, width])
-        .sizes("pooled", &[rows, columns])
+        .number("batch", regions.images)
+        .number("channels", regions.channels)
+        .sizes("size", &regions.size)
+        .sizes("pooled", &regions.pooled)
         .number("samples", samples)
         .constant("MOST_SAMPLES", MOST_SAMPLES)
-        .float("scale", cx.attrs.float("spatial_scale")?)
+        .float("scale", regions.scale)
         .float("shift", if half_pixel { 0.5 } else { 0.0 })
         // Only the mode `output_half_pixel` forces regions to a size of at least 1.
         .float("least_extent", if half_pixel { -3.0e38 } else { 1.0 });
-    let (combined, result) = match cx.attrs.string("mode")? {
-        "max" => ("if (!found || value > total) { total = value; } found = true;", "total"),
-        _ => ("total += value;", "total / max(f32(rows.count) * f32(columns.count), 1.0)"),
+    let (combined, result) = match greatest {
+        true => ("if (!found || value > total) { total = value; } found = true;", "total"),
+        false => ("total += value;", "total / max(f32(rows.count) * f32(columns.count), 1.0)"),
     };
     let code = include_str!("roi_align.wgsl").replace("COMBINED", combined).replace("RESULT", result);
     Ok(vec![shader.each(y.count(), &code)?])
