@@ -4,6 +4,7 @@
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ir::SymShape;
+use ort_core::ops::nn::problem::{ChannelGroups, RowNorm, centers, channels_of, check_parameter};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure};
 
@@ -119,22 +120,15 @@ impl Norm<'_> {
     }
 }
 
-fn product(sizes: &[usize]) -> usize {
-    sizes.iter().fold(1, |all: usize, size| all.saturating_mul(*size))
-}
-
 fn layer(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let axis = cx.axis(cx.attrs.int("axis")?, y.rank())?;
-    let (front, row) = y.shape.split_at_checked(axis).unwrap_or((&y.shape, &[]));
-    let centers = cx.op == "LayerNormalization";
+    let (RowNorm { count, len }, centers) = (RowNorm::from_axis(cx.attrs, &y.shape)?, centers(cx.op));
     let (mean, factor) = match centers {
         true => (cx.find_output(1), cx.find_output(2)),
         false => (None, cx.find_output(1)),
     };
-    let len = product(row);
     let (scale, shift) = (cx.input(1)?, cx.find_input(2));
-    let (count, outputs) = (product(front), [Some(y), mean, factor, None]);
+    let outputs = [Some(y), mean, factor, None];
     let each = scale.count();
     ensure!(len.is_multiple_of(each), InvalidArgument, "{each} factors for rows of {len}");
     let (skip, bias, channels) = (None, None, [1, each, len.checked_div(each).unwrap_or(1).max(1)]);
@@ -145,20 +139,15 @@ fn layer(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 
 fn skip(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, skip, scale) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
-    let len = x.shape.last().copied().unwrap_or(0);
-    let centers = cx.op == "SkipLayerNormalization";
+    let centers = centers(cx.op);
     let (shift, bias) = match centers {
         true => (cx.find_input(3), cx.find_input(4)),
         false => (None, cx.find_input(3)),
     };
-    for parameter in [Some(scale), shift, bias].into_iter().flatten() {
-        let count = parameter.count();
-        ensure!(count == len, InvalidArgument, "gamma, beta or bias has {count} values, expected {len}");
-    }
-    let (count, own) = (x.count(), skip.count());
-    ensure!(count == 0 || own > 0 && count % own == 0, InvalidArgument, "a skip of {own} values for {count}");
+    let parameters = [Some(scale), shift, bias].into_iter().flatten().map(Operand::count);
+    let RowNorm { count, len } = RowNorm::of_skip(&x.shape, skip.count(), parameters)?;
     let outputs = [0, 1, 2, 3].map(|index| cx.find_output(index));
-    let (count, channels) = (count.checked_div(len).unwrap_or(0), [1, len, 1]);
+    let channels = [1, len, 1];
     let epsilon = cx.attrs.float("epsilon")?;
     Norm { epsilon, x, skip: Some(skip), bias, scale, shift, outputs, count, len, centers, channels }
         .launches(cx.limits.processors)
@@ -166,31 +155,14 @@ fn skip(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 
 fn groups(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let (channels, spatial) = (y.size(1), product(y.shape.get(2..).unwrap_or_default()));
-    // An instance normalization has one group per channel.
-    let groups = match cx.attrs.find_int("num_groups") {
-        Some(groups) => usize::try_from(groups).unwrap_or(0),
-        None => channels,
-    };
-    let each = channels.checked_div(groups).unwrap_or(0);
-    let even = each.checked_mul(groups) == Some(channels);
-    ensure!(
-        even,
-        InvalidArgument,
-        "the number of channels is {channels}, expected a multiple of num_groups {groups}"
-    );
+    let groups = ChannelGroups::new(cx.attrs, &y.shape)?;
     let (scale, shift) = (cx.input(1)?, cx.input(2)?);
     for parameter in [scale, shift] {
-        let count = parameter.count();
-        ensure!(
-            count == channels,
-            InvalidArgument,
-            "got {count} parameters, expected one for each of the {channels} channels"
-        );
+        check_parameter(parameter.count(), groups.channels)?;
     }
-    let (count, len) = (y.size(0).saturating_mul(groups), each.saturating_mul(spatial));
+    let (count, len) = (groups.count, groups.len());
     let outputs = [Some(y), None, None, None];
-    let channels = [groups.max(1), each, spatial.max(1)];
+    let channels = [groups.groups.max(1), groups.each, groups.spatial.max(1)];
     let (skip, bias, shift, centers) = (None, None, Some(shift), true);
     let epsilon = cx.attrs.float("epsilon")?;
     Norm { epsilon, x, skip, bias, scale, shift, outputs, count, len, centers, channels }
@@ -199,7 +171,7 @@ fn groups(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 
 fn batch(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let (channels, spatial) = (y.size(1), product(y.shape.get(2..).unwrap_or_default()));
+    let (channels, spatial) = channels_of(&y.shape);
     if y.count() == 0 {
         return Ok(Vec::new());
     }
@@ -207,12 +179,7 @@ fn batch(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         Launch::new("norm", format!("batch_norm_{}", suffix(x.dtype)?)).threads(y.count())?.tensor(x);
     for index in 1..5 {
         let parameter = cx.input(index)?;
-        let count = parameter.count();
-        ensure!(
-            count == channels,
-            InvalidArgument,
-            "got {count} parameters, expected one for each of the {channels} channels"
-        );
+        check_parameter(parameter.count(), channels)?;
         launch = launch.tensor(parameter);
     }
     let launch = launch.tensor(y).uint(y.count())?.uint(channels)?.uint(spatial)?;

@@ -1,15 +1,17 @@
 //! Channel normalizations of images: `BatchNormalization` for inference, `InstanceNormalization`,
 //! `GroupNormalization`, `MeanVarianceNormalization` and `LRN`.
 
+use ort_core::Result;
 use ort_core::ep::KernelDef;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::nn::problem::{ChannelGroups, LocalResponse, MVN_EPSILON, channels_of, check_parameter};
+use ort_core::ops::reduce::problem::axes_mask;
 
 use super::elementwise::FLOATS;
-use super::lines::{Lines, product};
+use super::lines::Lines;
 use super::norm::{INVERSE_DEVIATION, Norm, Written, reading};
 use super::norm_rows::few_axes;
 use super::{WgpuKernel, wgpu_kernels};
-use crate::launch::{Dispatch, OpCx, Operand};
+use crate::launch::{Dispatch, OpCx};
 use crate::shader::Shader;
 
 const BATCH: KernelDef = KernelDef {
@@ -31,28 +33,18 @@ wgpu_kernels![
     WgpuKernel::new(KernelDef { op: "LRN", in_place: &[], ..GROUPS }, local_response),
 ];
 
-/// Returns the channels of an image, and the elements of a channel.
-fn channels_of(x: &Operand) -> (usize, usize) {
-    (x.size(1), product(x.shape.get(2..).unwrap_or_default()))
-}
-
 /// Adds per-channel parameters, which are the inputs after the first.
 fn with_parameters(cx: &OpCx<'_>, shader: Shader, channels: usize, names: &[&'static str]) -> Result<Shader> {
     names.iter().enumerate().try_fold(shader, |shader, (index, name)| {
         let parameter = cx.input(index + 1)?;
-        let count = parameter.count();
-        ensure!(
-            count == channels,
-            InvalidArgument,
-            "{name} has {count} elements, expected one for each of the {channels} channels"
-        );
+        check_parameter(parameter.count(), channels)?;
         Ok(shader.read(name, parameter))
     })
 }
 
 fn batch(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let (channels, spatial) = channels_of(y);
+    let (channels, spatial) = channels_of(&y.shape);
     let shader = reading(cx, x).write("y", y).number("channels", channels).number("spatial", spatial);
     let shader = with_parameters(cx, shader, channels, &["scale", "bias", "mean", "variance"])?;
     let code = "fn element(i: u32) {
@@ -65,25 +57,13 @@ fn batch(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 
 fn groups(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let (channels, spatial) = channels_of(y);
-    // Instance normalization is group normalization with one group per channel.
-    let groups = match cx.attrs.find_int("num_groups") {
-        Some(groups) => usize::try_from(groups).unwrap_or(0),
-        None => channels,
-    };
-    let each = channels.checked_div(groups).unwrap_or(0);
-    let even = each.checked_mul(groups) == Some(channels);
-    ensure!(
-        even,
-        InvalidArgument,
-        "the number of channels is {channels}, expected a multiple of num_groups {groups}"
-    );
-    let count = y.size(0).saturating_mul(groups);
-    let shader = reading(cx, x).number("groups", groups).number("each", each).number("spatial", spatial);
-    let shader = with_parameters(cx, shader, channels, &["scale", "bias"])?;
+    let groups = ChannelGroups::new(cx.attrs, &y.shape)?;
+    let shader = reading(cx, x).number("groups", groups.groups).number("each", groups.each);
+    let shader = shader.number("spatial", groups.spatial);
+    let shader = with_parameters(cx, shader, groups.channels, &["scale", "bias"])?;
     let channel = "line % p.groups * p.each + r / p.spatial";
     let norm = Norm {
-        lines: Lines::rows(count, each.saturating_mul(spatial)),
+        lines: Lines::rows(groups.count, groups.len()),
         value: "x(place)",
         centers: true,
         factor: INVERSE_DEVIATION,
@@ -95,11 +75,7 @@ fn groups(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 
 fn mean_variance(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let mut mask = vec![false; y.rank()];
-    for axis in cx.attrs.ints("axes")? {
-        let axis = cx.axis(*axis, y.rank())?;
-        mask.get_mut(axis).into_iter().for_each(|along| *along = true);
-    }
+    let mask = axes_mask(cx.attrs.ints("axes")?, y.rank())?;
     if y.count() == 0 {
         return Ok(Vec::new());
     }
@@ -110,26 +86,23 @@ fn mean_variance(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         // The ONNX function adds epsilon to the standard deviation, not to the variance.
         factor: "1.0 / (sqrt(variance) + p.epsilon)",
         result: "v",
-        epsilon: 1e-9,
+        epsilon: MVN_EPSILON,
     };
     Ok(vec![norm.dispatch(reading(cx, x), Written { result: Some(y), ..Written::default() })?])
 }
 
 fn local_response(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let (channels, spatial) = channels_of(y);
-    let size = cx.attrs.int("size")?;
-    let size = usize::try_from(size).ok().filter(|size| *size > 0);
-    let size = size.ok_or_else(|| error!(InvalidGraph, "LRN over no channels"))?;
+    let local = LocalResponse::new(cx.attrs, &y.shape)?;
     let shader = reading(cx, x)
         .write("y", y)
-        .number("channels", channels)
-        .number("spatial", spatial)
-        .number("before", ((size - 1) / 2).min(channels))
-        .number("after", (size / 2).min(channels))
-        .float("alpha", cx.attrs.float("alpha")? / size as f32)
-        .float("beta", cx.attrs.float("beta")?)
-        .float("bias", cx.attrs.float("bias")?);
+        .number("channels", local.channels)
+        .number("spatial", local.spatial)
+        .number("before", local.before)
+        .number("after", local.after)
+        .float("alpha", local.alpha)
+        .float("beta", local.beta)
+        .float("bias", local.bias);
     let code = "fn element(i: u32) {
         let c = i / p.spatial % p.channels;
         let first = c - min(c, p.before);

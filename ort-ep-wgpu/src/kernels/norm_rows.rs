@@ -1,12 +1,13 @@
 //! Row normalizations: `LayerNormalization`, `RMSNormalization`, `SimplifiedLayerNormalization`,
 //! and their fusions with a residual add.
 
+use ort_core::Result;
 use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::nn::problem::{RowNorm, centers};
 use ort_core::spec::MICROSOFT;
-use ort_core::{Result, ensure};
 
 use super::elementwise::FLOATS;
-use super::lines::{Lines, product};
+use super::lines::Lines;
 use super::norm::{INVERSE_DEVIATION, Norm, Written, reading};
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand, Walk};
@@ -60,10 +61,8 @@ pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
 
 fn layer(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let axis = cx.axis(cx.attrs.int("axis")?, y.rank())?;
-    let (front, row) = y.shape.split_at_checked(axis).unwrap_or((&y.shape, &[]));
-    let lines = Lines::rows(product(front), product(row));
-    let centers = cx.op == "LayerNormalization";
+    let rows = RowNorm::from_axis(cx.attrs, &y.shape)?;
+    let (lines, centers) = (Lines::rows(rows.count, rows.len), centers(cx.op));
     let (mut shader, mut result) = parameter(reading(cx, x), ("scale", cx.input(1)?), y, &lines)?;
     result = format!("v * {result}");
     if let Some(bias) = cx.find_input(2) {
@@ -114,23 +113,19 @@ fn row_sizes(whole: &Operand) -> impl Iterator<Item = usize> {
 fn skip(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, skip, gamma) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     let y = cx.find_output(0).or(cx.find_output(3)).unwrap_or(x);
-    let len = y.shape.last().copied().unwrap_or(0);
-    let centers = cx.op == "SkipLayerNormalization";
+    let centers = centers(cx.op);
     let (beta, bias) = match centers {
         true => (cx.find_input(3), cx.find_input(4)),
         false => (None, cx.find_input(3)),
     };
-    for parameter in [Some(gamma), beta, bias].into_iter().flatten() {
-        let count = parameter.count();
-        ensure!(count == len, InvalidArgument, "gamma, beta or bias has {count} values, expected {len}");
-    }
     let (count, own) = (y.count(), skip.count());
-    ensure!(count == 0 || own > 0 && count % own == 0, InvalidArgument, "a skip of {own} values for {count}");
+    let parameters = [Some(gamma), beta, bias].into_iter().flatten().map(Operand::count);
+    let rows = RowNorm::of_skip(&y.shape, own, parameters)?;
     let added = if own == count { "skip(place)" } else { "skip(place % p.skips)" };
     let value = format!("x(place) + {added}{}", if bias.is_some() { " + bias(r)" } else { "" });
     let result = if beta.is_some() { "v * gamma(r) + beta(r)" } else { "v * gamma(r)" };
     let norm = Norm {
-        lines: Lines::rows(count.checked_div(len).unwrap_or(0), len),
+        lines: Lines::rows(rows.count, rows.len),
         value: &value,
         centers,
         factor: INVERSE_DEVIATION,
