@@ -4,7 +4,8 @@
 //! has both sides of that up to the launch: the operands and the operator context that a kernel
 //! sees ([`OpCx`]), the tensors that a run binds ([`BoundTensors`]), and the node's types and
 //! launch cache ([`NodeInfo`], [`LaunchCache`]). [`attention`] has what all attention operators
-//! have in common. A provider renders and launches.
+//! have in common, and [`read`] the problem descriptors of other operators. A provider renders and
+//! launches.
 
 #![forbid(unsafe_code)]
 // Lints against panics. In tests a panic is an ordinary failure; in a provider it would be a bug.
@@ -25,6 +26,7 @@ pub mod memory;
 pub mod nbits;
 mod node;
 mod operand;
+pub mod quantize;
 pub mod read;
 mod walk;
 

@@ -3,6 +3,7 @@
 use ort_core::dtype::DType;
 use ort_core::ir::Attributes;
 use ort_core::ops::tensor::geometry::kernel_axis;
+use ort_core::spec::OpSpec;
 use ort_core::tensor::{Shape, TensorView};
 use ort_core::{Result, error};
 use smallvec::SmallVec;

@@ -1,9 +1,13 @@
 //! `LSTM`, `GRU` and `RNN`: one GEMM for the inputs of all time steps, then one or two launches per
 //! step.
 
+use std::ops::Deref;
+
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
+use ort_core::ops::nn::problem::{CellActivation, CellFunction, Recurrent, activations};
 use ort_core::{Result, ensure, error};
+use ort_gpu::read;
 
 use super::gemm::{Product, Side};
 use super::lines::{SHORT_FLOATS, suffix};
@@ -31,55 +35,44 @@ fn in_turn(step: usize) -> [usize; 2] {
     [step % 2, (step + 1) % 2]
 }
 
-/// Returns an operator's gates, its default activations, and the launches of a time step.
-fn of_op(op: &str, linear: bool) -> (usize, &'static [&'static str], &'static [Phase]) {
+/// Returns the launches of a time step.
+fn phases_of(op: &str, linear_before_reset: bool) -> &'static [Phase] {
     match op {
-        "LSTM" => (4, &["sigmoid", "tanh", "tanh"], &[("lstm", in_turn)]),
-        "GRU" if linear => (3, &["sigmoid", "tanh"], &[("gru_linear", in_turn)]),
+        "LSTM" => &[("lstm", in_turn)],
+        "GRU" if linear_before_reset => &[("gru_linear", in_turn)],
         // The gates of the plain `GRU` scale the state before the second matrix product, which
         // needs a launch of its own.
-        "GRU" => (3, &["sigmoid", "tanh"], &[("gru_gates", |_| [0, 0]), ("gru_candidate", |_| [2, 0])]),
-        _ => (1, &["tanh"], &[("rnn", in_turn)]),
+        "GRU" => &[("gru_gates", |_| [0, 0]), ("gru_candidate", |_| [2, 0])],
+        _ => &[("rnn", in_turn)],
     }
 }
 
 /// The sizes of a layer, and its part of the workspace.
 struct Layer {
-    steps: usize,
-    batch: usize,
-    hidden: usize,
-    directions: usize,
-    depth: usize,
+    sizes: Recurrent,
     /// The input GEMM's result: one row per input row, with the gates of each direction.
     inputs: Operand,
     /// Three slots for the states of all directions and sequences.
     states: Operand,
 }
 
-fn flag(cx: &OpCx<'_>, name: &str) -> bool {
-    cx.attrs.find_int(name).is_some_and(|flag| flag != 0)
-}
+impl Deref for Layer {
+    type Target = Recurrent;
 
-fn linear(cx: &OpCx<'_>) -> bool {
-    flag(cx, "linear_before_reset")
+    fn deref(&self) -> &Recurrent {
+        &self.sizes
+    }
 }
 
 impl Layer {
     fn new(cx: &OpCx<'_>, taken: &mut usize) -> Result<Layer> {
-        let (x, recurrence, gates) = (cx.input(0)?, cx.input(2)?, of_op(cx.op, linear(cx)).0);
-        let (&[first, second, depth], &[directions, rows, hidden]) = (&*x.shape, &*recurrence.shape) else {
-            return Err(error!(InvalidArgument, "the input or the recurrence weights do not have rank 3"));
-        };
-        let both = cx.attrs.string("direction")? == "bidirectional";
-        let fits = directions == if both { 2 } else { 1 } && rows == gates * hidden;
-        ensure!(fits, InvalidArgument, "recurrence weights of shape {:?}", recurrence.shape);
-        let (steps, batch) = if flag(cx, "layout") { (second, first) } else { (first, second) };
-        let inputs = cx.workspace(taken, x.dtype, &[steps, batch, directions.saturating_mul(rows)]);
-        let states = [directions, batch, hidden].into_iter().fold(1, usize::saturating_mul);
-        let states = cx.workspace(taken, DType::F32, &[3, states]);
+        let (x, sizes) = (cx.input(0)?, read::recurrent(cx)?);
+        let Recurrent { steps, batch, .. } = sizes;
+        let inputs = cx.workspace(taken, x.dtype, &[steps, batch, sizes.columns()]);
+        let states = cx.workspace(taken, DType::F32, &[3, sizes.states()]);
         let countable = inputs.count().max(states.count()) <= i32::MAX as usize;
         ensure!(countable, NotImplemented, "{steps} steps of {batch} sequences are too many");
-        Ok(Layer { steps, batch, hidden, directions, depth, inputs, states })
+        Ok(Layer { sizes, inputs, states })
     }
 
     /// Returns the elements of a state slot.
@@ -101,11 +94,10 @@ impl Layer {
     /// Fills the structure `Layer` of `cu/recurrent.cu`.
     fn words(&self, cx: &OpCx<'_>) -> Result<Vec<i64>> {
         let sizes = [self.steps, self.batch, self.hidden, self.directions].map(|size| size as i64);
-        let forward = cx.attrs.string("direction")? != "reverse";
-        let flags = [forward, flag(cx, "layout"), flag(cx, "input_forget")].map(i64::from);
-        let clip = cx.attrs.find_float("clip").filter(|bound| *bound > 0.0).unwrap_or(f32::INFINITY);
+        let flags = [!self.reverse, self.batch_first, self.input_forget].map(i64::from);
+        let clip = self.clip.unwrap_or(f32::INFINITY);
         let mut words = [&sizes[..], &flags, &[bits(clip)]].concat();
-        words.extend(activations(cx, self.directions)?);
+        words.extend(activation_words(cx, self.directions)?);
         Ok(words)
     }
 }
@@ -152,7 +144,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 
 /// Adds the launches of all time steps, and returns the slot that holds the final states.
 fn steps(cx: &OpCx<'_>, layer: &Layer, suffix: &str, launches: &mut Vec<Launch>) -> Result<usize> {
-    let (gates, _, phases) = of_op(cx.op, linear(cx));
+    let (gates, phases) = (layer.gates, phases_of(cx.op, layer.linear_before_reset));
     let units = layer.directions * layer.hidden;
     let bias = checked(cx, 3, 2 * gates * units)?;
     let peepholes = if cx.op == "LSTM" { checked(cx, 7, 3 * units)? } else { None };
@@ -179,48 +171,31 @@ fn steps(cx: &OpCx<'_>, layer: &Layer, suffix: &str, launches: &mut Vec<Launch>)
     Ok(shown)
 }
 
-/// The functions of `cu/recurrent.cu` by number, with the defaults of the parameters they have.
-const FUNCTIONS: [(&str, Option<f32>, Option<f32>); 11] = [
-    ("relu", None, None),
-    ("tanh", None, None),
-    ("sigmoid", None, None),
-    ("affine", Some(1.0), Some(0.0)),
-    ("leakyrelu", Some(0.01), None),
-    ("thresholdedrelu", Some(1.0), None),
-    ("scaledtanh", Some(1.0), Some(1.0)),
-    ("hardsigmoid", Some(0.2), Some(0.5)),
-    ("elu", Some(1.0), None),
-    ("softsign", None, None),
-    ("softplus", None, None),
-];
-
-/// Returns the activations of two directions, three each, as function and parameters. Each takes
-/// the parameters it has from the attributes' lists, in order.
-fn activations(cx: &OpCx<'_>, directions: usize) -> Result<Vec<i64>> {
-    let defaults = of_op(cx.op, linear(cx)).1;
-    let needed = directions * defaults.len();
-    let mut names: Vec<String> = cx.attrs.find_strings("activations").unwrap_or(&[]).to_vec();
-    names.iter_mut().for_each(|name| name.make_ascii_lowercase());
-    if names.is_empty() {
-        names = defaults.repeat(directions).into_iter().map(str::to_owned).collect();
+/// Returns a function's number in `cu/recurrent.cu`.
+fn number_of(function: CellFunction) -> i64 {
+    match function {
+        CellFunction::Relu => 0,
+        CellFunction::Tanh => 1,
+        CellFunction::Sigmoid => 2,
+        CellFunction::Affine => 3,
+        CellFunction::LeakyRelu => 4,
+        CellFunction::ThresholdedRelu => 5,
+        CellFunction::ScaledTanh => 6,
+        CellFunction::HardSigmoid => 7,
+        CellFunction::Elu => 8,
+        CellFunction::Softsign => 9,
+        CellFunction::Softplus => 10,
     }
-    ensure!(names.len() >= needed, InvalidGraph, "{} activations, expected {needed}", names.len());
-    let mut alphas = cx.attrs.find_floats("activation_alpha").unwrap_or(&[]).iter().copied();
-    let mut betas = cx.attrs.find_floats("activation_beta").unwrap_or(&[]).iter().copied();
+}
+
+/// Returns the activations of the directions, three each, as function and parameters.
+fn activation_words(cx: &OpCx<'_>, directions: usize) -> Result<Vec<i64>> {
     let mut words = Vec::new();
-    for (index, name) in names.iter().take(needed).enumerate() {
-        let number = FUNCTIONS.iter().position(|(known, ..)| *known == name.as_str());
-        let found = number.and_then(|number| Some((number, FUNCTIONS.get(number)?)));
-        let Some((number, (_, alpha, beta))) = found else {
-            return Err(error!(InvalidGraph, "activation '{name}' is not in the ONNX standard"));
-        };
-        let alpha = alpha.map_or(0.0, |default| alphas.next().unwrap_or(default));
-        let beta = beta.map_or(0.0, |default| betas.next().unwrap_or(default));
-        words.extend([number as i64, bits(alpha), bits(beta)]);
-        if (index + 1) % defaults.len() == 0 {
-            let whole = (index + 1) / defaults.len() * 9;
-            words.resize(whole, 0);
+    for (direction, cell) in activations(cx.op, cx.attrs, directions)?.iter().enumerate() {
+        for CellActivation { function, alpha, beta } in cell {
+            words.extend([number_of(*function), bits(*alpha), bits(*beta)]);
         }
+        words.resize((direction + 1) * 9, 0);
     }
     Ok(words)
 }

@@ -2,13 +2,17 @@
 //! step.
 
 use std::fmt::Write as _;
+use std::ops::Deref;
 
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
+use ort_core::ops::nn::problem::Recurrent;
+use ort_core::ops::tensor::geometry::product;
 use ort_core::{Result, ensure, error};
+use ort_gpu::read;
 
 use super::elementwise::FLOATS;
-use super::recurrent_cells::{Phase, activations, gates, phases};
+use super::recurrent_cells::{Phase, functions, phases};
 use super::{WgpuKernel, tiles, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
@@ -29,14 +33,7 @@ wgpu_kernels![kernel("LSTM"), kernel("GRU"), kernel("RNN")];
 
 /// The sizes of a layer, and its workspace.
 struct Layer {
-    steps: usize,
-    batch: usize,
-    hidden: usize,
-    directions: usize,
-    gates: usize,
-    depth: usize,
-    batch_first: bool,
-    linear_before_reset: bool,
+    sizes: Recurrent,
     /// The input GEMM's result for all steps, with biases. Each row of the input has its
     /// directions, and each direction its gates.
     inputs: Operand,
@@ -44,37 +41,25 @@ struct Layer {
     states: Operand,
 }
 
+impl Deref for Layer {
+    type Target = Recurrent;
+
+    fn deref(&self) -> &Recurrent {
+        &self.sizes
+    }
+}
+
 impl Layer {
     fn new(cx: &OpCx<'_>, taken: &mut usize) -> Result<Layer> {
-        let (x, recurrence, gates) = (cx.input(0)?, cx.input(2)?, gates(cx.op));
-        let (&[first, second, depth], &[directions, rows, hidden]) = (&*x.shape, &*recurrence.shape) else {
-            return Err(error!(InvalidArgument, "the input or the recurrence weights do not have rank 3"));
-        };
-        let two = cx.attrs.string("direction")? == "bidirectional";
-        let fits = directions == if two { 2 } else { 1 } && rows == gates * hidden;
-        ensure!(fits, InvalidArgument, "recurrence weights of shape {:?}", recurrence.shape);
-        let batch_first = cx.attrs.find_int("layout").is_some_and(|layout| layout != 0);
-        let (steps, batch) = if batch_first { (second, first) } else { (first, second) };
-        let too_many = || error!(NotImplemented, "{steps} steps of {batch} sequences are too many");
-        let all = steps.checked_mul(batch).and_then(|all| all.checked_mul(directions * rows * 4));
-        all.ok_or_else(too_many)?;
-        let inputs = cx.workspace(taken, DType::F32, &[steps, batch, directions * rows]);
-        let states = directions.checked_mul(batch).and_then(|all| all.checked_mul(hidden));
-        let states = states.filter(|all| *all < 1 << 30).ok_or_else(too_many)?;
+        let sizes = read::recurrent(cx)?;
+        let (shape, states) = ([sizes.steps, sizes.batch, sizes.columns()], sizes.states());
+        // Bytes of both parts must be countable.
+        let fits = product(&shape).checked_mul(4).is_some() && states < 1 << 30;
+        let [steps, batch, _] = shape;
+        ensure!(fits, NotImplemented, "{steps} steps of {batch} sequences are too many");
+        let inputs = cx.workspace(taken, DType::F32, &shape);
         let states = cx.workspace(taken, DType::F32, &[3, states]);
-        let linear_before_reset = cx.attrs.find_int("linear_before_reset").is_some_and(|flag| flag != 0);
-        Ok(Layer {
-            steps,
-            batch,
-            hidden,
-            directions,
-            gates,
-            depth,
-            batch_first,
-            linear_before_reset,
-            inputs,
-            states,
-        })
+        Ok(Layer { sizes, inputs, states })
     }
 
     /// Returns the elements of a slot.
@@ -169,14 +154,14 @@ fn last_states(cx: &OpCx<'_>, layer: &Layer, slot: usize) -> Result<Option<Dispa
 
 /// The GEMM of all inputs with the weights of all directions, plus the biases.
 fn input_product(cx: &OpCx<'_>, layer: &Layer) -> Result<Dispatch> {
-    let columns = layer.directions * layer.gates * layer.hidden;
+    let columns = layer.columns();
     let weights = checked(cx, 1, columns.saturating_mul(layer.depth))?;
     let weights = weights.ok_or_else(|| error!(InvalidArgument, "the weights are missing"))?;
     let mut shader = Shader::new(cx).read("x", cx.input(0)?).read("w", weights);
     let mut bias = "";
     if let Some(given) = checked(cx, 3, 2 * columns)? {
         let joined = layer.joined_biases() * layer.hidden;
-        shader = shader.read("b", given).number("width", layer.gates * layer.hidden).number("joined", joined);
+        shader = shader.read("b", given).number("width", layer.rows()).number("joined", joined);
         bias = "let at = column / p.width * p.width * 2u + column % p.width;
             sum += b(at);
             if (column % p.width < p.joined) { sum += b(at + p.width); }";
@@ -232,14 +217,11 @@ fn sums(gates: usize, sequences: usize) -> String {
 
 /// Generates the dispatch of a phase for any step: [`at_step`] sets its first uniforms.
 fn phase_of_step(cx: &OpCx<'_>, layer: &Layer, phase: &Phase) -> Result<Dispatch> {
-    let Layer { steps, batch, hidden, directions, gates, .. } = *layer;
+    let Recurrent { steps, batch, hidden, directions, gates, .. } = layer.sizes;
     let (first_gate, count) = phase.gates;
     let sequences = batch.min(SEQUENCES);
-    let reverse = match cx.attrs.string("direction")? {
-        "reverse" => 0,
-        _ => 1,
-    };
-    let input_forget = cx.attrs.find_int("input_forget").is_some_and(|flag| flag != 0);
+    // The first direction that runs backwards.
+    let reverse = usize::from(!layer.reverse);
     // These three come first, where `at_step` finds them: lists would precede them, but there are
     // none.
     let mut shader = Shader::new(cx).number("step", 0).number("multiplied", 0).number("results", 0);
@@ -247,7 +229,7 @@ fn phase_of_step(cx: &OpCx<'_>, layer: &Layer, phase: &Phase) -> Result<Dispatch
     shader = shader.number("hidden", hidden).number("directions", directions).number("reverse", reverse);
     shader = shader.constant("GATES", gates).constant("FIRST_GATE", first_gate).constant("PARTS", PARTS);
     shader = shader.constant("SEQUENCES", sequences).constant("BATCH_FIRST", usize::from(layer.batch_first));
-    shader = shader.constant("INPUT_FORGET", usize::from(input_forget));
+    shader = shader.constant("INPUT_FORGET", usize::from(layer.input_forget));
     shader = shader.read("inputs", &layer.inputs).read("recurrence", cx.input(2)?);
     shader = shader.write("state", &layer.states);
     let mut code = format!("{}{}", sums(count, sequences), include_str!("recurrent.wgsl"));
@@ -278,7 +260,7 @@ fn phase_of_step(cx: &OpCx<'_>, layer: &Layer, phase: &Phase) -> Result<Dispatch
         code.push_str("set_y(y_place(place), shown);\n");
     }
     code.push_str("}\n");
-    code.push_str(&activations(cx.op, cx.attrs, directions)?);
+    code.push_str(&functions(cx.op, cx.attrs, &layer.sizes)?);
     code.push_str(phase.code);
     let tiles = hidden.div_ceil(LANES / PARTS).saturating_mul(batch.div_ceil(sequences));
     shader.groups(tiles.saturating_mul(directions), LANES, &code)

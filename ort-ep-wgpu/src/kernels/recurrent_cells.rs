@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use ort_core::ir::Attributes;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::nn::problem::{CellActivation, CellFunction, Recurrent, activations};
+use ort_core::{Result, ensure};
 
 /// One dispatch of a step: recurrent products for some gates, and the cell equation on them.
 pub(super) struct Phase {
@@ -33,15 +34,6 @@ pub(super) fn phases(op: &str, linear_before_reset: bool) -> &'static [Phase] {
             Phase { gates: (2, 1), slots: |_| (2, 0), code: GRU_CANDIDATE, ends: true },
         ],
         _ => &[Phase { gates: (0, 1), slots: in_turn, code: RNN, ends: true }],
-    }
-}
-
-/// Returns the number of gates.
-pub(super) fn gates(op: &str) -> usize {
-    match op {
-        "LSTM" => 4,
-        "GRU" => 3,
-        _ => 1,
     }
 }
 
@@ -121,37 +113,24 @@ fn cell(place: Place, sums: sums_t) {
 ";
 
 /// Generates `f(direction, v)`, `g` and `h_` (the activations that the operator has) and `clip(v)`.
-pub(super) fn activations(op: &str, attrs: &Attributes, directions: usize) -> Result<String> {
-    let defaults: &[&str] = match op {
-        "LSTM" => &["Sigmoid", "Tanh", "Tanh"],
-        "GRU" => &["Sigmoid", "Tanh"],
-        _ => &["Tanh"],
-    };
-    let needed = directions * defaults.len();
-    let mut names: Vec<&str> =
-        attrs.find_strings("activations").unwrap_or(&[]).iter().map(String::as_str).collect();
-    if names.is_empty() {
-        names = defaults.repeat(directions);
+pub(super) fn functions(op: &str, attrs: &Attributes, layer: &Recurrent) -> Result<String> {
+    let mut cells = Vec::with_capacity(layer.directions);
+    for cell in activations(op, attrs, layer.directions)? {
+        cells.push(cell.iter().map(expression).collect::<Result<Vec<String>>>()?);
     }
-    ensure!(names.len() >= needed, InvalidGraph, "{} activations, expected {needed}", names.len());
-    let mut alphas = attrs.find_floats("activation_alpha").unwrap_or(&[]).iter().copied();
-    let mut betas = attrs.find_floats("activation_beta").unwrap_or(&[]).iter().copied();
-    let mut values = Vec::with_capacity(needed);
-    for name in names.into_iter().take(needed) {
-        values.push(activation(name, &mut alphas, &mut betas)?);
-    }
+    let count = cells.first().map_or(0, Vec::len);
     let mut code = String::new();
-    for (at, function) in ["f", "g", "h_"].iter().take(defaults.len()).enumerate() {
+    for (at, function) in ["f", "g", "h_"].iter().take(count).enumerate() {
         let value =
-            |direction: usize| values.get(direction * defaults.len() + at).map_or("v", String::as_str);
+            |direction: usize| cells.get(direction).and_then(|cell| cell.get(at)).map_or("v", String::as_str);
         // Writing to a string does not fail.
         let _ = writeln!(code, "fn {function}(direction: u32, v: f32) -> f32 {{");
-        if directions > 1 && value(0) != value(1) {
+        if layer.directions > 1 && value(0) != value(1) {
             let _ = writeln!(code, "if (direction == 1u) {{ return {}; }}", value(1));
         }
         let _ = writeln!(code, "return {};\n}}", value(0));
     }
-    let clipped = match attrs.find_float("clip").filter(|bound| *bound > 0.0 && bound.is_finite()) {
+    let clipped = match layer.clip.filter(|bound| bound.is_finite()) {
         Some(bound) => format!("clamp(v, {}, {})", number(-bound)?, number(bound)?),
         None => "v".to_owned(),
     };
@@ -165,26 +144,20 @@ fn number(value: f32) -> Result<String> {
     Ok(format!("f32({value:?})"))
 }
 
-/// Renders an activation of `v`. It takes its parameters from the front of the lists.
-fn activation(
-    name: &str,
-    alphas: &mut impl Iterator<Item = f32>,
-    betas: &mut impl Iterator<Item = f32>,
-) -> Result<String> {
-    let mut alpha = |default| number(alphas.next().unwrap_or(default));
-    let mut beta = |default| number(betas.next().unwrap_or(default));
-    Ok(match name.to_ascii_lowercase().as_str() {
-        "relu" => "max(v, 0.0)".to_owned(),
-        "tanh" => "tanh_(v)".to_owned(),
-        "sigmoid" => "sigmoid_(v)".to_owned(),
-        "affine" => format!("({} * v + {})", alpha(1.0)?, beta(0.0)?),
-        "leakyrelu" => format!("select(v, {} * v, v < 0.0)", alpha(0.01)?),
-        "thresholdedrelu" => format!("select(0.0, v, v > {})", alpha(1.0)?),
-        "scaledtanh" => format!("({} * tanh_({} * v))", alpha(1.0)?, beta(1.0)?),
-        "hardsigmoid" => format!("clamp({} * v + {}, 0.0, 1.0)", alpha(0.2)?, beta(0.5)?),
-        "elu" => format!("select({} * expm1_(v), v, v >= 0.0)", alpha(1.0)?),
-        "softsign" => "(v / (1.0 + abs(v)))".to_owned(),
-        "softplus" => "(log1p_(exp_(-abs(v))) + max(v, 0.0))".to_owned(),
-        _ => return Err(error!(InvalidGraph, "activation '{name}' is not in the ONNX standard")),
+/// Renders an activation of `v`.
+fn expression(activation: &CellActivation) -> Result<String> {
+    let (alpha, beta) = (number(activation.alpha)?, number(activation.beta)?);
+    Ok(match activation.function {
+        CellFunction::Relu => "max(v, 0.0)".to_owned(),
+        CellFunction::Tanh => "tanh_(v)".to_owned(),
+        CellFunction::Sigmoid => "sigmoid_(v)".to_owned(),
+        CellFunction::Affine => format!("({alpha} * v + {beta})"),
+        CellFunction::LeakyRelu => format!("select(v, {alpha} * v, v < 0.0)"),
+        CellFunction::ThresholdedRelu => format!("select(0.0, v, v > {alpha})"),
+        CellFunction::ScaledTanh => format!("({alpha} * tanh_({beta} * v))"),
+        CellFunction::HardSigmoid => format!("clamp({alpha} * v + {beta}, 0.0, 1.0)"),
+        CellFunction::Elu => format!("select({alpha} * expm1_(v), v, v >= 0.0)"),
+        CellFunction::Softsign => "(v / (1.0 + abs(v)))".to_owned(),
+        CellFunction::Softplus => "(log1p_(exp_(-abs(v))) + max(v, 0.0))".to_owned(),
     })
 }

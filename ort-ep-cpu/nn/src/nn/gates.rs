@@ -1,7 +1,8 @@
 //! Activation functions of recurrent layers, with their parameters.
 
+use ort_core::Result;
 use ort_core::ir::Attributes;
-use ort_core::{Result, ensure, error};
+use ort_core::ops::nn::problem::{CellActivation, CellFunction, activations};
 use smallvec::{SmallVec, smallvec};
 
 use ort_cpu_kernel::real::Real;
@@ -30,41 +31,30 @@ impl Gate {
     }
 }
 
-/// Returns the activations of each direction; `defaults` apply if the attribute names none.
-pub(super) fn gates(attrs: &Attributes, directions: usize, defaults: &[&str]) -> Result<Vec<Vec<Gate>>> {
-    let mut names: Vec<String> = attrs.find_strings("activations").unwrap_or(&[]).to_vec();
-    if names.is_empty() {
-        names = (0..directions).flat_map(|_| defaults.iter().map(|name| name.to_string())).collect();
-    }
-    // By default, `RNN` lists two activations even for one direction, so extra names are ignored.
-    let needed = directions * defaults.len();
-    ensure!(names.len() >= needed, InvalidGraph, "{} activations, expected {needed}", names.len());
+/// Returns the activations of each direction of an operator.
+pub(super) fn gates(attrs: &Attributes, directions: usize, op: &str) -> Result<Vec<Vec<Gate>>> {
     let clip = attrs.find_float("clip").filter(|bound| *bound > 0.0);
-    // Only activations that have a parameter consume a value of these lists.
-    let mut alphas = attrs.find_floats("activation_alpha").unwrap_or(&[]).iter().copied();
-    let mut betas = attrs.find_floats("activation_beta").unwrap_or(&[]).iter().copied();
-    let mut gates = Vec::with_capacity(needed);
-    for name in &names[..needed] {
-        let mut alpha = |default| alphas.next().unwrap_or(default);
-        let mut beta = |default| betas.next().unwrap_or(default);
-        let steps: SmallVec<[Unary; 3]> = match name.to_ascii_lowercase().as_str() {
-            "relu" => smallvec![Unary::Relu],
-            "tanh" => smallvec![Unary::Tanh],
-            "sigmoid" => smallvec![Unary::Sigmoid],
-            "affine" => smallvec![Unary::Affine { scale: alpha(1.0), shift: beta(0.0) }],
-            "leakyrelu" => smallvec![Unary::LeakyRelu { alpha: alpha(0.01) }],
-            "thresholdedrelu" => smallvec![Unary::ThresholdedRelu { alpha: alpha(1.0) }],
-            "scaledtanh" => {
-                let scale = |scale| Unary::Affine { scale, shift: 0.0 };
-                smallvec![scale(beta(1.0)), Unary::Tanh, scale(alpha(1.0))]
-            }
-            "hardsigmoid" => smallvec![Unary::HardSigmoid { alpha: alpha(0.2), beta: beta(0.5) }],
-            "elu" => smallvec![Unary::Elu { alpha: alpha(1.0) }],
-            "softsign" => smallvec![Unary::Softsign],
-            "softplus" => smallvec![Unary::Softplus],
-            _ => return Err(error!(InvalidGraph, "activation '{name}' is not in the ONNX standard")),
-        };
-        gates.push(Gate { clip, steps });
+    let gate = |activation: &CellActivation| Gate { clip, steps: steps_of(activation) };
+    let cells = activations(op, attrs, directions)?;
+    Ok(cells.iter().map(|cell| cell.iter().map(gate).collect()).collect())
+}
+
+fn steps_of(activation: &CellActivation) -> SmallVec<[Unary; 3]> {
+    let CellActivation { function, alpha, beta } = *activation;
+    match function {
+        CellFunction::Relu => smallvec![Unary::Relu],
+        CellFunction::Tanh => smallvec![Unary::Tanh],
+        CellFunction::Sigmoid => smallvec![Unary::Sigmoid],
+        CellFunction::Affine => smallvec![Unary::Affine { scale: alpha, shift: beta }],
+        CellFunction::LeakyRelu => smallvec![Unary::LeakyRelu { alpha }],
+        CellFunction::ThresholdedRelu => smallvec![Unary::ThresholdedRelu { alpha }],
+        CellFunction::ScaledTanh => {
+            let scale = |scale| Unary::Affine { scale, shift: 0.0 };
+            smallvec![scale(beta), Unary::Tanh, scale(alpha)]
+        }
+        CellFunction::HardSigmoid => smallvec![Unary::HardSigmoid { alpha, beta }],
+        CellFunction::Elu => smallvec![Unary::Elu { alpha }],
+        CellFunction::Softsign => smallvec![Unary::Softsign],
+        CellFunction::Softplus => smallvec![Unary::Softplus],
     }
-    Ok(gates.chunks(defaults.len()).map(<[Gate]>::to_vec).collect())
 }

@@ -43,7 +43,7 @@ struct Gru {
 
 fn make_gru<T: Real>(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let directions = directions(cx)?.len();
-    let gates = gates(cx.attrs(), directions, &["Sigmoid", "Tanh"])?;
+    let gates = gates(cx.attrs(), directions, "GRU")?;
     let linear_before_reset = cx.attrs().flag("linear_before_reset")?;
     make::<T, _>(cx, Gru { gates, linear_before_reset })
 }

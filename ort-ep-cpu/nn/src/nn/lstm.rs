@@ -45,7 +45,7 @@ struct Lstm {
 
 fn make_lstm<T: Real>(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let directions = directions(cx)?.len();
-    let gates = gates(cx.attrs(), directions, &["Sigmoid", "Tanh", "Tanh"])?;
+    let gates = gates(cx.attrs(), directions, "LSTM")?;
     let input_forget = cx.attrs().flag("input_forget")?;
     make::<T, _>(cx, Lstm { gates, input_forget })
 }

@@ -32,7 +32,7 @@ struct Rnn {
 
 fn make_rnn<T: Real>(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let directions = directions(cx)?.len();
-    let gates = gates(cx.attrs(), directions, &["Tanh"])?;
+    let gates = gates(cx.attrs(), directions, "RNN")?;
     make::<T, _>(cx, Rnn { gates })
 }
 
