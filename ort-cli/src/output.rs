@@ -153,7 +153,7 @@ impl fmt::Display for Table {
 /// Writes a file atomically: see [`ort_runtime::files`].
 pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut NewFile) -> Result<()>) -> Result<()> {
     let mut file = NewFile::create(path).with_context(|| {
-        format!("creating {}: does its folder exist, and may you write there?", path.display())
+        format!("cannot create {}: check that its folder exists, and its permissions", path.display())
     })?;
     // If `fill` fails, the unfinished file is dropped and the old one stays.
     let written = fill(&mut file).and_then(|()| Ok(file.complete()?.publish()?));

@@ -39,7 +39,7 @@ pub struct ArchiveWriter<W: Write + Seek> {
 }
 
 fn failed(problem: &dyn std::fmt::Display) -> Error {
-    error!(Fail, "the archive cannot be written: {problem}").help("has the disk room for it?")
+    error!(Fail, "the archive cannot be written: {problem}").help("check the free disk space")
 }
 
 impl<W: Write + Seek> ArchiveWriter<W> {

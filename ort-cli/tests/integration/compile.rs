@@ -113,7 +113,7 @@ fn mistakes_are_errors_that_name_the_fix() {
     let out = text(&folder.path("product.compiled"));
     let table: &[(&str, &[&str], &[&str])] = &[
         ("itself", &["compile", &path, &path], &["replace", "another file"]),
-        ("no folder", &["compile", &path, &nowhere], &["product.compiled", "does its folder exist"]),
+        ("no folder", &["compile", &path, &nowhere], &["product.compiled", "check that its folder exists"]),
         (
             "no such rule",
             &["compile", &path, &out, "--without-rule", "nothing"],

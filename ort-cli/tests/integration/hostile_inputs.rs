@@ -81,7 +81,7 @@ fn judge(name: &str, ended: &Ended, words: &[&str]) -> Vec<String> {
     if ended.time > PATIENCE || ended.peak > MEMORY {
         wrong.push(format!("takes {:?} and {} MiB", ended.time, ended.peak >> 20));
     }
-    if ended.stderr.contains("panick") || error.contains("a defect") {
+    if ended.stderr.contains("panick") || error.contains("internal error") {
         wrong.push("panics".to_string());
     }
     let head = |text: &str| text.chars().take(400).collect::<String>();

@@ -439,15 +439,15 @@ fn flags_that_have_no_effect_or_no_place_are_refused() {
         (&["--step-factor", "0.5"], &["--step-factor", "--schedule step"]),
         (&["--temperature", "2"], &["--temperature", "--loss kl"]),
         (&["--loss", "output", "--ignore-index", "1"], &["--ignore-index", "cross-entropy"]),
-        (&["--loss", "output"], &["'scores' is", "one number"]),
-        (&["--label-smoothing", "1"], &["label smoothing of 1", "below 1"]),
-        (&["--lr", "nan"], &["learning rate of NaN"]),
+        (&["--loss", "output"], &["'scores' is", "one element"]),
+        (&["--label-smoothing", "1"], &["label smoothing is 1", "below 1"]),
+        (&["--lr", "nan"], &["learning rate is NaN"]),
         (&["--output-name", "score"], &["no output 'score'", "scores"]),
         (&["--freeze", "W"], &["no weight 'W'"]),
         (&["--freeze", "*"], &["no weight of the model is trained"]),
         (&["--save", &missing], &["--save", "no folder"]),
         (&["--plot", &missing], &["--plot", "no folder"]),
-        (&["--mixed-precision", "fp16", "--loss-scale", "3e38"], &["loss scale of 3", "65536 is usual"]),
+        (&["--mixed-precision", "fp16", "--loss-scale", "3e38"], &["loss scale is 3", "65536 is usual"]),
     ];
     for (flags, words) in cases {
         let args = [&["train", &path, "--data", &file, "--epochs", "1", "--batch", "1"][..], flags].concat();

@@ -219,7 +219,7 @@ fn weight_cases() -> Vec<Case> {
         ("external has no location", external(&[]), InvalidGraph, &["has no location"]),
         ("external and absolute", external(&[("location", "/etc/passwd")]), InvalidGraph, &["not relative"]),
         ("external in memory", external(&[("location", "w.data")]), ErrorKind::NoSuchFile, &["from memory"]),
-        ("nameless", with_weight(|w| w.name = None), InvalidGraph, &["'w' is no node's output"]),
+        ("nameless", with_weight(|w| w.name = None), InvalidGraph, &["'w' is not produced by any node"]),
     ]
 }
 

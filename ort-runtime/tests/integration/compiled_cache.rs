@@ -615,7 +615,7 @@ fn what_is_no_compiled_model_says_what_to_do() -> Result<()> {
         (Model::from_bytes(bytes).map(drop), "load it from its file"),
         (Source::open(&path, read).map(drop), "must be mapped, not read"),
         (Session::builder(&Model::from_graph(graph()?)).save_compiled(&path), "save the graph"),
-        (Session::builder(&model).save_compiled(path.join("below")), "does its folder exist"),
+        (Session::builder(&model).save_compiled(path.join("below")), "check that its folder exists"),
     ];
     for (outcome, words) in table {
         let problem = outcome.expect_err("it is refused");

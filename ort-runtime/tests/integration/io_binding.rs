@@ -228,7 +228,7 @@ const REFUSALS: &[Refusal] = &[
             binding.bind_output("Relu_2.0", TensorBuffer::new(DType::F32, &[3, 4])?)?;
             run(session, binding)
         },
-        "output 'Relu_2.0': it is float[2, 4], it is bound to float[3, 4]",
+        "output 'Relu_2.0': it is float[2, 4], but it is bound to float[3, 4]",
     ),
     (
         "bound twice",
@@ -328,7 +328,7 @@ fn sizes_that_only_the_run_tells_are_refused_by_their_node() -> Result<()> {
     binding.bind_input("sizes", ints(&[5])?)?;
     let problem = run(&session, &mut binding).expect_err("it has 5 elements");
     assert_eq!(problem.kind(), ErrorKind::InvalidArgument);
-    let expected = "node 'Expand_0' (Expand): the output is float[5], it is bound to float[4]";
+    let expected = "node 'Expand_0' (Expand): the output is float[5], but it is bound to float[4]";
     assert!(problem.to_string().contains(expected), "{problem}");
     // The buffer is there for the next run.
     binding.bind_input("sizes", ints(&[4])?)?;

@@ -2,7 +2,9 @@
 
 use crate::support::{LAYER_OF_ONES, axis, floats, layer, numbers};
 use ort_runtime::ir::GraphBuilder;
-use ort_runtime::{Budget, Category, DType, ErrorKind, Model, Profile, Result, RunOptions, Session, Value};
+use ort_runtime::{
+    Budget, Category, DType, ErrorKind, Model, Profile, Result, RunOptions, Session, Value, exact_bytes,
+};
 
 fn rows(count: usize) -> Result<Value> {
     Ok(floats(&[count, 3], &vec![1.0; count * 3])?.into())
@@ -22,7 +24,10 @@ fn it_is_refused_before_any_node_runs_and_names_what_is_large() -> Result<()> {
     let problem = session.run_with(&[("x", rows(1000)?)], &options).expect_err("it is over the limit");
     assert_eq!(problem.kind(), ErrorKind::OutOfMemory);
     let text = problem.to_string();
-    assert!(text.starts_with(&format!("out of memory: the run needs {needed} bytes, ")), "{text}");
+    assert!(
+        text.starts_with(&format!("out of memory: the run needs {}, but ", exact_bytes(needed))),
+        "{text}"
+    );
     assert!(
         text.contains(" of the limit of 8192 bytes (8.0 KiB) are free; the largest at the peak are '"),
         "{text}"

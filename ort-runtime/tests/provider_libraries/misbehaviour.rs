@@ -119,7 +119,7 @@ fn more_devices_than_can_be_are_not_listed() {
     let library = compiled(source, "MANY_DEVICES", &["-DFAULT=MANY_DEVICES".to_owned()]);
     let provider = load_provider(&library).expect("a provider");
     let problem = provider.devices().expect_err("no machine has so many devices");
-    assert!(problem.to_string().contains("it speaks of 4294967295 devices"), "{problem}");
+    assert!(problem.to_string().contains("it reports 4294967295 devices"), "{problem}");
 }
 
 #[test]

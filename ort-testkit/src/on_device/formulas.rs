@@ -7,12 +7,12 @@ use ort_core::dtype::DType;
 use ort_core::ep::Device;
 use ort_core::ir::{Attribute, GraphBuilder};
 use ort_core::pass::expand_gradients;
-use ort_core::session::Model;
+use ort_core::session::{Model, Session};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{Tensor, Value};
 
 use super::typed::{Case, case, check_all, run};
-use super::{assert_close, cpu, numbers, outputs};
+use super::{assert_close, cpu, numbers};
 
 /// Rows and columns of the operands.
 const ROWS: usize = 5;
@@ -46,7 +46,10 @@ pub fn gated_add(device: &Arc<dyn Device>) -> Result<()> {
     let expected = gradients(&inputs)?;
     for device in [device.clone(), cpu()?] {
         let provider = device.info().provider;
-        for (actual, expected) in outputs(&model, device, &inputs)?.iter().zip(&expected) {
+        // With rewrites, because constant folding removes the shapes that gradients compute.
+        let session = Session::builder(&model).threads(2).device(device).build()?;
+        let given: Vec<(&str, Value)> = inputs.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
+        for ((_, actual), expected) in session.run(&given)?.iter().zip(&expected) {
             assert_close(actual, expected, 1e-5, &format!("a gradient of GatedAdd on {provider}"))?;
         }
     }

@@ -233,16 +233,16 @@ fn what_does_not_suit_is_refused() -> Result<()> {
     let table = [
         (some(&[]), "no parameter requires a gradient"),
         (some(&["first.weigth"]), "no weight 'first.weigth'"),
-        (some(&["first*"]), "'first*' is no parameter"),
+        (some(&["first*"]), "'first*' is not a float parameter"),
         (ArtifactOptions { frozen_params: strings(&["first.bias"]), ..good.clone() }, "frozen and require"),
         (ArtifactOptions { additional_output_names: strings(&["nothing"]), ..good.clone() }, "'nothing'"),
         (ArtifactOptions { loss_input_names: strings(&["nothing"]), ..good.clone() }, "no output 'nothing'"),
         (
             ArtifactOptions { loss_input_names: strings(&["scores", "x"]), ..good.clone() },
-            "own input 'target'",
+            "and 'target' or nothing",
         ),
         (ArtifactOptions { loss: None, ..good.clone() }, "expected one element as the loss"),
-        (ArtifactOptions { clip_grad: Some(0.0), ..good.clone() }, "clipped to 0"),
+        (ArtifactOptions { clip_grad: Some(0.0), ..good.clone() }, "to clip gradients to is 0"),
     ];
     for (options, expected) in table {
         let problem = generate_artifacts(&perceptron(), &options).unwrap_err().to_string();

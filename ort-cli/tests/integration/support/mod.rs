@@ -84,7 +84,7 @@ pub fn assert_fails(name: &str, finished: &Finished, words: &[&str]) {
         assert!(error.contains(word), "{name}: `{word}` is missing in: {error}");
     }
     assert!(
-        !finished.stderr.contains("panick") && !error.contains("a defect"),
+        !finished.stderr.contains("panick") && !error.contains("internal error"),
         "{name}: {}",
         finished.stderr
     );
