@@ -7,9 +7,11 @@ use ort_core::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, Fingerprint, KernelTable, NodeView,
     Precision, ProviderEntry, ProviderOptions, check_options,
 };
+use ort_core::ops::fused::activation::Activation;
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, Within, ensure, error};
 
+use ort_cpu_kernel::activation::has_loop;
 use ort_cpu_kernel::{CpuKernel, DerivedKernels};
 use ort_cpu_threads::environment::{AFFINITIES, AFFINITY, choice};
 use ort_cpu_vector::simd::isa::Isa;
@@ -84,6 +86,9 @@ impl Device for CpuDevice {
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
+        if let Some(activation) = Activation::missing_of(node.node, has_loop) {
+            return Err(format!("activation '{}' has no vector loop", activation.name));
+        }
         CpuDevice::table().claim(node)
     }
 

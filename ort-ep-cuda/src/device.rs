@@ -7,6 +7,7 @@ use ort_core::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, Fingerprint, KernelTable, NodeView, ProviderOptions,
     new_device_id,
 };
+use ort_core::ops::fused::activation::Activation;
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, ensure, error};
 use ort_gpu::{LaunchCache, NodeInfo, code_hash, find_kernel};
@@ -171,6 +172,9 @@ impl Device for CudaDevice {
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
+        if let Some(activation) = Activation::missing_of(node.node, kernels::has_activation) {
+            return Err(format!("activation '{}' is no epilogue of its kernels", activation.name));
+        }
         self.table.claim(node)
     }
 

@@ -251,7 +251,7 @@ fn note_values(pattern: &Term, bound: &mut FxHashMap<&'static str, bool>) {
 macro_rules! rules {
     ($family:literal, $level:ident; $(
         $(#[doc = $doc:literal])+
-        $name:ident: $pattern:tt $(if $when:expr)? => $then:expr, $samples:expr $(, keep $keep:literal)? $(, known $known:ident)?;
+        $name:ident: $pattern:literal $(if $when:expr)? => $then:expr, $samples:expr $(, keep $keep:literal)? $(, known $known:ident)?;
     )*) => {
         pub(super) static RULES: $crate::rewrite::RuleSet = $crate::rewrite::RuleSet {
             family: $family,

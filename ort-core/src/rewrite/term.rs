@@ -14,9 +14,9 @@
 //!
 //! A name that occurs twice must bind the same value both times. The name of a node is also that of
 //! the value it computes. An operator is looked up in the ONNX domain, then in ours, then in ONNX
-//! Runtime's.
+//! Runtime's. `Activation` stands for all operators with [`Traits::ACTIVATION`].
 
-use crate::spec::{MICROSOFT, ONNX, OpSpec, RUNTIME, Registry};
+use crate::spec::{MICROSOFT, ONNX, OpSpec, RUNTIME, Registry, Traits};
 use crate::{Result, ensure, error};
 
 /// A pattern or a template.
@@ -173,9 +173,9 @@ impl Parser {
     }
 
     fn node(&mut self, first: &'static str) -> Result<NodeTerm> {
-        let mut ops = vec![operator(first)?];
+        let mut ops = operators(first)?;
         while self.take("|") {
-            ops.push(operator(self.name()?)?);
+            ops.extend(operators(self.name()?)?);
         }
         let mut node = NodeTerm {
             name: None,
@@ -224,10 +224,17 @@ impl Parser {
     }
 }
 
-fn operator(name: &str) -> Result<&'static OpSpec> {
+fn operators(name: &str) -> Result<Vec<&'static OpSpec>> {
     let registry = Registry::global()?;
+    if name == "Activation" {
+        let records = registry.records().iter().copied();
+        return Ok(records.filter(|spec| spec.traits.has(Traits::ACTIVATION)).collect());
+    }
     let mut found = [ONNX, RUNTIME, MICROSOFT].into_iter().filter_map(|domain| registry.find(domain, name));
-    found.next().ok_or_else(|| error!(Fail, "a rule names the operator {name}, which is not known"))
+    let found = found.next();
+    found
+        .map(|spec| vec![spec])
+        .ok_or_else(|| error!(Fail, "a rule names the operator {name}, which is not known"))
 }
 
 #[cfg(test)]

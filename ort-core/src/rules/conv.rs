@@ -39,11 +39,11 @@ rules! { "conv", Extended;
     conv_residual: "Add(c@Conv(x, w, b?), residual)" if residual_has_output_shape => Build(residual),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"];
     /// An activation after Conv becomes the epilogue of FusedConv: the output is written once.
-    conv_activation: (concat!("act@", activations!(), "(c@Conv(x, w, b?))"))
+    conv_activation: "act@Activation(c@Conv(x, w, b?))"
         => Build(activation),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6]", "x=f32[1,4,5,5] w=const:f32[6,4,3,3] act.op=Swish"], known Nothing;
     /// An activation after a FusedConv with a residual joins its epilogue.
-    residual_activation: (concat!("act@", activations!(), "(c@FusedConv(x, w, b?, residual?; activation=''))"))
+    residual_activation: "act@Activation(c@FusedConv(x, w, b?, residual?; activation=''))"
         => Build(activation),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"], known Nothing;
     /// Clip with constant bounds after Conv becomes the epilogue of FusedConv.

@@ -35,10 +35,10 @@ rules! { "linear", Extended;
         => Build(residual), ["a=f32[2,3,8] b=f32[8,5] bias=const:f32[5] residual=f32[2,3,5]"];
     /// An activation after MatMul with a constant weight becomes the epilogue of FusedMatMul: the
     /// output is written once.
-    matmul_activation: (concat!("act@", activations!(), "(MatMul(a, #b))")) if are_matrices
+    matmul_activation: "act@Activation(MatMul(a, #b))" if are_matrices
         => Build(activation), ["a=f32[2,3,8] b=f32[8,5]", "a=f32[2,3,8] b=f32[8,5] act.op=Gelu"];
     /// An activation after FusedMatMul joins its epilogue.
-    fused_activation: (concat!("act@", activations!(), "(m@FusedMatMul(a, #b, bias?, residual?; activation=''))"))
+    fused_activation: "act@Activation(m@FusedMatMul(a, #b, bias?, residual?; activation=''))"
         => Build(activation),
         [
             "a=f32[2,3,8] b=f32[8,5] bias=const:f32[5] act.op=Gelu act.approximate=tanh",

@@ -3,13 +3,6 @@
 //! A table documents its file: each row says what the rule does, its pattern and its replacement.
 //! docs/RULES.md is generated from the rows.
 
-/// The activations that matmuls and convolutions can fuse as an epilogue, for patterns.
-macro_rules! activations {
-    () => {
-        "Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus"
-    };
-}
-
 mod activation;
 mod algebra;
 mod attention;

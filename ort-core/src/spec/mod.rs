@@ -326,6 +326,9 @@ impl Traits {
     pub const MOVES_DATA: Traits = Traits(8);
     /// Each run may return a different result.
     pub const RANDOM: Traits = Traits(16);
+    /// Matmuls and convolutions fuse it as an epilogue: a function of one value, whose attributes
+    /// are floats. Only for operators of the standard.
+    pub const ACTIVATION: Traits = Traits(32);
 
     /// Returns the union of two sets.
     pub const fn with(self, other: Traits) -> Traits {

@@ -14,6 +14,11 @@ pub fn unary_of(activation: &Activation) -> Result<Unary> {
     found.ok_or_else(|| error!(NotImplemented, "activation '{}' has no loop", activation.name))
 }
 
+/// Returns whether there is a loop for an activation.
+pub fn has_loop(activation: &Activation) -> bool {
+    unary_of(activation).is_ok()
+}
+
 /// Returns the activation that a node's `activation` and `activation_params` specify; none for
 /// operators without them.
 pub fn activation_of(cx: &CompileCx<'_>) -> Result<Option<Unary>> {

@@ -392,10 +392,19 @@ pub(super) fn finish(activation: Option<&Activation>, alpha: f32, beta: f32) -> 
 
 /// Returns the number of an activation in `cu/gemm.cuh`, and its parameters.
 fn number_of(activation: &Activation) -> (u32, [f32; 2]) {
-    let number = numbers().get(&constant_name(activation.name)).copied().unwrap_or(0);
+    let number = find_number(activation.name).unwrap_or(0);
     let given = |names: [&str; 2]| names.into_iter().find_map(|name| activation.parameter(name).ok());
     let [first, second] = [given(["alpha", "min"]), given(["beta", "gamma"]).or(given(["max", "max"]))];
     (number, [first.unwrap_or(0.0), second.unwrap_or(0.0)])
+}
+
+/// Returns whether the epilogues of `cu/gemm.cuh` have an activation.
+pub(crate) fn has_activation(activation: &Activation) -> bool {
+    find_number(activation.name).is_some()
+}
+
+fn find_number(name: &str) -> Option<u32> {
+    numbers().get(&constant_name(name)).copied()
 }
 
 /// The numbers of the enumeration `Activation` in `cu/gemm.cuh`, by name.
@@ -429,8 +438,7 @@ mod tests {
 
     #[test]
     fn each_activation_has_a_number_and_its_parameters() {
-        let mut found: Vec<u32> =
-            Activation::names().map(|name| numbers().get(&constant_name(name)).copied().unwrap()).collect();
+        let mut found: Vec<u32> = Activation::names().filter_map(find_number).collect();
         found.sort_unstable();
         assert_eq!(found, (1..numbers().len() as u32).collect::<Vec<_>>());
         let clip = Activation::new("Clip", &[0.5, 6.0]).unwrap();

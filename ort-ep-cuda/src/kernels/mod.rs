@@ -49,6 +49,7 @@ mod training;
 mod unique;
 mod warpgroups;
 
+pub(crate) use gemm::has_activation;
 use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, OutputsFrom};

@@ -1,59 +1,62 @@
 //! Activation epilogues: what fused operators name in `activation` and `activation_params`.
 
+use std::sync::OnceLock;
+
 use smallvec::SmallVec;
 
-use crate::ir::{Attribute, Attributes, ValueId};
+use crate::ir::{Attribute, Attributes, Node, ValueId};
 use crate::ops::microsoft::number;
-use crate::spec::{Draft, Registry, ScalarExpr};
+use crate::spec::{AttrKind, Draft, ONNX, OpSpec, Registry, ScalarExpr, Traits};
 use crate::{Result, ensure, error, unknown_name};
 
 /// One activation: its name in fused operators, and the standard operator that it stands for.
 struct Row {
     name: &'static str,
-    /// The name of the standard operator.
-    op: &'static str,
+    spec: &'static OpSpec,
     /// The parameters in the order of `activation_params`, named like the operator's attributes
     /// (for `Clip`, its inputs).
-    parameters: &'static [&'static str],
+    parameters: Vec<&'static str>,
     /// The operator's attributes that the name implies.
     fixed: &'static [(&'static str, &'static str)],
-    /// Whether ONNX Runtime's `FusedConv` has it.
-    in_onnx_runtime: bool,
 }
 
-/// An activation that ONNX Runtime's `FusedConv` lacks.
-const fn row(name: &'static str, parameters: &'static [&'static str]) -> Row {
-    Row { name, op: name, parameters, fixed: &[], in_onnx_runtime: false }
+/// The activations that ONNX Runtime's `FusedConv` has.
+const IN_ONNX_RUNTIME: &[&str] =
+    &["Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"];
+
+/// The operators with [`Traits::ACTIVATION`], and two that differ from an operator: `Clip`, whose
+/// bounds are parameters, and an approximation of `Gelu`.
+fn rows() -> &'static [Row] {
+    static ROWS: OnceLock<Vec<Row>> = OnceLock::new();
+    ROWS.get_or_init(|| {
+        let row = |spec: &'static OpSpec| {
+            let floats = spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Float);
+            Row { name: spec.name, spec, parameters: floats.map(|attr| attr.name).collect(), fixed: &[] }
+        };
+        let records = Registry::global().map_or(&[][..], Registry::records).iter().copied();
+        let standard = || records.clone().filter(|spec| spec.domain == ONNX);
+        let mut rows = Vec::new();
+        // Before `Gelu` itself, because a search by operator takes the first row that fits.
+        for spec in standard() {
+            match spec.name {
+                CLIP => rows.push(Row { parameters: vec!["min", "max"], ..row(spec) }),
+                "Gelu" => {
+                    rows.push(Row { name: "FastGelu", fixed: &[("approximate", "tanh")], ..row(spec) });
+                }
+                _ => {}
+            }
+        }
+        rows.extend(standard().filter(|spec| spec.traits.has(Traits::ACTIVATION)).map(row));
+        rows
+    })
 }
 
-/// An activation that ONNX Runtime's `FusedConv` has.
-const fn shared(name: &'static str, parameters: &'static [&'static str]) -> Row {
-    Row { in_onnx_runtime: true, ..row(name, parameters) }
-}
-
-/// The activations that ONNX Runtime fuses, and more.
-const ROWS: &[Row] = &[
-    row("Celu", &["alpha"]),
-    shared("Clip", &["min", "max"]),
-    row("Elu", &["alpha"]),
-    Row { op: "Gelu", fixed: &[("approximate", "tanh")], ..row("FastGelu", &[]) },
-    row("Gelu", &[]),
-    shared("HardSigmoid", &["alpha", "beta"]),
-    shared("HardSwish", &[]),
-    shared("LeakyRelu", &["alpha"]),
-    row("Mish", &[]),
-    shared("Relu", &[]),
-    row("Selu", &["alpha", "gamma"]),
-    shared("Sigmoid", &[]),
-    row("Softplus", &[]),
-    row("Softsign", &[]),
-    row("Swish", &["alpha"]),
-    shared("Tanh", &[]),
-    row("ThresholdedRelu", &["alpha"]),
-];
+/// The standard's `Clip` has no formula, because its bounds are inputs. As parameters of an
+/// activation they are constants.
+const CLIP: &str = "Clip";
 
 fn find(name: &str) -> Result<&'static Row> {
-    ROWS.iter().find(|row| row.name == name).ok_or_else(|| {
+    rows().iter().find(|row| row.name == name).ok_or_else(|| {
         let names: Vec<&str> = Activation::names().collect();
         unknown_name("activation", name, &names)
     })
@@ -87,7 +90,7 @@ impl Activation {
         ensure!(
             given == expected || expected == 0,
             InvalidGraph,
-            help = match row.parameters {
+            help = match row.parameters.as_slice() {
                 [] => "leave the parameters out".to_string(),
                 names => format!("'activation_params' holds {}", names.join(", ")),
             },
@@ -98,7 +101,7 @@ impl Activation {
 
     /// Returns the names of all activations.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        ROWS.iter().map(|row| row.name)
+        rows().iter().map(|row| row.name)
     }
 
     /// Reads the attributes `activation` and `activation_params` of a fused operator.
@@ -136,8 +139,8 @@ impl Activation {
     /// `None` for `Clip`, whose bounds are inputs.
     pub fn of_operator(op: &str, attrs: &Attributes) -> Option<Activation> {
         let is_fixed = |(name, value): &(&str, &str)| attrs.find_string(name) == Some(*value);
-        let same = |row: &&Row| row.op == op && row.op != "Clip" && row.fixed.iter().all(is_fixed);
-        let row = ROWS.iter().find(same)?;
+        let same = |row: &&Row| row.spec.name == op && op != CLIP && row.fixed.iter().all(is_fixed);
+        let row = rows().iter().find(same)?;
         let values: Option<Vec<f32>> = row.parameters.iter().map(|name| attrs.find_float(name)).collect();
         Activation::new(row.name, &values?).ok()
     }
@@ -160,9 +163,23 @@ impl Activation {
         attrs
     }
 
+    /// Returns an activation of a fused operator that is not among those of a provider. The
+    /// provider refuses such a node, which then is decomposed.
+    pub fn missing_of(node: &Node, has: impl Fn(&Activation) -> bool) -> Option<Activation> {
+        let names = |name: &str| node.spec.attrs.iter().any(|attr| attr.name == name);
+        let all = match (names("activation_params"), names("activation") && names("activation_gamma")) {
+            (true, _) => {
+                [Activation::of_attributes(&node.attrs), Activation::inner_of_attributes(&node.attrs)]
+            }
+            (_, true) => [Activation::of_gemm(&node.attrs).map(Some), Ok(None)],
+            _ => return None,
+        };
+        all.into_iter().filter_map(|found| found.ok().flatten()).find(|activation| !has(activation))
+    }
+
     /// Returns whether ONNX Runtime's `FusedConv` has the activation.
     pub fn is_in_onnx_runtime(&self) -> bool {
-        ROWS.iter().any(|row| row.name == self.name && row.in_onnx_runtime)
+        IN_ONNX_RUNTIME.contains(&self.name)
     }
 
     /// Returns a parameter by its name.
@@ -181,39 +198,34 @@ impl Activation {
     /// The standard operator has no formula.
     pub fn formula(&self) -> Result<ScalarExpr> {
         let row = find(self.name)?;
-        if row.op == "Clip" {
+        if row.name == CLIP {
             let [min, max] = ["min", "max"].map(|name| self.parameter(name));
-            // The standard's `Clip` has no formula, because its bounds are inputs; here they are
-            // constants.
             return Ok(ScalarExpr::Input(0).max(f64::from(min?)).min(f64::from(max?)));
         }
-        let spec = Registry::global()?.find("", row.op);
-        let spec = spec.ok_or_else(|| error!(Fail, "there is no operator {}", row.op))?;
         let named = row.parameters.iter().zip(&self.values);
         let mut given: Vec<(String, Attribute)> =
             named.map(|(name, value)| (name.to_string(), Attribute::Float(*value))).collect();
         given.extend(row.fixed.iter().map(|(n, v)| (n.to_string(), Attribute::String(v.to_string()))));
-        let scalar = spec.scalar.ok_or_else(|| error!(Fail, "{} has no formula", row.op))?;
-        scalar(&Attributes::new(spec, given)?)
+        row.spec.formula(&Attributes::new(row.spec, given)?, 1)
     }
 
     /// Turns a draft into the standard operator that applies the activation to a value.
     pub(in crate::ops) fn become_of(&self, draft: &mut Draft<'_>, value: ValueId) -> Result<()> {
         let row = find(self.name)?;
-        if row.op == "Clip" {
+        if row.name == CLIP {
             let dtype = draft.dtype(0)?;
             let mut inputs = vec![value];
             for &bound in &self.values {
                 inputs.push(number(draft, bound, dtype)?);
             }
-            draft.become_op(row.op, &inputs, &[]);
+            draft.become_op(row.spec.name, &inputs, &[]);
             return Ok(());
         }
         let named = row.parameters.iter().zip(&self.values);
         let mut attrs: Vec<(&str, Attribute)> =
             named.map(|(name, value)| (*name, Attribute::Float(*value))).collect();
         attrs.extend(row.fixed.iter().map(|(name, value)| (*name, Attribute::String(value.to_string()))));
-        draft.become_op(row.op, &[value], &attrs);
+        draft.become_op(row.spec.name, &[value], &attrs);
         Ok(())
     }
 }
@@ -234,19 +246,16 @@ pub(in crate::ops) fn end_with(
 mod tests {
     use super::*;
 
-    /// Each row names a standard operator and its attributes, and `of_operator` finds it from them.
+    /// `of_operator` finds each row from the attributes of its operator.
     #[test]
     fn rows_are_operators() -> Result<()> {
-        for row in ROWS {
-            let spec = Registry::global()?.find("", row.op);
-            let spec = spec.ok_or_else(|| error!(Fail, "{} is no operator", row.op))?;
-            if row.op == "Clip" {
-                continue;
-            }
+        assert!(rows().len() >= 17);
+        assert!(IN_ONNX_RUNTIME.iter().all(|name| find(name).is_ok()));
+        for row in rows().iter().filter(|row| row.name != CLIP) {
             let mut given: Vec<(String, Attribute)> =
                 row.parameters.iter().map(|name| (name.to_string(), Attribute::Float(0.25))).collect();
             given.extend(row.fixed.iter().map(|(n, v)| (n.to_string(), Attribute::String(v.to_string()))));
-            let found = Activation::of_operator(row.op, &Attributes::new(spec, given)?);
+            let found = Activation::of_operator(row.spec.name, &Attributes::new(row.spec, given)?);
             let expected = Activation::new(row.name, &vec![0.25; row.parameters.len()])?;
             assert!(expected.formula()?.input_count() == 1, "{}", row.name);
             assert_eq!(found, Some(expected), "{}", row.name);

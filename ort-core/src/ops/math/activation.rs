@@ -8,7 +8,7 @@ use crate::spec::{Draft, Grad, GradCx, InferCx, OpSpec, ScalarExpr, UnaryFn, Upg
 use crate::{ensure, error};
 
 use super::shared::{
-    A_B, DROP_HINT, INPUT, OUTPUT, SIGNED, Y, broadcast_to_first, number, same_shape, unary, x, y,
+    A_B, DROP_HINT, INPUT, OUTPUT, SIGNED, Y, activation, broadcast_to_first, number, same_shape, unary, x, y,
 };
 use super::{legacy, symbolic};
 
@@ -16,23 +16,23 @@ static RELU: OpSpec = OpSpec {
     types: SIGNED,
     infer: infer_relu,
     grad: Grad::Rule(gradient_of_relu),
-    ..unary("Relu", 14, |_| Ok(x().max(0.0)))
+    ..activation("Relu", 14, |_| Ok(x().max(0.0)))
 };
 
 static LEAKY_RELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 0.01)],
-    ..unary("LeakyRelu", 16, |attrs| Ok(below_zero(x() * attrs.float("alpha")?)))
+    ..activation("LeakyRelu", 16, |attrs| Ok(below_zero(x() * attrs.float("alpha")?)))
 };
 
 static ELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.0)],
-    ..unary("Elu", 22, |attrs| Ok(below_zero(x().apply(UnaryFn::Expm1) * attrs.float("alpha")?)))
+    ..activation("Elu", 22, |attrs| Ok(below_zero(x().apply(UnaryFn::Expm1) * attrs.float("alpha")?)))
 };
 
 static SELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.673_263_2), attr::float("gamma", 1.050_701)],
     upgrades: &[DROP_HINT, Upgrade { before: 6, apply: first_constants_of_selu }],
-    ..unary("Selu", 22, |attrs| {
+    ..activation("Selu", 22, |attrs| {
         let negative = x().apply(UnaryFn::Expm1) * attrs.float("alpha")?;
         Ok(below_zero(negative) * attrs.float("gamma")?)
     })
@@ -42,7 +42,7 @@ static CELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.0)],
     upgrades: &[],
     first: 12,
-    ..unary("Celu", 28, |attrs| {
+    ..activation("Celu", 28, |attrs| {
         let alpha = attrs.float("alpha")?;
         Ok(below_zero((x() / alpha).apply(UnaryFn::Expm1) * alpha))
     })
@@ -52,7 +52,7 @@ static THRESHOLDED_RELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.0)],
     upgrades: &[],
     first: 10,
-    ..unary("ThresholdedRelu", 22, |attrs| {
+    ..activation("ThresholdedRelu", 22, |attrs| {
         let above = number(f64::from(attrs.float("alpha")?)).less(x());
         Ok(ScalarExpr::select(above, x(), number(0.0)))
     })
@@ -60,7 +60,7 @@ static THRESHOLDED_RELU: OpSpec = OpSpec {
 
 static HARD_SIGMOID: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 0.2), attr::float("beta", 0.5)],
-    ..unary("HardSigmoid", 22, |attrs| {
+    ..activation("HardSigmoid", 22, |attrs| {
         Ok((x() * attrs.float("alpha")? + attrs.float("beta")?).max(0.0).min(1.0))
     })
 };
@@ -69,36 +69,39 @@ static HARD_SWISH: OpSpec = OpSpec {
     upgrades: &[],
     first: 14,
     // `x * HardSigmoid(x)` with `alpha = 1 / 6` and `beta = 0.5`.
-    ..unary("HardSwish", 22, |_| Ok(x() * (x() * (1.0 / 6.0) + 0.5).max(0.0).min(1.0)))
+    ..activation("HardSwish", 22, |_| Ok(x() * (x() * (1.0 / 6.0) + 0.5).max(0.0).min(1.0)))
 };
 
-static SIGMOID: OpSpec = unary("Sigmoid", 13, |_| Ok(x().apply(UnaryFn::Sigmoid)));
+static SIGMOID: OpSpec = activation("Sigmoid", 13, |_| Ok(x().apply(UnaryFn::Sigmoid)));
 
-static SOFTPLUS: OpSpec = OpSpec { upgrades: &[], ..unary("Softplus", 22, |_| Ok(softplus())) };
+static SOFTPLUS: OpSpec = OpSpec { upgrades: &[], ..activation("Softplus", 22, |_| Ok(softplus())) };
 
 static SOFTSIGN: OpSpec = OpSpec {
     inputs: INPUT,
     outputs: OUTPUT,
     upgrades: &[],
-    ..unary("Softsign", 22, |_| Ok(x() / (number(1.0) + x().apply(UnaryFn::Abs))))
+    ..activation("Softsign", 22, |_| Ok(x() / (number(1.0) + x().apply(UnaryFn::Abs))))
 };
 
-static MISH: OpSpec =
-    OpSpec { upgrades: &[], first: 18, ..unary("Mish", 22, |_| Ok(x() * softplus().apply(UnaryFn::Tanh))) };
+static MISH: OpSpec = OpSpec {
+    upgrades: &[],
+    first: 18,
+    ..activation("Mish", 22, |_| Ok(x() * softplus().apply(UnaryFn::Tanh)))
+};
 
 static GELU: OpSpec = OpSpec {
     attrs: &[attr::string("approximate", "none")],
     infer: infer_gelu,
     upgrades: &[],
     first: 20,
-    ..unary("Gelu", 20, gelu)
+    ..activation("Gelu", 20, gelu)
 };
 
 static SWISH: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.0)],
     upgrades: &[],
     first: 24,
-    ..unary("Swish", 24, |attrs| Ok(swish(attrs.float("alpha")?)))
+    ..activation("Swish", 24, |attrs| Ok(swish(attrs.float("alpha")?)))
 };
 
 static SWIGLU: OpSpec = OpSpec {

@@ -52,6 +52,11 @@ pub(in crate::ops) const fn unary(name: &'static str, since: i64, scalar: Scalar
     }
 }
 
+/// The record of a unary float operator that matmuls and convolutions fuse.
+pub(super) const fn activation(name: &'static str, since: i64, scalar: ScalarFn) -> OpSpec {
+    OpSpec { traits: Traits::ELEMENTWISE.with(Traits::ACTIVATION), ..unary(name, since, scalar) }
+}
+
 /// The record of a binary operator with broadcasting, from `A` and `B` to `C`.
 pub(super) const fn binary(name: &'static str, since: i64, types: &'static [TypeVar]) -> OpSpec {
     OpSpec {

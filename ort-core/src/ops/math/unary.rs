@@ -5,7 +5,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{InferCx, OpSpec, TypeVar, UnaryFn, Upgrade, attr, one, var};
 
-use super::shared::{INPUT, NUMERIC, OUTPUT, SIGNED, same_shape, unary, x};
+use super::shared::{INPUT, NUMERIC, OUTPUT, SIGNED, activation, same_shape, unary, x};
 use super::{legacy, symbolic};
 
 static ABS: OpSpec =
@@ -38,7 +38,8 @@ static ACOS: OpSpec = OpSpec { first: 7, ..named("Acos", 22, |_| Ok(x().apply(Un
 static ATAN: OpSpec = OpSpec { first: 7, ..named("Atan", 22, |_| Ok(x().apply(UnaryFn::Atan))) };
 static SINH: OpSpec = OpSpec { first: 9, ..named("Sinh", 22, |_| Ok(x().apply(UnaryFn::Sinh))) };
 static COSH: OpSpec = OpSpec { first: 9, ..named("Cosh", 22, |_| Ok(x().apply(UnaryFn::Cosh))) };
-static TANH: OpSpec = named("Tanh", 13, |_| Ok(x().apply(UnaryFn::Tanh)));
+static TANH: OpSpec =
+    OpSpec { inputs: INPUT, outputs: OUTPUT, ..activation("Tanh", 13, |_| Ok(x().apply(UnaryFn::Tanh))) };
 static ASINH: OpSpec = OpSpec { first: 9, ..named("Asinh", 22, |_| Ok(x().apply(UnaryFn::Asinh))) };
 static ACOSH: OpSpec = OpSpec { first: 9, ..named("Acosh", 22, |_| Ok(x().apply(UnaryFn::Acosh))) };
 static ATANH: OpSpec = OpSpec { first: 9, ..named("Atanh", 22, |_| Ok(x().apply(UnaryFn::Atanh))) };
