@@ -77,7 +77,7 @@ fn made_for(adapter: &wgpu::AdapterInfo) -> Option<Fingerprint> {
     let key = wgpu::util::pipeline_cache_key(adapter)?;
     let wgpu::AdapterInfo { name, driver, driver_info, .. } = adapter;
     Some(Fingerprint {
-        code: format!("{driver} {driver_info} {}", ort_gpu::code_hash(env!("ORT_CODE_HASH"))),
+        code: format!("{driver} {driver_info} {}", env!("ORT_CODE_HASH")),
         hardware: format!("{key} {name}"),
     })
 }

@@ -36,11 +36,3 @@ pub use lines::Lines;
 pub use node::{NodeInfo, find_kernel};
 pub use operand::{Arg, OpCx, Operand};
 pub use walk::{Walk, strides};
-
-/// Returns the hash of a provider's code with this crate's, for [`Fingerprint`] and other cache
-/// keys. `own` is the provider's `ORT_CODE_HASH`.
-///
-/// [`Fingerprint`]: ort_core::ep::Fingerprint
-pub fn code_hash(own: &str) -> String {
-    [own, env!("ORT_CODE_HASH")].concat()
-}

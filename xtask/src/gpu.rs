@@ -7,7 +7,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -15,7 +14,7 @@ use crate::artifacts::artifacts;
 use crate::conformance;
 use crate::python::Python;
 use crate::table;
-use crate::workspace::{Workspace, capture, prepare_with, run as run_command};
+use crate::workspace::{Workspace, capture, prepare_with};
 
 const PACKAGE: &str = "ort-ep-cuda";
 /// The libraries that tests load: the emulator for tests of driver errors, and the provider as a
@@ -66,13 +65,13 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
     // In the parent, so that the new folder can be renamed into place on the same file system.
     let temporary = tempfile::tempdir_in(parent).context("no temporary folder")?;
-    let (stripped, new) = (temporary.path().join("bin"), temporary.path().join("gpu"));
-    for folder in [&stripped, &new] {
+    let (named, new) = (temporary.path().join("bin"), temporary.path().join("gpu"));
+    for folder in [&named, &new] {
         fs::create_dir(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    strip(&programs, &stripped)?;
+    programs.iter().try_for_each(|program| copy(&program.built, &named.join(&program.name)))?;
     let mut script = python.script("gpu_bundle.py");
-    script.arg(&new).arg(workspace.root.join("models")).arg(&stripped).arg(cases.join("node"));
+    script.arg(&new).arg(workspace.root.join("models")).arg(&named).arg(cases.join("node"));
     prepare_with(&mut script)?;
     for (from, name) in SCRIPTS {
         copy(&workspace.own("python").join(from), &new.join(name))?;
@@ -126,16 +125,6 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
         bail!("the build made no tests, no example cuda_cases, no {EMULATOR} or no {LIBRARY}");
     }
     Ok(found)
-}
-
-/// Writes the programs without symbols and line tables, which make up most of their size.
-fn strip(programs: &[Program], to: &Path) -> Result<()> {
-    for program in programs {
-        let mut command = Command::new("strip");
-        command.arg("-o").arg(to.join(&program.name)).arg(&program.built);
-        run_command(&mut command).context("programs are stripped with `strip` of binutils")?;
-    }
-    Ok(())
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {

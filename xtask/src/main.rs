@@ -22,6 +22,7 @@ mod header;
 mod memory;
 mod models;
 mod ops;
+mod package;
 mod python;
 mod reference;
 mod soak;
@@ -80,6 +81,8 @@ enum Command {
     Chart(chart::Options),
     /// Generate ort-core/include/ort_provider.h, the C header of provider libraries.
     Header(header::Options),
+    /// Package the crates as `cargo publish` would, and check what is in the packages.
+    Package,
     /// Run the fuzz targets on a nightly compiler, each for a while.
     Fuzz(fuzz::Options),
     /// Fuzz with random models against ONNX's reference evaluator, and reduce those that fail.
@@ -114,6 +117,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Chart(options) => chart::run(&workspace, &options),
         Command::Header(options) => header::run(&workspace, &options),
         Command::Ops(options) => ops::run(&workspace, &options),
+        Command::Package => package::run(&workspace),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::FuzzModels(options) => fuzz_models::run(&workspace, &options).map(drop),
         Command::Soak(options) => soak::run(&workspace, &options).map(drop),

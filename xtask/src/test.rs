@@ -12,8 +12,8 @@ use crate::python::Python;
 use crate::summary::{SkippedTest, Summary};
 use crate::workspace::{Workspace, capture, describe, run as run_command};
 use crate::{
-    chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, reference, soak,
-    table, tidy,
+    chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, package, reference,
+    soak, table, tidy,
 };
 
 /// The folders of the crates whose tests depend on the CPU kernels. Crates in these folders count.
@@ -45,6 +45,7 @@ fn all(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
     let mut summary = Summary::default();
     stages.run("format", || run_command(workspace.cargo().args(["fmt", "--all", "--check"])))?;
     stages.run("tidy", || tidy::run(workspace))?;
+    stages.run("packages", || package::run(workspace))?;
     stages.run("clippy", || {
         run_command(workspace.cargo().args([
             "clippy",

@@ -8,12 +8,72 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 /// A crate of the workspace.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 pub(crate) struct Package {
     /// The crate's name.
     pub(crate) name: String,
+    /// Its version.
+    pub(crate) version: String,
+    /// The path of its manifest.
+    pub(crate) manifest_path: PathBuf,
     /// Its cargo features, with what each one enables.
     pub(crate) features: BTreeMap<String, Vec<String>>,
+    /// What its manifest depends on.
+    pub(crate) dependencies: Vec<Dependency>,
+    /// What cargo builds of it.
+    pub(crate) targets: Vec<Target>,
+    /// The name under which its build script passes metadata to those of dependents.
+    pub(crate) links: Option<String>,
+    /// The registries that it may go to; all if there is no list.
+    pub(crate) publish: Option<Vec<String>>,
+    pub(crate) description: Option<String>,
+    pub(crate) license: Option<String>,
+    pub(crate) readme: Option<String>,
+    pub(crate) keywords: Vec<String>,
+    pub(crate) categories: Vec<String>,
+}
+
+impl Package {
+    /// Its folder.
+    pub(crate) fn folder(&self) -> &Path {
+        self.manifest_path.parent().unwrap_or(Path::new(""))
+    }
+
+    /// Whether it may go to a registry.
+    pub(crate) fn is_published(&self) -> bool {
+        self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
+    }
+}
+
+/// A dependency of a crate.
+#[derive(Deserialize)]
+pub(crate) struct Dependency {
+    /// The name of the other crate.
+    pub(crate) name: String,
+    /// `dev`, `build`, or nothing for a normal one.
+    pub(crate) kind: Option<String>,
+}
+
+impl Dependency {
+    /// Whether the crate itself needs it.
+    pub(crate) fn is_normal(&self) -> bool {
+        self.kind.is_none()
+    }
+
+    /// Whether the build script needs it.
+    pub(crate) fn is_build(&self) -> bool {
+        self.kind.as_deref() == Some("build")
+    }
+}
+
+/// A library, program, test or build script of a crate.
+#[derive(Deserialize)]
+pub(crate) struct Target {
+    /// What it is: `lib`, `bin`, `test`, `example`, `custom-build` and others.
+    #[serde(rename = "kind")]
+    pub(crate) kinds: Vec<String>,
+    /// Its first source file.
+    pub(crate) src_path: PathBuf,
 }
 
 /// The workspace, parsed from `cargo metadata`.

@@ -75,10 +75,10 @@ fn is_rust(file: &SourceFile) -> bool {
 }
 
 fn is_text(file: &SourceFile) -> bool {
-    // Licences are verbatim copies, cargo writes the lock file, and proptest writes its seeds.
-    !file.path.starts_with("LICENSE")
-        && file.path != "Cargo.lock"
-        && !file.path.contains("proptest-regressions")
+    // Licences, to which each package links, are verbatim copies; cargo writes the lock file, and
+    // proptest writes its seeds.
+    let name = file.path.rsplit('/').next().unwrap_or(&file.path);
+    !name.starts_with("LICENSE") && file.path != "Cargo.lock" && !file.path.contains("proptest-regressions")
 }
 
 fn is_root_of_tests(file: &SourceFile) -> bool {
