@@ -147,6 +147,30 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     Ok(closing)
 }
 
+/// Runs cases, as `suite/case`, with the binary of the dev profile; an error if one fails that is
+/// not in the list of known failures.
+pub(crate) fn run_chosen(workspace: &Workspace, cases: &Path, names: &[String]) -> Result<Summary> {
+    let ort = workspace.build_dev_ort()?;
+    let folders: Vec<PathBuf> = names.iter().map(|name| cases.join(name)).collect();
+    let known = read_list(&workspace.own("conformance.ignore"))?;
+    let mut summary = Summary::default();
+    for (case, verdict, why) in run_cases((&ort, false), &folders)? {
+        match verdict {
+            Verdict::Pass => summary.passed += 1,
+            _ if known.contains_key(&format!("node/{case}")) => summary.skipped += 1,
+            _ => {
+                println!("FAIL {case}: {why}");
+                summary.failed += 1;
+            }
+        }
+    }
+    println!("{} cases: {summary}", names.len());
+    if summary.failed > 0 || summary.passed + summary.skipped < names.len() {
+        bail!("node cases failed");
+    }
+    Ok(summary)
+}
+
 /// Writes the cases to target/conformance, unless the same script and packages wrote them before.
 pub(crate) fn dump(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target.join("conformance");

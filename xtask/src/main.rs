@@ -24,6 +24,7 @@ mod models;
 mod ops;
 mod package;
 mod python;
+mod quick;
 mod reference;
 mod soak;
 mod summary;

@@ -12,51 +12,54 @@ use crate::python::Python;
 use crate::summary::{SkippedTest, Summary};
 use crate::workspace::{Workspace, capture, describe, run as run_command};
 use crate::{
-    chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, package, reference,
-    soak, table, tidy,
+    chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, package, quick,
+    reference, soak, table, tidy,
 };
 
 /// The folders of the crates whose tests depend on the CPU kernels. Crates in these folders count.
 const ON_CPU_KERNELS: [&str; 6] =
     ["ort-core", "ort-ep-cpu", "ort-runtime", "ort-train", "ort-testkit", "ort-cli"];
 
+/// Test programs that measure time or memory. They run with the widest vectors only: results do not
+/// differ there, and they take minutes.
+const MEASURING: [&str; 6] =
+    ["deadlines", "give_back", "hostile_operators", "load_time", "plan_time", "resident_growth"];
+
 /// Turns a missing adapter into a failure of the tests of ort-ep-wgpu, which would skip otherwise.
 const NEEDS_ADAPTER: (&str, &str) = ("ORT_TEST_NEEDS_ADAPTER", "1");
 
 /// What to run.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args)]
 pub(crate) struct Options {
     /// Run only the suites of the provider wgpu, and fail if one cannot run.
     #[arg(long)]
     wgpu: bool,
+    /// Check only what changed: format, tidy, clippy, the tests of changed crates, and the node
+    /// cases of operators that changed files name.
+    #[arg(long, conflicts_with = "wgpu")]
+    quick: bool,
+    /// What `--quick` compares with.
+    #[arg(long, value_name = "REVISION", default_value = "HEAD", requires = "quick")]
+    since: String,
 }
 
 /// Runs all suites; the first that fails ends the run. Suites that this machine lacks a requirement
 /// for are skipped, and listed in the last lines.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut stages = Stages::default();
-    let suites = if options.wgpu { wgpu_suites } else { all };
-    let summary = suites(workspace, &mut stages)?;
+    let summary = match options {
+        Options { wgpu: true, .. } => wgpu_suites(workspace, &mut stages),
+        Options { quick: true, since, .. } => changed(workspace, since, &mut stages),
+        _ => all(workspace, &mut stages),
+    }?;
     println!("{stages}\n{summary}");
     Ok(())
 }
 
 fn all(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
     let mut summary = Summary::default();
-    stages.run("format", || run_command(workspace.cargo().args(["fmt", "--all", "--check"])))?;
-    stages.run("tidy", || tidy::run(workspace))?;
+    lints(workspace, stages)?;
     stages.run("packages", || package::run(workspace))?;
-    stages.run("clippy", || {
-        run_command(workspace.cargo().args([
-            "clippy",
-            "--quiet",
-            "--workspace",
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ]))
-    })?;
     stages.run("documentation", || {
         let mut command = workspace.cargo();
         run_command(
@@ -100,6 +103,38 @@ fn all(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
         }
         Err(why) => summary += skip_python_suites(workspace, &why)?,
     }
+    Ok(summary)
+}
+
+/// The checks of the whole workspace that take little time.
+fn lints(workspace: &Workspace, stages: &mut Stages) -> Result<()> {
+    stages.run("format", || run_command(workspace.cargo().args(["fmt", "--all", "--check"])))?;
+    stages.run("tidy", || tidy::run(workspace))?;
+    stages.run("clippy", || {
+        let mut command = workspace.cargo();
+        command.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+        run_command(&mut command)
+    })
+}
+
+/// The lints, and the tests and node cases of what differs from a revision.
+fn changed(workspace: &Workspace, since: &str, stages: &mut Stages) -> Result<Summary> {
+    lints(workspace, stages)?;
+    let files = quick::changed_files(workspace, since)?;
+    let crates = quick::changed_crates(workspace, &files);
+    if crates.is_empty() {
+        println!("no crate differs from {since}");
+        return Ok(Summary::default());
+    }
+    let mut summary = stages.run("unit tests", || {
+        let mut command = workspace.cargo();
+        command.args(["test", "--quiet"]);
+        crates.iter().for_each(|name| {
+            command.args(["--package", name]);
+        });
+        run_tests(&mut command)
+    })?;
+    summary += stages.run("node cases", || quick::node_cases(workspace, &files))?;
     Ok(summary)
 }
 
@@ -230,6 +265,7 @@ fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &
     let mut summary = Summary::default();
     for artifact in artifacts(&capture(&mut build)?)? {
         let is_chosen = folders.iter().any(|name| artifact.package.starts_with(workspace.root.join(name)));
+        let is_chosen = is_chosen && !MEASURING.contains(&artifact.name.as_str());
         let Some(program) = artifact.executable.filter(|_| artifact.is_test && is_chosen) else { continue };
         let counts = run_tests(Command::new(program).current_dir(&artifact.package).env(variable, value))
             .with_context(|| format!("{} of {}", artifact.name, artifact.package.display()))?;

@@ -123,6 +123,13 @@ impl Workspace {
         Ok(self.target.join("debug/examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
     }
 
+    /// Builds the binary `ort` in the dev profile, which takes seconds after an edit, and returns its
+    /// path.
+    pub(crate) fn build_dev_ort(&self) -> Result<PathBuf> {
+        run(self.cargo().args(["build", "--quiet", "--package", "ort-cli"]))?;
+        Ok(self.target.join("debug").join(format!("ort{}", std::env::consts::EXE_SUFFIX)))
+    }
+
     /// Builds the release binary `ort` and returns its path.
     pub(crate) fn build_ort(&self) -> Result<PathBuf> {
         if let Some(given) = &self.ort {

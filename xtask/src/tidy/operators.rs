@@ -74,8 +74,8 @@ fn before(code: &[char], at: usize) -> String {
 /// Whether a position is within a macro that registers kernels, such as `cpu_kernels![...]`.
 fn is_registered(code: &[char], at: usize) -> bool {
     let opening: Vec<char> = "_kernels![".chars().collect();
-    let starts = (0..at).filter(|start| code[*start..].starts_with(&opening));
-    starts.last().is_some_and(|start| {
+    let mut starts = (0..at).filter(|start| code[*start..].starts_with(&opening));
+    starts.next_back().is_some_and(|start| {
         let mut depth = 0i32;
         // The first bracket opens the macro; its end is where the depth returns to 0.
         code[start + opening.len() - 1..at].iter().all(|c| {
