@@ -18,7 +18,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::buffer::{Address, Origin};
-use crate::host::round_up;
+use crate::region::round_up;
 use crate::{AllocError, Allocator, Buffer, DeviceId, Stats};
 
 /// Chunk sizes and offsets are multiples of this many bytes.

@@ -8,9 +8,8 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::arena::{ArenaBlock, ReservedBlock};
-use crate::foreign::ForeignRegion;
-use crate::host::{HeapRegion, PageRegion};
 use crate::recycle::Recycled;
+use crate::region::{ForeignRegion, HeapRegion, PageRegion};
 use crate::{DeviceId, Reservation};
 
 /// The location of a buffer's bytes.
@@ -45,6 +44,10 @@ impl Address {
 }
 
 /// The owner of a buffer's memory. Each kind frees it in its own `Drop`.
+///
+/// An enum, although a `Box<dyn Send + Sync>` would free this file of the allocators: the box costs
+/// a heap allocation for each buffer, and a run makes one for every value that the plan does not
+/// place.
 pub(crate) enum Origin {
     /// An empty buffer owns nothing.
     Empty,

@@ -3,14 +3,8 @@
 use std::ptr::NonNull;
 
 use crate::buffer::{Address, Origin};
+use crate::region::ForeignRegion;
 use crate::{AllocError, Buffer, DeviceId, SharedBuffer};
-
-/// The owner of foreign memory. Dropping it returns the memory.
-pub(crate) struct ForeignRegion {
-    #[expect(dead_code, reason = "held to be dropped")]
-    owner: Box<dyn Send + Sync>,
-    pub(crate) is_writable: bool,
-}
 
 impl Buffer {
     /// Creates a buffer over `len` bytes at `pointer`, which `owner` keeps valid. The owner is

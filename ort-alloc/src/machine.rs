@@ -163,7 +163,7 @@ fn physical_bytes() -> Option<usize> {
     {
         // SAFETY: `sysconf` only reads a system constant.
         let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-        let bytes = usize::try_from(pages).ok()?.checked_mul(crate::host::page_bytes());
+        let bytes = usize::try_from(pages).ok()?.checked_mul(crate::region::page_bytes());
         bytes.filter(|&bytes| bytes > 0)
     }
     #[cfg(not(unix))]

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use memmap2::{Mmap, MmapOptions};
 use thiserror::Error;
 
-use crate::host::page_bytes;
+use crate::region::page_bytes;
 
 /// The reason why a file could not be mapped or a range not used.
 #[derive(Debug, Error)]

@@ -9,6 +9,8 @@
 
 #[path = "../../ort-alloc/src/budget.rs"]
 pub mod budget;
+#[path = "../../ort-alloc/src/category.rs"]
+mod category;
 #[allow(dead_code, reason = "what the budget's models need of it is its messages")]
 #[path = "../../ort-alloc/src/error.rs"]
 mod error;
@@ -24,7 +26,7 @@ mod pool_models;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use budget::Category;
+pub use category::Category;
 pub use error::AllocError;
 pub use ort_alloc::{DeviceId, exact_bytes};
 

@@ -27,45 +27,16 @@
     reason = "intervals are numbered here, every table has an entry for each, and `check` comes before what follows an alias"
 )]
 
+mod layout;
 mod place;
 mod verify;
 
 use thiserror::Error;
 
-pub use verify::{Overlap, Proof, verify};
-
-/// The memory demand of one value: size, lifetime in steps, and lane.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interval {
-    /// The size in bytes; may be 0.
-    pub bytes: usize,
-    /// The step that writes it first.
-    pub first: usize,
-    /// The last step that reads it, inclusive.
-    pub last: usize,
-    /// The slab it belongs to. Lanes share nothing.
-    pub lane: u32,
-    /// The alignment of its offset, a power of two.
-    pub alignment: usize,
-    /// Set if it has no memory of its own but is part of another interval.
-    pub alias: Option<Alias>,
-}
-
-impl Default for Interval {
-    /// Returns an interval of 0 bytes at step 0 of lane 0, aligned to 64.
-    fn default() -> Self {
-        Self { bytes: 0, first: 0, last: 0, lane: 0, alignment: 64, alias: None }
-    }
-}
-
-/// Storage shared with another interval: a view, or the result of an in-place operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Alias {
-    /// The index of the other interval, which may be an alias itself.
-    pub of: usize,
-    /// The offset in bytes from the start of the other interval.
-    pub offset: usize,
-}
+use layout::Root;
+pub use layout::{Alias, Interval, LanePlan, Strategy};
+use verify::prove;
+pub use verify::{Overlap, Proof};
 
 /// The memory plan.
 #[derive(Clone, Debug)]
@@ -90,35 +61,6 @@ impl Plan {
     pub fn total_bytes(&self) -> usize {
         self.lanes.iter().fold(0, |sum, lane| sum.saturating_add(lane.bytes))
     }
-}
-
-/// The slab of one lane.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LanePlan {
-    /// The lane.
-    pub lane: u32,
-    /// The size of the slab in bytes.
-    pub bytes: usize,
-    /// The alignment that the slab's start must have, so that every offset is aligned.
-    pub alignment: usize,
-    /// The largest sum of bytes live at one step, with aliases counted once. No plan can be
-    /// smaller.
-    pub lower_bound: usize,
-    /// The strategy that found this layout.
-    pub strategy: Strategy,
-}
-
-/// The strategy by which a layout was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Strategy {
-    /// Largest first, each in the tightest gap.
-    GreedyBySize,
-    /// Most bytes times steps first, each in the tightest gap.
-    GreedyByArea,
-    /// In time order, from a free list.
-    BestFit,
-    /// Largest first, then repeatedly those first that ended too high.
-    GreedyByTrouble,
 }
 
 /// The reason why intervals cannot be planned. `index` is that of the offending interval.
@@ -163,16 +105,13 @@ pub enum PlanError {
     Unsound(#[from] Overlap),
 }
 
-/// An interval with its own memory, with lifetime and alignment extended to those of all its
-/// aliases.
-#[derive(Clone, Debug)]
-struct Root {
-    index: usize,
-    bytes: usize,
-    first: usize,
-    last: usize,
-    lane: u32,
-    alignment: usize,
+/// Verifies that `plan` is sound for `intervals`, in O(n log n).
+///
+/// # Errors
+///
+/// The first [`Overlap`] found.
+pub fn verify(intervals: &[Interval], plan: &Plan) -> Result<Proof, Overlap> {
+    prove(intervals, &plan.offsets, &plan.lanes)
 }
 
 /// Assigns each interval an offset such that no two intervals live at the same step share a byte.
@@ -204,7 +143,7 @@ pub fn plan(intervals: &[Interval]) -> Result<Plan, PlanError> {
             offsets[index] = offsets[root] + distance;
         }
     }
-    let proof = verify::prove(intervals, &offsets, &lanes)?;
+    let proof = prove(intervals, &offsets, &lanes)?;
     Ok(Plan { offsets, lanes, proof })
 }
 

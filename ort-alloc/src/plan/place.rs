@@ -8,8 +8,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Root;
-use crate::host::round_up;
+use super::layout::Root;
+use crate::region::round_up;
 
 /// The offset of each root, and the end of the highest one.
 pub(super) struct Placement {

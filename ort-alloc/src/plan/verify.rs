@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use super::{Interval, LanePlan, Plan};
+use super::layout::{Interval, LanePlan};
 
 /// Proof that a plan was verified. Every interval fits its lane and is aligned, every alias is
-/// inside its target, and no two intervals live at the same step share a byte. Only [`verify`] and
-/// [`plan`](super::plan) create one.
+/// inside its target, and no two intervals live at the same step share a byte. Only
+/// [`verify`](fn@super::verify) and [`plan`](super::plan) create one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     intervals: usize,
@@ -57,15 +57,6 @@ pub enum Overlap {
         /// The number of intervals to verify.
         intervals: usize,
     },
-}
-
-/// Verifies that `plan` is sound for `intervals`, in O(n log n).
-///
-/// # Errors
-///
-/// The first [`Overlap`] found.
-pub fn verify(intervals: &[Interval], plan: &Plan) -> Result<Proof, Overlap> {
-    prove(intervals, &plan.offsets, &plan.lanes)
 }
 
 pub(super) fn prove(intervals: &[Interval], offsets: &[usize], lanes: &[LanePlan]) -> Result<Proof, Overlap> {
