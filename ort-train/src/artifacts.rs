@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::CheckpointState;
 use crate::assemble::apply_graph;
-use crate::graph::{TrainingGraph, evaluation, named_values, values_by_name};
+use crate::graph::{TrainingGraph, evaluation};
+use crate::values::{named_values, values_by_name};
 use crate::weights::TrainableGraph;
 use crate::{Loss, Optimizer, TrainingOptions};
 

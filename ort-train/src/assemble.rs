@@ -11,11 +11,13 @@ use ort_core::spec::RUNTIME;
 use ort_core::tensor::Tensor;
 use ort_core::{Result, error};
 
-use crate::graph::{LOSS, Parameter, Statistic, TrainingGraph, evaluation, named_values};
+use crate::graph::{Parameter, TrainingGraph, evaluation};
 use crate::optimizer::{Optimizer, StepValues, shared_inputs};
 use crate::options::{Patterns, TrainingOptions};
 use crate::stage::StageGraph;
-use crate::trainer::{Trainer, gradient_name, state_name};
+use crate::state::{gradient_name, state_name};
+use crate::trainer::Trainer;
+use crate::values::{LOSS, Statistic, named_values};
 
 /// The input that scales the accumulated gradients before an update.
 pub(crate) const GRADIENT_SCALE: &str = "optimizer.gradient_scale";

@@ -14,7 +14,7 @@ use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, Graph, GraphBuilder, Node, NodeId, ValueId};
 use ort_core::spec::RUNTIME;
 
-use crate::graph::is_standard;
+use crate::values::is_standard;
 
 /// Fuses attention into `TrainingAttention`, unless a mask depends on `trained` values: masks get
 /// no gradient.

@@ -11,9 +11,9 @@ use ort_core::spec::RUNTIME;
 use ort_core::tensor::Tensor;
 use ort_core::{Result, Within, advise, ensure, error};
 
-use crate::graph::{COUNTER, LOSS, Mode, SEED, Statistic, is_standard, named_values};
 use crate::mixed::autocast;
 use crate::options::Patterns;
+use crate::values::{COUNTER, LOSS, Mode, SEED, Statistic, is_standard, named_values};
 use crate::weights::{TrainableGraph, all_running_statistics, sink_constants};
 use crate::{OperatorPrecision, TrainingOptions};
 

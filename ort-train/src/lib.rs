@@ -43,6 +43,7 @@ mod checkpoint;
 mod equal_tensors;
 mod forward;
 mod graph;
+mod kept_outputs;
 mod loss;
 mod mixed;
 mod normalization;
@@ -53,6 +54,7 @@ mod schedule;
 mod stage;
 mod state;
 mod trainer;
+mod values;
 mod weights;
 
 pub use artifacts::{ArtifactOptions, Artifacts, generate_artifacts};

@@ -12,7 +12,7 @@ use ort_core::ir::{Attribute, Graph, GraphBuilder, Node, ValueId};
 use ort_core::spec::RUNTIME;
 use ort_core::tensor::Tensor;
 
-use crate::graph::is_standard;
+use crate::values::is_standard;
 
 /// `(X - mean) * factor + bias`.
 const NORMALIZE: &str = "add(mul(sub(x0, x1), x2), x3)";

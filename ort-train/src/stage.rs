@@ -3,7 +3,6 @@
 //! A stage is a whole step, a batch with gradient accumulation, an update, or an evaluation. The
 //! graphs are built in `assemble`.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use ort_alloc::{Budget, DeviceId};
@@ -12,12 +11,11 @@ use ort_core::ep::Device;
 use ort_core::ir::Graph;
 use ort_core::plan::PlanReport;
 use ort_core::rewrite::Level;
-use ort_core::session::{
-    BoundPeak, IoBinding, Model, OutputTarget, RunOptions, Session, SessionBuilder, ValueSpec,
-};
+use ort_core::session::{BoundPeak, IoBinding, Model, OutputTarget, RunOptions, Session, SessionBuilder};
 use ort_core::tensor::Value;
 
 use crate::TrainingOptions;
+use crate::kept_outputs::{KeptOutputs, memories_of};
 use crate::mixed::recast;
 use crate::recompute::{ActivationPattern, PlanRow, Planned, RecomputeReport, Request, planned};
 use crate::state::State;
@@ -83,30 +81,6 @@ impl Settings<'_> {
     fn beside(&self, bytes: usize) -> Self {
         Settings { own: self.own.map(|own| own.saturating_sub(bytes)), ..*self }
     }
-}
-
-/// The outputs of a stage that its binding keeps in buffers of their own.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct KeptOutputs<'a> {
-    replaces: &'a [(String, String)],
-    outputs: &'a [String],
-}
-
-impl KeptOutputs<'_> {
-    /// Returns the memory of a run that keeps these outputs.
-    pub(crate) fn peak(&self, session: &Session, dims: &[(&str, i64)]) -> Result<BoundPeak> {
-        let inputs = session.inputs();
-        let memories = memories_of(session, &inputs);
-        let memory_of = |name: &str| memories.get(name).copied().unwrap_or(DeviceId::HOST);
-        let replaces = self.replaces.iter().map(|(input, output)| (output.as_str(), memory_of(input)));
-        let others = self.outputs.iter().map(|output| (output.as_str(), DeviceId::HOST));
-        session.bound_peak(dims, &replaces.chain(others).collect::<Vec<_>>())
-    }
-}
-
-/// Returns the memory in which a session reads each input.
-fn memories_of<'a>(session: &Session, inputs: &'a [ValueSpec]) -> HashMap<&'a str, DeviceId> {
-    inputs.iter().map(|input| input.name.as_str()).zip(session.input_memories()).collect()
 }
 
 /// A compiled stage.

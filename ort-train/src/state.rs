@@ -85,3 +85,13 @@ impl State {
         self.tensors.iter().map(|(name, buffer)| (name.as_str(), buffer))
     }
 }
+
+/// The name of an optimizer state tensor in the trainer's state and in checkpoints.
+pub(crate) fn state_name(parameter: &str, kind: &str) -> String {
+    format!("{parameter}.{kind}")
+}
+
+/// The name of a parameter's gradient accumulator.
+pub(crate) fn gradient_name(parameter: &str) -> String {
+    format!("{parameter}.gradient")
+}

@@ -18,8 +18,8 @@ use ort_core::{Result, ensure};
 
 use crate::TrainingOptions;
 use crate::equal_tensors::{Pair, equal_pairs};
-use crate::graph::is_standard;
 use crate::options::Patterns;
+use crate::values::is_standard;
 
 /// The inputs of `BatchNormalization` for the running mean and variance.
 const STATISTICS: [usize; 2] = [3, 4];

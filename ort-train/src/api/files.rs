@@ -13,9 +13,9 @@ use ort_core::{Result, ensure, error};
 use safetensors::tensor::SafeTensors;
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{Kept, OptimizerState, Property, Shared};
+use super::shared::{Kept, OptimizerState, Property, Shared};
 use crate::checkpoint::{Stored, USE_OLDER, check_rate, damaged, dtype_of, stored_dtype, system};
-use crate::trainer::state_name;
+use crate::state::state_name;
 
 /// The metadata key of the description.
 const KEY: &str = "ort-runtime.checkpoint";

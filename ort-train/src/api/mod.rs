@@ -38,7 +38,9 @@ mod checkpoint;
 mod files;
 mod module;
 mod optimizer;
+mod shared;
 
-pub use checkpoint::{CheckpointState, Parameter, Property};
+pub use checkpoint::{CheckpointState, Parameter};
 pub use module::{Module, ModuleOptions};
 pub use optimizer::{LinearLRScheduler, Optimizer};
+pub use shared::Property;

@@ -12,9 +12,9 @@ use ort_core::tensor::{Tensor, TensorBuffer, Value, element_count};
 use ort_core::{Result, Within, advise, ensure, error};
 
 use super::CheckpointState;
-use super::checkpoint::Shared;
+use super::shared::Shared;
 use crate::artifacts::{Description, TrainingDescription, check_trained, put_in};
-use crate::graph::LOSS;
+use crate::values::LOSS;
 use crate::{Optimizer, Recompute, StepMemory, Trainer, TrainingOptions};
 
 /// The options of a [`Module`].

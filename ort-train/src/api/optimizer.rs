@@ -4,8 +4,8 @@ use std::path::Path;
 
 use ort_core::{Result, Within, ensure};
 
-use super::checkpoint::{OptimizerState, Shared};
 use super::module::{is_another, load};
+use super::shared::{OptimizerState, Shared};
 use super::{CheckpointState, Module};
 use crate::artifacts::Description;
 use crate::{Schedule, Trainer};

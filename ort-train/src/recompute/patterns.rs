@@ -10,8 +10,8 @@ use ort_core::dim::Dim;
 use ort_core::ir::ValueId;
 
 use super::clusters::{Cluster, Strategy, clusters};
+use super::level::Recompute;
 use super::liveness::Joint;
-use super::plan::Recompute;
 
 /// Forward nodes whose outputs are kept for the backward pass, and which are alike in the subgraphs
 /// that would recompute them and in the sizes of their outputs.

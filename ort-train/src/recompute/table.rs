@@ -1,7 +1,7 @@
 //! Report of the memory optimizer, in ONNX Runtime's layout.
 
 use super::clusters::PlanRow;
-use super::plan::Recompute;
+use super::level::Recompute;
 
 /// The columns of a row.
 type Row = [String; 8];

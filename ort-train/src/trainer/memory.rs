@@ -7,7 +7,7 @@ use ort_core::session::BoundPeak;
 use ort_core::{Error, MemoryShortage, Result, ensure};
 
 use super::Trainer;
-use super::stages::StageKind;
+use super::stage_set::StageKind;
 use crate::graph::Parameter;
 use crate::stage::Stage;
 use crate::{ActivationPattern, PlanRow, RecomputeReport};

@@ -3,6 +3,7 @@
 //! The graphs themselves are built in `assemble` and `graph`.
 
 mod memory;
+mod stage_set;
 mod stages;
 mod steps;
 mod tensors;
@@ -15,11 +16,10 @@ use ort_core::{Result, ensure};
 
 use crate::graph::{Parameter, TrainingGraph};
 use crate::mixed::LossScaler;
-use crate::state::State;
+use crate::state::{State, state_name};
 use crate::{Optimizer, TrainingOptions};
 pub use memory::StepMemory;
-use stages::Stages;
-pub(crate) use tensors::{gradient_name, state_name};
+use stage_set::Stages;
 
 /// A training run of a model. Each step runs the forward pass, the loss, the backward pass and the
 /// update of each parameter as one planned graph.

@@ -8,38 +8,11 @@ use ort_core::tensor::Value;
 use ort_core::{Error, MemoryShortage, Result, error};
 
 use super::Trainer;
+use super::stage_set::StageKind;
 use crate::Recompute;
+use crate::kept_outputs::KeptOutputs;
 use crate::recompute::Request;
-use crate::stage::{KeptOutputs, Settings, Stage};
-
-/// The compiled stages of a training run. At most one of them owns the tensors at a time.
-#[derive(Default)]
-pub(super) struct Stages {
-    pub(super) step: Option<Stage>,
-    accumulate: Option<Stage>,
-    pub(super) apply: Option<Stage>,
-    evaluate: Option<Stage>,
-    pub(super) attached: Option<StageKind>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StageKind {
-    Step,
-    Accumulate,
-    Apply,
-    Evaluate,
-}
-
-impl Stages {
-    pub(super) fn get(&mut self, kind: StageKind) -> &mut Option<Stage> {
-        match kind {
-            StageKind::Step => &mut self.step,
-            StageKind::Accumulate => &mut self.accumulate,
-            StageKind::Apply => &mut self.apply,
-            StageKind::Evaluate => &mut self.evaluate,
-        }
-    }
-}
+use crate::stage::{Settings, Stage};
 
 impl Trainer {
     /// Returns the device of each node of a step. The list is empty until the step is compiled, by

@@ -5,10 +5,10 @@ use ort_core::tensor::{Tensor, Value};
 use ort_core::{Result, advise, ensure, error};
 
 use super::Trainer;
-use super::stages::StageKind;
+use super::stage_set::StageKind;
 use crate::assemble::{FINITE, GRADIENT_SCALE, OVERWRITE};
-use crate::graph::{COUNTER, LOSS, LOSS_SCALE, SEED};
 use crate::optimizer::{LEARNING_RATE, STEP};
+use crate::values::{COUNTER, LOSS, LOSS_SCALE, SEED};
 
 impl Trainer {
     /// Runs one batch and returns its loss. It updates all parameters. With

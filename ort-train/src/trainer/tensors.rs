@@ -9,7 +9,9 @@ use ort_core::tensor::{Tensor, TensorBuffer};
 use ort_core::{Result, ensure, error};
 
 use super::Trainer;
-use crate::graph::{Parameter, values_by_name};
+use crate::graph::Parameter;
+use crate::state::{gradient_name, state_name};
+use crate::values::values_by_name;
 use crate::weights::TrainableGraph;
 
 impl Trainer {
@@ -107,14 +109,4 @@ impl Trainer {
         }
         Ok(())
     }
-}
-
-/// The name of an optimizer state tensor in the trainer's state and in checkpoints.
-pub(crate) fn state_name(parameter: &str, kind: &str) -> String {
-    format!("{parameter}.{kind}")
-}
-
-/// The name of a parameter's gradient accumulator.
-pub(crate) fn gradient_name(parameter: &str) -> String {
-    format!("{parameter}.gradient")
 }
