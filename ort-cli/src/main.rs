@@ -25,18 +25,19 @@ mod inputs;
 mod logging;
 mod operations;
 mod output;
+mod panics;
 mod processor;
 mod providers;
 mod resident;
 
-use std::any::Any;
 use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
+
+use crate::panics::guard;
 
 /// The system allocator, or that of the cargo feature `mimalloc` or `jemalloc`.
 #[global_allocator]
@@ -167,15 +168,4 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Providers(args) => cmd::providers::run(&args),
         Command::Limits(args) => cmd::limits::run(&args),
     }
-}
-
-/// Runs `work` and turns a panic, which is a bug of this program, into an error.
-pub(crate) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(defect(&*panic)))
-}
-
-fn defect(panic: &(dyn Any + Send)) -> anyhow::Error {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    anyhow!("internal error: {text}; this is a bug of `ort`: report it with the output of `-vv`")
 }

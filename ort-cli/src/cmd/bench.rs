@@ -68,7 +68,7 @@ struct Measured {
 /// The JSON report. Times are in milliseconds and memory in bytes; a field is null if the platform
 /// cannot measure it.
 #[derive(Serialize)]
-struct Report {
+struct BenchReport {
     model: String,
     providers: Vec<String>,
     threads: usize,
@@ -194,7 +194,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let last = times.len().saturating_sub(1) as f64;
     // Percentiles are nearest-rank values of the sorted times.
     let at = |share: f64| times.get((last * share).round() as usize).copied().unwrap_or_default();
-    let report = Report {
+    let report = BenchReport {
         model: args.model.name(),
         providers: args.model.providers.names(),
         threads: session.threads(),
@@ -307,7 +307,7 @@ fn call(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<Vec<
     Ok(times)
 }
 
-fn print_report(report: &Report) -> Result<()> {
+fn print_report(report: &BenchReport) -> Result<()> {
     let bytes = |bytes: Option<u64>| bytes.map_or("unknown".to_string(), |bytes| human_bytes(bytes as usize));
     say!("{} on {} with {} threads", report.model, report.providers.join(", "), report.threads)?;
     say!(

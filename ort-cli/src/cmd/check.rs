@@ -41,13 +41,13 @@ struct Warning {
 }
 
 /// All findings and warnings of a model.
-struct Report {
+struct CheckReport {
     findings: Vec<Finding>,
     warnings: Vec<Warning>,
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
-    let Report { findings, warnings } = find(args)?;
+    let CheckReport { findings, warnings } = find(args)?;
     if args.json {
         let report = serde_json::json!({
             "ok": findings.is_empty(),
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
     )
 }
 
-fn find(args: &CheckArgs) -> Result<Report> {
+fn find(args: &CheckArgs) -> Result<CheckReport> {
     let source = args.model.source()?;
     let broken = |problem: &Error| Finding {
         operator: None,
@@ -101,7 +101,7 @@ fn find(args: &CheckArgs) -> Result<Report> {
     // A file that cannot be decoded or loaded is a finding, not a failure of this command.
     let unknown = match source.decode().and_then(|proto| unknown_operators(&proto)) {
         Ok(unknown) => unknown,
-        Err(problem) => return Ok(Report::of(vec![broken(&problem)])),
+        Err(problem) => return Ok(CheckReport::of(vec![broken(&problem)])),
     };
     let mut findings = Vec::new();
     for unknown in unknown {
@@ -115,11 +115,11 @@ fn find(args: &CheckArgs) -> Result<Report> {
     }
     // A model with unknown operators cannot be loaded, so the checks below are impossible.
     if !findings.is_empty() {
-        return Ok(Report::of(findings));
+        return Ok(CheckReport::of(findings));
     }
     let model = match Model::from_source(source) {
         Ok(model) => model,
-        Err(problem) => return Ok(Report::of(vec![broken(&problem)])),
+        Err(problem) => return Ok(CheckReport::of(vec![broken(&problem)])),
     };
     for unclaimed in ort_runtime::placement::unclaimed(model.graph(), &args.model.providers.devices()?)? {
         findings.push(Finding {
@@ -146,12 +146,12 @@ fn find(args: &CheckArgs) -> Result<Report> {
         count: warning.count,
         first_place: warning.place.clone(),
     };
-    Ok(Report { findings, warnings: model.warnings().iter().map(warning).collect() })
+    Ok(CheckReport { findings, warnings: model.warnings().iter().map(warning).collect() })
 }
 
-impl Report {
+impl CheckReport {
     /// Returns the report of a model that cannot be loaded, and so has no warnings.
-    fn of(findings: Vec<Finding>) -> Report {
-        Report { findings, warnings: Vec::new() }
+    fn of(findings: Vec<Finding>) -> CheckReport {
+        CheckReport { findings, warnings: Vec::new() }
     }
 }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use crate::args::threads;
 use crate::distribution::Bernoulli;
-use crate::guard;
 use crate::output::{LINE_BYTES, say};
+use crate::panics::guard;
 use crate::providers::ProviderArgs;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;

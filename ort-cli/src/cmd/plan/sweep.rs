@@ -8,7 +8,7 @@ use ort_runtime::Session;
 use ort_runtime::plan::PlanReport;
 use serde_json::{Map, Value, json};
 
-use super::{fits_whole, plan, to_json};
+use super::report::{fits_whole, plan, to_json};
 use crate::args::{ModelArgs, human_bytes, table};
 use crate::output::{in_line, say, say_json};
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use ort_runtime::plan::PlanReport;
 
-use super::fits;
+use super::report::fits;
 use crate::args::{human_bytes, split_in_words, table};
 use crate::output::{Table, in_line, say};
 

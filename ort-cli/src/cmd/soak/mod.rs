@@ -4,64 +4,23 @@
 //! callers. The process's memory is measured after each stage. With random limits, each run must
 //! keep to its memory limit, or name one that suffices.
 
+mod arguments;
 mod random_limits;
 
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::mpsc;
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
-use ort_runtime::{Model, Session, Tensor, Value};
-use rand::{RngExt, SeedableRng};
-use rand_pcg::Pcg64;
+use anyhow::{Context, Result, bail};
+use ort_runtime::{Model, Session, Value};
 use serde::Serialize;
 
-use crate::args::{ModelArgs, human_bytes, table};
-use crate::inputs::gather;
+pub(crate) use arguments::SoakArgs;
+use arguments::{bits_of, given, inputs_of};
+
+use crate::args::{human_bytes, table};
 use crate::output::{say, say_json};
 use crate::resident;
-
-/// Loads, runs and drops a model many times, and measures what memory remains.
-#[derive(Args)]
-pub(crate) struct SoakArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    /// How often to load and drop the model.
-    #[arg(long, value_name = "N", default_value = "1")]
-    cycles: NonZeroUsize,
-    /// Runs per caller and cycle.
-    #[arg(long, value_name = "N", default_value = "10")]
-    runs: NonZeroUsize,
-    /// Symbolic dimension to draw at random for each run, from LOW to HIGH inclusive.
-    #[arg(long = "random-dim", value_name = "NAME=LOW..HIGH", value_parser = range)]
-    random_dims: Vec<(String, i64, i64)>,
-    /// Concurrent callers on one session.
-    #[arg(long, value_name = "N", default_value = "1")]
-    callers: NonZeroUsize,
-    /// Sessions on the model; all stay open, and the last one runs.
-    #[arg(long, value_name = "N", default_value = "1")]
-    sessions: NonZeroUsize,
-    /// Test N sessions instead, each with a random memory limit and random dimensions.
-    #[arg(long, value_name = "N", conflicts_with_all = ["cycles", "runs", "callers", "sessions", "hold"])]
-    random_limits: Option<NonZeroUsize>,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
-    /// Keep the last session open until standard input ends, for external measurements.
-    #[arg(long)]
-    hold: bool,
-}
-
-fn range(text: &str) -> Result<(String, i64, i64), String> {
-    let parsed = text.split_once('=').and_then(|(name, range)| {
-        let (low, high) = range.split_once("..")?;
-        Some((name.to_owned(), low.parse().ok()?, high.parse().ok()?))
-    });
-    let parsed = parsed.filter(|(name, low, high)| !name.is_empty() && 0 <= *low && low <= high);
-    parsed.ok_or_else(|| format!("`{text}` is not NAME=LOW..HIGH"))
-}
 
 /// The anonymous memory of the process after each stage of a cycle, in bytes; null if the platform
 /// does not report it.
@@ -81,7 +40,7 @@ struct Cycle {
 
 /// The JSON report, in bytes; null if the platform does not report a value.
 #[derive(Serialize)]
-struct Report {
+struct SoakReport {
     model: String,
     /// The anonymous memory before anything was loaded.
     baseline: Option<u64>,
@@ -102,7 +61,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
         return random_limits::run(args, trials.get());
     }
     let before = resident::measure();
-    let mut report = Report {
+    let mut report = SoakReport {
         model: args.model.name(),
         baseline: before.anonymous,
         baseline_rss: before.now,
@@ -130,7 +89,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(args: &SoakArgs, report: &Report) -> Result<()> {
+fn show(args: &SoakArgs, report: &SoakReport) -> Result<()> {
     match args.json {
         true => say_json(report),
         false => print(report),
@@ -138,7 +97,7 @@ fn show(args: &SoakArgs, report: &Report) -> Result<()> {
 }
 
 /// Runs one cycle. Returns the model and the sessions, still open.
-fn one_cycle(args: &SoakArgs, report: &mut Report) -> Result<(Model, Vec<Session>)> {
+fn one_cycle(args: &SoakArgs, report: &mut SoakReport) -> Result<(Model, Vec<Session>)> {
     let anonymous = || resident::measure().anonymous;
     let (model, load_peak) = resident::most_anonymous(|| args.model.load());
     let model = model?;
@@ -242,38 +201,12 @@ fn call(
     Ok(())
 }
 
-fn given(inputs: &[(String, Value)]) -> Vec<(&str, Value)> {
-    inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
-}
-
-/// Returns the inputs of the run with this number. The number seeds their dimensions, so a run can
-/// be repeated.
-fn inputs_of(args: &SoakArgs, model: &Model, number: usize) -> Result<Vec<(String, Value)>> {
-    let mut random = Pcg64::seed_from_u64(args.model.seed.wrapping_add(number as u64));
-    let mut model_args = args.model.clone();
-    for (name, low, high) in &args.random_dims {
-        model_args.dims.retain(|(known, _)| known != name);
-        model_args.dims.push((name.clone(), vec![random.random_range(*low..=*high)]));
-    }
-    gather(&model_args, model)
-}
-
 /// Runs the session and returns the bytes of its outputs.
 fn bits(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<Vec<u8>>> {
     bits_of(session.run(&given(inputs))?)
 }
 
-fn bits_of(outputs: Vec<(String, Value)>) -> Result<Vec<Vec<u8>>> {
-    let bytes = outputs.iter().filter_map(|(_, value)| value.tensor().ok().and_then(Tensor::bytes));
-    let bytes: Vec<Vec<u8>> = bytes.map(|bytes| bytes.to_vec()).collect();
-    ensure!(
-        !bytes.is_empty(),
-        "the model has no output that is a tensor of numbers, so that results cannot be compared"
-    );
-    Ok(bytes)
-}
-
-fn print(report: &Report) -> Result<()> {
+fn print(report: &SoakReport) -> Result<()> {
     let shown = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| human_bytes(bytes as usize));
     let mut rows = table(&[
         "cycle",

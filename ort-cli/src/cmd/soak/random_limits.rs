@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use serde::Serialize;
 
-use super::{SoakArgs, bits_of, given, inputs_of};
+use super::arguments::{SoakArgs, bits_of, given, inputs_of};
 use crate::args::human_bytes;
 use crate::output::{say, say_json};
 use crate::resident;
@@ -23,7 +23,7 @@ use crate::resident;
 const PAGE: usize = 4096;
 
 #[derive(Default, Serialize)]
-struct Report {
+struct LimitsReport {
     model: String,
     trials: usize,
     /// The trials that ran. Of those, the trials with weights packed on demand, and with a split
@@ -74,7 +74,7 @@ pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
     let everything = Budget::new(None);
     let whole = args.model.builder(&model)?.budget(&everything).build()?;
     let building = everything.peak();
-    let mut report = Report { model: args.model.name(), trials, ..Report::default() };
+    let mut report = LimitsReport { model: args.model.name(), trials, ..LimitsReport::default() };
     for number in 0..trials {
         let inputs = inputs_of(args, &model, number)?;
         everything.reset_peak();
@@ -109,7 +109,7 @@ fn draw(seed: u64, largest: usize) -> usize {
 impl Trial<'_> {
     /// Runs with this limit. If it is refused, checks that the limit it names suffices, and that a
     /// page less does not.
-    fn judge(&self, limit: usize, report: &mut Report) -> Result<()> {
+    fn judge(&self, limit: usize, report: &mut LimitsReport) -> Result<()> {
         let (at, problem) = match self.attempt(limit)? {
             Outcome::Ran { streamed, split, over } => {
                 report.ran += 1;
@@ -227,7 +227,7 @@ fn streams(plan: &PlanReport) -> bool {
     plan.kinds.iter().any(|kind| kind.kind == MemoryKind::WeightsStreamed && kind.bytes > 0)
 }
 
-fn show(args: &SoakArgs, report: &Report) -> Result<()> {
+fn show(args: &SoakArgs, report: &LimitsReport) -> Result<()> {
     if args.json {
         return say_json(report);
     }

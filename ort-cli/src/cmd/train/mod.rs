@@ -18,10 +18,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 pub(crate) use arguments::TrainArgs;
 use ort_runtime::onnx::{FileAccess, Source};
-use ort_runtime::plan::PlanReport;
-use ort_runtime::train::{
-    Recompute, RecomputeReport, StepMemory, Trainer, TrainingGraph, memory_insight, memory_table,
-};
+use ort_runtime::train::{Recompute, Trainer, TrainingGraph, memory_insight, memory_table};
 use ort_runtime::{ErrorKind, Model, Profile, exact_bytes};
 
 use super::profile::print_tables;
@@ -29,7 +26,7 @@ use crate::output::{say_json, write_file};
 use crate::resident;
 use data::{DataSet, Pace};
 use fit::Fit;
-use report::Facts;
+use report::{Facts, Prediction};
 use training::{History, Position, Training};
 
 pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
@@ -135,19 +132,6 @@ fn check_data(
         }
     }
     Ok(dims)
-}
-
-/// The predicted memory of a training step, and what is recomputed to reduce it.
-pub(crate) struct Prediction {
-    /// `None` if sizes depend on data.
-    memory: Option<StepMemory>,
-    recompute: Option<RecomputeReport>,
-    /// The table of what can be recomputed, if requested.
-    plans: Option<String>,
-    /// The activations kept for the backward pass, by pattern, if requested.
-    insight: Option<String>,
-    /// The memory plan, if details are requested.
-    plan: Option<PlanReport>,
 }
 
 /// Predicts the memory of a step from its plan. If the limit cannot hold a step, the error names a

@@ -4,17 +4,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Result;
+use ort_runtime::plan::PlanReport;
 use ort_runtime::train::{OperatorPrecision, RecomputeReport, StepMemory, Trainer, TrainingGraph};
 use ort_runtime::{Model, NodePlacement};
 use serde_json::{Value as Json, json};
 
 use super::super::plan::largest;
-use super::Prediction;
 use super::arguments::TrainArgs;
-use super::training::{Epoch, History, Training};
+use super::training::{Epoch, History, Training, short};
 use crate::args::{human_bytes, table};
 use crate::output::{Table, say};
 use crate::resident::{self, Resident};
+
+/// The predicted memory of a training step, and what is recomputed to reduce it.
+pub(super) struct Prediction {
+    /// `None` if sizes depend on data.
+    pub(super) memory: Option<StepMemory>,
+    pub(super) recompute: Option<RecomputeReport>,
+    /// The table of what can be recomputed, if requested.
+    pub(super) plans: Option<String>,
+    /// The activations kept for the backward pass, by pattern, if requested.
+    pub(super) insight: Option<String>,
+    /// The memory plan, if details are requested.
+    pub(super) plan: Option<PlanReport>,
+}
 
 /// The number, elements and bytes of some weights.
 #[derive(Default)]
@@ -191,25 +204,6 @@ fn mixed_precision(training: &Training<'_>) -> Result<()> {
     let graph = training.trainer.training_graph();
     say!("in {:<9} {}; {scale}", precision.dtype().name(), operators(graph, |row| row.half))?;
     say!("in float     {}", operators(graph, |row| row.single))
-}
-
-/// Formats a loss, with an exponent if it is far from 1.
-fn short(number: f64) -> String {
-    let is_near = number == 0.0 || (1e-4..1e5).contains(&number.abs());
-    if is_near { format!("{number:.5}") } else { format!("{number:.4e}") }
-}
-
-/// Formats the line of an epoch.
-pub(super) fn of_epoch(epoch: &Epoch, epochs: u64) -> String {
-    let width = epochs.to_string().len();
-    let mut line = format!("epoch {:width$}/{epochs}  loss {}", epoch.epoch, short(epoch.loss));
-    if let Some(loss) = epoch.validation.loss {
-        line += &format!("  validation {}", short(loss));
-    }
-    if let Some(accuracy) = epoch.validation.accuracy {
-        line += &format!("  accuracy {:.2} %", accuracy * 100.0);
-    }
-    line + &format!("  {:.1} s", epoch.seconds)
 }
 
 /// Prints the results of a training run.

@@ -285,7 +285,7 @@ impl Training<'_> {
             batches: self.history.losses.len(),
         };
         if !self.args.results.json {
-            progress.line(&super::report::of_epoch(&epoch, self.pace.epochs))?;
+            progress.line(&of_epoch(&epoch, self.pace.epochs))?;
         }
         progress.clear();
         // The checkpoint continues at the start of the next epoch.
@@ -316,4 +316,23 @@ impl Training<'_> {
         properties.insert("settings".to_string(), Json::Object(settings.collect::<Map<String, Json>>()));
         Ok(self.trainer.save_checkpoint(folder, &properties)?)
     }
+}
+
+/// Formats a loss, with an exponent if it is far from 1.
+pub(super) fn short(number: f64) -> String {
+    let is_near = number == 0.0 || (1e-4..1e5).contains(&number.abs());
+    if is_near { format!("{number:.5}") } else { format!("{number:.4e}") }
+}
+
+/// Formats the line of an epoch.
+fn of_epoch(epoch: &Epoch, epochs: u64) -> String {
+    let width = epochs.to_string().len();
+    let mut line = format!("epoch {:width$}/{epochs}  loss {}", epoch.epoch, short(epoch.loss));
+    if let Some(loss) = epoch.validation.loss {
+        line += &format!("  validation {}", short(loss));
+    }
+    if let Some(accuracy) = epoch.validation.accuracy {
+        line += &format!("  accuracy {:.2} %", accuracy * 100.0);
+    }
+    line + &format!("  {:.1} s", epoch.seconds)
 }
