@@ -77,15 +77,17 @@ impl Target {
     }
 
     /// Starts an output for this target. [`Target::put`] publishes it.
-    pub(crate) fn begin(&self) -> io::Result<Draft> {
+    pub(crate) fn begin(&self) -> io::Result<PendingFile> {
         match self {
-            Target::File(path) => Draft::in_folder(folder_of(path)),
-            Target::Into(path) if path == Path::new(NULL_DEVICE) => Ok(Draft::Nothing(Length::default())),
+            Target::File(path) => PendingFile::in_folder(folder_of(path)),
+            Target::Into(path) if path == Path::new(NULL_DEVICE) => {
+                Ok(PendingFile::Nothing(Length::default()))
+            }
             Target::Into(_) => {
                 // The complete output is buffered in a file first, because a device or pipe cannot
                 // be rolled back.
                 let folder = std::env::temp_dir();
-                unfinished(&folder).map(Draft::File).map_err(|problem| {
+                unfinished(&folder).map(PendingFile::File).map_err(|problem| {
                     let (kind, shown) = (problem.kind(), folder.display());
                     io::Error::new(kind, format!("no temporary file in {shown} (TMPDIR): {problem}"))
                 })
@@ -95,9 +97,9 @@ impl Target {
 
     /// Publishes a complete output. A regular file appears atomically under its name, with the mode
     /// of the file it replaces.
-    pub(crate) fn put(&self, draft: Draft) -> io::Result<File> {
+    pub(crate) fn put(&self, draft: PendingFile) -> io::Result<File> {
         match (self, draft) {
-            (Target::File(path), Draft::File(file)) => {
+            (Target::File(path), PendingFile::File(file)) => {
                 // The content must be on disk before the name points to it.
                 file.as_file().sync_all()?;
                 if let Some(mode) = path.symlink_metadata().ok().filter(Metadata::is_file) {
@@ -105,8 +107,8 @@ impl Target {
                 }
                 file.persist(path).map_err(|problem| problem.error)
             }
-            (Target::File(path) | Target::Into(path), Draft::Nothing(_)) => open_sink(path),
-            (Target::Into(path), Draft::File(mut file)) => {
+            (Target::File(path) | Target::Into(path), PendingFile::Nothing(_)) => open_sink(path),
+            (Target::Into(path), PendingFile::File(mut file)) => {
                 let mut sink = open_sink(path)?;
                 file.as_file_mut().seek(SeekFrom::Start(0))?;
                 io::copy(file.as_file_mut(), &mut sink)?;
@@ -119,7 +121,7 @@ impl Target {
 
 /// An output that is not published yet.
 #[derive(Debug)]
-pub(crate) enum Draft {
+pub(crate) enum PendingFile {
     /// A file under a temporary name.
     File(NamedTempFile),
     /// A discarded output. Length and position are tracked, because writers seek.
@@ -133,33 +135,33 @@ pub(crate) struct Length {
     place: u64,
 }
 
-impl Draft {
+impl PendingFile {
     /// Creates a draft in a folder, after removing what dead processes left there.
-    pub(crate) fn in_folder(folder: &Path) -> io::Result<Draft> {
+    pub(crate) fn in_folder(folder: &Path) -> io::Result<PendingFile> {
         forget_unfinished(folder);
-        unfinished(folder).map(Draft::File)
+        unfinished(folder).map(PendingFile::File)
     }
 
     fn path(&self) -> &Path {
         match self {
-            Draft::File(file) => file.path(),
-            Draft::Nothing(_) => Path::new(NULL_DEVICE),
+            PendingFile::File(file) => file.path(),
+            PendingFile::Nothing(_) => Path::new(NULL_DEVICE),
         }
     }
 
     fn sync(&self) -> io::Result<()> {
         match self {
-            Draft::File(file) => file.as_file().sync_all(),
-            Draft::Nothing(_) => Ok(()),
+            PendingFile::File(file) => file.as_file().sync_all(),
+            PendingFile::Nothing(_) => Ok(()),
         }
     }
 }
 
-impl Write for Draft {
+impl Write for PendingFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Draft::File(file) => file.write(bytes),
-            Draft::Nothing(length) => {
+            PendingFile::File(file) => file.write(bytes),
+            PendingFile::Nothing(length) => {
                 length.place += bytes.len() as u64;
                 length.bytes = length.bytes.max(length.place);
                 Ok(bytes.len())
@@ -169,17 +171,17 @@ impl Write for Draft {
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Draft::File(file) => file.flush(),
-            Draft::Nothing(_) => Ok(()),
+            PendingFile::File(file) => file.flush(),
+            PendingFile::Nothing(_) => Ok(()),
         }
     }
 }
 
-impl Seek for Draft {
+impl Seek for PendingFile {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let length = match self {
-            Draft::File(file) => return file.seek(to),
-            Draft::Nothing(length) => length,
+            PendingFile::File(file) => return file.seek(to),
+            PendingFile::Nothing(length) => length,
         };
         let place = match to {
             SeekFrom::Start(place) => Some(place),
@@ -209,7 +211,7 @@ impl Seek for Draft {
 /// ```
 #[derive(Debug)]
 pub struct NewFile {
-    file: BufWriter<Draft>,
+    file: BufWriter<PendingFile>,
     target: Target,
 }
 
@@ -277,7 +279,7 @@ impl Seek for NewFile {
 /// An output that is complete but not yet under its name. If it is dropped, nothing is left.
 #[derive(Debug)]
 pub struct Complete {
-    draft: Draft,
+    draft: PendingFile,
     target: Target,
 }
 
@@ -600,8 +602,9 @@ mod tests {
     #[test]
     fn places_in_what_is_not_kept_are_those_of_a_file() -> io::Result<()> {
         let folder = tempfile::tempdir()?;
-        let mut drafts = [Draft::in_folder(folder.path())?, Target::of(Path::new("/dev/null"))?.begin()?];
-        assert!(matches!(drafts[1], Draft::Nothing(_)));
+        let mut drafts =
+            [PendingFile::in_folder(folder.path())?, Target::of(Path::new("/dev/null"))?.begin()?];
+        assert!(matches!(drafts[1], PendingFile::Nothing(_)));
         let mut places = Vec::new();
         for draft in &mut drafts {
             draft.write_all(b"0123456789")?;

@@ -37,7 +37,6 @@ pub mod rules;
 mod run;
 pub mod seeded;
 pub mod session;
-pub mod spec;
 mod suggest;
 pub mod tensor;
 mod text;
@@ -46,6 +45,7 @@ mod text;
 pub use inventory;
 
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Within};
+pub use ir::spec;
 pub use limits::Limits;
 pub use suggest::{advise, nearest, one_of, unknown_name};
 pub use text::{NAME_BYTES, shown, steers};

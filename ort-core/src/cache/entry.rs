@@ -26,7 +26,7 @@ use ort_alloc::MappedFile;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::Result as CoreResult;
-use crate::files::{Draft, Target};
+use crate::files::{PendingFile, Target};
 use crate::limits::check_deadline;
 
 /// The magic bytes of an entry.
@@ -135,7 +135,7 @@ impl Entry {
     /// Reads and checks the table of a mapped file.
     pub(crate) fn open(file: MappedFile) -> Result<Entry, Refusal> {
         let bytes = file.bytes();
-        let Table { key, records, sources } = Table::of(&bytes)?;
+        let EntryTable { key, records, sources } = EntryTable::of(&bytes)?;
         Ok(Entry { file, bytes, key, records, sources })
     }
 
@@ -156,7 +156,7 @@ impl Entry {
     /// Returns a blob and its tag.
     pub(crate) fn blob(&self, index: usize) -> Option<(u64, Bytes)> {
         let record = self.records.get(index)?;
-        // In bounds, because `Table::of` checked the records against the file length.
+        // In bounds, because `EntryTable::of` checked the records against the file length.
         Some((record.tag, self.bytes.slice(record.start as usize..record.end()? as usize)))
     }
 
@@ -167,7 +167,7 @@ impl Entry {
 
     /// Returns the offset at which the blobs begin that are not the model's own files.
     pub(crate) fn source_bytes(&self) -> usize {
-        // In bounds, because `Table::of` checked the records against the file length.
+        // In bounds, because `EntryTable::of` checked the records against the file length.
         self.records.get(self.sources).map_or(self.bytes.len(), |record| record.start as usize)
     }
 
@@ -223,14 +223,14 @@ impl Entry {
 }
 
 /// The parsed header, key and table of a file.
-struct Table {
+struct EntryTable {
     key: String,
     records: Vec<Record>,
     sources: usize,
 }
 
-impl Table {
-    fn of(bytes: &Bytes) -> Result<Table, Refusal> {
+impl EntryTable {
+    fn of(bytes: &Bytes) -> Result<EntryTable, Refusal> {
         let short = || format!("it has {} bytes, fewer than its header says", bytes.len());
         let [magic, format, key_len, table, count, sources, len, checksum] =
             numbers(bytes).ok_or_else(short)?;
@@ -259,15 +259,15 @@ impl Table {
         check(&records, HEADER as u64 + key_len, table)?;
         let sources = usize::try_from(sources).ok().filter(|sources| *sources <= records.len());
         let sources = sources.ok_or("it has fewer blobs than its source")?;
-        Ok(Table { key, records, sources })
+        Ok(EntryTable { key, records, sources })
     }
 }
 
 /// Returns the key and the blobs of a file that was read into memory, with all checksums verified.
 pub(super) fn blobs_of(bytes: &Bytes) -> Result<(String, Vec<Bytes>), Refusal> {
-    let Table { key, records, .. } = Table::of(bytes)?;
+    let EntryTable { key, records, .. } = EntryTable::of(bytes)?;
     let blob = |(index, record): (usize, &Record)| {
-        // In bounds, because `Table::of` checked the records against the file length.
+        // In bounds, because `EntryTable::of` checked the records against the file length.
         let blob = bytes.slice(record.start as usize..record.end().unwrap_or(record.start) as usize);
         let is_whole = xxh3_64(&blob) == record.checksum;
         is_whole.then_some(blob).ok_or_else(|| damaged(index))
@@ -296,7 +296,7 @@ fn check(records: &[Record], start: u64, end: u64) -> Result<(), Refusal> {
 /// Writes an entry blob by blob. If dropped unfinished, it leaves nothing.
 #[derive(Debug)]
 pub(crate) struct EntryWriter {
-    file: BufWriter<Draft>,
+    file: BufWriter<PendingFile>,
     key: String,
     records: Vec<Record>,
     sources: usize,
@@ -306,7 +306,7 @@ pub(crate) struct EntryWriter {
 impl EntryWriter {
     /// Starts an entry in a folder, after removing what dead processes left there.
     pub(crate) fn new(folder: &Path, key: String) -> io::Result<EntryWriter> {
-        EntryWriter::begin(key, || Draft::in_folder(folder))
+        EntryWriter::begin(key, || PendingFile::in_folder(folder))
     }
 
     /// Starts an entry that is published at `target`.
@@ -314,7 +314,7 @@ impl EntryWriter {
         EntryWriter::begin(key, || target.begin())
     }
 
-    fn begin(key: String, draft: impl FnOnce() -> io::Result<Draft>) -> io::Result<EntryWriter> {
+    fn begin(key: String, draft: impl FnOnce() -> io::Result<PendingFile>) -> io::Result<EntryWriter> {
         if key.len() > MOST_KEY {
             let problem = format!("the settings take {} bytes, at most {MOST_KEY} are allowed", key.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));

@@ -18,31 +18,11 @@ mod symbol;
 
 use std::collections::BTreeSet;
 use std::ops;
-use std::sync::Arc;
 
 pub use evaluate::{EvaluateError, Unified, UnifyError, unify};
-use polynomial::{Atom, Polynomial};
+pub use polynomial::Dim;
+use polynomial::{Atom, Repr};
 pub use symbol::{Bindings, Symbol};
-
-/// An integer expression over symbols. Cloning is cheap.
-///
-/// ```
-/// use ort_core::dim::Dim;
-/// let (batch, sequence) = (Dim::parse("batch"), Dim::parse("seq"));
-/// let doubled = (&batch + &sequence) * 2;
-/// assert_eq!(doubled, &batch * 2 + &sequence * 2);
-/// assert_eq!(doubled.floor_div(&Dim::constant(2)), batch + sequence);
-/// assert_eq!(doubled.to_string(), "2*batch + 2*seq");
-/// ```
-// No `Ord`: its `max` and `min` would be mistaken for those of the values.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Dim(Repr);
-
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Repr {
-    Constant(i64),
-    Polynomial(Arc<Polynomial>),
-}
 
 impl Dim {
     /// Returns a constant expression.

@@ -1,4 +1,4 @@
-//! Normal form of [`Dim`]: an integer polynomial over atoms, with sorted and merged terms.
+//! [`Dim`] and its normal form: an integer polynomial over atoms, with sorted and merged terms.
 //!
 //! Functions that build an expression return `None` if a coefficient leaves `i64` or the expression
 //! exceeds the limits below. The limits keep a hostile model from slowing down planning or
@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Dim, Repr, Symbol};
+use super::Symbol;
 
 /// Maximum number of terms of one polynomial.
 const TERM_LIMIT: usize = 256;
@@ -16,6 +16,26 @@ const TERM_LIMIT: usize = 256;
 const WEIGHT_LIMIT: u32 = 1024;
 /// Maximum nesting depth of functions.
 const DEPTH_LIMIT: u32 = 48;
+
+/// An integer expression over symbols. Cloning is cheap.
+///
+/// ```
+/// use ort_core::dim::Dim;
+/// let (batch, sequence) = (Dim::parse("batch"), Dim::parse("seq"));
+/// let doubled = (&batch + &sequence) * 2;
+/// assert_eq!(doubled, &batch * 2 + &sequence * 2);
+/// assert_eq!(doubled.floor_div(&Dim::constant(2)), batch + sequence);
+/// assert_eq!(doubled.to_string(), "2*batch + 2*seq");
+/// ```
+// No `Ord`: its `max` and `min` would be mistaken for those of the values.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Dim(pub(super) Repr);
+
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Repr {
+    Constant(i64),
+    Polynomial(Arc<Polynomial>),
+}
 
 /// A variable of a polynomial: a symbol, or a function of expressions that does not simplify
 /// further.

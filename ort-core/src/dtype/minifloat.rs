@@ -5,7 +5,7 @@
 //! Learning", arXiv:2209.05433, FNUZ formats from arXiv:2206.02915, narrower ones from the OCP
 //! Microscaling specification 1.0.
 
-use super::{DType, Element};
+use super::element::{DType, Element};
 
 /// How a value is rounded to a power of two in `float8e8m0`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

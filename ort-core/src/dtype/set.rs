@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::DType;
+use super::element::DType;
 
 /// A set of element types. All its operations are usable in constants, except iteration.
 ///
@@ -131,5 +131,32 @@ impl fmt::Display for TypeSet {
 impl fmt::Debug for TypeSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{{{self}}}")
+    }
+}
+
+impl DType {
+    /// Returns whether this is a real floating-point type of any width.
+    pub const fn is_float(self) -> bool {
+        TypeSet::ALL_FLOATS.contains(self)
+    }
+
+    /// Returns whether this is an integer type of any width. `bool` is not.
+    pub const fn is_integer(self) -> bool {
+        TypeSet::INTEGERS.union(TypeSet::SUB_BYTE_INTEGERS).contains(self)
+    }
+
+    /// Returns whether the type can represent negative numbers: signed integers, floats except the
+    /// power-of-two scale, complex.
+    pub const fn is_signed(self) -> bool {
+        let signed = TypeSet::SIGNED.union(TypeSet::ALL_FLOATS).union(TypeSet::COMPLEX);
+        signed
+            .union(TypeSet::of(&[DType::I4, DType::I2]))
+            .difference(TypeSet::of(&[DType::F8E8M0]))
+            .contains(self)
+    }
+
+    /// Returns whether this is a complex type.
+    pub const fn is_complex(self) -> bool {
+        TypeSet::COMPLEX.contains(self)
     }
 }

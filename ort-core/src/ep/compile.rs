@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ort_alloc::{Allocator, Budget, Buffer, Category, DeviceId, Reservation};
-use smallvec::{SmallVec, smallvec};
+use ort_alloc::{Allocator, Budget, Buffer, Category, Reservation};
+use smallvec::SmallVec;
 
 use super::packed::Owner;
-use super::{Device, NodeView, PackedWeights, guard};
+use super::{NodeView, PackedWeights};
 use crate::cache::{Role, Store, tag};
 use crate::ir::Attributes;
 use crate::tensor::{Tensor, TensorView};
@@ -63,6 +63,14 @@ impl Packing<'_> {
     }
 }
 
+/// How a session compiles its kernels.
+#[derive(Clone, Copy)]
+pub(crate) struct CompileSettings {
+    /// The threads that packing may use.
+    pub(crate) threads: usize,
+    pub(crate) precision: Precision,
+}
+
 /// The budget and the owner of packed weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Account<'a> {
@@ -71,34 +79,6 @@ pub(crate) struct Account<'a> {
 }
 
 impl<'a> CompileCx<'a> {
-    /// Creates the context for a node's kernel on a device.
-    pub(crate) fn new(
-        node: NodeView<'a>,
-        device: &dyn Device,
-        (threads, precision): (usize, Precision),
-        account: Account<'a>,
-        packing: Packing<'a>,
-    ) -> Result<CompileCx<'a>> {
-        let packing = match packing {
-            // The cache maps into host memory only, so other devices pack at every build.
-            Packing::Cached(_) if device.memory() != DeviceId::HOST => Packing::Now,
-            packing => packing,
-        };
-        let (allocator, consumed) = (guard::allocator(device)?, smallvec![false; node.node.inputs.len()]);
-        Ok(CompileCx {
-            node,
-            threads,
-            precision,
-            account,
-            allocator,
-            consumed,
-            packing,
-            cache_dir: None,
-            packed_bytes: 0,
-            cached_bytes: 0,
-        })
-    }
-
     /// The attributes.
     pub fn attrs(&self) -> &'a Attributes {
         self.node.attrs()
@@ -121,7 +101,7 @@ impl<'a> CompileCx<'a> {
     ///
     /// `fill` is not called if the session only sizes the kernel, or if the compiled cache has the
     /// bytes. So the bytes must be a function of the node, its constants, the precision and the
-    /// [fingerprint](Device::fingerprint), for any number of threads. Only runs may read them, not
+    /// [fingerprint](super::Device::fingerprint), for any number of threads. Only runs may read them, not
     /// the compilation. Equal packed weights of this process share one copy, across nodes and
     /// models.
     pub fn pack(

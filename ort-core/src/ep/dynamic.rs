@@ -15,7 +15,6 @@ use ort_alloc::{
     HUGE_PAGE_BYTES, HostAllocator, SharedBuffer, Stats, allocate_in,
 };
 
-use super::{Device, guard};
 use crate::tensor::{MapValue, byte_count};
 use crate::tensor::{OptionalValue, SequenceValue, SparseTensor, Tensor, Value};
 use crate::{Result, ensure, error};
@@ -94,23 +93,19 @@ struct DeviceMemory {
 }
 
 impl DynamicMemory {
-    /// Creates arenas over host memory and the devices' memories, or none without a configuration.
+    /// Creates arenas over host memory and over these allocators of device memory, or none without
+    /// a configuration. Devices that work on host memory share the host's lane.
     /// Under a limit the host arena is bypassed unless the caller configured it.
     pub(crate) fn new(
         budget: &Arc<Budget>,
-        devices: &[Arc<dyn Device>],
+        allocators: Vec<Arc<dyn Allocator>>,
         config: Option<&ArenaConfig>,
         is_limited: bool,
-    ) -> Result<DynamicMemory> {
+    ) -> DynamicMemory {
         let mut lanes = vec![DeviceMemory::new(HostAllocator::global().clone(), budget, config)];
-        for device in devices {
-            // Devices that work on host memory share the host's lane.
-            if lanes.iter().all(|lane| lane.id != device.memory()) {
-                lanes.push(DeviceMemory::new(guard::allocator(&**device)?, budget, config));
-            }
-        }
+        lanes.extend(allocators.into_iter().map(|allocator| DeviceMemory::new(allocator, budget, config)));
         let exact = is_limited && config.is_none_or(|config| *config == ArenaConfig::lean());
-        Ok(DynamicMemory { lanes, exact })
+        DynamicMemory { lanes, exact }
     }
 
     /// The counters of each memory's arena.

@@ -10,8 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, Stats};
+use smallvec::smallvec;
 
+use super::compile::{Account, CompileSettings, Packing};
 use super::interrupt::{Interrupted, current};
+use super::run::DeviceCopies;
 use super::{
     Claim, CompileCx, Device, Executable, ExecutionProvider, Fingerprint, IoShapes, NodeView,
     ProviderOptions, RunCx,
@@ -54,6 +57,36 @@ pub(crate) fn claim(device: &dyn Device, node: &NodeView<'_>) -> Result<Claim, S
     claimed.unwrap_or_else(|problem| Err(problem.to_string()))
 }
 
+impl<'a> CompileCx<'a> {
+    /// Creates the context for a node's kernel on a device.
+    pub(crate) fn new(
+        node: NodeView<'a>,
+        device: &dyn Device,
+        settings: CompileSettings,
+        account: Account<'a>,
+        packing: Packing<'a>,
+    ) -> Result<CompileCx<'a>> {
+        let packing = match packing {
+            // The cache maps into host memory only, so other devices pack at every build.
+            Packing::Cached(_) if device.memory() != DeviceId::HOST => Packing::Now,
+            packing => packing,
+        };
+        let (allocator, consumed) = (allocator(device)?, smallvec![false; node.node.inputs.len()]);
+        Ok(CompileCx {
+            node,
+            threads: settings.threads,
+            precision: settings.precision,
+            account,
+            allocator,
+            consumed,
+            packing,
+            cache_dir: None,
+            packed_bytes: 0,
+            cached_bytes: 0,
+        })
+    }
+}
+
 /// [`Device::compile`]. The kernel's own calls are guarded as well.
 pub(crate) fn compile(device: &dyn Device, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let node = cx.node;
@@ -91,6 +124,26 @@ impl Executable for Guarded {
 /// [`Device::copy`].
 pub(crate) fn copy(device: &dyn Device, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
     call(|| of(device, "a copy"), || device.copy(from, to))
+}
+
+impl DeviceCopies for &[Arc<dyn Device>] {
+    fn copy(&self, memory: DeviceId, from: TensorView<'_>, to: TensorMut<'_>) -> Option<Result<()>> {
+        let device = self.iter().find(|device| device.memory() == memory)?;
+        Some(copy(&**device, from, to))
+    }
+}
+
+/// The guarded allocators of the devices' memories, each memory once. Devices that work on host
+/// memory add none.
+pub(crate) fn device_allocators(devices: &[Arc<dyn Device>]) -> Result<Vec<Arc<dyn Allocator>>> {
+    let mut allocators: Vec<Arc<dyn Allocator>> = Vec::new();
+    for device in devices {
+        let id = device.memory();
+        if id != DeviceId::HOST && allocators.iter().all(|allocator| allocator.device() != id) {
+            allocators.push(self::allocator(&**device)?);
+        }
+    }
+    Ok(allocators)
 }
 
 /// [`Device::allocator`]. The allocator's own calls are guarded as well.

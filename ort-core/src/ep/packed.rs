@@ -130,7 +130,7 @@ impl Region {
 }
 
 /// The packed regions of this process, by length and sample hash.
-struct Table {
+struct PackedRegions {
     /// A random seed: a crafted file cannot aim for hash collisions.
     seed: u64,
     state: Mutex<State>,
@@ -144,8 +144,8 @@ struct State {
     most: usize,
 }
 
-static TABLE: LazyLock<Table> =
-    LazyLock::new(|| Table { seed: RandomState::new().hash_one(0), state: Mutex::default() });
+static TABLE: LazyLock<PackedRegions> =
+    LazyLock::new(|| PackedRegions { seed: RandomState::new().hash_one(0), state: Mutex::default() });
 
 /// Smaller weights are not worth an entry.
 const SMALLEST: usize = 4096;
@@ -154,7 +154,7 @@ const SMALLEST: usize = 4096;
 /// file with many weights that differ only between the samples.
 const MOST_COMPARED: usize = 8;
 
-impl Table {
+impl PackedRegions {
     /// Returns an equal region if there is one, else adds this one. Of two equal regions packed at
     /// the same time, the first to get here stays.
     fn one_of(&self, region: Arc<Region>) -> Arc<Region> {
@@ -236,8 +236,8 @@ mod tests {
 
     use super::*;
 
-    fn table() -> Table {
-        Table { seed: 1, state: Mutex::default() }
+    fn table() -> PackedRegions {
+        PackedRegions { seed: 1, state: Mutex::default() }
     }
 
     fn region(bytes: &[u8]) -> Arc<Region> {

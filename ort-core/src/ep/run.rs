@@ -6,9 +6,9 @@ use std::time::Instant;
 use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
+use super::CancelToken;
 use super::dynamic::{ValueMemory, ask_heap};
 use super::interrupt::{self, UNITS_OF_A_TEXT, spend, spending};
-use super::{CancelToken, Device, guard};
 use crate::dtype::{DType, Element};
 use crate::tensor::{
     DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count, element_count,
@@ -47,6 +47,12 @@ pub trait NestedRun {
     fn output_shape(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape>;
 }
 
+/// Copies within the memories of a session's devices.
+pub(crate) trait DeviceCopies {
+    /// Copies inside a device's memory; `None` if no device of the session owns it.
+    fn copy(&self, memory: DeviceId, from: TensorView<'_>, to: TensorMut<'_>) -> Option<Result<()>>;
+}
+
 /// The destination of one output.
 pub enum OutputSlot<'a> {
     /// The output has no reader.
@@ -80,8 +86,8 @@ pub struct RunCx<'a> {
     pub(crate) nested: Option<&'a mut (dyn NestedRun + 'a)>,
     /// Allocates values of dynamic size; `None` in a context made by [`RunCx::new`].
     pub(crate) memory: Option<ValueMemory<'a>>,
-    /// The session's devices, for copies within device memory.
-    pub(crate) devices: &'a [Arc<dyn Device>],
+    /// Copies within device memory; `None` in a context made by [`RunCx::new`].
+    pub(crate) copies: Option<&'a dyn DeviceCopies>,
 }
 
 impl<'a> RunCx<'a> {
@@ -101,7 +107,7 @@ impl<'a> RunCx<'a> {
             control,
             nested: None,
             memory: None,
-            devices: &[],
+            copies: None,
         }
     }
 
@@ -248,11 +254,10 @@ impl<'a> RunCx<'a> {
             }
             NewMemory::Device(buffer) => buffer,
         };
-        let device = self.devices.iter().find(|device| device.memory() == buffer.device());
-        let device =
-            device.ok_or_else(|| error!(Fail, "no device of the session owns {}", buffer.device()))?;
         let range = DeviceRange { buffer, offset: start, len };
-        guard::copy(&**device, *from, TensorMut::device(from.dtype(), from.shape(), range))
+        let to = TensorMut::device(from.dtype(), from.shape(), range);
+        let copied = self.copies.and_then(|copies| copies.copy(buffer.device(), *from, to));
+        copied.unwrap_or_else(|| Err(error!(Fail, "no device of the session owns {}", buffer.device())))
     }
 
     /// Reserves bytes that the kernel takes besides its outputs, until the result is dropped.

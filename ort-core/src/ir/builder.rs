@@ -1,13 +1,11 @@
 //! Graph builder for tests and decompositions.
 
-use std::sync::Arc;
-
-use super::{Attribute, Attributes, Graph, Node, Subgraph, ValueId, ValueType};
+use super::{Attribute, Graph, Node, Subgraph, ValueId, ValueType};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::spec::{Registry, infer_graph};
 use crate::tensor::Tensor;
-use crate::{Result, Within, error};
+use crate::{Result, error};
 
 /// Builds a graph node by node. Each addition returns the new values.
 ///
@@ -89,24 +87,11 @@ impl GraphBuilder {
         outputs: usize,
         subgraphs: Vec<Subgraph>,
     ) -> Result<Vec<ValueId>> {
-        let spec = Registry::global()?
-            .find(domain, op)
-            .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
-        let name: Arc<str> = format!("{}{op}_{}", self.scope, self.graph.nodes.len()).into();
-        let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-        let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
-        let ids: Vec<ValueId> = (0..outputs)
-            .map(|index| self.graph.add_value(format!("{name}.{index}"), ValueType::Unknown))
-            .collect();
-        self.graph.nodes.push(Node {
-            name,
-            spec,
-            inputs: inputs.into(),
-            outputs: ids.iter().copied().map(Some).collect(),
-            attrs,
-            subgraphs,
-        });
-        Ok(ids)
+        let spec = Registry::global()?.operator(domain, op)?;
+        let name = format!("{}{op}_{}", self.scope, self.graph.nodes.len());
+        let (node, values) = self.graph.new_node(spec, name.into(), inputs, attrs, outputs)?;
+        self.graph.nodes.push(Node { subgraphs, ..node });
+        Ok(values)
     }
 
     /// Finishes the graph with these outputs: sorts the nodes, infers types and shapes, and

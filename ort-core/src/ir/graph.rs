@@ -7,10 +7,10 @@ use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
-use super::{Attributes, ValueType};
+use super::{Attribute, Attributes, ValueType};
 use crate::spec::{OpSpec, SymTensor};
 use crate::tensor::Tensor;
-use crate::{Error, Result, error};
+use crate::{Error, Result, Within, error};
 
 /// Identifies a value of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -136,6 +136,25 @@ impl Graph {
         let id = ValueId(self.values.len() as u32);
         self.values.push(ValueInfo { name: name.into(), ty, symbolic: None });
         id
+    }
+
+    /// Creates a node with `outputs` new values as its outputs. Adds the values to the graph, but
+    /// not the node.
+    pub(crate) fn new_node(
+        &mut self,
+        spec: &'static OpSpec,
+        name: Arc<str>,
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+    ) -> Result<(Node, Vec<ValueId>)> {
+        let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+        let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({})", spec.name))?;
+        let value = |index| self.add_value(format!("{name}.{index}"), ValueType::Unknown);
+        let values: Vec<ValueId> = (0..outputs).map(value).collect();
+        let outputs = values.iter().copied().map(Some).collect();
+        let node = Node { name, spec, inputs: inputs.into(), outputs, attrs, subgraphs: Vec::new() };
+        Ok((node, values))
     }
 
     /// Adds a constant.

@@ -268,7 +268,7 @@ impl ExternalData {
         let root = blobs.or(folder.map(|folder| &folder.root));
         let root = root.ok_or_else(|| error!(NoSuchFile, "the model has no folder"))?;
         check_kind(&std::fs::symlink_metadata(path).map_err(|problem| cannot_open(&problem))?)?;
-        let opened = Opened::beneath(root, path)?;
+        let opened = DataFile::beneath(root, path)?;
         if blobs.is_none() && !self.access.hard_links {
             opened.check_hard_links(root)?;
         }
@@ -339,7 +339,7 @@ fn cache_blobs(model: &Path, root: &Path) -> Option<PathBuf> {
 }
 
 /// An open data file, with the folder and name it was opened by.
-struct Opened {
+struct DataFile {
     file: File,
     #[cfg(unix)]
     folder: std::os::fd::OwnedFd,
@@ -348,10 +348,10 @@ struct Opened {
 }
 
 #[cfg(unix)]
-impl Opened {
+impl DataFile {
     /// Opens `path` below `root` folder by folder without following links. Both paths are resolved,
     /// so a link on the way was put there since.
-    fn beneath(root: &Path, path: &Path) -> Result<Opened> {
+    fn beneath(root: &Path, path: &Path) -> Result<DataFile> {
         use rustix::fs::{CWD, Mode, OFlags, openat};
         // `O_PATH` suffices to traverse a folder and needs no permission to list it.
         #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -377,7 +377,7 @@ impl Opened {
         // `NONBLOCK`, because the file may have been swapped for a pipe, whose open would block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = openat(&here, &name, flags, Mode::empty()).map_err(swapped)?;
-        Ok(Opened { file: file.into(), folder: here, name })
+        Ok(DataFile { file: file.into(), folder: here, name })
     }
 
     /// Refuses the file if it has, or briefly had, hard links outside `root`.
@@ -427,9 +427,9 @@ fn is_settled(metadata: &Metadata) -> bool {
 }
 
 #[cfg(not(unix))]
-impl Opened {
-    fn beneath(_root: &Path, path: &Path) -> Result<Opened> {
-        Ok(Opened { file: ort_alloc::open_regular(path).map_err(|problem| cannot_open(&problem))? })
+impl DataFile {
+    fn beneath(_root: &Path, path: &Path) -> Result<DataFile> {
+        Ok(DataFile { file: ort_alloc::open_regular(path).map_err(|problem| cannot_open(&problem))? })
     }
 
     fn check_hard_links(&self, _root: &Path) -> Result<()> {

@@ -108,10 +108,7 @@ impl<'m> Loader<'m> {
         (inputs, outputs, given): (ValueIds, ValueIds, Vec<Given<'m>>),
     ) -> Result<()> {
         let (domain, op, _) = function_key(node);
-        let spec = self
-            .registry
-            .find(domain, op)
-            .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
+        let spec = self.registry.operator(domain, op)?;
         let version = self.version_of(domain, &name)?;
         if version < spec.first && spec.upgrades.is_empty() {
             let text =

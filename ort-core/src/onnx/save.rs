@@ -213,16 +213,16 @@ struct Writer<'i> {
     taken: HashSet<String>,
     /// The names of constants of the enclosing graphs, by their memory. Loading gives each subgraph
     /// its own constants that share memory; saving must not write them twice.
-    shared: HashMap<Memory, String>,
+    shared: HashMap<ConstantKey, String>,
     /// The domains in use.
     domains: BTreeMap<&'static str, OpsetNeeds>,
     newest_type: DType,
 }
 
 /// The identity of a constant: address, type and shape.
-type Memory = (usize, DType, Vec<usize>);
+type ConstantKey = (usize, DType, Vec<usize>);
 
-fn memory_of(tensor: &Tensor) -> Option<Memory> {
+fn memory_of(tensor: &Tensor) -> Option<ConstantKey> {
     let bytes = tensor.bytes().filter(|bytes| !bytes.is_empty())?;
     Some((bytes.as_ptr().addr(), tensor.dtype(), tensor.shape().to_vec()))
 }
@@ -304,7 +304,7 @@ impl Writer<'_> {
     fn copies(&self, graph: &Graph, is_outer: impl Fn(ValueId) -> bool) -> IndexMap<ValueId, ValueId> {
         let is_initializer = |id: &ValueId| self.initializers.contains(&*graph.value(*id).name);
         let constants = || graph.constants.iter().filter(|(id, _)| !is_outer(**id));
-        let mut originals: HashMap<Memory, ValueId> = HashMap::new();
+        let mut originals: HashMap<ConstantKey, ValueId> = HashMap::new();
         // Initializers first, so that the original of a group is an initializer if there is one.
         let (first, others): (Vec<_>, Vec<_>) = constants().partition(|(id, _)| is_initializer(id));
         for (id, tensor) in first.into_iter().chain(others) {

@@ -2,7 +2,7 @@
 //!
 //! A rule either sets the batch axis of each output or says why the operator mixes the items of the
 //! batch. A run splits its batch only if every node that reads batched values has a rule that
-//! accepts it. See `spec/batch.rs` for the facts that rules work on.
+//! accepts it. See `ir/spec/batch.rs` for the facts that rules work on.
 
 use crate::dim::Dim;
 use crate::ops::axes;

@@ -8,6 +8,7 @@ mod cost;
 mod disjoint_sets;
 mod lowering;
 mod report;
+mod scope;
 mod search;
 
 use std::sync::Arc;
@@ -25,16 +26,7 @@ pub(crate) use lowering::lower_all_but;
 pub use lowering::{Unclaimed, unclaimed};
 pub use report::NodePlacement;
 pub(crate) use report::{placements, steps};
-
-/// Whether a graph is the model's or a subgraph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// The model's graph: transfers of the caller's inputs and outputs do not count.
-    Model,
-    /// A node's subgraph: its inputs and outputs are values of other nodes in host memory, so their
-    /// transfers count.
-    Subgraph,
-}
+pub use scope::Scope;
 
 /// Assigns every node of an inferred graph to a device: the first that claims it, with three
 /// exceptions. Shape arithmetic runs on the host, control flow where its bodies cost least, and a

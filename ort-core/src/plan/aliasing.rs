@@ -8,7 +8,7 @@
 )]
 
 use super::ValueKind;
-use super::resolve::{Draft, Planner};
+use super::resolve::{DraftStorage, Planner};
 use crate::program::{Origin, SlotId, Step};
 use crate::spec::{ViewCx, ViewOf};
 use crate::tensor::{Shape, byte_count};
@@ -37,7 +37,7 @@ impl Planner<'_> {
         let unaligned = matches!(&root_slot.origin, Origin::Constant(tensor) if !tensor.is_aligned());
         // If only the run knows the shape of the root, the kernel must run to check it.
         let unknown =
-            matches!(self.drafts[root.index()], Draft::Dynamic) && self.shapes[root.index()].is_none();
+            matches!(self.drafts[root.index()], DraftStorage::Dynamic) && self.shapes[root.index()].is_none();
         (root_slot.memory == output.memory && !unaligned && !unknown).then_some((root, of))
     }
 
@@ -62,35 +62,35 @@ impl Planner<'_> {
 
     /// Returns the draft of the part of `root` that begins at an element. None if the part does not
     /// begin at a whole byte, or if `root` has no memory.
-    pub(super) fn part_of(&self, root: SlotId, element_offset: usize) -> Option<Draft> {
+    pub(super) fn part_of(&self, root: SlotId, element_offset: usize) -> Option<DraftStorage> {
         let bits = self.dtypes[root.index()]?.bits()? as usize;
         let bit_offset = element_offset.checked_mul(bits)?;
         if bit_offset % 8 != 0 {
             return None;
         }
         match &self.drafts[root.index()] {
-            Draft::Group { group, offset } => {
-                Some(Draft::Group { group: *group, offset: offset + bit_offset / 8 })
+            DraftStorage::Group { group, offset } => {
+                Some(DraftStorage::Group { group: *group, offset: offset + bit_offset / 8 })
             }
             // A view of a view refers to the same root, so no chains of views arise.
-            Draft::View { of, element_offset: base } => {
-                Some(Draft::View { of: *of, element_offset: base + element_offset })
+            DraftStorage::View { of, element_offset: base } => {
+                Some(DraftStorage::View { of: *of, element_offset: base + element_offset })
             }
-            Draft::Outside
-            | Draft::Given(_)
-            | Draft::Bound(_)
-            | Draft::Own
-            | Draft::Folded(_)
-            | Draft::Dynamic => Some(Draft::View { of: root, element_offset }),
-            Draft::Unused => None,
+            DraftStorage::Outside
+            | DraftStorage::Given(_)
+            | DraftStorage::Bound(_)
+            | DraftStorage::Own
+            | DraftStorage::Folded(_)
+            | DraftStorage::Dynamic => Some(DraftStorage::View { of: root, element_offset }),
+            DraftStorage::Unused => None,
         }
     }
 
     /// Keeps the memory of `slot` live until the step `last`.
     pub(super) fn extend_life(&mut self, slot: SlotId, last: usize) {
         match self.drafts[slot.index()].clone() {
-            Draft::Group { group, .. } => self.groups[group].last = self.groups[group].last.max(last),
-            Draft::View { of, .. } => self.extend_life(of, last),
+            DraftStorage::Group { group, .. } => self.groups[group].last = self.groups[group].last.max(last),
+            DraftStorage::View { of, .. } => self.extend_life(of, last),
             _ => self.last[slot.index()] = self.last[slot.index()].max(last),
         }
     }
@@ -102,10 +102,10 @@ impl Planner<'_> {
         step: &Step,
         place: (usize, usize),
         bytes: usize,
-    ) -> Option<(usize, Draft)> {
+    ) -> Option<(usize, DraftStorage)> {
         let output = step.outputs[place.1]?;
         let (input, draft) = self.dying_input(step, place, bytes)?;
-        if let Draft::Group { group, .. } = draft {
+        if let DraftStorage::Group { group, .. } = draft {
             self.groups[group].last = self.last[output.index()];
         }
         Some((input, draft))
@@ -118,11 +118,11 @@ impl Planner<'_> {
         step: &Step,
         (index, position): (usize, usize),
         bytes: usize,
-    ) -> Option<(usize, Draft)> {
+    ) -> Option<(usize, DraftStorage)> {
         let output = step.outputs[position]?;
         for &(input, _) in step.claim.in_place.iter().filter(|(_, output)| *output == position) {
             let Some(slot) = step.inputs.get(input).copied().flatten() else { continue };
-            let Draft::Group { group, .. } = self.drafts[slot.index()] else { continue };
+            let DraftStorage::Group { group, .. } = self.drafts[slot.index()] else { continue };
             let same_bytes = match (self.dtypes[slot.index()], &self.shapes[slot.index()]) {
                 (Some(dtype), Some(shape)) => byte_count(dtype, shape).ok() == Some(bytes),
                 _ => false,
@@ -145,7 +145,7 @@ impl Planner<'_> {
     /// Returns the group of a slot that is in a slab.
     pub(super) fn group_of(&self, slot: SlotId) -> Option<usize> {
         match self.drafts[slot.index()] {
-            Draft::Group { group, .. } => Some(group),
+            DraftStorage::Group { group, .. } => Some(group),
             _ => None,
         }
     }

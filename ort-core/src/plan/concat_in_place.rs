@@ -8,7 +8,7 @@
     reason = "ids of slots and steps are made by the program, and the planner's tables have an entry for each"
 )]
 
-use super::resolve::{Draft, Planner};
+use super::resolve::{DraftStorage, Planner};
 use crate::ep::OutputsFrom;
 use crate::program::{Origin, SlotId, Step};
 use crate::spec::ViewCx;
@@ -92,15 +92,21 @@ impl Planner<'_> {
 
     /// Returns the draft of a part inside `whole`. The first part allocates `whole`, which is live
     /// from there on.
-    pub(super) fn place_part(&mut self, (whole, offset): (SlotId, usize), index: usize) -> Result<Draft> {
-        if let (Draft::Unused, Some(dtype), Some(shape)) =
+    pub(super) fn place_part(
+        &mut self,
+        (whole, offset): (SlotId, usize),
+        index: usize,
+    ) -> Result<DraftStorage> {
+        if let (DraftStorage::Unused, Some(dtype), Some(shape)) =
             (&self.drafts[whole.index()], self.dtypes[whole.index()], &self.shapes[whole.index()])
         {
             let bytes = byte_count(dtype, shape)?;
             self.drafts[whole.index()] = self.new_group(whole, index, bytes);
         }
         match self.drafts[whole.index()] {
-            Draft::Group { group, offset: start } => Ok(Draft::Group { group, offset: start + offset }),
+            DraftStorage::Group { group, offset: start } => {
+                Ok(DraftStorage::Group { group, offset: start + offset })
+            }
             _ => Err(error!(Fail, "what a value is a part of has no memory")),
         }
     }

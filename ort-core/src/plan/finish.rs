@@ -7,7 +7,7 @@
 
 use ort_alloc::{DeviceId, Interval};
 
-use super::resolve::{Draft, Group, Planner};
+use super::resolve::{DraftStorage, Group, Planner};
 use super::{Planning, RunPlan, SlotPlan, Storage};
 use crate::dtype::DType;
 use crate::ep::{LEAST_TENSOR, OutputsFrom};
@@ -55,9 +55,9 @@ impl Planner<'_> {
         self.find_releases();
         let (copied, unknown) = self.copied_outputs();
         // The shape says how many strings there are, but only the run knows their bytes.
-        let is_open = |(draft, dtype): (&Draft, &Option<DType>)| match draft {
-            Draft::Dynamic => true,
-            Draft::Own => *dtype == Some(DType::String),
+        let is_open = |(draft, dtype): (&DraftStorage, &Option<DType>)| match draft {
+            DraftStorage::Dynamic => true,
+            DraftStorage::Own => *dtype == Some(DType::String),
             _ => false,
         };
         let has_dynamic =
@@ -112,7 +112,7 @@ impl Planner<'_> {
     /// Returns the bytes of a slot in a buffer of its own, else 0.
     pub(super) fn own_bytes(&self, slot: SlotId) -> usize {
         match (&self.drafts[slot.index()], self.dtypes[slot.index()], &self.shapes[slot.index()]) {
-            (Draft::Own, Some(dtype), Some(shape)) => {
+            (DraftStorage::Own, Some(dtype), Some(shape)) => {
                 byte_count(dtype, shape).map_or(0, |bytes| bytes.max(self.least_own_bytes(slot)))
             }
             _ => 0,
@@ -146,7 +146,7 @@ impl Planner<'_> {
             let index = slot.index();
             // A bound output is copied into its buffer.
             let bound = self.bound.outputs.get(output).is_some();
-            if bound || !matches!(self.drafts[index], Draft::Outside | Draft::Folded(_)) {
+            if bound || !matches!(self.drafts[index], DraftStorage::Outside | DraftStorage::Folded(_)) {
                 continue;
             }
             match (self.dtypes[index], &self.shapes[index]) {
@@ -165,18 +165,18 @@ impl Planner<'_> {
             _ => 0,
         };
         let storage = match self.drafts[index].clone() {
-            Draft::Outside => Storage::Outside,
-            Draft::Given(given) => Storage::Given(given),
-            Draft::Bound(buffer) => Storage::Bound(buffer),
-            Draft::Group { group, offset } => {
+            DraftStorage::Outside => Storage::Outside,
+            DraftStorage::Given(given) => Storage::Given(given),
+            DraftStorage::Bound(buffer) => Storage::Bound(buffer),
+            DraftStorage::Group { group, offset } => {
                 let start = offsets[group] + offset;
                 Storage::Slab { slab: self.groups[group].slab, range: start..start + bytes }
             }
-            Draft::Own => Storage::Own,
-            Draft::View { of, element_offset } => Storage::View { of, element_offset },
-            Draft::Folded(tensor) => Storage::Folded(tensor),
-            Draft::Dynamic => Storage::Dynamic,
-            Draft::Unused => Storage::Unused,
+            DraftStorage::Own => Storage::Own,
+            DraftStorage::View { of, element_offset } => Storage::View { of, element_offset },
+            DraftStorage::Folded(tensor) => Storage::Folded(tensor),
+            DraftStorage::Dynamic => Storage::Dynamic,
+            DraftStorage::Unused => Storage::Unused,
         };
         let life = (self.first[index], self.last[index]);
         SlotPlan {
@@ -192,7 +192,7 @@ impl Planner<'_> {
     /// Releases the slots that own their memory after their last use. Outputs are kept.
     pub(super) fn find_releases(&mut self) {
         for (index, draft) in self.drafts.iter().enumerate() {
-            let owned = matches!(draft, Draft::Own | Draft::Dynamic);
+            let owned = matches!(draft, DraftStorage::Own | DraftStorage::Dynamic);
             let is_kept = matches!(self.program.slots[index].origin, Origin::Constant(_) | Origin::Consumed);
             if owned && !is_kept && !self.is_output[index] {
                 let last = self.last[index].min(self.steps.len() - 1);
@@ -205,7 +205,7 @@ impl Planner<'_> {
     fn begins(&self) -> Vec<usize> {
         let mut begins = self.nested_own.clone();
         for (index, draft) in self.drafts.iter().enumerate() {
-            if let (Draft::Own, Some(bytes)) = (draft, begins.get_mut(self.first[index])) {
+            if let (DraftStorage::Own, Some(bytes)) = (draft, begins.get_mut(self.first[index])) {
                 *bytes = bytes.saturating_add(self.own_bytes(SlotId(index as u32)));
             }
         }
@@ -226,7 +226,7 @@ impl Planner<'_> {
         let mut own = vec![0i128; count + 1];
         let mut all = vec![0i128; count + 1];
         for (index, draft) in self.drafts.iter().enumerate() {
-            if matches!(draft, Draft::Own) {
+            if matches!(draft, DraftStorage::Own) {
                 let bytes = self.own_bytes(SlotId(index as u32)) as i128;
                 let last = (self.last[index] + 1).min(count);
                 let at_home = homes.contains(&SlotId(index as u32));

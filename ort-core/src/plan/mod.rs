@@ -11,6 +11,7 @@ mod aliasing;
 mod batch;
 mod batch_places;
 mod bound;
+mod bound_outputs;
 mod boundary;
 mod breakdown;
 mod cache;
@@ -24,6 +25,7 @@ mod scan_memory;
 mod scratch;
 mod specialize;
 mod updates;
+mod value_kind;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,16 +38,16 @@ use crate::program::SlotId;
 use crate::tensor::{Shape, Tensor};
 
 pub use batch::{BatchProof, BatchRefusal, BatchSplit, batch_parallel, prove};
-pub(crate) use bound::{BoundValues, GivenMemory, OutputMemory, Planning, SlabLimits};
-pub(crate) use boundary::Boundary;
+pub(crate) use bound::{BoundValues, Boundary, GivenMemory, OutputMemory, Planning, SlabLimits};
 pub use breakdown::{KindBytes, MemoryKind};
 pub(crate) use cache::PlanCaches;
 pub use order::{LiveBlock, LiveStep};
 pub(crate) use order::{better_order, live_steps, order_of_updates};
-pub use report::{PlanReport, PlannedStep, PlannedValue, ValueKind};
+pub use report::{PlanReport, PlannedStep, PlannedValue};
 pub(crate) use report::{largest_at_peak, report};
 pub(crate) use resolve::resolve_bound;
 pub(crate) use specialize::{Known, specialize};
+pub use value_kind::ValueKind;
 
 /// Where the value of a slot is stored during a run.
 #[derive(Debug, Clone)]

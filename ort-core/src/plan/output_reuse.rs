@@ -11,7 +11,7 @@
 )]
 
 use super::ValueKind;
-use super::resolve::{Draft, InPlaceCandidate, Planner};
+use super::resolve::{DraftStorage, InPlaceCandidate, Planner};
 use crate::ep::OutputsFrom;
 use crate::program::{Origin, SlotId};
 use ort_alloc::DeviceId;
@@ -53,7 +53,7 @@ impl Planner<'_> {
     /// its kernel writes.
     fn can_be_reused(&self, slot: SlotId) -> bool {
         let index = slot.index();
-        matches!(self.drafts[index], Draft::Own)
+        matches!(self.drafts[index], DraftStorage::Own)
             && self.is_output[index]
             && self.program.slots[index].memory == DeviceId::HOST
             && matches!(self.program.slots[index].origin, Origin::Step)

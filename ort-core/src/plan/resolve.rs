@@ -11,8 +11,7 @@
 use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
-use super::bound::{BoundValues, OutputMemory, Planning};
-use super::boundary::Boundary;
+use super::bound::{BoundValues, Boundary, OutputMemory, Planning};
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
 use crate::dim::{Bindings, Dim};
@@ -111,7 +110,7 @@ pub(super) struct InPlaceCandidate {
 
 /// The storage of a slot before offsets are assigned.
 #[derive(Clone)]
-pub(super) enum Draft {
+pub(super) enum DraftStorage {
     Outside,
     /// The memory of the given value at this position, which is another slot's.
     Given(usize),
@@ -145,7 +144,7 @@ pub(super) struct Planner<'a> {
     pub(super) threads: usize,
     pub(super) shapes: Vec<Option<Shape>>,
     pub(super) dtypes: Vec<Option<DType>>,
-    pub(super) drafts: Vec<Draft>,
+    pub(super) drafts: Vec<DraftStorage>,
     pub(super) kinds: Vec<ValueKind>,
     /// The last step that reads each slot. Views extend it, or the life of the slot's group.
     pub(super) last: Vec<usize>,
@@ -207,7 +206,7 @@ impl<'a> Planner<'a> {
             threads,
             shapes: vec![None; count],
             dtypes: vec![None; count],
-            drafts: vec![Draft::Unused; count],
+            drafts: vec![DraftStorage::Unused; count],
             kinds: vec![ValueKind::Planned; count],
             last: vec![0; count],
             first: vec![0; count],
@@ -259,11 +258,11 @@ impl<'a> Planner<'a> {
             self.shapes[index] = info.ty.shape().and_then(|shape| evaluate(shape, self.bindings));
             match &slot.origin {
                 Origin::Given(given) if self.bound.input(*given).in_buffer => {
-                    self.drafts[index] = Draft::Bound(*given);
+                    self.drafts[index] = DraftStorage::Bound(*given);
                 }
-                Origin::Given(_) | Origin::Consumed => self.drafts[index] = Draft::Outside,
+                Origin::Given(_) | Origin::Consumed => self.drafts[index] = DraftStorage::Outside,
                 Origin::Constant(tensor) | Origin::Streamed(tensor) => {
-                    self.drafts[index] = Draft::Outside;
+                    self.drafts[index] = DraftStorage::Outside;
                     self.shapes[index] = Some(tensor.shape().into());
                 }
                 Origin::Step => {
@@ -272,7 +271,7 @@ impl<'a> Planner<'a> {
                         (&info.symbolic, info.ty.dtype(), slot.memory)
                         && let Some(tensor) = fold(symbolic, dtype, self.bindings)
                     {
-                        self.drafts[index] = Draft::Folded(tensor);
+                        self.drafts[index] = DraftStorage::Folded(tensor);
                     }
                 }
             }
@@ -284,9 +283,9 @@ impl<'a> Planner<'a> {
     /// or given in the memory in which it is read.
     pub(super) fn exists_before_run(&self, slot: SlotId) -> bool {
         match self.drafts[slot.index()] {
-            Draft::Folded(_) | Draft::Given(_) => true,
+            DraftStorage::Folded(_) | DraftStorage::Given(_) => true,
             // Before outputs are placed, only values given on a device are bound in a step's slot.
-            Draft::Bound(_) => matches!(self.program.slots[slot.index()].origin, Origin::Step),
+            DraftStorage::Bound(_) => matches!(self.program.slots[slot.index()].origin, Origin::Step),
             _ => false,
         }
     }
@@ -370,14 +369,14 @@ impl<'a> Planner<'a> {
             self.drafts[place] = match bytes {
                 None => {
                     self.kinds[place] = ValueKind::Dynamic;
-                    Draft::Dynamic
+                    DraftStorage::Dynamic
                 }
-                Some(_) if step.claim.outputs != OutputsFrom::Plan => Draft::Own,
+                Some(_) if step.claim.outputs != OutputsFrom::Plan => DraftStorage::Own,
                 Some(bytes) if self.is_output[place] => {
                     // The output owns its buffer. Computing it in place of the input works only if
                     // the input moves into that buffer, which `output_reuse` decides later.
                     if host
-                        && let Some((input, Draft::Group { group, offset: 0 })) =
+                        && let Some((input, DraftStorage::Group { group, offset: 0 })) =
                             self.dying_input(step, (index, position), bytes)
                     {
                         self.in_place_candidates.push(InPlaceCandidate {
@@ -386,7 +385,7 @@ impl<'a> Planner<'a> {
                             group,
                         });
                     }
-                    Draft::Own
+                    DraftStorage::Own
                 }
                 Some(_) if let Some(part) = self.joined[place] => {
                     self.kinds[place] = ValueKind::InPlace;
@@ -409,11 +408,11 @@ impl<'a> Planner<'a> {
     }
 
     /// Creates the group of an output, in the slab of its memory.
-    pub(super) fn new_group(&mut self, slot: SlotId, index: usize, bytes: usize) -> Draft {
+    pub(super) fn new_group(&mut self, slot: SlotId, index: usize, bytes: usize) -> DraftStorage {
         let memory = self.program.slots[slot.index()].memory;
         let slab = self.slabs.iter().position(|slab| *slab == memory).unwrap_or(0);
         self.groups.push(Group { bytes, slab, first: index, last: self.last[slot.index()] });
-        Draft::Group { group: self.groups.len() - 1, offset: 0 }
+        DraftStorage::Group { group: self.groups.len() - 1, offset: 0 }
     }
 
     pub(super) fn shape_of(&self, slot: Option<SlotId>) -> Option<Shape> {
@@ -424,7 +423,9 @@ impl<'a> Planner<'a> {
     pub(super) fn ints_of(&self, slot: Option<SlotId>) -> Option<Vec<i64>> {
         let slot = slot?;
         let tensor = match (&self.drafts[slot.index()], &self.program.slots[slot.index()].origin) {
-            (Draft::Folded(tensor), _) | (_, Origin::Constant(tensor) | Origin::Streamed(tensor)) => tensor,
+            (DraftStorage::Folded(tensor), _) | (_, Origin::Constant(tensor) | Origin::Streamed(tensor)) => {
+                tensor
+            }
             _ => return None,
         };
         crate::spec::known_ints(Some(tensor.view()))

@@ -17,7 +17,10 @@ use super::{
     StreamedKernel, Update, Work,
 };
 use crate::cache::{Role, Store, tag};
-use crate::ep::{Account, Claim, CompileCx, Device, NodeView, OutputsFrom, Owner, Packing, Precision, guard};
+use crate::ep::{
+    Account, Claim, CompileCx, CompileSettings, Device, NodeView, OutputsFrom, Owner, Packing, Precision,
+    guard,
+};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
 use crate::tensor::{Tensor, TensorMut};
@@ -142,7 +145,8 @@ impl BuildCx<'_> {
         packing: Packing<'k>,
     ) -> Result<CompileCx<'k>> {
         let account = Account { budget: self.budget, owner: self.owner };
-        let cx = CompileCx::new(view, device, (self.load_threads, self.precision), account, packing)?;
+        let settings = CompileSettings { threads: self.load_threads, precision: self.precision };
+        let cx = CompileCx::new(view, device, settings, account, packing)?;
         Ok(CompileCx { cache_dir: self.cache_dir, ..cx })
     }
 }

@@ -8,12 +8,18 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{ATTENTION_CACHE, FirstClaim, Report, is_no_later, new_node};
+use super::environment::FirstClaim;
+use super::nodes::{in_order, is_no_later, new_node};
+use super::report::Report;
 use crate::Result;
 use crate::dim::Dim;
 use crate::ir::{Attribute, Graph, Node, NodeId, ValueId, ValueType};
 use crate::spec::ONNX;
 use crate::tensor::Tensor;
+
+/// The rule name of this pass. No pattern can express it,
+/// because it has results besides that of its root.
+pub(super) const RULE: &str = "attention_cache";
 
 /// Maximum number of nodes to visit between a cache and its attention. Beyond that the attention
 /// stays as it is.
@@ -35,7 +41,7 @@ pub(super) fn apply(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut
         let Some(nodes) = found.replacement(graph, index, first_claim)? else { continue };
         gone.extend(found.nodes);
         fused.insert(index, nodes);
-        report.count(ATTENTION_CACHE);
+        report.count(RULE);
     }
     if fused.is_empty() {
         return Ok(false);
@@ -48,7 +54,7 @@ pub(super) fn apply(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut
         }
     }
     // Nodes that read a cache may stand before the attention that now computes it.
-    if !super::in_order(graph) {
+    if !in_order(graph) {
         graph.sort()?;
     }
     Ok(true)
@@ -192,7 +198,7 @@ impl Cached {
         attrs.push(("q_num_heads".to_owned(), Attribute::Int(self.queries.count)));
         attrs.push(("kv_num_heads".to_owned(), Attribute::Int(k.count)));
         let outputs = [Some(joined), Some(self.present[0]), Some(self.present[1])];
-        let attention = new_node((ONNX, "Attention"), name, &inputs, &outputs, attrs)?;
+        let attention = new_node(ONNX, "Attention", name, &inputs, &outputs, attrs)?;
         if !is_no_later(graph, first_claim, [&old, &attention]) {
             return Ok(None);
         }
@@ -222,5 +228,5 @@ fn new_value(graph: &mut Graph, name: &str, like: ValueId, sizes: &[i64]) -> Val
 fn reshape(graph: &mut Graph, (from, to): (ValueId, ValueId), sizes: &[i64]) -> Result<Node> {
     let name = format!("{}/Reshape_{}", graph.value(to).name, graph.value_count());
     let shape = graph.add_constant(format!("{name}.shape"), Tensor::from_slice(&[sizes.len()], sizes)?);
-    new_node((ONNX, "Reshape"), &name, &[Some(from), Some(shape)], &[Some(to)], Vec::new())
+    new_node(ONNX, "Reshape", &name, &[Some(from), Some(shape)], &[Some(to)], Vec::new())
 }

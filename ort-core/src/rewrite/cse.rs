@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
-use super::Report;
+use super::report::Report;
 use crate::dtype::DType;
 use crate::ir::{Attribute, Attributes, Graph, Node, ValueId};
 use crate::seeded;

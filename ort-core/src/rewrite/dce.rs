@@ -1,6 +1,6 @@
 //! Dead-code elimination.
 
-use super::Report;
+use super::report::Report;
 use crate::ir::Graph;
 
 /// Removes nodes without any output that is read, and constants that are not read.

@@ -11,11 +11,14 @@ use std::time::Instant;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::matching::{Finder, Match};
+use super::environment::{Environment, FirstClaim};
+use super::matching::{Finder, Found, Match};
+use super::nodes::in_order;
+use super::optimizer::Optimizer;
 use super::patch::Patch;
-use super::rule::{Compiled, Found, Known, Then};
+use super::report::Report;
+use super::rule::{Compiled, Known, Then};
 use super::term::Term;
-use super::{Environment, FirstClaim, Optimizer, Report};
 use crate::Result;
 use crate::dim::Dim;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
@@ -452,7 +455,7 @@ impl<'g> Sweep<'g> {
         // A stable sort: new nodes at one position keep the order in which the rule added them.
         living.sort_by_key(|(place, _)| *place);
         self.graph.nodes = living.into_iter().map(|(_, node)| node).collect();
-        if !super::in_order(self.graph) {
+        if !in_order(self.graph) {
             self.graph.sort()?;
         }
         Ok(())

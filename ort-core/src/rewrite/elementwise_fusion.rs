@@ -5,12 +5,16 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::environment::FirstClaim;
 use super::matching::scalar;
-use super::{FirstClaim, Report};
+use super::report::Report;
 use crate::Result;
 use crate::dtype::TypeSet;
 use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId};
 use crate::spec::{BinaryFn, OpSpec, RUNTIME, Registry, ScalarExpr};
+
+/// The rule name of this pass, which no pattern can express.
+pub(super) const RULE: &str = "elementwise_chain";
 
 /// Maximum number of inputs of one fused operator.
 const MOST_INPUTS: usize = 8;
@@ -80,7 +84,7 @@ fn fuse_chains(
         for &inner in inner {
             dead.iter_mut().skip(inner).take(1).for_each(|dead| *dead = true);
         }
-        report.count(super::ELEMENTWISE_CHAIN);
+        report.count(RULE);
     }
     let mut dead = dead.into_iter();
     graph.nodes.retain(|_| !dead.next().unwrap_or(false));

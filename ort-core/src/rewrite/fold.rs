@@ -9,7 +9,8 @@ use std::hash::{BuildHasher, RandomState};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::{Evaluate, Report};
+use super::environment::Evaluate;
+use super::report::Report;
 use crate::Result;
 use crate::ir::{Graph, Node, ValueId};
 use crate::spec::{SymTensor, Traits};

@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::level::Level;
 use super::term::{Literal, NodeTerm, Term};
 use crate::ir::{Attribute, Graph, Node, NodeId, ValueId};
 use crate::spec::{SymTensor, Traits};
@@ -218,5 +219,24 @@ pub fn known_ints(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
     match graph.constants.get(&value) {
         Some(tensor) => SymTensor::from_view(&tensor.view())?.as_ints(),
         None => graph.value(value).symbolic.as_ref()?.as_ints(),
+    }
+}
+
+/// A match in its graph, as guards see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'a> {
+    /// The graph.
+    pub graph: &'a Graph,
+    /// The bindings of the pattern's names.
+    pub found: &'a Match,
+    /// The optimization level.
+    pub level: Level,
+}
+
+impl Found<'_> {
+    /// Whether ONNX Runtime must be able to run the result. It loads graphs written at levels up to
+    /// `extended`, and its kernels accept less than the standard allows.
+    pub fn must_be_portable(&self) -> bool {
+        self.level < Level::All
     }
 }

@@ -16,118 +16,36 @@ mod cse;
 mod dce;
 mod driver;
 mod elementwise_fusion;
+mod environment;
 mod fold;
+mod level;
 mod matching;
 mod nhwc;
+mod nodes;
+mod optimizer;
 mod patch;
+mod report;
 mod rule;
 mod sample;
 mod term;
 mod weight_vectors;
 
-pub use matching::{Match, known_ints, scalar};
+pub(crate) use environment::Environment;
+pub use level::Level;
+pub use matching::{Found, Match, known_ints, scalar};
+pub use optimizer::Optimizer;
 pub use patch::Patch;
-pub use rule::{Found, Known, Level, Rule, RuleSet, Then};
+pub use report::Report;
+pub use rule::{Known, Rule, RuleSet, Then};
+#[doc(hidden)]
+pub use rule::{first_flag, first_known, first_of};
 pub use sample::{Declared, sample};
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
-use crate::ir::{Attribute, Attributes, Graph, Node, Subgraph, ValueId};
-use crate::spec::Registry;
-use crate::tensor::Tensor;
+use crate::ir::{Graph, Subgraph};
 use crate::{Result, Within, advise, ensure, error};
 use rule::Compiled;
-
-/// Options of the graph optimizer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Optimizer {
-    /// The optimization level.
-    pub level: Level,
-    /// The names of disabled rules.
-    pub disabled: Vec<String>,
-    /// Stop after this many rule applications, to find a harmful one by bisection.
-    pub stop_after: Option<usize>,
-}
-
-impl Optimizer {
-    /// Returns options that enable all rules of a level.
-    pub fn at(level: Level) -> Optimizer {
-        Optimizer { level, ..Optimizer::default() }
-    }
-
-    /// Returns an error if `disabled` names an unknown rule.
-    fn check(&self) -> Result<()> {
-        let tables = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
-        let names = || tables().chain([ATTENTION_CACHE, ELEMENTWISE_CHAIN, CHANNELS_LAST, WEIGHT_VECTORS]);
-        for name in &self.disabled {
-            ensure!(
-                names().any(|known| known == name),
-                InvalidArgument,
-                help = advise("rewrite rules", name, names()),
-                "there is no rewrite rule '{name}'"
-            );
-        }
-        Ok(())
-    }
-}
-
-/// What the optimizer changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    hits: Vec<(&'static str, usize)>,
-    /// Nodes folded into constants.
-    pub folded: usize,
-    /// Nodes merged by common-subexpression elimination.
-    pub common: usize,
-    /// Nodes removed by dead-code elimination.
-    pub unread: usize,
-}
-
-impl Report {
-    /// Returns how often each rule applied, sorted by name. Rules that never applied are absent.
-    pub fn hits(&self) -> &[(&'static str, usize)] {
-        &self.hits
-    }
-
-    /// Returns the total number of rule applications.
-    pub fn total(&self) -> usize {
-        self.hits.iter().map(|(_, count)| count).sum()
-    }
-
-    /// Returns how many nodes were folded, merged or removed, without those that rules replaced.
-    fn without_rules(&self) -> usize {
-        self.folded + self.common + self.unread
-    }
-
-    fn count(&mut self, rule: &'static str) {
-        match self.hits.binary_search_by_key(&rule, |(name, _)| *name) {
-            Ok(index) => self.hits.iter_mut().skip(index).take(1).for_each(|(_, count)| *count += 1),
-            Err(index) => self.hits.insert(index, (rule, 1)),
-        }
-    }
-}
-
-/// Runs a graph without inputs and returns its outputs.
-pub(crate) type Evaluate<'a> = &'a dyn Fn(Graph) -> Result<Vec<Tensor>>;
-
-/// Returns the index, in the session's device order, of the first device that claims a node; `None`
-/// if no device does.
-pub(crate) type FirstClaim<'a> = &'a dyn Fn(&Graph, &Node) -> Option<usize>;
-
-/// What the optimizer needs from the session.
-#[derive(Clone, Copy)]
-pub(crate) struct Environment<'a> {
-    pub(crate) evaluate: Evaluate<'a>,
-    /// Finds the device of a node, so that no rewrite moves work to a later device.
-    pub(crate) first_claim: FirstClaim<'a>,
-    /// Whether each device, in the session's order, prefers NHWC images.
-    pub(crate) channels_last: &'a [bool],
-    /// The width in bytes of the vectors in which each device reads matrices.
-    pub(crate) vector_bytes: &'a [usize],
-    /// The deadline: rule sweeps fail once it has passed.
-    pub(crate) until: Option<Instant>,
-}
 
 /// Returns all tables of rules.
 pub fn rule_sets() -> &'static [&'static RuleSet] {
@@ -172,6 +90,24 @@ pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
     Ok(report)
 }
 
+/// The names of the passes that can be disabled like a rule.
+const PASSES: [&str; 4] = [attention_cache::RULE, elementwise_fusion::RULE, nhwc::RULE, weight_vectors::RULE];
+
+/// Returns an error if `optimizer.disabled` names an unknown rule.
+fn check_disabled(optimizer: &Optimizer) -> Result<()> {
+    let tables = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
+    let names = || tables().chain(PASSES);
+    for name in &optimizer.disabled {
+        ensure!(
+            names().any(|known| known == name),
+            InvalidArgument,
+            help = advise("rewrite rules", name, names()),
+            "there is no rewrite rule '{name}'"
+        );
+    }
+    Ok(())
+}
+
 /// Optimizes an inferred graph. A shared graph is copied first, unless the level is `Disabled`.
 pub(crate) fn optimize(
     graph: &mut Arc<Graph>,
@@ -179,7 +115,7 @@ pub(crate) fn optimize(
     environment: Environment<'_>,
 ) -> Result<Report> {
     let mut report = Report::default();
-    optimizer.check()?;
+    check_disabled(optimizer)?;
     if optimizer.level == Level::Disabled {
         return Ok(report);
     }
@@ -194,19 +130,6 @@ pub(crate) fn optimize(
     );
     Ok(report)
 }
-
-/// The rule name of the pass that fuses attention with its KV cache. No pattern can express it,
-/// because it has results besides that of its root.
-const ATTENTION_CACHE: &str = "attention_cache";
-
-/// The rule name of elementwise fusion, which no pattern can express.
-const ELEMENTWISE_CHAIN: &str = "elementwise_chain";
-
-/// The rule name of the NHWC layout pass.
-const CHANNELS_LAST: &str = "channels_last";
-
-/// The rule name of the pass that transposes weights for vector reads.
-const WEIGHT_VECTORS: &str = "weight_vectors";
 
 /// Maximum number of rounds of rules and folding; each may enable the other.
 const MOST_ROUNDS: usize = 8;
@@ -237,19 +160,19 @@ impl Driver<'_> {
         self.apply_all(graph, &basic, fold::SMALL)?;
         if self.optimizer.level > Level::Basic {
             self.apply_all(graph, &self.optimizer.clone(), usize::MAX)?;
-            if self.optimizer.level == Level::All && self.applies(ATTENTION_CACHE) {
+            if self.optimizer.level == Level::All && self.applies(attention_cache::RULE) {
                 self.fuse_caches(graph)?;
             }
             // After the rules: a fused chain hides its operators from their patterns.
-            if self.applies(ELEMENTWISE_CHAIN) {
+            if self.applies(elementwise_fusion::RULE) {
                 elementwise_fusion::fuse(graph, self.environment.first_claim, self.report)?;
             }
             dce::remove_dead(graph, self.report);
             // After fusion: the layout pass converts fused convolutions and chains as whole nodes.
-            if self.optimizer.level == Level::All && self.applies(CHANNELS_LAST) {
+            if self.optimizer.level == Level::All && self.applies(nhwc::RULE) {
                 self.move_channels(graph)?;
             }
-            if self.optimizer.level == Level::All && self.applies(WEIGHT_VECTORS) {
+            if self.optimizer.level == Level::All && self.applies(weight_vectors::RULE) {
                 self.transpose_weights(graph)?;
             }
         } else {
@@ -332,58 +255,4 @@ fn forget_unread_captures(subgraph: &mut Subgraph) {
         }
     }
     subgraph.captures.retain(|capture| read.get(capture.inner.index()).copied().unwrap_or(true));
-}
-
-/// Whether the nodes are in topological order.
-fn in_order(graph: &Graph) -> bool {
-    let producers = graph.producers();
-    graph.nodes.iter().enumerate().all(|(index, node)| {
-        node.reads().all(|value| {
-            producers.get(value.index()).copied().flatten().is_none_or(|producer| producer.index() < index)
-        })
-    })
-}
-
-/// Returns the guard of a rule, if it has one. For the `rules!` macro.
-#[doc(hidden)]
-pub const fn first_of(guards: &[fn(&Found<'_>) -> bool]) -> Option<fn(&Found<'_>) -> bool> {
-    match guards {
-        [first, ..] => Some(*first),
-        [] => None,
-    }
-}
-
-/// Returns what a rule requires to be known; ranks by default. For the `rules!` macro.
-#[doc(hidden)]
-pub const fn first_known(known: &[Known]) -> Known {
-    match known {
-        [first, ..] => *first,
-        [] => Known::Ranks,
-    }
-}
-
-/// Returns an optional flag; false by default. For the `rules!` macro.
-#[doc(hidden)]
-pub const fn first_flag(flags: &[bool]) -> bool {
-    matches!(flags, [true, ..])
-}
-
-/// Builds a node of a rewrite, looking up its operator.
-fn new_node(
-    (domain, op): (&str, &str),
-    name: &str,
-    inputs: &[Option<ValueId>],
-    outputs: &[Option<ValueId>],
-    attrs: Vec<(String, Attribute)>,
-) -> Result<Node> {
-    let spec = Registry::global()?.find(domain, op);
-    let spec = spec.ok_or_else(|| crate::error!(Fail, "there is no operator {op}"))?;
-    let (attrs, subgraphs) = (Attributes::new(spec, attrs)?, Vec::new());
-    Ok(Node { name: name.into(), spec, inputs: inputs.into(), outputs: outputs.into(), attrs, subgraphs })
-}
-
-/// Whether both nodes are claimed, the second by the same device as the first or an earlier one.
-fn is_no_later(graph: &Graph, first_claim: FirstClaim<'_>, nodes: [&Node; 2]) -> bool {
-    let claims = nodes.map(|node| first_claim(graph, node));
-    matches!(claims, [Some(before), Some(after)] if after <= before)
 }

@@ -9,14 +9,18 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::environment::FirstClaim;
 use super::matching::known_ints;
-use super::{CHANNELS_LAST, FirstClaim, Report};
+use super::report::Report;
 use crate::Result;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attribute, Attributes, Graph, Node, ValueId, ValueType};
 use crate::spec::{MICROSOFT, ONNX, RUNTIME, Registry, infer_at};
 use crate::tensor::Tensor;
+
+/// The rule name of this pass.
+pub(super) const RULE: &str = "channels_last";
 
 /// Converts images to NHWC for the devices whose entry in `prefers` is true; returns whether there
 /// were any.
@@ -47,7 +51,7 @@ pub(super) fn apply(
     for output in pass.graph.outputs.clone() {
         pass.make(output)?;
     }
-    (0..moved).for_each(|_| report.count(CHANNELS_LAST));
+    (0..moved).for_each(|_| report.count(RULE));
     Ok(moved > 0)
 }
 

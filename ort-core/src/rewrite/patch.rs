@@ -1,7 +1,7 @@
 //! Construction of a rule's replacement, and queries on its match.
 
-use super::matching::{Match, known_ints, scalar};
-use super::rule::{Found, Level};
+use super::level::Level;
+use super::matching::{Found, Match, known_ints, scalar};
 use super::term::{Literal, NodeTerm, Term};
 use crate::dtype::DType;
 use crate::ir::{Attribute, Graph, Node, ValueId};

@@ -4,47 +4,13 @@
 
 use rustc_hash::FxHashMap;
 
-use super::matching::Match;
+use super::level::Level;
+use super::matching::Found;
 use super::patch::Patch;
 use super::term::{NodeTerm, Term};
-use crate::ir::{Graph, ValueId};
+use crate::ir::ValueId;
 use crate::spec::OpSpec;
 use crate::{Result, Within, ensure, error};
-
-/// Optimization level. Each level includes those before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum Level {
-    /// No rewrites: the graph runs as loaded.
-    Disabled,
-    /// Exact rewrites that need no special kernel: constant folding, common-subexpression
-    /// elimination, dead-code elimination, algebraic identities.
-    Basic,
-    /// Fused operators.
-    Extended,
-    /// Everything, including layout changes.
-    #[default]
-    All,
-}
-
-impl Level {
-    /// The levels with their names.
-    pub const NAMES: [(&'static str, Level); 4] = [
-        ("disabled", Level::Disabled),
-        ("basic", Level::Basic),
-        ("extended", Level::Extended),
-        ("all", Level::All),
-    ];
-
-    /// Returns the level of this name.
-    pub fn named(name: &str) -> Option<Level> {
-        Level::NAMES.iter().find(|(known, _)| *known == name).map(|(_, level)| *level)
-    }
-
-    /// Returns the name of the level.
-    pub fn name(self) -> &'static str {
-        Level::NAMES.iter().find(|(_, level)| *level == self).map_or("", |(name, _)| name)
-    }
-}
 
 /// What inference must know about a match before a rule may apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -114,25 +80,6 @@ pub struct RuleSet {
     pub level: Level,
     /// The rules in order of priority: the first that matches applies.
     pub rules: &'static [Rule],
-}
-
-/// A match in its graph, as guards see it.
-#[derive(Clone, Copy, Debug)]
-pub struct Found<'a> {
-    /// The graph.
-    pub graph: &'a Graph,
-    /// The bindings of the pattern's names.
-    pub found: &'a Match,
-    /// The optimization level.
-    pub level: Level,
-}
-
-impl Found<'_> {
-    /// Whether ONNX Runtime must be able to run the result. It loads graphs written at levels up to
-    /// `extended`, and its kernels accept less than the standard allows.
-    pub fn must_be_portable(&self) -> bool {
-        self.level < Level::All
-    }
 }
 
 /// A rule with its pattern and template parsed.
@@ -241,6 +188,30 @@ fn note_values(pattern: &Term, bound: &mut FxHashMap<&'static str, bool>) {
             node.args.iter().for_each(|arg| note_values(arg, bound));
         }
     }
+}
+
+/// Returns the guard of a rule, if it has one. For the `rules!` macro.
+#[doc(hidden)]
+pub const fn first_of(guards: &[fn(&Found<'_>) -> bool]) -> Option<fn(&Found<'_>) -> bool> {
+    match guards {
+        [first, ..] => Some(*first),
+        [] => None,
+    }
+}
+
+/// Returns what a rule requires to be known; ranks by default. For the `rules!` macro.
+#[doc(hidden)]
+pub const fn first_known(known: &[Known]) -> Known {
+    match known {
+        [first, ..] => *first,
+        [] => Known::Ranks,
+    }
+}
+
+/// Returns an optional flag; false by default. For the `rules!` macro.
+#[doc(hidden)]
+pub const fn first_flag(flags: &[bool]) -> bool {
+    matches!(flags, [true, ..])
 }
 
 /// Defines a table of rules. A row has documentation, name, pattern, an optional guard, a template

@@ -11,12 +11,17 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{FirstClaim, Report, WEIGHT_VECTORS, is_no_later, new_node};
+use super::environment::FirstClaim;
+use super::nodes::{is_no_later, new_node};
+use super::report::Report;
 use crate::Result;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attribute, Graph, Node, ValueId, ValueType};
 use crate::spec::{MICROSOFT, ONNX, RUNTIME};
+
+/// The rule name of this pass.
+pub(super) const RULE: &str = "weight_vectors";
 
 /// The launch dominates the cost of smaller weights.
 const LEAST: usize = 64 << 10;
@@ -44,10 +49,10 @@ pub(super) fn apply(
         let Some(products) = products.collect::<Result<Option<Vec<Node>>>>()? else { continue };
         for (index, product) in readers.into_iter().zip(products) {
             graph.nodes.get_mut(index).into_iter().for_each(|node| *node = product.clone());
-            report.count(WEIGHT_VECTORS);
+            report.count(RULE);
         }
         let order = vec![("perm".to_owned(), Attribute::Ints(vec![1, 0]))];
-        transpositions.push(new_node((ONNX, "Transpose"), &name, &[Some(weight)], &[Some(turned)], order)?);
+        transpositions.push(new_node(ONNX, "Transpose", &name, &[Some(weight)], &[Some(turned)], order)?);
     }
     let has_any = !transpositions.is_empty();
     // Their only inputs are constants, so they may come first. Folding then computes them.
@@ -121,7 +126,8 @@ fn product(
     weight: ValueId,
     first_claim: FirstClaim<'_>,
 ) -> Result<Option<Node>> {
-    let Some((plain, form)) = graph.nodes.get(index).and_then(|node| Some((node, transposed_form(node)?)))
+    let Some((plain, (domain, op))) =
+        graph.nodes.get(index).and_then(|node| Some((node, transposed_form(node)?)))
     else {
         return Ok(None);
     };
@@ -131,6 +137,6 @@ fn product(
     attrs.push(("transB".to_owned(), Attribute::Int(i64::from(!is_transposed))));
     let mut inputs = plain.inputs.to_vec();
     inputs.get_mut(WEIGHT).into_iter().for_each(|input| *input = Some(weight));
-    let turned = new_node(form, &plain.name, &inputs, &plain.outputs, attrs)?;
+    let turned = new_node(domain, op, &plain.name, &inputs, &plain.outputs, attrs)?;
     Ok(is_no_later(graph, first_claim, [plain, &turned]).then_some(turned))
 }

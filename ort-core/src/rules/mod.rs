@@ -8,6 +8,7 @@ mod algebra;
 mod attention;
 mod codes;
 mod conv;
+mod epilogue;
 mod layout;
 mod linear;
 mod norm;

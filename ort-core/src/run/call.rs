@@ -8,10 +8,11 @@
 use ort_alloc::{Buffer, Category, DeviceId, ReadSlices, Reservation};
 use smallvec::SmallVec;
 
-use super::frame::{DeviceSlab, Frame, RunEnv};
+use super::frame::{Frame, RunEnv};
 use super::nested::NestedFrames;
-use super::outputs::{HandedOver, Target};
 use super::poison::poison;
+use super::target::{HandedOver, Target};
+use super::views::DeviceSlab;
 use super::views::{Part, Sources, device_view, output_slot, split_regions, view_of};
 use crate::dtype::DType;
 use crate::ep::dynamic::{ExtraScratch, Source, ValueMemory, ask_heap};
@@ -92,9 +93,10 @@ impl Frame<'_> {
             control: self.env.control,
             nested: None,
             memory: Some(ValueMemory { memory: self.env.memory, source }),
-            devices: self.env.devices,
+            copies: Some(&self.env.devices),
         };
-        run_work((&self.program.graph, index, step), self.env, (cx, &mut nested), workspace)
+        let at = StepAt { graph: &self.program.graph, index, step };
+        run_work(at, self.env, cx, &mut nested, workspace)
     }
 
     /// Returns the ranges of host memory that a step reads. An input whose memory an output takes
@@ -220,11 +222,20 @@ fn input_views<'v>(
     read.iter().map(view).collect()
 }
 
+/// A step of a program, with its index and the program's graph.
+#[derive(Clone, Copy)]
+struct StepAt<'a> {
+    graph: &'a Graph,
+    index: usize,
+    step: &'a Step,
+}
+
 /// Runs the kernel or transfer of a step.
 fn run_work<'a, 'n: 'a>(
-    (graph, index, step): (&'a Graph, usize, &'a Step),
+    StepAt { graph, index, step }: StepAt<'a>,
     env: RunEnv<'_>,
-    (mut cx, nested): (RunCx<'a>, &'a mut NestedFrames<'n>),
+    mut cx: RunCx<'a>,
+    nested: &'a mut NestedFrames<'n>,
     workspace: Option<&'n mut [u8]>,
 ) -> Result<HandedOver> {
     match &step.work {

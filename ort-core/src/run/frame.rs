@@ -12,15 +12,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use ort_alloc::{Allocator, Buffer, Category, DeviceId, SharedBuffer};
+use ort_alloc::{Allocator, Buffer, Category, DeviceId};
 use smallvec::SmallVec;
 
 use super::Profile;
 use super::inputs::Given;
-use super::outputs::{KnownShapes, Target};
 use super::profile::EventMemory;
 use super::streaming::{Streaming, WindowCursor};
-use super::views::{Sources, device_view, view_of};
+use super::target::{KnownShapes, Target};
+use super::views::{DeviceSlab, Sources, device_view, view_of};
 use crate::dim::Bindings;
 use crate::ep::dynamic::{RunMemory, Source, ValueMemory};
 use crate::ep::{Device, RunControl};
@@ -59,22 +59,8 @@ pub(crate) struct Slabs<'a> {
     pub(crate) devices: &'a [Option<DeviceSlab>],
 }
 
-/// A slab in device memory: a whole buffer or, for a subgraph, a range of its node's slab.
-#[derive(Clone)]
-pub(crate) struct DeviceSlab {
-    pub(crate) buffer: SharedBuffer,
-    pub(crate) offset: usize,
-}
-
-impl DeviceSlab {
-    /// The device range of these bytes of the slab.
-    pub(crate) fn range(&self, bytes: &Range<usize>) -> DeviceRange<'_> {
-        DeviceRange { buffer: &self.buffer, offset: self.offset + bytes.start, len: bytes.len() }
-    }
-}
-
 /// The memory that a frame works in.
-pub(crate) struct Memory<'a> {
+pub(crate) struct FrameMemory<'a> {
     pub(crate) slabs: Slabs<'a>,
     /// The streamed device constants; empty for subgraphs.
     pub(crate) windows: WindowCursor<'a>,
@@ -124,7 +110,7 @@ impl<'a> Frame<'a> {
         (program, plan, bindings): (&'a Program, &'a RunPlan, &'a Bindings),
         env: RunEnv<'a>,
         given: Given<'a>,
-        Memory { slabs, windows, bound, tables }: Memory<'a>,
+        FrameMemory { slabs, windows, bound, tables }: FrameMemory<'a>,
     ) -> Frame<'a> {
         let Tables { owned, targets, shapes } = tables;
         owned.clear();

@@ -12,7 +12,7 @@ use ort_alloc::{
     Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in, exact_bytes, free_memory_bytes,
 };
 
-use super::frame::{Frame, Memory, RunEnv, Slabs, Tables, device_slabs};
+use super::frame::{Frame, FrameMemory, RunEnv, Slabs, Tables, device_slabs};
 use super::inputs::Given;
 use super::streaming::{AvailableMemory, Streaming, WeightLock, WeightResidency};
 use super::streaming::{OnDevices, RunWindows};
@@ -277,7 +277,7 @@ impl Executor {
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         let devices = device_slabs(plan, env, None)?;
         let windows = windows.pass(&release);
-        let memory = Memory { slabs: Slabs { host, devices: &devices }, windows, bound, tables };
+        let memory = FrameMemory { slabs: Slabs { host, devices: &devices }, windows, bound, tables };
         let frame = Frame::new((&self.compiled.program, plan, bindings), env, given, memory);
         let (cancel, deadline) = (control.cancel.clone(), control.deadline);
         let _watch = enter(Watch { what: "the run", cancel, deadline });

@@ -87,3 +87,8 @@ pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -
         }
     })
 }
+
+/// Whether a value is a tensor in device memory.
+pub(crate) fn is_on_device(value: &ValueView<'_>) -> bool {
+    value.tensor().is_ok_and(|tensor| !tensor.is_host())
+}

@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 
 use super::frame::Tables;
 use super::grant::{Grant, MemoryDemand, RunWork};
+use super::inputs::is_on_device;
 use super::inputs::{Given, fits};
-use super::transfer::is_on_device;
 use super::{Executor, RunOptions};
 use crate::dim::{Bindings, Symbol};
 use crate::dtype::DType;
@@ -341,16 +341,12 @@ impl Executor {
                 None => None,
             });
         }
-        let (mut first, mut tables) = (0, Tables::default());
+        let mut memory = PartMemory { copies, whole, tables: Tables::default() };
+        let mut first = 0;
         for &size in &split.sizes {
-            copy_inputs(layout, given, &mut copies, [first, size])?;
-            self.run_part(
-                split,
-                [first, size],
-                (given, &copies),
-                (&mut whole, &mut tables),
-                (&mut *grant, options),
-            )?;
+            let range = ItemRange { first, size };
+            copy_inputs(layout, given, &mut memory.copies, range)?;
+            self.run_part(split, range, given, &mut memory, grant, options)?;
             first += size;
             if grant.streams() {
                 // Freed weights leave holes between the heap's other pages, and each part would add
@@ -358,28 +354,28 @@ impl Executor {
                 HostAllocator::global().trim();
             }
         }
-        let whole = whole.into_iter().zip(&layout.outputs).map(|(buffer, items)| {
+        let whole = memory.whole.into_iter().zip(&layout.outputs).map(|(buffer, items)| {
             let buffer = buffer.ok_or_else(lost)?.part(0, &items.shape)?;
             Ok(Value::Tensor(buffer.tensor()?))
         });
         whole.collect()
     }
 
-    /// Runs the part of `size` items from item `first`, and writes its outputs to their places in
-    /// `whole`.
+    /// Runs a part, and writes its outputs to their places in the whole ones.
     fn run_part(
         &self,
         split: &Split<'_>,
-        [first, size]: [usize; 2],
-        (given, copies): (&[ValueView<'_>], &[Option<TensorBuffer>]),
-        (whole, tables): (&mut [Option<TensorBuffer>], &mut Tables),
-        (grant, options): (&mut Grant<'_>, &RunOptions<'_>),
+        range: ItemRange,
+        given: &[ValueView<'_>],
+        PartMemory { copies, whole, tables }: &mut PartMemory,
+        grant: &mut Grant<'_>,
+        options: &RunOptions<'_>,
     ) -> Result<()> {
-        let layout = split.layout;
+        let (layout, ItemRange { first, size }) = (split.layout, range);
         let part = split.part(size).ok_or_else(|| error!(Fail, "there is no plan of {size} items"))?;
         let shape = |items: &Option<Items>| items.as_ref().map(|items| items.shape_of(size, layout.count));
         let shapes: Vec<Option<Shape>> = layout.inputs.iter().map(shape).collect();
-        let views = views(layout, given, (copies, &shapes), [first, size])?;
+        let views = views(layout, given, copies, &shapes, range)?;
         ensure!(
             fits(&self.compiled.program, &part.plan, &views),
             Fail,
@@ -387,7 +383,7 @@ impl Executor {
         );
         // The buffers of an I/O binding are numbered with the inputs first, then the outputs.
         let mut bound: Vec<Option<TensorBuffer>> = given.iter().map(|_| None).collect();
-        for (items, buffer) in layout.outputs.iter().zip(&mut *whole) {
+        for (items, buffer) in layout.outputs.iter().zip(whole.iter_mut()) {
             bound.push(match items.is_leading() {
                 true => {
                     let all = buffer.take().ok_or_else(lost)?;
@@ -400,16 +396,13 @@ impl Executor {
         let places = given.len();
         self.frame(grant, work, (&mut bound, tables), options, |mut frame| {
             frame.run_steps()?;
-            for (index, (items, buffer)) in layout.outputs.iter().zip(&mut *whole).enumerate() {
+            for (index, (items, buffer)) in layout.outputs.iter().zip(whole.iter_mut()).enumerate() {
                 if let Some(value) = frame.deliver(index, places + index, DeviceId::HOST)? {
                     let all = buffer.as_mut().ok_or_else(lost)?.bytes_mut()?;
                     let run = items.bytes * size;
-                    let places = [items.bytes * layout.count, items.bytes * first];
-                    copy_runs(
-                        (value.view().tensor()?.bytes()?, [run, 0]),
-                        (all, places),
-                        (items.outer, run),
-                    )?;
+                    let from = Strided { bytes: value.view().tensor()?.bytes()?, step: run, first: 0 };
+                    let (step, first) = (items.bytes * layout.count, items.bytes * first);
+                    copy_runs(from, Strided { bytes: all, step, first }, items.outer, run)?;
                 }
             }
             Ok(())
@@ -428,13 +421,36 @@ impl Split<'_> {
     }
 }
 
-/// The inputs of a part of `size` items from item `first`: slices of the given values, or their
-/// copies.
+/// The memory that the parts of a split run use in turn.
+struct PartMemory {
+    /// The items of inputs whose items are not contiguous; `None` for other inputs.
+    copies: Vec<Option<TensorBuffer>>,
+    /// The outputs of the whole batch; one is `None` while a part writes it.
+    whole: Vec<Option<TensorBuffer>>,
+    tables: Tables,
+}
+
+/// The items of a part.
+#[derive(Clone, Copy)]
+struct ItemRange {
+    first: usize,
+    size: usize,
+}
+
+/// Memory of which every `step` bytes, from byte `first` on, a run is read or written.
+struct Strided<B> {
+    bytes: B,
+    step: usize,
+    first: usize,
+}
+
+/// The inputs of a part: slices of the given values, or their copies.
 fn views<'v>(
     layout: &Layout<'_>,
     given: &[ValueView<'v>],
-    (copies, shapes): (&'v [Option<TensorBuffer>], &'v [Option<Shape>]),
-    [first, size]: [usize; 2],
+    copies: &'v [Option<TensorBuffer>],
+    shapes: &'v [Option<Shape>],
+    ItemRange { first, size }: ItemRange,
 ) -> Result<Vec<ValueView<'v>>> {
     let mut views = Vec::with_capacity(given.len());
     for (index, value) in given.iter().enumerate() {
@@ -453,34 +469,30 @@ fn views<'v>(
     Ok(views)
 }
 
-/// Gathers `size` items from item `first` of each input whose items are not contiguous.
+/// Gathers the items of a part of each input whose items are not contiguous.
 fn copy_inputs(
     layout: &Layout<'_>,
     given: &[ValueView<'_>],
     copies: &mut [Option<TensorBuffer>],
-    [first, size]: [usize; 2],
+    ItemRange { first, size }: ItemRange,
 ) -> Result<()> {
     for ((items, value), copy) in layout.inputs.iter().zip(given).zip(copies) {
         let (Some(items), Some(all)) = (items, copy.take()) else { continue };
         let mut part = all.part(0, &items.shape_of(size, layout.count))?;
         let run = items.bytes * size;
-        let from = (value.tensor()?.bytes()?, [items.bytes * layout.count, items.bytes * first]);
-        copy_runs(from, (part.bytes_mut()?, [run, 0]), (items.outer, run))?;
+        let (step, first) = (items.bytes * layout.count, items.bytes * first);
+        let from = Strided { bytes: value.tensor()?.bytes()?, step, first };
+        copy_runs(from, Strided { bytes: part.bytes_mut()?, step: run, first: 0 }, items.outer, run)?;
         *copy = Some(part);
     }
     Ok(())
 }
 
-/// Copies `count` runs of `len` bytes between strided memory. Each side has a stride, and the
-/// offset of its first run.
-fn copy_runs(
-    (from, [from_step, from_first]): (&[u8], [usize; 2]),
-    (to, [to_step, to_first]): (&mut [u8], [usize; 2]),
-    (count, len): (usize, usize),
-) -> Result<()> {
+/// Copies `count` runs of `len` bytes between strided memory.
+fn copy_runs(from: Strided<&[u8]>, to: Strided<&mut [u8]>, count: usize, len: usize) -> Result<()> {
     for index in 0..count {
-        let (start, end) = (index * from_step + from_first, index * to_step + to_first);
-        let pair = from.get(start..start + len).zip(to.get_mut(end..end + len));
+        let (start, end) = (index * from.step + from.first, index * to.step + to.first);
+        let pair = from.bytes.get(start..start + len).zip(to.bytes.get_mut(end..end + len));
         let (from, to) = pair.ok_or_else(|| error!(Fail, "a part does not have its plan's size"))?;
         to.copy_from_slice(from);
     }
@@ -523,9 +535,11 @@ mod tests {
     #[test]
     fn runs_are_copied_between_distances() -> Result<()> {
         let mut to = [0u8; 8];
-        copy_runs((&[1, 2, 3, 4, 5, 6], [3, 1]), (&mut to, [4, 2]), (2, 2))?;
+        let from = Strided { bytes: &[1, 2, 3, 4, 5, 6][..], step: 3, first: 1 };
+        copy_runs(from, Strided { bytes: &mut to, step: 4, first: 2 }, 2, 2)?;
         assert_eq!(to, [0, 0, 2, 3, 0, 0, 5, 6]);
-        assert!(copy_runs((&[1, 2], [2, 1]), (&mut to, [4, 2]), (1, 2)).is_err());
+        let short = Strided { bytes: &[1, 2][..], step: 2, first: 1 };
+        assert!(copy_runs(short, Strided { bytes: &mut to, step: 4, first: 2 }, 1, 2).is_err());
         Ok(())
     }
 }

@@ -18,6 +18,7 @@ mod outputs;
 pub(crate) mod poison;
 mod profile;
 pub(crate) mod streaming;
+mod target;
 pub(crate) mod transfer;
 mod views;
 mod workspace_limits;
@@ -37,11 +38,10 @@ use crate::tensor::ValueView;
 pub(crate) use compiled::{CacheUse, Compiled};
 pub(crate) use idle_memory::SessionIdleMemory;
 pub use idle_memory::{IdleMemory, release_idle_memory};
-use inputs::fits;
+use inputs::{fits, is_on_device};
 pub use options::RunOptions;
 pub use profile::{EventMemory, Profile, ProfileEvent};
 pub use transfer::SharedMemory;
-use transfer::is_on_device;
 
 /// Runs one compiled program; any number of threads may share it.
 pub(crate) struct Executor {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ort_alloc::{Category, DeviceId};
 
-use super::frame::{Frame, Memory, RunEnv, Slabs, Tables, device_slabs};
+use super::frame::{Frame, FrameMemory, RunEnv, Slabs, Tables, device_slabs};
 use super::inputs::{Given, bind, fits};
 use super::streaming::WindowCursor;
 use crate::dim::{Bindings, Dim, unify};
@@ -131,7 +131,7 @@ impl NestedRun for NestedFrames<'_> {
         let devices = device_slabs(&plan, self.env, Some(&self.slabs))?;
         let slabs = Slabs { host, devices: &devices };
         let windows = WindowCursor::default();
-        let memory = Memory { slabs, windows, bound: &mut [], tables: &mut Tables::default() };
+        let memory = FrameMemory { slabs, windows, bound: &mut [], tables: &mut Tables::default() };
         Frame::new((program, &plan, &bindings), self.env, Given::Views(&given), memory).run()
     }
 

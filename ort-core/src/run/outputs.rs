@@ -6,12 +6,11 @@
 )]
 
 use std::borrow::Cow;
-use std::ops::Range;
 
-use ort_alloc::{Buffer, Category, DeviceId, SharedBuffer, allocate_in};
-use smallvec::SmallVec;
+use ort_alloc::{Buffer, Category, DeviceId, allocate_in};
 
 use super::frame::Frame;
+use super::target::{HandedOver, KnownShapes, Target, no_shape};
 use super::views::view_of;
 use crate::dtype::DType;
 use crate::ep::dynamic::{Source, ValueMemory};
@@ -19,39 +18,8 @@ use crate::ep::{OutputsFrom, interrupt};
 use crate::plan::Storage;
 use crate::program::{Origin, SlotId, Step};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
-use crate::tensor::{Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count, in_words};
+use crate::tensor::{Shape, Tensor, TensorView, Value, ValueView, byte_count, in_words};
 use crate::{Result, ensure, error};
-
-/// The type and shape of each output, if they are known before the kernel runs.
-pub(crate) type KnownShapes = Vec<Option<(DType, Shape)>>;
-
-/// The values that a kernel hands over, by output.
-pub(crate) type HandedOver = SmallVec<[Option<Value>; 4]>;
-
-/// Where the memory of an output comes from in this run.
-pub(crate) enum Target {
-    Unwanted,
-    /// A range of a slab. `region` is the host region that it is in, or `None` in a device slab.
-    /// `in_place` is the input whose memory it takes over.
-    Slab {
-        slab: usize,
-        region: Option<usize>,
-        range: Range<usize>,
-        in_place: Option<usize>,
-    },
-    /// A host buffer of its own and, if the output is computed in place, the input that it holds.
-    Buffer(Buffer, Option<usize>),
-    /// A device buffer of its own.
-    DeviceBuffer(SharedBuffer),
-    /// The binding's buffer at this place. It is put back there after the step.
-    Bound {
-        place: usize,
-        buffer: TensorBuffer,
-        in_place: Option<usize>,
-    },
-    /// The kernel hands over a value.
-    HandedOver,
-}
 
 impl Frame<'_> {
     /// Copies an output of the run out of arena memory, so that it does not keep a region alive.
@@ -370,9 +338,4 @@ impl Frame<'_> {
 fn buffer_value(shape: &Option<(DType, Shape)>, buffer: Buffer) -> Result<Value> {
     let (dtype, shape) = shape.as_ref().ok_or_else(no_shape)?;
     Ok(Value::Tensor(Tensor::from_buffer(*dtype, shape, buffer)?))
-}
-
-/// The error for an output whose shape must be known but is not.
-pub(crate) fn no_shape() -> crate::Error {
-    error!(Fail, "an output's shape is not known")
 }

@@ -3,7 +3,7 @@
 //! With `ORT_POISON_MEMORY=1`, outputs and workspaces are filled with a pattern that spoils every
 //! result computed from it.
 
-use super::outputs::Target;
+use super::target::Target;
 
 /// Reads as NaN in every floating-point type, a signalling NaN in `double`. As an integer it is not
 /// a valid index, and its bytes are not valid booleans.

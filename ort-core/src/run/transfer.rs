@@ -150,11 +150,6 @@ pub(crate) fn check_reachable(devices: &[Arc<dyn Device>], value: ValueView<'_>)
     }
 }
 
-/// Whether a value is a tensor in device memory.
-pub(crate) fn is_on_device(value: &ValueView<'_>) -> bool {
-    value.tensor().is_ok_and(|tensor| !tensor.is_host())
-}
-
 /// Returns the value with all its tensors in host memory. Calls `to_host` for each tensor that is
 /// not there yet.
 pub(crate) fn on_host(value: &Value, to_host: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Value> {

@@ -7,18 +7,31 @@
 
 use std::ops::Range;
 
-use ort_alloc::{Buffer, ReadSlices, WriteSlices, split_disjoint};
+use ort_alloc::{Buffer, ReadSlices, SharedBuffer, WriteSlices, split_disjoint};
 use smallvec::SmallVec;
 
-use super::frame::DeviceSlab;
 use super::inputs::Given;
-use super::outputs::{Target, no_shape};
+use super::target::{Target, no_shape};
 use crate::dtype::DType;
 use crate::ep::OutputSlot;
 use crate::plan::{RunPlan, Storage};
 use crate::program::{Origin, Program, SlotId};
 use crate::tensor::{DeviceRange, Shape, TensorBuffer, TensorMut, TensorView, Value, ValueView, byte_count};
 use crate::{Result, error};
+
+/// A slab in device memory: a whole buffer or, for a subgraph, a range of its node's slab.
+#[derive(Clone)]
+pub(crate) struct DeviceSlab {
+    pub(crate) buffer: SharedBuffer,
+    pub(crate) offset: usize,
+}
+
+impl DeviceSlab {
+    /// The device range of these bytes of the slab.
+    pub(crate) fn range(&self, bytes: &Range<usize>) -> DeviceRange<'_> {
+        DeviceRange { buffer: &self.buffer, offset: self.offset + bytes.start, len: bytes.len() }
+    }
+}
 
 /// Where a run finds values that are not in slabs.
 pub(crate) struct Sources<'v> {

@@ -23,52 +23,20 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use ort_alloc::{Budget, DeviceId};
+use ort_alloc::DeviceId;
 
-use super::bound_run::Prepared;
-use super::{Session, ValueSpec, check_type};
-use crate::dim::Dim;
-use crate::ep::{Device, guard};
+use super::Session;
+use super::signature::{Signature, places};
+use super::value_spec::check_type;
+use crate::dim::{Bindings, Dim};
+use crate::ep::guard;
 use crate::ir::ValueType;
+use crate::plan::RunPlan;
 use crate::run::frame::Tables;
-use crate::run::transfer::{Transfers, check_reachable, find, is_on_device, readable, value_on_host};
-use crate::seeded::HashMap;
+use crate::run::inputs::is_on_device;
+use crate::run::transfer::{check_reachable, find, readable, value_on_host};
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
-use crate::{Error, Result, Within, advise, ensure, error};
-
-/// The inputs and outputs of a session, and what else its bindings need of it.
-pub(super) struct Signature {
-    pub(super) inputs: Vec<ValueSpec>,
-    pub(super) outputs: Vec<ValueSpec>,
-    /// The index of each input and of each output by name.
-    places: [HashMap<String, usize>; 2],
-    /// The default of each input that has one.
-    defaults: Vec<Option<Value>>,
-    devices: Vec<Arc<dyn Device>>,
-    /// The budget for copies from the devices.
-    budget: Arc<Budget>,
-}
-
-/// Maps names to indices.
-fn places(specs: &[ValueSpec]) -> HashMap<String, usize> {
-    specs.iter().map(|spec| spec.name.clone()).zip(0..).collect()
-}
-
-impl Signature {
-    /// The index of an input.
-    fn input(&self, name: &str) -> Result<usize> {
-        self.places[0].get(name).copied().ok_or_else(|| unknown("input", &self.inputs, name))
-    }
-
-    /// The index of an output.
-    fn output(&self, name: &str) -> Result<usize> {
-        self.places[1].get(name).copied().ok_or_else(|| unknown("output", &self.outputs, name))
-    }
-
-    fn transfers(&self) -> Transfers<'_> {
-        Transfers { devices: &self.devices, budget: &self.budget }
-    }
-}
+use crate::{Result, Within, ensure, error};
 
 /// The source of an input.
 #[derive(Debug)]
@@ -132,6 +100,15 @@ pub(super) enum Bound {
     Memory(DeviceId),
     /// The buffer of the input at this index.
     Input(usize),
+}
+
+/// The plan for a binding, valid until something else is bound.
+pub(super) struct Prepared {
+    pub(super) plan: Arc<RunPlan>,
+    pub(super) bindings: Bindings,
+    /// The session that made the plan, if it is not the binding's own: the bound values contradict
+    /// the dimension names.
+    pub(super) independent: Option<Arc<Session>>,
 }
 
 /// The memory that the runs of one session read and write.
@@ -488,12 +465,6 @@ impl IoBinding {
     pub fn synchronize_outputs(&self) -> Result<()> {
         self.synchronize_inputs()
     }
-}
-
-fn unknown(kind: &str, specs: &[ValueSpec], name: &str) -> Error {
-    let names = specs.iter().map(|spec| spec.name.as_str());
-    let kinds = if kind == "input" { "inputs" } else { "outputs" };
-    error!(InvalidArgument, "the model has no {kind} '{name}'").help(advise(kinds, name, names))
 }
 
 /// Refuses an output that is not a tensor of this type.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ort_alloc::DeviceId;
 
-use super::binding::{Bound, IoBinding};
+use super::binding::{Bound, IoBinding, Prepared};
 use super::{RunOptions, Session};
 use crate::dim::Bindings;
 use crate::dtype::DType;
@@ -17,15 +17,6 @@ use crate::run::grant::RunWork;
 use crate::run::inputs::{Given, bind};
 use crate::tensor::{TensorBuffer, Value, ValueView, byte_count, in_words};
 use crate::{Result, Within, ensure, error};
-
-/// The plan for a binding, valid until something else is bound.
-pub(super) struct Prepared {
-    plan: Arc<RunPlan>,
-    bindings: Bindings,
-    /// The session that made the plan, if it is not the binding's own: the bound values contradict
-    /// the dimension names.
-    independent: Option<Arc<Session>>,
-}
 
 /// The memory that a run over a binding needs, known before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,35 +9,14 @@
 //! A graph that is optimized to run elsewhere has no such fallback. So it is rewritten with
 //! independent dimensions, and gets its names back afterwards.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-use super::{Model, Session, SessionBuilder};
+use super::{Independent, Model, Session, SessionBuilder};
 use crate::dim::Dim;
 use crate::ir::{Graph, SymShape, ValueType};
 use crate::rewrite::Report;
 use crate::spec::infer_until;
 use crate::{Error, Result, Within};
-
-/// The session with independent dimensions, built by the first run that needs it, and the settings
-/// for it.
-pub(super) struct Independent {
-    settings: SessionBuilder,
-    session: OnceLock<Arc<Session>>,
-    /// Held while the session is built. Readers of `session` do not take it, so that memory queries
-    /// do not wait for a build.
-    building: Mutex<()>,
-}
-
-impl Independent {
-    pub(super) fn new(settings: SessionBuilder) -> Independent {
-        Independent { settings, session: OnceLock::new(), building: Mutex::new(()) }
-    }
-
-    /// The session, if a run has needed it so far.
-    pub(super) fn built(&self) -> Option<&Session> {
-        self.session.get().map(|session| &**session)
-    }
-}
 
 impl Session {
     /// The sessions that are one to the caller: this one, and the one with independent dimensions

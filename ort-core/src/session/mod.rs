@@ -18,6 +18,7 @@
 
 mod binding;
 mod bound_run;
+mod build;
 mod builder;
 mod compile_cache;
 mod independent;
@@ -26,11 +27,14 @@ mod memory;
 mod model;
 mod options;
 mod pipeline;
+mod planning;
 mod providers;
 mod shared;
+mod signature;
 mod transfer;
+mod value_spec;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ort_alloc::{DeviceId, Stats};
 use rustc_hash::FxHashMap;
@@ -45,30 +49,25 @@ pub use memory::MemoryUse;
 pub use model::Model;
 pub use options::{ExecutionMode, SessionOptions};
 pub use providers::{ProviderRequest, open_devices};
+pub use value_spec::ValueSpec;
 
-use crate::dim::{Bindings, Symbol};
-use crate::ir::ValueType;
+use crate::dim::Bindings;
 use crate::placement;
-use crate::plan::{
-    BatchProof, BatchRefusal, BoundValues, KindBytes, LiveStep, MemoryKind, PlanReport, RunPlan, live_steps,
-    report,
-};
+use crate::plan::{BatchProof, BatchRefusal};
 use crate::program::{Program, SlotId, Step, Work};
 use crate::run::Executor;
-use crate::run::grant::MemoryDemand;
 use crate::run::inputs::bind;
 use crate::run::microbatch::RunRequest;
-use crate::run::streaming::{AvailableMemory, OnDevices};
 use crate::run::transfer::{self as transfers, check_reachable};
 pub use crate::run::{
     EventMemory, IdleMemory, Profile, ProfileEvent, RunOptions, SharedMemory, release_idle_memory,
 };
 use crate::seeded::HashMap;
 use crate::tensor::{Value, ValueView};
-use crate::{Error, Result, Within, advise, ensure, error};
-use independent::Independent;
-use memory::ConstantBytes;
+use crate::{Result, Within, advise, ensure, error};
 use shared::Shared;
+use signature::Signature;
+use value_spec::check_type;
 
 /// A model compiled for its devices. Any number of threads may run it at once. Sessions that were
 /// built alike on one [`Model`] share the compiled program and its packed weights, unless they have
@@ -83,18 +82,28 @@ pub struct Session {
     /// Runs the inputs that contradict the dimension names.
     independent: Independent,
     /// What bindings need of the session; made by the first [`Session::io_binding`].
-    signature: OnceLock<Arc<binding::Signature>>,
+    signature: OnceLock<Arc<Signature>>,
 }
 
-/// An input or output of a model.
-#[derive(Clone, Debug)]
-pub struct ValueSpec {
-    /// The name.
-    pub name: String,
-    /// The type, with symbolic sizes.
-    pub ty: ValueType,
-    /// Whether the caller may omit it.
-    pub has_default: bool,
+/// The session with independent dimensions, built by the first run that needs it, and the settings
+/// for it.
+struct Independent {
+    settings: SessionBuilder,
+    session: OnceLock<Arc<Session>>,
+    /// Held while the session is built. Readers of `session` do not take it, so that memory queries
+    /// do not wait for a build.
+    building: Mutex<()>,
+}
+
+impl Independent {
+    fn new(settings: SessionBuilder) -> Independent {
+        Independent { settings, session: OnceLock::new(), building: Mutex::new(()) }
+    }
+
+    /// The session, if a run has needed it so far.
+    fn built(&self) -> Option<&Session> {
+        self.session.get().map(|session| &**session)
+    }
 }
 
 impl Session {
@@ -206,107 +215,6 @@ impl Session {
         Ok(given)
     }
 
-    /// Plans the memory of a run with these sizes of symbolic dimensions. A dimension that is not
-    /// named counts as 1. A name that the model does not have is an error.
-    pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
-        let bindings = self.bindings(dims)?;
-        let values = self.executor.compiled.program.bound_values(self.executor.planning);
-        self.report(&bindings, &values, self.independent.built())
-    }
-
-    /// Plans the memory of a run on these inputs.
-    pub fn plan_for_inputs(&self, inputs: &[(&str, Value)]) -> Result<PlanReport> {
-        self.plan_with_constants_of(self.independent.built(), inputs)
-    }
-
-    /// [`Self::plan_for_inputs`], with the constants of `other` added to the report.
-    fn plan_with_constants_of(
-        &self,
-        other: Option<&Session>,
-        inputs: &[(&str, Value)],
-    ) -> Result<PlanReport> {
-        let given = self.arrange(inputs)?;
-        let mut bindings = Bindings::new();
-        if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
-            // To the caller both sessions are one, so the report covers the constants of both.
-            return self.independent(conflict)?.plan_with_constants_of(Some(self), inputs);
-        }
-        self.report(&bindings, &self.executor.given_values(&given), other)
-    }
-
-    /// Returns what each step of a run allocates and frees, in execution order, with these sizes of
-    /// symbolic dimensions. It is for tools that edit the graph to lower the peak.
-    pub fn live_steps(&self, dims: &[(&str, i64)]) -> Result<Vec<LiveStep>> {
-        Ok(live_steps(&self.executor.compiled.program, &self.bindings(dims)?, self.executor.threads))
-    }
-
-    /// The plan's report, completed with weights, constants and available memory.
-    fn report(
-        &self,
-        bindings: &Bindings,
-        values: &BoundValues,
-        other: Option<&Session>,
-    ) -> Result<PlanReport> {
-        let plan = self.executor.plan_bound(bindings, values)?;
-        let mut report = report(&self.executor.compiled.program, &plan, bindings, self.executor.threads);
-        report.weights_bytes = self.model.graph().weight_bytes();
-        let available = self.executor.free_bytes();
-        report.batch_split = self.executor.would_split(RunRequest { plan: &plan, bindings }, available);
-        report.unsplit = self.executor.why_unsplit(RunRequest { plan: &plan, bindings });
-        // Constants get what the peak leaves, and a split run has a lower peak than the whole.
-        let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
-        report.kinds.extend(self.constant_kinds(&plan, available.saturating_sub(peak), other));
-        report.available_bytes = available.saturating_sub(self.executor.compiled.streams.least_bytes());
-        Ok(report)
-    }
-
-    /// The constants during a run that leaves `bytes` for them, plus those that `other` holds.
-    fn constant_kinds(&self, plan: &RunPlan, bytes: usize, other: Option<&Session>) -> [KindBytes; 7] {
-        let streams = &self.executor.compiled.streams;
-        // The report must not fail if a device's own limit is too small for the run, so such a run
-        // is planned without device limits.
-        let MemoryDemand { on_devices, is_open_ended, .. } =
-            MemoryDemand::of(&self.executor.compiled.program, plan);
-        let free = |on_devices| AvailableMemory { bytes, on_devices, eighths: 8, is_open_ended };
-        let shares = streams.shares(&free(on_devices)).or_else(|_| streams.shares(&free(OnDevices::new())));
-        let (shares, left) = shares.unwrap_or_default();
-        let streamed = streams.streamed_bytes(left);
-        let parts: Vec<&Session> = std::iter::once(self).chain(other).collect();
-        let now = ConstantBytes::of(&parts);
-        // Streamable weights count as packed only if they stay packed in this run.
-        let packed = self.executor.compiled.packed_bytes + streams.packed_bytes() - streamed;
-        let on_devices = self.fixed_device_constants() + shares.kept_bytes();
-        let packed_by_other = now.packed.saturating_sub(self.packed_now());
-        let on_devices_by_other = now.on_devices.saturating_sub(self.device_constants_now());
-        [
-            (MemoryKind::WeightsMapped, now.mapped),
-            (MemoryKind::WeightsPacked, packed + packed_by_other),
-            (MemoryKind::WeightsCached, now.cached),
-            (MemoryKind::WeightsStreamed, streamed),
-            (MemoryKind::DeviceConstants, on_devices + on_devices_by_other),
-            (MemoryKind::DeviceWindow, shares.window_bytes()),
-            (MemoryKind::DeviceStreamed, shares.streamed_bytes()),
-        ]
-        .map(|(kind, bytes)| KindBytes { kind, bytes, symbolic: None })
-    }
-
-    /// Returns sizes for all symbolic dimensions of the inputs: the given ones, and 1 for the
-    /// others. A name that the model does not have is an error.
-    pub fn bindings(&self, dims: &[(&str, i64)]) -> Result<Bindings> {
-        let symbols = self.model.symbols();
-        let mut bindings = Bindings::new();
-        for symbol in &symbols {
-            bindings.insert(symbol.clone(), 1);
-        }
-        for (name, size) in dims {
-            let symbol = symbols.iter().find(|symbol| symbol.to_string() == *name);
-            let symbol = symbol.ok_or_else(|| unknown_dim(name, &symbols))?;
-            ensure!(*size >= 0, InvalidArgument, "dimension '{name}' is {size}, expected 0 or more");
-            bindings.insert(symbol.clone(), *size);
-        }
-        Ok(bindings)
-    }
-
     /// Allocation counters of the session's arenas: one for the host and one for each device with
     /// memory of its own. Arenas hold the values whose size is known only at run time. Empty if the
     /// session has no arenas.
@@ -396,36 +304,6 @@ fn memories_of_reads(program: &Program) -> FxHashMap<SlotId, Option<DeviceId>> {
         }
     }
     memories
-}
-
-fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {
-    let known: Vec<String> = symbols.iter().map(Symbol::to_string).collect();
-    error!(InvalidArgument, "the model has no symbolic dimension '{name}'").help(advise(
-        "symbolic dimensions",
-        name,
-        known.iter().map(String::as_str),
-    ))
-}
-
-/// Refuses a tensor of another element type, and a tensor where another kind of value is expected.
-fn check_type(name: &str, expected: &ValueType, value: &ValueView<'_>) -> Result<()> {
-    match (expected, value.tensor()) {
-        (ValueType::Tensor(expected), Ok(tensor)) => ensure!(
-            expected.dtype == tensor.dtype(),
-            InvalidArgument,
-            "input '{name}' is {}, expected {}",
-            tensor.dtype().name(),
-            expected.dtype.name()
-        ),
-        (ValueType::Tensor(_), Err(problem)) => return Err(problem.within(format!("input '{name}'"))),
-        // An unknown type accepts any value, and an optional may hold a tensor.
-        (ValueType::Unknown | ValueType::Optional(_), _) => {}
-        (_, Ok(_)) => {
-            return Err(error!(InvalidArgument, "input '{name}' is a tensor, expected {expected}"));
-        }
-        _ => {}
-    }
-    Ok(())
 }
 
 /// Looks up the given inputs by name. Up to [`ByName::FEW`] inputs are searched linearly, which

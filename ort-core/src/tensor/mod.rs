@@ -3,65 +3,31 @@
 mod array;
 mod buffer;
 mod compare;
+mod data;
 mod dlpack;
+mod shape;
 pub(crate) mod types;
 mod value;
+mod value_view;
 mod view;
 
 pub use buffer::TensorBuffer;
 pub use compare::{Tolerance, compare};
+pub(crate) use data::Data;
+pub use shape::{Shape, byte_count, element_count};
+pub(crate) use shape::{element_byte_range, in_words, saturating_product};
 pub use value::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, Value};
-pub(crate) use view::element_byte_range;
-pub use view::{DeviceRange, TensorMut, TensorView, ValueView};
+pub use value_view::ValueView;
+pub use view::{DeviceRange, TensorMut, TensorView};
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ort_alloc::{Buffer, DeviceId, Reservation, SharedBuffer};
-use smallvec::SmallVec;
 
 use crate::dtype::{CastOptions, DType, Element, convert};
 use crate::{Result, ensure, error};
-
-/// The sizes of a tensor's dimensions, outermost first.
-pub type Shape = SmallVec<[usize; 6]>;
-
-/// The largest product of the other sizes of an empty tensor. Kernels may loop over those sizes,
-/// although such a tensor takes no memory.
-const EMPTY_EXTENT: usize = 1 << 31;
-
-/// Formats the type and shape of an output for messages.
-pub(crate) fn in_words(known: &Option<(DType, Shape)>) -> String {
-    known.as_ref().map_or("of no known size".to_string(), |(dtype, shape)| format!("{dtype}{shape:?}"))
-}
-
-/// Returns the number of elements of a shape. Overflow is an error, and so is an empty tensor whose
-/// other sizes multiply to more than 2^31.
-pub fn element_count(shape: &[usize]) -> Result<usize> {
-    let mut others = shape.iter().filter(|&&size| size != 0);
-    let extent = others.try_fold(1usize, |count, &size| count.checked_mul(size));
-    match (extent, shape.contains(&0)) {
-        (Some(extent), true) if extent <= EMPTY_EXTENT => Ok(0),
-        (Some(count), false) => Ok(count),
-        _ => Err(error!(InvalidArgument, "a shape of {shape:?} has too many elements to address")
-            .help("use smaller sizes")),
-    }
-}
-
-/// Multiplies sizes, saturating on overflow. Parts of a shape may overflow even if the whole does
-/// not, because it contains a 0.
-pub(crate) fn saturating_product(sizes: &[usize]) -> usize {
-    sizes.iter().fold(1, |product, &size| product.saturating_mul(size))
-}
-
-/// Returns the size in bytes of a tensor of fixed-size elements. Strings and overflow are errors.
-pub fn byte_count(dtype: DType, shape: &[usize]) -> Result<usize> {
-    dtype.byte_len(element_count(shape)?).ok_or_else(|| {
-        error!(InvalidArgument, "a {} tensor of shape {shape:?} has no byte length", dtype.name())
-            .help("use smaller sizes, and types of whole bytes")
-    })
-}
+use data::Texts;
 
 /// An immutable tensor: element type, shape, and a shared slice of memory.
 ///
@@ -79,29 +45,6 @@ pub struct Tensor {
     dtype: DType,
     shape: Shape,
     data: Data,
-}
-
-/// The storage of a tensor's elements.
-#[derive(Clone, Debug)]
-pub(crate) enum Data {
-    Host(Bytes),
-    /// A shared list of strings, and the range of the elements in it.
-    Strings(Arc<Texts>, Range<usize>),
-    /// Device memory, and the byte offset of the elements in it.
-    Device(SharedBuffer, usize),
-}
-
-/// Strings that tensors share, with the reservation that charges their bytes to a run's budget.
-#[derive(Debug)]
-pub(crate) struct Texts {
-    texts: Vec<String>,
-    _held: Option<Reservation>,
-}
-
-impl Texts {
-    pub(crate) fn part(&self, range: &Range<usize>) -> &[String] {
-        self.texts.get(range.clone()).unwrap_or(&[])
-    }
 }
 
 impl Tensor {
@@ -377,6 +320,19 @@ impl Tensor {
                 Tensor::from_bytes(self.dtype, &self.shape, Bytes::from_owner(Owner(words, bytes.len())))
             }
             _ => Ok(self.clone()),
+        }
+    }
+}
+
+impl TensorView<'_> {
+    /// Copies the elements into a new tensor in host memory.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        match self.dtype() {
+            DType::String => Tensor::from_strings(self.shape(), self.strings()?.to_vec()),
+            dtype => {
+                let bytes = Bytes::copy_from_slice(self.bytes()?);
+                Tensor::from_bytes(dtype, self.shape(), bytes)?.to_owned_copy()
+            }
         }
     }
 }

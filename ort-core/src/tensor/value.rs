@@ -1,7 +1,7 @@
 //! Values that are not tensors: sequences, optionals, maps and sparse tensors.
 
+use super::Tensor;
 use super::types::ValueType;
-use super::{Tensor, ValueView};
 use crate::dtype::DType;
 use crate::{Result, ensure, error};
 
@@ -140,14 +140,6 @@ impl Value {
         match self {
             Value::Sequence(sequence) => Ok(sequence),
             other => Err(error!(InvalidArgument, "expected a sequence, got {}", other.kind_name())),
-        }
-    }
-
-    /// Returns the borrowed form that kernels and subgraphs take.
-    pub fn view(&self) -> ValueView<'_> {
-        match self {
-            Value::Tensor(tensor) => ValueView::Tensor(tensor.view()),
-            other => ValueView::Value(other),
         }
     }
 

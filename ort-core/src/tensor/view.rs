@@ -1,11 +1,12 @@
-//! Borrowed values, as kernels see them: elements with type and shape.
+//! Borrowed tensors, as kernels see them: elements with type and shape.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use ort_alloc::{DeviceId, SharedBuffer};
 
-use super::{Data, Tensor, Value, element_count};
+use super::data::Data;
+use super::shape::{element_byte_range, element_count};
 use crate::dtype::{DType, Element};
 use crate::interrupt::spending;
 use crate::{Result, ensure, error};
@@ -211,32 +212,11 @@ impl<'a> TensorView<'a> {
         !matches!(self.data, ViewData::Device(_))
     }
 
-    /// Copies the elements into a new tensor in host memory.
-    pub fn to_tensor(&self) -> Result<Tensor> {
-        match self.data {
-            ViewData::Strings(strings) => Tensor::from_strings(self.shape, strings.to_vec()),
-            _ => {
-                let bytes = bytes::Bytes::copy_from_slice(self.bytes()?);
-                Tensor::from_bytes(self.dtype, self.shape, bytes)?.to_owned_copy()
-            }
-        }
-    }
-
     /// Returns the byte range of `count` elements from `offset` on. Packed types must start on a
     /// byte.
     pub(crate) fn byte_range(&self, offset: usize, count: usize) -> Result<Range<usize>> {
         element_byte_range(self.dtype, offset, count)
     }
-}
-
-/// Returns the byte range of `count` elements from `offset` on. Packed types must start on a byte.
-pub(crate) fn element_byte_range(dtype: DType, offset: usize, count: usize) -> Result<Range<usize>> {
-    let no_bytes = || error!(Fail, "elements {offset}+{count} of {} are not whole bytes", dtype.name());
-    let bits = dtype.bits().ok_or_else(no_bytes)? as usize;
-    let start = offset.checked_mul(bits).ok_or_else(no_bytes)?;
-    ensure!(start % 8 == 0, Fail, "a view of {} starts inside a byte", dtype.name());
-    let len = dtype.byte_len(count).ok_or_else(no_bytes)?;
-    Ok(start / 8..start / 8 + len)
 }
 
 /// A borrowed tensor to write.
@@ -327,36 +307,5 @@ impl<'a> TensorMut<'a> {
             ensure!(expected == Some(bytes.len()), Fail, "an output's buffer does not fit its shape");
         }
         Ok(())
-    }
-}
-
-/// A borrowed value: a tensor view, or a reference to a container.
-#[derive(Clone, Copy, Debug)]
-pub enum ValueView<'a> {
-    /// A tensor.
-    Tensor(TensorView<'a>),
-    /// A sequence, optional, map or sparse tensor.
-    Value(&'a Value),
-}
-
-impl<'a> ValueView<'a> {
-    /// Returns the tensor, or an error that names the actual kind.
-    pub fn tensor(&self) -> Result<TensorView<'a>> {
-        match self {
-            ValueView::Tensor(view) => Ok(*view),
-            ValueView::Value(Value::Tensor(tensor)) => Ok(tensor.view()),
-            ValueView::Value(other) => {
-                Err(error!(InvalidArgument, "expected a tensor, got {}", other.kind_name()))
-            }
-        }
-    }
-
-    /// Returns an owned value. A tensor view is copied; a container is cloned and shares its
-    /// tensors' memory.
-    pub fn to_value(&self) -> Result<Value> {
-        match self {
-            ValueView::Tensor(view) => Ok(Value::Tensor(view.to_tensor()?)),
-            ValueView::Value(value) => Ok((*value).clone()),
-        }
     }
 }

@@ -23,7 +23,7 @@ use crate::tensor::{DeviceRange, Shape, TensorMut, TensorView};
 use crate::{Error, ErrorKind, Result, Within, ensure, error};
 
 /// An open device of a provider library.
-pub(super) struct Opened {
+pub(super) struct LibraryDevice {
     table: &'static OrtProviderTable,
     raw: NonNull<OrtProviderDevice>,
     info: DeviceInfo,
@@ -33,27 +33,27 @@ pub(super) struct Opened {
     defect: OnceLock<Error>,
     /// A weak self-reference, from which buffers and kernels get an `Arc` that keeps the device
     /// open.
-    own: Weak<Opened>,
+    own: Weak<LibraryDevice>,
 }
 
 // SAFETY: by the ABI, the functions of the table may be called from any thread and concurrently. We
 // pass `raw` to them and never dereference it.
-unsafe impl Send for Opened {}
+unsafe impl Send for LibraryDevice {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Opened {}
+unsafe impl Sync for LibraryDevice {}
 
-impl Opened {
+impl LibraryDevice {
     /// Wraps a device that the library's `open` returned.
     pub(super) fn new(
         table: &'static OrtProviderTable,
         raw: *mut OrtProviderDevice,
         info: DeviceInfo,
         on_host: bool,
-    ) -> Result<Arc<Opened>> {
+    ) -> Result<Arc<LibraryDevice>> {
         let raw = NonNull::new(raw)
             .ok_or_else(|| error!(EpFail, "`open` reports success, but returns no device"))?;
         let memory = if on_host { DeviceId::HOST } else { new_device_id() };
-        let opened = Arc::new_cyclic(|own: &Weak<Opened>| Opened {
+        let opened = Arc::new_cyclic(|own: &Weak<LibraryDevice>| LibraryDevice {
             table,
             raw,
             info,
@@ -62,7 +62,7 @@ impl Opened {
             defect: OnceLock::new(),
             own: own.clone(),
         });
-        // Checked only now, so that on an error `Opened` is dropped and closes the device.
+        // Checked only now, so that on an error `LibraryDevice` is dropped and closes the device.
         let has_memory = table.allocate.is_some() && table.release.is_some() && table.copy.is_some();
         ensure!(
             on_host || has_memory,
@@ -72,7 +72,7 @@ impl Opened {
         Ok(opened)
     }
 
-    fn shared(&self) -> Result<Arc<Opened>> {
+    fn shared(&self) -> Result<Arc<LibraryDevice>> {
         self.own.upgrade().ok_or_else(|| error!(Fail, "the device is being closed"))
     }
 
@@ -84,7 +84,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for LibraryDevice {
     fn drop(&mut self) {
         if let Some(close) = self.table.close {
             // SAFETY: kernels and buffers hold an `Arc` of the device, so none is left. `raw` is
@@ -94,7 +94,7 @@ impl Drop for Opened {
     }
 }
 
-impl Device for Opened {
+impl Device for LibraryDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -105,7 +105,7 @@ impl Device for Opened {
 
     fn allocator(&self) -> Arc<dyn Allocator> {
         match self.own.upgrade() {
-            Some(own) if self.memory != DeviceId::HOST => Arc::new(Memory(own)),
+            Some(own) if self.memory != DeviceId::HOST => Arc::new(LibraryAllocator(own)),
             _ => HostAllocator::global().clone(),
         }
     }
@@ -249,9 +249,9 @@ fn interned<T: Ord>(lists: &Lists<T>, list: Vec<T>) -> &'static [T] {
 }
 
 /// The allocator for an open device's memory.
-struct Memory(Arc<Opened>);
+struct LibraryAllocator(Arc<LibraryDevice>);
 
-impl Allocator for Memory {
+impl Allocator for LibraryAllocator {
     fn device(&self) -> DeviceId {
         self.0.memory
     }
@@ -319,12 +319,12 @@ impl Allocator for Memory {
 /// A kernel that a library compiled.
 struct Kernel {
     raw: NonNull<OrtProviderKernel>,
-    device: Arc<Opened>,
+    device: Arc<LibraryDevice>,
     input_types: SmallVec<[Option<DType>; 8]>,
     _reservations: Vec<Reservation>,
 }
 
-// SAFETY: as for `Opened`: only the library's thread-safe functions use `raw`.
+// SAFETY: as for `LibraryDevice`: only the library's thread-safe functions use `raw`.
 unsafe impl Send for Kernel {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Kernel {}

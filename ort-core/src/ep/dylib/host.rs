@@ -13,12 +13,12 @@ use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Result, error};
 
 /// The host's table; libraries keep a pointer to it.
-pub(super) struct Table(pub(super) OrtProviderHost);
+pub(super) struct HostTable(pub(super) OrtProviderHost);
 
 // SAFETY: the table is immutable; its pointers are to functions and to a static string.
-unsafe impl Sync for Table {}
+unsafe impl Sync for HostTable {}
 
-pub(super) static HOST: Table = Table(OrtProviderHost {
+pub(super) static HOST: HostTable = HostTable(OrtProviderHost {
     size: size_of::<OrtProviderHost>(),
     abi_version: ORT_PROVIDER_ABI_VERSION,
     version: VERSION.as_ptr(),
@@ -170,7 +170,7 @@ unsafe fn said<'a>(claim: *mut OrtProviderClaim) -> Option<&'a mut ReportedClaim
 }
 
 unsafe extern "C" fn in_place(claim: *mut OrtProviderClaim, input: u32, output: u32, grows: u8) {
-    // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
+    // SAFETY: by the ABI, null or the claim that `LibraryDevice::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     let pair = (input as usize, output as usize);
     ReportedClaim::note(&mut said.in_place, &mut said.too_much, pair);
@@ -180,19 +180,19 @@ unsafe extern "C" fn in_place(claim: *mut OrtProviderClaim, input: u32, output: 
 }
 
 unsafe extern "C" fn host_input(claim: *mut OrtProviderClaim, input: u32) {
-    // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
+    // SAFETY: by the ABI, null or the claim that `LibraryDevice::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     ReportedClaim::note(&mut said.host_inputs, &mut said.too_much, input as usize);
 }
 
 unsafe extern "C" fn unaligned_input(claim: *mut OrtProviderClaim, input: u32) {
-    // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
+    // SAFETY: by the ABI, null or the claim that `LibraryDevice::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     ReportedClaim::note(&mut said.unaligned, &mut said.too_much, input as usize);
 }
 
 unsafe extern "C" fn left_out(claim: *mut OrtProviderClaim, output: u32) {
-    // SAFETY: by the ABI, null or the claim that `Opened::claim` passed in this call.
+    // SAFETY: by the ABI, null or the claim that `LibraryDevice::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     ReportedClaim::note(&mut said.left_out, &mut said.too_much, output as usize);
 }
@@ -209,8 +209,8 @@ unsafe extern "C" fn reserve(
     bytes: u64,
     report: *mut OrtProviderReport,
 ) -> i32 {
-    // SAFETY: by the ABI, this is null or the compilation that `Opened::compile` passed in this
-    // call, and nothing else uses it meanwhile.
+    // SAFETY: by the ABI, this is null or the compilation that `LibraryDevice::compile` passed in
+    // this call, and nothing else uses it meanwhile.
     let compilation = unsafe { compilation.cast::<Compilation<'_, '_>>().as_mut() };
     let reserved = compilation
         .ok_or_else(|| error!(Fail, "memory is reserved for no compilation"))

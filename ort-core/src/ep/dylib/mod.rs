@@ -22,7 +22,7 @@ use super::abi::tables::{
 };
 use super::{Device, DeviceInfo, ExecutionProvider, ProviderOptions};
 use crate::{Result, Within, ensure, error};
-use device::Opened;
+use device::LibraryDevice;
 pub use elf::check_library;
 use host::{Facts, HOST, c_text, call};
 
@@ -254,7 +254,7 @@ impl ExecutionProvider for LibraryProvider {
             // SAFETY: the options and the out parameters live through the call.
             Some(unsafe { open(index, given.as_ptr(), given.len(), &mut device, &mut on_host, report) })
         })?;
-        Ok(Opened::new(self.table, device, info, on_host != 0)?)
+        Ok(LibraryDevice::new(self.table, device, info, on_host != 0)?)
     }
 }
 

@@ -12,6 +12,7 @@
 //! The messages have no semantics here; the loader in `onnx::load` interprets them.
 
 mod device;
+mod entry;
 mod tensor;
 mod types;
 mod values;
@@ -22,6 +23,7 @@ pub use device::{
     DeviceConfigurationProto, IntIntListEntryProto, NodeDeviceConfigurationProto, ShardedDimProto,
     ShardingSpecProto, SimpleShardedDimProto, simple_sharded_dim_proto,
 };
+pub use entry::StringStringEntryProto;
 pub use tensor::{SparseTensorProto, TensorProto, tensor_proto};
 pub use types::{TensorShapeProto, TypeProto, ValueInfoProto, tensor_shape_proto, type_proto};
 pub use values::{MapProto, OptionalProto, SequenceProto, sequence_proto};
@@ -68,17 +70,6 @@ pub struct ModelProto {
     /// Device configurations that nodes refer to by name.
     #[prost(message, repeated, tag = "26")]
     pub configuration: Vec<DeviceConfigurationProto>,
-}
-
-/// A key and a value, both text.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct StringStringEntryProto {
-    /// The key; unique within its list.
-    #[prost(string, optional, tag = "1")]
-    pub key: Option<String>,
-    /// The value.
-    #[prost(string, optional, tag = "2")]
-    pub value: Option<String>,
 }
 
 /// The operator set of one domain at one version.

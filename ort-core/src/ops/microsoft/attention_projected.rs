@@ -47,7 +47,7 @@ static ATTENTION: OpSpec = OpSpec {
 ops![ATTENTION];
 
 /// The indices of the optional inputs of an operator that projects its input.
-pub(super) struct Places {
+pub(super) struct OptionalInputs {
     pub(super) bias: usize,
     pub(super) mask: usize,
     pub(super) past: usize,
@@ -56,7 +56,8 @@ pub(super) struct Places {
     pub(super) length: Option<usize>,
 }
 
-const PLACES: Places = Places { bias: 2, mask: 3, past: 4, attention_bias: Some(5), length: Some(6) };
+const PLACES: OptionalInputs =
+    OptionalInputs { bias: 2, mask: 3, past: 4, attention_bias: Some(5), length: Some(6) };
 
 /// Returns the head sizes of keys and of values, from weights with `width` columns.
 pub(super) fn head_sizes(cx: &InferCx<'_>, width: &Dim, heads: &Dim) -> Result<[Dim; 2]> {
@@ -92,7 +93,7 @@ pub(super) fn shares_buffer(draft: &Draft<'_>) -> bool {
 
 /// Infers the shapes of the output, `[batch, sequence, width of values]`, and of the present,
 /// `[2, batch, heads, keys, size]`.
-pub(super) fn infer_projected(cx: &mut InferCx<'_>, places: &Places) -> Result<()> {
+pub(super) fn infer_projected(cx: &mut InferCx<'_>, places: &OptionalInputs) -> Result<()> {
     let heads = head_count(cx, "num_heads")?;
     check_rank(cx, 0, "input", 3)?;
     check_rank(cx, 1, "the weights", 2)?;
@@ -158,7 +159,11 @@ pub(super) fn split_projected(draft: &mut Draft<'_>, projected: ValueId) -> Resu
 /// Replaces a node by `MultiHeadAttention` over `projected`, which holds queries, keys and values
 /// side by side in its last dimension, without their bias. The past and the present are one tensor
 /// of two halves: keys and values.
-pub(super) fn attend_projected(draft: &mut Draft<'_>, projected: ValueId, places: &Places) -> Result<()> {
+pub(super) fn attend_projected(
+    draft: &mut Draft<'_>,
+    projected: ValueId,
+    places: &OptionalInputs,
+) -> Result<()> {
     let rotates = matches!(draft.attr("do_rotary"), Some(Attribute::Int(rotates)) if *rotates != 0);
     ensure!(
         !rotates,

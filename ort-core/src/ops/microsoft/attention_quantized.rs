@@ -1,7 +1,7 @@
 //! `QAttention`: `Attention` with 8-bit quantized input and weights.
 
 use super::agree;
-use super::attention_projected::{Places, attend_projected, infer_projected};
+use super::attention_projected::{OptionalInputs, attend_projected, infer_projected};
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
@@ -49,7 +49,8 @@ static Q_ATTENTION: OpSpec = OpSpec {
 
 ops![Q_ATTENTION];
 
-const PLACES: Places = Places { bias: 2, mask: 5, past: 8, attention_bias: None, length: None };
+const PLACES: OptionalInputs =
+    OptionalInputs { bias: 2, mask: 5, past: 8, attention_bias: None, length: None };
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let width = cx.shape(1).and_then(|shape| shape.get(1));

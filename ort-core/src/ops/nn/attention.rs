@@ -5,7 +5,7 @@
 
 pub mod problem;
 
-use super::attention_gradients;
+use super::attention_gradients::{HIDDEN_IS_NAN, attention_parts};
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
@@ -16,7 +16,7 @@ use crate::{Result, ensure, error};
 
 static ATTENTION: OpSpec = OpSpec {
     name: "Attention",
-    grad: Grad::Parts(attention_gradients::attention_parts),
+    grad: Grad::Parts(attention_parts),
     since: 25,
     first: 23,
     inputs: &[
@@ -59,10 +59,6 @@ static ATTENTION: OpSpec = OpSpec {
 };
 
 ops![ATTENTION];
-
-/// An internal attribute of `Attention`: if it is 1, a query whose scores are all -inf returns NaN,
-/// as the unfused softmax would. A fusion rule sets it. Otherwise such a query returns 0.
-pub const HIDDEN_IS_NAN: &str = "hidden_is_nan";
 
 /// `TensorProto.DataType.DOUBLE`, as `softmax_precision` encodes it.
 const DOUBLE: i64 = 11;

@@ -3,12 +3,15 @@
 //! The forward pass keeps its fused kernel and stores no scores. The backward pass recomputes the
 //! attention weights from Q and K, as in Dao et al., FlashAttention, 2022, 3.1.
 
-use super::attention::HIDDEN_IS_NAN;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::spec::GradCx;
 use crate::{Result, ensure, error};
+
+/// An internal attribute of `Attention`: if it is 1, a query whose scores are all -inf returns NaN,
+/// as the unfused softmax would. A fusion rule sets it. Otherwise such a query returns 0.
+pub const HIDDEN_IS_NAN: &str = "hidden_is_nan";
 
 /// Q, K and V by heads, and the additive masks of the scores.
 pub(in crate::ops) struct Heads {

@@ -28,4 +28,4 @@ pub(super) mod recurrent_steps;
 mod rotary;
 mod softmax;
 
-pub use attention::HIDDEN_IS_NAN;
+pub use attention_gradients::HIDDEN_IS_NAN;

@@ -4,7 +4,7 @@
 //! dimension of an ellipsis gets a letter of its own. A subscript that an operand repeats selects a
 //! diagonal: its gradient is zero off that diagonal.
 
-use super::einsum::{Equation, Label};
+use super::einsum_equation::{Equation, Label};
 use crate::ir::{Attribute, ValueId};
 use crate::spec::GradCx;
 use crate::{Result, error};

@@ -4,6 +4,7 @@ mod arg;
 mod cumulative;
 mod det;
 mod einsum;
+mod einsum_equation;
 mod einsum_gradient;
 mod folds;
 mod gradients;
@@ -11,4 +12,4 @@ pub mod problem;
 mod sum_to;
 mod top_k;
 
-pub use einsum::{Equation, Label};
+pub use einsum_equation::{Equation, Label};

@@ -9,7 +9,7 @@ use crate::spec::GradCx;
 use crate::{Result, error};
 
 /// The destination of a scatter, for scattering and gathering other values at the same indices.
-struct Places {
+struct ScatterTarget {
     scatter: &'static str,
     gather: &'static str,
     axis: Vec<(&'static str, Attribute)>,
@@ -17,14 +17,14 @@ struct Places {
     indices: ValueId,
 }
 
-impl Places {
-    fn of(cx: &GradCx<'_>) -> Result<Places> {
+impl ScatterTarget {
+    fn of(cx: &GradCx<'_>) -> Result<ScatterTarget> {
         let scatter = cx.operator();
         let (gather, axis) = match scatter {
             "ScatterElements" => ("GatherElements", vec![("axis", Attribute::Int(cx.attrs().int("axis")?))]),
             _ => ("GatherND", Vec::new()),
         };
-        Ok(Places { scatter, gather, axis, data: cx.input(0)?, indices: cx.input(1)? })
+        Ok(ScatterTarget { scatter, gather, axis, data: cx.input(0)?, indices: cx.input(1)? })
     }
 
     fn reduced(&self, cx: &mut GradCx<'_>, onto: ValueId, updates: ValueId, how: &str) -> Result<ValueId> {
@@ -47,7 +47,7 @@ impl Places {
 /// Splits the gradient evenly between the tied extremes at a destination: updates and the old
 /// element.
 pub(super) fn of_scatter_extreme(cx: &mut GradCx<'_>) -> Result<()> {
-    let (places, updates) = (Places::of(cx)?, cx.input(2)?);
+    let (places, updates) = (ScatterTarget::of(cx)?, cx.input(2)?);
     let (output, upstream) = (cx.output(0)?, cx.upstream()?);
     let dtype = cx.dtype(updates)?;
     let at_updates = places.gathered(cx, output)?;
@@ -74,7 +74,7 @@ pub(super) fn of_scatter_extreme(cx: &mut GradCx<'_>) -> Result<()> {
 /// The product of the other factors at a destination. With one zero among the factors, only that
 /// one has a gradient; with more, none has.
 pub(super) fn of_scatter_product(cx: &mut GradCx<'_>) -> Result<()> {
-    let (places, updates, upstream) = (Places::of(cx)?, cx.input(2)?, cx.upstream()?);
+    let (places, updates, upstream) = (ScatterTarget::of(cx)?, cx.input(2)?, cx.upstream()?);
     let dtype = cx.dtype(updates)?;
     let (zero, one) = (cx.number(0.0, dtype)?, cx.number(1.0, dtype)?);
     let is_zero = |cx: &mut GradCx<'_>, value: ValueId| cx.emit("Equal", &[value, zero], &[]);

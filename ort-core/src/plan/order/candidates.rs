@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use super::dependencies::DependencyGraph;
-use super::footprint::{Footprint, Memory};
+use super::footprint::{Footprint, ScheduleMemory};
 
 /// How many steps of a chain the eager order looks ahead.
 const LOOK_AHEAD: usize = 12;
@@ -107,7 +107,7 @@ struct Outlook {
 struct Eager<'a> {
     dependencies: &'a DependencyGraph,
     footprint: &'a Footprint,
-    memory: Memory<'a>,
+    memory: ScheduleMemory<'a>,
     /// The position of each step in the base order.
     rank: Vec<usize>,
     base: &'a [usize],
@@ -130,7 +130,7 @@ impl<'a> Eager<'a> {
         let mut eager = Eager {
             dependencies,
             footprint,
-            memory: Memory::new(footprint),
+            memory: ScheduleMemory::new(footprint),
             rank,
             base,
             waits: (0..base.len()).map(|step| dependencies.before.of(step).len()).collect(),

@@ -88,7 +88,7 @@ impl Footprint {
 
     /// Returns the bytes live while each step of the order runs.
     pub(super) fn simulate(&self, order: &[usize]) -> Vec<u64> {
-        let mut memory = Memory::new(self);
+        let mut memory = ScheduleMemory::new(self);
         order.iter().map(|step| memory.run(*step)).collect()
     }
 }
@@ -128,7 +128,7 @@ fn bytes_of(planner: &Planner<'_>, slot: SlotId) -> Option<u64> {
 }
 
 /// The memory in the middle of a schedule.
-pub(super) struct Memory<'a> {
+pub(super) struct ScheduleMemory<'a> {
     footprint: &'a Footprint,
     /// How many steps have yet to read each block.
     pending: Vec<usize>,
@@ -137,10 +137,10 @@ pub(super) struct Memory<'a> {
     pub(super) live: u64,
 }
 
-impl<'a> Memory<'a> {
-    pub(super) fn new(footprint: &'a Footprint) -> Memory<'a> {
+impl<'a> ScheduleMemory<'a> {
+    pub(super) fn new(footprint: &'a Footprint) -> ScheduleMemory<'a> {
         let pending = (0..footprint.blocks).map(|block| footprint.readers.of(block).len()).collect();
-        Memory { footprint, pending, held: vec![0; footprint.blocks], live: 0 }
+        ScheduleMemory { footprint, pending, held: vec![0; footprint.blocks], live: 0 }
     }
 
     /// Returns how many steps have yet to read a block.

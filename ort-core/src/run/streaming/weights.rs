@@ -18,7 +18,9 @@ use std::time::Instant;
 use ort_alloc::Budget;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::ep::{Account, CompileCx, Device, Executable, NodeView, Owner, Packing, Precision, guard};
+use crate::ep::{
+    Account, CompileCx, CompileSettings, Device, Executable, NodeView, Owner, Packing, Precision, guard,
+};
 use crate::program::{Program, Step, StreamedKernel, Work};
 use crate::run::streaming::{OnDevices, Shares, Windows};
 use crate::tensor::Tensor;
@@ -111,9 +113,9 @@ impl Streaming<'_> {
     /// Compiles the kernel within the free memory, and releases the file pages of the weights it
     /// packed.
     fn try_make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
-        let math = (self.threads, self.streams.precision);
+        let settings = CompileSettings { threads: self.threads, precision: self.streams.precision };
         let account = Account { budget: self.budget, owner: &self.streams.owner };
-        let mut compile = CompileCx::new(view, device, math, account, Packing::Now)?;
+        let mut compile = CompileCx::new(view, device, settings, account, Packing::Now)?;
         let kernel = guard::compile(device, &mut compile)?;
         let consumed = compile.consumed;
         for (index, _) in consumed.iter().enumerate().filter(|(_, consumed)| **consumed) {

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use ort_alloc::{Budget, SharedBuffer};
 use smallvec::SmallVec;
 
+use super::call::{exported, only_node, opened, put, record, reporting, whole};
 use super::tensors::{bytes_mut, range, read_mut, read_view, shape};
-use super::{exported, only_node, opened, put, record, reporting, whole};
 use crate::ep::abi::decode::{list, read_node};
 use crate::ep::abi::tables::{
     ORT_PROVIDER_ABSENT, ORT_PROVIDER_DEVICE, ORT_PROVIDER_HOST, ORT_PROVIDER_OK, OrtProviderCompileInfo,
     OrtProviderDevice, OrtProviderKernel, OrtProviderReport, OrtProviderRun, OrtProviderTensor,
 };
-use crate::ep::compile::{Account, Packing};
+use crate::ep::compile::{Account, CompileSettings, Packing};
 use crate::ep::packed::Owner;
 use crate::ep::{CancelToken, CompileCx, Executable, IoShapes, OutputSlot, Precision, RunControl, RunCx};
 use crate::tensor::{Shape, ValueView};
@@ -54,7 +54,7 @@ pub(super) unsafe extern "C" fn compile(
         let account = Account { budget: &budget, owner: &owner };
         let precision = if info.bf16 != 0 { Precision::Bf16 } else { Precision::Fp32 };
         let packing = if info.counts_only != 0 { Packing::Counted } else { Packing::Now };
-        let settings = (info.threads as usize, precision);
+        let settings = CompileSettings { threads: info.threads as usize, precision };
         let mut cx = CompileCx::new(only_node(&graph)?, &*opened.device, settings, account, packing)?;
         let executable = opened.device.compile(&mut cx)?;
         let host = exported.host;

@@ -4,29 +4,30 @@
 //! The library has its own copy of this crate, and so has the host. They share only the records of
 //! [`tables`](super::tables). No panic crosses the boundary: it becomes an error code.
 
+mod call;
 mod kernel;
 mod tensors;
 
-use std::any::Any;
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
 
 use ort_alloc::{Buffer, DeviceId, SharedBuffer};
 
+use call::{
+    EXPORTED, Exported, OpenDevice, explain, exported, only_node, opened, put, record, reporting, whole,
+};
 use kernel::{compile, release_kernel, run, workspace};
 use tensors::{read_mut, read_view, shape};
 
-use super::code_of;
 use super::decode::{list, read_node, text};
 use super::tables::{
-    ORT_PROVIDER_ABI_VERSION, ORT_PROVIDER_NOT_IMPLEMENTED, ORT_PROVIDER_OK, OrtProviderClaim,
-    OrtProviderDevice, OrtProviderDeviceInfo, OrtProviderHost, OrtProviderNode, OrtProviderOption,
-    OrtProviderReport, OrtProviderTable, OrtProviderTensor,
+    ORT_PROVIDER_ABI_VERSION, ORT_PROVIDER_NOT_IMPLEMENTED, OrtProviderClaim, OrtProviderDevice,
+    OrtProviderDeviceInfo, OrtProviderHost, OrtProviderNode, OrtProviderOption, OrtProviderReport,
+    OrtProviderTable, OrtProviderTensor,
 };
-use crate::ep::{Claim, Device, ExecutionProvider, NodeView, OutputsFrom, ProviderOptions};
-use crate::ir::{Graph, Node};
-use crate::{Error, Result, ensure, error};
+use crate::ep::{Claim, ExecutionProvider, OutputsFrom, ProviderOptions};
+use crate::error;
+use crate::ir::Node;
 
 /// Turns a `cdylib` crate into a provider library: exports the provider as the symbol
 /// `ort_provider`, under the provider's name and the crate's version. Use it once per crate. The
@@ -77,22 +78,6 @@ macro_rules! export_provider {
         }
     };
 }
-
-/// The provider of this library, and the host that loaded it.
-struct Exported {
-    provider: &'static dyn ExecutionProvider,
-    host: &'static OrtProviderHost,
-    table: OrtProviderTable,
-    _texts: [CString; 2],
-}
-
-// SAFETY: the provider is `Sync`; the pointers in the tables are to functions and to immutable
-// strings.
-unsafe impl Send for Exported {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Exported {}
-
-static EXPORTED: OnceLock<Exported> = OnceLock::new();
 
 /// Returns the function table for a provider. `export_provider!` calls it.
 ///
@@ -157,73 +142,6 @@ const TABLE: OrtProviderTable = OrtProviderTable {
     vector_bytes: Some(vector_bytes),
 };
 
-fn exported() -> Result<&'static Exported> {
-    EXPORTED.get().ok_or_else(|| error!(Fail, "the library's table was not asked for"))
-}
-
-/// Runs the body of an ABI function. Converts an error or a panic to a status code, and reports it
-/// to the host.
-fn reporting(report: *mut OrtProviderReport, work: impl FnOnce() -> Result<()>) -> i32 {
-    let outcome = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(&*panic)));
-    let Err(problem) = outcome else { return ORT_PROVIDER_OK };
-    explain(report, code_of(problem.kind()), &problem)
-}
-
-fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-    error!(EpFail, "the library panicked: {text}").help("this is a bug of the provider library: report it")
-}
-
-fn explain(report: *mut OrtProviderReport, code: i32, problem: &Error) -> i32 {
-    // A message may quote a name with a NUL, which a C string cannot hold.
-    let c_text = |text: &str| CString::new(text.replace('\0', " ")).unwrap_or_default();
-    let (message, help) = (c_text(&problem.located_message()), problem.advice().map(c_text));
-    let Some(fail) = exported().ok().and_then(|exported| exported.host.fail) else { return code };
-    let help = help.as_deref().map_or(std::ptr::null(), CStr::as_ptr);
-    // SAFETY: `report` is null or the host's report for this call; the strings live through it.
-    unsafe { fail(report, code, message.as_ptr(), help) }
-}
-
-/// An open device.
-struct Opened {
-    device: Arc<dyn Device>,
-    /// An empty buffer, for tensors without elements: they have no allocation to refer to.
-    nothing: SharedBuffer,
-}
-
-/// Borrows the device behind a handle.
-///
-/// # Safety
-///
-/// `device` is null, or from `open` and not yet closed.
-unsafe fn opened<'a>(device: *mut OrtProviderDevice) -> Result<&'a Opened> {
-    // SAFETY: null or valid, by this function's contract.
-    unsafe { device.cast::<Opened>().as_ref() }.ok_or_else(|| error!(Fail, "the host gave no device"))
-}
-
-/// Borrows a record.
-///
-/// # Safety
-///
-/// `pointer` is null or points to a record of the host that outlives `'a`.
-unsafe fn record<'a, T>(pointer: *const T) -> Result<&'a T> {
-    // SAFETY: null or valid, by this function's contract.
-    unsafe { pointer.as_ref() }.ok_or_else(|| error!(Fail, "the host gave no record"))
-}
-
-/// Writes an out parameter; fails if it is null.
-///
-/// # Safety
-///
-/// `place` is null or writable.
-unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
-    ensure!(!place.is_null(), Fail, "the host gave no place for the answer");
-    // SAFETY: not null, and writable by this function's contract.
-    unsafe { place.write(value) };
-    Ok(())
-}
-
 // SAFETY of all that follows: the host calls these functions as `OrtProviderTable` documents.
 // Handles come from `open`, `compile` and `allocate` and are not yet released. Records and out
 // parameters are valid through the call.
@@ -281,7 +199,7 @@ unsafe extern "C" fn open(
         let opened = exported()?.provider.open(index as usize, &given)?;
         let nothing = Buffer::empty(opened.memory()).freeze();
         let is_host = opened.memory() == DeviceId::HOST;
-        let opened = Box::new(Opened { device: opened, nothing });
+        let opened = Box::new(OpenDevice { device: opened, nothing });
         // SAFETY: the host's out parameters.
         unsafe {
             put(uses_host_memory, u8::from(is_host))?;
@@ -293,7 +211,7 @@ unsafe extern "C" fn open(
 unsafe extern "C" fn close(device: *mut OrtProviderDevice) {
     reporting(std::ptr::null_mut(), || {
         // SAFETY: `open` made this box, and the host closes it once, after its kernels and memory.
-        drop(unsafe { Box::from_raw(device.cast::<Opened>()) });
+        drop(unsafe { Box::from_raw(device.cast::<OpenDevice>()) });
         Ok(())
     });
 }
@@ -442,13 +360,4 @@ unsafe fn say(host: &OrtProviderHost, claim: *mut OrtProviderClaim, claimed: &Cl
             say.into_iter().for_each(|say| unsafe { say(claim, *index as u32) });
         }
     }
-}
-
-fn only_node(graph: &Graph) -> Result<NodeView<'_>> {
-    let node = graph.nodes.first().ok_or_else(|| error!(Fail, "the graph has no node"))?;
-    Ok(NodeView { graph, node })
-}
-
-fn whole(count: u64) -> Result<usize> {
-    usize::try_from(count).map_err(|_| error!(OutOfMemory, "{count} bytes on this machine"))
 }

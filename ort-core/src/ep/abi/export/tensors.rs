@@ -2,7 +2,7 @@
 
 use ort_alloc::SharedBuffer;
 
-use super::whole;
+use super::call::whole;
 use crate::dtype::DType;
 use crate::ep::abi::decode::{list, read_dtype, read_shape};
 use crate::ep::abi::tables::{ORT_PROVIDER_ABSENT, ORT_PROVIDER_HOST, ORT_PROVIDER_SHAPE, OrtProviderTensor};

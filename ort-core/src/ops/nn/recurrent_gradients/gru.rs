@@ -3,7 +3,7 @@
 //! The reset gate applies before or after the recurrence GEMM of the last gate
 //! (`linear_before_reset`), and each form has its own backward loop.
 
-use super::{Direction, Layer, Looped};
+use super::layer::{Direction, Layer, Looped};
 use crate::ir::{Attribute, ValueId};
 use crate::ops::nn::recurrent_steps::{Activation, parts};
 use crate::spec::{GradCx, NodeEmitter};

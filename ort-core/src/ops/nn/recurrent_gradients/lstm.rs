@@ -3,20 +3,36 @@
 //! The forward pass stores no cell states. A scan first recomputes them from the gates, without a
 //! GEMM.
 
-use super::{Direction, Layer, Looped};
+use super::layer::{Direction, Layer, Looped};
 use crate::ir::ValueId;
 use crate::ops::nn::recurrent_steps::{Activation, Steps, parts};
 use crate::spec::{GradCx, NodeEmitter};
 use crate::{Result, error};
 
+/// What a cell depends on besides its operands.
+struct CellSettings<'a> {
+    activations: &'a [Activation],
+    clip: Option<f32>,
+    /// Whether the forget gate is one minus the input gate.
+    input_forget: bool,
+}
+
+impl<'a> CellSettings<'a> {
+    fn of(cx: &GradCx<'_>, layer: &Layer, direction: &'a Direction) -> Result<CellSettings<'a>> {
+        let input_forget = cx.attrs().flag("input_forget")?;
+        Ok(CellSettings { activations: &direction.activations, clip: layer.clip, input_forget })
+    }
+}
+
 /// The cell of an `LSTM`: returns the hidden and cell states after a step.
 fn lstm_cell(
     pen: &mut NodeEmitter<'_>,
-    cx: (&GradCx<'_>, &[Activation], Option<f32>),
-    (gates, c): (ValueId, ValueId),
+    settings: &CellSettings<'_>,
+    gates: ValueId,
+    c: ValueId,
     peepholes: Option<ValueId>,
 ) -> Result<[ValueId; 2]> {
-    let (cx, activations, clip) = cx;
+    let &CellSettings { activations, clip, input_forget } = settings;
     let [f, g, h] = activations else { return Err(error!(Fail, "LSTM has three activations")) };
     // The standard orders gates as input, output, forget, cell, and peepholes as input, output,
     // forget.
@@ -39,7 +55,7 @@ fn lstm_cell(
     input = peep(pen, input, peepholes.map(|[input, ..]| input), c)?;
     forget = peep(pen, forget, peepholes.map(|[.., forget]| forget), c)?;
     let input = f.emit(pen, input, clip)?;
-    let forget = match cx.attrs().flag("input_forget")? {
+    let forget = match input_forget {
         true => {
             let one = pen.number(1.0, pen.dtype(input)?)?;
             pen.emit("Sub", &[one, input], &[])?
@@ -60,13 +76,14 @@ fn lstm_cell(
 /// The cell state before each step, recomputed by a forward scan.
 fn cell_states(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction, gates: ValueId) -> Result<ValueId> {
     let first = direction.c.ok_or_else(|| error!(Fail, "LSTM has a cell state"))?;
+    let settings = CellSettings::of(cx, layer, direction)?;
     let mut steps = Steps::new(cx);
     let c = steps.carry(cx, first);
     let x = steps.scan(cx, gates)?;
     let active = layer.active.map(|[now, _]| steps.scan(cx, now)).transpose()?;
     let peepholes = direction.peepholes.map(|peepholes| steps.capture(cx, peepholes));
     let mut pen = steps.pen();
-    let [_, mut next] = lstm_cell(&mut pen, (cx, &direction.activations, layer.clip), (x, c), peepholes)?;
+    let [_, mut next] = lstm_cell(&mut pen, &settings, x, c, peepholes)?;
     // Past a sequence's end the cell state stays as it is.
     if let Some(active) = active {
         next = pen.emit("Where", &[active, next, c], &[])?;
@@ -88,8 +105,8 @@ pub(super) fn of_lstm(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction)
     }
     let start = back.steps.graph.nodes.len();
     let inner = peepholes.map(|(inner, _)| inner);
-    let settings = (&*cx, direction.activations.as_slice(), layer.clip);
-    let [h, after] = lstm_cell(&mut back.steps.pen(), settings, (x, c), inner)?;
+    let settings = CellSettings::of(cx, layer, direction)?;
+    let [h, after] = lstm_cell(&mut back.steps.pen(), &settings, x, c, inner)?;
     let xs: Vec<ValueId> = [x, c].into_iter().chain(inner).collect();
     let seeds = [Some((h, back.of_h)), back.of_c.map(|of_c| (after, of_c))];
     let seeds: Vec<(ValueId, ValueId)> = seeds.into_iter().flatten().collect();

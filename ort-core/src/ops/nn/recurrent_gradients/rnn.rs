@@ -1,6 +1,6 @@
 //! The gradient of `RNN`: one activation of the sum of both projections.
 
-use super::{Direction, Layer, Looped};
+use super::layer::{Direction, Layer, Looped};
 use crate::spec::GradCx;
 use crate::{Result, error};
 

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use rustc_hash::FxHashMap;
 
 use super::OpSpec;
-use crate::{Result, ensure};
+use crate::{Result, ensure, error};
 
 /// A registered record; see the `ops!` macro.
 #[derive(Debug)]
@@ -49,6 +49,16 @@ impl Registry {
         // the table.
         let by_name: &FxHashMap<(&str, &str), &'static OpSpec> = &self.by_name;
         by_name.get(&(domain, name)).copied()
+    }
+
+    /// Returns the record of an operator, as [`Self::find`].
+    ///
+    /// # Errors
+    ///
+    /// There is no such operator.
+    pub fn operator(&self, domain: &str, name: &str) -> Result<&'static OpSpec> {
+        let found = self.find(domain, name);
+        found.ok_or_else(|| error!(NotImplemented, "operator {name} of domain '{domain}' is not known"))
     }
 
     /// Returns the highest canonical version of a domain's operators, or 1 without records.

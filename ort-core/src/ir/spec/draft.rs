@@ -6,7 +6,7 @@ use super::Registry;
 use crate::dtype::DType;
 use crate::ir::{Attribute, Attributes, Graph, Node, Subgraph, SymShape, ValueId, ValueIds, ValueType};
 use crate::tensor::Tensor;
-use crate::{Result, Within, error};
+use crate::{Result, error};
 
 /// A node that is not canonical yet. Helpers emit further nodes in front of it. Finally, either the
 /// draft itself becomes a node, or [`Draft::replace`] lets emitted nodes produce its outputs.
@@ -202,21 +202,11 @@ impl<'g> Draft<'g> {
         attrs: &[(&str, Attribute)],
         outputs: usize,
     ) -> Result<Vec<ValueId>> {
-        let spec = Registry::global()?
-            .find(domain, op)
-            .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
-        let name: Arc<str> = format!("{}/{op}_{}", self.name, self.emitted.len()).into();
-        // Emitted nodes are canonical from the start, so their attributes are checked here.
-        let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-        let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
-        let mut ids = Vec::with_capacity(outputs);
-        for index in 0..outputs {
-            ids.push(self.graph.add_value(format!("{name}.{index}"), ValueType::Unknown));
-        }
-        let outputs = ids.iter().copied().map(Some).collect();
-        let node = Node { name, spec, inputs: inputs.into(), outputs, attrs, subgraphs: Vec::new() };
+        let spec = Registry::global()?.operator(domain, op)?;
+        let name = format!("{}/{op}_{}", self.name, self.emitted.len());
+        let (node, values) = self.graph.new_node(spec, name.into(), inputs, attrs, outputs)?;
         self.emitted.push(node);
-        Ok(ids)
+        Ok(values)
     }
 
     /// Turns this draft into another operator of the standard domain, with other inputs and
@@ -256,9 +246,7 @@ impl<'g> Draft<'g> {
         if self.replaced {
             return Ok(self.emitted);
         }
-        let spec = Registry::global()?.find(&self.domain, &self.op).ok_or_else(|| {
-            error!(NotImplemented, "operator {} of domain '{}' is not known", self.op, self.domain)
-        })?;
+        let spec = Registry::global()?.operator(&self.domain, &self.op)?;
         let attrs = Attributes::new(spec, self.attrs)?;
         self.emitted.push(Node {
             name: self.name,

@@ -6,9 +6,9 @@ use super::infer::infer_at;
 use super::{RUNTIME, Registry};
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::ir::{Attribute, Attributes, Graph, Node, Subgraph, ValueId, ValueType};
+use crate::ir::{Attribute, Graph, Node, Subgraph, ValueId};
 use crate::tensor::Tensor;
-use crate::{Result, Within, ensure, error};
+use crate::{Result, ensure, error};
 
 /// Appends nodes to an inferred graph, and infers each as it is added.
 #[derive(Debug)]
@@ -60,17 +60,9 @@ impl NodeEmitter<'_> {
         attrs: &[(&str, Attribute)],
         outputs: usize,
     ) -> Result<(Node, Vec<ValueId>)> {
-        let spec = Registry::global()?
-            .find(domain, op)
-            .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
-        let name: Arc<str> = format!("{}/gradient/{op}_{}", self.name, self.graph.value_count()).into();
-        let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-        let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
-        let value = |index| self.graph.add_value(format!("{name}.{index}"), ValueType::Unknown);
-        let values: Vec<ValueId> = (0..outputs).map(value).collect();
-        let outputs = values.iter().copied().map(Some).collect();
-        let inputs = inputs.iter().copied().collect();
-        Ok((Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() }, values))
+        let spec = Registry::global()?.operator(domain, op)?;
+        let name = format!("{}/gradient/{op}_{}", self.name, self.graph.value_count());
+        self.graph.new_node(spec, name.into(), inputs, attrs, outputs)
     }
 
     /// Adds a node of any domain with one output and optional inputs.

@@ -1,0 +1,1 @@
+//! The epilogues of matmuls and convolutions, as patterns.

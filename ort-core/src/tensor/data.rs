@@ -1,0 +1,30 @@
+//! The storage of a tensor's elements.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ort_alloc::{Reservation, SharedBuffer};
+
+/// The storage of a tensor's elements.
+#[derive(Clone, Debug)]
+pub(crate) enum Data {
+    Host(Bytes),
+    /// A shared list of strings, and the range of the elements in it.
+    Strings(Arc<Texts>, Range<usize>),
+    /// Device memory, and the byte offset of the elements in it.
+    Device(SharedBuffer, usize),
+}
+
+/// Strings that tensors share, with the reservation that charges their bytes to a run's budget.
+#[derive(Debug)]
+pub(crate) struct Texts {
+    pub(super) texts: Vec<String>,
+    pub(super) _held: Option<Reservation>,
+}
+
+impl Texts {
+    pub(crate) fn part(&self, range: &Range<usize>) -> &[String] {
+        self.texts.get(range.clone()).unwrap_or(&[])
+    }
+}
