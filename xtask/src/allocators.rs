@@ -12,13 +12,13 @@ use serde::Deserialize;
 
 use crate::bench::mebibytes;
 use crate::features::HEAPS;
-use crate::soak::{Report, parse};
+use crate::soak::{SoakReport, parse};
 use crate::table;
 use crate::workspace::{Workspace, capture, run as run_command};
 
 /// How long to measure.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct AllocatorsOptions {
     /// Measure each candidate this often, in turn with the others.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -75,7 +75,7 @@ struct Times {
 }
 
 /// Builds the candidates, measures them and prints a table.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &AllocatorsOptions) -> Result<()> {
     let mut candidates = candidates(workspace)?;
     for round in 0..options.rounds.max(1) {
         for candidate in &mut candidates {
@@ -128,9 +128,9 @@ fn candidates(workspace: &Workspace) -> Result<Vec<Candidate>> {
 
 impl Candidate {
     /// Takes one round of all measurements.
-    fn measure(&mut self, workspace: &Workspace, options: &Options) -> Result<()> {
+    fn measure(&mut self, workspace: &Workspace, options: &AllocatorsOptions) -> Result<()> {
         let [cycles, seconds] = [options.cycles.to_string(), options.seconds.to_string()];
-        let soak = |model: [&str; 3], arguments: &[&str]| -> Result<Report> {
+        let soak = |model: [&str; 3], arguments: &[&str]| -> Result<SoakReport> {
             parse(&capture(self.command(workspace, "soak", model).args(arguments))?)
         };
         let loads = soak(SMALL, &["--cycles", &cycles, "--runs", "2"])?;

@@ -44,14 +44,14 @@ const LONGEST: f64 = 1.8;
 
 /// What to do.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct ChartOptions {
     /// Write nothing; fail if the chart is not that of the table.
     #[arg(long)]
     pub(crate) check: bool,
 }
 
 /// Writes the chart, or with `check` fails if it is stale.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &ChartOptions) -> Result<()> {
     let table =
         fs::read_to_string(workspace.root.join(TABLE)).with_context(|| format!("cannot read {TABLE}"))?;
     let chart = format!("{}\n", draw(&table)?);

@@ -37,7 +37,7 @@ pub(crate) struct Chosen {
 
 /// What to run.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct CompareOptions {
     #[command(flatten)]
     pub(crate) cases: Chosen,
     /// Run on these execution providers, the first preferred, instead of the CPU; the binary is
@@ -181,7 +181,7 @@ pub(crate) fn make_inputs(python: &Python, cases: &Cases, chosen: &[Case]) -> Re
     prepare_with(command.args(chosen.iter().map(|case| &case.name)))
 }
 
-impl Options {
+impl CompareOptions {
     /// The suite's name in `cargo xtask test`.
     pub(crate) fn suite(&self) -> String {
         let device = self.providers.iter().find(|provider| *provider != "cpu");
@@ -191,28 +191,28 @@ impl Options {
     }
 
     /// One case of each model on the provider wgpu, with the CPU as fallback.
-    pub(crate) fn on_wgpu() -> Options {
+    pub(crate) fn on_wgpu() -> CompareOptions {
         let providers = ["wgpu", "cpu"].map(str::to_owned).into();
-        Options { providers, quick: true, ..Options::default() }
+        CompareOptions { providers, quick: true, ..CompareOptions::default() }
     }
 
     /// Some cases on the provider cuda, with the CPU as fallback. Without a GPU, the kernels run on
     /// an emulator.
-    pub(crate) fn on_cuda() -> Options {
+    pub(crate) fn on_cuda() -> CompareOptions {
         let providers = ["cuda", "cpu"].map(str::to_owned).into();
-        Options { providers, emulated: true, ..Options::default() }
+        CompareOptions { providers, emulated: true, ..CompareOptions::default() }
     }
 
     /// The image models among the CUDA cases, in NHWC.
-    pub(crate) fn on_cuda_with_channels_last() -> Options {
+    pub(crate) fn on_cuda_with_channels_last() -> CompareOptions {
         let only = ["mobilenet_v2", "ocr_cls", "ddddocr"].map(str::to_owned).into();
         let provider_options = vec!["cuda.prefer_nhwc=1".to_owned()];
-        Options { cases: Chosen { only }, provider_options, ..Options::on_cuda() }
+        CompareOptions { cases: Chosen { only }, provider_options, ..CompareOptions::on_cuda() }
     }
 }
 
 /// Returns the cases that the options select.
-pub(crate) fn cases_of(workspace: &Workspace, options: &Options) -> Result<Vec<Case>> {
+pub(crate) fn cases_of(workspace: &Workspace, options: &CompareOptions) -> Result<Vec<Case>> {
     let mut cases = chosen_cases(&Cases::standard(workspace), &options.cases.only)?;
     cases.retain(|case| case.emulated || !options.emulated);
     if options.quick {
@@ -223,7 +223,7 @@ pub(crate) fn cases_of(workspace: &Workspace, options: &Options) -> Result<Vec<C
 }
 
 /// Runs the cases and prints the table; an error if an output is out of tolerance.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+pub(crate) fn run(workspace: &Workspace, options: &CompareOptions) -> Result<Summary> {
     let set = Cases::standard(workspace);
     let cases = cases_of(workspace, options)?;
     let python = Python::open(workspace)?;

@@ -4,6 +4,8 @@
 //! listed one that passes.
 
 mod device;
+mod options;
+mod outcomes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,90 +22,16 @@ use crate::python::Python;
 use crate::summary::Summary;
 use crate::table;
 use crate::workspace::{Workspace, run as run_command};
+pub(crate) use options::ConformanceOptions;
+use options::{CASES, SUITES};
+use outcomes::{Line, REASON_LENGTH, bless, check_list, parse_line, read_list};
+pub(crate) use outcomes::{Outcome, Verdict, count};
 
-/// The suites, the small and most informative ones first.
-const SUITES: [&str; 5] = ["simple", "pytorch-operator", "pytorch-converted", "light", "node"];
-/// The number of cases of all suites in the pinned package.
-const CASES: usize = 2033;
-/// How many of them are in the suite `node`.
-const NODE_CASES: usize = 1884;
-/// Reasons in the list are cut to this many characters.
-const REASON_LENGTH: usize = 100;
 /// A process that prints nothing for this long is taken to hang. The slowest case takes seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What to run.
-#[derive(clap::Args, Clone, Default)]
-pub(crate) struct Options {
-    /// Run only these suites.
-    #[arg(long = "suite", value_name = "NAME", value_parser = SUITES)]
-    pub(crate) suites: Vec<String>,
-    /// Rewrite the list of known failures from this run.
-    #[arg(long, conflicts_with = "poisoned")]
-    pub(crate) bless: bool,
-    /// Fill output and scratch memory with NaN, so that reads before writes fail.
-    #[arg(long)]
-    pub(crate) poisoned: bool,
-    /// Run the node suite on wgpu's GPU with CPU fallback, against conformance_wgpu.ignore.
-    #[arg(long, conflicts_with_all = ["poisoned", "suites"])]
-    pub(crate) wgpu: bool,
-    /// Run the node suite on CUDA with CPU fallback, against conformance_cuda.ignore: on an
-    /// emulator of the NVIDIA driver, or on the driver library that ORT_CUDA_DRIVER names.
-    #[arg(long, conflicts_with_all = ["poisoned", "suites", "wgpu"])]
-    pub(crate) cuda: bool,
-    /// Load the provider of `--wgpu` or `--cuda` as a library.
-    #[arg(long)]
-    pub(crate) library: bool,
-    /// Stay within the limits that every WebGPU implementation has.
-    #[arg(long, requires = "wgpu")]
-    pub(crate) minimum_limits: bool,
-}
-
-impl Options {
-    /// The suite's name in `cargo xtask test`.
-    pub(crate) fn suite(&self) -> String {
-        let parts = [
-            (self.poisoned, ", poisoned"),
-            (self.wgpu, ", wgpu"),
-            (self.cuda, ", cuda"),
-            (self.library, " as a library"),
-            (self.minimum_limits, ", minimum limits"),
-        ];
-        parts
-            .iter()
-            .filter(|(is_said, _)| *is_said)
-            .fold("conformance".to_owned(), |name, part| name + part.1)
-    }
-
-    /// The number of cases in the pinned package.
-    pub(crate) fn cases(&self) -> usize {
-        if self.wgpu || self.cuda { NODE_CASES } else { CASES }
-    }
-}
-
-/// The outcome of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Pass,
-    Fail,
-    Skip,
-}
-
-/// A case's name without its suite, its verdict, and the reason.
-type Line = (String, Verdict, String);
-
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    /// `suite/case`.
-    pub(crate) name: String,
-    /// The outcome.
-    pub(crate) verdict: Verdict,
-    /// Why it did not pass.
-    pub(crate) why: String,
-}
-
 /// Runs the suites; an error if the list of known failures does not match exactly.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+pub(crate) fn run(workspace: &Workspace, options: &ConformanceOptions) -> Result<Summary> {
     if options.library && !options.wgpu && !options.cuda {
         bail!("--library is of --wgpu and --cuda: the CPU's provider is in every program");
     }
@@ -261,32 +189,6 @@ fn run_cases((ort, poisoned): (&Path, bool), folders: &[PathBuf]) -> Result<Vec<
     Ok(outcomes)
 }
 
-/// Parses `PASS name`, `FAIL name: why` or `SKIP name: why`; returns `None` for any other line.
-fn parse_line(line: &str) -> Option<Line> {
-    let (word, rest) = line.split_once(' ')?;
-    let verdict = match word {
-        "PASS" => Verdict::Pass,
-        "FAIL" => Verdict::Fail,
-        "SKIP" => Verdict::Skip,
-        _ => return None,
-    };
-    let (name, why) = rest.split_once(": ").unwrap_or((rest, ""));
-    // The name may be a path, whose last component is the case.
-    let name = name.trim().trim_end_matches('/').rsplit(['/', '\\']).next()?;
-    Some((name.to_owned(), verdict, why.trim().to_owned()))
-}
-
-/// Counts how many passed, failed and were skipped.
-pub(crate) fn count(outcomes: &[Outcome]) -> Summary {
-    let of = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
-    Summary {
-        passed: of(Verdict::Pass),
-        failed: of(Verdict::Fail),
-        skipped: of(Verdict::Skip),
-        ..Summary::default()
-    }
-}
-
 /// Prints the operators behind the failures. A case of several operators is attributed to those of
 /// them that never pass.
 fn print_operators(cases: &Path, outcomes: &[Outcome]) -> Result<()> {
@@ -327,137 +229,4 @@ fn print_operators(cases: &Path, outcomes: &[Outcome]) -> Result<()> {
     }
     println!("{table}");
     Ok(())
-}
-
-/// Reads the list: `suite/case  # reason` a line. A reason that starts with `random:` allows the
-/// case to pass, too. A missing file is an empty list.
-fn read_list(path: &Path) -> Result<BTreeMap<String, String>> {
-    if !path.exists() {
-        return Ok(BTreeMap::new());
-    }
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut list = BTreeMap::new();
-    for line in text.lines() {
-        let (name, reason) = line.split_once('#').unwrap_or((line, ""));
-        let (name, reason) = (name.trim(), reason.trim());
-        if name.is_empty() {
-            continue;
-        }
-        if reason.is_empty() {
-            bail!("{}: `{name}` has no reason", path.display());
-        }
-        if list.insert(name.to_owned(), reason.to_owned()).is_some() {
-            bail!("{}: `{name}` is listed twice", path.display());
-        }
-    }
-    Ok(list)
-}
-
-fn in_suites(name: &str, suites: &[&str]) -> bool {
-    name.split_once('/').is_some_and(|(suite, _)| suites.contains(&suite))
-}
-
-/// Fails unless the list names exactly the cases that did not pass.
-fn check_list(
-    file: &str,
-    listed: &BTreeMap<String, String>,
-    outcomes: &[Outcome],
-    suites: &[&str],
-) -> Result<()> {
-    let mut wrong = Vec::new();
-    for outcome in outcomes {
-        let reason = listed.get(&outcome.name);
-        // The outcome of a random draw may match by chance.
-        let by_chance = reason.is_some_and(|reason| reason.starts_with("random:"));
-        match (outcome.verdict, reason.is_some()) {
-            (Verdict::Pass, true) if by_chance => {}
-            (Verdict::Pass, true) => wrong.push(format!("{} passes: take it off the list", outcome.name)),
-            (Verdict::Fail | Verdict::Skip, false) => {
-                wrong.push(format!("{}: {}", outcome.name, outcome.why))
-            }
-            _ => {}
-        }
-    }
-    let names: BTreeSet<&str> = outcomes.iter().map(|outcome| outcome.name.as_str()).collect();
-    for name in listed.keys().filter(|name| in_suites(name, suites) && !names.contains(name.as_str())) {
-        wrong.push(format!("{name}: there is no such case"));
-    }
-    if wrong.is_empty() {
-        return Ok(());
-    }
-    for line in &wrong {
-        println!("WRONG {line}");
-    }
-    bail!("{} cases are not as {file} says", wrong.len())
-}
-
-/// Rewrites the list for the suites that ran; cases that are already listed keep their reasons.
-fn bless(
-    path: &Path,
-    listed: &BTreeMap<String, String>,
-    outcomes: &[Outcome],
-    suites: &[&str],
-) -> Result<()> {
-    let mut list: BTreeMap<&str, String> = listed
-        .iter()
-        .filter(|(name, _)| !in_suites(name, suites))
-        .map(|(name, reason)| (name.as_str(), reason.clone()))
-        .collect();
-    for outcome in outcomes.iter().filter(|outcome| outcome.verdict != Verdict::Pass) {
-        let found: String = outcome.why.replace('#', "").chars().take(REASON_LENGTH).collect();
-        let found =
-            if found.trim().is_empty() { "no reason given".to_owned() } else { found.trim().to_owned() };
-        list.insert(&outcome.name, listed.get(&outcome.name).cloned().unwrap_or(found));
-    }
-    let lines: String = list.iter().map(|(name, reason)| format!("{name}  # {reason}\n")).collect();
-    fs::write(path, lines).with_context(|| format!("cannot write {}", path.display()))?;
-    println!("wrote {} known failures", list.len());
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reads_the_lines_of_a_run() {
-        let table = [
-            ("PASS test_abs", Some(("test_abs", Verdict::Pass, ""))),
-            ("PASS cases/node/test_abs", Some(("test_abs", Verdict::Pass, ""))),
-            (
-                "FAIL test_abs: output 0: 3 of 4 differ",
-                Some(("test_abs", Verdict::Fail, "output 0: 3 of 4 differ")),
-            ),
-            ("SKIP test_abs: no data", Some(("test_abs", Verdict::Skip, "no data"))),
-            ("3 passed, 1 failed, 0 skipped", None),
-            ("", None),
-        ];
-        for (line, expected) in table {
-            let found = parse_line(line);
-            let found = found.as_ref().map(|(name, verdict, why)| (name.as_str(), *verdict, why.as_str()));
-            assert_eq!(found, expected, "{line}");
-        }
-    }
-
-    #[test]
-    fn the_list_must_be_exactly_right() {
-        let outcome = |name: &str, verdict| Outcome { name: name.to_owned(), verdict, why: String::new() };
-        let outcomes = [
-            outcome("node/a", Verdict::Pass),
-            outcome("node/b", Verdict::Fail),
-            outcome("node/c", Verdict::Skip),
-        ];
-        let table: [(&[&str], bool); 6] = [
-            (&["node/b", "node/c"], true),
-            (&["node/b", "node/c", "light/x"], true),
-            (&["node/b"], false),
-            (&["node/c"], false),
-            (&["node/a", "node/b", "node/c"], false),
-            (&["node/b", "node/c", "node/gone"], false),
-        ];
-        for (names, right) in table {
-            let listed = names.iter().map(|name| ((*name).to_owned(), "why".to_owned())).collect();
-            assert_eq!(check_list("list", &listed, &outcomes, &["node"]).is_ok(), right, "{names:?}");
-        }
-    }
 }

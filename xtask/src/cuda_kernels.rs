@@ -37,7 +37,7 @@ const COMPILER: [&str; 2] = ["python/compile_cuda.py", "python/cuda_requirements
 
 /// What to do.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct CudaKernelsOptions {
     /// Compile and write nothing; fail if a hash does not match.
     #[arg(long, conflicts_with_all = ["all", "verify", "markdown"])]
     pub(crate) check: bool,
@@ -81,7 +81,7 @@ impl Family {
 
 /// Compiles what is stale. With `check` it fails if anything is stale, with `verify` if PTX differs
 /// from what its source compiles to.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &CudaKernelsOptions) -> Result<()> {
     let folder = workspace.root.join("ort-ep-cuda/ptx");
     let families = families(workspace)?;
     if options.check {

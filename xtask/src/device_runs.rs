@@ -16,7 +16,7 @@ const TABLE: &str = "data/device_runs.json";
 
 /// What to run.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct DeviceRunsOptions {
     /// Run only these models.
     #[arg(long = "only", value_name = "NAME")]
     only: Vec<String>,
@@ -32,13 +32,13 @@ pub(crate) struct Options {
 }
 
 #[derive(Deserialize)]
-struct Table {
-    runs: Vec<Row>,
+struct RunTable {
+    runs: Vec<DeviceRow>,
 }
 
 /// A model with the inputs that its runs cycle through.
 #[derive(Deserialize)]
-struct Row {
+struct DeviceRow {
     model: String,
     given: Vec<String>,
     /// The tolerance relative to the largest value; the example's default if absent.
@@ -49,13 +49,13 @@ struct Row {
 }
 
 /// Runs the chosen models, a line for each; an error names those that differ.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &DeviceRunsOptions) -> Result<()> {
     let path = workspace.own(TABLE);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let table: Table =
+    let table: RunTable =
         serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
     let is_wanted = |name: &str| options.only.is_empty() || options.only.iter().any(|only| only == name);
-    let rows: Vec<&Row> = table.runs.iter().filter(|row| is_wanted(&row.model)).collect();
+    let rows: Vec<&DeviceRow> = table.runs.iter().filter(|row| is_wanted(&row.model)).collect();
     if let Some(unknown) = options.only.iter().find(|only| !rows.iter().any(|row| row.model == **only)) {
         bail!("no model in {} is named `{unknown}`", path.display());
     }

@@ -20,7 +20,7 @@ const ALTERNATIVE: &str =
 
 /// What to run.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct FuzzOptions {
     /// Run only these targets.
     #[arg(long = "target", value_name = "NAME", value_parser = TARGETS)]
     targets: Vec<String>,
@@ -31,7 +31,7 @@ pub(crate) struct Options {
 
 /// Runs the targets one after the other. The first finding ends the run, and its input is in
 /// `fuzz/artifacts`.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &FuzzOptions) -> Result<()> {
     let version = std::process::Command::new("cargo").args(["+nightly", "fuzz", "--version"]).output();
     if !version.is_ok_and(|output| output.status.success()) {
         bail!("`cargo +nightly fuzz` is missing: install a nightly toolchain and cargo-fuzz; {ALTERNATIVE}");

@@ -30,7 +30,7 @@ const PROGRESS: Duration = Duration::from_millis(500);
 
 /// What to run.
 #[derive(clap::Args, Clone)]
-pub(crate) struct Options {
+pub(crate) struct FuzzModelsOptions {
     /// The seed of all cases.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -60,7 +60,7 @@ pub(crate) struct Options {
     workers: Option<usize>,
 }
 
-impl Options {
+impl FuzzModelsOptions {
     /// The options of `cargo xtask test`, for a run of about two minutes on two cores.
     pub(crate) fn short() -> Self {
         Self {
@@ -97,7 +97,7 @@ pub(crate) const SHORT: usize = 3000;
 
 /// A worker's report of a case.
 #[derive(Deserialize)]
-struct Report {
+struct FuzzReport {
     case: usize,
     family: String,
     outcome: String,
@@ -108,7 +108,7 @@ struct Report {
     folder: Option<PathBuf>,
 }
 
-impl Report {
+impl FuzzReport {
     fn is_failure(&self) -> bool {
         !matches!(self.outcome.as_str(), "right" | "unsupported" | "undrawn")
     }
@@ -143,7 +143,7 @@ impl Counts {
 }
 
 /// Runs the cases; an error if one fails, or if too many are left out.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+pub(crate) fn run(workspace: &Workspace, options: &FuzzModelsOptions) -> Result<Summary> {
     let python = Python::open(workspace)?;
     let runner = workspace.build_example("model_configurations")?;
     let workers = options.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
@@ -202,7 +202,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
 }
 
 /// Forwards a worker's reports from a thread of its own.
-fn read_reports(child: &mut Child, sender: Sender<Report>) -> Result<()> {
+fn read_reports(child: &mut Child, sender: Sender<FuzzReport>) -> Result<()> {
     let output = child.stdout.take().context("the output is piped")?;
     thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
@@ -220,7 +220,7 @@ fn read_reports(child: &mut Child, sender: Sender<Report>) -> Result<()> {
 type Collected = (BTreeMap<String, Counts>, BTreeMap<String, usize>);
 
 /// Counts the reports as they arrive, and prints each failure at once.
-fn collect(reports: &Receiver<Report>, count: usize, start: Instant) -> Collected {
+fn collect(reports: &Receiver<FuzzReport>, count: usize, start: Instant) -> Collected {
     let mut families: BTreeMap<String, Counts> = BTreeMap::new();
     let mut left_out = BTreeMap::new();
     let (mut done, mut failed, mut shown) = (0, 0, Instant::now());

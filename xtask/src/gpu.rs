@@ -36,7 +36,7 @@ const NAMED: usize = 5;
 
 /// The destination, and its maximum size.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct GpuOptions {
     /// Write to this folder, replacing it [default: target/gpu].
     #[arg(long, value_name = "FOLDER")]
     to: Option<PathBuf>,
@@ -54,7 +54,7 @@ struct Program {
 
 /// Builds and packages everything in a temporary folder, and moves it into place only once it is
 /// complete.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &GpuOptions) -> Result<()> {
     let to = options.to.clone().unwrap_or_else(|| workspace.target.join("gpu"));
     let Some(parent) = to.parent().filter(|_| to.file_name().is_some()) else {
         bail!("--to {} is no folder of its own", to.display());

@@ -43,14 +43,14 @@ ORT_PROVIDER_EXPORT const OrtProviderTable *ort_provider(uint32_t abi_version, c
 
 /// What to do.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct HeaderOptions {
     /// Write nothing; fail if the header is stale.
     #[arg(long)]
     pub(crate) check: bool,
 }
 
 /// Writes the header, or with `check` fails if it is stale.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &HeaderOptions) -> Result<()> {
     let header = header(workspace)?;
     let path = workspace.root.join(HEADER);
     if options.check {

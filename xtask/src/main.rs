@@ -57,47 +57,47 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Run every check, the quick ones first: format, lints, tests, models, conformance, memory.
-    Test(test::Options),
+    Test(test::TestOptions),
     /// Make the models that the other commands run, in target/models.
-    Models(models::Options),
+    Models(models::ModelsOptions),
     /// Compare our outputs with ONNX Runtime's on every model.
-    Compare(compare::Options),
+    Compare(compare::CompareOptions),
     /// Compare the planned memory of each model with the measured one.
-    Memory(memory::Options),
+    Memory(memory::MemoryOptions),
     /// Run the onnx package's test cases and compare the failures with conformance.ignore.
-    Conformance(conformance::Options),
+    Conformance(conformance::ConformanceOptions),
     /// Compile the CUDA kernels of ort-ep-cuda to PTX, or check that the PTX is up to date.
-    CudaKernels(cuda_kernels::Options),
+    CudaKernels(cuda_kernels::CudaKernelsOptions),
     /// Package the CUDA tests and benchmarks for a machine with an NVIDIA GPU.
-    Gpu(gpu::Options),
+    Gpu(gpu::GpuOptions),
     /// Run models many times on a GPU with varying inputs, and compare with the CPU.
-    DeviceRuns(device_runs::Options),
+    DeviceRuns(device_runs::DeviceRunsOptions),
     /// Compare operators and scikit-learn models with other implementations, on cases from tables.
-    Reference(reference::Options),
+    Reference(reference::ReferenceOptions),
     /// Check each combination of the facade's cargo features, and each crate alone.
     Features,
     /// Write docs/OPS.md, the operators with their types by provider, from the registry.
-    Ops(ops::Options),
+    Ops(ops::OpsOptions),
     /// Draw docs/performance.svg from the table of docs/performance.md.
-    Chart(chart::Options),
+    Chart(chart::ChartOptions),
     /// Generate ort-core/include/ort_provider.h, the C header of provider libraries.
-    Header(header::Options),
+    Header(header::HeaderOptions),
     /// Package the crates as `cargo publish` would, and check what is in the packages.
     Package,
     /// Run the fuzz targets on a nightly compiler, each for a while.
-    Fuzz(fuzz::Options),
+    Fuzz(fuzz::FuzzOptions),
     /// Fuzz with random models against ONNX's reference evaluator, and reduce those that fail.
-    FuzzModels(fuzz_models::Options),
+    FuzzModels(fuzz_models::FuzzModelsOptions),
     /// Load, run and drop models many times and check that memory stays within bounds.
-    Soak(soak::Options),
+    Soak(soak::SoakOptions),
     /// Measure memory and run time of `ort` with each heap.
-    Allocators(allocators::Options),
+    Allocators(allocators::AllocatorsOptions),
     /// Check the style rules that no compiler checks.
     Tidy,
     /// Time ours and other runtimes in turn on the same models.
-    Bench(bench::Options),
+    Bench(bench::BenchOptions),
     /// Time ours and ONNX Runtime in turn on tree ensembles fitted by scikit-learn.
-    Trees(trees::Options),
+    Trees(trees::TreesOptions),
     /// Write the reference models and results of the training tests to ort-train/tests/data.
     TrainReference,
 }

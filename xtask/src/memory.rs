@@ -21,7 +21,7 @@ const MOST_OVER: f64 = 1.01;
 
 /// Which cases to run, and whether to measure ONNX Runtime too.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct MemoryOptions {
     #[command(flatten)]
     cases: compare::Chosen,
     /// Measure the memory of a run in ONNX Runtime, too.
@@ -30,7 +30,7 @@ pub(crate) struct Options {
 }
 
 /// Runs the cases and prints a table; an error if a prediction is wrong or a process grows too far.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+pub(crate) fn run(workspace: &Workspace, options: &MemoryOptions) -> Result<Summary> {
     let set = Cases::standard(workspace);
     let cases = chosen_cases(&set, &options.cases.only)?;
     let python = Python::open(workspace)?;

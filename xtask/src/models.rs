@@ -23,7 +23,7 @@ struct Model {
 
 /// What to make.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct ModelsOptions {
     /// Make only these models.
     #[arg(long = "only", value_name = "NAME")]
     pub(crate) only: Vec<String>,
@@ -44,7 +44,7 @@ pub(crate) fn skeletons(workspace: &Workspace) -> Result<BTreeSet<String>> {
 }
 
 /// Makes the models that are missing.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &ModelsOptions) -> Result<()> {
     make(workspace, &Python::open(workspace)?, &options.only)
 }
 

@@ -22,7 +22,7 @@ const PAGE: &str = "docs/OPS.md";
 
 /// What to do.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct OpsOptions {
     /// Write nothing; fail if the page is stale.
     #[arg(long)]
     pub(crate) check: bool,
@@ -64,7 +64,7 @@ struct Variable {
 type ByOperator<T> = BTreeMap<(String, String), BTreeSet<T>>;
 
 /// Writes the page, or with `check` fails if it is stale.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &OpsOptions) -> Result<()> {
     let printed = capture(&mut Command::new(workspace.build_example("operators")?))?;
     let operators: Vec<Operator> =
         serde_json::from_str(&printed).context("cannot read what the example printed")?;

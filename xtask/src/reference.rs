@@ -25,7 +25,7 @@ const SHARED: [&str; 3] = ["python/dump_cases.py", "python/exact_products.py", "
 
 /// What to run.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct ReferenceOptions {
     /// Run only these tables, named like their files without `.json`.
     #[arg(long = "table", value_name = "NAME")]
     tables: Vec<String>,
@@ -59,7 +59,7 @@ impl Entry {
 }
 
 /// A table and how many cases it makes.
-struct Table {
+struct CaseTable {
     name: String,
     path: PathBuf,
     script: &'static str,
@@ -68,7 +68,7 @@ struct Table {
 
 /// Makes the missing cases and runs all of them; an error if one fails, or if a version of an
 /// operator has no case.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+pub(crate) fn run(workspace: &Workspace, options: &ReferenceOptions) -> Result<Summary> {
     let tables = chosen_tables(workspace, options)?;
     if options.tables.is_empty() {
         check_versions(workspace, &tables, options.bless)?;
@@ -102,7 +102,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
 }
 
 /// Fails unless each version of each standard operator has a case, here or in the onnx package.
-fn check_versions(workspace: &Workspace, tables: &[Table], bless: bool) -> Result<()> {
+fn check_versions(workspace: &Workspace, tables: &[CaseTable], bless: bool) -> Result<()> {
     let mut script = Python::open(workspace)?.script("version_coverage.py");
     if bless {
         script.arg("--write");
@@ -114,10 +114,10 @@ fn check_versions(workspace: &Workspace, tables: &[Table], bless: bool) -> Resul
 
 /// Returns how many cases all the tables make.
 pub(crate) fn count(workspace: &Workspace) -> Result<usize> {
-    Ok(chosen_tables(workspace, &Options::default())?.iter().map(|table| table.cases).sum())
+    Ok(chosen_tables(workspace, &ReferenceOptions::default())?.iter().map(|table| table.cases).sum())
 }
 
-fn chosen_tables(workspace: &Workspace, options: &Options) -> Result<Vec<Table>> {
+fn chosen_tables(workspace: &Workspace, options: &ReferenceOptions) -> Result<Vec<CaseTable>> {
     let mut tables = Vec::new();
     for (folder, script) in FOLDERS {
         let folder = workspace.own(folder);
@@ -127,7 +127,7 @@ fn chosen_tables(workspace: &Workspace, options: &Options) -> Result<Vec<Table>>
                 continue;
             };
             if options.tables.is_empty() || options.tables.contains(&name) {
-                tables.push(Table { cases: read(&path)?, name, path, script });
+                tables.push(CaseTable { cases: read(&path)?, name, path, script });
             }
         }
     }
@@ -147,7 +147,7 @@ fn read(path: &Path) -> Result<usize> {
 
 /// Makes the cases of a table, unless they exist and were made from the same table by the same
 /// scripts and packages.
-fn make(workspace: &Workspace, table: &Table, out: &Path) -> Result<()> {
+fn make(workspace: &Workspace, table: &CaseTable, out: &Path) -> Result<()> {
     let mut made_by = fs::read_to_string(&table.path)?;
     let script = format!("python/{}", table.script);
     for maker in [script.as_str()].into_iter().chain(SHARED) {

@@ -26,14 +26,14 @@ const PROCESSES: usize = 8;
 
 /// How long to soak.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct SoakOptions {
     /// Use fewer loads, shapes and runs, small models, and no ONNX Runtime, as `cargo xtask test`
     /// does.
     #[arg(long)]
     short: bool,
 }
 
-impl Options {
+impl SoakOptions {
     pub(crate) fn short() -> Self {
         Self { short: true }
     }
@@ -48,7 +48,7 @@ pub(crate) const SCENARIOS: usize = 15;
 
 /// The fields of `ort soak --json` and of soak_reference.py, in bytes.
 #[derive(Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct SoakReport {
     baseline: Option<u64>,
     baseline_rss: Option<u64>,
     peak_rss: Option<u64>,
@@ -82,7 +82,7 @@ struct Cycle {
     dropped: Option<u64>,
 }
 
-impl Report {
+impl SoakReport {
     /// Returns the maximum that remains over the baseline after a cycle.
     pub(crate) fn left(&self) -> Option<u64> {
         let dropped = self.cycles.iter().map(|cycle| cycle.dropped).collect::<Option<Vec<u64>>>()?;
@@ -132,14 +132,14 @@ struct Finding {
 
 /// The inputs of the scenarios.
 struct Soak<'a> {
-    options: &'a Options,
+    options: &'a SoakOptions,
     ort: PathBuf,
     cases: Cases,
     python: Python,
 }
 
 /// Runs all scenarios and prints a table; an error if one exceeds its bound.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+pub(crate) fn run(workspace: &Workspace, options: &SoakOptions) -> Result<Summary> {
     let python = Python::open(workspace)?;
     let cases = Cases::standard(workspace);
     let names = ["minilm_l6_b1_s128", "mobilenet_v2_b1", "ocr_cls_b1", "silero_vad_b1"].map(str::to_owned);
@@ -260,7 +260,7 @@ impl Soak<'_> {
                 scenario: format!("minilm_l6: growth over {runs} shapes up to {batch} x {seq}"),
                 ours: ours.growth(),
                 bound: alone + alone / 20 + 4 * MIB,
-                reference: reference.as_ref().and_then(Report::growth),
+                reference: reference.as_ref().and_then(SoakReport::growth),
                 same_bits: ours.same_bits,
             },
             Finding {
@@ -299,7 +299,7 @@ impl Soak<'_> {
                 // The slack covers a stack and a heap for each caller, and the part of the file
                 // that the first runs page in.
                 bound: ours.packed + ours.activations_peak + CALLERS * MIB / 4 + 24 * MIB,
-                reference: reference.as_ref().and_then(Report::growth),
+                reference: reference.as_ref().and_then(SoakReport::growth),
                 same_bits: ours.same_bits,
             },
             Finding {
@@ -370,13 +370,13 @@ impl Soak<'_> {
         }
         // Collect both results before checking them: the processes must be ended even if one
         // failed.
-        let reports = held.iter_mut().map(report).collect::<Result<Vec<Report>>>();
+        let reports = held.iter_mut().map(report).collect::<Result<Vec<SoakReport>>>();
         let shares = held.iter().map(file_share).collect::<Result<Vec<u64>>>();
         for process in &mut held {
             drop(process.stdin.take());
             process.wait()?;
         }
-        let trimmed: Option<Vec<u64>> = reports?.iter().map(Report::trimmed).collect();
+        let trimmed: Option<Vec<u64>> = reports?.iter().map(SoakReport::trimmed).collect();
         Ok((shares?.into_iter().sum(), trimmed.and_then(|trimmed| trimmed.into_iter().max())))
     }
 
@@ -417,7 +417,7 @@ impl Soak<'_> {
     }
 
     /// Returns our report and, in the long form, ONNX Runtime's.
-    fn both(&self, case: &str, inputs: bool, arguments: &[&str]) -> Result<(Report, Option<Report>)> {
+    fn both(&self, case: &str, inputs: bool, arguments: &[&str]) -> Result<(SoakReport, Option<SoakReport>)> {
         let ours = parse(&capture(&mut self.command(case, inputs, arguments)?)?)?;
         if self.options.short {
             return Ok((ours, None));
@@ -435,7 +435,7 @@ impl Soak<'_> {
     }
 
     /// Returns our report only, on the case's inputs.
-    fn soaked(&self, case: &str, arguments: &[&str]) -> Result<Report> {
+    fn soaked(&self, case: &str, arguments: &[&str]) -> Result<SoakReport> {
         parse(&capture(&mut self.command(case, true, arguments)?)?)
     }
 
@@ -458,12 +458,12 @@ impl Soak<'_> {
     }
 }
 
-pub(crate) fn parse(text: &str) -> Result<Report> {
+pub(crate) fn parse(text: &str) -> Result<SoakReport> {
     serde_json::from_str(text.trim()).context("cannot read a report")
 }
 
 /// Waits for the report of a process that holds its session open.
-fn report(process: &mut Child) -> Result<Report> {
+fn report(process: &mut Child) -> Result<SoakReport> {
     let output = process.stdout.take().context("the output is piped")?;
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
@@ -485,7 +485,7 @@ fn file_share(process: &Child) -> Result<u64> {
 mod tests {
     use super::*;
 
-    fn report(ran: &[u64], dropped: &[u64]) -> Report {
+    fn report(ran: &[u64], dropped: &[u64]) -> SoakReport {
         let cycle = |dropped: &u64| Cycle {
             load_peak: Some(18),
             sessions_peak: Some(35),
@@ -494,7 +494,7 @@ mod tests {
             trimmed: Some(25),
             dropped: Some(*dropped),
         };
-        Report {
+        SoakReport {
             baseline: Some(10),
             baseline_rss: Some(100),
             peak_rss: Some(150),

@@ -30,7 +30,7 @@ const NEEDS_ADAPTER: (&str, &str) = ("ORT_TEST_NEEDS_ADAPTER", "1");
 
 /// What to run.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct TestOptions {
     /// Run only the suites of the provider wgpu, and fail if one cannot run.
     #[arg(long)]
     wgpu: bool,
@@ -45,11 +45,11 @@ pub(crate) struct Options {
 
 /// Runs all suites; the first that fails ends the run. Suites that this machine lacks a requirement
 /// for are skipped, and listed in the last lines.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &TestOptions) -> Result<()> {
     let mut stages = Stages::default();
     let summary = match options {
-        Options { wgpu: true, .. } => wgpu_suites(workspace, &mut stages),
-        Options { quick: true, since, .. } => changed(workspace, since, &mut stages),
+        TestOptions { wgpu: true, .. } => wgpu_suites(workspace, &mut stages),
+        TestOptions { quick: true, since, .. } => changed(workspace, since, &mut stages),
         _ => all(workspace, &mut stages),
     }?;
     println!("{stages}\n{summary}");
@@ -68,13 +68,13 @@ fn all(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
     })?;
     // The checks of generated, committed files come before the tests: they take seconds, and a
     // stale file would fail what follows.
-    stages.run("operators", || ops::run(workspace, &ops::Options { check: true }))?;
-    stages.run("header", || header::run(workspace, &header::Options { check: true }))?;
-    stages.run("chart", || chart::run(workspace, &chart::Options { check: true }))?;
+    stages.run("operators", || ops::run(workspace, &ops::OpsOptions { check: true }))?;
+    stages.run("header", || header::run(workspace, &header::HeaderOptions { check: true }))?;
+    stages.run("chart", || chart::run(workspace, &chart::ChartOptions { check: true }))?;
     stages.run("CUDA kernels", || {
         cuda_kernels::run(
             workspace,
-            &cuda_kernels::Options { check: true, ..cuda_kernels::Options::default() },
+            &cuda_kernels::CudaKernelsOptions { check: true, ..cuda_kernels::CudaKernelsOptions::default() },
         )
     })?;
     summary += stages.run("book", || book(workspace))?;
@@ -87,19 +87,20 @@ fn all(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
     stages.run("build", || workspace.build_ort())?;
     match Python::open(workspace) {
         Ok(_) => {
-            stages.run("models", || models::run(workspace, &models::Options::default()))?;
+            stages.run("models", || models::run(workspace, &models::ModelsOptions::default()))?;
             for options in conformance_suites() {
                 summary += stages.run(&options.suite(), || conformance::run(workspace, &options))?;
             }
-            summary +=
-                stages.run("reference", || reference::run(workspace, &reference::Options::default()))?;
+            summary += stages
+                .run("reference", || reference::run(workspace, &reference::ReferenceOptions::default()))?;
             for options in compare_suites() {
                 summary += stages.run(&options.suite(), || compare::run(workspace, &options))?;
             }
-            summary += stages.run("memory", || memory::run(workspace, &memory::Options::default()))?;
-            summary += stages.run("soak", || soak::run(workspace, &soak::Options::short()))?;
-            summary += stages
-                .run("random models", || fuzz_models::run(workspace, &fuzz_models::Options::short()))?;
+            summary += stages.run("memory", || memory::run(workspace, &memory::MemoryOptions::default()))?;
+            summary += stages.run("soak", || soak::run(workspace, &soak::SoakOptions::short()))?;
+            summary += stages.run("random models", || {
+                fuzz_models::run(workspace, &fuzz_models::FuzzModelsOptions::short())
+            })?;
         }
         Err(why) => summary += skip_python_suites(workspace, &why)?,
     }
@@ -144,7 +145,7 @@ fn wgpu_suites(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
     for options in conformance_suites().iter().filter(|options| options.wgpu) {
         summary += stages.run(&options.suite(), || conformance::run(workspace, options))?;
     }
-    let on_wgpu = compare::Options::on_wgpu();
+    let on_wgpu = compare::CompareOptions::on_wgpu();
     summary += stages.run(&on_wgpu.suite(), || compare::run(workspace, &on_wgpu))?;
     if let Some(left_out) = summary.left_out.first() {
         bail!("{left_out}");
@@ -152,27 +153,27 @@ fn wgpu_suites(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
     Ok(summary)
 }
 
-fn conformance_suites() -> [conformance::Options; 7] {
-    let plain = conformance::Options::default();
-    let wgpu = conformance::Options { wgpu: true, ..plain.clone() };
-    let cuda = conformance::Options { cuda: true, ..plain.clone() };
+fn conformance_suites() -> [conformance::ConformanceOptions; 7] {
+    let plain = conformance::ConformanceOptions::default();
+    let wgpu = conformance::ConformanceOptions { wgpu: true, ..plain.clone() };
+    let cuda = conformance::ConformanceOptions { cuda: true, ..plain.clone() };
     [
         plain.clone(),
-        conformance::Options { poisoned: true, ..plain },
+        conformance::ConformanceOptions { poisoned: true, ..plain },
         wgpu.clone(),
-        conformance::Options { library: true, ..wgpu.clone() },
-        conformance::Options { minimum_limits: true, ..wgpu },
+        conformance::ConformanceOptions { library: true, ..wgpu.clone() },
+        conformance::ConformanceOptions { minimum_limits: true, ..wgpu },
         cuda.clone(),
-        conformance::Options { library: true, ..cuda },
+        conformance::ConformanceOptions { library: true, ..cuda },
     ]
 }
 
-fn compare_suites() -> [compare::Options; 4] {
+fn compare_suites() -> [compare::CompareOptions; 4] {
     [
-        compare::Options::default(),
-        compare::Options::on_wgpu(),
-        compare::Options::on_cuda(),
-        compare::Options::on_cuda_with_channels_last(),
+        compare::CompareOptions::default(),
+        compare::CompareOptions::on_wgpu(),
+        compare::CompareOptions::on_cuda(),
+        compare::CompareOptions::on_cuda_with_channels_last(),
     ]
 }
 
@@ -223,7 +224,10 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
     for options in compare_suites() {
         suites.push((options.suite(), compare::cases_of(workspace, &options)?.len()));
     }
-    suites.push(("memory".to_owned(), compare::cases_of(workspace, &compare::Options::default())?.len()));
+    suites.push((
+        "memory".to_owned(),
+        compare::cases_of(workspace, &compare::CompareOptions::default())?.len(),
+    ));
     suites.push(("soak".to_owned(), soak::SCENARIOS));
     suites.push(("random models".to_owned(), fuzz_models::SHORT));
     let why = format!("there is no Python environment: {why:#}");

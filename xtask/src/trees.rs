@@ -20,17 +20,17 @@ const TABLE: &str = "data/trees.json";
 #[derive(Deserialize)]
 struct Trees {
     batches: Vec<usize>,
-    models: Vec<Model>,
+    models: Vec<TreeModel>,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct TreeModel {
     name: String,
 }
 
 /// What to time, and for how long.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct TreesOptions {
     /// Time only these models.
     #[arg(long = "only", value_name = "NAME")]
     only: Vec<String>,
@@ -54,7 +54,7 @@ pub(crate) struct Options {
 /// Fits the missing models, times them, and prints a table. A time is that of one call of a
 /// session's `run`: from Rust for ours, from Python for ONNX Runtime. The model `identity` shows
 /// the overhead of an empty call.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &TreesOptions) -> Result<()> {
     check(options.rounds, options.seconds)?;
     let path = workspace.own(TABLE);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -8,7 +8,6 @@ mod algebra;
 mod attention;
 mod codes;
 mod conv;
-mod epilogue;
 mod layout;
 mod linear;
 mod norm;

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 
-use super::Options;
+use super::options::BenchOptions;
 use super::runtime::{Report, Runtime, Timing, Tools, parse};
 use super::tables::{decimals, milliseconds};
 use crate::compare::{Cases, chosen_cases, prepare};
@@ -23,7 +23,7 @@ const THREADS: usize = 2;
 const CALLERS: usize = 8;
 
 /// Measures and prints both tables.
-pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> Result<()> {
+pub(super) fn run(workspace: &Workspace, options: &BenchOptions, python: Python) -> Result<()> {
     let cases = Cases::standard(workspace);
     let usual: Vec<String> = USUAL.iter().map(|name| (*name).to_owned()).collect();
     let names = if options.only.is_empty() { &usual } else { &options.only };

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::Options;
 use super::limits::{self, Limits};
+use super::options::BenchOptions;
 use super::runtime::{Side, Timing};
 use super::tables::{Style, decimals, percent};
 use crate::python::Python;
@@ -47,7 +47,7 @@ const COLUMNS: [&str; 9] = [
 ];
 
 /// Makes the models, times them and prints the table.
-pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> Result<()> {
+pub(super) fn run(workspace: &Workspace, options: &BenchOptions, python: Python) -> Result<()> {
     let folder = workspace.target.join("kernels");
     prepare_with(python.script("make_kernels.py").arg(workspace.own(TABLE)).arg(&folder))?;
     let path = folder.join("kernels.json");

@@ -9,8 +9,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
+use super::options::BenchOptions;
+use super::runtime;
 use super::tables::{Style, decimals, mebibytes, milliseconds};
-use super::{Options, runtime};
 use crate::python::Python;
 use crate::table;
 use crate::workspace::{Workspace, capture, prepare_with};
@@ -79,7 +80,7 @@ impl Setting {
 /// The shown fields of `ort train --json` and of train_bench.py. Times are in milliseconds, memory
 /// in bytes.
 #[derive(Clone, Debug, Deserialize)]
-struct Report {
+struct TrainReport {
     #[serde(alias = "step_median_ms")]
     median_ms: Option<f64>,
     #[serde(alias = "step_min_ms")]
@@ -106,19 +107,19 @@ struct Recompute {
 /// All rounds of one setting. Times are minima, because other load on the machine only ever adds
 /// time.
 #[derive(Clone, Debug, Default)]
-struct Row {
+struct TrainRow {
     median_ms: Option<f64>,
     min_ms: Option<f64>,
     growth: Option<u64>,
-    last: Option<Report>,
+    last: Option<TrainReport>,
     problem: Option<String>,
 }
 
-impl Row {
-    fn add(&mut self, outcome: Result<Report>) {
+impl TrainRow {
+    fn add(&mut self, outcome: Result<TrainReport>) {
         match outcome {
             Err(error) => self.problem = Some(format!("{error:#}")),
-            Ok(Report { error: Some(error), .. }) => self.problem = Some(error),
+            Ok(TrainReport { error: Some(error), .. }) => self.problem = Some(error),
             Ok(report) => {
                 let least =
                     |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::min);
@@ -141,7 +142,7 @@ impl Row {
 }
 
 /// Times all settings and prints a row for each.
-pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub(super) fn run(workspace: &Workspace, options: &BenchOptions) -> Result<()> {
     runtime::check(options.rounds, options.seconds)?;
     let chosen = chosen(&options.only)?;
     let bench = Bench {
@@ -193,8 +194,8 @@ impl Bench<'_> {
         prepare_with(command.args(["--only", model.name]))
     }
 
-    fn in_turn(&self, model: &Model, threads: usize, rounds: usize) -> Result<Vec<Row>> {
-        let mut rows = vec![Row::default(); SETTINGS.len()];
+    fn in_turn(&self, model: &Model, threads: usize, rounds: usize) -> Result<Vec<TrainRow>> {
+        let mut rows = vec![TrainRow::default(); SETTINGS.len()];
         for _ in 0..rounds {
             for (index, setting) in SETTINGS.into_iter().enumerate() {
                 // Row 0 is level 0, from which `Setting::Share` computes its limit.
@@ -226,9 +227,9 @@ impl Bench<'_> {
         model: &Model,
         threads: usize,
         setting: Setting,
-        whole: Option<&Report>,
+        whole: Option<&TrainReport>,
         median: Option<f64>,
-    ) -> Result<Report> {
+    ) -> Result<TrainReport> {
         // The first round knows no step time and runs the minimum.
         let wanted = median.map_or(0.0, |median| self.seconds * 1e3 / (median * BATCHES as f64));
         let epochs = (wanted.ceil() as usize).max(LEAST_EPOCHS);
@@ -270,12 +271,12 @@ impl Bench<'_> {
 }
 
 /// Parses the JSON object in the last line that a process printed.
-fn read(text: &str) -> Result<Report> {
+fn read(text: &str) -> Result<TrainReport> {
     let line = text.lines().rfind(|line| !line.trim().is_empty()).context("nothing was reported")?;
     serde_json::from_str(line).context("cannot read a report of a training")
 }
 
-type Results<'a> = [(&'a Model, usize, Vec<Row>)];
+type Results<'a> = [(&'a Model, usize, Vec<TrainRow>)];
 
 fn print(all: &Results<'_>, style: Style) -> Result<()> {
     if style == Style::Json {
@@ -313,11 +314,11 @@ fn print(all: &Results<'_>, style: Style) -> Result<()> {
 }
 
 /// Finds a setting's row among its model's rows.
-fn of(rows: &[Row], setting: Setting) -> Option<&Row> {
+fn of(rows: &[TrainRow], setting: Setting) -> Option<&TrainRow> {
     SETTINGS.iter().position(|other| *other == setting).and_then(|index| rows.get(index))
 }
 
-fn cells(model: &Model, threads: usize, setting: Setting, row: &Row, rows: &[Row]) -> Vec<String> {
+fn cells(model: &Model, threads: usize, setting: Setting, row: &TrainRow, rows: &[TrainRow]) -> Vec<String> {
     let mut cells = vec![model.name.to_owned(), threads.to_string(), setting.describe()];
     if let Some(problem) = &row.problem {
         cells.push(problem.chars().take(SHOWN_OF_A_PROBLEM).collect());
@@ -326,13 +327,13 @@ fn cells(model: &Model, threads: usize, setting: Setting, row: &Row, rows: &[Row
     let others = [Setting::Other("torch", 0), Setting::Other("ortmodule", 0)].map(|other| of(rows, other));
     let ratio =
         |one: Option<f64>, other: Option<f64>| decimals(one.zip(other).map(|(one, other)| one / other));
-    let bytes = |row: &Row| row.growth.map(|bytes| bytes as f64);
+    let bytes = |row: &TrainRow| row.growth.map(|bytes| bytes as f64);
     cells.push(milliseconds(row.median_ms));
     cells.extend(others.map(|other| ratio(row.median_ms, other.and_then(|other| other.median_ms))));
     cells.push(mebibytes(row.growth));
     cells.extend(others.map(|other| ratio(bytes(row), other.and_then(bytes))));
     let whole = of(rows, Setting::Level(0));
-    let activations = |row: &Row| row.activations().map(|bytes| bytes as f64);
+    let activations = |row: &TrainRow| row.activations().map(|bytes| bytes as f64);
     cells.extend([mebibytes(row.activations()), mebibytes(row.predicted())]);
     if !matches!(setting, Setting::Other(..)) {
         cells.push(ratio(activations(row), whole.and_then(activations)));
@@ -342,11 +343,11 @@ fn cells(model: &Model, threads: usize, setting: Setting, row: &Row, rows: &[Row
     cells
 }
 
-fn extra_time(report: &Report) -> f64 {
+fn extra_time(report: &TrainReport) -> f64 {
     report.recompute.as_ref().map_or(0.0, |recompute| recompute.extra_time)
 }
 
-fn to_json(setting: Setting, row: &Row) -> Json {
+fn to_json(setting: Setting, row: &TrainRow) -> Json {
     let mut fields = BTreeMap::from([("setting", json!(setting.describe()))]);
     fields.insert("median_ms", json!(row.median_ms));
     fields.insert("min_ms", json!(row.min_ms));
@@ -368,7 +369,7 @@ mod tests {
             "{\"step_median_ms\": 2.5, \"step_min_ms\": 2.0, \"baseline_rss\": 10, \"peak_rss\": 30, \
              \"memory_predicted\": {\"activations\": 7, \"total\": 9}, \"recompute\": {\"extra_time\": 0.25}}\n",
         );
-        let mut row = Row::default();
+        let mut row = TrainRow::default();
         row.add(ours);
         row.add(read("{\"median_ms\": 3.0, \"min_ms\": 1.0, \"baseline_rss\": 10, \"peak_rss\": 50}"));
         assert_eq!((row.median_ms, row.min_ms, row.growth), (Some(2.5), Some(1.0), Some(40)));

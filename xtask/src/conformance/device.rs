@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::{NODE_CASES, Options, Outcome, Verdict, bless, check_list, count, parse_line, read_list};
+use super::options::{ConformanceOptions, NODE_CASES};
+use super::outcomes::{Outcome, Verdict, bless, check_list, count, parse_line, read_list};
 use crate::cuda_driver::cuda_driver;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, describe};
@@ -49,7 +50,7 @@ pub(super) fn run(
     workspace: &Workspace,
     device: &OnDevice,
     cases: &Path,
-    options: &Options,
+    options: &ConformanceOptions,
 ) -> Result<Summary> {
     let OnDevice { name, list, .. } = device;
     let lines = lines(workspace, device, &cases.join(SUITE), options)?;
@@ -98,7 +99,12 @@ pub(super) fn run(
 }
 
 /// Runs the example and returns its output.
-fn lines(workspace: &Workspace, device: &OnDevice, folder: &Path, options: &Options) -> Result<String> {
+fn lines(
+    workspace: &Workspace,
+    device: &OnDevice,
+    folder: &Path,
+    options: &ConformanceOptions,
+) -> Result<String> {
     let mut command = Command::new(workspace.build_example(device.example)?);
     if device.name == CUDA.name {
         command.envs(cuda_driver(workspace)?);

@@ -114,6 +114,21 @@ pub(super) fn lines_with_word<'a>(code: &'a str, word: &'a str) -> impl Iterator
     })
 }
 
+/// Returns the number of lines before the module of unit tests, which is the last item of a file.
+pub(super) fn lines_without_tests(text: &str) -> usize {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_tests = |at: usize| {
+        let mut item = lines.iter().skip(at).skip_while(|line| line.starts_with("#["));
+        item.next().is_some_and(|item| item.starts_with("mod ") && item.ends_with('{'))
+    };
+    let starts = lines
+        .iter()
+        .enumerate()
+        .filter(|(_, line)| line.starts_with("#[cfg(test") || line.starts_with("#[cfg(all(test"));
+    let mut starts = starts.map(|(at, _)| at).filter(|at| is_tests(*at));
+    starts.next().unwrap_or(lines.len())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,8 +3,7 @@
 
 use std::collections::HashSet;
 
-use super::rules::report;
-use super::{Finding, Repository, SourceFile};
+use super::source::{Finding, Repository, SourceFile, report};
 
 /// Extensions by which a name in a document is recognised as a file of the repository.
 const FILE_EXTENSIONS: &[&str] = &["rs", "py", "toml", "json", "onnx", "npz", "txt", "md", "ignore"];
@@ -33,7 +32,11 @@ pub(super) fn is_contents(file: &SourceFile) -> bool {
 }
 
 /// Finds links and file names in backticks that lead nowhere. A link may name a heading.
-pub(super) fn links_lead_somewhere(file: &SourceFile, repository: &Repository, findings: &mut Vec<Finding>) {
+pub(super) fn links_lead_somewhere(
+    file: &SourceFile,
+    repository: &Repository<'_>,
+    findings: &mut Vec<Finding>,
+) {
     let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
     for (index, line) in file.text.lines().enumerate() {
         let quoted = quoted(line).filter(|text| looks_like_file(text));
@@ -55,7 +58,7 @@ pub(super) fn links_lead_somewhere(file: &SourceFile, repository: &Repository, f
 }
 
 /// Finds identifiers in backticks that are in no source file, such as those of renamed items.
-pub(super) fn identifiers_exist(file: &SourceFile, repository: &Repository, findings: &mut Vec<Finding>) {
+pub(super) fn identifiers_exist(file: &SourceFile, repository: &Repository<'_>, findings: &mut Vec<Finding>) {
     if OTHER_NAMES.contains(&file.path.as_str()) {
         return;
     }
@@ -71,7 +74,11 @@ pub(super) fn identifiers_exist(file: &SourceFile, repository: &Repository, find
 }
 
 /// Finds pages that the book's contents do not list.
-pub(super) fn all_pages_are_listed(file: &SourceFile, repository: &Repository, findings: &mut Vec<Finding>) {
+pub(super) fn all_pages_are_listed(
+    file: &SourceFile,
+    repository: &Repository<'_>,
+    findings: &mut Vec<Finding>,
+) {
     let pages = repository.paths.iter().filter_map(|path| path.strip_prefix("docs/"));
     for page in pages.filter(|page| page.ends_with(".md") && *page != "SUMMARY.md") {
         if !file.text.contains(&format!("]({page})")) {

@@ -1,7 +1,7 @@
 //! The layering of `ort-core`: a folder may import from its own layer and from those below.
 
 use super::code::without_comments_and_literals;
-use super::{Finding, Repository, SourceFile};
+use super::source::{Finding, Repository, SourceFile};
 
 const ROOT: &str = "ort-core/src/";
 
@@ -29,7 +29,7 @@ pub(super) fn applies(file: &SourceFile) -> bool {
 }
 
 /// Finds imports from a higher layer, and folders that are in no layer.
-pub(super) fn check(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+pub(super) fn check(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     let inside = file.path.trim_start_matches(ROOT);
     let own = inside.split(['/', '.']).next().unwrap_or(inside);
     let mut report = |line, what| findings.push(Finding { path: file.path.clone(), line, what });

@@ -1,11 +1,16 @@
 //! `cargo xtask tidy`: the style rules that no compiler checks, over every file that git tracks or
 //! would track.
 
+mod circles;
 mod code;
 mod documents;
 mod layers;
+mod modules;
 mod operators;
+mod parameters;
 mod rules;
+mod source;
+mod type_names;
 mod words;
 
 use std::collections::HashSet;
@@ -15,53 +20,20 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::workspace::{Workspace, capture};
+use source::{Repository, SourceFile};
 
-/// A text file of the repository.
-pub(super) struct SourceFile {
-    /// Its path from the root, with `/` as the separator.
-    pub(super) path: String,
-    /// Its contents.
-    pub(super) text: String,
-}
-
-impl SourceFile {
-    /// Whether the extension of its name is `extension`.
-    pub(super) fn has_extension(&self, extension: &str) -> bool {
-        self.path.rsplit_once('.').is_some_and(|(_, found)| found == extension)
-    }
-}
-
-/// What rules look names up in.
-#[derive(Default)]
-pub(super) struct Repository {
-    /// The paths of all files.
-    pub(super) paths: Vec<String>,
-    /// The headings of documents, as `path#anchor`.
-    pub(super) anchors: HashSet<String>,
-    /// The words of all files that are not documents.
-    pub(super) words: HashSet<String>,
-    /// The names of elementwise operators.
-    pub(super) elementwise: HashSet<String>,
-}
-
-impl Repository {
-    pub(super) fn of(files: &[SourceFile], paths: Vec<String>) -> Repository {
+impl<'a> Repository<'a> {
+    pub(super) fn of(files: &'a [SourceFile], paths: Vec<String>) -> Self {
         let (documents, sources): (Vec<_>, Vec<_>) = files.iter().partition(|file| documents::applies(file));
         let anchors = documents.into_iter().flat_map(documents::anchors).collect();
-        let mut words = HashSet::new();
-        sources.iter().for_each(|source| documents::words_of(&source.text, &mut words));
-        let mut elementwise = HashSet::new();
-        sources.iter().for_each(|source| operators::names_of(source, &mut elementwise));
-        Repository { paths, anchors, words: words.into_iter().map(str::to_owned).collect(), elementwise }
+        let (mut words, mut elementwise) = (HashSet::new(), HashSet::new());
+        for source in sources {
+            documents::words_of(&source.text, &mut words);
+            operators::names_of(source, &mut elementwise);
+        }
+        let words = words.into_iter().map(str::to_owned).collect();
+        Repository { files, paths, anchors, words, elementwise }
     }
-}
-
-/// A violation and its place. Line 0 stands for the whole file.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Finding {
-    pub(super) path: String,
-    pub(super) line: usize,
-    pub(super) what: String,
 }
 
 /// Applies all rules; an error if one finds something.

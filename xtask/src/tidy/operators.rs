@@ -4,9 +4,8 @@
 
 use std::collections::HashSet;
 
-use super::code::{string_literals, without_comments_and_literals};
-use super::rules::{lines_without_tests, report};
-use super::{Finding, Repository, SourceFile};
+use super::code::{lines_without_tests, string_literals, without_comments_and_literals};
+use super::source::{Finding, Repository, SourceFile, report};
 
 /// Files in which such a name is not that of a node's operator, and what it names there.
 const OTHER_MEANINGS: &[(&str, &str)] = &[

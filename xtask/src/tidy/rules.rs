@@ -1,13 +1,14 @@
 //! The table of rules. To add one, write a check and a row.
 
-use super::code::{lines_with_word, without_comments_and_literals};
-use super::{Finding, Repository, SourceFile, documents, layers, operators, words};
+use super::code::{lines_with_word, lines_without_tests, without_comments_and_literals};
+use super::source::{Finding, Repository, SourceFile, report};
+use super::{circles, documents, layers, operators, parameters, type_names, words};
 
 /// A rule: the files that it applies to, and its check of one of them, given the names of all
 /// files.
 pub(super) struct Rule {
     pub(super) applies: fn(&SourceFile) -> bool,
-    pub(super) check: fn(&SourceFile, &Repository, &mut Vec<Finding>),
+    pub(super) check: fn(&SourceFile, &Repository<'_>, &mut Vec<Finding>),
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -24,7 +25,10 @@ pub(super) const RULES: &[Rule] = &[
     Rule { applies: documents::is_contents, check: documents::all_pages_are_listed },
     Rule { applies: is_root_of_tests, check: all_tests_are_modules },
     Rule { applies: layers::applies, check: layers::check },
+    Rule { applies: circles::applies, check: circles::check },
     Rule { applies: operators::applies, check: operators::check },
+    Rule { applies: parameters::applies, check: parameters::check },
+    Rule { applies: type_names::applies, check: type_names::check },
     Rule { applies: words::applies, check: words::check },
 ];
 
@@ -97,11 +101,7 @@ fn may_not_name_machines(file: &SourceFile) -> bool {
     is_text(file) && !file.path.starts_with("xtask/src/tidy/")
 }
 
-pub(super) fn report(findings: &mut Vec<Finding>, file: &SourceFile, line: usize, what: String) {
-    findings.push(Finding { path: file.path.clone(), line, what });
-}
-
-fn length(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+fn length(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     let is_tests = file.path.contains("/tests/") || file.path.ends_with("/tests.rs");
     let (lines, most) = match is_tests {
         true => (file.text.lines().count(), MAX_TEST_LINES),
@@ -112,28 +112,13 @@ fn length(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Returns the number of lines before the module of unit tests, which is the last item of a file.
-pub(super) fn lines_without_tests(text: &str) -> usize {
-    let lines: Vec<&str> = text.lines().collect();
-    let is_tests = |at: usize| {
-        let mut item = lines.iter().skip(at).skip_while(|line| line.starts_with("#["));
-        item.next().is_some_and(|item| item.starts_with("mod ") && item.ends_with('{'))
-    };
-    let starts = lines
-        .iter()
-        .enumerate()
-        .filter(|(_, line)| line.starts_with("#[cfg(test") || line.starts_with("#[cfg(all(test"));
-    let mut starts = starts.map(|(at, _)| at).filter(|at| is_tests(*at));
-    starts.next().unwrap_or(lines.len())
-}
-
-fn header(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+fn header(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     if !file.text.starts_with("//! ") {
         report(findings, file, 1, "does not open with `//!` saying what it holds".to_owned());
     }
 }
 
-fn comment_width(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+fn comment_width(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     let mut is_code = false;
     for (index, line) in file.text.lines().enumerate() {
         let Some(comment) = line.trim_start().strip_prefix("//") else {
@@ -156,7 +141,7 @@ fn comment_width(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>)
     }
 }
 
-fn unsafe_address(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+fn unsafe_address(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     if UNSAFE_PLACES.iter().any(|place| file.path.starts_with(place)) {
         return;
     }
@@ -166,13 +151,13 @@ fn unsafe_address(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>
     }
 }
 
-fn forbids_unsafe(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+fn forbids_unsafe(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     if !file.text.contains("#![forbid(unsafe_code)]") {
         report(findings, file, 0, "a crate without unsafe code says `#![forbid(unsafe_code)]`".to_owned());
     }
 }
 
-fn forbidden_code(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+fn forbidden_code(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     let code = without_comments_and_literals(&file.text);
     for (index, line) in code.lines().enumerate() {
         for (text, why) in FORBIDDEN_CODE.iter().filter(|(text, _)| line.contains(text)) {
@@ -181,7 +166,7 @@ fn forbidden_code(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>
     }
 }
 
-fn whitespace(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+fn whitespace(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     let tab_separated = file.has_extension("tsv");
     for (index, line) in file.text.split('\n').enumerate() {
         if line.contains('\t') && !tab_separated {
@@ -196,7 +181,7 @@ fn whitespace(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
     }
 }
 
-fn machine_names(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+fn machine_names(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     for (index, line) in file.text.lines().enumerate() {
         for name in MACHINE_NAMES.iter().filter(|name| line.contains(**name)) {
             report(findings, file, index + 1, format!("names a place of one machine: `{name}`"));
@@ -205,7 +190,7 @@ fn machine_names(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>)
 }
 
 /// Tests in a file that no module declares would never run.
-fn all_tests_are_modules(file: &SourceFile, repository: &Repository, findings: &mut Vec<Finding>) {
+fn all_tests_are_modules(file: &SourceFile, repository: &Repository<'_>, findings: &mut Vec<Finding>) {
     let folder = file.path.trim_end_matches("main.rs");
     let beside = repository.paths.iter().filter_map(|name| name.strip_prefix(folder)?.strip_suffix(".rs"));
     for module in beside.filter(|name| !name.contains('/') && *name != "main") {
@@ -241,7 +226,8 @@ mod tests {
             text: "//! A.\nstatic A: OpSpec = OpSpec { attrs: &[f(\"Alpha\")], ..unary(\"Mish\", 1, f) };\n"
                 .to_owned(),
         };
-        let repository = Repository::of(&[guide, code, records], names);
+        let files = [guide, code, records];
+        let repository = Repository::of(&files, names);
         let mut findings = Vec::new();
         for rule in RULES.iter().filter(|rule| (rule.applies)(&file)) {
             (rule.check)(&file, &repository, &mut findings);

@@ -1,7 +1,7 @@
 //! The words that the style guide replaces, in comments and documents.
 
 use super::code::without_comments_and_literals;
-use super::{Finding, Repository, SourceFile};
+use super::source::{Finding, Repository, SourceFile};
 
 /// The guide. Its second table has the words and what to write instead.
 const GUIDE: &str = include_str!("../../../docs/style.md");
@@ -14,7 +14,7 @@ pub(super) fn applies(file: &SourceFile) -> bool {
 }
 
 /// Finds words that the guide replaces. A phrase may break over two lines.
-pub(super) fn check(file: &SourceFile, _: &Repository, findings: &mut Vec<Finding>) {
+pub(super) fn check(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     let prose: Vec<String> = match file.has_extension("rs") {
         true => comments(&file.text),
         false => file.text.lines().map(words).collect(),

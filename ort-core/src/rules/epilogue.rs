@@ -1,1 +1,0 @@
-//! The epilogues of matmuls and convolutions, as patterns.
