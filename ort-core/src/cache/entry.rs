@@ -571,7 +571,7 @@ mod tests {
     fn a_deadline_ends_the_comparison() {
         let entry = opened(&written()).unwrap();
         let late = Reading { threads: 1, until: Some(Instant::now()) };
-        assert!(entry.verify(0..entry.len(), late).unwrap_err().contains("in time"));
+        assert!(entry.verify(0..entry.len(), late).unwrap_err().contains("the deadline passed"));
     }
 
     /// The umask decides who may read an entry, as with any new file.

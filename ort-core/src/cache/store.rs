@@ -272,7 +272,7 @@ mod tests {
             let (tensors, problem) = folded(&bytes);
             let text = tensors.unwrap_err().to_string();
             assert!(text.contains("'flags' has bytes other than 0 and 1, expected booleans"), "{text}");
-            assert!(problem.unwrap().contains("no booleans"));
+            assert!(problem.unwrap().contains("expected booleans"));
         }
     }
 }

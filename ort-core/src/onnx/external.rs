@@ -73,7 +73,7 @@ impl Location {
                         "external data has {key} '{}', expected a number of bytes",
                         clip(&text)
                     )
-                    .help("write it in decimal digits")
+                    .help("write it in decimal digits, 0 or more")
                 })
             };
             find(key).filter(|text| !text.is_empty()).map(parse).transpose()

@@ -361,7 +361,7 @@ fn what_does_not_fit_is_refused() {
             "EmbedLayerNormalization",
             &["int32[2, 7]", "", "float[5, 8]", "float[6, 8]", "", "float[8]", "float[8]"],
             &[],
-            "6 positions",
+            "the position embedding has 6",
         ),
         (
             "BiasSoftmax",

@@ -409,7 +409,7 @@ fn what_is_wrong_is_refused_before_anything_runs() -> Result<()> {
             session
                 .update_inplace(&mut TensorBuffer::new(DType::F32, &[2])?, &floats(&[3], &[0.0; 3])?)
                 .err(),
-            "does not fit",
+            "cannot write float[3] to a buffer of float[2]",
         ),
     ];
     for (problem, said) in wrong {
