@@ -1,10 +1,10 @@
 //! CPU execution provider: its device, and the crates that hold its kernels.
 //!
 //! [`vector`], [`gemm`], [`conv`] and [`attention`] are plain functions over slices that know no
-//! graph; [`parallel`] splits them over the thread pool. The crates `ort-cpu-elementwise`, `-reduce`,
-//! `-nn`, `-contrib` and `-media` wrap them as operator kernels. They share `ort-cpu-kernel`, and each
-//! of their files registers its own kernels. Separate crates compile side by side, and an edit of a
-//! kernel compiles its crate alone.
+//! graph; [`parallel`] splits them over the thread pool. The crates `ort-cpu-elementwise`,
+//! `-reduce`, `-nn`, `-contrib` and `-media` wrap them as operator kernels. They share
+//! `ort-cpu-kernel`, and each of their files registers its own kernels. Separate crates compile
+//! side by side, and an edit of a kernel compiles its crate alone.
 
 // A panic in a test merely fails the test; a panic in this code would be a defect.
 #![warn(

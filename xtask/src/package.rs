@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::table;
-use crate::workspace::{Package, Target, Workspace, capture, run as run_command};
+use crate::workspace::{CrateTarget, Package, Workspace, capture, run as run_command};
 
 /// The files that each package has.
 const REQUIRED_FILES: [&str; 4] = ["Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
@@ -117,7 +117,8 @@ fn missing_files(package: &Package, files: &BTreeSet<PathBuf>) -> Result<Vec<Str
     };
     REQUIRED_FILES.iter().for_each(|file| require(Path::new(file), &package.name));
     // Tests and examples that need a crate for development stay out.
-    let is_needed = |target: &&Target| !target.kinds.iter().any(|kind| DEVELOPMENT.contains(&kind.as_str()));
+    let is_needed =
+        |target: &&CrateTarget| !target.kinds.iter().any(|kind| DEVELOPMENT.contains(&kind.as_str()));
     for target in package.targets.iter().filter(is_needed) {
         require(target.src_path.strip_prefix(folder).unwrap_or(&target.src_path), &package.name);
     }
@@ -197,7 +198,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("src")).unwrap();
         fs::write(folder.path().join("src/lib.rs"), "const X: &str = include_str!(\"../../x\");").unwrap();
-        let target = |kind: &str, path: &str| Target {
+        let target = |kind: &str, path: &str| CrateTarget {
             kinds: vec![kind.to_owned()],
             src_path: folder.path().join(path),
         };

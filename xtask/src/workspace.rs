@@ -21,7 +21,7 @@ pub(crate) struct Package {
     /// What its manifest depends on.
     pub(crate) dependencies: Vec<Dependency>,
     /// What cargo builds of it.
-    pub(crate) targets: Vec<Target>,
+    pub(crate) targets: Vec<CrateTarget>,
     /// The name under which its build script passes metadata to those of dependents.
     pub(crate) links: Option<String>,
     /// The registries that it may go to; all if there is no list.
@@ -68,7 +68,7 @@ impl Dependency {
 
 /// A library, program, test or build script of a crate.
 #[derive(Deserialize)]
-pub(crate) struct Target {
+pub(crate) struct CrateTarget {
     /// What it is: `lib`, `bin`, `test`, `example`, `custom-build` and others.
     #[serde(rename = "kind")]
     pub(crate) kinds: Vec<String>,
@@ -123,8 +123,8 @@ impl Workspace {
         Ok(self.target.join("debug/examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
     }
 
-    /// Builds the binary `ort` in the dev profile, which takes seconds after an edit, and returns its
-    /// path.
+    /// Builds the binary `ort` in the dev profile, which takes seconds after an edit, and returns
+    /// its path.
     pub(crate) fn build_dev_ort(&self) -> Result<PathBuf> {
         run(self.cargo().args(["build", "--quiet", "--package", "ort-cli"]))?;
         Ok(self.target.join("debug").join(format!("ort{}", std::env::consts::EXE_SUFFIX)))

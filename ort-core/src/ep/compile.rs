@@ -101,9 +101,9 @@ impl<'a> CompileCx<'a> {
     ///
     /// `fill` is not called if the session only sizes the kernel, or if the compiled cache has the
     /// bytes. So the bytes must be a function of the node, its constants, the precision and the
-    /// [fingerprint](super::Device::fingerprint), for any number of threads. Only runs may read them, not
-    /// the compilation. Equal packed weights of this process share one copy, across nodes and
-    /// models.
+    /// [fingerprint](super::Device::fingerprint), for any number of threads. Only runs may read
+    /// them, not the compilation. Equal packed weights of this process share one copy, across nodes
+    /// and models.
     pub fn pack(
         &mut self,
         bytes: usize,

@@ -3,14 +3,14 @@
 //!
 //! A task is a block of queries of one head. It streams the keys and values in blocks that fit the
 //! near caches. For each query it keeps the running maximum score, the running sum of weights and
-//! the weighted sum of values; see [`simd::attention`](ort_cpu_vector::simd::attention) for the loops and
-//! the references. A few queries (a decoding step) take another path: the KV cache is read once, a
-//! row at a time.
+//! the weighted sum of values; see [`simd::attention`](ort_cpu_vector::simd::attention) for the
+//! loops and the references. A few queries (a decoding step) take another path: the KV cache is
+//! read once, a row at a time.
 //!
-//! In [`Precision::Bf16`](ort_cpu_gemm::Precision), queries, keys, values and weights are rounded to
-//! bfloat16, while scores and accumulators are `f32`. Keys and values are converted to pairs block
-//! by block. The path for few queries stays in `f32`, because it is bound by reading and not by
-//! multiplying.
+//! In [`Precision::Bf16`](ort_cpu_gemm::Precision), queries, keys, values and weights are rounded
+//! to bfloat16, while scores and accumulators are `f32`. Keys and values are converted to pairs
+//! block by block. The path for few queries stays in `f32`, because it is bound by reading and not
+//! by multiplying.
 //!
 //! Nothing here allocates: the caller brings scratch of [`Sizes::scratch_len`]. A result has the
 //! same bits for any number of threads, because a query depends only on its own keys, in their

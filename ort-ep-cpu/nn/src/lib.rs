@@ -1,4 +1,5 @@
-//! CPU kernels on GEMM and windows: matmul, convolution, pooling, attention, recurrence, quantization.
+//! CPU kernels on GEMM and windows: matmul, convolution, pooling, attention, recurrent layers and
+//! quantization.
 //!
 //! Each file registers its own kernels with `cpu_kernels!`.
 

@@ -401,16 +401,16 @@ impl<'a> Reader<'a> {
     }
 
     fn push_import(&mut self, path: Vec<String>, name: String, is_public: bool) {
-        let path = self.from_file(path);
+        let path = self.in_file(path);
         self.module.imports.push(Import { path, name, is_public });
     }
 
     /// Rewrites a path of an inline module to one of the file.
-    fn from_file(&self, path: Vec<String>) -> Vec<String> {
+    fn in_file(&self, path: Vec<String>) -> Vec<String> {
         let supers = path.iter().take_while(|name| *name == "super").count().min(self.inline.len());
-        let mut from_file = path;
-        from_file.iter_mut().take(supers).for_each(|name| "self".clone_into(name));
-        from_file
+        let mut in_file = path;
+        in_file.iter_mut().take(supers).for_each(|name| "self".clone_into(name));
+        in_file
     }
 
     /// Reads a name, or a path of several.
@@ -435,7 +435,7 @@ impl<'a> Reader<'a> {
             self.module.words.insert(first);
         }
         if path.len() > 1 && !continues {
-            let path = self.from_file(path);
+            let path = self.in_file(path);
             self.module.paths.push(path);
         }
     }

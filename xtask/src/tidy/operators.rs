@@ -9,9 +9,9 @@ use super::source::{Finding, Repository, SourceFile, report};
 
 /// Files in which such a name is not that of a node's operator, and what it names there.
 const OTHER_MEANINGS: &[(&str, &str)] = &[
-    ("ort-ep-cpu/src/kernels/nn/gru.rs", "a default of the attribute `activations`"),
-    ("ort-ep-cpu/src/kernels/nn/lstm.rs", "a default of the attribute `activations`"),
-    ("ort-ep-cpu/src/kernels/nn/rnn.rs", "a default of the attribute `activations`"),
+    ("ort-ep-cpu/nn/src/nn/gru.rs", "a default of the attribute `activations`"),
+    ("ort-ep-cpu/nn/src/nn/lstm.rs", "a default of the attribute `activations`"),
+    ("ort-ep-cpu/nn/src/nn/rnn.rs", "a default of the attribute `activations`"),
     ("ort-ep-cuda/src/kernels/conv/dnn.rs", "the activation that cuDNN fuses"),
     ("ort-ep-cuda/src/kernels/gemm/lt.rs", "an activation that cuBLASLt fuses"),
     ("ort-ep-wgpu/src/kernels/recurrent_cells.rs", "a default of the attribute `activations`"),
