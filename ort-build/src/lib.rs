@@ -32,8 +32,18 @@ const LOCK_FILE: &str = "Cargo.lock";
 /// A file of the package is missing or unreadable, or there is no `Cargo.lock` in the package or in
 /// a folder above it.
 pub fn emit_code_hash() -> io::Result<()> {
+    emit_code_hash_with(&[])
+}
+
+/// Like [`emit_code_hash`], for a crate whose code is also in other folders of its package.
+///
+/// # Errors
+///
+/// As [`emit_code_hash`].
+pub fn emit_code_hash_with(folders: &[&str]) -> io::Result<()> {
     let package = variable("CARGO_MANIFEST_DIR")?;
-    let code = Code::of(Path::new(&package), dependency_hashes(env::vars_os()))?;
+    let mut code = Code::of(Path::new(&package), dependency_hashes(env::vars_os()))?;
+    code.places.extend(folders.iter().map(PathBuf::from));
     for place in &code.places {
         println!("cargo::rerun-if-changed={}", place.display());
     }

@@ -109,13 +109,22 @@ pub fn conv_transpose<L>(cx: &OpCx<'_, L>) -> Result<ConvShape> {
     ConvShape::transposed(cx.attrs, &cx.input(0)?.shape, &cx.input(1)?.shape)
 }
 
-/// Reads a `DeformConv` node.
+/// Reads the windows of a `DeformConv` node, which determine its workspace.
+///
+/// # Errors
+///
+/// As [`DeformConv::new`].
+pub fn deform_windows<L>(cx: &OpCx<'_, L>) -> Result<DeformConv> {
+    DeformConv::new(cx.attrs, &cx.input(0)?.shape, &cx.input(1)?.shape)
+}
+
+/// Reads a `DeformConv` node for a run.
 ///
 /// # Errors
 ///
 /// As [`DeformConv::new`] and [`DeformConv::check_offsets`].
 pub fn deform_conv<L>(cx: &OpCx<'_, L>) -> Result<DeformConv> {
-    let conv = DeformConv::new(cx.attrs, &cx.input(0)?.shape, &cx.input(1)?.shape)?;
+    let conv = deform_windows(cx)?;
     conv.check_offsets(cx.input(2)?.count(), cx.find_input(4).map(Operand::count))?;
     Ok(conv)
 }

@@ -298,7 +298,7 @@ fn inputs_that_do_not_fit() {
         ("dim", vec!["--dim".into(), "m=3".into()], &["'m'", "n"]),
         ("shape name", vec!["--shape".into(), "z=1x4".into()], &["'z'", "the inputs are x"]),
         ("shape", vec!["--shape".into(), "x=1x5".into()], &["'x'", "[1, 5]"]),
-        ("huge shape", vec!["--shape".into(), "x=1099511627776x4".into()], &["'x'", "bytes"]),
+        ("huge shape", vec!["--shape".into(), "x=1099511627776x4".into()], &["'x'", "16.0 TiB"]),
         ("huge dim", vec!["--dim".into(), "n=4611686018427387904".into()], &["'x'"]),
         ("provider", vec!["--ep".into(), "abacus".into()], &["abacus", "cpu"]),
         (

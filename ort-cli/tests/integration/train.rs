@@ -433,7 +433,7 @@ fn flags_that_have_no_effect_or_no_place_are_refused() {
     let missing = text(&folder.path("missing").join("file"));
     let cases: [(&[&str], &[&str]); 16] = [
         (&["--momentum", "0.9"], &["--momentum", "--optimizer sgd"]),
-        (&["--nesterov", "--optimizer", "sgd"], &["Nesterov", "momentum above 0"]),
+        (&["--nesterov", "--optimizer", "sgd"], &["nesterov", "momentum above 0"]),
         (&["--warmup", "3"], &["--warmup", "linear or cosine"]),
         (&["--warmup", "300", "--schedule", "linear"], &["300 of 10 updates"]),
         (&["--step-factor", "0.5"], &["--step-factor", "--schedule step"]),

@@ -13,7 +13,7 @@ use crate::launch::{Launch, OpCx, Operand};
 cuda_kernels![CudaKernel {
     workspace: Some(|cx| {
         let mut taken = 0;
-        columns(cx, &read::deform_conv(cx)?, &mut taken)?;
+        columns(cx, &read::deform_windows(cx)?, &mut taken)?;
         Ok(taken)
     }),
     ..CudaKernel::new(

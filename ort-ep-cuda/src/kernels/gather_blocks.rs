@@ -4,7 +4,7 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
 use ort_core::ops::tensor::problem::GatherBlocks;
 use ort_core::spec::MICROSOFT;
-use ort_core::{Result, error};
+use ort_core::{Result, ensure, error};
 
 use super::codes::code_kind;
 use super::lines::{SHORT_FLOATS, suffix};
@@ -28,6 +28,15 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     }
     let GatherBlocks { packed_bits, size, inner, quantized, behind, block, blocks } =
         GatherBlocks::new(cx.attrs, data.dtype, &data.shape, &scales.shape)?;
+    let values = data.count().saturating_mul(packed_bits.map_or(1, |bits| 8 / bits));
+    let of_index = values.checked_div(size).unwrap_or(0);
+    ensure!(
+        y.count() == indices.count().saturating_mul(of_index),
+        Fail,
+        "rows of {:?} do not fill {:?}",
+        data.shape,
+        y.shape
+    );
     let kind = packed_bits.map_or_else(|| code_kind(data.dtype), Ok)?;
     let zero_row = packed_bits.map_or(0, |_| scales.size(scales.rank().saturating_sub(1)));
     let middle = packed_bits.map_or(0, |bits| 1 << (bits - 1));

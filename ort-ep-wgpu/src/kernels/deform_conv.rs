@@ -17,7 +17,7 @@ use crate::shader::Shader;
 wgpu_kernels![WgpuKernel {
     workspace: Some(|cx| {
         let mut taken = 0;
-        columns(cx, &read::deform_conv(cx)?, &mut taken);
+        columns(cx, &read::deform_windows(cx)?, &mut taken);
         Ok(taken)
     }),
     ..WgpuKernel::new(

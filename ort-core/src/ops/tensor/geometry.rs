@@ -31,7 +31,7 @@ pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
 pub fn kernel_axis(axis: i64, rank: usize) -> Result<usize> {
     let counted = if axis < 0 { axis.saturating_add_unsigned(rank as u64) } else { axis };
     let counted = usize::try_from(counted).ok().filter(|axis| *axis < rank.max(1));
-    counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is not one of a tensor of rank {rank}"))
+    counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
 }
 
 /// The product of sizes; `usize::MAX` on overflow. Next to a size of 0, the others may be

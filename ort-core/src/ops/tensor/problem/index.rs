@@ -223,7 +223,7 @@ impl TensorScatter {
             "an update of shape {update:?} for a cache of shape {cache:?}"
         );
         if let Some(starts) = starts {
-            ensure!(starts == batch, InvalidArgument, "{starts} write indices for {batch}");
+            ensure!(starts == batch, InvalidArgument, "got {starts} write indices, expected {batch}");
         }
         let circular = attrs.string("mode")? == "circular";
         let per_batch = prefixes.checked_div(batch).unwrap_or(0);

@@ -168,7 +168,11 @@ impl ReverseSequence {
             return Err(error!(InvalidArgument, "ReverseSequence needs rank 2 or more, got {shape:?}"));
         };
         let (batch, time) = if time_first { (second, first) } else { (first, second) };
-        ensure!(lengths == batch, InvalidArgument, "{lengths} lengths for {batch} sequences");
+        ensure!(
+            lengths == batch,
+            InvalidArgument,
+            "got {lengths} lengths, expected one for each of the {batch} sequences"
+        );
         Ok(ReverseSequence { time_first, batch, time, run: rest.iter().product() })
     }
 

@@ -194,7 +194,11 @@ impl Padded {
     pub fn check_result(&self, result: &[usize]) -> Result<()> {
         let fits = self.list(|axis| axis.total) == result;
         let from = self.list(|axis| axis.size);
-        ensure!(fits, InvalidArgument, "a tensor of shape {from:?} does not become {result:?}");
+        ensure!(
+            fits,
+            InvalidArgument,
+            "a tensor of shape {from:?} cannot be cropped or padded to shape {result:?}"
+        );
         Ok(())
     }
 
