@@ -501,7 +501,7 @@ fn what_does_not_fit_is_refused() {
             "Attention",
             &["float[2, 3, 8]", "float[8, 24]"],
             &[HEADS, ("qkv_hidden_sizes", Ints(&[i64::MAX, i64::MAX, 12]))],
-            "does not divide",
+            "expected a multiple of the 2 heads",
         ),
         (
             "Attention",

@@ -144,16 +144,19 @@ impl Broadcast {
     }
 
     /// Returns whether every operand is one contiguous run, or one element.
+    #[inline]
     pub fn is_flat(&self) -> bool {
         self.sizes.len() == 1
     }
 
+    #[inline]
     fn inner(&self) -> usize {
         self.sizes[self.sizes.len() - 1]
     }
 
     /// Returns the length of the next block, which starts at output element `start`. It is at most
     /// `limit`, and stays within a row if rows are long.
+    #[inline]
     pub fn block_len(&self, start: usize, limit: usize) -> usize {
         let inner = self.inner();
         if self.is_flat() || inner < LONG_ROW { limit } else { limit.min(inner - start % inner) }
@@ -216,6 +219,7 @@ impl Broadcast {
         Some(Repeated { elements, first: inner - column, each: inner })
     }
 
+    #[inline]
     fn row_offset(&self, operand: usize, mut row: usize) -> usize {
         let strides = &self.strides[operand];
         let mut offset = 0;

@@ -110,6 +110,8 @@ fn matches<'f>(
             // A constant that is NaN does not equal itself.
             fits && (std::ptr::eq(known, formula) || known == formula)
         }
+        // The sign of a zero may be that of a result.
+        (Constant(a), Constant(b)) if *a == 0.0 => a.to_bits() == b.to_bits(),
         // Models round their constants to single precision.
         (Constant(a), Constant(b)) => (a - b).abs() <= 1e-6 * a.abs(),
         (Unary(f, x), Unary(g, y)) => f == g && matches(x, y, bound),
@@ -183,6 +185,7 @@ mod tests {
             ("mul(mul(x0, 0.5), add(erf(mul(x0, 0.7)), 1.0))", None),
             ("add(mul(x0, 2.0), 3.0)", Some((Unary::Affine { scale: 2.0, shift: 3.0 }, "x0"))),
             ("add(mul(x0, x1), 3.0)", None),
+            ("max(x0, -0.0)", None),
             ("select(less(x2, 0.0), mul(0.1, x2), x2)", Some((Unary::LeakyRelu { alpha: 0.1 }, "x2"))),
         ];
         for (text, expected) in cases {

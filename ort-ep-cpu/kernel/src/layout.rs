@@ -71,17 +71,20 @@ impl Layout {
     }
 
     /// Returns how many runs are reduced for each output.
+    #[inline]
     pub fn runs(&self) -> usize {
         count(&self.reduced)
     }
 
     /// Returns how many elements are reduced for each output.
+    #[inline]
     pub fn combined(&self) -> usize {
         self.runs() * if self.inner_reduced { self.inner } else { 1 }
     }
 }
 
 /// Returns the number of positions of these dimensions.
+#[inline]
 pub fn count(dimensions: &Dimensions) -> usize {
     dimensions.iter().map(|&(size, _)| size).product()
 }

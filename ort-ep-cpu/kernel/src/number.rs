@@ -95,6 +95,7 @@ impl Wide for f64 {
     fn abs(self) -> f64 {
         f64::abs(self)
     }
+    #[inline]
     fn divide(self, count: usize) -> f64 {
         self / count as f64
     }
@@ -118,6 +119,7 @@ impl Wide for i128 {
     fn abs(self) -> i128 {
         self.wrapping_abs()
     }
+    #[inline]
     fn divide(self, count: usize) -> i128 {
         self.checked_div(count as i128).unwrap_or(0)
     }

@@ -85,6 +85,7 @@ pub trait Real:
 }
 
 impl Real for f32 {
+    #[inline]
     fn from_f64(value: f64) -> f32 {
         value as f32
     }
@@ -137,6 +138,7 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
+    #[inline]
     fn from_f64(value: f64) -> f64 {
         value
     }

@@ -20,28 +20,33 @@ pub struct Window {
 
 impl Window {
     /// Returns the elements of one channel of the image.
+    #[inline]
     pub fn input_len(&self) -> usize {
         self.input.iter().product()
     }
 
     /// Returns the positions of the kernel.
+    #[inline]
     pub fn kernel_len(&self) -> usize {
         self.kernel.iter().product()
     }
 
     /// Returns the elements of one channel of the output.
+    #[inline]
     pub fn output_len(&self) -> usize {
         self.output.iter().product()
     }
 
     /// Whether the convolution is pointwise: a single kernel position that visits each image value
     /// once, in order.
+    #[inline]
     pub fn is_pointwise(&self) -> bool {
         self.kernel == [1; 3] && self.stride == [1; 3] && self.pad == [0; 3] && self.input == self.output
     }
 
     /// Returns the range of outputs along `axis` for which kernel position `at` is inside the
     /// image.
+    #[inline]
     pub fn inside(&self, axis: usize, at: usize) -> (usize, usize) {
         let shift = at * self.dilation[axis];
         let (pad, stride, input) = (self.pad[axis], self.stride[axis], self.input[axis]);
@@ -54,6 +59,7 @@ impl Window {
 
     /// Returns the image index that output `index` reads at kernel position `at`. Valid only for
     /// outputs in the range of [`Window::inside`].
+    #[inline]
     pub fn source(&self, axis: usize, index: usize, at: usize) -> usize {
         (index * self.stride[axis] + at * self.dilation[axis]).saturating_sub(self.pad[axis])
     }

@@ -40,11 +40,13 @@ impl ChannelBlocks {
     }
 
     /// Returns the number of channels in whole blocks.
+    #[inline]
     pub fn padded(&self) -> usize {
         self.channels.next_multiple_of(self.width())
     }
 
     /// Returns the position of a channel's term among those of all blocks.
+    #[inline]
     pub fn place(&self, channel: usize) -> usize {
         let (block, within) = (channel / self.width(), channel % self.width());
         // `interleave_bytes` works within parts of 16 bytes, so four channels of each part share a

@@ -23,6 +23,7 @@ pub enum Tile {
 
 impl Tile {
     /// Returns the number of results along an axis of a tile.
+    #[inline]
     pub fn side(self) -> usize {
         match self {
             Tile::Two => 2,
@@ -31,11 +32,13 @@ impl Tile {
     }
 
     /// Returns the number of inputs along an axis that the results of a tile depend on.
+    #[inline]
     pub fn reach(self) -> usize {
         self.side() + 2
     }
 
     /// Returns the number of multiplications for each channel of a tile.
+    #[inline]
     pub fn points(self) -> usize {
         self.reach() * self.reach()
     }

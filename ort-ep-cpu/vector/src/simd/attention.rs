@@ -190,6 +190,7 @@ pub struct Change<'a> {
 
 impl Change<'_> {
     /// Whether the scores stay as they are.
+    #[inline]
     pub fn is_none(&self) -> bool {
         self.softcap <= 0.0 && self.by_key.is_none() && self.by_query.is_none() && self.visible.is_none()
     }

@@ -29,11 +29,13 @@ pub struct BlockLayout {
 
 impl BlockLayout {
     /// Returns the bytes of a block.
+    #[inline]
     pub fn bytes(self) -> usize {
         self.block * self.bits / 8
     }
 
     /// Returns the quantized values in a byte.
+    #[inline]
     pub fn places(self) -> usize {
         8 / self.bits
     }

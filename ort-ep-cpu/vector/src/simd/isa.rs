@@ -21,13 +21,17 @@ impl Isa {
     /// Returns the widest instruction set that this CPU has and `ORT_ISA` allows. `ORT_ISA` may be
     /// `scalar`, `neon`, `avx2` or `avx512`, if the architecture has it. Opening the provider
     /// rejects any other value.
+    #[inline]
     pub fn current() -> Isa {
         static CURRENT: OnceLock<Isa> = OnceLock::new();
-        *CURRENT.get_or_init(|| {
-            let widest = Isa::widest();
-            // An invalid value is ignored here, because opening the provider reports it.
-            Isa::allowed().ok().flatten().map_or(widest, |isa| isa.min(widest))
-        })
+        *CURRENT.get_or_init(Isa::choose)
+    }
+
+    #[cold]
+    fn choose() -> Isa {
+        let widest = Isa::widest();
+        // An invalid value is ignored here, because opening the provider reports it.
+        Isa::allowed().ok().flatten().map_or(widest, |isa| isa.min(widest))
     }
 
     /// Returns what `ORT_ISA` allows, `None` if it is unset, or an error if its value is unknown.
