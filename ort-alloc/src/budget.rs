@@ -44,7 +44,7 @@ impl Gauge {
 /// let budget = Budget::new(Some(1000));
 /// let slab = budget.reserve(Category::Slab, 800)?;
 /// let refused = budget.reserve(Category::Output, 300).err().map(|error| error.to_string());
-/// assert!(refused.is_some_and(|text| text.contains("300 bytes were needed for outputs, but 200 of 1000")));
+/// assert!(refused.is_some_and(|text| text.contains("300 bytes were needed for outputs, but 200 bytes")));
 /// drop(slab);
 /// assert_eq!((budget.in_use(), budget.peak()), (0, 800));
 /// # Ok::<(), ort_alloc::AllocError>(())

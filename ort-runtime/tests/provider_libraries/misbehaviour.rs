@@ -29,7 +29,7 @@ const FAULTS: &[(&str, At, &str)] = &[
     ("SHORT_TABLE", At::Build, "its table of functions has 104 bytes, expected at least 152"),
     ("NO_TABLE", At::Build, "it returns no function table"),
     ("NO_NAME", At::Build, "it returns no name"),
-    ("ODD_NAME", At::Build, "its name 'n p u'"),
+    ("ODD_NAME", At::Build, "its name is 'n p u'"),
     ("NO_RUN", At::Build, "has no 'run'"),
     ("NO_ALLOCATE", At::Build, "lacks 'allocate'"),
     ("NO_DEVICE_NAME", At::Build, "device 0 of misbehaving has no name"),

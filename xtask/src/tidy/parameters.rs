@@ -26,7 +26,7 @@ pub(super) fn check(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Fi
         let values: Vec<usize> = parameters.iter().map(|parameter| values_of(parameter)).collect();
         let count: usize = values.iter().sum();
         if count > MOST && values.iter().any(|values| *values > 1) {
-            let line = code[..start].lines().count();
+            let line = code[..start].matches('\n').count() + 1;
             report(
                 findings,
                 file,
