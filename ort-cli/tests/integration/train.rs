@@ -435,7 +435,7 @@ fn flags_that_have_no_effect_or_no_place_are_refused() {
         (&["--momentum", "0.9"], &["--momentum", "--optimizer sgd"]),
         (&["--nesterov", "--optimizer", "sgd"], &["nesterov", "momentum above 0"]),
         (&["--warmup", "3"], &["--warmup", "linear or cosine"]),
-        (&["--warmup", "300", "--schedule", "linear"], &["300 of 10 updates"]),
+        (&["--warmup", "300", "--schedule", "linear"], &["warmup has 300 updates", "has 10"]),
         (&["--step-factor", "0.5"], &["--step-factor", "--schedule step"]),
         (&["--temperature", "2"], &["--temperature", "--loss kl"]),
         (&["--loss", "output", "--ignore-index", "1"], &["--ignore-index", "cross-entropy"]),
