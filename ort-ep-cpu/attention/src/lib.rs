@@ -32,9 +32,6 @@
 
 mod task;
 #[cfg(test)]
-#[path = "../../gemm/src/test_values.rs"]
-mod test_values;
-#[cfg(test)]
 mod tests;
 
 use std::fmt;

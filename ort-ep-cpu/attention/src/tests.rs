@@ -1,9 +1,19 @@
 //! Tests of attention against sums in double precision.
 
 use super::*;
-use crate::test_values::{precisions, values as noise};
 
 /// Pseudo-random values between -1 and 1.
+fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
 /// The mask of the keys, or what is added to their scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
@@ -215,7 +225,7 @@ fn bits_do_not_depend_on_threads_nor_on_neighbours() {
     for case in cases() {
         let inputs = case.inputs();
         let sides = (Elements::F32(&inputs[1]), Elements::F32(&inputs[2]));
-        for precision in precisions() {
+        for precision in Cpu::precisions() {
             let run = |threads: usize| {
                 case.run(Cpu::with_threads(threads).in_precision(precision), &inputs, sides, 0.3)
             };
@@ -252,7 +262,7 @@ fn pairs_round_factors_alone() {
         let exact = case.run(single, &inputs, (Elements::F32(&inputs[1]), Elements::F32(&inputs[2])), scale);
         let rounded = inputs.map(|values| values.iter().map(|x| bf16::from_f32(*x).to_f32()).collect());
         let expected = case.expected(&rounded, f64::from(scale));
-        for precision in precisions() {
+        for precision in Cpu::precisions() {
             let sides = (Elements::F32(&rounded[1]), Elements::F32(&rounded[2]));
             let got = case.run(single.in_precision(precision), &rounded, sides, scale);
             for ((got, expected), exact) in got.iter().zip(&expected).zip(&exact) {
@@ -276,7 +286,7 @@ fn narrow_caches_are_widened_exactly() {
             [1, 2].map(|side| inputs[side].iter().map(|x| bf16::from_f32(*x)).collect());
         inputs[1] = halves[0].iter().map(|x| x.to_f32()).collect();
         inputs[2] = uppers[1].iter().map(|x| x.to_f32()).collect();
-        for precision in precisions() {
+        for precision in Cpu::precisions() {
             let cpu = Cpu::with_threads(2).in_precision(precision);
             let sides = (Elements::F16(&halves[0]), Elements::BF16(&uppers[1]));
             let narrow = case.run(cpu, &inputs, sides, 0.3);
@@ -298,7 +308,7 @@ fn extreme_scores_are_no_numbers_or_weights() {
         (&[0.0, infinity, 0.0], nan),
         (&[0.0, nan, 0.0], nan),
     ];
-    let of_queries = [1, 9].into_iter().flat_map(|queries| precisions().map(move |of| (queries, of)));
+    let of_queries = [1, 9].into_iter().flat_map(|queries| Cpu::precisions().map(move |of| (queries, of)));
     for ((queries, precision), hidden_is_nan) in
         of_queries.flat_map(|of| [false, true].map(move |hidden_is_nan| (of, hidden_is_nan)))
     {
@@ -350,7 +360,7 @@ fn hidden_queries_are_nan_where_all_blocks_are_hidden() {
     ];
     let values: Vec<f32> = (0..keys).map(|key| key as f32 / 100.0).collect();
     for (queries, precision) in
-        [1, 5, 60].into_iter().flat_map(|queries| precisions().map(move |of| (queries, of)))
+        [1, 5, 60].into_iter().flat_map(|queries| Cpu::precisions().map(move |of| (queries, of)))
     {
         for (of_keys, expected) in &cases {
             let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys, size: 1, value_size: 1 };

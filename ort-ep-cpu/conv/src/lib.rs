@@ -29,9 +29,6 @@ pub mod pixels;
 mod pixels_tests;
 pub mod separable;
 #[cfg(test)]
-#[path = "../../gemm/src/test_values.rs"]
-mod test_values;
-#[cfg(test)]
 mod tests;
 mod transpose;
 mod windows;

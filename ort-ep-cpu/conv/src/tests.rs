@@ -4,9 +4,19 @@ use proptest::prelude::*;
 
 use super::WeightSide::{Left, Right, Transformed};
 use super::*;
-use crate::test_values::{precisions, values};
 use ort_cpu_gemm::{Activation, Cpu, Precision, STEPS, Step};
 use ort_cpu_vector::simd::isa::Isa;
+
+/// Deterministic pseudo-random values of both signs for a seed.
+fn values(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
 
 const ISAS: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
 
@@ -82,7 +92,7 @@ struct Case {
 }
 
 fn check(case: &Case, transpose: bool) {
-    precisions().for_each(|precision| check_in(precision, case, transpose));
+    Cpu::precisions().for_each(|precision| check_in(precision, case, transpose));
 }
 
 fn check_in(precision: Precision, case: &Case, transpose: bool) {

@@ -59,8 +59,6 @@ pub mod integer;
 mod kernels;
 mod operand;
 #[cfg(test)]
-mod test_values;
-#[cfg(test)]
 mod tests;
 
 use std::fmt;
@@ -106,6 +104,12 @@ impl Cpu {
     /// The widest allowed instruction set, on `threads` threads, in float32.
     pub fn with_threads(threads: usize) -> Self {
         Cpu { isa: Isa::current(), threads: threads.max(1), precision: Precision::Fp32 }
+    }
+
+    /// Returns the precisions that this CPU has instructions for.
+    pub fn precisions() -> impl Iterator<Item = Precision> {
+        let bf16 = Isa::current().has_bf16_products();
+        [Precision::Fp32, Precision::Bf16].into_iter().take(if bf16 { 2 } else { 1 })
     }
 
     /// Returns the same configuration with another precision.

@@ -1,11 +1,21 @@
 //! Tests of GEMM against a reference sum in `f64`, for every instruction set of this CPU.
 
-use crate::test_values::{precisions, values};
 use proptest::prelude::*;
 
 use super::*;
 
 const ISAS: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
+
+/// Deterministic pseudo-random values of both signs for a seed.
+fn values(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
 
 /// Rounds values to a precision, so that products are exact and only accumulation rounds.
 fn rounded(precision: Precision, values: Vec<f32>) -> Vec<f32> {
@@ -64,7 +74,7 @@ fn needed(shape: [usize; 2], strides: [usize; 2]) -> usize {
 
 /// Computes one GEMM with every combination of operand kinds and compares each with the reference.
 fn check(shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
-    precisions().for_each(|precision| check_in(precision, shape, a_layout, b_layout));
+    Cpu::precisions().for_each(|precision| check_in(precision, shape, a_layout, b_layout));
 }
 
 fn check_in(precision: Precision, shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
@@ -138,7 +148,7 @@ fn same_bits_on_any_number_of_threads() {
     let [m, n, k] = [150, 333, 777];
     let (a_values, b_values) = (values(m * k, 3), values(k * n, 4));
     for (isa, precision) in
-        ISAS.into_iter().flat_map(|isa| precisions().map(move |precision| (isa, precision)))
+        ISAS.into_iter().flat_map(|isa| Cpu::precisions().map(move |precision| (isa, precision)))
     {
         let run = |threads: usize| {
             let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
@@ -167,7 +177,7 @@ fn bfloat16_factors_are_rounded_to_nearest_and_take_half_the_memory() {
         let tie = |(at, value): (usize, f32)| f32::from_bits(value.to_bits() & 0xFFFF_0000 | ends[at % 4]);
         numbers.into_iter().enumerate().map(tie).collect()
     };
-    for precision in precisions().skip(1) {
+    for precision in Cpu::precisions().skip(1) {
         let cpu = Cpu { precision, ..Cpu::with_threads(1) };
         assert_eq!(PackedB::len(cpu, k, n), PackedB::len(Cpu::with_threads(1), k.div_ceil(2), n));
         assert_eq!(PackedA::len(cpu, m, k), PackedA::len(Cpu::with_threads(1), m, k.div_ceil(2)));
@@ -244,7 +254,7 @@ fn epilogues() {
                 })
                 .collect();
             for (isa, precision) in
-                ISAS.into_iter().flat_map(|isa| precisions().map(move |precision| (isa, precision)))
+                ISAS.into_iter().flat_map(|isa| Cpu::precisions().map(move |precision| (isa, precision)))
             {
                 let cpu = Cpu { isa, precision, ..Cpu::with_threads(2) };
                 let gemm = Gemm {
