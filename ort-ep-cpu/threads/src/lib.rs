@@ -1,7 +1,7 @@
 //! Threads of the CPU provider: the pool, parallel loops over outputs, cancellation and scratch
 //! memory.
 //!
-//! [`parallel`] is what kernels use. It splits outputs into tasks for the [`pool`]'s workers and
+//! [`parallel`] is what kernels use. It splits outputs into tasks for the workers of the pool and
 //! the calling thread.
 
 // A panic in a test merely fails the test; a panic in this code would be a defect.
