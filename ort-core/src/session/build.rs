@@ -27,7 +27,7 @@ use crate::{Error, MemoryShortage, Result, ensure};
 
 impl SessionBuilder {
     /// Writes the model, its packed weights and its folded constants into one file, atomically.
-    /// [`Model::load`](crate::Model::load) loads it like any other model. A session with the same
+    /// [`Model::load`](super::Model::load) loads it like any other model. A session with the same
     /// providers, settings and CPU then packs nothing. Any other session packs the weights again,
     /// with a warning.
     ///

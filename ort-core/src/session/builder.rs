@@ -248,8 +248,8 @@ impl SessionBuilder {
     /// Sets whether a run may split its batch if the memory limit or the machine cannot hold it at
     /// once. The parts run one after another. By default this is allowed. A batch is split only if
     /// each item is proved to be computed independently, bit for bit
-    /// ([`Session::batch_parallel`](crate::Session::batch_parallel)). It applies to
-    /// [`Session::run`](crate::Session::run), not to an [`IoBinding`](super::IoBinding).
+    /// ([`Session::batch_parallel`](super::Session::batch_parallel)). It applies to
+    /// [`Session::run`](super::Session::run), not to an [`IoBinding`](super::IoBinding).
     #[must_use]
     pub fn batch_split(mut self, allowed: bool) -> SessionBuilder {
         self.batch_split = allowed;
@@ -259,7 +259,7 @@ impl SessionBuilder {
     /// Makes the output `output` the new value of the input `input`, in the same memory. The step
     /// that computes it runs after all other readers of the input, and plans count on the shared
     /// memory. Such a session runs only with a binding
-    /// ([`Session::io_binding`](crate::Session::io_binding)) in which the output is bound to the
+    /// ([`Session::io_binding`](super::Session::io_binding)) in which the output is bound to the
     /// input ([`OutputTarget::Input`](super::OutputTarget::Input)).
     ///
     /// ```no_run
