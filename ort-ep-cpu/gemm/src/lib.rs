@@ -13,7 +13,7 @@
 //! and tiles are the same.
 //!
 //! ```
-//! use ort_ep_cpu::gemm::{
+//! use ort_cpu_gemm::{
 //!     AOperand, Activation, BOperand, Cpu, Gemm, PackedB, Step, Strided, pack_b, workspace_len,
 //! };
 //!
@@ -33,7 +33,7 @@
 //! let mut c = [0.0; 4];
 //! gemm.run(cpu, &mut c, 2, &mut workspace)?;
 //! assert_eq!(c, [4.5, 5.5, 0.0, 0.0]);
-//! # Ok::<(), ort_ep_cpu::gemm::GemmError>(())
+//! # Ok::<(), ort_cpu_gemm::GemmError>(())
 //! ```
 
 // A panic in a test merely fails the test; a panic in this code would be a defect.

@@ -172,7 +172,7 @@ impl UnaryVisitor for MapInPlace<'_> {
 /// If the lengths differ.
 ///
 /// ```
-/// use ort_ep_cpu::{simd::Isa, vector::elementwise::{Unary, unary}};
+/// use ort_cpu_vector::{elementwise::{Unary, unary}, simd::Isa};
 /// let mut result = [0.0; 3];
 /// unary(Isa::current(), Unary::LeakyRelu { alpha: 0.5 }, &[-2.0, 0.0, 3.0], &mut result);
 /// assert_eq!(result, [-1.0, 0.0, 3.0]);

@@ -29,7 +29,7 @@ const COLUMNS: usize = 1 << 12;
 /// If the lengths are not `rows * columns`.
 ///
 /// ```
-/// use ort_ep_cpu::{simd::Isa, vector::transpose::transpose};
+/// use ort_cpu_vector::{simd::Isa, transpose::transpose};
 /// let mut result = [0; 6];
 /// transpose(Isa::current(), (2, 3), &[1, 2, 3, 4, 5, 6], &mut result);
 /// assert_eq!(result, [1, 4, 2, 5, 3, 6]);
