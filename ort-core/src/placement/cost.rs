@@ -119,6 +119,7 @@ impl<'a> Estimates<'a> {
 
     /// Estimates a dimension. A symbol without an estimate gets [`LENGTH`].
     fn size(&mut self, size: &Dim) -> usize {
+        // Each round binds one more symbol, so the loop ends.
         loop {
             match size.evaluate(&self.bindings) {
                 Ok(size) => return usize::try_from(size).unwrap_or(0),

@@ -10,6 +10,7 @@ use crate::{Error, Result, Within, error};
 
 /// Decomposes the nodes of a graph that no device claims. Returns the first claim for each node.
 pub(super) fn claim_all(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
+    // First, because a device has to claim the transpositions that this adds.
     move_scan_axes_to_front(graph)?;
     let claims = lower_unclaimed(graph, devices);
     // A failed device may have refused nodes only because it failed, so report the failure first.

@@ -38,6 +38,7 @@ pub use scope::Scope;
 pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Scope) -> Result<Partition> {
     let claimed = claim_all(graph, devices)?;
     let choices = choices(graph, devices, claimed)?;
+    // With a single memory there are no transfers to save, so the first claim stands.
     Ok(match is_mixed(devices) {
         true => place(graph, devices, scope.into(), choices).partition(),
         false => first_choices(choices),

@@ -52,6 +52,7 @@ fn placement_of(
         (device.info().provider, why)
     });
     let is_known = |value: ValueId| graph.constants.contains_key(&value) || shapes.contains(&value);
+    // These read no elements, so nothing need be known of their input.
     let looks_at_shape = matches!((node.spec.domain, node.spec.name), ("", "Shape" | "Size"));
     let of_shapes = looks_at_shape || (node.subgraphs.is_empty() && node.reads().all(is_known));
     if of_shapes {

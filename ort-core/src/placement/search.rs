@@ -90,6 +90,7 @@ pub(super) fn cost_in(
 ) -> u64 {
     let mut search = PlacementSearch::new(graph, devices, scope.into(), choices);
     for (node, &device) in (0..graph.nodes.len()).zip(places) {
+        // The caller has checked that the device claims the node.
         search.put_all(&[node], device);
     }
     search.totals.score()
@@ -420,6 +421,7 @@ impl<'a> PlacementSearch<'a> {
         let state = &self.nodes[node];
         let (old, work) = (state.at, |at| if at == state.preferred { 0 } else { state.work });
         self.totals.work = self.totals.work + work(at) - work(old);
+        // As in `set_up`: a node that the plan folds reads nothing.
         if !state.is_planned {
             for (value, memory) in self.reads(node, old) {
                 self.change(value, |held| held.readers[memory] -= 1);
@@ -548,6 +550,7 @@ impl<'a> PlacementSearch<'a> {
             clusters[joined.root(node)].push(node);
         }
         clusters.retain(|cluster| !cluster.is_empty());
+        // A stable sort, so that clusters of one size stay in the order of the graph.
         clusters.sort_by_key(Vec::len);
         clusters
     }

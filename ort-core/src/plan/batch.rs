@@ -96,6 +96,8 @@ pub fn batch_parallel(graph: &Graph) -> Result<BatchProof, BatchRefusal> {
     let output = graph.outputs.first().and_then(|id| graph.value(*id).ty.shape()).unwrap_or_default();
     let symbols = output.iter().filter_map(|size| {
         let mut symbols = size.symbols().into_iter().filter(|symbol| items_in(size, symbol).is_some());
+        // The batch size must be known before the run, so a data-dependent symbol cannot count
+        // items.
         symbols.next().filter(|symbol| !symbol.is_unknown())
     });
     let mut first = None;
@@ -250,6 +252,7 @@ impl Prover<'_> {
         if rows.as_ref() != Some(&places.step) {
             return Err("its indices number items by another step than its data".to_string());
         }
+        // What symbols leave open is checked with the sizes of each run (`BatchProof::check`).
         self.conditions.extend(places.within_item());
         self.check(output, BatchFact::Along(axis))?;
         self.set(output, BatchFact::Along(axis));

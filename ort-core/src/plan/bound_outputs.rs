@@ -47,6 +47,8 @@ impl Planner<'_> {
     ) -> Result<bool> {
         let Some(slot) = step.outputs[position] else { return Ok(false) };
         let place = slot.index();
+        // Kernels that allocate their outputs cannot write into a given buffer, and the bytes of
+        // strings are unknown before the run. `Frame::deliver` copies such outputs at the end.
         let from_plan = step.claim.outputs == OutputsFrom::Plan && self.dtypes[place] != Some(DType::String);
         let Some((memory, buffer)) = self.buffers[place].filter(|_| from_plan) else { return Ok(false) };
         if let OutputMemory::Input(input) = memory {
@@ -95,6 +97,7 @@ impl Planner<'_> {
         if reads > 1 {
             return Err(refuse(format!("node '{}' ({}) reads it twice", step.name, step.op)));
         }
+        // The caller keeps outputs, so no step may overwrite one.
         if self.is_output[from.index()] {
             return Err(refuse("it is an output itself".to_string()));
         }

@@ -52,6 +52,8 @@ impl PlanCache {
         make: impl FnOnce() -> Result<RunPlan>,
     ) -> Result<Arc<RunPlan>> {
         let mut plans = self.0.lock();
+        // The bound values are part of the key: the plan depends on the memories of inputs and
+        // outputs, and on the limits on workspaces.
         if let Some(index) = plans.iter().position(|entry| entry.0 == *bindings && entry.1 == *bound) {
             // The entry moves to the end, because eviction starts at the front.
             let entry = plans.remove(index);

@@ -58,6 +58,7 @@ impl Planner<'_> {
         let node = &self.program.graph.nodes[step.node?];
         let join = node.spec.join?;
         let [Some(whole)] = step.outputs.as_slice() else { return None };
+        // A part is a range of a slab. An output of the graph is in a buffer of its own instead.
         let planned = step.claim.outputs == OutputsFrom::Plan && !self.is_output[whole.index()];
         if !planned || self.exists_before_run(*whole) || self.view_of(step).is_some() {
             return None;

@@ -18,6 +18,7 @@ use crate::{Result, error};
 impl Planner<'_> {
     /// Assigns offsets and assembles the plan.
     pub(super) fn finish(mut self) -> Result<RunPlan> {
+        // This comes first, because all sums below read `nested_own`.
         self.correct_scan_memory();
         let mut layout = self.lay_out()?;
         let (mut own_peak, mut live) = self.measure(&[]);
@@ -237,6 +238,7 @@ impl Planner<'_> {
                 }
             }
         }
+        // What subgraphs and kernels allocate outside slabs is live only while their step runs.
         for (index, bytes) in self.nested_own.iter().enumerate() {
             for changes in [&mut own, &mut all] {
                 changes[index] += *bytes as i128;

@@ -71,6 +71,8 @@ impl Planner<'_> {
         // A tenant must be dead before the output is computed.
         let fits = |index: &usize| {
             let group = &self.groups[*index];
+            // Slab 0 only: a home is host memory, and a value that has moved to another home is not
+            // in the slab any more.
             group.slab == 0 && !is_scratch[*index] && (1..=bytes).contains(&group.bytes) && group.last < until
         };
         let mut candidates: Vec<usize> = (0..self.groups.len()).filter(fits).collect();

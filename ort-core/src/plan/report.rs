@@ -220,6 +220,7 @@ fn largest(program: &Program, plan: &RunPlan) -> Vec<(String, usize)> {
 /// Lists the values live at the peak step by name, with their bytes, the largest first.
 pub(crate) fn largest_at_peak(plan: &RunPlan, program: &Program) -> Vec<(String, usize)> {
     let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
+    // A value that is live in several memories has a slot in each. The list shows their sum.
     for (_, (slot, planned)) in alive_at(program, plan, peak_step(plan)) {
         if let (Some(dtype), Some(shape)) = (planned.dtype, &planned.shape) {
             let bytes = byte_count(dtype, shape).unwrap_or(0);

@@ -230,6 +230,7 @@ impl<'a> Planner<'a> {
     /// Finds what is known before any value is placed.
     fn find(&mut self) {
         self.find_shapes();
+        // Both passes below read the shapes and drafts of the first.
         self.find_shared_shapes();
         self.find_needed();
     }
@@ -342,6 +343,7 @@ impl<'a> Planner<'a> {
         }
         if self.needed[index] && !self.joins[index] && !self.place_view(step, index) {
             plan.action = Action::Run;
+            // Outputs come before the workspace, whose limit is what the outputs leave of the slab.
             self.place_outputs(step, index, &mut plan)?;
             self.place_workspace(step, index, &mut plan.nested)?;
             plan.heap = std::mem::take(&mut self.heap);
@@ -371,6 +373,7 @@ impl<'a> Planner<'a> {
                     self.kinds[place] = ValueKind::Dynamic;
                     DraftStorage::Dynamic
                 }
+                // The kernel or a subgraph allocates it, so it cannot be in a slab.
                 Some(_) if step.claim.outputs != OutputsFrom::Plan => DraftStorage::Own,
                 Some(bytes) if self.is_output[place] => {
                     // The output owns its buffer. Computing it in place of the input works only if

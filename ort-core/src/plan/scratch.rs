@@ -42,6 +42,7 @@ impl Planner<'_> {
     /// Reserves a range for the subgraphs' slabs in each device memory, as large as the largest of
     /// them: they do not run at the same time.
     fn place_nested_slabs(&mut self, step: &Step, index: usize, plans: &[Arc<RunPlan>]) {
+        // Slab 0 is the host's. There, the slab of a subgraph is the workspace of its step.
         for slab in 1..self.slabs.len() {
             let memory = self.slabs[slab];
             let taken = plans.iter().enumerate().filter(|(position, _)| !self.is_broken(step, *position));
@@ -105,6 +106,7 @@ impl Planner<'_> {
                 continue;
             }
             bytes = bytes.max(plan.host_slab());
+            // The maximum, because the subgraphs of a step run one at a time.
             self.nested_own[index] = self.nested_own[index].max(plan.own_peak);
             self.scratch_is_open |= plan.has_dynamic;
         }
@@ -131,6 +133,7 @@ impl Planner<'_> {
                 let room = self.workspace_limit(step, index);
                 let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: self.threads, room };
                 let wanted = kernel.workspace(&shapes)?;
+                // Asked again with no room, a kernel that can trade speed for workspace wants less.
                 if wanted > 0 && !self.can_shrink && self.slabs[self.slab_of_step(step)] != DeviceId::HOST {
                     self.can_shrink = kernel.workspace(&IoShapes { room: 0, ..shapes })? < wanted;
                 }

@@ -22,6 +22,7 @@ pub(crate) fn specialize(program: &Program, bindings: &Bindings, given: &[Known]
     if program.graph.broken.is_some() || is_resolved(program, bindings) {
         return None;
     }
+    // A copy, because the program keeps the symbolic graph for other bindings.
     let mut graph = Graph::clone(&program.graph);
     for (index, slot) in program.given.iter().enumerate() {
         let Some(slot) = program.slots.get(slot.index()) else { continue };

@@ -68,6 +68,7 @@ impl Program {
             for slot in step.reads() {
                 let Some(&index) = part_of.get(&slot) else { continue };
                 found.get_mut(index).into_iter().for_each(|(_, readers)| readers.push(place));
+                // Readers of a view also read the old value, so they have to come first, too.
                 if is_view {
                     part_of.extend(step.outputs.iter().flatten().map(|output| (*output, index)));
                 }

@@ -105,6 +105,7 @@ impl Program {
         let given = given.into_iter().enumerate();
         let given =
             given.map(|(index, (value, memory))| builder.add(value, memory, Origin::Given(index))).collect();
+        // All constants begin on the host. Nodes that read them elsewhere add the uploads.
         for (&value, tensor) in &graph.constants {
             builder.add(value, DeviceId::HOST, Origin::Constant(tensor.clone()));
         }
@@ -169,6 +170,8 @@ const MIN_STREAMED_BYTES: usize = 4 << 10;
 /// The constants that are graph outputs, or that are read by nodes that alias their inputs or have
 /// subgraphs.
 fn unstreamable_constants(graph: &Graph) -> FxHashSet<ValueId> {
+    // An alias outlives the step that the constant was uploaded for, and the steps of subgraphs
+    // have no window.
     let hands_on = |node: &&Node| node.spec.view.is_some() || !node.subgraphs.is_empty();
     let read = graph.nodes.iter().filter(hands_on).flat_map(Node::reads);
     read.chain(graph.outputs.iter().copied()).filter(|value| graph.constants.contains_key(value)).collect()
@@ -359,6 +362,8 @@ impl Builder {
         device: &Arc<dyn Device>,
         cx: &BuildCx<'_>,
     ) -> Option<(StreamedKernel, SmallVec<[bool; 8]>)> {
+        // Weights are packed on demand on the host only. In device memory, constants are streamed
+        // (`Origin::Streamed`).
         if !cx.streams || !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
             return None;
         }

@@ -103,6 +103,7 @@ impl Finder<'_> {
         }
         let [(k_place, k_past, k), (v_place, v_past, v)] = [self.cache(input(1)?)?, self.cache(input(2)?)?];
         let (queries, mask) = (self.heads(input(0)?)?, input(3));
+        // The fused operator does not compute `y`, so only the transposition may read it.
         let &[reader] = self.consumers.get(y.index())?.as_slice() else { return None };
         let result = self.transposed(reader.index()).filter(|_| !self.graph.outputs.contains(&y))?;
         let nodes = [index, k_place, v_place, reader.index()];
@@ -138,6 +139,7 @@ impl Finder<'_> {
     fn cache(&self, value: ValueId) -> Option<(usize, ValueId, Heads)> {
         let (index, node) = self.producer(value).filter(|(_, node)| is(node, "Concat"))?;
         let &[Some(past), Some(fresh)] = node.inputs.as_slice() else { return None };
+        // Heads are in front of the rows here: (batch, heads, rows, size).
         let is_along_rows = matches!(node.attrs.find_int("axis"), Some(2 | -2));
         let has_rank = self.graph.value(past).ty.shape().is_some_and(|shape| shape.len() == 4);
         let fresh = self.heads(fresh).filter(|_| is_along_rows && has_rank)?;
@@ -193,6 +195,8 @@ impl Cached {
             new_value(graph, &format!("{name}/y"), self.result, &[result[0].saturating_mul(result[1])]);
         inputs.push(self.mask);
         inputs.extend(self.past.map(Some));
+        // The fused operator gets three-dimensional inputs, so only these attributes tell how many
+        // heads there are.
         let others = old.attrs.iter().filter(|(name, _)| !name.ends_with("num_heads"));
         let mut attrs: Vec<_> = others.map(|(name, value)| (name.to_owned(), value.clone())).collect();
         attrs.push(("q_num_heads".to_owned(), Attribute::Int(self.queries.count)));
@@ -203,6 +207,7 @@ impl Cached {
             return Ok(None);
         }
         nodes.push(attention);
+        // 0 copies a size, so batch and rows may be symbolic.
         nodes.push(reshape(graph, (joined, self.result), &[0, 0, result[0], result[1]])?);
         Ok(Some(nodes))
     }

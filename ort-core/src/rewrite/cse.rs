@@ -42,6 +42,7 @@ pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
         match twin.filter(|_| !named) {
             Some(twin) => {
                 let mut made = twin.outputs.clone();
+                // The twin may list fewer outputs.
                 made.resize(made.len().max(node.outputs.len()), None);
                 let mut left = node.outputs.clone();
                 // An optional output that the twin omits moves to the twin.
@@ -111,6 +112,7 @@ fn key(node: &Node, constants: &Same) -> Option<u64> {
         return None;
     }
     let mut hasher = FxHasher::default();
+    // Each operator has one static record, so its address identifies it.
     std::ptr::from_ref(node.spec).hash(&mut hasher);
     inputs(node, constants).for_each(|input| input.hash(&mut hasher));
     for (name, value) in node.attrs.iter() {

@@ -141,12 +141,15 @@ impl<'g> Sweep<'g> {
                 }
                 // Earlier rewrites may have aliased its inputs: patterns must see the aliases.
                 self.resolve(id);
+                // Checked before each visit, so that the sweep stops after exactly this many
+                // applications.
                 if self.optimizer.stop_after.is_some_and(|most| self.report.total() >= most) {
                     return Ok(hits);
                 }
                 let before = self.graph.nodes.len();
                 if self.visit(id, rules) {
                     hits += 1;
+                    // Reversed, so that the first new node is popped first.
                     visits.extend((before..self.graph.nodes.len()).rev().map(|new| NodeId(new as u32)));
                 }
             }
@@ -158,6 +161,7 @@ impl<'g> Sweep<'g> {
     fn visit(&mut self, root: NodeId, rules: &Index<'_>) -> bool {
         let Some(node) = self.graph.nodes.get(root.index()) else { return false };
         let Some(candidates) = rules.get(&std::ptr::from_ref(node.spec)) else { return false };
+        // Collected once for all rules, because `may_match` rejects most of them by these two.
         let producer = |id: &ValueId| self.producers.get(id.index()).copied().flatten();
         let inputs = || node.inputs.iter().flatten();
         let before = inputs().filter_map(producer).filter_map(|id| self.graph.nodes.get(id.index()));
@@ -205,6 +209,7 @@ impl<'g> Sweep<'g> {
 
     /// Whether no node outside the match reads its inner values, or the rule allows that.
     fn is_free(&self, found: &Match, keep: bool) -> bool {
+        // The root is left out: any node may read its outputs, which the replacement computes.
         let [_, inner @ ..] = found.nodes.as_slice() else { return false };
         keep || inner.iter().all(|id| {
             let node = self.graph.nodes.get(id.index());
@@ -281,6 +286,8 @@ impl<'g> Sweep<'g> {
             patch.draft.replace(&values)?;
             let nodes = patch.draft.finish()?;
             let matched = found.nodes.iter().filter_map(|id| self.graph.nodes.get(id.index()));
+            // Devices are numbered in the session's order, so the least number is the preferred
+            // one.
             let device = matched.filter_map(|node| (self.first_claim)(self.graph, node)).min();
             let end = Replaced { node: &node, id: root, known: compiled.rule.known, device };
             return Ok(Some(self.accept(end, nodes)));
@@ -309,6 +316,7 @@ impl<'g> Sweep<'g> {
         }
         let added = first..self.graph.nodes.len();
         let inferred = added.clone().try_for_each(|index| infer_at(self.graph, index));
+        // Devices are asked last, because they claim by the inferred types and shapes.
         let fits = inferred.is_ok()
             && outputs.iter().zip(&before).all(|(id, before)| {
                 tells_enough(&self.graph.value(*id).ty, known) && refine(self.graph.value_mut(*id), before)
@@ -316,6 +324,7 @@ impl<'g> Sweep<'g> {
             && self.graph.nodes.iter().skip(first).all(|node| self.runs_on(node, device));
         if !fits {
             tracing::debug!(node = &*old.name, problem = ?inferred.err(), "a rule's result does not fit");
+            // Inference has changed the types of the outputs, so these are restored, too.
             self.graph.nodes.truncate(first);
             outputs.into_iter().zip(before).for_each(|(id, info)| *self.graph.value_mut(id) = info);
             return false;
@@ -408,6 +417,7 @@ impl<'g> Sweep<'g> {
         }
         let aliases = &self.aliases;
         let resolved = |mut value: ValueId| {
+            // A later rewrite may have replaced an alias as well.
             while let Some(next) = aliases.get(value.index()).copied().flatten() {
                 value = next;
             }
@@ -421,6 +431,7 @@ impl<'g> Sweep<'g> {
 
     /// Removes a node, and recursively the producers that no one reads then.
     fn kill(&mut self, root: NodeId) {
+        // A worklist instead of recursion, because the depth of a graph has no bound.
         let mut doomed = vec![root];
         while let Some(id) = doomed.pop() {
             let Some(dead) = self.dead.get_mut(id.index()).filter(|dead| !**dead) else { continue };

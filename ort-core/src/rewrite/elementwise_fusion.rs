@@ -120,8 +120,10 @@ fn duplicate_cheap_producers(graph: &mut Graph) {
         let stays = fusing.len() < readers.len() || outputs.contains(&output);
         copies.extend(fusing.into_iter().skip(usize::from(!stays)).map(|reader| (reader, index, output)));
     }
+    // In the order of their readers: the loop below puts each copy right before its reader.
     copies.sort_unstable_by_key(|(reader, ..)| *reader);
     let mut copies = copies.into_iter().peekable();
+    // The loop consumes the nodes, but a later reader may need another copy of one.
     let originals = graph.nodes.clone();
     let nodes = std::mem::take(&mut graph.nodes);
     for (index, mut node) in nodes.into_iter().enumerate() {
@@ -180,6 +182,7 @@ fn read_by_one_node(graph: &Graph) -> Vec<bool> {
             let (Some(reader), Some(once)) = (reader.get_mut(id.index()), once.get_mut(id.index())) else {
                 continue;
             };
+            // A node that reads the value twice is still one reader.
             *once = reader.is_none_or(|reader| reader == index) && (*once || reader.is_none());
             *reader = Some(index);
         }
@@ -206,6 +209,7 @@ fn chain_of(
     }
     let shape = ty.shape.as_deref()?;
     let own = formula_of(graph, node)?;
+    // A node may have inputs that its formula holds as constants, such as the bounds of `Clip`.
     let given: Vec<ValueId> = node.inputs.iter().take(own.input_count()).copied().collect::<Option<_>>()?;
     let same_type = |id: &ValueId| graph.value(*id).ty.dtype() == Some(ty.dtype);
     if given.is_empty() || given.len() > MOST_INPUTS || !given.iter().all(same_type) {
@@ -338,6 +342,7 @@ fn replace_inputs(formula: ScalarExpr, parts: &mut [(ScalarExpr, usize)]) -> Sca
             None => ScalarExpr::Input(index),
             Some((part, uses)) => {
                 *uses -= 1;
+                // No use is left that could read the 0.
                 if *uses == 0 { std::mem::replace(part, ScalarExpr::Constant(0.0)) } else { part.clone() }
             }
         },

@@ -31,6 +31,7 @@ pub(super) fn known_values(graph: &mut Graph, report: &mut Report) -> Result<()>
     let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut known = Vec::new();
     for node in &graph.nodes {
+        // A node with several outputs may have to run for the others.
         let &[Some(output)] = node.outputs.as_slice() else { continue };
         if outputs.contains(&output) {
             continue;
@@ -187,6 +188,7 @@ fn choose_with(graph: &Graph, most: usize, freed: &[bool]) -> FxHashSet<usize> {
         let Some(made) = output_bytes(graph, node) else { continue };
         let made_bytes = made.iter().fold(0usize, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let mut inputs: SmallVec<[ValueId; 4]> = node.inputs.iter().flatten().copied().collect();
+        // An input that is read twice frees its bytes once.
         inputs.sort_unstable();
         inputs.dedup();
         let place: usize = inputs.iter().filter_map(|id| places.get(id)).sum();
@@ -226,6 +228,8 @@ fn extract(graph: &Graph, chosen: &FxHashSet<usize>) -> Result<(Graph, Vec<Value
     let mut part = Graph::new("constants");
     let mut ids: FxHashMap<ValueId, ValueId> = FxHashMap::default();
     let mut results = Vec::new();
+    // Results that only chosen nodes read are not worth keeping, so they are no outputs of the
+    // part.
     let read_outside: FxHashSet<ValueId> = {
         let outside = graph.nodes.iter().enumerate().filter(|(index, _)| !chosen.contains(index));
         outside.flat_map(|(_, node)| node.reads()).collect()

@@ -107,6 +107,7 @@ impl Search<'_> {
             return false;
         }
         term.args.iter().enumerate().all(|(index, arg)| {
+            // A term that may be swapped has two inputs, 0 and 1.
             let index = if swapped { 1usize.wrapping_sub(index) } else { index };
             let value = if index < given { node.inputs.get(index).copied().flatten() } else { None };
             self.term(arg, value)
@@ -167,6 +168,7 @@ fn attrs_match(term: &NodeTerm, node: &Node) -> bool {
         (Literal::Number(number), Some(Attribute::Float(value))) => *value == *number as f32,
         (Literal::Text(text), Some(Attribute::String(value))) => value == text,
         (Literal::Ints(ints), Some(Attribute::Ints(value))) => value == ints,
+        // An empty literal in a pattern also matches an attribute that is absent.
         (Literal::Ints(ints), None) => ints.is_empty(),
         (Literal::Text(text), None) => text.is_empty(),
         _ => false,

@@ -115,6 +115,7 @@ pub(crate) fn optimize(
     environment: Environment<'_>,
 ) -> Result<Report> {
     let mut report = Report::default();
+    // Before the early return, so that a misspelled rule is an error at every level.
     check_disabled(optimizer)?;
     if optimizer.level == Level::Disabled {
         return Ok(report);
@@ -176,6 +177,7 @@ impl Driver<'_> {
                 self.transpose_weights(graph)?;
             }
         } else {
+            // The QDQ rules are not on at this level, so large results need not wait for them.
             self.apply_all(graph, &basic, usize::MAX)?;
         }
         if *self.report == before { Ok(()) } else { graph.verify() }

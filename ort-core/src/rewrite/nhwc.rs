@@ -217,6 +217,7 @@ impl Pass<'_> {
         let Some(x) = node.inputs.first().copied().flatten() else { return Ok(None) };
         let (Some(&last), Some(rank)) = (self.last.get(&x), self.rank(x)) else { return Ok(None) };
         match node.spec.name {
+            // The NHWC operators take floats, but `MaxPool` also takes 8-bit integers.
             "MaxPool" if self.is_of_floats(x) => self.pool(node, (RUNTIME, "NhwcMaxPool"), last),
             "AveragePool" => self.pool(node, (RUNTIME, "NhwcAveragePool"), last),
             "GlobalAveragePool" => self.over_image(node, "ReduceMean", last, rank),
@@ -239,12 +240,14 @@ impl Pass<'_> {
         let w = self.transposed(w, &to_last(rank))?;
         // The residual of a `FusedConv`.
         let addend = input(3).map(|addend| self.last_of(addend, rank)).transpose()?;
+        // The bias has one axis, so both layouts read it as it is.
         let inputs = [Some(x), Some(w), input(2), addend];
         let y = self.emit((RUNTIME, "NhwcConv"), &inputs, attributes(node), node)?;
         Ok(Some(Moved::Last(vec![y])))
     }
 
     fn pool(&mut self, node: &Node, operator: (&str, &str), x: ValueId) -> Result<Option<Moved>> {
+        // Indices of maxima count elements in NCHW order.
         if node.outputs.iter().skip(1).any(Option::is_some) {
             return Ok(None);
         }
@@ -257,6 +260,7 @@ impl Pass<'_> {
 
     /// Converts a global pool to a reduction of the spatial axes.
     fn over_image(&mut self, node: &Node, op: &str, x: ValueId, rank: usize) -> Result<Option<Moved>> {
+        // `keepdims` is on by default, so the result is still an image.
         let axes = self.ints(&(1..rank as i64 - 1).collect::<Vec<_>>())?;
         let y = self.emit((ONNX, op), &[Some(x), Some(axes)], Vec::new(), node)?;
         Ok(Some(Moved::Last(vec![y])))
@@ -299,6 +303,7 @@ impl Pass<'_> {
 
     /// Converts an operator with per-axis inputs: paddings, or scales and sizes.
     fn by_axis(&mut self, node: &Node, x: ValueId, rank: usize) -> Result<Option<Moved>> {
+        // Only lists with an entry for each axis are converted.
         let names_axes = node.attrs.find_ints("axes").is_some_and(|axes| !axes.is_empty());
         let is_pad = node.spec.name == "Pad";
         if names_axes || is_pad && node.inputs.get(3).copied().flatten().is_some() {
@@ -328,6 +333,7 @@ impl Pass<'_> {
             [0] => return Ok(Some(id)),
             [length] if *length == rank => to_last(rank),
             [length] if *length == 2 * rank => {
+                // Paddings list all starts, then all ends.
                 let order = to_last(rank);
                 order.iter().copied().chain(order.iter().map(|axis| axis + rank)).collect()
             }
@@ -386,6 +392,7 @@ impl Pass<'_> {
             return Ok(Some(*last));
         }
         let is_one = |size: &Dim| size.as_constant() == Some(1);
+        // A single element broadcasts to either layout.
         if own.iter().all(is_one) && own.len() <= rank {
             return Ok(Some(id));
         }

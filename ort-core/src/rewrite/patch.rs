@@ -203,6 +203,7 @@ impl<'g> Patch<'g> {
             });
             attrs.extend(taken);
         }
+        // A node has every output up to the one that the template names.
         let outputs = self.draft.emit_in((spec.domain, spec.name), &inputs, &attrs, node.output + 1)?;
         Ok(outputs.last().copied())
     }

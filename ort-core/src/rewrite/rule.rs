@@ -102,6 +102,7 @@ const MOST_SWAPS: u32 = 8;
 
 impl Compiled {
     pub(crate) fn new(rule: &'static Rule, level: Level) -> Result<Compiled> {
+        // A closure, so that every error gets the name of the rule.
         let parse = || {
             let pattern = Term::parse(rule.pattern)?;
             let swaps = pattern.root().map_or(0, |node| {
@@ -116,6 +117,7 @@ impl Compiled {
             template.iter().try_for_each(|template| check_template(&pattern, template))?;
             let args = pattern.root().into_iter().flat_map(|root| &root.args).filter_map(Term::root);
             let before = args.map(|node| node.ops.clone()).collect();
+            // Lists of integers do not count: they also match values that only inference knows.
             let constant = |arg: &Term| matches!(arg, Term::Number { .. } | Term::Constant(_));
             let needs_constant = pattern.root().is_some_and(|root| root.args.iter().any(constant));
             Ok(Compiled { rule, level, pattern, template, swaps, before, needs_constant })

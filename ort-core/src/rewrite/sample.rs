@@ -133,6 +133,7 @@ impl Sampler {
             return Ok(self.input(name, dtype, &sizes));
         }
         let sizes = numbers(&sizes)?;
+        // Another seed for each constant: a rule that mixes two of them up then changes the result.
         self.seed += 1;
         Ok(self.builder.constant(weights(dtype, &sizes, self.seed)?))
     }

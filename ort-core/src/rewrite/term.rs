@@ -54,6 +54,7 @@ pub(crate) struct NodeTerm {
 
 impl PartialEq for NodeTerm {
     fn eq(&self, other: &NodeTerm) -> bool {
+        // Records have no equality, so operators compare by name.
         let names = |term: &NodeTerm| term.ops.iter().map(|op| op.name).collect::<Vec<_>>();
         names(self) == names(other) && self.args == other.args && self.attrs == other.attrs
     }

@@ -45,6 +45,7 @@ pub(super) fn apply(
         let dtype = graph.value(weight).ty.dtype().unwrap_or(DType::F32);
         let name = format!("{}.transposed_{}", graph.value(weight).name, graph.value_count());
         let turned = graph.add_value(name.as_str(), ValueType::tensor(dtype, Some(shape)));
+        // All readers or none, because only one layout of the weight is kept.
         let products = readers.iter().map(|index| product(graph, *index, turned, first_claim));
         let Some(products) = products.collect::<Result<Option<Vec<Node>>>>()? else { continue };
         for (index, product) in readers.into_iter().zip(products) {
@@ -131,6 +132,7 @@ fn product(
     else {
         return Ok(None);
     };
+    // The attribute says how the weight was read before, so it flips.
     let is_transposed = plain.attrs.find_int("transB").unwrap_or(0) != 0;
     let others = plain.attrs.iter().filter(|(name, _)| *name != "transB");
     let mut attrs: Vec<_> = others.map(|(name, value)| (name.to_owned(), value.clone())).collect();

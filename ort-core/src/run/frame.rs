@@ -147,6 +147,8 @@ impl<'a> Frame<'a> {
         self.copy_given()?;
         for index in 0..self.program.steps.len() {
             if self.plan.steps[index].action == Action::Run {
+                // Checked between steps as well: a kernel looks at the deadline only after some
+                // work, and a run may consist of many short steps.
                 self.env.control.check()?;
                 let start = self.env.profile.map(|_| std::time::Instant::now());
                 self.step_with_constants(index)
@@ -161,6 +163,8 @@ impl<'a> Frame<'a> {
                     profile.record(&self.program.steps[index], start, memory, self.env.depth);
                 }
             }
+            // A skipped step releases, too: a view or a concatenation in place may be the last
+            // reader.
             for slot in &self.plan.steps[index].release {
                 self.owned[slot.index()] = None;
             }

@@ -70,6 +70,8 @@ pub(crate) fn bind(
             // Only a symbolic dimension can be made independent.
             match dim.as_constant() {
                 Some(_) => return Err(problem),
+                // The loop goes on, because a later input may have an error that no session
+                // accepts.
                 None => conflict = conflict.or(Some(problem)),
             }
         }

@@ -43,6 +43,7 @@ impl Items {
     /// known, its items do not have equal sizes, or it holds strings.
     fn of(planned: &SlotPlan, axis: usize, count: usize) -> Option<Items> {
         let (dtype, shape) = (planned.dtype?, planned.shape.clone()?);
+        // Only whole bytes: items of sub-byte types could share one.
         dtype.byte_size()?;
         let outer: usize = shape.get(..axis)?.iter().product();
         let all = byte_count(dtype, &shape).ok()?;
@@ -333,6 +334,7 @@ impl Executor {
             whole.push(Some(buffer(items, layout.count, Category::Output)?));
         }
         let mut copies = Vec::with_capacity(layout.inputs.len());
+        // Each copy has the size of the first part, which is the largest, and all parts reuse it.
         for items in &layout.inputs {
             copies.push(match items.as_ref().filter(|items| !items.is_leading()) {
                 Some(items) => {

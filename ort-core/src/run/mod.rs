@@ -78,6 +78,8 @@ impl Executor {
         if fits(&self.compiled.program, &plan, given) {
             return Ok((plan, bindings));
         }
+        // Without bindings no symbolic size is known, so the run allocates those values itself, and
+        // the inputs fit.
         Ok((self.plan_bound(&Bindings::new(), bound)?, Bindings::new()))
     }
 

@@ -54,6 +54,8 @@ impl NestedFrames<'_> {
         };
         let mut bindings = self.bindings.clone();
         let known = matches!(bind(program, given, &mut bindings), Ok(None));
+        // The plan that was made with the node's comes first, because the enclosing plan counts its
+        // memory.
         if let Some(plan) = self.plans.get(index).filter(|plan| fits(program, plan, given)) {
             return Ok((bindings, plan.clone()));
         }

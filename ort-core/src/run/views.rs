@@ -167,6 +167,7 @@ pub(crate) fn split_regions<'s>(
     let mut read: SmallVec<[Option<&'s [u8]>; 8]> = reads.iter().map(|_| None).collect();
     let mut written: SmallVec<[Option<&'s mut [u8]>; 4]> = writes.iter().map(|_| None).collect();
     let homes = homes.iter_mut().map(|home| home.as_mut().and_then(Buffer::bytes_mut));
+    // Regions are separate allocations, so each is split on its own.
     for (region, bytes) in std::iter::once(Some(slab)).chain(homes).enumerate() {
         let of = |parts: &[Part]| -> SmallVec<[Range<usize>; 8]> {
             parts.iter().filter(|part| part.0 == region).map(|part| part.1.clone()).collect()

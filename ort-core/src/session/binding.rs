@@ -209,6 +209,7 @@ impl IoBinding {
                 InputSource::Value(value) => (Some(readable(&value, self.signature.transfers())?), None),
                 InputSource::Buffer(buffer) => (None, Some(buffer)),
             };
+            // Both are set, because the input may have been bound to the other kind before.
             *place = value;
             self.set_buffer(index, buffer);
         }
@@ -439,6 +440,7 @@ impl IoBinding {
         self.outputs.fill(None);
         self.shared.clear();
         self.results.fill(None);
+        // The buffers of inputs are the first ones, and stay.
         let count = self.inputs.len();
         self.buffers.iter_mut().skip(count).for_each(|buffer| *buffer = None);
         self.prepared = None;

@@ -71,6 +71,7 @@ impl Session {
     /// still held. All these are reported before any node runs. Other errors are those of
     /// [`Session::run`].
     pub fn run_with_binding(&self, binding: &mut IoBinding, options: &RunOptions<'_>) -> Result<()> {
+        // A binding stores indices and devices of the session that made it.
         let ours = self.signature.get().is_some_and(|ours| Arc::ptr_eq(ours, &binding.signature));
         ensure!(
             ours,
@@ -88,6 +89,7 @@ impl Session {
         };
         let session = prepared.independent.as_deref().unwrap_or(self);
         let done = session.run_prepared(&prepared, binding, options);
+        // Also after an error: the plan stays valid.
         binding.prepared = Some(prepared);
         binding.tables.clear();
         binding.has_run = done.is_ok();

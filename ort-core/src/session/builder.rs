@@ -344,6 +344,8 @@ impl SessionBuilder {
     pub(super) fn new_budget(&self) -> Arc<Budget> {
         match &self.budget {
             Some(shared) => Budget::within(shared, self.memory_limit),
+            // Without a limit, the memory that is free now: Linux overcommits, and the OOM killer
+            // would end the process in the middle of a run.
             None => Budget::new(self.memory_limit.or_else(free_memory_bytes)),
         }
     }

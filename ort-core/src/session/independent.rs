@@ -77,6 +77,7 @@ impl SessionBuilder {
     fn with_independent_dims(&self, first: &Session) -> Result<Session> {
         let mut settings = self.clone();
         settings.model = self.model.with_independent_dims()?;
+        // The devices are open. Naming their providers as well would open them again.
         settings.devices.clone_from(&first.executor.compiled.devices);
         settings.providers.clear();
         // A cache entry is found by the model's content, which is the same for both sessions.

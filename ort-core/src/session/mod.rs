@@ -183,6 +183,8 @@ impl Session {
             // `find` returns the first input of a name, so a repeated name finds another index.
             ensure!(by_name.find(name) == Some(index), InvalidArgument, "input '{name}' is given twice");
         }
+        // Unknown names are errors. Otherwise an input with a misspelled name would run with its
+        // default.
         let mut is_known = vec![false; inputs.len()];
         for &id in &graph.inputs {
             let index = by_name.find(&graph.value(id).name);

@@ -108,6 +108,7 @@ impl Model {
 
     /// The same model with a graph in which all dimensions are independent.
     pub(super) fn with_graph(&self, graph: Graph) -> Model {
+        // Programs compiled for the named graph rely on its names, so none is shared.
         let (graph, compiled) = (Arc::new(graph), Arc::default());
         Model { graph, compiled, dims: DimNames::Independent, ..self.clone() }
     }

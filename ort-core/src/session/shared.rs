@@ -66,6 +66,7 @@ impl CompiledPrograms {
         make: impl FnOnce() -> Result<Compiled>,
     ) -> Result<Arc<Shared>> {
         let mut known = self.0.lock();
+        // Nothing else removes the entries of programs that were dropped.
         known.retain(|shared| shared.strong_count() > 0);
         if let Some(shared) = known.iter().filter_map(Weak::upgrade).find(|shared| shared.key == key) {
             return Ok(shared);

@@ -39,6 +39,7 @@ pub(super) fn all(dependencies: &DependencyGraph, footprint: &Footprint) -> impl
 fn depth_first(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
     let mut seen = vec![false; dependencies.len()];
     let mut order = Vec::with_capacity(dependencies.len());
+    // An explicit stack instead of recursion, because the depth of a graph has no bound.
     let mut stack: Vec<(usize, bool)> = Vec::new();
     let mut inputs = Vec::new();
     for sink in (0..dependencies.len()).filter(|step| dependencies.after.of(*step).is_empty()) {
@@ -52,6 +53,7 @@ fn depth_first(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -
                 inputs.clear();
                 inputs.extend(dependencies.before.of(step).iter().copied().filter(|input| !seen[*input]));
                 sort(&mut inputs);
+                // Reversed, because the last one pushed is the first one popped.
                 stack.extend(inputs.iter().rev().map(|input| (*input, false)));
             }
         }

@@ -70,6 +70,8 @@ impl DependencyGraph {
                 producers.get_mut(slot.index()).into_iter().for_each(|producer| *producer = Some(index));
             }
         }
+        // In-place updates add write-after-read edges: the writer waits for all other readers of
+        // the old value.
         let mut updates: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
         for (writer, readers) in program.readers_before_updates() {
             updates.entry(writer).or_default().extend(readers);

@@ -56,6 +56,7 @@ impl Footprint {
             let mut bytes = 0;
             match planner.needed[index].then(|| planner.view_of(step)) {
                 None => {}
+                // A view allocates nothing. Its readers keep the block of its root live.
                 Some(Some((root, _))) => {
                     for slot in step.outputs.iter().flatten() {
                         blocks[slot.index()] = blocks[root.index()];
@@ -156,6 +157,8 @@ impl<'a> ScheduleMemory<'a> {
     /// Runs a step; returns the bytes live while it runs.
     pub(super) fn run(&mut self, step: usize) -> u64 {
         let footprint = self.footprint;
+        // Reads are counted before outputs are placed, so that an output can take over an input
+        // that dies at this step.
         for &block in footprint.reads.of(step) {
             self.pending[block] -= 1;
         }

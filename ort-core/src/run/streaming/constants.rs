@@ -294,6 +294,7 @@ impl Lane {
         for (index, step) in program.steps.iter().enumerate() {
             let mut read: Vec<usize> =
                 step.reads().filter_map(|slot| places.get(slot.index()).copied().flatten()).collect();
+            // A step that reads a constant twice uploads it once.
             read.sort_unstable();
             read.dedup();
             for constant in &read {
@@ -349,6 +350,7 @@ impl Lane {
         budget: &Arc<Budget>,
         release: &dyn Fn(&Tensor),
     ) -> Result<Tensor> {
+        // Held during the upload, so that concurrent runs share one copy.
         let mut resident = constant.resident.lock();
         if let Some(tensor) = &*resident {
             return Ok(tensor.clone());
@@ -416,6 +418,8 @@ impl<'a> WindowCursor<'a> {
     pub(crate) fn arrive(&mut self, step: usize, runs: &dyn Fn(usize) -> bool) -> Result<Arrived> {
         let mut arrived = Arrived::new();
         for passing in &mut self.lanes {
+            // The first step of a pass, and every step of a window with one half, finds nothing
+            // prefetched.
             if passing.ahead.as_ref().is_none_or(|(ahead, _)| *ahead != step) {
                 let Some(own) = passing.upload(&|reader| reader == step)? else { continue };
                 passing.ahead = Some(own);

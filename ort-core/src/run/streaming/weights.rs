@@ -232,6 +232,7 @@ impl Streams {
             let (_, chosen) = free()?;
             return Ok((WeightResidency::default(), chosen, None));
         }
+        // Shared first: once every weight that stays is packed, a run only reads.
         let guard = in_time(until, || self.turns.read(), |until| self.turns.try_read_until(until))?;
         let (there, chosen) = free()?;
         let room = self.room(program, &there)?;
