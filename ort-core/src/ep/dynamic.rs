@@ -3,10 +3,10 @@
 //! The budget counts whole regions, free or used. A value that leaves the run is copied out of the
 //! arena, so that an output does not pin a region.
 //!
-//! Under a memory limit the host arena is bypassed. A partly used region pins bytes, and how many
-//! depends on the order of requests, so a run could fail with more memory and succeed with less.
-//! Each value is then an allocation of its own, and a refused request evicts what the run can do
-//! without ([`RunMemory::reserve_for`]).
+//! Under a memory limit the host arena is bypassed. A partly used region pins bytes, and their
+//! number depends on the order of requests. So a run could fail with more memory and succeed with
+//! less. Each value is then an allocation of its own, and a refused request evicts what the run can
+//! do without ([`RunMemory::reserve_for`]).
 
 use std::sync::Arc;
 

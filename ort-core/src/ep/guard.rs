@@ -1,9 +1,9 @@
 //! Panic isolation for calls into providers: every claim, compilation, run, allocation and wait
 //! goes through here, and a panic becomes an error that names the provider.
 //!
-//! A panic in a provider is a bug, and a server that runs other models must survive it. Unwinding
-//! because the run is over ([`Interrupted`]) is not a panic: it becomes the error of the run's own
-//! check.
+//! A panic in a provider is a bug, and a server that runs other models must survive it. A kernel
+//! that unwinds because its run is over ([`Interrupted`]) did not panic: its error is that of the
+//! run's own check.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -5,10 +5,10 @@
 //! the memory of another device: loop-carried values stay there between iterations, scanned slices
 //! are views of a tensor there, and the outputs of iterations are stacked there.
 //!
-//! This is a second choice for the node, listed under that device. It exists if the bodies then
-//! cost less than with all of their inputs and outputs on the host. Only values that bodies compute
-//! or read on the device are kept there. Trip counts, conditions, and values other than tensors of
-//! fixed-size elements stay on the host.
+//! Such a placement is one more choice for the node, under the index of that device. It exists if
+//! the bodies then cost less than with all of their inputs and outputs on the host. Only values
+//! that bodies compute or read on the device are kept there. Trip counts, conditions, and values
+//! other than tensors of fixed-size elements stay on the host.
 
 #![allow(
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! Which graph is placed.
+//! Placement scope: a model's graph, or a subgraph.
 
 /// Whether a graph is the model's or a subgraph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,9 @@
 //!
 //! A cluster is a connected group of movable nodes on one device. Each cluster is tried on the
 //! other devices that claim all of its nodes, small clusters first, until no move lowers the cost
-//! or after eight rounds. GEMMs and convolutions never move: a device is there for them. Control
-//! flow is on a device if the values of its bodies are in that device's memory (`control_flow.rs`).
+//! or after eight rounds. GEMMs and convolutions never move, because accelerating them is what a
+//! device is for. Control flow is on a device if the values of its bodies are in that device's
+//! memory (`control_flow.rs`).
 
 #![allow(
     clippy::indexing_slicing,

@@ -1,10 +1,11 @@
 //! Batch independence: a proof that a graph computes each item of a batch apart from the others.
 //!
-//! A run of such a graph can be split into micro-batches. Items are what a symbol of the input
-//! shapes counts. Starting at the inputs, the prover finds a fact for each value. It is the same
-//! for all items, or it tells sizes, or it holds the items one after another along one axis. Each
-//! operator's record says how facts propagate (`OpSpec::batch`), and the inferred shape must agree.
-//! If a value has no such fact, the proof fails and names the node at fault.
+//! A run of such a graph can be split into micro-batches. A symbolic dimension of the inputs, such
+//! as `batch`, counts the items. Starting at the inputs, the prover finds a fact for each value:
+//! the value is the same for all items, holds sizes that depend on their number, or holds the items
+//! one after another along one axis. Each operator's record says how facts propagate
+//! (`OpSpec::batch`), and the inferred shape must agree. If a value has no such fact, the proof
+//! fails and names the node at fault.
 
 use std::fmt;
 

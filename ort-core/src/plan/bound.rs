@@ -1,5 +1,5 @@
-//! Where a run's given values and outputs are: in memory of the caller, or in buffers of a binding
-//! that outlive the run.
+//! Locations of given values and outputs: in memory of the caller, or in buffers of a binding,
+//! which outlive the run.
 //!
 //! The buffers of a binding have one numbering: first one for each given value, then one for each
 //! output.

@@ -1,4 +1,5 @@
-//! The last phase of planning: from drafts to offsets in the slabs, releases, and live bytes.
+//! The last phase of planning: turns drafts into slab offsets, the releases after each step, and
+//! the live bytes.
 
 #![allow(
     clippy::indexing_slicing,

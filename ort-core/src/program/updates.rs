@@ -1,7 +1,8 @@
 //! In-place updates: outputs that are the new values of inputs.
 //!
 //! A training step has them for parameters and optimizer states. The output is computed in the
-//! binding's memory for the input, so all readers of the old value must run before.
+//! memory that is bound to the input, so all readers of the old value must run before the step that
+//! computes it.
 
 use crate::ir::{Graph, ValueId};
 use crate::seeded::HashMap;

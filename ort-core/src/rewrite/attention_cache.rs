@@ -3,8 +3,8 @@
 //! Decoders append new keys and values to those of a past (`Concat`), return the result and attend
 //! to it. Transpositions around all of this split queries, keys and values into heads and join the
 //! result. The fused operator reads and writes heads without transpositions, and writes new rows
-//! straight into the cache. No rule can express this, because the caches are results besides that
-//! of the attention.
+//! straight into the cache. No rule can express this, because a rule replaces the outputs of one
+//! root. Here the caches are outputs of other nodes.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -17,8 +17,7 @@ use crate::ir::{Attribute, Graph, Node, NodeId, ValueId, ValueType};
 use crate::spec::ONNX;
 use crate::tensor::Tensor;
 
-/// The rule name of this pass. No pattern can express it,
-/// because it has results besides that of its root.
+/// The rule name of this pass.
 pub(super) const RULE: &str = "attention_cache";
 
 /// Maximum number of nodes to visit between a cache and its attention. Beyond that the attention

@@ -1,9 +1,9 @@
 //! Rewrite driver: applies rules to a graph until a fixed point.
 //!
 //! A sweep visits the nodes in order and tries each as the root of a pattern. Shape inference runs
-//! on a replacement at once. Its types and shapes must match or refine those of the root; otherwise
-//! the match stays, and the rule is not tried on that node again. A match also stays if less is
-//! known about it than its rule requires. Sweeps end when one changes nothing.
+//! on a replacement at once. Its types and shapes must match or refine those of the root. Otherwise
+//! the matched nodes stay, and the rule is not tried on that root again. They also stay if less is
+//! known about them than the rule requires. Sweeps end when one changes nothing.
 
 use std::sync::Arc;
 use std::time::Instant;

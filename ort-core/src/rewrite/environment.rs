@@ -1,4 +1,4 @@
-//! What the optimizer asks of the session: to evaluate constants, and which device claims a node.
+//! The optimizer's environment: callbacks that evaluate constants and find the device of a node.
 
 use std::time::Instant;
 

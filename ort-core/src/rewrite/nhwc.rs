@@ -1,7 +1,7 @@
 //! NHWC layout for the images of devices that prefer it ([`Device::prefers_channels_last`]).
 //!
-//! The pass visits the nodes in order. A convolution becomes one of an NHWC image. So does every
-//! reader of its result that is independent of the order of axes, or whose axes can be renumbered.
+//! The pass visits the nodes in order. A convolution is replaced by one in NHWC. The readers of its
+//! result follow if they do not depend on the order of axes, or if their axes can be renumbered.
 //! The NCHW form of an image is materialized only if another node reads it. Images have one to
 //! three spatial axes; NHWC and NCHW stand for all of them.
 //!

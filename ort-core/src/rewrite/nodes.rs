@@ -1,4 +1,4 @@
-//! Nodes of rewrites: how passes build them, whether they are in order, which device claims them.
+//! Helpers for rewrite passes: building nodes, and checks of their order and of their devices.
 
 use super::environment::FirstClaim;
 use crate::ir::{Attribute, Attributes, Graph, Node, ValueId};

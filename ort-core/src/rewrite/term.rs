@@ -4,7 +4,7 @@
 //! term   := name '@' term            the node that the term matches, to read its attributes
 //!         | Op ('|' Op)* '(' [term (',' term)*] [',' '..'] (';' attr)* ')' [':' output]
 //!         | name | name '?'          a value; one that may be left out
-//!         | '#' name                 a constant; in templates without dimensions, if it has one element
+//!         | '#' name                 a constant; a template drops its dimensions if it has one element
 //!         | number | '~' number      exactly this number, or within 1e-4 of it: a constant of one element
 //!         | '[' integers ']'         a constant list of integers
 //!         | '_'                      anything, or nothing

@@ -1,7 +1,7 @@
 //! Memory poisoning, to find kernels that read memory before they write it.
 //!
-//! With `ORT_POISON_MEMORY=1`, outputs and workspaces are filled with a pattern that spoils every
-//! result computed from it.
+//! With `ORT_POISON_MEMORY=1`, outputs and workspaces are filled with a pattern that makes every
+//! result computed from it visibly wrong.
 
 use super::target::Target;
 

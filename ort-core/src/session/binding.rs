@@ -1,4 +1,4 @@
-//! IO binding: the inputs and outputs of a session tied to memory once, and run many times.
+//! IO binding: binds the inputs and outputs of a session to memory once, for many runs.
 //!
 //! A binding checks names, types and fixed sizes when a value is bound. What depends on several
 //! bound values is checked by the run (`bound_run`).

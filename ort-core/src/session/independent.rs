@@ -6,8 +6,8 @@
 //! That session serves all such runs from then on; other runs and their plans do not change. To the
 //! caller the two are one session: their runs share one budget and reuse each other's idle memory.
 //!
-//! A graph that is optimized to run elsewhere has no such fallback. So it is rewritten with
-//! independent dimensions, and gets its names back afterwards.
+//! A graph that is optimized for another runtime has no such fallback. So it is rewritten with
+//! independent dimensions, and gets its dimension names back afterwards.
 
 use std::sync::{Arc, PoisonError};
 

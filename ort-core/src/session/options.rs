@@ -1,4 +1,4 @@
-//! Session options under ONNX Runtime's names, also set by string.
+//! Session options under ONNX Runtime's names, as fields and as string keys.
 //!
 //! A table lists the known keys. The execution mode and `inter_op_num_threads` are accepted but
 //! ignored.

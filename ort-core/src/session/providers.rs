@@ -1,5 +1,5 @@
-//! The devices of a session: already opened ones first, then the first device of each requested
-//! provider.
+//! The devices of a session: first those that the caller opened, then the first device of each
+//! requested provider.
 //!
 //! Providers may be optional. A provider that cannot be opened, or whose device breaks during the
 //! build, is then left out with a warning.

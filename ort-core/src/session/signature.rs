@@ -1,4 +1,5 @@
-//! What the bindings of a session need of it.
+//! Session signature: the inputs and outputs by name, with their types and defaults, for IO
+//! bindings.
 
 use std::sync::Arc;
 

@@ -4,8 +4,9 @@
 //! Each run decides which constants stay resident ([`residency`](super::residency)). The others
 //! stay in the model's file, and are uploaded into a window before each step that reads them. The
 //! window is double-buffered: the constants of the next step are prefetched into one half before
-//! the step that reads the other half runs. So a device that copies and computes concurrently does
-//! both at once. The device itself keeps the uploads and kernels that are issued in order.
+//! the step that reads the other half runs. So a device that can copy and compute concurrently
+//! overlaps the two. The device executes uploads and kernels as if one by one, in the order in
+//! which they are issued.
 
 use std::sync::Arc;
 

@@ -10,7 +10,8 @@
 //!
 //! Packed weights give way to values whose size is known only at run time. A run that may have such
 //! values takes the lock exclusively, so that it may evict whatever no step is using
-//! ([`Streams::evict`]). It fails midway only if it would also fail with the window alone.
+//! ([`Streams::evict`]). Such a run fails midway only if its values do not fit beside the window,
+//! with all other weights evicted.
 
 use std::sync::Arc;
 use std::time::Instant;

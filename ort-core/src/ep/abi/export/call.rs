@@ -1,4 +1,4 @@
-//! What every exported function needs: the exported provider, open devices, the records of the
+//! Shared parts of the exported functions: the exported provider, open devices, the records of the
 //! host, and error codes in place of errors and panics.
 
 use std::any::Any;
