@@ -121,7 +121,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns what a host output counts for at least if its kernel allocates it.
+    /// Returns the fewest bytes that a slot counts for: [`LEAST_TENSOR`] if it is a host output
+    /// that its kernel allocates, else 0.
     fn least_own_bytes(&self, slot: SlotId) -> usize {
         let made = self.first[slot.index()];
         let step = self.schedule.get(made);

@@ -410,7 +410,7 @@ fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
     }
 }
 
-/// Adds to the error of a run that ran out of memory midway how much it needed so far.
+/// Adds to an out-of-memory error how much memory the run needed up to that node.
 fn with_least_limit(problem: Error) -> Error {
     let Some(limit) = problem.shortage().map(MemoryShortage::sufficient_limit) else { return problem };
     problem.help(format!(

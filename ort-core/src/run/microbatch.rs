@@ -439,7 +439,7 @@ struct ItemRange {
     size: usize,
 }
 
-/// Memory of which every `step` bytes, from byte `first` on, a run is read or written.
+/// Strided memory: a range of bytes is read or written every `step` bytes, from byte `first` on.
 struct Strided<B> {
     bytes: B,
     step: usize,

@@ -58,7 +58,8 @@ impl Executor {
         }
     }
 
-    /// Returns what the limits of the session and its devices leave to a run if all constants stay.
+    /// Returns the bytes that the limits of the session and its devices leave to a run if all
+    /// constants stay resident.
     fn limits_beside_constants(&self) -> Result<Limits> {
         let limit = self.budget.limit().unwrap_or(usize::MAX);
         let total = limit.saturating_sub(self.compiled.streams.total_bytes());

@@ -127,7 +127,7 @@ impl SessionBuilder {
     /// ```no_run
     /// use ort_core::session::{Model, Session};
     ///
-    /// // Leaves the other cores to those who run already.
+    /// // Leaves the other cores to threads that are busy already.
     /// let session = Session::builder(&Model::load("model.onnx")?).load_threads(1).build()?;
     /// # Ok::<(), ort_core::Error>(())
     /// ```

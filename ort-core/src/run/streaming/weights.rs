@@ -173,7 +173,8 @@ impl Streams {
         self.steps.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Of those, the bytes that a run with `free` bytes beside its activations has to pack again.
+    /// The bytes of streamable packed weights that a run has to pack again if it has `free` bytes
+    /// beside its activations.
     pub(crate) fn streamed_bytes(&self, free: usize) -> usize {
         let keep = self.choose(free);
         let streamed = self.steps.iter().filter(|(step, _)| keep.get(*step) != Some(&true));
