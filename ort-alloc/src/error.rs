@@ -26,8 +26,8 @@ pub enum AllocError {
     },
     /// The budget cannot hold this request on top of what is in use.
     #[error(
-        "Over the memory limit: {needed} were needed for {category}, but {available} of the limit of {limit} are \
-         available ({in_use} in use{largest}). Try a smaller batch or sequence, fewer runs at a time, or a larger limit",
+        "over the memory limit: {needed} were needed for {category}, but {available} of the limit of {limit} are free \
+         ({in_use} in use{largest}); use a smaller batch or sequence, fewer runs at a time, or a larger limit",
         needed = exact_bytes(*needed),
         available = exact_bytes(*available),
         limit = exact_bytes(*limit),

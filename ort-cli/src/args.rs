@@ -226,7 +226,8 @@ fn sized(text: &str) -> Result<(String, Vec<i64>), String> {
     let (name, sizes) = pair(text)?;
     let size = |size: &str| {
         let parsed = size.parse().ok().filter(|parsed| *parsed >= 0);
-        parsed.ok_or_else(|| format!("`{text}` is not NAME=N: `{size}` is not a whole number of 0 or more"))
+        parsed
+            .ok_or_else(|| format!("`{text}` is not NAME=N: `{size}` is not a whole number, or is negative"))
     };
     Ok((name, sizes.split(',').map(size).collect::<Result<_, _>>()?))
 }

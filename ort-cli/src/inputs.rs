@@ -70,7 +70,7 @@ fn read(
         if !known.contains(name.as_str()) {
             bail!("{}", no_input(name, specs));
         }
-        let tensor = read_npy(file.as_ref(), room.most())?;
+        let tensor = read_npy(file.as_ref(), room.most()).with_context(|| format!("input '{name}'"))?;
         room.take(tensor.byte_count());
         given.push((name.clone(), tensor.into()));
     }

@@ -212,7 +212,7 @@ fn find() -> Result<(String, Library)> {
         }
     }
     Err(error!(EpFail, "there is no NVIDIA driver: {}", tried.join("; ")).help(format!(
-        "{}, or name its library in the variable {DRIVER_VARIABLE}; the other providers need none",
+        "{}, or name its library in the variable {DRIVER_VARIABLE}; the other providers need no driver",
         new_driver()
     )))
 }

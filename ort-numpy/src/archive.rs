@@ -136,7 +136,7 @@ fn check_ends(reader: &mut (impl Read + Seek)) -> Result<u64> {
         start.starts_with(b"PK\x03\x04") || start.starts_with(END),
         InvalidArgument,
         help = "write it with numpy.savez('FILE.npz', NAME=ARRAY)",
-        "it is no .npz archive: it does not begin as a ZIP file"
+        "it is not an .npz archive: it does not begin like a ZIP file"
     );
     reader.seek(SeekFrom::Start(length.saturating_sub(END_BYTES))).map_err(unread)?;
     let mut tail = Vec::new();

@@ -254,8 +254,11 @@ pub(crate) fn check_trained(graph: &TrainingGraph, asked: &[String]) -> Result<(
     }
     let asked: BTreeSet<&String> = asked.iter().collect();
     if let Some(name) = trained.difference(&asked).next() {
-        return Err(error!(InvalidArgument, "parameter '{name}' would be trained, although it is not named")
-            .help("rename weights with '*' or '?' in their names"));
+        return Err(error!(
+            InvalidArgument,
+            "parameter '{name}' matches a pattern and would be trained, although the list does not name it"
+        )
+        .help("rename weights with '*' or '?' in their names"));
     }
     Ok(())
 }

@@ -231,7 +231,7 @@ impl Forward {
                 matches!(dtype, DType::F32 | DType::F64),
                 NotImplemented,
                 help = "convert the model to float; its GEMMs may run in bfloat16 (mixed precision)",
-                "weight '{name}' is {dtype}, which is not trained"
+                "weight '{name}' is {dtype}, which cannot be trained"
             );
             candidates.push((value, tensor));
         }

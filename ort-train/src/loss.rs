@@ -74,7 +74,7 @@ impl Loss {
                 !taken,
                 InvalidArgument,
                 help = "rename it in the model",
-                "the model has a value '{name}' already, which is what the loss calls its input"
+                "the loss adds an input '{name}', but the model already has a value of that name"
             );
         }
         let value = builder.graph().value(output);
@@ -117,7 +117,7 @@ impl Loss {
             Loss::CrossEntropy { label_smoothing: number, .. } => ensure!(
                 (0.0..1.0).contains(number),
                 InvalidArgument,
-                "the label smoothing is {number}, expected 0 to below 1"
+                "the label smoothing is {number}, expected 0 or more and less than 1"
             ),
             Loss::KlDivergence { temperature: number } => ensure!(
                 *number > 0.0 && number.is_finite(),

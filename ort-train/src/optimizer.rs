@@ -166,7 +166,7 @@ impl Optimizer {
             ensure!(
                 (0.0..1.0).contains(&number),
                 InvalidArgument,
-                "{name} is {number}, expected 0 to below 1"
+                "{name} is {number}, expected 0 or more and less than 1"
             );
             Ok(())
         };

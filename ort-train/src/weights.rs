@@ -331,7 +331,7 @@ impl Copies {
                 found,
                 InvalidArgument,
                 help = "name a weight that several nodes read",
-                "no weight '{pattern}' serves several places, so there is nothing to untie"
+                "no weight that matches '{pattern}' is read by several nodes, so there is nothing to untie"
             );
         }
         Ok(())
@@ -401,8 +401,8 @@ fn tie(graph: Graph, patterns: &[String], separated: &HashSet<ValueId>) -> Resul
         ensure!(
             pairs.iter().any(|pair| is_asked(pair.first) || is_asked(pair.second)),
             InvalidArgument,
-            help = "give patterns that two weights of equal numbers match",
-            "no weight '{pattern}' holds the numbers of another one to tie it to"
+            help = "give patterns that match two weights with equal elements",
+            "no weight that matches '{pattern}' has the same elements as another one, so there is nothing to tie"
         );
     }
     let outputs = graph.outputs.clone();

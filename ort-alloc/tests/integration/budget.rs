@@ -126,8 +126,8 @@ fn a_refusal_says_what_was_needed_what_there_was_and_what_to_try() -> Result<(),
     let _weights = budget.reserve(Category::Weights, 100)?;
     let _slab = budget.reserve(Category::Slab, 600)?;
     let message = budget.reserve(Category::Workspace, 301).err().map(|error| error.to_string());
-    let expected = "Over the memory limit: 301 bytes were needed for workspace, but 300 bytes of the limit of 1000 bytes are available \
-                    (700 bytes in use: planned activations 600 bytes, weights 100 bytes). Try a smaller batch or sequence, fewer runs \
+    let expected = "over the memory limit: 301 bytes were needed for workspace, but 300 bytes of the limit of 1000 bytes are free \
+                    (700 bytes in use: planned activations 600 bytes, weights 100 bytes); use a smaller batch or sequence, fewer runs \
                     at a time, or a larger limit";
     assert_eq!(message.as_deref(), Some(expected));
     assert!(budget.reserve(Category::Output, usize::MAX).is_err());

@@ -142,7 +142,7 @@ const ARRAYS: &[Case] = &[
     ("a pickle", "run m.onnx --input x=pickle.npy", &["pickles"]),
     ("a device for an archive", "run m.onnx --inputs /dev/zero", &["a pipe, socket or device"]),
     ("a pipe for an archive", "run m.onnx --inputs pipe", &["a pipe, socket or device"]),
-    ("a tebibyte of zeros for an archive", "run m.onnx --inputs zeros.npy", &["no .npz archive"]),
+    ("a tebibyte of zeros for an archive", "run m.onnx --inputs zeros.npy", &["not an .npz archive"]),
     (
         "a tebibyte that begins as an archive",
         "run m.onnx --inputs tebibyte.npz",

@@ -440,7 +440,7 @@ fn flags_that_have_no_effect_or_no_place_are_refused() {
         (&["--temperature", "2"], &["--temperature", "--loss kl"]),
         (&["--loss", "output", "--ignore-index", "1"], &["--ignore-index", "cross-entropy"]),
         (&["--loss", "output"], &["'scores' is", "one element"]),
-        (&["--label-smoothing", "1"], &["label smoothing is 1", "below 1"]),
+        (&["--label-smoothing", "1"], &["label smoothing is 1", "less than 1"]),
         (&["--lr", "nan"], &["learning rate is NaN"]),
         (&["--output-name", "score"], &["no output 'score'", "scores"]),
         (&["--freeze", "W"], &["no weight 'W'"]),

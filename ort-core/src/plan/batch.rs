@@ -59,7 +59,7 @@ impl BatchProof {
         };
         match self.conditions.iter().find(|condition| !holds(condition)) {
             Some((small, large)) => {
-                Err(format!("an index reaches over its item where {small} is more than {large}"))
+                Err(format!("an index leaves its item, because {small} is more than {large}"))
             }
             None => Ok(()),
         }
@@ -251,7 +251,9 @@ impl Prover<'_> {
         };
         // The indices must skip as many rows from item to item as the data has for each.
         if rows.as_ref() != Some(&places.step) {
-            return Err("its indices number items by another step than its data".to_string());
+            return Err(
+                "its indices step from item to item by another number of rows than its data".to_string()
+            );
         }
         // What symbols leave open is checked with the sizes of each run (`BatchProof::check`).
         self.conditions.extend(places.within_item());

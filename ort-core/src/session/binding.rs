@@ -279,7 +279,7 @@ impl IoBinding {
             matches!(self.buffers.get(index), Some(Some(_))),
             InvalidArgument,
             help = "bind the input to a TensorBuffer first",
-            "output '{output}' cannot be in the memory of input '{input}', which is bound to no buffer to write"
+            "output '{output}' cannot be in the memory of input '{input}', which is not bound to a buffer"
         );
         ensure!(
             !self.shared.contains(&index),
@@ -306,7 +306,7 @@ impl IoBinding {
         let index = self.signature.input(name)?;
         let buffer = self.buffers.get_mut(index).and_then(Option::as_mut);
         buffer.ok_or_else(|| {
-            error!(InvalidArgument, "input '{name}' is bound to no buffer to write")
+            error!(InvalidArgument, "input '{name}' is not bound to a buffer")
                 .help("bind it to a TensorBuffer")
         })
     }

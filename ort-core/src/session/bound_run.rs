@@ -316,7 +316,7 @@ fn refuse_overlaps(regions: &[Region<'_>]) -> Result<()> {
                 apart || !(one.is_written || other.is_written),
                 InvalidArgument,
                 help = "bind the output to the input of that name, or to memory of its own",
-                "the memory of '{}' is also that of '{}'",
+                "the memory of '{}' overlaps with that of '{}'",
                 one.name,
                 other.name
             );
@@ -327,7 +327,7 @@ fn refuse_overlaps(regions: &[Region<'_>]) -> Result<()> {
 
 /// The error for a buffer that the frame took and did not put back.
 fn lost(name: &str) -> crate::Error {
-    error!(Fail, "the buffer of output '{name}' went away with a run that did not end")
+    error!(Fail, "the buffer of output '{name}' was lost in a run that did not end")
         .help("clear the binding and bind everything again")
 }
 

@@ -44,9 +44,8 @@ impl Session {
             return Ok(session.clone());
         }
         tracing::warn!(
-            "the inputs give one dimension name two sizes; compiling the model a second time, without relying on the \
-             names, for this run and later ones like it: {}; to avoid this, give equal sizes, or export the model with \
-             a name for each dimension",
+            "the inputs give one dimension name two sizes ({}); compiling the model again for such runs, without \
+             relying on the names; to avoid this, give equal sizes, or export the model with a name for each dimension",
             conflict.located_message()
         );
         // A second program needs memory that may have become free since this session was built.

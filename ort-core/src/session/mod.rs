@@ -151,7 +151,7 @@ impl Session {
             self.executor.compiled.program.updates.is_empty(),
             InvalidArgument,
             help = "bind them and run with `run_with_binding`",
-            "the session updates inputs in their memory"
+            "the session updates inputs in place, which needs a binding"
         );
         let readable = self.readable(inputs)?;
         let given = self.arrange(&readable)?;

@@ -41,8 +41,12 @@ pub(crate) fn saturating_product(sizes: &[usize]) -> usize {
 /// Returns the size in bytes of a tensor of fixed-size elements. Strings and overflow are errors.
 pub fn byte_count(dtype: DType, shape: &[usize]) -> Result<usize> {
     dtype.byte_len(element_count(shape)?).ok_or_else(|| {
-        error!(InvalidArgument, "a {} tensor of shape {shape:?} has no byte length", dtype.name())
-            .help("use smaller sizes, and types of whole bytes")
+        error!(
+            InvalidArgument,
+            "a {} tensor of shape {shape:?} is too large, or its elements have no fixed size",
+            dtype.name()
+        )
+        .help("use smaller sizes, and no strings")
     })
 }
 

@@ -82,7 +82,7 @@ impl SparseTensor {
             ensure!(
                 position < count,
                 InvalidGraph,
-                help = "indices count the elements of the dense tensor, or name one along each axis",
+                help = "an index is the offset of an element in the dense tensor, or one coordinate for each axis",
                 "a sparse index points outside shape {:?}",
                 self.shape
             );
@@ -99,8 +99,9 @@ impl SparseTensor {
         let indices = self.indices.view().to_ints()?;
         let rank = self.shape.len();
         let outside = || {
-            error!(InvalidGraph, "a sparse index points outside shape {:?}", self.shape)
-                .help("indices count the elements of the dense tensor, or name one along each axis")
+            error!(InvalidGraph, "a sparse index points outside shape {:?}", self.shape).help(
+                "an index is the offset of an element in the dense tensor, or one coordinate for each axis",
+            )
         };
         if self.indices.shape().len() < 2 {
             return indices.into_iter().map(|i| usize::try_from(i).map_err(|_| outside())).collect();

@@ -319,7 +319,7 @@ const GRAPHS: &[(&str, Build, Expected)] = &[
         Err("tells the places of items"),
     ),
     ("each item's part of a flat mask, by its place", |b| pick_by_place(b, 0), Ok((&[0], 1))),
-    ("the part of the next item", |b| pick_by_place(b, 1), Err("another step")),
+    ("the part of the next item", |b| pick_by_place(b, 1), Err("another number of rows")),
     (
         "an output that is the same for all",
         |b| {

@@ -282,12 +282,12 @@ const REFUSALS: &[Refusal] = &[
     (
         "no buffer to share",
         |_, binding| binding.bind_output("Relu_2.0", OutputTarget::Input("x".to_string())),
-        "which is bound to no buffer to write",
+        "which is not bound to a buffer",
     ),
     (
         "no buffer to write",
         |_, binding| binding.input_mut("x").map(|_| ()),
-        "input 'x' is bound to no buffer to write",
+        "input 'x' is not bound to a buffer",
     ),
 ];
 

@@ -303,7 +303,7 @@ fn sizes_that_do_not_fit_are_refused() {
         (2, &["23", "1", "3", "3"], "the number of filters of W2"),
         (2, &["24", "2", "3", "3"], "has 2 channels, expected 1"),
         (3, &["25"], "the length of B1"),
-        (4, &["25"], "the bias does not fit"),
+        (4, &["25"], "the length of the bias"),
     ];
     let build = |shapes: [&[&str]; 5], activation: &str| -> Result<Graph> {
         let mut builder = GraphBuilder::new("refused");

@@ -403,7 +403,7 @@ fn what_is_wrong_is_refused_before_anything_runs() -> Result<()> {
         (binding.bind_output(&output, short).err(), "cannot be bound to shape [2]"),
         (
             session.upload(&Tensor::from_strings(&[1], vec!["a".into()])?, device.memory()).err(),
-            "byte length",
+            "no fixed size",
         ),
         (
             session

@@ -246,5 +246,5 @@ impl Shared {
 /// The error for a nominal checkpoint without a value.
 fn incomplete(name: &str) -> ort_core::Error {
     error!(InvalidArgument, "parameter '{name}' has no value: the checkpoint is nominal")
-        .help("complete it by copy_buffer_to_parameters")
+        .help("set the values with `copy_buffer_to_parameters`")
 }

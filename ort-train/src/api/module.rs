@@ -196,7 +196,7 @@ impl Module {
             let elements = shared.value(&name)?.to_vec::<f32>().within(|| format!("parameter '{name}'"))?;
             let (part, behind) = rest
                 .split_at_mut_checked(elements.len())
-                .ok_or_else(|| error!(Fail, "parameters are larger than they say"))?;
+                .ok_or_else(|| error!(Fail, "the parameters have more elements than their shapes declare"))?;
             part.copy_from_slice(&elements);
             rest = behind;
         }
@@ -230,7 +230,7 @@ impl Module {
             let shape = shared.kept(&name)?.shape.clone();
             let (part, behind) = rest
                 .split_at_checked(element_count(&shape)?)
-                .ok_or_else(|| error!(Fail, "parameters are larger than they say"))?;
+                .ok_or_else(|| error!(Fail, "the parameters have more elements than their shapes declare"))?;
             let tensor = Tensor::from_slice(&shape, part)?;
             shared.check_value(&name, &tensor)?;
             parts.push((name, tensor));

@@ -137,7 +137,7 @@ fn refused(graph: &Graph, build: Build<'_>, needed: usize, request: &Request<'_>
     let is_known = request.outputs.peak(&session, request.dims)?.is_known;
     let shortage = MemoryShortage { needed, available: limit, limit, largest: Vec::new() };
     let more = match is_known {
-        true => "the smallest limit that a step keeps to",
+        true => "the smallest limit that holds a step",
         false => "the smallest limit that is known before a step: the sizes of some values depend on data",
     };
     let advice =

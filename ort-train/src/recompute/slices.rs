@@ -146,7 +146,7 @@ impl Update {
         [first, end]: [usize; 2],
     ) -> Result<ValueId> {
         let mut inputs = maker.inputs.clone();
-        let missing = || error!(Fail, "{} is without its factors", maker.place());
+        let missing = || error!(Fail, "{} has no input to slice", maker.place());
         let factor = inputs.get_mut(self.factor).and_then(Option::as_mut).ok_or_else(missing)?;
         let numbers = [first as i64, end as i64, self.axis];
         let [first_row, end_row, axis] = numbers.map(|number| Tensor::from_slice(&[1], &[number]));

@@ -51,7 +51,10 @@ impl Trainer {
             let stage = stage.map_err(|problem| self.in_all(kind, 0, problem))?;
             *self.stages.get(kind) = Some(stage);
         }
-        self.stages.get(kind).as_mut().ok_or_else(|| error!(Fail, "a part of the training is gone"))
+        self.stages
+            .get(kind)
+            .as_mut()
+            .ok_or_else(|| error!(Fail, "a stage of the training run was not compiled"))
     }
 
     /// Compiles a stage without recomputation, within a limit in bytes.
@@ -122,7 +125,7 @@ impl Trainer {
         let state = &mut self.state;
         let attached = match self.stages.get(kind) {
             Some(stage) => stage.attach(state),
-            None => Err(error!(Fail, "a part of the training is gone")),
+            None => Err(error!(Fail, "a stage of the training run was not compiled")),
         };
         // A stage that lacks room takes no tensor, or only some: the next step must try again.
         attached.inspect_err(|_| self.detach())

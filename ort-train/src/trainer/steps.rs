@@ -123,7 +123,8 @@ impl Trainer {
         );
         let kind = self.stages.attached.filter(|kind| *kind != StageKind::Apply);
         let kind = kind.ok_or_else(|| {
-            error!(InvalidArgument, "output '{name}' is gone").help("ask for it right after a batch")
+            error!(InvalidArgument, "output '{name}' is not available")
+                .help("read it after a batch, before the next update")
         })?;
         self.ready(kind)?.output(name)
     }

@@ -147,7 +147,7 @@ fn unsafe_address(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Find
     }
     let code = without_comments_and_literals(&file.text);
     for line in lines_with_word(&code, "unsafe") {
-        report(findings, file, line, "unsafe code has no address here".to_owned());
+        report(findings, file, line, "unsafe code outside the files of `UNSAFE_PLACES`".to_owned());
     }
 }
 

@@ -67,7 +67,10 @@ pub fn load_provider(path: &Path) -> Result<&'static dyn ExecutionProvider> {
     static LOADED: Mutex<BTreeMap<PathBuf, &'static LibraryProvider>> = Mutex::new(BTreeMap::new());
     let place = || format!("provider library {}", path.display());
     // Canonical, so that two paths to one file share a provider.
-    let absolute = path.canonicalize().map_err(|problem| error!(NoSuchFile, "{problem}")).within(place)?;
+    let absolute = path
+        .canonicalize()
+        .map_err(|problem| error!(NoSuchFile, "{problem}").help("check the path"))
+        .within(place)?;
     // Held while loading, so that no other thread loads the same library.
     let mut loaded = LOADED.lock();
     if let Some(known) = loaded.get(&absolute) {

@@ -8,6 +8,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
+use crate::ops::microsoft::agree;
 use crate::spec::{AttrKind, AttrSpec, BatchRule, Cost, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
@@ -101,13 +102,6 @@ static CONV_TRANSPOSE: OpSpec = OpSpec {
 
 ops![CONV, CONV_INTEGER, QLINEAR_CONV, CONV_TRANSPOSE];
 
-/// Fails if two constant dimensions differ. Symbolic dimensions are taken to agree.
-fn agree(what: &str, a: &Dim, b: &Dim) -> Result<()> {
-    let differ = matches!((a.as_constant(), b.as_constant()), (Some(a), Some(b)) if a != b);
-    ensure!(!differ, InvalidGraph, "{what} does not fit: {a} and {b}");
-    Ok(())
-}
-
 /// The first two dimensions of an image or weight, and its spatial dimensions.
 pub(in crate::ops) type Parts<'a> = (&'a Dim, &'a Dim, &'a [Dim]);
 
@@ -160,7 +154,7 @@ pub(in crate::ops) fn output_shape(
 ) -> Result<Vec<Dim>> {
     let ((batch, channels, image), (filters, inner, kernel)) = image_and_kernel(image, weight)?;
     let group = group(cx)?;
-    agree("the weight's number of channels", channels, &(inner * group))?;
+    agree("the number of input channels of the weight", channels, &(inner * group))?;
     let divides = filters.as_constant().is_none_or(|filters| filters % group == 0);
     ensure!(
         divides,
@@ -168,7 +162,7 @@ pub(in crate::ops) fn output_shape(
         "the number of filters is {filters}, expected a multiple of group {group}"
     );
     if let Some([channels]) = cx.shape(bias) {
-        agree("the bias", channels, filters)?;
+        agree("the length of the bias", filters, channels)?;
     }
     let windows = Windows::new(cx.attrs, kernel)?;
     let mut shape = vec![batch.clone(), filters.clone()];
@@ -182,12 +176,12 @@ fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {
     // output channels of one group.
     let ((batch, channels, image), (inner, filters, kernel)) = image_and_kernel(image, kernel)?;
     let group = group(cx)?;
-    agree("the weight's number of channels", channels, inner)?;
+    agree("the number of input channels of the weight", channels, inner)?;
     let divides = inner.as_constant().is_none_or(|channels| channels % group == 0);
     ensure!(divides, InvalidGraph, "the number of channels is {inner}, expected a multiple of group {group}");
     let filters = filters * group;
     if let Some([channels]) = cx.shape(2) {
-        agree("the bias", channels, &filters)?;
+        agree("the length of the bias", &filters, channels)?;
     }
     let windows = Windows::new(cx.attrs, kernel)?;
     let mut shape = vec![batch.clone(), filters];

@@ -113,7 +113,7 @@ fn infer_gather_elements(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(
             data.len() == indices.len(),
             InvalidGraph,
-            help = "both need the same rank: see Gather and GatherND for others",
+            help = "both need the same rank; Gather and GatherND take indices of another rank",
             "data of shape {data:?} do not match indices of shape {indices:?}"
         );
     }
@@ -124,7 +124,7 @@ fn infer_gather_nd(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let invalid = || {
         error!(InvalidGraph, "data of shape {data:?} do not match indices of shape {indices:?}").help(
-            "the last size of the indices is how many axes of the data each one names: 1 up to their number",
+            "the last size of the indices is the number of data axes that an index names: 1 up to the rank of the data",
         )
     };
     let batch = usize::try_from(cx.attrs.int("batch_dims")?).map_err(|_| invalid())?;

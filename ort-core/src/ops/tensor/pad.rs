@@ -97,7 +97,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(
             !negative,
             InvalidGraph,
-            help = "negative pads cut off: at most what there is",
+            help = "negative pads crop an axis, by at most its size",
             "pads {pads:?} leave nothing of shape {shape:?}"
         );
         sizes = axes::with_size(&sizes, axis, size);

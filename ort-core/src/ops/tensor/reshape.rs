@@ -95,7 +95,7 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
                 ensure!(
                     size >= 0,
                     InvalidGraph,
-                    help = "only -1 has a meaning: the size that is left",
+                    help = "the only negative size is -1, which stands for the size that is left",
                     "shape {target:?} has a negative size"
                 );
                 Dim::constant(size)

@@ -70,7 +70,7 @@ fn infer_squeeze(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(
             fits,
             InvalidGraph,
-            help = "only axes of size 1 can go; use Reshape to join axes",
+            help = "only axes of size 1 can be removed; use Reshape to join axes",
             "axis {axis} of size {size} cannot be squeezed"
         );
     }

@@ -37,7 +37,7 @@ fn extract(cx: &mut RunCx<'_>) -> Result<()> {
     let columns = columns.map(|column| usize::try_from(column).ok().filter(|&column| column < size));
     let columns: Option<Vec<usize>> = columns.collect();
     let columns =
-        columns.ok_or_else(|| error!(InvalidArgument, "a feature lies outside the {size} there are"))?;
+        columns.ok_or_else(|| error!(InvalidArgument, "an index is out of range for {size} features"))?;
     ensure!(!columns.is_empty(), InvalidArgument, "no feature is asked for");
     // A rank-1 input is one row.
     let mut shape: Shape = if outer.is_empty() { [1].as_slice().into() } else { outer.into() };

@@ -48,7 +48,10 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     if let Some(targets) = attrs.find_int("n_targets") {
         let below = |&&target: &&usize| !i64::try_from(target).is_ok_and(|target| target < targets);
         if let Some(target) = leaf_targets.iter().find(below) {
-            return Err(error!(InvalidGraph, "leaf_targetids has {target}, expected less than {targets}"));
+            return Err(error!(
+                InvalidGraph,
+                "leaf_targetids has {target}, expected 0 or more and less than {targets}"
+            ));
         }
     }
     let leaves: Vec<(usize, usize, f64)> = leaf_targets

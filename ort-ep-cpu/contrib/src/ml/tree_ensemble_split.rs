@@ -54,7 +54,8 @@ fn read(cx: &mut CompileCx<'_>, what: &str, targets: usize) -> Result<Forest> {
     }
     let find = |tree: i64, id: i64| {
         let place = places.get(&(tree, id)).copied();
-        place.ok_or_else(|| error!(InvalidGraph, "tree {tree} has no node {id}, but something leads to it"))
+        place
+            .ok_or_else(|| error!(InvalidGraph, "tree {tree} has no node {id}, to which an attribute refers"))
     };
     let branches = read_nodes(attrs, (modes, trees), &find)?;
     let weights = numbers(attrs, &format!("{what}_weights"))?;
@@ -65,8 +66,9 @@ fn read(cx: &mut CompileCx<'_>, what: &str, targets: usize) -> Result<Forest> {
         weight_trees.iter().zip(weight_nodes).zip(weight_targets).zip(&weights)
     {
         let known = usize::try_from(target).ok().filter(|&target| target < targets);
-        let known = known
-            .ok_or_else(|| error!(InvalidGraph, "'{what}_ids' has {target}, expected less than {targets}"))?;
+        let known = known.ok_or_else(|| {
+            error!(InvalidGraph, "'{what}_ids' has {target}, expected 0 or more and less than {targets}")
+        })?;
         leaves.push((find(tree, node)?, known, weight));
     }
     let input = cx.node.bound_dtype(if what == "class" { "T1" } else { "T" });

@@ -380,7 +380,7 @@ impl<T: Real + Float> TrainingAttention<T> {
             (0.0..1.0).contains(&ratio),
             InvalidArgument,
             help = "the ratio is the share that is dropped",
-            "the ratio of dropout is {ratio}, expected 0 to below 1"
+            "the ratio of dropout is {ratio}, expected 0 or more and less than 1"
         );
         let [seed, step] = [5, 6].map(|index| cx.input(self.first + index)?.to_scalar::<i64>());
         let rule = Dropout::new(ratio, seed?, self.stream, step?);

@@ -73,7 +73,7 @@ fn run<T: Dropped>(cx: &mut RunCx<'_>, stream: i64) -> Result<()> {
         (0.0..1.0).contains(&ratio),
         InvalidArgument,
         help = "the ratio is the share that is dropped",
-        "the ratio of CounterDropout is {ratio}, expected 0 to below 1"
+        "the ratio of CounterDropout is {ratio}, expected 0 or more and less than 1"
     );
     let (seed, step) = (cx.input(2)?.to_scalar::<i64>()?, cx.input(3)?.to_scalar::<i64>()?);
     let (isa, threads) = (Isa::current(), cx.threads());

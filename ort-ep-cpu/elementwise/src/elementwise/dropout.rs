@@ -40,7 +40,7 @@ impl Executable for Dropout {
         ensure!(
             !drops || ratio < 1.0,
             InvalidArgument,
-            "the ratio of Dropout is {ratio}, expected 0 to below 1"
+            "the ratio of Dropout is {ratio}, expected 0 or more and less than 1"
         );
         let mask = if cx.wants(1) { Some(cx.output(1)?.bytes_mut()?) } else { None };
         let source = if cx.in_place(0).is_some() { None } else { Some(cx.input(0)?.bytes()?) };

@@ -113,7 +113,7 @@ fn add_up<T: Number>(
     ensure!(
         fits || to.is_empty(),
         InvalidArgument,
-        "{} elements of columns, expected {images} times {rows} by {columns} for images of {pixels} pixels",
+        "the input has {} elements, expected {images} x {rows} x {columns}: images, elements of a block, positions of the block",
         from.len() / parts
     );
     for_each_row_chunk_mut(threads, to, pixels * parts, 1, |first, chunk| {

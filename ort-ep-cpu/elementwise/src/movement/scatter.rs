@@ -103,8 +103,9 @@ fn scatter_tuples<T: Copy>(
     ensure!(
         updates.len() == tuples.count * run,
         InvalidArgument,
-        "{} updates for the indices",
-        updates.len()
+        "updates has {} elements, expected {}",
+        updates.len(),
+        tuples.count * run
     );
     if run == 0 {
         return Ok(());

@@ -33,10 +33,19 @@ fn run(cx: &mut RunCx<'_>, centred: bool) -> Result<()> {
     let (&[batches, count, 4], &[score_batches, classes, score_count]) = (boxes.shape(), scores.shape())
     else {
         let shapes = (boxes.shape(), scores.shape());
-        return Err(error!(InvalidArgument, "boxes and scores of shapes {shapes:?}"));
+        return Err(error!(
+            InvalidArgument,
+            "boxes and scores have shapes {shapes:?}, expected [batch, boxes, 4] and [batch, classes, boxes]"
+        ));
     };
     let fits = batches == score_batches && count == score_count;
-    ensure!(fits, InvalidArgument, "boxes of {:?} and scores of {:?}", boxes.shape(), scores.shape());
+    ensure!(
+        fits,
+        InvalidArgument,
+        "boxes of shape {:?} do not match scores of shape {:?}, expected [batch, boxes, 4] and [batch, classes, boxes]",
+        boxes.shape(),
+        scores.shape()
+    );
     let most = cx.find_input(2).map(|most| most.to_ints()).transpose()?;
     let most = most.and_then(|most| most.first().copied()).unwrap_or(0);
     let limits = Limits {

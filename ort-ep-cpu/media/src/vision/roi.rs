@@ -62,7 +62,7 @@ fn image_index(index: f64, images: usize) -> Result<usize> {
         valid,
         InvalidArgument,
         help = format!("batch indices are 0 or more and less than {images}"),
-        "a region of image {index}, there are {images}"
+        "batch index {index} of a region is out of range for a batch of {images}"
     );
     Ok(index as usize)
 }

@@ -264,7 +264,13 @@ impl<T: Real> Attention<T> {
         let past = match past {
             [] => 0,
             [batch, heads, rows, size] if [*batch, *heads, *size] == [k.batch, k.heads, k.size] => *rows,
-            _ => return Err(error!(InvalidArgument, "past_key has shape {past:?}")),
+            _ => {
+                let [batch, heads, size] = [k.batch, k.heads, k.size];
+                return Err(error!(
+                    InvalidArgument,
+                    "past_key has shape {past:?}, expected [{batch}, {heads}, rows of the past, {size}]"
+                ));
+            }
         };
         let fits = q.batch == k.batch
             && k.batch == v.batch

@@ -90,7 +90,13 @@ impl Executable for LinearAttention {
         let states = take(&mut rest, batch * heads * d_k * d_v)?;
         match cx.find_input(3) {
             Some(past) if past.element_count() == states.len() => interrupt::copy(past.as_slice()?, states),
-            Some(past) => return Err(error!(InvalidArgument, "past_state has shape {:?}", past.shape())),
+            Some(past) => {
+                let (shape, expected) = (past.shape(), states.len());
+                return Err(error!(
+                    InvalidArgument,
+                    "past_state has shape {shape:?}, expected {expected} elements"
+                ));
+            }
             None => interrupt::fill(states, 0.0),
         }
         let results = take(&mut rest, batch * times * self.queries * d_v)?;

@@ -320,7 +320,7 @@ impl<'a, T: Real> Inputs<'a, T> {
                 ensure!(
                     fits,
                     InvalidArgument,
-                    "sequence_lens {lengths:?} do not fit {batch} of {steps} steps"
+                    "sequence_lens is {lengths:?}, expected {batch} lengths from 0 to {steps}"
                 );
                 lengths.into_iter().map(|len| len as usize).collect()
             }

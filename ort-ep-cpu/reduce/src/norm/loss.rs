@@ -126,7 +126,10 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
         }
         let class = usize::try_from(label).ok().filter(|&class| class < classes);
         let class = class.ok_or_else(|| {
-            error!(InvalidArgument, "label {label} is out of range, expected 0 to below {classes}")
+            error!(
+                InvalidArgument,
+                "label {label} is out of range, expected 0 or more and less than {classes}"
+            )
         })?;
         let weight = weights.as_ref().map_or(1.0, |weights| weights[class]);
         let denominator = denominators.get(sample).copied().unwrap_or(0.0);

@@ -323,7 +323,7 @@ impl Col2Im {
         ensure!(
             columns == expected || result == 0,
             InvalidArgument,
-            "{columns} elements of columns, expected {expected}"
+            "the input has {columns} elements, expected {expected}: images times elements of a block times positions of the block"
         );
         Ok(())
     }

@@ -86,10 +86,22 @@ impl Attention {
         let past = match shape(4) {
             None => 0,
             Some(&[batch, heads, rows, size]) if [batch, heads, size] == [k.batch, k.heads, k.size] => rows,
-            Some(shape) => return Err(error!(InvalidArgument, "past_key has shape {shape:?}")),
+            Some(shape) => {
+                let [batch, heads, size] = [k.batch, k.heads, k.size];
+                return Err(error!(
+                    InvalidArgument,
+                    "past_key has shape {shape:?}, expected [{batch}, {heads}, rows of the past, {size}]"
+                ));
+            }
         };
-        let fits = shape(5).is_none_or(|shape| *shape == [v.batch, v.heads, past, v.size]);
-        ensure!(fits, InvalidArgument, "past_value has shape {:?}", shape(5));
+        if let Some(shape) = shape(5) {
+            let expected = [v.batch, v.heads, past, v.size];
+            ensure!(
+                *shape == expected,
+                InvalidArgument,
+                "past_value has shape {shape:?}, expected {expected:?}"
+            );
+        }
         let fits = q.batch == k.batch
             && k.batch == v.batch
             && q.size == k.size
