@@ -277,6 +277,17 @@ impl Broadcast {
         output: &mut [T],
         task: impl Fn(&mut S, usize, &mut [T]) + Sync,
     ) {
+        self.run_blocks(threads, limit, output, &task);
+    }
+
+    /// As `for_each_block`, compiled once for all tasks on the same types.
+    fn run_blocks<T: Send, S: Keep>(
+        &self,
+        threads: usize,
+        limit: usize,
+        output: &mut [T],
+        task: &(dyn Fn(&mut S, usize, &mut [T]) + Sync),
+    ) {
         let chunk = chunk_len(threads, output.len());
         for_each_chunk_mut(threads, output, chunk, |index, piece| {
             with_kept(|scratch: &mut S| {

@@ -1,4 +1,8 @@
 //! Data parallelism: safe ways to split slices over the threads of the [`Pool`].
+//!
+//! The loops take their task as `dyn Fn`. A generic loop is compiled again for each of some thousand
+//! closures, and each closure twice: for one thread and for several. A chunk is long enough to hide
+//! an indirect call.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -15,6 +19,10 @@ const CHUNKS_PER_THREAD: usize = 4;
 /// Calls `task` on consecutive ranges that cover `0..len`. Every range but the last is at least
 /// `min_chunk` long. The split depends on `threads`, so results must not depend on the split.
 pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl Fn(Range<usize>) + Sync) {
+    run_chunks(threads, len, min_chunk, &task);
+}
+
+fn run_chunks(threads: usize, len: usize, min_chunk: usize, task: &(dyn Fn(Range<usize>) + Sync)) {
     let (chunk, chunks) = chunking(threads, len, min_chunk);
     let block = block_of(chunk, min_chunk, 1);
     let blocks = |range: Range<usize>| {
@@ -58,6 +66,15 @@ pub fn for_each_chunk_mut<T: Send>(
     chunk: usize,
     task: impl Fn(usize, &mut [T]) + Sync,
 ) {
+    run_chunks_mut(threads, values, chunk, &task);
+}
+
+fn run_chunks_mut<T: Send>(
+    threads: usize,
+    values: &mut [T],
+    chunk: usize,
+    task: &(dyn Fn(usize, &mut [T]) + Sync),
+) {
     let chunk = chunk.max(1);
     if threads <= 1 {
         for (index, piece) in values.chunks_mut(chunk).enumerate() {
@@ -87,6 +104,16 @@ pub fn for_each_row_chunk_mut<T: Send>(
     min_rows: usize,
     task: impl Fn(usize, &mut [T]) + Sync,
 ) {
+    run_row_chunks_mut(threads, values, row_len, min_rows, &task);
+}
+
+fn run_row_chunks_mut<T: Send>(
+    threads: usize,
+    values: &mut [T],
+    row_len: usize,
+    min_rows: usize,
+    task: &(dyn Fn(usize, &mut [T]) + Sync),
+) {
     if row_len == 0 {
         return;
     }
@@ -94,7 +121,7 @@ pub fn for_each_row_chunk_mut<T: Send>(
     let (chunk, _) = chunking(threads, rows, min_rows);
     let block = block_of(chunk, min_rows, row_len);
     let whole = values.split_at_mut(rows * row_len).0;
-    for_each_chunk_mut(threads, whole, chunk * row_len, |index, piece| {
+    run_chunks_mut(threads, whole, chunk * row_len, &|index, piece| {
         for (at, rows) in piece.chunks_mut(block * row_len).enumerate() {
             spend(units_of_block(block, chunk));
             task(index * chunk + at * block, rows);
