@@ -13,7 +13,7 @@ use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, THREADS};
 
 /// The integer types of quantized values.
-const CODES: TypeSet =
+const QUANTIZED: TypeSet =
     TypeSet::SUB_BYTE_INTEGERS.union(TypeSet::of(&[DType::I8, DType::U8, DType::I16, DType::U16]));
 const INT32: TypeSet = TypeSet::of(&[DType::I32]);
 
@@ -28,7 +28,7 @@ cuda_kernels![
     CudaKernel::new(
         KernelDef {
             op: "QuantizeLinear",
-            types: &[("T1", SHORT_FLOATS.union(INT32)), ("T2", SHORT_FLOATS), ("T3", CODES)],
+            types: &[("T1", SHORT_FLOATS.union(INT32)), ("T2", SHORT_FLOATS), ("T3", QUANTIZED)],
             ..KernelDef::BASE
         },
         quantize
@@ -36,7 +36,7 @@ cuda_kernels![
     CudaKernel::new(
         KernelDef {
             op: "DequantizeLinear",
-            types: &[("T1", CODES.union(INT32)), ("T2", SHORT_FLOATS), ("T3", SHORT_FLOATS)],
+            types: &[("T1", QUANTIZED.union(INT32)), ("T2", SHORT_FLOATS), ("T3", SHORT_FLOATS)],
             ..KernelDef::BASE
         },
         dequantize
