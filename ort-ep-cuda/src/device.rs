@@ -13,71 +13,25 @@ use ort_core::{Result, ensure, error};
 use ort_gpu::{LaunchCache, NodeInfo, find_kernel};
 
 use crate::choices::Choices;
-use crate::driver::{Call, Context, Counters, Driver, Limits, NO_DEVICE};
+use crate::device_info::describe;
+use crate::device_state::DeviceState;
+use crate::driver::{Call, Context, Counters, Driver, NO_DEVICE, TENSOR_CORES};
 use crate::kernels::{self, CudaKernel};
-use crate::launch::Bounds;
 use crate::libraries::{Libraries, LibraryReport};
 use crate::memory::{address, arena};
-use crate::modules::{Modules, OLDEST, TENSOR_CORES, too_old};
+use crate::modules::{Modules, OLDEST, too_old};
 use crate::node::Node;
+use crate::options::Options;
 use crate::pool::PoolMemory;
-use crate::provider::{Options, describe};
 use crate::queue::Queue;
 
 /// Bytes a thread loads from a matrix at once: one 16-byte vector load.
 const MATRIX_VECTOR: usize = 16;
 
-/// State shared by a device and its nodes.
-pub(crate) struct Parts {
-    pub(crate) id: DeviceId,
-    pub(crate) limits: Limits,
-    pub(crate) modules: Modules,
-    pub(crate) libraries: Libraries,
-    pub(crate) memory: Arc<dyn Allocator>,
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) choices: Choices,
-}
-
-impl Parts {
-    /// The bounds for a kernel's launches. `room` is the workspace that a library may use, in
-    /// bytes; with `None`, libraries may not be called.
-    pub(crate) fn bounds(&self, room: Option<usize>) -> Bounds<'_> {
-        let libraries = room.map(|_| &self.libraries);
-        Bounds { limits: self.limits, libraries, room: room.unwrap_or(0), has_maps: false, turn: 0 }
-    }
-
-    /// Returns the free memory, or `None` if no library is loaded: only library workspaces are
-    /// sized by it.
-    pub(crate) fn left(&self) -> Option<Left> {
-        if !self.libraries.any() {
-            return None;
-        }
-        let stats = self.memory.stats();
-        let free = || self.queue.context().memory().map_or(0, |(free, _)| free);
-        let bytes = stats.limit.map_or_else(free, |limit| limit.saturating_sub(stats.in_use));
-        Some(Left { bytes, is_of_limit: stats.limit.is_some() })
-    }
-}
-
-/// The free memory of a device.
-pub(crate) struct Left {
-    pub(crate) bytes: usize,
-    /// Whether `bytes` is what `gpu_mem_limit` leaves, rather than what the driver reports as free.
-    pub(crate) is_of_limit: bool,
-}
-
-impl Drop for Parts {
-    fn drop(&mut self) {
-        // Tensors that outlive the device keep the queue alive, but the modules are unloaded now.
-        // The queue must drop the graphs that refer to them.
-        self.queue.close();
-    }
-}
-
 /// An opened GPU as an execution device.
 pub struct CudaDevice {
     info: DeviceInfo,
-    parts: Arc<Parts>,
+    state: Arc<DeviceState>,
     table: KernelTable,
     prefers_channels_last: bool,
 }
@@ -124,32 +78,32 @@ impl CudaDevice {
         let libraries = Libraries::open(&context, &options.libraries)?;
         let info = describe(driver, physical, &libraries.reports)?;
         let modules = Modules::new(context, limits.capability);
-        let parts =
-            Arc::new(Parts { id, limits, modules, libraries, memory, queue, choices: Choices::default() });
+        let choices = Choices::default();
+        let state = Arc::new(DeviceState { id, limits, modules, libraries, memory, queue, choices });
         let prefers_channels_last = options.prefers_channels_last;
-        Ok(Arc::new(CudaDevice { info, parts, table: kernel_table(), prefers_channels_last }))
+        Ok(Arc::new(CudaDevice { info, state, table: kernel_table(), prefers_channels_last }))
     }
 
     /// Returns allocated and peak bytes and the arena's growth, under ONNX Runtime's names.
     pub fn stats(&self) -> Stats {
-        self.parts.memory.stats()
+        self.state.memory.stats()
     }
 
     /// Returns NVIDIA's libraries that were looked for, and what replaces the missing ones.
     pub fn libraries(&self) -> &[LibraryReport] {
-        &self.parts.libraries.reports
+        &self.state.libraries.reports
     }
 
     /// Returns counters of the work submitted to the device so far, and the page-locked memory it
     /// holds.
     pub fn counters(&self) -> Counters {
-        self.parts.queue.counters()
+        self.state.queue.counters()
     }
 
     /// Returns how many modules the driver has compiled. A run that repeats an earlier one adds
     /// none.
     pub fn modules(&self) -> usize {
-        self.parts.modules.count()
+        self.state.modules.count()
     }
 }
 
@@ -164,11 +118,11 @@ impl Device for CudaDevice {
     }
 
     fn memory(&self) -> DeviceId {
-        self.parts.id
+        self.state.id
     }
 
     fn allocator(&self) -> Arc<dyn Allocator> {
-        self.parts.memory.clone()
+        self.state.memory.clone()
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
@@ -180,8 +134,8 @@ impl Device for CudaDevice {
 
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let kernel = find_kernel(&self.table, &cx.node, kernels::all(), |kernel: &CudaKernel| &kernel.def)?;
-        let (info, parts) = (NodeInfo::new(&cx.node), self.parts.clone());
-        Ok(Box::new(Node { kernel, info, parts, cache: LaunchCache::default() }))
+        let (info, state) = (NodeInfo::new(&cx.node), self.state.clone());
+        Ok(Box::new(Node { kernel, info, state, cache: LaunchCache::default() }))
     }
 
     fn fingerprint(&self) -> Option<Fingerprint> {
@@ -192,21 +146,21 @@ impl Device for CudaDevice {
     }
 
     fn check(&self) -> Result<()> {
-        self.parts.queue.context().check_present()
+        self.state.queue.context().check_present()
     }
 
     fn end_of_run(&self) {
-        self.parts.queue.end_of_run();
+        self.state.queue.end_of_run();
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.parts.queue.synchronize()
+        self.state.queue.synchronize()
     }
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         let same = from.dtype() == to.dtype() && from.shape() == to.shape();
         ensure!(same, Fail, "cannot copy between tensors of different types or shapes");
-        let (queue, id) = (&self.parts.queue, self.parts.id);
+        let (queue, id) = (&self.state.queue, self.state.id);
         match (from.device_range(), to.device_range()) {
             (None, Some(range)) => {
                 let bytes = from.bytes()?;

@@ -22,8 +22,6 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 use libloading::Library;
 use ort_core::{Error, Result, ensure, error};
 
-use crate::modules::WARPGROUPS;
-
 pub use context::Counters;
 pub(crate) use context::{Context, Counts, Function, Module};
 pub(crate) use graph::Graph;
@@ -94,6 +92,11 @@ const FUNCTIONS: [&str; 49] = [
 /// The oldest driver that accepts the kernels, as `cuDriverGetVersion` reports it: they are PTX
 /// 8.1, which came with CUDA 12.1.
 const OLDEST: i32 = 12010;
+
+/// The first compute capability whose tensor cores support all types that our mma kernels use.
+pub(crate) const TENSOR_CORES: u32 = 80;
+/// The only compute capability with warpgroup mma: PTX for `sm_90a` does not run on newer devices.
+pub(crate) const WARPGROUPS: u32 = 90;
 
 /// The limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,85 +6,21 @@
 
 mod functions;
 mod math;
+mod number;
 mod storage;
-
-use std::collections::BTreeSet;
-use std::fmt::Write;
+mod writer;
 
 use ort_core::dtype::DType;
 use ort_core::spec::{BinaryFn, ScalarExpr, UnaryFn};
 use ort_core::{Result, ensure, error};
-use rustc_hash::FxHashMap;
 
+pub(crate) use number::Number;
 pub(crate) use storage::is_short_float;
-
-/// The arithmetic type of a formula.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Number {
-    F32,
-    F64,
-    S32,
-    U32,
-    S64,
-    U64,
-}
-
-impl Number {
-    /// Returns the arithmetic type for elements of a type.
-    pub(crate) fn of(dtype: DType) -> Result<Number> {
-        Ok(match dtype {
-            DType::F32 | DType::F16 | DType::BF16 => Number::F32,
-            DType::F64 => Number::F64,
-            DType::I8 | DType::I16 | DType::I32 | DType::I4 | DType::I2 => Number::S32,
-            DType::U8 | DType::U16 | DType::U32 | DType::Bool | DType::U4 | DType::U2 => Number::U32,
-            DType::I64 => Number::S64,
-            DType::U64 => Number::U64,
-            other => return Err(error!(NotImplemented, "formulas of the type {}", other.name())),
-        })
-    }
-
-    /// The type suffix of instructions.
-    fn name(self) -> &'static str {
-        match self {
-            Number::F32 => "f32",
-            Number::F64 => "f64",
-            Number::S32 => "s32",
-            Number::U32 => "u32",
-            Number::S64 => "s64",
-            Number::U64 => "u64",
-        }
-    }
-
-    /// The class of its registers.
-    fn class(self) -> char {
-        match self {
-            Number::F32 => 'f',
-            Number::F64 => 'd',
-            Number::S32 | Number::U32 => 'r',
-            Number::S64 | Number::U64 => 'l',
-        }
-    }
-
-    /// The type suffix of instructions that treat the value as untyped bits.
-    fn bits(self) -> &'static str {
-        match self.class() {
-            'f' | 'r' => "b32",
-            _ => "b64",
-        }
-    }
-
-    fn is_float(self) -> bool {
-        matches!(self, Number::F32 | Number::F64)
-    }
-
-    fn is_unsigned(self) -> bool {
-        matches!(self, Number::U32 | Number::U64)
-    }
-}
+use writer::Writer;
 
 /// How the index of an input's element follows from that of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum InputPlace {
     /// The same index.
     Same,
     /// A scalar, broadcast to all elements.
@@ -98,7 +34,7 @@ pub(crate) enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) dtype: DType,
-    pub(crate) place: Place,
+    pub(crate) place: InputPlace,
     /// The offset of its first element.
     pub(crate) start: usize,
 }
@@ -125,7 +61,7 @@ pub(crate) fn render(entry: &Entry<'_>) -> Result<String> {
     let mut params: Vec<String> =
         (0..entry.inputs.len()).map(|index| format!(".param .u64 x{index}")).collect();
     params.extend([".param .u64 y".to_owned(), ".param .u32 count".to_owned()]);
-    let stepped = |source: &Source| matches!(source.place, Place::Steps { .. });
+    let stepped = |source: &Source| matches!(source.place, InputPlace::Steps { .. });
     if entry.inputs.iter().any(stepped) {
         params.push(".param .align 4 .b8 sizes[32]".to_owned());
     }
@@ -163,7 +99,7 @@ fn body(entry: &Entry<'_>, writer: &mut Writer) -> Result<()> {
         let address = storage::address(writer, &format!("x{index}"), source.dtype, place.as_deref())?;
         // A source with stride 0 along the last axis has one value for all four lanes: one scalar
         // load serves them.
-        let side_by_side = !matches!(source.place, Place::One | Place::Steps { last: false });
+        let side_by_side = !matches!(source.place, InputPlace::One | InputPlace::Steps { last: false });
         let loaded = if entry.four && side_by_side {
             storage::load_four(writer, source.dtype, &address)?.to_vec()
         } else {
@@ -185,7 +121,7 @@ fn body(entry: &Entry<'_>, writer: &mut Writer) -> Result<()> {
 /// tensor.
 fn places(entry: &Entry<'_>, writer: &mut Writer, at: &str) -> Result<Vec<Option<String>>> {
     let mut along = Vec::new();
-    if entry.inputs.iter().any(|source| matches!(source.place, Place::Steps { .. })) {
+    if entry.inputs.iter().any(|source| matches!(source.place, InputPlace::Steps { .. })) {
         ensure!((1..=8).contains(&entry.rank), Fail, "a walk over {} axes", entry.rank);
         // Decompose the flat index into one index per axis, from the last axis to the first.
         let mut rest = at.to_owned();
@@ -201,9 +137,9 @@ fn places(entry: &Entry<'_>, writer: &mut Writer, at: &str) -> Result<Vec<Option
     let mut places = Vec::with_capacity(entry.inputs.len());
     for (index, source) in entry.inputs.iter().enumerate() {
         let mut place = match source.place {
-            Place::Same => Some(at.to_owned()),
-            Place::One => None,
-            Place::Steps { last } => Some(stepped(writer, (index, last, entry.rank), &along)),
+            InputPlace::Same => Some(at.to_owned()),
+            InputPlace::One => None,
+            InputPlace::Steps { last } => Some(stepped(writer, (index, last, entry.rank), &along)),
         };
         if source.start > 0 {
             let place_of_all = place.take().unwrap_or_else(|| writer.emit('r', "mov.u32 $, 0;"));
@@ -232,100 +168,7 @@ fn stepped(
     place
 }
 
-/// Instructions and their registers. `known` does common-subexpression elimination: an instruction
-/// that was emitted before returns its register.
-#[derive(Debug, Default)]
-struct Writer {
-    text: String,
-    counts: FxHashMap<char, usize>,
-    known: FxHashMap<(char, String), String>,
-    called: BTreeSet<String>,
-}
-
 impl Writer {
-    /// Returns a new register of a class.
-    fn register(&mut self, class: char) -> String {
-        let count = self.counts.entry(class).or_default();
-        *count += 1;
-        format!("%{class}{count}")
-    }
-
-    /// Returns the declarations of all registers.
-    fn declarations(&self) -> String {
-        const TYPES: [(char, &str); 6] =
-            [('f', ".f32"), ('d', ".f64"), ('r', ".b32"), ('l', ".b64"), ('h', ".b16"), ('p', ".pred")];
-        let mut text = String::new();
-        for (class, ty) in TYPES {
-            if let Some(count) = self.counts.get(&class) {
-                text += &format!(".reg {ty} %{class}<{}>;\n", count + 1);
-            }
-        }
-        text
-    }
-
-    fn line(&mut self, line: &str) {
-        self.text.push_str(line);
-        self.text.push('\n');
-    }
-
-    /// Returns the register that holds an instruction's result; `$` in the text stands for that
-    /// register.
-    fn emit(&mut self, class: char, instruction: &str) -> String {
-        let key = (class, instruction.to_owned());
-        if let Some(known) = self.known.get(&key) {
-            return known.clone();
-        }
-        let register = self.register(class);
-        self.line(&instruction.replacen('$', &register, 1));
-        self.known.insert(key, register.clone());
-        register
-    }
-
-    /// Emits a call of a function of `cu/math.cu`.
-    fn call(&mut self, name: &str, arguments: &[(&str, Number)], result: Number) -> String {
-        let key = (result.class(), format!("{name} {arguments:?}"));
-        if let Some(known) = self.known.get(&key) {
-            return known.clone();
-        }
-        let register = self.register(result.class());
-        let (mut before, mut names) = (String::new(), Vec::new());
-        for (index, (argument, number)) in arguments.iter().enumerate() {
-            // Writing to a string cannot fail.
-            let _ = writeln!(before, ".param .{} a{index};", number.bits());
-            let _ = writeln!(before, "st.param.{} [a{index}], {argument};", number.name());
-            names.push(format!("a{index}"));
-        }
-        self.line(&format!(
-            "{{\n{before}.param .{} result;\ncall.uni (result), {name}, ({});\nld.param.{} {register}, [result];\n}}",
-            result.bits(),
-            names.join(", "),
-            result.name()
-        ));
-        // The module includes only called functions and their callees.
-        self.called.insert(name.to_owned());
-        self.known.insert(key, register.clone());
-        register
-    }
-
-    fn constant(&mut self, value: f64, number: Number) -> String {
-        let text = match number {
-            Number::F32 => format!("mov.f32 $, 0f{:08X};", (value as f32).to_bits()),
-            Number::F64 => format!("mov.f64 $, 0d{:016X};", value.to_bits()),
-            Number::S32 => format!("mov.b32 $, {};", value as i32),
-            Number::U32 => format!("mov.b32 $, {};", value as u32),
-            Number::S64 => format!("mov.b64 $, {};", value as i64),
-            Number::U64 => format!("mov.b64 $, {};", value as u64),
-        };
-        self.emit(number.class(), &text)
-    }
-
-    /// Emits the predicate `value != 0`. NaN compares unequal to zero, so it is true.
-    fn truth(&mut self, value: &str, number: Number) -> String {
-        let zero = self.constant(0.0, number);
-        let differs = if number.is_float() { "neu" } else { "ne" };
-        self.emit('p', &format!("setp.{differs}.{} $, {value}, {zero};", number.name()))
-    }
-
     /// Emits a formula, and returns the register of its value.
     fn number(&mut self, formula: &ScalarExpr, number: Number, inputs: &[String]) -> Result<String> {
         match formula {
@@ -404,11 +247,6 @@ impl Writer {
                 Ok(self.truth(&value, number))
             }
         }
-    }
-
-    fn chosen(&mut self, number: Number, then: &str, otherwise: &str, truth: &str) -> String {
-        let ty = if number.is_float() { number.name() } else { number.bits() };
-        self.emit(number.class(), &format!("selp.{ty} $, {then}, {otherwise}, {truth};"))
     }
 }
 

@@ -26,13 +26,13 @@ pub(crate) struct Graphs {
     /// The stream that captures; it runs nothing.
     stream: Stream,
     /// Most recently used first.
-    kept: VecDeque<Kept>,
+    kept: VecDeque<CachedGraph>,
     /// The hashes of sequences that occurred once, latest first.
     seen: VecDeque<u64>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedGraph {
     hash: u64,
     calls: Vec<Call>,
     /// `None` if the driver could not capture it.
@@ -62,7 +62,7 @@ impl Graphs {
             let graph = Graph::capture(&self.stream, calls);
             // A failed capture is kept as `None`, so that we do not try it again on every run.
             let graph = graph.inspect_err(|problem| tracing::warn!("no CUDA graph: {problem}")).ok();
-            self.kept.push_front(Kept { hash, calls: calls.to_vec(), graph });
+            self.kept.push_front(CachedGraph { hash, calls: calls.to_vec(), graph });
             self.kept.truncate(MOST_GRAPHS);
         } else {
             self.seen.push_front(hash);

@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 pub(crate) use ort_gpu::{Operand, Walk, strides};
 
 use crate::driver::{Boxes, Limits, Routine};
+use crate::families;
 use crate::libraries::Libraries;
-use crate::modules;
 
 /// A node with the shapes of a run. Kernels answer with launches, which are cached for later runs
 /// of the same shapes.
@@ -137,7 +137,7 @@ impl Launch {
 
     /// The same for a family with one module per element type.
     pub(crate) fn of_type(family: &str, suffix: &str, entry: impl Into<String>) -> Result<Launch> {
-        Ok(Launch::new(modules::of_type(family, suffix)?, entry))
+        Ok(Launch::new(families::of_type(family, suffix)?, entry))
     }
 
     /// A launch of an entry of rendered PTX.

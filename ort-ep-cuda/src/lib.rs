@@ -4,8 +4,8 @@
 //! - `libraries` calls cuBLASLt and cuDNN if they are found. It and `driver` hold all unsafe code.
 //! - `queue` orders the work of a device: its streams, `staging` copies between host and device,
 //!   and `graphs` for repeated sequences.
-//! - `memory` is the device's memory. `modules` is its code: PTX of the families in `cu/`, and what
-//!   `formula` generates from scalar formulas.
+//! - `memory` is the device's memory. `modules` is its code: PTX of the `families` in `cu/`, and
+//!   what `formula` generates from scalar formulas.
 //! - `launch` is the interface between a kernel and its node, and `node` runs the launches.
 //!   `kernels` holds the operators by family.
 //!
@@ -38,10 +38,14 @@
 
 mod choices;
 mod device;
+mod device_info;
+mod device_state;
 #[allow(unsafe_code, reason = "functions of the driver's library are called")]
 mod driver;
+mod families;
 mod formula;
 mod graphs;
+mod hazards;
 pub mod kernels;
 mod launch;
 #[allow(unsafe_code, reason = "functions of NVIDIA's libraries are called")]
@@ -49,13 +53,13 @@ mod libraries;
 mod memory;
 mod modules;
 mod node;
+mod options;
 mod pool;
 mod provider;
 mod queue;
 mod staging;
 mod stopwatch;
 mod uploads;
-mod uses;
 
 #[doc(hidden)]
 pub use inventory;

@@ -9,47 +9,21 @@
 mod dnn;
 mod load;
 mod lt;
+mod report;
 mod search;
+mod workspace;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use ort_core::{Result, error};
 
 pub(crate) use dnn::{ConvOptions, Convolution, Dnn, DnnElement, Form, Pass, Search};
 use load::{Kind, Loaded};
-pub(crate) use lt::{ALIGNMENT, Compute, Element, Epilogue, Layout, Lt, Matmul};
+pub(crate) use lt::{ALIGNMENT, Compute, Epilogue, Lt, LtElement, LtLayout, Matmul};
+pub use report::{FoundLibrary, LibraryReport};
 
 use crate::driver::{Context, Limits, takes_the_systems_driver};
-use crate::provider::LibraryOptions;
-
-/// The outcome of the search for one of NVIDIA's libraries.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LibraryReport {
-    /// The library's name: `cuBLASLt`.
-    pub name: &'static str,
-    /// The library in use, or why none is and our own kernels run instead.
-    pub found: std::result::Result<FoundLibrary, String>,
-}
-
-/// A library in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundLibrary {
-    /// The version it reports.
-    pub version: String,
-    /// Its path.
-    pub path: PathBuf,
-}
-
-impl LibraryReport {
-    /// Renders the outcome as text.
-    pub(crate) fn to_text(&self) -> String {
-        match &self.found {
-            Ok(found) => format!("{} at {}", found.version, found.path.display()),
-            Err(reason) => format!("none, own kernels: {reason}"),
-        }
-    }
-}
+use crate::options::LibraryOptions;
 
 /// The libraries of one device.
 pub(crate) struct Libraries {
@@ -139,20 +113,6 @@ fn open<F: load::Functions, T>(
     }
     let reason = if refused.is_empty() { "not found".to_owned() } else { refused.join("; ") };
     Ok((None, none(reason)))
-}
-
-/// The alignment of a workspace (cuBLAS, "cublasLtMatmul").
-const WORKSPACE_ALIGNMENT: u64 = 256;
-
-/// Returns the bytes to reserve so that an aligned workspace fits at any address.
-fn with_alignment(workspace: usize) -> usize {
-    if workspace == 0 { 0 } else { workspace + WORKSPACE_ALIGNMENT as usize }
-}
-
-/// Returns the aligned address and remaining bytes of a workspace that begins anywhere.
-fn workspace_of((address, bytes): (u64, u64)) -> (u64, usize) {
-    let start = address.next_multiple_of(WORKSPACE_ALIGNMENT);
-    (start, bytes.saturating_sub(start - address) as usize)
 }
 
 /// Whether float32 GEMMs and convolutions may run in TF32 on tensor cores, if the library can.

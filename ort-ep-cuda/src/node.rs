@@ -10,7 +10,7 @@ use ort_gpu::{Arg, BoundTensors, Key, LaunchCache, NodeInfo};
 use smallvec::SmallVec;
 
 use crate::choices::fastest;
-use crate::device::{Left, Parts};
+use crate::device_state::{DeviceState, FreeMemory};
 use crate::driver::{Call, Launched, Routed, Routine};
 use crate::kernels::{self, Counted, CudaKernel};
 use crate::launch::{Bounds, Code, Launch, OpCx, Operand, Param, ways};
@@ -22,7 +22,7 @@ use crate::modules::Entry;
 pub(crate) struct Node {
     pub(crate) kernel: &'static CudaKernel,
     pub(crate) info: NodeInfo,
-    pub(crate) parts: Arc<Parts>,
+    pub(crate) state: Arc<DeviceState>,
     pub(crate) cache: LaunchCache<Met, Step>,
 }
 
@@ -55,7 +55,7 @@ impl Executable for Node {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let Some(workspace) = self.kernel.workspace else { return Ok(0) };
         // Addresses are not known yet, so we assume that all tensors are aligned.
-        let limits = Bounds { has_maps: self.has_maps(), ..self.parts.bounds(Some(self.room(shapes))) };
+        let limits = Bounds { has_maps: self.has_maps(), ..self.state.bounds(Some(self.room(shapes))) };
         workspace(&self.info.planned(shapes, limits))
     }
 
@@ -91,7 +91,9 @@ impl Node {
     /// Without `gpu_mem_limit`, the plan does not count other nodes' memory against the free bytes.
     /// We then offer half of what remains after this node's tensors.
     fn room(&self, shapes: &IoShapes<'_>) -> usize {
-        let Some(Left { bytes: left, is_of_limit }) = self.parts.left() else { return shapes.room };
+        let Some(FreeMemory { bytes: left, is_of_limit }) = self.state.free_memory() else {
+            return shapes.room;
+        };
         let all = self.info.input_types.iter().zip(shapes.inputs);
         let all = all.chain(self.info.output_types.iter().zip(shapes.outputs));
         let bytes = |(dtype, shape): (&Option<DType>, &Option<Shape>)| match (dtype, shape) {
@@ -105,7 +107,7 @@ impl Node {
     /// Returns the library workspace of a run, or `None` if libraries may not be called: none is
     /// loaded, the kernel uses none, or a tensor is misaligned.
     fn room_of(&self, given: &BoundTensors<'_>) -> Result<Option<usize>> {
-        if !self.parts.libraries.any() || self.kernel.workspace.is_none() {
+        if !self.state.libraries.any() || self.kernel.workspace.is_none() {
             return Ok(None);
         }
         Ok(self.are_aligned(given)?.then(|| given.workspace.map_or(0, |range| range.len)))
@@ -114,7 +116,7 @@ impl Node {
     /// Whether all tensors are aligned for libraries and TMA maps.
     fn are_aligned(&self, given: &BoundTensors<'_>) -> Result<bool> {
         for range in given.input_ranges.iter().chain(&given.output_ranges).flatten() {
-            if address(self.parts.id, *range)?.is_some_and(|address| !address.is_multiple_of(ALIGNMENT)) {
+            if address(self.state.id, *range)?.is_some_and(|address| !address.is_multiple_of(ALIGNMENT)) {
                 return Ok(false);
             }
         }
@@ -125,7 +127,7 @@ impl Node {
     /// writes float16 or bfloat16, and the device has warpgroups.
     fn has_maps(&self) -> bool {
         let mut types = self.info.output_types.iter().flatten();
-        self.parts.limits.has_warpgroups() && types.any(|dtype| matches!(dtype, DType::F16 | DType::BF16))
+        self.state.limits.has_warpgroups() && types.any(|dtype| matches!(dtype, DType::F16 | DType::BF16))
     }
 
     /// Runs a node with data-dependent output shapes: counts, reads the count back, allocates the
@@ -141,7 +143,7 @@ impl Node {
         let mut made = Vec::with_capacity(shapes.len());
         for (index, (shape, dtype)) in shapes.iter().zip(&self.info.output_types).enumerate() {
             made.push(match dtype.filter(|_| cx.wants(index)) {
-                Some(dtype) => Some(cx.allocate_in(self.parts.id, dtype, shape)?),
+                Some(dtype) => Some(cx.allocate_in(self.state.id, dtype, shape)?),
                 None => None,
             });
         }
@@ -158,7 +160,7 @@ impl Node {
         let count = kernels::count(&self.op_cx(given, None), &mut 0);
         let (address, _) = self.place(count.arg, given)?;
         let mut bytes = [0; size_of::<u64>()];
-        self.parts.queue.download(address, &mut bytes)?;
+        self.state.queue.download(address, &mut bytes)?;
         usize::try_from(u64::from_ne_bytes(bytes)).map_err(|_| error!(Fail, "a count is beyond memory"))
     }
 
@@ -171,7 +173,7 @@ impl Node {
 
     /// The view of the bound tensors that kernels get.
     fn op_cx<'a>(&'a self, given: &'a BoundTensors<'_>, room: Option<usize>) -> OpCx<'a> {
-        self.info.bound(given, self.parts.bounds(room))
+        self.info.bound(given, self.state.bounds(room))
     }
 
     /// Returns the launches for the bound tensors, from the cache if the same key occurred before.
@@ -190,7 +192,7 @@ impl Node {
         // A single candidate needs no timing.
         let place = match ways.len() {
             1 => 0,
-            _ => self.parts.choices.find(&ways, || self.find_fastest(&ways, given, run))?,
+            _ => self.state.choices.find(&ways, || self.find_fastest(&ways, given, run))?,
         };
         let steps: Arc<[Step]> = self.with_entries(ways.swap_remove(place))?.into();
         self.cache.insert(met, steps.clone());
@@ -198,7 +200,7 @@ impl Node {
     }
 
     fn with_entries(&self, launches: Vec<Launch>) -> Result<Vec<Step>> {
-        let step = |launch| Ok(Step { entry: self.parts.modules.entry(&launch)?, launch });
+        let step = |launch| Ok(Step { entry: self.state.modules.entry(&launch)?, launch });
         launches.into_iter().map(step).collect()
     }
 
@@ -225,15 +227,15 @@ impl Node {
         let steps: Vec<Vec<Step>> = steps.collect::<Result<_>>()?;
         let calls = |steps: &Vec<Step>| steps.iter().map(|step| self.call(step, given)).collect();
         let calls: Vec<Vec<Call>> = steps.iter().map(calls).collect::<Result<_>>()?;
-        self.parts.queue.time(&calls).within(|| format!("trying ways to compute {}", self.info.op))
+        self.state.queue.time(&calls).within(|| format!("trying ways to compute {}", self.info.op))
     }
 
     /// Allocates separate outputs for timing, if they fit into a quarter of the free memory.
     fn outputs_apart(&self, given: &BoundTensors<'_>, run: &RunCx<'_>) -> Option<Vec<Option<NewTensor>>> {
         let bytes = given.outputs.iter().flatten().map(Operand::bytes).fold(0, usize::saturating_add);
-        self.parts.left().filter(|left| left.bytes / 4 >= bytes)?;
+        self.state.free_memory().filter(|left| left.bytes / 4 >= bytes)?;
         let apart = |output: &Option<Operand>| match output {
-            Some(output) => run.allocate_in(self.parts.id, output.dtype, &output.shape).map(Some),
+            Some(output) => run.allocate_in(self.state.id, output.dtype, &output.shape).map(Some),
             None => Ok(None),
         };
         given.outputs.iter().map(apart).collect::<Result<_>>().ok()
@@ -241,7 +243,7 @@ impl Node {
 
     fn launch(&self, step: &Step, given: &BoundTensors<'_>) -> Result<()> {
         let call = self.call(step, given)?;
-        self.parts.queue.ask(call).within(|| format!("kernel '{}'", step.launch.entry))
+        self.state.queue.ask(call).within(|| format!("kernel '{}'", step.launch.entry))
     }
 
     fn call(&self, step: &Step, given: &BoundTensors<'_>) -> Result<Call> {
@@ -266,7 +268,7 @@ impl Node {
                 }
                 Param::Map(arg, boxes) => {
                     let (address, bytes) = self.place(*arg, given)?;
-                    let map = boxes.encode(self.parts.queue.context(), address)?;
+                    let map = boxes.encode(self.state.queue.context(), address)?;
                     launched.map(map, address, bytes as usize);
                 }
                 Param::Bytes(bytes) => launched.bytes(bytes),
@@ -294,6 +296,6 @@ impl Node {
     /// Returns a tensor's address and bytes.
     fn place(&self, arg: Arg, given: &BoundTensors<'_>) -> Result<(u64, u64)> {
         let range = given.range(arg).ok_or_else(|| error!(Fail, "{arg:?} has no memory"))?;
-        Ok((address(self.parts.id, range)?.unwrap_or(0), range.len as u64))
+        Ok((address(self.state.id, range)?.unwrap_or(0), range.len as u64))
     }
 }

@@ -14,16 +14,8 @@ use ort_gpu::memory::check_alignment;
 use parking_lot::Mutex;
 
 use crate::driver::Pool;
+use crate::options::PoolConfig;
 use crate::queue::Queue;
-
-/// The options of a pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PoolConfig {
-    /// Free bytes the pool keeps when the host synchronizes with the device.
-    pub(crate) release_threshold: u64,
-    /// Bytes that a trim leaves in the pool.
-    pub(crate) keep_on_shrink: usize,
-}
 
 /// The allocator of one device, backed by a pool.
 pub(crate) struct PoolMemory(Arc<Shared>);

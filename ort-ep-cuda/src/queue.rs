@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 
 use crate::driver::{Call, Context, Counters, Counts, Event, Pool, Stream};
 use crate::graphs::Graphs;
-use crate::provider::Options;
+use crate::hazards::Hazards;
+use crate::options::Options;
 use crate::staging::Staging;
 use crate::stopwatch::Stopwatch;
 use crate::uploads::Uploads;
-use crate::uses::Uses;
 
 /// The most calls recorded for one graph.
 const MOST_RECORDED: usize = 8192;
@@ -43,7 +43,7 @@ struct Order {
     recorded: Vec<Call>,
     /// Uploads that the compute stream does not wait for yet.
     uploads: Uploads<Event>,
-    uses: Uses,
+    hazards: Hazards,
     /// An error not reported yet.
     failed: Option<Error>,
 }
@@ -66,7 +66,7 @@ impl Queue {
             graphs: options.graphs.then(|| Graphs::new(context)).transpose()?,
             recorded: Vec::new(),
             uploads: Uploads::default(),
-            uses: Uses::default(),
+            hazards: Hazards::default(),
             failed: None,
         };
         let (context, staging) = (context.clone(), Staging::new(context.clone()));
@@ -86,7 +86,7 @@ impl Queue {
         let mut order = self.order.lock();
         if self.copies.is_some() {
             // Only copies on other streams can conflict with this call.
-            order.uses.call(&call.memory());
+            order.hazards.call(&call.memory());
         }
         if order.graphs.is_none() {
             self.compute_after_uploads(&mut order, |address, bytes| call.touches(address, bytes))?;
@@ -107,7 +107,7 @@ impl Queue {
         self.flush(&mut order)?;
         self.compute_after_uploads(&mut order, |_, _| true)?;
         if self.copies.is_some() {
-            ways.iter().flatten().for_each(|call| order.uses.call(&call.memory()));
+            ways.iter().flatten().for_each(|call| order.hazards.call(&call.memory()));
         }
         let graphs = order.graphs.as_ref().map(Graphs::stream);
         let stopwatch = Stopwatch::new(&self.context, &self.compute, graphs)?;
@@ -156,7 +156,7 @@ impl Queue {
         let Some(copies) = &self.copies else { return Ok(&self.compute) };
         // Write-after-read and write-after-write hazards: only a pending call on this memory makes
         // the upload wait for the compute stream.
-        if order.uses.is_busy(to, bytes as u64) {
+        if order.hazards.is_busy(to, bytes as u64) {
             copies.computed.record(&self.compute)?;
             copies.up.wait_for(&copies.computed)?;
         }
@@ -167,7 +167,7 @@ impl Queue {
     pub(crate) fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         let (stream, last) = self.stream_for_download()?;
         self.staging.download(from, to, stream)?;
-        self.order.lock().uses.end(last);
+        self.order.lock().hazards.end(last);
         Ok(())
     }
 
@@ -177,7 +177,7 @@ impl Queue {
         // the compute stream.
         self.flush(&mut order)?;
         self.compute_after_uploads(&mut order, |_, _| true)?;
-        let last = order.uses.last();
+        let last = order.hazards.last();
         let Some(copies) = &self.copies else { return Ok((&self.compute, last)) };
         copies.computed.record(&self.compute)?;
         copies.down.wait_for(&copies.computed)?;
@@ -190,10 +190,10 @@ impl Queue {
             let mut order = self.order.lock();
             self.flush(&mut order)?;
             self.compute_after_uploads(&mut order, |_, _| true)?;
-            order.uses.last()
+            order.hazards.last()
         };
         self.compute.synchronize()?;
-        self.order.lock().uses.end(last);
+        self.order.lock().hazards.end(last);
         Ok(())
     }
 
@@ -224,7 +224,7 @@ impl Queue {
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
         let address = self.context.allocate(bytes)?;
         if self.copies.is_some() {
-            self.order.lock().uses.add(address, bytes);
+            self.order.lock().hazards.add(address, bytes);
         }
         Ok(address)
     }
@@ -234,7 +234,7 @@ impl Queue {
         // A recorded call may use the memory, so it goes to the device first; freeing then waits
         // for it.
         self.end_of_run();
-        self.order.lock().uses.remove(address);
+        self.order.lock().hazards.remove(address);
         self.context.free(address);
     }
 
@@ -245,8 +245,8 @@ impl Queue {
         if self.copies.is_some() {
             // The memory exists only once the compute stream reaches the allocation. We count it as
             // a call, so that an upload on another stream waits for it.
-            order.uses.add(address, bytes);
-            order.uses.call(&[(address, bytes as u64)]);
+            order.hazards.add(address, bytes);
+            order.hazards.call(&[(address, bytes as u64)]);
         }
         Ok(address)
     }
@@ -259,7 +259,7 @@ impl Queue {
         if let Err(problem) = self.compute_after_uploads(&mut order, is_its) {
             order.failed.get_or_insert(problem);
         }
-        order.uses.remove(address);
+        order.hazards.remove(address);
         pool.free(address, &self.compute);
     }
 

@@ -9,8 +9,8 @@ use ort_core::Result;
 use ort_core::ep::Device;
 use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::{
-    attention, caches, control, cores, formulas, gradients, lines, movement, narrow, optimizers, pixels,
-    products, quant, recurrent, select, sums, updates, vision, weights, windows,
+    attention, caches, control, formulas, fp8_fp4, gradients, mma, movement, nhwc, optimizers, products,
+    quant, recurrent, rows, select, sums, updates, vision, weights, windows,
 };
 use support::{is_emulated, options, with_device, with_oldest, with_options, with_warpgroups};
 
@@ -52,7 +52,7 @@ fn convolutions_with_channels_last_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("convolutions_with_channels_last_are_those_of_the_cpu")? else {
         return Ok(());
     };
-    let kernels = pixels::convolutions(&device)?;
+    let kernels = nhwc::convolutions(&device)?;
     assert_ran(&kernels, &["conv_pixels_planes_f32", "conv_pixels_tiles_f32", "gemm_small_f32"]);
     Ok(())
 }
@@ -61,7 +61,7 @@ fn convolutions_with_channels_last_are_those_of_the_cpu() -> Result<()> {
 fn tensor_cores_convolve_halves_with_channels_last_as_the_cpu_does() -> Result<()> {
     let name = "tensor_cores_convolve_halves_with_channels_last_as_the_cpu_does";
     let Some(device) = with_device(name)? else { return Ok(()) };
-    let kernels = pixels::convolutions_of_halves(&device)?;
+    let kernels = nhwc::convolutions_of_halves(&device)?;
     for suffix in ["f16", "bf16"] {
         let names = ["cores_large", "cores_small", "cores_few", "join", "planes", "tiles"];
         let names = names.map(|name| format!("conv_pixels_{name}_{suffix}"));
@@ -78,7 +78,7 @@ fn tensor_cores_convolve_halves_with_channels_last_as_the_cpu_does() -> Result<(
 fn the_oldest_devices_convolve_with_channels_last_without_tensor_cores() -> Result<()> {
     let name = "the_oldest_devices_convolve_with_channels_last_without_tensor_cores";
     let Some(device) = with_oldest(name)? else { return Ok(()) };
-    let kernels = pixels::convolutions_of_halves(&device)?;
+    let kernels = nhwc::convolutions_of_halves(&device)?;
     assert!(!is_emulated() || kernels.iter().all(|name| !name.contains("cores")), "{kernels:?}");
     assert_ran(&kernels, &["conv_pixels_tiles_f16", "conv_pixels_tiles_bf16", "gemm_small_f16"]);
     Ok(())
@@ -87,14 +87,14 @@ fn the_oldest_devices_convolve_with_channels_last_without_tensor_cores() -> Resu
 #[test]
 fn tensor_cores_multiply_halves_as_the_cpu_does() -> Result<()> {
     let Some(device) = with_device("tensor_cores_multiply_halves_as_the_cpu_does")? else { return Ok(()) };
-    cores::halves(&device);
+    mma::halves(&device);
     Ok(())
 }
 
 #[test]
 fn warpgroups_multiply_halves_as_the_cpu_does() -> Result<()> {
     let Some(device) = with_warpgroups("warpgroups_multiply_halves_as_the_cpu_does")? else { return Ok(()) };
-    let kernels = pixels::products_of_halves(&device)?;
+    let kernels = nhwc::products_of_halves(&device)?;
     for suffix in ["f16", "bf16"] {
         for side in ["nn", "nt"] {
             let names = ["large", "square", "tall", "small"];
@@ -106,7 +106,7 @@ fn warpgroups_multiply_halves_as_the_cpu_does() -> Result<()> {
         let names = ["gemm_warpgroups_narrow_nt", "gemm_join"].map(|name| format!("{name}_{suffix}"));
         assert_ran(&kernels, &names.each_ref().map(String::as_str));
     }
-    cores::halves(&device);
+    mma::halves(&device);
     Ok(())
 }
 
@@ -114,7 +114,7 @@ fn warpgroups_multiply_halves_as_the_cpu_does() -> Result<()> {
 fn warpgroups_convolve_halves_with_channels_last_as_the_cpu_does() -> Result<()> {
     let name = "warpgroups_convolve_halves_with_channels_last_as_the_cpu_does";
     let Some(device) = with_warpgroups(name)? else { return Ok(()) };
-    let kernels = pixels::convolutions_of_halves(&device)?;
+    let kernels = nhwc::convolutions_of_halves(&device)?;
     for suffix in ["f16", "bf16"] {
         let names = ["large", "square", "tall", "small", "narrow"];
         let names = names.map(|name| format!("conv_pixels_warpgroups_{name}_{suffix}"));
@@ -127,7 +127,7 @@ fn warpgroups_convolve_halves_with_channels_last_as_the_cpu_does() -> Result<()>
 #[test]
 fn the_oldest_devices_do_without_tensor_cores() -> Result<()> {
     let Some(device) = with_oldest("the_oldest_devices_do_without_tensor_cores")? else { return Ok(()) };
-    cores::halves(&device);
+    mma::halves(&device);
     quant::products_of_codes(&device)?;
     quant::convolutions_of_codes(&device)?;
     quant::blocks_of_codes(&device)
@@ -138,13 +138,13 @@ fn products_of_tf32_are_as_near_as_their_factors() -> Result<()> {
     let Some(device) = with_options("products_of_tf32_are_as_near_as_their_factors", &[])? else {
         return Ok(());
     };
-    cores::floats(&device, true)
+    mma::floats(&device, true)
 }
 
 #[test]
 fn products_of_float32_are_exact_without_tf32() -> Result<()> {
     let Some(device) = with_device("products_of_float32_are_exact_without_tf32")? else { return Ok(()) };
-    cores::floats(&device, false)
+    mma::floats(&device, false)
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn pools_are_those_of_the_cpu() -> Result<()> {
 #[test]
 fn pools_with_channels_last_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("pools_with_channels_last_are_those_of_the_cpu")? else { return Ok(()) };
-    let kernels = pixels::pools(&device)?;
+    let kernels = nhwc::pools(&device)?;
     assert_ran(
         &kernels,
         &[
@@ -184,7 +184,7 @@ fn pools_with_channels_last_are_those_of_the_cpu() -> Result<()> {
 #[test]
 fn elements_without_end_stay_in_their_windows() -> Result<()> {
     let Some(device) = with_device("elements_without_end_stay_in_their_windows")? else { return Ok(()) };
-    pixels::elements_without_end(&device)
+    nhwc::elements_without_end(&device)
 }
 
 #[test]
@@ -193,41 +193,41 @@ fn networks_with_channels_last_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_options("networks_with_channels_last_are_those_of_the_cpu", &options)? else {
         return Ok(());
     };
-    pixels::networks(&device)
+    nhwc::networks(&device)
 }
 
 #[test]
 fn reductions_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("reductions_are_those_of_the_cpu")? else { return Ok(()) };
-    lines::reductions(&device, &[]);
+    rows::reductions(&device, &[]);
     Ok(())
 }
 
 #[test]
 fn softmax_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("softmax_is_that_of_the_cpu")? else { return Ok(()) };
-    lines::softmax(&device, &[]);
+    rows::softmax(&device, &[]);
     Ok(())
 }
 
 #[test]
 fn norms_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("norms_are_those_of_the_cpu")? else { return Ok(()) };
-    lines::norms(&device, &[]);
+    rows::norms(&device, &[]);
     Ok(())
 }
 
 #[test]
 fn running_sums_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("running_sums_are_those_of_the_cpu")? else { return Ok(()) };
-    lines::cumulative(&device, &[]);
+    rows::cumulative(&device, &[]);
     Ok(())
 }
 
 #[test]
 fn edges_of_lines_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("edges_of_lines_are_those_of_the_cpu")? else { return Ok(()) };
-    lines::edges(&device, &[]);
+    rows::edges(&device, &[]);
     Ok(())
 }
 
@@ -297,7 +297,7 @@ fn recurrent_layers_are_those_of_the_cpu() -> Result<()> {
 #[test]
 fn attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("attention_is_that_of_the_cpu")? else { return Ok(()) };
-    lines::attention(&device, &[]);
+    rows::attention(&device, &[]);
     attention::attention(&device);
     Ok(())
 }
@@ -311,7 +311,7 @@ fn attention_with_a_cache_is_that_of_the_cpu() -> Result<()> {
 #[test]
 fn multi_head_attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("multi_head_attention_is_that_of_the_cpu")? else { return Ok(()) };
-    lines::multi_head_attention(&device, &[]);
+    rows::multi_head_attention(&device, &[]);
     attention::multi_head_attention(&device);
     Ok(())
 }
@@ -319,7 +319,7 @@ fn multi_head_attention_is_that_of_the_cpu() -> Result<()> {
 #[test]
 fn group_query_attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("group_query_attention_is_that_of_the_cpu")? else { return Ok(()) };
-    lines::group_query_attention(&device, &[]);
+    rows::group_query_attention(&device, &[]);
     attention::group_query_attention(&device);
     Ok(())
 }
@@ -432,9 +432,9 @@ fn gradients_of_convolutions_are_those_of_the_cpu() -> Result<()> {
 }
 
 #[test]
-fn narrow_types_are_those_of_the_cpu() -> Result<()> {
-    let Some(device) = with_device("narrow_types_are_those_of_the_cpu")? else { return Ok(()) };
-    narrow::narrow(&device);
+fn fp8_and_fp4_types_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("fp8_and_fp4_types_are_those_of_the_cpu")? else { return Ok(()) };
+    fp8_fp4::casts_and_quantization(&device);
     Ok(())
 }
 

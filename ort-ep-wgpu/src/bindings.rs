@@ -30,12 +30,12 @@ pub(crate) struct BindGroups {
     gpu: Arc<Gpu>,
     /// Indexed by the number of storage bindings. Each layout is created on first use: a device
     /// allows many counts, and programs use few of them.
-    layouts: Vec<OnceLock<Layout>>,
+    layouts: Vec<OnceLock<BindLayout>>,
     numbers: wgpu::Buffer,
     groups: Mutex<FxHashMap<Key, wgpu::BindGroup>>,
 }
 
-struct Layout {
+struct BindLayout {
     group: wgpu::BindGroupLayout,
     pipeline: wgpu::PipelineLayout,
 }
@@ -54,7 +54,7 @@ impl BindGroups {
     }
 
     /// Returns the layouts for `count` storage bindings, creating them on first use.
-    fn made(&self, count: usize) -> Option<&Layout> {
+    fn made(&self, count: usize) -> Option<&BindLayout> {
         let slot = self.layouts.get(count)?;
         Some(slot.get_or_init(|| layout(&self.gpu.device, count)))
     }
@@ -100,7 +100,7 @@ impl BindGroups {
 }
 
 /// Creates the layouts of a uniform buffer followed by `count` storage buffers.
-fn layout(device: &wgpu::Device, count: usize) -> Layout {
+fn layout(device: &wgpu::Device, count: usize) -> BindLayout {
     let entry = |place: usize| {
         // One dispatch may read and write ranges of the same buffer. wgpu allows that only if all
         // its bindings have the same usage, so inputs are read-write storage, too.
@@ -123,5 +123,5 @@ fn layout(device: &wgpu::Device, count: usize) -> Layout {
         bind_group_layouts: &[Some(&group)],
         immediate_size: 0,
     });
-    Layout { group, pipeline }
+    BindLayout { group, pipeline }
 }

@@ -13,27 +13,18 @@ use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, ensure, error};
 use ort_gpu::{LaunchCache, NodeInfo, find_kernel};
 
+use crate::adapters::{NO_ADAPTER, adapters, describe};
 use crate::bindings::BindGroups;
+use crate::device_state::DeviceState;
 use crate::gpu::{Gpu, NUMBERS};
-use crate::kept::{Folders, Kept};
 use crate::kernels::{self, WgpuKernel};
 use crate::memory::{Memory, Region};
 use crate::node::{Node, likeness};
+use crate::options::Options;
+use crate::pipeline_cache::{CacheFolders, PipelineCache};
 use crate::pipelines::{DeviceCompiler, Pipelines};
-use crate::provider::{NO_ADAPTER, Options, adapters, describe};
 use crate::recorder::{ALL_NUMBERS, At, Recorder};
 use crate::staging::Staging;
-
-/// The state that a device shares with its compiled nodes.
-pub(crate) struct Parts {
-    pub(crate) gpu: Arc<Gpu>,
-    pub(crate) memory: Memory,
-    pub(crate) groups: Arc<BindGroups>,
-    pub(crate) pipelines: Arc<Pipelines>,
-    pub(crate) recorder: Recorder,
-    /// A placeholder that is bound for tensors without elements.
-    pub(crate) nothing: wgpu::Buffer,
-}
 
 /// Counts of what was created on a device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,11 +48,11 @@ pub struct Counters {
 /// An opened adapter as a device of ort-runtime.
 pub struct WgpuDevice {
     info: DeviceInfo,
-    parts: Arc<Parts>,
+    state: Arc<DeviceState>,
     table: KernelTable,
-    folders: Folders,
+    folders: CacheFolders,
     /// The folder of option `pipeline_cache`, for sessions without a compiled cache.
-    kept: Option<Arc<Kept>>,
+    cache: Option<Arc<PipelineCache>>,
 }
 
 impl WgpuDevice {
@@ -88,10 +79,10 @@ impl WgpuDevice {
         let pipelines = Arc::new(Pipelines::new(DeviceCompiler::new(gpu.clone(), groups.clone())));
         let staging = Arc::new(Staging::new(gpu.clone()));
         let recorder = Recorder::new(gpu.clone(), staging, numbers);
-        let parts = Arc::new(Parts { gpu, memory, groups, pipelines, recorder, nothing });
-        let (table, folders) = (kernel_table(), Folders::default());
-        let kept = options.pipeline_cache.map(|folder| folders.get(&parts.gpu, &folder)).transpose()?;
-        Ok(Arc::new(WgpuDevice { info, parts, table, folders, kept }))
+        let state = Arc::new(DeviceState { gpu, memory, groups, pipelines, recorder, nothing });
+        let (table, folders) = (kernel_table(), CacheFolders::default());
+        let cache = options.pipeline_cache.map(|folder| folders.get(&state.gpu, &folder)).transpose()?;
+        Ok(Arc::new(WgpuDevice { info, state, table, folders, cache }))
     }
 
     /// Returns the adapter's name.
@@ -102,7 +93,7 @@ impl WgpuDevice {
     /// Returns the counters. A run that repeats an earlier one's shapes only adds submissions and
     /// dispatches.
     pub fn counters(&self) -> Counters {
-        let made = &self.parts.gpu.made;
+        let made = &self.state.gpu.made;
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         Counters {
             buffers: count(&made.buffers),
@@ -117,13 +108,13 @@ impl WgpuDevice {
 
     /// Returns whether the driver lost the device. Nothing runs on a lost device.
     pub fn is_lost(&self) -> bool {
-        self.parts.gpu.is_lost()
+        self.state.gpu.is_lost()
     }
 
     /// Destroys the device, as a driver reset would. Every later run on it fails.
     pub fn destroy(&self) {
-        let _exclusive = self.parts.gpu.exclusive();
-        self.parts.gpu.device.destroy();
+        let _exclusive = self.state.gpu.exclusive();
+        self.state.gpu.device.destroy();
     }
 }
 
@@ -135,7 +126,7 @@ pub fn kernel_table() -> KernelTable {
 impl Drop for WgpuDevice {
     fn drop(&mut self) {
         // Stop the compile threads first, so that the saved driver's cache has what they compiled.
-        self.parts.pipelines.stop();
+        self.state.pipelines.stop();
         self.folders.save();
     }
 }
@@ -146,11 +137,11 @@ impl Device for WgpuDevice {
     }
 
     fn memory(&self) -> DeviceId {
-        self.parts.memory.device()
+        self.state.memory.device()
     }
 
     fn allocator(&self) -> Arc<dyn Allocator> {
-        Arc::new(self.parts.memory.clone())
+        Arc::new(self.state.memory.clone())
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
@@ -160,15 +151,15 @@ impl Device for WgpuDevice {
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let kernel = find_kernel(&self.table, &cx.node, kernels::all(), |kernel: &WgpuKernel| &kernel.def)?;
         // The session's compiled cache takes precedence over the device's option.
-        let kept = match cx.cache_dir() {
-            Some(folder) => Some(self.folders.get(&self.parts.gpu, folder)?),
-            None => self.kept.clone(),
+        let cache = match cx.cache_dir() {
+            Some(folder) => Some(self.folders.get(&self.state.gpu, folder)?),
+            None => self.cache.clone(),
         };
         let compiled = Node {
-            remembered: kept.map(|kept| (kept, likeness(&cx.node, &kernel.def))),
+            remembered: cache.map(|cache| (cache, likeness(&cx.node, &kernel.def))),
             kernel,
             info: NodeInfo::new(&cx.node),
-            parts: self.parts.clone(),
+            state: self.state.clone(),
             cache: LaunchCache::default(),
         };
         compiled.compile_ahead(&cx.node, cx.threads);
@@ -183,7 +174,7 @@ impl Device for WgpuDevice {
     }
 
     fn end_of_build(&self) {
-        self.parts.pipelines.finish_listed();
+        self.state.pipelines.finish_listed();
         self.folders.save();
     }
 
@@ -193,31 +184,31 @@ impl Device for WgpuDevice {
 
     fn check(&self) -> Result<()> {
         // `Gpu::check` would also consume a command's error that no call has reported yet.
-        self.parts.gpu.check_present()
+        self.state.gpu.check_present()
     }
 
     fn synchronize(&self) -> Result<()> {
-        let _exclusive = self.parts.gpu.exclusive();
-        self.parts.recorder.flush()?;
-        self.parts.gpu.wait()
+        let _exclusive = self.state.gpu.exclusive();
+        self.state.recorder.flush()?;
+        self.state.gpu.wait()
     }
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         let same = from.dtype() == to.dtype() && from.shape() == to.shape();
         ensure!(same, Fail, "cannot copy between tensors of different types or shapes");
-        let _exclusive = self.parts.gpu.exclusive();
-        let resolve = |range| self.parts.memory.resolve(range);
+        let _exclusive = self.state.gpu.exclusive();
+        let resolve = |range| self.state.memory.resolve(range);
         match (from.device_range(), to.device_range()) {
             (None, Some(range)) => match resolve(range)? {
-                Some(region) => self.parts.upload(from, &region),
+                Some(region) => self.state.upload(from, &region),
                 None => Ok(()),
             },
             (Some(range), None) => match resolve(range)? {
-                Some(region) => self.parts.download(&region, to.bytes_mut()?),
+                Some(region) => self.state.download(&region, to.bytes_mut()?),
                 None => Ok(()),
             },
             (Some(from), Some(to)) => match (resolve(from)?, resolve(to)?) {
-                (Some(from), Some(to)) => self.parts.move_within(&from, &to),
+                (Some(from), Some(to)) => self.state.move_within(&from, &to),
                 _ => Ok(()),
             },
             (None, None) => Err(error!(Fail, "neither side of a copy is in the device's memory")),
@@ -225,7 +216,7 @@ impl Device for WgpuDevice {
     }
 }
 
-impl Parts {
+impl DeviceState {
     // Writes host bytes to a region, in whole words.
     fn upload(&self, from: TensorView<'_>, to: &Region) -> Result<()> {
         let bytes = from.bytes()?;

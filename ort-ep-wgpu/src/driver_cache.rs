@@ -103,7 +103,7 @@ mod tests {
     use ort_testkit::skip_test;
 
     use super::*;
-    use crate::provider::{NO_ADAPTER, adapters};
+    use crate::adapters::{NO_ADAPTER, adapters};
 
     #[test]
     fn only_whole_data_of_the_same_driver_and_code_are_given_to_the_driver() {

@@ -4,7 +4,7 @@ use ort_gpu::Arg;
 use smallvec::SmallVec;
 
 use crate::gpu::Limits;
-use crate::pipelines::Program;
+use crate::program::Program;
 
 pub(crate) use ort_gpu::{Operand, Walk, strides};
 

@@ -5,8 +5,8 @@
 //!   bytes and commands to it.
 //! - `shader` generates the WGSL around a kernel's code. Accessor functions hide the element type
 //!   of each tensor, so a kernel is written once for all types. `formula` renders scalar formulas.
-//! - `pipelines` caches compute pipelines by their WGSL text. `kept` persists what a later process
-//!   compiles ahead, including the driver's own pipeline cache (`driver_cache`).
+//! - `pipelines` caches compute pipelines by their WGSL text. `pipeline_cache` persists what a
+//!   later process compiles ahead, including the driver's own pipeline cache (`driver_cache`).
 //! - `launch` is a kernel's view of its node, `node` runs a compiled node, and `kernels` has the
 //!   operators by family.
 //!
@@ -38,18 +38,22 @@
     clippy::unreachable
 )]
 
+mod adapters;
 mod bindings;
 mod common;
 mod device;
+mod device_state;
 mod driver_cache;
 mod formula;
 mod gpu;
-mod kept;
 pub mod kernels;
 mod launch;
 mod memory;
 mod node;
+mod options;
+mod pipeline_cache;
 mod pipelines;
+mod program;
 mod provider;
 mod recorder;
 mod shader;

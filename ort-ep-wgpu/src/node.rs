@@ -13,20 +13,21 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::bindings::Window;
-use crate::device::Parts;
-use crate::kept::Kept;
+use crate::device_state::DeviceState;
 use crate::kernels::WgpuKernel;
 use crate::launch::{Dispatch, OpCx, Operand, TensorArg};
 use crate::memory::Region;
-use crate::pipelines::{Program, When};
+use crate::pipeline_cache::PipelineCache;
+use crate::pipelines::CompileTime;
+use crate::program::Program;
 
 /// A node on the device.
 pub(crate) struct Node {
     pub(crate) kernel: &'static WgpuKernel,
     pub(crate) info: NodeInfo,
-    pub(crate) parts: Arc<Parts>,
+    pub(crate) state: Arc<DeviceState>,
     /// The on-disk cache of its programs, and its key there.
-    pub(crate) remembered: Option<(Arc<Kept>, u64)>,
+    pub(crate) remembered: Option<(Arc<PipelineCache>, u64)>,
     pub(crate) cache: LaunchCache<Key, Step>,
 }
 
@@ -39,11 +40,11 @@ pub(crate) struct Step {
 impl Executable for Node {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let Some(workspace) = self.kernel.workspace else { return Ok(0) };
-        workspace(&self.info.planned(shapes, self.parts.gpu.limits))
+        workspace(&self.info.planned(shapes, self.state.gpu.limits))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let _exclusive = self.parts.gpu.exclusive();
+        let _exclusive = self.state.gpu.exclusive();
         let given = BoundTensors::new(cx, self.kernel.def.host_inputs, &self.info.input_types)?;
         let steps = self.steps(&given)?;
         for step in &*steps {
@@ -56,7 +57,7 @@ impl Executable for Node {
 impl Drop for Node {
     fn drop(&mut self) {
         // Dropping the last reference to a pipeline calls the device.
-        let _exclusive = self.parts.gpu.exclusive();
+        let _exclusive = self.state.gpu.exclusive();
         self.cache.clear();
     }
 }
@@ -69,13 +70,13 @@ impl Node {
     /// Compiles the node's programs ahead, on up to `threads` threads: those that an earlier
     /// process used, or else those that a run probably uses.
     pub(crate) fn compile_ahead(&self, view: &NodeView<'_>, threads: usize) {
-        let (pipelines, kept) = (&self.parts.pipelines, self.remembered.as_ref());
-        let listed = kept.map(|(kept, likeness)| kept.programs(*likeness)).unwrap_or_default();
+        let (pipelines, cache) = (&self.state.pipelines, self.remembered.as_ref());
+        let listed = cache.map(|(cache, likeness)| cache.programs(*likeness)).unwrap_or_default();
         let (programs, when) = match listed.is_empty() {
-            true => (self.foreseen(view), When::Foreseen),
-            false => (listed, When::Listed),
+            true => (self.foreseen(view), CompileTime::Foreseen),
+            false => (listed, CompileTime::Listed),
         };
-        pipelines.prefetch(programs, when, kept.map(|(kept, _)| kept), threads);
+        pipelines.prefetch(programs, when, cache.map(|(cache, _)| cache), threads);
     }
 
     /// The programs that a run probably uses; empty if a host input is not constant.
@@ -95,7 +96,7 @@ impl Node {
         let outputs =
             outputs.map(|(index, dtype)| foreseen(Arg::Output(index), *dtype, &view.output_type(index)));
         let (op, spec, attrs, limits) =
-            (self.info.op, self.info.spec, &self.info.attrs, self.parts.gpu.limits);
+            (self.info.op, self.info.spec, &self.info.attrs, self.state.gpu.limits);
         let cx = OpCx { op, spec, attrs, limits, inputs, outputs: outputs.collect(), host };
         // An error here surfaces again in the run, if it is real.
         let dispatches = (self.kernel.dispatches)(&cx).unwrap_or_default();
@@ -108,20 +109,20 @@ impl Node {
         if let Some(steps) = self.cache.find(&key) {
             return Ok(steps);
         }
-        let cx = self.info.bound(given, self.parts.gpu.limits);
+        let cx = self.info.bound(given, self.state.gpu.limits);
         let mut steps = Vec::new();
         for dispatch in (self.kernel.dispatches)(&cx)? {
             // An empty dispatch computes nothing, so do not compile its shader.
             if dispatch.workgroups.contains(&0) {
                 continue;
             }
-            let kept = self.remembered.as_ref().map(|(kept, _)| &**kept);
-            self.parts.gpu.check()?;
-            let pipeline = self.parts.pipelines.get(&dispatch.program, kept)?;
+            let cache = self.remembered.as_ref().map(|(cache, _)| &**cache);
+            self.state.gpu.check()?;
+            let pipeline = self.state.pipelines.get(&dispatch.program, cache)?;
             steps.push(Step { pipeline, dispatch });
         }
-        if let Some((kept, likeness)) = &self.remembered {
-            kept.took(*likeness, steps.iter().map(|step| &step.dispatch.program));
+        if let Some((cache, likeness)) = &self.remembered {
+            cache.took(*likeness, steps.iter().map(|step| &step.dispatch.program));
         }
         let steps: Arc<[Step]> = steps.into();
         self.cache.insert(key, steps.clone());
@@ -135,12 +136,12 @@ impl Node {
         for tensor in &step.dispatch.tensors {
             let range =
                 given.range(tensor.arg).ok_or_else(|| error!(Fail, "{:?} has no memory", tensor.arg))?;
-            let region = self.parts.memory.resolve(range).within(|| format!("{:?}", tensor.arg))?;
-            let base = self.parts.windows(region, tensor, &mut windows)?;
+            let region = self.state.memory.resolve(range).within(|| format!("{:?}", tensor.arg))?;
+            let base = self.state.windows(region, tensor, &mut windows)?;
             numbers.iter_mut().skip(tensor.base).take(1).for_each(|number| *number = base);
         }
-        let group = self.parts.groups.get(&windows)?;
-        self.parts.recorder.dispatch(step.pipeline.clone(), group, &numbers, step.dispatch.workgroups)
+        let group = self.state.groups.get(&windows)?;
+        self.state.recorder.dispatch(step.pipeline.clone(), group, &numbers, step.dispatch.workgroups)
     }
 }
 
@@ -183,7 +184,7 @@ fn foreseen(arg: Arg, dtype: Option<DType>, ty: &ValueType) -> Option<Operand> {
     Some(Operand { arg, dtype: dtype?, shape: shape.iter().map(size).collect::<Option<Shape>>()? })
 }
 
-impl Parts {
+impl DeviceState {
     /// Adds the bindings of a tensor. Returns the index of its first element in the first of them.
     fn windows(
         &self,

@@ -17,26 +17,20 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::bindings::BindGroups;
 use crate::gpu::Gpu;
-use crate::kept::Kept;
+use crate::pipeline_cache::PipelineCache;
+use crate::program::Program;
 
 /// The most pipelines in the cache.
 const MOST_PIPELINES: usize = 4096;
-
-/// The WGSL text of a shader module, and its number of storage bindings.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Program {
-    pub(crate) text: Arc<str>,
-    pub(crate) bindings: usize,
-}
 
 /// A compiler of programs. Tests substitute their own.
 pub(crate) trait Compile: Send + Sync + 'static {
     type Pipeline: Clone + Send + Sync + 'static;
 
-    fn compile(&self, program: &Program, kept: Option<&Kept>) -> Result<Self::Pipeline>;
+    fn compile(&self, program: &Program, cache: Option<&PipelineCache>) -> Result<Self::Pipeline>;
 
     /// Counts a program that was compiled.
-    fn count(&self, when: When);
+    fn count(&self, when: CompileTime);
 
     /// Locks the device for a thread that compiles, if only one thread may use it.
     fn exclusive(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
@@ -59,7 +53,7 @@ impl DeviceCompiler {
 impl Compile for DeviceCompiler {
     type Pipeline = wgpu::ComputePipeline;
 
-    fn compile(&self, program: &Program, kept: Option<&Kept>) -> Result<wgpu::ComputePipeline> {
+    fn compile(&self, program: &Program, cache: Option<&PipelineCache>) -> Result<wgpu::ComputePipeline> {
         let layout = self.groups.layout(program.bindings).ok_or_else(|| {
             error!(NotImplemented, "it binds {} buffers, more than the device takes", program.bindings)
         })?;
@@ -79,18 +73,18 @@ impl Compile for DeviceCompiler {
                     zero_initialize_workgroup_memory: false,
                     ..Default::default()
                 },
-                cache: kept.and_then(Kept::driver),
+                cache: cache.and_then(PipelineCache::driver),
             })
         })
     }
 
-    fn count(&self, when: When) {
+    fn count(&self, when: CompileTime) {
         let counters = &self.gpu.made;
         counters.pipelines.fetch_add(1, Ordering::Relaxed);
-        if when != When::Run {
+        if when != CompileTime::Run {
             counters.pipelines_ahead.fetch_add(1, Ordering::Relaxed);
         }
-        if when == When::Listed {
+        if when == CompileTime::Listed {
             counters.pipelines_listed.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -107,14 +101,14 @@ type Slot<P> = Arc<OnceLock<Result<P, String>>>;
 pub(crate) struct Pipelines<C: Compile = DeviceCompiler> {
     compiler: C,
     slots: Mutex<FxHashMap<Arc<str>, Slot<C::Pipeline>>>,
-    ahead: Mutex<Ahead>,
+    ahead: Mutex<AheadQueue>,
     /// Signals that a compile thread ended, or that a listed program is done.
     ended: Condvar,
 }
 
 /// The queue of background compilation, and the number of its threads.
 #[derive(Default)]
-struct Ahead {
+struct AheadQueue {
     /// Programs that an earlier process used. They are compiled first, and a build waits for them.
     listed: VecDeque<Job>,
     /// Programs of foreseen shapes. No one waits for them.
@@ -129,12 +123,12 @@ struct Ahead {
 /// A program to compile, and the cache folder that it belongs to.
 struct Job {
     program: Program,
-    kept: Option<Arc<Kept>>,
+    cache: Option<Arc<PipelineCache>>,
 }
 
 /// When a program is compiled.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum CompileTime {
     /// In the run that uses it.
     Run,
     /// Ahead of the run, because its shapes were foreseen.
@@ -148,10 +142,10 @@ impl<C: Compile> Pipelines<C> {
         Pipelines { compiler, slots: Mutex::default(), ahead: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// Returns the pipeline of a program, and compiles it if it is new. `kept` provides the
+    /// Returns the pipeline of a program, and compiles it if it is new. `cache` provides the
     /// driver's cache.
-    pub(crate) fn get(&self, program: &Program, kept: Option<&Kept>) -> Result<C::Pipeline> {
-        self.compiled(program, kept, When::Run).map_err(|problem| error!(EpFail, "{problem}"))
+    pub(crate) fn get(&self, program: &Program, cache: Option<&PipelineCache>) -> Result<C::Pipeline> {
+        self.compiled(program, cache, CompileTime::Run).map_err(|problem| error!(EpFail, "{problem}"))
     }
 
     /// Compiles new programs on up to `most_threads` background threads, and returns at once. A
@@ -159,8 +153,8 @@ impl<C: Compile> Pipelines<C> {
     pub(crate) fn prefetch(
         self: &Arc<Self>,
         programs: Vec<Program>,
-        when: When,
-        kept: Option<&Arc<Kept>>,
+        when: CompileTime,
+        cache: Option<&Arc<PipelineCache>>,
         most_threads: usize,
     ) {
         let _exclusive = self.compiler.exclusive();
@@ -168,21 +162,21 @@ impl<C: Compile> Pipelines<C> {
         for program in programs {
             // A program in `slots` may be only foreseen. Listed again, it must be awaited, too.
             let is_known = match when {
-                When::Listed => !ahead.all_listed.insert(program.text.clone()),
-                When::Foreseen | When::Run => self.slots.lock().contains_key(&program.text),
+                CompileTime::Listed => !ahead.all_listed.insert(program.text.clone()),
+                CompileTime::Foreseen | CompileTime::Run => self.slots.lock().contains_key(&program.text),
             };
             if is_known {
                 continue;
             }
             // Reserve the slot, so that the next prefetch sees the program as known.
             self.slot(&program);
-            let job = Job { program, kept: kept.cloned() };
+            let job = Job { program, cache: cache.cloned() };
             match when {
-                When::Listed => {
+                CompileTime::Listed => {
                     ahead.listed.push_back(job);
                     ahead.listed_left += 1;
                 }
-                When::Foreseen | When::Run => ahead.foreseen.push_back(job),
+                CompileTime::Foreseen | CompileTime::Run => ahead.foreseen.push_back(job),
             }
         }
         // Threads exit once the queue is empty, so start new ones, at most one for each job.
@@ -233,10 +227,10 @@ impl<C: Compile> Pipelines<C> {
             if let Some(job) = listed {
                 drop(ahead);
                 self.compile_listed(&job);
-            } else if let Some(Job { program, kept }) = ahead.foreseen.pop_front() {
+            } else if let Some(Job { program, cache }) = ahead.foreseen.pop_front() {
                 drop(ahead);
                 // The slot keeps an error, for the run that gets it.
-                let _ = self.compiled(&program, kept.as_deref(), When::Foreseen);
+                let _ = self.compiled(&program, cache.as_deref(), CompileTime::Foreseen);
             } else {
                 // Under the same lock that saw the queue empty, so that a later `prefetch` starts a
                 // new thread.
@@ -246,16 +240,21 @@ impl<C: Compile> Pipelines<C> {
         }
     }
 
-    fn compile_listed(&self, Job { program, kept }: &Job) {
+    fn compile_listed(&self, Job { program, cache }: &Job) {
         let _done = ListedDone(self);
         // The slot keeps an error, for the run that gets it.
-        let _ = self.compiled(program, kept.as_deref(), When::Listed);
+        let _ = self.compiled(program, cache.as_deref(), CompileTime::Listed);
     }
 
     /// Returns the pipeline or its error. The first caller compiles, the others wait.
-    fn compiled(&self, program: &Program, kept: Option<&Kept>, when: When) -> Result<C::Pipeline, String> {
+    fn compiled(
+        &self,
+        program: &Program,
+        cache: Option<&PipelineCache>,
+        when: CompileTime,
+    ) -> Result<C::Pipeline, String> {
         let make = || {
-            let made = catch_unwind(AssertUnwindSafe(|| self.compiler.compile(program, kept)));
+            let made = catch_unwind(AssertUnwindSafe(|| self.compiler.compile(program, cache)));
             let made = made.unwrap_or_else(|payload| Err(panicked(&*payload)));
             if made.is_ok() {
                 self.compiler.count(when);
@@ -295,7 +294,7 @@ struct Counted<'a, C: Compile> {
 }
 
 impl<C: Compile> Counted<'_, C> {
-    fn leave(mut self, ahead: &mut Ahead) {
+    fn leave(mut self, ahead: &mut AheadQueue) {
         self.has_left = true;
         ahead.threads -= 1;
         self.pipelines.ended.notify_all();
@@ -341,7 +340,7 @@ mod tests {
     impl Compile for Compiler {
         type Pipeline = usize;
 
-        fn compile(&self, program: &Program, _: Option<&Kept>) -> Result<usize> {
+        fn compile(&self, program: &Program, _: Option<&PipelineCache>) -> Result<usize> {
             // Long enough that other threads wait for the slot.
             sleep(Duration::from_millis(5));
             match &*program.text {
@@ -352,7 +351,7 @@ mod tests {
             }
         }
 
-        fn count(&self, _: When) {
+        fn count(&self, _: CompileTime) {
             assert!(!self.panics_later, "counting panics");
             self.compiled.fetch_add(1, Ordering::Relaxed);
         }
@@ -373,7 +372,12 @@ mod tests {
 
     #[test]
     fn a_compiler_that_panics_is_an_error_of_who_takes_the_program() {
-        for (when, threads) in [(When::Listed, 1), (When::Listed, 3), (When::Foreseen, 2), (When::Run, 0)] {
+        for (when, threads) in [
+            (CompileTime::Listed, 1),
+            (CompileTime::Listed, 3),
+            (CompileTime::Foreseen, 2),
+            (CompileTime::Run, 0),
+        ] {
             let pipelines = Arc::new(Pipelines::new(Compiler::default()));
             pipelines.prefetch(TEXTS.map(program).into(), when, None, threads);
             let own = pipelines.clone();
@@ -397,7 +401,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_panics_is_not_waited_for() {
-        for when in [When::Listed, When::Foreseen] {
+        for when in [CompileTime::Listed, CompileTime::Foreseen] {
             for threads in [1, 4] {
                 let compiler = Compiler { panics_later: true, ..Compiler::default() };
                 let pipelines = Arc::new(Pipelines::new(compiler));
@@ -412,7 +416,7 @@ mod tests {
         let pipelines = Arc::new(Pipelines::new(Compiler::default()));
         let texts: Vec<String> = (0..40).map(|index| "x".repeat(index)).collect();
         for text in &texts {
-            pipelines.prefetch(vec![program(text)], When::Listed, None, 1);
+            pipelines.prefetch(vec![program(text)], CompileTime::Listed, None, 1);
             sleep(Duration::from_millis(text.len() as u64 % 7));
         }
         let own = pipelines.clone();

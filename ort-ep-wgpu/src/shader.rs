@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::common;
 use crate::gpu::{Limits, NUMBERS};
 use crate::launch::{Dispatch, OpCx, Operand, TensorArg, Walk};
-use crate::pipelines::Program;
+use crate::program::Program;
 
 /// The invocations in a workgroup of [`Shader::each`].
 const EACH: u32 = 64;

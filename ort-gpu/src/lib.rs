@@ -4,8 +4,8 @@
 //! has both sides of that up to the launch: the operands and the operator context that a kernel
 //! sees ([`OpCx`]), the tensors that a run binds ([`BoundTensors`]), and the node's types and
 //! launch cache ([`NodeInfo`], [`LaunchCache`]). [`attention`] has what all attention operators
-//! have in common, and [`read`] the problem descriptors of other operators. A provider renders and
-//! launches.
+//! have in common, [`gemm`] what all matrix products have, and [`read`] the problem descriptors of
+//! other operators. A provider renders and launches.
 
 #![forbid(unsafe_code)]
 // Lints against panics. In tests a panic is an ordinary failure; in a provider it would be a bug.
@@ -20,19 +20,22 @@
 
 pub mod attention;
 mod bound;
+pub mod formula;
+pub mod gemm;
 mod launch_cache;
-mod lines;
 pub mod memory;
 pub mod nbits;
 mod node;
 mod operand;
 pub mod quantize;
 pub mod read;
+pub mod reduce;
+mod rows;
 mod walk;
 
 pub use bound::{BoundTensors, Key};
 pub use launch_cache::LaunchCache;
-pub use lines::Lines;
 pub use node::{NodeInfo, find_kernel};
 pub use operand::{Arg, OpCx, Operand};
+pub use rows::StridedRows;
 pub use walk::{Walk, strides};

@@ -1,7 +1,7 @@
 //! Problem descriptors read from a kernel's context, and conditions on nodes.
 
 use ort_core::ep::NodeView;
-use ort_core::ops::nn::problem::{ConvShape, DeformConv, PixelLayout, Recurrent};
+use ort_core::ops::nn::problem::{ConvShape, DeformConv, EmbedLayerNorm, PixelLayout, Recurrent};
 use ort_core::ops::tensor::geometry::{SliceArguments, Strided, permutation};
 use ort_core::ops::tensor::problem::{AxisParts, BlockRearrangement, Col2Im, PadMode, Padded, Pads};
 use ort_core::{Result, error};
@@ -136,6 +136,15 @@ pub fn deform_conv<L>(cx: &OpCx<'_, L>) -> Result<DeformConv> {
 /// As [`Recurrent::new`].
 pub fn recurrent<L>(cx: &OpCx<'_, L>) -> Result<Recurrent> {
     Recurrent::new(cx.op, cx.attrs, &cx.input(0)?.shape, &cx.input(2)?.shape)
+}
+
+/// Reads an `EmbedLayerNormalization` node.
+///
+/// # Errors
+///
+/// As [`EmbedLayerNorm::new`].
+pub fn embed_layer_norm<L>(cx: &OpCx<'_, L>) -> Result<EmbedLayerNorm> {
+    EmbedLayerNorm::new(|index| cx.find_shape(index))
 }
 
 /// Whether an image has one to three spatial axes, or an unknown rank.

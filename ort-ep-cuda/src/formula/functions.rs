@@ -3,7 +3,8 @@
 use ort_core::spec::{BinaryFn, UnaryFn};
 use ort_core::{Result, error};
 
-use super::{Number, Writer};
+use super::number::Number;
+use super::writer::Writer;
 
 /// Emits a unary function, as an instruction or a call.
 pub(super) fn unary(writer: &mut Writer, function: UnaryFn, number: Number, x: String) -> Result<String> {

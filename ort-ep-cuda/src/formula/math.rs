@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use ort_core::{Error, Result};
 
-use crate::modules::unpacked;
+use crate::families::unpacked;
 
 /// The compressed PTX of `cu/math.cu`.
 const COMPILED: &[u8] = include_bytes!("../../ptx/math_75.ptx.gz");
@@ -13,22 +13,22 @@ const COMPILED: &[u8] = include_bytes!("../../ptx/math_75.ptx.gz");
 /// Returns the named functions, their callees and the tables they read, as the head of a module.
 pub(super) fn functions(names: &[String]) -> Result<String> {
     static TEXT: OnceLock<Result<String>> = OnceLock::new();
-    static PARTS: OnceLock<Parts<'static>> = OnceLock::new();
+    static MODULE: OnceLock<MathModule<'static>> = OnceLock::new();
     let text = TEXT.get_or_init(|| unpacked(COMPILED)).as_ref().map_err(Error::clone)?;
-    Ok(PARTS.get_or_init(|| Parts::of(text)).of_names(names))
+    Ok(MODULE.get_or_init(|| MathModule::of(text)).of_names(names))
 }
 
 /// The functions and tables of a module.
-struct Parts<'t> {
+struct MathModule<'t> {
     /// Name and line of each table.
     tables: Vec<(&'t str, &'t str)>,
     /// Name and text of each function.
     functions: Vec<(&'t str, String)>,
 }
 
-impl<'t> Parts<'t> {
-    fn of(text: &'t str) -> Parts<'t> {
-        let mut parts = Parts { tables: Vec::new(), functions: Vec::new() };
+impl<'t> MathModule<'t> {
+    fn of(text: &'t str) -> MathModule<'t> {
+        let mut parts = MathModule { tables: Vec::new(), functions: Vec::new() };
         let mut lines = text.lines();
         while let Some(line) = lines.next() {
             if line.starts_with(".global") || line.starts_with(".const") {
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn functions_bring_what_they_need() {
-        let parts = Parts::of(
+        let parts = MathModule::of(
             ".version 8.1\n.func  (.param .b32 func_retval0) inner\n(\n\t.param .b32 inner_param_0\n)\n;\n\
              .global .align 4 .b8 table[2] = {1, 2};\n.global .align 4 .b8 other[2] = {1, 2};\n\
              .func  (.param .b32 func_retval0) outer(\n\t.param .b32 p\n)\n{\n\tcall.uni (retval0),\n\tinner,\n\

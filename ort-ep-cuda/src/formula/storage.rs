@@ -3,7 +3,8 @@
 use ort_core::dtype::DType;
 use ort_core::{Result, error};
 
-use super::{Number, Writer};
+use super::number::Number;
+use super::writer::Writer;
 
 /// Returns the access type of load and store instructions, and the register class.
 fn access(dtype: DType) -> Result<(&'static str, char)> {
@@ -57,7 +58,7 @@ pub(super) fn load(writer: &mut Writer, dtype: DType, address: &str, at: Option<
     let stored = writer.emit(class, &format!("ld.global.{access} $, [{address}];"));
     let bits = bits(dtype)?;
     if bits >= 8 {
-        return Ok(widened(writer, dtype, stored));
+        return Ok(extended(writer, dtype, stored));
     }
     // The first element of a byte is in its lowest bits.
     let first = writer.emit('r', "mov.u32 $, 0;");
@@ -79,7 +80,7 @@ pub(super) fn load_four(writer: &mut Writer, dtype: DType, address: &str) -> Res
     for (place, one) in stored.iter().enumerate() {
         writer.line(&format!("@!{aligned} ld.global.{access} {one}, [{address}+{}];", place as u32 * bytes));
     }
-    Ok(stored.map(|stored| widened(writer, dtype, stored)))
+    Ok(stored.map(|stored| extended(writer, dtype, stored)))
 }
 
 /// Emits the predicate that an address is a multiple of `bytes`, a power of two.
@@ -89,7 +90,7 @@ fn aligned(writer: &mut Writer, address: &str, bytes: u32) -> String {
 }
 
 /// Widens float16 and bfloat16 to float32; other elements stay as they are.
-fn widened(writer: &mut Writer, dtype: DType, stored: String) -> String {
+fn extended(writer: &mut Writer, dtype: DType, stored: String) -> String {
     match dtype {
         DType::F16 => writer.emit('f', &format!("cvt.f32.f16 $, {stored};")),
         // A bfloat16 is the upper half of a float32.

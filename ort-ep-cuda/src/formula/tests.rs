@@ -2,7 +2,7 @@
 
 use super::*;
 
-const SAME: Source = Source { dtype: DType::F32, place: Place::Same, start: 0 };
+const SAME: Source = Source { dtype: DType::F32, place: InputPlace::Same, start: 0 };
 
 fn text(formula: &str, dtype: DType, inputs: usize) -> Result<String> {
     let sources = vec![Source { dtype, ..SAME }; inputs];
@@ -59,7 +59,7 @@ fn integers_have_no_float_functions() {
 #[test]
 fn steps_and_vectors() {
     let formula: ScalarExpr = "add(x0, x1)".parse().unwrap();
-    let bias = Source { place: Place::Steps { last: true }, ..SAME };
+    let bias = Source { place: InputPlace::Steps { last: true }, ..SAME };
     let entry = Entry {
         formula: &formula,
         number: Number::F32,

@@ -4,7 +4,7 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure};
 
-use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix};
+use super::rows::{SHORT_FLOATS, TeamRows, few_axes, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -22,10 +22,10 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-    let lines = Lines::along_axis(&x.shape, axis);
-    ensure!(lines.len > 0, InvalidArgument, "axis {axis} has no element to choose");
-    lines.check_results(y.count())?;
-    let launch = lines.launch("reduce", &format!("arg_{}", suffix(x.dtype)?), 1)?;
-    let launch = lines.param(launch.tensor(x).tensor(y))?.uint(usize::from(cx.op == "ArgMax"))?;
+    let rows = TeamRows::along_axis(&x.shape, axis);
+    ensure!(rows.len > 0, InvalidArgument, "axis {axis} has no element to choose");
+    rows.check_results(y.count())?;
+    let launch = rows.launch("reduce", &format!("arg_{}", suffix(x.dtype)?), 1)?;
+    let launch = rows.param(launch.tensor(x).tensor(y))?.uint(usize::from(cx.op == "ArgMax"))?;
     Ok(vec![launch.uint(usize::from(cx.attrs.flag("select_last_index")?))?])
 }

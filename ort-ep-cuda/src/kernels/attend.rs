@@ -4,16 +4,15 @@
 use ort_core::dtype::DType;
 use ort_core::ops::nn::attention::problem::{Causal, PaddingMask, SdpaSizes};
 use ort_core::{Result, ensure, error};
-use ort_gpu::attention::{AttentionPlan, AttentionScratch, Lengths, Sdpa, Sinks};
+use ort_gpu::attention::{AttentionPlan, AttentionScratch, KeyLengths, Sdpa, Sinks};
 
 use super::heads::{in_vectors, kind_of, place, word, words_of};
-use super::lines::suffix;
-use crate::driver::Limits;
+use super::rows::suffix;
+use crate::driver::{Limits, TENSOR_CORES};
 use crate::launch::{Launch, OpCx, Operand};
-use crate::modules::TENSOR_CORES;
 
 /// The largest head size of the tensor core kernels.
-const MOST_OF_CORES: usize = 128;
+const MOST_OF_MMA: usize = 128;
 /// The largest head size of the kernels for few rows.
 const MOST_OF_ROWS: usize = 256;
 /// The most query rows sharing a key head that the kernels for few rows take.
@@ -23,14 +22,14 @@ const PART: usize = 256;
 /// The number of keys from which splitting them is worth the extra launch that joins the parts.
 const LEAST_CUT: usize = 3 * PART;
 /// Query rows of a block on tensor cores.
-const OF_CORES: usize = 64;
+const OF_MMA: usize = 64;
 /// Query rows of a block whose warps share the same rows.
 const OF_WARP: usize = 16;
 /// A window as long as all keys and queries is no window.
 const NO_WINDOW: i64 = 1 << 29;
 
 /// How the work is divided into blocks.
-struct Cut {
+struct AttendDivision {
     /// The kind of kernel, which has one family per type, and its entry.
     kind: &'static str,
     entry: String,
@@ -61,15 +60,20 @@ pub(super) fn launches(cx: &OpCx<'_>, plan: AttentionPlan<'_>) -> Result<Vec<Lau
 
 /// Chooses kernel and division for the given query type and key type. The number of parts never
 /// falls as the number of keys grows.
-fn cut(sizes: &SdpaSizes, limits: Limits, [query, key]: [DType; 2], has_scores: bool) -> Result<Cut> {
+fn cut(
+    sizes: &SdpaSizes,
+    limits: Limits,
+    [query, key]: [DType; 2],
+    has_scores: bool,
+) -> Result<AttendDivision> {
     let (rows, widest, suffix) = (sizes.rows(), sizes.size.max(sizes.value_size), suffix(key)?);
     let mut kept = vector_of(key)?;
     // Blocks of 64 rows would not reach all multiprocessors, and there are too few keys to
     // split.
     let is_small = sizes.keys < LEAST_CUT
-        && sizes.groups().saturating_mul(rows.div_ceil(OF_CORES)) <= limits.processors as usize;
-    let has_cores = key != DType::F32 && key == query && limits.capability >= TENSOR_CORES;
-    let narrow = |size: usize| if size <= 64 { 64 } else { 128 };
+        && sizes.groups().saturating_mul(rows.div_ceil(OF_MMA)) <= limits.processors as usize;
+    let has_mma = key != DType::F32 && key == query && limits.capability >= TENSOR_CORES;
+    let columns_of = |size: usize| if size <= 64 { 64 } else { 128 };
     // Only the tiled kernel writes scores out.
     let (kind, name, [down, columns], threads) = if has_scores {
         ("tiles", "scores".to_owned(), [64, 64], 256)
@@ -78,11 +82,11 @@ fn cut(sizes: &SdpaSizes, limits: Limits, [query, key]: [DType; 2], has_scores: 
         let many = if rows == 1 { 1 } else { rows.next_power_of_two().max(4) };
         kept = if many == 1 { kept } else { 4 };
         ("rows", format!("rows_{many}"), [many, MOST_OF_ROWS], 256)
-    } else if has_cores && widest <= MOST_OF_CORES {
-        let (name, down) = if is_small { ("cores_apart", OF_WARP) } else { ("cores", OF_CORES) };
-        ("cores", format!("{name}_{}", narrow(widest)), [down, MOST_OF_CORES], 128)
+    } else if has_mma && widest <= MOST_OF_MMA {
+        let (name, down) = if is_small { ("cores_apart", OF_WARP) } else { ("cores", OF_MMA) };
+        ("cores", format!("{name}_{}", columns_of(widest)), [down, MOST_OF_MMA], 128)
     } else {
-        let columns = narrow(sizes.value_size);
+        let columns = columns_of(sizes.value_size);
         ("tiles", format!("tiles_{columns}"), [64, columns], 256)
     };
     let (blocks, across) = (rows.div_ceil(down), sizes.value_size.div_ceil(columns));
@@ -95,7 +99,15 @@ fn cut(sizes: &SdpaSizes, limits: Limits, [query, key]: [DType; 2], has_scores: 
     // A row of keys longer than one warp's vectors takes several passes.
     let of_keys = sizes.size.div_ceil(vector_of(key)?).next_power_of_two().min(32);
     let lanes = [of_keys, sizes.value_size.div_ceil(kept).next_power_of_two()];
-    Ok(Cut { kind, entry: format!("attend_{name}_{suffix}"), threads, blocks, across, splits, lanes })
+    Ok(AttendDivision {
+        kind,
+        entry: format!("attend_{name}_{suffix}"),
+        threads,
+        blocks,
+        across,
+        splits,
+        lanes,
+    })
 }
 
 /// Reserves the partial results in the workspace; `None` if the keys are not split.
@@ -107,8 +119,8 @@ fn parts(
     taken: &mut usize,
 ) -> Result<Option<Operand>> {
     let splits = cut(sizes, *cx.limits, types, has_scores)?.splits;
-    let lines = sizes.groups().saturating_mul(splits).saturating_mul(sizes.rows());
-    let shape = [lines, sizes.value_size.saturating_add(2)];
+    let partials = sizes.groups().saturating_mul(splits).saturating_mul(sizes.rows());
+    let shape = [partials, sizes.value_size.saturating_add(2)];
     Ok((splits > 1).then(|| cx.workspace(taken, DType::F32, &shape)))
 }
 
@@ -130,8 +142,8 @@ pub(super) fn attend(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, mut taken: usize) -> Result
     let words = words(sdpa, &cut)?;
     let blocks = sizes.groups().saturating_mul(cut.blocks).saturating_mul(cut.splits);
     let lengths = match sdpa.lengths {
-        Lengths::All { .. } => None,
-        Lengths::Each { lengths, .. } | Lengths::AtEnd { lengths, .. } => Some(lengths),
+        KeyLengths::All { .. } => None,
+        KeyLengths::Each { lengths, .. } | KeyLengths::AtEnd { lengths, .. } => Some(lengths),
     };
     let sinks = match sdpa.sinks {
         Sinks::Each(sinks) => Some(sinks),
@@ -161,7 +173,7 @@ pub(super) fn attend(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, mut taken: usize) -> Result
 }
 
 /// Fills the kernels' structure `Attend`.
-fn words(sdpa: &Sdpa<'_>, cut: &Cut) -> Result<Vec<i64>> {
+fn words(sdpa: &Sdpa<'_>, cut: &AttendDivision) -> Result<Vec<i64>> {
     let Sdpa { sizes, q, k, v, y, .. } = sdpa;
     let SdpaSizes { batch, heads, key_heads, queries, keys, size, value_size } = *sizes;
     let sharing = heads.checked_div(key_heads).unwrap_or(0);
@@ -213,11 +225,11 @@ fn words(sdpa: &Sdpa<'_>, cut: &Cut) -> Result<Vec<i64>> {
 
 /// The fields of the lengths: the keys before the first query, what is added to a length, whether
 /// the queries are the last keys, and the type of lengths.
-fn length_words(lengths: Lengths<'_>) -> Result<[i64; 4]> {
+fn length_words(lengths: KeyLengths<'_>) -> Result<[i64; 4]> {
     Ok(match lengths {
-        Lengths::All { before } => [word(before), 0, 0, 0],
-        Lengths::Each { lengths, more, before } => [word(before), word(more), 0, kind_of(lengths.dtype)?],
-        Lengths::AtEnd { lengths, more } => [0, word(more), 1, kind_of(lengths.dtype)?],
+        KeyLengths::All { before } => [word(before), 0, 0, 0],
+        KeyLengths::Each { lengths, more, before } => [word(before), word(more), 0, kind_of(lengths.dtype)?],
+        KeyLengths::AtEnd { lengths, more } => [0, word(more), 1, kind_of(lengths.dtype)?],
     })
 }
 

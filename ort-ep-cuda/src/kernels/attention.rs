@@ -5,7 +5,7 @@ use ort_core::ep::KernelDef;
 use ort_gpu::attention::standard;
 
 use super::heads::{place, place_pair};
-use super::lines::SHORT_FLOATS;
+use super::rows::SHORT_FLOATS;
 use super::{CudaKernel, attend, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 

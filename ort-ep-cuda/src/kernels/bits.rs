@@ -4,7 +4,7 @@ use ort_core::Result;
 use ort_core::dtype::TypeSet;
 use ort_core::ep::KernelDef;
 
-use super::movement::{by_bytes, element_bytes, few_axes};
+use super::elements::{by_bytes, element_bytes, few_axes};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Walk};
 

@@ -5,7 +5,7 @@ use ort_core::ops::tensor::problem::Col2ImAxis;
 use ort_core::{Result, ensure};
 use ort_gpu::read;
 
-use super::lines::{SHORT_FLOATS, suffix};
+use super::rows::{SHORT_FLOATS, suffix};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 

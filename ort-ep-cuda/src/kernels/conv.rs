@@ -2,26 +2,30 @@
 //! convolution that is a plain GEMM on its tensors runs as one.
 
 pub(super) mod dnn;
+mod mma;
 mod rows;
-
-use std::ops::Deref;
+mod shape;
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
 use ort_core::ops::fused::activation::Activation;
 use ort_core::ops::nn::geometry::WindowAxis;
-use ort_core::ops::nn::problem::{ConvShape, PixelLayout, WindowAxes, volume};
+use ort_core::ops::nn::problem::{ConvShape, PixelLayout, volume};
 use ort_core::ops::tensor::geometry::Strided;
 use ort_core::spec::{MICROSOFT, RUNTIME};
-use ort_core::{Result, ensure, error};
-use ort_gpu::read::{self, has_up_to_three_axes};
+use ort_core::{Result, ensure};
+use ort_gpu::gemm::{Gemm, MatrixLayout};
+use ort_gpu::read::has_up_to_three_axes;
 
-use super::gemm::{Product, Side, finish, of_cores};
+use super::gemm::Product;
 use super::movement::gather;
 use super::{CudaKernel, cuda_kernels, warpgroups};
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand, scratch};
+pub(super) use mma::MmaDivision;
 use rows::RowTiles;
+use shape::FEW_FILTERS;
+pub(super) use shape::{Conv, suffix_of, taps_fit, window_sizes};
 
 pub(super) const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
@@ -41,138 +45,7 @@ cuda_kernels![
 
 /// Filters and positions of a block, as in `cu/conv.cuh`.
 const BLOCK: usize = 64;
-/// The most filters of a group for which each result gets a thread: a tile would be almost empty.
-const FEW_FILTERS: usize = 2;
-
-/// The most taps, summed over the axes, that the tensor core kernels have mask bits for.
-const MOST_TAPS: usize = 31;
-/// Bytes of depth that a tensor core kernel multiplies per iteration.
-const OF_TURN: usize = 64;
-/// The least number of iterations worth a block of its own.
-const TURNS: usize = 8;
-
-/// Returns the window sizes in the order of the kernels' structures: image, result, kernel,
-/// strides, dilations, leading padding.
-pub(super) fn window_sizes(axes: &WindowAxes) -> Vec<usize> {
-    let of: [fn(&WindowAxis) -> usize; 6] = [
-        |axis| axis.input,
-        |axis| axis.output,
-        |axis| axis.kernel,
-        |axis| axis.stride,
-        |axis| axis.dilation,
-        |axis| axis.pads[0],
-    ];
-    of.iter().flat_map(|of| axes.iter().map(of)).collect()
-}
-
-/// Returns the suffix of a float type in entry names.
-pub(super) fn suffix_of(dtype: DType) -> Result<&'static str> {
-    match dtype {
-        DType::F32 => Ok("f32"),
-        DType::F16 => Ok("f16"),
-        DType::BF16 => Ok("bf16"),
-        other => Err(error!(NotImplemented, "windows over an image of {other} are not supported")),
-    }
-}
-
-/// How the work is divided for tensor cores.
-pub(super) struct Cut {
-    /// The type's suffix in entry names, and the tile of a block.
-    pub(super) suffix: &'static str,
-    pub(super) tile: &'static Tile,
-    /// All blocks, the blocks along filters and along columns, and the split-K parts.
-    pub(super) blocks: usize,
-    pub(super) down: usize,
-    pub(super) across: usize,
-    pub(super) parts: usize,
-}
-
-/// A block's tile, as in `cu/conv_cores.cuh`: filters by columns. A column is a position, or
-/// whatever else a filter has results for.
-pub(super) struct Tile {
-    pub(super) name: &'static str,
-    filters: usize,
-    columns: usize,
-    pub(super) threads: u32,
-}
-
-const LARGE: Tile = Tile { name: "large", filters: 128, columns: 128, threads: 256 };
-const SMALL: Tile = Tile { name: "small", filters: 64, columns: 64, threads: 128 };
-const FEW: Tile = Tile { name: "few", filters: 32, columns: 128, threads: 128 };
-
-impl Cut {
-    /// Divides `groups` GEMMs of `filters` by `columns` results over this depth. Returns `None` if
-    /// tensor cores do not support the type.
-    pub(super) fn new(
-        limits: &Limits,
-        dtype: DType,
-        groups: usize,
-        [filters, columns, depth]: [usize; 3],
-    ) -> Result<Option<Cut>> {
-        let Some(suffix) = of_cores(limits, dtype)? else { return Ok(None) };
-        let blocks = |tile: &Tile| [filters.div_ceil(tile.filters), columns.div_ceil(tile.columns)];
-        let count = |tile: &Tile| blocks(tile).into_iter().fold(groups, usize::saturating_mul);
-        let processors = limits.processors as usize;
-        let tile = match filters {
-            // A tile of 64 filters would be half empty.
-            ..=32 => &FEW,
-            // Large tiles only if every multiprocessor gets one.
-            65.. if count(&LARGE) >= processors => &LARGE,
-            _ => &SMALL,
-        };
-        let [down, across] = blocks(tile);
-        // Split-K: if the blocks do not keep all multiprocessors busy, each accumulates a part of
-        // the depth.
-        let turns = depth.saturating_mul(dtype.byte_len(1).unwrap_or(0)).div_ceil(OF_TURN);
-        let wanted = processors.saturating_mul(2).checked_div(count(tile)).unwrap_or(1);
-        let parts = wanted.min(turns / TURNS).max(1);
-        Ok(Some(Cut { suffix, tile, blocks: count(tile), down, across, parts }))
-    }
-
-    /// Returns the division's fields of the kernels' `Convolution` structure.
-    pub(super) fn words(&self) -> [usize; 3] {
-        [self.down, self.across, self.parts]
-    }
-
-    /// Reserves the partial accumulators in the workspace; `None` without split-K.
-    pub(super) fn parts(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<Option<Operand>> {
-        let shape = [self.parts, cx.output(0)?.count()];
-        Ok((self.parts > 1).then(|| cx.workspace(taken, DType::F32, &shape)))
-    }
-}
-
-/// Whether the tensor core kernels have mask bits for all taps.
-pub(super) fn taps_fit(axes: &WindowAxes) -> bool {
-    axes.iter().map(|axis| axis.kernel).fold(0, usize::saturating_add) <= MOST_TAPS
-}
-
-/// A convolution, by its sizes.
-pub(super) struct Conv(pub(super) ConvShape);
-
-impl Deref for Conv {
-    type Target = ConvShape;
-
-    fn deref(&self) -> &ConvShape {
-        &self.0
-    }
-}
-
 impl Conv {
-    /// The sizes of `Conv` and `FusedConv`, which are NCHW.
-    fn second(cx: &OpCx<'_>) -> Result<Conv> {
-        read::conv(cx, PixelLayout::ChannelsFirst).map(Conv)
-    }
-
-    /// The sizes of `NhwcConv`.
-    fn last(cx: &OpCx<'_>) -> Result<Conv> {
-        read::conv(cx, PixelLayout::ChannelsLast).map(Conv)
-    }
-
-    /// The sizes of `ConvTranspose`.
-    fn transposed(cx: &OpCx<'_>) -> Result<Conv> {
-        read::conv_transpose(cx).map(Conv)
-    }
-
     /// Returns the launches: a library call, a GEMM, tiles, or a thread per result.
     fn launches(
         &self,
@@ -206,7 +79,7 @@ impl Conv {
             return self.by_warpgroups(cx, suffix, &cut, [bias, addend]);
         }
         if let Some(cut) = self.cut(&cx.limits, y.dtype)? {
-            return self.on_cores(cx, &cut, [bias, addend]);
+            return self.by_mma(cx, &cut, [bias, addend]);
         }
         let (down, across) = (self.filters.div_ceil(BLOCK), self.positions().div_ceil(BLOCK));
         let (family, suffix) = (self.family(), suffix_of(y.dtype)?);
@@ -218,45 +91,23 @@ impl Conv {
             Launch::of_type(family, suffix, format!("{family}_planes_{suffix}"))?.threads(y.count())?
         };
         let launch = launch.tensor(cx.input(0)?).tensor(cx.input(1)?).find_tensor(bias).find_tensor(addend);
-        let launch = self.ending(launch.tensor(y), cx, [down, across, 1])?;
+        let launch = self.with_epilogue(launch.tensor(y), cx, [down, across, 1])?;
         Ok(vec![launch.uint(y.count())?])
     }
 
-    /// Returns the kernel family, which is also the prefix of its entries.
-    fn family(&self) -> &'static str {
-        match self.layout {
-            PixelLayout::ChannelsFirst => "conv",
-            PixelLayout::ChannelsLast => "conv_pixels",
-        }
-    }
-
-    /// Appends the kernels' structures `Convolution` and `Finish` to a launch.
-    fn ending(&self, launch: Launch, cx: &OpCx<'_>, cut: [usize; 3]) -> Result<Launch> {
-        let mut sizes = vec![self.batch, self.groups, self.channels, self.filters];
-        sizes.extend(window_sizes(&self.axes));
-        sizes.extend(cut);
-        let finish = finish(Activation::of_attributes(cx.attrs)?.as_ref(), 1.0, 1.0);
-        Ok(launch.uints::<25>(&sizes)?.bytes(&finish))
-    }
-
-    /// Returns the number of window positions in all images.
-    fn positions(&self) -> usize {
-        self.batch.saturating_mul(volume(&self.axes, |axis| axis.output))
-    }
-
     /// Returns the division for tensor cores, or `None` if they do not apply.
-    pub(super) fn cut(&self, limits: &Limits, dtype: DType) -> Result<Option<Cut>> {
+    pub(super) fn cut(&self, limits: &Limits, dtype: DType) -> Result<Option<MmaDivision>> {
         if self.filters <= FEW_FILTERS || !taps_fit(&self.axes) {
             return Ok(None);
         }
         let depth = self.depth();
-        Cut::new(limits, dtype, self.groups, [self.filters, self.positions(), depth])
+        MmaDivision::new(limits, dtype, self.groups, [self.filters, self.positions(), depth])
     }
 
     /// Returns the type suffix and the division for warpgroups, or `None` if they do not apply.
     /// They read the channels of a tap in 16-byte vectors, so these must be NHWC and a multiple
     /// of 8.
-    fn group_cut(&self, limits: &Limits, dtype: DType) -> Option<(&'static str, warpgroups::Cut)> {
+    fn group_cut(&self, limits: &Limits, dtype: DType) -> Option<(&'static str, warpgroups::GroupDivision)> {
         let suffix = warpgroups::suffix_of(limits, dtype)?;
         let is_first = self.layout == PixelLayout::ChannelsFirst;
         if is_first
@@ -277,7 +128,7 @@ impl Conv {
         &self,
         cx: &OpCx<'_>,
         suffix: &str,
-        cut: &warpgroups::Cut,
+        cut: &warpgroups::GroupDivision,
         [bias, addend]: [Option<&Operand>; 2],
     ) -> Result<Vec<Launch>> {
         let (y, words) = (cx.output(0)?, [cut.across, cut.down, cut.parts]);
@@ -293,19 +144,19 @@ impl Conv {
             .find_tensor(addend)
             .tensor(y)
             .find_tensor(parts.as_ref());
-        let mut launches = vec![self.ending(launch, cx, words)?];
+        let mut launches = vec![self.with_epilogue(launch, cx, words)?];
         if let Some(parts) = &parts {
             let entry = format!("conv_pixels_join_{suffix}");
             let join = Launch::of_type(family, suffix, entry)?.threads(warpgroups::joining(y.count()))?;
             let join = join.tensor(parts).find_tensor(bias).find_tensor(addend).tensor(y);
-            launches.push(self.ending(join, cx, words)?.uint(y.count())?);
+            launches.push(self.with_epilogue(join, cx, words)?.uint(y.count())?);
         }
         Ok(launches)
     }
 
     /// Returns the filters as the tensor core kernels read them, with channels and taps innermost,
     /// and the launches that transpose them if needed.
-    fn filters_for_cores(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<(Operand, Vec<Launch>)> {
+    fn filters_for_mma(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<(Operand, Vec<Launch>)> {
         let (w, taps) = (cx.input(1)?, self.taps());
         let ConvShape { groups, channels, filters, .. } = self.0;
         // Only the filters of a transposed convolution have the channels first; with one channel or
@@ -321,15 +172,15 @@ impl Conv {
     }
 
     /// Returns the launches on tensor cores.
-    pub(super) fn on_cores(
+    pub(super) fn by_mma(
         &self,
         cx: &OpCx<'_>,
-        cut: &Cut,
+        cut: &MmaDivision,
         [bias, addend]: [Option<&Operand>; 2],
     ) -> Result<Vec<Launch>> {
-        let (y, Cut { suffix, tile, .. }, mut taken) = (cx.output(0)?, cut, 0);
+        let (y, MmaDivision { suffix, tile, .. }, mut taken) = (cx.output(0)?, cut, 0);
         let parts = cut.parts(cx, &mut taken)?;
-        let (filters, mut launches) = self.filters_for_cores(cx, &mut taken)?;
+        let (filters, mut launches) = self.filters_for_mma(cx, &mut taken)?;
         let of = self.family();
         let family = format!("{of}_cores");
         let tiles = if self.transposed { "_transposed" } else { "" };
@@ -342,17 +193,17 @@ impl Conv {
             .find_tensor(addend)
             .tensor(y)
             .find_tensor(parts.as_ref());
-        launches.push(self.ending(launch, cx, cut.words())?);
+        launches.push(self.with_epilogue(launch, cx, cut.words())?);
         if let Some(parts) = &parts {
             let join = Launch::of_type(&family, suffix, format!("{of}_join_{suffix}"))?.threads(y.count())?;
             let join = join.tensor(parts).find_tensor(bias).find_tensor(addend).tensor(y);
-            launches.push(self.ending(join, cx, cut.words())?.uint(y.count())?);
+            launches.push(self.with_epilogue(join, cx, cut.words())?.uint(y.count())?);
         }
         Ok(launches)
     }
 
     /// Returns the workspace bytes of the tensor core kernels.
-    pub(super) fn workspace_for_cores(&self, cx: &OpCx<'_>) -> Result<usize> {
+    pub(super) fn workspace_for_mma(&self, cx: &OpCx<'_>) -> Result<usize> {
         let (y, mut taken) = (cx.output(0)?, 0);
         if let Some((_, cut)) = self.group_cut(&cx.limits, y.dtype) {
             return Ok(if cut.parts > 1 { cut.parts * y.count() * size_of::<f32>() } else { 0 });
@@ -362,7 +213,7 @@ impl Conv {
             && let Some(cut) = self.cut(&cx.limits, y.dtype)?
         {
             cut.parts(cx, &mut taken)?;
-            self.filters_for_cores(cx, &mut taken)?;
+            self.filters_for_mma(cx, &mut taken)?;
         }
         Ok(taken)
     }
@@ -388,18 +239,18 @@ impl Conv {
         let is_last = self.layout == PixelLayout::ChannelsLast;
         let (mut product, of_bias, shape) = if on_all || at_pixels && is_last && groups == 1 {
             let rows = self.positions();
-            let windows = Side { sizes: vec![rows, depth], steps: vec![depth, 1] };
-            let weights = Side { sizes: vec![depth, filters], steps: vec![1, depth] };
-            (Product::new([x, w], [windows, weights], y)?, vec![filters], vec![rows, filters])
+            let windows = MatrixLayout { sizes: vec![rows, depth], steps: vec![depth, 1] };
+            let weights = MatrixLayout { sizes: vec![depth, filters], steps: vec![1, depth] };
+            (Product::new(Gemm::new([x, w], [windows, weights], y)?), vec![filters], vec![rows, filters])
         } else if at_pixels && !is_last && filters > FEW_FILTERS {
             let places = volume(&self.axes, |axis| axis.output);
             let weights =
-                Side { sizes: vec![groups, filters, depth], steps: vec![filters * depth, depth, 1] };
-            let images = Side {
+                MatrixLayout { sizes: vec![groups, filters, depth], steps: vec![filters * depth, depth, 1] };
+            let images = MatrixLayout {
                 sizes: vec![self.batch, groups, depth, places],
                 steps: vec![groups * depth * places, depth * places, places, 1],
             };
-            let product = Product::new([w, x], [weights, images], y)?;
+            let product = Product::new(Gemm::new([w, x], [weights, images], y)?);
             (product, vec![groups, filters, 1], vec![self.batch, groups, filters, places])
         } else {
             return Ok(None);
@@ -426,7 +277,7 @@ fn workspace(
     match conv.product(cx, None, None)? {
         // `scratch` has counted the workspace of our own GEMM as well.
         Some(_) => Ok(by_library),
-        None => Ok(by_library.max(conv.workspace_for_cores(cx)?)),
+        None => Ok(by_library.max(conv.workspace_for_mma(cx)?)),
     }
 }
 

@@ -5,7 +5,7 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
 use ort_core::ops::reduce::problem::scanned_axis;
 
-use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix};
+use super::rows::{SHORT_FLOATS, TeamRows, few_axes, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -32,9 +32,9 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if y.count() == 0 {
         return Ok(Vec::new());
     }
-    let lines = Lines::along_axis(&x.shape, axis);
-    let launch = lines.launch_in_order("lines", &format!("scan_{}", suffix(x.dtype)?))?;
-    let launch = lines.param(launch.tensor(x).tensor(y))?.uint(usize::from(cx.op == "CumProd"))?;
+    let rows = TeamRows::along_axis(&x.shape, axis);
+    let launch = rows.launch_in_order("lines", &format!("scan_{}", suffix(x.dtype)?))?;
+    let launch = rows.param(launch.tensor(x).tensor(y))?.uint(usize::from(cx.op == "CumProd"))?;
     let launch = launch.uint(usize::from(cx.attrs.flag("exclusive")?))?;
     Ok(vec![launch.uint(usize::from(cx.attrs.flag("reverse")?))?])
 }

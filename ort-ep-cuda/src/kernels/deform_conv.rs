@@ -3,10 +3,11 @@
 use ort_core::ep::KernelDef;
 use ort_core::ops::nn::problem::DeformConv;
 use ort_core::{Result, ensure, error};
+use ort_gpu::gemm::{Gemm, MatrixLayout};
 use ort_gpu::read::{self, has_up_to_three_axes};
 
 use super::conv::{FLOATS, suffix_of, window_sizes};
-use super::gemm::{Product, Side};
+use super::gemm::Product;
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -57,13 +58,14 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         launches.push(sample.uints::<21>(&sizes)?.uint(columns.count())?);
     }
     let (filters, depth) = (filters / groups, channels / groups * taps);
-    let weights = Side { sizes: vec![groups, filters, depth], steps: vec![filters * depth, depth, 1] };
-    let places = Side {
+    let weights =
+        MatrixLayout { sizes: vec![groups, filters, depth], steps: vec![filters * depth, depth, 1] };
+    let places = MatrixLayout {
         sizes: vec![batch, groups, depth, pixels],
         steps: vec![groups * depth * pixels, depth * pixels, pixels, 1],
     };
     // The sampled columns make the rest a plain batched GEMM.
-    let mut product = Product::new([weight, &columns], [weights, places], y)?;
+    let mut product = Product::new(Gemm::new([weight, &columns], [weights, places], y)?);
     if let Some(bias) = cx.find_input(3) {
         let count = bias.count();
         ensure!(

@@ -7,9 +7,10 @@ use ort_core::ops::Equation;
 use ort_core::ops::reduce::problem::{EinsumAxes, SubscriptAxes};
 use ort_core::ops::tensor::geometry::product;
 use ort_core::{Result, error};
+use ort_gpu::gemm::{Gemm, MatrixLayout};
 
-use super::gemm::{Product, Side};
-use super::lines::SHORT_FLOATS;
+use super::gemm::Product;
+use super::rows::SHORT_FLOATS;
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
 
@@ -47,22 +48,22 @@ fn walk(axes: &SubscriptAxes) -> Walk {
 }
 
 /// An equation for concrete operands.
-struct Sum<'a> {
+struct EinsumProblem<'a> {
     operands: Vec<&'a Operand>,
     axes: EinsumAxes,
 }
 
-impl<'a> Sum<'a> {
-    fn new(cx: &'a OpCx<'_>) -> Result<Sum<'a>> {
+impl<'a> EinsumProblem<'a> {
+    fn new(cx: &'a OpCx<'_>) -> Result<EinsumProblem<'a>> {
         let operands = (0..cx.inputs.len()).map(|index| cx.input(index)).collect::<Result<Vec<_>>>()?;
         let shapes: Vec<&[usize]> = operands.iter().map(|operand| &*operand.shape).collect();
         let axes = EinsumAxes::new(cx.attrs, &shapes)?;
-        Ok(Sum { operands, axes })
+        Ok(EinsumProblem { operands, axes })
     }
 
     /// Expresses the equation as a batched GEMM, if there are two operands and one summed axis
     /// after merging.
-    fn product(&self) -> Option<Matrices> {
+    fn product(&self) -> Option<EinsumGemm> {
         let (kept, summed) = (walk(&self.axes.kept), walk(&self.axes.summed));
         let ([depth], [a_depth, b_depth]) = (&*summed.sizes, &*summed.steps) else { return None };
         let ([a_depth], [b_depth], [a, b]) = (&**a_depth, &**b_depth, &*kept.steps) else { return None };
@@ -85,19 +86,19 @@ impl<'a> Sum<'a> {
                 axes.get(*axis).and_then(|steps| steps.get(own)).map_or(0, |step| *step as usize)
             };
             let along = [*a_depth, *b_depth].get(own).map_or(0, |step| *step as usize);
-            let line = sides.get(usize::from(!first)).copied().flatten();
-            let (line, line_step) = (line.as_ref().map_or(1, size), line.as_ref().map_or(0, step));
+            let outer = sides.get(usize::from(!first)).copied().flatten();
+            let (outer, outer_step) = (outer.as_ref().map_or(1, size), outer.as_ref().map_or(0, step));
             let matrix = if first {
-                [(line, line_step), (*depth, along)]
+                [(outer, outer_step), (*depth, along)]
             } else {
-                [(*depth, along), (line, line_step)]
+                [(*depth, along), (outer, outer_step)]
             };
             let of_batch = order.iter().take(batches).map(|axis| (size(axis), step(axis)));
             let (sizes, steps) = of_batch.chain(matrix).unzip();
-            Side { sizes, steps }
+            MatrixLayout { sizes, steps }
         };
         let (sides, sizes) = ([side(true), side(false)], order.iter().map(size).collect());
-        possible.then_some(Matrices { sides, exchanged, order, sizes })
+        possible.then_some(EinsumGemm { sides, exchanged, order, sizes })
     }
 
     /// Returns the launch with one reduction per result element.
@@ -134,15 +135,15 @@ impl<'a> Sum<'a> {
 }
 
 /// A batched GEMM. `order` lists the axes of the result as it computes them, rows and columns last.
-struct Matrices {
-    sides: [Side; 2],
+struct EinsumGemm {
+    sides: [MatrixLayout; 2],
     /// Whether the second operand is on the left.
     exchanged: bool,
     order: Vec<usize>,
     sizes: Vec<usize>,
 }
 
-impl Matrices {
+impl EinsumGemm {
     /// Reserves the GEMM's result in the workspace if its axes are ordered differently from the
     /// output's.
     fn unordered(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<Option<Operand>> {
@@ -154,7 +155,7 @@ impl Matrices {
         let [a, b] = operands else { return Err(error!(Fail, "a product of {} operands", operands.len())) };
         let unordered = self.unordered(cx, &mut 0)?;
         let operands = if self.exchanged { [*b, *a] } else { [*a, *b] };
-        let product = Product::new(operands, self.sides, unordered.as_ref().unwrap_or(y))?;
+        let product = Product::new(Gemm::new(operands, self.sides, unordered.as_ref().unwrap_or(y))?);
         let mut launches = product.launches(cx)?;
         // An `Einsum` of one operand transposes the result into the output.
         if let Some(unordered) = &unordered {
@@ -167,7 +168,7 @@ impl Matrices {
             let kept = SubscriptAxes { sizes, steps: vec![steps] };
             let summed = SubscriptAxes { sizes: Vec::new(), steps: vec![Vec::new()] };
             let axes = EinsumAxes { kept, summed };
-            launches.push(Sum { operands: vec![unordered], axes }.launch(y)?);
+            launches.push(EinsumProblem { operands: vec![unordered], axes }.launch(y)?);
         }
         Ok(launches)
     }
@@ -175,14 +176,14 @@ impl Matrices {
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     let mut taken = 0;
-    if let Some(product) = Sum::new(cx)?.product() {
+    if let Some(product) = EinsumProblem::new(cx)?.product() {
         product.unordered(cx, &mut taken)?;
     }
     Ok(taken)
 }
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (sum, y) = (Sum::new(cx)?, cx.output(0)?);
+    let (sum, y) = (EinsumProblem::new(cx)?, cx.output(0)?);
     if y.count() == 0 {
         return Ok(Vec::new());
     }

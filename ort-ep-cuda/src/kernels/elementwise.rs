@@ -3,13 +3,13 @@
 use std::sync::OnceLock;
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::formula::{self, Arithmetic};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::{BinaryFn, MICROSOFT, RUNTIME, ScalarExpr, UnaryFn};
 use ort_core::{Result, ensure, error};
+use ort_gpu::formula::{FormulaTypes, formula_kernels};
 
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
-use crate::formula::{Entry, Number, Place, Source, is_short_float, render};
+use crate::formula::{Entry, InputPlace, Number, Source, is_short_float, render};
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
 
 /// The types that formulas compute with.
@@ -29,15 +29,12 @@ const LEAST_FOUR: usize = 1 << 16;
 pub(super) fn derived() -> &'static [CudaKernel] {
     static KERNELS: OnceLock<Vec<CudaKernel>> = OnceLock::new();
     KERNELS.get_or_init(|| {
-        let def = |spec| {
-            let types: &[(&str, TypeSet)] = match formula::arithmetic(spec) {
-                Arithmetic::Selection => &[(KernelDef::INPUTS, ALL)],
-                Arithmetic::Integer => &[(KernelDef::INPUTS, NUMBERS)],
-                Arithmetic::Float => &[(KernelDef::INPUTS, FLOATS)],
-            };
-            KernelDef { types, when: is_covered, ..formula::kernel(spec) }
+        let types = FormulaTypes {
+            selection: &[(KernelDef::INPUTS, ALL)],
+            integer: &[(KernelDef::INPUTS, NUMBERS)],
+            float: &[(KernelDef::INPUTS, FLOATS)],
         };
-        formula::records().map(|spec| CudaKernel::new(def(spec), launches)).collect()
+        formula_kernels(types, is_covered).map(|def| CudaKernel::new(def, launches)).collect()
     })
 }
 
@@ -240,7 +237,7 @@ pub(super) fn computed(
         launch = launch.tensor(input);
     }
     launch = launch.tensor(y).uint(count)?;
-    let stepped = |source: &Source| matches!(source.place, Place::Steps { .. });
+    let stepped = |source: &Source| matches!(source.place, InputPlace::Steps { .. });
     if sources.iter().any(stepped) {
         launch = launch.uints::<MOST_AXES>(&walk.sizes)?;
     }
@@ -257,9 +254,9 @@ fn sources(walk: &Walk, inputs: &[(&Operand, usize)]) -> Result<Vec<Source>> {
     let mut sources = Vec::with_capacity(inputs.len());
     for ((input, start), steps) in inputs.iter().zip(&walk.steps) {
         let place = match steps.last().copied() {
-            _ if *steps == same => Place::Same,
-            _ if steps.iter().all(|step| *step == 0) => Place::One,
-            Some(last @ (0 | 1)) => Place::Steps { last: last == 1 },
+            _ if *steps == same => InputPlace::Same,
+            _ if steps.iter().all(|step| *step == 0) => InputPlace::One,
+            Some(last @ (0 | 1)) => InputPlace::Steps { last: last == 1 },
             last => return Err(error!(Fail, "a formula steps by {last:?} elements along the last axis")),
         };
         sources.push(Source { dtype: input.dtype, place, start: *start });

@@ -2,10 +2,12 @@
 //! embeddings. An index out of range reads the nearest row of the table.
 
 use ort_core::ep::KernelDef;
+use ort_core::ops::nn::problem::EmbedLayerNorm;
 use ort_core::spec::MICROSOFT;
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure};
+use ort_gpu::read;
 
-use super::lines::{SHORT_FLOATS, suffix, team_of, teams};
+use super::rows::{SHORT_FLOATS, suffix, team_of, teams};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -23,50 +25,38 @@ cuda_kernels![CudaKernel::new(
 const LONG: usize = 512;
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (ids, words, positions) = (cx.input(0)?, cx.input(2)?, cx.input(3)?);
-    let (&[batch, length], &[vocabulary, width]) = (&*ids.shape, &*words.shape) else {
-        return Err(error!(InvalidArgument, "ids {:?} and words {:?}", ids.shape, words.shape));
-    };
-    let tokens = ids.count();
-    let (segment_ids, segments, place) = (cx.find_input(1), cx.find_input(4), cx.find_input(8));
-    let given = place.map_or(length, |place| place.count());
-    let fits = (given == length || given == tokens) && segment_ids.is_none_or(|ids| ids.count() == tokens);
-    ensure!(fits, InvalidArgument, "segment_ids or position_ids do not fit ids {:?}", ids.shape);
-    let (gamma, beta) = (cx.input(5)?, cx.input(6)?);
-    let fits = gamma.count() == width && beta.count() == width;
-    ensure!(fits, InvalidArgument, "gamma {:?} and beta {:?} for {width}", gamma.shape, beta.shape);
+    let problem = read::embed_layer_norm(cx)?;
     let mut launches = Vec::new();
     let wanted = cx.find_output(0).or(cx.find_output(2)).is_some();
-    if wanted && tokens > 0 && width > 0 {
-        let tables = [Some(words), Some(positions), segments];
-        // An index out of range reads the nearest row, so each table needs one.
-        let there = tables.iter().flatten().all(|table| table.size(0) > 0 && table.size(1) == width);
-        ensure!(there, InvalidArgument, "tables without a row, or not of width {width}");
-        let all = [
-            tokens.saturating_mul(width),
-            words.count(),
-            positions.count(),
-            segments.map_or(0, |t| t.count()),
-        ];
-        let countable = all.iter().all(|count| *count <= i32::MAX as usize);
-        ensure!(countable, NotImplemented, "embeddings of more than 2^31 - 1 elements");
-        let team = team_of(width, LONG);
-        let entry = format!("embed_{}_{team}", suffix(words.dtype)?);
-        let mut launch = teams(Launch::new("local", entry), tokens, team, 1)?.tensor(ids);
-        for input in [segment_ids, place, Some(words), Some(positions), segments, Some(gamma), Some(beta)] {
-            launch = launch.find_tensor(input);
-        }
-        let launch = launch.find_tensor(cx.find_output(0)).find_tensor(cx.find_output(2));
-        let rows = [vocabulary, positions.size(0), segments.map_or(0, |table| table.size(0))];
-        let launch = launch.uints::<7>(&[&rows[..], &[tokens, length, width, given]].concat())?;
-        launches.push(launch.float(cx.attrs.float("epsilon")?));
+    if wanted && problem.tokens() > 0 && problem.width > 0 {
+        launches.push(normalize(cx, &problem)?);
     }
-    if let Some(counts) = cx.find_output(1).filter(|_| batch > 0) {
-        let mask = cx.find_input(7);
-        let fits = counts.count() == batch && mask.is_none_or(|mask| mask.count() == tokens);
-        ensure!(fits, InvalidArgument, "a mask that does not fit ids {:?}", ids.shape);
-        let launch = teams(Launch::new("local", "count_mask"), batch, 32, 1)?;
-        launches.push(launch.find_tensor(mask).tensor(counts).uint(batch)?.uint(length)?);
+    if let Some(counts) = cx.find_output(1).filter(|_| problem.batch > 0) {
+        ensure!(counts.count() == problem.batch, Fail, "{} counts of masks", counts.count());
+        let launch = teams(Launch::new("local", "count_mask"), problem.batch, 32, 1)?;
+        let launch = launch.find_tensor(cx.find_input(7)).tensor(counts);
+        launches.push(launch.uint(problem.batch)?.uint(problem.length)?);
     }
     Ok(launches)
+}
+
+/// Sums the embeddings and normalizes the sums.
+fn normalize(cx: &OpCx<'_>, problem: &EmbedLayerNorm) -> Result<Launch> {
+    let EmbedLayerNorm { length, width, rows, position_ids, .. } = *problem;
+    let words = cx.input(2)?;
+    let tables = rows.into_iter().map(|rows| rows.saturating_mul(width));
+    let countable =
+        tables.chain([problem.tokens().saturating_mul(width)]).all(|all| all <= i32::MAX as usize);
+    ensure!(countable, NotImplemented, "embeddings of more than 2^31 - 1 elements");
+    let team = team_of(width, LONG);
+    let entry = format!("embed_{}_{team}", suffix(words.dtype)?);
+    let mut launch = teams(Launch::new("local", entry), problem.tokens(), team, 1)?.tensor(cx.input(0)?);
+    // Segment ids, position ids, the tables, gamma and beta.
+    for input in [1, 8, 2, 3, 4, 5, 6] {
+        launch = launch.find_tensor(cx.find_input(input));
+    }
+    let launch = launch.find_tensor(cx.find_output(0)).find_tensor(cx.find_output(2));
+    let launch =
+        launch.uints::<7>(&[&rows[..], &[problem.tokens(), length, width, position_ids]].concat())?;
+    Ok(launch.float(cx.attrs.float("epsilon")?))
 }

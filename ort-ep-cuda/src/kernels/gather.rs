@@ -12,7 +12,8 @@ use ort_core::ops::tensor::problem::{
 };
 use ort_core::{Result, ensure};
 
-use super::movement::{MOVED, by_bytes, copied, element_bytes, few_axes, unit};
+use super::elements::{MOVED, by_bytes, element_bytes, few_axes, unit};
+use super::movement::copied;
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, Walk};
 

@@ -6,8 +6,8 @@ use ort_core::ops::tensor::problem::GatherBlocks;
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
 
-use super::codes::code_kind;
-use super::lines::{SHORT_FLOATS, suffix};
+use super::rows::{SHORT_FLOATS, suffix};
+use super::type_tags::quantized_tag;
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -37,7 +37,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         data.shape,
         y.shape
     );
-    let kind = packed_bits.map_or_else(|| code_kind(data.dtype), Ok)?;
+    let kind = packed_bits.map_or_else(|| quantized_tag(data.dtype), Ok)?;
     let zero_row = packed_bits.map_or(0, |_| scales.size(scales.rank().saturating_sub(1)));
     let middle = packed_bits.map_or(0, |bits| 1 << (bits - 1));
     let wide = usize::from(indices.dtype == DType::I64);

@@ -5,9 +5,9 @@ use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ops::tensor::problem::{AffineGrid, GridSample};
 use ort_core::{Result, ensure};
 
-use super::lines::{SHORT_FLOATS, suffix};
-use super::movement::{MOVED, by_bytes, element_bytes};
+use super::elements::{MOVED, by_bytes, element_bytes};
 use super::resize::{choice, each};
+use super::rows::{SHORT_FLOATS, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 

@@ -6,7 +6,7 @@ use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
 use ort_gpu::attention::group_query;
 
-use super::lines::SHORT_FLOATS;
+use super::rows::SHORT_FLOATS;
 use super::{CudaKernel, attend, cuda_kernels};
 use crate::launch::OpCx;
 

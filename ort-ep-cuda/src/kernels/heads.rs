@@ -2,7 +2,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::{Result, error};
-use ort_gpu::attention::{Lengths, Placing, Positions, Rows};
+use ort_gpu::attention::{HeadTensor, KeyLengths, Placing, Positions};
 
 use crate::launch::{Launch, Operand};
 
@@ -33,33 +33,33 @@ pub(super) fn kind_of(dtype: DType) -> Result<i64> {
 }
 
 /// Fills the kernels' structure `Rows`.
-pub(super) fn words_of(rows: &Rows) -> [i64; 4] {
+pub(super) fn words_of(rows: &HeadTensor) -> [i64; 4] {
     let [batch, head, row] = rows.strides;
     [rows.first, batch, head, row].map(word)
 }
 
 /// Whether rows of this size can be read in vectors of `vector` elements.
-pub(super) fn in_vectors(rows: &Rows, size: usize, vector: usize) -> bool {
+pub(super) fn in_vectors(rows: &HeadTensor, size: usize, vector: usize) -> bool {
     let whole = |number: &usize| number.is_multiple_of(vector);
     whole(&size) && whole(&rows.first) && rows.strides.iter().all(whole)
 }
 
 /// Returns the launches that place rows, one for each placing.
 pub(super) fn place(placings: &[Placing<'_>]) -> Result<Vec<Launch>> {
-    placings.iter().filter(|placing| lines(placing) > 0).map(place_rows).collect()
+    placings.iter().filter(|placing| row_count(placing) > 0).map(place_rows).collect()
 }
 
 /// Returns the launches for a pair of keys and values: a single one if both are copied unchanged.
 pub(super) fn place_pair(pair: &[Placing<'_>; 2]) -> Result<Vec<Launch>> {
-    let [lines, others] = pair.each_ref().map(lines);
+    let [count, others] = pair.each_ref().map(row_count);
     let is_plain = pair
         .iter()
         .all(|placing| placing.bias.is_none() && placing.rotation.is_none() && placing.ends().is_none());
     // One launch covers both only if they have equally many rows.
-    if !is_plain || lines == 0 || lines != others {
+    if !is_plain || count == 0 || count != others {
         return place(pair);
     }
-    let mut launch = Launch::new("heads", "place_both").grid([lines.div_ceil(WARPS), 2, 1])?;
+    let mut launch = Launch::new("heads", "place_both").grid([count.div_ceil(WARPS), 2, 1])?;
     launch = launch.block([(WARP * WARPS) as u32, 1, 1]);
     for Placing { fresh, past, to, .. } in pair {
         launch = launch.tensor(&fresh.operand).find_tensor(*past).tensor(&to.operand);
@@ -67,13 +67,13 @@ pub(super) fn place_pair(pair: &[Placing<'_>; 2]) -> Result<Vec<Launch>> {
     for placing in pair {
         launch = launch.ints::<27>(&placing_words(placing)?)?;
     }
-    Ok(vec![launch.uint(lines)?])
+    Ok(vec![launch.uint(count)?])
 }
 
 fn place_rows(placing: &Placing<'_>) -> Result<Launch> {
-    let lines = lines(placing);
+    let count = row_count(placing);
     let (cos, sin) = placing.rotation.map(|rotation| (rotation.cos, rotation.sin)).unzip();
-    let launch = Launch::new("heads", "place_rows").grid([lines.div_ceil(WARPS), 1, 1])?;
+    let launch = Launch::new("heads", "place_rows").grid([count.div_ceil(WARPS), 1, 1])?;
     let launch = launch
         .block([(WARP * WARPS) as u32, 1, 1])
         .tensor(&placing.fresh.operand)
@@ -84,11 +84,11 @@ fn place_rows(placing: &Placing<'_>) -> Result<Launch> {
         .find_tensor(sin)
         .find_tensor(rotation_words(placing)?.0)
         .tensor(&placing.to.operand);
-    launch.ints::<27>(&placing_words(placing)?)?.uint(lines)
+    launch.ints::<27>(&placing_words(placing)?)?.uint(count)
 }
 
 /// Returns how many rows are written; none if rows are empty.
-fn lines(placing: &Placing<'_>) -> usize {
+fn row_count(placing: &Placing<'_>) -> usize {
     let [batch, heads, _, size] = placing.sizes;
     if size == 0 { 0 } else { batch.saturating_mul(heads).saturating_mul(placing.written()) }
 }
@@ -98,8 +98,8 @@ fn placing_words(placing: &Placing<'_>) -> Result<Vec<i64>> {
     let Placing { sizes: [_, heads, many, size], fresh, to, capacity, past, .. } = placing;
     let ends = placing.ends();
     let before = match placing.lengths {
-        Lengths::All { before } | Lengths::Each { before, .. } => before,
-        Lengths::AtEnd { more, .. } => more,
+        KeyLengths::All { before } | KeyLengths::Each { before, .. } => before,
+        KeyLengths::AtEnd { more, .. } => more,
     };
     let mut words = [*heads, *size, *many, placing.written(), *capacity].map(word).to_vec();
     words.extend(words_of(fresh));

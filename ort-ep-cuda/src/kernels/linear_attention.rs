@@ -3,9 +3,9 @@
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, error};
 
-use super::codes::float_kind;
 use super::heads::word;
-use super::lines::{SHORT_FLOATS, suffix};
+use super::rows::{SHORT_FLOATS, suffix};
+use super::type_tags::scale_tag;
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -89,6 +89,6 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         .find_tensor(cx.find_output(1));
     let sizes = [heads, queries / heads, times, key_size, value_size, across, decay_width, beta_width];
     let mut words: Vec<i64> = sizes.into_iter().map(word).collect();
-    words.extend([word(float_kind(state)?), i64::from(scale.to_bits().cast_signed())]);
+    words.extend([word(scale_tag(state)?), i64::from(scale.to_bits().cast_signed())]);
     Ok(vec![launch.ints::<10>(&words)?])
 }

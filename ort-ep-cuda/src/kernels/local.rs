@@ -5,7 +5,7 @@ use ort_core::ep::KernelDef;
 use ort_core::ops::nn::problem::{LocalResponse, MVN_EPSILON};
 use ort_core::ops::reduce::problem::axes_mask;
 
-use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix};
+use super::rows::{SHORT_FLOATS, TeamRows, few_axes, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -39,7 +39,7 @@ fn mean_variance(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if y.count() == 0 {
         return Ok(Vec::new());
     }
-    let lines = Lines::new(&y.shape, &mask);
-    let launch = lines.launch("local", &format!("mean_variance_{}", suffix(x.dtype)?), 1)?;
-    Ok(vec![lines.param(launch.tensor(x).tensor(y))?.float(MVN_EPSILON)])
+    let rows = TeamRows::new(&y.shape, &mask);
+    let launch = rows.launch("local", &format!("mean_variance_{}", suffix(x.dtype)?), 1)?;
+    Ok(vec![rows.param(launch.tensor(x).tensor(y))?.float(MVN_EPSILON)])
 }

@@ -6,10 +6,11 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ops::fused::activation::Activation;
 use ort_core::spec::{MICROSOFT, RUNTIME};
+use ort_gpu::gemm::{Gemm, Transposes};
 
-use super::gemm::{Product, Side};
+use super::gemm::Product;
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
-use crate::launch::{Launch, OpCx, Operand, scratch};
+use crate::launch::{Launch, OpCx, scratch};
 
 /// The types of the fused operators.
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -52,55 +53,27 @@ fn has_plain_factors(node: &NodeView<'_>) -> bool {
     is_float || (plain("alpha") && plain("beta"))
 }
 
-/// Returns the axis order of an operand. `batch` moves the first axis after the other batch axes,
-/// and `matrix` swaps the last two.
-fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..rank).collect();
-    if batch && rank > 2 {
-        order.get_mut(..rank - 1).into_iter().for_each(|axes| axes.rotate_left(1));
-    }
-    if matrix && rank > 1 {
-        order.swap(rank - 1, rank - 2);
-    }
-    order
-}
-
-/// Returns the product of the first two inputs. The named attributes say whether they are
-/// transposed.
-fn product(cx: &OpCx<'_>, matrix: Option<[&str; 2]>, batch: Option<[&str; 2]>) -> Result<Product> {
-    let (a, b) = (cx.input(0)?, cx.input(1)?);
-    let flags = |names: Option<[&str; 2]>| -> Result<[bool; 2]> {
-        match names {
-            Some([left, right]) => Ok([cx.attrs.flag(left)?, cx.attrs.flag(right)?]),
-            None => Ok([false; 2]),
-        }
-    };
-    let ([a_matrix, b_matrix], [a_batch, b_batch]) = (flags(matrix)?, flags(batch)?);
-    let side = |tensor: &Operand, matrix, batch, is_left| {
-        Side::new(tensor, &order(tensor.rank(), matrix, batch), is_left)
-    };
-    let sides = [side(a, a_matrix, a_batch, true)?, side(b, b_matrix, b_batch, false)?];
-    let mut product = Product::new([a, b], sides, cx.output(0)?)?;
+/// Returns the GEMM of the first two inputs, with the node's whole workspace.
+fn product(cx: &OpCx<'_>, transposes: Transposes) -> Result<Product> {
+    let mut product = Product::new(Gemm::of_node(cx, transposes)?);
     product.has_workspace = true;
     Ok(product)
 }
 
-const TRANSPOSED: [&str; 2] = ["transA", "transB"];
-
 fn matmul(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    product(cx, None, None)?.launches(cx)
+    product(cx, Transposes::Nothing)?.launches(cx)
 }
 
 /// `FusedMatMul` of `com.microsoft`.
 fn fused_matmul(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let mut product = product(cx, Some(TRANSPOSED), Some(["transBatchA", "transBatchB"]))?;
+    let mut product = product(cx, Transposes::MatricesAndBatches)?;
     product.alpha = cx.attrs.float("alpha")?;
     product.launches(cx)
 }
 
 /// `FusedMatMul` of the runtime's domain, with a bias, a residual and an activation.
 fn with_addends(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let mut product = product(cx, Some(TRANSPOSED), None)?;
+    let mut product = product(cx, Transposes::Matrices)?;
     for addend in [2, 3].into_iter().filter_map(|index| cx.find_input(index)) {
         product.add(addend, None)?;
     }
@@ -111,7 +84,7 @@ fn with_addends(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 
 /// `Gemm` and `FusedGemm`.
 fn gemm(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (mut product, beta) = (product(cx, Some(TRANSPOSED), None)?, cx.attrs.float("beta")?);
+    let (mut product, beta) = (product(cx, Transposes::Matrices)?, cx.attrs.float("beta")?);
     // With a beta of 0, C is not read at all.
     if let Some(c) = cx.find_input(2).filter(|_| beta != 0.0) {
         product.add(c, None)?;

@@ -7,11 +7,11 @@ use ort_core::ops::linalg::problem::NBitsMatMul;
 use ort_core::spec::MICROSOFT;
 use ort_gpu::nbits;
 
-use super::codes::float_kind;
-use super::lines::{SHORT_FLOATS, suffix};
+use super::rows::{SHORT_FLOATS, suffix};
+use super::type_tags::scale_tag;
 use super::{CudaKernel, cuda_kernels};
+use crate::driver::TENSOR_CORES;
 use crate::launch::{Launch, OpCx, Operand};
-use crate::modules::TENSOR_CORES;
 
 cuda_kernels![CudaKernel::new(
     KernelDef {
@@ -34,12 +34,12 @@ const WARPS: usize = 8;
 const COLUMNS: usize = 4;
 
 /// The product of a node and a matrix.
-struct Product {
+struct NBitsGemm {
     node: NBitsMatMul,
     rows: usize,
 }
 
-impl Product {
+impl NBitsGemm {
     /// Returns the launch with its grid.
     fn launch(&self, cx: &OpCx<'_>, dtype: DType) -> Result<Launch> {
         let (entry, [across, down]) = self.entry(cx, dtype)?;
@@ -74,22 +74,22 @@ impl Product {
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let node = NBitsMatMul::new(cx.attrs)?;
-    let (a, codes, scales, y) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.output(0)?);
-    let product = Product { node, rows: node.rows(&a.shape)? };
+    let (a, quantized, scales, y) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.output(0)?);
+    let product = NBitsGemm { node, rows: node.rows(&a.shape)? };
     if y.count() == 0 {
         return Ok(Vec::new());
     }
     let (zeros, bias) = (cx.find_input(3), cx.find_input(5));
     // Zero points are quantized values of the same width, or floats.
     let (zero_row, zero_kind) = match zeros {
-        Some(zeros) if zeros.dtype != DType::U8 => (0, float_kind(zeros.dtype)?),
+        Some(zeros) if zeros.dtype != DType::U8 => (0, scale_tag(zeros.dtype)?),
         _ => (node.zero_bytes(), 0),
     };
     node.check(|index| cx.find_input(index).map(Operand::count), zero_row > 0)?;
-    let launch = product.launch(cx, y.dtype)?.tensor(a).tensor(codes);
+    let launch = product.launch(cx, y.dtype)?.tensor(a).tensor(quantized);
     let launch = launch.tensor(scales).find_tensor(zeros).find_tensor(bias).tensor(y);
     let log_block = node.block.trailing_zeros() as usize;
     let sizes = [product.rows, node.columns, node.depth, node.bits, log_block, node.blocks()];
-    let kinds = [float_kind(scales.dtype)?, zero_row, zero_kind];
+    let kinds = [scale_tag(scales.dtype)?, zero_row, zero_kind];
     Ok(vec![launch.uints::<9>(&[&sizes[..], &kinds].concat())?])
 }

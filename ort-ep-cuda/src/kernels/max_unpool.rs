@@ -7,7 +7,7 @@ use ort_core::ops::nn::problem::UnpooledImage;
 use ort_core::{Result, ensure};
 use ort_gpu::read::has_up_to_three_axes;
 
-use super::movement::{by_bytes, element_bytes};
+use super::elements::{by_bytes, element_bytes};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 

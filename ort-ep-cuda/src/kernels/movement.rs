@@ -1,23 +1,18 @@
 //! Data movement: `Transpose`, `Slice`, `Concat`, `Split`, reshapes and the like. Kernels are
 //! chosen by element size only, and move several elements at once where these stay adjacent.
 
-use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{KernelDef, NodeView};
+use ort_core::dtype::TypeSet;
+use ort_core::ep::KernelDef;
 use ort_core::ir::ValueType;
 use ort_core::ops::tensor::geometry::Strided;
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure};
 use ort_gpu::read;
 
+use super::elements::{MOVED, WIDEST, by_bytes, element_bytes, few_axes, unit};
 use super::pad::filled;
-use super::{CudaKernel, MOST_AXES, cuda_kernels};
+use super::{CudaKernel, MOST_AXES, cuda_kernels, elements};
 use crate::launch::{Launch, OpCx, Operand, Walk};
 
-/// Types with elements of 1, 2, 4 or 8 bytes.
-pub(super) const MOVED: TypeSet =
-    TypeSet::NUMERIC.union(TypeSet::FLOAT8).union(TypeSet::of(&[DType::Bool, DType::F8E8M0, DType::C64]));
-
-/// The most bytes a thread moves at once.
-const WIDEST: usize = 16;
 /// Rows and columns of a transposed tile.
 const TILE: usize = 32;
 /// Rows of threads in the block of a tile.
@@ -82,35 +77,6 @@ cuda_kernels![
     ),
 ];
 
-/// Whether no tensor exceeds [`MOST_AXES`], as far as ranks are known.
-pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
-    let result = node.output_type(0);
-    let result = result.as_tensor().and_then(|tensor| Some(tensor.shape.as_ref()?.len()));
-    let given = (0..node.node.inputs.len()).filter_map(|index| node.rank(index));
-    given.chain(result).all(|rank| rank <= MOST_AXES)
-}
-
-/// Returns the bytes of an element.
-pub(super) fn element_bytes(dtype: DType) -> Result<usize> {
-    let bytes = dtype.byte_size().filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8));
-    bytes.ok_or_else(|| error!(NotImplemented, "elements of type {} are not moved", dtype.name()))
-}
-
-/// Returns how many elements can be moved at once, given that all these numbers are multiples of
-/// it.
-pub(super) fn unit(bytes: usize, numbers: impl IntoIterator<Item = usize>) -> usize {
-    let widest = (WIDEST / bytes.max(1)).max(1);
-    numbers.into_iter().fold(widest, |unit, number| {
-        // Only powers of two count, so a number's lowest set bit is its largest usable divisor.
-        if number == 0 { unit } else { unit.min(1 << number.trailing_zeros().min(8)) }
-    })
-}
-
-/// Returns a launch of the entry for units of this many bytes.
-pub(super) fn by_bytes(family: &'static str, entry: &str, bytes: usize) -> Launch {
-    Launch::new(family, format!("{entry}_b{bytes}"))
-}
-
 /// Fills `y` with the elements of `x` in the given order.
 pub(super) fn gather(x: &Operand, order: &Strided, y: &Operand) -> Result<Vec<Launch>> {
     ensure!(order.count() == y.count(), Fail, "{} elements moved to {}", order.count(), y.count());
@@ -138,7 +104,7 @@ fn copy((x, from): (&Operand, &Strided), (y, to): (&Operand, &Strided)) -> Resul
         return Ok(Vec::new());
     }
     let steps = |order: &Strided| order.strides.iter().map(|step| *step as i64).collect::<Vec<i64>>();
-    let moved = Moved {
+    let moved = StridedCopy {
         x,
         y,
         bytes: element_bytes(x.dtype)?,
@@ -156,7 +122,7 @@ fn copy((x, from): (&Operand, &Strided), (y, to): (&Operand, &Strided)) -> Resul
 }
 
 /// A copy over a common walk.
-struct Moved<'a> {
+struct StridedCopy<'a> {
     x: &'a Operand,
     y: &'a Operand,
     /// The bytes of an element.
@@ -167,43 +133,43 @@ struct Moved<'a> {
 
 /// An axis of a walk, with its strides in `x` and `y`.
 #[derive(Clone, Copy)]
-struct Axis {
+struct CopyAxis {
     size: usize,
     steps: [i64; 2],
 }
 
 /// Two axes to transpose, by number: `x` is contiguous along the rows, `y` along the columns.
 #[derive(Clone, Copy)]
-struct Plane {
-    rows: (usize, Axis),
-    columns: (usize, Axis),
+struct TransposedAxes {
+    rows: (usize, CopyAxis),
+    columns: (usize, CopyAxis),
 }
 
-impl Moved<'_> {
-    fn axis(&self, axis: usize) -> Option<Axis> {
+impl StridedCopy<'_> {
+    fn axis(&self, axis: usize) -> Option<CopyAxis> {
         let step = |tensor: usize| self.walk.steps.get(tensor)?.get(axis).copied();
-        Some(Axis { size: *self.walk.sizes.get(axis)?, steps: [step(0)?, step(1)?] })
+        Some(CopyAxis { size: *self.walk.sizes.get(axis)?, steps: [step(0)?, step(1)?] })
     }
 
-    fn axes(&self) -> impl Iterator<Item = (usize, Axis)> + '_ {
+    fn axes(&self) -> impl Iterator<Item = (usize, CopyAxis)> + '_ {
         (0..self.walk.sizes.len()).filter_map(|axis| Some((axis, self.axis(axis)?)))
     }
 
     /// Returns the axes to transpose in tiles, if they are large enough.
-    fn plane(&self) -> Option<Plane> {
+    fn plane(&self) -> Option<TransposedAxes> {
         let mut large =
             self.axes().filter(|(_, axis)| axis.size >= LEAST_TILED).collect::<Vec<_>>().into_iter();
         let rows = large.clone().find(|(_, axis)| axis.steps[0] == 1 && axis.steps[1] != 1)?;
         let columns =
             large.find(|(_, axis)| axis.steps[1] == 1 && axis.steps[0] != 1 && axis.steps[0] != 0)?;
-        Some(Plane { rows, columns })
+        Some(TransposedAxes { rows, columns })
     }
 
     /// Appends the axes as parameters: their count, sizes, and each tensor's strides and first
     /// element.
-    fn walked(&self, launch: Launch, axes: &[Axis], unit: usize) -> Result<Launch> {
+    fn walked(&self, launch: Launch, axes: &[CopyAxis], unit: usize) -> Result<Launch> {
         let sizes: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
-        let steps = |of: fn(&Axis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
+        let steps = |of: fn(&CopyAxis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
         let [x_start, y_start] = self.starts;
         launch
             .uint(axes.len())?
@@ -227,11 +193,11 @@ impl Moved<'_> {
 
     /// A strided copy of units: as many elements as stay adjacent throughout the walk.
     fn by_units(&self) -> Result<Launch> {
-        let mut axes: Vec<Axis> = self.axes().map(|(_, axis)| axis).collect();
+        let mut axes: Vec<CopyAxis> = self.axes().map(|(_, axis)| axis).collect();
         let mut unit = 1;
         if let Some((last, others)) = axes.split_last_mut().filter(|(last, _)| last.steps == [1, 1]) {
             let steps = others.iter().flat_map(|axis| axis.steps).map(|step| step.unsigned_abs() as usize);
-            unit = self::unit(self.bytes, steps.chain(self.starts).chain([last.size]));
+            unit = elements::unit(self.bytes, steps.chain(self.starts).chain([last.size]));
             last.size /= unit;
             others.iter_mut().flat_map(|axis| &mut axis.steps).for_each(|step| *step /= unit as i64);
         }
@@ -241,10 +207,11 @@ impl Moved<'_> {
     }
 
     /// A tiled transpose through shared memory, so that both reads and writes coalesce.
-    fn transposed(&self, plane: Plane) -> Result<Launch> {
+    fn transposed(&self, plane: TransposedAxes) -> Result<Launch> {
         let ((row_axis, rows), (column_axis, columns)) = (plane.rows, plane.columns);
         let kept = |axis: usize| axis != row_axis && axis != column_axis;
-        let batch: Vec<Axis> = self.axes().filter(|(axis, _)| kept(*axis)).map(|(_, axis)| axis).collect();
+        let batch: Vec<CopyAxis> =
+            self.axes().filter(|(axis, _)| kept(*axis)).map(|(_, axis)| axis).collect();
         let squares = rows.size.div_ceil(TILE).saturating_mul(columns.size.div_ceil(TILE));
         let count = batch.iter().fold(squares, |count, axis| count.saturating_mul(axis.size));
         let launch = by_bytes("movement", "transpose", self.bytes);
@@ -295,8 +262,8 @@ fn together(
     for (_, size) in parts {
         starts.push(starts.last().unwrap_or(&0) + size * inner);
     }
-    let line = whole.size(axis) * inner;
-    let unit = unit(bytes, starts.iter().copied().chain([line]));
+    let row = whole.size(axis) * inner;
+    let unit = unit(bytes, starts.iter().copied().chain([row]));
     // With a single row, separate flat copies always move the most bytes at once.
     let is_worth = rows > 1 || unit * bytes == WIDEST || whole.count() / unit <= LITTLE;
     // A launch costs some two microseconds, often more than a part takes to move.
@@ -317,7 +284,7 @@ fn together(
         for place in 0..MOST_PARTS {
             launch = launch.find_tensor(parts.get(place).and_then(|(part, _)| *part));
         }
-        launches.push(launch.uint(count)?.uint(line / unit)?.uints::<{ MOST_PARTS + 1 }>(&starts)?);
+        launches.push(launch.uint(count)?.uint(row / unit)?.uints::<{ MOST_PARTS + 1 }>(&starts)?);
     }
     Ok(launches)
 }
@@ -339,6 +306,7 @@ fn dropout(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 
 #[cfg(test)]
 mod tests {
+    use ort_core::dtype::DType;
     use ort_core::ops::tensor::geometry::SliceAxis;
     use ort_gpu::Arg;
 

@@ -4,7 +4,7 @@ use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
 use ort_gpu::attention::multi_head;
 
-use super::lines::SHORT_FLOATS;
+use super::rows::SHORT_FLOATS;
 use super::{CudaKernel, attend, cuda_kernels};
 
 cuda_kernels![CudaKernel {

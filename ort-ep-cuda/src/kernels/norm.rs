@@ -8,7 +8,7 @@ use ort_core::ops::nn::problem::{ChannelGroups, RowNorm, centers, channels_of, c
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure};
 
-use super::lines::{Rows, SHORT_FLOATS, few_axes, suffix};
+use super::rows::{ContiguousRows, SHORT_FLOATS, few_axes, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -100,7 +100,7 @@ impl Norm<'_> {
         let [.., spatial] = self.channels;
         let skips = self.skip.map_or(0, Operand::count);
         let sizes = [self.len, skips, if spatial == 1 { 0 } else { spatial }];
-        let rows = Rows::new(self.count, self.len, self.x.dtype, &sizes);
+        let rows = ContiguousRows::new(self.count, self.len, self.x.dtype, &sizes);
         let [.., sum] = self.outputs;
         let is_sum = self.skip.or(self.bias).or(sum).is_some();
         let many = !is_sum && (rows.are_many(processors) || rows.are_long());

@@ -8,8 +8,8 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 use ort_gpu::read;
 
-use super::movement::{MOVED, by_bytes, element_bytes, few_axes, unit};
-use super::{CudaKernel, MOST_AXES, cuda_kernels};
+use super::elements::{MOVED, by_bytes, element_bytes, few_axes, unit};
+use super::{CudaKernel, MOST_AXES, cuda_kernels, elements};
 use crate::launch::{Launch, OpCx, Operand};
 
 /// The types in which `EyeLike` can store a one.
@@ -65,7 +65,7 @@ fn pad(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let mut padded = padded.merged();
     let (mode, mut unit) = (padded.mode, 1);
     if let Some(last) = padded.axes.last_mut().filter(|last| mode.pads_blocks() || last.is_plain()) {
-        unit = self::unit(bytes, [last.total, last.before, last.length, last.first, last.size]);
+        unit = elements::unit(bytes, [last.total, last.before, last.length, last.first, last.size]);
         *last = last.map(|number| number / unit);
     }
     // If everything is cropped, the first element does not exist.

@@ -14,7 +14,7 @@ use crate::launch::{Launch, OpCx, Operand};
 
 const OF_MAX: TypeSet = FLOATS.union(TypeSet::of(&[DType::I8, DType::U8]));
 
-const CODES: &[(&str, TypeSet)] = &[("T", TypeSet::of(&[DType::I8, DType::U8]))];
+const QUANTIZED: &[(&str, TypeSet)] = &[("T", TypeSet::of(&[DType::I8, DType::U8]))];
 
 const fn windowed(op: &'static str) -> KernelDef {
     KernelDef { op, types: &[("T", FLOATS)], when: has_up_to_three_axes, ..KernelDef::BASE }
@@ -29,7 +29,10 @@ cuda_kernels![
     CudaKernel::new(windowed("AveragePool"), pool),
     CudaKernel::new(windowed("LpPool"), pool),
     CudaKernel::new(KernelDef { domain: RUNTIME, ..windowed("NhwcMaxPool") }, nhwc_max_pool),
-    CudaKernel::new(KernelDef { domain: MICROSOFT, types: CODES, ..windowed("NhwcMaxPool") }, nhwc_max_pool),
+    CudaKernel::new(
+        KernelDef { domain: MICROSOFT, types: QUANTIZED, ..windowed("NhwcMaxPool") },
+        nhwc_max_pool
+    ),
     CudaKernel::new(KernelDef { domain: RUNTIME, ..windowed("NhwcAveragePool") }, nhwc_average_pool),
     CudaKernel::new(global("GlobalAveragePool"), global_pool),
     CudaKernel::new(global("GlobalMaxPool"), global_pool),

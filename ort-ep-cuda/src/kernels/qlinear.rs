@@ -5,8 +5,8 @@ use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure};
 
-use super::codes::code_kind;
 use super::quantize::OF_BLOCK;
+use super::type_tags::quantized_tag;
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, Walk};
 
@@ -67,25 +67,25 @@ fn binary(cx: &OpCx<'_>, multiplies: bool) -> Result<Vec<Launch>> {
     for list in [&sizes].into_iter().chain(&walk.steps) {
         words.extend(list.iter().copied().chain(std::iter::repeat(0)).take(MOST_AXES));
     }
-    let launch = launch.ints::<{ 1 + 3 * MOST_AXES }>(&words)?.uint(code_kind(c.dtype)?)?;
+    let launch = launch.ints::<{ 1 + 3 * MOST_AXES }>(&words)?.uint(quantized_tag(c.dtype)?)?;
     Ok(vec![launch.uint(multiplies.into())?.uint(c.count())?])
 }
 
 /// Requantizes values to another scale and zero point. Consecutive `part` values go to offset
-/// `start` of each `line`.
+/// `start` of each `row`.
 fn map(
     from: [Option<&Operand>; 3],
     to: [Option<&Operand>; 3],
     (function, alpha): (usize, f32),
-    [part, line, start]: [usize; 3],
+    [part, row, start]: [usize; 3],
 ) -> Result<Option<Launch>> {
     let ([Some(x), ..], [Some(y), ..]) = (from, to) else { return Ok(None) };
     let launch = Launch::new("quant", "qlinear_map").grid([x.count().div_ceil(OF_BLOCK), 1, 1])?;
     let [x_scale, x_zero] = [from[1], from[2]];
     let [y_scale, y_zero] = [to[1], to[2]];
     let launch = launch.tensor(x).find_tensor(x_scale).find_tensor(x_zero);
-    let launch = launch.find_tensor(y_scale).find_tensor(y_zero).tensor(y).uint(code_kind(y.dtype)?)?;
-    let launch = launch.uint(function)?.float(alpha).uint(part)?.uint(line)?.uint(start)?;
+    let launch = launch.find_tensor(y_scale).find_tensor(y_zero).tensor(y).uint(quantized_tag(y.dtype)?)?;
+    let launch = launch.uint(function)?.float(alpha).uint(part)?.uint(row)?.uint(start)?;
     Ok(Some(launch.uint(x.count())?))
 }
 
@@ -99,20 +99,19 @@ fn unary(cx: &OpCx<'_>, function: usize, alpha: f32) -> Result<Vec<Launch>> {
     Ok(map(from, to, (function, alpha), [1, 1, 0])?.into_iter().collect())
 }
 
-/// Writes each tensor, which its scale and zero point follow, to its part of every line.
+/// Writes each tensor, which its scale and zero point follow, to its part of every row.
 fn concat(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let y = cx.output(0)?;
     let axis = cx.axis(cx.attrs.int("axis")?, y.rank())?;
-    let line =
-        |shape: &[usize]| shape.iter().skip(axis).fold(1usize, |line, size| line.saturating_mul(*size));
+    let row = |shape: &[usize]| shape.iter().skip(axis).fold(1usize, |row, size| row.saturating_mul(*size));
     let to = [Some(y), Some(cx.input(0)?), Some(cx.input(1)?)];
     let (mut all, mut start) = (Vec::new(), 0);
     for index in (2..cx.inputs.len()).step_by(3) {
         let x = cx.input(index)?;
-        let part = line(&x.shape);
+        let part = row(&x.shape);
         if x.count() > 0 {
             let from = [Some(x), Some(cx.input(index + 1)?), Some(cx.input(index + 2)?)];
-            all.extend(map(from, to, (SAME, 0.0), [part, line(&y.shape), start])?);
+            all.extend(map(from, to, (SAME, 0.0), [part, row(&y.shape), start])?);
         }
         start += part;
     }

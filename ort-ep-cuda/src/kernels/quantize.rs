@@ -7,13 +7,13 @@ use ort_core::ep::KernelDef;
 use ort_core::ops::quant::problem::{Granularity, GranularityKind, Quantization};
 use ort_gpu::quantize::granularity;
 
-use super::codes::{BEYOND, NARROW, code_kind, float_kind};
-use super::lines::{SHORT_FLOATS, suffix};
+use super::rows::{SHORT_FLOATS, suffix};
+use super::type_tags::{BEYOND, FP8_FP4, quantized_tag, scale_tag};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, THREADS};
 
 /// The integer types of quantized values.
-const CODES: TypeSet =
+const QUANTIZED: TypeSet =
     TypeSet::SUB_BYTE_INTEGERS.union(TypeSet::of(&[DType::I8, DType::U8, DType::I16, DType::U16]));
 const INT32: TypeSet = TypeSet::of(&[DType::I32]);
 
@@ -28,7 +28,7 @@ cuda_kernels![
     CudaKernel::new(
         KernelDef {
             op: "QuantizeLinear",
-            types: &[("T1", SHORT_FLOATS.union(INT32)), ("T2", SHORT_FLOATS), ("T3", CODES)],
+            types: &[("T1", SHORT_FLOATS.union(INT32)), ("T2", SHORT_FLOATS), ("T3", QUANTIZED)],
             ..KernelDef::BASE
         },
         quantize
@@ -36,7 +36,7 @@ cuda_kernels![
     CudaKernel::new(
         KernelDef {
             op: "DequantizeLinear",
-            types: &[("T1", CODES.union(INT32)), ("T2", SHORT_FLOATS), ("T3", SHORT_FLOATS)],
+            types: &[("T1", QUANTIZED.union(INT32)), ("T2", SHORT_FLOATS), ("T3", SHORT_FLOATS)],
             ..KernelDef::BASE
         },
         dequantize
@@ -44,7 +44,7 @@ cuda_kernels![
     CudaKernel::new(
         KernelDef {
             op: "QuantizeLinear",
-            types: &[("T1", SHORT_FLOATS), ("T2", SHORT_FLOATS), ("T3", NARROW)],
+            types: &[("T1", SHORT_FLOATS), ("T2", SHORT_FLOATS), ("T3", FP8_FP4)],
             ..KernelDef::BASE
         },
         quantize
@@ -52,7 +52,7 @@ cuda_kernels![
     CudaKernel::new(
         KernelDef {
             op: "DequantizeLinear",
-            types: &[("T1", NARROW), ("T2", SHORT_FLOATS), ("T3", SHORT_FLOATS)],
+            types: &[("T1", FP8_FP4), ("T2", SHORT_FLOATS), ("T3", SHORT_FLOATS)],
             ..KernelDef::BASE
         },
         dequantize
@@ -74,8 +74,8 @@ cuda_kernels![
 fn scale_words(cx: &OpCx<'_>) -> Result<[usize; 8]> {
     let (x, scale, zero) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
     let Granularity { kind, axis, inner } = granularity(cx)?;
-    let scale_kind = float_kind(scale.dtype)?;
-    let zero_kind = zero.map_or(Ok(0), |zero| code_kind(zero.dtype))?;
+    let scale_kind = scale_tag(scale.dtype)?;
+    let zero_kind = zero.map_or(Ok(0), |zero| quantized_tag(zero.dtype))?;
     Ok(match kind {
         // One scale for all elements: its index has stride 0 along every axis.
         GranularityKind::Tensor => [x.count().max(1), 1, 1, 0, 0, 0, scale_kind, zero_kind],
@@ -88,9 +88,9 @@ fn scale_words(cx: &OpCx<'_>) -> Result<[usize; 8]> {
 
 /// Returns a launch with one thread per four elements, and the parameters that both directions
 /// share, for integers or for FP8 and FP4.
-fn of_elements(cx: &OpCx<'_>, entry: &str, codes: DType, kind: usize) -> Result<Launch> {
+fn of_elements(cx: &OpCx<'_>, entry: &str, quantized: DType, kind: usize) -> Result<Launch> {
     let y = cx.output(0)?;
-    let launch = match NARROW.contains(codes) {
+    let launch = match FP8_FP4.contains(quantized) {
         true => Launch::new("narrow", format!("narrow_{entry}")),
         false => Launch::new("quant", entry),
     };
@@ -105,8 +105,8 @@ fn dequantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let entry = format!("dequantize_{}", suffix(y.dtype)?);
-    let codes = cx.input(0)?.dtype;
-    Ok(vec![of_elements(cx, &entry, codes, code_kind(codes)?)?.uint(y.count())?])
+    let quantized = cx.input(0)?.dtype;
+    Ok(vec![of_elements(cx, &entry, quantized, quantized_tag(quantized)?)?.uint(y.count())?])
 }
 
 fn quantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -116,10 +116,10 @@ fn quantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     }
     let given = Quantization::division(cx.attrs)?;
     let precision = given.unwrap_or(cx.input(1)?.dtype);
-    let beyond = if NARROW.contains(y.dtype) && !cx.attrs.flag("saturate")? { BEYOND } else { 0 };
-    let kind = code_kind(y.dtype)? + beyond;
+    let beyond = if FP8_FP4.contains(y.dtype) && !cx.attrs.flag("saturate")? { BEYOND } else { 0 };
+    let kind = quantized_tag(y.dtype)? + beyond;
     let launch = of_elements(cx, &format!("quantize_{}", suffix(x.dtype)?), y.dtype, kind)?;
-    let launch = launch.uint(float_kind(precision)?)?.uint(given.is_none().into())?;
+    let launch = launch.uint(scale_tag(precision)?)?.uint(given.is_none().into())?;
     Ok(vec![launch.uint(y.count())?])
 }
 
@@ -137,7 +137,7 @@ pub(super) fn dynamic(x: &Operand, ranges: &Operand, results: [Option<&Operand>;
     // quantizes.
     let range = Launch::new("quant", "dynamic_range").grid([parts, 1, 1])?;
     let blocks = y.map_or(1, |y| y.count().div_ceil(OF_BLOCK).max(1));
-    let codes = Launch::new("quant", "dynamic_codes").grid([blocks, 1, 1])?.tensor(x).tensor(ranges);
-    let codes = codes.find_tensor(y).find_tensor(scale).find_tensor(zero);
-    Ok(vec![range.tensor(x).tensor(ranges).uint(count)?, codes.uint(parts)?.uint(count)?])
+    let quantize = Launch::new("quant", "dynamic_codes").grid([blocks, 1, 1])?.tensor(x).tensor(ranges);
+    let quantize = quantize.find_tensor(y).find_tensor(scale).find_tensor(zero);
+    Ok(vec![range.tensor(x).tensor(ranges).uint(count)?, quantize.uint(parts)?.uint(count)?])
 }

@@ -7,11 +7,12 @@ use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
 use ort_core::ops::nn::problem::{CellActivation, CellFunction, Recurrent, activations};
 use ort_core::{Result, ensure, error};
+use ort_gpu::gemm::{Gemm, MatrixLayout};
 use ort_gpu::read;
 
-use super::gemm::{Product, Side};
-use super::lines::{SHORT_FLOATS, suffix};
+use super::gemm::Product;
 use super::resize::bits;
+use super::rows::{SHORT_FLOATS, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -86,9 +87,9 @@ impl Layer {
         let weights = checked(cx, 1, columns.saturating_mul(depth))?;
         let weights = weights.ok_or_else(|| error!(InvalidArgument, "the weights are missing"))?;
         ensure!(depth > 0, InvalidArgument, "the inputs are of no elements");
-        let left = Side { sizes: vec![rows, depth], steps: vec![depth, 1] };
-        let right = Side { sizes: vec![depth, columns], steps: vec![1, depth] };
-        Product::new([cx.input(0)?, weights], [left, right], &self.inputs)?.launches(cx)
+        let lhs = MatrixLayout { sizes: vec![rows, depth], steps: vec![depth, 1] };
+        let rhs = MatrixLayout { sizes: vec![depth, columns], steps: vec![1, depth] };
+        Product::new(Gemm::new([cx.input(0)?, weights], [lhs, rhs], &self.inputs)?).launches(cx)
     }
 
     /// Fills the structure `Layer` of `cu/recurrent.cu`.

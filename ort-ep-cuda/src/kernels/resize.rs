@@ -6,8 +6,9 @@ use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ops::tensor::problem::{Resize, ResizeAxis, ResizeInputs};
 use ort_core::{Result, ensure, error};
 
-use super::lines::{SHORT_FLOATS, suffix};
-use super::movement::{MOVED, by_bytes, copied, element_bytes, few_axes, unit};
+use super::elements::{MOVED, by_bytes, element_bytes, few_axes, unit};
+use super::movement::copied;
+use super::rows::{SHORT_FLOATS, suffix};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 

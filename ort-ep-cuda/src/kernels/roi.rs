@@ -5,8 +5,8 @@ use ort_core::ep::KernelDef;
 use ort_core::ops::vision::problem::{Regions, RoiAlign};
 use ort_core::{Result, ensure};
 
-use super::lines::{SHORT_FLOATS, suffix};
 use super::resize::bits;
+use super::rows::{SHORT_FLOATS, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 

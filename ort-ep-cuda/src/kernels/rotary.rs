@@ -5,10 +5,10 @@ use ort_core::Result;
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
 use ort_gpu::attention::rotary::{self, RotaryPlan};
-use ort_gpu::attention::{Placing, Rows};
+use ort_gpu::attention::{HeadTensor, Placing};
 
 use super::heads::place;
-use super::lines::SHORT_FLOATS;
+use super::rows::SHORT_FLOATS;
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -24,8 +24,8 @@ fn rotate(cx: &OpCx<'_>, plan: Option<RotaryPlan<'_>>) -> Result<Vec<Launch>> {
     let Some(RotaryPlan { heads, rotation }) = plan else { return Ok(Vec::new()) };
     let (x, y, rows) = (cx.input(0)?, cx.output(0)?, heads.rows_of(heads.size));
     place(&[Placing {
-        to: Rows::new(y, rows),
+        to: HeadTensor::new(y, rows),
         rotation: Some(rotation),
-        ..Placing::new(heads.sizes(), Rows::new(x, rows), y, heads.rows)
+        ..Placing::new(heads.sizes(), HeadTensor::new(x, rows), y, heads.rows)
     }])
 }

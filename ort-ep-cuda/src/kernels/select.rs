@@ -8,8 +8,8 @@ use ort_core::tensor::Shape;
 use ort_core::{Result, error};
 use smallvec::smallvec;
 
+use super::elements::{MOVED, by_bytes, element_bytes, few_axes};
 use super::gather::picked;
-use super::movement::{MOVED, by_bytes, element_bytes, few_axes};
 use super::{Counted, CudaKernel, MOST_AXES, count, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 

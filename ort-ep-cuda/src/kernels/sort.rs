@@ -1,16 +1,16 @@
-//! Sorting of lines, for `TopK` and `Unique`. Short lines are sorted by rank counting, longer ones
+//! Sorting of rows, for `TopK` and `Unique`. Short rows are sorted by rank counting, longer ones
 //! as blocks that are merged.
 
 use std::ops::Deref;
 
 use ort_core::dtype::DType;
-use ort_core::ops::reduce::problem::RankedLines;
+use ort_core::ops::reduce::problem::RankedRows;
 use ort_core::{Result, error};
 
-use super::movement::element_bytes;
+use super::elements::element_bytes;
 use crate::launch::{Launch, OpCx, Operand};
 
-/// The longest line sorted by rank counting.
+/// The longest row sorted by rank counting.
 const SHORT: usize = 64;
 /// Elements that a block sorts, as in `cu/sort.cu`.
 const BLOCK: usize = 2048;
@@ -38,24 +38,24 @@ pub(super) fn kind_of(dtype: DType) -> Result<(usize, &'static str)> {
     })
 }
 
-/// The lines of a tensor along an axis, and how their elements sort.
-pub(super) struct Lines {
-    ranked: RankedLines,
+/// The rows of a tensor along an axis, and how their elements sort.
+pub(super) struct SortRows {
+    ranked: RankedRows,
     kind: usize,
     suffix: &'static str,
     bytes: usize,
 }
 
-impl Deref for Lines {
-    type Target = RankedLines;
+impl Deref for SortRows {
+    type Target = RankedRows;
 
-    fn deref(&self) -> &RankedLines {
+    fn deref(&self) -> &RankedRows {
         &self.ranked
     }
 }
 
 /// The sorted tensor, and the outputs for elements and their positions along the axis.
-pub(super) struct Tensors<'a> {
+pub(super) struct SortTensors<'a> {
     pub(super) x: &'a Operand,
     pub(super) values: Option<&'a Operand>,
     pub(super) places: Option<&'a Operand>,
@@ -63,20 +63,20 @@ pub(super) struct Tensors<'a> {
     pub(super) descending: bool,
 }
 
-impl Lines {
-    /// Creates the lines of tensor `x`.
-    pub(super) fn new(x: &Operand, ranked: RankedLines) -> Result<Lines> {
+impl SortRows {
+    /// Creates the rows of tensor `x`.
+    pub(super) fn new(x: &Operand, ranked: RankedRows) -> Result<SortRows> {
         let (kind, suffix) = kind_of(x.dtype)?;
-        Ok(Lines { ranked, kind, suffix, bytes: element_bytes(x.dtype)? })
+        Ok(SortRows { ranked, kind, suffix, bytes: element_bytes(x.dtype)? })
     }
 
-    /// Returns how many sorted parts of this size a line has, and how many entries of each are
+    /// Returns how many sorted parts of this size a row has, and how many entries of each are
     /// kept.
     fn parts(&self, size: usize) -> [usize; 2] {
         [self.len.div_ceil(size), self.kept.min(size)]
     }
 
-    /// Returns the part size of each merge pass, until one part is the whole line.
+    /// Returns the part size of each merge pass, until one part is the whole row.
     fn sizes(&self) -> impl Iterator<Item = usize> {
         let whole = self.len;
         std::iter::successors(Some(BLOCK), |size| size.checked_mul(WAYS))
@@ -84,7 +84,7 @@ impl Lines {
     }
 
     /// Reserves two buffers for double buffering between passes; they are empty if a block sorts a
-    /// whole line.
+    /// whole row.
     pub(super) fn buffers(&self, cx: &OpCx<'_>, taken: &mut usize) -> [Operand; 2] {
         let of_line = self.sizes().map(|size| self.parts(size).into_iter().fold(1, usize::saturating_mul));
         // An entry is a key with its position: one word for keys of 32 bits, two for 64.
@@ -95,7 +95,7 @@ impl Lines {
 
     /// Returns a launch with the input, the requested outputs, further buffers, and the structure
     /// `Lines`.
-    fn launch(&self, entry: &str, tensors: &Tensors<'_>, entries: &[Option<&Operand>]) -> Result<Launch> {
+    fn launch(&self, entry: &str, tensors: &SortTensors<'_>, entries: &[Option<&Operand>]) -> Result<Launch> {
         let launch = Launch::new("sort", format!("{entry}_{}", self.suffix)).tensor(tensors.x);
         let launch = launch.find_tensor(tensors.values).find_tensor(tensors.places);
         let launch = entries.iter().fold(launch, |launch, entries| launch.find_tensor(*entries));
@@ -106,7 +106,7 @@ impl Lines {
     /// Returns the launches that sort, with these [buffers](Self::buffers). The sort is stable.
     pub(super) fn sort(
         &self,
-        tensors: &Tensors<'_>,
+        tensors: &SortTensors<'_>,
         [mut from, mut to]: [Operand; 2],
     ) -> Result<Vec<Launch>> {
         if self.count == 0 {
@@ -118,7 +118,7 @@ impl Lines {
         }
         let size = self.len.min(BLOCK).next_power_of_two();
         let [parts, capacity] = self.parts(size);
-        // A line that a block sorts whole goes straight to the outputs.
+        // A row that a block sorts whole goes straight to the outputs.
         let entries = Some(&from).filter(|_| self.len > BLOCK);
         let sort = self.launch("sort_part", tensors, &[entries])?;
         let sort = sort.grid([self.count.saturating_mul(parts), 1, 1])?;

@@ -3,9 +3,9 @@
 use ort_core::Result;
 use ort_core::dtype::TypeSet;
 use ort_core::ep::KernelDef;
-use ort_core::ops::reduce::problem::RankedLines;
+use ort_core::ops::reduce::problem::RankedRows;
 
-use super::sort::{Lines, Tensors};
+use super::sort::{SortRows, SortTensors};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -17,22 +17,22 @@ cuda_kernels![CudaKernel {
     )
 }];
 
-fn lines(cx: &OpCx<'_>) -> Result<Lines> {
+fn rows_of(cx: &OpCx<'_>) -> Result<SortRows> {
     let x = cx.input(0)?;
     let y = cx.find_output(0).map_or_else(|| cx.output(1), Ok)?;
-    Lines::new(x, RankedLines::of_top_k(cx.attrs, &x.shape, &y.shape)?)
+    SortRows::new(x, RankedRows::of_top_k(cx.attrs, &x.shape, &y.shape)?)
 }
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     let mut taken = 0;
-    lines(cx)?.buffers(cx, &mut taken);
+    rows_of(cx)?.buffers(cx, &mut taken);
     Ok(taken)
 }
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let lines = lines(cx)?;
-    lines.check_k(&cx.ints(1)?)?;
+    let rows = rows_of(cx)?;
+    rows.check_k(&cx.ints(1)?)?;
     let descending = cx.attrs.flag("largest")?;
     let (values, places) = (cx.find_output(0), cx.find_output(1));
-    lines.sort(&Tensors { x: cx.input(0)?, values, places, descending }, lines.buffers(cx, &mut 0))
+    rows.sort(&SortTensors { x: cx.input(0)?, values, places, descending }, rows.buffers(cx, &mut 0))
 }

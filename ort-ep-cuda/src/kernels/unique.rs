@@ -3,7 +3,7 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::ops::reduce::problem::RankedLines;
+use ort_core::ops::reduce::problem::RankedRows;
 use ort_core::ops::tensor::geometry::around_axis;
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
@@ -11,7 +11,7 @@ use smallvec::smallvec;
 
 use super::gather::picked;
 use super::select::Flags;
-use super::sort::{Lines, Tensors, kind_of};
+use super::sort::{SortRows, SortTensors, kind_of};
 use super::{Counted, CudaKernel, count, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -99,9 +99,9 @@ impl Items {
     fn sorted(&self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         let x = cx.input(0)?;
         if is_flat(cx) {
-            let (x, lines) = flat(x)?;
-            let tensors = Tensors { x: &x, values: None, places: Some(&self.order), descending: false };
-            return lines.sort(&tensors, self.sorting.clone());
+            let (x, rows) = flat(x)?;
+            let tensors = SortTensors { x: &x, values: None, places: Some(&self.order), descending: false };
+            return rows.sort(&tensors, self.sorting.clone());
         }
         let [spare, _] = &self.sorting;
         let mut lengths: Vec<usize> = vec![1];
@@ -127,11 +127,11 @@ fn is_flat(cx: &OpCx<'_>) -> bool {
     cx.attrs.find_int("axis").is_none()
 }
 
-/// Views all elements as one line.
-fn flat(x: &Operand) -> Result<(Operand, Lines)> {
+/// Views all elements as one row.
+fn flat(x: &Operand) -> Result<(Operand, SortRows)> {
     let x = x.with_shape(&[x.count()]);
-    let lines = Lines::new(&x, RankedLines::along_axis(&x.shape, 0, x.count())?)?;
-    Ok((x, lines))
+    let rows = SortRows::new(&x, RankedRows::along_axis(&x.shape, 0, x.count())?)?;
+    Ok((x, rows))
 }
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {

@@ -37,7 +37,7 @@ const OF_JOIN: usize = 4;
 
 /// A block's tile: its name in entries, rows, columns, threads, and pipeline stages.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Tile {
+pub(super) struct GroupTile {
     pub(super) name: &'static str,
     rows: usize,
     columns: usize,
@@ -45,19 +45,19 @@ pub(super) struct Tile {
     stages: usize,
 }
 
-const LARGE: Tile = Tile { name: "large", rows: 128, columns: 256, threads: 256, stages: 4 };
-const SQUARE: Tile = Tile { name: "square", rows: 128, columns: 128, threads: 256, stages: 3 };
-const TALL: Tile = Tile { name: "tall", rows: 128, columns: 64, threads: 256, stages: 4 };
-const SMALL: Tile = Tile { name: "small", rows: 64, columns: 64, threads: 128, stages: 6 };
-const NARROW: Tile = Tile { name: "narrow", rows: 64, columns: 32, threads: 128, stages: 8 };
+const LARGE: GroupTile = GroupTile { name: "large", rows: 128, columns: 256, threads: 256, stages: 4 };
+const SQUARE: GroupTile = GroupTile { name: "square", rows: 128, columns: 128, threads: 256, stages: 3 };
+const TALL: GroupTile = GroupTile { name: "tall", rows: 128, columns: 64, threads: 256, stages: 4 };
+const SMALL: GroupTile = GroupTile { name: "small", rows: 64, columns: 64, threads: 128, stages: 6 };
+const NARROW: GroupTile = GroupTile { name: "narrow", rows: 64, columns: 32, threads: 128, stages: 8 };
 
 /// The tiles for a right operand that is contiguous along the depth, and for convolutions.
-pub(super) const OF_NEAR_STEPS: &[&Tile] = &[&LARGE, &SQUARE, &TALL, &SMALL, &NARROW];
+pub(super) const OF_NEAR_STEPS: &[&GroupTile] = &[&LARGE, &SQUARE, &TALL, &SMALL, &NARROW];
 /// The tiles for a right operand that is contiguous along its columns: at least 64 of them, the
 /// width of a swizzled row.
-pub(super) const OF_NEAR_COLUMNS: &[&Tile] = &[&LARGE, &SQUARE, &TALL, &SMALL];
+pub(super) const OF_NEAR_COLUMNS: &[&GroupTile] = &[&LARGE, &SQUARE, &TALL, &SMALL];
 
-impl Tile {
+impl GroupTile {
     fn stage(&self) -> usize {
         (self.rows + self.columns) * 2 * STEPS
     }
@@ -85,8 +85,8 @@ impl Tile {
 
 /// A divided GEMM: tile, blocks down and across, the blocks of all matrices, and the split-K parts.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Cut {
-    pub(super) tile: &'static Tile,
+pub(super) struct GroupDivision {
+    pub(super) tile: &'static GroupTile,
     pub(super) down: usize,
     pub(super) across: usize,
     pub(super) blocks: usize,
@@ -111,11 +111,11 @@ pub(super) fn suffix_of(limits: &Limits, dtype: DType) -> Option<&'static str> {
 /// split-K only if `may_part`.
 pub(super) fn cut(
     limits: &Limits,
-    tiles: &[&'static Tile],
+    tiles: &[&'static GroupTile],
     products: usize,
     [rows, columns, depth]: [usize; 3],
     may_part: bool,
-) -> Option<Cut> {
+) -> Option<GroupDivision> {
     let processors = (limits.processors as usize).max(1);
     let turns = depth.div_ceil(STEPS);
     let bytes = products.saturating_mul(rows).saturating_mul(columns).saturating_mul(4).max(1);
@@ -128,7 +128,7 @@ pub(super) fn cut(
         let of_processor = blocks.saturating_mul(parts).div_ceil(processors);
         let join = if parts > 1 { JOIN + parts * bytes / processors / OF_PARTS } else { 0 };
         let cycles = tile.cycles(of_processor.min(1 << 24), turns.div_ceil(parts)).saturating_add(join);
-        (cycles, Cut { tile, down, across, blocks, parts })
+        (cycles, GroupDivision { tile, down, across, blocks, parts })
     });
     cuts.min_by_key(|(cycles, _)| *cycles).map(|(_, cut)| cut)
 }
@@ -139,7 +139,7 @@ mod tests {
 
     const H100: Limits = Limits { capability: 90, processors: 132, tf32: true };
 
-    fn assert_cuts(tiles: &[&'static Tile], cases: &[([usize; 3], &str, usize)]) {
+    fn assert_cuts(tiles: &[&'static GroupTile], cases: &[([usize; 3], &str, usize)]) {
         for (sizes, name, parts) in cases {
             let cut = cut(&H100, tiles, 1, *sizes, true).unwrap();
             assert_eq!((cut.tile.name, cut.parts), (*name, *parts), "{sizes:?}: {cut:?}");

@@ -8,21 +8,21 @@
 //! supplies the workspace.
 
 mod call;
+mod convolution;
 mod descriptors;
 mod functions;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 
-use ort_core::Result;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::load::{Kind, Loaded};
-use super::with_alignment;
 use crate::driver::Context;
-pub(crate) use call::DnnConvolution;
+use convolution::{Algorithm, Handle};
+pub(crate) use convolution::{ConvOptions, Convolution, DnnElement, Form, Pass, Search};
 use descriptors::Descriptors;
 pub(crate) use functions::DnnFunctions;
 use functions::Performance;
@@ -38,20 +38,6 @@ pub(super) const KIND: Kind = Kind {
     wheels: &["cudnn"],
     oldest: 8900,
 };
-
-/// A handle or descriptor of the library.
-type Handle = *mut c_void;
-
-/// Which of image, filters and result is computed from the other two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Pass {
-    /// The result.
-    Forward,
-    /// The image: the data gradient, which is also a transposed convolution.
-    Data,
-    /// The filter gradient.
-    Filter,
-}
 
 impl Pass {
     /// Returns the names of the algorithms, by number.
@@ -96,7 +82,7 @@ impl Pass {
     /// Returns the usable ones of the first `count` algorithms, in order. For float16 and bfloat16,
     /// [`IMPLICIT_PRECOMP_GEMM`] comes first. With a fused bias and activation, the others run
     /// without tensor cores and take twenty times as long (cuDNN 9.14 on an H100).
-    fn working(self, element: DnnElement, all: &[Performance], count: c_int) -> Vec<Way> {
+    fn working(self, element: DnnElement, all: &[Performance], count: c_int) -> Vec<Algorithm> {
         let all = all.iter().take(usize::try_from(count).unwrap_or(0));
         let all = all.filter(|one| one.status == 0 && self.algorithms().contains(&one.algorithm));
         let mut all: Vec<&Performance> = all.collect();
@@ -112,93 +98,24 @@ const IMPLICIT_PRECOMP_GEMM: c_int = 1;
 const ALGO_1: c_int = 1;
 /// The most algorithms of a pass.
 const MOST_ALGORITHMS: usize = 8;
-/// The workspace limit in bytes unless all free memory may be used, as in ONNX Runtime.
-const SMALL_WORKSPACE: usize = 32 << 20;
 /// The most convolutions whose algorithms are cached.
 const MOST_KEPT: usize = 4096;
-
-/// How to choose the algorithm of a convolution, in ONNX Runtime's terms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Search {
-    /// Time all of them.
-    Exhaustive,
-    /// Trust the library's heuristic.
-    Heuristic,
-    /// Take `IMPLICIT_PRECOMP_GEMM`, or `ALGO_1` for gradients.
-    Default,
-}
-
-/// The options for convolutions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ConvOptions {
-    pub(crate) search: Search,
-    /// Whether a workspace may use all free memory.
-    pub(crate) max_workspace: bool,
-    /// Whether a 1-D convolution runs as NC1D rather than NCD1.
-    pub(crate) pads_to_nc1d: bool,
-}
-
-impl Default for ConvOptions {
-    fn default() -> ConvOptions {
-        ConvOptions { search: Search::Exhaustive, max_workspace: true, pads_to_nc1d: false }
-    }
-}
-
-/// The type of all tensors of a convolution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum DnnElement {
-    F32,
-    F16,
-    Bf16,
-}
-
-/// A convolution over at least two axes with symmetric padding, as types and shapes determine it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Convolution {
-    pub(crate) pass: Pass,
-    pub(crate) element: DnnElement,
-    /// Whether float32 may be rounded to TF32.
-    pub(crate) tf32: bool,
-    /// Whether image and filters are NHWC. Shapes list the channels second either way.
-    pub(crate) channels_last: bool,
-    pub(crate) groups: usize,
-    pub(crate) x: Vec<usize>,
-    pub(crate) w: Vec<usize>,
-    pub(crate) y: Vec<usize>,
-    pub(crate) pads: Vec<usize>,
-    pub(crate) strides: Vec<usize>,
-    pub(crate) dilations: Vec<usize>,
-}
-
-/// The epilogue of a convolution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// None: write the result.
-    Plain,
-    /// Accumulate onto the result's memory.
-    Onto,
-    /// Add a bias and an optional addend, then apply ReLU.
-    Relu,
-}
-
-/// An algorithm and the bytes of its workspace.
-type Way = (c_int, usize);
 
 /// The library, opened on a device.
 pub(crate) struct Dnn {
     loaded: Arc<Loaded<DnnFunctions>>,
     /// One thread at a time may use it.
-    handle: Mutex<Owned>,
+    handle: Mutex<OwnedHandle>,
     context: Arc<Context>,
     pub(crate) options: ConvOptions,
     /// The usable algorithms of each convolution, in order of preference.
-    known: Mutex<FxHashMap<Convolution, Arc<[Way]>>>,
+    known: Mutex<FxHashMap<Convolution, Arc<[Algorithm]>>>,
 }
 
-struct Owned(Handle);
+struct OwnedHandle(Handle);
 
 // SAFETY: the handle is not tied to a thread, and the mutex of `Dnn` serialises its use.
-unsafe impl Send for Owned {}
+unsafe impl Send for OwnedHandle {}
 
 impl Dnn {
     pub(super) fn open(
@@ -214,47 +131,20 @@ impl Dnn {
         if status != 0 {
             return Err(format!("cudnnCreate: {}", loaded.functions.describe(status)));
         }
-        let (handle, context) = (Mutex::new(Owned(handle)), context.clone());
+        let (handle, context) = (Mutex::new(OwnedHandle(handle)), context.clone());
         Ok(Dnn { loaded, handle, context, options, known: Mutex::default() })
     }
 
-    /// Returns the call of a convolution with at most `room` bytes of workspace, and the bytes it
-    /// needs. Turn `n` takes the `n`th algorithm that fits. Returns `None` if there are no more.
-    pub(crate) fn convolution(
-        self: &Arc<Dnn>,
-        convolution: &Convolution,
-        form: Form,
-        room: usize,
-        turn: usize,
-    ) -> Result<Option<(DnnConvolution, usize)>> {
-        self.context.enter()?;
-        let descriptors = match Descriptors::new(&self.loaded, convolution) {
-            Ok(descriptors) => descriptors,
-            Err(problem) => {
-                // Our own kernels compute this convolution.
-                tracing::debug!("not by cuDNN: {problem}");
-                return Ok(None);
-            }
-        };
-        let all = self.ways(convolution, &descriptors);
-        // The limit of the option applies on top of what the caller has.
-        let room = if self.options.max_workspace { room } else { room.min(SMALL_WORKSPACE) };
-        let mut fitting = all.iter().copied().filter(|(_, bytes)| with_alignment(*bytes) <= room);
-        let Some(way) = fitting.nth(turn) else { return Ok(None) };
-        let made = DnnConvolution::new(self.clone(), (convolution.clone(), descriptors), form, way);
-        Ok(Some((made, with_alignment(way.1))))
-    }
-
     /// Returns the algorithms for a convolution, from the cache if it was queried before.
-    fn ways(&self, convolution: &Convolution, descriptors: &Descriptors) -> Arc<[Way]> {
-        if let Some(ways) = self.known.lock().get(convolution) {
-            return ways.clone();
+    fn algorithms(&self, convolution: &Convolution, descriptors: &Descriptors) -> Arc<[Algorithm]> {
+        if let Some(algorithms) = self.known.lock().get(convolution) {
+            return algorithms.clone();
         }
         let pass = convolution.pass;
-        let sized = |algorithms: &[c_int]| -> Vec<Way> {
+        let sized = |algorithms: &[c_int]| -> Vec<Algorithm> {
             algorithms.iter().filter_map(|algorithm| self.workspace(pass, descriptors, *algorithm)).collect()
         };
-        let ways: Arc<[Way]> = match self.options.search {
+        let algorithms: Arc<[Algorithm]> = match self.options.search {
             Search::Exhaustive => {
                 // Timing starts with the algorithm that the library expects to be fastest, so
                 // hopeless ones are cut off early.
@@ -271,12 +161,12 @@ impl Dnn {
         if known.len() >= MOST_KEPT {
             known.clear();
         }
-        known.insert(convolution.clone(), ways.clone());
-        ways
+        known.insert(convolution.clone(), algorithms.clone());
+        algorithms
     }
 
     /// Returns an algorithm with its workspace size, if it supports the convolution.
-    fn workspace(&self, pass: Pass, descriptors: &Descriptors, algorithm: c_int) -> Option<Way> {
+    fn workspace(&self, pass: Pass, descriptors: &Descriptors, algorithm: c_int) -> Option<Algorithm> {
         let (of, mut bytes) = (descriptors.handles(pass), 0);
         let handle = self.handle.lock();
         let workspace = self.loaded.functions.calls(pass).workspace;
@@ -288,7 +178,7 @@ impl Dnn {
     }
 
     /// Returns the algorithms in the library's estimated order of speed.
-    fn estimated(&self, (pass, element): (Pass, DnnElement), descriptors: &Descriptors) -> Vec<Way> {
+    fn estimated(&self, (pass, element): (Pass, DnnElement), descriptors: &Descriptors) -> Vec<Algorithm> {
         let (of, mut count) = (descriptors.handles(pass), 0);
         let mut all = [Performance::default(); MOST_ALGORITHMS];
         let handle = self.handle.lock();

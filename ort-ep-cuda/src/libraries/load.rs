@@ -8,7 +8,7 @@ use std::sync::Arc;
 use libloading::Library;
 use parking_lot::Mutex;
 
-use super::FoundLibrary;
+use super::report::FoundLibrary;
 
 /// A library: its names, where it may be found, and the oldest usable version.
 pub(super) struct Kind {

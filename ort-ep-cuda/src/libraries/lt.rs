@@ -6,6 +6,8 @@
 
 mod descriptors;
 mod functions;
+mod handle;
+mod matmul;
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -13,16 +15,18 @@ use std::sync::Arc;
 
 use ort_core::{Result, error};
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 
-use super::load::{Kind, Loaded};
-use super::{with_alignment, workspace_of};
-use crate::driver::{Context, RawStream, Routine};
+use super::load::Kind;
+use super::workspace::{with_alignment, workspace_of};
+use crate::driver::{RawStream, Routine};
 use descriptors::{
-    DESC_BIAS_POINTER, Descriptor, Descriptors, PREF_MAX_WORKSPACE_BYTES, PREF_MIN_ALIGNMENT_A_BYTES,
+    DESC_BIAS_POINTER, LtDescriptor, LtDescriptors, PREF_MAX_WORKSPACE_BYTES, PREF_MIN_ALIGNMENT_A_BYTES,
 };
+use functions::HeuristicResult;
 pub(crate) use functions::LtFunctions;
-use functions::{Algorithm, HeuristicResult};
+pub(crate) use handle::Lt;
+use handle::LtAlgorithm;
+pub(crate) use matmul::{Compute, Epilogue, LtElement, LtLayout, Matmul};
 
 /// cuBLASLt's names and versions.
 pub(super) const KIND: Kind = Kind {
@@ -36,9 +40,6 @@ pub(super) const KIND: Kind = Kind {
     oldest: 120_000,
 };
 
-/// A handle or descriptor of the library.
-type Handle = *mut c_void;
-
 /// The alignment of matrices and bias in bytes, which callers ensure.
 pub(crate) const ALIGNMENT: u64 = 16;
 /// The most bytes of workspace that an algorithm may need.
@@ -48,96 +49,7 @@ const REQUESTED: usize = 8;
 /// The most GEMMs whose algorithms are cached.
 const MOST_KEPT: usize = 4096;
 
-/// The type of all matrices of a GEMM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Element {
-    F32,
-    F64,
-    F16,
-    Bf16,
-}
-
-/// The type of the accumulator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Compute {
-    F32,
-    /// Float32, of operands rounded to TF32.
-    Tf32,
-    F64,
-}
-
-/// The activation of the epilogue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Epilogue {
-    None,
-    Relu,
-    /// The tanh approximation.
-    Gelu,
-}
-
-/// A batch of column-major matrices: element (row, column) is at offset `column * leading + row`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Layout {
-    pub(crate) rows: usize,
-    pub(crate) columns: usize,
-    pub(crate) leading: usize,
-    /// Elements from one matrix of the batch to the next; 0 if all share one matrix.
-    pub(crate) step: usize,
-}
-
-/// `d = epilogue(alpha * op(a) * op(b) + beta * c + bias)`, as types and shapes determine it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Matmul {
-    pub(crate) element: Element,
-    pub(crate) compute: Compute,
-    pub(crate) batch: usize,
-    /// Whether `a` and `b` are transposed.
-    pub(crate) transposed: [bool; 2],
-    /// The layouts of a, b, c and d.
-    pub(crate) layouts: [Layout; 4],
-    /// Whether there is a bias, one number per row of the result.
-    pub(crate) has_bias: bool,
-    pub(crate) epilogue: Epilogue,
-}
-
-/// An algorithm for a GEMM.
-#[derive(Clone, Debug)]
-struct Way {
-    algorithm: Algorithm,
-    workspace: usize,
-    name: String,
-}
-
-/// The library, opened on a device.
-pub(crate) struct Lt {
-    loaded: Arc<Loaded<LtFunctions>>,
-    handle: Handle,
-    context: Arc<Context>,
-    /// The algorithms of each GEMM, fastest first.
-    known: Mutex<FxHashMap<Matmul, Arc<[Way]>>>,
-}
-
-// SAFETY: several threads may use a handle at the same time (cuBLAS, "cublasLtHandle_t").
-unsafe impl Send for Lt {}
-// SAFETY: as above.
-unsafe impl Sync for Lt {}
-
 impl Lt {
-    pub(super) fn open(
-        loaded: Arc<Loaded<LtFunctions>>,
-        context: &Arc<Context>,
-    ) -> std::result::Result<Lt, String> {
-        context.enter().map_err(|problem| problem.to_string())?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: the device's context is current. The library writes one handle, which `Drop`
-        // destroys.
-        let status = unsafe { (loaded.functions.cublasLtCreate)(&mut handle) };
-        if status != 0 {
-            return Err(format!("cublasLtCreate: {}", loaded.functions.describe(status)));
-        }
-        Ok(Lt { loaded, handle, context: context.clone(), known: Mutex::default() })
-    }
-
     /// Returns the call of a GEMM with at most `room` bytes of workspace, and the bytes it needs.
     /// Returns `None` if the library has no such algorithm.
     pub(crate) fn product(
@@ -146,31 +58,32 @@ impl Lt {
         [alpha, beta]: [f32; 2],
         room: usize,
     ) -> Result<Option<(LtProduct, usize)>> {
-        let ways = self.ways(matmul)?;
-        let Some(way) = ways.iter().find(|way| with_alignment(way.workspace) <= room) else {
+        let algorithms = self.algorithms(matmul)?;
+        let Some(algorithm) = algorithms.iter().find(|algorithm| with_alignment(algorithm.workspace) <= room)
+        else {
             return Ok(None);
         };
-        let bytes = with_alignment(way.workspace);
-        let descriptors = Mutex::new(Descriptors::new(self.clone(), matmul)?);
+        let bytes = with_alignment(algorithm.workspace);
+        let descriptors = Mutex::new(LtDescriptors::new(self.clone(), matmul)?);
         let scales = [alpha, beta].map(|scale| Scale { single: scale, double: f64::from(scale) });
-        let product = LtProduct { descriptors, way: way.clone(), matmul: *matmul, scales };
+        let product = LtProduct { descriptors, algorithm: algorithm.clone(), matmul: *matmul, scales };
         Ok(Some((product, bytes)))
     }
 
     /// Returns the algorithms for a GEMM, from the cache if it was queried before.
-    fn ways(self: &Arc<Lt>, matmul: &Matmul) -> Result<Arc<[Way]>> {
-        if let Some(ways) = self.known.lock().get(matmul) {
-            return Ok(ways.clone());
+    fn algorithms(self: &Arc<Lt>, matmul: &Matmul) -> Result<Arc<[LtAlgorithm]>> {
+        if let Some(algorithms) = self.known.lock().get(matmul) {
+            return Ok(algorithms.clone());
         }
-        let ways: Arc<[Way]> = match Descriptors::new(self.clone(), matmul) {
+        let algorithms: Arc<[LtAlgorithm]> = match LtDescriptors::new(self.clone(), matmul) {
             Ok(descriptors) => {
-                let mut ways = self.ask_heuristic(&descriptors, MOST_WORKSPACE)?;
+                let mut algorithms = self.ask_heuristic(&descriptors, MOST_WORKSPACE)?;
                 // A caller may have no room for a workspace, so the list needs an algorithm without
                 // one.
-                if ways.iter().all(|way| way.workspace > 0) {
-                    ways.extend(self.ask_heuristic(&descriptors, 0)?.into_iter().take(1));
+                if algorithms.iter().all(|algorithm| algorithm.workspace > 0) {
+                    algorithms.extend(self.ask_heuristic(&descriptors, 0)?.into_iter().take(1));
                 }
-                ways.into()
+                algorithms.into()
             }
             Err(problem) => {
                 // Our own kernels compute this GEMM.
@@ -182,14 +95,18 @@ impl Lt {
         if known.len() >= MOST_KEPT {
             known.clear();
         }
-        known.insert(*matmul, ways.clone());
-        Ok(ways)
+        known.insert(*matmul, algorithms.clone());
+        Ok(algorithms)
     }
 
-    fn ask_heuristic(self: &Arc<Lt>, descriptors: &Descriptors, workspace: usize) -> Result<Vec<Way>> {
+    fn ask_heuristic(
+        self: &Arc<Lt>,
+        descriptors: &LtDescriptors,
+        workspace: usize,
+    ) -> Result<Vec<LtAlgorithm>> {
         self.context.enter()?;
         let functions = &self.loaded.functions;
-        let preference = Descriptor::preference(self.clone())?;
+        let preference = LtDescriptor::preference(self.clone())?;
         preference.set(PREF_MAX_WORKSPACE_BYTES, &(workspace as u64))?;
         for matrix in 0..4 {
             preference.set(PREF_MIN_ALIGNMENT_A_BYTES + matrix, &(ALIGNMENT as u32))?;
@@ -219,26 +136,12 @@ impl Lt {
             return Ok(Vec::new());
         }
         let found = found.iter().take(usize::try_from(count).unwrap_or(0)).filter(|one| one.state == 0);
-        let named = |one: &HeuristicResult| Way {
+        let named = |one: &HeuristicResult| LtAlgorithm {
             algorithm: one.algorithm,
             workspace: one.workspace,
             name: functions.name(&one.algorithm, one.workspace),
         };
         Ok(found.filter(|one| one.workspace <= workspace).map(named).collect())
-    }
-
-    fn check(&self, status: c_int, what: &str) -> Result<()> {
-        self.loaded.functions.check(status, what)
-    }
-}
-
-impl Drop for Lt {
-    fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            // SAFETY: the handle is live. Each descriptor holds an `Arc` of this, so none refers to
-            // it. The library waits for the device.
-            let _ = unsafe { (self.loaded.functions.cublasLtDestroy)(self.handle) };
-        }
     }
 }
 
@@ -260,15 +163,15 @@ impl Scale {
 
 /// A GEMM ready to run. Its tensors are `a`, `b`, `c`, `d`, the bias and the workspace.
 pub(crate) struct LtProduct {
-    descriptors: Mutex<Descriptors>,
-    way: Way,
+    descriptors: Mutex<LtDescriptors>,
+    algorithm: LtAlgorithm,
     matmul: Matmul,
     scales: [Scale; 2],
 }
 
 impl Routine for LtProduct {
     fn name(&self) -> String {
-        self.way.name.clone()
+        self.algorithm.name.clone()
     }
 
     fn ask(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()> {
@@ -304,9 +207,9 @@ impl Routine for LtProduct {
                 of_c,
                 at(d),
                 of_d,
-                &self.way.algorithm,
+                &self.algorithm.algorithm,
                 at(workspace),
-                bytes.min(self.way.workspace),
+                bytes.min(self.algorithm.workspace),
                 stream,
             )
         };

@@ -10,7 +10,7 @@ use ort_core::session::Model;
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::Value;
 use ort_ep_cuda::CudaDevice;
-use ort_testkit::on_device::{gradients, pixels, windows};
+use ort_testkit::on_device::{gradients, nhwc, windows};
 
 use super::support::{DRIVER, emulator, is_emulated, options, run, with_device};
 use super::{DNN, LT, check_close, doubles, find, profiled, session, tensor};
@@ -66,7 +66,7 @@ fn convolutions_of_cudnn_with_channels_last_are_those_of_the_cpu() -> Result<()>
             return Ok(());
         };
         let device: Arc<dyn Device> = found.device.clone();
-        let kernels = pixels::convolutions(&device)?;
+        let kernels = nhwc::convolutions(&device)?;
         let counters = found.device.counters();
         assert!(counters.routines >= 20, "{counters:?}");
         let has = |name: &str| kernels.iter().any(|kernels| kernels.starts_with(name));
@@ -76,7 +76,7 @@ fn convolutions_of_cudnn_with_channels_last_are_those_of_the_cpu() -> Result<()>
     }
     let Some(found) = find(&[DNN], &[("cudnn_conv_algo_search", "HEURISTIC")])? else { return Ok(()) };
     let device: Arc<dyn Device> = found.device.clone();
-    let of_halves = pixels::convolutions_of_halves(&device)?;
+    let of_halves = nhwc::convolutions_of_halves(&device)?;
     // Their addend is in the place of the result, so that what follows is a pass of ours.
     let has = |name: &str| of_halves.iter().any(|kernels| kernels.starts_with(name));
     let expected = "cuDNN IMPLICIT_PRECOMP_GEMM, 65536 bytes, elementwise";
@@ -91,7 +91,7 @@ fn networks_of_cudnn_with_channels_last_are_those_of_the_cpu() -> Result<()> {
     }
     let Some(found) = find(&[DNN], &[search(), ("prefer_nhwc", "1")])? else { return Ok(()) };
     let device: Arc<dyn Device> = found.device.clone();
-    pixels::networks(&device)?;
+    nhwc::networks(&device)?;
     let counters = found.device.counters();
     assert!(counters.routines >= 12, "{counters:?}");
     Ok(())

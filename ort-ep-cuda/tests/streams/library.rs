@@ -14,7 +14,7 @@ use ort_core::tensor::{Tensor, Value};
 use ort_ep_cuda::CudaProvider;
 use ort_testkit::device_limits::{constants_come_and_go, products, session_keeps_to_limits};
 use ort_testkit::made_up::{Given, inputs};
-use ort_testkit::on_device::{control, cpu, outputs, pixels};
+use ort_testkit::on_device::{control, cpu, nhwc, outputs};
 
 /// The library that cargo built beside the tests.
 fn library() -> PathBuf {
@@ -69,7 +69,7 @@ fn it_prefers_channels_last_where_it_is_told_to() -> Result<()> {
     }
     let device = loaded(&options(&[("prefer_nhwc", "1"), ("use_tf32", "0")]))?;
     assert!(device.prefers_channels_last() && !loaded(&options(&[]))?.prefers_channels_last());
-    pixels::networks(&device)
+    nhwc::networks(&device)
 }
 
 /// A kernel that allocates its outputs does not cross the border: the host says why, and runs the

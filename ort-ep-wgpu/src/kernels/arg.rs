@@ -4,7 +4,7 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::{Result, ensure};
 
-use super::lines::Lines;
+use super::rows::TeamRows;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{Element, MOST_AXES, Shader, TYPES};
@@ -24,25 +24,25 @@ fn when(node: &NodeView<'_>) -> bool {
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-    let lines = Lines::along_axis(&x.shape, axis);
-    ensure!(y.count() == 0 || lines.len > 0, InvalidArgument, "axis {axis} has no element to choose");
-    lines.check_results(y.count())?;
+    let rows = TeamRows::along_axis(&x.shape, axis);
+    ensure!(y.count() == 0 || rows.len > 0, InvalidArgument, "axis {axis} has no element to choose");
+    rows.check_results(y.count())?;
     let last = cx.attrs.flag("select_last_index")?;
     let code = format!(
         "{search}
         fn group(index: u32, lane: u32) {{
-            let line = line_of(index, lane);
-            let best = searched(line, lane);
-            if (line < p.lines && part_of(lane) == 0u) {{ set_y(line, i32(best)); }}
+            let row = row_of(index, lane);
+            let best = searched(row, lane);
+            if (row < p.rows && part_of(lane) == 0u) {{ set_y(row, i32(best)); }}
         }}",
-        search = search(&lines, x, cx.op == "ArgMax", last)?,
+        search = search(&rows, x, cx.op == "ArgMax", last)?,
     );
-    Ok(vec![lines.dispatch(Shader::new(cx).read("x", x).write("y", y), 1, &code)?])
+    Ok(vec![rows.dispatch(Shader::new(cx).read("x", x).write("y", y), 1, &code)?])
 }
 
-/// Generates a function `searched(line, lane)` that returns the index of the greatest or least
-/// element of a line of `x`: the first one, or the last. NaN wins over any number, as in NumPy.
-pub(super) fn search(lines: &Lines, x: &Operand, greatest: bool, last: bool) -> Result<String> {
+/// Generates a function `searched(row, lane)` that returns the index of the greatest or least
+/// element of a row of `x`: the first one, or the last. NaN wins over any number, as in NumPy.
+pub(super) fn search(rows: &TeamRows, x: &Operand, greatest: bool, last: bool) -> Result<String> {
     let better = if greatest { "b.value > a.value" } else { "b.value < a.value" };
     let later = if last { "b.place > a.place" } else { "b.place < a.place" };
     // Integers are never NaN.
@@ -64,15 +64,15 @@ pub(super) fn search(lines: &Lines, x: &Operand, greatest: bool, last: bool) -> 
             return a;
         }}
         {tree}
-        fn searched(line: u32, lane: u32) -> u32 {{
-            let end = select(0u, p.length, line < p.lines);
-            let begin = at_line(line);
+        fn searched(row: u32, lane: u32) -> u32 {{
+            let end = select(0u, p.length, row < p.rows);
+            let begin = at_row(row);
             var best = Best(x_t(0), NOWHERE);
             for (var r = part_of(lane); r < end; r += PARTS) {{
                 best = better(best, Best(x(begin + at_along(r)), r));
             }}
             return best_of(best, lane).place;
         }}",
-        tree = lines.tree("best_of", "Best", "better(a, b)"),
+        tree = rows.tree("best_of", "Best", "better(a, b)"),
     ))
 }

@@ -7,7 +7,7 @@ use ort_core::dtype::DType;
 use ort_core::ops::nn::attention::problem::{Causal, PaddingMask, ScoreStage, SdpaSizes};
 use ort_core::{Result, ensure};
 use ort_gpu::attention::{
-    AttentionPlan, AttentionScratch, Lengths, Mask, Padding, Rows, Scores, Sdpa, Sinks,
+    AttentionPlan, AttentionScratch, HeadTensor, KeyLengths, Mask, Padding, Scores, Sdpa, Sinks,
 };
 
 use super::heads::{place, read_rows};
@@ -27,7 +27,7 @@ const BUSY: usize = 64;
 const PART: usize = 256;
 
 /// How a workgroup's rows and columns are divided among its lanes.
-struct Cut {
+struct AttendDivision {
     /// Fours of rows in a block.
     quads: usize,
     /// The keys of a lane in a tile.
@@ -42,8 +42,8 @@ struct Cut {
     wide: usize,
 }
 
-impl Cut {
-    fn new(rows: usize, value_size: usize) -> Cut {
+impl AttendDivision {
+    fn new(rows: usize, value_size: usize) -> AttendDivision {
         let mut quads = rows.div_ceil(4).next_power_of_two().clamp(1, 8);
         loop {
             let columns = value_size.max(1).next_power_of_two().clamp(LANES / quads, LANES);
@@ -56,7 +56,7 @@ impl Cut {
                     4 => (2, 8),
                     _ => (4, 8),
                 };
-                return Cut { quads, turns, chunk, columns, mine, wide };
+                return AttendDivision { quads, turns, chunk, columns, mine, wide };
             }
             quads /= 2;
         }
@@ -100,7 +100,7 @@ pub(super) fn dispatches(cx: &OpCx<'_>, plan: &AttentionPlan<'_>) -> Result<Vec<
 
 /// The row blocks of a group of heads.
 fn blocks(sizes: &SdpaSizes) -> usize {
-    sizes.rows().div_ceil(Cut::new(sizes.rows(), sizes.value_size).quads * 4)
+    sizes.rows().div_ceil(AttendDivision::new(sizes.rows(), sizes.value_size).quads * 4)
 }
 
 /// The number of parts that the keys are split into. It never falls as keys are added, so the
@@ -120,7 +120,7 @@ fn parts(cx: &OpCx<'_>, sizes: &SdpaSizes, taken: &mut usize) -> Option<Operand>
 }
 
 /// Adds the uniforms that locate results.
-fn result_numbers(sizes: &SdpaSizes, shader: Shader, splits: usize, y: &Rows) -> Shader {
+fn result_numbers(sizes: &SdpaSizes, shader: Shader, splits: usize, y: &HeadTensor) -> Shader {
     shader
         .sizes("y_step", &y.strides)
         .number("splits", splits)
@@ -151,7 +151,7 @@ fn attention(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, mut taken: usize) -> Result<Vec<Dis
 /// Attention over each part of the keys.
 fn attend(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, to: &Operand, splits: usize) -> Result<Dispatch> {
     let SdpaSizes { batch, key_heads, value_size, .. } = sdpa.sizes;
-    let cut = Cut::new(sdpa.sizes.rows(), value_size);
+    let cut = AttendDivision::new(sdpa.sizes.rows(), value_size);
     ensure!(cut.mine * cut.wide <= 4 * KEPT, NotImplemented, "heads of {value_size} elements");
     let blocks = blocks(&sdpa.sizes);
     let mut shader = Shader::new(cx);
@@ -232,9 +232,9 @@ fn common_numbers(sdpa: &Sdpa<'_>, shader: Shader, splits: usize) -> Shader {
 fn numbers(sdpa: &Sdpa<'_>, mut shader: Shader) -> Shader {
     let SdpaSizes { batch, heads, keys, size, .. } = sdpa.sizes;
     let (before, more) = match sdpa.lengths {
-        Lengths::All { before } => (before, 0),
-        Lengths::Each { before, more, .. } => (before, more),
-        Lengths::AtEnd { more, .. } => (0, more),
+        KeyLengths::All { before } => (before, 0),
+        KeyLengths::Each { before, more, .. } => (before, more),
+        KeyLengths::AtEnd { more, .. } => (0, more),
     };
     let causal = match sdpa.causal {
         Causal::No => 0,
@@ -262,12 +262,12 @@ fn numbers(sdpa: &Sdpa<'_>, mut shader: Shader) -> Shader {
 /// Generates the functions for valid lengths, the query bias and the sinks.
 fn places(sdpa: &Sdpa<'_>, mut shader: Shader, code: &mut String) -> Shader {
     let (length, offset) = match sdpa.lengths {
-        Lengths::All { .. } => ("i32(p.keys)", "i32(p.before)"),
-        Lengths::Each { lengths, .. } => {
+        KeyLengths::All { .. } => ("i32(p.keys)", "i32(p.before)"),
+        KeyLengths::Each { lengths, .. } => {
             shader = shader.read("lengths", lengths);
             ("i32(lengths(batch)) + i32(p.more)", "i32(p.before)")
         }
-        Lengths::AtEnd { lengths, .. } => {
+        KeyLengths::AtEnd { lengths, .. } => {
             shader = shader.read("lengths", lengths);
             ("i32(lengths(batch)) + i32(p.more)", "length - i32(p.queries)")
         }
@@ -359,7 +359,7 @@ fn scores(sdpa: &Sdpa<'_>, mut shader: Shader, code: &mut String) -> Shader {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cut, LANES, unrolled};
+    use super::{AttendDivision, LANES, unrolled};
 
     #[test]
     fn lines_are_copied_for_each_number() {
@@ -371,7 +371,7 @@ mod tests {
     fn every_row_and_column_has_a_lane() {
         for rows in [1, 4, 5, 9, 17, 1000] {
             for value_size in [1, 8, 40, 64, 128, 300, 1000] {
-                let Cut { quads, columns, mine, wide, .. } = Cut::new(rows, value_size);
+                let AttendDivision { quads, columns, mine, wide, .. } = AttendDivision::new(rows, value_size);
                 assert!(LANES / columns * mine >= quads, "{rows} {value_size}");
                 assert!(columns * wide >= value_size && columns <= LANES, "{rows} {value_size}");
             }

@@ -50,7 +50,7 @@ pub(super) fn copy(
     // Merged by the steps of `y` alone: a single axis of step 1 means that `y` is written densely.
     let own = Walk::new(&to.sizes, std::slice::from_ref(&y_steps));
     let dense = own.steps.iter().all(|steps| matches!(steps.as_slice(), [] | [1]));
-    let moved = Moved {
+    let moved = StridedCopy {
         x: as_bits(x),
         y: as_bits(y),
         starts: (from.offset, to.offset),
@@ -65,7 +65,7 @@ pub(super) fn copy(
 }
 
 /// A copy over a loop nest that both tensors share.
-struct Moved {
+struct StridedCopy {
     x: Operand,
     y: Operand,
     starts: (usize, usize),
@@ -77,12 +77,12 @@ struct Moved {
 /// The two axes of a transposition. Along `rows` elements are contiguous in `x`, along `columns` in
 /// `y`.
 #[derive(Clone, Copy)]
-struct Plane {
+struct TransposedAxes {
     rows: usize,
     columns: usize,
 }
 
-impl Moved {
+impl StridedCopy {
     /// The size of an axis, and its steps in `x` and `y`.
     fn axis(&self, axis: usize) -> Option<(usize, i64, i64)> {
         let step = |steps: &Vec<i64>| steps.get(axis).copied();
@@ -90,14 +90,14 @@ impl Moved {
     }
 
     /// The axes to transpose, if tiles are worth it.
-    fn plane(&self) -> Option<Plane> {
+    fn plane(&self) -> Option<TransposedAxes> {
         let find = |wanted: fn((usize, i64, i64)) -> bool| {
             (0..self.walk.sizes.len()).find(|axis| self.axis(*axis).is_some_and(wanted))
         };
         let rows = find(|(size, x, y)| size >= LEAST_TILED && x == 1 && y != 1)?;
         // A broadcast axis (step 0) reads the same elements again, so tiles would not help.
         let columns = find(|(size, x, y)| size >= LEAST_TILED && y == 1 && x != 1 && x != 0)?;
-        Some(Plane { rows, columns })
+        Some(TransposedAxes { rows, columns })
     }
 
     fn shader(&self, cx: &OpCx<'_>) -> Shader {
@@ -130,7 +130,7 @@ impl Moved {
     }
 
     /// Transposes tiles through workgroup memory, so that both reads and writes are coalesced.
-    fn transposed(&self, cx: &OpCx<'_>, plane: Plane) -> Result<Dispatch> {
+    fn transposed(&self, cx: &OpCx<'_>, plane: TransposedAxes) -> Result<Dispatch> {
         let missing = || error!(Fail, "a plane has no axes");
         let (rows, _, y_row) = self.axis(plane.rows).ok_or_else(missing)?;
         let (columns, x_column, _) = self.axis(plane.columns).ok_or_else(missing)?;

@@ -1,4 +1,4 @@
-//! `CumSum` and `CumProd`: prefix scans, by a workgroup for long lines and by one invocation for
+//! `CumSum` and `CumProd`: prefix scans, by a workgroup for long rows and by one invocation for
 //! others.
 
 use ort_core::Result;
@@ -13,11 +13,11 @@ use crate::shader::{Element, Shader};
 
 /// Without 64-bit integers, whose sums might exceed 32 bits.
 const NUMBERS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::I32, DType::U32]);
-/// The least length for a workgroup per line.
+/// The least length for a workgroup per row.
 const LONG: usize = 128;
-/// The most lines for a workgroup per line: more lines keep the device busy with an invocation
+/// The most rows for a workgroup per row: more rows keep the device busy with an invocation
 /// each.
-const FEW_LINES: usize = 1 << 14;
+const FEW_ROWS: usize = 1 << 14;
 /// The invocations of a workgroup.
 const LANES: usize = 256;
 
@@ -37,15 +37,15 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let scan = Scan { value, identity, operator, exclusive: cx.attrs.flag("exclusive")? };
     let step = if cx.attrs.flag("reverse")? { "p.len - 1u - step" } else { "step" };
     let place = format!(
-        "fn place(line: u32, step: u32) -> u32 {{
-            return (line / p.inner * p.len + ({step})) * p.inner + line % p.inner;
+        "fn place(row: u32, step: u32) -> u32 {{
+            return (row / p.inner * p.len + ({step})) * p.inner + row % p.inner;
         }}\n"
     );
-    let lines = if len == 0 { 0 } else { outer.saturating_mul(inner) };
+    let rows = if len == 0 { 0 } else { outer.saturating_mul(inner) };
     let shader = Shader::new(cx).read("x", x).write("y", y).number("len", len).number("inner", inner);
-    Ok(vec![match len < LONG || lines > FEW_LINES {
-        true => shader.each(lines, &(place + &scan.alone()))?,
-        false => shader.groups(lines, LANES, &(place + &scan.together()))?,
+    Ok(vec![match len < LONG || rows > FEW_ROWS {
+        true => shader.each(rows, &(place + &scan.alone()))?,
+        false => shader.groups(rows, LANES, &(place + &scan.together()))?,
     }])
 }
 
@@ -59,15 +59,15 @@ struct Scan {
 }
 
 impl Scan {
-    /// Generates the scan of a line by one invocation.
+    /// Generates the scan of a row by one invocation.
     fn alone(&self) -> String {
         let Scan { value, identity, operator, exclusive } = self;
         let result = if *exclusive { "before" } else { "total" };
         format!(
-            "fn element(line: u32) {{
+            "fn element(row: u32) {{
                 var total = {value}({identity});
                 for (var step = 0u; step < p.len; step++) {{
-                    let at = place(line, step);
+                    let at = place(row, step);
                     let before = total;
                     total = before {operator} x(at);
                     set_y(at, {result});
@@ -76,7 +76,7 @@ impl Scan {
         )
     }
 
-    /// Generates the scan of a line by a workgroup, one chunk of `LANES` elements at a time, after
+    /// Generates the scan of a row by a workgroup, one chunk of `LANES` elements at a time, after
     /// W. D. Hillis and G. L. Steele, "Data parallel algorithms" (1986).
     fn together(&self) -> String {
         let Scan { value, identity, operator, exclusive } = self;
@@ -86,12 +86,12 @@ impl Scan {
         };
         format!(
             "var<workgroup> sums: array<{value}, {LANES}>;
-            fn group(line: u32, lane: u32) {{
+            fn group(row: u32, lane: u32) {{
                 var carried = {value}({identity});
                 for (var start = 0u; start < p.len; start += LANES) {{
                     let step = start + lane;
                     var own = {value}({identity});
-                    if (step < p.len) {{ own = x(place(line, step)); }}
+                    if (step < p.len) {{ own = x(place(row, step)); }}
                     sums[lane] = own;
                     for (var reach = 1u; reach < LANES; reach *= 2u) {{
                         workgroupBarrier();
@@ -100,7 +100,7 @@ impl Scan {
                         sums[lane] = own;
                     }}
                     workgroupBarrier();
-                    if (step < p.len) {{ set_y(place(line, step), {result}); }}
+                    if (step < p.len) {{ set_y(place(row, step), {result}); }}
                     carried = carried {operator} sums[LANES - 1u];
                     workgroupBarrier();
                 }}

@@ -67,7 +67,7 @@ fn group(index: u32, lane: u32) {
 
 /// Computes scale and zero point from the ranges of the parts, then quantizes. Every workgroup
 /// repeats the reduction, which saves a dispatch. NaN data yields scale 0.
-const CODES: &str = "
+const QUANTIZE: &str = "
 var<private> divisor: f32;
 var<private> zero: f32;
 fn value(i: u32) -> u32 {
@@ -122,7 +122,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         "fn set_word(w: u32) {{\nlet at = 4u * w;\nlet used = min(4u, p.elements - at);\n{}\n}}\n",
         stored(DType::U8, "value(at + n)")?
     );
-    let code = format!("{EXTREMES}{finish}}}\n{set_word}{CODES}");
+    let code = format!("{EXTREMES}{finish}}}\n{set_word}{QUANTIZE}");
     let groups = words.div_ceil(LANES * WORDS).max(1);
     Ok(vec![first, shader.groups(groups, LANES, &code)?])
 }

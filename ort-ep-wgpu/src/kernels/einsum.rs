@@ -6,8 +6,9 @@ use ort_core::ops::Equation;
 use ort_core::ops::reduce::problem::EinsumAxes;
 use ort_core::ops::tensor::geometry::product;
 use ort_core::{Result, ensure};
+use ort_gpu::gemm::{Gemm, StridedTensor};
 
-use super::gemm::{Part, Product};
+use super::gemm::Product;
 use super::matmul::PRODUCTS;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand, Walk, strides};
@@ -30,9 +31,9 @@ fn has_few_subscripts(node: &NodeView<'_>) -> bool {
 }
 
 /// An equation for concrete shapes.
-struct Sum(EinsumAxes);
+struct EinsumProblem(EinsumAxes);
 
-impl Sum {
+impl EinsumProblem {
     /// Returns it as a batched GEMM. `None` unless there are two operands, and the summed axes
     /// merge into one stride.
     fn product(&self, operands: &[&Operand], y: &Operand) -> Result<Option<Product>> {
@@ -45,35 +46,32 @@ impl Sum {
         let mut steps = kept.steps.clone();
         steps.push(strides(&kept.sizes).into_iter().map(|step| step as i64).collect());
         let walk = Walk::new(&kept.sizes, &steps);
-        let axes = Axes::of(&walk);
+        let axes = MatrixAxes::of(&walk);
         // Without rows and columns every matrix is a dot product, which the tiles of a GEMM would
         // waste.
         if axes.rows.is_none() && axes.columns.is_none() {
             return Ok(None);
         }
         let size = |axis: Option<usize>| axis.and_then(|axis| walk.sizes.get(axis)).copied().unwrap_or(1);
-        let depths = [*a_depth, *b_depth, 0];
-        let tensors = [("a", *a), ("b", *b), ("y", y)];
-        let parts = tensors.into_iter().zip(depths).enumerate().map(|(index, ((name, tensor), depth))| {
+        let strided = |index: usize, tensor: &Operand, depth: i64| {
             let step = |axis: usize| steps_of(&walk, index).get(axis).copied().unwrap_or(0) as usize;
-            Part {
-                name,
+            StridedTensor {
                 tensor: tensor.clone(),
                 batch: axes.batch.iter().map(|axis| step(*axis)).collect(),
                 row: axes.rows.map_or(0, step),
                 column: axes.columns.map_or(0, step),
                 depth: depth as usize,
             }
-        });
-        Ok(Some(Product {
+        };
+        Ok(Some(Product::new(Gemm {
             batch: axes.batch.iter().map(|axis| size(Some(*axis))).collect(),
             rows: size(axes.rows),
             columns: size(axes.columns),
             depth: *depth,
-            parts: parts.collect(),
-            numbers: Vec::new(),
-            result: "return y_t(sum);".to_owned(),
-        }))
+            lhs: strided(0, a, *a_depth),
+            rhs: strided(1, b, *b_depth),
+            result: strided(2, y, 0),
+        })))
     }
 
     /// Returns a dispatch that sums each element of the result directly.
@@ -108,23 +106,23 @@ fn steps_of(walk: &Walk, tensor: usize) -> &[i64] {
 }
 
 /// Which axes of a result are rows and columns of its matrices.
-struct Axes {
+struct MatrixAxes {
     batch: Vec<usize>,
     rows: Option<usize>,
     columns: Option<usize>,
 }
 
-impl Axes {
+impl MatrixAxes {
     /// Chooses as rows the last axis along which only the left operand moves, and as columns the
     /// last one along which only the right operand does.
-    fn of(walk: &Walk) -> Axes {
+    fn of(walk: &Walk) -> MatrixAxes {
         let walks =
             |tensor: usize, axis: usize| steps_of(walk, tensor).get(axis).is_some_and(|step| *step != 0);
         let rank = walk.sizes.len();
         let rows = (0..rank).rfind(|axis| walks(0, *axis) && !walks(1, *axis));
         let columns = (0..rank).rfind(|axis| walks(1, *axis) && !walks(0, *axis));
         let batch = (0..rank).filter(|axis| Some(*axis) != rows && Some(*axis) != columns).collect();
-        Axes { batch, rows, columns }
+        MatrixAxes { batch, rows, columns }
     }
 }
 
@@ -134,7 +132,7 @@ fn einsum(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         operands.push(cx.input(index)?);
     }
     let shapes: Vec<&[usize]> = operands.iter().map(|operand| &*operand.shape).collect();
-    let (sum, y) = (Sum(EinsumAxes::new(cx.attrs, &shapes)?), cx.output(0)?);
+    let (sum, y) = (EinsumProblem(EinsumAxes::new(cx.attrs, &shapes)?), cx.output(0)?);
     match sum.product(&operands, y)? {
         Some(product) => product.dispatches(cx),
         None => Ok(vec![sum.elements(cx, &operands, y)?]),

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::formula::{self, Arithmetic};
 use ort_core::ep::{KernelDef, NodeView};
+use ort_gpu::formula::{FormulaTypes, formula_kernels};
 
 use super::fill::fill;
 use super::indexing::few_axes;
@@ -35,15 +35,12 @@ const NAMES: [&str; 7] = ["x0", "x1", "x2", "x3", "x4", "x5", "x6"];
 pub(super) fn derived() -> &'static [WgpuKernel] {
     static KERNELS: OnceLock<Vec<WgpuKernel>> = OnceLock::new();
     KERNELS.get_or_init(|| {
-        let def = |spec| {
-            let types: &[(&str, TypeSet)] = match formula::arithmetic(spec) {
-                Arithmetic::Selection => &[(KernelDef::INPUTS, TYPES)],
-                Arithmetic::Integer => &[(KernelDef::INPUTS, NUMBERS)],
-                Arithmetic::Float => &[(KernelDef::INPUTS, FLOATS)],
-            };
-            KernelDef { types, when: few_inputs, ..formula::kernel(spec) }
+        let types = FormulaTypes {
+            selection: &[(KernelDef::INPUTS, TYPES)],
+            integer: &[(KernelDef::INPUTS, NUMBERS)],
+            float: &[(KernelDef::INPUTS, FLOATS)],
         };
-        formula::records().map(|spec| WgpuKernel::new(def(spec), dispatches)).collect()
+        formula_kernels(types, few_inputs).map(|def| WgpuKernel::new(def, dispatches)).collect()
     })
 }
 

@@ -1,10 +1,12 @@
 //! `EmbedLayerNormalization` of `com.microsoft`: sums word, position and segment embeddings, and
 //! normalizes the result. An index out of range of a table reads the nearest row.
 
+use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
+use ort_core::ops::nn::problem::EmbedLayerNorm;
 use ort_core::spec::MICROSOFT;
-use ort_core::{Result, ensure, error};
+use ort_gpu::read;
 
 use super::elementwise::FLOATS;
 use super::indexing::{INDICES, check_source};
@@ -41,47 +43,41 @@ fn sum(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
 }
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let own = sum(cx, &mut 0)?;
+    let (problem, own) = (read::embed_layer_norm(cx)?, sum(cx, &mut 0)?);
     let sum = cx.find_output(2).unwrap_or(&own);
-    let mut dispatches = vec![added(cx, sum)?, normalized(cx, sum)?];
+    let mut dispatches = vec![added(cx, &problem, sum)?, normalized(cx, problem.width, sum)?];
     if let Some(counts) = cx.find_output(1) {
-        dispatches.push(counted(cx, counts)?);
+        dispatches.push(counted(cx, problem.length, counts)?);
     }
     Ok(dispatches)
 }
 
 /// Sums the embeddings.
-fn added(cx: &OpCx<'_>, sum: &Operand) -> Result<Dispatch> {
+fn added(cx: &OpCx<'_>, problem: &EmbedLayerNorm, sum: &Operand) -> Result<Dispatch> {
     let (ids, words, positions) = (cx.input(0)?, cx.input(2)?, cx.input(3)?);
-    let (&[_, length], &[vocabulary, width]) = (&*ids.shape, &*words.shape) else {
-        return Err(error!(InvalidArgument, "ids {:?} and words {:?}", ids.shape, words.shape));
-    };
+    let [vocabulary, places, kinds] = problem.rows;
     let mut shader = Shader::new(cx)
         .read("ids", ids)
         .read("words", words)
         .read("positions", positions)
         .write("sum", sum)
-        .number("width", width)
+        .number("width", problem.width)
         .number("vocabulary", vocabulary)
-        .number("length", length)
-        .number("places", positions.size(0));
+        .number("length", problem.length)
+        .number("places", places);
     check_source(words, sum)?;
     check_source(positions, sum)?;
     let mut position = "i32(token % p.length)";
     if let Some(place) = cx.find_input(8) {
-        let fits = place.count() == length || place.count() == ids.count();
-        ensure!(fits, InvalidArgument, "position_ids {:?} for ids {:?}", place.shape, ids.shape);
-        shader = shader.read("position_ids", place).number("given", place.count());
+        shader = shader.read("position_ids", place).number("given", problem.position_ids);
         position = "position_ids(token % p.given)";
     }
     let mut segment = String::new();
     if let Some(segments) = cx.find_input(4) {
         check_source(segments, sum)?;
-        shader = shader.read("segments", segments).number("kinds", segments.size(0));
+        shader = shader.read("segments", segments).number("kinds", kinds);
         let which = match cx.find_input(1) {
             Some(which) => {
-                let fits = which.count() == ids.count();
-                ensure!(fits, InvalidArgument, "segment_ids {:?} for ids {:?}", which.shape, ids.shape);
                 shader = shader.read("segment_ids", which);
                 "segment_ids(token)"
             }
@@ -102,11 +98,8 @@ fn added(cx: &OpCx<'_>, sum: &Operand) -> Result<Dispatch> {
 }
 
 /// Normalizes the sums, one row per workgroup.
-fn normalized(cx: &OpCx<'_>, sum: &Operand) -> Result<Dispatch> {
+fn normalized(cx: &OpCx<'_>, width: usize, sum: &Operand) -> Result<Dispatch> {
     let (gamma, beta, y) = (cx.input(5)?, cx.input(6)?, cx.output(0)?);
-    let width = cx.input(2)?.size(1);
-    let fits = gamma.count() == width && beta.count() == width;
-    ensure!(fits, InvalidArgument, "gamma {:?} and beta {:?} for {width}", gamma.shape, beta.shape);
     let code = "
     var<workgroup> parts: array<f32, LANES>;
     fn whole(part: f32, lane: u32) -> f32 {
@@ -145,17 +138,15 @@ fn normalized(cx: &OpCx<'_>, sum: &Operand) -> Result<Dispatch> {
 }
 
 /// Counts the ones in each sequence's mask; 0 without a mask.
-fn counted(cx: &OpCx<'_>, counts: &Operand) -> Result<Dispatch> {
+fn counted(cx: &OpCx<'_>, length: usize, counts: &Operand) -> Result<Dispatch> {
     let shader = Shader::new(cx).write("counts", counts);
     let Some(mask) = cx.find_input(7) else {
         return shader.each(counts.count(), "fn element(i: u32) { set_counts(i, 0); }");
     };
-    let fits = mask.count() == counts.count().saturating_mul(mask.size(1));
-    ensure!(fits, InvalidArgument, "a mask {:?} for {:?} sequences", mask.shape, counts.shape);
     let code = "fn element(i: u32) {
         var count = 0;
         for (var k = 0u; k < p.length; k++) { count += select(0, 1, mask(i * p.length + k) == 1); }
         set_counts(i, count);
     }";
-    shader.read("mask", mask).number("length", mask.size(1)).each(counts.count(), code)
+    shader.read("mask", mask).number("length", length).each(counts.count(), code)
 }

@@ -62,7 +62,7 @@ pub(super) fn stored(dtype: DType, value: &str) -> Result<String> {
     }
     let element = Element::of(dtype)?;
     let (bits, mask) = (element.bits, (1u32 << element.bits) - 1);
-    let coded = match (dtype, element.value) {
+    let encoded = match (dtype, element.value) {
         (DType::F16, _) => "half_bits(v)".to_owned(),
         (DType::BF16, _) => "bfloat_bits(v)".to_owned(),
         (DType::Bool, _) => "select(0u, 1u, v != 0u)".to_owned(),
@@ -73,7 +73,7 @@ pub(super) fn stored(dtype: DType, value: &str) -> Result<String> {
          var word = 0u;\n\
          for (var n = 0u; n < used; n++) {{\n\
          let v = {value};\n\
-         if (whole) {{ word |= {coded} << (n * {bits}u); }} else {{ set_y(at + n, v); }}\n}}\n\
+         if (whole) {{ word |= {encoded} << (n * {bits}u); }} else {{ set_y(at + n, v); }}\n}}\n\
          if (whole) {{ y_put((p.y_base + at) / {per_word}u, word); }}"
     ))
 }

@@ -39,7 +39,7 @@ fn value(i: u32) -> f32 {
 const IN_BYTES: &str = "
 fn code(e: u32) -> f32 {
     let bit = e % (8u / BITS) * BITS;
-    return f32((codes(e / (8u / BITS)) >> bit) & ((1u << BITS) - 1u));
+    return f32((quantized(e / (8u / BITS)) >> bit) & ((1u << BITS) - 1u));
 }
 ";
 const ZERO_IN_BYTES: &str = "
@@ -57,14 +57,17 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         return Ok(Vec::new());
     }
     let table = GatherBlocks::new(cx.attrs, data.dtype, &data.shape, &scales.shape)?;
-    let mut shader = Shader::new(cx).read("codes", data).read("indices", indices).read("scales", scales);
+    let mut shader = Shader::new(cx).read("quantized", data).read("indices", indices).read("scales", scales);
     shader = shader.number("inner", table.inner.max(1)).number("picks", indices.count().max(1));
     shader = shader.number("size", table.size).number("behind", table.behind.max(1));
     shader = shader.number("axis", table.quantized.max(1)).number("block", table.block.max(1));
     shader = shader.number("blocks", table.blocks);
     let in_bytes = table.packed_bits.is_some();
-    let mut code =
-        String::from(if in_bytes { IN_BYTES } else { "fn code(e: u32) -> f32 { return f32(codes(e)); }\n" });
+    let mut code = String::from(if in_bytes {
+        IN_BYTES
+    } else {
+        "fn code(e: u32) -> f32 { return f32(quantized(e)); }\n"
+    });
     if let Some(bits) = table.packed_bits {
         shader = shader.constant("BITS", bits);
     }

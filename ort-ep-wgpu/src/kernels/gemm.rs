@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use ort_core::{Result, ensure, error};
+use ort_gpu::gemm::{Gemm, StridedTensor};
 
-use crate::launch::{Dispatch, OpCx, Operand, Walk, strides};
+use crate::launch::{Dispatch, OpCx, Operand, Walk};
 use crate::shader::{Element, Shader};
 
 /// The least number of workgroups that keeps a device busy with larger tiles.
@@ -12,21 +13,13 @@ const MANY: usize = 128;
 /// The invocations of a workgroup of the GEMV.
 const ROW_LANES: usize = 256;
 
-/// A tensor of a GEMM and its strides, in elements.
+/// A tensor of a GEMM, by its name in the shader.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
-    /// Its name in the shader. `a` and `b` are the operands, minus their zero points `a_zero` and
-    /// `b_zero` if present. `y` is the result. Any other tensor is a term of the epilogue.
+pub(super) struct NamedTensor {
+    /// `a` and `b` are the operands, minus their zero points `a_zero` and `b_zero` if present. `y`
+    /// is the result. Any other tensor is a term of the epilogue.
     pub(super) name: &'static str,
-    pub(super) tensor: Operand,
-    /// The stride along each batch axis.
-    pub(super) batch: Vec<usize>,
-    /// The stride between rows.
-    pub(super) row: usize,
-    /// The stride between columns.
-    pub(super) column: usize,
-    /// The stride along the depth, which is summed over.
-    pub(super) depth: usize,
+    pub(super) strided: StridedTensor,
 }
 
 /// A batched GEMM `y = result(a * b)`, where `result` is the epilogue.
@@ -36,7 +29,7 @@ pub(super) struct Product {
     pub(super) rows: usize,
     pub(super) columns: usize,
     pub(super) depth: usize,
-    pub(super) parts: Vec<Part>,
+    pub(super) tensors: Vec<NamedTensor>,
     /// The uniforms of the epilogue, `p.name`.
     pub(super) numbers: Vec<(&'static str, f32)>,
     /// The body of the epilogue: it returns the result from the accumulator `sum` and, for each
@@ -47,44 +40,20 @@ pub(super) struct Product {
 /// A square tile of the result: `block` rows and columns, `depth` steps at a time. Each invocation
 /// accumulates `4 * quads` rows and as many columns.
 #[derive(Clone, Copy, Debug)]
-struct Tile {
+struct GemmTile {
     block: usize,
     depth: usize,
     quads: usize,
 }
 
 /// A larger tile reads less for each multiplication.
-const LARGE: Tile = Tile { block: 128, depth: 8, quads: 2 };
-const MEDIUM: Tile = Tile { block: 64, depth: 8, quads: 2 };
-const SMALL: Tile = Tile { block: 32, depth: 16, quads: 1 };
+const LARGE: GemmTile = GemmTile { block: 128, depth: 8, quads: 2 };
+const MEDIUM: GemmTile = GemmTile { block: 64, depth: 8, quads: 2 };
+const SMALL: GemmTile = GemmTile { block: 32, depth: 16, quads: 1 };
 /// The steps that are unrolled; a loop runs over the groups of them.
 const WRITTEN_OUT: usize = 4;
 
-impl Part {
-    /// A tensor that broadcasts to the batch and matrices of a GEMM. `shape` is its own shape, or
-    /// one with axes of size 1 added.
-    pub(super) fn broadcast(
-        name: &'static str,
-        tensor: &Operand,
-        shape: &[usize],
-        whole: &[usize],
-    ) -> Result<Part> {
-        let missing = whole.len().checked_sub(shape.len());
-        let missing = missing.ok_or_else(|| error!(InvalidArgument, "{name} has rank {}", shape.len()))?;
-        let mut steps = vec![0; missing];
-        for ((size, stride), whole) in shape.iter().zip(strides(shape)).zip(whole.iter().skip(missing)) {
-            ensure!(
-                size == whole || *size == 1,
-                InvalidArgument,
-                "{name} of shape {shape:?} has size {size} where the output has {whole}"
-            );
-            steps.push(if *size == 1 { 0 } else { stride });
-        }
-        let column = steps.pop().unwrap_or(0);
-        let row = steps.pop().unwrap_or(0);
-        Ok(Part { name, tensor: tensor.clone(), batch: steps, row, column, depth: 0 })
-    }
-
+impl NamedTensor {
     /// Whether it is a term of the epilogue.
     fn is_term(&self) -> bool {
         !matches!(self.name, "a" | "b" | "y" | "a_zero" | "b_zero")
@@ -92,6 +61,33 @@ impl Part {
 }
 
 impl Product {
+    /// Creates the plain product of two operands.
+    pub(super) fn new(gemm: Gemm) -> Product {
+        let Gemm { batch, rows, columns, depth, lhs, rhs, result } = gemm;
+        let named = [("a", lhs), ("b", rhs), ("y", result)];
+        let tensors = named.map(|(name, strided)| NamedTensor { name, strided }).to_vec();
+        let result = "return y_t(sum);".to_owned();
+        Product { batch, rows, columns, depth, tensors, numbers: Vec::new(), result }
+    }
+
+    /// Returns the sizes of the batch, followed by rows and columns.
+    pub(super) fn whole(&self) -> Vec<usize> {
+        self.batch.iter().copied().chain([self.rows, self.columns]).collect()
+    }
+
+    /// Adds a zero point or a term of the epilogue under a shape that broadcasts to the result, and
+    /// returns its strides.
+    pub(super) fn add(
+        &mut self,
+        name: &'static str,
+        tensor: &Operand,
+        shape: &[usize],
+    ) -> Result<StridedTensor> {
+        let strided = StridedTensor::broadcast(name, tensor, shape, &self.whole())?;
+        self.tensors.push(NamedTensor { name, strided: strided.clone() });
+        Ok(strided)
+    }
+
     /// Returns the dispatches that compute it.
     pub(super) fn dispatches(mut self, cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         let mut sizes = self.batch.clone();
@@ -99,8 +95,8 @@ impl Product {
         if sizes.contains(&0) {
             return Ok(Vec::new());
         }
-        for part in &self.parts {
-            let count = part.tensor.count();
+        for part in &self.tensors {
+            let count = part.strided.tensor.count();
             ensure!(u32::try_from(count).is_ok(), NotImplemented, "{} has {count} elements", part.name);
         }
         let walk = self.fold()?;
@@ -119,18 +115,20 @@ impl Product {
     fn fold(&mut self) -> Result<Walk> {
         let mut sizes = self.batch.clone();
         sizes.push(self.rows);
-        let steps = |part: &Part| part.batch.iter().chain([&part.row]).map(|step| *step as i64).collect();
-        let steps: Vec<Vec<i64>> = self.parts.iter().map(steps).collect();
+        let steps = |own: &NamedTensor| {
+            own.strided.batch.iter().chain([&own.strided.row]).map(|step| *step as i64).collect()
+        };
+        let steps: Vec<Vec<i64>> = self.tensors.iter().map(steps).collect();
         let mut walk = Walk::new(&sizes, &steps);
-        let right = self.parts.iter().position(|part| part.name == "b");
-        let right = right.ok_or_else(|| error!(Fail, "the matrix product has no right operand"))?;
-        self.rows = match walk.steps.get(right).map(|steps| steps.last()) {
+        let rhs = self.tensors.iter().position(|own| own.name == "b");
+        let rhs = rhs.ok_or_else(|| error!(Fail, "the matrix product has no right operand"))?;
+        self.rows = match walk.steps.get(rhs).map(|steps| steps.last()) {
             Some(Some(0)) => walk.sizes.pop().unwrap_or(1),
             _ => 1,
         };
         let folds = walk.steps.first().is_some_and(|steps| steps.len() > walk.sizes.len());
-        for (part, steps) in self.parts.iter_mut().zip(&mut walk.steps) {
-            part.row = if folds { steps.pop().unwrap_or(0) as usize } else { 0 };
+        for (part, steps) in self.tensors.iter_mut().zip(&mut walk.steps) {
+            part.strided.row = if folds { steps.pop().unwrap_or(0) as usize } else { 0 };
         }
         Ok(walk)
     }
@@ -138,8 +136,8 @@ impl Product {
     /// Transposes the GEMM, which swaps both operands.
     fn transpose(&mut self) {
         std::mem::swap(&mut self.rows, &mut self.columns);
-        for part in &mut self.parts {
-            std::mem::swap(&mut part.row, &mut part.column);
+        for part in &mut self.tensors {
+            std::mem::swap(&mut part.strided.row, &mut part.strided.column);
             part.name = match part.name {
                 "a" => "b",
                 "b" => "a",
@@ -150,24 +148,24 @@ impl Product {
         }
     }
 
-    fn part(&self, name: &str) -> Result<&Part> {
-        let found = self.parts.iter().find(|part| part.name == name);
-        found.ok_or_else(|| error!(Fail, "a product has no part {name}"))
+    fn tensor(&self, name: &str) -> Result<&StridedTensor> {
+        let found = self.tensors.iter().find(|own| own.name == name);
+        found.map(|own| &own.strided).ok_or_else(|| error!(Fail, "a product has no tensor {name}"))
     }
 
     fn shader(&self, cx: &OpCx<'_>, walk: &Walk) -> Shader {
-        let names: Vec<&str> = self.parts.iter().map(|part| part.name).collect();
+        let names: Vec<&str> = self.tensors.iter().map(|own| own.name).collect();
         let mut shader = Shader::new(cx).walk(walk, &names);
-        for part in &self.parts {
-            let name = part.name;
-            shader =
-                if name == "y" { shader.write(name, &part.tensor) } else { shader.read(name, &part.tensor) };
+        for own in &self.tensors {
+            let (name, strided) = (own.name, &own.strided);
+            let tensor = &strided.tensor;
+            shader = if name == "y" { shader.write(name, tensor) } else { shader.read(name, tensor) };
             shader = match name {
-                "a" => shader.number("a_row", part.row).number("a_depth", part.depth),
-                "b" => shader.number("b_column", part.column).number("b_depth", part.depth),
+                "a" => shader.number("a_row", strided.row).number("a_depth", strided.depth),
+                "b" => shader.number("b_column", strided.column).number("b_depth", strided.depth),
                 _ => shader
-                    .number(&format!("{name}_row"), part.row)
-                    .number(&format!("{name}_column"), part.column),
+                    .number(&format!("{name}_row"), strided.row)
+                    .number(&format!("{name}_column"), strided.column),
             };
         }
         for (name, value) in &self.numbers {
@@ -179,10 +177,10 @@ impl Product {
     /// Generates what all shaders share: the accumulator type, the offsets of a batch, zero points
     /// and the epilogue.
     fn common(&self) -> Result<String> {
-        let of_sides = Element::of(self.part("a")?.tensor.dtype)?;
+        let of_sides = Element::of(self.tensor("a")?.tensor.dtype)?;
         // Quantized values minus their zero points are signed, so they accumulate in `i32`.
         let sum = if of_sides.bits < 32 && of_sides.value != "f32" { "i32" } else { of_sides.value };
-        let names: Vec<&str> = self.parts.iter().map(|part| part.name).collect();
+        let names: Vec<&str> = self.tensors.iter().map(|own| own.name).collect();
         let fields: String = names.iter().map(|name| format!("{name}: u32, ")).collect();
         let places: String = names.iter().map(|name| format!("at_{name}(batch), ")).collect();
         let mut code = format!(
@@ -201,8 +199,7 @@ impl Product {
                 "fn {zero}s(at: At, indexes: vec4<u32>) -> vec4<sum_t> {{ return vec4<sum_t>({value}); }}\n"
             );
         }
-        let terms: Vec<&str> =
-            self.parts.iter().filter(|part| part.is_term()).map(|part| part.name).collect();
+        let terms: Vec<&str> = self.tensors.iter().filter(|own| own.is_term()).map(|own| own.name).collect();
         let parameters: String = terms.iter().map(|name| format!(", {name}_value: {name}_t")).collect();
         let at = |name: &&str| format!("at.{name} + row * p.{name}_row + column * p.{name}_column");
         let values: String = terms.iter().map(|name| format!(", {name}({})", at(name))).collect();
@@ -218,7 +215,7 @@ impl Product {
 
     /// The GEMV: a workgroup computes some columns, and its invocations split the depth.
     fn row(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Dispatch> {
-        let b = self.part("b")?;
+        let b = self.tensor("b")?;
         // If the depth of `b` is contiguous, many lanes share a column, for coalesced reads. Else
         // lanes take adjacent columns, and fewer of them split the depth.
         let near = b.depth <= b.column;
@@ -244,11 +241,12 @@ impl Product {
 
     /// The tiled GEMM: the largest tile that still keeps the device busy.
     fn tiles(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Dispatch> {
-        let tiles = |tile: Tile| [self.rows.div_ceil(tile.block), self.columns.div_ceil(tile.block)];
-        let count = |tile: Tile| tiles(tile).iter().fold(matrices, |all, tiles| all.saturating_mul(*tiles));
+        let tiles = |tile: GemmTile| [self.rows.div_ceil(tile.block), self.columns.div_ceil(tile.block)];
+        let count =
+            |tile: GemmTile| tiles(tile).iter().fold(matrices, |all, tiles| all.saturating_mul(*tiles));
         // Two workgroups are enough for a software adapter.
         let many = if cx.limits.is_software { 2 } else { MANY };
-        let fits = |tile: &Tile| {
+        let fits = |tile: &GemmTile| {
             // A tile that is less than half full wastes more than a smaller one.
             let most = tile.block / 2;
             self.rows > most && self.columns > most && count(*tile) >= many
@@ -261,14 +259,14 @@ impl Product {
             .constant("QUADS", tile.block / 4)
             .number("tiles_down", down)
             .number("tiles_across", across);
-        let (a, b) = (self.part("a")?, self.part("b")?);
+        let (a, b) = (self.tensor("a")?, self.tensor("b")?);
         let near = [a.depth <= a.row, b.depth <= b.column];
         let code = self.common()? + include_str!("gemm.wgsl") + &tile.group(near);
         shader.groups(count(tile), tile.lanes(), &code)
     }
 }
 
-impl Tile {
+impl GemmTile {
     /// The invocations along a side of the tile.
     fn side(self) -> usize {
         self.block / 4 / self.quads

@@ -1,14 +1,14 @@
 //! The shader that places new rows of heads in a KV cache, with optional rotary embedding.
 
 use ort_core::Result;
-use ort_gpu::attention::{Lengths, Placing, Positions, Rotation, Rows};
+use ort_core::ops::tensor::geometry::product;
+use ort_gpu::attention::{HeadTensor, KeyLengths, Placing, Positions, Rotation};
 
-use super::lines::product;
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::Shader;
 
 /// Adds rows to a shader as `name`, with `p.name_first` and `name_step`.
-pub(super) fn read_rows(shader: Shader, name: &'static str, rows: &Rows) -> Shader {
+pub(super) fn read_rows(shader: Shader, name: &'static str, rows: &HeadTensor) -> Shader {
     let shader = shader.read(name, &rows.operand).sizes(&format!("{name}_step"), &rows.strides);
     shader.number(&format!("{name}_first"), rows.first)
 }
@@ -64,9 +64,9 @@ pub(super) fn place(cx: &OpCx<'_>, placing: &Placing<'_>) -> Result<Dispatch> {
 /// Generates `before_of(batch)`, the number of rows before the new ones.
 fn lengths(placing: &Placing<'_>, mut shader: Shader, code: &mut String) -> Shader {
     let (before, number) = match placing.lengths {
-        Lengths::All { before } | Lengths::Each { before, .. } => ("p.before", before),
+        KeyLengths::All { before } | KeyLengths::Each { before, .. } => ("p.before", before),
         // `lengths` counts the new rows, too, so subtract them.
-        Lengths::AtEnd { lengths, more } => {
+        KeyLengths::AtEnd { lengths, more } => {
             shader = shader.read("lengths", lengths);
             ("u32(max(i32(lengths(batch)) + i32(p.before) - i32(p.many), 0))", more)
         }

@@ -6,7 +6,8 @@ use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
 use ort_core::spec::MICROSOFT;
 
-use super::matmul::{Side, has_few_axes, product};
+use super::matmul::has_few_axes;
+use super::matmul_integer::product;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
@@ -19,27 +20,27 @@ const LANES: usize = 256;
 wgpu_kernels![WgpuKernel {
     def: KernelDef { domain: MICROSOFT, op: "DynamicQuantizeMatMul", when: has_few_axes, ..KernelDef::BASE },
     dispatches,
-    workspace: Some(|cx| Ok(Workspace::new(cx)?.bytes)),
+    workspace: Some(|cx| Ok(DynamicWorkspace::new(cx)?.bytes)),
 }];
 
-struct Workspace {
+struct DynamicWorkspace {
     /// The extremes of each workgroup: all minima, then all maxima.
     extremes: Operand,
     scale: Operand,
     zero: Operand,
-    codes: Operand,
+    quantized: Operand,
     bytes: usize,
 }
 
-impl Workspace {
-    fn new(cx: &OpCx<'_>) -> Result<Workspace> {
+impl DynamicWorkspace {
+    fn new(cx: &OpCx<'_>) -> Result<DynamicWorkspace> {
         let (a, mut bytes) = (cx.input(0)?, 0);
         let parts = a.count().div_ceil(LANES).clamp(1, PARTS);
-        Ok(Workspace {
+        Ok(DynamicWorkspace {
             extremes: cx.workspace(&mut bytes, DType::F32, &[2, parts]),
             scale: cx.workspace(&mut bytes, DType::F32, &[]),
             zero: cx.workspace(&mut bytes, DType::U8, &[]),
-            codes: cx.workspace(&mut bytes, DType::U8, &a.shape),
+            quantized: cx.workspace(&mut bytes, DType::U8, &a.shape),
             bytes,
         })
     }
@@ -101,12 +102,12 @@ fn group(index: u32, lane: u32) {
 const ENCODE: &str = "
 fn element(i: u32) {
     let step = select(scale(0u), 1.0, scale(0u) == 0.0);
-    set_codes(i, u32(clamp(round(divide_(a(i), step)) + f32(zero(0u)), 0.0, 255.0)));
+    set_quantized(i, u32(clamp(round(divide_(a(i), step)) + f32(zero(0u)), 0.0, 255.0)));
 }";
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (a, b) = (cx.input(0)?, cx.input(1)?);
-    let Workspace { extremes, scale, zero, codes, .. } = Workspace::new(cx)?;
+    let DynamicWorkspace { extremes, scale, zero, quantized, .. } = DynamicWorkspace::new(cx)?;
     let parts = extremes.size(1);
     let shader = Shader::new(cx).read("a", a).write("extremes", &extremes);
     let mut all = vec![
@@ -123,10 +124,9 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
             .groups(1, LANES, &(EXTREMES.to_owned() + OF_ALL))?,
     ];
     let shader = Shader::new(cx).read("a", a).read("scale", &scale).read("zero", &zero);
-    all.push(shader.write("codes", &codes).each(a.count(), ENCODE)?);
+    all.push(shader.write("quantized", &quantized).each(a.count(), ENCODE)?);
 
-    let sides = [Side::plain(&codes, true)?, Side::plain(b, false)?];
-    let mut product = product([&codes, b], sides, cx.output(0)?)?;
+    let mut product = product(cx, [&quantized, b], [false; 2])?;
     product.add_zeros(Some(&zero), cx.find_input(3))?;
     product.scale(&scale, cx.input(2)?, cx.find_input(4))?;
     all.extend(product.dispatches(cx)?);

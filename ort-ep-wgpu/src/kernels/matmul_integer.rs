@@ -8,9 +8,10 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
+use ort_gpu::gemm::{Gemm, GemmSide, MatrixLayout};
 
-use super::gemm::{Part, Product};
-use super::matmul::{Side, has_few_axes, product};
+use super::gemm::Product;
+use super::matmul::has_few_axes;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::MOST_AXES;
@@ -64,6 +65,13 @@ fn number(cx: &OpCx<'_>, index: usize) -> Result<Option<f32>> {
     }
 }
 
+/// Returns the product of two tensors, whose matrices may be transposed.
+pub(super) fn product(cx: &OpCx<'_>, [a, b]: [&Operand; 2], transposed: [bool; 2]) -> Result<Product> {
+    let [lhs, rhs] = transposed;
+    let layouts = [MatrixLayout::new(a, lhs, GemmSide::Lhs)?, MatrixLayout::new(b, rhs, GemmSide::Rhs)?];
+    Ok(Product::new(Gemm::new([a, b], layouts, cx.output(0)?)?))
+}
+
 impl Product {
     /// Adds scales or zero points: a scalar, or one for each row of the left operand or each
     /// column.
@@ -75,10 +83,9 @@ impl Product {
         } else if of_rows && shape.len() == 1 {
             shape.push(1);
         }
-        let part = Part::broadcast(name, tensor, &shape, &self.whole())?;
-        let fits = if of_rows { part.column == 0 } else { part.row == 0 };
+        let strided = self.add(name, tensor, &shape)?;
+        let fits = if of_rows { strided.column == 0 } else { strided.row == 0 };
         ensure!(fits, InvalidArgument, "{name} has the shape {shape:?}");
-        self.parts.push(part);
         Ok(())
     }
 
@@ -110,15 +117,14 @@ fn rounded(dtype: DType) -> String {
 }
 
 fn matmul_integer(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let (a, b) = (cx.input(0)?, cx.input(1)?);
-    let mut product = product([a, b], [Side::plain(a, true)?, Side::plain(b, false)?], cx.output(0)?)?;
+    let mut product = product(cx, [cx.input(0)?, cx.input(1)?], [false; 2])?;
     product.add_zeros(cx.find_input(2), cx.find_input(3))?;
     product.dispatches(cx)
 }
 
 fn qlinear_matmul(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let (a, b, y) = (cx.input(0)?, cx.input(3)?, cx.output(0)?);
-    let mut product = product([a, b], [Side::plain(a, true)?, Side::plain(b, false)?], y)?;
+    let y = cx.output(0)?;
+    let mut product = product(cx, [cx.input(0)?, cx.input(3)?], [false; 2])?;
     product.add_zeros(Some(cx.input(2)?), Some(cx.input(5)?))?;
     product.add_scale("a_scale", Some(cx.input(1)?), true)?;
     product.add_scale("b_scale", Some(cx.input(4)?), false)?;
@@ -130,23 +136,21 @@ fn qlinear_matmul(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 }
 
 fn matmul_integer_to_float(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let (a, b) = (cx.input(0)?, cx.input(1)?);
-    let mut product = product([a, b], [Side::plain(a, true)?, Side::plain(b, false)?], cx.output(0)?)?;
+    let mut product = product(cx, [cx.input(0)?, cx.input(1)?], [false; 2])?;
     product.add_zeros(cx.find_input(4), cx.find_input(5))?;
     product.scale(cx.input(2)?, cx.input(3)?, cx.find_input(6))?;
     product.dispatches(cx)
 }
 
 fn qgemm(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let (a, b, y) = (cx.input(0)?, cx.input(3)?, cx.output(0)?);
-    let sides =
-        [Side::matrix(a, cx.attrs.flag("transA")?, true)?, Side::matrix(b, cx.attrs.flag("transB")?, false)?];
-    let mut product = product([a, b], sides, y)?;
+    let y = cx.output(0)?;
+    let transposed = [cx.attrs.flag("transA")?, cx.attrs.flag("transB")?];
+    let mut product = product(cx, [cx.input(0)?, cx.input(3)?], transposed)?;
     product.add_zeros(Some(cx.input(2)?), Some(cx.input(5)?))?;
     product.add_scale("b_scale", Some(cx.input(4)?), false)?;
     let mut sum = "sum";
     if let Some(c) = cx.find_input(6) {
-        product.add("c", c)?;
+        product.add("c", c, &c.shape)?;
         sum = "sum + c_value";
     }
     let a_scale = number(cx, 1)?.unwrap_or(1.0);

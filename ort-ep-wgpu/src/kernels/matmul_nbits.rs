@@ -41,8 +41,8 @@ fn weights(word: u32, shift: u32, zero: f32, scale: f32) -> vec4<f32> {
 ";
 
 /// Loads four weights of a column from `k` on, for the tiled GEMM.
-const RIGHT: &str = "
-fn right(column: u32, k: u32) -> vec4<f32> {
+const RHS: &str = "
+fn rhs(column: u32, k: u32) -> vec4<f32> {
     let bit = k * BITS;
     let block = k / BLOCK;
     let word = b(column * p.words + bit / 32u);
@@ -52,13 +52,14 @@ fn right(column: u32, k: u32) -> vec4<f32> {
 
 /// Begins the shader with its inputs, and generates the functions that read them.
 fn inputs(cx: &OpCx<'_>, node: &NBitsMatMul) -> Result<(Shader, String)> {
-    let (codes, scales, zeros) = (cx.input(1)?, cx.input(2)?, cx.find_input(3));
+    let (quantized, scales, zeros) = (cx.input(1)?, cx.input(2)?, cx.find_input(3));
     let packs_zeros = zeros.is_some_and(|zeros| zeros.dtype == DType::U8);
     node.check(|index| cx.find_input(index).map(Operand::count), packs_zeros)?;
     let NBitsMatMul { columns, bits, block, .. } = *node;
     let (words, blocks) = (node.column_bytes() / 4, node.blocks());
     // Read as words: one load has 4 to 16 weights.
-    let in_words = Operand { arg: codes.arg, dtype: DType::U32, shape: [columns, words].as_slice().into() };
+    let in_words =
+        Operand { arg: quantized.arg, dtype: DType::U32, shape: [columns, words].as_slice().into() };
     let mut shader = Shader::new(cx).read("a", cx.input(0)?).read("b", &in_words).read("scales", scales);
     shader = shader.number("words", words).number("blocks", blocks);
     shader = shader.constant("BITS", bits).constant("BLOCK", block);
@@ -100,7 +101,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         return Ok(vec![vectors(shader, &node, rows, &code)?]);
     }
     let sizes = [rows, node.columns, node.depth];
-    Ok(vec![tiles::product(shader, sizes, &format!("{code}{}{RIGHT}", tiles::row_of_four("left", "a")))?])
+    Ok(vec![tiles::product(shader, sizes, &format!("{code}{}{RHS}", tiles::row_of_four("lhs", "a")))?])
 }
 
 /// The GEMV: a workgroup computes four columns of all rows, and its invocations split the words.
@@ -126,15 +127,15 @@ fn vectors(shader: Shader, node: &NBitsMatMul, rows: usize, code: &str) -> Resul
         for column in 0..4 {
             let _ = writeln!(
                 steps,
-                "let right{part}{column} = weights(word{column}, {shift}u, zero{column}, scale{column});"
+                "let rhs{part}{column} = weights(word{column}, {shift}u, zero{column}, scale{column});"
             );
         }
         for row in 0..rows {
             let dots: Vec<String> =
-                (0..4).map(|column| format!("dot(left{part}{row}, right{part}{column})")).collect();
+                (0..4).map(|column| format!("dot(lhs{part}{row}, rhs{part}{column})")).collect();
             let _ = writeln!(
                 steps,
-                "let left{part}{row} = left({row}u, k + {}u);\nsums{row} += vec4<f32>({});",
+                "let lhs{part}{row} = lhs({row}u, k + {}u);\nsums{row} += vec4<f32>({});",
                 4 * part,
                 dots.join(", ")
             );
@@ -169,6 +170,6 @@ fn vectors(shader: Shader, node: &NBitsMatMul, rows: usize, code: &str) -> Resul
     shader.groups(
         node.columns.div_ceil(4),
         LANES,
-        &format!("{code}{}{group}", tiles::row_of_four("left", "a")),
+        &format!("{code}{}{group}", tiles::row_of_four("lhs", "a")),
     )
 }

@@ -10,7 +10,7 @@ mod bits;
 mod cast;
 mod col2im;
 mod conv;
-mod conv_codes;
+mod conv_quantized;
 mod copy;
 mod cumulative;
 mod deform_conv;
@@ -27,8 +27,8 @@ mod grid_sample;
 mod group_query;
 mod heads;
 mod indexing;
+mod kernel;
 mod limit;
-mod lines;
 mod matmul;
 mod matmul_dynamic;
 mod matmul_integer;
@@ -50,49 +50,17 @@ mod reshape;
 mod resize;
 mod roi;
 mod rotary;
+mod rows;
 mod scatter;
 mod softmax;
 mod tiles;
 mod top_k;
 mod windows;
 
-use ort_core::Result;
-use ort_core::ep::KernelDef;
-
-use crate::launch::{Dispatch, OpCx};
-
-/// A kernel: its definition for the session, and its dispatches.
-pub struct WgpuKernel {
-    pub(crate) def: KernelDef,
-    /// Returns the dispatches for some shapes, in execution order.
-    pub(crate) dispatches: fn(&OpCx<'_>) -> Result<Vec<Dispatch>>,
-    /// Returns the size of its workspace in bytes, which may only depend on types, shapes and
-    /// attributes. `None` if it needs no workspace.
-    pub(crate) workspace: Option<fn(&OpCx<'_>) -> Result<usize>>,
-}
-
-impl WgpuKernel {
-    /// Creates a kernel without a workspace.
-    pub(crate) const fn new(
-        def: KernelDef,
-        dispatches: fn(&OpCx<'_>) -> Result<Vec<Dispatch>>,
-    ) -> WgpuKernel {
-        WgpuKernel { def, dispatches, workspace: None }
-    }
-}
-
-inventory::collect!(WgpuKernel);
+pub use kernel::WgpuKernel;
+pub(crate) use kernel::wgpu_kernels;
 
 /// Returns all kernels of this build, those that follow from operator records last.
 pub(crate) fn all() -> impl Iterator<Item = &'static WgpuKernel> {
-    inventory::iter::<WgpuKernel>.into_iter().chain(elementwise::derived())
+    inventory::iter::<WgpuKernel>.into_iter().chain(reduce::derived()).chain(elementwise::derived())
 }
-
-/// Registers [`WgpuKernel`]s with the provider.
-macro_rules! wgpu_kernels {
-    ($($kernel:expr),* $(,)?) => {
-        $(inventory::submit! { $kernel })*
-    };
-}
-
-use wgpu_kernels;

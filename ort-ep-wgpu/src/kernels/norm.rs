@@ -1,15 +1,15 @@
-//! Normalization shader: mean and variance of each line, then its normalized elements.
+//! Normalization shader: mean and variance of each row, then its normalized elements.
 
 use ort_core::Result;
 
-use super::lines::Lines;
+use super::rows::TeamRows;
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
 
-/// A normalization of lines. Its WGSL expressions can use the `line`, the index `r` in it, and the
+/// A normalization of rows. Its WGSL expressions can use the `row`, the index `r` in it, and the
 /// `place` in the tensor.
 pub(super) struct Norm<'a> {
-    pub(super) lines: Lines,
+    pub(super) rows: TeamRows,
     /// The expression of an input element.
     pub(super) value: &'a str,
     /// Whether the mean is subtracted.
@@ -21,7 +21,7 @@ pub(super) struct Norm<'a> {
     pub(super) epsilon: f32,
 }
 
-/// The outputs: the results, mean and factor of each line, and the input elements. `None` for one
+/// The outputs: the results, mean and factor of each row, and the input elements. `None` for one
 /// without a reader.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Written<'a> {
@@ -48,7 +48,7 @@ impl Norm<'_> {
             shader = operand.into_iter().fold(shader, |shader, operand| shader.write(name, operand));
         }
         shader = shader.float("epsilon", self.epsilon);
-        self.lines.dispatch(shader, 1, &self.code(written))
+        self.rows.dispatch(shader, 1, &self.code(written))
     }
 
     fn code(&self, written: Written<'_>) -> String {
@@ -76,14 +76,14 @@ impl Norm<'_> {
                 &format!("let v = (before - center) * scaled;\nset_result(place, {result});\n"),
             );
         let elements = if elements.is_empty() { elements } else { each(&elements) };
-        let of_line = wanted(written.mean, "set_mean(line, center);\n")
-            + &wanted(written.factor, "set_factor(line, scaled);\n");
+        let of_row = wanted(written.mean, "set_mean(row, center);\n")
+            + &wanted(written.factor, "set_factor(row, scaled);\n");
         format!(
             "{tree}
             fn group(index: u32, lane: u32) {{
-                let line = line_of(index, lane);
-                let end = select(0u, p.length, line < p.lines);
-                let begin = at_line(line);
+                let row = row_of(index, lane);
+                let end = select(0u, p.length, row < p.rows);
+                let begin = at_row(row);
                 var sum = 0.0;
                 {mean}
                 var squares = 0.0;
@@ -91,9 +91,9 @@ impl Norm<'_> {
                 let variance = total(squares, lane) / f32(p.length);
                 let scaled = {factor};
                 {elements}
-                if (line < p.lines && part_of(lane) == 0u) {{ {of_line} }}
+                if (row < p.rows && part_of(lane) == 0u) {{ {of_row} }}
             }}",
-            tree = self.lines.tree("total", "f32", "a + b"),
+            tree = self.rows.tree("total", "f32", "a + b"),
         )
     }
 }

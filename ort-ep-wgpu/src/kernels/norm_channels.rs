@@ -7,9 +7,9 @@ use ort_core::ops::nn::problem::{ChannelGroups, LocalResponse, MVN_EPSILON, chan
 use ort_core::ops::reduce::problem::axes_mask;
 
 use super::elementwise::FLOATS;
-use super::lines::Lines;
 use super::norm::{INVERSE_DEVIATION, Norm, Written, reading};
 use super::norm_rows::few_axes;
+use super::rows::TeamRows;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::Shader;
@@ -61,9 +61,9 @@ fn groups(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let shader = reading(cx, x).number("groups", groups.groups).number("each", groups.each);
     let shader = shader.number("spatial", groups.spatial);
     let shader = with_parameters(cx, shader, groups.channels, &["scale", "bias"])?;
-    let channel = "line % p.groups * p.each + r / p.spatial";
+    let channel = "row % p.groups * p.each + r / p.spatial";
     let norm = Norm {
-        lines: Lines::rows(groups.count, groups.len()),
+        rows: TeamRows::rows(groups.count, groups.len()),
         value: "x(place)",
         centers: true,
         factor: INVERSE_DEVIATION,
@@ -80,7 +80,7 @@ fn mean_variance(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         return Ok(Vec::new());
     }
     let norm = Norm {
-        lines: Lines::new(&y.shape, &mask),
+        rows: TeamRows::new(&y.shape, &mask),
         value: "x(place)",
         centers: true,
         // The ONNX function adds epsilon to the standard deviation, not to the variance.

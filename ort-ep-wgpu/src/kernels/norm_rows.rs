@@ -7,8 +7,8 @@ use ort_core::ops::nn::problem::{RowNorm, centers};
 use ort_core::spec::MICROSOFT;
 
 use super::elementwise::FLOATS;
-use super::lines::Lines;
 use super::norm::{INVERSE_DEVIATION, Norm, Written, reading};
+use super::rows::TeamRows;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand, Walk};
 use crate::shader::{MOST_AXES, Shader};
@@ -61,17 +61,16 @@ pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
 
 fn layer(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
-    let rows = RowNorm::from_axis(cx.attrs, &y.shape)?;
-    let (lines, centers) = (Lines::rows(rows.count, rows.len), centers(cx.op));
-    let (mut shader, mut result) = parameter(reading(cx, x), ("scale", cx.input(1)?), y, &lines)?;
+    let problem = RowNorm::from_axis(cx.attrs, &y.shape)?;
+    let (rows, centers) = (TeamRows::rows(problem.count, problem.len), centers(cx.op));
+    let (mut shader, mut result) = parameter(reading(cx, x), ("scale", cx.input(1)?), y, &rows)?;
     result = format!("v * {result}");
     if let Some(bias) = cx.find_input(2) {
-        let (with_bias, added) = parameter(shader, ("bias", bias), y, &lines)?;
+        let (with_bias, added) = parameter(shader, ("bias", bias), y, &rows)?;
         (shader, result) = (with_bias, format!("{result} + {added}"));
     }
     let epsilon = cx.attrs.float("epsilon")?;
-    let norm =
-        Norm { lines, value: "x(place)", centers, factor: INVERSE_DEVIATION, result: &result, epsilon };
+    let norm = Norm { rows, value: "x(place)", centers, factor: INVERSE_DEVIATION, result: &result, epsilon };
     let (mean, factor) = match centers {
         true => (cx.find_output(1), cx.find_output(2)),
         false => (None, cx.find_output(1)),
@@ -85,7 +84,7 @@ fn parameter(
     shader: Shader,
     (name, parameter): (&'static str, &Operand),
     whole: &Operand,
-    lines: &Lines,
+    rows: &TeamRows,
 ) -> Result<(Shader, String)> {
     let shader = shader.read(name, parameter);
     let walk = Walk::broadcast(&whole.shape, &[&parameter.shape])?;
@@ -94,8 +93,8 @@ fn parameter(
         Some(*all)
     });
     // One row shared by all: its trailing axes span exactly a row, so index `r` suffices.
-    let is_row = parameter.count() == lines.len
-        && trailing.zip(row_sizes(whole)).all(|(own, row)| own == row.min(lines.len));
+    let is_row = parameter.count() == rows.len
+        && trailing.zip(row_sizes(whole)).all(|(own, row)| own == row.min(rows.len));
     if is_row {
         return Ok((shader, format!("{name}(r)")));
     }
@@ -120,12 +119,12 @@ fn skip(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     };
     let (count, own) = (y.count(), skip.count());
     let parameters = [Some(gamma), beta, bias].into_iter().flatten().map(Operand::count);
-    let rows = RowNorm::of_skip(&y.shape, own, parameters)?;
+    let problem = RowNorm::of_skip(&y.shape, own, parameters)?;
     let added = if own == count { "skip(place)" } else { "skip(place % p.skips)" };
     let value = format!("x(place) + {added}{}", if bias.is_some() { " + bias(r)" } else { "" });
     let result = if beta.is_some() { "v * gamma(r) + beta(r)" } else { "v * gamma(r)" };
     let norm = Norm {
-        lines: Lines::rows(rows.count, rows.len),
+        rows: TeamRows::rows(problem.count, problem.len),
         value: &value,
         centers,
         factor: INVERSE_DEVIATION,

@@ -60,20 +60,20 @@ fn binary(cx: &OpCx<'_>, multiplies: bool) -> Result<Vec<Dispatch>> {
         true => {
             shader = shader.float("a_zero", a_zero).float("b_zero", b_zero).float("c_zero", c_zero);
             shader = shader.float("factor", a_scale * b_scale / c_scale);
-            "(left - p.a_zero) * (right - p.b_zero) * p.factor + p.c_zero"
+            "(lhs - p.a_zero) * (rhs - p.b_zero) * p.factor + p.c_zero"
         }
         false => {
             // All zero points fold into one constant.
             let (a_factor, b_factor) = (a_scale / c_scale, b_scale / c_scale);
             shader = shader.float("a_factor", a_factor).float("b_factor", b_factor);
             shader = shader.float("rest", c_zero - (a_factor * a_zero + b_factor * b_zero));
-            "fma(left, p.a_factor, fma(right, p.b_factor, p.rest))"
+            "fma(lhs, p.a_factor, fma(rhs, p.b_factor, p.rest))"
         }
     };
     let code = format!(
         "{}fn value(i: u32) -> y_t {{
-            let left = f32(a(at_a(i)));
-            let right = f32(b(at_b(i)));
+            let lhs = f32(a(at_a(i)));
+            let rhs = f32(b(at_b(i)));
             return code_of(round({result}));
         }}",
         code_of(c.dtype)?

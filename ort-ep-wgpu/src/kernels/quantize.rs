@@ -13,27 +13,16 @@ use crate::launch::{Dispatch, OpCx};
 use crate::shader::Shader;
 
 /// The types of quantized values.
-const CODES: TypeSet =
+const QUANTIZED: TypeSet =
     TypeSet::SUB_BYTE_INTEGERS.union(TypeSet::of(&[DType::I8, DType::U8, DType::I16, DType::U16]));
-const WITH_INT32: TypeSet = CODES.union(TypeSet::of(&[DType::I32]));
+const WITH_INT32: TypeSet = QUANTIZED.union(TypeSet::of(&[DType::I32]));
+
+const QUANTIZE: &[(&str, TypeSet)] = &[("T1", FLOATS), ("T2", FLOATS), ("T3", QUANTIZED)];
+const DEQUANTIZE: &[(&str, TypeSet)] = &[("T1", WITH_INT32), ("T2", FLOATS), ("T3", FLOATS)];
 
 wgpu_kernels![
-    WgpuKernel::new(
-        KernelDef {
-            op: "QuantizeLinear",
-            types: &[("T1", FLOATS), ("T2", FLOATS), ("T3", CODES)],
-            ..KernelDef::BASE
-        },
-        quantize
-    ),
-    WgpuKernel::new(
-        KernelDef {
-            op: "DequantizeLinear",
-            types: &[("T1", WITH_INT32), ("T2", FLOATS), ("T3", FLOATS)],
-            ..KernelDef::BASE
-        },
-        dequantize
-    ),
+    WgpuKernel::new(KernelDef { op: "QuantizeLinear", types: QUANTIZE, ..KernelDef::BASE }, quantize),
+    WgpuKernel::new(KernelDef { op: "DequantizeLinear", types: DEQUANTIZE, ..KernelDef::BASE }, dequantize),
 ];
 
 /// Adds scales and zero points to a shader, and generates the function that maps an element to its

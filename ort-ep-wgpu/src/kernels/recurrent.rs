@@ -173,8 +173,8 @@ fn input_product(cx: &OpCx<'_>, layer: &Layer) -> Result<Dispatch> {
             {bias}
             set_inputs(row * p.n + column, sum);
         }}\n",
-        tiles::row_of_four("left", "x"),
-        tiles::row_of_four("right", "w"),
+        tiles::row_of_four("lhs", "x"),
+        tiles::row_of_four("rhs", "w"),
     );
     let sizes = [layer.steps * layer.batch, columns, layer.depth];
     tiles::product(shader.write("inputs", &layer.inputs), sizes, &code)

@@ -5,19 +5,24 @@ use ort_core::ep::{KernelDef, NodeView};
 
 use super::arg::search;
 use super::elementwise::FLOATS;
-use super::lines::Lines;
+use super::rows::TeamRows;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{MOST_AXES, Shader};
 
-const fn line(op: &'static str) -> WgpuKernel {
+const fn along_axis(op: &'static str) -> WgpuKernel {
     // Aliasing is safe: a lane reads only elements that it writes, and writes each after its last
     // read.
     let def = KernelDef { op, types: &[("T", FLOATS)], in_place: &[(0, 0)], when, ..KernelDef::BASE };
     WgpuKernel::new(def, dispatches)
 }
 
-wgpu_kernels![line("Softmax"), line("LogSoftmax"), line("Hardmax"), line("LpNormalization")];
+wgpu_kernels![
+    along_axis("Softmax"),
+    along_axis("LogSoftmax"),
+    along_axis("Hardmax"),
+    along_axis("LpNormalization")
+];
 
 fn when(node: &NodeView<'_>) -> bool {
     node.rank(0).is_some_and(|rank| rank <= MOST_AXES)
@@ -26,35 +31,35 @@ fn when(node: &NodeView<'_>) -> bool {
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-    let lines = Lines::along_axis(&x.shape, axis);
+    let rows = TeamRows::along_axis(&x.shape, axis);
     let code = match cx.op {
-        "Softmax" => softmax(&lines, "exp_(v - state.x) * scale"),
-        "LogSoftmax" => softmax(&lines, "v - state.x - scale"),
+        "Softmax" => softmax(&rows, "exp_(v - state.x) * scale"),
+        "LogSoftmax" => softmax(&rows, "v - state.x - scale"),
         "Hardmax" => {
-            let pass = pass("let best = searched(line, lane);", "select(0.0, 1.0, r == best)");
-            search(&lines, x, true, false)? + &pass
+            let pass = pass("let best = searched(row, lane);", "select(0.0, 1.0, r == best)");
+            search(&rows, x, true, false)? + &pass
         }
-        _ => lp(&lines, cx.attrs.int("p")?),
+        _ => lp(&rows, cx.attrs.int("p")?),
     };
-    Ok(vec![lines.dispatch(Shader::new(cx).read("x", x).write("y", y), 1, &code)?])
+    Ok(vec![rows.dispatch(Shader::new(cx).read("x", x).write("y", y), 1, &code)?])
 }
 
 /// Returns an in-place softmax of each row of scores. A row without a score becomes zeros.
 pub(super) fn weights(cx: &OpCx<'_>, scores: &Operand) -> Result<Dispatch> {
     let len = scores.shape.last().copied().unwrap_or(0);
-    let lines = Lines::rows(scores.count().checked_div(len).unwrap_or(0), len);
-    let code = softmax(&lines, "select(exp_(v - state.x) * scale, 0.0, state.y == 0.0)");
-    lines.dispatch(Shader::new(cx).write("x", scores), 1, &code.replace("set_y(", "set_x("))
+    let rows = TeamRows::rows(scores.count().checked_div(len).unwrap_or(0), len);
+    let code = softmax(&rows, "select(exp_(v - state.x) * scale, 0.0, state.y == 0.0)");
+    rows.dispatch(Shader::new(cx).write("x", scores), 1, &code.replace("set_y(", "set_x("))
 }
 
-/// Generates a pass that computes a statistic of a line with `find`, then writes `result` of each
+/// Generates a pass that computes a statistic of a row with `find`, then writes `result` of each
 /// element `v` at `r`.
 fn pass(find: &str, result: &str) -> String {
     format!(
         "fn group(index: u32, lane: u32) {{
-            let line = line_of(index, lane);
-            let end = select(0u, p.length, line < p.lines);
-            let begin = at_line(line);
+            let row = row_of(index, lane);
+            let end = select(0u, p.length, row < p.rows);
+            let begin = at_row(row);
             {find}
             for (var r = part_of(lane); r < end; r += PARTS) {{
                 let place = begin + at_along(r);
@@ -68,8 +73,8 @@ fn pass(find: &str, result: &str) -> String {
 /// Online softmax: one sweep finds the maximum and the sum of exponentials, rescaling the sum if
 /// the maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
 /// 1805.02867).
-fn softmax(lines: &Lines, result: &str) -> String {
-    let tree = lines.tree("joined", "vec2<f32>", "join(a, b)");
+fn softmax(rows: &TeamRows, result: &str) -> String {
+    let tree = rows.tree("joined", "vec2<f32>", "join(a, b)");
     let scale = if result.contains("exp_") { "1.0 / state.y" } else { "log_(state.y)" };
     let find = format!(
         "var state = vec2<f32>(-infinity(), 0.0);
@@ -94,7 +99,7 @@ fn softmax(lines: &Lines, result: &str) -> String {
     format!("{join}{tree}{}", pass(&find, result))
 }
 
-fn lp(lines: &Lines, p: i64) -> String {
+fn lp(rows: &TeamRows, p: i64) -> String {
     let (map, norm) = if p == 1 { ("abs(v)", "all") } else { ("v * v", "sqrt(all)") };
     let find = format!(
         "var all = 0.0;
@@ -104,8 +109,8 @@ fn lp(lines: &Lines, p: i64) -> String {
         }}
         all = total(all, lane);
         let norm = {norm};
-        // A line without length stays zero.
+        // A row without length stays zero.
         let divisor = select(norm, 1.0, norm == 0.0);"
     );
-    lines.tree("total", "f32", "a + b") + &pass(&find, "v / divisor")
+    rows.tree("total", "f32", "a + b") + &pass(&find, "v / divisor")
 }

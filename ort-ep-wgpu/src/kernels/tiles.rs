@@ -13,8 +13,8 @@ const COLUMNS: usize = 64;
 const LANES: usize = 256;
 
 /// Finishes a dispatch of a GEMM of `m` rows, `n` columns and depth `k`. The code declares
-/// `left(row, k)` and `right(column, k)`, which return a `vec4<f32>` of four consecutive `k`,
-/// starting at a multiple of 4. Past the end, the left must be zero and the right finite. It also
+/// `lhs(row, k)` and `rhs(column, k)`, which return a `vec4<f32>` of four consecutive `k`,
+/// starting at a multiple of 4. Past the end, the lhs must be zero and the rhs finite. It also
 /// declares `result(row, column, value)`.
 pub(super) fn product(shader: Shader, [m, n, k]: [usize; 3], code: &str) -> Result<Dispatch> {
     // Each invocation accumulates `own` rows of four columns. Few rows do not fill the larger tile.
@@ -26,8 +26,8 @@ pub(super) fn product(shader: Shader, [m, n, k]: [usize; 3], code: &str) -> Resu
         let _ = writeln!(start, "var sums{i} = vec4<f32>(0.0, 0.0, 0.0, 0.0);");
         let _ = writeln!(
             step,
-            "let left{i} = left_tile[(ty + {}u) * LINE + quad];\n\
-             sums{i} += vec4<f32>(dot(left{i}, a), dot(left{i}, b), dot(left{i}, c), dot(left{i}, d));",
+            "let lhs{i} = lhs_tile[(ty + {}u) * LINE + quad];\n\
+             sums{i} += vec4<f32>(dot(lhs{i}, a), dot(lhs{i}, b), dot(lhs{i}, c), dot(lhs{i}, d));",
             16 * i
         );
         let _ = writeln!(end, "store(row + ty + {}u, column + tx, sums{i});", 16 * i);
@@ -45,10 +45,10 @@ pub(super) fn product(shader: Shader, [m, n, k]: [usize; 3], code: &str) -> Resu
                 workgroupBarrier();
                 for (var quad = 0u; quad < QUADS; quad++) {{
                     let at = tx * LINE + quad;
-                    let a = right_tile[at];
-                    let b = right_tile[at + 16u * LINE];
-                    let c = right_tile[at + 32u * LINE];
-                    let d = right_tile[at + 48u * LINE];
+                    let a = rhs_tile[at];
+                    let b = rhs_tile[at + 16u * LINE];
+                    let c = rhs_tile[at + 32u * LINE];
+                    let d = rhs_tile[at + 48u * LINE];
                     {step}
                 }}
                 workgroupBarrier();

@@ -1,4 +1,4 @@
-//! `TopK`: rank counting for short lines, a bitonic sort in workgroup memory for longer ones, and
+//! `TopK`: rank counting for short rows, a bitonic sort in workgroup memory for longer ones, and
 //! merge passes beyond a block.
 
 use std::ops::Deref;
@@ -6,13 +6,13 @@ use std::ops::Deref;
 use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::ops::reduce::problem::RankedLines;
+use ort_core::ops::reduce::problem::RankedRows;
 
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{Element, Shader, TYPES};
 
-/// The longest line whose ranks are counted by comparing all pairs.
+/// The longest row whose ranks are counted by comparing all pairs.
 const SHORT: usize = 64;
 /// The elements that a workgroup sorts in its memory.
 const BLOCK: usize = 2048;
@@ -29,24 +29,24 @@ wgpu_kernels![WgpuKernel {
     )
 }];
 
-/// The lines of a tensor along an axis.
-struct Lines(RankedLines);
+/// The rows of a tensor along an axis.
+struct TopKRows(RankedRows);
 
-impl Deref for Lines {
-    type Target = RankedLines;
+impl Deref for TopKRows {
+    type Target = RankedRows;
 
-    fn deref(&self) -> &RankedLines {
+    fn deref(&self) -> &RankedRows {
         &self.0
     }
 }
 
-impl Lines {
-    fn new(cx: &OpCx<'_>) -> Result<Lines> {
+impl TopKRows {
+    fn new(cx: &OpCx<'_>) -> Result<TopKRows> {
         let y = cx.find_output(0).map_or_else(|| cx.output(1), Ok)?;
-        RankedLines::of_top_k(cx.attrs, &cx.input(0)?.shape, &y.shape).map(Lines)
+        RankedRows::of_top_k(cx.attrs, &cx.input(0)?.shape, &y.shape).map(TopKRows)
     }
 
-    /// Returns the shape of the best elements of sorted parts: lines, parts, and elements kept of
+    /// Returns the shape of the best elements of sorted parts: rows, parts, and elements kept of
     /// each part of `size` elements.
     fn parts(&self, size: usize) -> [usize; 3] {
         [self.count, self.len.div_ceil(size), self.kept.min(size)]
@@ -60,28 +60,28 @@ impl Lines {
 }
 
 /// Allocates the keys and indices between passes, double-buffered.
-fn buffers(cx: &OpCx<'_>, lines: &Lines, taken: &mut usize) -> [[Operand; 2]; 2] {
+fn buffers(cx: &OpCx<'_>, rows: &TopKRows, taken: &mut usize) -> [[Operand; 2]; 2] {
     let sizes =
-        std::iter::successors(Some(BLOCK), |size| size.checked_mul(2)).take_while(|size| *size < lines.len);
-    let line = sizes.map(|size| lines.parts(size)).map(|[_, parts, kept]| parts.saturating_mul(kept)).max();
-    let shape = [lines.count, line.unwrap_or(0)];
+        std::iter::successors(Some(BLOCK), |size| size.checked_mul(2)).take_while(|size| *size < rows.len);
+    let row = sizes.map(|size| rows.parts(size)).map(|[_, parts, kept]| parts.saturating_mul(kept)).max();
+    let shape = [rows.count, row.unwrap_or(0)];
     [(); 2].map(|()| [(); 2].map(|()| cx.workspace(taken, DType::U32, &shape)))
 }
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
-    let lines = Lines::new(cx)?;
+    let rows = TopKRows::new(cx)?;
     let mut taken = 0;
-    if lines.len > BLOCK {
-        buffers(cx, &lines, &mut taken);
+    if rows.len > BLOCK {
+        buffers(cx, &rows, &mut taken);
     }
     Ok(taken)
 }
 
-/// WGSL functions: `line_at(line, place)` is the index of an element, and `before(..)` tells
+/// WGSL functions: `row_at(row, place)` is the index of an element, and `before(..)` tells
 /// whether a key and place sort before others.
 const ORDER: &str = "
-fn line_at(line: u32, place: u32) -> u32 {
-    return (line / p.inner * p.len + place) * p.inner + line % p.inner;
+fn row_at(row: u32, place: u32) -> u32 {
+    return (row / p.inner * p.len + place) * p.inner + row % p.inner;
 }
 fn before(own: u32, place: u32, other: u32, other_place: u32) -> bool {
     return own < other || (own == other && place < other_place);
@@ -111,7 +111,7 @@ fn key(cx: &OpCx<'_>) -> Result<String> {
     ))
 }
 
-/// Generates `keep(line, part, rank, own, place)`, which stores an element of key `own` at its
+/// Generates `keep(row, part, rank, own, place)`, which stores an element of key `own` at its
 /// rank: to the results, or to the elements kept of a part.
 fn keeping(cx: &OpCx<'_>, mut shader: Shader, to: Option<&[Operand; 2]>) -> (Shader, String) {
     let mut sets = String::new();
@@ -123,35 +123,35 @@ fn keeping(cx: &OpCx<'_>, mut shader: Shader, to: Option<&[Operand; 2]>) -> (Sha
             set_kept_places(at, place);",
         );
     } else {
-        sets.push_str("let at = (line / p.inner * p.kept + rank) * p.inner + line % p.inner;\n");
+        sets.push_str("let at = (row / p.inner * p.kept + rank) * p.inner + row % p.inner;\n");
         if let Some(values) = cx.find_output(0) {
             shader = shader.write("values", values);
-            sets.push_str("set_values(at, x(line_at(line, place)));\n");
+            sets.push_str("set_values(at, x(row_at(row, place)));\n");
         }
         if let Some(indices) = cx.find_output(1) {
             shader = shader.write("indices", indices);
             sets.push_str("set_indices(at, i32(place));\n");
         }
     }
-    let code = format!("fn keep(line: u32, part: u32, rank: u32, own: u32, place: u32) {{\n{sets}\n}}\n");
+    let code = format!("fn keep(row: u32, part: u32, rank: u32, own: u32, place: u32) {{\n{sets}\n}}\n");
     (shader, code)
 }
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let lines = Lines::new(cx)?;
-    lines.check_k(&cx.ints(1)?)?;
-    if lines.len <= SHORT {
-        return Ok(vec![counted(cx, &lines)?]);
+    let rows = TopKRows::new(cx)?;
+    rows.check_k(&cx.ints(1)?)?;
+    if rows.len <= SHORT {
+        return Ok(vec![counted(cx, &rows)?]);
     }
-    if lines.len <= BLOCK {
-        return Ok(vec![sorted(cx, &lines, None)?]);
+    if rows.len <= BLOCK {
+        return Ok(vec![sorted(cx, &rows, None)?]);
     }
-    let [mut from, mut to] = buffers(cx, &lines, &mut 0);
-    let mut dispatches = vec![sorted(cx, &lines, Some(&from))?];
+    let [mut from, mut to] = buffers(cx, &rows, &mut 0);
+    let mut dispatches = vec![sorted(cx, &rows, Some(&from))?];
     let mut size = BLOCK;
-    while size < lines.len {
-        let is_last = size.saturating_mul(2) >= lines.len;
-        dispatches.push(merged(cx, &lines, size, (&from, (!is_last).then_some(&to)))?);
+    while size < rows.len {
+        let is_last = size.saturating_mul(2) >= rows.len;
+        dispatches.push(merged(cx, &rows, size, (&from, (!is_last).then_some(&to)))?);
         // The output of this pass is the input of the next.
         std::mem::swap(&mut from, &mut to);
         size = size.saturating_mul(2);
@@ -160,50 +160,50 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 }
 
 /// Counts the rank of each element, one invocation per element.
-fn counted(cx: &OpCx<'_>, lines: &Lines) -> Result<Dispatch> {
-    let (shader, keep) = keeping(cx, lines.shader(cx)?, None);
+fn counted(cx: &OpCx<'_>, rows: &TopKRows) -> Result<Dispatch> {
+    let (shader, keep) = keeping(cx, rows.shader(cx)?, None);
     let code = format!(
         "{ORDER}{}{keep}
         fn element(i: u32) {{
             let row = i / p.inner;
             let outer = row / p.len;
-            let line = outer * p.inner + (i - row * p.inner);
+            let row = outer * p.inner + (i - row * p.inner);
             let place = row - outer * p.len;
             let own = key(i);
             var rank = 0u;
             for (var other = 0u; other < p.len; other++) {{
-                rank += select(0u, 1u, before(key(line_at(line, other)), other, own, place));
+                rank += select(0u, 1u, before(key(row_at(row, other)), other, own, place));
             }}
-            if (rank < p.kept) {{ keep(line, 0u, rank, own, place); }}
+            if (rank < p.kept) {{ keep(row, 0u, rank, own, place); }}
         }}",
         key(cx)?
     );
-    shader.each(lines.count.saturating_mul(lines.len), &code)
+    shader.each(rows.count.saturating_mul(rows.len), &code)
 }
 
-/// Sorts parts of lines, one per workgroup, after K. E. Batcher, "Sorting networks and their
+/// Sorts parts of rows, one per workgroup, after K. E. Batcher, "Sorting networks and their
 /// applications" (1968). Stores the results, or the best keys and indices of each part.
-fn sorted(cx: &OpCx<'_>, lines: &Lines, to: Option<&[Operand; 2]>) -> Result<Dispatch> {
-    let size = lines.len.min(BLOCK).next_power_of_two();
-    let [_, parts, capacity] = lines.parts(BLOCK);
-    let shader = lines.shader(cx)?.constant("SIZE", size).number("parts", parts);
+fn sorted(cx: &OpCx<'_>, rows: &TopKRows, to: Option<&[Operand; 2]>) -> Result<Dispatch> {
+    let size = rows.len.min(BLOCK).next_power_of_two();
+    let [_, parts, capacity] = rows.parts(BLOCK);
+    let shader = rows.shader(cx)?.constant("SIZE", size).number("parts", parts);
     let shader = shader.number("capacity", capacity).number("merged_capacity", capacity);
     let (shader, keep) = keeping(cx, shader, to);
     let code = format!("{ORDER}{}{keep}{}", key(cx)?, include_str!("top_k_sort.wgsl"));
-    shader.groups(lines.count.saturating_mul(parts), (size / 2).min(LANES), &code)
+    shader.groups(rows.count.saturating_mul(parts), (size / 2).min(LANES), &code)
 }
 
 /// Merges pairs of sorted parts of `size` elements: each element goes to its rank in both.
 fn merged(
     cx: &OpCx<'_>,
-    lines: &Lines,
+    rows: &TopKRows,
     size: usize,
     (from, to): (&[Operand; 2], Option<&[Operand; 2]>),
 ) -> Result<Dispatch> {
-    let [count, parts, capacity] = lines.parts(size);
-    let [_, merged_parts, merged_capacity] = lines.parts(size.saturating_mul(2));
+    let [count, parts, capacity] = rows.parts(size);
+    let [_, merged_parts, merged_capacity] = rows.parts(size.saturating_mul(2));
     let [keys, places] = from;
-    let shader = lines.shader(cx)?.read("keys", keys).read("places", places);
+    let shader = rows.shader(cx)?.read("keys", keys).read("places", places);
     let shader = shader.number("parts", parts).number("capacity", capacity).number("size", size);
     let shader = shader.number("merged_parts", merged_parts).number("merged_capacity", merged_capacity);
     let (shader, keep) = keeping(cx, shader, to);

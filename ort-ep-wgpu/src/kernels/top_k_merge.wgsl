@@ -1,14 +1,14 @@
 // The rank of an element in its part and the part's sibling together.
 fn element(i: u32) {
-    let row = i / p.capacity;
-    let line = row / p.parts;
-    let part = row - line * p.parts;
-    let index = i - row * p.capacity;
+    let global_part = i / p.capacity;
+    let row = global_part / p.parts;
+    let part = global_part - row * p.parts;
+    let index = i - global_part * p.capacity;
     if (index >= kept_of(part)) { return; }
     let own = keys(i);
     let place = places(i);
     let sibling = part ^ 1u;
-    let base = (line * p.parts + sibling) * p.capacity;
+    let base = (row * p.parts + sibling) * p.capacity;
     var low = 0u;
     var high = kept_of(sibling);
     while (low < high) {
@@ -20,7 +20,7 @@ fn element(i: u32) {
         }
     }
     let rank = index + low;
-    if (rank < p.merged_capacity) { keep(line, line * p.merged_parts + part / 2u, rank, own, place); }
+    if (rank < p.merged_capacity) { keep(row, row * p.merged_parts + part / 2u, rank, own, place); }
 }
 
 fn kept_of(part: u32) -> u32 {

@@ -1,16 +1,16 @@
-// Sorts a part of a line in the workgroup's memory.
+// Sorts a part of a row in the workgroup's memory.
 var<workgroup> keys: array<u32, SIZE>;
 var<workgroup> places: array<u32, SIZE>;
 
 fn group(index: u32, lane: u32) {
-    let line = index / p.parts;
-    let first = (index - line * p.parts) * SIZE;
+    let row = index / p.parts;
+    let first = (index - row * p.parts) * SIZE;
     for (var i = lane; i < SIZE; i += LANES) {
         let place = first + i;
         keys[i] = 0xffffffffu;
         places[i] = 0xffffffffu;
         if (place < p.len) {
-            keys[i] = key(line_at(line, place));
+            keys[i] = key(row_at(row, place));
             places[i] = place;
         }
     }
@@ -26,7 +26,7 @@ fn group(index: u32, lane: u32) {
     workgroupBarrier();
     let end = min(p.capacity, p.len - first);
     for (var rank = lane; rank < end; rank += LANES) {
-        keep(line, index, rank, keys[rank], places[rank]);
+        keep(row, index, rank, keys[rank], places[rank]);
     }
 }
 

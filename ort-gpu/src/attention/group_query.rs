@@ -7,7 +7,8 @@ use ort_core::ops::nn::attention::problem::{Causal, GroupQuery, GroupQueryProble
 use ort_core::{Result, ensure, error};
 
 use super::{
-    AttentionPlan, AttentionScratch, Lengths, Placing, Positions, Rotation, Rows, Sdpa, Sinks, bias_of,
+    AttentionPlan, AttentionScratch, HeadTensor, KeyLengths, Placing, Positions, Rotation, Sdpa, Sinks,
+    bias_of,
 };
 use crate::operand::{Arg, OpCx, Operand};
 
@@ -27,7 +28,7 @@ pub fn is_covered(node: &NodeView<'_>) -> bool {
 }
 
 /// A node with its shapes.
-struct Layout {
+struct GroupLayout {
     node: GroupQuery,
     problem: GroupQueryProblem,
     cache_type: DType,
@@ -36,22 +37,22 @@ struct Layout {
 }
 
 /// Tensors in the workspace: rotated queries, and caches that no output holds.
-struct Buffers {
+struct GroupBuffers {
     rotated: Option<Operand>,
     caches: [Option<Operand>; 2],
     taken: usize,
 }
 
-impl Layout {
-    fn new<L>(cx: &OpCx<'_, L>, rotated_type: DType) -> Result<Layout> {
+impl GroupLayout {
+    fn new<L>(cx: &OpCx<'_, L>, rotated_type: DType) -> Result<GroupLayout> {
         let node = GroupQuery::new(cx.attrs)?;
         let problem = node.problem(|index| cx.find_shape(index))?;
         let cache_type = cx.find_input(3).unwrap_or(cx.input(0)?).dtype;
-        Ok(Layout { node, problem, cache_type, rotated_type })
+        Ok(GroupLayout { node, problem, cache_type, rotated_type })
     }
 
     /// Reserves the workspace for caches of `capacity` rows.
-    fn buffers<L>(&self, cx: &OpCx<'_, L>, capacity: usize) -> Buffers {
+    fn buffers<L>(&self, cx: &OpCx<'_, L>, capacity: usize) -> GroupBuffers {
         let SdpaSizes { batch, heads, key_heads, queries, size, .. } = self.problem.sizes;
         let mut taken = 0;
         let shape = [batch, heads, queries, size];
@@ -62,13 +63,13 @@ impl Layout {
             let wanted = cx.find_output(which).is_none();
             wanted.then(|| cx.workspace(&mut taken, self.cache_type, &shape))
         });
-        Buffers { rotated, caches, taken }
+        GroupBuffers { rotated, caches, taken }
     }
 
     /// Returns the new queries (0), keys (1) or values (2) as the inputs hold them.
-    fn incoming<L>(&self, cx: &OpCx<'_, L>, which: usize) -> Result<Rows> {
+    fn incoming<L>(&self, cx: &OpCx<'_, L>, which: usize) -> Result<HeadTensor> {
         let (input, rows) = self.problem.incoming(which);
-        Ok(Rows::new(cx.input(input)?, rows))
+        Ok(HeadTensor::new(cx.input(input)?, rows))
     }
 
     fn rotation<'a, L>(&self, cx: &'a OpCx<'_, L>) -> Result<Option<Rotation<'a>>> {
@@ -100,7 +101,7 @@ impl Layout {
         which: usize,
         buffer: Option<&Operand>,
         capacity: usize,
-        lengths: Lengths<'a>,
+        lengths: KeyLengths<'a>,
     ) -> Result<Placing<'a>> {
         let SdpaSizes { batch, key_heads, queries, size, .. } = self.problem.sizes;
         let to = cx.find_output(which).or(buffer);
@@ -133,7 +134,7 @@ impl Layout {
 ///
 /// Shapes do not fit together.
 pub fn scratch<L>(cx: &OpCx<'_, L>, rotated_type: DType) -> Result<AttentionScratch> {
-    let layout = Layout::new(cx, rotated_type)?;
+    let layout = GroupLayout::new(cx, rotated_type)?;
     // `total_sequence_length` is unknown before a run, so reserve for the most rows.
     let keys = layout.problem.bound();
     Ok(AttentionScratch {
@@ -150,7 +151,7 @@ pub fn scratch<L>(cx: &OpCx<'_, L>, rotated_type: DType) -> Result<AttentionScra
 ///
 /// Shapes, attributes or lengths do not fit.
 pub fn plan<'a, L>(cx: &'a OpCx<'_, L>, rotated_type: DType) -> Result<AttentionPlan<'a>> {
-    let layout = Layout::new(cx, rotated_type)?;
+    let layout = GroupLayout::new(cx, rotated_type)?;
     let SdpaSizes { batch, heads, queries, size, .. } = layout.problem.sizes;
     let total = layout.problem.total(cx.ints(6)?.first().copied().unwrap_or(-1))?;
     let capacity = layout.problem.past.max(total);
@@ -163,10 +164,10 @@ pub fn plan<'a, L>(cx: &'a OpCx<'_, L>, rotated_type: DType) -> Result<Attention
     );
     // The tokens of a prompt begin at position 0, however many are padding.
     let lengths = match queries == total {
-        true => Lengths::Each { lengths: counts, more: 1, before: 0 },
-        false => Lengths::AtEnd { lengths: counts, more: 1 },
+        true => KeyLengths::Each { lengths: counts, more: 1, before: 0 },
+        false => KeyLengths::AtEnd { lengths: counts, more: 1 },
     };
-    let Buffers { rotated, caches: [k_buffer, v_buffer], taken } = layout.buffers(cx, capacity);
+    let GroupBuffers { rotated, caches: [k_buffer, v_buffer], taken } = layout.buffers(cx, capacity);
     let mut placings = Vec::with_capacity(3);
     let mut q = layout.incoming(cx, 0)?;
     if let Some(to) = rotated {
@@ -191,8 +192,8 @@ fn attention<'a, L>(
     cx: &'a OpCx<'_, L>,
     node: &GroupQuery,
     sizes: SdpaSizes,
-    [q, k, v]: [Rows; 3],
-    lengths: Lengths<'a>,
+    [q, k, v]: [HeadTensor; 3],
+    lengths: KeyLengths<'a>,
 ) -> Result<Sdpa<'a>> {
     let sinks = match cx.find_input(11) {
         Some(sinks) if sinks.count() == sizes.heads => Sinks::Each(sinks),
@@ -209,7 +210,7 @@ fn attention<'a, L>(
         q,
         k,
         v,
-        y: Rows::new(cx.output(0)?, by_token),
+        y: HeadTensor::new(cx.output(0)?, by_token),
         q_bias: None,
         scale: sizes.scale(node.scale),
         softcap: node.softcap,

@@ -4,6 +4,7 @@
 //! attention over heads with any strides. A provider renders and launches these two.
 
 pub mod group_query;
+mod head_tensor;
 pub mod multi_head;
 mod placing;
 pub mod rotary;
@@ -11,57 +12,12 @@ pub mod standard;
 
 use ort_core::Result;
 use ort_core::dtype::DType;
-use ort_core::ops::nn::attention::problem::{
-    BroadcastMask, Causal, HeadRows, PaddingMask, ScoreStage, SdpaSizes,
-};
+use ort_core::ops::nn::attention::problem::{BroadcastMask, Causal, PaddingMask, ScoreStage, SdpaSizes};
 
+pub use head_tensor::{HeadTensor, KeyLengths};
 pub use placing::{Placing, Positions, Rotation};
 
 use crate::operand::{OpCx, Operand};
-
-/// The rows of heads in a tensor.
-#[derive(Clone, Debug)]
-pub struct Rows {
-    /// The tensor.
-    pub operand: Operand,
-    /// The offset of the first element.
-    pub first: usize,
-    /// The strides of batch, head and row, in elements.
-    pub strides: [usize; 3],
-}
-
-impl Rows {
-    /// Rows of this layout in a tensor.
-    pub fn new(operand: &Operand, HeadRows { first, strides }: HeadRows) -> Rows {
-        Rows { operand: operand.clone(), first, strides }
-    }
-}
-
-/// The number of keys in each batch, and the keys before the first query.
-#[derive(Clone, Copy, Debug)]
-pub enum Lengths<'a> {
-    /// All keys are valid.
-    All {
-        /// The keys before the first query.
-        before: usize,
-    },
-    /// `lengths` plus `more` keys are valid.
-    Each {
-        /// A number per batch.
-        lengths: &'a Operand,
-        /// What is added to it.
-        more: usize,
-        /// The keys before the first query.
-        before: usize,
-    },
-    /// `lengths` plus `more` keys are valid, and the queries are the last of them.
-    AtEnd {
-        /// A number per batch.
-        lengths: &'a Operand,
-        /// What is added to it.
-        more: usize,
-    },
-}
 
 /// A mask added to the scores by broadcasting. A boolean mask hides keys where it is false.
 #[derive(Clone, Copy, Debug)]
@@ -109,13 +65,13 @@ pub struct Sdpa<'a> {
     /// The sizes.
     pub sizes: SdpaSizes,
     /// The queries.
-    pub q: Rows,
+    pub q: HeadTensor,
     /// The keys.
-    pub k: Rows,
+    pub k: HeadTensor,
     /// The values.
-    pub v: Rows,
+    pub v: HeadTensor,
     /// The result.
-    pub y: Rows,
+    pub y: HeadTensor,
     /// A bias for the queries of all heads.
     pub q_bias: Option<&'a Operand>,
     /// The factor of the scores.
@@ -128,7 +84,7 @@ pub struct Sdpa<'a> {
     /// for no limit.
     pub windows: [i64; 2],
     /// The valid keys.
-    pub lengths: Lengths<'a>,
+    pub lengths: KeyLengths<'a>,
     /// The additive or boolean mask.
     pub mask: Option<Mask<'a>>,
     /// The padding mask.

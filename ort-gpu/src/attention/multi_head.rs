@@ -6,7 +6,9 @@ use ort_core::ops::nn::attention::problem::{
     Causal, HeadRows, MultiHead, MultiHeadProblem, PaddingMask, SdpaSizes,
 };
 
-use super::{AttentionPlan, AttentionScratch, Lengths, Padding, Placing, Rows, Sdpa, Sinks, bias_of};
+use super::{
+    AttentionPlan, AttentionScratch, HeadTensor, KeyLengths, Padding, Placing, Sdpa, Sinks, bias_of,
+};
 use crate::operand::{Arg, OpCx, Operand};
 
 /// The pairs of past and present, which may share a buffer.
@@ -87,16 +89,16 @@ pub fn plan<'a, L>(cx: &'a OpCx<'_, L>) -> Result<AttentionPlan<'a>> {
     };
     let sdpa = Sdpa {
         sizes,
-        q: Rows::new(cx.input(input)?, rows),
+        q: HeadTensor::new(cx.input(input)?, rows),
         k,
         v,
-        y: Rows::new(cx.output(0)?, by_token),
+        y: HeadTensor::new(cx.output(0)?, by_token),
         q_bias: cx.find_input(3),
         scale: sizes.scale(node.scale),
         softcap: 0.0,
         causal: node.causal,
         windows: [-1, -1],
-        lengths: Lengths::All { before: past },
+        lengths: KeyLengths::All { before: past },
         mask: bias_of(cx, 5, &sizes)?,
         padding,
         sinks: Sinks::None,
@@ -115,9 +117,9 @@ fn keys_of<'a, L>(
     past: usize,
     buffer: Option<Operand>,
     placings: &mut Vec<Placing<'a>>,
-) -> Result<Rows> {
+) -> Result<HeadTensor> {
     let (input, rows) = problem.incoming(which);
-    let incoming = Rows::new(cx.input(input)?, rows);
+    let incoming = HeadTensor::new(cx.input(input)?, rows);
     let Some(to) = cx.find_output(which).or(buffer.as_ref()) else { return Ok(incoming) };
     let SdpaSizes { batch, heads, keys, .. } = problem.sizes;
     let sizes = [batch, heads, keys, problem.row_size(which)];
@@ -131,7 +133,7 @@ fn keys_of<'a, L>(
     let placing = Placing {
         bias,
         past: old.filter(|_| !is_in_place),
-        lengths: Lengths::All { before: past },
+        lengths: KeyLengths::All { before: past },
         keeps: is_in_place,
         ..Placing::new(sizes, incoming.clone(), to, problem.capacity())
     };

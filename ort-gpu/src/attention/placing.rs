@@ -2,7 +2,7 @@
 
 use ort_core::ops::nn::attention::problem::HeadRows;
 
-use super::{Lengths, Rows};
+use super::head_tensor::{HeadTensor, KeyLengths};
 use crate::operand::Operand;
 
 /// How the position of a new row is determined.
@@ -41,9 +41,9 @@ pub struct Placing<'a> {
     /// The batches, heads, new rows, and the elements of a row.
     pub sizes: [usize; 4],
     /// The new rows.
-    pub fresh: Rows,
+    pub fresh: HeadTensor,
     /// The target.
-    pub to: Rows,
+    pub to: HeadTensor,
     /// The rows of the target per head.
     pub capacity: usize,
     /// A bias for the new rows of all heads, and its first element.
@@ -54,7 +54,7 @@ pub struct Placing<'a> {
     /// if the target holds them already.
     pub past: Option<&'a Operand>,
     /// How many rows precede the new ones.
-    pub lengths: Lengths<'a>,
+    pub lengths: KeyLengths<'a>,
     /// Whether new rows go to the front, whatever precedes them elsewhere.
     pub at_front: bool,
     /// Whether the target keeps its other rows, so that only new rows are written.
@@ -66,7 +66,7 @@ impl<'a> Placing<'a> {
     /// (batch, heads, `capacity`, size).
     pub fn new(
         [batch, heads, rows, size]: [usize; 4],
-        fresh: Rows,
+        fresh: HeadTensor,
         to: &Operand,
         capacity: usize,
     ) -> Placing<'a> {
@@ -74,12 +74,12 @@ impl<'a> Placing<'a> {
         Placing {
             sizes: [batch, heads, rows, size],
             fresh,
-            to: Rows::new(&to, HeadRows::by_head([heads, capacity, size])),
+            to: HeadTensor::new(&to, HeadRows::by_head([heads, capacity, size])),
             capacity,
             bias: None,
             rotation: None,
             past: None,
-            lengths: Lengths::All { before: 0 },
+            lengths: KeyLengths::All { before: 0 },
             at_front: false,
             keeps: false,
         }
@@ -94,7 +94,7 @@ impl<'a> Placing<'a> {
     /// The row counts per batch and what is added to them, if the new rows are the last ones.
     pub fn ends(&self) -> Option<(&'a Operand, usize)> {
         match self.lengths {
-            Lengths::AtEnd { lengths, more } => Some((lengths, more)),
+            KeyLengths::AtEnd { lengths, more } => Some((lengths, more)),
             _ => None,
         }
     }

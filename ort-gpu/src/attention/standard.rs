@@ -7,7 +7,7 @@ use ort_core::ops::nn::attention::problem::{
     Attention, AttentionProblem, BroadcastMask, HeadLayout, ScoreStage,
 };
 
-use super::{AttentionPlan, AttentionScratch, Lengths, Mask, Placing, Rows, Scores, Sdpa, Sinks};
+use super::{AttentionPlan, AttentionScratch, HeadTensor, KeyLengths, Mask, Placing, Scores, Sdpa, Sinks};
 use crate::operand::{OpCx, Operand};
 
 /// Whether the GPU providers cover a node.
@@ -28,19 +28,19 @@ struct Cache {
     /// Past and new rows in the workspace, if no output holds them.
     joined: Option<Operand>,
     /// The rows in float32, if keys and values have two types and the kernel takes one.
-    widened: Option<Operand>,
+    in_f32: Option<Operand>,
 }
 
 /// What a node computes, and its tensors in the workspace.
-struct Layout {
+struct StandardLayout {
     node: Attention,
     problem: AttentionProblem,
     caches: [Cache; 2],
     taken: usize,
 }
 
-impl Layout {
-    fn new<L>(cx: &OpCx<'_, L>, takes_one_type: bool) -> Result<Layout> {
+impl StandardLayout {
+    fn new<L>(cx: &OpCx<'_, L>, takes_one_type: bool) -> Result<StandardLayout> {
         let node = Attention::new(cx.attrs)?;
         let problem = node.problem(|index| cx.find_shape(index))?;
         let types = [cx.input(1)?.dtype, cx.input(2)?.dtype];
@@ -50,12 +50,12 @@ impl Layout {
             let joins = problem.past > 0 && cx.find_output(which).is_none();
             let widens = takes_one_type && types != [dtype; 2] && dtype != DType::F32;
             let joined = if joins { Some(cx.workspace(&mut taken, dtype, &shape)) } else { None };
-            let widened = if widens { Some(cx.workspace(&mut taken, DType::F32, &shape)) } else { None };
-            Cache { layout, joined, widened }
+            let in_f32 = if widens { Some(cx.workspace(&mut taken, DType::F32, &shape)) } else { None };
+            Cache { layout, joined, in_f32 }
         };
         let [k_type, v_type] = types;
         let caches = [cache(1, problem.k, k_type), cache(2, problem.v, v_type)];
-        Ok(Layout { node, problem, caches, taken })
+        Ok(StandardLayout { node, problem, caches, taken })
     }
 }
 
@@ -66,7 +66,7 @@ impl Layout {
 ///
 /// Shapes do not fit together.
 pub fn scratch<L>(cx: &OpCx<'_, L>, takes_one_type: bool) -> Result<AttentionScratch> {
-    let layout = Layout::new(cx, takes_one_type)?;
+    let layout = StandardLayout::new(cx, takes_one_type)?;
     let (k_type, v_type) = (cx.input(1)?.dtype, cx.input(2)?.dtype);
     Ok(AttentionScratch {
         sizes: layout.problem.sizes(),
@@ -82,15 +82,15 @@ pub fn scratch<L>(cx: &OpCx<'_, L>, takes_one_type: bool) -> Result<AttentionScr
 ///
 /// Shapes or attributes do not fit.
 pub fn plan<'a, L>(cx: &'a OpCx<'_, L>, takes_one_type: bool) -> Result<AttentionPlan<'a>> {
-    let Layout { node, problem, caches, taken } = Layout::new(cx, takes_one_type)?;
+    let StandardLayout { node, problem, caches, taken } = StandardLayout::new(cx, takes_one_type)?;
     let sizes = problem.sizes();
     let (mut placings, mut conversions) = (Vec::new(), Vec::new());
-    let mut cache = |which: usize, Cache { layout, joined, widened }: &Cache| -> Result<Rows> {
-        let mut rows = Rows::new(cx.input(which)?, layout.rows_of(layout.size));
+    let mut cache = |which: usize, Cache { layout, joined, in_f32 }: &Cache| -> Result<HeadTensor> {
+        let mut rows = HeadTensor::new(cx.input(which)?, layout.rows_of(layout.size));
         if let Some(to) = cx.find_output(which).or(joined.as_ref()) {
             let placing = Placing {
                 past: cx.find_input(3 + which),
-                lengths: Lengths::All { before: problem.past },
+                lengths: KeyLengths::All { before: problem.past },
                 ..Placing::new(layout.sizes(), rows.clone(), to, sizes.keys)
             };
             // Without a past, the input has all rows already.
@@ -99,7 +99,7 @@ pub fn plan<'a, L>(cx: &'a OpCx<'_, L>, takes_one_type: bool) -> Result<Attentio
             }
             placings.push(placing);
         }
-        if let Some(to) = widened {
+        if let Some(to) = in_f32 {
             let [batch, heads, _, size] = layout.sizes();
             let placing = Placing::new([batch, heads, sizes.keys, size], rows, to, sizes.keys);
             rows = placing.to.clone();
@@ -115,10 +115,10 @@ pub fn plan<'a, L>(cx: &'a OpCx<'_, L>, takes_one_type: bool) -> Result<Attentio
     };
     let sdpa = Sdpa {
         sizes,
-        q: Rows::new(cx.input(0)?, problem.q.rows_of(sizes.size)),
+        q: HeadTensor::new(cx.input(0)?, problem.q.rows_of(sizes.size)),
         k,
         v,
-        y: Rows::new(cx.output(0)?, problem.q.rows_of(sizes.value_size)),
+        y: HeadTensor::new(cx.output(0)?, problem.q.rows_of(sizes.value_size)),
         q_bias: None,
         scale: sizes.scale(node.scale),
         softcap: node.softcap,
@@ -134,12 +134,12 @@ pub fn plan<'a, L>(cx: &'a OpCx<'_, L>, takes_one_type: bool) -> Result<Attentio
     Ok(AttentionPlan { placings, conversions, sdpa, taken })
 }
 
-fn lengths_of<'a, L>(cx: &'a OpCx<'_, L>, problem: &AttentionProblem) -> Result<Lengths<'a>> {
+fn lengths_of<'a, L>(cx: &'a OpCx<'_, L>, problem: &AttentionProblem) -> Result<KeyLengths<'a>> {
     let before = problem.past;
-    let Some(lengths) = cx.find_input(6) else { return Ok(Lengths::All { before }) };
+    let Some(lengths) = cx.find_input(6) else { return Ok(KeyLengths::All { before }) };
     problem.check_lengths(lengths.count())?;
     Ok(match before {
-        0 => Lengths::AtEnd { lengths, more: 0 },
-        _ => Lengths::Each { lengths, more: 0, before },
+        0 => KeyLengths::AtEnd { lengths, more: 0 },
+        _ => KeyLengths::Each { lengths, more: 0, before },
     })
 }

@@ -6,8 +6,17 @@ use super::code::without_comments_and_literals;
 use super::source::{Finding, Repository, SourceFile};
 
 /// The sources of the crates that the rule holds for.
-const SOURCES: &[&str] =
-    &["ort-alloc/src/", "ort-cli/src/", "ort-core/src/", "ort-runtime/src/", "ort-train/src/", "xtask/src/"];
+const SOURCES: &[&str] = &[
+    "ort-alloc/src/",
+    "ort-cli/src/",
+    "ort-core/src/",
+    "ort-ep-cuda/src/",
+    "ort-ep-wgpu/src/",
+    "ort-gpu/src/",
+    "ort-runtime/src/",
+    "ort-train/src/",
+    "xtask/src/",
+];
 
 const MOST: usize = 2;
 

@@ -7,7 +7,60 @@
 use super::{Equation, Label};
 use crate::ir::Attributes;
 use crate::ops::tensor::geometry::{around_axis, contiguous_strides, kernel_axis, product};
+use crate::spec::RUNTIME;
 use crate::{Result, ensure, error};
+
+/// What a `Reduce` operator or `SumTo` computes of the elements that it reduces to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// The sum.
+    Sum,
+    /// The arithmetic mean.
+    Mean,
+    /// The maximum.
+    Max,
+    /// The minimum.
+    Min,
+    /// The product.
+    Prod,
+    /// The sum of magnitudes.
+    L1,
+    /// The Euclidean norm.
+    L2,
+    /// The logarithm of the sum.
+    LogSum,
+    /// The logarithm of the sum of exponentials.
+    LogSumExp,
+    /// The sum of squares.
+    SumSquare,
+}
+
+impl Reduction {
+    /// The operators, by domain and name.
+    pub const OPERATORS: [(&'static str, &'static str, Reduction); 11] = [
+        ("", "ReduceSum", Reduction::Sum),
+        ("", "ReduceMean", Reduction::Mean),
+        ("", "ReduceMax", Reduction::Max),
+        ("", "ReduceMin", Reduction::Min),
+        ("", "ReduceProd", Reduction::Prod),
+        ("", "ReduceL1", Reduction::L1),
+        ("", "ReduceL2", Reduction::L2),
+        ("", "ReduceLogSum", Reduction::LogSum),
+        ("", "ReduceLogSumExp", Reduction::LogSumExp),
+        ("", "ReduceSumSquare", Reduction::SumSquare),
+        (RUNTIME, "SumTo", Reduction::Sum),
+    ];
+
+    /// Returns the reduction of an operator.
+    ///
+    /// # Errors
+    ///
+    /// The operator reduces nothing.
+    pub fn of(op: &str) -> Result<Reduction> {
+        let found = Reduction::OPERATORS.iter().find(|(_, name, _)| *name == op);
+        found.map(|(.., reduction)| *reduction).ok_or_else(|| error!(Fail, "{op} is not a reduction"))
+    }
+}
 
 /// Returns which axes of a tensor of `rank` are listed. An axis may be listed twice.
 ///
@@ -58,44 +111,44 @@ pub fn scanned_axis(given: &[i64], rank: usize) -> Result<usize> {
     }
 }
 
-/// The lines of which `TopK` keeps the best elements.
+/// The rows, along an axis, of which `TopK` keeps the best elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RankedLines {
-    /// The number of lines; 0 if none of their elements is kept.
+pub struct RankedRows {
+    /// The number of rows; 0 if none of their elements is kept.
     pub count: usize,
-    /// The elements of a line.
+    /// The elements of a row.
     pub len: usize,
-    /// The distance between the elements of a line.
+    /// The distance between the elements of a row.
     pub inner: usize,
-    /// The elements kept of a line, K.
+    /// The elements kept of a row, K.
     pub kept: usize,
 }
 
-impl RankedLines {
+impl RankedRows {
     /// Reads the attribute `axis` of a `TopK` node. The size of the result along it is K, which a
     /// kernel's workspace depends on before the input has a value.
     ///
     /// # Errors
     ///
-    /// As [`RankedLines::along_axis`], and if the axis is out of range.
-    pub fn of_top_k(attrs: &Attributes, shape: &[usize], result: &[usize]) -> Result<RankedLines> {
+    /// As [`RankedRows::along_axis`], and if the axis is out of range.
+    pub fn of_top_k(attrs: &Attributes, shape: &[usize], result: &[usize]) -> Result<RankedRows> {
         let axis = kernel_axis(attrs.int("axis")?, shape.len())?;
         let [_, kept, _] = around_axis(result, axis);
-        RankedLines::along_axis(shape, axis, kept)
+        RankedRows::along_axis(shape, axis, kept)
     }
 
-    /// Splits a tensor of this shape into lines along an axis, of which `kept` elements each are
+    /// Splits a tensor of this shape into rows along an axis, of which `kept` elements each are
     /// kept.
     ///
     /// # Errors
     ///
-    /// If a line has fewer elements, or all elements cannot be counted in 31 bits.
-    pub fn along_axis(shape: &[usize], axis: usize, kept: usize) -> Result<RankedLines> {
+    /// If a row has fewer elements, or all elements cannot be counted in 31 bits.
+    pub fn along_axis(shape: &[usize], axis: usize, kept: usize) -> Result<RankedRows> {
         let [outer, len, inner] = around_axis(shape, axis);
         ensure!(kept <= len, InvalidArgument, "K must be one number from 0 to the axis' size {len}");
         let count = if kept == 0 { 0 } else { outer.saturating_mul(inner) };
         ensure!(product(shape) <= i32::MAX as usize, NotImplemented, "{shape:?} is beyond 31 bits");
-        Ok(RankedLines { count, len, inner, kept })
+        Ok(RankedRows { count, len, inner, kept })
     }
 
     /// Refuses a value of the input K other than what the result's shape says.

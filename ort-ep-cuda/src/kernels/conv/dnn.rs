@@ -10,7 +10,7 @@ use ort_core::ops::nn::problem::{ImageShape, NO_AXIS, PixelLayout, WindowAxes};
 use ort_gpu::strides;
 
 use super::super::finish::{Addend, finish};
-use super::{Conv, FEW_FILTERS};
+use super::shape::{Conv, FEW_FILTERS};
 use crate::launch::{Launch, OpCx, Operand};
 use crate::libraries::{Convolution, DnnElement, Form, Pass, allows_tf32};
 

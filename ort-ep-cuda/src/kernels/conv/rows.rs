@@ -5,8 +5,8 @@ use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::ops::nn::problem::{NO_AXIS, PixelLayout};
 
-use super::super::gemm::of_cores;
-use super::{Conv, FEW_FILTERS};
+use super::super::gemm::mma_suffix;
+use super::shape::{Conv, FEW_FILTERS};
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -36,7 +36,9 @@ pub(super) struct RowTiles {
 impl RowTiles {
     /// Divides a convolution, or returns `None` if other kernels compute it.
     pub(super) fn new(conv: &Conv, limits: &Limits, dtype: DType) -> Result<Option<RowTiles>> {
-        let Some(suffix) = of_cores(limits, dtype)?.filter(|_| dtype != DType::F32) else { return Ok(None) };
+        let Some(suffix) = mma_suffix(limits, dtype)?.filter(|_| dtype != DType::F32) else {
+            return Ok(None);
+        };
         let [flat, height, width] = conv.axes;
         let steps = width.kernel.saturating_mul(conv.channels);
         let is_fit = conv.layout == PixelLayout::ChannelsLast
@@ -96,6 +98,6 @@ impl RowTiles {
             .find_tensor(bias)
             .find_tensor(addend)
             .tensor(cx.output(0)?);
-        conv.ending(launch, cx, [self.down, self.across, 1])?.uint(self.columns)
+        conv.with_epilogue(launch, cx, [self.down, self.across, 1])?.uint(self.columns)
     }
 }

@@ -3,7 +3,7 @@
 
 use ort_core::Result;
 
-use super::{FEW_ROWS, Product, suffix_of};
+use super::product::{FEW_ROWS, Product, suffix_of};
 use crate::launch::{Launch, OpCx, Walk};
 
 /// Threads of a block if the right matrix is contiguous along the depth.
@@ -28,32 +28,32 @@ struct Division {
 impl Product {
     /// Returns the launch for up to four rows, or `None` for more.
     pub(super) fn of_few(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Launch>> {
-        if self.rows > FEW_ROWS {
+        if self.gemm.rows > FEW_ROWS {
             return Ok(None);
         }
-        let dtype = self.y.tensor.dtype;
+        let dtype = self.gemm.result.tensor.dtype;
         let suffix = suffix_of(dtype)?;
         let width = dtype.byte_len(1).map_or(1, |bytes| VECTOR / bytes.max(1));
         let in_vectors = self.in_vectors(walk, width);
         let processors = cx.limits.processors as usize;
-        let is_near = self.b.depth <= self.b.column || self.columns == 1;
+        let is_near = self.gemm.rhs.depth <= self.gemm.rhs.column || self.gemm.columns == 1;
         let Division { name, columns, block: [x, y] } = if is_near {
-            near(matrices.saturating_mul(self.columns), self.depth, width, processors)
+            near(matrices.saturating_mul(self.gemm.columns), self.gemm.depth, width, processors)
         } else {
-            far([matrices, self.columns], width, in_vectors[1], processors)
+            far([matrices, self.gemm.columns], width, in_vectors[1], processors)
         };
         // Kernels exist for one row, and for up to four.
-        let rows = if self.rows == 1 { 1 } else { FEW_ROWS };
-        let across = self.columns.div_ceil(columns);
+        let rows = if self.gemm.rows == 1 { 1 } else { FEW_ROWS };
+        let across = self.gemm.columns.div_ceil(columns);
         let launch = Launch::of_type("gemm", suffix, format!("gemv_{name}_{rows}_{suffix}"))?
             .grid([matrices.saturating_mul(across), 1, 1])?
             .block([x as u32, y as u32, 1])
-            .tensor(&self.a.tensor)
-            .tensor(&self.b.tensor)
+            .tensor(&self.gemm.lhs.tensor)
+            .tensor(&self.gemm.rhs.tensor)
             .find_tensor(self.addend(0))
             .find_tensor(self.addend(1))
-            .tensor(&self.y.tensor);
-        Ok(Some(self.ending(launch, walk, [1, across], in_vectors)?))
+            .tensor(&self.gemm.result.tensor);
+        Ok(Some(self.with_epilogue(launch, walk, [1, across], in_vectors)?))
     }
 }
 

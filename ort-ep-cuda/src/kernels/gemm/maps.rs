@@ -2,8 +2,9 @@
 //! (`cu/gemm_maps.cuh`).
 
 use ort_core::Result;
+use ort_gpu::gemm::StridedTensor;
 
-use super::{FEW_ROWS, Part, Product};
+use super::product::{FEW_ROWS, Product};
 use crate::driver::Boxes;
 use crate::kernels::warpgroups;
 use crate::launch::{Launch, OpCx, Walk};
@@ -33,14 +34,14 @@ const LEAST_BUSY: usize = 48;
 
 /// A tile: its name in entries, and its columns.
 #[derive(Debug, PartialEq, Eq)]
-struct Tile {
+struct MapTile {
     name: &'static str,
     columns: usize,
 }
 
-const TILES: [Tile; 2] = [Tile { name: "256", columns: 256 }, Tile { name: "192", columns: 192 }];
+const TILES: [MapTile; 2] = [MapTile { name: "256", columns: 256 }, MapTile { name: "192", columns: 192 }];
 
-impl Tile {
+impl MapTile {
     /// Returns the shared memory of a block in bytes. Tiles start at a multiple of 1024, hence the
     /// extra 1024.
     fn shared(&self) -> u32 {
@@ -57,8 +58,8 @@ impl Tile {
 
 /// A divided GEMM: tiles down and across, and those of all matrices, over which the blocks loop.
 #[derive(Debug, PartialEq, Eq)]
-struct Cut {
-    tile: &'static Tile,
+struct MapDivision {
+    tile: &'static MapTile,
     down: usize,
     across: usize,
     tiles: usize,
@@ -66,13 +67,13 @@ struct Cut {
 
 /// Returns the fastest division of `products` GEMMs of these rows, columns and depth, or `None` if
 /// too few multiprocessors would be busy.
-fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -> Option<Cut> {
+fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -> Option<MapDivision> {
     let cuts = TILES.iter().map(|tile| {
         let (down, across) = (rows.div_ceil(ROWS), columns.div_ceil(tile.columns));
         let tiles = products.saturating_mul(down).saturating_mul(across);
-        Cut { tile, down, across, tiles }
+        MapDivision { tile, down, across, tiles }
     });
-    let turns = |cut: &Cut| cut.tiles.div_ceil(processors.max(1));
+    let turns = |cut: &MapDivision| cut.tiles.div_ceil(processors.max(1));
     let best = cuts.min_by_key(|cut| cut.tile.cycles(turns(cut), depth))?;
     let asked = products as u128 * (rows * columns) as u128;
     let possible = turns(&best) as u128 * (processors * ROWS * best.tile.columns) as u128;
@@ -81,7 +82,13 @@ fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -
 
 /// Returns the TMA boxes of an operand, from its contiguous axis, its rows, its matrices, and the
 /// rows of a box.
-fn boxes(part: &Part, sizes: [usize; 2], step: usize, matrices: (usize, usize), lines: usize) -> Boxes {
+fn boxes(
+    part: &StridedTensor,
+    sizes: [usize; 2],
+    step: usize,
+    matrices: (usize, usize),
+    rows: usize,
+) -> Boxes {
     let (count, matrix) = matrices;
     // The stride between matrices does not matter if there is only one.
     let matrix = if count == 1 { step * sizes[1] } else { matrix };
@@ -89,7 +96,7 @@ fn boxes(part: &Part, sizes: [usize; 2], step: usize, matrices: (usize, usize), 
         dtype: part.tensor.dtype,
         sizes: [sizes[0] as u64, sizes[1] as u64, count as u64],
         steps: [step, matrix].map(|elements| elements as u64 * 2),
-        counts: [STEPS as u32, lines as u32, 1],
+        counts: [STEPS as u32, rows as u32, 1],
     }
 }
 
@@ -98,28 +105,48 @@ impl Product {
     /// are better, or the layout does not fit. Operands and result must be whole vectors, and the
     /// batch must have at most one axis and share no matrix.
     pub(super) fn by_maps(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Launch>> {
-        let y = &self.y.tensor;
+        let y = &self.gemm.result.tensor;
         let suffix = warpgroups::suffix_of(&cx.limits, y.dtype).filter(|_| cx.limits.has_maps);
         let Some(suffix) = suffix else { return Ok(None) };
         let in_vectors = self.in_vectors(walk, 8);
-        let is_near = self.b.column != 1;
-        let is_readable = in_vectors == [true; 2] && self.a.depth == 1 && (!is_near || self.b.depth == 1);
-        let is_writable =
-            self.y.column == 1 && self.y.row.is_multiple_of(8) && self.columns.is_multiple_of(8);
+        let is_near = self.gemm.rhs.column != 1;
+        let is_readable =
+            in_vectors == [true; 2] && self.gemm.lhs.depth == 1 && (!is_near || self.gemm.rhs.depth == 1);
+        let is_writable = self.gemm.result.column == 1
+            && self.gemm.result.row.is_multiple_of(8)
+            && self.gemm.columns.is_multiple_of(8);
         let step = |index: usize| walk.steps.get(index).and_then(|steps| steps.first()).copied();
         let (a_step, b_step) = (step(0).unwrap_or(1), step(1).unwrap_or(1));
         let is_even = walk.sizes.len() <= 1 && a_step > 0 && b_step > 0;
-        if self.rows <= FEW_ROWS || !is_readable || !is_writable || !is_even || self.depth == 0 {
+        if self.gemm.rows <= FEW_ROWS || !is_readable || !is_writable || !is_even || self.gemm.depth == 0 {
             return Ok(None);
         }
-        let (rows, columns, depth) = (self.rows, self.columns, self.depth);
+        let (rows, columns, depth) = (self.gemm.rows, self.gemm.columns, self.gemm.depth);
         let cut = cut(cx.limits.processors as usize, matrices, [rows, columns, depth]);
-        let Some(Cut { tile, down, across, tiles }) = cut else { return Ok(None) };
-        let of_a = boxes(&self.a, [depth, rows], self.a.row, (matrices, a_step as usize), ROWS);
+        let Some(MapDivision { tile, down, across, tiles }) = cut else { return Ok(None) };
+        let of_a = boxes(&self.gemm.lhs, [depth, rows], self.gemm.lhs.row, (matrices, a_step as usize), ROWS);
         let (side, of_b) = if is_near {
-            ("nt", boxes(&self.b, [depth, columns], self.b.column, (matrices, b_step as usize), tile.columns))
+            (
+                "nt",
+                boxes(
+                    &self.gemm.rhs,
+                    [depth, columns],
+                    self.gemm.rhs.column,
+                    (matrices, b_step as usize),
+                    tile.columns,
+                ),
+            )
         } else {
-            ("nn", boxes(&self.b, [columns, depth], self.b.depth, (matrices, b_step as usize), STEPS))
+            (
+                "nn",
+                boxes(
+                    &self.gemm.rhs,
+                    [columns, depth],
+                    self.gemm.rhs.depth,
+                    (matrices, b_step as usize),
+                    STEPS,
+                ),
+            )
         };
         let entry = format!("gemm_maps_{}_{side}_{suffix}", tile.name);
         let launch = Launch::of_type("gemm_maps", suffix, entry)?
@@ -127,12 +154,12 @@ impl Product {
             .grid([tiles.min(cx.limits.processors as usize).max(1), 1, 1])?
             .block([THREADS, 1, 1])
             .shared(tile.shared())
-            .map(&self.a.tensor, of_a)
-            .map(&self.b.tensor, of_b)
+            .map(&self.gemm.lhs.tensor, of_a)
+            .map(&self.gemm.rhs.tensor, of_b)
             .find_tensor(self.addend(0))
             .find_tensor(self.addend(1))
             .tensor(y);
-        Ok(Some(self.ending(launch, walk, [down, across], in_vectors)?.uint(tiles)?))
+        Ok(Some(self.with_epilogue(launch, walk, [down, across], in_vectors)?.uint(tiles)?))
     }
 }
 

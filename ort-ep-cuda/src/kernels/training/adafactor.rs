@@ -8,7 +8,7 @@ use ort_core::ops::training::adafactor_epsilon;
 use ort_core::spec::RUNTIME;
 
 use super::step::{Call, Stream, kept, kept_or_spare, rule, spread, suffix, sums, sums_of};
-use crate::kernels::lines::teams;
+use crate::kernels::rows::teams;
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -18,9 +18,9 @@ const ROW: usize = 6;
 const COLUMN: usize = 7;
 const SECOND: usize = 8;
 
-/// The longest line that gets one thread.
+/// The longest row or column that gets one thread.
 const SHORT: usize = 16;
-/// The longest line that gets a warp.
+/// The longest row or column that gets a warp.
 const LONG: usize = 1024;
 /// Rows in a piece of a column.
 const PIECE: usize = 64;
@@ -30,7 +30,7 @@ const BLOCKS: usize = 1024;
 const ABREAST: usize = 32;
 
 cuda_kernels![CudaKernel {
-    workspace: Some(|cx| Space::of(cx).map(|space| space.bytes)),
+    workspace: Some(|cx| AdafactorWorkspace::of(cx).map(|space| space.bytes)),
     ..CudaKernel::new(
         KernelDef {
             domain: RUNTIME,
@@ -45,30 +45,33 @@ cuda_kernels![CudaKernel {
 /// The matrices of a parameter: their number, rows and columns. Below rank 2, it is one unfactored
 /// row.
 #[derive(Clone, Copy)]
-struct Layout {
+struct FactoredShape {
     matrices: usize,
     rows: usize,
     columns: usize,
     factored: bool,
 }
 
-impl Layout {
-    fn of(shape: &[usize]) -> Layout {
+impl FactoredShape {
+    fn of(shape: &[usize]) -> FactoredShape {
         match shape {
-            [outer @ .., rows, columns] => {
-                Layout { matrices: outer.iter().product(), rows: *rows, columns: *columns, factored: true }
-            }
-            _ => Layout { matrices: 1, rows: 1, columns: shape.iter().product(), factored: false },
+            [outer @ .., rows, columns] => FactoredShape {
+                matrices: outer.iter().product(),
+                rows: *rows,
+                columns: *columns,
+                factored: true,
+            },
+            _ => FactoredShape { matrices: 1, rows: 1, columns: shape.iter().product(), factored: false },
         }
     }
 
     /// Returns the threads per column, and the pieces that its rows are split into.
     fn of_columns(&self) -> (usize, usize) {
-        let lines = self.matrices.saturating_mul(self.columns);
+        let count = self.matrices.saturating_mul(self.columns);
         if self.rows <= SHORT {
             return (1, 1);
         }
-        let blocks = lines.div_ceil(ABREAST).max(1);
+        let blocks = count.div_ceil(ABREAST).max(1);
         (8, (self.rows / PIECE).min(BLOCKS / blocks).max(1))
     }
 
@@ -78,8 +81,8 @@ impl Layout {
 }
 
 /// The workspace that connects a node's passes.
-struct Space {
-    layout: Layout,
+struct AdafactorWorkspace {
+    layout: FactoredShape,
     /// The moments of rows, or of elements if unfactored.
     moments: Operand,
     /// The moments of columns, the means of the row moments, and partial column sums.
@@ -88,21 +91,21 @@ struct Space {
     bytes: usize,
 }
 
-impl Space {
-    fn of(cx: &OpCx<'_>) -> Result<Space> {
+impl AdafactorWorkspace {
+    fn of(cx: &OpCx<'_>) -> Result<AdafactorWorkspace> {
         let own = cx.input(0)?;
-        let (layout, mut bytes) = (Layout::of(&own.shape), 0);
+        let (layout, mut bytes) = (FactoredShape::of(&own.shape), 0);
         let parts = sums(cx, &mut bytes, &[2, sums_of(own.count())]);
         if !layout.factored {
             let moments = kept_or_spare(cx, Stream::of(cx, SECOND, 3)?, &mut bytes);
-            return Ok(Space { layout, moments, of_columns: None, parts, bytes });
+            return Ok(AdafactorWorkspace { layout, moments, of_columns: None, parts, bytes });
         }
         let [moments, columns] = [Stream::of(cx, ROW, 1)?, Stream::of(cx, COLUMN, 2)?]
             .map(|state| kept_or_spare(cx, state, &mut bytes));
         let means = cx.workspace(&mut bytes, own.dtype, &[layout.matrices]);
         let (_, splits) = layout.of_columns();
         let pieces = sums(cx, &mut bytes, &[splits, layout.matrices, layout.columns]);
-        Ok(Space { layout, moments, of_columns: Some([columns, means, pieces]), parts, bytes })
+        Ok(AdafactorWorkspace { layout, moments, of_columns: Some([columns, means, pieces]), parts, bytes })
     }
 }
 
@@ -116,7 +119,7 @@ fn factor_rule(cx: &OpCx<'_>, dtype: DType) -> Result<Vec<u8>> {
 }
 
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (call, space) = (Call::of(cx)?, Space::of(cx)?);
+    let (call, space) = (Call::of(cx)?, AdafactorWorkspace::of(cx)?);
     let parameter = Stream::of(cx, 0, 0)?;
     let count = call.gradient.count();
     if count == 0 {
@@ -150,7 +153,12 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 }
 
 /// Returns the launches that update the moments.
-fn moments(cx: &OpCx<'_>, call: &Call<'_, '_>, space: &Space, rule: &[u8]) -> Result<Vec<Launch>> {
+fn moments(
+    cx: &OpCx<'_>,
+    call: &Call<'_, '_>,
+    space: &AdafactorWorkspace,
+    rule: &[u8],
+) -> Result<Vec<Launch>> {
     let (layout, count) = (space.layout, call.gradient.count());
     let told = |launch: Launch| call.step(call.update(call.scale(launch)));
     let Some([columns, means, pieces]) = &space.of_columns else {
@@ -162,9 +170,9 @@ fn moments(cx: &OpCx<'_>, call: &Call<'_, '_>, space: &Space, rule: &[u8]) -> Re
         return Ok(vec![spread(cx, launch.uint(count)?.bytes(rule), count)?]);
     };
     let (old_rows, old_columns) = (Stream::of(cx, ROW, 1)?, Stream::of(cx, COLUMN, 2)?);
-    let (row_count, lines) = (layout.matrices * layout.rows, layout.matrices * layout.columns);
+    let (row_count, column_count) = (layout.matrices * layout.rows, layout.matrices * layout.columns);
     old_rows.check_len(row_count)?;
-    old_columns.check_len(lines)?;
+    old_columns.check_len(column_count)?;
     let team = team_of(layout.columns);
     let with_team =
         |launch: Launch, team: usize| Launch { entry: format!("{}_{team}", launch.entry), ..launch };
@@ -173,12 +181,12 @@ fn moments(cx: &OpCx<'_>, call: &Call<'_, '_>, space: &Space, rule: &[u8]) -> Re
     let rows = teams(layout.pass(rows)?.bytes(rule), row_count, team, 1)?;
     let (team, splits) = layout.of_columns();
     let sums = with_team(call.launch(FAMILY, "factor_columns")?, team).tensor(call.gradient);
-    let sums = teams(layout.pass(call.update(sums).tensor(pieces))?, lines, team, splits)?;
+    let sums = teams(layout.pass(call.update(sums).tensor(pieces))?, column_count, team, splits)?;
     let suffix = suffix(columns.dtype)?;
     let join =
         Launch::of_type(FAMILY, suffix, format!("factor_join_{suffix}"))?.tensor(pieces).uint(splits)?;
     let join = told(join.tensor(old_columns.from).tensor(columns));
-    let join = spread(cx, layout.pass(join)?.bytes(rule), lines)?;
+    let join = spread(cx, layout.pass(join)?.bytes(rule), column_count)?;
     let team = team_of(layout.rows);
     let of_rows =
         Launch::of_type(FAMILY, suffix, format!("factor_means_{suffix}_{team}"))?.tensor(&space.moments);
@@ -186,7 +194,7 @@ fn moments(cx: &OpCx<'_>, call: &Call<'_, '_>, space: &Space, rule: &[u8]) -> Re
     Ok(vec![rows, sums, join, teams(of_rows, layout.matrices, team, 1)?])
 }
 
-/// Returns the threads per line.
+/// Returns the threads per row or column.
 fn team_of(len: usize) -> usize {
     match len {
         0..=SHORT => 1,

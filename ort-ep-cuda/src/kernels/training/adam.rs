@@ -22,7 +22,7 @@ const ADAM_W: KernelDef = KernelDef {
 cuda_kernels![
     CudaKernel::new(ADAM_W, adam),
     CudaKernel {
-        workspace: Some(|cx| Space::of(cx).map(|space| space.bytes)),
+        workspace: Some(|cx| LambWorkspace::of(cx).map(|workspace| workspace.bytes)),
         ..CudaKernel::new(KernelDef { op: "LAMB", ..ADAM_W }, lamb)
     },
     CudaKernel::new(
@@ -57,8 +57,8 @@ fn adam_8bit(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let call = Call::of(cx)?;
     let streams =
         [(0, 0), (6, 1), (7, 2), (8, 3), (9, 4)].map(|(input, output)| Stream::of(cx, input, output));
-    let [parameter, codes1, scales1, codes2, scales2] = streams;
-    let (parameter, states) = (parameter?, [codes1?, scales1?, codes2?, scales2?]);
+    let [parameter, quantized1, scales1, quantized2, scales2] = streams;
+    let (parameter, states) = (parameter?, [quantized1?, scales1?, quantized2?, scales2?]);
     let count = call.gradient.count();
     let blocks = count.div_ceil(ADAM_8BIT_BLOCK);
     for (stream, len) in states.iter().zip([count, blocks, count, blocks]) {
@@ -75,24 +75,24 @@ fn adam_8bit(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 }
 
 /// The moments that the second pass of `LAMB` reads, and the partial sums of the first.
-struct Space {
+struct LambWorkspace {
     moments: [Operand; 2],
     parts: Operand,
     bytes: usize,
 }
 
-impl Space {
-    fn of(cx: &OpCx<'_>) -> Result<Space> {
+impl LambWorkspace {
+    fn of(cx: &OpCx<'_>) -> Result<LambWorkspace> {
         let mut bytes = 0;
         let [first, second] = [Stream::of(cx, FIRST, 1)?, Stream::of(cx, SECOND, 2)?];
         let moments = [first, second].map(|moment| kept_or_spare(cx, moment, &mut bytes));
         let parts = sums(cx, &mut bytes, &[2, sums_of(cx.input(0)?.count())]);
-        Ok(Space { moments, parts, bytes })
+        Ok(LambWorkspace { moments, parts, bytes })
     }
 }
 
 fn lamb(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (call, space) = (Call::of(cx)?, Space::of(cx)?);
+    let (call, workspace) = (Call::of(cx)?, LambWorkspace::of(cx)?);
     let streams = [Stream::of(cx, 0, 0)?, Stream::of(cx, FIRST, 1)?, Stream::of(cx, SECOND, 2)?];
     let count = call.gradient.count();
     streams.iter().try_for_each(|stream| stream.check_len(count))?;
@@ -100,10 +100,10 @@ fn lamb(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return kept(cx, &streams);
     }
     let (blocks, rule) = (sums_of(count), adam_rule(cx, AdamMode::Torch)?);
-    let [first, second] = &space.moments;
+    let [first, second] = &workspace.moments;
     let moments = sources(call.launch("lamb", "lamb_moments")?, &streams).tensor(first).tensor(second);
     let moments = call.step(call.update(call.scale(moments.tensor(call.gradient))));
-    let moments = moments.tensor(&space.parts).uint(count)?.bytes(&rule).grid([blocks, 1, 1])?;
+    let moments = moments.tensor(&workspace.parts).uint(count)?.bytes(&rule).grid([blocks, 1, 1])?;
     // Without a parameter output, only the moments are updated.
     let Some(target) = cx.find_output(0) else { return Ok(vec![moments]) };
     let own = cx.input(0)?;
@@ -111,7 +111,7 @@ fn lamb(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     // The trust ratio needs norms over all elements, so the parameter changes in a second launch.
     let apply = Launch::of_type("lamb", suffix, format!("lamb_apply_{suffix}"))?;
     let apply = call.rate(apply.tensor(own).tensor(target).tensor(first).tensor(second));
-    let apply = call.step(call.update(apply)).tensor(&space.parts).uint(count)?.uint(blocks)?;
+    let apply = call.step(call.update(apply)).tensor(&workspace.parts).uint(count)?.uint(blocks)?;
     let most = cx.attrs.decimal("max_trust_ratio")?;
     let apply = spread(cx, apply.bytes(&most.to_ne_bytes()).bytes(&rule), count)?;
     Ok(vec![moments, apply])

@@ -7,10 +7,10 @@ use ort_core::spec::RUNTIME;
 use ort_core::{Result, ensure, error};
 
 use super::step::suffix;
-use crate::kernels::lines::SHORT_FLOATS;
+use crate::driver::TENSOR_CORES;
+use crate::kernels::rows::SHORT_FLOATS;
 use crate::kernels::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, THREADS, strides};
-use crate::modules::TENSOR_CORES;
 
 const MASKS: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::Bool]));
 
@@ -23,16 +23,16 @@ const FORWARD: KernelDef = KernelDef {
 };
 
 cuda_kernels![
-    CudaKernel::new(FORWARD, |cx| Attention::new(cx, 0)?.forward(cx)),
+    CudaKernel::new(FORWARD, |cx| AttentionProblem::new(cx, 0)?.forward(cx)),
     CudaKernel {
         workspace: Some(|cx| {
             let mut taken = 0;
-            Attention::new(cx, 1)?.lines(cx, &mut taken);
+            AttentionProblem::new(cx, 1)?.statistics(cx, &mut taken);
             Ok(taken)
         }),
         ..CudaKernel::new(
             KernelDef { op: "TrainingAttentionGrad", when: |node| has_few_axes(node, 1), ..FORWARD },
-            |cx| Attention::new(cx, 1)?.backward(cx)
+            |cx| AttentionProblem::new(cx, 1)?.backward(cx)
         )
     },
 ];
@@ -47,13 +47,13 @@ const ROWS: usize = 64;
 /// The number of words in the kernels' structure `Attention`.
 const WORDS: usize = 13 + 2 * MOST_AXES;
 /// The largest head size of the tensor core kernels.
-const MOST_OF_CORES: usize = 128;
+const MOST_OF_MMA: usize = 128;
 /// The number of statistics per query.
 const NUMBERS: usize = 3;
 
 /// What a launch computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum AttentionPass {
     Forward,
     Statistics,
     ByQueries,
@@ -63,7 +63,7 @@ enum Mode {
 
 /// How a launch computes: on tensor cores or in register tiles, its entry, the result columns of a
 /// block, and its threads.
-struct Cut {
+struct AttentionDivision {
     kind: &'static str,
     entry: String,
     columns: usize,
@@ -71,7 +71,7 @@ struct Cut {
 }
 
 /// One attention: its inputs and sizes.
-struct Attention<'a> {
+struct AttentionProblem<'a> {
     /// The input index of the queries; keys and values follow.
     first: usize,
     q: &'a Operand,
@@ -84,8 +84,8 @@ struct Attention<'a> {
     value_size: usize,
 }
 
-impl<'a> Attention<'a> {
-    fn new(cx: &'a OpCx<'_>, first: usize) -> Result<Attention<'a>> {
+impl<'a> AttentionProblem<'a> {
+    fn new(cx: &'a OpCx<'_>, first: usize) -> Result<AttentionProblem<'a>> {
         let [q, k, v] = [cx.input(first)?, cx.input(first + 1)?, cx.input(first + 2)?];
         match (q.shape.as_slice(), k.shape.as_slice(), v.shape.as_slice()) {
             (
@@ -95,7 +95,7 @@ impl<'a> Attention<'a> {
             ) if heads == key_heads && heads == value_heads && size == key_size && keys == rows => {
                 let heads = heads.iter().copied().fold(1, usize::saturating_mul);
                 let [queries, keys, size, value_size] = [*queries, *keys, *size, *value_size];
-                Ok(Attention { first, q, k, v, heads, queries, keys, size, value_size })
+                Ok(AttentionProblem { first, q, k, v, heads, queries, keys, size, value_size })
             }
             (q, k, v) => {
                 Err(error!(InvalidArgument, "queries {q:?}, keys {k:?} and values {v:?} do not match"))
@@ -104,12 +104,13 @@ impl<'a> Attention<'a> {
     }
 
     /// Reserves the statistics of each query, which later launches read.
-    fn lines(&self, cx: &OpCx<'_>, taken: &mut usize) -> Operand {
+    fn statistics(&self, cx: &OpCx<'_>, taken: &mut usize) -> Operand {
         cx.workspace(taken, DType::F32, &[NUMBERS, self.heads, self.queries])
     }
 
     fn forward(&self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-        self.launch(cx, Mode::Forward, cx.find_output(0), None).map(|launch| launch.into_iter().collect())
+        self.launch(cx, AttentionPass::Forward, cx.find_output(0), None)
+            .map(|launch| launch.into_iter().collect())
     }
 
     fn backward(&self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -120,13 +121,15 @@ impl<'a> Attention<'a> {
             "the upstream gradient has shape {:?}, which is not that of the output",
             upstream.shape
         );
-        let lines = self.lines(cx, &mut 0);
+        let statistics = self.statistics(cx, &mut 0);
         let mut launches = Vec::new();
         // All gradients read the softmax statistics, so these come first.
-        launches.extend(self.launch(cx, Mode::Statistics, None, Some(&lines))?);
-        for (index, mode) in [Mode::ByQueries, Mode::ByKeys, Mode::ByValues].into_iter().enumerate() {
+        launches.extend(self.launch(cx, AttentionPass::Statistics, None, Some(&statistics))?);
+        for (index, mode) in
+            [AttentionPass::ByQueries, AttentionPass::ByKeys, AttentionPass::ByValues].into_iter().enumerate()
+        {
             if let Some(y) = cx.find_output(index) {
-                launches.extend(self.launch(cx, mode, Some(y), Some(&lines))?);
+                launches.extend(self.launch(cx, mode, Some(y), Some(&statistics))?);
             }
         }
         Ok(launches)
@@ -136,20 +139,24 @@ impl<'a> Attention<'a> {
     fn launch(
         &self,
         cx: &OpCx<'_>,
-        mode: Mode,
+        mode: AttentionPass,
         y: Option<&Operand>,
-        lines: Option<&Operand>,
+        statistics: Option<&Operand>,
     ) -> Result<Option<Launch>> {
-        let rows = if matches!(mode, Mode::ByKeys | Mode::ByValues) { self.keys } else { self.queries };
+        let rows = if matches!(mode, AttentionPass::ByKeys | AttentionPass::ByValues) {
+            self.keys
+        } else {
+            self.queries
+        };
         let width = match mode {
-            Mode::Forward | Mode::ByValues => self.value_size,
-            Mode::ByQueries | Mode::ByKeys => self.size,
-            Mode::Statistics => 1,
+            AttentionPass::Forward | AttentionPass::ByValues => self.value_size,
+            AttentionPass::ByQueries | AttentionPass::ByKeys => self.size,
+            AttentionPass::Statistics => 1,
         };
         if self.heads == 0 || rows == 0 || width == 0 {
             return Ok(None);
         }
-        let Cut { kind, entry, columns, threads } = self.cut(cx, mode, width)?;
+        let AttentionDivision { kind, entry, columns, threads } = self.cut(cx, mode, width)?;
         let input = |index: usize| cx.find_input(self.first + index);
         let upstream = if self.first == 0 { None } else { cx.find_input(0) };
         let family = format!("training_attention_{kind}");
@@ -164,34 +171,34 @@ impl<'a> Attention<'a> {
             .find_tensor(input(4))
             .find_tensor(input(5))
             .find_tensor(input(6))
-            .find_tensor(lines)
+            .find_tensor(statistics)
             .find_tensor(y)
             .ints::<WORDS>(&self.words(cx)?)?;
         Ok(Some(launch))
     }
 
     /// Chooses the kernel for a mode and a result width.
-    fn cut(&self, cx: &OpCx<'_>, mode: Mode, width: usize) -> Result<Cut> {
+    fn cut(&self, cx: &OpCx<'_>, mode: AttentionPass, width: usize) -> Result<AttentionDivision> {
         let (dtype, suffix) = (self.q.dtype, suffix(self.q.dtype)?);
         let name = match mode {
-            Mode::Forward => "attend",
-            Mode::Statistics => "statistics",
-            Mode::ByQueries => "by_queries",
-            Mode::ByKeys => "by_keys",
-            Mode::ByValues => "by_values",
+            AttentionPass::Forward => "attend",
+            AttentionPass::Statistics => "statistics",
+            AttentionPass::ByQueries => "by_queries",
+            AttentionPass::ByKeys => "by_keys",
+            AttentionPass::ByValues => "by_values",
         };
-        let narrow = |size: usize| if size <= 64 { 64 } else { 128 };
+        let columns_of = |size: usize| if size <= 64 { 64 } else { 128 };
         let widest = self.size.max(self.value_size);
-        if dtype != DType::F32 && cx.limits.capability >= TENSOR_CORES && widest <= MOST_OF_CORES {
-            let entry = format!("{name}_cores_{}_{suffix}", narrow(widest));
-            return Ok(Cut { kind: "cores", entry, columns: MOST_OF_CORES, threads: 128 });
+        if dtype != DType::F32 && cx.limits.capability >= TENSOR_CORES && widest <= MOST_OF_MMA {
+            let entry = format!("{name}_cores_{}_{suffix}", columns_of(widest));
+            return Ok(AttentionDivision { kind: "cores", entry, columns: MOST_OF_MMA, threads: 128 });
         }
-        let columns = narrow(width);
+        let columns = columns_of(width);
         let entry = match mode {
-            Mode::Statistics => format!("{name}_tiles_{suffix}"),
+            AttentionPass::Statistics => format!("{name}_tiles_{suffix}"),
             _ => format!("{name}_tiles_{columns}_{suffix}"),
         };
-        Ok(Cut { kind: "tiles", entry, columns, threads: THREADS })
+        Ok(AttentionDivision { kind: "tiles", entry, columns, threads: THREADS })
     }
 
     /// Fills the kernels' structure `Attention`.

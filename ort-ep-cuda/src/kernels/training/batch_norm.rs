@@ -7,7 +7,7 @@ use ort_core::spec::RUNTIME;
 use ort_core::{Result, ensure, error};
 
 use super::step::{spread, suffix, sums};
-use crate::kernels::lines::teams;
+use crate::kernels::rows::teams;
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -17,7 +17,7 @@ const UPSTREAM: usize = 2;
 
 cuda_kernels![
     CudaKernel {
-        workspace: Some(|cx| Space::of(cx).map(|space| space.bytes)),
+        workspace: Some(|cx| NormWorkspace::of(cx).map(|workspace| workspace.bytes)),
         ..CudaKernel::new(
             KernelDef {
                 op: "BatchNormalization",
@@ -32,7 +32,7 @@ cuda_kernels![
         )
     },
     CudaKernel {
-        workspace: Some(|cx| Space::of(cx).map(|space| space.bytes)),
+        workspace: Some(|cx| NormWorkspace::of(cx).map(|workspace| workspace.bytes)),
         ..CudaKernel::new(
             KernelDef {
                 domain: RUNTIME,
@@ -44,7 +44,7 @@ cuda_kernels![
         )
     },
     CudaKernel {
-        workspace: Some(|cx| Space::of(cx).map(|space| space.bytes)),
+        workspace: Some(|cx| NormWorkspace::of(cx).map(|workspace| workspace.bytes)),
         ..CudaKernel::new(
             KernelDef {
                 domain: RUNTIME,
@@ -112,7 +112,7 @@ impl Channels {
 }
 
 /// The workspace that connects the passes.
-struct Space {
+struct NormWorkspace {
     channels: Channels,
     levels: Operand,
     parts: Operand,
@@ -120,15 +120,15 @@ struct Space {
     bytes: usize,
 }
 
-impl Space {
-    fn of(cx: &OpCx<'_>) -> Result<Space> {
+impl NormWorkspace {
+    fn of(cx: &OpCx<'_>) -> Result<NormWorkspace> {
         let x = cx.input(0)?;
         let (channels, mut bytes) = (Channels::of(x)?, 0);
         let dtype = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let levels = sums(cx, &mut bytes, &[channels.splits, channels.channels]);
         let parts = sums(cx, &mut bytes, &[MOST_SUMS, channels.splits, channels.channels]);
         let numbers = cx.workspace(&mut bytes, dtype, &[NUMBERS, channels.channels]);
-        Ok(Space { channels, levels, parts, numbers, bytes })
+        Ok(NormWorkspace { channels, levels, parts, numbers, bytes })
     }
 
     /// Returns the passes that compute the batch statistics into four outputs. With a scale, they
@@ -166,35 +166,35 @@ impl Space {
 }
 
 fn statistics(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let space = Space::of(cx)?;
-    if space.channels.channels == 0 {
+    let workspace = NormWorkspace::of(cx)?;
+    if workspace.channels.channels == 0 {
         return Ok(Vec::new());
     }
     let outputs = [0, 1, 2, 3].map(|index| cx.find_output(index));
-    space.statistics(cx, [cx.input(1)?, cx.input(2)?], outputs, None)
+    workspace.statistics(cx, [cx.input(1)?, cx.input(2)?], outputs, None)
 }
 
 fn normalization(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let space = Space::of(cx)?;
-    if space.channels.channels == 0 {
+    let workspace = NormWorkspace::of(cx)?;
+    if workspace.channels.channels == 0 {
         return Ok(Vec::new());
     }
     let (x, y) = (cx.input(0)?, cx.find_output(0));
     let (scale, shift) = (cx.input(1)?, cx.input(2)?);
-    let fits = [scale, shift].iter().all(|given| given.count() == space.channels.channels);
+    let fits = [scale, shift].iter().all(|given| given.count() == workspace.channels.channels);
     ensure!(fits, InvalidArgument, "a scale of shape {:?} for an input of shape {:?}", scale.shape, x.shape);
     let outputs = [None, None, cx.find_output(1), cx.find_output(2)];
-    let mut launches = space.statistics(cx, [cx.input(3)?, cx.input(4)?], outputs, Some(scale))?;
+    let mut launches = workspace.statistics(cx, [cx.input(3)?, cx.input(4)?], outputs, Some(scale))?;
     if let Some(y) = y.filter(|y| y.count() > 0) {
         let launch = Launch::new(FAMILY, format!("channel_normalize_{}", suffix(x.dtype)?));
-        let launch = launch.tensor(x).tensor(shift).tensor(y).tensor(&space.numbers);
-        launches.push(spread(cx, space.channels.pass(launch)?, y.count())?);
+        let launch = launch.tensor(x).tensor(shift).tensor(y).tensor(&workspace.numbers);
+        launches.push(spread(cx, workspace.channels.pass(launch)?, y.count())?);
     }
     Ok(launches)
 }
 
 fn gradient(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let Space { channels, levels, parts, numbers, .. } = Space::of(cx)?;
+    let NormWorkspace { channels, levels, parts, numbers, .. } = NormWorkspace::of(cx)?;
     let (x, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.input(UPSTREAM)?);
     ensure!(
         scale.count() == channels.channels && upstream.shape == x.shape,

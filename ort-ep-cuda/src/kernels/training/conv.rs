@@ -10,13 +10,13 @@ use ort_core::{Result, ensure, error};
 
 use super::step::spread;
 use crate::kernels::conv::dnn::{Windows, gradient};
-use crate::kernels::conv::{Conv, Cut, FLOATS, suffix_of, taps_fit, window_sizes};
+use crate::kernels::conv::{Conv, FLOATS, MmaDivision, suffix_of, taps_fit, window_sizes};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, scratch};
 use crate::libraries::Pass;
 
 const FAMILY: &str = "training_conv";
-const CORES: &str = "training_conv_cores";
+const MMA_FAMILY: &str = "training_conv_cores";
 
 const INPUT: KernelDef = KernelDef {
     domain: RUNTIME,
@@ -51,7 +51,7 @@ fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
 }
 
 /// The sizes of the forward convolution.
-struct Sizes {
+struct GradShape {
     axes: WindowAxes,
     batch: usize,
     groups: usize,
@@ -60,9 +60,9 @@ struct Sizes {
     filters: usize,
 }
 
-impl Sizes {
+impl GradShape {
     /// Reads the sizes from image, filters and result.
-    fn new(cx: &OpCx<'_>, [image, weight, result]: [&Operand; 3]) -> Result<Sizes> {
+    fn new(cx: &OpCx<'_>, [image, weight, result]: [&Operand; 3]) -> Result<GradShape> {
         let groups = usize::try_from(cx.attrs.int("group")?).ok().filter(|groups| *groups > 0);
         let groups = groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))?;
         let rank = image.rank();
@@ -98,7 +98,7 @@ impl Sizes {
             })
             .collect();
         let (channels, filters) = (weight.size(1), weight.size(0) / groups);
-        Ok(Sizes { axes: three_axes(&axes)?, batch: image.size(0), groups, channels, filters })
+        Ok(GradShape { axes: three_axes(&axes)?, batch: image.size(0), groups, channels, filters })
     }
 
     fn volume(&self, of: fn(&WindowAxis) -> usize) -> usize {
@@ -140,12 +140,12 @@ impl Sizes {
 
     /// Returns the division of the filter gradient for tensor cores, or `None` if they do not
     /// apply.
-    fn cut_for_cores(&self, cx: &OpCx<'_>) -> Result<Option<Cut>> {
+    fn mma_division(&self, cx: &OpCx<'_>) -> Result<Option<MmaDivision>> {
         if self.has_few_columns() || !taps_fit(&self.axes) {
             return Ok(None);
         }
         let dtype = cx.output(0)?.dtype;
-        Cut::new(&cx.limits, dtype, self.groups, [self.filters, self.columns(), self.windows()])
+        MmaDivision::new(&cx.limits, dtype, self.groups, [self.filters, self.columns(), self.windows()])
     }
 
     /// Returns the tiles of the filter gradient, down and across, and the split-K pieces of the
@@ -166,7 +166,7 @@ impl Sizes {
 
 fn by_input(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (upstream, weight, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
-    let sizes = Sizes::new(cx, [y, weight, upstream])?;
+    let sizes = GradShape::new(cx, [y, weight, upstream])?;
     if y.count() == 0 {
         return Ok(Vec::new());
     }
@@ -182,7 +182,7 @@ fn by_input(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let conv = sizes.transposed();
     // The forward pass's tensor core kernels for transposed convolutions serve here as well.
     if let Some(cut) = conv.cut(&cx.limits, y.dtype)? {
-        return conv.on_cores(cx, &cut, [None; 2]);
+        return conv.by_mma(cx, &cut, [None; 2]);
     }
     let positions = sizes.batch.saturating_mul(sizes.volume(|axis| axis.input));
     let (down, across) = (sizes.channels.div_ceil(BLOCK), positions.div_ceil(BLOCK));
@@ -192,13 +192,13 @@ fn by_input(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 }
 
 fn workspace_by_input(cx: &OpCx<'_>) -> Result<usize> {
-    let sizes = Sizes::new(cx, [cx.output(0)?, cx.input(1)?, cx.input(0)?])?;
-    Ok(scratch(cx, by_input)?.max(sizes.transposed().workspace_for_cores(cx)?))
+    let sizes = GradShape::new(cx, [cx.output(0)?, cx.input(1)?, cx.input(0)?])?;
+    Ok(scratch(cx, by_input)?.max(sizes.transposed().workspace_for_mma(cx)?))
 }
 
 /// Reserves the split-K partial sums; `None` if windows are not split.
-fn parts(cx: &OpCx<'_>, sizes: &Sizes, taken: &mut usize) -> Result<Option<Operand>> {
-    if let Some(cut) = sizes.cut_for_cores(cx)? {
+fn parts(cx: &OpCx<'_>, sizes: &GradShape, taken: &mut usize) -> Result<Option<Operand>> {
+    if let Some(cut) = sizes.mma_division(cx)? {
         return cut.parts(cx, taken);
     }
     let [_, _, splits] = sizes.cut();
@@ -210,7 +210,7 @@ fn parts(cx: &OpCx<'_>, sizes: &Sizes, taken: &mut usize) -> Result<Option<Opera
 fn workspace_by_weights(cx: &OpCx<'_>) -> Result<usize> {
     let (image, upstream) = (cx.input(0)?, cx.input(1)?);
     let mut taken = 0;
-    parts(cx, &Sizes::new(cx, [image, cx.output(0)?, upstream])?, &mut taken)?;
+    parts(cx, &GradShape::new(cx, [image, cx.output(0)?, upstream])?, &mut taken)?;
     // Only a run tells whether its tensors are aligned for the library, so the workspace covers
     // both.
     Ok(scratch(cx, by_weights)?.max(taken))
@@ -218,7 +218,7 @@ fn workspace_by_weights(cx: &OpCx<'_>) -> Result<usize> {
 
 fn by_weights(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (image, upstream, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
-    let sizes = Sizes::new(cx, [image, y, upstream])?;
+    let sizes = GradShape::new(cx, [image, y, upstream])?;
     let count = y.count();
     if count == 0 {
         return Ok(Vec::new());
@@ -233,8 +233,8 @@ fn by_weights(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(vec![sizes.pass(given(launch), [0; 3])?.grid([count, 1, 1])?]);
     }
     let parts = parts(cx, &sizes, &mut 0)?;
-    let (launch, cut) = match sizes.cut_for_cores(cx)? {
-        Some(cut) => (given(of_cores(&cut)?), cut.words()),
+    let (launch, cut) = match sizes.mma_division(cx)? {
+        Some(cut) => (given(mma_launch(&cut)?), cut.words()),
         None => {
             let [down, across, splits] = sizes.cut();
             let blocks = sizes.groups.saturating_mul(down).saturating_mul(across);
@@ -252,8 +252,8 @@ fn by_weights(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 }
 
 /// Returns the launch of the filter gradient on tensor cores, without parameters.
-fn of_cores(cut: &Cut) -> Result<Launch> {
-    let Cut { suffix, tile, .. } = cut;
-    let launch = Launch::of_type(CORES, suffix, format!("{CORES}_{}_{suffix}", tile.name))?;
+fn mma_launch(cut: &MmaDivision) -> Result<Launch> {
+    let MmaDivision { suffix, tile, .. } = cut;
+    let launch = Launch::of_type(MMA_FAMILY, suffix, format!("{MMA_FAMILY}_{}_{suffix}", tile.name))?;
     Ok(launch.grid([cut.blocks, cut.parts, 1])?.block([tile.threads, 1, 1]))
 }

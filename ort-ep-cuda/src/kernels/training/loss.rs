@@ -5,7 +5,7 @@ use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, unknown_name};
 
-use crate::kernels::lines::{SHORT_FLOATS, suffix, team_of, teams};
+use crate::kernels::rows::{SHORT_FLOATS, suffix, team_of, teams};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 

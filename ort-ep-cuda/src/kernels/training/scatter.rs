@@ -8,8 +8,9 @@ use ort_core::ops::tensor::problem::{Scatter, combines};
 use ort_core::{Result, error, unknown_name};
 
 use super::step::spread;
+use crate::kernels::elements::few_axes;
 use crate::kernels::gather::Target;
-use crate::kernels::movement::{copied, few_axes};
+use crate::kernels::movement::copied;
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -40,32 +41,32 @@ const SHORT_WINDOW: usize = 8;
 const FEW: usize = 32;
 
 /// The workspace that connects the passes: keys, their merge buffer, and partial results of slots.
-struct Space {
+struct ScatterWorkspace {
     keys: [Operand; 2],
     parts: Operand,
     window: usize,
     bytes: usize,
 }
 
-impl Space {
-    fn of(cx: &OpCx<'_>, scatter: &Scatter) -> Result<Space> {
+impl ScatterWorkspace {
+    fn of(cx: &OpCx<'_>, scatter: &Scatter) -> Result<ScatterWorkspace> {
         let (dtype, mut bytes) = (cx.input(0)?.dtype, 0);
         // Half-precision updates accumulate in float32.
         let sum = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
         let keys = [(); 2].map(|()| cx.workspace(&mut bytes, DType::U64, &[scatter.tuples]));
         let window = if scatter.run < FEW { SHORT_WINDOW } else { WINDOW };
         let parts = cx.workspace(&mut bytes, sum, &[scatter.tuples.div_ceil(window), 2, scatter.run]);
-        Ok(Space { keys, parts, window, bytes })
+        Ok(ScatterWorkspace { keys, parts, window, bytes })
     }
 }
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
-    Ok(Space::of(cx, &Target::new(cx)?.scatter)?.bytes)
+    Ok(ScatterWorkspace::of(cx, &Target::new(cx)?.scatter)?.bytes)
 }
 
 /// Returns the launches that sort the keys, and the buffer that then holds them.
-fn sorted(cx: &OpCx<'_>, target: &Target, space: &Space) -> Result<(Vec<Launch>, Operand)> {
-    let [mut from, mut to] = space.keys.clone();
+fn sorted(cx: &OpCx<'_>, target: &Target, workspace: &ScatterWorkspace) -> Result<(Vec<Launch>, Operand)> {
+    let [mut from, mut to] = workspace.keys.clone();
     let tuples = target.scatter.tuples;
     let size = tuples.next_power_of_two().clamp(2, MOST_KEYS);
     let sort = Launch::new(FAMILY, "scatter_sort").grid([tuples.div_ceil(size), 1, 1])?;
@@ -106,19 +107,19 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         DType::I64 => "i64",
         other => return Err(error!(NotImplemented, "updates of {other} that are combined")),
     };
-    let space = Space::of(cx, scatter)?;
-    let (sorts, keys) = sorted(cx, &target, &space)?;
+    let workspace = ScatterWorkspace::of(cx, scatter)?;
+    let (sorts, keys) = sorted(cx, &target, &workspace)?;
     launches.extend(sorts);
-    let threads = scatter.tuples.div_ceil(space.window).saturating_mul(scatter.run);
+    let threads = scatter.tuples.div_ceil(workspace.window).saturating_mul(scatter.run);
     let sizes =
-        |launch: Launch| launch.uint(scatter.tuples)?.uint(scatter.run)?.uint(space.window)?.uint(fold);
+        |launch: Launch| launch.uint(scatter.tuples)?.uint(scatter.run)?.uint(workspace.window)?.uint(fold);
     let windows = Launch::new(FAMILY, format!("scatter_windows_{suffix}"));
-    let windows = windows.tensor(&keys).tensor(updates).tensor(y).tensor(&space.parts);
+    let windows = windows.tensor(&keys).tensor(updates).tensor(y).tensor(&workspace.parts);
     launches.push(spread(cx, sizes(windows)?, threads)?);
     // With one window, no slot is split between threads.
-    if scatter.tuples > space.window {
+    if scatter.tuples > workspace.window {
         let join = Launch::new(FAMILY, format!("scatter_join_{suffix}"));
-        let join = join.tensor(&keys).tensor(y).tensor(&space.parts);
+        let join = join.tensor(&keys).tensor(y).tensor(&workspace.parts);
         launches.push(spread(cx, sizes(join)?, threads)?);
     }
     Ok(launches)

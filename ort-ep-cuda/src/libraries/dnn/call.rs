@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ort_core::{Result, error};
 
-use super::super::workspace_of;
+use super::super::workspace::{with_alignment, workspace_of};
+use super::convolution::{Algorithm, Convolution, Form, Pass, Search};
 use super::descriptors::Descriptors;
 use super::functions::is_unsupported;
-use super::{Convolution, Dnn, Form, Owned, Pass, Search, Way};
+use super::{Dnn, OwnedHandle};
 use crate::driver::{RawStream, Routine};
 
 /// A convolution by one algorithm. Its tensors are the two inputs in the order of its pass, then
@@ -20,7 +21,7 @@ pub(crate) struct DnnConvolution {
     convolution: Convolution,
     descriptors: Descriptors,
     form: Form,
-    way: Way,
+    algorithm: Algorithm,
     /// Whether the library turned out to have no fused kernel for bias and ReLU.
     refused: AtomicBool,
 }
@@ -49,21 +50,53 @@ impl Places {
     }
 }
 
+/// The workspace limit in bytes unless all free memory may be used, as in ONNX Runtime.
+const SMALL_WORKSPACE: usize = 32 << 20;
+
 const ONE: f32 = 1.0;
 const ZERO: f32 = 0.0;
 
+impl Dnn {
+    /// Returns the call of a convolution with at most `room` bytes of workspace, and the bytes it
+    /// needs. Turn `n` takes the `n`th algorithm that fits. Returns `None` if there are no more.
+    pub(crate) fn convolution(
+        self: &Arc<Dnn>,
+        convolution: &Convolution,
+        form: Form,
+        room: usize,
+        turn: usize,
+    ) -> Result<Option<(DnnConvolution, usize)>> {
+        self.context.enter()?;
+        let descriptors = match Descriptors::new(&self.loaded, convolution) {
+            Ok(descriptors) => descriptors,
+            Err(problem) => {
+                // Our own kernels compute this convolution.
+                tracing::debug!("not by cuDNN: {problem}");
+                return Ok(None);
+            }
+        };
+        let all = self.algorithms(convolution, &descriptors);
+        // The limit of the option applies on top of what the caller has.
+        let room = if self.options.max_workspace { room } else { room.min(SMALL_WORKSPACE) };
+        let mut fitting = all.iter().copied().filter(|(_, bytes)| with_alignment(*bytes) <= room);
+        let Some(algorithm) = fitting.nth(turn) else { return Ok(None) };
+        let made = DnnConvolution::new(self.clone(), (convolution.clone(), descriptors), form, algorithm);
+        Ok(Some((made, with_alignment(algorithm.1))))
+    }
+}
+
 impl DnnConvolution {
-    pub(super) fn new(
+    fn new(
         dnn: Arc<Dnn>,
         (convolution, descriptors): (Convolution, Descriptors),
         form: Form,
-        way: Way,
+        algorithm: Algorithm,
     ) -> DnnConvolution {
-        DnnConvolution { dnn, convolution, descriptors, form, way, refused: AtomicBool::new(false) }
+        DnnConvolution { dnn, convolution, descriptors, form, algorithm, refused: AtomicBool::new(false) }
     }
 
     /// Runs the bare convolution; with a `beta` of 1 it accumulates onto the result.
-    fn sums(&self, handle: &Owned, at: &Places, beta: &f32) -> Result<()> {
+    fn sums(&self, handle: &OwnedHandle, at: &Places, beta: &f32) -> Result<()> {
         let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
         let calls = functions.calls(self.convolution.pass);
         // SAFETY: handle and descriptors are live. The tensors are live memory of the context with
@@ -78,9 +111,9 @@ impl DnnConvolution {
                 of.second,
                 at.second,
                 of.convolution,
-                self.way.0,
+                self.algorithm.0,
                 at.scratch,
-                at.bytes.min(self.way.1),
+                at.bytes.min(self.algorithm.1),
                 beta,
                 of.result,
                 at.result,
@@ -91,7 +124,7 @@ impl DnnConvolution {
 
     /// Runs the convolution with its epilogue in one call. Returns false if the library has no
     /// fused kernel.
-    fn fused(&self, handle: &Owned, at: &Places) -> Result<bool> {
+    fn fused(&self, handle: &OwnedHandle, at: &Places) -> Result<bool> {
         let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
         // The API demands an addend even if its factor is zero.
         let (z, factor) = if at.z.is_null() { (at.result, &ZERO) } else { (at.z, &ONE) };
@@ -105,9 +138,9 @@ impl DnnConvolution {
                 of.second,
                 at.second,
                 of.convolution,
-                self.way.0,
+                self.algorithm.0,
                 at.scratch,
-                at.bytes.min(self.way.1),
+                at.bytes.min(self.algorithm.1),
                 factor,
                 of.result,
                 z,
@@ -126,7 +159,7 @@ impl DnnConvolution {
     }
 
     /// Runs the same in separate calls.
-    fn in_steps(&self, handle: &Owned, at: &Places) -> Result<()> {
+    fn in_steps(&self, handle: &OwnedHandle, at: &Places) -> Result<()> {
         self.sums(handle, at, &ZERO)?;
         let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
         for (tensor, address) in [(of.bias, at.bias), (of.result, at.z)] {
@@ -155,7 +188,7 @@ impl DnnConvolution {
     }
 
     /// Directs the handle's calls to a stream.
-    fn set_stream(&self, handle: &Owned, stream: RawStream) -> Result<()> {
+    fn set_stream(&self, handle: &OwnedHandle, stream: RawStream) -> Result<()> {
         let functions = &self.dnn.loaded.functions;
         // SAFETY: handle and stream are live.
         functions.check(unsafe { (functions.cudnnSetStream)(handle.0, stream) }, "cudnnSetStream")
@@ -164,7 +197,7 @@ impl DnnConvolution {
 
 impl Routine for DnnConvolution {
     fn name(&self) -> String {
-        let (algorithm, bytes) = self.way;
+        let (algorithm, bytes) = self.algorithm;
         let known = usize::try_from(algorithm)
             .ok()
             .and_then(|number| self.convolution.pass.names().get(number).copied());

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use ort_core::{Result, error};
 use smallvec::SmallVec;
 
-use super::{Convolution, DnnElement, DnnFunctions, Handle, Loaded, Pass};
+use super::super::load::Loaded;
+use super::convolution::{Convolution, DnnElement, Handle, Pass};
+use super::functions::DnnFunctions;
 use crate::launch::strides;
 
 const NCHW: c_int = 0;
@@ -23,26 +25,26 @@ type Create = unsafe extern "C" fn(*mut Handle) -> c_int;
 type Destroy = unsafe extern "C" fn(Handle) -> c_int;
 
 /// An opaque structure of the library.
-struct Descriptor {
+struct DnnDescriptor {
     handle: Handle,
     destroy: Destroy,
 }
 
 // SAFETY: a descriptor is not tied to a thread, and users share it under the handle's lock.
-unsafe impl Send for Descriptor {}
+unsafe impl Send for DnnDescriptor {}
 // SAFETY: after construction, descriptors are only read, by calls under the handle's lock.
-unsafe impl Sync for Descriptor {}
+unsafe impl Sync for DnnDescriptor {}
 
-impl Descriptor {
-    fn new(functions: &DnnFunctions, create: Create, destroy: Destroy) -> Result<Descriptor> {
+impl DnnDescriptor {
+    fn new(functions: &DnnFunctions, create: Create, destroy: Destroy) -> Result<DnnDescriptor> {
         let mut handle = ptr::null_mut();
         // SAFETY: the library writes one handle, which `Drop` destroys.
         functions.check(unsafe { create(&mut handle) }, "creating a descriptor")?;
-        Ok(Descriptor { handle, destroy })
+        Ok(DnnDescriptor { handle, destroy })
     }
 }
 
-impl Drop for Descriptor {
+impl Drop for DnnDescriptor {
     fn drop(&mut self) {
         // SAFETY: the descriptor is live, and the library does not read it after a call returns.
         let _ = unsafe { (self.destroy)(self.handle) };
@@ -51,12 +53,12 @@ impl Drop for Descriptor {
 
 /// The descriptors of a convolution.
 pub(super) struct Descriptors {
-    x: Descriptor,
-    w: Descriptor,
-    y: Descriptor,
-    bias: Descriptor,
-    convolution: Descriptor,
-    activation: Descriptor,
+    x: DnnDescriptor,
+    w: DnnDescriptor,
+    y: DnnDescriptor,
+    bias: DnnDescriptor,
+    convolution: DnnDescriptor,
+    activation: DnnDescriptor,
     /// Keeps the library's code, which destroys the descriptors.
     _loaded: Arc<Loaded<DnnFunctions>>,
 }
@@ -89,7 +91,7 @@ impl Descriptors {
         let channels: Vec<usize> =
             of.y.iter().enumerate().map(|(axis, size)| if axis == 1 { *size } else { 1 }).collect();
         let (x, y, bias) = (tensor(&of.x)?, tensor(&of.y)?, tensor(&channels)?);
-        let w = Descriptor::new(f, f.cudnnCreateFilterDescriptor, f.cudnnDestroyFilterDescriptor)?;
+        let w = DnnDescriptor::new(f, f.cudnnCreateFilterDescriptor, f.cudnnDestroyFilterDescriptor)?;
         let sizes = ints(&of.w)?;
         let (ty, rank) = (type_of(of.element), sizes.len() as c_int);
         let format = if of.channels_last { NHWC } else { NCHW };
@@ -98,7 +100,7 @@ impl Descriptors {
         f.check(status, "cudnnSetFilterNdDescriptor")?;
         let convolution = windows(f, of)?;
         let activation =
-            Descriptor::new(f, f.cudnnCreateActivationDescriptor, f.cudnnDestroyActivationDescriptor)?;
+            DnnDescriptor::new(f, f.cudnnCreateActivationDescriptor, f.cudnnDestroyActivationDescriptor)?;
         // SAFETY: the descriptor is live.
         let status = unsafe {
             (f.cudnnSetActivationDescriptor)(activation.handle, ACTIVATION_RELU, PROPAGATE_NAN, 0.0)
@@ -137,8 +139,8 @@ fn steps_of(sizes: &[usize], channels_last: bool) -> Vec<usize> {
     }
 }
 
-fn tensor(f: &DnnFunctions, of: &Convolution, sizes: &[usize]) -> Result<Descriptor> {
-    let made = Descriptor::new(f, f.cudnnCreateTensorDescriptor, f.cudnnDestroyTensorDescriptor)?;
+fn tensor(f: &DnnFunctions, of: &Convolution, sizes: &[usize]) -> Result<DnnDescriptor> {
+    let made = DnnDescriptor::new(f, f.cudnnCreateTensorDescriptor, f.cudnnDestroyTensorDescriptor)?;
     let (steps, sizes) = (ints(&steps_of(sizes, of.channels_last))?, ints(sizes)?);
     let (ty, rank) = (type_of(of.element), sizes.len() as c_int);
     // SAFETY: the descriptor is live; `sizes` and `steps` have `rank` elements.
@@ -148,8 +150,9 @@ fn tensor(f: &DnnFunctions, of: &Convolution, sizes: &[usize]) -> Result<Descrip
     Ok(made)
 }
 
-fn windows(f: &DnnFunctions, of: &Convolution) -> Result<Descriptor> {
-    let made = Descriptor::new(f, f.cudnnCreateConvolutionDescriptor, f.cudnnDestroyConvolutionDescriptor)?;
+fn windows(f: &DnnFunctions, of: &Convolution) -> Result<DnnDescriptor> {
+    let made =
+        DnnDescriptor::new(f, f.cudnnCreateConvolutionDescriptor, f.cudnnDestroyConvolutionDescriptor)?;
     let (pads, strides, dilations) = (ints(&of.pads)?, ints(&of.strides)?, ints(&of.dilations)?);
     // SAFETY: the descriptor is live; each list has one number per axis.
     let status = unsafe {

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use ort_core::{Result, error};
 
 use super::super::load::functions;
-use super::{Handle, Pass};
+use super::convolution::{Handle, Pass};
 use crate::driver::RawStream;
 
 type Numbers = *const c_int;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use ort_core::{Result, error};
 
-use super::{Compute, Element, Epilogue, Handle, Layout, Lt, Matmul};
+use super::functions::Handle;
+use super::handle::Lt;
+use super::matmul::{Compute, Epilogue, LtElement, LtLayout, Matmul};
 
 // Numbers of attributes and values, from cuBLASLt's header.
 const LAYOUT_BATCH_COUNT: c_int = 5;
@@ -23,7 +25,7 @@ const EPILOGUE_BIAS: c_int = 4;
 const EPILOGUE_GELU: c_int = 32;
 
 /// An opaque structure of the library, in host memory.
-pub(super) struct Descriptor {
+pub(super) struct LtDescriptor {
     lt: Arc<Lt>,
     pub(super) handle: Handle,
     destroy: unsafe extern "C" fn(Handle) -> c_int,
@@ -31,10 +33,10 @@ pub(super) struct Descriptor {
 }
 
 // SAFETY: a descriptor is not tied to a thread, and users share it under a lock.
-unsafe impl Send for Descriptor {}
+unsafe impl Send for LtDescriptor {}
 
-impl Descriptor {
-    fn layout(lt: Arc<Lt>, element: Element, layout: &Layout, batch: usize) -> Result<Descriptor> {
+impl LtDescriptor {
+    fn layout(lt: Arc<Lt>, element: LtElement, layout: &LtLayout, batch: usize) -> Result<LtDescriptor> {
         let mut handle = ptr::null_mut();
         let (rows, columns, leading) = (layout.rows as u64, layout.columns as u64, layout.leading as i64);
         let functions = &lt.loaded.functions;
@@ -45,7 +47,7 @@ impl Descriptor {
         lt.check(status, "cublasLtMatrixLayoutCreate")?;
         let destroy = functions.cublasLtMatrixLayoutDestroy;
         let set = functions.cublasLtMatrixLayoutSetAttribute;
-        let made = Descriptor { lt, handle, destroy, set };
+        let made = LtDescriptor { lt, handle, destroy, set };
         if batch > 1 {
             let count = i32::try_from(batch)
                 .map_err(|_| error!(NotImplemented, "a batch of {batch} matrices in one product"))?;
@@ -55,11 +57,11 @@ impl Descriptor {
         Ok(made)
     }
 
-    fn operation(lt: Arc<Lt>, matmul: &Matmul) -> Result<Descriptor> {
+    fn operation(lt: Arc<Lt>, matmul: &Matmul) -> Result<LtDescriptor> {
         let (compute, scale) = match matmul.compute {
-            Compute::F32 => (68, type_of(Element::F32)),
-            Compute::Tf32 => (77, type_of(Element::F32)),
-            Compute::F64 => (70, type_of(Element::F64)),
+            Compute::F32 => (68, type_of(LtElement::F32)),
+            Compute::Tf32 => (77, type_of(LtElement::F32)),
+            Compute::F64 => (70, type_of(LtElement::F64)),
         };
         let mut handle = ptr::null_mut();
         let functions = &lt.loaded.functions;
@@ -68,7 +70,7 @@ impl Descriptor {
         lt.check(status, "cublasLtMatmulDescCreate")?;
         let destroy = functions.cublasLtMatmulDescDestroy;
         let set = functions.cublasLtMatmulDescSetAttribute;
-        let made = Descriptor { lt, handle, destroy, set };
+        let made = LtDescriptor { lt, handle, destroy, set };
         let [a, b] = matmul.transposed;
         made.set(DESC_TRANSA, &i32::from(a))?;
         made.set(DESC_TRANSB, &i32::from(b))?;
@@ -82,7 +84,7 @@ impl Descriptor {
         Ok(made)
     }
 
-    pub(super) fn preference(lt: Arc<Lt>) -> Result<Descriptor> {
+    pub(super) fn preference(lt: Arc<Lt>) -> Result<LtDescriptor> {
         let mut handle = ptr::null_mut();
         let functions = &lt.loaded.functions;
         // SAFETY: the library writes one handle, which `Drop` destroys.
@@ -90,7 +92,7 @@ impl Descriptor {
         lt.check(status, "cublasLtMatmulPreferenceCreate")?;
         let destroy = functions.cublasLtMatmulPreferenceDestroy;
         let set = functions.cublasLtMatmulPreferenceSetAttribute;
-        Ok(Descriptor { lt, handle, destroy, set })
+        Ok(LtDescriptor { lt, handle, destroy, set })
     }
 
     pub(super) fn set<T: Copy>(&self, attribute: c_int, value: &T) -> Result<()> {
@@ -101,7 +103,7 @@ impl Descriptor {
     }
 }
 
-impl Drop for Descriptor {
+impl Drop for LtDescriptor {
     fn drop(&mut self) {
         // SAFETY: the structure is live, and the library does not read it after a call returns.
         let _ = unsafe { (self.destroy)(self.handle) };
@@ -109,28 +111,29 @@ impl Drop for Descriptor {
 }
 
 /// Returns the `cudaDataType_t`.
-fn type_of(element: Element) -> c_int {
+fn type_of(element: LtElement) -> c_int {
     match element {
-        Element::F32 => 0,
-        Element::F64 => 1,
-        Element::F16 => 2,
-        Element::Bf16 => 14,
+        LtElement::F32 => 0,
+        LtElement::F64 => 1,
+        LtElement::F16 => 2,
+        LtElement::Bf16 => 14,
     }
 }
 
 /// The descriptors of a GEMM.
-pub(super) struct Descriptors {
+pub(super) struct LtDescriptors {
     pub(super) lt: Arc<Lt>,
-    pub(super) operation: Descriptor,
-    pub(super) layouts: [Descriptor; 4],
+    pub(super) operation: LtDescriptor,
+    pub(super) layouts: [LtDescriptor; 4],
 }
 
-impl Descriptors {
-    pub(super) fn new(lt: Arc<Lt>, matmul: &Matmul) -> Result<Descriptors> {
-        let operation = Descriptor::operation(lt.clone(), matmul)?;
+impl LtDescriptors {
+    pub(super) fn new(lt: Arc<Lt>, matmul: &Matmul) -> Result<LtDescriptors> {
+        let operation = LtDescriptor::operation(lt.clone(), matmul)?;
         let [a, b, c, d] = matmul.layouts;
-        let layout = |layout: Layout| Descriptor::layout(lt.clone(), matmul.element, &layout, matmul.batch);
+        let layout =
+            |layout: LtLayout| LtDescriptor::layout(lt.clone(), matmul.element, &layout, matmul.batch);
         let layouts = [layout(a)?, layout(b)?, layout(c)?, layout(d)?];
-        Ok(Descriptors { lt, operation, layouts })
+        Ok(LtDescriptors { lt, operation, layouts })
     }
 }

@@ -5,8 +5,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use ort_core::{Result, error};
 
 use super::super::load::functions;
-use super::Handle;
 use crate::driver::RawStream;
+
+/// A handle or descriptor of the library.
+pub(super) type Handle = *mut c_void;
 
 functions! {
     /// The functions of cuBLASLt that we call.
@@ -29,23 +31,23 @@ functions! {
         found: *mut HeuristicResult, count: *mut c_int,
     ) -> c_int;
     fn cublasLtMatmulAlgoConfigGetAttribute(
-        algorithm: *const Algorithm, attribute: c_int, value: *mut c_void, bytes: usize, written: *mut usize,
+        algorithm: *const AlgorithmCode, attribute: c_int, value: *mut c_void, bytes: usize, written: *mut usize,
     ) -> c_int;
     fn cublasLtMatmul(
         handle: Handle, operation: Handle, alpha: *const c_void, a: *const c_void, a_layout: Handle, b: *const c_void,
         b_layout: Handle, beta: *const c_void, c: *const c_void, c_layout: Handle, d: *mut c_void, d_layout: Handle,
-        algorithm: *const Algorithm, workspace: *mut c_void, workspace_bytes: usize, stream: RawStream,
+        algorithm: *const AlgorithmCode, workspace: *mut c_void, workspace_bytes: usize, stream: RawStream,
     ) -> c_int;
 }
 
 /// `cublasLtMatmulAlgo_t`.
-pub(in crate::libraries) type Algorithm = [u64; 8];
+pub(in crate::libraries) type AlgorithmCode = [u64; 8];
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(in crate::libraries) struct HeuristicResult {
-    pub(super) algorithm: Algorithm,
+    pub(super) algorithm: AlgorithmCode,
     pub(super) workspace: usize,
     pub(super) state: c_int,
     pub(super) waves: f32,
@@ -78,7 +80,7 @@ impl LtFunctions {
     }
 
     /// Returns an algorithm's name for profiles.
-    pub(super) fn name(&self, algorithm: &Algorithm, workspace: usize) -> String {
+    pub(super) fn name(&self, algorithm: &AlgorithmCode, workspace: usize) -> String {
         let number = |attribute| {
             let (mut value, mut written) = (0u32, 0);
             // SAFETY: the library returned this algorithm; it writes a 32-bit number to `value`.

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use ort_core::Result;
 use ort_core::ep::Device;
-use ort_testkit::on_device::lines;
+use ort_testkit::on_device::rows;
 use support::open;
 
 #[test]
 fn reductions_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::reductions(&device, &[]);
+    rows::reductions(&device, &[]);
     Ok(())
 }
 
@@ -21,7 +21,7 @@ fn reductions_are_those_of_the_cpu() -> Result<()> {
 fn softmax_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::softmax(&device, &[]);
+    rows::softmax(&device, &[]);
     Ok(())
 }
 
@@ -29,7 +29,7 @@ fn softmax_is_that_of_the_cpu() -> Result<()> {
 fn norms_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::norms(&device, &[]);
+    rows::norms(&device, &[]);
     Ok(())
 }
 
@@ -37,7 +37,7 @@ fn norms_are_those_of_the_cpu() -> Result<()> {
 fn attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::attention(&device, &[]);
+    rows::attention(&device, &[]);
     Ok(())
 }
 
@@ -45,7 +45,7 @@ fn attention_is_that_of_the_cpu() -> Result<()> {
 fn multi_head_attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::multi_head_attention(&device, &[]);
+    rows::multi_head_attention(&device, &[]);
     Ok(())
 }
 
@@ -53,6 +53,6 @@ fn multi_head_attention_is_that_of_the_cpu() -> Result<()> {
 fn group_query_attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::group_query_attention(&device, &[]);
+    rows::group_query_attention(&device, &[]);
     Ok(())
 }

@@ -14,7 +14,7 @@ use ort_core::tensor::{Tensor, Value};
 use ort_core::{Result, error};
 
 use super::windows::{CONVS, POOLS, Windows, of};
-use super::{assert_close, cores, cpu, numbers, outputs};
+use super::{assert_close, cpu, mma, numbers, outputs};
 
 /// Further windows: large tiles of whole vectors of channels, split accumulation, and windows that
 /// are not adjacent.
@@ -54,7 +54,7 @@ struct Node<'a> {
 }
 
 /// The NHWC shape of an image; a shape of one axis is not an image.
-pub(super) fn pixels(shape: &[usize]) -> Vec<usize> {
+pub(super) fn nhwc_shape(shape: &[usize]) -> Vec<usize> {
     let mut shape = shape.to_vec();
     if shape.len() > 2 {
         shape[1..].rotate_left(1);
@@ -83,7 +83,7 @@ impl Node<'_> {
         let mut builder = GraphBuilder::new("pixels");
         let mut ids = Vec::new();
         for (index, shape) in self.shapes.iter().enumerate() {
-            let sizes: Vec<String> = pixels(shape).iter().map(usize::to_string).collect();
+            let sizes: Vec<String> = nhwc_shape(shape).iter().map(usize::to_string).collect();
             let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
             let mut input = builder.input(&format!("x{index}"), DType::F32, &sizes);
             if self.dtype != DType::F32 {
@@ -137,7 +137,7 @@ impl Node<'_> {
             let mut values = numbers(shape.iter().product(), index);
             let least = if self.dtype == DType::U8 { 0.0 } else { -factor };
             values.iter_mut().for_each(|value| *value = (*value * factor).max(least));
-            inputs.push((format!("x{index}"), Tensor::from_slice(&pixels(shape), &values)?.into()));
+            inputs.push((format!("x{index}"), Tensor::from_slice(&nhwc_shape(shape), &values)?.into()));
         }
         let (actual, kernels) = self.run(device, &inputs)?;
         let expected = outputs(&self.model(true)?, cpu()?, &inputs)?;
@@ -202,7 +202,7 @@ pub fn convolutions(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
 pub fn convolutions_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     let mut kernels = BTreeSet::new();
     for dtype in [DType::F16, DType::BF16] {
-        for case in cores::convolutions().chain(VECTORS).chain(FEW_CHANNELS) {
+        for case in mma::convolutions().chain(VECTORS).chain(FEW_CHANNELS) {
             kernels.insert(convolution(device, case, (dtype, 4), Some(("Relu", &[])))?);
         }
     }
@@ -282,7 +282,7 @@ pub fn elements_without_end(device: &Arc<dyn Device>) -> Result<()> {
                     let places = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
                     values.iter_mut().skip(100).step_by(350).zip(places).for_each(|(to, x)| *to = x);
                 }
-                inputs.push((format!("x{index}"), Tensor::from_slice(&pixels(shape), &values)?.into()));
+                inputs.push((format!("x{index}"), Tensor::from_slice(&nhwc_shape(shape), &values)?.into()));
             }
             let (actual, kernels) = node.run(device, &inputs)?;
             let expected = outputs(&node.model(true)?, cpu()?, &inputs)?;

@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 
 use crate::driver_cache::DriverCache;
 use crate::gpu::Gpu;
-use crate::pipelines::Program;
+use crate::program::Program;
 
 /// The kind of its files in a [`DeviceCache`].
 const KIND: &str = "programs";
@@ -32,38 +32,38 @@ const MOST_OF_A_NODE: usize = 64;
 const MOST_NODES: usize = 1 << 14;
 
 /// The programs of each node, by the hash of what the node computes.
-type Lists = BTreeMap<u64, Vec<Program>>;
+type ProgramLists = BTreeMap<u64, Vec<Program>>;
 
 /// The cache of one device in one folder.
-pub(crate) struct Kept {
+pub(crate) struct PipelineCache {
     files: DeviceCache,
     made_for: Fingerprint,
     driver: Option<DriverCache>,
     /// The lists of the file, and those of this process's runs.
-    lists: Mutex<(Lists, Lists)>,
+    lists: Mutex<(ProgramLists, ProgramLists)>,
     /// Whether runs used programs that the file lacks.
     is_new: AtomicBool,
     /// Whether the driver compiles listed programs that its own file lacks.
     driver_is_new: AtomicBool,
 }
 
-impl Kept {
+impl PipelineCache {
     /// Opens a folder, and creates it if it does not exist.
-    pub(crate) fn open(gpu: &Gpu, folder: &Path) -> Result<Kept> {
+    pub(crate) fn open(gpu: &Gpu, folder: &Path) -> Result<PipelineCache> {
         let files = DeviceCache::open(folder)?;
         let made_for = made_for(gpu);
         let found = read(&files, &made_for).unwrap_or_else(|refusal| {
             tracing::info!("writing the list of pipelines again: {refusal}");
-            Lists::new()
+            ProgramLists::new()
         });
         let driver = DriverCache::open(gpu, &files);
         // A new driver's cache is empty. Save it once the listed programs are compiled.
         let learns = driver.as_ref().is_some_and(|driver| !driver.is_loaded()) && !found.is_empty();
-        Ok(Kept {
+        Ok(PipelineCache {
             files,
             made_for,
             driver,
-            lists: Mutex::new((found, Lists::new())),
+            lists: Mutex::new((found, ProgramLists::new())),
             is_new: AtomicBool::new(false),
             driver_is_new: AtomicBool::new(learns),
         })
@@ -159,13 +159,13 @@ fn made_for(gpu: &Gpu) -> Fingerprint {
 }
 
 /// Reads the lists of a file; empty if there is no file.
-fn read(files: &DeviceCache, made_for: &Fingerprint) -> Result<Lists, String> {
-    let Some(blobs) = files.read(KIND, made_for)? else { return Ok(Lists::new()) };
+fn read(files: &DeviceCache, made_for: &Fingerprint) -> Result<ProgramLists, String> {
+    let Some(blobs) = files.read(KIND, made_for)? else { return Ok(ProgramLists::new()) };
     of_blobs(&blobs).ok_or_else(|| "its lists are not about its programs".to_owned())
 }
 
 /// Parses the blobs of a file; `None` if they are inconsistent.
-fn of_blobs(blobs: &[impl AsRef<[u8]>]) -> Option<Lists> {
+fn of_blobs(blobs: &[impl AsRef<[u8]>]) -> Option<ProgramLists> {
     let (index, programs) = blobs.split_first()?;
     let program = |blob: &[u8]| {
         let (bindings, text) = blob.split_first_chunk()?;
@@ -177,7 +177,7 @@ fn of_blobs(blobs: &[impl AsRef<[u8]>]) -> Option<Lists> {
     let programs: Vec<Program> = programs.iter().map(|blob| program(blob.as_ref())).collect::<Option<_>>()?;
     let (words, rest) = index.as_ref().as_chunks();
     let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
-    let mut lists = Lists::new();
+    let mut lists = ProgramLists::new();
     while let Some(node) = words.next() {
         let count = words.next().filter(|count| *count <= MOST_OF_A_NODE as u64)?;
         let place = |_| programs.get(usize::try_from(words.next()?).ok()?).cloned();
@@ -187,7 +187,7 @@ fn of_blobs(blobs: &[impl AsRef<[u8]>]) -> Option<Lists> {
 }
 
 /// Serializes lists to the blobs of a file. Equal programs are stored once.
-fn to_blobs(lists: &Lists) -> Vec<Vec<u8>> {
+fn to_blobs(lists: &ProgramLists) -> Vec<Vec<u8>> {
     // The index is complete only at the end, so a placeholder holds its place.
     let (mut index, mut blobs) = (Vec::new(), vec![Vec::new()]);
     let mut places = FxHashMap::<&Program, u64>::default();
@@ -209,23 +209,23 @@ fn to_blobs(lists: &Lists) -> Vec<Vec<u8>> {
 
 /// The open folders of one device.
 #[derive(Default)]
-pub(crate) struct Folders(Mutex<Vec<Arc<Kept>>>);
+pub(crate) struct CacheFolders(Mutex<Vec<Arc<PipelineCache>>>);
 
-impl Folders {
+impl CacheFolders {
     /// Returns the cache of a folder, and opens it on first use.
-    pub(crate) fn get(&self, gpu: &Gpu, folder: &Path) -> Result<Arc<Kept>> {
+    pub(crate) fn get(&self, gpu: &Gpu, folder: &Path) -> Result<Arc<PipelineCache>> {
         let mut open = self.0.lock();
-        if let Some(kept) = open.iter().find(|kept| kept.folder() == folder) {
-            return Ok(kept.clone());
+        if let Some(cache) = open.iter().find(|cache| cache.folder() == folder) {
+            return Ok(cache.clone());
         }
-        let kept = Arc::new(Kept::open(gpu, folder)?);
-        open.push(kept.clone());
-        Ok(kept)
+        let cache = Arc::new(PipelineCache::open(gpu, folder)?);
+        open.push(cache.clone());
+        Ok(cache)
     }
 
     /// Writes the files that are out of date.
     pub(crate) fn save(&self) {
-        self.0.lock().iter().for_each(|kept| kept.save());
+        self.0.lock().iter().for_each(|cache| cache.save());
     }
 }
 
@@ -240,10 +240,11 @@ mod tests {
     #[test]
     fn lists_come_back_and_share_programs() {
         let (one, two) = (program("one", 1), program("two", 3));
-        let lists = Lists::from([(7, vec![one.clone(), two.clone()]), (9, vec![two]), (1, Vec::new())]);
+        let lists =
+            ProgramLists::from([(7, vec![one.clone(), two.clone()]), (9, vec![two]), (1, Vec::new())]);
         let blobs = to_blobs(&lists);
         assert_eq!((blobs.len(), of_blobs(&blobs)), (3, Some(lists)));
-        assert_eq!(of_blobs(&to_blobs(&Lists::new())), Some(Lists::new()));
+        assert_eq!(of_blobs(&to_blobs(&ProgramLists::new())), Some(ProgramLists::new()));
     }
 
     #[test]

@@ -1,32 +1,16 @@
-//! `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`, and the thread mapping shared by
-//! kernels that process lines along an axis.
+//! The thread mapping of kernels that process rows: the slices of a tensor along some of its axes.
 
 use std::ops::Deref;
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ep::NodeView;
 use ort_core::{Result, ensure, error};
 
-use super::{CudaKernel, MOST_AXES, cuda_kernels};
-use crate::launch::{Launch, OpCx, THREADS, Walk};
+use super::MOST_AXES;
+use crate::launch::{Launch, THREADS, Walk};
 
 /// Float types that are computed in float32.
 pub(super) const SHORT_FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
-
-const fn line(op: &'static str) -> CudaKernel {
-    // In place is safe: a thread writes only elements that it reads itself, after its team has read
-    // the line.
-    let def = KernelDef {
-        op,
-        types: &[("T", SHORT_FLOATS)],
-        in_place: &[(0, 0)],
-        when: few_axes,
-        ..KernelDef::BASE
-    };
-    CudaKernel::new(def, launches)
-}
-
-cuda_kernels![line("Softmax"), line("LogSoftmax"), line("Hardmax"), line("LpNormalization")];
 
 /// Whether the rank is known and small enough.
 pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
@@ -45,57 +29,23 @@ pub(super) fn suffix(dtype: DType) -> Result<&'static str> {
     })
 }
 
-fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    let (x, y) = (cx.input(0)?, cx.output(0)?);
-    if y.count() == 0 {
-        return Ok(Vec::new());
-    }
-    let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-    // The numbers of `cu/softmax.cuh`.
-    let function = match cx.op {
-        "Softmax" => 0,
-        "LogSoftmax" => 1,
-        "Hardmax" => 2,
-        _ if cx.attrs.int("p")? == 1 => 3,
-        _ => 4,
-    };
-    let suffix = suffix(x.dtype)?;
-    let lines = Lines::along_axis(&x.shape, axis);
-    if !lines.in_rows() {
-        // Lines that are neither contiguous rows nor adjacent columns get a block each instead of a
-        // warp.
-        let team = if lines.team() == WARP { THREADS as usize } else { lines.team() };
-        let launch = lines.launch_by(team, "lines", &format!("lines_{suffix}"), 1)?;
-        return Ok(vec![lines.param(launch.tensor(x).tensor(y))?.uint(function)?]);
-    }
-    let rows = Rows::new(lines.count, lines.len, x.dtype, &[lines.len]);
-    let many = rows.are_many(cx.limits.processors) || rows.are_long();
-    let (name, vectors) = match cx.op {
-        "Softmax" | "LogSoftmax" if many => ("softmax_4", 4),
-        "Softmax" | "LogSoftmax" => ("softmax_1", 1),
-        _ => ("rows", 1),
-    };
-    let launch = rows.launch(Launch::new("rows", format!("{name}_{suffix}")), vectors)?.tensor(x).tensor(y);
-    Ok(vec![launch.uint(lines.count)?.uint(lines.len)?.uint(function)?])
-}
-
 /// Contiguous rows, as in `cu/rows.cuh`.
-pub(super) struct Rows {
+pub(super) struct ContiguousRows {
     count: usize,
     len: usize,
     /// The elements of a 16-byte vector, if rows consist of whole vectors.
     vector: Option<usize>,
 }
 
-impl Rows {
+impl ContiguousRows {
     /// The most threads of a block.
     const MOST: usize = 1024;
 
     /// Creates rows; `parts` are sizes that must be whole vectors as well.
-    pub(super) fn new(count: usize, len: usize, dtype: DType, parts: &[usize]) -> Rows {
+    pub(super) fn new(count: usize, len: usize, dtype: DType, parts: &[usize]) -> ContiguousRows {
         let vector = if dtype == DType::F32 { 4 } else { 8 };
         let are_whole = parts.iter().all(|size| size.is_multiple_of(vector));
-        Rows { count, len, vector: are_whole.then_some(vector) }
+        ContiguousRows { count, len, vector: are_whole.then_some(vector) }
     }
 
     /// Returns the elements a thread holds in an entry with this number of vectors.
@@ -112,12 +62,12 @@ impl Rows {
     /// coalesce to no more than 16 bytes.
     pub(super) fn are_many(&self, processors: u32) -> bool {
         let threads = self.count.saturating_mul(self.len.div_ceil(self.held(4)));
-        self.len > self.held(4) && threads >= Rows::MOST / 2 * processors as usize
+        self.len > self.held(4) && threads >= ContiguousRows::MOST / 2 * processors as usize
     }
 
     /// Whether a row exceeds a block whose threads hold one vector each.
     pub(super) fn are_long(&self) -> bool {
-        self.len > Rows::MOST * self.held(1)
+        self.len > ContiguousRows::MOST * self.held(1)
     }
 
     /// Whether a warp needs more than one vector per thread for a row, and at most three.
@@ -134,7 +84,7 @@ impl Rows {
         // Kernels count elements in 32 bits.
         let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
         ensure!(fits, NotImplemented, "{} rows of {}: more than 2^31 - 1 elements", self.count, self.len);
-        let threads = self.len.div_ceil(self.held(vectors)).clamp(1, Rows::MOST);
+        let threads = self.len.div_ceil(self.held(vectors)).clamp(1, ContiguousRows::MOST);
         let (team, rows) = if threads > WARP {
             (threads.next_multiple_of(WARP), 1)
         } else {
@@ -147,36 +97,36 @@ impl Rows {
     }
 }
 
-/// The lines of a tensor along some of its axes, and the thread team that processes one.
-pub(super) struct Lines(ort_gpu::Lines);
+/// The rows of a tensor along some of its axes, and the thread team that processes one.
+pub(super) struct TeamRows(ort_gpu::StridedRows);
 
-impl Deref for Lines {
-    type Target = ort_gpu::Lines;
+impl Deref for TeamRows {
+    type Target = ort_gpu::StridedRows;
 
-    fn deref(&self) -> &ort_gpu::Lines {
+    fn deref(&self) -> &ort_gpu::StridedRows {
         &self.0
     }
 }
 
-impl Lines {
-    /// Splits a tensor of `shape` into lines along the axes of the mask.
-    pub(super) fn new(shape: &[usize], mask: &[bool]) -> Lines {
-        Lines(ort_gpu::Lines::new(shape, mask))
+impl TeamRows {
+    /// Splits a tensor of `shape` into rows along the axes of the mask.
+    pub(super) fn new(shape: &[usize], mask: &[bool]) -> TeamRows {
+        TeamRows(ort_gpu::StridedRows::new(shape, mask))
     }
 
-    /// Splits a tensor of `shape` into lines along one axis.
-    pub(super) fn along_axis(shape: &[usize], axis: usize) -> Lines {
-        Lines(ort_gpu::Lines::along_axis(shape, axis))
+    /// Splits a tensor of `shape` into rows along one axis.
+    pub(super) fn along_axis(shape: &[usize], axis: usize) -> TeamRows {
+        TeamRows(ort_gpu::StridedRows::along_axis(shape, axis))
     }
 
-    /// Whether adjacent lines are adjacent in memory, and there are enough of them for a warp.
+    /// Whether adjacent rows are adjacent in memory, and there are enough of them for a warp.
     pub(super) fn in_columns(&self) -> bool {
         let last = |walk: &Walk| walk.steps.first().and_then(|steps| steps.last().copied());
         last(&self.begins) == Some(1) && last(&self.along) != Some(1) && self.count >= WARP
     }
 
-    /// Whether lines are contiguous and follow each other.
-    fn in_rows(&self) -> bool {
+    /// Whether rows are contiguous and follow each other.
+    pub(super) fn are_contiguous(&self) -> bool {
         let are = |walk: &Walk, step: usize| match walk.steps.first().map(Vec::as_slice) {
             Some([own]) => *own == i64::try_from(step).unwrap_or(i64::MAX),
             Some([]) => true,
@@ -185,8 +135,8 @@ impl Lines {
         are(&self.along, 1) && are(&self.begins, self.len)
     }
 
-    /// Returns the number of threads per line, as in `cu/lines.cuh`.
-    fn team(&self) -> usize {
+    /// Returns the number of threads per row, as in `cu/lines.cuh`.
+    pub(super) fn team(&self) -> usize {
         const LONG: usize = 1024;
         const SHORT_COLUMN: usize = 16;
         match self.in_columns() {
@@ -197,21 +147,27 @@ impl Lines {
         }
     }
 
-    /// Launches the entry for these lines' team; each line is cut into `splits` pieces.
+    /// Launches the entry for these rows' team; each row is cut into `splits` pieces.
     pub(super) fn launch(&self, family: &'static str, entry: &str, splits: usize) -> Result<Launch> {
         self.launch_by(self.team(), family, entry, splits)
     }
 
-    /// Launches a sequential scan: a warp or a block per contiguous line, or a thread per column.
+    /// Launches a sequential scan: a warp or a block per contiguous row, or a thread per column.
     pub(super) fn launch_in_order(&self, family: &'static str, entry: &str) -> Result<Launch> {
         let team = self.team();
         self.launch_by(if team == 8 { 1 } else { team }, family, entry, 1)
     }
 
-    fn launch_by(&self, team: usize, family: &'static str, entry: &str, splits: usize) -> Result<Launch> {
+    pub(super) fn launch_by(
+        &self,
+        team: usize,
+        family: &'static str,
+        entry: &str,
+        splits: usize,
+    ) -> Result<Launch> {
         // Kernels count elements in 32 bits.
         let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
-        ensure!(fits, NotImplemented, "{} lines of {}: more than 2^31 - 1 elements", self.count, self.len);
+        ensure!(fits, NotImplemented, "{} rows of {}: more than 2^31 - 1 elements", self.count, self.len);
         teams(Launch::new(family, format!("{entry}_{team}")), self.count, team, splits)
     }
 
@@ -240,15 +196,15 @@ impl Lines {
 }
 
 /// The threads of a warp.
-const WARP: usize = 32;
+pub(super) const WARP: usize = 32;
 
-/// Sets the grid for a team per line, times the pieces that lines are cut into.
+/// Sets the grid for a team per row, times the pieces that rows are cut into.
 pub(super) fn teams(launch: Launch, count: usize, team: usize, splits: usize) -> Result<Launch> {
-    let lines_of_block = THREADS as usize / team.max(1);
-    launch.grid([count.div_ceil(lines_of_block.max(1)).max(1), splits, 1])
+    let rows_of_block = THREADS as usize / team.max(1);
+    launch.grid([count.div_ceil(rows_of_block.max(1)).max(1), splits, 1])
 }
 
-/// Returns a warp for a line of up to `long` elements, and a block for a longer one.
+/// Returns a warp for a row of up to `long` elements, and a block for a longer one.
 pub(super) fn team_of(len: usize, long: usize) -> usize {
     if len <= long { WARP } else { THREADS as usize }
 }
@@ -260,7 +216,7 @@ mod tests {
     /// Whether 132 multiprocessors count the rows as many, whether they fill a warp, and the block
     /// and grid of a launch with this number of vectors.
     fn blocks(count: usize, len: usize, vectors: usize) -> ([bool; 2], [u32; 3]) {
-        let rows = Rows::new(count, len, DType::F16, &[len]);
+        let rows = ContiguousRows::new(count, len, DType::F16, &[len]);
         let launch = rows.launch(Launch::new("rows", ""), vectors).unwrap();
         let [team, rows_of_block, _] = launch.block;
         ([rows.are_many(132), rows.fill_a_warp()], [team, rows_of_block, launch.grid[0]])
@@ -281,7 +237,7 @@ mod tests {
 
     #[test]
     fn long_rows_are_those_that_a_block_does_not_hold_in_a_vector_of_each_thread() {
-        let are_long = |len, dtype| Rows::new(1, len, dtype, &[len]).are_long();
+        let are_long = |len, dtype| ContiguousRows::new(1, len, dtype, &[len]).are_long();
         assert!(!are_long(8192, DType::F16) && are_long(8200, DType::F16));
         assert!(!are_long(4096, DType::F32) && are_long(4100, DType::F32));
         assert!(!are_long(4095, DType::F16) && are_long(4097, DType::F16));

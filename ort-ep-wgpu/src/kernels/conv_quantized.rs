@@ -30,7 +30,7 @@ wgpu_kernels![
 ];
 
 /// Begins a shader that reads image and filters, and subtracts their zero points.
-fn of_codes(cx: &OpCx<'_>, x: [usize; 2], w: [usize; 2]) -> Result<(Shader, String)> {
+fn of_quantized(cx: &OpCx<'_>, x: [usize; 2], w: [usize; 2]) -> Result<(Shader, String)> {
     let ([x, x_zero], [w, w_zero]) = (x, w);
     let mut shader = Shader::new(cx).read("x", cx.input(x)?).read("w", cx.input(w)?);
     let (mut pixel, mut weight) = ("i32(x(i))".to_owned(), "i32(w(i))".to_owned());
@@ -57,7 +57,7 @@ fn of_filter(tensor: &Operand) -> &'static str {
 
 fn conv_integer(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let conv = Conv::new(cx.attrs, &cx.input(0)?.shape, &cx.input(1)?.shape)?;
-    let (shader, code) = of_codes(cx, [0, 2], [1, 3])?;
+    let (shader, code) = of_quantized(cx, [0, 2], [1, 3])?;
     let finish = "fn finish(i: u32, m: u32, sum: num) { set_y(i, sum); }\n";
     Ok(vec![conv.dispatch(shader.write("y", cx.output(0)?), &(code + finish))?])
 }
@@ -80,7 +80,7 @@ fn qlinear_conv(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         "fn element(m: u32) {{ set_factors(m, x_scale(0u) * w_scale({}) / y_scale(0u)); }}",
         of_filter(w_scale)
     );
-    let (mut shader, code) = of_codes(cx, [0, 2], [3, 5])?;
+    let (mut shader, code) = of_quantized(cx, [0, 2], [3, 5])?;
     shader = shader.read("factors", &factors).read("y_zero", cx.input(7)?).write("y", y);
     let mut sum = "sum".to_owned();
     if let Some(bias) = cx.find_input(8) {

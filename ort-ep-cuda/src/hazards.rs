@@ -9,7 +9,7 @@ const PAGE: u64 = 256 << 10;
 
 /// The last call on each page of one device's memory.
 #[derive(Debug, Default)]
-pub(crate) struct Uses {
+pub(crate) struct Hazards {
     /// The number of calls so far.
     calls: u64,
     /// Calls up to this number are known to be done.
@@ -18,7 +18,7 @@ pub(crate) struct Uses {
     regions: BTreeMap<u64, Vec<u64>>,
 }
 
-impl Uses {
+impl Hazards {
     /// Adds a region that no call uses yet.
     pub(crate) fn add(&mut self, address: u64, bytes: usize) {
         self.regions.insert(address, vec![0; (bytes as u64).div_ceil(PAGE) as usize]);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn memory_is_busy_until_its_last_call_is_done() {
-        let mut uses = Uses::default();
+        let mut uses = Hazards::default();
         uses.add(1 << 30, 1 << 20);
         uses.add(2 << 30, 100);
         assert!(!uses.is_busy(1 << 30, 1 << 20));

@@ -104,7 +104,7 @@ fn quantized() -> Vec<Case> {
 /// # Panics
 ///
 /// A result differs from the CPU's, or the device does not run a case.
-pub fn narrow(device: &Arc<dyn Device>) {
+pub fn casts_and_quantization(device: &Arc<dyn Device>) {
     typed::check_all(device, &casts());
     typed::check_all(device, &quantized());
 }

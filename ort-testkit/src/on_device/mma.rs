@@ -11,7 +11,7 @@ use ort_core::session::Model;
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::{Tensor, Value};
 
-use super::pixels::{pixels, result_of};
+use super::nhwc::{nhwc_shape, result_of};
 use super::typed::{self, run};
 use super::windows::{CONVS, Windows, of};
 use super::{cpu, numbers, outputs};
@@ -280,7 +280,7 @@ pub fn floats(device: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
         let is_few = of_group <= 2 || taps > 31 || windows.has_one_place();
         let with_channels_last = Node {
             op: (RUNTIME, "NhwcConv"),
-            shapes: shapes.iter().map(|shape| pixels(shape)).collect(),
+            shapes: shapes.iter().map(|shape| nhwc_shape(shape)).collect(),
             sizes: None,
             attrs: attrs.clone(),
             depth,

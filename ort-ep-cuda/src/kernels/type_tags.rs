@@ -10,13 +10,13 @@ pub(super) const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
 const FORMATS: [DType; 5] =
     [DType::F8E4M3FN, DType::F8E4M3FNUZ, DType::F8E5M2, DType::F8E5M2FNUZ, DType::F4E2M1];
 /// The same, as quantization targets.
-pub(super) const NARROW: TypeSet = TypeSet::of(&FORMATS);
+pub(super) const FP8_FP4: TypeSet = TypeSet::of(&FORMATS);
 /// Flag of such a type: out-of-range values become infinity or NaN instead of saturating.
 pub(super) const BEYOND: usize = 4096;
 
-/// Returns the tag of a quantized type: its bits, plus 64 if it is signed. For an FP8 or FP4 type:
-/// its bits, plus 128, plus 256 times its format.
-pub(super) fn code_kind(dtype: DType) -> Result<usize> {
+/// Returns the tag of a quantized type (`code_kind` in the kernels' comments): its bits, plus 64 if
+/// it is signed. For an FP8 or FP4 type: its bits, plus 128, plus 256 times its format.
+pub(super) fn quantized_tag(dtype: DType) -> Result<usize> {
     let format = FORMATS.into_iter().chain([DType::F8E8M0]).position(|own| own == dtype);
     if let (Some(format), Some(bits)) = (format, dtype.bits()) {
         return Ok(bits as usize + 128 + 256 * format);
@@ -28,8 +28,8 @@ pub(super) fn code_kind(dtype: DType) -> Result<usize> {
     Ok(bits as usize + if dtype.is_signed() { 64 } else { 0 })
 }
 
-/// Returns the tag of a scale type.
-pub(super) fn float_kind(dtype: DType) -> Result<usize> {
+/// Returns the tag of a scale type (`float_kind` in the kernels' comments).
+pub(super) fn scale_tag(dtype: DType) -> Result<usize> {
     match dtype {
         DType::F32 => Ok(0),
         DType::F16 => Ok(1),
